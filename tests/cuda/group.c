@@ -141,6 +141,46 @@ int launch_scene(struct options *options, const char *program, const struct laun
     return code;
 }
 
+struct scene_job {
+    const struct scene_run *run;
+    ep_boot_shm *second;
+};
+
+static int run_scene_rank(const ep_boot *boot, void *argument)
+{
+    const struct scene_job *job = argument;
+    struct group group;
+    int code = group_open(boot, job->second, job->run->timeout_ms, &group);
+
+    if (!code) {
+        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->run->name,
+                   (unsigned long long)job->run->seed);
+        code = job->run->run(job->run, &group);
+    }
+    group_close(&group, code & FAILED);
+    return code;
+}
+
+int run_group_scene(struct options *options, struct scene_run run)
+{
+    struct scene_job job = {.run = &run};
+    struct launch launch = {.name = run.name,
+                            .ranks = options->ranks,
+                            .seconds = run.seconds,
+                            .victim = -1,
+                            .run = run_scene_rank,
+                            .argument = &job};
+
+    run.seed = options->seed;
+    run.rounds = options->rounds;
+    if (run.shared_bytes) {
+        run.shared = share(run.shared_bytes);
+        if (!run.shared)
+            return FAILED;
+    }
+    return launch_scene(options, run.program, &launch, &job.second);
+}
+
 int worse_of(int a, int b)
 {
     if (a != SKIPPED && b != SKIPPED)

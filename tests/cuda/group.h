@@ -119,6 +119,23 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
 /* After a failure (code not 0) the peers are told. */
 void group_close(struct group *group, int code);
 
+/* A scene that all ranks of a group run. */
+struct scene_run {
+    const char *program, *name;
+    int timeout_ms, seconds; /* of the group; of all ranks */
+    size_t shared_bytes;     /* 0: none */
+    /* On each rank, between group_open() and group_close(): 0, DIFFERS or FAILED of call.h. */
+    int (*run)(const struct scene_run *run, const struct group *group);
+    const void *scene; /* the program's own description of it */
+    /* By run_group_scene(): what the ranks share, [shared_bytes] and zeroed; of the options. */
+    void *shared;
+    uint64_t seed;
+    int rounds;
+};
+
+/* If it is wanted. What launch_ranks() returns, or SKIPPED. */
+int run_group_scene(struct options *options, struct scene_run run);
+
 /* The ranks have come; by the host backend. */
 int group_meet(const struct group *group);
 

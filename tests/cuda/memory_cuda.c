@@ -385,36 +385,15 @@ static const struct scene {
 } scenes[] = {{"local", run_local}, {"register", run_register}, {"pool", run_pool},
               {"free", run_free},   {"refuse", run_refuse},     {"sizes", run_sizes}};
 
-struct job {
-    const struct scene *scene;
-    ep_boot_shm *second;
-    uint64_t seed;
-    int rounds;
-};
-
-static int run_rank(const ep_boot *boot, void *argument)
+static int run_rank(const struct scene_run *run, const struct group *group)
 {
-    const struct job *job = argument;
-    struct state s = {
-        .random = job->seed * 4096 + (uint64_t)boot->rank + 1, .rounds = job->rounds, .experts = boot->nranks * 12};
-    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+    const struct scene *scene = run->scene;
+    struct state s = {.group = *group,
+                      .random = run->seed * 4096 + (uint64_t)group->rank + 1,
+                      .rounds = run->rounds,
+                      .experts = group->nranks * 12};
 
-    if (!code) {
-        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
-                   (unsigned long long)job->seed);
-        code = job->scene->run(&s);
-    }
-    group_close(&s.group, code & FAILED);
-    return code;
-}
-
-static int run_scene(struct options *options, const struct scene *scene)
-{
-    struct job job = {.scene = scene, .seed = options->seed, .rounds = options->rounds};
-    struct launch launch = {
-        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
-
-    return launch_scene(options, "memory_cuda", &launch, &job.second);
+    return scene->run(&s);
 }
 
 int main(int argc, char **argv)
@@ -425,6 +404,11 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 1, &options))
         return 2;
     for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
-        code = worse_of(code, run_scene(&options, &scenes[i]));
+        code = worse_of(code, run_group_scene(&options, (struct scene_run){.program = "memory_cuda",
+                                                                           .name = scenes[i].name,
+                                                                           .timeout_ms = TIMEOUT_MS,
+                                                                           .seconds = 120,
+                                                                           .run = run_rank,
+                                                                           .scene = &scenes[i]}));
     return options_code(&options, code);
 }

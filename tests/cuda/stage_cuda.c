@@ -402,34 +402,12 @@ static const struct scene {
     int (*run)(struct state *s);
 } scenes[] = {{"async", run_async}, {"graph", run_graph}, {"sms", run_sms}};
 
-struct job {
-    const struct scene *scene;
-    ep_boot_shm *second;
-    uint64_t seed;
-};
-
-static int run_rank(const ep_boot *boot, void *argument)
+static int run_rank(const struct scene_run *run, const struct group *group)
 {
-    const struct job *job = argument;
-    struct state s = {.seed = job->seed, .experts = boot->nranks * 12};
-    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+    const struct scene *scene = run->scene;
+    struct state s = {.group = *group, .seed = run->seed, .experts = group->nranks * 12};
 
-    if (!code) {
-        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
-                   (unsigned long long)job->seed);
-        code = job->scene->run(&s);
-    }
-    group_close(&s.group, code & FAILED);
-    return code;
-}
-
-static int run_scene(struct options *options, const struct scene *scene)
-{
-    struct job job = {.scene = scene, .seed = options->seed};
-    struct launch launch = {
-        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
-
-    return launch_scene(options, "stage_cuda", &launch, &job.second);
+    return scene->run(&s);
 }
 
 int main(int argc, char **argv)
@@ -440,6 +418,11 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 1, &options))
         return 2;
     for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
-        code = worse_of(code, run_scene(&options, &scenes[i]));
+        code = worse_of(code, run_group_scene(&options, (struct scene_run){.program = "stage_cuda",
+                                                                           .name = scenes[i].name,
+                                                                           .timeout_ms = TIMEOUT_MS,
+                                                                           .seconds = 120,
+                                                                           .run = run_rank,
+                                                                           .scene = &scenes[i]}));
     return options_code(&options, code);
 }

@@ -407,43 +407,15 @@ static const struct scene {
               {"disagree-arguments", run_different_arguments},
               {"disagree-calls", run_different_calls}};
 
-struct job {
-    const struct scene *scene;
-    ep_boot_shm *second;
-    struct shared *shared;
-    uint64_t seed;
-};
-
-static int run_rank(const ep_boot *boot, void *argument)
+static int run_rank(const struct scene_run *run, const struct group *group)
 {
-    const struct job *job = argument;
-    struct state s = {.seed = job->seed, .shared = job->shared};
-    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+    const struct scene *scene = run->scene;
+    struct state s = {.group = *group, .seed = run->seed, .shared = run->shared};
 
-    if (code) {
-        group_close(&s.group, code & FAILED);
-        return code;
-    }
-    test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
-               (unsigned long long)job->seed);
     for (int i = 0; i < STREAMS; i++)
         if (cudaStreamCreateWithFlags(&s.streams[i], cudaStreamNonBlocking) != cudaSuccess)
-            code = FAILED;
-    if (!code)
-        code = job->scene->run(&s);
-    group_close(&s.group, code & FAILED);
-    return code;
-}
-
-static int run_scene(struct options *options, const struct scene *scene)
-{
-    struct job job = {.scene = scene, .seed = options->seed, .shared = share(sizeof(*job.shared))};
-    struct launch launch = {
-        .name = scene->name, .ranks = options->ranks, .seconds = 60, .victim = -1, .run = run_rank, .argument = &job};
-
-    if (!job.shared)
-        return 1;
-    return launch_scene(options, "stream_cuda", &launch, &job.second);
+            return FAILED;
+    return scene->run(&s);
 }
 
 int main(int argc, char **argv)
@@ -454,6 +426,12 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 1, &options))
         return 2;
     for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
-        code = worse_of(code, run_scene(&options, &scenes[i]));
+        code = worse_of(code, run_group_scene(&options, (struct scene_run){.program = "stream_cuda",
+                                                                           .name = scenes[i].name,
+                                                                           .timeout_ms = TIMEOUT_MS,
+                                                                           .seconds = 60,
+                                                                           .shared_bytes = sizeof(struct shared),
+                                                                           .run = run_rank,
+                                                                           .scene = &scenes[i]}));
     return options_code(&options, code);
 }
