@@ -211,8 +211,7 @@ bool cuda_tell_place(struct cuda_comm *cuda, const void *memory, size_t bytes, u
 void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
 /* For the library or the caller, by this rank alone: nothing here waits for a peer. */
 ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory);
-/* Puts it into a slot, with a generation of its own, and tells the peers. Under the lock. EP_E_MEMORY: none is empty.
- */
+/* Puts it into a slot, with a generation of its own, and tells the peers. Under the lock. EP_E_MEMORY: none is left. */
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
                               const cudaIpcMemHandle_t *handle);
 

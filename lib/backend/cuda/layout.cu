@@ -53,8 +53,7 @@ __device__ void tell_token(const cuda_layout &l, int token, uint32_t ranks, sums
         atomicAdd(&sum.tokens, 1);
 }
 
-/* Routing that is not valid fails the group, as that of an update does. By all threads of the block that has found it.
- */
+/* Routing that is not valid fails the group, as that of an update does. By all threads of the block that found it. */
 __device__ void report_bad(const cuda_layout &l)
 {
     int i = (int)threadIdx.x, me = l.waits.rank, phase = l.waits.ready_phase;

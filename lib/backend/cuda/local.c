@@ -114,8 +114,7 @@ ep_status cuda_free_local(ep_comm *comm, void *memory)
     return EP_OK;
 }
 
-/* --- memory of the caller ------------------------------------------------------------------------------------------
- */
+/* --- memory of the caller ---------------------------------------------------------------------------------------- */
 
 static ep_status check_kind(const struct cuda_comm *cuda, const void *memory)
 {

@@ -227,8 +227,8 @@ static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
 
 /*
  * Until the peers of this node have read what the last combine offers them, as far as they will; those of other nodes
- * were sent their rows. Before that the queue, as every
- * call: its worker waits and maps with the same state as this thread.
+ * were sent their rows. Before that the queue, as every call: its worker waits and maps with the same state as this
+ * thread.
  */
 static void wait_for_readers(ep_ll *ll)
 {
