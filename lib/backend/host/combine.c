@@ -41,7 +41,7 @@ void host_sum_weights(const struct host_sum *sum, const struct host_route *route
 static void sum_tokens(const struct host_sum *sum, int begin, int end)
 {
     const struct host_route *route = &((struct host_plan *)sum->plan->impl)->own;
-    const struct ep_rows_ops *rows = sum->host->rows;
+    const struct ep_rows_ops *rows = ep_rows_get();
     size_t topk = (size_t)sum->plan->args.topk;
 
     for (int t = begin; t < end; t++) {

@@ -368,7 +368,7 @@ static ep_status move_rows(struct dispatch *d)
     d->move.plan = d->plan;
     d->move.args = d->args;
     d->move.stats = &d->stats;
-    d->move.copy = total > ep_rows_stream_threshold() ? host->rows->copy_stream : host->rows->copy;
+    d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_get()->copy_stream : ep_rows_get()->copy;
     return host->comm->nnodes > 1 ? host_hop_dispatch(&d->move) : place_node(&d->move);
 }
 

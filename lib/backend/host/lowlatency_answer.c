@@ -156,7 +156,6 @@ static ep_status find_row(struct answer *a, const struct ll_choice *choice, cons
 /* One row of the answer. */
 static ep_status add_row(struct answer *a, const uint16_t *const *rows, const float *weights, int n)
 {
-    const struct host_ll *inner = a->ll->impl;
     size_t row_bytes = (size_t)a->ll->config.hidden * 2;
 
     if (a->made == a->n_rows)
@@ -164,7 +163,7 @@ static ep_status add_row(struct answer *a, const uint16_t *const *rows, const fl
     if (n == 1)
         memcpy(a->out, rows[0], row_bytes);
     else
-        inner->host->rows->weighted_sum_bf16((uint16_t *)(void *)a->out, rows, weights, n, a->ll->config.hidden);
+        ep_rows_get()->weighted_sum_bf16((uint16_t *)(void *)a->out, rows, weights, n, a->ll->config.hidden);
     a->out += row_bytes;
     a->made++;
     return EP_OK;

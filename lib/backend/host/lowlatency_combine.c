@@ -198,7 +198,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
 static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
                             struct ll_answers *answers)
 {
-    const struct ep_rows_ops *ops = ((struct host_ll *)ll->impl)->host->rows;
+    const struct ep_rows_ops *ops = ep_rows_get();
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
     uint16_t *out = (uint16_t *)combine->args.out + (size_t)t * (size_t)hidden;
     struct ll_terms terms, groups;

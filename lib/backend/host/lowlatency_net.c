@@ -508,6 +508,11 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     return host_allgather(context, mine, bytes, ret_all);
 }
 
+static struct host_ll **lls_of(struct host_comm *host)
+{
+    return &((struct cpu_comm *)host)->lls;
+}
+
 ep_status ll_net_open(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
@@ -533,8 +538,8 @@ ep_status ll_net_open(ep_ll *ll)
     params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;
     EP_TRY(provider.open(&provider, &params, &n->net));
     EP_TRY(start_thread(ll, n));
-    inner->next = host->lls;
-    host->lls = inner;
+    inner->next = *lls_of(host);
+    *lls_of(host) = inner;
     return EP_OK;
 }
 
@@ -591,13 +596,13 @@ static void stop_thread(struct ll_net *n)
 
 void host_ll_stop_threads(struct host_comm *host)
 {
-    for (struct host_ll *inner = host->lls; inner; inner = inner->next)
+    for (struct host_ll *inner = *lls_of(host); inner; inner = inner->next)
         stop_thread(inner->net);
 }
 
 static void unlink_from_host(struct host_ll *inner)
 {
-    struct host_ll **at = &inner->host->lls;
+    struct host_ll **at = lls_of(inner->host);
 
     while (*at && *at != inner)
         at = &(*at)->next;

@@ -10,7 +10,7 @@
  *
  * At most one message of a link is on its way at a time: a peer that does not read costs no memory.
  */
-#include "backend/host/link_wire.h"
+#include "group/link_wire.h"
 
 #include "base/fd.h"
 

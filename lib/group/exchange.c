@@ -4,7 +4,7 @@
  * to its rail peers, and each rank's board holds its own row and those of its rail peers: so the boards of one node
  * together hold the rows of all ranks.
  */
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #include <stddef.h>
 #include <string.h>

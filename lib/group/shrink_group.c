@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The new group of ep_comm_shrink, when the survivors have agreed: they meet over their old control blocks. */
-#include "backend/host/shrink.h"
 #include "core/config.h"
+#include "group/shrink.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -201,7 +201,7 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
         return name_by_old_ranks(g, status);
     next->node = next->rank / next->ranks_per_node;
     next->nnodes = g->n / next->ranks_per_node;
-    return name_by_old_ranks(g, g->open(next, &boot));
+    return name_by_old_ranks(g, host_of(comm)->backend->open(next, &boot));
 }
 
 /*
@@ -271,16 +271,16 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
     return confirm(s, next, status, failed_rank);
 }
 
-ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
+ep_status host_shrink(ep_comm *comm, ep_comm *next)
 {
     struct host_comm *host = host_of(comm);
     struct shrink s = {.host = host, .mine = &host->control->shrink, .timeout_ms = comm->config.timeout_ms};
-    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .open = open, .failed_rank = -1};
+    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .failed_rank = -1};
     ep_status status;
 
     if (host->remote) {
         host_drain(host);
-        return shrink_linked(host, next, open);
+        return shrink_linked(host, next);
     }
     if (!host->one_host)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
@@ -294,9 +294,4 @@ ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_co
     status = form_group(&s, &g, next);
     free(s.aborts);
     return status;
-}
-
-ep_status host_shrink(ep_comm *comm, ep_comm *next)
-{
-    return host_shrink_into(comm, next, host_comm_open);
 }

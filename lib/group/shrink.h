@@ -3,10 +3,10 @@
  * shrink.h - a call of ep_comm_shrink: shrink.c lets the survivors agree on who is left, shrink_vote.c counts their
  * votes, shrink_group.c makes the new group of them.
  */
-#ifndef EP_HOST_SHRINK_H
-#define EP_HOST_SHRINK_H
+#ifndef EP_GROUP_SHRINK_H
+#define EP_GROUP_SHRINK_H
 
-#include "backend/host/host.h"
+#include "group/group.h"
 
 /* The new group in the making. */
 struct shrink_group {
@@ -19,14 +19,13 @@ struct shrink_group {
     uint32_t calls;
     int failed_rank;                /* whom a failure of the all-gather names, -1: none has failed */
     char text[EP_ERROR_TEXT_BYTES]; /* of that failure, if it has the old numbers */
-    ep_status (*open)(ep_comm *comm, const ep_boot *boot);
 };
 
 /* shrink_group.c: creates `next` for the survivors. Fails with texts that have the old numbers of ranks. */
 ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next);
 
 /* shrink_linked.c: all of a shrink whose ranks are on several hosts. */
-ep_status shrink_linked(struct host_comm *host, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot));
+ep_status shrink_linked(struct host_comm *host, ep_comm *next);
 
 struct shrink {
     struct host_comm *host;

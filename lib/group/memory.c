@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Symmetric memory of the host backend: each allocation is a segment of its own. Its name goes into the owner's slot
+ * Symmetric memory of the host: each allocation is a segment of its own. Its name goes into the owner's slot
  * table; a peer maps it when an operation first names it. So nothing has to be exchanged at allocation, a freed
  * allocation really gives its pages back, and no rank maps what it never touches.
  */
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #include "net/tcp.h"
 
@@ -447,7 +447,6 @@ static ep_status prepare(struct host_comm *host, ep_comm *comm)
     host->first = comm->node * comm->ranks_per_node;
     host->nlocal = comm->ranks_per_node;
     host->local = comm->rank - host->first;
-    host->rows = ep_rows_get();
     host->shm.fd = -1;
     host->board_row_bytes = board_row_bytes(comm->nranks, comm->nnodes);
     pthread_mutex_init(&host->memory_lock, NULL);
@@ -468,14 +467,15 @@ static ep_status prepare(struct host_comm *host, ep_comm *comm)
     return EP_OK;
 }
 
-ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
+ep_status host_group_open(ep_comm *comm, const ep_boot *boot, const struct host_backend *backend)
 {
-    struct host_comm *host = calloc(1, bytes);
+    struct host_comm *host = calloc(1, backend->comm_bytes);
     int timeout_ms = comm->config.timeout_ms;
     ep_status status;
 
     if (!host)
         return meet(NULL, boot, timeout_ms, ep_fail(EP_E_MEMORY, "ep_comm_new: no memory"));
+    host->backend = backend;
     status = meet(host, boot, timeout_ms, prepare(host, comm));
     if (status != EP_OK)
         goto close;
@@ -486,13 +486,8 @@ ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
     if (status == EP_OK)
         return EP_OK;
 close:
-    host_comm_close(comm);
+    host_group_close(comm);
     return status;
-}
-
-ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
-{
-    return host_comm_open_sized(comm, boot, sizeof(struct host_comm));
 }
 
 void host_leave_group(struct host_comm *host)
@@ -504,7 +499,7 @@ void host_leave_group(struct host_comm *host)
         host_ring_all(host);
 }
 
-void host_comm_close(ep_comm *comm)
+void host_group_close(ep_comm *comm)
 {
     struct host_comm *host = host_of(comm);
 
@@ -513,7 +508,8 @@ void host_comm_close(ep_comm *comm)
     host_queue_close(host);
     host_plan_drop_pending(host);
     host_leave_group(host);
-    host_ll_stop_threads(host); /* of objects that were not freed: nobody else ends what uses this communicator */
+    if (host->backend->stop)
+        host->backend->stop(host);
     host_link_close(host);
     if (atomic_load(&comm->failed) != EP_OK)
         ep_streams_abandon(host->streams);

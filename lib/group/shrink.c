@@ -18,7 +18,7 @@
  *
  * Words of the peers are copied before they are used. One that nobody writes gives the attempt up with EP_E_MISMATCH.
  */
-#include "backend/host/shrink.h"
+#include "group/shrink.h"
 
 /* Bits of ranks that there are. */
 static uint64_t view_word(const struct shrink *s, int rank, int word)
