@@ -27,15 +27,6 @@ void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status
                  strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text);
 }
 
-void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES])
-{
-    host_read_shared(ret, from, HOST_REASON_BYTES);
-    ret[HOST_REASON_BYTES - 1] = '\0';
-    for (char *at = ret; *at; at++)
-        if ((unsigned char)*at < ' ' || *at == 0x7f)
-            *at = '?';
-}
-
 static const struct host_verdict *find(const void *all, size_t stride, int rank)
 {
     return (const struct host_verdict *)(const void *)((const char *)all + (size_t)rank * stride);

@@ -5,7 +5,8 @@
  *   control.c   the control block of each rank, attaching to those of the peers;  agree.c  agreement of all ranks
  *   wait.c      every wait: doorbell, deadline, liveness, failure and who is to blame
  *   link.c      the control link to each rail peer of another host: what control blocks are within one
- *   exchange.c  all-gather of small rows over control blocks (and rails between nodes); barrier
+ *   exchange.c  all-gather of small rows over control blocks (and rails between nodes)
+ *   collective.c  barrier and all-gather of the caller
  *   memory.c    symmetric memory of the host: this rank's allocations, mappings of the peers'
  *   queue.c     queues of work: worker thread, events
  *   plan*.c     counts of a plan and the final row of each token, made with the peers;  route.c  where its rows go
@@ -225,6 +226,7 @@ struct host_comm {
     struct ep_net_provider provider;
     struct host_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
     struct host_link *link;
+    int link_event; /* wakes its thread; -1: there is none */
 
     pthread_mutex_t memory_lock; /* allocations: the caller's thread and the worker */
     struct host_allocation allocations[HOST_SLOTS];
@@ -273,16 +275,6 @@ void host_group_close(ep_comm *comm);
  * depend on what it is for. Both are good as long as the communicator.
  */
 void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params);
-/*
- * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
- * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
- * `name` is a copy that no peer changes. timeout_ms: for an owner that has to answer, EP_E_TIMEOUT.
- */
-ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
-                      struct ep_shm *ret_shm);
-/* 1 + the peer that could not hand out a segment when this thread asked last, 0: none. Jobs of a queue ask beside the
- * caller's thread. */
-extern _Thread_local int host_owner_failed;
 /* Tells the peers that no more comes from this rank. Part of host_group_close(); earlier where the rest takes time. */
 void host_leave_group(struct host_comm *host);
 size_t host_comm_bytes(const ep_comm *comm);
@@ -294,9 +286,6 @@ struct host_verdict {
     int32_t asks; /* see host_agree_about() */
     char reason[HOST_REASON_BYTES];
 };
-
-/* Copies a reason that a peer may be overwriting: it ends within its bytes and holds no control characters. */
-void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES]);
 
 /* To be called when `status` of the public call has just been decided: takes its text. */
 void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status status, int rank);
@@ -317,6 +306,12 @@ ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine);
 ep_status host_ll_exchange(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all);
 
 /* wait.c */
+/* 1 + the peer that could not hand out a segment when this thread asked last, 0: none. Jobs of a queue ask beside the
+ * caller's thread. */
+extern _Thread_local int host_owner_failed;
+/* Copies a reason that a peer may be overwriting: it ends within its bytes and holds no control characters. */
+void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES]);
+
 struct host_pause {
     struct host_comm *host;
     enum host_phase phase;
@@ -392,15 +387,16 @@ bool host_peer_dead(const struct host_comm *host, int rank);
 
 /* What a rank of another host has raised, as its control link says: `word` may be rubbish of rank `from`. */
 void host_take_failure(struct host_comm *host, uint64_t word, int from);
+/* Has the thread of the control links look at this rank's state. Async-signal-safe. */
+void host_link_wake(struct host_comm *host);
 /* What this rank has found itself; 0: nothing, or another rank has. */
 uint64_t host_own_report(const struct host_comm *host);
 
 /*
  * link.c: a thread that keeps the control links to the rail peers: heartbeats with the state of all ranks of the node,
- * failures, farewells. open takes the sockets of the network; wake is async-signal-safe.
+ * failures, farewells. open takes the sockets of the network.
  */
 ep_status host_link_open(struct host_comm *host);
-void host_link_wake(struct host_comm *host);
 /* Says farewell, if this rank has left the group. */
 void host_link_close(struct host_comm *host);
 
@@ -421,7 +417,7 @@ enum {
     HOST_MESSAGE_PARTIAL_F32
 };
 
-/* ep_streams_progress; a broken network fails the group. */
+/* wait.c, between nodes. ep_streams_progress; a broken network fails the group. */
 ep_status host_net_progress(struct host_comm *host, enum host_phase phase, bool *ret_moved);
 
 /*
@@ -445,6 +441,8 @@ ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum h
 /* Copies `bytes` of the row of `rank` in an exchange between complete and release. */
 void host_exchange_read(const struct host_comm *host, uint64_t number, int rank, void *ret_row, size_t bytes);
 void host_exchange_release(struct host_comm *host, uint64_t number);
+
+/* collective.c */
 ep_status host_barrier(ep_comm *comm);
 ep_status host_barrier_on(ep_comm *comm, ep_stream stream);
 ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
@@ -471,6 +469,15 @@ ep_status host_map(struct host_comm *host, int rank, const struct host_where *wh
 /* Attaches the segment in a peer's slot, if it is one of that peer's and has at least `bytes`. */
 ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_where *where, size_t bytes,
                            struct ep_shm *ret_shm);
+/*
+ * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
+ * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
+ * `name` is a copy that no peer changes. timeout_ms: for an owner that has to answer, EP_E_TIMEOUT.
+ */
+ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
+                      struct ep_shm *ret_shm);
+/* What became of a rank whose segment cannot be had: EP_OK if nothing shows. Waits a moment for one that is ending. */
+ep_status host_find_fate(const struct host_comm *host, int rank);
 /* Unmaps what the peers have freed. */
 void host_sweep(struct host_comm *host);
 void host_memory_close(struct host_comm *host);

@@ -2,17 +2,7 @@
 #include "backend/host/host.h"
 #include "core/routing.h"
 
-#include <math.h>
 #include <stdlib.h>
-
-bool host_has_nan(const float *values, size_t n)
-{
-    bool found = false;
-
-    for (size_t i = 0; i < n; i++)
-        found |= isnan(values[i]) != 0;
-    return found;
-}
 
 /* Memory and processes are everywhere; a misspelt choice of loops, though, would test something else than was meant. */
 static ep_status host_probe(void)

@@ -14,6 +14,8 @@
 #include "backend/host/rows.h"
 #include "group/group.h"
 
+#include <math.h>
+
 /* A communicator of this backend. */
 struct cpu_comm {
     struct host_comm group; /* first: comm->impl is both */
@@ -78,7 +80,14 @@ int host_sum_rows(const struct host_sum *sum, const struct host_route *route, in
 ep_status host_hop_combine(const struct host_sum *sum);
 
 /* For EP_COMM_CHECK_VALUES. */
-bool host_has_nan(const float *values, size_t n);
+static inline bool host_has_nan(const float *values, size_t n)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < n; i++)
+        found |= isnan(values[i]) != 0;
+    return found;
+}
 
 /*
  * Publishes the record of the next operation on `plan`, waits for those of the node and compares them. Then

@@ -372,40 +372,21 @@ static bool add_put(struct ll_net *n, int me, int rank, const struct put *put)
     return room;
 }
 
-ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
+bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
 {
     struct ll_net *n = net_of(ll);
     int me = ll->comm->rank;
+    struct parcel *parcel = &n->peers[rank].parcels[number & 1][what];
     struct put put = {.bytes = bytes, .offset = offset_of(n, me, rank, number, what)};
-    struct host_pause pause;
-    ep_status status = EP_OK;
+    bool added;
 
-    if (!bytes)
-        return EP_OK;
-    host_pause_begin(&pause, host_of(ll->comm), HOST_LL_SEND);
-    pause.tolerant = ll->config.flags & EP_LL_MASK_DEAD;
-    for (;;) {
-        uint32_t seen = host_doorbell(host_of(ll->comm));
-        struct parcel *parcel = &n->peers[rank].parcels[number & 1][what];
-        bool added;
-
-        pthread_mutex_lock(&n->lock);
-        put.src = parcel->memory;
-        added = add_put(n, me, rank, &put);
-        if (added)
-            parcel->sent = ++n->peers[rank].sent;
-        pthread_mutex_unlock(&n->lock);
-        if (added)
-            break;
-        status = ll_pause(ll, &pause, seen, rank);
-        if (status != EP_OK)
-            break;
-    }
-    host_pause_end(&pause);
-    if (status == EP_OK || !pause.tolerant || !ll_may_mask(ll, status))
-        return status;
-    ll_mask_rank(ll, rank);
-    return EP_OK;
+    pthread_mutex_lock(&n->lock);
+    put.src = parcel->memory;
+    added = add_put(n, me, rank, &put);
+    if (added)
+        parcel->sent = ++n->peers[rank].sent;
+    pthread_mutex_unlock(&n->lock);
+    return added;
 }
 
 void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_parcel what)
