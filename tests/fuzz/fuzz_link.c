@@ -4,7 +4,7 @@
  *
  * The input: in pieces of how many bytes they come (0: all at once), ranks of a node (1 byte), then the bytes.
  */
-#include "backend/host/link_wire.h"
+#include "group/link_wire.h"
 
 #include <stdlib.h>
 

@@ -5,7 +5,7 @@
  * test_host_hostile.c.
  */
 #include "backend/host/lowlatency.h"
-#include "backend/host/plan.h"
+#include "group/plan.h"
 #include "core/routing.h"
 #include "testing/launch.h"
 

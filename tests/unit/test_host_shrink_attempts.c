@@ -4,7 +4,7 @@
  * What it did in attempt 2 before they came to it holds for all. Each case writes the words of that history into the
  * control blocks, as the ranks would have, and lets the survivors go on from there.
  */
-#include "backend/host/shrink.h"
+#include "group/shrink.h"
 #include "testing/launch.h"
 
 #include <setjmp.h>

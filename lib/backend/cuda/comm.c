@@ -229,12 +229,13 @@ static ep_status check_group(const ep_comm *comm)
 
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
 {
+    static const struct host_backend backend = {.comm_bytes = sizeof(struct cuda_comm), .open = cuda_comm_open};
     int timeout_ms = comm->config.timeout_ms, previous = -1;
     struct cuda_comm *cuda;
     ep_status status;
 
     EP_TRY(check_group(comm));
-    EP_TRY(host_comm_open_sized(comm, boot, sizeof(*cuda)));
+    EP_TRY(host_group_open(comm, boot, &backend));
     cuda = cuda_of(comm);
     if (cudaGetDevice(&previous) != cudaSuccess)
         previous = -1;
@@ -298,7 +299,7 @@ void cuda_comm_close(ep_comm *comm)
     free(cuda->peers);
     pthread_mutex_destroy(&cuda->memory_lock);
     pthread_mutex_destroy(&cuda->map_lock);
-    host_comm_close(comm);
+    host_group_close(comm);
 }
 
 size_t cuda_comm_bytes(const ep_comm *comm)
@@ -331,5 +332,5 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
     cuda_stop_kernels(cuda);
     /* The same device again, whatever this rank's number is among the survivors. */
     next->keep_device = cuda->device + 1;
-    return host_shrink_into(comm, next, cuda_comm_open);
+    return host_shrink(comm, next);
 }

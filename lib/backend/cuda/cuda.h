@@ -15,7 +15,7 @@
  *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *
- * Control is the host backend's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation
+ * Control is the group layer's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation
  * the kernels of the ranks meet, and their hosts do not: each call launches in its stream and returns. The kernels have
  * the deadlines, and a thread that mostly sleeps, the monitor, tells them what they cannot see.
  */
@@ -24,7 +24,7 @@
 
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/module.h"
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #define CUDA_POOL 64 /* blocks of freed plans that are kept: cudaFree() would wait for what runs */
 #define CUDA_GOOD_POINTERS 64

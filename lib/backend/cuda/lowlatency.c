@@ -222,10 +222,10 @@ ep_status cuda_ll_open(ep_ll *ll)
     status = open_own(ll, inner);
     if (status == EP_OK && !cuda_find(cuda, inner->place->memory, 1, &where))
         status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not where it was");
-    status = host_ll_meet(ll, status, &where, all);
+    status = host_ll_exchange(ll, status, &where, all);
     if (status == EP_OK && inner->place) /* which no rank is without when all have met without a failure */
         status = clear_and_reach(inner, all);
-    status = host_ll_agree(ll, status);
+    status = host_agree_within(ll->comm, "ep_ll_new", status);
     if (status == EP_OK)
         ll->impl = inner;
     else

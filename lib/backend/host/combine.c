@@ -10,38 +10,11 @@
 
 #define BATCH 64
 
-int host_sum_rows(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_rows)
-{
-    const struct host_entry *entry = route->entry + route->start[t];
-    int n = route->start[t + 1] - route->start[t];
-
-    for (int i = 0; i < n; i++)
-        ret_rows[i] = (const uint16_t *)(const void *)(sum->x[entry[i].local] + (size_t)entry[i].row * sum->row_bytes);
-    return n;
-}
-
-void host_sum_weights(const struct host_sum *sum, const struct host_route *route, int t, float *ret_sum)
-{
-    size_t topk = (size_t)sum->plan->args.topk;
-
-    for (int32_t i = route->start[t]; i < route->start[t + 1]; i++) {
-        const struct host_entry *entry = &route->entry[i];
-        const float *weights = sum->weights[entry->local];
-
-        if (sum->plan->args.flags & EP_PLAN_EXPANDED) {
-            ret_sum[entry->k] += weights[entry->row];
-            continue;
-        }
-        for (size_t k = 0; k < topk; k++)
-            ret_sum[k] += weights[(size_t)entry->row * topk + k];
-    }
-}
-
 /* Tokens [begin, end) of this rank, all of whose rows are on this node. */
 static void sum_tokens(const struct host_sum *sum, int begin, int end)
 {
     const struct host_route *route = &((struct host_plan *)sum->plan->impl)->own;
-    const struct ep_rows_ops *rows = sum->host->rows;
+    const struct ep_rows_ops *rows = ep_rows_get();
     size_t topk = (size_t)sum->plan->args.topk;
 
     for (int t = begin; t < end; t++) {

@@ -70,7 +70,7 @@ static int add_by_rank(const struct host_sum *sum, const struct term *terms, int
         for (int i = 0; i <= last; i++)
             if (terms[i].local == terms[last].local)
                 rows[n_rows++] = row_of(sum, &terms[i]);
-        sum->host->rows->sum_bf16(partial, rows, n_rows, hidden);
+        ep_rows_get()->sum_bf16(partial, rows, n_rows, hidden);
         ret_terms[n_sums++] = partial;
     }
     return n_sums;

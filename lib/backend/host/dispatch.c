@@ -14,138 +14,6 @@
 /* The one code of ue8m0 that is not a power of two. */
 #define UE8M0_NAN 0xff
 
-/* The record of a rank as it was published, and whether its buffers hold what this rank's plan will do with them. */
-static ep_status check_record(struct host_comm *host, const ep_plan *plan, int rank, const struct host_record *mine)
-{
-    const struct host_plan *inner = plan->impl;
-    struct host_record *record = &host->records[rank - host->first];
-
-    if (rank == host->comm->rank) {
-        *record = *mine;
-        return EP_OK;
-    }
-    host_read_shared(record, &host->peers[rank].control->record[host->operation & 1], sizeof(*record));
-    if (record->phase == mine->phase && record->plan_number == mine->plan_number &&
-        record->rows != inner->rows_on[rank])
-        return host_raise_damage(host, rank, (enum host_phase)mine->phase, "the number of rows that it receives",
-                                 record->rows);
-    return EP_OK;
-}
-
-ep_status host_enter(struct host_comm *host, const ep_plan *plan, const struct host_record *record)
-{
-    static const struct {
-        const char *name;
-        size_t at;
-    } fields[] = {
-        {"the plan (in order of creation)", offsetof(struct host_record, plan_number)},
-        {"dtype", offsetof(struct host_record, dtype)},
-        {"hidden", offsetof(struct host_record, hidden)},
-        {"scale_type", offsetof(struct host_record, scale_type)},
-        {"scale_words", offsetof(struct host_record, scale_words)},
-        {"the set of outputs", offsetof(struct host_record, outputs)},
-    };
-    enum host_phase phase = (enum host_phase)record->phase;
-    uint64_t operation = ++host->operation;
-
-    host->control->record[operation & 1] = *record;
-    atomic_store_explicit(&host->control->entered, operation, memory_order_release);
-    host_ring_node(host);
-    EP_TRY(host_wait_node(host, offsetof(struct host_control, entered), operation, phase));
-    for (int rank = host->first; rank < host->first + host->nlocal; rank++) {
-        const struct host_record *other = &host->records[rank - host->first];
-
-        EP_TRY(check_record(host, plan, rank, record));
-        if (other->phase != record->phase)
-            return host_raise_own(
-                host,
-                ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"",
-                        host->comm->rank, host_phase_name(phase), rank, host_phase_name((enum host_phase)other->phase)),
-                rank, phase);
-        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-            int32_t mine = *(const int32_t *)((const char *)record + fields[i].at);
-            int32_t theirs = *(const int32_t *)((const char *)other + fields[i].at);
-
-            if (mine != theirs)
-                return host_raise_own(host,
-                                      ep_fail(EP_E_MISMATCH, "ranks disagree: %s is %d on rank %d and %d on rank %d",
-                                              fields[i].name, mine, host->comm->rank, theirs, rank),
-                                      rank, phase);
-        }
-    }
-    return EP_OK;
-}
-
-ep_status host_leave(struct host_comm *host, enum host_phase phase)
-{
-    ep_rows_stream_end();
-    atomic_store_explicit(&host->control->finished, host->operation, memory_order_release);
-    host_ring_node(host);
-    return host_wait_node(host, offsetof(struct host_control, finished), host->operation, phase);
-}
-
-/* The experts of a token as the rank that owns [first, first + n) sees them, and the weights of those. */
-static void place_choice(const struct host_move *move, const int32_t *index, const float *weights, int local,
-                         int64_t row)
-{
-    int topk = move->plan->args.topk, n = move->plan->info.n_local_experts;
-    int first = (move->host->first + local) * n;
-    size_t at = (size_t)row * (size_t)topk;
-    unsigned char *out_index = move->out[local][HOST_AT_INDEX];
-    float *out_weights = (float *)(void *)move->out[local][HOST_AT_WEIGHTS];
-
-    for (int k = 0; k < topk; k++) {
-        bool mine = index[k] >= first && index[k] < first + n;
-
-        if (out_index && move->plan->args.idx_type == EP_I64)
-            ((int64_t *)(void *)out_index)[at + (size_t)k] = mine ? index[k] - first : -1;
-        else if (out_index)
-            ((int32_t *)(void *)out_index)[at + (size_t)k] = mine ? index[k] - first : -1;
-        if (out_weights)
-            out_weights[at + (size_t)k] = mine ? weights[k] : 0.0f;
-    }
-}
-
-int host_place(const struct host_move *move, const struct host_route *route, int t, const void *row, const void *scales,
-               const float *weights)
-{
-    const struct host_entry *entry = route->entry + route->start[t];
-    const int32_t *index = route->index + (size_t)t * (size_t)move->plan->args.topk;
-    int n = route->start[t + 1] - route->start[t];
-    void *dst[EP_MAX_TOPK];
-
-    if (n <= 0)
-        return 0;
-    for (int i = 0; i < n; i++)
-        dst[i] = move->out[entry[i].local][HOST_AT_X] + (size_t)entry[i].row * move->row_bytes;
-    move->copy(dst, n, row, move->row_bytes);
-    for (int i = 0; i < n; i++) {
-        unsigned char **out = move->out[entry[i].local];
-
-        if (move->scale_bytes)
-            memcpy(out[HOST_AT_SCALES] + (size_t)entry[i].row * move->scale_bytes, scales, move->scale_bytes);
-        if (!(move->plan->args.flags & EP_PLAN_EXPANDED))
-            place_choice(move, index, weights, entry[i].local, entry[i].row);
-        else if (out[HOST_AT_WEIGHTS])
-            ((float *)(void *)out[HOST_AT_WEIGHTS])[entry[i].row] = weights[entry[i].k];
-    }
-    return n;
-}
-
-void host_place_own(const struct host_move *move, int begin, int end)
-{
-    const struct host_route *route = &((struct host_plan *)move->plan->impl)->own;
-    const float *weights = move->args->topk_weights;
-    size_t topk = (size_t)move->plan->args.topk;
-
-    for (int t = begin; t < end; t++) {
-        const unsigned char *row = (const unsigned char *)move->args->x + (size_t)t * move->row_bytes;
-        const unsigned char *scales = move->scale_bytes ? move->scales + (size_t)t * move->scale_bytes : NULL;
-
-        host_place(move, route, t, row, scales, weights ? weights + (size_t)t * topk : NULL);
-    }
-}
-
 static ep_status place_node(const struct host_move *move)
 {
     int n = host_plan_of(move->plan)->n_tokens;
@@ -368,7 +236,7 @@ static ep_status move_rows(struct dispatch *d)
     d->move.plan = d->plan;
     d->move.args = d->args;
     d->move.stats = &d->stats;
-    d->move.copy = total > ep_rows_stream_threshold() ? host->rows->copy_stream : host->rows->copy;
+    d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_get()->copy_stream : ep_rows_get()->copy;
     return host->comm->nnodes > 1 ? host_hop_dispatch(&d->move) : place_node(&d->move);
 }
 

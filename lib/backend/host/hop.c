@@ -263,11 +263,11 @@ static uint32_t make_partial(const struct hop_sum *hs, const struct host_route *
         return HOST_MESSAGE_PARTIAL_BF16;
     }
     if (sum->host->comm->config.partial_type == EP_BF16) {
-        sum->host->rows->sum_bf16((uint16_t *)(void *)slot, rows, n, sum->args->hidden);
+        ep_rows_get()->sum_bf16((uint16_t *)(void *)slot, rows, n, sum->args->hidden);
         *ret_piece = (struct ep_piece){slot, sum->row_bytes};
         return HOST_MESSAGE_PARTIAL_BF16;
     }
-    sum->host->rows->sum_to_f32((float *)(void *)slot, rows, n, sum->args->hidden);
+    ep_rows_get()->sum_to_f32((float *)(void *)slot, rows, n, sum->args->hidden);
     *ret_piece = (struct ep_piece){slot, 2 * sum->row_bytes};
     return HOST_MESSAGE_PARTIAL_F32;
 }
@@ -378,7 +378,7 @@ static void add_token(struct hop_sum *hs, int t, const struct host_message *cons
     if (n == 0)
         memset(out, 0, sum->row_bytes);
     else
-        sum->host->rows->sum_mixed(out, terms, n, sum->args->hidden);
+        ep_rows_get()->sum_mixed(out, terms, n, sum->args->hidden);
 }
 
 static ep_status finish_tokens(struct hop_sum *hs, bool *ret_moved)

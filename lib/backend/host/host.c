@@ -2,17 +2,7 @@
 #include "backend/host/host.h"
 #include "core/routing.h"
 
-#include <math.h>
 #include <stdlib.h>
-
-bool host_has_nan(const float *values, size_t n)
-{
-    bool found = false;
-
-    for (size_t i = 0; i < n; i++)
-        found |= isnan(values[i]) != 0;
-    return found;
-}
 
 /* Memory and processes are everywhere; a misspelt choice of loops, though, would test something else than was meant. */
 static ep_status host_probe(void)
@@ -27,12 +17,20 @@ static ep_status host_probe(void)
     return EP_OK;
 }
 
+ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
+{
+    static const struct host_backend backend = {
+        .comm_bytes = sizeof(struct cpu_comm), .open = host_comm_open, .stop = host_ll_stop_threads};
+
+    return host_group_open(comm, boot, &backend);
+}
+
 const struct ep_backend_ops ep_backend_host = {
     .abi = EP_BACKEND_ABI,
     .name = "host",
     .probe = host_probe,
     .comm_open = host_comm_open,
-    .comm_close = host_comm_close,
+    .comm_close = host_group_close,
     .comm_bytes = host_comm_bytes,
     .barrier = host_barrier,
     .barrier_on = host_barrier_on,

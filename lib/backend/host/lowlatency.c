@@ -332,8 +332,8 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
         block->format = format_of(args);
         block->max_tokens = args->max_tokens;
         if (ll_is_remote(ll, rank))
-            EP_TRY(ll_net_send(ll, rank, number, LL_PARCEL_BLOCK,
-                               sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype)));
+            EP_TRY(ll_send(ll, rank, number, LL_PARCEL_BLOCK,
+                           sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype)));
     }
     ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, number);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll, dispatch);

@@ -159,6 +159,11 @@ static inline struct ll_block *ll_local_block(const ep_ll *ll, int receiver, uin
     return (struct ll_block *)(void *)(inner->peer[receiver] + inner->blocks_at + block * inner->block_bytes);
 }
 
+static inline _Atomic uint64_t *ll_counter_of(const ep_ll *ll, int rank, size_t word)
+{
+    return (_Atomic uint64_t *)(void *)((char *)ll_shared_of(ll->impl, rank) + word);
+}
+
 /* Slots are numbered from the first of each source. */
 static inline struct ll_slot *ll_head_of(const ep_ll *ll, int source, int i)
 {
@@ -190,7 +195,10 @@ bool ll_may_mask(const ep_ll *ll, ep_status status);
 ep_status ll_check_masks(const ep_ll *ll, enum host_phase phase);
 /* A value that no rank writes: failure of the group, unless its owner has masked this rank. */
 ep_status ll_damaged(ep_ll *ll, int rank, enum host_phase phase, const char *what, int64_t value);
-_Atomic uint64_t *ll_counter_of(const ep_ll *ll, int rank, size_t word);
+/* Ranks must be in the same call, and what must be alike is. */
+ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs);
+/* `rank` has `count` rows of `owner` for an expert, and a token needs the one after number i. */
+ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i);
 /* Words of the calls of a parity. */
 size_t ll_taken_word(uint64_t number);
 size_t ll_pulled_word(uint64_t number);
@@ -249,7 +257,9 @@ enum ll_parcel {
     LL_PARCELS
 };
 ep_status ll_net_get_parcel(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes, void **ret_memory);
-ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes);
+/* false: not yet; lowlatency_wait.c has the call that waits. */
+bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes);
+ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes);
 /* What has come from `rank`. */
 void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_parcel what);
 
@@ -270,10 +280,6 @@ struct ll_answers {
 void ll_find_answers(const ep_ll *ll, const struct ll_combine *combine, struct ll_answers *ret_answers);
 
 /* lowlatency_combine.c */
-/* Ranks must be in the same call, and what must be alike is. */
-ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs);
-/* `rank` has `count` rows of `owner` for an expert, and a token needs the one after number i. */
-ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i);
 ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted);
 ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine);
 /* Until what combine number n uses is no longer read by the one before it there. */

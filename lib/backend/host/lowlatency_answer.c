@@ -100,8 +100,8 @@ ep_status ll_ask(ep_ll *ll, const struct ll_combine *combine)
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         if (!requests[rank])
             continue;
-        EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_REQUEST,
-                           sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice)));
+        EP_TRY(ll_send(ll, rank, combine->number, LL_PARCEL_REQUEST,
+                       sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice)));
         ll_net_signal(ll, rank, LL_SIGNAL_ASKED, combine->number);
     }
     return EP_OK;
@@ -156,7 +156,6 @@ static ep_status find_row(struct answer *a, const struct ll_choice *choice, cons
 /* One row of the answer. */
 static ep_status add_row(struct answer *a, const uint16_t *const *rows, const float *weights, int n)
 {
-    const struct host_ll *inner = a->ll->impl;
     size_t row_bytes = (size_t)a->ll->config.hidden * 2;
 
     if (a->made == a->n_rows)
@@ -164,7 +163,7 @@ static ep_status add_row(struct answer *a, const uint16_t *const *rows, const fl
     if (n == 1)
         memcpy(a->out, rows[0], row_bytes);
     else
-        inner->host->rows->weighted_sum_bf16((uint16_t *)(void *)a->out, rows, weights, n, a->ll->config.hidden);
+        ep_rows_get()->weighted_sum_bf16((uint16_t *)(void *)a->out, rows, weights, n, a->ll->config.hidden);
     a->out += row_bytes;
     a->made++;
     return EP_OK;
@@ -221,10 +220,10 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
         EP_TRY(answer_token(&a, i, &i));
     if (a.made != a.n_rows)
         return ll_damaged(ll, rank, HOST_LL_ANSWER, "the number of rows that it asks for", a.n_rows);
-    EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_ROWS, (size_t)a.n_rows * row_bytes));
+    EP_TRY(ll_send(ll, rank, combine->number, LL_PARCEL_ROWS, (size_t)a.n_rows * row_bytes));
     EP_TRY(ll_net_get_parcel(ll, rank, combine->number, LL_PARCEL_ANSWER, sizeof(struct ll_offer), &memory));
     *(struct ll_offer *)memory = make_offer(combine);
-    EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_ANSWER, sizeof(struct ll_offer)));
+    EP_TRY(ll_send(ll, rank, combine->number, LL_PARCEL_ANSWER, sizeof(struct ll_offer)));
     ll_net_signal(ll, rank, LL_SIGNAL_OFFERED, combine->number);
     return EP_OK;
 }

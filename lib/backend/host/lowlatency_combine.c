@@ -100,16 +100,6 @@ struct ll_terms {
     int n;
 };
 
-ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
-{
-    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
-
-    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
-    return ep_fail(host_raise(host, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, HOST_LL_COMBINE),
-                   "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank,
-                   count, owner, expert, token, i + 1);
-}
-
 /* In the order of k. */
 static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
                             struct ll_terms *ret_terms)
@@ -198,7 +188,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
 static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
                             struct ll_answers *answers)
 {
-    const struct ep_rows_ops *ops = ((struct host_ll *)ll->impl)->host->rows;
+    const struct ep_rows_ops *ops = ep_rows_get();
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
     uint16_t *out = (uint16_t *)combine->args.out + (size_t)t * (size_t)hidden;
     struct ll_terms terms, groups;
@@ -217,24 +207,6 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
     else
         ops->grouped_sum_bf16(out, groups.rows, groups.weights, sizes, n_groups, hidden);
     return EP_OK;
-}
-
-/* Ranks must be in the same call, and it is the same in all ranks' arguments. */
-ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs)
-{
-    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
-    bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
-
-    if (theirs->call == combine->call && theirs->no_partial_reduce == (once ? 1 : 0))
-        return EP_OK;
-    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
-    if (theirs->call != combine->call)
-        return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
-                       "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
-                       (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
-    return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
-                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d", once,
-                   ll->comm->rank, theirs->no_partial_reduce, rank);
 }
 
 /* Where the rows of `rank` are. With masking, a rank that is no longer there is masked. */

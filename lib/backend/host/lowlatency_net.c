@@ -382,40 +382,21 @@ static bool add_put(struct ll_net *n, int me, int rank, const struct put *put)
     return room;
 }
 
-ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
+bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
 {
     struct ll_net *n = net_of(ll);
     int me = ll->comm->rank;
+    struct parcel *parcel = &n->peers[rank].parcels[number & 1][what];
     struct put put = {.bytes = bytes, .offset = offset_of(n, me, rank, number, what)};
-    struct host_pause pause;
-    ep_status status = EP_OK;
+    bool added;
 
-    if (!bytes)
-        return EP_OK;
-    host_pause_begin(&pause, host_of(ll->comm), HOST_LL_SEND);
-    pause.tolerant = ll->config.flags & EP_LL_MASK_DEAD;
-    for (;;) {
-        uint32_t seen = host_doorbell(host_of(ll->comm));
-        struct parcel *parcel = &n->peers[rank].parcels[number & 1][what];
-        bool added;
-
-        pthread_mutex_lock(&n->lock);
-        put.src = parcel->memory;
-        added = add_put(n, me, rank, &put);
-        if (added)
-            parcel->sent = ++n->peers[rank].sent;
-        pthread_mutex_unlock(&n->lock);
-        if (added)
-            break;
-        status = ll_pause(ll, &pause, seen, rank);
-        if (status != EP_OK)
-            break;
-    }
-    host_pause_end(&pause);
-    if (status == EP_OK || !pause.tolerant || !ll_may_mask(ll, status))
-        return status;
-    ll_mask_rank(ll, rank);
-    return EP_OK;
+    pthread_mutex_lock(&n->lock);
+    put.src = parcel->memory;
+    added = add_put(n, me, rank, &put);
+    if (added)
+        parcel->sent = ++n->peers[rank].sent;
+    pthread_mutex_unlock(&n->lock);
+    return added;
 }
 
 void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_parcel what)
@@ -525,6 +506,11 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     return host_allgather(context, mine, bytes, ret_all);
 }
 
+static struct host_ll **lls_of(struct host_comm *host)
+{
+    return &((struct cpu_comm *)host)->lls;
+}
+
 ep_status ll_net_open(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
@@ -550,8 +536,8 @@ ep_status ll_net_open(ep_ll *ll)
     params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;
     EP_TRY(provider.open(&provider, &params, &n->net));
     EP_TRY(start_thread(ll, n));
-    inner->next = host->lls;
-    host->lls = inner;
+    inner->next = *lls_of(host);
+    *lls_of(host) = inner;
     return EP_OK;
 }
 
@@ -608,13 +594,13 @@ static void stop_thread(struct ll_net *n)
 
 void host_ll_stop_threads(struct host_comm *host)
 {
-    for (struct host_ll *inner = host->lls; inner; inner = inner->next)
+    for (struct host_ll *inner = *lls_of(host); inner; inner = inner->next)
         stop_thread(inner->net);
 }
 
 static void unlink_from_host(struct host_ll *inner)
 {
-    struct host_ll **at = &inner->host->lls;
+    struct host_ll **at = lls_of(inner->host);
 
     while (*at && *at != inner)
         at = &(*at)->next;

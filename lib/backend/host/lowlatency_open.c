@@ -21,37 +21,6 @@ static void lay_out(const ep_ll *ll, struct host_ll *inner)
     inner->blocks_at = (inner->ranges_at + 2 * n_ranges * sizeof(struct ll_range) + 63) / 64 * 64;
 }
 
-/* What must agree, and where the segment is. */
-struct ll_hello {
-    struct host_verdict verdict;
-    ep_ll_config config;
-    struct host_where where;
-};
-
-static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
-{
-    static const struct {
-        const char *name;
-        size_t at;
-    } fields[] = {
-        {"max_tokens", offsetof(ep_ll_config, max_tokens)}, {"hidden", offsetof(ep_ll_config, hidden)},
-        {"n_experts", offsetof(ep_ll_config, n_experts)},   {"topk", offsetof(ep_ll_config, topk)},
-        {"flags", offsetof(ep_ll_config, flags)},
-    };
-
-    for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-            int32_t first = *(const int32_t *)((const char *)&all[0].config + fields[i].at);
-            int32_t other = *(const int32_t *)((const char *)&all[rank].config + fields[i].at);
-
-            if (first != other)
-                return ep_fail(EP_E_MISMATCH, "ep_ll_new: ranks disagree: %s is %d on rank 0 and %d on rank %d",
-                               fields[i].name, first, other, rank);
-        }
-    }
-    return EP_OK;
-}
-
 static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
 {
     return inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes;
@@ -72,33 +41,6 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
     return EP_OK;
 }
 
-ep_status host_ll_agree(ep_ll *ll, ep_status mine)
-{
-    return host_agree_within(ll->comm, "ep_ll_new", mine);
-}
-
-ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all)
-{
-    struct ll_hello hello = {.config = ll->config, .where = *where};
-    int nranks = ll->comm->nranks;
-    struct ll_hello *all = calloc((size_t)nranks, sizeof(*all));
-    ep_status status;
-
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    host_owner_failed = 0;
-    host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
-    status = host_allgather(ll->comm, &hello, sizeof(hello), all);
-    if (status == EP_OK)
-        status = host_verdict_judge("ep_ll_new", &hello.verdict, nranks, all, sizeof(*all));
-    if (status == EP_OK)
-        status = compare_configs(ll, all);
-    for (int rank = 0; status == EP_OK && rank < nranks; rank++)
-        ret_all[rank] = all[rank].where;
-    free(all);
-    return status;
-}
-
 /* `inner` NULL: this rank has failed already, and takes part to say so. */
 static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
 {
@@ -107,7 +49,7 @@ static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
 
     if (inner && mine == EP_OK)
         host_find(inner->host, inner->segment, 1, &where);
-    status = host_ll_meet(ll, mine, &where, all);
+    status = host_ll_exchange(ll, mine, &where, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
         status = attach_segment(ll, inner, rank, &all[rank]);
         /* The others are to hear of the rank that is gone, not of this one. */
@@ -115,7 +57,7 @@ static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
             status = host_raise_own(inner->host, status, rank, HOST_GATHER);
     }
     /* Nobody frees its segment before all have it, and creation fails on all ranks or on none. */
-    return host_ll_agree(ll, status);
+    return host_agree_within(ll->comm, "ep_ll_new", status);
 }
 
 static void free_inner(struct host_ll *inner, int nranks)
@@ -193,7 +135,7 @@ ep_status host_ll_open(ep_ll *ll)
         status = ll_net_prepare(ll);
     status = meet_peers(ll, inner, status);
     if (status == EP_OK && inner->net)
-        status = host_ll_agree(ll, ll_net_open(ll));
+        status = host_agree_within(ll->comm, "ep_ll_new", ll_net_open(ll));
     if (status != EP_OK) {
         ll_net_close(ll);
         free_inner(inner, ll->comm->nranks);

@@ -62,11 +62,6 @@ struct ll_cost {
     bool came[EP_MAX_RANKS];
 };
 
-_Atomic uint64_t *ll_counter_of(const ep_ll *ll, int rank, size_t word)
-{
-    return (_Atomic uint64_t *)(void *)((char *)ll_shared_of(ll->impl, rank) + word);
-}
-
 static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct ll_cost *cost)
 {
     const struct host_ll *inner = ll->impl;
@@ -210,4 +205,54 @@ ep_status ll_damaged(ep_ll *ll, int rank, enum host_phase phase, const char *wha
 {
     EP_TRY(ll_check_masks(ll, phase));
     return host_raise_damage(((struct host_ll *)ll->impl)->host, rank, phase, what, value);
+}
+
+/* Ranks must be in the same call, and it is the same in all ranks' arguments. */
+ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs)
+{
+    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
+    bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+
+    if (theirs->call == combine->call && theirs->no_partial_reduce == (once ? 1 : 0))
+        return EP_OK;
+    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
+    if (theirs->call != combine->call)
+        return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+                       "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
+                       (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
+    return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d", once,
+                   ll->comm->rank, theirs->no_partial_reduce, rank);
+}
+
+ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
+{
+    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
+
+    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
+    return ep_fail(host_raise(host, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, HOST_LL_COMBINE),
+                   "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank,
+                   count, owner, expert, token, i + 1);
+}
+
+ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
+{
+    struct host_comm *host = host_of(ll->comm);
+    struct host_pause pause;
+    ep_status status = EP_OK;
+
+    host_pause_begin(&pause, host, HOST_LL_SEND);
+    pause.tolerant = ll->config.flags & EP_LL_MASK_DEAD;
+    while (status == EP_OK && bytes) {
+        uint32_t seen = host_doorbell(host);
+
+        if (ll_net_try_send(ll, rank, number, what, bytes))
+            break;
+        status = ll_pause(ll, &pause, seen, rank);
+    }
+    host_pause_end(&pause);
+    if (status == EP_OK || !pause.tolerant || !ll_may_mask(ll, status))
+        return status;
+    ll_mask_rank(ll, rank);
+    return EP_OK;
 }

@@ -16,7 +16,7 @@
  *
  * Who is left out learns it from the ranks of its own node, by their control blocks, and from its rail peers.
  */
-#include "backend/host/shrink.h"
+#include "group/shrink.h"
 #include "net/tcp.h"
 #include "tcp/star.h"
 
@@ -518,11 +518,11 @@ static void publish(struct linked *l)
     host_link_wake(l->host);
 }
 
-static ep_status form_group(struct linked *l, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
+static ep_status form_group(struct linked *l, ep_comm *next)
 {
     struct ep_net_tcp_context context = l->rendezvous->context;
     struct ep_net_provider provider = *ep_net_find(l->host->comm->config.network);
-    struct shrink_group g = {.allgather = gather, .open = open, .network = &provider, .failed_rank = -1};
+    struct shrink_group g = {.allgather = gather, .network = &provider, .failed_rank = -1};
     struct tcp_star *star = NULL;
     int leader, fd = -1;
     ep_status status = find_group(l, &leader, &fd);
@@ -571,7 +571,7 @@ static ep_status prepare(struct linked *l)
     return EP_OK;
 }
 
-ep_status shrink_linked(struct host_comm *host, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
+ep_status shrink_linked(struct host_comm *host, ep_comm *next)
 {
     struct ep_net *net = ep_streams_get_net(host->streams);
     struct linked l = {.host = host,
@@ -583,7 +583,7 @@ ep_status shrink_linked(struct host_comm *host, ep_comm *next, ep_status (*open)
     ep_status status = prepare(&l);
 
     if (status == EP_OK)
-        status = form_group(&l, next, open);
+        status = form_group(&l, next);
     for (int rank = 0; l.fds && rank < l.nranks; rank++)
         if (l.fds[rank] >= 0)
             close(l.fds[rank]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/host/plan.h"
+#include "group/plan.h"
 
 #include <stdlib.h>
 #include <string.h>

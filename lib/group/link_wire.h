@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* link_wire.h - the messages on a control link, and what reads them from a socket. */
-#ifndef EP_HOST_LINK_WIRE_H
-#define EP_HOST_LINK_WIRE_H
+#ifndef EP_GROUP_LINK_WIRE_H
+#define EP_GROUP_LINK_WIRE_H
 
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #define LINK_MAGIC 0x314c5045u /* "EPL1" */
 

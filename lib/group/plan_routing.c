@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The routing of a plan as the caller gives it: what each token chooses, or where it goes. */
-#include "backend/host/plan.h"
 #include "core/routing.h"
+#include "group/plan.h"
 
 /* A mask as if each token had chosen the first expert of every rank that it goes to, with K = R. */
 static ep_status read_mask(const ep_plan *plan, const uint8_t *token_in_rank)

@@ -29,7 +29,7 @@
  *
  * Who is LEFT_OUT decides for nobody who may vote still, except for the dead, until everybody else has had time enough.
  */
-#include "backend/host/shrink.h"
+#include "group/shrink.h"
 
 /*
  * How many deadlines a rank that is left out waits for those that vote: on who is left each of them has at most three

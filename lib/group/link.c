@@ -10,7 +10,7 @@
  *
  * At most one message of a link is on its way at a time: a peer that does not read costs no memory.
  */
-#include "backend/host/link_wire.h"
+#include "group/link_wire.h"
 
 #include "base/fd.h"
 
@@ -44,7 +44,6 @@ struct host_link {
     int n;
     struct line *lines;
     struct pollfd *polls;
-    int event_fd;
     uint64_t heartbeat_ns; /* between two */
     pthread_t thread;
     bool started;
@@ -263,14 +262,14 @@ static void serve(struct host_link *link)
         link->polls[n++] =
             (struct pollfd){.fd = line->fd, .events = (short)(POLLIN | (line->out_at < line->out_used ? POLLOUT : 0))};
     }
-    link->polls[n++] = (struct pollfd){.fd = link->event_fd, .events = POLLIN};
+    link->polls[n++] = (struct pollfd){.fd = link->host->link_event, .events = POLLIN};
     if (poll(link->polls, (nfds_t)n, wait_ms(link, now)) <= 0)
         return;
     for (int i = 0; i < link->n; i++)
         if (link->lines[i].fd >= 0 && link->polls[i].revents)
             receive(&link->lines[i]);
     if (link->polls[link->n].revents)
-        (void)!read(link->event_fd, &events, sizeof(events));
+        (void)!read(link->host->link_event, &events, sizeof(events));
 }
 
 static bool all_said(const struct host_link *link)
@@ -347,7 +346,6 @@ ep_status host_link_open(struct host_comm *host)
     if (link) {
         link->lines = calloc(n, sizeof(*link->lines));
         link->polls = calloc(n + 1, sizeof(*link->polls));
-        link->event_fd = -1;
     }
     host->link = link;
     host->remote = calloc((size_t)host->comm->nranks, sizeof(*host->remote));
@@ -361,18 +359,10 @@ ep_status host_link_open(struct host_comm *host)
     link->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000u;
     link->n = (int)n;
     EP_TRY(take_lines(link));
-    link->event_fd = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (link->event_fd < 0)
+    host->link_event = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (host->link_event < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
     return start_thread(link);
-}
-
-void host_link_wake(struct host_comm *host)
-{
-    uint64_t one = 1;
-
-    if (host->link && host->link->started)
-        (void)!write(host->link->event_fd, &one, sizeof(one));
 }
 
 void host_link_close(struct host_comm *host)
@@ -389,8 +379,9 @@ void host_link_close(struct host_comm *host)
     for (int i = 0; link->lines && link->memory && i < link->n; i++)
         if (link->lines[i].fd >= 0)
             close(link->lines[i].fd);
-    if (link->event_fd >= 0)
-        close(link->event_fd);
+    if (host->link_event >= 0)
+        close(host->link_event);
+    host->link_event = -1;
     free(link->memory);
     free(link->lines);
     free(link->polls);

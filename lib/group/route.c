@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #include <stdlib.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* plan.h - what plan.c, plan_rails.c and plan_routing.c share. */
-#ifndef EP_HOST_PLAN_H
-#define EP_HOST_PLAN_H
+#ifndef EP_GROUP_PLAN_H
+#define EP_GROUP_PLAN_H
 
-#include "backend/host/host.h"
+#include "group/group.h"
 
 /* What a rank publishes of its plan. counts: per rank [R], per node [nnodes], per expert [E]. */
 struct plan_row {

@@ -18,46 +18,7 @@
  *
  * Words of the peers are copied before they are used. One that nobody writes gives the attempt up with EP_E_MISMATCH.
  */
-#include "backend/host/shrink.h"
-
-/* Bits of ranks that there are. */
-static uint64_t view_word(const struct shrink *s, int rank, int word)
-{
-    int bits = s->host->comm->nranks - word * 64;
-    uint64_t mask = bits >= 64 ? UINT64_MAX : bits > 0 ? (UINT64_C(1) << bits) - 1 : 0;
-
-    return atomic_load(&shrink_state_of(s, rank)->out[s->attempt - 1][word]) & mask;
-}
-
-bool shrink_leaves_out(const struct shrink *s, int of, int rank)
-{
-    return view_word(s, of, rank / 64) >> (rank % 64) & 1;
-}
-
-bool shrink_is_out(const struct shrink *s, int rank)
-{
-    return shrink_leaves_out(s, s->host->comm->rank, rank);
-}
-
-static void leave_out(const struct shrink *s, int rank)
-{
-    atomic_fetch_or(&s->mine->out[s->attempt - 1][rank / 64], UINT64_C(1) << (rank % 64));
-}
-
-/* Adds to our view what a peer that has come leaves out. */
-static void take_over(const struct shrink *s, int rank)
-{
-    for (int word = 0; word * 64 < s->host->comm->nranks; word++)
-        atomic_fetch_or(&s->mine->out[s->attempt - 1][word], view_word(s, rank, word));
-}
-
-bool shrink_same_view(const struct shrink *s, int a, int b)
-{
-    for (int word = 0; word * 64 < s->host->comm->nranks; word++)
-        if (view_word(s, a, word) != view_word(s, b, word))
-            return false;
-    return true;
-}
+#include "group/shrink.h"
 
 /* Does a rank that has come to this attempt leave this one out? */
 static bool is_left_out(const struct shrink *s)
@@ -115,9 +76,9 @@ static void compare_with(const struct shrink *s, int rank, bool late, bool stale
     if (attempt > HOST_ATTEMPTS)
         views->damaged = rank;
     if (attempt >= s->attempt)
-        take_over(s, rank);
+        shrink_take_over(s, rank);
     if (shrink_is_gone(s, rank) || (late && attempt < s->attempt)) {
-        leave_out(s, rank);
+        shrink_leave_out(s, rank);
         host_ring_all(s->host);
     }
     views->agreed = views->agreed && !shrink_is_out(s, rank) && attempt >= s->attempt && shrink_same_view(s, me, rank);
@@ -236,7 +197,7 @@ static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
     }
     for (int rank = 0; rank < nranks; rank++)
         if (rank != me && (shrink_is_gone(s, rank) || (n_remain > n_banned && was_banned(s, rank))))
-            leave_out(s, rank);
+            shrink_leave_out(s, rank);
     s->deadline_ns = ep_deadline_ns(s->timeout_ms);
     s->extended = false;
     atomic_store(&s->mine->attempt, attempt);

@@ -6,7 +6,7 @@
  *
  * Events carry their own lock, so that any thread may wait on them while the worker completes them.
  */
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shrink.h - a call of ep_comm_shrink: shrink.c lets the survivors agree on who is left, shrink_vote.c counts their
- * votes, shrink_group.c makes the new group of them.
+ * votes, shrink_group.c makes the new group of them, over control links shrink_linked.c does all of that.
  */
-#ifndef EP_HOST_SHRINK_H
-#define EP_HOST_SHRINK_H
+#ifndef EP_GROUP_SHRINK_H
+#define EP_GROUP_SHRINK_H
 
-#include "backend/host/host.h"
+#include "group/group.h"
 
 /* The new group in the making. */
 struct shrink_group {
@@ -19,14 +19,18 @@ struct shrink_group {
     uint32_t calls;
     int failed_rank;                /* whom a failure of the all-gather names, -1: none has failed */
     char text[EP_ERROR_TEXT_BYTES]; /* of that failure, if it has the old numbers */
-    ep_status (*open)(ep_comm *comm, const ep_boot *boot);
 };
 
-/* shrink_group.c: creates `next` for the survivors. Fails with texts that have the old numbers of ranks. */
+/* shrink_open.c: creates `next` for the survivors. Fails with texts that have the old numbers of ranks. */
 ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next);
+/*
+ * The old number of the rank that has failed, so that all votes name the same one: as the all-gather says, else the
+ * first that the text names. One that names nobody is this rank's own.
+ */
+int shrink_find_failed_rank(const struct shrink_group *g, const ep_comm *comm);
 
 /* shrink_linked.c: all of a shrink whose ranks are on several hosts. */
-ep_status shrink_linked(struct host_comm *host, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot));
+ep_status shrink_linked(struct host_comm *host, ep_comm *next);
 
 struct shrink {
     struct host_comm *host;
@@ -59,6 +63,8 @@ static inline struct host_shrink *shrink_state_of(const struct shrink *s, int ra
 /* Begins a new attempt, and further ones, until all who remain have the same view of who is left. */
 ep_status shrink_agree(struct shrink *s);
 
+/* --- shrink_view.c --- */
+
 /* Does `of` leave out `rank` in this attempt? */
 bool shrink_leaves_out(const struct shrink *s, int of, int rank);
 
@@ -66,6 +72,10 @@ bool shrink_leaves_out(const struct shrink *s, int of, int rank);
 bool shrink_is_out(const struct shrink *s, int rank);
 
 bool shrink_same_view(const struct shrink *s, int a, int b);
+
+/* Adds to the view of this rank: `rank`; what a peer that has come leaves out. */
+void shrink_leave_out(const struct shrink *s, int rank);
+void shrink_take_over(const struct shrink *s, int rank);
 
 /* --- shrink_vote.c --- */
 

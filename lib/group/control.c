@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #include "net/tcp.h"
 
@@ -19,12 +19,6 @@ struct identity {
 /* So many identities fit on the stack: a rank that is out of memory can still say so. */
 #define FEW 16
 
-/* An owner that does not answer is asked again, after a look at the group. */
-#define ASK_MS 100
-
-/* A process that is being ended has no descriptors some time before it is dead. */
-#define ENDING_MS 1000
-
 /* The largest row is that of a plan: counts per rank, node and expert behind two small heads. */
 static size_t board_row_bytes(int nranks, int nnodes)
 {
@@ -36,82 +30,6 @@ static size_t board_row_bytes(int nranks, int nnodes)
 static size_t control_bytes(int nranks, int nnodes)
 {
     return sizeof(struct host_control) + (size_t)HOST_BOARDS * (size_t)nnodes * board_row_bytes(nranks, nnodes);
-}
-
-static void find_owner(const struct host_comm *host, int rank, struct ep_shm_owner *ret_owner)
-{
-    static const struct ep_shm_address none;
-    const struct host_peer *peer = &host->peers[rank];
-
-    *ret_owner = (struct ep_shm_owner){.process = &peer->process, .timeout_ms = host->comm->config.timeout_ms};
-    if (memcmp(&peer->address, &none, sizeof(none)) != 0)
-        ret_owner->address = &peer->address;
-}
-
-/* What became of a rank whose segment cannot be had: EP_OK if nothing shows. */
-static ep_status find_fate(const struct host_comm *host, int rank)
-{
-    const struct host_control *control = host->peers[rank].control;
-    uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
-    struct timespec nap = {.tv_nsec = 1000000};
-    bool unseen = host->peers[rank].process.pidfd < 0 && !host->peers[rank].process.pid && !control;
-
-    for (;;) {
-        bool over = unseen || ep_now_ns() >= deadline_ns;
-
-        if (host_peer_dead(host, rank))
-            return EP_E_PEER_DEAD;
-        if (control && atomic_load(&control->left))
-            return EP_E_PEER_LEFT;
-        /* Where the group has failed already, that explains it. */
-        if (over || host->peers[rank].same_process || atomic_load(&host_arbiter(host)->group_failure))
-            return EP_OK;
-        nanosleep(&nap, NULL);
-    }
-}
-
-_Thread_local int host_owner_failed;
-
-ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
-                      struct ep_shm *ret_shm)
-{
-    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
-    char text[EP_ERROR_TEXT_BYTES];
-    struct ep_shm_owner owner;
-    ep_status status, fate;
-    bool at_owner = false;
-
-    host_owner_failed = 0;
-    /* A name of another process would be memory of that one, or of this. */
-    if (name->process != host->peers[rank].key)
-        return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
-    find_owner(host, rank, &owner);
-    owner.ret_at_owner = &at_owner;
-    if (owner.timeout_ms > ASK_MS)
-        owner.timeout_ms = ASK_MS;
-    do {
-        /* The owner may have to answer, and may have stopped: who waits for us shall not take us for it. */
-        host_note_wait(host, rank, HOST_ATTACH);
-        status = ep_shm_attach(name, &owner, ret_shm);
-    } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
-             !atomic_load(&host_arbiter(host)->group_failure));
-    host_note_wait_end(host);
-    if (status != EP_OK && at_owner)
-        host_owner_failed = rank + 1;
-    /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
-    if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
-        return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    fate = find_fate(host, rank);
-    if (fate != EP_OK)
-        return ep_fail(fate, "rank %d %s: %s", rank, fate == EP_E_PEER_DEAD ? "died" : "left the group", text);
-    if (status == EP_E_STATE)
-        return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
-                       host->comm->rank, text);
-    if (status == EP_E_TIMEOUT)
-        return ep_fail(EP_E_TIMEOUT, "rank %d did not hand out its memory within %d ms%s", rank, timeout_ms,
-                       host_blindness(host, rank));
-    return ep_fail(status, "%s", text);
 }
 
 /* A step of creation with one peer. */
@@ -237,7 +155,7 @@ static ep_status attach_by_socket(struct introduction *meeting, int rank, const 
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
     if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
-        find_fate(meeting->host, rank) == EP_E_PEER_DEAD) {
+        host_find_fate(meeting->host, rank) == EP_E_PEER_DEAD) {
         meeting->culprit = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
@@ -447,8 +365,8 @@ static ep_status prepare(struct host_comm *host, ep_comm *comm)
     host->first = comm->node * comm->ranks_per_node;
     host->nlocal = comm->ranks_per_node;
     host->local = comm->rank - host->first;
-    host->rows = ep_rows_get();
     host->shm.fd = -1;
+    host->link_event = -1;
     host->board_row_bytes = board_row_bytes(comm->nranks, comm->nnodes);
     pthread_mutex_init(&host->memory_lock, NULL);
     pthread_mutex_init(&host->queue_lock, NULL);
@@ -468,14 +386,15 @@ static ep_status prepare(struct host_comm *host, ep_comm *comm)
     return EP_OK;
 }
 
-ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
+ep_status host_group_open(ep_comm *comm, const ep_boot *boot, const struct host_backend *backend)
 {
-    struct host_comm *host = calloc(1, bytes);
+    struct host_comm *host = calloc(1, backend->comm_bytes);
     int timeout_ms = comm->config.timeout_ms;
     ep_status status;
 
     if (!host)
         return meet(NULL, boot, timeout_ms, ep_fail(EP_E_MEMORY, "ep_comm_new: no memory"));
+    host->backend = backend;
     status = meet(host, boot, timeout_ms, prepare(host, comm));
     if (status != EP_OK)
         goto close;
@@ -486,13 +405,8 @@ ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
     if (status == EP_OK)
         return EP_OK;
 close:
-    host_comm_close(comm);
+    host_group_close(comm);
     return status;
-}
-
-ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
-{
-    return host_comm_open_sized(comm, boot, sizeof(struct host_comm));
 }
 
 void host_leave_group(struct host_comm *host)
@@ -504,7 +418,7 @@ void host_leave_group(struct host_comm *host)
         host_ring_all(host);
 }
 
-void host_comm_close(ep_comm *comm)
+void host_group_close(ep_comm *comm)
 {
     struct host_comm *host = host_of(comm);
 
@@ -513,7 +427,8 @@ void host_comm_close(ep_comm *comm)
     host_queue_close(host);
     host_plan_drop_pending(host);
     host_leave_group(host);
-    host_ll_stop_threads(host); /* of objects that were not freed: nobody else ends what uses this communicator */
+    if (host->backend->stop)
+        host->backend->stop(host);
     host_link_close(host);
     if (atomic_load(&comm->failed) != EP_OK)
         ep_streams_abandon(host->streams);

@@ -1,15 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Symmetric memory of the host backend: each allocation is a segment of its own. Its name goes into the owner's slot
+ * Symmetric memory of the host: each allocation is a segment of its own. Its name goes into the owner's slot
  * table; a peer maps it when an operation first names it. So nothing has to be exchanged at allocation, a freed
  * allocation really gives its pages back, and no rank maps what it never touches.
  */
-#include "backend/host/host.h"
+#include "group/group.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* An owner that does not answer is asked again, after a look at the group. */
+#define ASK_MS 100
+
+/* A process that is being ended has no descriptors some time before it is dead. */
+#define ENDING_MS 1000
 
 /* Tells the peers of a segment, in a slot of its own. Under the lock. */
 static ep_status publish(struct host_comm *host, const struct ep_shm *shm, enum host_memory kind)
@@ -359,4 +366,79 @@ size_t host_comm_bytes(const ep_comm *comm)
     if (host->streams)
         bytes += ep_streams_bytes(host->streams);
     return bytes;
+}
+
+/* --- segments of the peers -------------------------------------------------------------------------------------- */
+
+static void find_owner(const struct host_comm *host, int rank, struct ep_shm_owner *ret_owner)
+{
+    static const struct ep_shm_address none;
+    const struct host_peer *peer = &host->peers[rank];
+
+    *ret_owner = (struct ep_shm_owner){.process = &peer->process, .timeout_ms = host->comm->config.timeout_ms};
+    if (memcmp(&peer->address, &none, sizeof(none)) != 0)
+        ret_owner->address = &peer->address;
+}
+
+ep_status host_find_fate(const struct host_comm *host, int rank)
+{
+    const struct host_control *control = host->peers[rank].control;
+    uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
+    struct timespec nap = {.tv_nsec = 1000000};
+    bool unseen = host->peers[rank].process.pidfd < 0 && !host->peers[rank].process.pid && !control;
+
+    for (;;) {
+        bool over = unseen || ep_now_ns() >= deadline_ns;
+
+        if (host_peer_dead(host, rank))
+            return EP_E_PEER_DEAD;
+        if (control && atomic_load(&control->left))
+            return EP_E_PEER_LEFT;
+        /* Where the group has failed already, that explains it. */
+        if (over || host->peers[rank].same_process || atomic_load(&host_arbiter(host)->group_failure))
+            return EP_OK;
+        nanosleep(&nap, NULL);
+    }
+}
+
+ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
+                      struct ep_shm *ret_shm)
+{
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
+    char text[EP_ERROR_TEXT_BYTES];
+    struct ep_shm_owner owner;
+    ep_status status, fate;
+    bool at_owner = false;
+
+    host_owner_failed = 0;
+    /* A name of another process would be memory of that one, or of this. */
+    if (name->process != host->peers[rank].key)
+        return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
+    find_owner(host, rank, &owner);
+    owner.ret_at_owner = &at_owner;
+    if (owner.timeout_ms > ASK_MS)
+        owner.timeout_ms = ASK_MS;
+    do {
+        /* The owner may have to answer, and may have stopped: who waits for us shall not take us for it. */
+        host_note_wait(host, rank, HOST_ATTACH);
+        status = ep_shm_attach(name, &owner, ret_shm);
+    } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
+             !atomic_load(&host_arbiter(host)->group_failure));
+    host_note_wait_end(host);
+    if (status != EP_OK && at_owner)
+        host_owner_failed = rank + 1;
+    /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
+    if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
+        return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    fate = host_find_fate(host, rank);
+    if (fate != EP_OK)
+        return ep_fail(fate, "rank %d %s: %s", rank, fate == EP_E_PEER_DEAD ? "died" : "left the group", text);
+    if (status == EP_E_STATE)
+        return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
+                       host->comm->rank, text);
+    if (status == EP_E_TIMEOUT)
+        return ep_fail(EP_E_TIMEOUT, "rank %d did not hand out its memory within %d ms%s", rank, timeout_ms,
+                       host_blindness(host, rank));
+    return ep_fail(status, "%s", text);
 }

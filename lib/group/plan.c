@@ -7,7 +7,7 @@
  * completion:  read all rows, compute positions; between nodes send each rail peer the rows on its node. At once, or
  *              with the first operation for plans with max_recv_tokens.
  */
-#include "backend/host/plan.h"
+#include "group/plan.h"
 #include "core/routing.h"
 
 #include <stdio.h>

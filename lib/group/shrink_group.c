@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The new group of ep_comm_shrink, when the survivors have agreed: they meet over their old control blocks. */
-#include "backend/host/shrink.h"
-#include "core/config.h"
+#include "group/shrink.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,131 +78,6 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
     return status;
 }
 
-static int common_divisor(int a, int b)
-{
-    while (b) {
-        int rest = a % b;
-
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
-/*
- * Ranks per node of the new group: kept only if every node that is left has the same number of survivors. Over control
- * links a node never spans hosts: then it is the largest number that divides those of all nodes.
- */
-static int nodes_of_survivors(const struct shrink_group *g, int old_per_node)
-{
-    int first = 0, per_node = 0;
-
-    while (first < g->n) {
-        int n = 0;
-
-        while (first + n < g->n && g->ranks[first + n] / old_per_node == g->ranks[first] / old_per_node)
-            n++;
-        if (g->s && per_node && n != per_node)
-            return g->n;
-        per_node = common_divisor(n, per_node);
-        first += n;
-    }
-    return per_node;
-}
-
-/* The number behind "rank " at `at`, and where it ends; -1: there is none. */
-static long rank_at(const char *at, const char **ret_end)
-{
-    static const char word[] = "rank ";
-    char *end;
-    long rank;
-
-    if (strncmp(at, word, sizeof(word) - 1) != 0 || at[sizeof(word) - 1] < '0' || at[sizeof(word) - 1] > '9')
-        return -1;
-    rank = strtol(at + sizeof(word) - 1, &end, 10);
-    *ret_end = end;
-    return rank;
-}
-
-/*
- * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
- * knows the old ones. What a failed all-gather says has them already.
- */
-static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status status)
-{
-    static const char old[] = " of the old group";
-    char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
-    size_t used = 0;
-
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    if (status == EP_OK || (g->text[0] && strstr(text, g->text)))
-        return status;
-    for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
-        const char *end = NULL;
-        long rank = rank_at(at, &end);
-
-        if (rank >= 0 && rank < g->n && strncmp(end, old, sizeof(old) - 1) != 0) {
-            used += (size_t)snprintf(renamed + used, sizeof(renamed) - used, "rank %d", g->ranks[rank]);
-            at = end;
-        } else {
-            renamed[used++] = *at++;
-        }
-    }
-    renamed[used < sizeof(renamed) ? used : sizeof(renamed) - 1] = '\0';
-    return ep_fail(status, "%s", renamed);
-}
-
-/*
- * The old number of the rank that has failed, so that all votes name the same one: as the all-gather says, else the
- * first that the text names. One that names nobody is this rank's own.
- */
-static int find_failed_rank(const struct shrink_group *g, const ep_comm *comm)
-{
-    if (g->text[0] && strstr(ep_last_error(), g->text) && g->failed_rank >= 0)
-        return g->failed_rank;
-    for (const char *at = ep_last_error(), *end; *at; at++) {
-        long rank = rank_at(at, &end);
-
-        if (rank >= 0 && rank < comm->nranks)
-            return (int)rank;
-    }
-    return comm->rank;
-}
-
-ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
-{
-    ep_boot boot = {.size = sizeof(boot),
-                    .rank = -1,
-                    .nranks = g->n,
-                    .allgather = g->allgather,
-                    .context = g->context,
-                    .network = g->network};
-    ep_status status = EP_OK;
-
-    for (int i = 0; i < g->n; i++)
-        if (g->ranks[i] == comm->rank)
-            boot.rank = i;
-    next->rank = boot.rank;
-    next->nranks = g->n;
-    /* Without control links all survivors share this host. */
-    if (next->config.ranks_per_node == 0 && g->s)
-        next->ranks_per_node = g->n;
-    else if (next->config.ranks_per_node == 0 || next->config.ranks_per_node == comm->ranks_per_node)
-        next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
-    else
-        next->ranks_per_node = next->config.ranks_per_node;
-    next->config.ranks_per_node = next->ranks_per_node;
-    if (g->n % next->ranks_per_node != 0)
-        status = ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors",
-                         next->ranks_per_node, g->n);
-    status = ep_config_agree(&boot, next, status, "ep_comm_shrink");
-    if (status != EP_OK)
-        return name_by_old_ranks(g, status);
-    next->node = next->rank / next->ranks_per_node;
-    next->nnodes = g->n / next->ranks_per_node;
-    return name_by_old_ranks(g, g->open(next, &boot));
-}
-
 /*
  * The new group exists for all or for none: a rank that was stopped while it was made may find, when it goes on, all
  * that it waited for, although the others have given it up. Where it is none, all get the status of the lowest rank
@@ -266,21 +140,21 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
     status = self ? shrink_open_next(g, comm, next)
                   : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the view of rank %d is damaged: it leaves out itself",
                             comm->rank);
-    failed_rank = self && status != EP_OK ? find_failed_rank(g, comm) : comm->rank;
+    failed_rank = self && status != EP_OK ? shrink_find_failed_rank(g, comm) : comm->rank;
     free(g->ranks);
     return confirm(s, next, status, failed_rank);
 }
 
-ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
+ep_status host_shrink(ep_comm *comm, ep_comm *next)
 {
     struct host_comm *host = host_of(comm);
     struct shrink s = {.host = host, .mine = &host->control->shrink, .timeout_ms = comm->config.timeout_ms};
-    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .open = open, .failed_rank = -1};
+    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .failed_rank = -1};
     ep_status status;
 
     if (host->remote) {
         host_drain(host);
-        return shrink_linked(host, next, open);
+        return shrink_linked(host, next);
     }
     if (!host->one_host)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
@@ -294,9 +168,4 @@ ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_co
     status = form_group(&s, &g, next);
     free(s.aborts);
     return status;
-}
-
-ep_status host_shrink(ep_comm *comm, ep_comm *next)
-{
-    return host_shrink_into(comm, next, host_comm_open);
 }

@@ -4,7 +4,7 @@
  * to its rail peers, and each rank's board holds its own row and those of its rail peers: so the boards of one node
  * together hold the rows of all ranks.
  */
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -43,32 +43,6 @@ ep_status host_exchange_start(struct host_comm *host, enum host_phase phase, con
     }
     *ret_number = number;
     return EP_OK;
-}
-
-ep_status host_net_progress(struct host_comm *host, enum host_phase phase, bool *ret_moved)
-{
-    ep_status status = ep_streams_progress(host->streams, ret_moved);
-    int node;
-
-    /* The peers wait for what this rank can no longer do: they are to hear why. */
-    if (status == EP_OK)
-        return EP_OK;
-    node = ep_streams_broken_peer(host->streams);
-    return host_raise_own(host, status, node < 0 ? host->comm->rank : host_rail(host, node), phase);
-}
-
-ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32_t seen, bool moved, int node)
-{
-    if (moved) {
-        host_pause_reset(pause);
-        return host_check(host);
-    }
-    pause->polls = !ep_streams_sleeps(host->streams);
-    if (node < 0)
-        node = ep_streams_unflushed_peer(host->streams);
-    if (node < 0)
-        return EP_OK;
-    return host_pause(pause, seen, host_rail(host, node));
 }
 
 /* Takes one rail peer's row off its stream. */
@@ -185,49 +159,4 @@ void host_exchange_release(struct host_comm *host, uint64_t number)
     host->exchanged = number;
     atomic_store_explicit(&host->control->board_read, number, memory_order_release);
     host_ring_node(host);
-}
-
-static ep_status exchange_now(struct host_comm *host, enum host_phase phase, const void *row, size_t bytes,
-                              uint64_t *ret_number)
-{
-    EP_TRY(host_plan_complete(host, NULL));
-    EP_TRY(host_exchange_start(host, phase, row, bytes, ret_number));
-    return host_exchange_complete(host, *ret_number, phase);
-}
-
-static ep_status run_barrier(void *arguments)
-{
-    struct host_comm *host = *(struct host_comm **)arguments;
-    uint64_t number;
-
-    EP_TRY(exchange_now(host, HOST_BARRIER, NULL, 0, &number));
-    host_exchange_release(host, number);
-    return EP_OK;
-}
-
-ep_status host_barrier(ep_comm *comm)
-{
-    struct host_comm *host = host_of(comm);
-
-    return host_run(host, run_barrier, &host);
-}
-
-ep_status host_barrier_on(ep_comm *comm, ep_stream stream)
-{
-    struct host_comm *host = host_of(comm);
-
-    return host_submit(host, stream, run_barrier, &host, sizeof(host));
-}
-
-ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all)
-{
-    struct host_comm *host = host_of(comm);
-    uint64_t number;
-
-    EP_TRY(host_drain(host));
-    EP_TRY(exchange_now(host, HOST_GATHER, mine, bytes, &number));
-    for (int rank = 0; bytes && rank < comm->nranks; rank++)
-        host_exchange_read(host, number, rank, (char *)ret_all + (size_t)rank * bytes, bytes);
-    host_exchange_release(host, number);
-    return EP_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/host/host.h"
+#include "group/group.h"
 
 #include "base/futex.h"
 
@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* How often a sleeping rank looks for dead peers; also how late a lost wake-up could be noticed. */
 #define LOOK_NS 20000000u
@@ -16,6 +17,8 @@
 /* Looks at the condition before sleeping: a peer on another processor usually answers within a few microseconds. */
 #define SPINS_ALONE 2000
 #define SPINS_SHARED 4
+
+_Thread_local int host_owner_failed;
 
 static const char *const phase_names[] = {
 #define PHASE_NAME(name, text) [name] = text,
@@ -55,6 +58,15 @@ static uint64_t failure_of(const struct host_comm *host, uint64_t word, int rank
 static uint64_t own_failure(const struct host_comm *host)
 {
     return failure_of(host, atomic_load_explicit(&host->control->failure, memory_order_acquire), host->comm->rank);
+}
+
+void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES])
+{
+    host_read_shared(ret, from, HOST_REASON_BYTES);
+    ret[HOST_REASON_BYTES - 1] = '\0';
+    for (char *at = ret; *at; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7f)
+            *at = '?';
 }
 
 /* Why the rank that raised the failure did so, as far as it said. */
@@ -159,6 +171,14 @@ void host_ring_all(struct host_comm *host)
 {
     for (int rank = 0; rank < host->comm->nranks; rank++)
         host_ring_rank(host, rank);
+}
+
+void host_link_wake(struct host_comm *host)
+{
+    uint64_t one = 1;
+
+    if (host->link_event >= 0)
+        (void)!write(host->link_event, &one, sizeof(one));
 }
 
 ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase)
@@ -523,4 +543,32 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
     }
     host_pause_end(&pause);
     return EP_OK;
+}
+
+/* --- between nodes --- */
+
+ep_status host_net_progress(struct host_comm *host, enum host_phase phase, bool *ret_moved)
+{
+    ep_status status = ep_streams_progress(host->streams, ret_moved);
+    int node;
+
+    /* The peers wait for what this rank can no longer do: they are to hear why. */
+    if (status == EP_OK)
+        return EP_OK;
+    node = ep_streams_broken_peer(host->streams);
+    return host_raise_own(host, status, node < 0 ? host->comm->rank : host_rail(host, node), phase);
+}
+
+ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32_t seen, bool moved, int node)
+{
+    if (moved) {
+        host_pause_reset(pause);
+        return host_check(host);
+    }
+    pause->polls = !ep_streams_sleeps(host->streams);
+    if (node < 0)
+        node = ep_streams_unflushed_peer(host->streams);
+    if (node < 0)
+        return EP_OK;
+    return host_pause(pause, seen, host_rail(host, node));
 }

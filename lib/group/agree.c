@@ -3,8 +3,9 @@
  * Steps of creation that succeed on all ranks or on none. Each ends in an all-gather of the boot, in which a rank that
  * has failed tells the others why: so nobody waits for it, and everybody knows whom to look at.
  */
-#include "backend/host/host.h"
+#include "group/group.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,15 +25,6 @@ void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status
         /* The call is put in front again by who reads it. */
         snprintf(verdict->reason, sizeof(verdict->reason), "%.*s", HOST_REASON_BYTES - 1,
                  strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text);
-}
-
-void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES])
-{
-    host_read_shared(ret, from, HOST_REASON_BYTES);
-    ret[HOST_REASON_BYTES - 1] = '\0';
-    for (char *at = ret; *at; at++)
-        if ((unsigned char)*at < ' ' || *at == 0x7f)
-            *at = '?';
 }
 
 static const struct host_verdict *find(const void *all, size_t stride, int rank)
@@ -138,4 +130,59 @@ ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
     bool asks = false;
 
     return host_agree_about(boot, timeout_ms, mine, boot->rank, &asks);
+}
+
+/* --- ep_ll_new ------------------------------------------------------------------------------------------------- */
+
+/* What must agree, and where the segment is. */
+struct ll_hello {
+    struct host_verdict verdict;
+    ep_ll_config config;
+    struct host_where where;
+};
+
+static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+    } fields[] = {
+        {"max_tokens", offsetof(ep_ll_config, max_tokens)}, {"hidden", offsetof(ep_ll_config, hidden)},
+        {"n_experts", offsetof(ep_ll_config, n_experts)},   {"topk", offsetof(ep_ll_config, topk)},
+        {"flags", offsetof(ep_ll_config, flags)},
+    };
+
+    for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+            int32_t first = *(const int32_t *)((const char *)&all[0].config + fields[i].at);
+            int32_t other = *(const int32_t *)((const char *)&all[rank].config + fields[i].at);
+
+            if (first != other)
+                return ep_fail(EP_E_MISMATCH, "ep_ll_new: ranks disagree: %s is %d on rank 0 and %d on rank %d",
+                               fields[i].name, first, other, rank);
+        }
+    }
+    return EP_OK;
+}
+
+ep_status host_ll_exchange(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all)
+{
+    struct ll_hello hello = {.config = ll->config, .where = *where};
+    int nranks = ll->comm->nranks;
+    struct ll_hello *all = calloc((size_t)nranks, sizeof(*all));
+    ep_status status;
+
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
+    host_owner_failed = 0;
+    host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
+    status = host_allgather(ll->comm, &hello, sizeof(hello), all);
+    if (status == EP_OK)
+        status = host_verdict_judge("ep_ll_new", &hello.verdict, nranks, all, sizeof(*all));
+    if (status == EP_OK)
+        status = compare_configs(ll, all);
+    for (int rank = 0; status == EP_OK && rank < nranks; rank++)
+        ret_all[rank] = all[rank].where;
+    free(all);
+    return status;
 }

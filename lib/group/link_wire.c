@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/host/link_wire.h"
+#include "group/link_wire.h"
 
 size_t link_payload_bytes(int nlocal)
 {
