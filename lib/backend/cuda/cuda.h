@@ -186,9 +186,13 @@ ep_status cuda_count_usable(int *ret_gpus);
 /* The calling thread's current device becomes that of the communicator until cuda_leave(). */
 struct cuda_scope {
     int previous;
+    enum cudaStreamCaptureMode mode;
 };
 ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
 void cuda_leave(const struct cuda_scope *scope);
+/* The same; memory that is allocated or mapped in between is no part of a capture. */
+ep_status cuda_enter_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
+void cuda_leave_uncaptured(struct cuda_scope *scope);
 
 /* links.c. MB/s of all links of a GPU together, in one direction; 0: none, or it cannot be told. */
 uint64_t cuda_link_mbps(const char *bus_id);
@@ -214,6 +218,8 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
 /* Puts it into a slot, with a generation of its own, and tells the peers. Under the lock. EP_E_MEMORY: none is left. */
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
                               const cudaIpcMemHandle_t *handle);
+/* The one of that kind that begins at `memory`, as the caller knows it; NULL: none. Under the lock. */
+struct cuda_allocation *cuda_find_allocation(struct cuda_comm *cuda, const void *memory, enum cuda_memory kind);
 
 /* local.c */
 ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
@@ -355,7 +361,6 @@ struct cuda_call {
     struct cuda_comm *cuda;
     cudaStream_t stream;
     unsigned long long capture; /* not 0: the stream is being captured; what is queued runs when the graph does */
-    enum cudaStreamCaptureMode mode;
     struct cuda_scope scope;
 };
 

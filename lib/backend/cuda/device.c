@@ -30,6 +30,20 @@ void cuda_leave(const struct cuda_scope *scope)
     cudaSetDevice(scope->previous);
 }
 
+ep_status cuda_enter_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
+{
+    EP_TRY(cuda_enter(cuda, ret_scope));
+    ret_scope->mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&ret_scope->mode);
+    return EP_OK;
+}
+
+void cuda_leave_uncaptured(struct cuda_scope *scope)
+{
+    cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    cuda_leave(scope);
+}
+
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer)
 {
     const void **remembered =

@@ -25,26 +25,6 @@ static ep_status find_driver(const char *name, void **ret_function)
                                                  : ep_fail(EP_E_UNSUPPORTED, "the driver of CUDA has no %s()", name);
 }
 
-/* The calling thread on the device of the communicator. What is done here is nothing of a capture's. */
-struct visit {
-    struct cuda_scope scope;
-    enum cudaStreamCaptureMode mode;
-};
-
-static ep_status begin(const struct cuda_comm *cuda, struct visit *ret_visit)
-{
-    EP_TRY(cuda_enter(cuda, &ret_visit->scope));
-    ret_visit->mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&ret_visit->mode);
-    return EP_OK;
-}
-
-static void end(struct visit *visit)
-{
-    cudaThreadExchangeStreamCaptureMode(&visit->mode);
-    cuda_leave(&visit->scope);
-}
-
 /* --- memory of this rank ------------------------------------------------------------------------------------------ */
 
 /* The smallest block of those freed that holds `bytes`, none larger than `most`. */
@@ -76,12 +56,12 @@ ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
     size_t whole = cuda_whole_bytes(bytes);
     void *memory = take_kept(cuda, whole, 2 * whole);
     ep_status status = EP_OK;
-    struct visit visit;
+    struct cuda_scope scope;
 
     if (!memory) {
-        EP_TRY(begin(cuda, &visit));
+        EP_TRY(cuda_enter_uncaptured(cuda, &scope));
         status = cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_LOCAL, &memory);
-        end(&visit);
+        cuda_leave_uncaptured(&scope);
     }
     /* Rather too large a block than none. */
     if (status == EP_E_MEMORY) {
@@ -96,17 +76,13 @@ ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
 ep_status cuda_free_local(ep_comm *comm, void *memory)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    bool found = false;
+    struct cuda_allocation *found;
 
     pthread_mutex_lock(&cuda->memory_lock);
-    for (int slot = 0; slot < cuda->slots_used && !found; slot++) {
-        struct cuda_allocation *at = &cuda->allocations[slot];
-
-        found = at->base && at->base == memory && at->kind == CUDA_MEMORY_LOCAL;
-        if (found) {
-            at->kind = CUDA_MEMORY_KEPT;
-            at->window_bytes = 0;
-        }
+    found = cuda_find_allocation(cuda, memory, CUDA_MEMORY_LOCAL);
+    if (found) {
+        found->kind = CUDA_MEMORY_KEPT;
+        found->window_bytes = 0;
     }
     pthread_mutex_unlock(&cuda->memory_lock);
     if (!found)
@@ -223,31 +199,27 @@ static ep_status add_window(struct cuda_comm *cuda, const void *memory, size_t b
 ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    struct visit visit;
+    struct cuda_scope scope;
     ep_status status;
 
-    EP_TRY(begin(cuda, &visit));
+    EP_TRY(cuda_enter_uncaptured(cuda, &scope));
     status = add_window(cuda, memory, bytes);
-    end(&visit);
+    cuda_leave_uncaptured(&scope);
     return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_register: memory %p: ", memory);
 }
 
 ep_status cuda_unregister(ep_comm *comm, void *memory)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    bool found = false;
+    struct cuda_allocation *found;
 
     pthread_mutex_lock(&cuda->memory_lock);
-    for (int slot = 0; slot < cuda->slots_used && !found; slot++) {
-        struct cuda_allocation *at = &cuda->allocations[slot];
-
-        found = at->base && at->kind == CUDA_MEMORY_REGISTERED && at->window == memory;
-        if (found) {
-            at->kind = CUDA_MEMORY_RETIRED;
-            at->window_bytes = 0;
-            /* Who has not mapped it yet must not: the caller may free it. */
-            atomic_store_explicit(&cuda->board->slot[slot].generation, 0, memory_order_release);
-        }
+    found = cuda_find_allocation(cuda, memory, CUDA_MEMORY_REGISTERED);
+    if (found) {
+        found->kind = CUDA_MEMORY_RETIRED;
+        found->window_bytes = 0;
+        /* Who has not mapped it yet must not: the caller may free it. */
+        atomic_store_explicit(&cuda->board->slot[found - cuda->allocations].generation, 0, memory_order_release);
     }
     pthread_mutex_unlock(&cuda->memory_lock);
     if (!found)

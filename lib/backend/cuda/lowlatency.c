@@ -530,19 +530,15 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
 /* One is enough: what the next combine's input is written over has been sent, in stream order. */
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     struct inner *inner = ll->impl;
     struct cuda_scope scope;
     size_t bytes = combine_buffer_bytes(&ll->config);
     ep_status status = EP_OK;
 
-    EP_TRY(cuda_enter(inner->cuda, &scope));
-    /* Memory is nothing of a capture's. */
-    cudaThreadExchangeStreamCaptureMode(&mode);
+    EP_TRY(cuda_enter_uncaptured(inner->cuda, &scope));
     if (!inner->combine_buffer.memory)
         status = cuda_take(inner->cuda, bytes, &inner->combine_buffer);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    cuda_leave(&scope);
+    cuda_leave_uncaptured(&scope);
     if (status != EP_OK)
         return status;
     inner->handed_out = true;

@@ -141,22 +141,29 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
     return status;
 }
 
+struct cuda_allocation *cuda_find_allocation(struct cuda_comm *cuda, const void *memory, enum cuda_memory kind)
+{
+    for (int slot = 0; slot < cuda->slots_used; slot++) {
+        struct cuda_allocation *at = &cuda->allocations[slot];
+
+        if (at->base && at->kind == kind && at->window == memory)
+            return at;
+    }
+    return NULL;
+}
+
 /*
  * Withdraws what the caller has from ep_alloc() at `memory`, and what was freed or unregistered by this rank alone;
  * false, and nothing, if there is no such memory.
  */
 static bool withdraw(struct cuda_comm *cuda, const void *memory)
 {
-    bool found = false;
+    struct cuda_allocation *found;
 
     pthread_mutex_lock(&cuda->memory_lock);
-    for (int slot = 0; slot < CUDA_SLOTS && !found; slot++) {
-        struct cuda_allocation *allocation = &cuda->allocations[slot];
-
-        found = allocation->base && allocation->base == memory && allocation->kind == CUDA_MEMORY_SYMMETRIC;
-        if (found)
-            allocation->kind = CUDA_MEMORY_KEPT;
-    }
+    found = cuda_find_allocation(cuda, memory, CUDA_MEMORY_SYMMETRIC);
+    if (found)
+        found->kind = CUDA_MEMORY_KEPT;
     for (int slot = 0; slot < CUDA_SLOTS && found; slot++) {
         struct cuda_allocation *allocation = &cuda->allocations[slot];
 
@@ -169,7 +176,7 @@ static bool withdraw(struct cuda_comm *cuda, const void *memory)
     pthread_mutex_unlock(&cuda->memory_lock);
     if (found)
         atomic_fetch_add(&cuda->board->frees, 1);
-    return found;
+    return found != NULL;
 }
 
 /* What was withdrawn, now that no peer has it mapped. cudaFree() waits: not under the lock. */

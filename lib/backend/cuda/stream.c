@@ -78,12 +78,9 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
     struct cuda_call *call = ret_call;
     ep_status status;
 
-    *call =
-        (struct cuda_call){.cuda = cuda, .stream = cuda_stream_of(cuda, stream), .mode = cudaStreamCaptureModeRelaxed};
+    *call = (struct cuda_call){.cuda = cuda, .stream = cuda_stream_of(cuda, stream)};
     EP_TRY(cuda_check(cuda));
-    EP_TRY(cuda_enter(cuda, &call->scope));
-    /* Memory that is allocated or mapped on the way is nothing of a capture's. */
-    cudaThreadExchangeStreamCaptureMode(&call->mode);
+    EP_TRY(cuda_enter_uncaptured(cuda, &call->scope));
     status = find_capture(call->stream, &call->capture);
     if (status == EP_OK && operation)
         status = follow(call);
@@ -111,8 +108,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
     /* The peers' kernels wait for what this rank has begun: they need not do so until the deadline. */
     if (status != EP_OK && queued && !call->capture)
         status = host_raise_own(&cuda->host, status, cuda->host.comm->rank, HOST_IDLE);
-    cudaThreadExchangeStreamCaptureMode(&call->mode);
-    cuda_leave(&call->scope);
+    cuda_leave_uncaptured(&call->scope);
     return status;
 }
 
