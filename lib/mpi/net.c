@@ -323,9 +323,9 @@ static void mpi_free(struct ep_net *net)
     /* Memory that MPI may still read or write is left to it. */
     if (sent && received)
         free(m->slots);
-    if (received)
-        free(net->region);
-    free(net->signals);
+    if (!received)
+        net->region = NULL;
+    ep_net_memory_free(net);
     free(m->outgoing);
     free(m->incoming);
     free(m->sending);
@@ -375,11 +375,9 @@ static ep_status allocate(struct mpi_net *m)
     m->ready = calloc(n, sizeof(*m->ready));
     m->infos = calloc(n, sizeof(*m->infos));
     m->slots = aligned_alloc(64, slot_bytes);
-    net->signals = calloc(net->n_signals, sizeof(*net->signals));
-    net->region = aligned_alloc(64, (net->region_bytes + 63) & ~(size_t)63);
-    if (!m->outgoing || !m->incoming || !m->sending || !m->receiving || !m->ready || !m->infos || !m->slots ||
-        !net->signals || !net->region)
-        return ep_fail(EP_E_MEMORY, "network mpi: no memory for a region of %zu bytes", net->region_bytes);
+    if (!m->outgoing || !m->incoming || !m->sending || !m->receiving || !m->ready || !m->infos || !m->slots)
+        return ep_fail(EP_E_MEMORY, "network mpi: no memory for %zu bytes of messages", slot_bytes);
+    EP_TRY(ep_net_memory_new(net));
     net->wire_bytes = slot_bytes + n * (sizeof(*m->outgoing) + sizeof(*m->incoming) + SLOTS * sizeof(*m->sending));
     for (size_t i = 0; i < n; i++) {
         m->receiving[i] = MPI_REQUEST_NULL;

@@ -382,8 +382,7 @@ static void emulated_free(struct ep_net *net)
     free(e->outgoing);
     free(e->incoming);
     free(e->order);
-    free(net->region);
-    free(net->signals);
+    ep_net_memory_free(net);
     free(e);
 }
 
@@ -423,12 +422,11 @@ static ep_status prepare(struct emulated *e, const struct ep_net_params *params)
     e->outgoing = calloc(n, sizeof(*e->outgoing));
     e->incoming = calloc(n, sizeof(*e->incoming));
     e->order = calloc(n, sizeof(*e->order));
-    net->signals = calloc(net->n_signals, sizeof(*net->signals));
-    net->region = aligned_alloc(64, (net->region_bytes + 63) & ~(size_t)63);
-    if (!e->peers || !e->outgoing || !e->incoming || !e->order || !net->signals || !net->region)
-        return ep_fail(EP_E_MEMORY, "network emulated: no memory for a region of %zu bytes", net->region_bytes);
+    if (!e->peers || !e->outgoing || !e->incoming || !e->order)
+        return ep_fail(EP_E_MEMORY, "network emulated: no memory for %zu wires", n);
     for (int i = 0; i < e->npeers; i++)
         e->peers[i].fd = -1;
+    EP_TRY(ep_net_memory_new(net));
     net->wire_bytes = n * wire_stride(e->capacity);
     EP_TRY(ep_shm_new(net->wire_bytes, &e->shm));
     for (size_t i = 0; i < n; i++) {

@@ -3,7 +3,9 @@
 
 #include "net/verbs.h"
 
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 ep_status ep_net_check_params(const char *name, const struct ep_net_params *params)
 {
@@ -17,6 +19,42 @@ ep_status ep_net_check_params(const char *name, const struct ep_net_params *para
         return ep_fail(EP_E_ARG, "network %s: region of %zu bytes, %u signals", name, params->region_bytes,
                        params->n_signals);
     return EP_OK;
+}
+
+size_t ep_net_whole_pages(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), rest = bytes % page;
+
+    return rest == 0 ? bytes : __builtin_add_overflow(bytes, page - rest, &bytes) ? SIZE_MAX : bytes;
+}
+
+static void *new_pages(size_t bytes)
+{
+    size_t whole = ep_net_whole_pages(bytes);
+    void *memory = whole == SIZE_MAX ? NULL : aligned_alloc((size_t)sysconf(_SC_PAGESIZE), whole);
+
+    return memory ? memset(memory, 0, whole) : NULL;
+}
+
+ep_status ep_net_memory_new(struct ep_net *net)
+{
+    size_t bytes = (size_t)net->n_signals * sizeof(*net->signals);
+
+    net->signals = new_pages(bytes);
+    net->region = net->signals ? new_pages(net->region_bytes) : NULL;
+    if (net->region)
+        return EP_OK;
+    ep_net_memory_free(net);
+    return ep_fail(EP_E_MEMORY, "network %s: no memory for a region of %zu bytes and %u signals", net->ops->name,
+                   net->region_bytes, net->n_signals);
+}
+
+void ep_net_memory_free(struct ep_net *net)
+{
+    free(net->region);
+    free(net->signals);
+    net->region = NULL;
+    net->signals = NULL;
 }
 
 const struct ep_net_provider *ep_net_find(const char *name)

@@ -63,9 +63,14 @@ struct ep_net_ops {
 struct ep_net {
     const struct ep_net_ops *ops;
     int node, nnodes, channels;
+    /*
+     * Region and signals each begin at a page and fill whole pages (ep_net_whole_pages()), in which nothing else lies:
+     * a GPU can register them (cudaHostRegister) without its neighbours. They stay where they are until free(); what
+     * was registered is unregistered before that. Zeros at first.
+     */
     unsigned char *region; /* of this rank; peers write here */
-    size_t region_bytes;
-    uint64_t *signals; /* of this rank; plain loads, change only inside progress() */
+    size_t region_bytes;   /* as asked for: no put goes beyond */
+    uint64_t *signals;     /* of this rank; plain loads, change only inside progress() */
     uint32_t n_signals;
     size_t wire_bytes; /* memory the executor holds besides region and signals */
     uint64_t n_puts;   /* counted by who makes them */
@@ -113,6 +118,14 @@ extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
 
 /* What no engine takes: EP_E_ARG. */
 ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
+
+/* Rounded up to whole pages of this machine; SIZE_MAX: there is no such size. */
+EP_PRIVATE_API size_t ep_net_whole_pages(size_t bytes);
+
+/* For engines: region and signals of `net`, of the sizes that stand in it. EP_E_MEMORY: `net` has neither. */
+EP_PRIVATE_API ep_status ep_net_memory_new(struct ep_net *net);
+/* Of an endpoint with or without them. */
+EP_PRIVATE_API void ep_net_memory_free(struct ep_net *net);
 
 /* The one of these with that name; NULL: there is none. */
 const struct ep_net_provider *ep_net_find(const char *name);

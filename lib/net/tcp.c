@@ -465,8 +465,7 @@ static void tcp_free(struct ep_net *net)
     free(t->rendezvous.ranks);
     free(t->streams);
     free(t->links);
-    free(net->region);
-    free(net->signals);
+    ep_net_memory_free(net);
     free(t);
 }
 
@@ -496,10 +495,9 @@ static ep_status prepare(struct tcp_net *t)
     t->streams = calloc(n, sizeof(*t->streams));
     for (size_t i = 0; t->streams && i < n; i++)
         t->streams[i].fd = -1;
-    net->signals = calloc(net->n_signals, sizeof(*net->signals));
-    net->region = aligned_alloc(64, (net->region_bytes + 63) & ~(size_t)63);
-    if (!t->links || !t->streams || !net->signals || !net->region)
-        return ep_fail(EP_E_MEMORY, "network tcp: no memory for a region of %zu bytes", net->region_bytes);
+    if (!t->links || !t->streams)
+        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
+    EP_TRY(ep_net_memory_new(net));
     net->wire_bytes = n * sizeof(*t->streams);
     t->epoll = ep_fd_keep(epoll_create1(EPOLL_CLOEXEC));
     if (t->epoll < 0)

@@ -480,8 +480,7 @@ void verbs_release(struct verbs_net *v)
     verbs_device_close(&v->device);
     free(v->copies);
     free(v->lines);
-    free(v->net.region);
-    free(v->net.signals);
+    ep_net_memory_free(&v->net);
     free(v);
 }
 

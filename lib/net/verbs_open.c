@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 /* 4.096 us * 2^14 = 67 ms without an answer, seven times: a dead NIC is known after some seconds at most. */
 #define ACK_TIMEOUT 14
@@ -83,15 +84,13 @@ static ep_status make_memory(struct verbs_net *v)
     size_t arrivals = VERBS_RECEIVES * sizeof(struct verbs_record), stride;
 
     v->ring_bytes = net->region_bytes < EP_NET_MAX_PUT ? net->region_bytes : EP_NET_MAX_PUT;
-    v->ring_bytes = (v->ring_bytes + 4095) & ~(size_t)4095;
+    v->ring_bytes = ep_net_whole_pages(v->ring_bytes);
     stride = v->ring_bytes + arrivals;
-    v->copies_bytes = (stride * (size_t)v->n + 4095) & ~(size_t)4095;
-    net->signals = calloc(net->n_signals, sizeof(*net->signals));
-    net->region = aligned_alloc(4096, (net->region_bytes + 4095) & ~(size_t)4095);
-    v->copies = aligned_alloc(4096, v->copies_bytes);
-    if (!net->signals || !net->region || !v->copies)
-        return ep_fail(EP_E_MEMORY, "network verbs: no memory for a region and copies of %zu and %zu bytes",
-                       net->region_bytes, v->copies_bytes);
+    v->copies_bytes = ep_net_whole_pages(stride * (size_t)v->n);
+    EP_TRY(ep_net_memory_new(net));
+    v->copies = aligned_alloc((size_t)sysconf(_SC_PAGESIZE), v->copies_bytes);
+    if (!v->copies)
+        return ep_fail(EP_E_MEMORY, "network verbs: no memory for copies of %zu bytes", v->copies_bytes);
     for (int i = 0; i < v->n; i++) {
         v->lines[i].ring = v->copies + stride * (size_t)i;
         v->lines[i].arrivals = (struct verbs_record *)(v->lines[i].ring + v->ring_bytes);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -81,6 +82,37 @@ static void check_block(const struct conformance *c, const struct ep_net *net, i
 
     for (size_t k = 0; k < block_bytes(i); k++)
         CHECK(block[k] == block_value(peer, channel, i));
+}
+
+/* What a GPU registers: whole pages, of both, that belong to nothing else, however little was asked for. */
+static void test_pages(const struct conformance *c)
+{
+    static const size_t sizes[] = {1, 64, 4095, 4096, 4097, 300000};
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct ep_net *nets[sizeof(sizes) / sizeof(sizes[0])];
+    unsigned char *ends[2 * (sizeof(sizes) / sizeof(sizes[0]))], *begins[2 * (sizeof(sizes) / sizeof(sizes[0]))];
+    size_t n = 0;
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        nets[i] = open_net(c, 2, sizes[i]);
+        CHECK(nets[i]->region_bytes == sizes[i]);
+        begins[n] = nets[i]->region;
+        ends[n] = begins[n] + ep_net_whole_pages(sizes[i]);
+        begins[n + 1] = (unsigned char *)nets[i]->signals;
+        ends[n + 1] = begins[n + 1] + ep_net_whole_pages(N_SIGNALS * sizeof(*nets[i]->signals));
+        for (size_t last = n + 2; n < last; n++) {
+            CHECK((uintptr_t)begins[n] % page == 0 && (uintptr_t)ends[n] % page == 0);
+            /* All of it can be written, and is no page of another endpoint. */
+            for (unsigned char *at = begins[n]; at < ends[n]; at++)
+                CHECK(*at == 0);
+            memset(begins[n], (int)n + 1, (size_t)(ends[n] - begins[n]));
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        for (unsigned char *at = begins[i]; at < ends[i]; at++)
+            CHECK(*at == i + 1);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        nets[i]->ops->free(nets[i]);
 }
 
 /*
@@ -298,6 +330,7 @@ void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *
         const char *name;
         void (*run)(const struct conformance *c);
     } tests[] = {
+        {"pages", test_pages},
         {"order", test_order},
         {"overwriting", test_overwriting},
         {"endpoints apart", test_endpoints_apart},

@@ -3,18 +3,22 @@
  * The seam itself, and that the emulated network misbehaves as it was asked to. Two endpoints, opened by threads as a
  * group must be, are then driven by one thread, so that every step is known.
  */
+#include "net/net.h"
+
 #include <stdlib.h>
 
 /* The same limit on every machine and under every sanitizer. */
-static void *aligned_alloc_up_to_1m(size_t alignment, size_t bytes)
+static ep_status new_memory_up_to_1m(struct ep_net *net)
 {
-    return bytes > 1 << 20 ? NULL : aligned_alloc(alignment, bytes);
+    return net->region_bytes > 1 << 20 ? ep_fail(EP_E_MEMORY, "network emulated: no memory for more than 1 MiB")
+                                       : ep_net_memory_new(net);
 }
 
-#define aligned_alloc aligned_alloc_up_to_1m
+#define ep_net_memory_new new_memory_up_to_1m
+extern const struct ep_net_provider tested_emulated;
 #define ep_net_emulated tested_emulated /* the copy below, whose wires this test can reach and damage */
 #include "net/emulated.c"
-#undef aligned_alloc
+#undef ep_net_memory_new
 
 #include <epkit/boot.h>
 #include <pthread.h>
