@@ -67,8 +67,8 @@ typedef struct ep_comm_config {
     int32_t channels;       /* independent ordered streams per network peer, 1..16; 0: 4 */
     int32_t
         partial_type; /* network combine: EP_F32 (exact, default when 0) or EP_BF16 (half the bytes, rounded twice) */
-    int32_t device;   /* CUDA device; -1 (EP_COMM_CONFIG_INIT): by the rank's place on the node, modulo the devices that
-                         are visible. Ignored by the host backend */
+    int32_t device;   /* CUDA device; -1 (EP_COMM_CONFIG_INIT): by the rank's place on its machine, modulo the devices
+                         that are visible. Ignored by the host backend */
 } ep_comm_config;
 
 #ifdef __cplusplus

@@ -33,7 +33,7 @@
  * thread that sends what has not left when a call returns. A combine, and the sending half of one, lasts until all
  * ranks of other nodes that are not masked have begun theirs, because it takes their weights.
  *
- * The CUDA backend serves one node and a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a time.
+ * The CUDA backend has it within one node, for a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a time.
  */
 #ifndef EPKIT_LOWLATENCY_H
 #define EPKIT_LOWLATENCY_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/proxy.h"
 
 #include <stdlib.h>
 
@@ -32,7 +32,7 @@ struct combine {
 static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy, size_t bytes)
 {
     const struct cuda_plan *device = cuda_plan_of(c->plan);
-    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->plan->comm->rank, .copy = {*copy}};
+    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->cuda->host.local, .copy = {*copy}};
 
     if (device->fixed)
         return cuda_status(cuda_launch_rows(&rows, c->stream), "rows kernel");
@@ -163,6 +163,8 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     cuda_fill_waits(cuda, HOST_COMBINE_READY, HOST_COMBINE_DONE, &sum->waits);
     EP_TRY(order_by_choice(c, sum));
     EP_TRY(fill_terms(c, &sum->terms));
+    if (cuda_crosses_nodes(cuda))
+        return cuda_nodes_combine(cuda, c->plan, sum, c->stream, &c->queued);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
     cuda_fill_stage(cuda, c->plan, c->copies, &sum->stage);
     shape->blocks = sum->stage.movers;

@@ -166,20 +166,6 @@ __device__ held held_in(const held &h, int slot)
     return here;
 }
 
-/* The first term as it is: adding it to zero would turn -0 into +0. */
-template <bool FIRST> __device__ void add_vector(float (&sum)[8], uint4 v)
-{
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
-
-        sum[2 * i] = FIRST ? low : __fadd_rn(sum[2 * i], low);
-        sum[2 * i + 1] = FIRST ? high : __fadd_rn(sum[2 * i + 1], high);
-    }
-}
-
 /* N terms at once, because loads from shared memory that follow each other wait less. */
 template <int N, bool FIRST> __device__ void add_terms(float (&sum)[8], const unsigned char *terms, int stride)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/proxy.h"
 
 #include <assert.h>
 #include <epkit/cuda.h>
@@ -12,10 +12,43 @@ static_assert(sizeof(struct cuda_report) <= 4096, "a report is of one page");
 
 #define REPORT_BYTES 4096
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
-#define PLACES_BYTES(cuda) ((size_t)(cuda)->host.comm->nranks * CUDA_SLOTS * sizeof(struct cuda_place))
+#define PLACES_BYTES(cuda) ((size_t)(cuda)->host.nlocal * CUDA_SLOTS * sizeof(struct cuda_place))
 #define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
 
-/* device -1, the default, leaves the choice to the rank's place on the host. */
+/* Where a rank works, for all of the group. */
+struct residence {
+    struct ep_process_id process;
+    char bus_id[20]; /* "": no device is chosen yet */
+};
+
+/* ret_all [R]; collective. */
+static ep_status gather_residences(const struct cuda_comm *cuda, const ep_boot *boot, struct residence *ret_all)
+{
+    struct residence mine;
+
+    memset(&mine, 0, sizeof(mine));
+    ep_process_get_self(&mine.process);
+    memcpy(mine.bus_id, cuda->board->bus_id, sizeof(mine.bus_id));
+    return boot->allgather(boot->context, &mine, sizeof(mine), cuda->host.comm->config.timeout_ms, ret_all);
+}
+
+/*
+ * Place of this rank among those of its machine, which nodes may share. Where machines cannot be told from each other
+ * it is that in the node.
+ */
+static ep_status find_place(struct cuda_comm *cuda, const ep_boot *boot)
+{
+    struct residence all[EP_MAX_RANKS];
+    int me = cuda->host.comm->rank;
+
+    EP_TRY(gather_residences(cuda, boot, all));
+    cuda->place = all[me].process.host[0] ? 0 : cuda->host.local;
+    for (int rank = 0; all[me].process.host[0] && rank < me; rank++)
+        cuda->place += memcmp(all[rank].process.host, all[me].process.host, sizeof(all[me].process.host)) == 0;
+    return EP_OK;
+}
+
+/* device -1, the default, leaves the choice to the rank's place on the machine. */
 static ep_status choose_device(struct cuda_comm *cuda)
 {
     const ep_comm *comm = cuda->host.comm;
@@ -27,7 +60,7 @@ static ep_status choose_device(struct cuda_comm *cuda)
     if (comm->keep_device)
         device = comm->keep_device - 1;
     else if (device < 0)
-        device = cuda->host.local % n;
+        device = cuda->place % n;
     CUDA_TRY(cudaDeviceGetAttribute(&clusters, cudaDevAttrComputeCapabilityMajor, device));
     if (clusters < CUDA_LEAST_MAJOR)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d is of compute capability %d; %d.0 or later is needed",
@@ -154,25 +187,12 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
                    cuda->host.comm->rank, cuda->board->bus_id, rank, peer->bus_id, ep_last_error());
 }
 
-static ep_status choose_standard_stream(struct cuda_comm *cuda)
-{
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
-        const struct cuda_peer *peer = &cuda->peers[rank];
-
-        if (rank == cuda->host.comm->rank || !peer->same_process || strcmp(peer->bus_id, cuda->board->bus_id) != 0)
-            continue;
-        CUDA_TRY(cudaStreamCreateWithFlags(&cuda->standard, cudaStreamNonBlocking));
-        break;
-    }
-    return EP_OK;
-}
-
 static ep_status reach_peers(struct cuda_comm *cuda)
 {
     const struct host_where board = {.slot = CUDA_BOARD_SLOT, .generation = 1};
     ep_comm *comm = cuda->host.comm;
 
-    for (int rank = 0; rank < comm->nranks; rank++) {
+    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         void *address;
 
@@ -185,7 +205,28 @@ static ep_status reach_peers(struct cuda_comm *cuda)
         cuda_note_reach(cuda, rank, true);
         EP_TRY(reach_signals(cuda, rank));
     }
-    return choose_standard_stream(cuda);
+    return EP_OK;
+}
+
+/* Collective. Ranks of other nodes count, too: tests and small machines have several nodes on a GPU. */
+static ep_status choose_standard_stream(struct cuda_comm *cuda, const ep_boot *boot)
+{
+    const ep_comm *comm = cuda->host.comm;
+    struct residence mine, all[EP_MAX_RANKS];
+    ep_status status;
+    bool shares = false;
+
+    memset(&mine, 0, sizeof(mine));
+    ep_process_get_self(&mine.process);
+    memcpy(mine.bus_id, cuda->board->bus_id, sizeof(mine.bus_id));
+    status = boot->allgather(boot->context, &mine, sizeof(mine), comm->config.timeout_ms, all);
+    for (int rank = 0; status == EP_OK && rank < comm->nranks; rank++)
+        shares |= rank != comm->rank && all[rank].process.key == mine.process.key &&
+                  memcmp(all[rank].bus_id, mine.bus_id, sizeof(mine.bus_id)) == 0;
+    if (status == EP_OK && shares)
+        status =
+            cuda_status(cudaStreamCreateWithFlags(&cuda->standard, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    return status;
 }
 
 static ep_status open_own(struct cuda_comm *cuda)
@@ -195,6 +236,7 @@ static ep_status open_own(struct cuda_comm *cuda)
 
     pthread_mutex_init(&cuda->memory_lock, NULL);
     pthread_mutex_init(&cuda->map_lock, NULL);
+    pthread_mutex_init(&cuda->unsettled_lock, NULL);
     cuda->stop = -1;
     if (comm->config.flags & EP_COMM_CHECK_VALUES)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend has no EP_COMM_CHECK_VALUES");
@@ -203,6 +245,11 @@ static ep_status open_own(struct cuda_comm *cuda)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
     EP_TRY(host_alloc_internal(&cuda->host, sizeof(struct cuda_board), &board));
     cuda->board = board;
+    return EP_OK;
+}
+
+static ep_status open_device_own(struct cuda_comm *cuda)
+{
     EP_TRY(choose_device(cuda));
     cuda_settle(cuda->device);
     EP_TRY(open_device(cuda));
@@ -215,15 +262,9 @@ static ep_status open_own(struct cuda_comm *cuda)
  */
 static ep_status check_group(const ep_comm *comm)
 {
-    if (comm->nnodes > 1)
-        return ep_fail(
-            EP_E_UNSUPPORTED,
-            "ep_comm_new: the CUDA backend serves one node, and these %d ranks are on %d: make groups of one "
-            "node each, or name the backend \"host\", which needs rows in host memory",
-            comm->nranks, comm->nnodes);
-    if (comm->nranks > CUDA_MAX_RANKS)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend serves groups of up to %d ranks, not %d",
-                       CUDA_MAX_RANKS, comm->nranks);
+    if (comm->ranks_per_node > CUDA_MAX_RANKS)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend serves nodes of up to %d ranks, not %d",
+                       CUDA_MAX_RANKS, comm->ranks_per_node);
     return EP_OK;
 }
 
@@ -241,7 +282,15 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
         previous = -1;
     status = host_agree(boot, timeout_ms, open_own(cuda));
     if (status == EP_OK)
+        status = find_place(cuda, boot);
+    if (status == EP_OK)
+        status = host_agree(boot, timeout_ms, open_device_own(cuda));
+    if (status == EP_OK)
         status = host_agree(boot, timeout_ms, reach_peers(cuda));
+    if (status == EP_OK)
+        status = host_agree(boot, timeout_ms, choose_standard_stream(cuda, boot));
+    if (status == EP_OK && comm->nnodes > 1)
+        status = host_agree(boot, timeout_ms, cuda_proxy_open(cuda, boot));
     if (status == EP_OK)
         status = host_agree(boot, timeout_ms, cuda_monitor_start(cuda));
     if (status != EP_OK)
@@ -284,6 +333,7 @@ void cuda_comm_close(ep_comm *comm)
             cuda_stop_kernels(cuda);
         if (cuda->operations)
             cuda_drain(cuda);
+        cuda_proxy_close(cuda);
         cuda_monitor_stop(cuda);
         cudaStreamSynchronize(cuda->own);
         host_leave_group(&cuda->host);
@@ -299,13 +349,15 @@ void cuda_comm_close(ep_comm *comm)
     free(cuda->peers);
     pthread_mutex_destroy(&cuda->memory_lock);
     pthread_mutex_destroy(&cuda->map_lock);
+    pthread_mutex_destroy(&cuda->unsettled_lock);
     host_group_close(comm);
 }
 
 size_t cuda_comm_bytes(const ep_comm *comm)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    size_t bytes = host_comm_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + PLACES_BYTES(cuda);
+    size_t bytes = host_comm_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + PLACES_BYTES(cuda) +
+                   cuda_proxy_bytes(cuda);
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)

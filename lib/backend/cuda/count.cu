@@ -6,6 +6,7 @@
  */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/lowlatency.h"
+#include "backend/cuda/nodes.h"
 
 #include <epkit/types.h>
 
@@ -258,6 +259,8 @@ cudaError_t cuda_kernels_load(int shared_bytes)
         error = cuda_update_load();
     if (error == cudaSuccess)
         error = cuda_layout_load();
+    if (error == cudaSuccess)
+        error = cuda_nodes_load();
     if (error == cudaSuccess)
         error = cuda_metadata_load();
     if (error == cudaSuccess)

@@ -12,6 +12,7 @@
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
  *   lowlatency.c            the low-latency calls
+ *   nodes.c     operations between nodes;  proxy.c  the thread that sends and receives for them
  *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *
@@ -46,7 +47,7 @@ struct cuda_slot {
 struct cuda_board {
     int32_t device;
     char bus_id[20];
-    _Atomic uint32_t reached_by;         /* ranks that have memory of this one mapped, a bit for each: leave.c */
+    _Atomic uint32_t reached_by; /* ranks of the node that have memory of this one mapped, a bit for each: leave.c */
     _Atomic uint32_t frees, allocations; /* so many there were */
     struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
@@ -94,8 +95,12 @@ struct cuda_block {
     uint64_t behind; /* in the pool: free when so many operations are complete */
 };
 
+struct cuda_proxy; /* proxy.c */
+struct cuda_lists; /* nodes.c */
+
 struct cuda_comm {
     struct host_comm host; /* first: comm->impl is both */
+    int place;             /* of this rank among those of its machine */
     int device, sms, all_sms;
     int default_sms;     /* 0: not asked for yet */
     bool sms_given;      /* ep_cuda_set_sms() has said how many */
@@ -107,9 +112,9 @@ struct cuda_comm {
      */
     cudaStream_t standard;
     struct cuda_board *board;
-    struct cuda_peer *peers; /* [R] */
+    struct cuda_peer *peers; /* [R]; those of this node are used */
     struct cuda_signals *signals;
-    struct cuda_place *places;                           /* device: [R, CUDA_SLOTS] */
+    struct cuda_place *places;                           /* device: [ranks of the node, CUDA_SLOTS] */
     struct cuda_place *host_places, *host_places_device; /* the same in host memory, and its address on the device */
     struct cuda_report *report, *report_device;
     int32_t *totals, *totals_device;
@@ -126,8 +131,12 @@ struct cuda_comm {
     struct cuda_words *words;   /* of the caller's events: stream.c */
 
     uint64_t updates;               /* of plans of fixed capacity */
+    pthread_mutex_t unsettled_lock; /* events may be waited for on any thread */
     struct cuda_plan *unsettled;    /* of which the host does not know the counts yet */
     struct cuda_facts_place *facts; /* all that there are: update.c */
+
+    struct cuda_proxy *proxy;     /* between nodes; NULL on one */
+    uint64_t net_rows, net_bytes; /* that the last operation sends to other nodes */
 
     pthread_t monitor;
     bool monitored;
@@ -164,6 +173,12 @@ static inline struct cuda_comm *cuda_of(const ep_comm *comm)
     return comm->impl;
 }
 
+/* Behind the last rank of this node. */
+static inline int cuda_end_of_node(const struct cuda_comm *cuda)
+{
+    return cuda->host.first + cuda->host.nlocal;
+}
+
 static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_stream stream)
 {
     return stream ? stream : cuda->standard;
@@ -182,6 +197,13 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
  */
 ep_status cuda_count_usable(int *ret_gpus);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
+
+static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
+{
+    return cuda->host.comm->nnodes > 1;
+}
+/* EP_E_UNSUPPORTED between nodes: `what` is done within one. */
+ep_status cuda_need_one_node(const struct cuda_comm *cuda, const char *call, const char *what);
 
 /* The calling thread's current device becomes that of the communicator until cuda_leave(). */
 struct cuda_scope {
@@ -283,7 +305,8 @@ struct cuda_plan {
     struct cuda_block facts_block; /* counts for metadata of a plan of exact counts; made on first use */
     struct cuda_block sources;     /* rows of metadata on their way; made on first use */
     struct cuda_route route;
-    bool placed; /* the route is complete */
+    bool placed;              /* the route is complete */
+    struct cuda_lists *lists; /* between nodes; NULL on one */
     /* Device memory. Expanded: [L+1] first rows of this rank's experts; [L] how many there are, without padding. */
     int32_t *expert_start, *expert_exact;
 
@@ -402,7 +425,9 @@ void cuda_monitor_stop(struct cuda_comm *cuda);
 /* Ends the kernels that run and those that are queued. */
 void cuda_stop_kernels(struct cuda_comm *cuda);
 
-/* report.c. The failure that a kernel has reported, or EP_OK. Any thread. */
+/* report.c. Two ranks have told different words: CUDA_TELL_.... */
+ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs);
+/* The failure that a kernel has reported, or EP_OK. Any thread. */
 ep_status cuda_check_reported(struct cuda_comm *cuda);
 /* Waits until the routing number cuda->counted is counted, in `stream`. */
 ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream);

@@ -186,12 +186,13 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
 
 /*
  * Tells the host why the kernel ends without a result; kind 0: it was stopped, by the host or by what a peer has told.
- * Of several the first word stays.
+ * Of several the first word stays. `rank` is counted from the first rank of this node: one of another node is below 0
+ * or above the last one.
  */
 __device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank, int phase)
 {
     uint32_t told = atomicCAS(&waits.mine->gave_up, 0u, CUDA_STOPPED);
-    uint32_t failure = kind ? CUDA_FAILURE(kind, rank, phase) : told;
+    uint32_t failure = kind ? CUDA_FAILURE(kind, waits.first + rank, phase) : told;
 
     if (failure > CUDA_STOPPED && !*(volatile uint32_t *)&waits.report->failure)
         *(volatile uint32_t *)&waits.report->failure = failure;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/proxy.h"
 
 #include <string.h>
 
@@ -159,6 +159,9 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
     cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &move->waits);
     EP_TRY(fill_terms(d, &move->terms));
+    if (cuda_crosses_nodes(cuda))
+        return cuda_nodes_dispatch(cuda, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0, d->stream,
+                                   &d->queued);
     fit(cuda, move, shape);
     cuda_fill_stage(cuda, d->plan, d->copies, &move->stage);
     shape->blocks = move->stage.movers;
@@ -185,7 +188,7 @@ static ep_status finish_outputs(const struct dispatch *d)
     struct cuda_rows rows = {.counts = device->route.counts,
                              .expert_start = expanded ? device->expert_start : NULL,
                              .expert_exact = device->expert_exact,
-                             .rank = d->plan->comm->rank,
+                             .rank = d->cuda->host.local,
                              .n_local = d->plan->info.n_local_experts,
                              .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0,
                              .index_bytes = (int64_t)d->output[HOST_AT_INDEX].bytes,

@@ -123,21 +123,24 @@ enum {
     CUDA_FAILED_STRIDE       /* metadata: the rank has more tokens than source_stride */
 };
 #define CUDA_STOPPED 1u /* no CUDA_FAILED_... in it */
-#define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 16 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
+#define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 24 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
+
+/* Of two ranks that told different words: CUDA_TELL_..., the other rank, of the group, and the words. */
+enum { CUDA_DETAIL_WORD, CUDA_DETAIL_RANK, CUDA_DETAIL_MINE, CUDA_DETAIL_THEIRS };
 
 /* In host memory that the device sees: what kernels report, and how they are stopped. */
 struct cuda_report {
-    uint32_t abort;   /* host writes 1: running kernels end soon, without result */
-    uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase) */
-    uint32_t lost;    /* host: ranks that have died or left. What they had to send is here; no more comes */
-    uint32_t unused;
-    uint32_t detail[4]; /* of CUDA_FAILED_DISAGREE: CUDA_TELL_..., the rank, the word of this rank, that of the other */
+    uint32_t abort;     /* host writes 1: running kernels end soon, without result */
+    uint32_t failure;   /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase); this rank is of the group */
+    uint32_t lost;      /* host: ranks that have died or left. What they had to send is here; no more comes */
+    uint32_t none;      /* 0: of ranks of other nodes the host says nothing here */
+    uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE */
     int64_t refused[3]; /* 1 + a rank that would receive more rows than it can, how many, and how many it can */
     uint64_t counted;   /* number of the last routing counted */
     uint64_t bad;       /* not 0: it has entries that are not valid */
 };
 
-/* The waits of every kernel. */
+/* The waits of every kernel. Ranks are counted within the node, here and wherever nothing else is said. */
 struct cuda_waits {
     struct cuda_signals *mine;
     struct cuda_signals *peer[CUDA_MAX_RANKS]; /* [rank], as mapped here */
@@ -146,6 +149,7 @@ struct cuda_waits {
     const struct cuda_place *host_places;      /* the same in host memory: there before it is in `places` */
     uint64_t deadline_ns;
     int32_t rank, nranks;
+    int32_t first; /* rank of the group that is the first one of this node */
     int32_t ready_phase, done_phase;
     int32_t bare; /* neither waits nor signals: the bare mover, as a yardstick */
 };
@@ -361,6 +365,7 @@ struct cuda_layout {
     int32_t *per_rank, *per_node, *per_expert;
     uint8_t *in_rank;
     int32_t wide, n_tokens, topk, n_experts;
+    int32_t nranks, ranks_per_node; /* of the group, CUDA_MAX_RANKS at most */
 };
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);

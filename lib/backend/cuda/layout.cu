@@ -9,7 +9,7 @@ namespace
 
 struct sums {
     int32_t per_rank[CUDA_MAX_RANKS], per_expert[EP_MAX_EXPERTS];
-    int32_t tokens; /* with an expert */
+    int32_t per_node[CUDA_MAX_RANKS]; /* tokens with an expert there */
     int32_t bad;
 };
 
@@ -22,7 +22,7 @@ __device__ int64_t read_expert(const cuda_layout &l, size_t at)
 __device__ uint32_t look_at_token(const cuda_layout &l, int token, sums &sum)
 {
     size_t start = (size_t)token * l.topk;
-    int n_local = l.n_experts / l.waits.nranks;
+    int n_local = l.n_experts / l.nranks;
     uint32_t ranks = 0;
 
     for (int k = 0; k < l.topk; k++) {
@@ -43,14 +43,15 @@ __device__ uint32_t look_at_token(const cuda_layout &l, int token, sums &sum)
 
 __device__ void tell_token(const cuda_layout &l, int token, uint32_t ranks, sums &sum)
 {
-    for (int rank = 0; rank < l.waits.nranks; rank++) {
+    for (int rank = 0; rank < l.nranks; rank++) {
         if (ranks >> rank & 1)
             atomicAdd(&sum.per_rank[rank], 1);
         if (l.in_rank)
-            l.in_rank[(size_t)token * l.waits.nranks + rank] = (uint8_t)(ranks >> rank & 1);
+            l.in_rank[(size_t)token * l.nranks + rank] = (uint8_t)(ranks >> rank & 1);
     }
-    if (ranks)
-        atomicAdd(&sum.tokens, 1);
+    for (int node = 0; node * l.ranks_per_node < l.nranks; node++)
+        if (ranks >> node * l.ranks_per_node & (uint32_t)((UINT64_C(1) << l.ranks_per_node) - 1))
+            atomicAdd(&sum.per_node[node], 1);
 }
 
 /* Routing that is not valid fails the group, as that of an update does. By all threads of the block that found it. */
@@ -61,7 +62,7 @@ __device__ void report_bad(const cuda_layout &l)
     if (i == me)
         give_up(l.waits, CUDA_FAILED_ROUTING, me, phase);
     else if (i < l.waits.nranks)
-        *(volatile uint32_t *)&l.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, me, phase);
+        *(volatile uint32_t *)&l.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, l.waits.first + me, phase);
 }
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_constant__ cuda_layout l)
@@ -72,9 +73,9 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_
     for (int expert = i; expert < l.n_experts; expert += CUDA_COUNT_TOKENS)
         sum.per_expert[expert] = 0;
     if (i < CUDA_MAX_RANKS)
-        sum.per_rank[i] = 0;
+        sum.per_rank[i] = sum.per_node[i] = 0;
     if (i == 0)
-        sum.tokens = sum.bad = 0;
+        sum.bad = 0;
     __syncthreads();
     if (token < l.n_tokens)
         tell_token(l, token, look_at_token(l, token, sum), sum);
@@ -82,10 +83,10 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_
     for (int expert = i; expert < l.n_experts && l.per_expert; expert += CUDA_COUNT_TOKENS)
         if (sum.per_expert[expert])
             atomicAdd(&l.per_expert[expert], sum.per_expert[expert]);
-    if (i < l.waits.nranks && l.per_rank)
+    if (i < l.nranks && l.per_rank)
         atomicAdd(&l.per_rank[i], sum.per_rank[i]);
-    if (i == 0 && l.per_node)
-        atomicAdd(l.per_node, sum.tokens);
+    if (i * l.ranks_per_node < l.nranks && l.per_node)
+        atomicAdd(&l.per_node[i], sum.per_node[i]);
     if (sum.bad)
         report_bad(l);
 }

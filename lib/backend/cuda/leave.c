@@ -26,7 +26,7 @@ struct estate {
     struct estate *next;
     struct ep_shm shm; /* of the board */
     struct cuda_board *board;
-    struct ep_process process[CUDA_MAX_RANKS]; /* as in struct host_peer, with pidfds of its own */
+    struct ep_process process[CUDA_MAX_RANKS]; /* of the node, as in struct host_peer, with pidfds of its own */
     int device, n;
     void *memory[MOST_MEMORY];
 };
@@ -37,7 +37,7 @@ static int open_on[MOST_DEVICES]; /* communicators of this process */
 
 void cuda_note_reach(struct cuda_comm *cuda, int rank, bool reaches)
 {
-    uint32_t mine = 1u << cuda->host.comm->rank;
+    uint32_t mine = 1u << cuda->host.local;
     struct cuda_board *board = cuda->peers[rank].board;
 
     if (!board || rank == cuda->host.comm->rank)
@@ -66,9 +66,9 @@ static void wait_for_processes(const struct cuda_comm *cuda, const struct estate
     struct timespec nap = {.tv_nsec = 50000};
     uint32_t others = 0;
 
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
+    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++)
         if (!cuda->peers[rank].same_process)
-            others |= 1u << rank;
+            others |= 1u << (rank - cuda->host.first);
     limit = ep_now_ns() + (limit < PATIENCE_NS ? limit : PATIENCE_NS);
     while (find_reaching(estate, others) && ep_now_ns() < limit) {
         nanosleep(&nap, NULL);
@@ -135,7 +135,7 @@ void cuda_settle(int own)
 static void note_processes(const struct cuda_comm *cuda, struct estate *estate)
 {
     for (int rank = 0; rank < CUDA_MAX_RANKS; rank++) {
-        const struct host_peer *peer = rank < cuda->host.comm->nranks ? &cuda->host.peers[rank] : NULL;
+        const struct host_peer *peer = rank < cuda->host.nlocal ? &cuda->host.peers[cuda->host.first + rank] : NULL;
 
         estate->process[rank] = peer ? peer->process : (struct ep_process){.pidfd = -1};
         if (peer && peer->process.pidfd >= 0)

@@ -88,7 +88,8 @@ __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
     else if (i == me)
         *(volatile uint32_t *)&ll.report->bad = 1;
     else if (queued && !ll.masking)
-        *(volatile uint32_t *)&ll.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, me, phase);
+        *(volatile uint32_t *)&ll.waits.peer[i]->gave_up =
+            CUDA_FAILURE(CUDA_FAILED_ROUTING, ll.waits.first + me, phase);
 }
 
 /* --- masks: block 0 decides for all blocks which ranks have no part in this call ---------------------------------- */

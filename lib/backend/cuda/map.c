@@ -54,7 +54,8 @@ ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
  */
 static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)
 {
-    struct cuda_place *place = &cuda->host_places[rank * CUDA_SLOTS + slot];
+    size_t at = (size_t)(rank - cuda->host.first) * CUDA_SLOTS + (size_t)slot;
+    struct cuda_place *place = &cuda->host_places[at];
 
     /* A place whose generation is right is complete: the generation comes last, and goes first. */
     __atomic_store_n(&place->generation, 0, __ATOMIC_RELEASE);
@@ -62,8 +63,7 @@ static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const 
     place->base = mapping->base;
     place->granules = (uint32_t)((mapping->bytes + CUDA_GRANULE - 1) / CUDA_GRANULE);
     __atomic_store_n(&place->generation, mapping->generation, __ATOMIC_RELEASE);
-    return cuda_status(cudaMemcpyAsync(&cuda->places[rank * CUDA_SLOTS + slot], place, sizeof(*place),
-                                       cudaMemcpyHostToDevice, cuda->own),
+    return cuda_status(cudaMemcpyAsync(&cuda->places[at], place, sizeof(*place), cudaMemcpyHostToDevice, cuda->own),
                        "cudaMemcpyAsync");
 }
 
@@ -85,7 +85,7 @@ static ep_status map_peer_slot(struct cuda_comm *cuda, int rank, int slot, uint3
 /* A rank that has gone needs no mapping: who waits for it hears that it is lost. */
 static bool is_gone(const struct cuda_comm *cuda, int rank)
 {
-    return atomic_load(&cuda->host.peers[rank].control->left) || host_peer_dead(&cuda->host, rank);
+    return atomic_load(&host_control_of(&cuda->host, rank)->left) || host_peer_dead(&cuda->host, rank);
 }
 
 static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocations)
@@ -109,7 +109,7 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
 {
     ep_status status = EP_OK;
 
-    for (int rank = 0; rank < cuda->host.comm->nranks && status == EP_OK; rank++) {
+    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda) && status == EP_OK; rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         uint32_t allocations = atomic_load_explicit(&peer->board->allocations, memory_order_acquire);
 
@@ -158,6 +158,8 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *wh
     *ret_address = NULL;
     if (!bytes)
         return EP_OK;
+    if (rank < cuda->host.first || rank >= cuda_end_of_node(cuda))
+        return ep_fail(EP_E_UNSUPPORTED, "rank %d is of another node: its memory cannot be mapped", rank);
     if (place.slot >= CUDA_SLOTS || !place.generation)
         return fail_place(rank, &place, bytes);
     EP_TRY(find_mapping(cuda, rank, &place, &mapping));
@@ -172,7 +174,7 @@ void cuda_unmap_freed(struct cuda_comm *cuda)
     const struct cuda_mapping none = {.base = NULL};
 
     pthread_mutex_lock(&cuda->map_lock);
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
+    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         uint32_t frees = atomic_load_explicit(&peer->board->frees, memory_order_acquire);
 
@@ -192,7 +194,7 @@ void cuda_unmap_freed(struct cuda_comm *cuda)
 
 void cuda_unmap_all(struct cuda_comm *cuda)
 {
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
+    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
 
         for (int slot = 0; slot < CUDA_SLOTS; slot++)

@@ -99,10 +99,10 @@ __device__ inline bool disagree(const cuda_waits &waits, int word, int rank, uin
 {
     volatile uint32_t *detail = waits.report->detail;
 
-    detail[0] = (uint32_t)word;
-    detail[1] = (uint32_t)rank;
-    detail[2] = mine;
-    detail[3] = theirs;
+    detail[CUDA_DETAIL_WORD] = (uint32_t)word;
+    detail[CUDA_DETAIL_RANK] = (uint32_t)(waits.first + rank);
+    detail[CUDA_DETAIL_MINE] = mine;
+    detail[CUDA_DETAIL_THEIRS] = theirs;
     __threadfence_system();
     give_up(waits, CUDA_FAILED_DISAGREE, rank, waits.ready_phase);
     return false;

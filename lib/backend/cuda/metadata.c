@@ -164,6 +164,7 @@ ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stre
     bool queued = false;
     ep_status status;
 
+    EP_TRY(cuda_need_one_node(cuda_of(plan->comm), "ep_plan_get_metadata", "metadata in device memory"));
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
     status = metadata(&call, plan, dst, stream, &queued);
     return cuda_call_end(&call, status, queued);

@@ -113,10 +113,14 @@ static void release(ep_comm *comm, void *memory)
     cuda_leave(&scope);
 }
 
-static ep_status copy_now(void *to, const void *from, size_t bytes)
+/*
+ * In a stream that does not wait for the default one, which an operation may have made wait for what the caller does
+ * after this.
+ */
+static ep_status copy_now(const struct cuda_comm *cuda, void *to, const void *from, size_t bytes)
 {
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cudaStreamPerThread));
-    CUDA_TRY(cudaStreamSynchronize(cudaStreamPerThread));
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
     return EP_OK;
 }
 
@@ -124,13 +128,14 @@ static ep_status copy(ep_comm *comm, void *to, const void *from, size_t bytes)
 {
     if (!bytes)
         return EP_OK;
-    ON_DEVICE(comm, copy_now(to, from, bytes));
+    ON_DEVICE(comm, copy_now(cuda_of(comm), to, from, bytes));
 }
 
-static ep_status fill_now(void *to, int byte, size_t bytes)
+/* Behind what is queued, which may still read what is overwritten. */
+static ep_status fill_now(const struct cuda_comm *cuda, void *to, int byte, size_t bytes)
 {
-    CUDA_TRY(cudaMemsetAsync(to, byte, bytes, cudaStreamPerThread));
-    CUDA_TRY(cudaStreamSynchronize(cudaStreamPerThread));
+    CUDA_TRY(cudaMemsetAsync(to, byte, bytes, cuda->standard));
+    CUDA_TRY(cudaStreamSynchronize(cuda->standard));
     return EP_OK;
 }
 
@@ -138,7 +143,7 @@ static ep_status fill(ep_comm *comm, void *to, int byte, size_t bytes)
 {
     if (!bytes)
         return EP_OK;
-    ON_DEVICE(comm, fill_now(to, byte, bytes));
+    ON_DEVICE(comm, fill_now(cuda_of(comm), to, byte, bytes));
 }
 
 /* --- a clock in the stream --------------------------------------------------------------------------------------- */

@@ -22,17 +22,43 @@ void cuda_stop_kernels(struct cuda_comm *cuda)
     __atomic_store_n(&cuda->report->abort, 1, __ATOMIC_RELEASE);
 }
 
+static bool is_lost(const struct cuda_comm *cuda, int local)
+{
+    return __atomic_load_n(&cuda->report->lost, __ATOMIC_RELAXED) >> local & 1;
+}
+
 /* What a rank has sent arrives before it is lost: whether that is enough the kernels know alone. */
 static void look_for_lost(struct cuda_comm *cuda)
 {
     struct host_comm *host = &cuda->host;
 
-    for (int rank = 0; rank < host->comm->nranks; rank++) {
-        if (rank == host->comm->rank || __atomic_load_n(&cuda->report->lost, __ATOMIC_RELAXED) >> rank & 1)
+    for (int local = 0; local < host->nlocal; local++) {
+        int rank = host->first + local;
+
+        if (rank == host->comm->rank || is_lost(cuda, local))
             continue;
-        if (atomic_load(&host->peers[rank].control->left) || host_peer_dead(host, rank))
-            __atomic_fetch_or(&cuda->report->lost, 1u << rank, __ATOMIC_RELEASE);
+        if (atomic_load(&host_control_of(host, rank)->left) || host_peer_dead(host, rank))
+            __atomic_fetch_or(&cuda->report->lost, 1u << local, __ATOMIC_RELEASE);
     }
+}
+
+/*
+ * Of other nodes, as far as this host can see them: over sockets their ends are the control links' to find. Nothing
+ * says what of its data has arrived, so the group fails as when a control link ends.
+ */
+static ep_status look_for_far_dead(struct cuda_comm *cuda)
+{
+    struct host_comm *host = &cuda->host;
+
+    for (int rank = 0; rank < host->comm->nranks; rank++) {
+        const struct host_control *control = host_control_of(host, rank);
+
+        if ((rank >= host->first && rank < cuda_end_of_node(cuda)) || !control || atomic_load(&control->left))
+            continue;
+        if (host_peer_dead(host, rank))
+            return host_raise(host, EP_E_PEER_DEAD, rank, HOST_IDLE);
+    }
+    return EP_OK;
 }
 
 static void look_around(struct cuda_comm *cuda, bool *failed)
@@ -43,6 +69,8 @@ static void look_around(struct cuda_comm *cuda, bool *failed)
     /* Low latency with masking outlives the failures of others, but no abort. */
     if (status == EP_OK)
         status = atomic_load(&cuda->masking) ? host_check_abort(host) : host_check(host);
+    if (status == EP_OK)
+        status = look_for_far_dead(cuda);
     if (status == EP_OK) {
         status = cuda_map_new(cuda);
         if (status != EP_OK)
@@ -62,10 +90,10 @@ static nfds_t list_watched(const struct cuda_comm *cuda, struct pollfd *fds)
     nfds_t n = 0;
 
     fds[n++] = (struct pollfd){.fd = cuda->stop, .events = POLLIN};
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
-        int pidfd = cuda->host.peers[rank].process.pidfd;
+    for (int local = 0; local < cuda->host.nlocal; local++) {
+        int pidfd = cuda->host.peers[cuda->host.first + local].process.pidfd;
 
-        if (pidfd >= 0 && !(__atomic_load_n(&cuda->report->lost, __ATOMIC_RELAXED) >> rank & 1))
+        if (pidfd >= 0 && !is_lost(cuda, local))
             fds[n++] = (struct pollfd){.fd = pidfd, .events = POLLIN};
     }
     return n;

@@ -2,9 +2,9 @@
 /*
  * Plans of the CUDA backend. In the rank layout the device counts and numbers the rows, and only the counts come to the
  * host, which exchanges them with its peers on the boards of the control plane: the rest of a row's place is one number
- * per destination. The expanded layout takes the routing to the host and its routes back.
+ * per destination. The expanded layout takes the routing to the host and its routes back, and so do both between nodes.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/proxy.h"
 
 #include "core/routing.h"
 
@@ -16,13 +16,18 @@ static size_t align16(size_t bytes)
     return (bytes + 15) / 16 * 16;
 }
 
+static bool is_made_on_host(const ep_plan *plan)
+{
+    return plan->args.flags & EP_PLAN_EXPANDED || plan->comm->nnodes > 1;
+}
+
 /* Memory of a route: entries, counts, indices, and rows of the counting blocks. */
 static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_block_rows)
 {
     struct host_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     size_t n = (size_t)plan->args.n_tokens, topk = (size_t)plan->args.topk, nranks = (size_t)plan->comm->nranks;
-    size_t width = expanded || topk < nranks ? topk : nranks;
+    size_t nlocal = (size_t)plan->comm->ranks_per_node, width = expanded || topk < nlocal ? topk : nlocal;
     size_t entries = align16(n * width * sizeof(struct cuda_entry)), counts = align16(n * sizeof(int32_t));
     size_t indices = align16(n * topk * sizeof(int32_t)), blocks = n / CUDA_COUNT_TOKENS + 1;
     size_t rows = align16(blocks * nranks * sizeof(int32_t));
@@ -51,7 +56,7 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
                                         .expanded = expanded,
                                         .wide = plan->args.idx_type == EP_I64};
     *ret_block_rows = (int32_t *)(memory + entries + counts + indices);
-    device->route.block_rows = expanded ? NULL : *ret_block_rows;
+    device->route.block_rows = is_made_on_host(plan) ? NULL : *ret_block_rows;
     device->expert_start = (int32_t *)(memory + entries + counts + indices + rows);
     device->expert_exact = (int32_t *)(memory + entries + counts + indices + rows + starts);
     device->route.counts = (const struct cuda_counts *)(memory + entries + counts + indices + rows + 2 * starts);
@@ -65,6 +70,7 @@ static void free_route(struct cuda_comm *cuda, ep_plan *plan)
 
     if (!device)
         return;
+    cuda_lists_free(cuda, plan);
     cuda_give(cuda, &device->block);
     cuda_give(cuda, &device->ordered);
     cuda_give(cuda, &device->facts_block);
@@ -245,18 +251,47 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     return status;
 }
 
-static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
+/* A copy on the host of a mask and its counts. */
+static ep_status fetch_mask(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args, ep_plan_args *mine,
+                            void **ret_mask, void **ret_counts)
+{
+    cudaStream_t stream = cuda_stream_of(cuda, args->stream);
+    size_t mask = (size_t)args->n_tokens * (size_t)plan->comm->nranks;
+
+    EP_TRY(cuda_check_pointer(cuda, "ep_plan_new", "token_in_rank", args->n_tokens ? args->token_in_rank : NULL));
+    EP_TRY(cuda_check_pointer(cuda, "ep_plan_new", "tokens_per_expert", args->tokens_per_expert));
+    EP_TRY(cuda_fetch_routing(args->token_in_rank, mask, stream, ret_mask));
+    EP_TRY(cuda_fetch_routing(args->tokens_per_expert, (size_t)plan->args.n_experts * sizeof(int32_t), stream,
+                              ret_counts));
+    mine->token_in_rank = *ret_mask;
+    mine->tokens_per_expert = *ret_counts;
+    return EP_OK;
+}
+
+static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
 {
     ep_plan_args mine = *args;
-    void *copy = NULL;
+    void *copy = NULL, *counts = NULL;
     int32_t *block_rows;
+    int nodes = plan->comm->nnodes - 1;
     ep_status status;
 
-    EP_TRY(fetch_routing(cuda, args, args->topk_idx, &copy));
-    mine.topk_idx = copy;
+    if (nodes > CUDA_MOST_FAR && plan->args.topk > CUDA_MOST_FAR)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_plan_new: topk is %d on %d nodes, but with the CUDA backend a token has experts on up to %d "
+                       "other nodes",
+                       plan->args.topk, nodes + 1, CUDA_MOST_FAR);
+    if (plan->from_mask) {
+        status = fetch_mask(cuda, plan, args, &mine, &copy, &counts);
+    } else {
+        status = fetch_routing(cuda, args, args->topk_idx, &copy);
+        mine.topk_idx = copy;
+    }
     mine.stream = NULL; /* the copy is complete */
-    status = host_plan_open(plan, &mine);
+    if (status == EP_OK)
+        status = host_plan_open(plan, &mine);
     free(copy);
+    free(counts);
     if (status != EP_OK)
         return status;
     status = new_route(cuda, plan, &block_rows);
@@ -269,9 +304,9 @@ static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const ep_p
 static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
                            bool *ret_queued)
 {
-    if (args->max_recv_tokens > 0)
+    if (args->max_recv_tokens > 0 && !cuda_crosses_nodes(cuda))
         return cuda_plan_open_fixed(cuda, plan, args, stream, ret_queued);
-    return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args) : open_rank_layout(cuda, plan, args);
+    return is_made_on_host(plan) ? open_on_host(cuda, plan, args) : open_rank_layout(cuda, plan, args);
 }
 
 /* Behind what the caller's stream holds. With a fixed capacity it is an operation, otherwise it waits for none. */
@@ -354,10 +389,13 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     struct cuda_counts counts = {.base = {0}};
 
-    for (int rank = 0; rank < plan->comm->nranks; rank++) {
-        counts.base[rank] = route->expanded ? 0 : inner->first_row[rank];
-        counts.rows_on[rank] = inner->rows_on[rank];
-        counts.first[rank + 1] = inner->recv_from_rank[rank + 1];
+    for (int local = 0; local < cuda->host.nlocal; local++) {
+        int rank = cuda->host.first + local;
+
+        counts.base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
+        counts.rows_on[local] = inner->rows_on[rank];
+        /* Of one node: between nodes nobody asks. */
+        counts.first[local + 1] = inner->recv_from_rank[local + 1];
     }
     CUDA_TRY(
         cudaMemcpyAsync((void *)(uintptr_t)route->counts, &counts, sizeof(counts), cudaMemcpyHostToDevice, cuda->own));
@@ -386,10 +424,12 @@ static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
 
-    if (device->route.expanded) {
+    if (is_made_on_host(plan))
         EP_TRY(upload(cuda, plan));
+    if (device->route.expanded)
         EP_TRY(upload_experts(cuda, plan));
-    }
+    if (cuda_crosses_nodes(cuda) && !device->lists)
+        EP_TRY(cuda_lists_place(cuda, plan));
     EP_TRY(upload_counts(cuda, plan));
     device->placed = true;
     return EP_OK;
@@ -412,13 +452,30 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
     return place_route(cuda, plan);
 }
 
+/* Rows of this rank's tokens on its node, what the last operation sends, and rail peers' rows on this node. */
+static void count_between_nodes(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
+{
+    const struct host_plan *inner = plan->impl;
+    int me = plan->comm->rank % plan->comm->ranks_per_node;
+
+    for (int64_t i = 0; i < inner->own.n_entries; i++)
+        (*(inner->own.entry[i].local == me ? &stats->rows_self : &stats->rows_node))++;
+    for (int node = 0; node < plan->comm->nnodes; node++)
+        stats->rows_forward += (uint64_t)inner->rail[node].n_entries;
+    stats->rows_net = cuda_of(plan->comm)->net_rows;
+    stats->bytes_net = cuda_of(plan->comm)->net_bytes;
+    stats->bytes_forward = stats->rows_forward * row_bytes;
+}
+
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
 {
     const ep_plan_info *info = ep_plan_info_now(plan);
     ep_stats stats = {.size = sizeof(stats)};
 
-    /* Of a plan whose counts the device alone knows nothing can be said. */
-    if (info->n_send >= 0) {
+    if (cuda_plan_of(plan)->lists) {
+        count_between_nodes(plan, row_bytes, &stats);
+    } else if (info->n_send >= 0) {
+        /* Of a plan whose counts the device alone knows nothing can be said. */
         stats.rows_node = (uint64_t)info->n_wire;
         stats.rows_self = (uint64_t)(info->n_send - info->n_wire);
     }

@@ -7,8 +7,7 @@ static uint32_t read_failure(const struct cuda_comm *cuda)
     return __atomic_load_n(&cuda->report->failure, __ATOMIC_ACQUIRE);
 }
 
-/* The words that a kernel has compared: in the order of CUDA_TELL_.... */
-static ep_status fail_disagree(const struct cuda_comm *cuda)
+ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs)
 {
     static const char *const fields[] = {[CUDA_TELL_PLAN] = "the plan (in order of creation)",
                                          [CUDA_TELL_DTYPE] = "dtype",
@@ -16,20 +15,18 @@ static ep_status fail_disagree(const struct cuda_comm *cuda)
                                          [CUDA_TELL_SCALE_TYPE] = "scale_type",
                                          [CUDA_TELL_SCALE_WORDS] = "scale_words",
                                          [CUDA_TELL_OUTPUTS] = "the set of outputs and flags"};
-    const volatile uint32_t *detail = cuda->report->detail;
-    uint32_t word = detail[0], rank = detail[1], mine = detail[2], theirs = detail[3];
     int me = cuda->host.comm->rank;
 
     if (word == CUDA_TELL_PHASE || word >= CUDA_TELL_COMPARED)
-        return ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %u in \"%s\"", me,
+        return ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", me,
                        host_phase_name((enum host_phase)mine), rank, host_phase_name((enum host_phase)theirs));
-    return ep_fail(EP_E_MISMATCH, "ranks disagree: %s is %d on rank %d and %d on rank %u", fields[word], (int)mine, me,
+    return ep_fail(EP_E_MISMATCH, "ranks disagree: %s is %d on rank %d and %d on rank %d", fields[word], (int)mine, me,
                    (int)theirs, rank);
 }
 
 static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum host_phase phase)
 {
-    bool left = atomic_load(&cuda->host.peers[rank].control->left);
+    bool left = atomic_load(&host_control_of(&cuda->host, rank)->left);
 
     return host_raise(&cuda->host, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, phase);
 }
@@ -50,13 +47,14 @@ static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum host_phase
 
 static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
 {
-    int rank = (int)(failure >> 8 & 0xff), me = cuda->host.comm->rank;
+    int rank = (int)(failure >> 8 & 0xffff), me = cuda->host.comm->rank;
     enum host_phase phase = (enum host_phase)(failure & 0xff);
+    const volatile uint32_t *detail = cuda->report->detail;
     int none = EP_OK;
 
     if (rank >= cuda->host.comm->nranks)
         rank = me;
-    switch (failure >> 16) {
+    switch (failure >> 24) {
     case CUDA_FAILED_MISMATCH:
         return ep_fail(
             host_raise(&cuda->host, EP_E_MISMATCH, rank, phase),
@@ -64,7 +62,10 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
             "on rank %d and rank %d, or what rank %d has sent is damaged",
             me, rank, rank);
     case CUDA_FAILED_DISAGREE:
-        return host_raise_own(&cuda->host, fail_disagree(cuda), rank, phase);
+        return host_raise_own(&cuda->host,
+                              cuda_fail_disagree(cuda, detail[CUDA_DETAIL_WORD], (int)detail[CUDA_DETAIL_RANK],
+                                                 detail[CUDA_DETAIL_MINE], detail[CUDA_DETAIL_THEIRS]),
+                              rank, phase);
     case CUDA_FAILED_DAMAGE:
         return host_raise_own(
             &cuda->host,
@@ -128,10 +129,12 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_ph
                                      .places = cuda->places,
                                      .host_places = cuda->host_places_device,
                                      .deadline_ns = (uint64_t)comm->config.timeout_ms * 1000000u,
-                                     .rank = comm->rank,
-                                     .nranks = comm->nranks,
+                                     .rank = cuda->host.local,
+                                     .nranks = cuda->host.nlocal,
+                                     .first = cuda->host.first,
                                      .ready_phase = (int32_t)ready,
                                      .done_phase = (int32_t)done};
-    for (int rank = 0; rank < comm->nranks; rank++)
-        ret_waits->peer[rank] = rank == comm->rank ? cuda->signals : cuda->peers[rank].signals.base;
+    for (int local = 0; local < cuda->host.nlocal; local++)
+        ret_waits->peer[local] =
+            local == cuda->host.local ? cuda->signals : cuda->peers[cuda->host.first + local].signals.base;
 }

@@ -38,7 +38,7 @@ static int count_sharing(const struct cuda_comm *cuda)
 {
     int n = 0;
 
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
+    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++)
         n += !strcmp(cuda->peers[rank].bus_id, cuda->board->bus_id);
     return n;
 }
@@ -62,8 +62,9 @@ bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t
     size_t rows = (size_t)cuda_rows_of_others(cuda, plan);
     int movers, copiers;
 
-    /* In the expanded layout the rows of one source are not together. */
-    if (plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES || cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
+    /* In the expanded layout the rows of one source are not together, and those of other nodes come in no order. */
+    if (cuda_crosses_nodes(cuda) || plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES ||
+        cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
         return false;
     cuda_share_sms(cuda, true, &movers, &copiers);
     /* Blocks that wait must not keep those of another rank off the device. */

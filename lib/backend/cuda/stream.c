@@ -4,7 +4,7 @@
  * stream waits for it on the device, because the kernels of the ranks meet in the order of the calls. The host waits in
  * ep_stream_sync() and for events alone, asleep.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/proxy.h"
 
 #include "base/futex.h"
 
@@ -82,6 +82,8 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
     EP_TRY(cuda_check(cuda));
     EP_TRY(cuda_enter_uncaptured(cuda, &call->scope));
     status = find_capture(call->stream, &call->capture);
+    if (status == EP_OK && operation && call->capture)
+        status = cuda_need_one_node(cuda, "capture of a stream", "operations in CUDA graphs");
     if (status == EP_OK && operation)
         status = follow(call);
     if (status == EP_OK && operation)
@@ -343,6 +345,8 @@ ep_status cuda_event_query(const ep_event *base, int *ret_done)
 
     EP_TRY(query((const struct event *)base, &done));
     *ret_done = done;
+    if (done)
+        cuda_plans_settle(cuda_of(base->comm));
     return done ? cuda_check(cuda_of(base->comm)) : EP_OK;
 }
 
@@ -357,8 +361,10 @@ ep_status cuda_event_wait(ep_event *base, int timeout_ms)
 
     for (;;) {
         EP_TRY(query(event, &done));
-        if (done)
+        if (done) {
+            cuda_plans_settle(cuda);
             return cuda_check(cuda);
+        }
         /* Work that a failure ends is over soon. */
         EP_TRY(cuda_check(cuda));
         if (ep_now_ns() >= limit)
@@ -414,10 +420,17 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     struct cuda_terms terms = {.kind = CUDA_DISPATCH, .tell = {[CUDA_TELL_PHASE] = HOST_BARRIER}};
     struct cuda_waits waits;
     struct cuda_call call;
-    cudaError_t error;
+    bool queued;
+    ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(comm), stream, true, &call));
     cuda_fill_waits(call.cuda, HOST_BARRIER, HOST_BARRIER, &waits);
-    error = cuda_launch_barrier(&waits, &terms, call.stream);
-    return cuda_call_end(&call, cuda_status(error, "barrier kernel"), error == cudaSuccess);
+    status = cuda_status(cuda_launch_barrier(&waits, &terms, call.stream), "barrier kernel");
+    queued = status == EP_OK;
+    /* All of this node have come, then a rank of each other node says so of its own, then all of this node know. */
+    if (status == EP_OK && comm->nnodes > 1)
+        status = cuda_nodes_barrier(call.cuda, call.stream);
+    if (status == EP_OK && comm->nnodes > 1)
+        status = cuda_status(cuda_launch_barrier(&waits, &terms, call.stream), "barrier kernel");
+    return cuda_call_end(&call, status, queued);
 }

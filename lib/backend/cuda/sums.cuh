@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sums.cuh - the end of a sum: fp32 to bf16, to the bits of ep_bf16_round() on the host. */
+/* sums.cuh - sums in fp32 of vectors of bf16, and their end: bf16 to the bits of ep_bf16_round() on the host. */
 #ifndef EP_CUDA_SUMS_CUH
 #define EP_CUDA_SUMS_CUH
 
@@ -28,6 +28,20 @@ __device__ inline uint4 round_vector(const float (&sum)[8])
             words[i] ^= (ones[i] >> 15) * 0x3fu;
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* The first term as it is: adding it to zero would turn -0 into +0. */
+template <bool FIRST> __device__ inline void add_vector(float (&sum)[8], uint4 v)
+{
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
+
+        sum[2 * i] = FIRST ? low : __fadd_rn(sum[2 * i], low);
+        sum[2 * i + 1] = FIRST ? high : __fadd_rn(sum[2 * i + 1], high);
+    }
 }
 
 #endif

@@ -168,12 +168,14 @@ static void forget(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = ((struct host_plan *)plan->impl)->device;
 
+    pthread_mutex_lock(&cuda->unsettled_lock);
     for (struct cuda_plan **at = &cuda->unsettled; *at; at = &(*at)->next_unsettled)
         if (*at == device) {
             *at = device->next_unsettled;
             break;
         }
     device->next_unsettled = NULL;
+    pthread_mutex_unlock(&cuda->unsettled_lock);
 }
 
 static ep_status is_host_memory(const void *memory, bool *ret_is)
@@ -232,8 +234,10 @@ ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_p
         status = update(cuda, plan, &routing, args->n_tokens, device->facts, stream);
     if (status == EP_OK) {
         device->expected = cuda->updates;
+        pthread_mutex_lock(&cuda->unsettled_lock);
         device->next_unsettled = cuda->unsettled;
         cuda->unsettled = device;
+        pthread_mutex_unlock(&cuda->unsettled_lock);
         *ret_queued = true;
         return EP_OK;
     }
@@ -268,6 +272,7 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
     struct cuda_call call;
     ep_status status;
 
+    EP_TRY(cuda_need_one_node(cuda, "ep_plan_update", "updates of plans"));
     if (args->n_tokens > device->max_tokens)
         return ep_fail(EP_E_ARG, "ep_plan_update: n_tokens is %d, but the plan has room for %d", args->n_tokens,
                        device->max_tokens);
@@ -313,6 +318,7 @@ static void settle(struct cuda_plan *device)
 
 void cuda_plans_settle(struct cuda_comm *cuda)
 {
+    pthread_mutex_lock(&cuda->unsettled_lock);
     for (struct cuda_plan **at = &cuda->unsettled; *at;) {
         struct cuda_plan *device = *at;
 
@@ -324,6 +330,7 @@ void cuda_plans_settle(struct cuda_comm *cuda)
         device->next_unsettled = NULL;
         settle(device);
     }
+    pthread_mutex_unlock(&cuda->unsettled_lock);
 }
 
 /* Told once: the operations that could not be done have left the group as it was. */

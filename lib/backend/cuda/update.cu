@@ -336,7 +336,7 @@ __device__ bool routing_is_valid(const cuda_update &u)
     if (i == me)
         give_up(u.waits, CUDA_FAILED_ROUTING, me, phase);
     else if (i < u.waits.nranks)
-        *(volatile uint32_t *)&u.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, me, phase);
+        *(volatile uint32_t *)&u.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, u.waits.first + me, phase);
     return false;
 }
 

@@ -1,0 +1,632 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Between nodes. Units of work are taken in ascending order, by blocks that run: so the block with the lowest open unit
+ * waits for the network alone, and what that needs to go on, chunks of lower units, has been read.
+ *
+ * Rows go through registers, 16 bytes a lane: the network is slower than any of the ways within a node.
+ */
+#include "backend/cuda/meet.cuh"
+#include "backend/cuda/nodes.h"
+#include "backend/cuda/sums.cuh"
+
+#include <epkit/types.h>
+
+#define THREADS (CUDA_NODES_WARPS * WARP)
+#define AHEAD 4 /* vectors that a lane loads before it stores them: a row of host memory comes over PCIe */
+#define MOST_TERMS (EP_MAX_TOPK + 2)
+
+namespace
+{
+
+/* Indices of the buffers of a target: as HOST_AT_X ... */
+enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
+
+/* Past all caches: the network, or a peer, has written it while kernels ran. */
+__device__ __forceinline__ uint4 load_vector(const unsigned char *from)
+{
+    uint4 v;
+
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_vector(unsigned char *to, uint4 v)
+{
+    *reinterpret_cast<uint4 *>(to) = v;
+}
+
+/* The next unit of work, for the whole block. */
+__device__ uint32_t take_block_unit(const cuda_waits &waits)
+{
+    __shared__ uint32_t unit;
+
+    __syncthreads();
+    if (threadIdx.x == 0)
+        unit = take_unit(waits);
+    __syncthreads();
+    return unit;
+}
+
+/* --- chunks ------------------------------------------------------------------------------------------------------ */
+
+struct chunk {
+    int node, first, n; /* its tokens in the list */
+    int slot;
+};
+
+/* Number c of the chunks of all nodes, which take turns, beginning behind this one; n 0: there is none. */
+__device__ chunk find_chunk(const cuda_chunks &c, uint32_t number)
+{
+    int node = (int)((number + (uint32_t)c.node + 1) % (uint32_t)c.nnodes), i = (int)(number / (uint32_t)c.nnodes);
+    cuda_rail rail = c.rail[node];
+    chunk found = {node, rail.first + i * c.tokens, min(c.tokens, rail.n - i * c.tokens), 0};
+
+    found.n = max(found.n, 0);
+    found.slot = CUDA_CHUNK_SLOT(rail.first, c.tokens, node, i);
+    return found;
+}
+
+__device__ __forceinline__ uint32_t count_chunks(const cuda_chunks &c)
+{
+    return (uint32_t)c.most * (uint32_t)c.nnodes;
+}
+
+struct has_landed {
+    const cuda_landed *landed;
+    uint64_t number;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return load_acquire(&landed->number) >= number;
+    }
+};
+
+/* The rank of that node that this one talks to, as give_up() counts them. */
+__device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
+{
+    return node * waits.nranks + waits.rank - waits.first;
+}
+
+/* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
+__device__ const unsigned char *await_chunk(const cuda_waits &waits, const cuda_chunks &c, int node, int slot)
+{
+    const cuda_landed *landed = c.landed + slot;
+    wait_end end = wait_for(waits, has_landed{landed, c.number}, &waits.report->none, 0);
+
+    if (end != WAIT_MET) {
+        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
+        return nullptr;
+    }
+    return reinterpret_cast<const unsigned char *>(*(const volatile uint64_t *)&landed->address);
+}
+
+/* By one thread, behind all reads of the chunk. */
+__device__ __forceinline__ void give_back(const cuda_chunks &c, int slot)
+{
+    __threadfence_system();
+    *(volatile uint64_t *)&c.used[slot] = c.number;
+}
+
+/* By all threads of the block, behind all that it has packed. */
+__device__ __forceinline__ void send_chunk(const cuda_chunks &c, int slot)
+{
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        store_release(&c.ready[slot], c.number);
+}
+
+struct has_left {
+    const cuda_proxy_words *words;
+    uint64_t number;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return load_acquire(&words->sent) >= number;
+    }
+};
+
+/* May the arena be written? By all threads of the block; false: leave. */
+__device__ bool await_arena(const cuda_waits &waits, const cuda_chunks &c, const cuda_proxy_words *words,
+                            uint64_t reused)
+{
+    bool sound = true;
+
+    if (threadIdx.x == 0 && reused) {
+        wait_end end = wait_for(waits, has_left{words, reused}, &waits.report->none, 0);
+        int blocked = *(const volatile int32_t *)&words->blocked;
+
+        sound = end == WAIT_MET;
+        if (!sound)
+            give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, blocked < 0 ? waits.rank : blocked - waits.first,
+                    c.phase);
+    }
+    return __syncthreads_and(sound);
+}
+
+/* --- dispatch ---------------------------------------------------------------------------------------------------- */
+
+/* A row to where lane i < n says, for each of them. By all lanes. */
+__device__ void copy_row(unsigned char *to, int n, const unsigned char *from, int64_t bytes, int lane)
+{
+    for (int64_t base = 0; base < bytes; base += AHEAD * WARP * VECTOR) {
+        uint4 v[AHEAD];
+
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int64_t at = base + (j * WARP + lane) * VECTOR;
+
+            if (at < bytes)
+                v[j] = load_vector(from + at);
+        }
+        for (int i = 0; i < n; i++) {
+            unsigned char *row =
+                reinterpret_cast<unsigned char *>(__shfl_sync(ALL_LANES, reinterpret_cast<unsigned long long>(to), i));
+
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                int64_t at = base + (j * WARP + lane) * VECTOR;
+
+                if (at < bytes)
+                    store_vector(row + at, v[j]);
+            }
+        }
+    }
+}
+
+__device__ void pack_token(const cuda_pack &p, const chunk &c, int i, unsigned char *slot, int lane)
+{
+    int64_t token = p.token[c.first + i];
+    uint32_t *scales = reinterpret_cast<uint32_t *>(slot + c.n * p.row_bytes) + i * p.beside.scale_words;
+    float *weights =
+        reinterpret_cast<float *>(slot + c.n * (p.row_bytes + p.beside.scale_words * 4)) + i * p.beside.weight_words;
+
+    copy_row(slot + i * p.row_bytes, 1, p.x + token * p.row_bytes, p.row_bytes, lane);
+    for (int w = lane; w < p.beside.scale_words; w += WARP)
+        scales[w] = p.scales[token * p.scale_stride_token + w * p.scale_stride_block];
+    for (int k = lane; k < p.beside.weight_words; k += WARP)
+        weights[k] = p.weights[token * p.beside.weight_words + k];
+}
+
+/* The row of a token, and what travels with it, as one rank of this node is to have it. */
+struct token_row {
+    const unsigned char *x;
+    const uint32_t *scales;
+    int64_t scale_stride;
+    const float *weights; /* NULL: none */
+    const int32_t *index; /* [K] */
+};
+
+/* Past all caches, as load_vector(). */
+template <typename T> __device__ __forceinline__ T load_word(const T *from)
+{
+    return *(const volatile T *)from;
+}
+
+__device__ void place_beside(const cuda_nodes_dispatch &d, const cuda_target &to, const token_row &t, cuda_entry entry,
+                             int lane)
+{
+    const cuda_route &route = d.own.route;
+    int topk = route.topk, first = (d.own.waits.first + entry.local) * route.n_local_experts;
+    int64_t row = entry.row;
+
+    for (int w = lane; w < d.beside.scale_words; w += WARP)
+        reinterpret_cast<uint32_t *>(to.at[AT_SCALES])[row * d.beside.scale_words + w] =
+            load_word(t.scales + w * t.scale_stride);
+    if (route.expanded) {
+        if (to.at[AT_WEIGHTS] && lane == 0)
+            reinterpret_cast<float *>(to.at[AT_WEIGHTS])[row] = load_word(t.weights + entry.k);
+        return;
+    }
+    for (int k = lane; k < topk; k += WARP) {
+        int own = t.index[k] - first;
+        bool mine = t.index[k] >= 0 && own >= 0 && own < route.n_local_experts;
+
+        if (to.at[AT_INDEX] && route.wide)
+            reinterpret_cast<int64_t *>(to.at[AT_INDEX])[row * topk + k] = mine ? own : -1;
+        else if (to.at[AT_INDEX])
+            reinterpret_cast<int32_t *>(to.at[AT_INDEX])[row * topk + k] = mine ? own : -1;
+        if (to.at[AT_WEIGHTS])
+            reinterpret_cast<float *>(to.at[AT_WEIGHTS])[row * topk + k] = mine ? load_word(t.weights + k) : 0.0f;
+    }
+}
+
+/* The rows that a token becomes on this node. By all lanes. */
+__device__ void place_token(const cuda_nodes_dispatch &d, const targets &targets, const token_row &t,
+                            const cuda_entry *entries, int n, int lane)
+{
+    for (int base = 0; base < n; base += WARP) {
+        int some = min(n - base, WARP);
+        unsigned char *to = nullptr;
+
+        if (lane < some) {
+            cuda_entry entry = entries[base + lane];
+
+            to = targets.of[entry.local].at[AT_X] + entry.row * d.own.row_bytes;
+        }
+        copy_row(to, some, t.x, d.own.row_bytes, lane);
+    }
+    for (int i = 0; i < n; i++)
+        place_beside(d, targets.of[entries[i].local], t, entries[i], lane);
+}
+
+/* This rank's own tokens, a warp each. */
+__device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, uint32_t unit)
+{
+    const cuda_dispatch &o = d.own;
+    int64_t token = (int64_t)unit * CUDA_NODES_WARPS + threadIdx.x / WARP;
+    token_row t = {};
+
+    if (token >= o.route.n_tokens)
+        return;
+    t.x = o.x + token * o.row_bytes;
+    t.scales = o.scales + token * o.scale_stride_token;
+    t.scale_stride = o.scale_stride_block;
+    t.weights = o.weights ? o.weights + token * o.route.topk : nullptr;
+    t.index = o.route.index + token * o.route.topk;
+    place_token(d, targets, t, o.route.entry + token * o.route.width, o.route.count[token], (int)threadIdx.x % WARP);
+}
+
+/* A chunk of a rail peer's. By all threads of the block; false: leave. */
+__device__ bool place_chunk(const cuda_nodes_dispatch &d, const targets &targets, const chunk &c)
+{
+    __shared__ const unsigned char *landed;
+    int64_t scale_bytes = (int64_t)d.beside.scale_words * 4;
+
+    if (threadIdx.x == 0)
+        landed = await_chunk(d.own.waits, d.in, c.node, c.slot);
+    __syncthreads();
+    if (!landed)
+        return false;
+    for (int i = (int)threadIdx.x / WARP; i < c.n; i += CUDA_NODES_WARPS) {
+        int at = c.first + i, start = d.rail.start[at];
+        token_row t;
+
+        t.x = landed + i * d.own.row_bytes;
+        t.scales = reinterpret_cast<const uint32_t *>(landed + c.n * d.own.row_bytes + i * scale_bytes);
+        t.scale_stride = 1;
+        t.weights =
+            reinterpret_cast<const float *>(landed + c.n * (d.own.row_bytes + scale_bytes)) + i * d.beside.weight_words;
+        t.index = d.rail.index + (int64_t)at * d.own.route.topk;
+        place_token(d, targets, t, d.rail.entry + start, d.rail.start[at + 1] - start, (int)threadIdx.x % WARP);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        give_back(d.in, c.slot);
+    return true;
+}
+
+/* --- combine ----------------------------------------------------------------------------------------------------- */
+
+/* The terms of a warp's sum, in shared memory; bit 0 of an address: fp32. */
+struct terms {
+    unsigned long long at[MOST_TERMS];
+};
+
+#define FP32 1ull
+
+__device__ void add_fp32(float (&sum)[8], const unsigned char *from, bool first)
+{
+    uint4 v[2] = {load_vector(from), load_vector(from + VECTOR)};
+    const uint32_t words[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum[i] = first ? __uint_as_float(words[i]) : __fadd_rn(sum[i], __uint_as_float(words[i]));
+}
+
+/* Elements [offset / 2, + 8) of the sum. */
+__device__ __forceinline__ void add_terms(float (&sum)[8], const terms &t, int n, int64_t offset)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum[i] = 0.0f;
+    for (int i = 0; i < n; i++) {
+        const unsigned char *from = reinterpret_cast<const unsigned char *>(t.at[i] & ~FP32);
+
+        if (t.at[i] & FP32)
+            add_fp32(sum, from + 2 * offset, i == 0);
+        else if (i == 0)
+            add_vector<true>(sum, load_vector(from + offset));
+        else
+            add_vector<false>(sum, load_vector(from + offset));
+    }
+}
+
+/* Weights of rows of this node, added to `sum`: choice k. */
+__device__ float add_weights(const cuda_nodes_combine &c, const targets &from, const cuda_entry *entries, int n, int k,
+                             float sum)
+{
+    for (int i = 0; i < n; i++) {
+        cuda_entry entry = entries[i];
+        const float *weights = reinterpret_cast<const float *>(from.of[entry.local].at[AT_WEIGHTS]);
+
+        if (!c.own.route.expanded)
+            sum = __fadd_rn(sum, load_word(weights + (int64_t)entry.row * c.own.route.topk + k));
+        else if (entry.k == k)
+            sum = __fadd_rn(sum, load_word(weights + entry.row));
+    }
+    return sum;
+}
+
+__device__ __forceinline__ unsigned long long row_of(const cuda_nodes_combine &c, const targets &from, cuda_entry entry)
+{
+    return reinterpret_cast<unsigned long long>(from.of[entry.local].at[AT_X] + entry.row * c.own.row_bytes);
+}
+
+/* The sum of a rail peer's token over this node, into the chunk. A single row goes as it is. By all lanes. */
+__device__ void sum_rail_token(const cuda_nodes_combine &c, const targets &from, const chunk &chunk, int i, terms &t,
+                               int lane)
+{
+    int at = chunk.first + i, start = c.rail.start[at], n = c.rail.start[at + 1] - start;
+    int begin = c.rail_units[chunk.first], all = c.rail_units[chunk.first + chunk.n] - begin;
+    int units = c.rail_units[at + 1] - c.rail_units[at];
+    unsigned char *slot = c.out.arena + (size_t)chunk.slot * c.out.slot_bytes;
+    unsigned char *to = slot + (c.rail_units[at] - begin) * c.own.row_bytes;
+    float *weights = reinterpret_cast<float *>(slot + all * c.own.row_bytes) + i * c.weight_words, sum[8];
+
+    for (int r = lane; r < n; r += WARP)
+        t.at[r] = row_of(c, from, c.rail.entry[start + r]);
+    __syncwarp();
+    for (int64_t offset = lane * VECTOR; offset < c.own.row_bytes; offset += WARP * VECTOR) {
+        if (n == 1) {
+            store_vector(to + offset, load_vector(reinterpret_cast<const unsigned char *>(t.at[0]) + offset));
+            continue;
+        }
+        add_terms(sum, t, n, offset);
+        if (units == 1) {
+            store_vector(to + offset, round_vector(sum));
+            continue;
+        }
+        *reinterpret_cast<float4 *>(to + 2 * offset) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        *reinterpret_cast<float4 *>(to + 2 * offset + VECTOR) = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    }
+    for (int k = lane; k < c.weight_words; k += WARP)
+        weights[k] = add_weights(c, from, c.rail.entry + start, n, k, 0.0f);
+    __syncwarp();
+}
+
+__device__ void sum_chunk(const cuda_nodes_combine &c, const targets &from, const chunk &chunk, terms *all)
+{
+    int warp = (int)threadIdx.x / WARP;
+
+    for (int i = warp; i < chunk.n; i += CUDA_NODES_WARPS)
+        sum_rail_token(c, from, chunk, i, all[warp], (int)threadIdx.x % WARP);
+    send_chunk(c.out, chunk.slot);
+}
+
+/* What a token has on another node, where it has landed. */
+struct far_sum {
+    chunk in;
+    const unsigned char *row;
+    const float *weights;
+    bool fp32;
+};
+
+/* By one lane for each; row NULL: leave. */
+__device__ far_sum await_far(const cuda_nodes_combine &c, cuda_far_term term)
+{
+    cuda_rail rail = c.in.rail[term.node];
+    int i = (term.at - rail.first) / c.in.tokens, first = rail.first + i * c.in.tokens;
+    far_sum far = {};
+    const unsigned char *landed;
+    int begin;
+
+    far.in = {term.node, first, min(c.in.tokens, rail.first + rail.n - first),
+              CUDA_CHUNK_SLOT(rail.first, c.in.tokens, term.node, i)};
+    landed = await_chunk(c.own.waits, c.in, term.node, far.in.slot);
+    if (!landed)
+        return far;
+    begin = c.net_units[first];
+    far.row = landed + (c.net_units[term.at] - begin) * c.own.row_bytes;
+    far.fp32 = c.net_units[term.at + 1] - c.net_units[term.at] == 2;
+    far.weights = reinterpret_cast<const float *>(landed + (c.net_units[first + far.in.n] - begin) * c.own.row_bytes) +
+                  (term.at - first) * c.weight_words;
+    return far;
+}
+
+/* Who reads the last token of a chunk gives it back. */
+__device__ void leave_chunk(const cuda_chunks &c, const chunk &chunk)
+{
+    __threadfence();
+    if (atomicAdd(&c.taken[chunk.slot], 1u) != (uint32_t)chunk.n - 1)
+        return;
+    c.taken[chunk.slot] = 0;
+    give_back(c, chunk.slot);
+}
+
+__device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, int64_t token, const far_sum &far,
+                            int n_far, int before, int lane)
+{
+    const cuda_route &route = c.own.route;
+    const cuda_entry *entries = c.own.by_rank + token * route.width;
+
+    for (int base = 0; base < c.weight_words; base += WARP) {
+        int k = base + lane, here = min(k, c.weight_words - 1);
+        float sum = 0.0f;
+
+        for (int i = 0; i <= n_far; i++) {
+            const float *weights = reinterpret_cast<const float *>(
+                __shfl_sync(ALL_LANES, reinterpret_cast<unsigned long long>(far.weights), min(i, n_far - 1) & 31));
+
+            if (i == before)
+                sum = add_weights(c, from, entries, route.count[token], here, sum);
+            if (i < n_far)
+                sum = __fadd_rn(sum, load_word(weights + here));
+        }
+        if (k < c.weight_words)
+            c.own.out_weights[token * route.topk + k] = sum;
+    }
+}
+
+/* Of this rank: biases, then the nodes in their order, the own one row by row. By all lanes; false: leave. */
+__device__ bool sum_token(const cuda_nodes_combine &c, const targets &from, int64_t token, terms &t, int lane)
+{
+    const cuda_route &route = c.own.route;
+    int start = c.far_start[token], n_far = c.far_start[token + 1] - start, n_own = route.count[token], n = 0, before;
+    cuda_far_term term = lane < n_far ? c.far[start + lane] : cuda_far_term{0, 0};
+    far_sum far = lane < n_far ? await_far(c, term) : far_sum{};
+    float sum[8];
+
+    if (!__all_sync(ALL_LANES, lane >= n_far || far.row))
+        return false;
+    before = __popc(__ballot_sync(ALL_LANES, lane < n_far && term.node < c.in.node));
+    for (int b = 0; b < 2; b++)
+        if (c.own.bias[b])
+            t.at[n++] = reinterpret_cast<unsigned long long>(c.own.bias[b] + token * c.own.row_bytes);
+    if (lane < n_far)
+        t.at[n + lane + (lane < before ? 0 : n_own)] =
+            reinterpret_cast<unsigned long long>(far.row) | (far.fp32 ? FP32 : 0);
+    for (int i = lane; i < n_own; i += WARP)
+        t.at[n + before + i] = row_of(c, from, route.entry[token * route.width + i]);
+    n += n_far + n_own;
+    __syncwarp();
+    for (int64_t offset = lane * VECTOR; offset < c.own.row_bytes; offset += WARP * VECTOR) {
+        add_terms(sum, t, n, offset);
+        store_vector(c.own.out + token * c.own.row_bytes + offset, round_vector(sum));
+    }
+    if (c.weight_words)
+        sum_weights(c, from, token, far, n_far, before, lane);
+    __syncwarp();
+    if (lane < n_far)
+        leave_chunk(c.in, far.in);
+    __syncwarp();
+    return true;
+}
+
+} /* namespace */
+
+/* Profilers show the names. */
+namespace ep
+{
+
+__global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cuda_pack p)
+{
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+
+    if (!__syncthreads_and(threadIdx.x || may_begin(p.waits, p.waits.ready_phase)) ||
+        !await_arena(p.waits, p.out, p.words, p.reused))
+        return;
+    for (uint32_t number = blockIdx.x; number < count_chunks(p.out); number += gridDim.x) {
+        chunk c = find_chunk(p.out, number);
+
+        if (!c.n)
+            continue;
+        for (int i = warp; i < c.n; i += CUDA_NODES_WARPS)
+            pack_token(p, c, i, p.out.arena + (size_t)c.slot * p.out.slot_bytes, lane);
+        send_chunk(p.out, c.slot);
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant__ cuda_nodes_dispatch d)
+{
+    __shared__ targets targets;
+    uint64_t number = operation_signal(d.own.waits, d.own.terms);
+    bool sound = operation_begin(d.own.waits, d.own.terms, d.own.route.counts, number, targets);
+    uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
+    uint32_t all = own + count_chunks(d.in), unit;
+
+    while (sound && (unit = take_block_unit(d.own.waits)) < all) {
+        chunk c;
+
+        if (unit < own) {
+            place_own(d, targets, unit);
+            continue;
+        }
+        c = find_chunk(d.in, unit - own);
+        if (c.n)
+            sound = place_chunk(d, targets, c);
+    }
+    if (operation_meet(d.own.waits, number, sound, gridDim.x))
+        operation_complete(d.own.waits, number);
+}
+
+__global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__ cuda_nodes_combine c)
+{
+    __shared__ targets from;
+    __shared__ terms terms[CUDA_NODES_WARPS];
+    uint64_t number = operation_signal(c.own.waits, c.own.terms);
+    bool sound = operation_begin(c.own.waits, c.own.terms, c.own.route.counts, number, from);
+    uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), unit;
+    uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
+
+    sound = sound && await_arena(c.own.waits, c.out, c.words, c.reused);
+    /* Sums of the rail peers' tokens first: they wait for nobody. */
+    while (sound && (unit = take_block_unit(c.own.waits)) < all) {
+        int warp = (int)threadIdx.x / WARP;
+        uint32_t token = (unit - chunks) * CUDA_NODES_WARPS + (uint32_t)warp;
+
+        if (unit < chunks) {
+            chunk out = find_chunk(c.out, unit);
+
+            if (out.n)
+                sum_chunk(c, from, out, terms);
+            continue;
+        }
+        if (token < tokens)
+            sound = sum_token(c, from, token, terms[warp], (int)threadIdx.x % WARP);
+        sound = __syncthreads_and(sound);
+    }
+    if (operation_meet(c.own.waits, number, sound, gridDim.x))
+        operation_complete(c.own.waits, number);
+}
+
+/* All ranks of this node have come to it, by a barrier before it. A thread for each node. */
+__global__ void __launch_bounds__(THREADS) barrier_nodes(const __grid_constant__ cuda_nodes_barrier b)
+{
+    if (!__syncthreads_and(threadIdx.x || may_begin(b.waits, b.waits.ready_phase)))
+        return;
+    for (int node = (int)threadIdx.x; node < b.chunks.nnodes; node += (int)blockDim.x)
+        if (node != b.chunks.node)
+            store_release(&b.chunks.ready[CUDA_CHUNK_SLOT(node, 1, node, 0)], b.chunks.number);
+    for (int node = (int)threadIdx.x; node < b.chunks.nnodes; node += (int)blockDim.x) {
+        int slot = CUDA_CHUNK_SLOT(node, 1, node, 0);
+
+        if (node == b.chunks.node)
+            continue;
+        if (!await_chunk(b.waits, b.chunks, node, slot))
+            return;
+        give_back(b.chunks, slot);
+    }
+}
+
+} /* namespace ep */
+
+cudaError_t cuda_launch_pack(const struct cuda_pack *pack, cudaStream_t stream)
+{
+    ep::pack_rows<<<(unsigned)pack->blocks, THREADS, 0, stream>>>(*pack);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_launch_nodes_dispatch(const struct cuda_nodes_dispatch *dispatch, cudaStream_t stream)
+{
+    ep::dispatch_nodes<<<(unsigned)dispatch->blocks, THREADS, 0, stream>>>(*dispatch);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_launch_nodes_combine(const struct cuda_nodes_combine *combine, cudaStream_t stream)
+{
+    ep::combine_nodes<<<(unsigned)combine->blocks, THREADS, 0, stream>>>(*combine);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_launch_nodes_barrier(const struct cuda_nodes_barrier *barrier, cudaStream_t stream)
+{
+    ep::barrier_nodes<<<1, THREADS, 0, stream>>>(*barrier);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_nodes_load(void)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, ep::pack_rows);
+
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, ep::dispatch_nodes);
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, ep::combine_nodes);
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, ep::barrier_nodes) : error;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nodes.h - dispatch, combine and barrier between nodes: what the host tells the kernels of nodes.cu.
+ *
+ * Two hops, as on the host (hop.c): a token goes once to the rail peer on each other node, which places its rows there,
+ * and adds them up on the way back. Rows travel in chunks: a kernel packs them into pinned memory and raises a word, a
+ * thread of the rank, the proxy (proxy.c), sends them; what lands is read by the moving kernel from the memory that the
+ * network has put it into, and given back by a word.
+ */
+#ifndef EP_CUDA_NODES_H
+#define EP_CUDA_NODES_H
+
+#include "backend/cuda/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CUDA_CHUNK_TOKENS 32 /* most in a chunk */
+#define CUDA_MOST_FAR 32     /* other nodes on which one token can have experts: a lane for each */
+#define CUDA_NODES_WARPS 8   /* of a block; also tokens of a unit of this rank's own */
+
+/* Tokens of a list that one other node has: those from `first` on. */
+struct cuda_rail {
+    int32_t first, n;
+};
+
+/* A chunk that has landed. In host memory; `number` is written last. */
+struct cuda_landed {
+    uint64_t address; /* on the device, behind the head of the message */
+    uint64_t number;  /* of the hop that it belongs to */
+};
+
+/*
+ * The chunks of one direction of an operation. Chunk i of a node has its tokens [i * chunk_tokens, ...), and its words
+ * and its place are those of slot rail.first / chunk_tokens + node + i: as many as the chunks of all nodes, and one for
+ * each node.
+ */
+struct cuda_chunks {
+    const struct cuda_rail *rail; /* device memory, [nnodes]; n of this node is 0 */
+    int32_t nnodes, node;
+    int32_t most; /* chunks that one node has, at most */
+    int32_t tokens;
+    int32_t phase; /* of the waits for them */
+    int32_t unused;
+    uint64_t number;
+    /* Out: where chunks are packed, slot_bytes each, and words in host memory that say that they are. */
+    unsigned char *arena;
+    size_t slot_bytes;
+    uint64_t *ready;
+    /* In: host memory but for `taken`, which counts tokens and is 0 between kernels. */
+    const struct cuda_landed *landed;
+    uint64_t *used;
+    uint32_t *taken;
+};
+
+#define CUDA_CHUNK_SLOT(first, tokens, node, chunk) ((first) / (tokens) + (node) + (chunk))
+
+/* What the proxy tells the kernels, in host memory. */
+struct cuda_proxy_words {
+    uint64_t sent;   /* hops whose chunks have all left */
+    int32_t blocked; /* rank of the group to which something has still to go; -1: none */
+    int32_t unused;
+};
+
+/* What is behind the rows of a chunk, for each token: scales, and the weights of its choices. */
+struct cuda_beside {
+    int32_t scale_words, weight_words;
+};
+
+/* Gathers the rows that go to other nodes. */
+struct cuda_pack {
+    struct cuda_waits waits;
+    struct cuda_chunks out;
+    const struct cuda_proxy_words *words;
+    uint64_t reused;      /* the hop whose chunks lay in the arena before; 0: none */
+    const int32_t *token; /* [all of the lists] */
+    const unsigned char *x;
+    const uint32_t *scales;
+    const float *weights;
+    int64_t scale_stride_token, scale_stride_block, row_bytes;
+    struct cuda_beside beside;
+    int32_t blocks;
+};
+
+/* Tokens of the rail peers: their rows on this node. */
+struct cuda_rail_route {
+    const struct cuda_entry *entry; /* of token t: start[t]..start[t+1], in the order of the sum */
+    const int32_t *start, *index;   /* [tokens + 1], [tokens,K] */
+};
+
+struct cuda_nodes_dispatch {
+    struct cuda_dispatch own; /* of this rank's tokens; its shape and stage are not used */
+    struct cuda_chunks in;
+    struct cuda_rail_route rail;
+    struct cuda_beside beside;
+    int32_t blocks;
+};
+
+/* One term of a token from another node: token `at` of the lists. */
+struct cuda_far_term {
+    int32_t node, at;
+};
+
+struct cuda_nodes_combine {
+    struct cuda_combine own;
+    struct cuda_chunks out, in;
+    const struct cuda_proxy_words *words;
+    uint64_t reused;
+    struct cuda_rail_route rail;
+    /* [tokens + 1] of either list: rows of bf16 that the sums before that token take; one of fp32 takes two. */
+    const int32_t *rail_units, *net_units;
+    const int32_t *far_start;        /* [N + 1] */
+    const struct cuda_far_term *far; /* of token t: far_start[t]..far_start[t+1], ascending */
+    int32_t weight_words, blocks;
+};
+
+/* A message to each other node, and one from it. */
+struct cuda_nodes_barrier {
+    struct cuda_waits waits;
+    struct cuda_chunks chunks; /* both ways; one empty chunk a node */
+};
+
+cudaError_t cuda_launch_pack(const struct cuda_pack *pack, cudaStream_t stream);
+cudaError_t cuda_launch_nodes_dispatch(const struct cuda_nodes_dispatch *dispatch, cudaStream_t stream);
+cudaError_t cuda_launch_nodes_combine(const struct cuda_nodes_combine *combine, cudaStream_t stream);
+cudaError_t cuda_launch_nodes_barrier(const struct cuda_nodes_barrier *barrier, cudaStream_t stream);
+cudaError_t cuda_nodes_load(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

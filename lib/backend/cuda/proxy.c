@@ -1,0 +1,605 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/proxy.h"
+
+#include "base/futex.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/*
+ * Rings of the streams: of few nodes large ones, so that a rank that is ahead need not stop; the largest row of all
+ * fits into half of the smallest.
+ */
+#define RING_BYTES ((size_t)2 << 20)
+#define RING_LEAST ((size_t)1 << 20)
+#define CHANNELS 8
+#define FEW_NODES 9 /* up to these, CHANNELS with RING_BYTES; beyond, one with RING_LEAST */
+/* Between looks when nothing moves: awake at first, since a chunk follows another. */
+#define AWAKE_NS 50000u
+#define NAP_NS 50000
+#define MORE_SLOTS 64
+
+/* In front of each chunk. A multiple of 16 bytes, so that the rows are aligned. */
+struct head {
+    uint64_t number;
+    uint32_t chunk, bytes;
+    uint32_t tell[(CUDA_TELL_COMPARED + 3) / 4 * 4];
+};
+
+/* What two hops in turn use: a kernel may pack the next one while the last one is still leaving. */
+struct half {
+    unsigned char *arena; /* pinned, as all here but `taken` */
+    size_t arena_bytes;
+    int slots;
+    uint64_t *words; /* [slots] ready, [slots] used, then [slots] struct cuda_landed */
+    uint64_t *words_device;
+    uint32_t *taken; /* device memory, [slots] */
+};
+
+/* Memory that kernels may still use, until the communicator ends. */
+struct retired {
+    struct retired *next;
+    void *host, *device;
+};
+
+/* Of one direction: [nnodes] chunks and first slots; [nnodes, channels] next chunk. */
+struct side {
+    int32_t *chunks, *first, *next;
+    uint32_t *bytes; /* [slots] of each chunk */
+    int left;        /* chunks to go */
+};
+
+struct cuda_hop {
+    struct cuda_hop *queued_next;
+    uint64_t number;
+    enum host_phase phase;
+    uint32_t tell[CUDA_TELL_COMPARED];
+    struct half half; /* as it was when the hop was prepared */
+    size_t slot_bytes;
+    struct side out, in;
+    bool *shown; /* [nnodes, channels] the next chunk has been shown to the kernels */
+    bool sent;
+    uint64_t rows; /* that go out */
+};
+
+struct cuda_proxy {
+    struct cuda_comm *cuda;
+    struct ep_streams *streams;
+    void *region; /* registered with CUDA, and its address on the device */
+    unsigned char *region_device;
+    int nnodes, node, channels;
+    uint64_t number; /* of the last hop queued */
+    struct half half[2];
+    struct retired *retired;
+    struct cuda_proxy_words *words, *words_device;
+
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct cuda_hop *head, *tail; /* under the lock */
+    bool stop;
+    bool broken; /* the proxy's own */
+};
+
+/* --- one hop, by the proxy ---------------------------------------------------------------------------------------- */
+
+static uint64_t *ready_word(const struct cuda_hop *hop, int slot)
+{
+    return hop->half.words + slot;
+}
+
+static uint64_t *used_word(const struct cuda_hop *hop, int slot)
+{
+    return hop->half.words + hop->half.slots + slot;
+}
+
+static struct cuda_landed *landed_at(const struct cuda_hop *hop, int slot)
+{
+    return (struct cuda_landed *)(void *)(hop->half.words + 2 * hop->half.slots) + slot;
+}
+
+static bool has_come(const uint64_t *word, uint64_t number)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) >= number;
+}
+
+static int32_t *cursor(const struct cuda_proxy *p, const struct side *side, int node, int channel)
+{
+    return &side->next[node * p->channels + channel];
+}
+
+/* Sends what is packed, as far as the channel takes it. */
+static bool send_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, int channel)
+{
+    int32_t *next = cursor(p, &hop->out, node, channel);
+    bool moved = false;
+
+    while (*next < hop->out.chunks[node]) {
+        int slot = hop->out.first[node] + *next;
+        struct head head = {.number = hop->number, .chunk = (uint32_t)*next, .bytes = hop->out.bytes[slot]};
+        struct ep_piece piece = {hop->half.arena + (size_t)slot * hop->slot_bytes, head.bytes};
+
+        memcpy(head.tell, hop->tell, sizeof(hop->tell));
+        if (!has_come(ready_word(hop, slot), hop->number) ||
+            !ep_stream_send(p->streams, node, channel, &head, sizeof(head), &piece, head.bytes ? 1 : 0))
+            break;
+        *next += p->channels;
+        hop->out.left--;
+        moved = true;
+    }
+    return moved;
+}
+
+/* EP_OK, or what is wrong with a chunk that has come from `rank`: what it has told before anything else. */
+static ep_status check_head(const struct cuda_proxy *p, const struct cuda_hop *hop, int rank, const struct head *theirs,
+                            size_t bytes, int32_t chunk, uint32_t expected)
+{
+    struct head head = {.number = 0};
+
+    if (bytes >= sizeof(head))
+        memcpy(&head, theirs, sizeof(head));
+    for (uint32_t word = 0; bytes >= sizeof(head) && word < CUDA_TELL_COMPARED; word++)
+        if (head.tell[word] != hop->tell[word])
+            return cuda_fail_disagree(p->cuda, word, rank, hop->tell[word], head.tell[word]);
+    if (bytes == sizeof(head) + expected && head.bytes == expected && head.number == hop->number &&
+        head.chunk == (uint32_t)chunk)
+        return EP_OK;
+    return ep_fail(
+        EP_E_MISMATCH,
+        "ranks disagree: rank %d sent %zu bytes, chunk %u of operation %llu between nodes, and rank %d waits "
+        "for %zu bytes, chunk %d of operation %llu",
+        rank, bytes, head.chunk, (unsigned long long)head.number, p->cuda->host.comm->rank, sizeof(head) + expected,
+        chunk, (unsigned long long)hop->number);
+}
+
+/* Shows the kernels what has landed, and gives the network back what they have read. */
+static ep_status take_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, int channel, bool *ret_moved)
+{
+    int32_t *next = cursor(p, &hop->in, node, channel);
+    bool *shown = &hop->shown[node * p->channels + channel];
+    int rank = host_rail(&p->cuda->host, node);
+
+    while (*next < hop->in.chunks[node]) {
+        int slot = hop->in.first[node] + *next;
+
+        if (!*shown) {
+            struct cuda_landed *landed = landed_at(hop, slot);
+            const struct head *head;
+            size_t bytes;
+            ep_status status;
+
+            head = ep_stream_peek(p->streams, node, channel, &bytes);
+            if (!head)
+                break;
+            status = check_head(p, hop, rank, head, bytes, *next, hop->in.bytes[slot]);
+            if (status != EP_OK)
+                return host_raise_own(&p->cuda->host, status, rank, hop->phase);
+            landed->address = (uint64_t)(uintptr_t)(p->region_device +
+                                                    ((const unsigned char *)(head + 1) - (unsigned char *)p->region));
+            __atomic_store_n(&landed->number, hop->number, __ATOMIC_RELEASE);
+            *shown = *ret_moved = true;
+        }
+        if (!has_come(used_word(hop, slot), hop->number))
+            break;
+        ep_stream_pop(p->streams, node, channel);
+        *shown = false;
+        *next += p->channels;
+        hop->in.left--;
+        *ret_moved = true;
+    }
+    return EP_OK;
+}
+
+/* Whom the network still has to bring something; -1: nobody. */
+static int find_blocked(const struct cuda_proxy *p, const struct cuda_hop *hop)
+{
+    for (int node = 0; hop->out.left && node < p->nnodes; node++)
+        for (int channel = 0; node != p->node && channel < p->channels; channel++)
+            if (*cursor(p, &hop->out, node, channel) < hop->out.chunks[node])
+                return node;
+    return ep_streams_unflushed_peer(p->streams);
+}
+
+/* One turn of everything. */
+static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_moved)
+{
+    struct host_comm *host = &p->cuda->host;
+    ep_status status = ep_streams_progress(p->streams, ret_moved);
+    int broken = ep_streams_broken_peer(p->streams), blocked;
+
+    if (status != EP_OK)
+        return host_raise_own(host, status, broken < 0 ? host->comm->rank : host_rail(host, broken), hop->phase);
+    for (int node = 0; node < p->nnodes; node++) {
+        if (node == p->node)
+            continue;
+        for (int channel = 0; channel < p->channels; channel++) {
+            *ret_moved |= send_chunks(p, hop, node, channel);
+            EP_TRY(take_chunks(p, hop, node, channel, ret_moved));
+        }
+    }
+    if (hop->sent)
+        return EP_OK;
+    blocked = find_blocked(p, hop);
+    __atomic_store_n(&p->words->blocked, blocked < 0 ? -1 : host_rail(host, blocked), __ATOMIC_RELAXED);
+    if (blocked >= 0)
+        return EP_OK;
+    hop->sent = *ret_moved = true;
+    __atomic_store_n(&p->words->sent, hop->number, __ATOMIC_RELEASE);
+    return EP_OK;
+}
+
+/* Has the group failed? Then nobody reads what is sent, and the kernels end by themselves. */
+static bool has_failed(const struct cuda_proxy *p)
+{
+    return p->broken || __atomic_load_n(&p->cuda->report->abort, __ATOMIC_ACQUIRE);
+}
+
+static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    uint64_t idle_ns = 0;
+
+    while (!has_failed(p) && !(hop->sent && !hop->in.left)) {
+        bool moved = false;
+
+        if (turn(p, hop, &moved) != EP_OK) {
+            /* The monitor stops the kernels. */
+            p->broken = true;
+            return;
+        }
+        if (moved) {
+            idle_ns = 0;
+            continue;
+        }
+        if (!idle_ns)
+            idle_ns = ep_now_ns();
+        if (ep_now_ns() - idle_ns < AWAKE_NS)
+            ep_cpu_relax();
+        else
+            nanosleep(&nap, NULL);
+    }
+}
+
+static void *proxy_main(void *argument)
+{
+    struct cuda_proxy *p = argument;
+
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        struct cuda_hop *hop = p->head;
+
+        if (!hop && p->stop)
+            break;
+        if (!hop) {
+            pthread_cond_wait(&p->changed, &p->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&p->lock);
+        run_hop(p, hop);
+        pthread_mutex_lock(&p->lock);
+        p->head = hop->queued_next;
+        if (!p->head)
+            p->tail = NULL;
+        free(hop);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+/* --- making hops, by the caller's thread ---------------------------------------------------------------------------
+ */
+
+size_t cuda_proxy_most(const struct cuda_comm *cuda)
+{
+    return ep_streams_max_message(cuda->proxy->streams) - sizeof(struct head);
+}
+
+const struct cuda_proxy_words *cuda_proxy_words(const struct cuda_comm *cuda)
+{
+    return cuda->proxy->words_device;
+}
+
+static int chunks_of(const struct cuda_hop_side *side, int node)
+{
+    return (side->rail[node].n + side->tokens - 1) / side->tokens;
+}
+
+/* Slots of all chunks: the last list's end counts, whichever node has it. */
+static int slots_of(const struct cuda_proxy *p, const struct cuda_hop_side *side)
+{
+    const struct cuda_rail *last = &side->rail[p->nnodes - 1];
+
+    return CUDA_CHUNK_SLOT(last->first + last->n, side->tokens, p->nnodes, 1);
+}
+
+static void retire(struct cuda_proxy *p, void *host, void *device)
+{
+    struct retired *retired = calloc(1, sizeof(*retired));
+
+    /* Without memory for the note it is freed with the process. */
+    if (!retired)
+        return;
+    *retired = (struct retired){.next = p->retired, .host = host, .device = device};
+    p->retired = retired;
+}
+
+static ep_status grow_words(struct cuda_proxy *p, struct half *half, int slots)
+{
+    int wanted = slots + slots / 2 + MORE_SLOTS;
+    size_t bytes = (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed));
+    struct half next = {.slots = wanted};
+
+    if (half->slots >= slots)
+        return EP_OK;
+    CUDA_TRY(cudaHostAlloc((void **)&next.words, bytes, cudaHostAllocMapped));
+    retire(p, next.words, NULL);
+    memset(next.words, 0, bytes);
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&next.words_device, next.words, 0));
+    CUDA_TRY(cudaMalloc((void **)&next.taken, (size_t)wanted * sizeof(uint32_t)));
+    retire(p, NULL, next.taken);
+    CUDA_TRY(cudaMemsetAsync(next.taken, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(p->cuda->own));
+    half->slots = wanted;
+    half->words = next.words;
+    half->words_device = next.words_device;
+    half->taken = next.taken;
+    return EP_OK;
+}
+
+static ep_status grow_arena(struct cuda_proxy *p, struct half *half, size_t bytes)
+{
+    size_t wanted = bytes + bytes / 8;
+    void *memory;
+
+    if (half->arena_bytes >= bytes)
+        return EP_OK;
+    CUDA_TRY(cudaHostAlloc(&memory, wanted, cudaHostAllocMapped | cudaHostAllocPortable));
+    retire(p, memory, NULL);
+    half->arena = memory;
+    half->arena_bytes = wanted;
+    return EP_OK;
+}
+
+/* Bytes of each chunk, by its slot. */
+static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from, struct side *side)
+{
+    for (int node = 0; node < p->nnodes; node++) {
+        const struct cuda_rail *rail = &from->rail[node];
+
+        side->chunks[node] = chunks_of(from, node);
+        side->first[node] = CUDA_CHUNK_SLOT(rail->first, from->tokens, node, 0);
+        side->left += side->chunks[node];
+        for (int channel = 0; channel < p->channels; channel++)
+            *cursor(p, side, node, channel) = channel;
+        for (int i = 0; i < side->chunks[node]; i++) {
+            int first = rail->first + i * from->tokens, end = first + from->tokens, all = rail->first + rail->n;
+            size_t bytes;
+
+            end = end < all ? end : all;
+            bytes = (size_t)(end - first) * from->token_bytes;
+            if (from->units)
+                bytes += (size_t)(from->units[end] - from->units[first]) * from->unit_bytes;
+            side->bytes[side->first[node] + i] = (uint32_t)bytes;
+        }
+    }
+}
+
+static void *carve(char *memory, size_t *at, size_t bytes)
+{
+    size_t begin = *at;
+
+    *at += (bytes + 7) / 8 * 8;
+    return memory ? memory + begin : NULL;
+}
+
+/* NULL: how large it is. */
+static size_t lay_out(const struct cuda_proxy *p, struct cuda_hop *hop, int slots_out, int slots_in)
+{
+    struct cuda_hop unused, *to = hop ? hop : &unused;
+    size_t nodes = (size_t)p->nnodes * sizeof(int32_t), pairs = nodes * (size_t)p->channels, at = 0;
+    struct side *sides[] = {&to->out, &to->in};
+    char *memory = (char *)hop;
+
+    carve(memory, &at, sizeof(*hop));
+    for (int i = 0; i < 2; i++) {
+        sides[i]->chunks = carve(memory, &at, nodes);
+        sides[i]->first = carve(memory, &at, nodes);
+        sides[i]->next = carve(memory, &at, pairs);
+        sides[i]->bytes = carve(memory, &at, (size_t)(i ? slots_in : slots_out) * sizeof(uint32_t));
+    }
+    to->shown = carve(memory, &at, (size_t)(p->nnodes * p->channels));
+    return at;
+}
+
+static struct cuda_chunks describe(const struct cuda_proxy *p, const struct cuda_hop_args *args,
+                                   const struct cuda_hop_side *side, uint64_t number)
+{
+    struct cuda_chunks chunks = {.rail = side->device,
+                                 .nnodes = p->nnodes,
+                                 .node = p->node,
+                                 .tokens = side->tokens,
+                                 .phase = (int32_t)args->phase,
+                                 .number = number};
+
+    for (int node = 0; node < p->nnodes; node++)
+        if (chunks_of(side, node) > chunks.most)
+            chunks.most = chunks_of(side, node);
+    return chunks;
+}
+
+ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *args, struct cuda_chunks *ret_out,
+                           struct cuda_chunks *ret_in, uint64_t *ret_reused, struct cuda_hop **ret_hop)
+{
+    struct cuda_proxy *p = cuda->proxy;
+    uint64_t number = p->number + 1;
+    struct half *half = &p->half[number % 2];
+    int slots_out = slots_of(p, &args->out), slots_in = slots_of(p, &args->in);
+    struct cuda_hop *hop;
+
+    EP_TRY(grow_words(p, half, slots_out > slots_in ? slots_out : slots_in));
+    EP_TRY(grow_arena(p, half, (size_t)slots_out * args->slot_bytes));
+    hop = calloc(1, lay_out(p, NULL, slots_out, slots_in));
+    if (!hop)
+        return ep_fail(EP_E_MEMORY, "%s: no memory for %d chunks", args->call, slots_out + slots_in);
+    lay_out(p, hop, slots_out, slots_in);
+    hop->number = number;
+    hop->phase = args->phase;
+    memcpy(hop->tell, args->tell, sizeof(hop->tell));
+    hop->half = *half;
+    hop->slot_bytes = args->slot_bytes;
+    for (int node = 0; node < p->nnodes; node++)
+        hop->rows += (uint64_t)args->out.rail[node].n;
+    measure(p, &args->out, &hop->out);
+    measure(p, &args->in, &hop->in);
+    *ret_out = describe(p, args, &args->out, number);
+    ret_out->arena = half->arena;
+    ret_out->slot_bytes = args->slot_bytes;
+    ret_out->ready = half->words_device;
+    *ret_in = describe(p, args, &args->in, number);
+    ret_in->used = half->words_device + half->slots;
+    ret_in->landed = (const struct cuda_landed *)(const void *)(half->words_device + 2 * half->slots);
+    ret_in->taken = half->taken;
+    *ret_reused = number > 2 ? number - 2 : 0;
+    *ret_hop = hop;
+    return EP_OK;
+}
+
+void cuda_hop_discard(struct cuda_hop *hop)
+{
+    free(hop);
+}
+
+void cuda_hop_queue(struct cuda_comm *cuda, struct cuda_hop *hop)
+{
+    struct cuda_proxy *p = cuda->proxy;
+
+    pthread_mutex_lock(&p->lock);
+    p->number = hop->number;
+    cuda->net_rows = hop->rows;
+    cuda->net_bytes = 0;
+    for (int node = 0; node < p->nnodes; node++)
+        for (int i = 0; i < hop->out.chunks[node]; i++)
+            cuda->net_bytes += sizeof(struct head) + hop->out.bytes[hop->out.first[node] + i];
+    if (p->tail)
+        p->tail->queued_next = hop;
+    else
+        p->head = hop;
+    p->tail = hop;
+    pthread_cond_signal(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* --- opening and closing -------------------------------------------------------------------------------------------
+ */
+
+static ep_status open_words(struct cuda_proxy *p)
+{
+    CUDA_TRY(cudaHostAlloc((void **)&p->words, sizeof(*p->words), cudaHostAllocMapped));
+    *p->words = (struct cuda_proxy_words){.blocked = -1};
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&p->words_device, p->words, 0));
+    return EP_OK;
+}
+
+/* The network's memory, for the kernels to read. */
+static ep_status open_region(struct cuda_proxy *p)
+{
+    struct ep_net *net = ep_streams_get_net(p->streams);
+
+    CUDA_TRY(cudaHostRegister(net->region, net->region_bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
+    p->region = net->region;
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&p->region_device, p->region, 0));
+    return EP_OK;
+}
+
+static ep_status start_thread(struct cuda_proxy *p)
+{
+    sigset_t all, old;
+    int error;
+
+    /* Signals are the application's. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    error = pthread_create(&p->thread, NULL, proxy_main, p);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: pthread_create");
+    p->started = true;
+    return EP_OK;
+}
+
+ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
+{
+    const ep_comm *comm = cuda->host.comm;
+    bool few = comm->nnodes <= FEW_NODES;
+    struct cuda_proxy *p = calloc(1, sizeof(*p));
+    struct ep_net_provider provider;
+    struct ep_net_params params;
+    ep_status status = p ? EP_OK : ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
+
+    /* What follows is collective: who cannot take part says so before. */
+    status = host_agree(boot, comm->config.timeout_ms, status);
+    if (status != EP_OK) {
+        free(p);
+        return status;
+    }
+    cuda->proxy = p;
+    p->cuda = cuda;
+    p->nnodes = comm->nnodes;
+    p->node = comm->node;
+    p->channels = few ? CHANNELS : 1;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->changed, NULL);
+    host_net_describe(&cuda->host, &provider, &params);
+    params.boot = boot;
+    params.channels = p->channels;
+    params.wake = NULL;
+    EP_TRY(ep_streams_open(&provider, &params, few ? RING_BYTES : RING_LEAST, &p->streams));
+    EP_TRY(open_words(p));
+    EP_TRY(open_region(p));
+    return start_thread(p);
+}
+
+void cuda_proxy_close(struct cuda_comm *cuda)
+{
+    struct cuda_proxy *p = cuda->proxy;
+
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_signal(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    if (p->started)
+        pthread_join(p->thread, NULL);
+    if (p->region)
+        cudaHostUnregister(p->region);
+    if (atomic_load(&cuda->host.comm->failed))
+        ep_streams_abandon(p->streams);
+    ep_streams_free(p->streams);
+    while (p->retired) {
+        struct retired *next = p->retired->next;
+
+        cudaFreeHost(p->retired->host);
+        cudaFree(p->retired->device);
+        free(p->retired);
+        p->retired = next;
+    }
+    cudaFreeHost(p->words);
+    pthread_cond_destroy(&p->changed);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+    cuda->proxy = NULL;
+}
+
+size_t cuda_proxy_bytes(const struct cuda_comm *cuda)
+{
+    const struct cuda_proxy *p = cuda->proxy;
+
+    if (!p)
+        return 0;
+    return sizeof(*p) + ep_streams_bytes(p->streams) + p->half[0].arena_bytes + p->half[1].arena_bytes +
+           (size_t)(p->half[0].slots + p->half[1].slots) * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed));
+}
