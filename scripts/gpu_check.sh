@@ -101,9 +101,29 @@ check() {
         step 200 "$programs/ll_mix_cuda" --ranks "$ranks"
         step 200 "$programs/ll_weights_cuda" --ranks "$ranks"
         step 200 "$programs/ll_mask_cuda" --ranks "$ranks"
+        [ "$ranks" -eq 1 ] || nodes "$ranks"
         [ -x "$epkit" ] || continue
+        step 300 "$epkit" test intranode --backend cuda --ranks "$ranks"
         step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks"
         step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --sum-once
+    done
+}
+
+# A rank a node, and, with an even number of ranks, two nodes.
+nodes() {
+    local ranks=$1 nodes
+    for nodes in "$ranks" 2; do
+        [ $((ranks % nodes)) -eq 0 ] || continue
+        step 200 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --rounds "${ROUNDS:-60}" --seed "2$ranks"
+        step 200 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --threads --network tcp --rounds 20 --bf16
+        step 200 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --bad-network --rounds 10
+        step 200 "$programs/nodes_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 200 "$programs/nodes_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp
+        step 200 "$programs/stream_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 200 "$programs/stage_cuda" --ranks "$ranks" --nodes "$nodes"
+        [ -x "$epkit" ] || continue
+        step 300 "$epkit" test internode --backend cuda --ranks "$ranks" --nodes "$nodes"
+        step 300 "$epkit" test internode --backend cuda --ranks "$ranks" --nodes "$nodes" --network tcp
     done
 }
 
@@ -112,6 +132,8 @@ faults() {
     for ranks in "$@"; do
         [ "$ranks" -gt 1 ] || continue
         step 300 "$programs/fault_cuda" --ranks "$ranks"
+        step 300 "$programs/fault_cuda" --ranks "$ranks" --nodes "$ranks"
+        step 300 "$programs/fault_cuda" --ranks "$ranks" --nodes "$ranks" --network tcp
         step 400 "$programs/ll_fault_cuda" --ranks "$ranks"
         step 200 "$programs/ll_edge_cuda" --ranks "$ranks" --seed "$ranks"
         step 200 "$programs/ll_free_cuda" --ranks "$ranks"

@@ -308,7 +308,7 @@ const struct cmd verb_test = {
         "nodes), which are emulated: rows between them travel through a network that can be told to misbehave. "
         "lowlatency: 32 cases of the fixed-shape operations for decoding (4 ranks), on one node or on several.\n\n" GROUP_BACKEND_TEXT
         "On GPUs data is made on the host, copied to the GPU, and what comes out is compared on the host. internode "
-        "takes the host backend by itself: that of GPUs serves one node.\n\n"
+        "takes the host backend unless --backend cuda asks for GPUs.\n\n"
         "All random choices come from one seed, which is printed. When something fails, so is the command that repeats "
         "it.\n\n"
         "Started by mpirun, the ranks are those of mpirun.",

@@ -216,6 +216,12 @@ static void host_turns(struct op *op, bool is_combine, struct bench_turn *turns,
     measurement->byhand = bench_has_mpi(bench) ? &turns[TURN_BYHAND] : NULL;
 }
 
+/* Yardsticks of GPUs that reach each other: between nodes other kernels run, and no copy engine goes there. */
+static bool has_ceilings(const struct bench_case *bench)
+{
+    return bench->ctx->gpu && bench_has_yardsticks(bench) && bench->ctx->nnodes < 2;
+}
+
 /* The operation once more behind other work; the same rows without waits; the copy engine. */
 static void gpu_turns(struct op *op, bool is_combine, struct bench_turn *turns, struct bench_measurement *measurement)
 {
@@ -228,7 +234,7 @@ static void gpu_turns(struct op *op, bool is_combine, struct bench_turn *turns, 
     turns[TURN_ENGINE_ALL] = (struct bench_turn){
         .what = "copy engine, all to all", .run = bench_engine_all, .queued = true, .context = &op->ceilings};
     measurement->queued = &turns[TURN_QUEUED];
-    if (!bench_has_yardsticks(op->bench))
+    if (!has_ceilings(op->bench))
         return;
     measurement->bare = &turns[TURN_BARE];
     measurement->engine_pair = &turns[TURN_ENGINE_PAIR];
@@ -247,10 +253,7 @@ static int measure(struct op *op, bool is_combine)
                        .after = after_ours,
                        .context = op},
     };
-    int n_turns = gpu                           ? (bench_has_yardsticks(bench) ? 5 : 2)
-                  : bench_has_mpi(bench)        ? 3
-                  : bench_has_yardsticks(bench) ? 2
-                                                : 1;
+    int n_turns = gpu ? (has_ceilings(bench) ? 5 : 2) : bench_has_mpi(bench) ? 3 : bench_has_yardsticks(bench) ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "combine" : "dispatch",
         .type = op->is_fp8 ? "fp8" : "bf16",
@@ -260,7 +263,7 @@ static int measure(struct op *op, bool is_combine)
         .phases = &op->phases,
         .ours = &turns[TURN_OURS],
     };
-    int code = gpu && bench_has_yardsticks(bench) ? bench_ceilings_init(&op->ceilings, bench) : 0;
+    int code = has_ceilings(bench) ? bench_ceilings_init(&op->ceilings, bench) : 0;
 
     op->ceilings.row_bytes = (size_t)measurement.row_bytes;
     (gpu ? gpu_turns : host_turns)(op, is_combine, turns, &measurement);

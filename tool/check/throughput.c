@@ -252,8 +252,11 @@ static ep_status verify_info(struct throughput *state, const ep_plan *plan, cons
     CHECK_CALL(run, ep_plan_get_info, plan, &info);
     check_equal(run, "n_recv", known ? layout->n_rows : -1, info.n_recv);
     check_equal(run, "out_rows", max_recv_tokens ? max_recv_tokens : layout->n_rows, info.out_rows);
-    check_equal(run, "n_send", layout->n_send, info.n_send);
-    check_equal(run, "n_wire", layout->n_wire, info.n_wire);
+    /* Of a worst-case plan a GPU may be the only one that has counted, until somebody waits for it. */
+    if (known || !run->ctx->gpu || info.n_send >= 0) {
+        check_equal(run, "n_send", layout->n_send, info.n_send);
+        check_equal(run, "n_wire", layout->n_wire, info.n_wire);
+    }
     check_equal(run, "n_net", layout->n_net, info.n_net);
     check_equal(run, "n_tokens", state->n_tokens, info.n_tokens);
     check_equal(run, "topk", group->topk, info.topk);
