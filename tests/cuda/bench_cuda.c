@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_cuda [--ranks N] [--sms A,B,..] [--repeat N] [--tokens N] [--hidden N] [--topk N] [--experts N]: whole
- * operations on the CUDA backend, next to the bare row mover (the same kernels on the same rows without waits) and the
- * copy engine, in one run. One process per GPU. Times are of CUDA events around the call, the median of all
- * repetitions, the slowest rank. JSON lines, rank 0.
+ * bench_cuda [--ranks N] [--nodes N [--network NAME]] [--sms A,B,..] [--repeat N] [--tokens N] [--hidden N] [--topk N]
+ * [--experts N]: whole operations on the CUDA backend, next to the bare row mover (the same kernels on the same rows
+ * without waits) and the copy engine, in one run. One process per GPU. Times are of CUDA events around the call, the
+ * median of all repetitions, the slowest rank. JSON lines, rank 0.
  */
 #include "backend/cuda/module.h"
 #include "call.h"
@@ -21,6 +21,8 @@
 #define FLUSH_BYTES ((size_t)256 << 20)
 
 static struct {
+    int nodes;
+    const char *network;
     int ranks, repeat, tokens, hidden, topk, experts, n_sms, sms[16];
 } options = {
     .ranks = 2, .repeat = 60, .tokens = 4096, .hidden = 7168, .topk = 8, .experts = 256, .n_sms = 1, .sms = {16}};
@@ -208,6 +210,14 @@ static double logical_bytes(const struct bench *b, enum what what)
     return row * (double)b->plan_info.n_recv;
 }
 
+/* What this rank sent to other nodes in the last operation. */
+static double net_bytes(const struct bench *b)
+{
+    ep_stats stats = {.size = sizeof(stats)};
+
+    return ep_comm_get_stats(b->comm, &stats) == EP_OK ? (double)stats.bytes_net : 0;
+}
+
 static void print_row(const struct bench *b, const char *what, bool queued, int sms, double us, double best,
                       double bytes, int repeat)
 {
@@ -215,10 +225,10 @@ static void print_row(const struct bench *b, const char *what, bool queued, int 
         return;
     printf(
         "{\"what\":\"%s\",\"gpu\":\"%s\",\"ranks\":%d,\"sms\":%d,\"start\":\"%s\",\"us\":%.1f,\"us_best\":%.1f,\"logical_gbps\":%.1f,"
-        "\"wire_gbps\":%.1f,\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"repeat\":%d}\n",
+        "\"wire_gbps\":%.1f,\"net_gbps\":%.2f,\"nodes\":%d,\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"repeat\":%d}\n",
         what, b->device, b->info.nranks, sms, queued ? "queued" : "idle", us, best, bytes / us / 1e3,
-        bytes * (b->info.nranks - 1) / b->info.nranks / us / 1e3, options.tokens, options.hidden, options.topk,
-        options.experts, repeat);
+        bytes * (b->info.nranks - 1) / b->info.nranks / us / 1e3, net_bytes(b) / us / 1e3, b->info.nnodes,
+        options.tokens, options.hidden, options.topk, options.experts, repeat);
     fflush(stdout);
 }
 
@@ -287,7 +297,8 @@ static int measure_all(struct bench *b, int sms)
             return 1;
         if (what != PLAN_DISPATCH && measure(b, (enum what)what, false, true, sms))
             return 1;
-        if (what <= COMBINE &&
+        /* Between nodes there are other kernels, and no bare ones. */
+        if (what <= COMBINE && options.nodes < 2 &&
             (measure(b, (enum what)what, true, true, sms) || measure_stream(b, (enum what)what, sms)))
             return 1;
     }
@@ -329,6 +340,10 @@ static int run_rank(const ep_boot *boot, void *argument)
     (void)argument;
     config.backend = "cuda";
     config.timeout_ms = 20000;
+    if (options.nodes > 1) {
+        config.ranks_per_node = options.ranks / options.nodes;
+        config.network = options.network;
+    }
     if (ep_comm_new(boot, &config, &b.comm) == EP_OK)
         code = run_bench(&b);
     else
@@ -369,6 +384,10 @@ int main(int argc, char **argv)
             options.topk = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--experts"))
             options.experts = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--nodes"))
+            options.nodes = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--network"))
+            options.network = argv[i + 1];
         else if (!strcmp(argv[i], "--sms"))
             read_sms(argv[i + 1]);
         else

@@ -388,7 +388,7 @@ static int run_all(struct state *s)
     if (code & FAILED)
         return code;
     TRY(answer(s));
-    for (int by_choice = 0; by_choice < 2 && !(code & FAILED); by_choice++) {
+    for (int by_choice = 0; by_choice < (group_division.nodes > 1 ? 1 : 2) && !(code & FAILED); by_choice++) {
         s->combine_flags = !by_choice ? 0 : EP_COMBINE_BY_CHOICE | (s->shape->topk % 2 ? EP_COMBINE_ROUND_PARTIAL : 0);
         TRY(twin_poison(s->group, &s->b[OUT]));
         TRY(twin_poison(s->group, &s->b[OUT_WEIGHTS]));

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault_cuda [--ranks N] [--only SCENE]: the last rank is killed, stopped, late, or stuck on its device while the
- * others dispatch or combine; or it is killed while its rows move. On symmetric memory, and on ordinary memory, whose
- * rows are copied meanwhile. Each of the others must get a status that names it within the deadline, with the CUDA
- * context alive, and go on in a new group. Exit 77 when there is no GPU.
+ * fault_cuda [--ranks N] [--nodes N [--network NAME]] [--only SCENE]: the last rank is killed, stopped, late, or stuck
+ * on its device while the others dispatch or combine; or it is killed while its rows move. On symmetric memory, and on
+ * ordinary memory, whose rows are copied meanwhile. Each of the others must get a status that names it within the
+ * deadline, with the CUDA context alive, and go on in a new group. Exit 77 when there is no GPU.
  */
 #include "case.h"
 
@@ -312,6 +312,7 @@ static int open_host(struct state *s)
     config.backend = "host";
     config.timeout_ms = TIMEOUT_MS;
     CALL(ep_boot_shm_join(s->scene->second, s->group.rank, &boot));
+    group_divide(&boot, &config);
     CALL(ep_comm_new(&boot, &config, &s->group.host));
     return 0;
 }
@@ -348,6 +349,9 @@ static int run_scene(struct options *options, const struct kind *kind)
     int code = 1;
 
     if (!options_want(options, launch.name))
+        return SKIPPED;
+    /* There are no graphs between nodes. */
+    if (kind->fault == REPLAYED && group_division.nodes > 1)
         return SKIPPED;
     if (scene.victim_pid && ep_boot_shm_new(options->ranks, &scene.second) == EP_OK)
         code = launch_ranks(&launch);

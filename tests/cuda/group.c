@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group.h"
 
+#include "net/emulation.h"
+
 #include <epkit/cuda.h>
 #include <errno.h>
 #include <pthread.h>
@@ -93,13 +95,21 @@ bool options_read(int argc, char **argv, int least, struct options *options)
             if (!option_number(argv[i], value, 1, 1000, &number))
                 return false;
             options->rounds = (int)number;
+        } else if (!strcmp(argv[i], "--nodes")) {
+            if (!option_number(argv[i], value, 1, MAX_RANKS, &number))
+                return false;
+            group_division.nodes = (int)number;
+        } else if (!strcmp(argv[i], "--network") && value) {
+            group_division.network = value;
         } else if (!strcmp(argv[i], "--seed")) {
             if (!option_number(argv[i], value, 0, INT64_MAX, &number))
                 return false;
             options->seed = (uint64_t)number;
         } else {
-            test_say("%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENE%s",
-                     argv[i], options->rounds ? ", --rounds N" : "");
+            test_say(
+                "%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENE, --nodes N, "
+                "--network NAME%s",
+                argv[i], options->rounds ? ", --rounds N" : "");
             return false;
         }
     }
@@ -335,6 +345,22 @@ static int warm_up(const ep_boot *boot)
     return 0;
 }
 
+struct division group_division;
+
+void group_divide(const ep_boot *boot, ep_comm_config *config)
+{
+    static const ep_net_emulation bad = {
+        .seed = 11, .delay_us = 300, .ring_bytes = 4096, .split_bytes = 1500, .reorder = 1};
+
+    if (group_division.nodes < 2)
+        return;
+    if (group_division.bad)
+        ep_net_emulate(&bad);
+    config->ranks_per_node = boot->nranks / group_division.nodes;
+    config->network = group_division.network;
+    config->partial_type = group_division.partial_type;
+}
+
 int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct group *ret_group)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -347,6 +373,7 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
     TRY(warm_up(boot));
     /* Who meets a failure of the CUDA backend has its deadline to tell the others. */
     config.timeout_ms = 2 * timeout_ms + 20000;
+    group_divide(boot, &config);
     config.backend = "host";
     if (second) {
         CALL(ep_boot_shm_join(second, boot->rank, &other));

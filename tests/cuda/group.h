@@ -103,6 +103,18 @@ const char *verdict_of(int code);
 int count_gpus_apart(int *ret_n);
 int see_one_gpu(int rank, int n);
 
+/* How the communicators of group_open() are divided; all zero: one node. Before the ranks start. */
+struct division {
+    int nodes;
+    const char *network; /* NULL: emulated */
+    int partial_type;
+    bool bad; /* the emulated network delays, splits and reorders, and has little room */
+};
+extern struct division group_division;
+
+/* Says so in a configuration. */
+void group_divide(const ep_boot *boot, ep_comm_config *config);
+
 /* What a rank's program returns: 0, FAILED, SKIPPED. */
 struct group {
     ep_comm *host, *cuda; /* the host backend says what the CUDA backend must give. host: NULL where nobody asks it */

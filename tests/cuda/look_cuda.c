@@ -136,8 +136,9 @@ int main(void)
 {
     bool good = true;
 
-    good &= run_group("two nodes", 4, 2, EP_E_UNSUPPORTED, "these 4 ranks are on 2");
-    good &= run_group("a rank a node", 64, 64, EP_E_UNSUPPORTED, "these 64 ranks are on 64");
+    good &= run_group("two nodes", 4, 2, EP_E_STATE, "the all-gather was called");
+    good &= run_group("a rank a node", 64, 64, EP_E_STATE, "the all-gather was called");
+    good &= run_group("two nodes of more ranks than there can be", 66, 2, EP_E_UNSUPPORTED, "up to 32 ranks, not 33");
     good &= run_group("too many ranks", CUDA_MAX_RANKS + 1, 1, EP_E_UNSUPPORTED, "up to 32 ranks, not 33");
     /* One that is served gets as far as its first exchange. */
     good &= run_group("as many as there may be", CUDA_MAX_RANKS, 1, EP_E_STATE, "the all-gather was called");

@@ -425,7 +425,10 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++) {
+        /* There are no graphs between nodes. */
+        if (group_division.nodes > 1 && scenes[i].run == run_graph)
+            continue;
         code = worse_of(code, run_group_scene(&options, (struct scene_run){.program = "stream_cuda",
                                                                            .name = scenes[i].name,
                                                                            .timeout_ms = TIMEOUT_MS,
@@ -433,5 +436,6 @@ int main(int argc, char **argv)
                                                                            .shared_bytes = sizeof(struct shared),
                                                                            .run = run_rank,
                                                                            .scene = &scenes[i]}));
+    }
     return options_code(&options, code);
 }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_cuda [--ll] [--threads | --hide] [--ranks N] [--rounds N] [--seed N] [--only CASE] [--small] [--timeout S]:
- * the CUDA backend against the host backend, bit for bit: first shapes at the edges, then N random ones. --ll: low
- * latency instead of dispatch and combine on plans. --hide: each rank sees one GPU, as batch systems have it. --small
+ * test_cuda [--ll] [--nodes N [--network NAME | --bad-network] [--bf16]] [--threads | --hide] [--ranks N] [--rounds N]
+ * [--seed N]
+ * [--only CASE] [--small] [--timeout S]: the CUDA backend against the host backend, bit for bit: first shapes at the
+ * edges, then N random ones. --ll: low latency instead of dispatch and combine on plans. --hide: each rank sees one
+ * GPU, as batch systems have it. --small
+ * --nodes: the ranks are of so many nodes; --bf16: sums between them are rounded. --small
  * and --timeout, the deadline of each wait, are for tools that take long. Exit 77 when there is no GPU.
  */
 #include "shapes.h"
@@ -145,6 +148,14 @@ static bool read_options(int argc, char **argv)
             options.hide = true;
         else if (!strcmp(option, "--small"))
             options.small = true;
+        else if (!strcmp(option, "--bad-network"))
+            group_division.bad = true;
+        else if (!strcmp(option, "--bf16"))
+            group_division.partial_type = EP_BF16;
+        else if (!strcmp(option, "--nodes"))
+            sound = option_number(option, value, 1, MAX_RANKS, &number), group_division.nodes = (int)number, i++;
+        else if (!strcmp(option, "--network"))
+            sound = value != NULL, group_division.network = value, i++;
         else if (!strcmp(option, "--ll"))
             options.ll = true;
         else if (!strcmp(option, "--ranks"))
@@ -188,8 +199,9 @@ int main(int argc, char **argv)
     launch.seconds = 300 + 2 * cases + 10 * options.timeout;
     code = launch_ranks(&launch);
     ep_boot_shm_free(second);
-    printf("test_cuda%s: %d ranks (%s%s), seed %llu, %d cases in %.1f s: %s\n", options.ll ? " --ll" : "",
+    printf("test_cuda%s: %d ranks (%s%s, %d nodes), seed %llu, %d cases in %.1f s: %s\n", options.ll ? " --ll" : "",
            options.ranks, options.threads ? "threads" : "processes", options.hide ? ", one GPU visible to each" : "",
-           (unsigned long long)options.seed, cases, (now_ms() - begin) / 1e3, verdict_of(code));
+           group_division.nodes > 1 ? group_division.nodes : 1, (unsigned long long)options.seed, cases,
+           (now_ms() - begin) / 1e3, verdict_of(code));
     return code;
 }

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENE]: between nodes, what test_cuda, which
+ * compares the bits, does not look at. Calls that there are within one node alone say so and change nothing; barriers
+ * hold across nodes; a thousand operations are queued ahead of the network; ranks that disagree hear who; statistics
+ * are those of the host backend. Exit 77 when there is no GPU.
+ */
+#include "case.h"
+#include "twin.h"
+
+#include <epkit/cuda.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HIDDEN = 1024, TOPK = 4, TOKENS = 700, EXPERTS = 24, TIMEOUT_MS = 8000, BARRIERS = 100, AHEAD = 500 };
+
+struct shared {
+    _Atomic int arrived[MAX_RANKS];
+};
+
+struct state {
+    const struct group *group;
+    struct shared *shared;
+    uint64_t random;
+    int64_t *index; /* [TOKENS, TOPK] */
+    ep_plan *plan;
+    int64_t n_recv;
+    void *x[2], *recv, *out[2];
+};
+
+static int make_index(struct state *s)
+{
+    struct routing routing = {.n_tokens = TOKENS,
+                              .topk = TOPK,
+                              .n_experts = EXPERTS * s->group->nranks,
+                              .nranks = s->group->nranks,
+                              .idx_type = EP_I64,
+                              .holes = true};
+
+    s->index = malloc((size_t)TOKENS * TOPK * sizeof(*s->index));
+    EXPECT(s->index, "no memory for the routing");
+    fill_routing(&routing, &s->random, s->index);
+    return 0;
+}
+
+static ep_plan_args plan_args(const struct state *s)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+    args.topk_idx = s->index;
+    args.idx_type = EP_I64;
+    args.n_tokens = TOKENS;
+    args.topk = TOPK;
+    args.n_experts = EXPERTS * s->group->nranks;
+    return args;
+}
+
+static int make_plan(struct state *s)
+{
+    ep_plan_info info = {.size = sizeof(info)};
+    ep_plan_args args = plan_args(s);
+
+    CALL(ep_plan_new(s->group->cuda, &args, &s->plan));
+    CALL(ep_plan_get_info(s->plan, &info));
+    s->n_recv = info.n_recv;
+    return 0;
+}
+
+static int make_buffers(struct state *s)
+{
+    size_t row = HIDDEN * 2, bytes = TOKENS * row;
+    uint16_t *values = malloc(bytes);
+
+    EXPECT(values, "no memory for rows");
+    for (int i = 0; i < 2; i++) {
+        fill_bf16(values, bytes / 2, &s->random);
+        CUDA(cudaMalloc(&s->x[i], bytes));
+        CUDA(cudaMemcpy(s->x[i], values, bytes, cudaMemcpyDefault));
+        CUDA(cudaMalloc(&s->out[i], bytes));
+    }
+    free(values);
+    CALL(ep_alloc(s->group->cuda, ((size_t)s->n_recv + 1) * row, &s->recv));
+    return 0;
+}
+
+static int free_all(struct state *s)
+{
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaFree(s->x[i]));
+        CUDA(cudaFree(s->out[i]));
+    }
+    if (s->recv)
+        CALL(ep_free(s->group->cuda, s->recv));
+    ep_plan_free(s->plan);
+    free(s->index);
+    return 0;
+}
+
+static ep_status dispatch(const struct state *s, int which, int hidden)
+{
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+
+    args.dtype = EP_BF16;
+    args.hidden = hidden;
+    args.x = s->x[which];
+    args.recv_x = s->recv;
+    args.out_rows = s->n_recv;
+    return ep_dispatch(s->plan, &args, s->group->stream);
+}
+
+static ep_status combine(const struct state *s, int which)
+{
+    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.x = s->recv;
+    args.out = s->out[which];
+    return ep_combine(s->plan, &args, s->group->stream);
+}
+
+/* --- scenes ------------------------------------------------------------------------------------------------------- */
+
+/* A case of the comparison with the host backend: the group is as it was. */
+static int check_sound(const struct state *s)
+{
+    struct shape shape = {.n_tokens = 90 + s->group->rank,
+                          .hidden = 512,
+                          .topk = TOPK,
+                          .n_experts = EXPERTS * s->group->nranks,
+                          .dtype = EP_BF16,
+                          .idx_type = EP_I64,
+                          .choice = true,
+                          .seed = s->random};
+
+    return case_run(s->group, &shape);
+}
+
+static int run_refused(struct state *s)
+{
+    static const char says[] = "within one node";
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_plan_args args = plan_args(s);
+    cudaGraph_t graph;
+    ep_status status;
+    ep_plan *plan = NULL;
+    ep_ll *ll = NULL;
+    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+
+    args.max_recv_tokens = TOKENS * TOPK * s->group->nranks;
+    CALL(ep_plan_new(s->group->cuda, &args, &plan));
+    update.topk_idx = s->index;
+    update.n_tokens = TOKENS;
+    TRY(expect_status("ep_plan_update", ep_plan_update(plan, &update, s->group->stream), EP_E_UNSUPPORTED, says));
+    ep_plan_free(plan);
+    config.max_tokens = 16;
+    config.hidden = HIDDEN;
+    config.topk = TOPK;
+    config.n_experts = EXPERTS * s->group->nranks;
+    TRY(expect_status("ep_ll_new", ep_ll_new(s->group->cuda, &config, &ll), EP_E_UNSUPPORTED, says));
+    TRY(make_plan(s));
+    TRY(make_buffers(s));
+    CALL(dispatch(s, 0, HIDDEN));
+    CALL(ep_stream_sync(s->group->cuda, s->group->stream));
+    CUDA(cudaStreamBeginCapture(s->group->stream, cudaStreamCaptureModeRelaxed));
+    status = dispatch(s, 0, HIDDEN);
+    CUDA(cudaStreamEndCapture(s->group->stream, &graph));
+    TRY(expect_status("ep_dispatch in a capture", status, EP_E_UNSUPPORTED, says));
+    CUDA(cudaGraphDestroy(graph));
+    return check_sound(s);
+}
+
+/* Who comes out of barrier i has seen everybody come to it. One rank, another each time, is late. */
+static int run_barrier(struct state *s)
+{
+    const struct group *g = s->group;
+
+    for (int i = 1; i <= BARRIERS; i++) {
+        if (i % g->nranks == g->rank)
+            sleep_ms(i % 7);
+        atomic_store(&s->shared->arrived[g->rank], i);
+        CALL(ep_barrier_on(g->cuda, g->stream));
+        CALL(ep_stream_sync(g->cuda, g->stream));
+        for (int rank = 0; rank < g->nranks; rank++)
+            EXPECT(atomic_load(&s->shared->arrived[rank]) >= i, "rank %d is not in barrier %d", rank, i);
+    }
+    return 0;
+}
+
+/* Far more chunks than the network holds, and none of the hosts waits. Two inputs take turns. */
+static int run_ahead(struct state *s)
+{
+    size_t bytes = (size_t)TOKENS * HIDDEN * 2;
+    unsigned char *first = malloc(2 * bytes), *last = malloc(bytes);
+    int code = 0;
+
+    EXPECT(first && last, "no memory for rows");
+    TRY(make_plan(s));
+    TRY(make_buffers(s));
+    for (int i = 0; i < 2; i++) {
+        CALL(dispatch(s, i, HIDDEN));
+        CALL(combine(s, i));
+        CALL(ep_stream_sync(s->group->cuda, s->group->stream));
+        CUDA(cudaMemcpy(first + (size_t)i * bytes, s->out[i], bytes, cudaMemcpyDefault));
+    }
+    EXPECT(memcmp(first, first + bytes, bytes) != 0, "both inputs gave the same: they should differ");
+    for (int i = 0; i < AHEAD; i++) {
+        CUDA(cudaMemsetAsync(s->out[i % 2], POISON, bytes, s->group->stream));
+        CALL(dispatch(s, i % 2, HIDDEN));
+        CALL(combine(s, i % 2));
+    }
+    CALL(ep_stream_sync(s->group->cuda, s->group->stream));
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaMemcpy(last, s->out[i], bytes, cudaMemcpyDefault));
+        if (memcmp(first + (size_t)i * bytes, last, bytes) != 0)
+            test_say("input %d: after %d operations the sums differ from the first ones", i, 2 * AHEAD), code = DIFFERS;
+    }
+    free(first);
+    free(last);
+    return code;
+}
+
+/* The last rank, alone on its node or not, gives another row, or is in another call. */
+static int run_disagree(struct state *s, bool calls)
+{
+    bool other = s->group->rank == s->group->nranks - 1;
+    ep_status status;
+
+    TRY(make_plan(s));
+    TRY(make_buffers(s));
+    CALL(dispatch(s, 0, HIDDEN));
+    CALL(ep_stream_sync(s->group->cuda, s->group->stream));
+    TRY(group_meet(s->group));
+    status = calls && other ? combine(s, 0) : dispatch(s, 0, other ? HIDDEN / 2 : HIDDEN);
+    if (status == EP_OK)
+        status = ep_stream_sync(s->group->cuda, s->group->stream);
+    TRY(expect_status("ep_dispatch", status, EP_E_MISMATCH, NULL));
+    EXPECT(names_rank(ep_last_error(), s->group->nranks - 1) ||
+               names_rank(ep_last_error(), s->group->nranks - 1 - s->group->nranks / group_division.nodes),
+           "neither the rank nor its rail peer is named: %s", ep_last_error());
+    /* The memory goes with the communicator. */
+    s->recv = NULL;
+    return 0;
+}
+
+static int run_different_arguments(struct state *s)
+{
+    return run_disagree(s, false);
+}
+
+static int run_different_calls(struct state *s)
+{
+    return run_disagree(s, true);
+}
+
+static const struct scene {
+    const char *name;
+    int (*run)(struct state *s);
+} scenes[] = {{"refused", run_refused},
+              {"barrier", run_barrier},
+              {"ahead", run_ahead},
+              {"disagree-arguments", run_different_arguments},
+              {"disagree-calls", run_different_calls}};
+
+static int run_rank(const struct scene_run *run, const struct group *group)
+{
+    const struct scene *scene = run->scene;
+    struct state s = {.group = group, .shared = run->shared, .random = run->seed * 1000 + (uint64_t)group->rank};
+    int code;
+
+    TRY(make_index(&s));
+    code = scene->run(&s);
+    return code & FAILED ? code : code | free_all(&s);
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 2, &options))
+        return 2;
+    if (group_division.nodes < 2)
+        group_division.nodes = 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_group_scene(&options, (struct scene_run){.program = "nodes_cuda",
+                                                                           .name = scenes[i].name,
+                                                                           .timeout_ms = TIMEOUT_MS,
+                                                                           .seconds = 60,
+                                                                           .shared_bytes = sizeof(struct shared),
+                                                                           .run = run_rank,
+                                                                           .scene = &scenes[i]}));
+    return options_code(&options, code);
+}
