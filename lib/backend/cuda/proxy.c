@@ -81,7 +81,8 @@ struct cuda_proxy {
     pthread_cond_t changed;
     struct cuda_hop *head, *tail; /* under the lock */
     bool stop;
-    bool broken; /* the proxy's own */
+    _Atomic uint64_t limit_ns; /* not 0: the communicator closes, and peers that take nothing are left by then */
+    bool broken;               /* the proxy's own */
 };
 
 /* --- one hop, by the proxy ---------------------------------------------------------------------------------------- */
@@ -231,10 +232,13 @@ static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_move
     return EP_OK;
 }
 
-/* Has the group failed? Then nobody reads what is sent, and the kernels end by themselves. */
+/* Has the group failed, or closed? Then nobody reads what is sent, and the kernels end or have ended by themselves. */
 static bool has_failed(const struct cuda_proxy *p)
 {
-    return p->broken || __atomic_load_n(&p->cuda->report->abort, __ATOMIC_ACQUIRE);
+    uint64_t limit_ns = atomic_load(&p->limit_ns);
+
+    return p->broken || (limit_ns && ep_now_ns() >= limit_ns) ||
+           __atomic_load_n(&p->cuda->report->abort, __ATOMIC_ACQUIRE);
 }
 
 static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
@@ -568,6 +572,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
 
     if (!p)
         return;
+    atomic_store(&p->limit_ns, ep_deadline_ns(cuda->host.comm->config.timeout_ms));
     pthread_mutex_lock(&p->lock);
     p->stop = true;
     pthread_cond_signal(&p->changed);
@@ -576,7 +581,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
         pthread_join(p->thread, NULL);
     if (p->region)
         cudaHostUnregister(p->region);
-    if (atomic_load(&cuda->host.comm->failed))
+    if (p->streams && (atomic_load(&cuda->host.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))
         ep_streams_abandon(p->streams);
     ep_streams_free(p->streams);
     while (p->retired) {
