@@ -90,11 +90,34 @@ __device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
     return node * waits.nranks + waits.rank - waits.first;
 }
 
+/*
+ * Waits as wait_for() does, but the deadline begins anew when *moved has changed: chunks that are waited for together
+ * may take longer than one deadline.
+ */
+template <typename Met> __device__ wait_end wait_while_moving(const cuda_waits &waits, Met met, const uint64_t *moved)
+{
+    uint64_t before, now;
+
+    if (met())
+        return WAIT_MET;
+    now = *(const volatile uint64_t *)moved;
+    do {
+        wait_end end;
+
+        before = now;
+        end = wait_for(waits, met, &waits.report->none, 0);
+        if (end != WAIT_LATE)
+            return end;
+        now = *(const volatile uint64_t *)moved;
+    } while (now != before);
+    return WAIT_LATE;
+}
+
 /* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
 __device__ const unsigned char *await_chunk(const cuda_waits &waits, const cuda_chunks &c, int node, int slot)
 {
     const cuda_landed *landed = c.landed + slot;
-    wait_end end = wait_for(waits, has_landed{landed, c.number}, &waits.report->none, 0);
+    wait_end end = wait_while_moving(waits, has_landed{landed, c.number}, c.moved + node);
 
     if (end != WAIT_MET) {
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
@@ -136,7 +159,7 @@ __device__ bool await_arena(const cuda_waits &waits, const cuda_chunks &c, const
     bool sound = true;
 
     if (threadIdx.x == 0 && reused) {
-        wait_end end = wait_for(waits, has_left{words, reused}, &waits.report->none, 0);
+        wait_end end = wait_while_moving(waits, has_left{words, reused}, c.moved + c.nnodes);
         int blocked = *(const volatile int32_t *)&words->blocked;
 
         sound = end == WAIT_MET;

@@ -43,6 +43,8 @@ struct cuda_chunks {
     int32_t tokens;
     int32_t phase; /* of the waits for them */
     int32_t unused;
+    const uint64_t
+        *moved; /* host memory, [nnodes + 1]: counts chunks that come from each node, and those that go out */
     uint64_t number;
     /* Out: where chunks are packed, slot_bytes each, and words in host memory that say that they are. */
     unsigned char *arena;

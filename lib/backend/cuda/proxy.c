@@ -73,7 +73,8 @@ struct cuda_proxy {
     uint64_t number; /* of the last hop queued */
     struct half half[2];
     struct retired *retired;
-    struct cuda_proxy_words *words, *words_device;
+    struct cuda_proxy_words *words, *words_device; /* with [nnodes + 1] words behind: struct cuda_chunks.moved */
+    uint64_t *moved;
 
     pthread_t thread;
     bool started;
@@ -112,6 +113,12 @@ static int32_t *cursor(const struct cuda_proxy *p, const struct side *side, int 
     return &side->next[node * p->channels + channel];
 }
 
+/* As in struct cuda_chunks. */
+static void note_moved(struct cuda_proxy *p, int which)
+{
+    __atomic_store_n(&p->moved[which], p->moved[which] + 1, __ATOMIC_RELAXED);
+}
+
 /* Sends what is packed, as far as the channel takes it. */
 static bool send_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, int channel)
 {
@@ -130,6 +137,7 @@ static bool send_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, in
         *next += p->channels;
         hop->out.left--;
         moved = true;
+        note_moved(p, p->nnodes);
     }
     return moved;
 }
@@ -182,6 +190,7 @@ static ep_status take_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int nod
                                                     ((const unsigned char *)(head + 1) - (unsigned char *)p->region));
             __atomic_store_n(&landed->number, hop->number, __ATOMIC_RELEASE);
             *shown = *ret_moved = true;
+            note_moved(p, node);
         }
         if (!has_come(used_word(hop, slot), hop->number))
             break;
@@ -426,6 +435,7 @@ static struct cuda_chunks describe(const struct cuda_proxy *p, const struct cuda
                                  .node = p->node,
                                  .tokens = side->tokens,
                                  .phase = (int32_t)args->phase,
+                                 .moved = (const uint64_t *)(const void *)(p->words_device + 1),
                                  .number = number};
 
     for (int node = 0; node < p->nnodes; node++)
@@ -501,8 +511,12 @@ void cuda_hop_queue(struct cuda_comm *cuda, struct cuda_hop *hop)
 
 static ep_status open_words(struct cuda_proxy *p)
 {
-    CUDA_TRY(cudaHostAlloc((void **)&p->words, sizeof(*p->words), cudaHostAllocMapped));
-    *p->words = (struct cuda_proxy_words){.blocked = -1};
+    size_t bytes = sizeof(*p->words) + ((size_t)p->nnodes + 1) * sizeof(*p->moved);
+
+    CUDA_TRY(cudaHostAlloc((void **)&p->words, bytes, cudaHostAllocMapped));
+    memset(p->words, 0, bytes);
+    p->words->blocked = -1;
+    p->moved = (uint64_t *)(void *)(p->words + 1);
     CUDA_TRY(cudaHostGetDevicePointer((void **)&p->words_device, p->words, 0));
     return EP_OK;
 }
