@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
+import os
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
@@ -19,6 +20,9 @@ _INTERNODE = ("epkit serves the ranks of one host: there Buffer.dispatch and Buf
 
 # What is behind the tensors of a handle: programs save the tensors for a backward pass and make a tuple of them again.
 _origins: Any = WeakTensorKeyDictionary()
+
+# As long as DeepEP waits for a rank before it gives up: programs compile kernels at their first step, each rank its own.
+_TIMEOUT = 100.0
 
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
 
@@ -101,6 +105,8 @@ class Buffer:
         explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
         enable_shrink: low-latency calls mask ranks that do not come, and go on.
 
+    Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
+
     Ignored: num_nvl_bytes and num_rdma_bytes (kept as attributes; buffers are made as calls need them), num_qps_per_rank,
     allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric.
     """
@@ -114,7 +120,8 @@ class Buffer:
                  comm: Any = None) -> None:
         if group is None and comm is None:
             raise ValueError("Buffer: give a process group, or a communicator of mpi4py as comm")
-        self._comm = epkit.Communicator(group if group is not None else comm)
+        timeout = None if os.environ.get("EPKIT_TIMEOUT_MS") else _TIMEOUT
+        self._comm = epkit.Communicator(group if group is not None else comm, timeout=timeout)
         self.group = group if group is not None else comm
         self.rank, self.group_size = self._comm.rank, self._comm.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -125,6 +132,7 @@ class Buffer:
         self._comm_stream = new_comm_stream(self._comm)
         self._low_latency: List[epkit.LowLatency] = []
         self._masked: Dict[int, bool] = {}
+        self._scratch: Dict[bool, torch.Tensor] = {}
         self._sms = 0  # that the library has been told; 0: its default
 
     def destroy(self) -> None:
@@ -133,6 +141,7 @@ class Buffer:
             raise AssertionError("destroy() needs Buffer(explicitly_destroy=True)")
         self._comm.free()
         self._low_latency.clear()
+        self._scratch.clear()
         self.runtime = None
 
     @staticmethod
@@ -175,10 +184,26 @@ class Buffer:
         return self._comm_stream
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[Sequence[int]] = None, offset: int = 0,
-                                use_rdma_buffer: bool = False) -> NoReturn:
-        """Not supported."""
-        raise NotImplementedError("epkit has no such buffer: Communicator.empty() makes tensors that peers reach directly, "
-                                  "get_next_low_latency_combine_buffer() those of a combine")
+                                use_rdma_buffer: bool = False) -> torch.Tensor:
+        """A tensor of `dtype` and of num_rdma_bytes or num_nvl_bytes, less `offset` bytes; with `size`, its beginning.
+
+        DeepEP shows its communication memory here, which programs write zeros to after a failure. Here it is memory of
+        the buffer that no call reads or writes, zeros at first: what calls use is always clean.
+        """
+        total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        if not 0 <= offset <= total or offset % dtype.itemsize:
+            raise epkit.ArgumentError(f"get_local_buffer_tensor: offset is {offset}, must be a multiple of {dtype.itemsize} up to "
+                                      f"{'num_rdma_bytes' if use_rdma_buffer else 'num_nvl_bytes'}, {total}")
+        if use_rdma_buffer not in self._scratch:
+            self._scratch[use_rdma_buffer] = torch.zeros(total, dtype=torch.uint8, device=self._comm.device)
+        end = offset + (total - offset) // dtype.itemsize * dtype.itemsize
+        whole = self._scratch[use_rdma_buffer][offset:end].view(dtype)
+        if size is None:
+            return whole
+        shape = torch.Size(size)
+        if shape.numel() > whole.numel():
+            raise epkit.ArgumentError(f"get_local_buffer_tensor: size is {list(shape)}, but there are {whole.numel()} elements")
+        return whole[:shape.numel()].view(shape)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
@@ -445,6 +470,9 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """mask_status int32 [R] becomes 1 for ranks that are masked, 0 for others."""
         self._need_shrink("low_latency_query_mask_buffer")
+        if mask_status.dtype != torch.int32 or list(mask_status.shape) != [self.group_size]:
+            raise epkit.ArgumentError(f"low_latency_query_mask_buffer: mask_status: shape is {list(mask_status.shape)} of "
+                                      f"{mask_status.dtype}, must be [{self.group_size}] of torch.int32")
         mask_status.zero_()
         for rank, masked in self._masked.items():
             mask_status[rank] = int(masked)

@@ -83,7 +83,7 @@ class EPHandle(OfThisProcess):
 
 
 def _not_here(name: str, instead: str) -> Any:
-    def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    def method(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"ElasticBuffer.{name} is not supported by epkit: {instead}")
     method.__name__ = name
     method.__doc__ = f"Not supported: {instead}."

@@ -85,6 +85,15 @@ def _choose_backend(backend: Optional[str], device: Union[None, str, torch.devic
     return backend
 
 
+def _milliseconds(timeout: Optional[float]) -> int:
+    """What the library takes as a deadline: 0 is its default."""
+    if timeout is None:
+        return 0
+    if not timeout > 0:
+        raise ValueError(f"Communicator: timeout is {timeout}, must be more than 0 seconds")
+    return max(1, int(min(timeout * 1000, 2**31 - 1)))
+
+
 class Communicator(OfThisProcess):
     """One rank's membership of a group of ranks on one host.
 
@@ -93,7 +102,8 @@ class Communicator(OfThisProcess):
             mpi4py. It is used while the communicator is made, and not afterwards.
         backend: "cuda" or "host" (CPU). None: by `device`, else $EPKIT_BACKEND, else cuda where torch finds a device.
         device: what tensors will be on. None: torch's current CUDA device, or the CPU.
-        timeout: seconds after which a wait ends with an exception that names who did not come. None: 30.
+        timeout: seconds after which a wait ends with an exception that names who did not come. None: $EPKIT_TIMEOUT_MS,
+            else 30.
         check_values: refuse NaN in weights and scales; costs a pass over them.
 
     Creation is collective, as are plan(), low_latency(), barrier(), empty() and all operations: every rank makes the
@@ -118,7 +128,7 @@ class Communicator(OfThisProcess):
             rank, size, gather = dist.get_rank(group), dist.get_world_size(group), _gather_of_group(group)
             if rank < 0:
                 raise ValueError("Communicator: this process is no member of the group")
-        self._adopt(_C.Comm(rank, size, gather, backend, int((timeout or 0) * 1000),
+        self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout),
                             self.device.index if self.is_cuda else -1,
                             _native.COMM_CHECK_VALUES if check_values else 0))
         self.group = group

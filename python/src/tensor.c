@@ -232,18 +232,26 @@ static bool check_shape(const struct want *want, const struct tensor *tensor)
     if (tensor->ndim != want->ndim)
         return refuse_shape(want, tensor);
     for (int d = 0; d < want->ndim; d++)
-        if (want->shape[d] >= 0 ? tensor->shape[d] != want->shape[d]
-                                : want->shape[d] < -1 && tensor->shape[d] < -2 - want->shape[d])
+        if (tensor->shape[d] < 0 ||
+            (want->shape[d] >= 0 ? tensor->shape[d] != want->shape[d]
+                                 : want->shape[d] < -1 && tensor->shape[d] < -2 - want->shape[d]))
             return refuse_shape(want, tensor);
     return true;
 }
 
-static bool check_contiguous(const struct want *want, const struct tensor *tensor)
+static int64_t count_elements(const struct tensor *tensor)
 {
-    int64_t stride = 1, elements = 1;
+    int64_t elements = 1;
 
     for (int d = 0; d < tensor->ndim; d++)
         elements *= tensor->shape[d];
+    return elements;
+}
+
+static bool check_contiguous(const struct want *want, const struct tensor *tensor)
+{
+    int64_t stride = 1, elements = count_elements(tensor);
+
     for (int d = tensor->ndim - 1; d >= 0 && elements > 1; d--) {
         if (tensor->shape[d] > 1 && tensor->stride[d] != stride) {
             char strides[128];
@@ -294,6 +302,11 @@ bool tensor_get(PyObject *object, const struct want *want, struct place place, s
     if (!check_place(want, ret_tensor, place) || !check_shape(want, ret_tensor) ||
         (!want->strided && !check_contiguous(want, ret_tensor)))
         return false;
+    if (!ret_tensor->data && count_elements(ret_tensor) > 0) {
+        raise_arg("%s: %s: has no memory: it is a fake tensor, or its storage has been resized to nothing", want->call,
+                  want->name);
+        return false;
+    }
     if (!ret_tensor->data)
         ret_tensor->data = nothing;
     return true;
