@@ -448,7 +448,8 @@ def any_tensor(draw, bare):
     """
     dtype = draw.choice((torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool,
                          torch.complex64, torch.float8_e4m3fn, torch.float16))
-    shape = [draw.choice((0, 1, 2, 6, 8, 128)) for _ in range(draw.choice((0, 1, 2, 2, 2, 3, 5)))]
+    dims = draw.choice((0, 1, 2, 2, 2, 3, 5))
+    shape = [draw.choice((0, 1, 2, 6, 8, 128 if dims < 4 else 3)) for _ in range(dims)]
     tensor = torch.zeros(shape, dtype=dtype)
     kind = draw.randrange(12)
     if kind == 0 and len(shape) > 1:

@@ -111,6 +111,56 @@ def test_loss_curve_of_1_and_4_ranks_and_dense():
         assert abs(a - b) < 1e-9 * abs(a) and abs(a - c) < 2e-3 * abs(a), (one, four, reference)
 
 
+def layer_of_ops(comm, experts):
+    """The layer by the operators of torch.library: the rank layout, each row with all of its experts here."""
+    import epkit.ops
+
+    slot = epkit.ops.register(comm, EXPERTS)
+
+    def layer(x, idx, weights):
+        rows, local, w, plan = torch.ops.epkit.moe_dispatch(x, idx, weights, slot, TOKENS)
+        y = torch.zeros(rows.shape, dtype=torch.float64)
+        for number in range(EXPERTS // comm.size):
+            gate = torch.where(local == number, w, 0).sum(1, keepdim=True)
+            y = y + experts(number, rows) * gate
+        return torch.ops.epkit.moe_combine(y.to(torch.bfloat16), plan, slot, x.shape[0])
+
+    return layer
+
+
+def layer_gradients(rank, size):
+    """Of a layer's input and of all of its parameters, against a dense computation in double."""
+    comm = epkit.Communicator()
+    own = EXPERTS // size
+    x_all, given = data(7)
+    dense_model, dense_x = Model(0, EXPERTS), x_all.double().requires_grad_()
+    weights, idx = torch.softmax(dense_x @ dense_model.router, 1).topk(TOPK)
+    gate = torch.zeros(TOKENS, EXPERTS, dtype=torch.float64).scatter(1, idx, weights / weights.sum(1, keepdim=True))
+    want_out = sum(dense_model.expert(number, dense_x) * gate[:, number:number + 1] for number in range(EXPERTS))
+    want_out.backward(given.double())
+    for by_ops in (False, True):
+        model, x = Model(rank * own, own), x_all.chunk(size)[rank].clone().requires_grad_()
+        idx, weights = model.route(x)
+        if by_ops:
+            out = layer_of_ops(comm, model.expert)(x, idx, weights)
+        else:
+            out = epkit.moe(comm, x, idx, weights, EXPERTS, model.experts, alignment=4)
+        out.backward(given.chunk(size)[rank].to(torch.bfloat16))
+        dist.all_reduce(model.router.grad)
+        local = slice(rank * own, (rank + 1) * own)
+        for name, got, want in (("out", out, want_out.chunk(size)[rank]), ("x", x.grad, dense_x.grad.chunk(size)[rank]),
+                                ("router", model.router.grad, dense_model.router.grad),
+                                ("up", model.up.grad, dense_model.up.grad[local]),
+                                ("down", model.down.grad, dense_model.down.grad[local])):
+            error = (got.double() - want).norm() / want.norm()
+            assert 0 < want.norm() and error < 0.01, f"{name}, by operators: {by_ops}: {error}"
+
+
+def test_gradients_of_a_layer_are_those_of_dense():
+    run(2, layer_gradients)
+    run(4, layer_gradients)
+
+
 def gradients(rank, size):
     """Of dispatch and combine, against those of a dense computation with exact numbers."""
     comm = epkit.Communicator()
