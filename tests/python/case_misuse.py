@@ -129,9 +129,18 @@ def handles(rank, size):
     raises(epkit.ArgumentError, "sms -1", one._comm.set_num_sms, -1)
     raises(AssertionError, "even", deep_ep.Buffer.set_num_sms, 7)
     handle.plan.free()
+    handle.plan.free()
     raises(epkit.ArgumentError, "combine plan freed", one.combine, recv, handle)
+    hook = one.low_latency_dispatch(x, topk_idx, 8, 2 * size, use_fp8=False, return_recv_hook=True)[4]
+    one.destroy()
     one.destroy()
     raises(epkit.ArgumentError, "plan communicator freed", one.dispatch, x, **args)
+    raises(epkit.ArgumentError, "freed", hook)
+    raises(epkit.ArgumentError, "freed", one.low_latency_dispatch, x, topk_idx, 8, 2 * size)
+    raises(epkit.ArgumentError, "freed", one.low_latency_combine, recv, topk_idx, weights, ll_handle)
+    raises(epkit.ArgumentError, "freed", one.get_next_low_latency_combine_buffer, ll_handle)
+    for call in (one._comm.barrier, one._comm.check, one._comm.abort, one._comm.info, one._comm.shrink, one._comm.synchronize):
+        raises(epkit.ArgumentError, "communicator freed", call)
     handle = two.dispatch(x, **args)[4]
     two._comm.free()
     two._comm.free()
@@ -246,6 +255,23 @@ def test_a_rank_is_killed():
     run(2, dies, "kill", expect=(0, -signal.SIGKILL))
 
 
+def dies_in_decode(rank, size):
+    """Between the halves of a low-latency call, of which the other rank waits for the second."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    topk_idx, x, weights = setting(size)
+    recv, _, handle, _, hook = buffer.low_latency_dispatch(x, topk_idx, 8, 2 * size, use_fp8=False, return_recv_hook=True)
+    hook()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hook = buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=True)[2]
+    raises(epkit.PeerError, "rank 1", hook)
+    raises(epkit.PeerError, "rank 1", buffer.low_latency_dispatch, x, topk_idx, 8, 2 * size)
+
+
+def test_a_rank_is_killed_in_decode():
+    run(2, dies_in_decode, expect=(0, -signal.SIGKILL))
+
+
 def test_a_rank_exits():
     run(3, dies, "exit", expect=(0, 3, 0))
 
@@ -275,20 +301,26 @@ def test_abort_wakes_a_wait():
 
 
 def forked(rank, size):
-    comm = epkit.Communicator()
-    plan = comm.plan(*(setting(size)[0], 2 * size))
+    buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+    comm, (topk_idx, x, _) = buffer._comm, setting(size)
+    plan = comm.plan(topk_idx, 2 * size)
+    hook = buffer.low_latency_dispatch(x, topk_idx, 8, 2 * size, return_recv_hook=True)[4]
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             raises(epkit.Error, "EP_E_STATE", comm.barrier)
-            raises(epkit.Error, "EP_E_STATE", plan.dispatch, setting(size)[1])
+            raises(epkit.Error, "EP_E_STATE", plan.dispatch, x)
+            raises(epkit.Error, "EP_E_STATE", hook)
+            raises(epkit.Error, "EP_E_STATE", buffer.low_latency_dispatch, x, topk_idx, 8, 2 * size)
+            raises(epkit.Error, "EP_E_STATE", buffer.low_latency_dispatch, x, topk_idx, 16, 2 * size)
             plan.free()
-            comm.free()
+            buffer.destroy()
             code = 0
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
+    hook()
     comm.barrier()
 
 
@@ -402,6 +434,7 @@ ENDINGS = [
     "",
     "b = calls.combine_buffer(); del calls, plan, comm",
     "comm.me = comm; plan.me = [plan, comm]; del comm, plan, calls",
+    "h = calls.dispatch(torch.ones(1, 128, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int64), hook=True)",
     "sys.modules['zz'] = plan; torch.zz = (calls, comm)",
     "threading.Thread(target=lambda p: time.sleep(0.2), args=(plan,)).start(); del plan",
 ]
@@ -439,6 +472,41 @@ def test_interpreter_ends_in_any_order():
     assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line and "Warning" not in line and "warn" not in line]
     assert not lines, done.stderr
+
+
+WAITING = """
+import os, sys, threading, time, torch
+import torch.distributed as dist
+import epkit
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=rank, world_size=2)
+comm = epkit.Communicator(timeout=600)
+if rank:
+    while not os.path.exists(folder + "/ended"):
+        time.sleep(0.01)
+    os._exit(0)
+threading.Thread(target=comm.barrier, daemon=True).start()
+while True:  # until that thread waits in the library
+    try:
+        comm.set_num_sms(0)
+        time.sleep(0.001)
+    except epkit.ArgumentError:
+        break
+"""
+
+
+def test_interpreter_ends_while_a_thread_waits():
+    """A daemon thread in a wait that nobody will end: the interpreter ends all the same, with nothing said."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [subprocess.Popen([sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", WAITING, str(rank), folder],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(2)]
+        try:
+            said = ranks[0].communicate(timeout=300)[0]
+            assert ranks[0].returncode == 0, (ranks[0].returncode, said)
+        finally:
+            open(os.path.join(folder, "ended"), "w", encoding="ascii").close()
+            ranks[0].kill()
+            assert ranks[1].wait(timeout=300) == 0
 
 
 def any_tensor(draw, bare):
