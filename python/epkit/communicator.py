@@ -57,8 +57,9 @@ def _gather_of_group(group: Optional[dist.ProcessGroup]) -> _Gather:
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
 
     def gather(data: bytes, timeout_ms: int) -> bytes:
-        mine = torch.tensor(list(data), dtype=torch.uint8, device=device)
-        every = [torch.empty_like(mine) for _ in range(size)]
+        with torch.inference_mode(False):  # which older builds of torch cannot receive into
+            mine = torch.tensor(list(data), dtype=torch.uint8, device=device)
+            every = [torch.empty_like(mine) for _ in range(size)]
         try:
             work = dist.all_gather(every, mine, group=group, async_op=True)
             if device.type == "cuda":
@@ -222,7 +223,7 @@ class Communicator(OfThisProcess):
                                       "Communicator.empty(), and give that tensor as `out`, or as x of a combine")
         hold = self._native.pool_attach(self.device.index)
         pool = torch.cuda.MemPool(_pool_allocator().allocator())
-        pool._epkit_memory = hold
+        setattr(pool, "_epkit_memory", hold)
         return pool
 
     def empty(self, *shape: Union[int, Sequence[int]], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

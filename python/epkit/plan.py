@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, List, NamedTuple, Optional, Tuple, Union
 import torch
 
 from . import _native
-from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer
+from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer, zeros
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -76,7 +76,7 @@ class Plan(OfThisProcess):
 
     def _new(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         # On the CPU nothing is left uninitialised where rows may stay unwritten: results are the same in every run.
-        make = torch.zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else torch.empty
+        make = zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else torch.empty
         return make(shape, dtype=dtype, device=self.comm.device)
 
     def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,

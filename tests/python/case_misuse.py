@@ -518,12 +518,12 @@ def any_tensor(draw, bare):
                          torch.complex64, torch.float8_e4m3fn, torch.float16))
     dims = draw.choice((0, 1, 2, 2, 2, 3, 5))
     shape = [draw.choice((0, 1, 2, 6, 8, 128 if dims < 4 else 3)) for _ in range(dims)]
-    tensor = torch.zeros(shape, dtype=dtype)
+    tensor = torch.zeros(shape).to(dtype)
     kind = draw.randrange(12)
     if kind == 0 and len(shape) > 1:
         tensor = tensor.transpose(0, 1)
     elif kind == 1:
-        tensor = torch.zeros([1] * len(shape), dtype=dtype).expand(shape)
+        tensor = torch.zeros([1] * len(shape)).to(dtype).expand(shape)
     elif kind == 2:
         tensor = tensor.to("meta")
     elif kind == 3 and dtype is not torch.float8_e4m3fn:
@@ -536,9 +536,9 @@ def any_tensor(draw, bare):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode():
-            tensor = torch.zeros(shape, dtype=dtype)
+            tensor = torch.zeros(shape).to(dtype)
     elif kind == 7:
-        tensor = torch.zeros(tensor.numel() + 1, dtype=dtype)[1:].view(shape)
+        tensor = torch.zeros(tensor.numel() + 1).to(dtype)[1:].view(shape)
     elif kind == 8:
         tensor = torch.nn.Parameter(tensor, requires_grad=False)
     return tensor
