@@ -267,24 +267,17 @@ class Communicator(OfThisProcess):
         return LowLatency(self, max_tokens, hidden, num_experts, topk, mask_dead)
 
     def layout(self, topk_idx: torch.Tensor, num_experts: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a routing alone says; needs no peer.
+        """What a routing alone says; needs no peer. On CUDA in the order of torch's current stream.
 
         Returns (tokens_per_rank int32 [R], tokens_per_expert int32 [E], token_in_rank bool [N, R]).
         """
-        if topk_idx.dim() != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
-            raise _native.ArgumentError(f"layout: topk_idx: shape is {list(topk_idx.shape)} of {topk_idx.dtype}, must be [N, K] "
-                                        "of int64 or int32")
+        if topk_idx.dim() != 2:
+            raise _native.ArgumentError(f"layout: topk_idx: shape is {list(topk_idx.shape)}, must be [N, K]")
         if num_experts < 1 or num_experts % self.size:
             raise _native.ArgumentError(f"layout: num_experts is {num_experts}, no multiple of {self.size} ranks")
-        if topk_idx.numel() and not self.is_cuda:
-            low, high = int(topk_idx.min()), int(topk_idx.max())
-            if low < -1 or high >= num_experts:
-                raise _native.ArgumentError(f"layout: topk_idx has entries from {low} to {high}, must be -1 to {num_experts - 1}")
-        # One more column takes the -1.
-        ranks = torch.where(topk_idx < 0, self.size, topk_idx // (num_experts // self.size)).to(torch.int64)
-        token_in_rank = torch.zeros((topk_idx.shape[0], self.size + 1), dtype=torch.bool, device=topk_idx.device)
-        token_in_rank = token_in_rank.scatter_(1, ranks, True)[:, :self.size].contiguous()
-        experts = torch.where(topk_idx < 0, num_experts, topk_idx).flatten().to(torch.int64)
-        counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=topk_idx.device)
-        counts.scatter_add_(0, experts, torch.ones_like(experts, dtype=torch.int32))
-        return token_in_rank.sum(0, dtype=torch.int32), counts[:num_experts].contiguous(), token_in_rank
+        per_rank = torch.empty(self.size, dtype=torch.int32, device=self.device)
+        per_expert = torch.empty(num_experts, dtype=torch.int32, device=self.device)
+        token_in_rank = torch.empty((topk_idx.shape[0], self.size), dtype=torch.bool, device=self.device)
+        self._native.layout(topk_idx.contiguous(), num_experts, per_rank, per_expert, token_in_rank,
+                            stream_pointer(self.is_cuda, self.device))
+        return per_rank, per_expert, token_in_rank

@@ -687,6 +687,11 @@ static PyObject *comm_plan(PyObject *self, PyObject *const *args, Py_ssize_t nar
     return plan_new((struct comm_object *)self, args, nargs);
 }
 
+static PyObject *comm_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return plan_layout((struct comm_object *)self, args, nargs);
+}
+
 static PyObject *comm_low_latency(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     return ll_new((struct comm_object *)self, args, nargs);
@@ -713,6 +718,7 @@ static PyMethodDef methods[] = {
     {"set_sms", comm_set_sms, METH_O, "set_sms(n): multiprocessors of an operation, 0: the default"},
     {"sms", comm_sms, METH_NOARGS, "sms() -> multiprocessors of an operation, without those that copy"},
     FAST("plan", comm_plan),
+    FAST("layout", comm_layout),
     FAST("low_latency", comm_low_latency),
     {NULL, NULL, 0, NULL},
 };
