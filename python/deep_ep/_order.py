@@ -91,6 +91,10 @@ class Order:
         _ = self.cuda_stream
         return torch.cuda.stream(self._stream)
 
+    def mark(self) -> Optional["Mark"]:
+        """Behind what the call has queued so far; None where that is complete: on the CPU."""
+        return None if self._stream is None else Mark(self._stream)
+
     def done(self, asynchronous: bool, tensors: Sequence[torch.Tensor],
              made_on_stream: Sequence[torch.Tensor] = ()) -> EventOverlap:
         """The end of the call: the current stream waits, or gets an event. Returns an EventOverlap.
@@ -108,6 +112,24 @@ class Order:
             return EventOverlap(EventHandle(self._stream, tensors))
         current.wait_stream(self._stream)
         return EventOverlap(None)
+
+
+class Mark:
+    """A place in the communication stream, for what is made of a call's results later. A captured call has none: what is
+    made of it has to be made in the capture."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.capturing = torch.cuda.is_current_stream_capturing()
+        self._event = None
+        if not self.capturing:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(stream)
+
+    def wait(self) -> None:
+        """torch's current stream is behind it from here on. One that is being captured cannot wait for what is not in the
+        capture: the program has waited before."""
+        if self._event is not None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_event(self._event)
 
 
 def new_comm_stream(comm: epkit.Communicator) -> Optional[torch.cuda.Stream]:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import epkit
+from epkit._tensors import OfThisProcess
 
-from ._order import Event, Order, new_comm_stream
+from ._order import Event, Mark, Order, new_comm_stream
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
@@ -48,14 +49,52 @@ class Config(NamedTuple):
         return 0
 
 
-class Handle(Tuple[torch.Tensor, ...]):
+class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):  # type: ignore[misc]
     """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
+
+    All but the first are made when they are asked for, in torch's current stream: programs hand a handle on and seldom
+    look into it.
 
     rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
     recv_channel_prefix_matrix int32 [R, 1], recv_src_idx int32 [n] (token index on its source rank), is_token_in_rank bool
     [N, R], send_head int32 [N, R] (number of the token among those for that rank, or -1).
     """
     plan: epkit.Plan
+    _sources: torch.Tensor
+    _in_rank: Optional[torch.Tensor] = None  # of a handle that a program has made of six tensors
+    _mark: Optional[Mark] = None
+    _all: Optional[Tuple[torch.Tensor, ...]] = None
+
+    @classmethod
+    def of(cls, plan: epkit.Plan, data: epkit.Metadata, in_rank: torch.Tensor, mark: Optional[Mark]) -> "Handle":
+        n_recv = plan.n_recv if plan.n_recv is not None else plan.out_rows
+        handle = cls((data.rank_prefix,) * 6)
+        handle.plan, handle._sources, handle._in_rank = plan, data.recv_source[:n_recv], in_rank
+        if mark is not None and mark.capturing:
+            handle._make()
+        handle._mark = mark
+        return handle
+
+    def _make(self) -> Tuple[torch.Tensor, ...]:
+        if self._all is None and self._in_rank is None:
+            self._all = tuple(super().__iter__())
+        elif self._all is None:
+            assert self._in_rank is not None
+            if self._mark is not None:
+                self._mark.wait()
+            prefix, in_rank = super().__getitem__(0), self._in_rank.to(torch.bool)
+            own = prefix[:, self.plan.comm.rank]
+            counts = torch.diff(own, prepend=own.new_zeros(1))
+            number = in_rank.cumsum(0, dtype=torch.int32) - 1
+            self._all = (prefix, in_rank.sum(0, dtype=torch.int32).view(-1, 1), counts.view(-1, 1), self._sources % _STRIDE,
+                         self._in_rank, torch.where(in_rank, number, -1))
+        return self._all
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(0) if index == 0 else self._make()[index]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._make())
 
 
 class _Call(NamedTuple):
@@ -252,21 +291,15 @@ class Buffer:
                                alignment=alignment, max_recv_tokens=worst, stream=order.stream)
 
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
-                    order: Order) -> Handle:
+                    order: Order) -> Tuple[Handle, Tuple[torch.Tensor, ...]]:
+        """The handle, and the tensors that were made for it."""
         data = plan.metadata(_STRIDE, stream=order.stream)
         if is_token_in_rank is None:
             assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
-        in_rank = is_token_in_rank.to(torch.bool)
-        number = in_rank.cumsum(0, dtype=torch.int32) - 1
-        own = data.rank_prefix[:, self.rank]
-        counts = torch.diff(own, prepend=own.new_zeros(1))
-        n_recv = plan.n_recv if plan.n_recv is not None else plan.out_rows
-        handle = Handle((data.rank_prefix, in_rank.sum(0, dtype=torch.int32).view(-1, 1), counts.view(-1, 1),
-                         data.recv_source[:n_recv] % _STRIDE, is_token_in_rank,
-                         torch.where(in_rank, number, -1)))
-        handle.plan = _origins[handle[0]] = plan
-        return handle
+        handle = Handle.of(plan, data, is_token_in_rank, order.mark())
+        _origins[handle[0]] = plan
+        return handle, (data.rank_prefix, data.recv_source, is_token_in_rank)
 
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
@@ -309,8 +342,8 @@ class Buffer:
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
         with order.on_stream():
-            new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
-        event = order.done(async_finish, _flat(x, rows, topk_idx, topk_weights), new)
+            new, made = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+        event = order.done(async_finish, _flat(x, rows, topk_idx, topk_weights), made)
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,

@@ -261,10 +261,13 @@ def copies(rank, size):
     x, topk_idx, weights, experts = make(rank, size)
     layout = buffer.get_dispatch_layout(topk_idx, experts)
     rows, _, _, _, handle, _ = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx, weights)
+    for twin in (copy.copy(handle), copy.deepcopy(handle), tuple(handle), [*handle]):
+        assert len(twin) == 6 and [one.dtype for one in twin] == [torch.int32] * 4 + [torch.bool, torch.int32]
+        assert all(a is b for a, b in zip(twin, handle)) and twin[-1] is handle[5] and twin[1:3] == type(twin)(handle)[1:3]
     for twin in (copy.copy(handle), copy.deepcopy(handle)):
         assert twin.plan is handle.plan and torch.equal(buffer.combine(rows, twin)[0], buffer.combine(rows, handle)[0])
     for thing in (handle, handle.plan, buffer._comm, handle.plan._native, buffer._comm._native):
-        raises(TypeError, "cannot pickle" if "_C" in type(thing).__module__ else "pickled epkit", pickle.dumps, thing)
+        raises(TypeError, "cannot pickle" if "_C" in type(thing).__module__ else "pickled communicator", pickle.dumps, thing)
     assert torch.equal(pickle.loads(pickle.dumps(handle[0])), handle[0])  # a tensor stays a tensor
     keys = len(deep_ep.buffer._origins)
     for _ in range(3):
