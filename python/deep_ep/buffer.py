@@ -335,7 +335,7 @@ class Buffer:
             x = order.rows(x)
             with order.allocating():
                 rows = plan.dispatch(x, stream=order.stream)
-            return _as_given(x, rows), None, None, None, None, order.done(async_finish, _flat(x, rows))
+            return _as_given(x, rows), None, None, None, None, order.done(async_finish, (x, rows))
         x, topk_weights = order.rows(x), order.input(topk_weights)
         self._take_sms(config)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
@@ -343,7 +343,7 @@ class Buffer:
             rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
         with order.on_stream():
             new, made = self._new_handle(plan, is_token_in_rank, topk_idx, order)
-        event = order.done(async_finish, _flat(x, rows, topk_idx, topk_weights), made)
+        event = order.done(async_finish, (x, rows, topk_idx, topk_weights), made)
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
@@ -366,7 +366,7 @@ class Buffer:
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
             out, weights = plan.combine(x, topk_weights, biases, stream=order.stream)
-        return out, weights, order.done(async_finish, _flat(x, topk_weights, biases, out, weights))
+        return out, weights, order.done(async_finish, (x, topk_weights, biases, out, weights))
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not supported."""
@@ -433,7 +433,7 @@ class Buffer:
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
         handle.behind = _origins[rows.source] = _Call(object_, rows.call, most)
         out = _as_given(rows if rows.scales is not None else rows.x, rows)
-        event = order.done(async_finish, _flat(x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
+        event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, rows.finish
 
     def _own_row(self, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -479,7 +479,7 @@ class Buffer:
         result, hook = known.object.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
                                             zero_copy=zero_copy, wait_cost=self._own_row(combine_wait_recv_cost_stats),
                                             hook=return_recv_hook, stream=order.stream)
-        return result, order.done(async_finish, _flat(x, topk_idx, topk_weights, result, handle)), hook
+        return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), hook
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Ask before each."""
@@ -535,14 +535,3 @@ def _as_given(x: Any, rows: Any) -> Rows:
 def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:
     """None, one or several, as a tuple."""
     return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
-
-
-def _flat(*values: Any) -> List[torch.Tensor]:
-    """All tensors in nested tuples."""
-    tensors: List[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, (tuple, list)):
-            tensors.extend(_flat(*value))
-    return tensors

@@ -10,7 +10,7 @@ import epkit
 from epkit._tensors import OfThisProcess
 
 from ._order import Event, Mark, Order, new_comm_stream
-from .buffer import _as_given, _biases, _flat
+from .buffer import _as_given, _biases
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -307,7 +307,7 @@ class ElasticBuffer:
                 handle._fill(plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream), order.mark())
             if cumulative_local_expert_recv_stats is not None:
                 cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
-        event = order.done(async_with_compute_stream, _flat(x, rows, topk_weights, cumulative_local_expert_recv_stats),
+        event = order.done(async_with_compute_stream, (x, rows, topk_weights, cumulative_local_expert_recv_stats),
                            handle._tensors() if fresh else ())
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, handle, event
 
@@ -353,7 +353,7 @@ class ElasticBuffer:
             out, weights = plan.combine(x, topk_weights, biases, by_choice=True,
                                         round_partial=handle.do_expand and self.allow_multiple_reduction,
                                         stream=order.stream)
-        return out, weights, order.done(async_with_compute_stream, _flat(x, topk_weights, biases, out, weights))
+        return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 
     engram_write = _not_here("engram_write", _ENGRAM)
     engram_fetch = _not_here("engram_fetch", _ENGRAM)
