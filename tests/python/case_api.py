@@ -244,6 +244,9 @@ def elastic(rank, size):
         assert handle.do_expand is expand and torch.equal(handle.topk_idx, topk_idx) and handle.topk_idx is not topk_idx
         if not expand:
             assert rows.shape[0] == (n if sync else 16 * size)
+        assert handle.num_recv_tokens == (n if sync else 16 * size) and handle.dst_buffer_slot_idx.shape == (10, 3)
+        handle.recv_src_metadata = handle.recv_src_metadata[:n]  # a program may put its own there
+        assert handle.recv_src_metadata.shape == (n, 2 + 3) and not hasattr(handle, "recv_src")
         out, _, event = buffer.combine(rows, handle=handle, topk_weights=received, num_sms=sms)
         ranks = buffer._comm.layout(topk_idx, experts)[2].sum(1, keepdim=True)
         assert event.event is None and torch.equal(out.float(), x.float() * ranks) if not expand else out.shape == x.shape
@@ -269,6 +272,8 @@ def copies(rank, size):
     for thing in (handle, handle.plan, buffer._comm, handle.plan._native, buffer._comm._native):
         raises(TypeError, "cannot pickle" if "_C" in type(thing).__module__ else "pickled communicator", pickle.dumps, thing)
     assert torch.equal(pickle.loads(pickle.dumps(handle[0])), handle[0])  # a tensor stays a tensor
+    again = type(handle)(handle)  # as programs make a tuple of the same type
+    assert all(a is b for a, b in zip(again, handle)) and torch.equal(buffer.combine(rows, again)[0], buffer.combine(rows, handle)[0])
     keys = len(deep_ep.buffer._origins)
     for _ in range(3):
         again = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx, weights)[4]
