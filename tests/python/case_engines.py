@@ -209,6 +209,7 @@ class LowLatency:
         self.run_open_hook() if self.open is hook else None
 
 
+@torch.inference_mode()  # in which it runs
 def vllm_low_latency(rank, size):
     engine = LowLatency(rank, size, 16, shrink=True)
     mask = torch.zeros(size, dtype=torch.int32)
@@ -250,6 +251,7 @@ def test_vllm_low_latency():
     run(2, vllm_low_latency)
 
 
+@torch.inference_mode()  # in which it runs
 def vllm_elastic(rank, size):
     """Decode: worst sizes and no wait on the host. Prefill: expanded. Blocks of 32 with a byte each as opaque scales."""
     buffer = deep_ep.ElasticBuffer(group=dist.group.WORLD, num_max_tokens_per_rank=32, hidden=HIDDEN, num_topk=TOPK,
