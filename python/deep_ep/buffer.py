@@ -49,7 +49,7 @@ class Config(NamedTuple):
         return 0
 
 
-class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):  # type: ignore[misc]
+class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
 
     All but the first are made when they are asked for, in torch's current stream: programs hand a handle on and seldom

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import epkit
 from epkit._tensors import OfThisProcess
 
-from ._order import Event, Mark, Order, new_comm_stream
+from ._order import Mark, Order, new_comm_stream
 from .buffer import _as_given, _biases
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
@@ -36,6 +36,8 @@ class EPHandle(OfThisProcess):
         recv_src_metadata: int32 [n, 2 + K]: source rank * num_max_tokens_per_rank + token; row; rows of the expanded layout,
             -1 where there is none.
         dst_buffer_slot_idx: int32 [N, K]: the rank that each choice went to, or -1.
+
+    num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are made when they are first asked for, of topk_idx as it is then.
     """
 
     def __init__(self, plan: epkit.Plan, do_expand: bool, num_experts: int, expert_alignment: int,
