@@ -174,7 +174,8 @@ EP_API ep_status ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args);
  * last that is open. Its outputs are valid after it, in the order of `stream`. A call with a hook is finished before
  * the next one that names the same dispatch, a dispatch before the second next dispatch, a combine before the second
  * next combine; so two may be open, and all ranks finish them in the same order. EP_E_STATE otherwise, or if none is
- * open.
+ * open. The CUDA backend receives the first of two when the second is sent: what runs between them overlaps, what runs
+ * behind both with the second alone.
  */
 EP_API ep_status ep_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
 EP_API ep_status ep_ll_finish_sync(ep_ll *ll, uint64_t call);

@@ -9,9 +9,9 @@ deadline instead of a trap; and tensors may be on the CPU, with the same results
 Arguments without a meaning here are accepted and ignored; each docstring names them. What cannot be done raises
 NotImplementedError that says what to use instead.
 """
-import torch
+from epkit import __version__ as _epkit_version  # first: it says what is missing
 
-from epkit import __version__ as _epkit_version
+import torch
 
 from .buffer import Buffer, Config
 from .elastic import ElasticBuffer, EPHandle

@@ -8,7 +8,7 @@ asynchronous, the returned event says when it is complete; it keeps the call's t
 On the CPU a call is complete when it returns, and all events are complete.
 """
 import contextlib
-from typing import Any, ContextManager, Optional, Sequence, Union, overload
+from typing import Any, ContextManager, List, Optional, Sequence, Union, overload
 
 import torch
 
@@ -91,23 +91,51 @@ class Order:
         _ = self.cuda_stream
         return torch.cuda.stream(self._stream)
 
-    def done(self, asynchronous: bool, tensors: Sequence[torch.Tensor],
-             made_on_stream: Sequence[torch.Tensor] = ()) -> EventOverlap:
+    def mark(self) -> Optional["Mark"]:
+        """Behind what the call has queued so far; None where that is complete: on the CPU."""
+        return None if self._stream is None else Mark(self._stream)
+
+    def done(self, asynchronous: bool, tensors: Any, made_on_stream: Sequence[torch.Tensor] = ()) -> EventOverlap:
         """The end of the call: the current stream waits, or gets an event. Returns an EventOverlap.
 
-        tensors: of the call. made_on_stream: those that were allocated within on_stream().
+        tensors: of the call, in nested tuples. made_on_stream: those that were allocated within on_stream().
         """
         if self._stream is None:
             return EventOverlap(EventHandle.complete() if asynchronous else None)
         current = torch.cuda.current_stream(self._device)
+        of_call = _flat(tensors) if asynchronous or self._on_comm else []
         if not torch.cuda.is_current_stream_capturing():
-            for tensor in list(made_on_stream) + (list(tensors) if self._on_comm else []):
+            for tensor in list(made_on_stream) + (of_call if self._on_comm else []):
                 tensor.record_stream(current)
-        tensors = list(tensors) + list(made_on_stream)
         if asynchronous:
-            return EventOverlap(EventHandle(self._stream, tensors))
+            return EventOverlap(EventHandle(self._stream, of_call + list(made_on_stream)))
         current.wait_stream(self._stream)
         return EventOverlap(None)
+
+
+def _flat(value: Any) -> List[torch.Tensor]:
+    """All tensors in nested tuples."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for one in value for tensor in _flat(one)] if isinstance(value, (tuple, list)) else []
+
+
+class Mark:
+    """A place in the communication stream, for what is made of a call's results later. A captured call has none: what is
+    made of it has to be made in the capture."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.capturing = torch.cuda.is_current_stream_capturing()
+        self._event = None
+        if not self.capturing:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(stream)
+
+    def wait(self) -> None:
+        """torch's current stream is behind it from here on. One that is being captured cannot wait for what is not in the
+        capture: the program has waited before."""
+        if self._event is not None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_event(self._event)
 
 
 def new_comm_stream(comm: epkit.Communicator) -> Optional[torch.cuda.Stream]:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+import os
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import epkit
+from epkit._tensors import OfThisProcess
 
-from ._order import Event, Order, new_comm_stream
+from ._order import Event, Mark, Order, new_comm_stream
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
@@ -19,6 +21,9 @@ _INTERNODE = ("epkit serves the ranks of one host: there Buffer.dispatch and Buf
 
 # What is behind the tensors of a handle: programs save the tensors for a backward pass and make a tuple of them again.
 _origins: Any = WeakTensorKeyDictionary()
+
+# As long as DeepEP waits for a rank before it gives up: programs compile kernels at their first step, each rank its own.
+_TIMEOUT = 100.0
 
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
 
@@ -44,14 +49,52 @@ class Config(NamedTuple):
         return 0
 
 
-class Handle(Tuple[torch.Tensor, ...]):
+class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
+
+    All but the first are made when they are asked for, in torch's current stream: programs hand a handle on and seldom
+    look into it.
 
     rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
     recv_channel_prefix_matrix int32 [R, 1], recv_src_idx int32 [n] (token index on its source rank), is_token_in_rank bool
     [N, R], send_head int32 [N, R] (number of the token among those for that rank, or -1).
     """
     plan: epkit.Plan
+    _sources: torch.Tensor
+    _in_rank: Optional[torch.Tensor] = None  # of a handle that a program has made of six tensors
+    _mark: Optional[Mark] = None
+    _all: Optional[Tuple[torch.Tensor, ...]] = None
+
+    @classmethod
+    def of(cls, plan: epkit.Plan, data: epkit.Metadata, in_rank: torch.Tensor, mark: Optional[Mark]) -> "Handle":
+        n_recv = plan.n_recv if plan.n_recv is not None else plan.out_rows
+        handle = cls((data.rank_prefix,) * 6)
+        handle.plan, handle._sources, handle._in_rank = plan, data.recv_source[:n_recv], in_rank
+        if mark is not None and mark.capturing:
+            handle._make()
+        handle._mark = mark
+        return handle
+
+    def _make(self) -> Tuple[torch.Tensor, ...]:
+        if self._all is None and self._in_rank is None:
+            self._all = tuple(super().__iter__())
+        elif self._all is None:
+            assert self._in_rank is not None
+            if self._mark is not None:
+                self._mark.wait()
+            prefix, in_rank = super().__getitem__(0), self._in_rank.to(torch.bool)
+            own = prefix[:, self.plan.comm.rank]
+            counts = torch.diff(own, prepend=own.new_zeros(1))
+            number = in_rank.cumsum(0, dtype=torch.int32) - 1
+            self._all = (prefix, in_rank.sum(0, dtype=torch.int32).view(-1, 1), counts.view(-1, 1), self._sources % _STRIDE,
+                         self._in_rank, torch.where(in_rank, number, -1))
+        return self._all
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(0) if index == 0 else self._make()[index]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._make())
 
 
 class _Call(NamedTuple):
@@ -101,6 +144,8 @@ class Buffer:
         explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
         enable_shrink: low-latency calls mask ranks that do not come, and go on.
 
+    Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
+
     Ignored: num_nvl_bytes and num_rdma_bytes (kept as attributes; buffers are made as calls need them), num_qps_per_rank,
     allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric.
     """
@@ -114,7 +159,8 @@ class Buffer:
                  comm: Any = None) -> None:
         if group is None and comm is None:
             raise ValueError("Buffer: give a process group, or a communicator of mpi4py as comm")
-        self._comm = epkit.Communicator(group if group is not None else comm)
+        timeout = None if os.environ.get("EPKIT_TIMEOUT_MS") else _TIMEOUT
+        self._comm = epkit.Communicator(group if group is not None else comm, timeout=timeout)
         self.group = group if group is not None else comm
         self.rank, self.group_size = self._comm.rank, self._comm.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -125,6 +171,7 @@ class Buffer:
         self._comm_stream = new_comm_stream(self._comm)
         self._low_latency: List[epkit.LowLatency] = []
         self._masked: Dict[int, bool] = {}
+        self._scratch: Dict[bool, torch.Tensor] = {}
         self._sms = 0  # that the library has been told; 0: its default
 
     def destroy(self) -> None:
@@ -133,6 +180,7 @@ class Buffer:
             raise AssertionError("destroy() needs Buffer(explicitly_destroy=True)")
         self._comm.free()
         self._low_latency.clear()
+        self._scratch.clear()
         self.runtime = None
 
     @staticmethod
@@ -175,10 +223,26 @@ class Buffer:
         return self._comm_stream
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[Sequence[int]] = None, offset: int = 0,
-                                use_rdma_buffer: bool = False) -> NoReturn:
-        """Not supported."""
-        raise NotImplementedError("epkit has no such buffer: Communicator.empty() makes tensors that peers reach directly, "
-                                  "get_next_low_latency_combine_buffer() those of a combine")
+                                use_rdma_buffer: bool = False) -> torch.Tensor:
+        """A tensor of `dtype` and of num_rdma_bytes or num_nvl_bytes, less `offset` bytes; with `size`, its beginning.
+
+        DeepEP shows its communication memory here, which programs write zeros to after a failure. Here it is memory of
+        the buffer that no call reads or writes, zeros at first: what calls use is always clean.
+        """
+        total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        if not 0 <= offset <= total or offset % dtype.itemsize:
+            raise epkit.ArgumentError(f"get_local_buffer_tensor: offset is {offset}, must be a multiple of {dtype.itemsize} up to "
+                                      f"{'num_rdma_bytes' if use_rdma_buffer else 'num_nvl_bytes'}, {total}")
+        if use_rdma_buffer not in self._scratch:
+            self._scratch[use_rdma_buffer] = torch.zeros(total, dtype=torch.uint8, device=self._comm.device)
+        end = offset + (total - offset) // dtype.itemsize * dtype.itemsize
+        whole = self._scratch[use_rdma_buffer][offset:end].view(dtype)
+        if size is None:
+            return whole
+        shape = torch.Size(size)
+        if shape.numel() > whole.numel():
+            raise epkit.ArgumentError(f"get_local_buffer_tensor: size is {list(shape)}, but there are {whole.numel()} elements")
+        return whole[:shape.numel()].view(shape)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
@@ -227,21 +291,15 @@ class Buffer:
                                alignment=alignment, max_recv_tokens=worst, stream=order.stream)
 
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
-                    order: Order) -> Handle:
+                    order: Order) -> Tuple[Handle, Tuple[torch.Tensor, ...]]:
+        """The handle, and the tensors that were made for it."""
         data = plan.metadata(_STRIDE, stream=order.stream)
         if is_token_in_rank is None:
             assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
-        in_rank = is_token_in_rank.to(torch.bool)
-        number = in_rank.cumsum(0, dtype=torch.int32) - 1
-        own = data.rank_prefix[:, self.rank]
-        counts = torch.diff(own, prepend=own.new_zeros(1))
-        n_recv = plan.n_recv if plan.n_recv is not None else plan.out_rows
-        handle = Handle((data.rank_prefix, in_rank.sum(0, dtype=torch.int32).view(-1, 1), counts.view(-1, 1),
-                         data.recv_source[:n_recv] % _STRIDE, is_token_in_rank,
-                         torch.where(in_rank, number, -1)))
-        handle.plan = _origins[handle[0]] = plan
-        return handle
+        handle = Handle.of(plan, data, is_token_in_rank, order.mark())
+        _origins[handle[0]] = plan
+        return handle, (data.rank_prefix, data.recv_source, is_token_in_rank)
 
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
@@ -277,15 +335,15 @@ class Buffer:
             x = order.rows(x)
             with order.allocating():
                 rows = plan.dispatch(x, stream=order.stream)
-            return _as_given(x, rows), None, None, None, None, order.done(async_finish, _flat(x, rows))
+            return _as_given(x, rows), None, None, None, None, order.done(async_finish, (x, rows))
         x, topk_weights = order.rows(x), order.input(topk_weights)
         self._take_sms(config)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
         with order.on_stream():
-            new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
-        event = order.done(async_finish, _flat(x, rows, topk_idx, topk_weights), new)
+            new, made = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+        event = order.done(async_finish, (x, rows, topk_idx, topk_weights), made)
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
@@ -308,7 +366,7 @@ class Buffer:
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
             out, weights = plan.combine(x, topk_weights, biases, stream=order.stream)
-        return out, weights, order.done(async_finish, _flat(x, topk_weights, biases, out, weights))
+        return out, weights, order.done(async_finish, (x, topk_weights, biases, out, weights))
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not supported."""
@@ -375,7 +433,7 @@ class Buffer:
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
         handle.behind = _origins[rows.source] = _Call(object_, rows.call, most)
         out = _as_given(rows if rows.scales is not None else rows.x, rows)
-        event = order.done(async_finish, _flat(x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
+        event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, rows.finish
 
     def _own_row(self, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -421,7 +479,7 @@ class Buffer:
         result, hook = known.object.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
                                             zero_copy=zero_copy, wait_cost=self._own_row(combine_wait_recv_cost_stats),
                                             hook=return_recv_hook, stream=order.stream)
-        return result, order.done(async_finish, _flat(x, topk_idx, topk_weights, result, handle)), hook
+        return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), hook
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Ask before each."""
@@ -445,6 +503,9 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """mask_status int32 [R] becomes 1 for ranks that are masked, 0 for others."""
         self._need_shrink("low_latency_query_mask_buffer")
+        if mask_status.dtype != torch.int32 or list(mask_status.shape) != [self.group_size]:
+            raise epkit.ArgumentError(f"low_latency_query_mask_buffer: mask_status: shape is {list(mask_status.shape)} of "
+                                      f"{mask_status.dtype}, must be [{self.group_size}] of torch.int32")
         mask_status.zero_()
         for rank, masked in self._masked.items():
             mask_status[rank] = int(masked)
@@ -474,14 +535,3 @@ def _as_given(x: Any, rows: Any) -> Rows:
 def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:
     """None, one or several, as a tuple."""
     return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
-
-
-def _flat(*values: Any) -> List[torch.Tensor]:
-    """All tensors in nested tuples."""
-    tensors: List[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, (tuple, list)):
-            tensors.extend(_flat(*value))
-    return tensors

@@ -9,8 +9,8 @@ import torch.distributed as dist
 import epkit
 from epkit._tensors import OfThisProcess
 
-from ._order import Event, Order, new_comm_stream
-from .buffer import _as_given, _biases, _flat
+from ._order import Mark, Order, new_comm_stream
+from .buffer import _as_given, _biases
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -36,6 +36,8 @@ class EPHandle(OfThisProcess):
         recv_src_metadata: int32 [n, 2 + K]: source rank * num_max_tokens_per_rank + token; row; rows of the expanded layout,
             -1 where there is none.
         dst_buffer_slot_idx: int32 [N, K]: the rank that each choice went to, or -1.
+
+    num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are made when they are first asked for, of topk_idx as it is then.
     """
 
     def __init__(self, plan: epkit.Plan, do_expand: bool, num_experts: int, expert_alignment: int,
@@ -44,6 +46,8 @@ class EPHandle(OfThisProcess):
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
         self.token_metadata_at_forward = self.channel_linked_list = None
+        self._data: epkit.Metadata
+        self._mark: Optional[Mark] = None
         self.recv_src_metadata: torch.Tensor
         self.psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
         self.psum_num_recv_tokens_per_expert: torch.Tensor
@@ -55,11 +59,31 @@ class EPHandle(OfThisProcess):
 
     def _tensors(self) -> Tuple[torch.Tensor, ...]:
         """Those that were made on the communication stream."""
-        return (self.topk_idx, self.recv_src_metadata, self.psum_num_recv_tokens_per_scaleup_rank, self.psum_num_recv_tokens_per_expert,
-                self.num_unaligned_recv_tokens_per_expert, self.dst_buffer_slot_idx)
+        return (self.topk_idx, *(one for one in self._data if one is not None))
 
-    def _fill(self, data: epkit.Metadata) -> None:
-        plan = self.plan
+    def _fill(self, data: epkit.Metadata, mark: Optional[Mark]) -> None:
+        self._data, plan = data, self.plan
+        self.psum_num_recv_tokens_per_scaleup_rank = data.psum_rank
+        self.psum_num_recv_tokens_per_expert = data.psum_expert
+        self.num_unaligned_recv_tokens_per_expert = data.count_exact
+        self.num_recv_tokens_per_expert_list = list(plan.recv_per_expert)
+        self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert)
+        if mark is not None and mark.capturing:
+            self._fill_rest()
+        self._mark = mark
+
+    def __getattr__(self, name: str) -> Any:
+        """The rest, in torch's current stream, when it is first asked for: few programs do, and its size is known on the
+        device alone."""
+        if name not in ("recv_src_metadata", "num_recv_tokens", "dst_buffer_slot_idx") or "_data" not in self.__dict__:
+            raise AttributeError(f"EPHandle has no attribute {name!r}")
+        self._fill_rest()
+        return self.__dict__[name]
+
+    def _fill_rest(self) -> None:
+        data, plan = self._data, self.plan
+        if self._mark is not None:
+            self._mark.wait()
         if plan.fixed:
             tokens = plan.comm.size * self.num_max_tokens_per_rank
         else:
@@ -71,19 +95,15 @@ class EPHandle(OfThisProcess):
             slots = torch.nn.functional.pad(slots, (0, 0, 0, tokens - slots.shape[0]))
         slots = slots[:tokens]
         place = torch.arange(tokens, dtype=torch.int32, device=source.device)
-        self.recv_src_metadata = torch.cat((source.unsqueeze(1), place.unsqueeze(1), slots), 1)
-        self.psum_num_recv_tokens_per_scaleup_rank = data.psum_rank
-        self.psum_num_recv_tokens_per_expert = data.psum_expert
-        self.num_unaligned_recv_tokens_per_expert = data.count_exact
-        self.num_recv_tokens_per_expert_list = list(plan.recv_per_expert)
-        self.num_recv_tokens = tokens
-        self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert)
         local = self.num_experts // plan.comm.size
-        self.dst_buffer_slot_idx = torch.where(self.topk_idx < 0, -1, self.topk_idx // local).to(torch.int32)
+        # Not what a program has put in its place meanwhile.
+        self.__dict__.setdefault("num_recv_tokens", tokens)
+        self.__dict__.setdefault("recv_src_metadata", torch.cat((source.unsqueeze(1), place.unsqueeze(1), slots), 1))
+        self.__dict__.setdefault("dst_buffer_slot_idx", torch.where(self.topk_idx < 0, -1, self.topk_idx // local).to(torch.int32))
 
 
 def _not_here(name: str, instead: str) -> Any:
-    def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    def method(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"ElasticBuffer.{name} is not supported by epkit: {instead}")
     method.__name__ = name
     method.__doc__ = f"Not supported: {instead}."
@@ -286,10 +306,10 @@ class ElasticBuffer:
                                  column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
         with order.on_stream():
             if fresh:
-                handle._fill(plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream))
+                handle._fill(plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream), order.mark())
             if cumulative_local_expert_recv_stats is not None:
                 cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
-        event = order.done(async_with_compute_stream, _flat(x, rows, topk_weights, cumulative_local_expert_recv_stats),
+        event = order.done(async_with_compute_stream, (x, rows, topk_weights, cumulative_local_expert_recv_stats),
                            handle._tensors() if fresh else ())
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, handle, event
 
@@ -335,7 +355,7 @@ class ElasticBuffer:
             out, weights = plan.combine(x, topk_weights, biases, by_choice=True,
                                         round_partial=handle.do_expand and self.allow_multiple_reduction,
                                         stream=order.stream)
-        return out, weights, order.done(async_with_compute_stream, _flat(x, topk_weights, biases, out, weights))
+        return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 
     engram_write = _not_here("engram_write", _ENGRAM)
     engram_fetch = _not_here("engram_fetch", _ENGRAM)

@@ -1,16 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the extension module and checks that it, libepkit and this package are of one version."""
 import os
+import re
 import sys
+from typing import Any
 
 __version__ = "0.1.0"
 
 
-def _load() -> None:
+_TORCH = (2, 3)  # the oldest
+
+
+def _check_interpreter() -> None:
+    what = f"{sys.implementation.name} {sys.version.split()[0]}"
+    if sys.implementation.name != "cpython" or sys.version_info < (3, 10):
+        raise ImportError(f"epkit: this is {what}: epkit needs CPython 3.10 or later")
+    if "t" in sys.abiflags:
+        raise ImportError(f"epkit: this is {what} without the interpreter lock, for which the extension module was not "
+                          "compiled: use the usual build of Python")
+
+
+def _import_torch() -> Any:
     try:
         import torch
-    except ImportError as error:
-        raise ImportError("epkit needs PyTorch 2.3 or later: install the torch that fits this machine") from error
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError("epkit: there is no torch in this Python: epkit needs PyTorch "
+                          f"{_TORCH[0]}.{_TORCH[1]} or later: install the torch that fits this machine") from error
+    except (ImportError, OSError) as error:
+        raise ImportError(f"epkit: torch does not load: {error}: install the torch that fits this machine") from error
+    numbers = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    if numbers and (int(numbers[1]), int(numbers[2])) < _TORCH:
+        raise ImportError(f"epkit: this is torch {torch.__version__}: epkit needs {_TORCH[0]}.{_TORCH[1]} or later")
+    return torch
+
+
+def _load() -> None:
+    _check_interpreter()
+    torch = _import_torch()
     try:
         from . import _C
     except ImportError as error:
@@ -18,8 +46,8 @@ def _load() -> None:
         if not any(name.startswith("_C.") for name in os.listdir(here)):
             text = f"epkit: {here} has no extension module: it is the source tree. Install the package (pip wheel . in the folder above)"
         else:
-            text = (f"epkit: the extension module in {here} does not load: {error}. It needs Linux, Python 3.10 or later "
-                    f"(this is {sys.version.split()[0]}) and the libepkit that was built with it, in the same folder")
+            text = (f"epkit: the extension module in {here} does not load: {error}. It needs Linux on {os.uname().machine}, and the "
+                    "libepkit that was built with it, in the same folder")
         raise ImportError(text) from error
     loaded, compiled = _C.versions()
     if loaded != __version__ or compiled != _number(__version__):

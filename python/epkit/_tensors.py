@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small helpers around tensors and streams that every call uses."""
 import contextlib
-from typing import Any, ContextManager, NoReturn, Optional, Protocol, Tuple, TypeVar, Union, overload
+from typing import Any, ContextManager, NoReturn, Optional, Protocol, Sequence, Tuple, TypeVar, Union, overload
 
 import torch
 
@@ -66,6 +66,13 @@ def in_stream(device: torch.device, pointer: Optional[int]) -> ContextManager[An
     if pointer is None or torch.cuda.current_stream(device).cuda_stream == pointer:
         return contextlib.nullcontext()
     return torch.cuda.stream(torch.cuda.ExternalStream(pointer, device))  # type: ignore[no-untyped-call]
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.zeros(), also of 8-bit floats, which older builds of torch cannot fill."""
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        return torch.zeros(shape, dtype=torch.uint8, device=device).view(dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def column_major(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

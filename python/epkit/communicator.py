@@ -57,8 +57,9 @@ def _gather_of_group(group: Optional[dist.ProcessGroup]) -> _Gather:
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
 
     def gather(data: bytes, timeout_ms: int) -> bytes:
-        mine = torch.tensor(list(data), dtype=torch.uint8, device=device)
-        every = [torch.empty_like(mine) for _ in range(size)]
+        with torch.inference_mode(False):  # which older builds of torch cannot receive into
+            mine = torch.tensor(list(data), dtype=torch.uint8, device=device)
+            every = [torch.empty_like(mine) for _ in range(size)]
         try:
             work = dist.all_gather(every, mine, group=group, async_op=True)
             if device.type == "cuda":
@@ -85,6 +86,15 @@ def _choose_backend(backend: Optional[str], device: Union[None, str, torch.devic
     return backend
 
 
+def _milliseconds(timeout: Optional[float]) -> int:
+    """What the library takes as a deadline: 0 is its default."""
+    if timeout is None:
+        return 0
+    if not timeout > 0:
+        raise ValueError(f"Communicator: timeout is {timeout}, must be more than 0 seconds")
+    return max(1, int(min(timeout * 1000, 2**31 - 1)))
+
+
 class Communicator(OfThisProcess):
     """One rank's membership of a group of ranks on one host.
 
@@ -93,7 +103,8 @@ class Communicator(OfThisProcess):
             mpi4py. It is used while the communicator is made, and not afterwards.
         backend: "cuda" or "host" (CPU). None: by `device`, else $EPKIT_BACKEND, else cuda where torch finds a device.
         device: what tensors will be on. None: torch's current CUDA device, or the CPU.
-        timeout: seconds after which a wait ends with an exception that names who did not come. None: 30.
+        timeout: seconds after which a wait ends with an exception that names who did not come. None: $EPKIT_TIMEOUT_MS,
+            else 30.
         check_values: refuse NaN in weights and scales; costs a pass over them.
 
     Creation is collective, as are plan(), low_latency(), barrier(), empty() and all operations: every rank makes the
@@ -118,7 +129,7 @@ class Communicator(OfThisProcess):
             rank, size, gather = dist.get_rank(group), dist.get_world_size(group), _gather_of_group(group)
             if rank < 0:
                 raise ValueError("Communicator: this process is no member of the group")
-        self._adopt(_C.Comm(rank, size, gather, backend, int((timeout or 0) * 1000),
+        self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout),
                             self.device.index if self.is_cuda else -1,
                             _native.COMM_CHECK_VALUES if check_values else 0))
         self.group = group
@@ -212,7 +223,7 @@ class Communicator(OfThisProcess):
                                       "Communicator.empty(), and give that tensor as `out`, or as x of a combine")
         hold = self._native.pool_attach(self.device.index)
         pool = torch.cuda.MemPool(_pool_allocator().allocator())
-        pool._epkit_memory = hold
+        setattr(pool, "_epkit_memory", hold)
         return pool
 
     def empty(self, *shape: Union[int, Sequence[int]], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -256,24 +267,17 @@ class Communicator(OfThisProcess):
         return LowLatency(self, max_tokens, hidden, num_experts, topk, mask_dead)
 
     def layout(self, topk_idx: torch.Tensor, num_experts: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a routing alone says; needs no peer.
+        """What a routing alone says; needs no peer. On CUDA in the order of torch's current stream.
 
         Returns (tokens_per_rank int32 [R], tokens_per_expert int32 [E], token_in_rank bool [N, R]).
         """
-        if topk_idx.dim() != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
-            raise _native.ArgumentError(f"layout: topk_idx: shape is {list(topk_idx.shape)} of {topk_idx.dtype}, must be [N, K] "
-                                        "of int64 or int32")
+        if topk_idx.dim() != 2:
+            raise _native.ArgumentError(f"layout: topk_idx: shape is {list(topk_idx.shape)}, must be [N, K]")
         if num_experts < 1 or num_experts % self.size:
             raise _native.ArgumentError(f"layout: num_experts is {num_experts}, no multiple of {self.size} ranks")
-        if topk_idx.numel() and not self.is_cuda:
-            low, high = int(topk_idx.min()), int(topk_idx.max())
-            if low < -1 or high >= num_experts:
-                raise _native.ArgumentError(f"layout: topk_idx has entries from {low} to {high}, must be -1 to {num_experts - 1}")
-        # One more column takes the -1.
-        ranks = torch.where(topk_idx < 0, self.size, topk_idx // (num_experts // self.size)).to(torch.int64)
-        token_in_rank = torch.zeros((topk_idx.shape[0], self.size + 1), dtype=torch.bool, device=topk_idx.device)
-        token_in_rank = token_in_rank.scatter_(1, ranks, True)[:, :self.size].contiguous()
-        experts = torch.where(topk_idx < 0, num_experts, topk_idx).flatten().to(torch.int64)
-        counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=topk_idx.device)
-        counts.scatter_add_(0, experts, torch.ones_like(experts, dtype=torch.int32))
-        return token_in_rank.sum(0, dtype=torch.int32), counts[:num_experts].contiguous(), token_in_rank
+        per_rank = torch.empty(self.size, dtype=torch.int32, device=self.device)
+        per_expert = torch.empty(num_experts, dtype=torch.int32, device=self.device)
+        token_in_rank = torch.empty((topk_idx.shape[0], self.size), dtype=torch.bool, device=self.device)
+        self._native.layout(topk_idx.contiguous(), num_experts, per_rank, per_expert, token_in_rank,
+                            stream_pointer(self.is_cuda, self.device))
+        return per_rank, per_expert, token_in_rank

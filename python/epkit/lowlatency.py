@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from . import _native
-from ._tensors import OfThisProcess, Stream, aligned, stream_pointer
+from ._tensors import OfThisProcess, Stream, aligned, stream_pointer, zeros
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -89,7 +89,7 @@ class LowLatency(OfThisProcess):
             raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
         device, rows = self.comm.device, self.comm.size * max_tokens
         # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
-        make = torch.empty if self.comm.is_cuda else torch.zeros
+        make = torch.empty if self.comm.is_cuda else zeros
         recv_x = make((self.num_local, rows, self.hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16, device=device)
         scales = self._scales(rows, ue8m0) if fp8 else None
         if scales is not None and not self.comm.is_cuda:

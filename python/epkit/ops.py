@@ -22,6 +22,10 @@ from ._native import ArgumentError
 from .communicator import Communicator
 from .plan import Plan
 
+if not hasattr(torch.library, "register_fake"):
+    raise ImportError(f"epkit.ops: torch {torch.__version__} has no torch.library.register_fake: operators need 2.4 or later, all "
+                      "else of epkit does not")
+
 _library: Any = torch.library.Library("epkit", "DEF")  # type: ignore[no-untyped-call]
 _library.define("moe_dispatch(Tensor x, Tensor topk_idx, Tensor topk_weights, int slot, SymInt capacity)"
                 " -> (Tensor, Tensor, Tensor, Tensor)")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan: where the tokens of one routing go, and the two operations on it."""
-from typing import TYPE_CHECKING, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
 from . import _native
-from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer
+from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer, zeros
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -76,7 +76,7 @@ class Plan(OfThisProcess):
 
     def _new(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         # On the CPU nothing is left uninitialised where rows may stay unwritten: results are the same in every run.
-        make = torch.zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else torch.empty
+        make = zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else torch.empty
         return make(shape, dtype=dtype, device=self.comm.device)
 
     def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
@@ -166,12 +166,15 @@ class Plan(OfThisProcess):
         pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
 
-        def new(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=self.comm.device)
+        def new(*shape: int, make: Any = torch.empty) -> torch.Tensor:
+            tensor: torch.Tensor = make(shape, dtype=torch.int32, device=self.comm.device)
+            return tensor
 
+        # The library writes all but what lies behind the last token.
+        rows = torch.zeros if self.fixed or self.expanded else torch.empty
         with in_stream(self.comm.device, pointer):
-            data = Metadata(new(self.out_rows), new(self.out_rows, self.topk) if self.expanded else None, new(1), new(ranks),
-                            new(local), new(local), new(ranks, ranks))
+            data = Metadata(new(self.out_rows, make=rows), new(self.out_rows, self.topk, make=rows) if self.expanded else None,
+                            new(1), new(ranks), new(local), new(local), new(ranks, ranks))
             self._native.metadata(*data, source_stride, pointer)
         return data
 

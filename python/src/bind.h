@@ -98,6 +98,7 @@ void *stream_of(PyObject *stream);
 /* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
 PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
 
+PyObject *plan_layout(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 

@@ -188,7 +188,12 @@ int64_t want_int(PyObject *value, const char *call, const char *name, bool *ret_
 
     if (number == -1 && PyErr_Occurred()) {
         PyErr_Clear();
-        PyErr_Format(PyExc_TypeError, "%s: %s: %R is no integer of 64 bits", call, name, value);
+        /* Of anything else the type alone: to print a tensor would read it. */
+        if (PyLong_Check(value))
+            PyErr_Format(PyExc_TypeError, "%s: %s: %R is no integer of 64 bits", call, name, value);
+        else
+            PyErr_Format(PyExc_TypeError, "%s: %s: is a %R, must be an integer", call, name,
+                         (PyObject *)Py_TYPE(value));
         *ret_ok = false;
     }
     return number;
@@ -682,6 +687,11 @@ static PyObject *comm_plan(PyObject *self, PyObject *const *args, Py_ssize_t nar
     return plan_new((struct comm_object *)self, args, nargs);
 }
 
+static PyObject *comm_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return plan_layout((struct comm_object *)self, args, nargs);
+}
+
 static PyObject *comm_low_latency(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     return ll_new((struct comm_object *)self, args, nargs);
@@ -708,6 +718,7 @@ static PyMethodDef methods[] = {
     {"set_sms", comm_set_sms, METH_O, "set_sms(n): multiprocessors of an operation, 0: the default"},
     {"sms", comm_sms, METH_NOARGS, "sms() -> multiprocessors of an operation, without those that copy"},
     FAST("plan", comm_plan),
+    FAST("layout", comm_layout),
     FAST("low_latency", comm_low_latency),
     {NULL, NULL, 0, NULL},
 };

@@ -113,7 +113,8 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
 
     if (!want_args(call, nargs, 9) || !get_ints(call, args + 3, names, 5, values))
         return NULL;
-    if (!get_routing(comm, call, args, values[0], -1, &routing) || !call_begin(comm, call))
+    plan_args.stream = stream_of(args[8]);
+    if (PyErr_Occurred() || !get_routing(comm, call, args, values[0], -1, &routing) || !call_begin(comm, call))
         return NULL;
     plan_args.topk_idx = routing.n_tokens ? routing.topk_idx.data : NULL;
     plan_args.token_in_rank = args[0] == Py_None && routing.n_tokens ? routing.token_in_rank.data : NULL;
@@ -126,7 +127,6 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
     plan_args.expert_alignment = narrow(values[2]);
     plan_args.max_recv_tokens = values[3];
     plan_args.max_tokens = narrow(values[4]);
-    plan_args.stream = stream_of(args[8]);
     Py_BEGIN_ALLOW_THREADS;
     status = ep_plan_new(comm->box->comm, &plan_args, &made);
     Py_END_ALLOW_THREADS;
@@ -152,6 +152,45 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
     return NULL;
 }
 
+/* Comm.layout(topk_idx, n_experts, tokens_per_rank, tokens_per_expert, token_in_rank, stream) */
+PyObject *plan_layout(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char call[] = "layout";
+    struct tensor topk_idx, per_rank, per_expert, in_rank;
+    ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
+    ep_layout layout = EP_LAYOUT_INIT;
+    int64_t n_experts = 0;
+    ep_status status;
+    bool ok = true;
+
+    if (!want_args(call, nargs, 6))
+        return NULL;
+    n_experts = want_int(args[1], call, "num_experts", &ok);
+    plan_args.stream = ok ? stream_of(args[5]) : NULL;
+    if (!ok || PyErr_Occurred())
+        return NULL;
+    if (n_experts < 1)
+        return raise_arg("%s: num_experts is %lld", call, (long long)n_experts);
+    GET(args[0], WANT(call, "topk_idx", IS(I32) | IS(I64), 2, {-1, -1}, false, false), &topk_idx);
+    GET(args[2], WANT(call, "tokens_per_rank", IS(I32), 1, {comm->nranks}, false, false), &per_rank);
+    GET(args[3], WANT(call, "tokens_per_expert", IS(I32), 1, {n_experts}, false, false), &per_expert);
+    GET(args[4], WANT(call, "token_in_rank", IS(U8) | IS(BOOL), 2, {topk_idx.shape[0], comm->nranks}, false, false),
+        &in_rank);
+    if (!want_size(topk_idx.shape[0], call, "topk_idx", &plan_args.n_tokens) ||
+        !want_size(topk_idx.shape[1], call, "topk_idx", &plan_args.topk) || !call_begin(comm, call))
+        return NULL;
+    plan_args.topk_idx = plan_args.n_tokens ? topk_idx.data : NULL;
+    plan_args.idx_type = topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
+    plan_args.n_experts = narrow(n_experts);
+    layout.tokens_per_rank = per_rank.data;
+    layout.tokens_per_expert = per_expert.data;
+    layout.token_in_rank = plan_args.n_tokens ? in_rank.data : NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_plan_layout(comm->box->comm, &plan_args, &layout);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
 /* update(topk_idx, token_in_rank, tokens_per_expert, stream) */
 static PyObject *run_update(PyObject *self, PyObject *const *args)
 {
@@ -160,8 +199,9 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     struct comm_object *comm = plan->member.comm;
     struct routing routing;
     ep_status status;
+    void *stream = stream_of(args[3]);
 
-    if (!get_routing(comm, "update", args, plan->n_experts, plan->topk ? plan->topk : -1, &routing))
+    if (PyErr_Occurred() || !get_routing(comm, "update", args, plan->n_experts, plan->topk ? plan->topk : -1, &routing))
         return NULL;
     if (args[0] != Py_None && routing.topk_idx.type != plan->idx_type)
         return raise_arg("update: topk_idx: dtype is %s, but the plan was made with %s",
@@ -171,7 +211,7 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     update.tokens_per_expert = args[0] == Py_None ? routing.tokens_per_expert.data : NULL;
     update.n_tokens = routing.n_tokens;
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_plan_update(plan->plan, &update, stream_of(args[3]));
+    status = ep_plan_update(plan->plan, &update, stream);
     if (status == EP_OK && !comm->cuda)
         status = ep_stream_sync(comm->box->comm, NULL);
     Py_END_ALLOW_THREADS;

@@ -188,12 +188,28 @@ static void write_shape(char *ret_text, size_t size, const int64_t *shape, int n
         snprintf(ret_text + at, size - at, "]");
 }
 
-/* "float64", also of a type that nothing here takes. */
-static void write_type(char *ret_text, size_t size, const struct tensor *tensor)
+/* What `object` says of its type: "torch.float64". */
+static void write_dtype(char *ret_text, size_t size, PyObject *object)
+{
+    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyObject *text = dtype ? PyObject_Str(dtype) : NULL;
+    PyObject *bytes = text ? PyUnicode_AsEncodedString(text, "utf-8", "replace") : NULL;
+
+    snprintf(ret_text, size, "%s", bytes ? PyBytes_AsString(bytes) : types[TYPE_OTHER].name);
+    Py_XDECREF(bytes);
+    Py_XDECREF(text);
+    Py_XDECREF(dtype);
+    PyErr_Clear();
+}
+
+/* "float64", also of a type that nothing here takes. `object`: the tensor. */
+static void write_type(char *ret_text, size_t size, const struct tensor *tensor, PyObject *object)
 {
     static const char *const names[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
 
-    if (tensor->type != TYPE_OTHER || tensor->bits == 0)
+    if (tensor->type == TYPE_OTHER && tensor->bits == 0)
+        write_dtype(ret_text, size, object);
+    else if (tensor->type != TYPE_OTHER)
         snprintf(ret_text, size, "%s", types[tensor->type].name);
     else if (tensor->code < sizeof(names) / sizeof(names[0]))
         snprintf(ret_text, size, "%s%d", names[tensor->code], tensor->bits);
@@ -201,7 +217,7 @@ static void write_type(char *ret_text, size_t size, const struct tensor *tensor)
         snprintf(ret_text, size, "another type of %d bits", tensor->bits);
 }
 
-static bool refuse_type(const struct want *want, const struct tensor *tensor)
+static bool refuse_type(const struct want *want, const struct tensor *tensor, PyObject *object)
 {
     char text[128] = "", is[32];
     size_t at = 0;
@@ -209,7 +225,7 @@ static bool refuse_type(const struct want *want, const struct tensor *tensor)
     for (int t = 1; t < TYPES; t++)
         if (want->types & 1u << t)
             at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%s", at ? " or " : "", types[t].name);
-    write_type(is, sizeof(is), tensor);
+    write_type(is, sizeof(is), tensor, object);
     raise_arg("%s: %s: dtype is %s, must be %s", want->call, want->name, is, text);
     return false;
 }
@@ -232,18 +248,26 @@ static bool check_shape(const struct want *want, const struct tensor *tensor)
     if (tensor->ndim != want->ndim)
         return refuse_shape(want, tensor);
     for (int d = 0; d < want->ndim; d++)
-        if (want->shape[d] >= 0 ? tensor->shape[d] != want->shape[d]
-                                : want->shape[d] < -1 && tensor->shape[d] < -2 - want->shape[d])
+        if (tensor->shape[d] < 0 ||
+            (want->shape[d] >= 0 ? tensor->shape[d] != want->shape[d]
+                                 : want->shape[d] < -1 && tensor->shape[d] < -2 - want->shape[d]))
             return refuse_shape(want, tensor);
     return true;
 }
 
-static bool check_contiguous(const struct want *want, const struct tensor *tensor)
+static int64_t count_elements(const struct tensor *tensor)
 {
-    int64_t stride = 1, elements = 1;
+    int64_t elements = 1;
 
     for (int d = 0; d < tensor->ndim; d++)
         elements *= tensor->shape[d];
+    return elements;
+}
+
+static bool check_contiguous(const struct want *want, const struct tensor *tensor)
+{
+    int64_t stride = 1, elements = count_elements(tensor);
+
     for (int d = tensor->ndim - 1; d >= 0 && elements > 1; d--) {
         if (tensor->shape[d] > 1 && tensor->stride[d] != stride) {
             char strides[128];
@@ -290,10 +314,15 @@ bool tensor_get(PyObject *object, const struct want *want, struct place place, s
         return false;
     }
     if (!(want->types & 1u << ret_tensor->type) || ret_tensor->type == TYPE_OTHER)
-        return refuse_type(want, ret_tensor);
+        return refuse_type(want, ret_tensor, object);
     if (!check_place(want, ret_tensor, place) || !check_shape(want, ret_tensor) ||
         (!want->strided && !check_contiguous(want, ret_tensor)))
         return false;
+    if (!ret_tensor->data && count_elements(ret_tensor) > 0) {
+        raise_arg("%s: %s: has no memory: it is a fake tensor, or its storage has been resized to nothing", want->call,
+                  want->name);
+        return false;
+    }
     if (!ret_tensor->data)
         ret_tensor->data = nothing;
     return true;

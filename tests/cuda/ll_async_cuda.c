@@ -5,7 +5,8 @@
  * flight: many calls queued behind a stream that stands still; they return, and give what the host backend gives. With
  * both sums.
  *
- * hooks: what is sent arrives without the sender's ep_ll_finish(), and calls out of order are refused. With both sums.
+ * hooks: what is sent arrives without the sender's ep_ll_finish(), two calls may be open, and calls out of order are
+ * refused. With both sums.
  *
  * bad-*: routing that is not valid gives EP_E_ROUTING on that rank and a status that names it on its peers, soon, with
  * the CUDA context alive; then a new group of the same processes works. With one sum or the other.
@@ -181,8 +182,6 @@ static int use_hooks(struct group *g, struct scene *scene, struct exchange *x)
         TRY(exchange_load(x, seed_of(g, scene, pass, 0)));
         TRY(expect_status("ep_ll_finish before all", exchange_finish(x), EP_E_STATE, NULL));
         CALL(exchange_dispatch(x, flags));
-        TRY(expect_status("ep_ll_dispatch with an open hook", exchange_dispatch(x, flags), EP_E_UNSUPPORTED,
-                          "ep_ll_finish"));
         TRY(expect_status("ep_ll_combine with an open hook", exchange_combine(x, flags), EP_E_STATE, "ep_ll_finish"));
         TRY(finish_late(g, x));
         TRY(expect_status("a second ep_ll_finish", exchange_finish(x), EP_E_STATE, NULL));
@@ -194,19 +193,66 @@ static int use_hooks(struct group *g, struct scene *scene, struct exchange *x)
     return code;
 }
 
+/* Two dispatches open, two combines open, then a combine and the dispatch behind it. */
+static int open_two(struct group *g, struct exchange **x, uint32_t flags)
+{
+    CALL(exchange_dispatch(x[0], flags));
+    CALL(exchange_dispatch(x[1], flags));
+    TRY(expect_status("a third ep_ll_dispatch", exchange_dispatch(x[0], flags), EP_E_STATE, "ep_ll_finish"));
+    TRY(finish_late(g, x[0]));
+    TRY(finish_late(g, x[1]));
+    TRY(expect_status("a third ep_ll_finish", exchange_finish(x[0]), EP_E_STATE, NULL));
+    CALL(exchange_combine(x[0], flags));
+    CALL(exchange_combine(x[1], flags));
+    TRY(finish_late(g, x[1]));
+    TRY(finish_late(g, x[0]));
+    TRY(exchange_compare(x[0], "the first of two combines that were open"));
+    TRY(exchange_compare(x[1], "the second of two combines that were open"));
+    for (int i = 0; i < 2; i++)
+        TRY(exchange_poison(x[i]));
+    CALL(exchange_dispatch(x[0], flags));
+    CALL(exchange_finish(x[0]));
+    CALL(exchange_combine(x[0], flags));
+    CALL(exchange_dispatch(x[1], flags));
+    TRY(finish_late(g, x[0]));
+    CALL(exchange_finish(x[1]));
+    CALL(exchange_combine(x[1], flags));
+    CALL(exchange_finish(x[1]));
+    TRY(exchange_compare(x[0], "a combine with a dispatch open behind it"));
+    return exchange_compare(x[1], "a dispatch with a combine open before it");
+}
+
+static int use_two_hooks(struct group *g, struct scene *scene, struct exchange **x)
+{
+    int code = PASSED;
+
+    for (int pass = 0; pass < 2 * PASSES; pass++) {
+        test_where("rank %d of %d, two hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scene->sum),
+                   pass, pass % 2 ? ", asynchronous" : "", (unsigned long long)scene->seed);
+        for (int i = 0; i < 2; i++)
+            TRY(exchange_load(x[i], seed_of(g, scene, pass, i)));
+        code |= open_two(g, x, EP_LL_RECV_HOOK | (pass % 2 ? TEST_ASYNC : 0));
+        CALL(ep_comm_async_error(g->cuda));
+    }
+    return code;
+}
+
 static int run_hooks(struct group *g, struct scene *scene)
 {
     const ep_ll_config config = config_for(g, 32, 512, scene->sum);
     struct ll_round round = {.n_tokens = 20 + g->rank, .format = LL_F32, .idx_type = EP_I64, .sources = true};
-    struct exchange *x = NULL;
+    struct exchange *x[2] = {NULL};
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
+    for (int i = 0; i < 2 && !code; i++)
+        code = exchange_new(&pair, &round, &x[i]);
     if (!code)
-        code = exchange_new(&pair, &round, &x);
+        code = use_hooks(g, scene, x[0]);
     if (!code)
-        code = use_hooks(g, scene, x);
-    code |= exchange_free(x, code);
+        code = use_two_hooks(g, scene, x);
+    for (int i = 0; i < 2; i++)
+        code |= exchange_free(x[i], code);
     ll_pair_close(&pair);
     return code;
 }

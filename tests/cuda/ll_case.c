@@ -227,8 +227,8 @@ ep_status exchange_combine(struct exchange *x, uint32_t flags)
 ep_status exchange_finish(struct exchange *x)
 {
     if (test_waits(stream_of(x, true), x->flags))
-        return ep_ll_finish_sync(x->pair->cuda, 0);
-    return settle(x, true, ep_ll_finish(x->pair->cuda, 0, stream_of(x, true)), x->flags);
+        return ep_ll_finish_sync(x->pair->cuda, x->call[1]);
+    return settle(x, true, ep_ll_finish(x->pair->cuda, x->call[1], stream_of(x, true)), x->flags);
 }
 
 static int call_dispatch(struct exchange *x)

@@ -244,6 +244,9 @@ def elastic(rank, size):
         assert handle.do_expand is expand and torch.equal(handle.topk_idx, topk_idx) and handle.topk_idx is not topk_idx
         if not expand:
             assert rows.shape[0] == (n if sync else 16 * size)
+        assert handle.num_recv_tokens == (n if sync else 16 * size) and handle.dst_buffer_slot_idx.shape == (10, 3)
+        handle.recv_src_metadata = handle.recv_src_metadata[:n]  # a program may put its own there
+        assert handle.recv_src_metadata.shape == (n, 2 + 3) and not hasattr(handle, "recv_src")
         out, _, event = buffer.combine(rows, handle=handle, topk_weights=received, num_sms=sms)
         ranks = buffer._comm.layout(topk_idx, experts)[2].sum(1, keepdim=True)
         assert event.event is None and torch.equal(out.float(), x.float() * ranks) if not expand else out.shape == x.shape
@@ -261,11 +264,16 @@ def copies(rank, size):
     x, topk_idx, weights, experts = make(rank, size)
     layout = buffer.get_dispatch_layout(topk_idx, experts)
     rows, _, _, _, handle, _ = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx, weights)
+    for twin in (copy.copy(handle), copy.deepcopy(handle), tuple(handle), [*handle]):
+        assert len(twin) == 6 and [one.dtype for one in twin] == [torch.int32] * 4 + [torch.bool, torch.int32]
+        assert all(a is b for a, b in zip(twin, handle)) and twin[-1] is handle[5] and twin[1:3] == type(twin)(handle)[1:3]
     for twin in (copy.copy(handle), copy.deepcopy(handle)):
         assert twin.plan is handle.plan and torch.equal(buffer.combine(rows, twin)[0], buffer.combine(rows, handle)[0])
     for thing in (handle, handle.plan, buffer._comm, handle.plan._native, buffer._comm._native):
-        raises(TypeError, "cannot pickle" if "_C" in type(thing).__module__ else "pickled epkit", pickle.dumps, thing)
+        raises(TypeError, "cannot pickle" if "_C" in type(thing).__module__ else "pickled communicator", pickle.dumps, thing)
     assert torch.equal(pickle.loads(pickle.dumps(handle[0])), handle[0])  # a tensor stays a tensor
+    again = type(handle)(handle)  # as programs make a tuple of the same type
+    assert all(a is b for a, b in zip(again, handle)) and torch.equal(buffer.combine(rows, again)[0], buffer.combine(rows, handle)[0])
     keys = len(deep_ep.buffer._origins)
     for _ in range(3):
         again = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx, weights)[4]

@@ -268,6 +268,60 @@ def test_graphs():
     run(2, graphs)
 
 
+def read_early(rank, size):
+    """Facts of a handle may be read before the event of its dispatch: they wait for what they are made of."""
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=128)
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    for step in range(4):
+        topk_idx, weights, value = make(100, 1024, rank + 10 * step)
+        for expand in (False, True):
+            x = torch.empty_like(value)
+            poison()
+            late(x, value)
+            handle, event = elastic.dispatch(x, topk_idx, weights, num_experts=EXPERTS, do_expand=expand,
+                                             async_with_compute_stream=True)[3:]
+            n, source = handle.num_recv_tokens, handle.recv_src_metadata[:, 0].clone()
+            event.current_stream_wait()
+            assert n == handle.psum_num_recv_tokens_per_scaleup_rank[-1].item() == source.shape[0]
+            assert torch.equal(source, handle.recv_src_metadata[:, 0]) and (source.diff() > 0).all()
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, EXPERTS)
+        late(x, value)
+        rows, _, _, _, handle, event = buffer.dispatch(
+            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=topk_idx,
+            topk_weights=weights, async_finish=True)
+        early = [one.clone() for one in handle]
+        event.current_stream_wait()
+        assert all(torch.equal(a, b) for a, b in zip(early, handle))
+        assert early[0][:, rank].tolist() == early[2].cumsum(0).flatten().tolist() and early[3].shape[0] == rows.shape[0]
+
+
+def test_handles_are_read_early():
+    run(2, read_early)
+
+
+def layouts(rank, size):
+    """The layout of a routing: the CPU's, also of routing that changes under a graph, and of none."""
+    gpu, host = epkit.Communicator(), epkit.Communicator(backend="host")
+    topk_idx = make(200, 8, rank)[0]
+    gpu.layout(topk_idx, EXPERTS)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gpu.layout(topk_idx, EXPERTS)
+    for step in range(5):
+        topk_idx.copy_(make(200, 8, 10 * step + rank)[0])
+        graph.replay()
+        want = host.layout(topk_idx.cpu(), EXPERTS)
+        check("layout", *((str(i), a, b) for i, (a, b) in enumerate(zip(captured, want))),
+              *((str(i), a, b) for i, (a, b) in enumerate(zip(gpu.layout(topk_idx.to(torch.int32), EXPERTS), want))))
+    none = gpu.layout(topk_idx[:0], EXPERTS)
+    assert none[0].sum() == none[1].sum() == 0 and none[2].shape == (0, size)
+    gpu.check()
+
+
+def test_layouts():
+    run(2, layouts)
+
+
 def pools(rank, size):
     """Tensors of a torch.cuda.MemPool are written in place: the library needs no memory to copy them."""
     gpu, host = comms = epkit.Communicator(), epkit.Communicator(backend="host")

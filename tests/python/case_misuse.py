@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse: an exception that names it; no crash, no hang; and the right call works afterwards."""
+import functools
 import gc
+import inspect
 import os
 import signal
 import subprocess
@@ -36,12 +38,15 @@ def tensors(rank, size):
     raises(bad, "EP_E_ROUTING", comm.plan, torch.zeros(2, 2, dtype=torch.int64), 2 * size)
     raises(bad, "n_experts", comm.plan, topk_idx, 2 * size + 1)
     raises(bad, "max_recv", comm.plan, topk_idx, 2 * size, max_recv_tokens=-5)
-    raises(TypeError, "num_experts integer", comm.plan, topk_idx, "eight")
+    raises(TypeError, "num_experts str integer", comm.plan, topk_idx, "eight")
     plan = comm.plan(topk_idx, 2 * size)
     raises(bad, "dispatch x float32 bfloat16", plan.dispatch, x.float())
     raises(bad, "dispatch x shape 5 6", plan.dispatch, x[:5])
     raises(bad, "dispatch x shape", plan.dispatch, x.view(6, H // 2, 2))
     raises(bad, "dispatch x contiguous", plan.dispatch, x.t().contiguous().t())
+    gone = x.clone()
+    gone.untyped_storage().resize_(0)
+    raises(bad, "dispatch x memory", plan.dispatch, gone)
     raises(bad, "dispatch topk_weights float64", plan.dispatch, x, weights.double())
     raises(bad, "dispatch topk_weights shape", plan.dispatch, x, weights[:, :1].contiguous())
     raises(bad, "recv_x", plan.dispatch, x, out=torch.empty(0, H, dtype=torch.bfloat16))
@@ -113,18 +118,29 @@ def handles(rank, size):
     ll_handle = one.low_latency_dispatch(x, topk_idx, 8, 2 * size)[2]
     raises(epkit.ArgumentError, "low_latency_combine another", two.low_latency_combine, recv, topk_idx, weights, ll_handle)
     raises(AssertionError, "enable_shrink", one.low_latency_clean_mask_buffer)
+    shrinks = deep_ep.Buffer(group, enable_shrink=True)
+    raises(epkit.ArgumentError, "mask_status int64", shrinks.low_latency_query_mask_buffer, torch.zeros(size, dtype=torch.int64))
+    raises(epkit.ArgumentError, "mask_status shape", shrinks.low_latency_query_mask_buffer, torch.zeros(size + 1, dtype=torch.int32))
     raises(TypeError, "low_latency_combine tuple", one.low_latency_combine, recv, topk_idx, weights, tuple(handle))
     raises(NotImplementedError, "nvfp4 use_fp8", one.low_latency_dispatch, x, topk_idx, 8, 2 * size, use_nvfp4=True)
     raises(NotImplementedError, "one host", one.internode_dispatch, x)
-    raises(NotImplementedError, "empty", one.get_local_buffer_tensor, torch.bfloat16)
     if not one._comm.is_cuda:
         raises(NotImplementedError, "MemPool empty", one._comm.mem_pool)
     raises(epkit.ArgumentError, "sms -1", one._comm.set_num_sms, -1)
     raises(AssertionError, "even", deep_ep.Buffer.set_num_sms, 7)
     handle.plan.free()
+    handle.plan.free()
     raises(epkit.ArgumentError, "combine plan freed", one.combine, recv, handle)
+    hook = one.low_latency_dispatch(x, topk_idx, 8, 2 * size, use_fp8=False, return_recv_hook=True)[4]
+    one.destroy()
     one.destroy()
     raises(epkit.ArgumentError, "plan communicator freed", one.dispatch, x, **args)
+    raises(epkit.ArgumentError, "freed", hook)
+    raises(epkit.ArgumentError, "freed", one.low_latency_dispatch, x, topk_idx, 8, 2 * size)
+    raises(epkit.ArgumentError, "freed", one.low_latency_combine, recv, topk_idx, weights, ll_handle)
+    raises(epkit.ArgumentError, "freed", one.get_next_low_latency_combine_buffer, ll_handle)
+    for call in (one._comm.barrier, one._comm.check, one._comm.abort, one._comm.info, one._comm.shrink, one._comm.synchronize):
+        raises(epkit.ArgumentError, "communicator freed", call)
     handle = two.dispatch(x, **args)[4]
     two._comm.free()
     two._comm.free()
@@ -239,6 +255,23 @@ def test_a_rank_is_killed():
     run(2, dies, "kill", expect=(0, -signal.SIGKILL))
 
 
+def dies_in_decode(rank, size):
+    """Between the halves of a low-latency call, of which the other rank waits for the second."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    topk_idx, x, weights = setting(size)
+    recv, _, handle, _, hook = buffer.low_latency_dispatch(x, topk_idx, 8, 2 * size, use_fp8=False, return_recv_hook=True)
+    hook()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hook = buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=True)[2]
+    raises(epkit.PeerError, "rank 1", hook)
+    raises(epkit.PeerError, "rank 1", buffer.low_latency_dispatch, x, topk_idx, 8, 2 * size)
+
+
+def test_a_rank_is_killed_in_decode():
+    run(2, dies_in_decode, expect=(0, -signal.SIGKILL))
+
+
 def test_a_rank_exits():
     run(3, dies, "exit", expect=(0, 3, 0))
 
@@ -268,20 +301,26 @@ def test_abort_wakes_a_wait():
 
 
 def forked(rank, size):
-    comm = epkit.Communicator()
-    plan = comm.plan(*(setting(size)[0], 2 * size))
+    buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+    comm, (topk_idx, x, _) = buffer._comm, setting(size)
+    plan = comm.plan(topk_idx, 2 * size)
+    hook = buffer.low_latency_dispatch(x, topk_idx, 8, 2 * size, return_recv_hook=True)[4]
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             raises(epkit.Error, "EP_E_STATE", comm.barrier)
-            raises(epkit.Error, "EP_E_STATE", plan.dispatch, setting(size)[1])
+            raises(epkit.Error, "EP_E_STATE", plan.dispatch, x)
+            raises(epkit.Error, "EP_E_STATE", hook)
+            raises(epkit.Error, "EP_E_STATE", buffer.low_latency_dispatch, x, topk_idx, 8, 2 * size)
+            raises(epkit.Error, "EP_E_STATE", buffer.low_latency_dispatch, x, topk_idx, 16, 2 * size)
             plan.free()
-            comm.free()
+            buffer.destroy()
             code = 0
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
+    hook()
     comm.barrier()
 
 
@@ -395,6 +434,7 @@ ENDINGS = [
     "",
     "b = calls.combine_buffer(); del calls, plan, comm",
     "comm.me = comm; plan.me = [plan, comm]; del comm, plan, calls",
+    "h = calls.dispatch(torch.ones(1, 128, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int64), hook=True)",
     "sys.modules['zz'] = plan; torch.zz = (calls, comm)",
     "threading.Thread(target=lambda p: time.sleep(0.2), args=(plan,)).start(); del plan",
 ]
@@ -432,6 +472,155 @@ def test_interpreter_ends_in_any_order():
     assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line and "Warning" not in line and "warn" not in line]
     assert not lines, done.stderr
+
+
+WAITING = """
+import os, sys, threading, time, torch
+import torch.distributed as dist
+import epkit
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=rank, world_size=2)
+comm = epkit.Communicator(timeout=600)
+if rank:
+    while not os.path.exists(folder + "/ended"):
+        time.sleep(0.01)
+    os._exit(0)
+threading.Thread(target=comm.barrier, daemon=True).start()
+while True:  # until that thread waits in the library
+    try:
+        comm.set_num_sms(0)
+        time.sleep(0.001)
+    except epkit.ArgumentError:
+        break
+"""
+
+
+def test_interpreter_ends_while_a_thread_waits():
+    """A daemon thread in a wait that nobody will end: the interpreter ends all the same, with nothing said."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [subprocess.Popen([sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", WAITING, str(rank), folder],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(2)]
+        try:
+            said = ranks[0].communicate(timeout=300)[0]
+            assert ranks[0].returncode == 0, (ranks[0].returncode, said)
+        finally:
+            open(os.path.join(folder, "ended"), "w", encoding="ascii").close()
+            ranks[0].kill()
+            assert ranks[1].wait(timeout=300) == 0
+
+
+def any_tensor(draw, bare):
+    """A tensor that hardly any argument takes: types, shapes, strides, and what has no memory to read.
+
+    bare: also one whose storage is gone, which torch's own operations read all the same.
+    """
+    dtype = draw.choice((torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool,
+                         torch.complex64, torch.float8_e4m3fn, torch.float16))
+    dims = draw.choice((0, 1, 2, 2, 2, 3, 5))
+    shape = [draw.choice((0, 1, 2, 6, 8, 128 if dims < 4 else 3)) for _ in range(dims)]
+    tensor = torch.zeros(shape).to(dtype)
+    kind = draw.randrange(12)
+    if kind == 0 and len(shape) > 1:
+        tensor = tensor.transpose(0, 1)
+    elif kind == 1:
+        tensor = torch.zeros([1] * len(shape)).to(dtype).expand(shape)
+    elif kind == 2:
+        tensor = tensor.to("meta")
+    elif kind == 3 and dtype is not torch.float8_e4m3fn:
+        tensor = tensor.to_sparse()
+    elif kind == 4 and bare and tensor.numel() != 1:  # torch reads that one, to make a number of it
+        tensor.untyped_storage().resize_(0)  # as sharded parameters are between two uses
+    elif kind == 5 and dtype.is_floating_point:
+        tensor.requires_grad_()
+    elif kind == 6:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            tensor = torch.zeros(shape).to(dtype)
+    elif kind == 7:
+        tensor = torch.zeros(tensor.numel() + 1).to(dtype)[1:].view(shape)
+    elif kind == 8:
+        tensor = torch.nn.Parameter(tensor, requires_grad=False)
+    return tensor
+
+
+def said(value):
+    """What a tensor is; torch itself ends the process where it prints one without memory."""
+    if isinstance(value, (tuple, list)) and not hasattr(value, "plan"):
+        return [said(one) for one in value]
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__ + (
+        f" {value}" if isinstance(value, (int, float, str)) else "")
+
+
+def any_argument(draw, things, bare):
+    kind = draw.randrange(8)
+    if kind < 4:
+        return any_tensor(draw, bare)
+    if kind == 4:
+        return draw.choice((-1, 0, 1, 2, 7, 128, 2**31, -2**31 - 1, 2**63, -2**70, 10**30, 1.5, float("nan"), True))
+    if kind == 5:
+        return draw.choice((None, "x", b"x", [], (), {}, object(), [1], (1, 2), torch.bfloat16, torch.Tensor))
+    if kind == 6:
+        return (any_tensor(draw, bare), any_tensor(draw, bare))
+    return draw.choice(things)
+
+
+def arguments_of_any_kind(rank, size, calls):
+    """Whatever a call is given: it works or raises, and the same call with right arguments works afterwards."""
+    import random
+
+    os.environ["EPKIT_TIMEOUT_MS"] = "60000"
+    draw = random.Random(7)
+    comm, v1 = epkit.Communicator(), deep_ep.Buffer(dist.group.WORLD, 1 << 12, 1 << 12, enable_shrink=True)
+    v2 = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
+    topk_idx, x, weights = setting(2)
+    plan, calls_ = comm.plan(topk_idx, 4), comm.low_latency(8, H, 4, 2)
+    wide = comm.plan(topk_idx, 4, expanded=True, max_recv_tokens=64, max_tokens=8)
+    layout = v1.get_dispatch_layout(topk_idx, 4)
+    args = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2]}
+    recv, _, _, _, handle, _ = v1.dispatch(x, topk_idx=topk_idx, topk_weights=weights, **args)
+    ep_handle = v2.dispatch(x, topk_idx, weights, num_experts=4)[3]
+    ll_handle = v1.low_latency_dispatch(x, topk_idx, 8, 4)[2]
+    things = [handle, tuple(handle), ep_handle, ll_handle, tuple(ll_handle), plan, comm, dist.group.WORLD, topk_idx, x, weights,
+              deep_ep.EventOverlap(), deep_ep.Config(), v1, v2]
+    good = {"x": x, "topk_idx": topk_idx, "topk_weights": weights, "num_experts": 4, "handle": handle}
+    targets = [comm.plan, comm.low_latency, comm.layout, comm.allgather_bytes, comm.barrier, plan.dispatch, plan.combine, plan.update,
+               plan.metadata, wide.dispatch, wide.combine, wide.update, wide.metadata, calls_.dispatch, calls_.combine,
+               calls_.combine_buffer, calls_.mask, calls_.set_mask, v1.dispatch, v1.combine, v1.get_dispatch_layout,
+               v1.low_latency_dispatch, v1.low_latency_combine, v1.get_next_low_latency_combine_buffer,
+               v1.get_local_buffer_tensor, v1.low_latency_query_mask_buffer, v1.low_latency_update_mask_buffer, v2.dispatch,
+               v2.combine, v2.barrier, plan._native.dispatch, plan._native.combine, plan._native.update, plan._native.metadata,
+               calls_._native.dispatch, calls_._native.combine, calls_._native.finish, calls_._native.combine_buffer,
+               calls_._native.set_mask, calls_._native.query_mask, comm._native.plan, comm._native.low_latency,
+               comm._native.allgather, comm._native.set_sms, epkit.dispatch, epkit.combine]
+    raised = 0
+    for number in range(calls):
+        target = draw.choice(targets)
+        bare = getattr(target, "__self__", None) in (plan, wide, calls_, plan._native, wide._native, calls_._native)
+        bare = bare and target.__name__ in ("dispatch", "combine", "update", "metadata", "query_mask")
+        try:
+            names = list(inspect.signature(target).parameters)
+            given = {name: good[name] if name in good and draw.random() < 0.6 else any_argument(draw, things, bare)
+                     for name in names if draw.random() < 0.7 and name not in ("args", "kwargs", "stream")}
+            call = functools.partial(target, **given)
+        except ValueError:  # of C: places alone
+            call = functools.partial(target, *(any_argument(draw, things, bare) for _ in range(draw.choice((0, 1, 1, 5, 7, 8, 9, 12)))))
+        if os.environ.get("EPKIT_TEST_VERBOSE"):
+            print("#", number, target, [said(one) for one in call.args], {name: said(one) for name, one in call.keywords.items()}, flush=True)
+        try:
+            call()
+        except (Exception, AssertionError):  # noqa: BLE001 - of Python, whatever it is
+            raised += 1
+    assert raised > calls // 2, raised
+    rows = plan.dispatch(x, weights)
+    assert torch.equal(plan.combine(rows.x, rows.topk_weights)[0].float(), x.float())
+    got = calls_.dispatch(x, topk_idx)
+    assert torch.equal(calls_.combine(got.x, topk_idx, torch.ones_like(weights), call=got.call)[0], x * 2)
+    comm.check()
+
+
+def test_arguments_of_any_kind():
+    run(1, arguments_of_any_kind, 30000 if os.environ.get("EPKIT_TEST_LONG") else 1500)
 
 
 def memory_of(pid="self"):

@@ -6,7 +6,7 @@ import random
 import epkit
 import torch
 import torch.distributed as dist
-from ranks import raises, run
+from ranks import need_operators, raises, run
 
 
 NOT_ON_CUDA = {"test_facts": "the CUDA backend does not look for NaN"}
@@ -292,6 +292,7 @@ def symbolic(rank, size):
 
 
 def test_torch_compile_with_symbolic_sizes():
+    need_operators()
     run(2, symbolic)
 
 
@@ -313,10 +314,12 @@ def opchecks(rank, size):
 
 
 def test_opcheck():
+    need_operators()
     run(1, opchecks)
 
 
 def test_torch_compile():
+    need_operators()
     run(2, compiled)
 
 

@@ -90,3 +90,11 @@ def raises(kind, words, function, *args, **kwargs):
         assert not missing, f"{error} does not say {missing}"
         return error
     raise AssertionError(f"{function} raised no {kind.__name__}")
+
+
+def need_operators():
+    """A test of epkit.ops: torch before 2.4 cannot register what it has."""
+    if not hasattr(torch.library, "register_fake"):
+        from run import Skip
+
+        raise Skip(f"torch {torch.__version__} has no torch.library.register_fake")

@@ -95,8 +95,16 @@ install() {
     rm -rf "$work/source"
 }
 
+# stands_in NAME TEXT: a package NAME that is TEXT, before all others
+stands_in() {
+    rm -rf "$work/instead" && mkdir -p "$work/instead/$1" && printf '%s\n' "$2" >"$work/instead/$1/__init__.py"
+}
+
+# Only torch is needed: numpy, which torch can use, may be missing.
 selftest() {
-    (cd "$work" && PYTHONPATH=$work/site "$python" -m epkit.selftest 2 | tee "$work/said" && grep -q 'backend host.*all results are exact' "$work/said")
+    stands_in numpy 'raise ModuleNotFoundError("there is no numpy", name="numpy")'
+    (cd "$work" && PYTHONPATH=$work/instead:$work/site "$python" -m epkit.selftest 2 | tee "$work/said" && grep -q 'backend host.*all results are exact' "$work/said") &&
+        rm -r "$work/instead"
 }
 
 # Nothing of the build machine in the module: libepkit is found beside it, also after a move.
@@ -108,9 +116,34 @@ assert maps and all(name.startswith("'"$work"'/moved/epkit/") for name in maps),
 assert deep_ep.Buffer is deep_ep_cpp.Buffer and deep_ep.__version__.endswith(epkit.__version__)'
 }
 
+# -S: without the packages of the interpreter, torch among them.
+no_torch() {
+    PYTHONPATH=$work/moved "$python" -S -c 'import deep_ep' 2>"$work/said" && return 1
+    grep -q 'ImportError: epkit: there is no torch in this Python: .*install' "$work/said" || { cat "$work/said" && return 1; }
+}
+
+other_torch() {
+    stands_in torch '__version__ = "2.2.1+cpu"'
+    says 'this is torch 2.2.1+cpu: epkit needs 2.3 or later' || return 1
+    stands_in torch 'raise OSError("libcudart.so.13: cannot open shared object file")'
+    says 'torch does not load: libcudart.so.13: cannot open' || return 1
+    rm -r "$work/instead"
+}
+
+# What Python says of itself is what is asked: there is one of a kind here.
+other_python() {
+    stands_in sitecustomize 'import sys; sys.version_info = (3, 9, 1, "final", 0)'
+    says 'this is cpython .*: epkit needs CPython 3.10 or later' || return 1
+    stands_in sitecustomize 'import sys; sys.implementation.name = "pypy"'
+    says 'this is pypy .*: epkit needs CPython 3.10 or later' || return 1
+    stands_in sitecustomize 'import sys; sys.abiflags = "t"'
+    says 'without the interpreter lock' || return 1
+    rm -r "$work/instead"
+}
+
 # says WORDS: importing epkit fails with an ImportError that has them
 says() {
-    PYTHONPATH=$work/moved "$python" -c 'import epkit' 2>"$work/said" && return 1
+    PYTHONPATH=$work/instead:$work/moved "$python" -c 'import epkit' 2>"$work/said" && return 1
     grep -q "ImportError: epkit: .*$1" "$work/said" || { cat "$work/said" && return 1; }
 }
 
@@ -125,14 +158,17 @@ other_version() {
 }
 
 failed=0
-echo 1..9
+echo 1..12
 report "a wheel is built" build
 report "it is one for every Python from 3.10 on, with its licence" one_abi3_wheel
 report "the folder python/ makes the same one" subfolder
 report "it installs" install
 report "it searches no path but its own" no_foreign_paths
-report "its selftest passes without the source" selftest
+report "its selftest passes without the source and without numpy" selftest
 report "it brings its own libepkit" own_library
+report "a Python without torch is told" no_torch
+report "an old torch and a broken one are named at import" other_torch
+report "an interpreter that it is not for is named at import" other_python
 report "a missing libepkit is named at import" missing_library
 report "another version is named at import" other_version
 exit "$failed"

@@ -22,10 +22,13 @@ struct inner {
     int blocks;
     size_t bytes;     /* of each rank's segment */
     bool in_dispatch; /* the call that ep_ll_finish() completes */
-    bool open;        /* it is to be completed */
+    bool open;        /* it is to be completed, */
+    uint64_t number;  /* ... the dispatch that it is, or answers, */
+    uint64_t in;      /* ... and the capture that it was made in; 0: none */
     struct cuda_ll_dispatch dispatch;
     struct cuda_ll_combine combine;
     cudaStream_t stream; /* of the call under way, */
+    uint64_t capture;    /* ... its capture; 0: none */
     bool waits;          /* ... which the host waits for */
 };
 
@@ -315,6 +318,7 @@ static ep_status run(const ep_ll *ll, int phases)
 
     EP_TRY(launch(inner, phases));
     inner->open = !(phases & CUDA_LL_RECEIVE);
+    inner->in = inner->capture;
     if (!inner->waits)
         return EP_OK;
     CUDA_TRY(cudaEventRecord(inner->done, inner->stream));
@@ -336,14 +340,21 @@ static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, 
     return explain(ll, topk_idx, idx_type, n_tokens);
 }
 
-/* Kernels keep one call that is half done. */
-static ep_status check_closed(const struct inner *inner, const char *call)
+/*
+ * Kernels keep one call that is half done, so the one before is received when the next is sent; its ep_ll_finish() has
+ * nothing left to do then. Every rank makes the same calls, so all do it at the same place.
+ */
+static ep_status receive_open(const ep_ll *ll, const char *call)
 {
+    const struct inner *inner = ll->impl;
+
     if (!inner->open)
         return EP_OK;
-    return ep_fail(EP_E_UNSUPPORTED,
-                   "%s: the CUDA backend has one call with EP_LL_RECV_HOOK at a time: call ep_ll_finish() before",
-                   call);
+    if (inner->in != inner->capture)
+        return ep_fail(EP_E_STATE,
+                       "%s: a call with EP_LL_RECV_HOOK is open that was made %s: call ep_ll_finish() there first",
+                       call, inner->in ? "in a capture" : "before the capture began");
+    return run(ll, CUDA_LL_RECEIVE);
 }
 
 static int phases_of(uint32_t flags)
@@ -366,15 +377,16 @@ static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dis
     return cuda_check_pointer(cuda, call, "recv_range", args->recv_range);
 }
 
-static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
+static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number)
 {
     struct inner *inner = ll->impl;
     bool fp8 = args->out_dtype == EP_F8E4M3, packed = args->scale_type == EP_UE8M0;
     bool rounds = packed || (args->flags & EP_LL_ROUND_SCALE);
 
-    EP_TRY(check_closed(inner, "ep_ll_dispatch"));
     EP_TRY(check_dispatch_pointers(inner->cuda, args));
+    EP_TRY(receive_open(ll, "ep_ll_dispatch"));
     inner->in_dispatch = true;
+    inner->number = number;
     inner->dispatch = (struct cuda_ll_dispatch){.ll = inner->device,
                                                 .x = args->x,
                                                 .topk_idx = args->topk_idx,
@@ -408,6 +420,7 @@ static ep_status begin(ep_ll *ll, ep_stream stream, struct cuda_call *ret_call)
 
     EP_TRY(cuda_call_begin(inner->cuda, stream, true, ret_call));
     inner->stream = ret_call->stream;
+    inner->capture = ret_call->capture;
     inner->waits = ll->comm->blocking && !ret_call->capture;
     return EP_OK;
 }
@@ -422,9 +435,8 @@ ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t 
 {
     struct cuda_call call;
 
-    (void)number;
     EP_TRY(begin(ll, stream, &call));
-    return end(&call, dispatch(ll, args));
+    return end(&call, dispatch(ll, args, number));
 }
 
 static ep_status check_combine_pointers(struct cuda_comm *cuda, const ep_ll_combine_args *args)
@@ -448,12 +460,13 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     struct cuda_ll *device;
     ep_status status;
 
-    EP_TRY(check_closed(inner, "ep_ll_combine"));
     EP_TRY(check_combine_pointers(inner->cuda, args));
     if ((args->flags & EP_LL_ZERO_COPY) && (!inner->handed_out || args->x != inner->combine_buffer.memory))
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
                                  "ep_ll_get_combine_buffer gave for this combine");
+    EP_TRY(receive_open(ll, "ep_ll_combine"));
     inner->in_dispatch = false;
+    inner->number = args->call;
     inner->combine = (struct cuda_ll_combine){.ll = inner->device,
                                               .x = args->x,
                                               .topk_idx = args->topk_idx,
@@ -485,11 +498,15 @@ ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream s
 
 ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
 {
+    const struct inner *inner = ll->impl;
+    ep_status status = EP_OK;
     struct cuda_call call;
 
-    (void)number;
     EP_TRY(begin(ll, stream, &call));
-    return end(&call, run(ll, CUDA_LL_RECEIVE));
+    /* Otherwise the call after it has received it: this stream is behind that one by now. */
+    if (inner->open && inner->number == number)
+        status = run(ll, CUDA_LL_RECEIVE);
+    return end(&call, status);
 }
 
 static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out, ep_stream stream)

@@ -19,6 +19,13 @@ def _exchange(parts: List[torch.Tensor], counts: List[int]) -> torch.Tensor:
     return out.view(like.dtype).view(sum(counts), *like.shape[1:])
 
 
+def _rows(tensor: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """tensor[which], also of 8-bit floats, which older builds of torch cannot index."""
+    if tensor.element_size() == 1:
+        return tensor.view(torch.uint8)[which].view(tensor.dtype)
+    return tensor[which]
+
+
 def dispatch(x: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], topk_idx: torch.Tensor,
              topk_weights: Optional[torch.Tensor], num_max_tokens_per_rank: int, num_experts: int) -> Any:
     """Rows by (source rank, token), as a dispatch without expansion delivers them.
@@ -36,7 +43,7 @@ def dispatch(x: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], topk_idx
     counts: List[int] = received.tolist()
 
     def move(tensor: Optional[torch.Tensor]) -> Any:
-        return None if tensor is None else _exchange([tensor[some] for some in tokens], counts)
+        return None if tensor is None else _exchange([_rows(tensor, some) for some in tokens], counts)
 
     ids = torch.arange(topk_idx.shape[0], dtype=torch.int32, device=topk_idx.device) + rank * num_max_tokens_per_rank
     idx = move(topk_idx)
