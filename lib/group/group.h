@@ -66,7 +66,9 @@
     X(HOST_LL_BARRIER, "low-latency barrier")                                                                          \
     X(HOST_SHRINK, "shrink: survivors")                                                                                \
     X(HOST_AFTER, "waiting for the event of ep_stream_wait")                                                           \
-    X(HOST_ATTACH, "mapping memory of a peer")
+    X(HOST_ATTACH, "mapping memory of a peer")                                                                         \
+    X(HOST_PROBE_PUTS, "network probe: puts")                                                                          \
+    X(HOST_PROBE_SOCKETS, "network probe: plain sockets")
 
 enum host_phase {
 #define HOST_PHASE_ENUM(name, text) name,
@@ -306,9 +308,6 @@ ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine);
 ep_status host_ll_exchange(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all);
 
 /* wait.c */
-/* 1 + the peer that could not hand out a segment when this thread asked last, 0: none. Jobs of a queue ask beside the
- * caller's thread. */
-extern _Thread_local int host_owner_failed;
 /* Copies a reason that a peer may be overwriting: it ends within its bytes and holds no control characters. */
 void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES]);
 
@@ -336,6 +335,8 @@ void host_pause_reset(struct host_pause *pause);
  * `rank` is waited for. Sleeps until the doorbell rings or a while passes; otherwise the failure.
  */
 ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank);
+/* The same without the sleep, for who sleeps elsewhere: at least every 20 ms. */
+ep_status host_pause_check(struct host_pause *pause, int rank);
 void host_pause_end(struct host_pause *pause);
 
 /* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
@@ -476,6 +477,12 @@ ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_w
  */
 ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
                       struct ep_shm *ret_shm);
+/*
+ * The peer that could not hand out a segment when this thread asked last; -1: none. Forgets it, so that a later failure
+ * is not blamed on it: who reports a failure calls it, and who begins a step of creation. Jobs of a queue ask beside
+ * the caller's thread.
+ */
+int host_take_failed_owner(void);
 /* What became of a rank whose segment cannot be had: EP_OK if nothing shows. Waits a moment for one that is ending. */
 ep_status host_find_fate(const struct host_comm *host, int rank);
 /* Unmaps what the peers have freed. */

@@ -18,8 +18,6 @@
 #define SPINS_ALONE 2000
 #define SPINS_SHARED 4
 
-_Thread_local int host_owner_failed;
-
 static const char *const phase_names[] = {
 #define PHASE_NAME(name, text) [name] = text,
     HOST_PHASES(PHASE_NAME)
@@ -217,6 +215,7 @@ static void publish_reason(struct host_comm *host, uint64_t failure, const char 
 ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase)
 {
     char text[EP_ERROR_TEXT_BYTES];
+    int owner = host_take_failed_owner();
     ep_status raised;
     uint64_t mine;
 
@@ -227,7 +226,7 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
     snprintf(text, sizeof(text), "%s", ep_last_error());
     /* What we have met may be the consequence of a failure that a peer has seen already. */
     EP_TRY(host_check(host));
-    if (!ep_status_is_fatal(status) && host_owner_failed != culprit + 1)
+    if (!ep_status_is_fatal(status) && owner != culprit)
         culprit = host->comm->rank;
     publish_reason(host, pack_failure(status, culprit, phase, host->comm->rank), text);
     raised = host_raise(host, status, culprit, phase);
@@ -477,11 +476,33 @@ void host_note_wait_end(struct host_comm *host)
     atomic_store(&host->control->waiting, 0);
 }
 
+/* *ret_now: when this rank looked. */
+static ep_status check_pause(struct host_pause *pause, int rank, uint64_t *ret_now)
+{
+    struct host_comm *host = pause->host;
+    ep_status status = pause->tolerant ? host_check_abort(host) : host_check(host);
+
+    if (status == EP_OK) {
+        *ret_now = host_note_wait(host, rank, pause->phase);
+        if (*ret_now >= pause->next_look_ns || *ret_now >= pause->deadline_ns)
+            status = look_around(pause, rank, *ret_now);
+    }
+    if (status != EP_OK)
+        host_pause_end(pause);
+    return status;
+}
+
+ep_status host_pause_check(struct host_pause *pause, int rank)
+{
+    uint64_t now;
+
+    return check_pause(pause, rank, &now);
+}
+
 ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
 {
     struct host_comm *host = pause->host;
     uint64_t now;
-    ep_status status;
 
     if (pause->spins++ < (host->spin ? SPINS_ALONE : SPINS_SHARED)) {
         if (host->spin)
@@ -490,20 +511,9 @@ ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
             sched_yield();
         return EP_OK;
     }
-    status = pause->tolerant ? host_check_abort(host) : host_check(host);
-    if (status != EP_OK)
-        goto done;
-    now = host_note_wait(host, rank, pause->phase);
-    if (now >= pause->next_look_ns || now >= pause->deadline_ns) {
-        status = look_around(pause, rank, now);
-        if (status != EP_OK)
-            goto done;
-    }
+    EP_TRY(check_pause(pause, rank, &now));
     sleep_on_doorbell(pause, seen, now);
     return EP_OK;
-done:
-    host_pause_end(pause);
-    return status;
 }
 
 void host_pause_end(struct host_pause *pause)
