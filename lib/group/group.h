@@ -228,7 +228,8 @@ struct host_comm {
     struct ep_net_provider provider;
     struct host_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
     struct host_link *link;
-    int link_event; /* wakes its thread; -1: there is none */
+    int link_event;       /* wakes its thread; -1: there is none */
+    int shrink_deadlines; /* that this rank has waited out in its calls of ep_comm_shrink; of all-gathers none */
 
     pthread_mutex_t memory_lock; /* allocations: the caller's thread and the worker */
     struct host_allocation allocations[HOST_SLOTS];

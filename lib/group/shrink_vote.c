@@ -253,8 +253,10 @@ struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, 
                 r.words[rank] = decide(s, rank, on_opened, choose(s, &r, rank));
             n_open += r.words[rank] == HOST_VOTE_OPEN;
         }
-        if (n_open == 0)
+        if (n_open == 0) {
+            s->host->shrink_deadlines += r.late ? (int)deadlines : 0;
             return read_outcome(s, &r);
+        }
         host_nap(s->host, seen);
     }
 }
