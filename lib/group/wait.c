@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/group.h"
 
+#include "base/backoff.h"
 #include "base/futex.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 /* How often a sleeping rank looks for dead peers; also how late a lost wake-up could be noticed. */
 #define LOOK_NS 20000000u
-/* Sleep between polls of a network that cannot wake us. */
-#define POLL_NS 50000u
 /* Looks at the condition before sleeping: a peer on another processor usually answers within a few microseconds. */
 #define SPINS_ALONE 2000
 #define SPINS_SHARED 4
@@ -444,9 +442,7 @@ static void sleep_on_doorbell(struct host_pause *pause, uint32_t seen, uint64_t 
     uint64_t until = pause->next_look_ns < pause->deadline_ns ? pause->next_look_ns : pause->deadline_ns;
 
     if (pause->polls) {
-        struct timespec nap = {.tv_nsec = POLL_NS};
-
-        nanosleep(&nap, NULL);
+        ep_backoff_sleep();
         return;
     }
     atomic_store(&control->sleeping, 1);
@@ -507,8 +503,8 @@ ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
     if (pause->spins++ < (host->spin ? SPINS_ALONE : SPINS_SHARED)) {
         if (host->spin)
             ep_cpu_relax();
-        else
-            sched_yield();
+        else if (ep_backoff_yield())
+            pause->spins = SPINS_SHARED;
         return EP_OK;
     }
     EP_TRY(check_pause(pause, rank, &now));
