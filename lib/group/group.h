@@ -178,6 +178,7 @@ struct host_remote {
     _Atomic uint32_t lost;       /* it has died, or its control link has ended without a farewell */
     _Atomic uint64_t reason_for; /* as in its control block */
     char reason[HOST_REASON_BYTES];
+    _Atomic uint32_t aborts;   /* as in its control block: also those behind a failure, which come as none */
     _Atomic uint32_t excludes; /* a shrink has passed there without this rank */
 };
 

@@ -59,7 +59,7 @@ struct linked {
     int *fds;                    /* [R] leader: connections of those that have come */
     size_t *used;                /* [R] bytes of the join that are there */
     struct join *joins;          /* [R] */
-    uint32_t *aborts;            /* [nlocal] as they were when the call began */
+    uint32_t *aborts;            /* [R] as they were when the call began */
     struct decision decision;
 };
 
@@ -108,13 +108,18 @@ static bool is_excluded(const struct linked *l)
     return false;
 }
 
+static uint32_t aborts_of(const struct host_comm *host, int rank)
+{
+    const struct host_control *control = host->peers[rank].control;
+
+    return atomic_load(control ? &control->aborts : &host->remote[rank].aborts);
+}
+
 static int find_abort(const struct linked *l)
 {
-    const struct host_comm *host = l->host;
-
-    for (int i = 0; i < host->nlocal; i++)
-        if ((int32_t)(atomic_load(&host->peers[host->first + i].control->aborts) - l->aborts[i]) > 0)
-            return host->first + i;
+    for (int rank = 0; rank < l->nranks; rank++)
+        if ((int32_t)(aborts_of(l->host, rank) - l->aborts[rank]) > 0)
+            return rank;
     return -1;
 }
 
@@ -583,19 +588,17 @@ static ep_status prepare(struct linked *l)
     l->fds = malloc(n * sizeof(*l->fds));
     l->used = calloc(n, sizeof(*l->used));
     l->joins = calloc(n, sizeof(*l->joins));
-    l->aborts = calloc((size_t)l->host->nlocal, sizeof(*l->aborts));
+    l->aborts = calloc(n, sizeof(*l->aborts));
     for (size_t i = 0; l->fds && i < n; i++)
         l->fds[i] = -1;
     if (!l->acceptor || !l->fds || !l->used || !l->joins || !l->aborts)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %zu ranks", n);
     l->acceptor->fd = -1;
-    for (int i = 0; i < l->host->nlocal; i++) {
-        int rank = l->host->first + i;
-
-        l->aborts[i] = atomic_load(&l->host->peers[rank].control->aborts);
+    for (int rank = 0; rank < l->nranks; rank++) {
+        l->aborts[rank] = aborts_of(l->host, rank);
         /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
-        if (rank == aborted_by && l->aborts[i] == 0)
-            l->aborts[i] = 1;
+        if (rank == aborted_by && l->aborts[rank] == 0)
+            l->aborts[rank] = 1;
     }
     return EP_OK;
 }

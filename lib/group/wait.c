@@ -258,11 +258,13 @@ ep_status host_check(struct host_comm *host)
 
 ep_status host_check_abort(struct host_comm *host)
 {
+    static const _Atomic uint32_t none;
+
     for (int rank = 0; rank < host->comm->nranks; rank++) {
         const struct host_control *control = host->peers[rank].control;
 
         /* Behind another failure an abort ends the wait all the same, with that failure. */
-        if (control && atomic_load(&control->aborts))
+        if (atomic_load(control ? &control->aborts : host->remote ? &host->remote[rank].aborts : &none))
             return host_check(host);
     }
     /* One of another host comes as a failure. */

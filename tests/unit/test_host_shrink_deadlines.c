@@ -7,6 +7,7 @@
 #include "tcp/acceptor.h"
 #include "testing/launch.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -24,6 +25,7 @@ struct scenario {
     const char *network; /* NULL: all on one host */
     int n_stopped;       /* the lowest ranks, before they call */
     bool leader_stops;   /* rank 0, when two others have come to it, and before rank 4 calls */
+    int aborts;          /* rank that aborts when two others have come to rank 0; rank 4 does not call */
     _Atomic pid_t pids[NRANKS];
     _Atomic int stopped, returned;
     ep_status status[NRANKS];
@@ -33,8 +35,9 @@ struct scenario {
 
 /* Of this process. */
 static struct scenario *leads_in;
-static tcp_acceptor_take_fn real_take;
-static _Atomic int taken;
+static _Thread_local tcp_acceptor_take_fn real_take;
+static _Atomic bool counts; /* not while a communicator is created */
+static _Atomic int taken;   /* connections that leaders have accepted */
 
 void __real_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
                               void *context);
@@ -43,7 +46,7 @@ void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_
 
 static void count_taken(void *context, const struct tcp_handshake *hs, int fd)
 {
-    taken++;
+    taken += atomic_load(&counts);
     real_take(context, hs, fd);
 }
 
@@ -51,12 +54,8 @@ static void count_taken(void *context, const struct tcp_handshake *hs, int fd)
 void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
                               void *context)
 {
-    if (!leads_in) {
-        __real_tcp_acceptor_step(acceptor, check, take, context);
-        return;
-    }
     real_take = take;
-    if (taken >= 2) {
+    if (leads_in && taken >= 2) {
         atomic_store(&leads_in->stopped, 1);
         raise(SIGSTOP);
     }
@@ -104,8 +103,10 @@ static int live(const ep_boot *boot, void *argument)
         atomic_fetch_add(&scenario->stopped, 1);
         raise(SIGSTOP);
     }
-    if (scenario->leader_stops && rank == 0)
+    if (scenario->leader_stops && rank == 0) {
         leads_in = scenario;
+        atomic_store(&counts, true);
+    }
     if (!scenario->leader_stops || rank == NRANKS - 1)
         wait_until(&scenario->stopped, n_stopped);
     shrink(scenario, comm);
@@ -187,6 +188,71 @@ static void a_leader_that_stops_while_it_waits_costs_no_more(void **state)
     expect_group(&(struct scenario){.network = "tcp", .leader_stops = true}, 2);
 }
 
+/* --- aborts ------------------------------------------------------------------------------------------------------- */
+
+static void *abort_when_they_wait(void *comm)
+{
+    wait_until(&taken, 2);
+    ep_comm_abort(comm);
+    return NULL;
+}
+
+static int live_beside_an_abort(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int rank = boot->rank;
+    ep_comm *comm = NULL;
+    pthread_t thread;
+
+    config.backend = "host";
+    config.timeout_ms = 120000;
+    config.network = "tcp";
+    config.ranks_per_node = 1;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    if (rank == scenario->aborts && pthread_create(&thread, NULL, abort_when_they_wait, comm) != 0)
+        return 2;
+    if (rank == 0)
+        atomic_store(&counts, true);
+    if (rank < 3)
+        shrink(scenario, comm);
+    if (rank == scenario->aborts)
+        pthread_join(thread, NULL);
+    atomic_fetch_add(&scenario->returned, 1);
+    wait_until(&scenario->returned, NRANKS);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* Of any rank, on whatever host, and whether it takes part in the shrink or not. */
+static void an_abort_wakes_all_between_hosts(void **state)
+{
+    (void)state;
+    for (int aborts = 0; aborts < NRANKS; aborts++) {
+        struct scenario scenario = {.aborts = aborts};
+        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+        ep_rank_exit exits[NRANKS];
+        char expected[64];
+
+        atomic_store(&counts, false);
+        atomic_store(&taken, 0);
+        launch.mode = EP_LAUNCH_THREADS;
+        launch.nranks = NRANKS;
+        launch.run = live_beside_an_abort;
+        launch.argument = &scenario;
+        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        snprintf(expected, sizeof(expected), "ep_comm_shrink: rank %d called ep_comm_abort", aborts);
+        for (int rank = 0; rank < NRANKS; rank++)
+            assert_int_equal(exits[rank].code, 0);
+        for (int rank = 0; rank < 3; rank++) {
+            assert_int_equal(scenario.status[rank], EP_E_ABORTED);
+            assert_string_equal(scenario.text[rank], expected);
+            assert_int_equal(scenario.deadlines[rank], 0);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -195,6 +261,7 @@ int main(void)
         cmocka_unit_test(a_stopped_leader_costs_two_between_hosts),
         cmocka_unit_test(each_further_one_costs_one_more),
         cmocka_unit_test(a_leader_that_stops_while_it_waits_costs_no_more),
+        cmocka_unit_test(an_abort_wakes_all_between_hosts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
