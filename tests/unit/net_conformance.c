@@ -261,7 +261,7 @@ static unsigned char gone_value(size_t k)
     return (unsigned char)(k * 7 + 3);
 }
 
-/* All that this rank sends has left; then it goes without a word, as when its group has failed. */
+/* Sends to all ranks of the other block, and goes when that has left. */
 static void send_and_go(const struct conformance *c, struct ep_net *net)
 {
     static unsigned char data[GONE_BYTES];
@@ -282,35 +282,36 @@ static void send_and_go(const struct conformance *c, struct ep_net *net)
             left += step[rank] < 2 || !net->ops->flush_test(net, rank, 0);
         }
     }
-    net->hurries = true;
     net->ops->free(net);
 }
 
 /*
- * What the rank that goes has sent is there when its signal is, and its signal before it is said to have ended. It is
- * the only one of which that is said, and it has not died. true: no more is to come.
+ * What the rank that goes has sent is there when its signal is, and its signal (`sends`: there is one) before it is
+ * said to have ended. It is the only one of which that is said, and it has not died. true: no more is to come.
  */
-static bool has_gone(const struct conformance *c, struct ep_net *net)
+static bool has_gone(const struct conformance *c, struct ep_net *net, bool sends)
 {
     bool ended = net->ops->ended && net->ops->ended(net, GOES);
 
-    CHECK(net->signals[GOES] <= 1);
-    CHECK(!ended || net->signals[GOES] == 1);
+    CHECK(net->signals[GOES] <= sends);
+    CHECK(!ended || net->signals[GOES] == sends);
     for (int rank = 0; rank < NRANKS; rank++) {
         bool wanted = rank / 2 != c->boot->rank / 2;
 
         CHECK(!wanted || rank == GOES || !net->ops->ended || !net->ops->ended(net, rank));
         CHECK(!wanted || !net->ops->lost || !net->ops->lost(net, rank));
     }
-    if (net->signals[GOES] == 0)
+    if (net->signals[GOES] < sends)
         return false;
-    for (size_t k = 0; k < GONE_BYTES; k++)
+    for (size_t k = 0; sends && k < GONE_BYTES; k++)
         CHECK(net->region[(size_t)GOES * GONE_BYTES + k] == gone_value(k));
     return ended || !net->ops->ended;
 }
 
-/* One byte to each rank of the other block that stays, and one of it. wants_gone: and until GOES has gone. */
-static void talk_beside(const struct conformance *c, struct ep_net *net, unsigned char round, bool wants_gone)
+enum awaited { NOTHING, ITS_END, ALL_THAT_IT_SENT }; /* of the rank that goes */
+
+/* One byte to each rank of the other block that stays, and one of it. */
+static void talk_beside(const struct conformance *c, struct ep_net *net, unsigned char round, enum awaited awaited)
 {
     static const unsigned char marks[NRANKS] = {11, 22, 33, 44};
     uint64_t deadline = ep_deadline_ns(PATIENT_MS);
@@ -321,7 +322,7 @@ static void talk_beside(const struct conformance *c, struct ep_net *net, unsigne
     while (left) {
         CHECK(ep_now_ns() < deadline);
         advance(c, net);
-        left = wants_gone && !has_gone(c, net);
+        left = awaited && !has_gone(c, net, awaited == ALL_THAT_IT_SENT);
         for (int rank = 0; rank < NRANKS; rank++) {
             size_t place = (size_t)rank * GONE_BYTES + round;
 
@@ -353,7 +354,7 @@ static void send_after_it(const struct conformance *c, struct ep_net *net)
  * Every rank talks to every one of the other block of ranks. One goes: what it has sent arrives, where the engine can
  * tell it names that rank and no other, and the others go on.
  */
-static void test_rank_that_goes(const struct conformance *c)
+static void let_one_go(const struct conformance *c, bool sends)
 {
     struct ep_net_params params = {.rank = c->boot->rank,
                                    .nranks = NRANKS,
@@ -365,23 +366,38 @@ static void test_rank_that_goes(const struct conformance *c)
                                    .n_signals = NRANKS,
                                    .timeout_ms = PATIENT_MS,
                                    .boot = c->boot};
-    bool hears = c->boot->rank / 2 != GOES / 2;
+    enum awaited awaited = c->boot->rank / 2 == GOES / 2 ? NOTHING : sends ? ALL_THAT_IT_SENT : ITS_END;
     char mine = 0, all[NRANKS];
     struct ep_net *net = NULL;
 
     CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
     if (c->boot->rank == GOES) {
-        send_and_go(c, net);
+        net->hurries = !sends;
+        if (sends)
+            send_and_go(c, net);
+        else
+            net->ops->free(net);
         CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
         return;
     }
-    talk_beside(c, net, 0, hears);
-    if (hears && net->ops->ended)
+    talk_beside(c, net, 0, awaited);
+    if (awaited && net->ops->ended)
         send_after_it(c, net);
-    talk_beside(c, net, 1, hears);
+    talk_beside(c, net, 1, awaited);
     CHECK(net->broken_by == 0);
     CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
     net->ops->free(net);
+}
+
+static void test_rank_that_goes(const struct conformance *c)
+{
+    let_one_go(c, true);
+}
+
+/* As when its group has failed, and before it has sent anything. */
+static void test_rank_that_goes_in_a_hurry(const struct conformance *c)
+{
+    let_one_go(c, false);
 }
 
 /*
@@ -430,6 +446,7 @@ void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *
         {"out of range", test_out_of_range},
         {"disagreement", test_disagreement},
         {"a rank that goes", test_rank_that_goes},
+        {"a rank that goes in a hurry", test_rank_that_goes_in_a_hurry},
         {"a group that is left", test_group_that_is_left},
     };
 
