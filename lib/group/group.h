@@ -45,7 +45,7 @@
 /* What a rank is waiting for or doing; the names are what error texts show. */
 #define HOST_PHASES(X)                                                                                                 \
     X(HOST_IDLE, "outside of any call")                                                                                \
-    X(HOST_OPEN, "creation: meeting")                                                                                  \
+    X(HOST_OPEN, "creation: rendezvous")                                                                               \
     X(HOST_BARRIER, "barrier")                                                                                         \
     X(HOST_GATHER, "all-gather")                                                                                       \
     X(HOST_PLAN_BOARD, "plan: earlier counts read")                                                                    \
@@ -342,7 +342,7 @@ ep_status host_pause_check(struct host_pause *pause, int rank);
 void host_pause_end(struct host_pause *pause);
 
 /* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
-void host_nap(struct host_comm *host, uint32_t seen);
+void host_wait_doorbell(struct host_comm *host, uint32_t seen);
 
 /* Says for whom this rank waits, and that it looks around; returns the time. For waits without a host_pause, too. */
 uint64_t host_note_wait(struct host_comm *host, int rank, enum host_phase phase);
@@ -362,13 +362,13 @@ void host_ring_all(struct host_comm *host);
 ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, enum host_phase phase);
 
 /* Publishes a failure and wakes everybody; returns `status` with text. */
-ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
+ep_status host_raise(struct host_comm *host, ep_status status, int failed_rank, enum host_phase phase);
 /*
  * The same for a status whose text is the thread's last error: keeps that text, which the peers hear as well, unless
- * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `culprit` is, unless
- * that is a peer that could not hand out its segment. The text names the rank that failed before any other.
+ * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `failed_rank` is,
+ * unless that is a peer that could not hand out its segment. The text names the rank that failed before any other.
  */
-ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
+ep_status host_raise_own(struct host_comm *host, ep_status status, int failed_rank, enum host_phase phase);
 
 /* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
 ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value);

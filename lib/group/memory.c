@@ -394,7 +394,7 @@ ep_status host_find_fate(const struct host_comm *host, int rank)
 {
     const struct host_control *control = host->peers[rank].control;
     uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
-    struct timespec nap = {.tv_nsec = 1000000};
+    struct timespec backoff = {.tv_nsec = 1000000};
     bool unseen = host->peers[rank].process.pidfd < 0 && !host->peers[rank].process.pid && !control;
 
     for (;;) {
@@ -407,7 +407,7 @@ ep_status host_find_fate(const struct host_comm *host, int rank)
         /* Where the group has failed already, that explains it. */
         if (over || host->peers[rank].same_process || atomic_load(&host_arbiter(host)->group_failure))
             return EP_OK;
-        nanosleep(&nap, NULL);
+        nanosleep(&backoff, NULL);
     }
 }
 

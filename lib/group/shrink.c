@@ -169,7 +169,7 @@ static uint32_t find_vote(struct shrink *s)
             return HOST_VOTE_LOCKED;
         if ((views.agreed && !shrink_is_out(s, me)) || stale || (late && !enough))
             return give_up(EP_E_TIMEOUT, count.missing < 0 ? me : count.missing);
-        host_nap(s->host, seen);
+        host_wait_doorbell(s->host, seen);
     }
 }
 

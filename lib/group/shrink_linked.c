@@ -291,7 +291,7 @@ static ep_status await_joins(struct linked *l, int *ret_failed_rank)
     }
 }
 
-/* After the status of this rank's wait: what all that have come are told. */
+/* After the status of this rank's wait: what goes to all that have come. */
 static void decide(struct linked *l, ep_status status, int failed_rank)
 {
     l->decision = (struct decision){.status = (int32_t)status, .failed_rank = failed_rank};

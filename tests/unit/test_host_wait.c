@@ -336,9 +336,9 @@ static void abort_wakes_a_sleeper(void **state)
     assert_int_equal(wait_for(group, 1), EP_E_ABORTED);
     assert_non_null(strstr(ep_last_error(), "rank 2 called ep_comm_abort"));
     pthread_join(thread, NULL);
-    /* A nap is a nap, whatever has become of the group. */
+    /* It sleeps, whatever has become of the group. */
     begin = ep_now_ns();
-    host_nap(host_of(group->comms[0]), host_doorbell(host_of(group->comms[0])));
+    host_wait_doorbell(host_of(group->comms[0]), host_doorbell(host_of(group->comms[0])));
     assert_true(ep_now_ns() - begin > 5000000u);
 }
 

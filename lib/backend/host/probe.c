@@ -49,7 +49,7 @@ static size_t channel_bytes(size_t bytes, int channel, int channels)
 /* A channel to a peer in this turn. */
 struct flow {
     size_t at;
-    bool told;
+    bool signalled;
 };
 
 /* The next puts of one channel, then the signal; true: something has gone. */
@@ -68,9 +68,9 @@ static bool push_flow(struct ep_net_probe *probe, int peer, int channel, struct 
         flow->at += (size_t)probe->channels * EP_NET_PROBE_CHUNK;
         moved = true;
     }
-    if (!flow->told) {
-        flow->told = net->ops->signal(net, peer, channel, (uint32_t)(slot_there * probe->channels + channel), 1);
-        moved |= flow->told;
+    if (!flow->signalled) {
+        flow->signalled = net->ops->signal(net, peer, channel, (uint32_t)(slot_there * probe->channels + channel), 1);
+        moved |= flow->signalled;
     }
     return moved;
 }
@@ -85,9 +85,9 @@ static ep_status puts_pass(struct ep_net_probe *probe, struct flow *flows, bool 
     for (int i = 0; i < probe->npeers * probe->channels; i++) {
         int peer = ep_net_peer(net->node, i / probe->channels), channel = i % probe->channels;
 
-        if (!flows[i].told)
+        if (!flows[i].signalled)
             *ret_moved |= push_flow(probe, peer, channel, &flows[i]);
-        if (!flows[i].told || !net->ops->flush_test(net, peer, channel) || net->signals[i] < probe->turns)
+        if (!flows[i].signalled || !net->ops->flush_test(net, peer, channel) || net->signals[i] < probe->turns)
             *ret_waiting = peer;
     }
     return EP_OK;
