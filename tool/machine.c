@@ -32,6 +32,14 @@ json_t *machine_describe(void)
     return machine;
 }
 
+void machine_print_bytes(double bytes, char ret_text[MACHINE_BYTES_TEXT])
+{
+    if (bytes < (1 << 30))
+        snprintf(ret_text, MACHINE_BYTES_TEXT, "%.0f MiB", bytes / (1 << 20));
+    else
+        snprintf(ret_text, MACHINE_BYTES_TEXT, "%.1f GiB", bytes / (1 << 30));
+}
+
 void machine_sentence(const json_t *machine, char *ret_text, size_t bytes)
 {
     const char *cpu = json_string_value(json_object_get(machine, "cpu"));

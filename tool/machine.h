@@ -35,6 +35,9 @@ void machine_limits(const char *root, struct machine_limits *ret_limits);
 
 /* Memory and cores that this process may use: of the machine, of its affinity, of its control groups. */
 uint64_t machine_memory_bytes(void);
+/* "1.5 GiB", "96 MiB". */
+#define MACHINE_BYTES_TEXT 32
+void machine_print_bytes(double bytes, char ret_text[MACHINE_BYTES_TEXT]);
 int machine_cores(void);
 
 /* "AMD EPYC, 2 cores, 23.5 GiB, no GPU": one line for people. */

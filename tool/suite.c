@@ -129,13 +129,16 @@ static const char *check_memory(const struct suite_request *request, int nranks,
 {
     double there = (double)machine_memory_bytes();
     double needed = least_bytes(request, nranks);
+    char needed_text[MACHINE_BYTES_TEXT], there_text[MACHINE_BYTES_TEXT];
 
     /* Ranks of mpirun may be on several machines. */
     if (needed < 0.9 * there || ranks_world_rank() >= 0)
         return NULL;
+    machine_print_bytes(needed, needed_text);
+    machine_print_bytes(there, there_text);
     snprintf(buffer, buffer_bytes,
-             "%d rank%s with these sizes need%s at least %.0f GiB of memory, and this machine has %.0f GiB", nranks,
-             nranks == 1 ? "" : "s", nranks == 1 ? "s" : "", needed / (1 << 30), there / (1 << 30));
+             "%d rank%s with these sizes need%s at least %s of memory, and this machine has %s for them", nranks,
+             nranks == 1 ? "" : "s", nranks == 1 ? "s" : "", needed_text, there_text);
     return buffer;
 }
 

@@ -172,6 +172,8 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * for one more deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that
  * come later. So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are
  * stopped, end them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
+ * Over the networks "tcp" and "verbs" the lowest rank that answers leads: there one more deadline for each lower rank
+ * that does not, and three more for each that stops answering while it runs.
  * A rank that is left out while it waits learns the outcome within three deadlines, and ten more while the others make
  * their group. Without sockets between nodes the ranks make at most 32 attempts on one communicator, in all calls; each
  * call makes at least one, and one that finds none left fails with EP_E_TIMEOUT.

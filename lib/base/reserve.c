@@ -21,8 +21,14 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Pages are taken in pieces, so that ranks that allocate at the same time see what the others have taken. */
+/*
+ * Pages are taken in pieces, so that ranks that allocate at the same time see what the others have taken: small parts
+ * of what is left. Ranks that took the last page of a cgroup at once would all be refused, but until they have given
+ * back what they got the OOM killer ends whoever touches memory of any kind.
+ */
 #define CHUNK_BYTES ((size_t)64 << 20)
+#define CHUNK_LEAST_BYTES ((size_t)128 << 10)
+#define CHUNK_PARTS 64
 /* A signal makes fallocate() undo the piece that it is at: after that it takes small ones with signals blocked. */
 #define CHUNK_BLOCKED_BYTES ((size_t)4 << 20)
 /* Not worth a look at the limits. All allocations of a rank below this fit into what the check leaves as margin. */
@@ -250,16 +256,45 @@ static void allow(uint64_t left)
     atomic_store(&allowance.generation, ep_process_generation());
 }
 
+/* The kernel's own records of the pages come on top. */
+static size_t need_of(size_t bytes)
+{
+    return bytes + bytes / 256 + MARGIN_BYTES;
+}
+
+/* A small one, or one that an earlier look allowed. */
+static bool needs_no_look(size_t bytes)
+{
+    return bytes < SMALL_BYTES ||
+           (bytes <= ALLOWANCE_MOST_BYTES && is_allowed((int64_t)(need_of(bytes) - MARGIN_BYTES)));
+}
+
+static ep_status look(size_t bytes, uint64_t *ret_least)
+{
+    EP_TRY(check_limits(bytes, need_of(bytes), ret_least));
+    allow(left_of(*ret_least, need_of(bytes)));
+    return EP_OK;
+}
+
 ep_status ep_reserve_check(size_t bytes)
 {
-    /* The kernel's own records of the pages come on top. */
-    size_t need = bytes + bytes / 256 + MARGIN_BYTES;
     uint64_t least;
 
-    if (bytes < SMALL_BYTES || (bytes <= ALLOWANCE_MOST_BYTES && is_allowed((int64_t)(need - MARGIN_BYTES))))
+    return needs_no_look(bytes) ? EP_OK : look(bytes, &least);
+}
+
+/* *bytes: lowered to what may be taken before the next look. */
+static ep_status look_for_piece(size_t *bytes)
+{
+    uint64_t least, part;
+
+    if (needs_no_look(*bytes))
         return EP_OK;
-    EP_TRY(check_limits(bytes, need, &least));
-    allow(left_of(least, need));
+    EP_TRY(look(*bytes, &least));
+    part = least / CHUNK_PARTS;
+    part = part > CHUNK_LEAST_BYTES ? part & ~(CHUNK_LEAST_BYTES - 1) : CHUNK_LEAST_BYTES;
+    if (*bytes > part)
+        *bytes = (size_t)part;
     return EP_OK;
 }
 
@@ -395,7 +430,7 @@ static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool ask, si
         int result;
 
         if (ask)
-            EP_TRY(ep_reserve_check(piece));
+            EP_TRY(look_for_piece(&piece));
         result = blocked ? allocate_blocked(fd, offset + done, piece)
                          : fallocate(fd, 0, (off_t)(offset + done), (off_t)piece);
         if (result == 0) {
@@ -424,8 +459,7 @@ ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
     ep_status status;
     size_t done;
 
-    if (bytes > CHUNK_BYTES)
-        EP_TRY(ep_reserve_check(bytes)); /* before anything is taken from others */
+    EP_TRY(ep_reserve_check(bytes)); /* before anything is taken from others */
     status = allocate_file(fd, offset, bytes, true, &done);
     return status == EP_E_UNSUPPORTED ? reserve_by_writing(fd, offset + done, bytes - done) : status;
 }

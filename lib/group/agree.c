@@ -111,11 +111,11 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
 
 ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine)
 {
-    int nranks = comm->nranks, owner_failed = host_owner_failed;
+    int nranks = comm->nranks, owner = host_take_failed_owner();
     struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
     ep_status status;
 
-    host_verdict_make(&own, call, mine, owner_failed ? owner_failed - 1 : comm->rank);
+    host_verdict_make(&own, call, mine, owner >= 0 ? owner : comm->rank);
     if (!all)
         return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, nranks);
     status = host_allgather(comm, &own, sizeof(own), all);
@@ -174,7 +174,7 @@ ep_status host_ll_exchange(ep_ll *ll, ep_status mine, const struct host_where *w
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    host_owner_failed = 0;
+    (void)host_take_failed_owner(); /* of an earlier failure: the peers have handed out nothing yet */
     host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
     status = host_allgather(ll->comm, &hello, sizeof(hello), all);
     if (status == EP_OK)

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What ranks tell each other when they meet. */
+/* What ranks send each other in the rendezvous. */
 struct identity {
     struct host_verdict verdict; /* of what the rank has done by itself */
     struct ep_shm_name control;
@@ -38,7 +38,7 @@ struct introduction {
     const struct identity *mine;
     bool asks;            /* some segment can only come over a socket */
     uint64_t deadline_ns; /* for all that comes over sockets */
-    int culprit;          /* of a failure */
+    int failed_rank;      /* of a failure */
 };
 
 static bool same_node(const struct host_comm *host, int rank)
@@ -60,13 +60,13 @@ static bool may_share_host(const struct identity *a, const struct identity *b)
 }
 
 /* Out of reach: another host for all that follows, unless it has to be of this node. */
-static ep_status set_apart(struct introduction *meeting, int rank, const char *why)
+static ep_status set_apart(struct introduction *intro, int rank, const char *why)
 {
-    meeting->host->one_host = false;
-    if (!same_node(meeting->host, rank))
+    intro->host->one_host = false;
+    if (!same_node(intro->host, rank))
         return EP_OK;
     return ep_fail(EP_E_ARG, "ep_comm_new: rank %d and rank %d are of one node (ranks_per_node is %d) but %s",
-                   meeting->host->comm->rank, rank, meeting->host->comm->ranks_per_node, why);
+                   intro->host->comm->rank, rank, intro->host->comm->ranks_per_node, why);
 }
 
 static void took_control(struct host_peer *peer)
@@ -75,42 +75,42 @@ static void took_control(struct host_peer *peer)
 }
 
 /* By what this process may do alone. Otherwise it asks for a socket. */
-static ep_status attach_peer(struct introduction *meeting, int rank, const struct identity *theirs)
+static ep_status attach_peer(struct introduction *intro, int rank, const struct identity *theirs)
 {
-    struct host_peer *peer = &meeting->host->peers[rank];
+    struct host_peer *peer = &intro->host->peers[rank];
     struct ep_shm_owner owner = {.process = &peer->process};
     ep_status status;
 
-    if (rank == meeting->host->comm->rank) {
-        peer->control = meeting->host->control;
+    if (rank == intro->host->comm->rank) {
+        peer->control = intro->host->control;
         return EP_OK;
     }
-    if (is_apart(meeting->host, rank) || !may_share_host(meeting->mine, theirs))
-        return set_apart(meeting, rank, "live on different hosts");
-    if (theirs->control.bytes != meeting->host->shm.bytes || theirs->control.process != theirs->process.key)
+    if (is_apart(intro->host, rank) || !may_share_host(intro->mine, theirs))
+        return set_apart(intro, rank, "live on different hosts");
+    if (theirs->control.bytes != intro->host->shm.bytes || theirs->control.process != theirs->process.key)
         return ep_fail(EP_E_MISMATCH,
                        "ep_comm_new: what rank %d has published is damaged: a control block of %llu bytes", rank,
                        (unsigned long long)theirs->control.bytes);
     peer->key = theirs->process.key;
-    peer->same_process = theirs->process.key == meeting->mine->process.key;
+    peer->same_process = theirs->process.key == intro->mine->process.key;
     status = peer->same_process ? EP_OK : ep_process_open(&theirs->process, &peer->process);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_comm_new: rank %d needs a descriptor for each other rank, for rank %d: ",
-                              meeting->host->comm->rank, rank);
+                              intro->host->comm->rank, rank);
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         took_control(peer);
         return EP_OK;
     }
-    if (host_peer_dead(meeting->host, rank)) {
-        meeting->culprit = rank;
+    if (host_peer_dead(intro->host, rank)) {
+        intro->failed_rank = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
     if (status != EP_E_UNSUPPORTED && status != EP_E_STATE)
         return ep_fail_prefix(
-            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", meeting->host->comm->rank, rank);
+            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->host->comm->rank, rank);
     /* One that is just ending, too: the next all-gather knows. */
-    meeting->asks = true;
+    intro->asks = true;
     return EP_OK;
 }
 
@@ -123,56 +123,56 @@ static int left_ms(uint64_t deadline_ns)
 }
 
 /* What attach_peer() has left open, over the peer's socket. */
-static ep_status attach_by_socket(struct introduction *meeting, int rank, const struct identity *theirs)
+static ep_status attach_by_socket(struct introduction *intro, int rank, const struct identity *theirs)
 {
-    struct host_peer *peer = &meeting->host->peers[rank];
+    struct host_peer *peer = &intro->host->peers[rank];
     bool at_owner = false;
     struct ep_shm_owner owner = {.process = &peer->process,
                                  .address = &peer->address,
-                                 .timeout_ms = left_ms(meeting->deadline_ns),
+                                 .timeout_ms = left_ms(intro->deadline_ns),
                                  .ret_at_owner = &at_owner};
     ep_status status;
     char text[EP_ERROR_TEXT_BYTES];
 
-    meeting->culprit = meeting->host->comm->rank;
-    if (peer->control || is_apart(meeting->host, rank) || !may_share_host(meeting->mine, theirs))
+    intro->failed_rank = intro->host->comm->rank;
+    if (peer->control || is_apart(intro->host, rank) || !may_share_host(intro->mine, theirs))
         return EP_OK;
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         took_control(peer);
         if (peer->process.pidfd >= 0)
             return EP_OK;
-        owner.timeout_ms = left_ms(meeting->deadline_ns);
+        owner.timeout_ms = left_ms(intro->deadline_ns);
         status = ep_shm_request_pidfd(&owner, &peer->process.pidfd);
         /* It has none: then nobody can tell whether it lives. */
         if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
             return EP_OK;
         if (status == EP_E_UNSUPPORTED) {
-            meeting->culprit = rank;
+            intro->failed_rank = rank;
             return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died: the socket that handed out its memory is gone",
                            rank);
         }
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
     if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
-        host_find_fate(meeting->host, rank) == EP_E_PEER_DEAD) {
-        meeting->culprit = rank;
+        host_find_fate(intro->host, rank) == EP_E_PEER_DEAD) {
+        intro->failed_rank = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
     if (status == EP_E_TIMEOUT || status == EP_E_STATE || status == EP_E_UNSUPPORTED || at_owner)
-        meeting->culprit = rank;
+        intro->failed_rank = rank;
     if (status == EP_E_UNSUPPORTED)
-        return set_apart(meeting, rank, text);
-    if (meeting->culprit == rank)
+        return set_apart(intro, rank, text);
+    if (intro->failed_rank == rank)
         return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
     return ep_fail_prefix(
-        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", meeting->host->comm->rank, rank);
+        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->host->comm->rank, rank);
 }
 
 /* All ranks hand out their segments, because some rank can get at some segment in no other way. */
-static ep_status meet_by_socket(struct introduction *meeting, const ep_boot *boot, const struct identity *all)
+static ep_status rendezvous_by_socket(struct introduction *intro, const ep_boot *boot, const struct identity *all)
 {
-    struct host_comm *host = meeting->host;
+    struct host_comm *host = intro->host;
     struct offer {
         struct host_verdict verdict;
         struct ep_shm_address address;
@@ -195,12 +195,12 @@ static ep_status meet_by_socket(struct introduction *meeting, const ep_boot *boo
     if (status != EP_OK)
         goto free_offers;
     /* Peers wait for this rank in the next all-gather, and must not blame it for one that is stopped. */
-    meeting->deadline_ns = ep_deadline_ns(timeout_ms / 2);
+    intro->deadline_ns = ep_deadline_ns(timeout_ms / 2);
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
         host->peers[rank].address = offers[rank].address;
-        status = attach_by_socket(meeting, rank, &all[rank]);
+        status = attach_by_socket(intro, rank, &all[rank]);
     }
-    status = host_agree_about(boot, timeout_ms, status, meeting->culprit, &asks);
+    status = host_agree_about(boot, timeout_ms, status, intro->failed_rank, &asks);
 free_offers:
     if (offers != few)
         free(offers);
@@ -208,11 +208,11 @@ free_offers:
 }
 
 /* `host` NULL: this rank has failed with `mine_status` already, and takes part to say so. */
-static ep_status meet(struct host_comm *host, const ep_boot *boot, int timeout_ms, ep_status mine_status)
+static ep_status rendezvous(struct host_comm *host, const ep_boot *boot, int timeout_ms, ep_status mine_status)
 {
     struct identity mine, few[FEW], *all = few;
     char before[EP_ERROR_TEXT_BYTES];
-    struct introduction meeting = {.host = host, .mine = &mine, .culprit = boot->rank};
+    struct introduction intro = {.host = host, .mine = &mine, .failed_rank = boot->rank};
     ep_status status = mine_status;
 
     memset(&mine, 0, sizeof(mine));
@@ -234,10 +234,10 @@ static ep_status meet(struct host_comm *host, const ep_boot *boot, int timeout_m
     host->one_host = true;
     snprintf(before, sizeof(before), "%s", ep_last_error());
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
-        status = attach_peer(&meeting, rank, &all[rank]);
-    status = host_agree_about(boot, timeout_ms, status, meeting.culprit, &meeting.asks);
-    if (status == EP_OK && meeting.asks)
-        status = meet_by_socket(&meeting, boot, all);
+        status = attach_peer(&intro, rank, &all[rank]);
+    status = host_agree_about(boot, timeout_ms, status, intro.failed_rank, &intro.asks);
+    if (status == EP_OK && intro.asks)
+        status = rendezvous_by_socket(&intro, boot, all);
     /* A way that was closed is no failure when another one is open. */
     if (status == EP_OK)
         ep_fail(EP_OK, "%s", before);
@@ -393,9 +393,9 @@ ep_status host_group_open(ep_comm *comm, const ep_boot *boot, const struct host_
     ep_status status;
 
     if (!host)
-        return meet(NULL, boot, timeout_ms, ep_fail(EP_E_MEMORY, "ep_comm_new: no memory"));
+        return rendezvous(NULL, boot, timeout_ms, ep_fail(EP_E_MEMORY, "ep_comm_new: no memory"));
     host->backend = backend;
-    status = meet(host, boot, timeout_ms, prepare(host, comm));
+    status = rendezvous(host, boot, timeout_ms, prepare(host, comm));
     if (status != EP_OK)
         goto close;
     host->arbiter = find_arbiter(host);

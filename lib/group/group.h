@@ -45,7 +45,7 @@
 /* What a rank is waiting for or doing; the names are what error texts show. */
 #define HOST_PHASES(X)                                                                                                 \
     X(HOST_IDLE, "outside of any call")                                                                                \
-    X(HOST_OPEN, "creation: meeting")                                                                                  \
+    X(HOST_OPEN, "creation: rendezvous")                                                                               \
     X(HOST_BARRIER, "barrier")                                                                                         \
     X(HOST_GATHER, "all-gather")                                                                                       \
     X(HOST_PLAN_BOARD, "plan: earlier counts read")                                                                    \
@@ -66,7 +66,9 @@
     X(HOST_LL_BARRIER, "low-latency barrier")                                                                          \
     X(HOST_SHRINK, "shrink: survivors")                                                                                \
     X(HOST_AFTER, "waiting for the event of ep_stream_wait")                                                           \
-    X(HOST_ATTACH, "mapping memory of a peer")
+    X(HOST_ATTACH, "mapping memory of a peer")                                                                         \
+    X(HOST_PROBE_PUTS, "network probe: puts")                                                                          \
+    X(HOST_PROBE_SOCKETS, "network probe: plain sockets")
 
 enum host_phase {
 #define HOST_PHASE_ENUM(name, text) name,
@@ -176,6 +178,7 @@ struct host_remote {
     _Atomic uint32_t lost;       /* it has died, or its control link has ended without a farewell */
     _Atomic uint64_t reason_for; /* as in its control block */
     char reason[HOST_REASON_BYTES];
+    _Atomic uint32_t aborts;   /* as in its control block: also those behind a failure, which come as none */
     _Atomic uint32_t excludes; /* a shrink has passed there without this rank */
 };
 
@@ -226,7 +229,8 @@ struct host_comm {
     struct ep_net_provider provider;
     struct host_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
     struct host_link *link;
-    int link_event; /* wakes its thread; -1: there is none */
+    int link_event;       /* wakes its thread; -1: there is none */
+    int shrink_deadlines; /* that this rank has waited out in its calls of ep_comm_shrink; of all-gathers none */
 
     pthread_mutex_t memory_lock; /* allocations: the caller's thread and the worker */
     struct host_allocation allocations[HOST_SLOTS];
@@ -306,9 +310,6 @@ ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine);
 ep_status host_ll_exchange(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all);
 
 /* wait.c */
-/* 1 + the peer that could not hand out a segment when this thread asked last, 0: none. Jobs of a queue ask beside the
- * caller's thread. */
-extern _Thread_local int host_owner_failed;
 /* Copies a reason that a peer may be overwriting: it ends within its bytes and holds no control characters. */
 void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES]);
 
@@ -336,10 +337,12 @@ void host_pause_reset(struct host_pause *pause);
  * `rank` is waited for. Sleeps until the doorbell rings or a while passes; otherwise the failure.
  */
 ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank);
+/* The same without the sleep, for who sleeps elsewhere: at least every 20 ms. */
+ep_status host_pause_check(struct host_pause *pause, int rank);
 void host_pause_end(struct host_pause *pause);
 
 /* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
-void host_nap(struct host_comm *host, uint32_t seen);
+void host_wait_doorbell(struct host_comm *host, uint32_t seen);
 
 /* Says for whom this rank waits, and that it looks around; returns the time. For waits without a host_pause, too. */
 uint64_t host_note_wait(struct host_comm *host, int rank, enum host_phase phase);
@@ -359,13 +362,13 @@ void host_ring_all(struct host_comm *host);
 ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, enum host_phase phase);
 
 /* Publishes a failure and wakes everybody; returns `status` with text. */
-ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
+ep_status host_raise(struct host_comm *host, ep_status status, int failed_rank, enum host_phase phase);
 /*
  * The same for a status whose text is the thread's last error: keeps that text, which the peers hear as well, unless
- * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `culprit` is, unless
- * that is a peer that could not hand out its segment. The text names the rank that failed before any other.
+ * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `failed_rank` is,
+ * unless that is a peer that could not hand out its segment. The text names the rank that failed before any other.
  */
-ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
+ep_status host_raise_own(struct host_comm *host, ep_status status, int failed_rank, enum host_phase phase);
 
 /* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
 ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value);
@@ -476,6 +479,12 @@ ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_w
  */
 ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
                       struct ep_shm *ret_shm);
+/*
+ * The peer that could not hand out a segment when this thread asked last; -1: none. Forgets it, so that a later failure
+ * is not blamed on it: who reports a failure calls it, and who begins a step of creation. Jobs of a queue ask beside
+ * the caller's thread.
+ */
+int host_take_failed_owner(void);
 /* What became of a rank whose segment cannot be had: EP_OK if nothing shows. Waits a moment for one that is ending. */
 ep_status host_find_fate(const struct host_comm *host, int rank);
 /* Unmaps what the peers have freed. */

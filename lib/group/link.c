@@ -33,6 +33,7 @@ struct line {
     int rank;
     uint64_t heartbeat_ns; /* when the next one is due */
     bool said_failure, said_left, said_shrunk;
+    uint32_t said_aborts; /* of all ranks of the node */
     unsigned char *out;
     size_t out_used, out_at;
     struct link_reader reader;
@@ -65,6 +66,7 @@ static void take_heartbeat(struct line *line, const struct link_entry *entries)
 
         atomic_store(&remote->beat_ns, age_ns < now ? now - age_ns : 0);
         atomic_store(&remote->waiting, entries[i].waiting);
+        atomic_store(&remote->aborts, entries[i].aborts);
         if (entries[i].flags & LINK_RANK_LEFT)
             atomic_store(&remote->left, 1);
         if (entries[i].flags & LINK_RANK_DEAD)
@@ -149,16 +151,27 @@ static void queue(struct line *line, enum link_kind kind, const void *payload, s
     line->out_at = 0;
 }
 
+static uint32_t count_aborts(const struct host_comm *host)
+{
+    uint32_t n = 0;
+
+    for (int i = 0; i < host->nlocal; i++)
+        n += atomic_load(&host->peers[host->first + i].control->aborts);
+    return n;
+}
+
 static void queue_heartbeat(struct line *line, uint64_t now)
 {
     struct host_comm *host = line->link->host;
 
+    line->said_aborts = count_aborts(host);
     for (int i = 0; i < host->nlocal; i++) {
         const struct host_control *control = host->peers[host->first + i].control;
         uint64_t beat_ns = atomic_load(&control->beat_ns), age_ms = now > beat_ns ? (now - beat_ns) / 1000000u : 0;
         struct link_entry entry = {.waiting = atomic_load(&control->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
-                                   .flags = atomic_load(&control->left) ? LINK_RANK_LEFT : 0};
+                                   .flags = atomic_load(&control->left) ? LINK_RANK_LEFT : 0,
+                                   .aborts = atomic_load(&control->aborts)};
 
         if (i != host->local && host_peer_dead(host, host->first + i))
             entry.flags |= LINK_RANK_DEAD;
@@ -206,7 +219,7 @@ static bool choose(struct line *line, uint64_t now)
         if (atomic_load(&link->host->control->left))
             queue(line, LINK_LEFT, NULL, 0);
         line->said_left = true;
-    } else if (now >= line->heartbeat_ns) {
+    } else if (now >= line->heartbeat_ns || line->said_aborts != count_aborts(link->host)) {
         queue_heartbeat(line, now);
     } else {
         return false;

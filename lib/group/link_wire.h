@@ -25,7 +25,7 @@ struct link_entry {
     uint32_t waiting; /* host_control.waiting */
     uint32_t age_ms;  /* since the rank last looked around; UINT32_MAX: long ago */
     uint32_t flags;
-    uint32_t unused;
+    uint32_t aborts; /* host_control.aborts */
 };
 
 struct link_failure {

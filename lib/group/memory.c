@@ -18,6 +18,8 @@
 /* A process that is being ended has no descriptors some time before it is dead. */
 #define ENDING_MS 1000
 
+static _Thread_local int failed_owner = -1;
+
 /* Tells the peers of a segment, in a slot of its own. Under the lock. */
 static ep_status publish(struct host_comm *host, const struct ep_shm *shm, enum host_memory kind)
 {
@@ -276,7 +278,7 @@ ep_status host_map(struct host_comm *host, int rank, const struct host_where *wh
 
     host_read_shared(&place, where, sizeof(place));
     *ret_address = NULL;
-    host_owner_failed = 0;
+    failed_owner = -1;
     if (!bytes)
         return EP_OK;
     if (place.slot >= HOST_SLOTS || !place.generation)
@@ -370,6 +372,14 @@ size_t host_comm_bytes(const ep_comm *comm)
 
 /* --- segments of the peers -------------------------------------------------------------------------------------- */
 
+int host_take_failed_owner(void)
+{
+    int owner = failed_owner;
+
+    failed_owner = -1;
+    return owner;
+}
+
 static void find_owner(const struct host_comm *host, int rank, struct ep_shm_owner *ret_owner)
 {
     static const struct ep_shm_address none;
@@ -384,7 +394,7 @@ ep_status host_find_fate(const struct host_comm *host, int rank)
 {
     const struct host_control *control = host->peers[rank].control;
     uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
-    struct timespec nap = {.tv_nsec = 1000000};
+    struct timespec backoff = {.tv_nsec = 1000000};
     bool unseen = host->peers[rank].process.pidfd < 0 && !host->peers[rank].process.pid && !control;
 
     for (;;) {
@@ -397,7 +407,7 @@ ep_status host_find_fate(const struct host_comm *host, int rank)
         /* Where the group has failed already, that explains it. */
         if (over || host->peers[rank].same_process || atomic_load(&host_arbiter(host)->group_failure))
             return EP_OK;
-        nanosleep(&nap, NULL);
+        nanosleep(&backoff, NULL);
     }
 }
 
@@ -410,7 +420,7 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     ep_status status, fate;
     bool at_owner = false;
 
-    host_owner_failed = 0;
+    failed_owner = -1;
     /* A name of another process would be memory of that one, or of this. */
     if (name->process != host->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
@@ -426,7 +436,7 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
              !atomic_load(&host_arbiter(host)->group_failure));
     host_note_wait_end(host);
     if (status != EP_OK && at_owner)
-        host_owner_failed = rank + 1;
+        failed_owner = rank;
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;

@@ -312,7 +312,7 @@ static ep_status build(struct host_completion *c)
 
     EP_TRY(compare_rows(c));
     EP_TRY(check_rows(c));
-    /* What the caller has been told of the plan is its business: an update changes what the worker knows alone. */
+    /* What the caller has read of the plan stays with it: an update changes what the worker knows alone. */
     if (!atomic_load_explicit(&plan->counted, memory_order_relaxed))
         plan->full = plan->info;
     EP_TRY(place_all(c));
@@ -592,7 +592,7 @@ static ep_status run_update(void *arguments)
     status = start_update(job->plan, &job->args);
     if (status == EP_OK)
         status = host_plan_complete(host, NULL);
-    /* What all ranks refuse is told by the next operation. */
+    /* The next operation reports what all ranks refuse. */
     if (status == EP_OK && !host_plan_is_refused(job->plan))
         status = host_plan_verdict(job->plan);
     return host_fail_queued(host, status, HOST_PLAN_COUNTS, false);

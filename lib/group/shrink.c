@@ -122,7 +122,7 @@ static uint32_t give_up(ep_status status, int rank)
  */
 static uint32_t find_vote(struct shrink *s)
 {
-    int me = s->host->comm->rank;
+    int me = s->host->comm->rank, waited = 0;
 
     for (;;) {
         uint32_t seen = host_doorbell(s->host), vote = shrink_get_vote(s, me);
@@ -133,6 +133,10 @@ static uint32_t find_vote(struct shrink *s)
         struct count count;
         struct views views;
 
+        if (late + stale > waited) {
+            s->host->shrink_deadlines += late + stale - waited;
+            waited = late + stale;
+        }
         if (vote != HOST_VOTE_OPEN)
             return vote;
         if (is_left_out(s))
@@ -142,6 +146,7 @@ static uint32_t find_vote(struct shrink *s)
         if (late && !enough && !s->extended) {
             s->extended = true;
             s->deadline_ns = ep_deadline_ns(s->timeout_ms);
+            waited = 0;
             continue;
         }
         views = compare_views(s, late && enough, stale);
@@ -164,7 +169,7 @@ static uint32_t find_vote(struct shrink *s)
             return HOST_VOTE_LOCKED;
         if ((views.agreed && !shrink_is_out(s, me)) || stale || (late && !enough))
             return give_up(EP_E_TIMEOUT, count.missing < 0 ? me : count.missing);
-        host_nap(s->host, seen);
+        host_wait_doorbell(s->host, seen);
     }
 }
 
@@ -186,8 +191,11 @@ static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
     int nranks = s->host->comm->nranks, me = s->host->comm->rank, n_banned = 0, n_remain = 0;
 
     if (attempt > HOST_ATTEMPTS)
-        return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: no agreement after %d attempts, all that one communicator has",
-                       HOST_ATTEMPTS);
+        return ep_fail(
+            EP_E_TIMEOUT,
+            "ep_comm_shrink: no agreement after %d attempts, all that one communicator has: free it, end the "
+            "ranks that do not answer, and create a new one by ep_comm_new with those that do",
+            HOST_ATTEMPTS);
     s->attempt = attempt;
     for (int rank = 0; rank < nranks; rank++) {
         bool gone = shrink_is_gone(s, rank), banned = was_banned(s, rank);

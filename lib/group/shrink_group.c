@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The new group of ep_comm_shrink, when the survivors have agreed: they meet over their old control blocks. */
+/* The new group of ep_comm_shrink, when the survivors have agreed: they exchange over their old control blocks what
+ * creation needs. */
 #include "group/shrink.h"
 
 #include <stdio.h>
@@ -60,7 +61,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
             if (ep_now_ns() >= deadline)
                 return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms%s",
                                g->ranks[i], timeout_ms, host_blindness(s->host, g->ranks[i]));
-            host_nap(s->host, seen);
+            host_wait_doorbell(s->host, seen);
         }
         g->failed_rank = -1;
         memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);

@@ -9,10 +9,10 @@
  * survivors goes to all of them over the same connections, which then carry the all-gathers that create the new group.
  * The last all-gather confirms it.
  *
- * A leader that does not answer within the deadline is passed over, so that a stopped one holds nobody up for longer.
- * There are never two groups: each needs more than half of those that live. A process counts as dead when its control
- * link has ended, or a rank of its own host says so, or its host refuses the connection; one that is only silent counts
- * as living.
+ * A leader says to those that have come that it still waits. One that says nothing for a deadline is passed over,
+ * before and after the handshake, so that a stopped one holds nobody up for longer. There are never two groups: each
+ * needs more than half of those that live. A process counts as dead when its control link has ended, or a rank of its
+ * own host says so, or its host refuses the connection; one that is only silent counts as living.
  *
  * Who is left out learns it from the ranks of its own node, by their control blocks, and from its rail peers.
  */
@@ -29,8 +29,10 @@
 
 #define WORDS (EP_MAX_RANKS / 64)
 #define POLL_MS 20
-/* A leader waits for two deadlines, and has begun at most one later. */
+/* A leader that runs waits for two deadlines, and has begun at most one later. */
 #define LEAF_DEADLINES 4
+/* In a deadline a leader says so often that it still waits. */
+#define BEATS 8
 
 /* What a survivor says to the leader. */
 struct join {
@@ -39,6 +41,7 @@ struct join {
 
 /* What the leader says to all that have come. */
 struct decision {
+    int32_t waits; /* 1: it has not decided yet, and nothing else is set */
     int32_t status, failed_rank;
     uint64_t survivors[WORDS];
     char text[HOST_REASON_BYTES];
@@ -50,12 +53,13 @@ struct linked {
     struct tcp_acceptor *acceptor;
     int nranks, me, timeout_ms;
     uint64_t deadline_ns;
+    uint64_t beat_ns;            /* leader: when it last said that it waits */
     uint64_t dead[WORDS];        /* as far as this rank knows, and on the leader as far as any does */
     uint64_t passed_over[WORDS]; /* leaders that did not answer */
     int *fds;                    /* [R] leader: connections of those that have come */
     size_t *used;                /* [R] bytes of the join that are there */
     struct join *joins;          /* [R] */
-    uint32_t *aborts;            /* [nlocal] as they were when the call began */
+    uint32_t *aborts;            /* [R] as they were when the call began */
     struct decision decision;
 };
 
@@ -104,13 +108,18 @@ static bool is_excluded(const struct linked *l)
     return false;
 }
 
+static uint32_t aborts_of(const struct host_comm *host, int rank)
+{
+    const struct host_control *control = host->peers[rank].control;
+
+    return atomic_load(control ? &control->aborts : &host->remote[rank].aborts);
+}
+
 static int find_abort(const struct linked *l)
 {
-    const struct host_comm *host = l->host;
-
-    for (int i = 0; i < host->nlocal; i++)
-        if ((int32_t)(atomic_load(&host->peers[host->first + i].control->aborts) - l->aborts[i]) > 0)
-            return host->first + i;
+    for (int rank = 0; rank < l->nranks; rank++)
+        if ((int32_t)(aborts_of(l->host, rank) - l->aborts[rank]) > 0)
+            return rank;
     return -1;
 }
 
@@ -235,6 +244,20 @@ static void wait_at_listener(struct linked *l)
     tcp_acceptor_step(l->acceptor, check_join, take_join, l);
 }
 
+/* To all that have come: they pass over a leader that says nothing. */
+static void beat(struct linked *l)
+{
+    const struct decision decision = {.waits = 1};
+    uint64_t now = ep_now_ns();
+
+    if (now < l->beat_ns + (uint64_t)l->timeout_ms * 1000000u / BEATS)
+        return;
+    l->beat_ns = now;
+    for (int rank = 0; rank < l->nranks; rank++)
+        if (l->fds[rank] >= 0 && has_come(l, rank) && !send_whole(l->fds[rank], &decision, sizeof(decision)))
+            drop(l, rank);
+}
+
 /* EP_OK: enough have come. *ret_failed_rank: of a failure. */
 static ep_status await_joins(struct linked *l, int *ret_failed_rank)
 {
@@ -247,11 +270,13 @@ static ep_status await_joins(struct linked *l, int *ret_failed_rank)
         look_for_dead(l);
         wait_at_listener(l);
         read_joins(l);
+        beat(l);
         count = count_ranks(l);
         if (count.missing < 0)
             return EP_OK;
         if (ep_now_ns() < l->deadline_ns)
             continue;
+        l->host->shrink_deadlines++;
         if (2 * count.came > count.live)
             return EP_OK;
         if (extended) {
@@ -266,7 +291,7 @@ static ep_status await_joins(struct linked *l, int *ret_failed_rank)
     }
 }
 
-/* After the status of this rank's wait: what all that have come are told. */
+/* After the status of this rank's wait: what goes to all that have come. */
 static void decide(struct linked *l, ep_status status, int failed_rank)
 {
     l->decision = (struct decision){.status = (int32_t)status, .failed_rank = failed_rank};
@@ -306,6 +331,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
     const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL;
     struct tcp_handshake hs;
     enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
+    uint64_t begin_ns = ep_now_ns();
     int fd, failed_rank;
 
     if (tcp_connect(to, from, &fd) != EP_OK)
@@ -334,6 +360,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
         return JOINED;
     }
     tcp_handshake_drop(&hs);
+    l->host->shrink_deadlines += begin_ns < l->deadline_ns && ep_now_ns() >= l->deadline_ns;
     return hs.status == EP_E_SYSTEM && hs.error == ECONNREFUSED ? DEAD : SILENT;
 }
 
@@ -341,6 +368,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
 static enum outcome await_decision(struct linked *l, int leader, int fd, ep_status *ret_status)
 {
     uint64_t limit_ns = ep_now_ns() + LEAF_DEADLINES * (uint64_t)l->timeout_ms * 1000000u;
+    uint64_t silent_ns = ep_deadline_ns(l->timeout_ms), now;
     struct join join;
     size_t used = 0;
     int failed_rank;
@@ -354,13 +382,19 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
 
         (void)poll(&look, 1, POLL_MS);
         got = receive(fd, &l->decision, sizeof(l->decision), &used);
-        if (got > 0)
+        if (got > 0 && !l->decision.waits)
             return JOINED;
+        if (got > 0) {
+            used = 0;
+            silent_ns = ep_deadline_ns(l->timeout_ms);
+        }
         *ret_status = check(l, &failed_rank);
         if (*ret_status != EP_OK)
             return ENDED;
         look_for_dead(l);
-        if (got < 0 || has(l->dead, leader) || ep_now_ns() >= limit_ns)
+        now = ep_now_ns();
+        l->host->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
+        if (got < 0 || has(l->dead, leader) || now >= silent_ns || now >= limit_ns)
             return SILENT;
     }
 }
@@ -554,19 +588,17 @@ static ep_status prepare(struct linked *l)
     l->fds = malloc(n * sizeof(*l->fds));
     l->used = calloc(n, sizeof(*l->used));
     l->joins = calloc(n, sizeof(*l->joins));
-    l->aborts = calloc((size_t)l->host->nlocal, sizeof(*l->aborts));
+    l->aborts = calloc(n, sizeof(*l->aborts));
     for (size_t i = 0; l->fds && i < n; i++)
         l->fds[i] = -1;
     if (!l->acceptor || !l->fds || !l->used || !l->joins || !l->aborts)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %zu ranks", n);
     l->acceptor->fd = -1;
-    for (int i = 0; i < l->host->nlocal; i++) {
-        int rank = l->host->first + i;
-
-        l->aborts[i] = atomic_load(&l->host->peers[rank].control->aborts);
+    for (int rank = 0; rank < l->nranks; rank++) {
+        l->aborts[rank] = aborts_of(l->host, rank);
         /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
-        if (rank == aborted_by && l->aborts[i] == 0)
-            l->aborts[i] = 1;
+        if (rank == aborted_by && l->aborts[rank] == 0)
+            l->aborts[rank] = 1;
     }
     return EP_OK;
 }

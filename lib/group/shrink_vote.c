@@ -141,12 +141,12 @@ int shrink_aborted_by(const struct shrink *s)
 /* One reading of all words of a vote, and what this rank may decide for others. */
 struct reading {
     bool on_opened;
-    int member;        /* on_opened: one of the new group */
-    int aborted_by;    /* -1: nobody */
-    bool late;         /* past the deadline of this vote */
-    bool outsider;     /* left out of the view that others vote on */
-    bool nobody_votes; /* no rank that has come has locked a view, or still can */
-    uint32_t given_up; /* a word that ends the call, 0: none */
+    int member;         /* on_opened: one of the new group */
+    int aborted_by;     /* -1: nobody */
+    bool late;          /* past the deadline of this vote */
+    bool outsider;      /* left out of the view that others vote on */
+    bool none_can_lock; /* no rank that has come has locked a view, or still can */
+    uint32_t given_up;  /* a word that ends the call, 0: none */
     uint32_t words[EP_MAX_RANKS];
 };
 
@@ -159,7 +159,7 @@ static bool has_word(const struct shrink *s, const struct reading *r, int rank)
 static void read_words(const struct shrink *s, struct reading *r)
 {
     r->given_up = 0;
-    r->nobody_votes = true;
+    r->none_can_lock = true;
     for (int rank = 0; rank < s->host->comm->nranks; rank++) {
         uint32_t word = has_word(s, r, rank) ? atomic_load(word_of(s, rank, r->on_opened)) : HOST_VOTE_LEFT_OUT;
 
@@ -167,7 +167,7 @@ static void read_words(const struct shrink *s, struct reading *r)
         if (shrink_kind(word) == HOST_VOTE_GIVEN_UP && !r->given_up)
             r->given_up = shrink_copy_given_up(s, rank, word);
         if (shrink_attempt_of(s, rank) >= s->attempt && (word == HOST_VOTE_OPEN || word == HOST_VOTE_LOCKED))
-            r->nobody_votes = false;
+            r->none_can_lock = false;
     }
 }
 
@@ -190,7 +190,7 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
     if (attempt > s->attempt)
         return shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank);
     /* Nobody has locked a view with it, so this attempt fails, and it need not be waited for. */
-    if (attempt < s->attempt && (!r->outsider || r->nobody_votes))
+    if (attempt < s->attempt && (!r->outsider || r->none_can_lock))
         return shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank);
     return r->late ? shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, rank) : HOST_VOTE_OPEN;
 }
@@ -253,8 +253,10 @@ struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, 
                 r.words[rank] = decide(s, rank, on_opened, choose(s, &r, rank));
             n_open += r.words[rank] == HOST_VOTE_OPEN;
         }
-        if (n_open == 0)
+        if (n_open == 0) {
+            s->host->shrink_deadlines += r.late ? (int)deadlines : 0;
             return read_outcome(s, &r);
-        host_nap(s->host, seen);
+        }
+        host_wait_doorbell(s->host, seen);
     }
 }

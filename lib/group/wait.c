@@ -1,24 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/group.h"
 
+#include "base/backoff.h"
 #include "base/futex.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 /* How often a sleeping rank looks for dead peers; also how late a lost wake-up could be noticed. */
 #define LOOK_NS 20000000u
-/* Sleep between polls of a network that cannot wake us. */
-#define POLL_NS 50000u
 /* Looks at the condition before sleeping: a peer on another processor usually answers within a few microseconds. */
 #define SPINS_ALONE 2000
 #define SPINS_SHARED 4
-
-_Thread_local int host_owner_failed;
 
 static const char *const phase_names[] = {
 #define PHASE_NAME(name, text) [name] = text,
@@ -34,9 +30,9 @@ const char *host_phase_name(enum host_phase phase)
 }
 
 /* A failure in one word, so that it can be published and taken over in one store. */
-static uint64_t pack_failure(ep_status status, int culprit, enum host_phase phase, int reporter)
+static uint64_t pack_failure(ep_status status, int failed_rank, enum host_phase phase, int reporter)
 {
-    return (uint64_t)status << 48 | (uint64_t)(uint16_t)culprit << 32 | (uint64_t)(uint16_t)phase << 16 |
+    return (uint64_t)status << 48 | (uint64_t)(uint16_t)failed_rank << 32 | (uint64_t)(uint16_t)phase << 16 |
            (uint64_t)(uint16_t)reporter;
 }
 
@@ -103,30 +99,31 @@ const char *host_blindness(const struct host_comm *host, int rank)
 static ep_status fail_with(struct host_comm *host, uint64_t failure)
 {
     ep_status status = (ep_status)(failure >> 48);
-    int culprit = (uint16_t)(failure >> 32), reporter = (uint16_t)failure;
+    int failed_rank = (uint16_t)(failure >> 32), reporter = (uint16_t)failure;
     const char *phase = host_phase_name((enum host_phase)(uint16_t)(failure >> 16));
     char seen_by[48] = "", reason[HOST_REASON_BYTES + 2];
     int none = EP_OK;
 
     atomic_compare_exchange_strong(&host->comm->failed, &none, (int)status);
     read_reason(host, failure, reason);
-    if (reporter != host->comm->rank && reporter != culprit)
+    if (reporter != host->comm->rank && reporter != failed_rank)
         snprintf(seen_by, sizeof(seen_by), " (seen by rank %d)", reporter);
     switch (status) {
     case EP_E_TIMEOUT:
-        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", culprit,
-                       host->comm->config.timeout_ms, phase, seen_by, host_blindness(host, culprit));
+        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", failed_rank,
+                       host->comm->config.timeout_ms, phase, seen_by, host_blindness(host, failed_rank));
     case EP_E_PEER_DEAD:
-        return ep_fail(status, "rank %d died%s while others were in \"%s\"%s%s", culprit,
-                       host->remote && !host->peers[culprit].control ? " or was cut off" : "", phase, seen_by, reason);
+        return ep_fail(status, "rank %d died%s while others were in \"%s\"%s%s", failed_rank,
+                       host->remote && !host->peers[failed_rank].control ? " or was cut off" : "", phase, seen_by,
+                       reason);
     case EP_E_PEER_LEFT:
-        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s%s", culprit, phase,
+        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s%s", failed_rank, phase,
                        seen_by, reason);
     case EP_E_ABORTED:
-        return ep_fail(status, "rank %d called ep_comm_abort while it was in \"%s\"", culprit, phase);
+        return ep_fail(status, "rank %d called ep_comm_abort while it was in \"%s\"", failed_rank, phase);
     default:
-        return ep_fail(status, "rank %d failed with %s in \"%s\"%s%s", culprit, ep_status_name(status), phase, seen_by,
-                       reason);
+        return ep_fail(status, "rank %d failed with %s in \"%s\"%s%s", failed_rank, ep_status_name(status), phase,
+                       seen_by, reason);
     }
 }
 
@@ -181,9 +178,9 @@ void host_link_wake(struct host_comm *host)
         (void)!write(host->link_event, &one, sizeof(one));
 }
 
-ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase)
+ep_status host_raise(struct host_comm *host, ep_status status, int failed_rank, enum host_phase phase)
 {
-    uint64_t failure = decide(host, pack_failure(status, culprit, phase, host->comm->rank));
+    uint64_t failure = decide(host, pack_failure(status, failed_rank, phase, host->comm->rank));
 
     host_ring_all(host);
     host_link_wake(host);
@@ -214,9 +211,10 @@ static void publish_reason(struct host_comm *host, uint64_t failure, const char 
     atomic_store_explicit(&control->reason_for, failure, memory_order_release);
 }
 
-ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase)
+ep_status host_raise_own(struct host_comm *host, ep_status status, int failed_rank, enum host_phase phase)
 {
     char text[EP_ERROR_TEXT_BYTES];
+    int owner = host_take_failed_owner();
     ep_status raised;
     uint64_t mine;
 
@@ -227,15 +225,15 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
     snprintf(text, sizeof(text), "%s", ep_last_error());
     /* What we have met may be the consequence of a failure that a peer has seen already. */
     EP_TRY(host_check(host));
-    if (!ep_status_is_fatal(status) && host_owner_failed != culprit + 1)
-        culprit = host->comm->rank;
-    publish_reason(host, pack_failure(status, culprit, phase, host->comm->rank), text);
-    raised = host_raise(host, status, culprit, phase);
+    if (!ep_status_is_fatal(status) && owner != failed_rank)
+        failed_rank = host->comm->rank;
+    publish_reason(host, pack_failure(status, failed_rank, phase, host->comm->rank), text);
+    raised = host_raise(host, status, failed_rank, phase);
     if (raised != status)
         return raised;
-    if (culprit != host->comm->rank)
+    if (failed_rank != host->comm->rank)
         return ep_fail(status, "%s (in \"%s\")", text, host_phase_name(phase));
-    return ep_fail(status, "rank %d failed: %s (in \"%s\")", culprit, text, host_phase_name(phase));
+    return ep_fail(status, "rank %d failed: %s (in \"%s\")", failed_rank, text, host_phase_name(phase));
 }
 
 ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value)
@@ -261,11 +259,13 @@ ep_status host_check(struct host_comm *host)
 
 ep_status host_check_abort(struct host_comm *host)
 {
+    static const _Atomic uint32_t none;
+
     for (int rank = 0; rank < host->comm->nranks; rank++) {
         const struct host_control *control = host->peers[rank].control;
 
         /* Behind another failure an abort ends the wait all the same, with that failure. */
-        if (control && atomic_load(&control->aborts))
+        if (atomic_load(control ? &control->aborts : host->remote ? &host->remote[rank].aborts : &none))
             return host_check(host);
     }
     /* One of another host comes as a failure. */
@@ -348,7 +348,7 @@ static int find_dead(struct host_comm *host, int only)
  * Who is to blame when `rank` did not come: it may itself be waiting for somebody. A rank that waits looks around
  * often; one whose last look is older than half the deadline is not waiting but stopped.
  */
-static int find_culprit(struct host_comm *host, int rank)
+static int find_failed_rank(struct host_comm *host, int rank)
 {
     uint64_t stale_ns = (uint64_t)host->comm->config.timeout_ms * 500000u, now = ep_now_ns();
 
@@ -415,7 +415,7 @@ static bool is_held_back(const struct host_pause *pause, int rank)
 static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
 {
     struct host_comm *host = pause->host;
-    int dead = find_dead(host, pause->tolerant ? rank : -1), culprit;
+    int dead = find_dead(host, pause->tolerant ? rank : -1), failed_rank;
     /* While the network holds back something, that may be the last that the rank sent before it left. */
     bool left = has_left(host, rank) && (!is_held_back(pause, rank) || now >= pause->deadline_ns);
     ep_status status;
@@ -423,20 +423,20 @@ static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
     pause->next_look_ns = now + LOOK_NS;
     if (dead < 0 && !left && now < pause->deadline_ns)
         return EP_OK;
-    culprit = dead >= 0 ? dead : left || pause->tolerant ? rank : find_culprit(host, rank);
+    failed_rank = dead >= 0 ? dead : left || pause->tolerant ? rank : find_failed_rank(host, rank);
     /* It may have done what we wait for after we looked and before it ended: the caller looks once more. */
-    if ((dead >= 0 || left) && pause->gone != culprit + 1) {
-        pause->gone = culprit + 1;
+    if ((dead >= 0 || left) && pause->gone != failed_rank + 1) {
+        pause->gone = failed_rank + 1;
         pause->next_look_ns = now;
         return EP_OK;
     }
-    status = has_left(host, culprit) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
+    status = has_left(host, failed_rank) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
     /* A rank that the blamed one waited for may have died since the last look. */
-    if (status == EP_E_TIMEOUT && host_peer_dead(host, culprit))
+    if (status == EP_E_TIMEOUT && host_peer_dead(host, failed_rank))
         status = EP_E_PEER_DEAD;
     if (pause->tolerant)
-        return ep_fail(status, "rank %d in \"%s\"", culprit, host_phase_name(pause->phase));
-    return host_raise(host, status, culprit, pause->phase);
+        return ep_fail(status, "rank %d in \"%s\"", failed_rank, host_phase_name(pause->phase));
+    return host_raise(host, status, failed_rank, pause->phase);
 }
 
 static void sleep_on_doorbell(struct host_pause *pause, uint32_t seen, uint64_t now)
@@ -445,9 +445,7 @@ static void sleep_on_doorbell(struct host_pause *pause, uint32_t seen, uint64_t 
     uint64_t until = pause->next_look_ns < pause->deadline_ns ? pause->next_look_ns : pause->deadline_ns;
 
     if (pause->polls) {
-        struct timespec nap = {.tv_nsec = POLL_NS};
-
-        nanosleep(&nap, NULL);
+        ep_backoff_sleep();
         return;
     }
     atomic_store(&control->sleeping, 1);
@@ -455,7 +453,7 @@ static void sleep_on_doorbell(struct host_pause *pause, uint32_t seen, uint64_t 
     atomic_store(&control->sleeping, 0);
 }
 
-void host_nap(struct host_comm *host, uint32_t seen)
+void host_wait_doorbell(struct host_comm *host, uint32_t seen)
 {
     uint64_t now = ep_now_ns();
     struct host_pause pause = {.host = host, .deadline_ns = now + LOOK_NS, .next_look_ns = now + LOOK_NS};
@@ -477,33 +475,44 @@ void host_note_wait_end(struct host_comm *host)
     atomic_store(&host->control->waiting, 0);
 }
 
+/* *ret_now: when this rank looked. */
+static ep_status check_pause(struct host_pause *pause, int rank, uint64_t *ret_now)
+{
+    struct host_comm *host = pause->host;
+    ep_status status = pause->tolerant ? host_check_abort(host) : host_check(host);
+
+    if (status == EP_OK) {
+        *ret_now = host_note_wait(host, rank, pause->phase);
+        if (*ret_now >= pause->next_look_ns || *ret_now >= pause->deadline_ns)
+            status = look_around(pause, rank, *ret_now);
+    }
+    if (status != EP_OK)
+        host_pause_end(pause);
+    return status;
+}
+
+ep_status host_pause_check(struct host_pause *pause, int rank)
+{
+    uint64_t now;
+
+    return check_pause(pause, rank, &now);
+}
+
 ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
 {
     struct host_comm *host = pause->host;
     uint64_t now;
-    ep_status status;
 
     if (pause->spins++ < (host->spin ? SPINS_ALONE : SPINS_SHARED)) {
         if (host->spin)
             ep_cpu_relax();
-        else
-            sched_yield();
+        else if (ep_backoff_yield())
+            pause->spins = SPINS_SHARED;
         return EP_OK;
     }
-    status = pause->tolerant ? host_check_abort(host) : host_check(host);
-    if (status != EP_OK)
-        goto done;
-    now = host_note_wait(host, rank, pause->phase);
-    if (now >= pause->next_look_ns || now >= pause->deadline_ns) {
-        status = look_around(pause, rank, now);
-        if (status != EP_OK)
-            goto done;
-    }
+    EP_TRY(check_pause(pause, rank, &now));
     sleep_on_doorbell(pause, seen, now);
     return EP_OK;
-done:
-    host_pause_end(pause);
-    return status;
 }
 
 void host_pause_end(struct host_pause *pause)

@@ -6,6 +6,7 @@
  */
 #include "mpi/boot.h"
 
+#include "base/backoff.h"
 #include "base/clock.h"
 
 #include <stdio.h>
@@ -210,7 +211,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
             break;
         now = ep_now_ns();
         if (now < look_ns && now < deadline_ns) {
-            ep_mpi_pause(&tries);
+            ep_backoff(&tries);
             continue;
         }
         /* Also at the deadline: a rank that was stopped itself may meet it with its first look. */
@@ -340,7 +341,7 @@ void ep_boot_mpi_free(ep_boot_mpi *boot)
         return;
     if (ep_mpi_is_up()) {
         for (reap(boot); boot->late && ep_now_ns() < deadline_ns; reap(boot))
-            ep_mpi_pause(&tries);
+            ep_backoff(&tries);
         for (struct gather *gather = boot->late; gather; gather = gather->next)
             abandon(gather);
         if (boot->unit != MPI_DATATYPE_NULL)

@@ -1,19 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mpi/call.h"
 
-#include "base/clock.h"
 #include "base/process.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
-#include <time.h>
-
-#define PAUSE_YIELDS 200
-#define PAUSE_NS 50000
-/* A yield that took longer has let other tasks run, of this job or not: where processors are short, tasks that yield
- * wait for all that are runnable, and tasks that sleep a moment are run soon after they wake. */
-#define PAUSE_YIELD_NS 200000u
 
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int mpi_locks_itself; /* MPI_THREAD_MULTIPLE */
@@ -72,20 +63,4 @@ ep_status ep_mpi_check(const char *caller)
     if (level == MPI_THREAD_MULTIPLE)
         atomic_store_explicit(&mpi_locks_itself, 1, memory_order_relaxed);
     return EP_OK;
-}
-
-void ep_mpi_pause(unsigned *tries)
-{
-    struct timespec moment = {.tv_nsec = PAUSE_NS};
-    uint64_t begin_ns;
-
-    if (*tries == 0) {
-        *tries = 1;
-    } else if (*tries < PAUSE_YIELDS) {
-        begin_ns = ep_now_ns();
-        sched_yield();
-        *tries = ep_now_ns() - begin_ns > PAUSE_YIELD_NS ? PAUSE_YIELDS : *tries + 1;
-    } else {
-        nanosleep(&moment, NULL);
-    }
 }

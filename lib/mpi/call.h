@@ -25,8 +25,4 @@ ep_status ep_mpi_check(const char *caller);
 /* MPI may be called: between MPI_Init and MPI_Finalize. */
 int ep_mpi_is_up(void);
 
-/* Between two tests of a request: first at once, then after a yield, in the end (soon on a busy machine) every 50
- * microseconds. */
-void ep_mpi_pause(unsigned *tries);
-
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mpi/module.h"
 
+#include "base/backoff.h"
 #include "base/clock.h"
 #include "mpi/boot.h"
 
 #include <limits.h>
-#include <sched.h>
 #include <string.h>
 
 static ep_status start(ep_boot_mpi **ret_boot)
@@ -70,6 +70,7 @@ static ep_status barrier(ep_boot_mpi *boot)
 {
     uint64_t deadline_ns = ep_deadline_ns(EP_MPI_BARRIER_MS);
     MPI_Request request;
+    unsigned tries = 0;
     int done = 0;
 
     EP_TRY(EP_MPI(MPI_Ibarrier, (boot->comm, &request)));
@@ -80,7 +81,7 @@ static ep_status barrier(ep_boot_mpi *boot)
         if (ep_now_ns() >= deadline_ns)
             return ep_fail(EP_E_TIMEOUT, "mpi barrier: not all of %d ranks came within %d ms", boot->boot.nranks,
                            EP_MPI_BARRIER_MS);
-        sched_yield();
+        ep_backoff(&tries);
     }
 }
 

@@ -9,6 +9,7 @@
  */
 #include "mpi/boot.h"
 
+#include "base/backoff.h"
 #include "base/clock.h"
 
 #include <limits.h>
@@ -270,7 +271,7 @@ static bool drain_sends(struct mpi_net *m)
         struct outgoing *out = &m->outgoing[i];
 
         while (reap(m, out, &moved) == EP_OK && out->count && ep_now_ns() < deadline_ns)
-            ep_mpi_pause(&tries);
+            ep_backoff(&tries);
     }
     /* Who did not take them by now is gone. Large sends cannot be cancelled in practice; MPI forgets them at its end.
      */
@@ -300,7 +301,7 @@ static bool cancel_receives(struct mpi_net *m)
 
         while (!done && EP_MPI(MPI_Test, (&m->receiving[i], &done, MPI_STATUS_IGNORE)) == EP_OK && !done &&
                ep_now_ns() < deadline_ns)
-            ep_mpi_pause(&tries);
+            ep_backoff(&tries);
         if (m->receiving[i] != MPI_REQUEST_NULL) {
             (void)EP_MPI(MPI_Request_free, (&m->receiving[i]));
             clean = false;

@@ -2,7 +2,9 @@
 #include "net_conformance.h"
 
 #include "base/clock.h"
+#include "core/core.h"
 
+#include <epkit/epkit.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -16,6 +18,7 @@
 
 /* Only ends what hangs. */
 #define PATIENT_MS 300000
+#define LEFT_MS 10000
 
 enum {
     NRANKS = NET_CONFORMANCE_RANKS,
@@ -281,8 +284,109 @@ static void test_disagreement(const struct conformance *c)
 #endif
 }
 
-/* Every rank talks to every one of other blocks of ranks, one of which goes without a word: the others go on. */
-static void test_rank_that_goes(const struct conformance *c)
+/* --- a rank that goes --- */
+
+enum { GOES = NRANKS - 1, GONE_BYTES = 70000 }; /* several messages of any engine */
+
+static unsigned char gone_value(size_t k)
+{
+    return (unsigned char)(k * 7 + 3);
+}
+
+/* Sends to all ranks of the other block, and goes when that has left. */
+static void send_and_go(const struct conformance *c, struct ep_net *net)
+{
+    static unsigned char data[GONE_BYTES];
+    uint64_t deadline = ep_deadline_ns(PATIENT_MS);
+    int step[NRANKS] = {0}, left = 1;
+
+    for (size_t k = 0; k < GONE_BYTES; k++)
+        data[k] = gone_value(k);
+    while (left) {
+        CHECK(ep_now_ns() < deadline);
+        advance(c, net);
+        left = 0;
+        for (int rank = 0; rank < GOES / 2 * 2; rank++) {
+            if (step[rank] == 0)
+                step[rank] += net->ops->put(net, rank, 0, (uint64_t)GOES * GONE_BYTES, data, GONE_BYTES);
+            if (step[rank] == 1)
+                step[rank] += net->ops->signal(net, rank, 0, GOES, 1);
+            left += step[rank] < 2 || !net->ops->flush_test(net, rank, 0);
+        }
+    }
+    net->ops->free(net);
+}
+
+/*
+ * What the rank that goes has sent is there when its signal is, and its signal (`sends`: there is one) before it is
+ * said to have ended. It is the only one of which that is said, and it has not died. true: no more is to come.
+ */
+static bool has_gone(const struct conformance *c, struct ep_net *net, bool sends)
+{
+    bool ended = net->ops->ended && net->ops->ended(net, GOES);
+
+    CHECK(net->signals[GOES] <= sends);
+    CHECK(!ended || net->signals[GOES] == sends);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        bool wanted = rank / 2 != c->boot->rank / 2;
+
+        CHECK(!wanted || rank == GOES || !net->ops->ended || !net->ops->ended(net, rank));
+        CHECK(!wanted || !net->ops->lost || !net->ops->lost(net, rank));
+    }
+    if (net->signals[GOES] < sends)
+        return false;
+    for (size_t k = 0; sends && k < GONE_BYTES; k++)
+        CHECK(net->region[(size_t)GOES * GONE_BYTES + k] == gone_value(k));
+    return ended || !net->ops->ended;
+}
+
+enum awaited { NOTHING, ITS_END, ALL_THAT_IT_SENT }; /* of the rank that goes */
+
+/* One byte to each rank of the other block that stays, and one of it. */
+static void talk_beside(const struct conformance *c, struct ep_net *net, unsigned char round, enum awaited awaited)
+{
+    static const unsigned char marks[NRANKS] = {11, 22, 33, 44};
+    uint64_t deadline = ep_deadline_ns(PATIENT_MS);
+    unsigned char mine = (unsigned char)(marks[c->boot->rank] + round);
+    int me = c->boot->rank, left = 1;
+    bool sent[NRANKS] = {false};
+
+    while (left) {
+        CHECK(ep_now_ns() < deadline);
+        advance(c, net);
+        left = awaited && !has_gone(c, net, awaited == ALL_THAT_IT_SENT);
+        for (int rank = 0; rank < NRANKS; rank++) {
+            size_t place = (size_t)rank * GONE_BYTES + round;
+
+            if (rank / 2 == me / 2 || rank == GOES)
+                continue;
+            if (!sent[rank])
+                sent[rank] = net->ops->put(net, rank, 0, (uint64_t)me * GONE_BYTES + round, &mine, 1);
+            left += !sent[rank] || net->region[place] != marks[rank] + round || !net->ops->flush_test(net, rank, 0);
+        }
+    }
+}
+
+/* What is sent to who has gone is thrown away: nobody waits for room, and nothing breaks. */
+static void send_after_it(const struct conformance *c, struct ep_net *net)
+{
+    uint64_t deadline = ep_deadline_ns(PATIENT_MS);
+    static const unsigned char data[1000];
+    int n = 0;
+
+    while (n < 100 || !net->ops->flush_test(net, GOES, 0)) {
+        CHECK(ep_now_ns() < deadline);
+        advance(c, net);
+        while (n < 100 && net->ops->put(net, GOES, 0, 0, data, sizeof(data)))
+            n++;
+    }
+}
+
+/*
+ * Every rank talks to every one of the other block of ranks. One goes: what it has sent arrives, where the engine can
+ * tell it names that rank and no other, and the others go on.
+ */
+static void let_one_go(const struct conformance *c, bool sends)
 {
     struct ep_net_params params = {.rank = c->boot->rank,
                                    .nranks = NRANKS,
@@ -290,38 +394,76 @@ static void test_rank_that_goes(const struct conformance *c)
                                    .channels = 1,
                                    .apart = 2,
                                    .tolerant = true,
-                                   .region_bytes = NRANKS,
+                                   .region_bytes = (size_t)NRANKS * GONE_BYTES,
                                    .n_signals = NRANKS,
                                    .timeout_ms = PATIENT_MS,
                                    .boot = c->boot};
-    static const unsigned char marks[NRANKS] = {11, 22, 33, 44};
-    uint64_t deadline = ep_deadline_ns(PATIENT_MS);
-    int me = c->boot->rank, left = 0;
+    enum awaited awaited = c->boot->rank / 2 == GOES / 2 ? NOTHING : sends ? ALL_THAT_IT_SENT : ITS_END;
     char mine = 0, all[NRANKS];
     struct ep_net *net = NULL;
-    bool sent[NRANKS] = {false};
 
     CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
-    if (me == NRANKS - 1) {
-        net->hurries = true;
-        net->ops->free(net);
+    if (c->boot->rank == GOES) {
+        net->hurries = !sends;
+        if (sends)
+            send_and_go(c, net);
+        else
+            net->ops->free(net);
+        CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
+        return;
     }
+    talk_beside(c, net, 0, awaited);
+    if (awaited && net->ops->ended)
+        send_after_it(c, net);
+    talk_beside(c, net, 1, awaited);
+    CHECK(net->broken_by == 0);
     CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
-    for (int round = 0; me < NRANKS - 1 && (round == 0 || left > 0); round++) {
-        CHECK(ep_now_ns() < deadline);
-        advance(c, net);
-        left = 0;
-        for (int rank = 0; rank < NRANKS - 1; rank++) {
-            if (rank / 2 == me / 2)
-                continue;
-            if (!sent[rank] && net->ops->put(net, rank, 0, (uint64_t)me, &marks[me], 1))
-                sent[rank] = true;
-            left += !sent[rank] || net->region[rank] != marks[rank] || !net->ops->flush_test(net, rank, 0);
-        }
+    net->ops->free(net);
+}
+
+static void test_rank_that_goes(const struct conformance *c)
+{
+    let_one_go(c, true);
+}
+
+/* As when its group has failed, and before it has sent anything. */
+static void test_rank_that_goes_in_a_hurry(const struct conformance *c)
+{
+    let_one_go(c, false);
+}
+
+/*
+ * The same of a communicator on that network: the last all-gather of the rank that goes is whole on all others, and
+ * what they wait for next fails with its number. An engine that cannot tell what is still on its way waits a deadline
+ * for it.
+ */
+static void test_group_that_is_left(const struct conformance *c)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int32_t mine = 100 + c->boot->rank, ranks[NRANKS];
+    char came = 0, all[NRANKS];
+    ep_comm *comm = NULL;
+
+    config.backend = "host";
+    config.network = c->provider->name;
+    config.ranks_per_node = 1;
+    config.timeout_ms = PATIENT_MS;
+    CHECK(ep_comm_new(c->boot, &config, &comm) == EP_OK);
+    CHECK(ep_comm_allgather(comm, &mine, sizeof(mine), ranks) == EP_OK);
+    if (c->boot->rank == GOES)
+        ep_comm_free(comm);
+    for (int rank = 0; rank < NRANKS; rank++)
+        CHECK(ranks[rank] == 100 + rank);
+    CHECK(gather(c, &came, 1, PATIENT_MS, all) == EP_OK);
+    if (c->boot->rank != GOES) {
+        comm->config.timeout_ms = LEFT_MS;
+        CHECK(ep_comm_barrier(comm) == EP_E_PEER_LEFT);
+        CHECK(strstr(ep_comm_last_error(comm), "rank 3 left the group"));
     }
-    CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
-    if (me < NRANKS - 1)
-        net->ops->free(net);
+    /* Who leaves now would be named by who is slower. */
+    CHECK(gather(c, &came, 1, PATIENT_MS, all) == EP_OK);
+    if (c->boot->rank != GOES)
+        ep_comm_free(comm);
 }
 
 void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *boot, net_conformance_fail_fn fail)
@@ -337,6 +479,8 @@ void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *
         {"out of range", test_out_of_range},
         {"disagreement", test_disagreement},
         {"a rank that goes", test_rank_that_goes},
+        {"a rank that goes in a hurry", test_rank_that_goes_in_a_hurry},
+        {"a group that is left", test_group_that_is_left},
     };
 
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* boot/shm.c: ranks as threads and as forked children meet, disagree, come late or not at all. */
-#include "base/clock.h"
 #include "base/error.h"
 
 #include <epkit/boot.h>
@@ -78,7 +77,6 @@ struct rank {
     size_t bytes;
     ep_status status;
     char text[EP_ERROR_TEXT_BYTES];
-    uint64_t took_ns;
 };
 
 static void *gather_thread(void *context)
@@ -97,14 +95,12 @@ static void *status_thread(void *context)
 {
     struct rank *mine = context;
     unsigned char block[64] = {0}, all[64 * MOST_THREADS];
-    uint64_t start = ep_now_ns();
     ep_boot boot;
 
     mine->status = ep_boot_shm_join(mine->place, mine->rank, &boot);
     if (mine->status == EP_OK)
         mine->status = boot.allgather(boot.context, block, mine->bytes, mine->timeout_ms, all);
     snprintf(mine->text, sizeof(mine->text), "%s", ep_last_error());
-    mine->took_ns = ep_now_ns() - start;
     return NULL;
 }
 
@@ -161,7 +157,6 @@ static bool name_absent_ranks(int timeout_ms)
     start_rank(ranks, place, 3, status_thread);
     pthread_join(ranks[3].id, NULL);
     assert_int_equal(ranks[3].status, EP_E_TIMEOUT);
-    assert_true(ranks[3].took_ns < TIMEOUT_MS * 1000000ull);
     assert_non_null(strstr(ranks[3].text, "gave up"));
     ep_boot_shm_free(place);
     /* The second one may have heard it from the first one instead. */
@@ -199,7 +194,6 @@ static bool give_up_before_the_patient(int timeout_ms)
     assert_int_equal(ranks[1].status, EP_E_TIMEOUT);
     assert_int_equal(ranks[0].status, EP_E_TIMEOUT);
     assert_non_null(strstr(ranks[0].text, "rank 1 gave up"));
-    assert_true(ranks[0].took_ns < TIMEOUT_MS * 1000000ull);
     ep_boot_shm_free(place);
     return strcmp(ranks[1].text, expected) == 0;
 }

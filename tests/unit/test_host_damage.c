@@ -5,8 +5,8 @@
  * test_host_hostile.c.
  */
 #include "backend/host/lowlatency.h"
-#include "group/plan.h"
 #include "core/routing.h"
+#include "group/plan.h"
 #include "testing/launch.h"
 
 #include <setjmp.h>
@@ -215,7 +215,7 @@ static void send_bad_route(struct scene *scene, ep_comm *comm)
     ep_stream_send(host->streams, 0, 0, &head, sizeof(head), &piece, 1);
     /* Until the other rank has seen it. */
     while (host_check(host) == EP_OK && ep_streams_progress(host->streams, &moved) == EP_OK)
-        host_nap(host, host_doorbell(host));
+        host_wait_doorbell(host, host_doorbell(host));
 }
 
 static void routes_are_checked(void **state)
@@ -324,7 +324,7 @@ static void send_bad_record(struct scene *scene, ep_comm *comm)
     }
     host_enter(host, plan, &record);
     while (host_check(host) == EP_OK)
-        host_nap(host, host_doorbell(host));
+        host_wait_doorbell(host, host_doorbell(host));
     ep_plan_free(plan);
 }
 
@@ -385,7 +385,7 @@ static ep_status use_ll(struct scene *scene, ep_comm *comm, void (*between)(stru
     if (!between)
         keep(scene, status); /* of the victim */
     while (between && host_check(host_of(comm)) == EP_OK)
-        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
     ep_ll_free(ll);
     free(out);
     free(received);
@@ -448,7 +448,7 @@ static void send_bad_slots(struct scene *scene, ep_comm *comm)
     atomic_store(&ll_shared_of(inner, 1)->sent, 1);
     host_ring_all(host);
     while (host_check(host) == EP_OK)
-        host_nap(host, host_doorbell(host));
+        host_wait_doorbell(host, host_doorbell(host));
     ep_ll_free(ll);
 }
 
@@ -533,7 +533,7 @@ static void publish_failure(ep_comm *comm, uint64_t failure)
     atomic_store(&host_arbiter(host_of(comm))->group_failure, failure);
     host_ring_all(host_of(comm));
     while (!atomic_load(&host_control_of(host_of(comm), 0)->failure))
-        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
 }
 
 static void publish_bad_failure(struct scene *scene, ep_comm *comm)
@@ -620,7 +620,7 @@ static ep_status wait_for_abort(struct scene *scene, ep_comm *comm)
 
     (void)scene;
     while ((status = host_check_abort(host_of(comm))) == EP_OK)
-        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
     return status;
 }
 
@@ -642,7 +642,7 @@ static void publish_far_counter(struct scene *scene, ep_comm *comm)
     atomic_store(&control->board_ready, UINT64_MAX / 2);
     host_ring_all(host_of(comm));
     while (!atomic_load(&host_control_of(host_of(comm), 0)->failure))
-        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
 }
 
 static void counters_are_checked(void **state)
@@ -661,7 +661,7 @@ static void wait_for_nobody(struct scene *scene, ep_comm *comm)
     while (!atomic_load(&host_control_of(host_of(comm), 0)->failure)) {
         atomic_store(&control->waiting, UINT32_MAX);
         atomic_store(&control->beat_ns, ep_now_ns());
-        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
     }
 }
 

@@ -200,6 +200,48 @@ static void who_failed_before_an_all_gather_is_not_waited_for(void **state)
     }
 }
 
+static int shrink_once_more_than_there_are(const ep_boot *boot, void *argument)
+{
+    struct history *history = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm;
+
+    config.backend = "host";
+    config.timeout_ms = 20000;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    atomic_store(&host_of(comm)->control->shrink.attempt, HOST_ATTEMPTS);
+    if (ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    history->first[boot->rank] = shrink_once(comm, history, boot->rank);
+    history->second[boot->rank] = shrink_once(comm, history, boot->rank);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* No later call can do better: what can is said, and nobody is waited for. */
+static void who_has_no_attempt_left_hears_what_to_do(void **state)
+{
+    struct history history = {.again = true};
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = shrink_once_more_than_there_are;
+    launch.argument = &history;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(exits[rank].code, 0);
+        assert_int_equal(history.first[rank], EP_E_TIMEOUT);
+        assert_int_equal(history.second[rank], EP_E_TIMEOUT);
+        assert_string_equal(history.text[rank],
+                            "ep_comm_shrink: no agreement after 32 attempts, all that one communicator has: free it, "
+                            "end the ranks that do not answer, and create a new one by ep_comm_new with those that do");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -208,6 +250,7 @@ int main(void)
         cmocka_unit_test(who_comes_after_the_others_is_excluded),
         cmocka_unit_test(who_was_excluded_stays_so_when_the_others_have_left),
         cmocka_unit_test(who_failed_before_an_all_gather_is_not_waited_for),
+        cmocka_unit_test(who_has_no_attempt_left_hears_what_to_do),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,8 @@
  */
 #include "host_ranks.h"
 
+#include "base/backoff.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -334,10 +336,40 @@ static void abort_wakes_a_sleeper(void **state)
     assert_int_equal(wait_for(group, 1), EP_E_ABORTED);
     assert_non_null(strstr(ep_last_error(), "rank 2 called ep_comm_abort"));
     pthread_join(thread, NULL);
-    /* A nap is a nap, whatever has become of the group. */
+    /* It sleeps, whatever has become of the group. */
     begin = ep_now_ns();
-    host_nap(host_of(group->comms[0]), host_doorbell(host_of(group->comms[0])));
+    host_wait_doorbell(host_of(group->comms[0]), host_doorbell(host_of(group->comms[0])));
     assert_true(ep_now_ns() - begin > 5000000u);
+}
+
+static _Atomic int slow_yields, yields; /* each takes a millisecond; how many there were */
+
+int __real_sched_yield(void);
+int __wrap_sched_yield(void);
+
+int __wrap_sched_yield(void)
+{
+    atomic_fetch_add(&yields, 1);
+    if (atomic_load(&slow_yields))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return __real_sched_yield();
+}
+
+/* Where processors are short: who waits sleeps instead, so that the others get on. */
+static void a_slow_yield_is_the_last_one(void **state)
+{
+    struct group *group = *state;
+    unsigned tries = 0;
+
+    host_of(group->comms[0])->spin = false;
+    atomic_store(&slow_yields, 1);
+    atomic_store(&yields, 0);
+    assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
+    assert_int_equal(atomic_load(&yields), 1);
+    for (int i = 0; i < 100; i++)
+        ep_backoff(&tries);
+    assert_int_equal(atomic_load(&yields), 2);
+    atomic_store(&slow_yields, 0);
 }
 
 static void unknown_phases_have_a_name(void **state)
@@ -378,6 +410,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(reasons_reach_the_peers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(own_words_are_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(abort_wakes_a_sleeper, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_slow_yield_is_the_last_one, set_up, tear_down),
         cmocka_unit_test(unknown_phases_have_a_name),
         cmocka_unit_test_setup_teardown(the_first_abort_is_named, set_up, tear_down),
     };

@@ -5,6 +5,7 @@
  */
 #include "base/reserve.h"
 #include "base/shm.h"
+#include "cgroup.h"
 #include "sandbox.h"
 
 #include <errno.h>
@@ -173,56 +174,21 @@ static void limits_of_mappings_are_named(void **state)
 
 /* --- a memory cgroup --- */
 
-static char cgroup[256];
-static const char *cgroup_limit;
-
-static bool put(const char *folder, const char *name, const char *text)
-{
-    char path[400];
-    int fd;
-    bool good;
-
-    snprintf(path, sizeof(path), "%s/%s", folder, name);
-    fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    good = write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    close(fd);
-    return good;
-}
-
-/* A cgroup of 64 MiB below the one that this process is in; false where it cannot be made. */
-static bool make_cgroup(void)
-{
-    static const struct {
-        const char *mount, *limit;
-    } kinds[] = {{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}};
-
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(cgroup, sizeof(cgroup), "%s/epkit-test-%d", kinds[i].mount, (int)getpid());
-        cgroup_limit = kinds[i].limit;
-        if (mkdir(cgroup, 0755) != 0)
-            continue;
-        if (put(cgroup, cgroup_limit, "67108864"))
-            return true;
-        rmdir(cgroup);
-    }
-    return false;
-}
+static struct cgroup cgroup;
 
 static void limit_of_cgroup(void)
 {
     struct ep_shm shm[64];
     int n = 0;
 
-    CHECK(put(cgroup, "cgroup.procs", "0"));
-    refused(128 * MIB, 16 * MIB, cgroup_limit);
+    CHECK(cgroup_join(&cgroup));
+    refused(128 * MIB, 16 * MIB, cgroup.limit_file);
     CHECK(strstr(ep_last_error(), "limited to 67108864 bytes"));
     /* Many that fit one by one: the one that does not is refused, and those before can be touched. */
     while (n < 64 && ep_shm_new(4 * MIB, &shm[n]) == EP_OK)
         n++;
     CHECK(n >= 8 && n < 16);
-    CHECK(strstr(ep_last_error(), cgroup_limit));
+    CHECK(strstr(ep_last_error(), cgroup.limit_file));
     for (int i = 0; i < n; i++)
         memset(shm[i].base, i, 4 * MIB);
     /* What is released is there again. */
@@ -240,13 +206,12 @@ static void a_cgroup_is_named(void **state)
     print_message("SKIP: the shadow memory of ThreadSanitizer counts against the limit, too\n");
     skip();
 #endif
-    if (!make_cgroup()) {
+    if (!cgroup_make(&cgroup, 64 * MIB)) {
         print_message("SKIP: no memory cgroup can be made here\n");
         skip();
     }
     result = in_child(limit_of_cgroup);
-    for (int tries = 0; rmdir(cgroup) != 0 && errno == EBUSY && tries < 100; tries++)
-        usleep(10000);
+    cgroup_remove(&cgroup);
     assert_int_equal(result, 0);
 }
 

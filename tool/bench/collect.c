@@ -50,11 +50,14 @@ static bool memory_suffices(const struct ranks_spec *spec, const struct bench_re
 {
     uint64_t needed = bench_bytes(request, spec->nranks, spec->boot == RANKS_MPI);
     uint64_t there = machine_memory_bytes();
+    char needed_text[MACHINE_BYTES_TEXT], there_text[MACHINE_BYTES_TEXT];
 
     if (needed < there / 10 * 9)
         return true;
-    out_error("bench: %d ranks need about %.1f GiB of memory, and this machine has %.1f GiB", spec->nranks,
-              (double)needed / (1u << 30), (double)there / (1u << 30));
+    machine_print_bytes((double)needed, needed_text);
+    machine_print_bytes((double)there, there_text);
+    out_error("bench: %d ranks need about %s of memory, and this machine has %s for them", spec->nranks, needed_text,
+              there_text);
     out_hint("use fewer --tokens, fewer --ranks or a smaller --hidden");
     return false;
 }

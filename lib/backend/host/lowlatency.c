@@ -230,7 +230,7 @@ static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct l
     }
 }
 
-/* What is told of the rows besides them. `count` [L]. */
+/* The metadata of the rows. `count` [L]. */
 static void tell_counts(const ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_range *ranges,
                         const int32_t *count)
 {

@@ -23,8 +23,8 @@
 #define PUTS 16
 /* The emulated network holds a wire for each pair of ranks. */
 #define EMULATED_RING_BYTES (64u << 10)
-#define NAP_LEAST_NS 20000u
-#define NAP_MOST_NS 1000000u
+#define BACKOFF_LEAST_NS 20000u
+#define BACKOFF_MOST_NS 1000000u
 
 struct put {
     uint64_t offset;
@@ -50,7 +50,7 @@ struct peer {
     struct put puts[PUTS]; /* a ring: the first `first`, `n` of them */
     int first, n;
     uint64_t sent, left; /* puts queued so far, and when everything had left */
-    uint64_t due[LL_SIGNALS], told[LL_SIGNALS];
+    uint64_t due[LL_SIGNALS], signalled[LL_SIGNALS];
     struct parcel parcels[2][LL_PARCELS];
     struct retired *retired;
     bool ended;
@@ -105,13 +105,13 @@ static size_t offset_of(const struct ll_net *n, int from, int to, uint64_t numbe
 static bool push_signal(struct ll_net *n, int me, int rank, int which)
 {
     struct peer *peer = &n->peers[rank];
-    uint64_t add = peer->due[which] - peer->told[which];
+    uint64_t add = peer->due[which] - peer->signalled[which];
 
     if (!add)
         return true;
     if (!n->net->ops->signal(n->net, rank, 0, (uint32_t)(me * LL_SIGNALS + which), add))
         return false;
-    peer->told[which] += add;
+    peer->signalled[which] += add;
     return true;
 }
 
@@ -183,7 +183,7 @@ static bool is_outstanding(const ep_ll *ll)
 {
     const struct host_ll *inner = ll->impl;
 
-    /* The second one before any call of this rank has told of it. */
+    /* The second one before any call of this rank has signalled it. */
     if (atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&inner->host->control->failure))
         return false;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
@@ -436,7 +436,7 @@ static void *run(void *context)
 {
     const ep_ll *ll = context;
     struct ll_net *n = net_of(ll);
-    struct timespec nap = {.tv_nsec = NAP_LEAST_NS};
+    struct timespec backoff = {.tv_nsec = BACKOFF_LEAST_NS};
 
     pthread_mutex_lock(&n->lock);
     while (!n->stops) {
@@ -451,8 +451,10 @@ static void *run(void *context)
             continue;
         }
         pthread_mutex_unlock(&n->lock);
-        nap.tv_nsec = moved ? NAP_LEAST_NS : nap.tv_nsec < NAP_MOST_NS / 2 ? 2 * nap.tv_nsec : NAP_MOST_NS;
-        nanosleep(&nap, NULL);
+        backoff.tv_nsec = moved                                   ? BACKOFF_LEAST_NS
+                          : backoff.tv_nsec < BACKOFF_MOST_NS / 2 ? 2 * backoff.tv_nsec
+                                                                  : BACKOFF_MOST_NS;
+        nanosleep(&backoff, NULL);
         pthread_mutex_lock(&n->lock);
     }
     pthread_mutex_unlock(&n->lock);
@@ -564,7 +566,7 @@ static void flush(ep_ll *ll, struct ll_net *n)
 {
     const struct host_ll *inner = ll->impl;
     uint64_t deadline_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
-    struct timespec nap = {.tv_nsec = NAP_LEAST_NS};
+    struct timespec backoff = {.tv_nsec = BACKOFF_LEAST_NS};
 
     while (host_check(inner->host) == EP_OK && ep_now_ns() < deadline_ns) {
         bool all = true, moved;
@@ -576,7 +578,7 @@ static void flush(ep_ll *ll, struct ll_net *n)
                 all &= flushed(n, ll->comm->rank, rank);
         if (all)
             return;
-        nanosleep(&nap, NULL);
+        nanosleep(&backoff, NULL);
     }
 }
 

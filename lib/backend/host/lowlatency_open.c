@@ -42,7 +42,7 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
 }
 
 /* `inner` NULL: this rank has failed already, and takes part to say so. */
-static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
+static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status mine)
 {
     struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS] = {{.slot = HOST_NOWHERE}};
     ep_status status;
@@ -99,7 +99,7 @@ ep_status host_ll_open(ep_ll *ll)
 
     inner = calloc(1, sizeof(*inner));
     if (!inner)
-        return meet_peers(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
+        return exchange_segments(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
     inner->host = host;
     ll->impl = inner;
     lay_out(ll, inner);
@@ -133,7 +133,7 @@ ep_status host_ll_open(ep_ll *ll)
         status = host_alloc_internal(host, segment_bytes(ll, inner), &inner->segment);
     if (status == EP_OK && ll->comm->nnodes > 1)
         status = ll_net_prepare(ll);
-    status = meet_peers(ll, inner, status);
+    status = exchange_segments(ll, inner, status);
     if (status == EP_OK && inner->net)
         status = host_agree_within(ll->comm, "ep_ll_new", ll_net_open(ll));
     if (status != EP_OK) {

@@ -11,11 +11,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* Sleep on sockets between two looks at the group. */
+#define SLICE_MS 20
+
 /* One plain socket; a turn's bytes that are still to come and to go. */
 struct plug {
     int fd, rank;
     size_t bytes; /* of a turn, each way */
     size_t out, in;
+    bool closed; /* by the peer */
 };
 
 struct ep_net_probe {
@@ -45,7 +49,7 @@ static size_t channel_bytes(size_t bytes, int channel, int channels)
 /* A channel to a peer in this turn. */
 struct flow {
     size_t at;
-    bool told;
+    bool signalled;
 };
 
 /* The next puts of one channel, then the signal; true: something has gone. */
@@ -64,9 +68,9 @@ static bool push_flow(struct ep_net_probe *probe, int peer, int channel, struct 
         flow->at += (size_t)probe->channels * EP_NET_PROBE_CHUNK;
         moved = true;
     }
-    if (!flow->told) {
-        flow->told = net->ops->signal(net, peer, channel, (uint32_t)(slot_there * probe->channels + channel), 1);
-        moved |= flow->told;
+    if (!flow->signalled) {
+        flow->signalled = net->ops->signal(net, peer, channel, (uint32_t)(slot_there * probe->channels + channel), 1);
+        moved |= flow->signalled;
     }
     return moved;
 }
@@ -81,12 +85,21 @@ static ep_status puts_pass(struct ep_net_probe *probe, struct flow *flows, bool 
     for (int i = 0; i < probe->npeers * probe->channels; i++) {
         int peer = ep_net_peer(net->node, i / probe->channels), channel = i % probe->channels;
 
-        if (!flows[i].told)
+        if (!flows[i].signalled)
             *ret_moved |= push_flow(probe, peer, channel, &flows[i]);
-        if (!flows[i].told || !net->ops->flush_test(net, peer, channel) || net->signals[i] < probe->turns)
+        if (!flows[i].signalled || !net->ops->flush_test(net, peer, channel) || net->signals[i] < probe->turns)
             *ret_waiting = peer;
     }
     return EP_OK;
+}
+
+/* The peers wait for what this rank can no longer do. */
+static ep_status raise_broken(struct ep_net_probe *probe, ep_status status)
+{
+    struct host_comm *host = probe->host;
+    int broken_by = probe->net->broken_by;
+
+    return host_raise_own(host, status, broken_by ? host_rail(host, broken_by - 1) : host->comm->rank, HOST_PROBE_PUTS);
 }
 
 ep_status ep_net_probe_puts(struct ep_net_probe *probe)
@@ -99,13 +112,15 @@ ep_status ep_net_probe_puts(struct ep_net_probe *probe)
     for (int i = 0; flows && i < probe->npeers * probe->channels; i++)
         flows[i].at = (size_t)(i % probe->channels) * EP_NET_PROBE_CHUNK;
     probe->turns++;
-    host_pause_begin(&pause, host, HOST_DISPATCH_MOVE);
+    host_pause_begin(&pause, host, HOST_PROBE_PUTS);
     while (status == EP_OK) {
         uint32_t seen = host_doorbell(host);
         bool moved = false;
         int node;
 
         status = puts_pass(probe, flows, &moved, &node);
+        if (status != EP_OK)
+            status = raise_broken(probe, status);
         if (status != EP_OK || node < 0)
             break;
         pause.polls = !probe->net->sleeps;
@@ -126,27 +141,35 @@ bool ep_net_probe_has_sockets(const struct ep_net_probe *probe)
     return probe->plugs != NULL;
 }
 
-static ep_status fail_socket(const struct plug *plug, ssize_t n)
-{
-    return n == 0 ? ep_fail(EP_E_PEER_DEAD, "network probe: rank %d has closed its socket", plug->rank)
-                  : ep_fail_errno(EP_E_SYSTEM, errno, "network probe: the socket to rank %d", plug->rank);
-}
-
 static bool is_again(ssize_t n)
 {
     return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
 }
 
+/* Why the peer has closed it, its control block or its control link says: it may have died, left or failed. */
+static bool is_closed(ssize_t n)
+{
+    return n == 0 || (n < 0 && (errno == EPIPE || errno == ECONNRESET));
+}
+
+static ep_status fail_socket(const struct plug *plug)
+{
+    return ep_fail_errno(EP_E_SYSTEM, errno, "network probe: the socket to rank %d", plug->rank);
+}
+
 static ep_status move_plug(struct ep_net_probe *probe, struct plug *plug, bool *ret_moved)
 {
-    while (plug->out) {
+    while (plug->out && !plug->closed) {
         ssize_t n = send(plug->fd, probe->data, plug->out < EP_NET_PROBE_CHUNK ? plug->out : EP_NET_PROBE_CHUNK,
                          MSG_NOSIGNAL | MSG_DONTWAIT);
 
         if (is_again(n))
             break;
+        plug->closed = is_closed(n);
+        if (plug->closed)
+            break;
         if (n < 0)
-            return fail_socket(plug, n);
+            return fail_socket(plug);
         plug->out -= (size_t)n;
         *ret_moved = true;
     }
@@ -156,45 +179,68 @@ static ep_status move_plug(struct ep_net_probe *probe, struct plug *plug, bool *
 
         if (is_again(n))
             break;
-        if (n <= 0)
-            return fail_socket(plug, n);
+        plug->closed |= is_closed(n);
+        if (is_closed(n))
+            break;
+        if (n < 0)
+            return fail_socket(plug);
         plug->in -= (size_t)n;
         *ret_moved = true;
     }
     return EP_OK;
 }
 
+/*
+ * One pass over all sockets. *ret_n_polls: those that this turn still needs; *ret_waiting: of one of them the rank, -1:
+ * all are done.
+ */
+static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *ret_n_polls, int *ret_waiting)
+{
+    *ret_n_polls = 0;
+    *ret_waiting = -1;
+    for (int i = 0; i < probe->npeers * probe->channels; i++) {
+        struct plug *plug = &probe->plugs[i];
+        ep_status status = move_plug(probe, plug, ret_moved);
+
+        if (status != EP_OK)
+            return host_raise_own(probe->host, status, probe->host->comm->rank, HOST_PROBE_SOCKETS);
+        if (!plug->in && !plug->out)
+            continue;
+        *ret_waiting = plug->rank;
+        if (plug->closed)
+            continue;
+        probe->polls[(*ret_n_polls)++] =
+            (struct pollfd){.fd = plug->fd, .events = (short)((plug->in ? POLLIN : 0) | (plug->out ? POLLOUT : 0))};
+    }
+    return EP_OK;
+}
+
 ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
 {
-    uint64_t deadline_ns = ep_deadline_ns(probe->host->comm->config.timeout_ms);
-    int n = probe->npeers * probe->channels;
+    struct host_comm *host = probe->host;
+    struct host_pause pause;
+    ep_status status = EP_OK;
 
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < probe->npeers * probe->channels; i++)
         probe->plugs[i].out = probe->plugs[i].in = probe->plugs[i].bytes;
-    for (;;) {
-        int n_polls = 0, late = -1;
+    host_pause_begin(&pause, host, HOST_PROBE_SOCKETS);
+    while (status == EP_OK) {
+        int n_polls, rank;
         bool moved = false;
 
-        for (int i = 0; i < n; i++) {
-            struct plug *plug = &probe->plugs[i];
-
-            EP_TRY(move_plug(probe, plug, &moved));
-            if (!plug->in && !plug->out)
-                continue;
-            late = plug->rank;
-            probe->polls[n_polls++] =
-                (struct pollfd){.fd = plug->fd, .events = (short)((plug->in ? POLLIN : 0) | (plug->out ? POLLOUT : 0))};
+        status = sockets_pass(probe, &moved, &n_polls, &rank);
+        if (status != EP_OK || rank < 0)
+            break;
+        if (moved) {
+            host_pause_reset(&pause);
+            continue;
         }
-        if (n_polls == 0)
-            return EP_OK;
-        if (moved)
-            deadline_ns = ep_deadline_ns(probe->host->comm->config.timeout_ms);
-        else if (ep_now_ns() >= deadline_ns)
-            return ep_fail(EP_E_TIMEOUT, "network probe: rank %d did not answer within %d ms", late,
-                           probe->host->comm->config.timeout_ms);
-        else
-            (void)poll(probe->polls, (nfds_t)n_polls, 20);
+        status = host_pause_check(&pause, rank);
+        if (status == EP_OK)
+            (void)poll(probe->polls, (nfds_t)n_polls, SLICE_MS);
     }
+    host_pause_end(&pause);
+    return status;
 }
 
 /* --- opening and closing --- */
@@ -250,6 +296,7 @@ static ep_status open_probe(struct ep_net_probe *probe, ep_comm *comm)
     struct ep_net_provider provider;
     struct ep_net_params params;
 
+    (void)host_take_failed_owner(); /* of an earlier failure */
     host_net_describe(probe->host, &provider, &params);
     params.boot = &boot;
     params.region_bytes = (size_t)probe->npeers * probe->bytes;
@@ -290,8 +337,10 @@ void ep_net_probe_free(struct ep_net_probe *probe)
 {
     if (!probe)
         return;
-    if (probe->net)
+    if (probe->net) {
+        probe->net->hurries = atomic_load(&probe->host->comm->failed) != EP_OK;
         probe->net->ops->free(probe->net);
+    }
     for (int i = 0; probe->lines && i < probe->npeers * (probe->channels + 1); i++)
         if (probe->lines[i].fd >= 0)
             close(probe->lines[i].fd);

@@ -21,7 +21,7 @@ struct ep_rows_ops {
     /*
      * Copies `bytes` (a multiple of 16; src and every dst aligned to 16) from src to each of dst[0..n). The stream form
      * writes around the caches: right when the destinations together do not fit in them, because a plain store first
-     * reads the line that it overwrites. Call stream_end() before anybody is told that the data is there.
+     * reads the line that it overwrites. Call stream_end() before the peers are signalled that the data is there.
      */
     void (*copy)(void *const *dst, int n, const void *src, size_t bytes);
     void (*copy_stream)(void *const *dst, int n, const void *src, size_t bytes);

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The network probe: who is named when it cannot be opened, and what its waits tell the group. Two nodes of one rank,
+ * which are threads.
+ */
+#include "backend/host/host.h"
+#include "net/probe.h"
+#include "testing/launch.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { NRANKS = 2, PATIENT_MS = 300000 };
+
+struct scenario {
+    const char *network;
+    int (*run)(struct scenario *scenario, ep_comm *comm);
+    ep_comm *comms[NRANKS];
+    _Atomic int ready;
+    ep_status status[NRANKS];
+    char text[NRANKS][EP_ERROR_TEXT_BYTES];
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    int code;
+
+    config.backend = "host";
+    config.timeout_ms = PATIENT_MS;
+    config.ranks_per_node = 1;
+    config.network = scenario->network;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    scenario->comms[boot->rank] = comm;
+    if (ep_comm_barrier(comm) != EP_OK)
+        return 2;
+    code = scenario->run(scenario, comm);
+    /* The peers still look at this rank. */
+    atomic_fetch_add(&scenario->ready, 1);
+    while (atomic_load(&scenario->ready) < NRANKS)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    ep_comm_free(comm);
+    return code;
+}
+
+static void run_scenario(struct scenario *scenario)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = run_rank;
+    launch.argument = scenario;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < NRANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
+}
+
+static void keep(struct scenario *scenario, int rank, ep_status status)
+{
+    scenario->status[rank] = status;
+    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_last_error());
+}
+
+/* --- an earlier failure of a peer -------------------------------------------------------------------------------- */
+
+/* Rank 1 answers that it cannot hand out its segment: it has released it. */
+static int fail_at_owner(ep_comm *comm)
+{
+    struct host_comm *host = host_of(comm);
+    struct host_peer *peer = &host->peers[1];
+    struct ep_shm_name name = {.process = peer->key ^ 1, .serial = UINT64_MAX, .bytes = 4096};
+    struct ep_shm shm;
+    ep_status status;
+
+    if (ep_shm_serve(&peer->address) != EP_OK)
+        return 3;
+    peer->key ^= 1; /* as of another process, which has to be asked */
+    status = host_attach(host, 1, &name, PATIENT_MS, &shm);
+    peer->key ^= 1;
+    memset(&peer->address, 0, sizeof(peer->address));
+    ep_shm_serve_end();
+    return status == EP_E_PEER_LEFT ? 0 : 4;
+}
+
+/* Behind the last agreement of the engine itself. */
+static ep_status fail_to_open(const struct ep_net_provider *provider, const struct ep_net_params *params,
+                              struct ep_net **ret_net)
+{
+    EP_TRY(ep_net_emulated.open(provider, params, ret_net));
+    if (params->rank != 0)
+        return EP_OK;
+    (*ret_net)->ops->free(*ret_net);
+    *ret_net = NULL;
+    return ep_fail(EP_E_SYSTEM, "no descriptors for the network");
+}
+
+static int open_probe_after_failure(struct scenario *scenario, ep_comm *comm)
+{
+    struct ep_net_probe *probe = NULL;
+
+    host_of(comm)->provider.open = fail_to_open;
+    if (comm->rank == 0 && fail_at_owner(comm) != 0)
+        return 3;
+    keep(scenario, comm->rank, ep_net_probe_new(comm, 4096, &probe));
+    return probe ? 4 : 0;
+}
+
+static int open_ll_after_failure(struct scenario *scenario, ep_comm *comm)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll *ll = NULL;
+
+    config.max_tokens = 4;
+    config.hidden = 128;
+    config.n_experts = NRANKS;
+    config.topk = 1;
+    host_of(comm)->provider.open = fail_to_open;
+    if (comm->rank == 0 && fail_at_owner(comm) != 0)
+        return 3;
+    keep(scenario, comm->rank, ep_ll_new(comm, &config, &ll));
+    return ll ? 4 : 0;
+}
+
+/* The steps of an agreement: a failure is judged in the same call in which it was found. */
+static int agree_twice(struct scenario *scenario, ep_comm *comm)
+{
+    ep_status status = EP_OK;
+
+    if (comm->rank == 0 && fail_at_owner(comm) != 0)
+        return 3;
+    if (comm->rank == 0)
+        status = ep_fail(EP_E_MEMORY, "what rank 1 could not hand out");
+    if (host_agree_within(comm, "first step", status) != EP_E_MEMORY)
+        return 4;
+    status = comm->rank == 0 ? ep_fail(EP_E_SYSTEM, "no descriptors for the network") : EP_OK;
+    keep(scenario, comm->rank, host_agree_within(comm, "second step", status));
+    return 0;
+}
+
+static void an_earlier_failure_of_a_peer_is_not_blamed_again(void **state)
+{
+    static const struct {
+        int (*run)(struct scenario *scenario, ep_comm *comm);
+        const char *text;
+    } cases[] = {
+        {open_probe_after_failure, "network probe: rank 0 failed: no descriptors for the network"},
+        {open_ll_after_failure, "ep_ll_new: rank 0 failed: no descriptors for the network"},
+        {agree_twice, "second step: rank 0 failed: no descriptors for the network"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct scenario scenario = {.network = "emulated", .run = cases[i].run};
+
+        run_scenario(&scenario);
+        for (int rank = 0; rank < NRANKS; rank++)
+            assert_int_equal(scenario.status[rank], EP_E_SYSTEM);
+        assert_string_equal(scenario.text[1], cases[i].text);
+        assert_non_null(strstr(scenario.text[0], "no descriptors for the network"));
+        assert_null(strstr(scenario.text[0], "rank 1"));
+    }
+}
+
+/* --- waits -------------------------------------------------------------------------------------------------------- */
+
+/* Until rank 0 says that it waits for this rank in that phase. */
+static void wait_until_waited_for(const struct scenario *scenario, enum host_phase phase)
+{
+    const struct host_control *control = host_of(scenario->comms[0])->control;
+
+    while (atomic_load(&control->waiting) != (2u << 8 | (uint32_t)phase))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static int stay_away(struct scenario *scenario, ep_comm *comm, ep_status (*turn)(struct ep_net_probe *probe),
+                     enum host_phase phase)
+{
+    struct ep_net_probe *probe = NULL;
+
+    if (ep_net_probe_new(comm, 1 << 20, &probe) != EP_OK)
+        return 3;
+    if (turn(probe) != EP_OK)
+        return 4;
+    if (comm->rank == 0) {
+        keep(scenario, 0, turn(probe));
+    } else {
+        wait_until_waited_for(scenario, phase);
+        ep_comm_abort(comm);
+        while (atomic_load(&host_of(scenario->comms[0])->control->waiting))
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    ep_net_probe_free(probe);
+    return 0;
+}
+
+static int stay_away_from_puts(struct scenario *scenario, ep_comm *comm)
+{
+    return stay_away(scenario, comm, ep_net_probe_puts, HOST_PROBE_PUTS);
+}
+
+static int stay_away_from_sockets(struct scenario *scenario, ep_comm *comm)
+{
+    return stay_away(scenario, comm, ep_net_probe_sockets, HOST_PROBE_SOCKETS);
+}
+
+/* Its peers see whom it waits for and in what, so that they can look behind it; and an abort wakes it. */
+static void waits_say_for_whom_and_in_what(void **state)
+{
+    (void)state;
+    for (int sockets = 0; sockets < 2; sockets++) {
+        struct scenario scenario = {.network = "tcp", .run = sockets ? stay_away_from_sockets : stay_away_from_puts};
+
+        run_scenario(&scenario);
+        assert_int_equal(scenario.status[0], EP_E_ABORTED);
+        assert_non_null(strstr(scenario.text[0], "rank 1 called ep_comm_abort"));
+    }
+}
+
+/* --- closed sockets ----------------------------------------------------------------------------------------------- */
+
+static int close_early(struct scenario *scenario, ep_comm *comm)
+{
+    struct ep_net_probe *probe = NULL;
+
+    if (ep_net_probe_new(comm, 1 << 20, &probe) != EP_OK)
+        return 3;
+    if (comm->rank == 0) {
+        comm->config.timeout_ms = 1000;
+        keep(scenario, 0, ep_net_probe_sockets(probe));
+    }
+    ep_net_probe_free(probe);
+    return 0;
+}
+
+/* It lives and has freed its probe. */
+static void a_closed_socket_is_no_death(void **state)
+{
+    struct scenario scenario = {.network = "tcp", .run = close_early};
+
+    (void)state;
+    run_scenario(&scenario);
+    assert_int_equal(scenario.status[0], EP_E_TIMEOUT);
+    assert_string_equal(scenario.text[0], "rank 1 did not answer within 1000 ms in \"network probe: plain sockets\"");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_earlier_failure_of_a_peer_is_not_blamed_again),
+        cmocka_unit_test(waits_say_for_whom_and_in_what),
+        cmocka_unit_test(a_closed_socket_is_no_death),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

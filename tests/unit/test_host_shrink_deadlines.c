@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How many deadlines ep_comm_shrink waits out, with ranks that have stopped: counted, as how long they are depends on
+ * the machine. Ranks are processes; a stopped one is ended by the last of the others.
+ */
+#include "group/group.h"
+#include "tcp/acceptor.h"
+#include "testing/launch.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { NRANKS = 5, TIMEOUT_MS = 5000 };
+
+/* Shared with the ranks. */
+struct scenario {
+    const char *network; /* NULL: all on one host */
+    int n_stopped;       /* the lowest ranks, before they call */
+    bool leader_stops;   /* rank 0, when two others have come to it, and before rank 4 calls */
+    int aborts;          /* rank that aborts when two others have come to rank 0; rank 4 does not call */
+    _Atomic pid_t pids[NRANKS];
+    _Atomic int stopped, returned;
+    ep_status status[NRANKS];
+    int deadlines[NRANKS], members[NRANKS];
+    char text[NRANKS][256];
+};
+
+/* Of this process. */
+static struct scenario *leads_in;
+static _Thread_local tcp_acceptor_take_fn real_take;
+static _Atomic bool counts; /* not while a communicator is created */
+static _Atomic int taken;   /* connections that leaders have accepted */
+
+void __real_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+                              void *context);
+void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+                              void *context);
+
+static void count_taken(void *context, const struct tcp_handshake *hs, int fd)
+{
+    taken += atomic_load(&counts);
+    real_take(context, hs, fd);
+}
+
+/* A leader that stops while it waits: the others have connected. */
+void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+                              void *context)
+{
+    real_take = take;
+    if (leads_in && taken >= 2) {
+        atomic_store(&leads_in->stopped, 1);
+        raise(SIGSTOP);
+    }
+    __real_tcp_acceptor_step(acceptor, check, count_taken, context);
+}
+
+static void wait_until(_Atomic int *word, int least)
+{
+    while (atomic_load(word) < least)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void shrink(struct scenario *scenario, ep_comm *comm)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+    int rank = comm->rank;
+    ep_comm *next = NULL;
+
+    scenario->status[rank] = ep_comm_shrink(comm, NULL, &next);
+    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
+    scenario->deadlines[rank] = host_of(comm)->shrink_deadlines;
+    if (scenario->status[rank] == EP_OK && ep_comm_get_info(next, &info) == EP_OK)
+        scenario->members[rank] = info.nranks;
+    ep_comm_free(next);
+}
+
+static int live(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int rank = boot->rank, n_stopped = scenario->n_stopped + scenario->leader_stops;
+    ep_comm *comm = NULL;
+
+    config.backend = "host";
+    config.timeout_ms = 120000; /* nobody is late before the shrink */
+    if (scenario->network) {
+        config.network = scenario->network;
+        config.ranks_per_node = 1;
+    }
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    comm->config.timeout_ms = TIMEOUT_MS;
+    atomic_store(&scenario->pids[rank], getpid());
+    if (rank < scenario->n_stopped) {
+        atomic_fetch_add(&scenario->stopped, 1);
+        raise(SIGSTOP);
+    }
+    if (scenario->leader_stops && rank == 0) {
+        leads_in = scenario;
+        atomic_store(&counts, true);
+    }
+    if (!scenario->leader_stops || rank == NRANKS - 1)
+        wait_until(&scenario->stopped, n_stopped);
+    shrink(scenario, comm);
+    /* Who leaves is gone to the others. */
+    atomic_fetch_add(&scenario->returned, 1);
+    wait_until(&scenario->returned, NRANKS - n_stopped);
+    for (int i = 0; rank == NRANKS - 1 && i < n_stopped; i++)
+        kill(atomic_load(&scenario->pids[i]), SIGKILL);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static struct scenario *run_scenario(const struct scenario *wanted)
+{
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+    int n_stopped = wanted->n_stopped + wanted->leader_stops;
+
+    assert_true(scenario != MAP_FAILED);
+    *scenario = *wanted;
+    launch.nranks = NRANKS;
+    launch.run = live;
+    launch.argument = scenario;
+    launch.timeout_ms = 250000; /* only ends what hangs */
+    assert_int_equal(ep_launch(&launch, exits), n_stopped ? EP_E_PEER_DEAD : EP_OK);
+    for (int rank = n_stopped; rank < NRANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
+    return scenario;
+}
+
+/* All that have not stopped are in the new group, after at most so many deadlines each. */
+static void expect_group(const struct scenario *wanted, int most)
+{
+    struct scenario *scenario = run_scenario(wanted);
+    int n_stopped = wanted->n_stopped + wanted->leader_stops;
+
+    for (int rank = n_stopped; rank < NRANKS; rank++) {
+        if (scenario->status[rank] != EP_OK || scenario->deadlines[rank] > most)
+            print_error("rank %d: %d deadlines: %s\n", rank, scenario->deadlines[rank], scenario->text[rank]);
+        assert_int_equal(scenario->status[rank], EP_OK);
+        assert_int_equal(scenario->members[rank], NRANKS - n_stopped);
+        assert_in_range(scenario->deadlines[rank], 0, most);
+    }
+    munmap(scenario, sizeof(*scenario));
+}
+
+static void all_that_answer_wait_for_none(void **state)
+{
+    (void)state;
+    expect_group(&(struct scenario){.network = NULL}, 0);
+    expect_group(&(struct scenario){.network = "tcp"}, 0);
+}
+
+static void who_has_stopped_costs_one_deadline_on_a_host(void **state)
+{
+    (void)state;
+    expect_group(&(struct scenario){.n_stopped = 2}, 1);
+}
+
+/* One until it is passed over, and one in which its successor waits for it. */
+static void a_stopped_leader_costs_two_between_hosts(void **state)
+{
+    (void)state;
+    expect_group(&(struct scenario){.network = "tcp", .n_stopped = 1}, 2);
+}
+
+static void each_further_one_costs_one_more(void **state)
+{
+    (void)state;
+    expect_group(&(struct scenario){.network = "tcp", .n_stopped = 2}, 3);
+}
+
+/* Those that have come to it hear nothing any more: they need not wait as long as one that runs may. */
+static void a_leader_that_stops_while_it_waits_costs_no_more(void **state)
+{
+    (void)state;
+    expect_group(&(struct scenario){.network = "tcp", .leader_stops = true}, 2);
+}
+
+/* --- aborts ------------------------------------------------------------------------------------------------------- */
+
+static void *abort_when_they_wait(void *comm)
+{
+    wait_until(&taken, 2);
+    ep_comm_abort(comm);
+    return NULL;
+}
+
+static int live_beside_an_abort(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int rank = boot->rank;
+    ep_comm *comm = NULL;
+    pthread_t thread;
+
+    config.backend = "host";
+    config.timeout_ms = 120000;
+    config.network = "tcp";
+    config.ranks_per_node = 1;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    if (rank == scenario->aborts && pthread_create(&thread, NULL, abort_when_they_wait, comm) != 0)
+        return 2;
+    if (rank == 0)
+        atomic_store(&counts, true);
+    if (rank < 3)
+        shrink(scenario, comm);
+    if (rank == scenario->aborts)
+        pthread_join(thread, NULL);
+    atomic_fetch_add(&scenario->returned, 1);
+    wait_until(&scenario->returned, NRANKS);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* Of any rank, on whatever host, and whether it takes part in the shrink or not. */
+static void an_abort_wakes_all_between_hosts(void **state)
+{
+    (void)state;
+    for (int aborts = 0; aborts < NRANKS; aborts++) {
+        struct scenario scenario = {.aborts = aborts};
+        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+        ep_rank_exit exits[NRANKS];
+        char expected[64];
+
+        atomic_store(&counts, false);
+        atomic_store(&taken, 0);
+        launch.mode = EP_LAUNCH_THREADS;
+        launch.nranks = NRANKS;
+        launch.run = live_beside_an_abort;
+        launch.argument = &scenario;
+        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        snprintf(expected, sizeof(expected), "ep_comm_shrink: rank %d called ep_comm_abort", aborts);
+        for (int rank = 0; rank < NRANKS; rank++)
+            assert_int_equal(exits[rank].code, 0);
+        for (int rank = 0; rank < 3; rank++) {
+            assert_int_equal(scenario.status[rank], EP_E_ABORTED);
+            assert_string_equal(scenario.text[rank], expected);
+            assert_int_equal(scenario.deadlines[rank], 0);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_that_answer_wait_for_none),
+        cmocka_unit_test(who_has_stopped_costs_one_deadline_on_a_host),
+        cmocka_unit_test(a_stopped_leader_costs_two_between_hosts),
+        cmocka_unit_test(each_further_one_costs_one_more),
+        cmocka_unit_test(a_leader_that_stops_while_it_waits_costs_no_more),
+        cmocka_unit_test(an_abort_wakes_all_between_hosts),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
