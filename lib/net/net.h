@@ -56,6 +56,13 @@ struct ep_net_ops {
     int (*take_link)(struct ep_net *net, int peer);
     /* NULL: not known here. With ep_net_params.tolerant: the connection to `peer` has ended without a farewell. */
     bool (*lost)(struct ep_net *net, int peer);
+    /*
+     * From its return on nothing of `peer` changes region or signals here, neither what it sends from now on nor what
+     * has come and progress() has not taken: the region may be used anew. What is put to it is thrown away and counts
+     * as flushed (but see keeps_sources). The control link stays; `peer` hears as of a connection that was cut, or
+     * nothing. There is no way back. Any other status than EP_OK: what is under way may still land.
+     */
+    ep_status (*revoke)(struct ep_net *net, int peer);
     /* What has not left when the endpoint is freed may be read afterwards: its sources are never to be freed. */
     bool keeps_sources;
 };
@@ -110,14 +117,29 @@ struct ep_net_provider {
     void *context;
 };
 
-#define EP_NET_ABI 4u
+#define EP_NET_ABI 5u /* of these tables, and of what engines send */
 
 extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
 extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
 
+/* What the ranks tell each other when an endpoint is opened; what an engine adds lies behind it. */
+struct ep_net_introduction {
+    uint64_t status, abi, ranks_per_node, channels, region_bytes, n_signals;
+    char reason[256]; /* of the status */
+};
+
+/*
+ * For engines: one all-gather of introductions of `bytes`, which each begin with one of these; it is filled in here.
+ * Every rank takes part whatever its own `status`, so that nobody waits for one that has given up. EP_OK: all ranks
+ * have said so, with the same parameters. Its own status comes first, then that of the lowest rank, with its reason.
+ * `ret_all` [R] is zero where nothing has come.
+ */
+EP_PRIVATE_API ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status,
+                                          void *mine, size_t bytes, void *ret_all);
+
 /* What no engine takes: EP_E_ARG. */
-ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
+EP_PRIVATE_API ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
 
 /* Rounded up to whole pages of this machine; SIZE_MAX: there is no such size. */
 EP_PRIVATE_API size_t ep_net_whole_pages(size_t bytes);

@@ -369,6 +369,23 @@ static bool tcp_lost(struct ep_net *net, int peer)
     return false;
 }
 
+/* What the kernel has received and nobody has read goes with the socket, also where a forked process holds it too. */
+static ep_status tcp_revoke(struct ep_net *net, int peer)
+{
+    for (int channel = 0; channel < net->channels; channel++) {
+        struct stream *stream = stream_of(tcp_of(net), peer, channel);
+
+        end_stream(stream, 0);
+        stream->send_error = 0;
+        if (stream->fd < 0)
+            continue;
+        shutdown(stream->fd, SHUT_RDWR);
+        close(stream->fd);
+        stream->fd = -1;
+    }
+    return EP_OK;
+}
+
 const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net)
 {
     return &tcp_of(net)->rendezvous;
@@ -481,6 +498,7 @@ static const struct ep_net_ops tcp_ops = {
     .ended = tcp_ended,
     .take_link = tcp_take_link,
     .lost = tcp_lost,
+    .revoke = tcp_revoke,
 };
 
 /* Everything that needs no peer. */

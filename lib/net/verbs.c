@@ -216,6 +216,8 @@ static ep_status take_sent(struct verbs_net *v, const struct ibv_wc *done)
 {
     struct verbs_line *line = &v->lines[done->wr_id];
 
+    if (!line->qp)
+        return EP_OK; /* revoked */
     if (done->status != IBV_WC_SUCCESS)
         EP_TRY(take_failure(v, line, done->status));
     if (!line->count)
@@ -244,6 +246,8 @@ static ep_status take_arrival(struct verbs_net *v, const struct ibv_wc *done)
     char what[96];
     int error;
 
+    if (!line->qp)
+        return EP_OK; /* revoked */
     if (done->status != IBV_WC_SUCCESS)
         return take_failure(v, line, done->status);
     if (done->byte_len != sizeof(*record))
@@ -383,6 +387,28 @@ static bool verbs_lost(struct ep_net *net, int peer)
     return v->tcp->ops->lost(v->tcp, peer);
 }
 
+/*
+ * A queue pair that is gone writes nothing: the region stays registered for the other peers, and no queue pair that
+ * knows its key leads here from that one. What has come on it may still lie in the completion queues.
+ */
+static ep_status verbs_revoke(struct ep_net *net, int peer)
+{
+    struct verbs_net *v = verbs_of(net);
+
+    for (int channel = 0; channel < net->channels; channel++) {
+        struct verbs_line *line = line_of(v, peer, channel);
+        int error = line->qp ? v->device.library->destroy_qp(line->qp) : 0;
+
+        if (error)
+            return ep_fail_errno(EP_E_SYSTEM, error, "network verbs: ending a queue pair of %s", v->device.name);
+        line->qp = NULL;
+        line->bye = line->said = line->discards = true;
+        line->head = line->tail;
+        line->count = 0;
+    }
+    return v->tcp->ops->revoke(v->tcp, peer);
+}
+
 static int verbs_take_link(struct ep_net *net, int peer)
 {
     struct ep_net *tcp = verbs_of(net)->tcp;
@@ -507,4 +533,5 @@ const struct ep_net_ops verbs_ops = {
     .ended = verbs_ended,
     .take_link = verbs_take_link,
     .lost = verbs_lost,
+    .revoke = verbs_revoke,
 };
