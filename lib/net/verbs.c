@@ -201,6 +201,19 @@ static bool is_of_peer(enum ibv_wc_status why)
            why == IBV_WC_REM_ABORT_ERR || why == IBV_WC_REM_OP_ERR;
 }
 
+/* A queue pair cannot tell the peer's end of the cable from this one, the port can. */
+static ep_status check_port(struct verbs_net *v, const struct verbs_line *line, enum ibv_wc_status why)
+{
+    struct ibv_port_attr port;
+    char what[160];
+
+    memset(&port, 0, sizeof(port));
+    if (v->device.library->query_port(v->device.context, v->device.port, &port) != 0 || port.state == IBV_PORT_ACTIVE)
+        return EP_OK;
+    snprintf(what, sizeof(what), "the port of this rank is down: %s", v->device.library->wc_status_str(why));
+    return break_net(v, line, EP_E_SYSTEM, what);
+}
+
 static ep_status take_failure(struct verbs_net *v, struct verbs_line *line, enum ibv_wc_status why)
 {
     char what[128];
@@ -208,6 +221,7 @@ static ep_status take_failure(struct verbs_net *v, struct verbs_line *line, enum
     fail_line(line, why);
     if (is_of_peer(why))
         return EP_OK;
+    EP_TRY(check_port(v, line, why));
     snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(why));
     return break_net(v, line, EP_E_SYSTEM, what);
 }
@@ -298,17 +312,11 @@ static bool is_cut(const struct verbs_line *line)
            ep_now_ns() - line->failed_ns >= CUT_MS * UINT64_C(1000000);
 }
 
-/* A queue pair cannot tell the peer's end of the cable from this one. */
 static ep_status fail_cut(struct verbs_net *v, const struct verbs_line *line)
 {
-    struct ibv_port_attr port;
     char what[160];
 
-    memset(&port, 0, sizeof(port));
-    if (v->device.library->query_port(v->device.context, v->device.port, &port) == 0 && port.state != IBV_PORT_ACTIVE) {
-        snprintf(what, sizeof(what), "the port of this rank is down: %s", v->device.library->wc_status_str(line->why));
-        return break_net(v, line, EP_E_SYSTEM, what);
-    }
+    EP_TRY(check_port(v, line, line->why));
     snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(line->why));
     return break_net(v, line, EP_E_PEER_DEAD, what);
 }
