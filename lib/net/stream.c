@@ -33,7 +33,7 @@ struct staging {
  * Messages that may leave before the oldest has been flushed. Their heads need a place each, and flush_test() can only
  * answer for all of them together.
  */
-#define STAGED 8
+#define STAGED 16
 
 struct sender {
     uint64_t tail; /* behind the last message accepted */

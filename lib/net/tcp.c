@@ -19,7 +19,7 @@
 
 /* Records that may wait for room in a socket; more are "again" for the caller. */
 #define RECORDS 64
-/* Sent before there is a signal behind it: a put of that size fills a packet train anyway. */
+/* Sent before progress() is called: so much fills a packet train anyway. */
 #define EAGER_BYTES (256u << 10)
 /* What follows payload in one read: heads of records, and the rest of small messages, which are copied from here. */
 #define STASH_BYTES 4096
@@ -218,7 +218,9 @@ static bool tcp_signal(struct ep_net *net, int peer, int channel, uint32_t index
 
     if (!add_record(stream, TCP_WIRE_SIGNAL, index, add, NULL, 0))
         return false;
-    push(stream);
+    /* Behind puts it leaves with them: in progress(), in flush_test(), or when they are many. */
+    if (stream->count == 1 || stream->waiting >= EAGER_BYTES)
+        push(stream);
     return true;
 }
 
