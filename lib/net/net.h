@@ -14,9 +14,10 @@
  * every put before it. Nothing holds between different peers or channels, and a put may become visible piece by piece.
  *
  * Nothing blocks: put and signal say "again" when the executor has no room; the caller goes on with something else and
- * calls progress(). All calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a
- * NIC, NVSHMEM and a CPU proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c), "verbs"
- * (verbs.c) and "mpi" (lib/mpi).
+ * calls progress(). Puts without a signal behind them may stay here until progress() or flush_test() is called. All
+ * calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a NIC, NVSHMEM and a CPU
+ * proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c), "verbs" (verbs.c) and "mpi"
+ * (lib/mpi).
  */
 #ifndef EP_NET_NET_H
 #define EP_NET_NET_H
@@ -83,6 +84,8 @@ struct ep_net {
     uint64_t n_puts;   /* counted by who makes them */
     int broken_by;     /* 1 + the node whose damage broke the network, 0: none */
     bool sleeps;  /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
+    bool gathers; /* set by the user: signals behind puts may wait for progress() or flush_test(), to leave with others
+                   */
     bool hurries; /* set by the user before free: the group has failed, and nobody needs what is still on its way */
 };
 

@@ -218,8 +218,7 @@ static bool tcp_signal(struct ep_net *net, int peer, int channel, uint32_t index
 
     if (!add_record(stream, TCP_WIRE_SIGNAL, index, add, NULL, 0))
         return false;
-    /* Behind puts it leaves with them: in progress(), in flush_test(), or when they are many. */
-    if (stream->count == 1 || stream->waiting >= EAGER_BYTES)
+    if (!net->gathers || stream->count == 1 || stream->waiting >= EAGER_BYTES)
         push(stream);
     return true;
 }
