@@ -11,11 +11,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* One plain socket; a turn's bytes that are still to come and to go. */
+/* One plain socket, for the chunks of one channel. */
 struct plug {
-    int fd, rank;
-    size_t bytes; /* of a turn, each way */
-    size_t out, in;
+    int fd, rank, slot, channel;
+    size_t bytes;   /* of a turn, each way */
+    size_t out, in; /* of those: gone and come */
 };
 
 struct ep_net_probe {
@@ -24,7 +24,7 @@ struct ep_net_probe {
     int npeers, channels;
     size_t bytes;
     uint64_t turns;
-    unsigned char *data, *sink;
+    unsigned char *data;
     struct tcp_mesh_line *lines; /* [npeers][channels + 1] */
     struct plug *plugs;          /* [npeers][channels]; NULL: no sockets */
     struct pollfd *polls;
@@ -137,28 +137,42 @@ static bool is_again(ssize_t n)
     return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
 }
 
+/*
+ * What is behind byte `at` of the bytes of a channel in memory of a turn, laid out as for puts, and how much of it is
+ * one chunk: caches that hold the same piece again and again would make sockets look better than they are.
+ */
+static size_t find_piece(const struct ep_net_probe *probe, const struct plug *plug, size_t at, size_t *ret_bytes)
+{
+    size_t inside = at % EP_NET_PROBE_CHUNK, left = plug->bytes - at;
+
+    *ret_bytes = left < EP_NET_PROBE_CHUNK - inside ? left : EP_NET_PROBE_CHUNK - inside;
+    return (at / EP_NET_PROBE_CHUNK * (size_t)probe->channels + (size_t)plug->channel) * EP_NET_PROBE_CHUNK + inside;
+}
+
 static ep_status move_plug(struct ep_net_probe *probe, struct plug *plug, bool *ret_moved)
 {
-    while (plug->out) {
-        ssize_t n = send(plug->fd, probe->data, plug->out < EP_NET_PROBE_CHUNK ? plug->out : EP_NET_PROBE_CHUNK,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
+    unsigned char *into = probe->net->region + (size_t)plug->slot * probe->bytes;
+    size_t bytes, at;
+    ssize_t n;
 
+    while (plug->out < plug->bytes) {
+        at = find_piece(probe, plug, plug->out, &bytes);
+        n = send(plug->fd, probe->data + at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (is_again(n))
             break;
         if (n < 0)
             return fail_socket(plug, n);
-        plug->out -= (size_t)n;
+        plug->out += (size_t)n;
         *ret_moved = true;
     }
-    while (plug->in) {
-        ssize_t n =
-            recv(plug->fd, probe->sink, plug->in < EP_NET_PROBE_CHUNK ? plug->in : EP_NET_PROBE_CHUNK, MSG_DONTWAIT);
-
+    while (plug->in < plug->bytes) {
+        at = find_piece(probe, plug, plug->in, &bytes);
+        n = recv(plug->fd, into + at, bytes, MSG_DONTWAIT);
         if (is_again(n))
             break;
         if (n <= 0)
             return fail_socket(plug, n);
-        plug->in -= (size_t)n;
+        plug->in += (size_t)n;
         *ret_moved = true;
     }
     return EP_OK;
@@ -170,7 +184,7 @@ ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
     int n = probe->npeers * probe->channels;
 
     for (int i = 0; i < n; i++)
-        probe->plugs[i].out = probe->plugs[i].in = probe->plugs[i].bytes;
+        probe->plugs[i].out = probe->plugs[i].in = 0;
     for (;;) {
         int n_polls = 0, late = -1;
         bool moved = false;
@@ -179,11 +193,12 @@ ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
             struct plug *plug = &probe->plugs[i];
 
             EP_TRY(move_plug(probe, plug, &moved));
-            if (!plug->in && !plug->out)
+            if (plug->in == plug->bytes && plug->out == plug->bytes)
                 continue;
             late = plug->rank;
-            probe->polls[n_polls++] =
-                (struct pollfd){.fd = plug->fd, .events = (short)((plug->in ? POLLIN : 0) | (plug->out ? POLLOUT : 0))};
+            probe->polls[n_polls++] = (struct pollfd){
+                .fd = plug->fd,
+                .events = (short)((plug->in < plug->bytes ? POLLIN : 0) | (plug->out < plug->bytes ? POLLOUT : 0))};
         }
         if (n_polls == 0)
             return EP_OK;
@@ -210,13 +225,12 @@ static ep_status prepare(struct ep_net_probe *probe)
     size_t peers = (size_t)probe->npeers, n = peers * (size_t)probe->channels, lines = n + peers;
 
     probe->data = malloc(probe->bytes);
-    probe->sink = malloc(EP_NET_PROBE_CHUNK);
     probe->lines = calloc(lines, sizeof(*probe->lines));
     probe->plugs = calloc(n, sizeof(*probe->plugs));
     probe->polls = calloc(n, sizeof(*probe->polls));
     for (size_t i = 0; probe->lines && i < lines; i++)
         probe->lines[i].fd = -1;
-    if (!probe->data || !probe->sink || !probe->lines || !probe->plugs || !probe->polls)
+    if (!probe->data || !probe->lines || !probe->plugs || !probe->polls)
         return ep_fail(EP_E_MEMORY, "network probe: no memory for %zu bytes", probe->bytes);
     memset(probe->data, 1, probe->bytes);
     return EP_OK;
@@ -237,6 +251,8 @@ static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_pr
 
         probe->plugs[i] = (struct plug){.fd = probe->lines[peer * (probe->channels + 1) + channel].fd,
                                         .rank = host_rail(probe->host, ep_net_peer(probe->host->comm->node, peer)),
+                                        .slot = peer,
+                                        .channel = channel,
                                         .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
     }
     return status;
@@ -299,7 +315,6 @@ void ep_net_probe_free(struct ep_net_probe *probe)
     free(probe->plugs);
     free(probe->polls);
     free(probe->data);
-    free(probe->sink);
     free(probe);
 }
 
