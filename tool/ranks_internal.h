@@ -95,6 +95,9 @@ bool ranks_claims_hold(int rank, int size, char *ret_why, size_t bytes);
  */
 bool ranks_claims_tcp(bool asked);
 
+/* What keeps ranks_claims_tcp(true) from being so, for a message: "MASTER_ADDR is not set". */
+const char *ranks_claims_lack(void);
+
 /* --- ranks_world.c --- */
 
 /*

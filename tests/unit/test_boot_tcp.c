@@ -354,6 +354,9 @@ static enum answer count_other_ranks(int timeout_ms)
     root = answer_of(&ranks[0], EP_E_TIMEOUT, "rank 2", RANK(2), RANK(1));
     leaf = answer_of(&ranks[1], EP_E_TIMEOUT, "rank 2", RANK(2), RANK(0));
     other = answer_of(&ranks[2], EP_E_MISMATCH, "this job has 3 ranks, and that is rank 2 of 4", RANK(0), RANK(0));
+    /* Rank 0 says of whom it has refused why, too. */
+    if (other == FITS && root == FITS)
+        root = answer_of(&ranks[0], EP_E_TIMEOUT, "this job has 3 ranks, and that is rank 2 of 4", RANK(2), RANK(1));
     return worst(root, leaf > other ? leaf : other);
 }
 
