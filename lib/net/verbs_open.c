@@ -299,9 +299,9 @@ static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *
         goto free_all;
     }
     status = agree(&o, v->lines ? prepare(&o) : ep_fail(EP_E_MEMORY, "network verbs: no memory"));
-    if (status == EP_OK)
+    if (status == EP_OK && v->lines)
         status = agree(&o, connect_all(&o));
-    if (status == EP_OK)
+    if (status == EP_OK && v->lines)
         status = agree(&o, meet_all(&o));
 free_all:
     free(o.mine);
