@@ -290,12 +290,21 @@ static int run_model(const struct cmd *cmd, const struct bench_options *options,
 {
     char title[128], known[128];
     json_t *rows = bench_model(request, &options->model, options->machines, title, sizeof(title), known, sizeof(known));
+    struct bench_request modelled = *request;
+    char buffer[128];
+    const char *wrong;
     json_t *document;
     int result;
 
+    modelled.ops &= ~(unsigned)BENCH_LL;
+    wrong = bench_check(&modelled, 1, buffer, sizeof(buffer));
     if (!(request->ops & (BENCH_DISPATCH | BENCH_COMBINE))) {
         json_decref(rows);
         return cmd_usage(cmd, "--model is about dispatch and combine, and --only leaves both out");
+    }
+    if (rows && wrong) {
+        json_decref(rows);
+        return cmd_usage(cmd, "--model: %s", wrong);
     }
     if (!rows)
         return cmd_usage(cmd, "--machines %s: not known; there are %s", options->machines, known);

@@ -157,8 +157,9 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
     if (ranks % group->nodes != 0)
         return cmd_usage(cmd, "--ranks %" PRId64 " cannot be spread evenly over --nodes %" PRId64, ranks, group->nodes);
     if (!world && group->boot == RANKS_TCP)
-        return cmd_usage(cmd, "--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is, and "
-                              "WORLD_SIZE is 1 or not set");
+        return cmd_usage(cmd,
+                         "--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is, and %s",
+                         ranks_claims_lack());
     if (group->nodes == 1)
         result = check_network(cmd, call);
     else

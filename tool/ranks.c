@@ -146,6 +146,7 @@ int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, c
     } else {
         ep_status status;
 
+        ranks_choose_nics(ctx->spec);
         /* Before there is memory, which is placed near the processor that touches it first. */
         if (gpu_is_backend(ctx->spec->backend))
             gpu_bind(ctx->rank);

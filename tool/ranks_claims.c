@@ -113,6 +113,20 @@ bool ranks_claims_tcp(bool asked)
     return asked || (torchrun && *torchrun);
 }
 
+const char *ranks_claims_lack(void)
+{
+    static const char *const names[] = {"WORLD_SIZE", "RANK", "MASTER_ADDR"};
+    static const char *const lacks[] = {"WORLD_SIZE is not set", "RANK is not set", "MASTER_ADDR is not set"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const char *value = getenv(names[i]);
+
+        if (!value || !*value)
+            return lacks[i];
+    }
+    return "WORLD_SIZE is 1";
+}
+
 void ranks_claims_print(char *ret_text, size_t bytes)
 {
     size_t used = 0;

@@ -7,6 +7,7 @@
  *   ranks_mpi.c     mpirun as the starter, and libepkit-mpi
  *   ranks_claims.c  what variables of launchers say about this process
  *   ranks_world.c   epkit itself started by mpirun
+ *   ranks_nics.c    the NIC of each rank
  *   ranks_report.c  errors of many ranks in few words
  */
 #ifndef EP_TOOL_RANKS_INTERNAL_H
@@ -94,6 +95,9 @@ bool ranks_claims_hold(int rank, int size, char *ret_why, size_t bytes);
  */
 bool ranks_claims_tcp(bool asked);
 
+/* What keeps ranks_claims_tcp(true) from being so, for a message: "MASTER_ADDR is not set". */
+const char *ranks_claims_lack(void);
+
 /* --- ranks_world.c --- */
 
 /*
@@ -123,6 +127,14 @@ int ranks_follow(void);
  * have lost each other. *ret_first: the code of rank 0. Where no world was joined both are `code`.
  */
 int ranks_world_done(int code, int *ret_first);
+
+/* --- ranks_nics.c --- */
+
+/*
+ * Over the network "verbs" each rank uses the NIC that `epkit topo` assigns to its GPU, the one with the number of its
+ * place on the node: EPKIT_VERBS_DEVICE, unless it is set. Nothing where not every GPU has a NIC.
+ */
+void ranks_choose_nics(const struct ranks_spec *spec);
 
 /* --- ranks_report.c --- */
 

@@ -170,12 +170,19 @@ struct host_allocation {
     enum host_memory kind;
 };
 
-/* What is known of a rank of another host, by the control link of its node. Written by the thread of the links. */
+/*
+ * What is known of a rank of another host, by the control link of its node. Written by the thread of the links.
+ *
+ * `lost` is also written by low latency, whose endpoint has a connection to each rank: one that was cut takes its rank
+ * with it for the whole communicator, as on the endpoint of the streams, because no connection is made twice and a rank
+ * that one call reaches and another does not could agree on nothing. It is never taken back; `left` weighs more. Who is
+ * there after all finds that out in the shrink.
+ */
 struct host_remote {
     _Atomic uint32_t waiting; /* as in its control block */
     _Atomic uint64_t beat_ns; /* when it last looked around, by this host's clock */
     _Atomic uint32_t left;
-    _Atomic uint32_t lost;       /* it has died, or its control link has ended without a farewell */
+    _Atomic uint32_t lost;       /* it has died, or a connection to it has ended without a farewell */
     _Atomic uint64_t reason_for; /* as in its control block */
     char reason[HOST_REASON_BYTES];
     _Atomic uint32_t aborts;   /* as in its control block: also those behind a failure, which come as none */

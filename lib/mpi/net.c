@@ -42,6 +42,7 @@ struct record {
 struct outgoing {
     int rank, tag;
     unsigned first, count;      /* slots in use */
+    bool revoked;               /* nothing goes there any more */
     MPI_Request (*requests)[2]; /* [SLOTS] record, payload */
     unsigned char *slots;       /* [SLOTS][SLOT_BYTES] */
 };
@@ -50,6 +51,7 @@ struct incoming {
     int rank, tag;
     uint64_t payload; /* bytes of the put that the posted receive is for; 0: it is for a record */
     unsigned char *slot;
+    bool revoked; /* what comes is dropped */
 };
 
 struct mpi_net {
@@ -114,6 +116,8 @@ static bool post(struct mpi_net *m, int peer, int channel, const struct record *
     unsigned at;
     bool moved = false;
 
+    if (out->revoked)
+        return true;
     if (m->broken != EP_OK || (out->count == SLOTS && reap(m, out, &moved) != EP_OK) || out->count == SLOTS)
         return false;
     at = (out->first + out->count) % SLOTS;
@@ -219,6 +223,8 @@ static ep_status take_message(struct mpi_net *m, int index, MPI_Status *info)
 
     if (EP_MPI(MPI_Get_count, (info, MPI_BYTE, &bytes)) != EP_OK)
         return broken(m, EP_E_SYSTEM);
+    if (in->revoked)
+        return EP_OK; /* and no receive follows */
     if (!in->payload)
         return take_record(m, index, (size_t)bytes);
     if ((uint64_t)bytes != in->payload)
@@ -255,6 +261,39 @@ static ep_status mpi_progress(struct ep_net *net, bool *ret_moved)
     for (int i = 0; i < m->n; i++)
         EP_TRY(reap(m, &m->outgoing[i], &moved));
     *ret_moved = moved;
+    return EP_OK;
+}
+
+/*
+ * A receive that waits for its message can be cancelled; one that has begun ends by itself, and before that its memory
+ * is the message's.
+ */
+static ep_status mpi_revoke(struct ep_net *net, int peer)
+{
+    struct mpi_net *m = mpi_net_of(net);
+    uint64_t deadline_ns = ep_deadline_ns(FREE_MS);
+    unsigned tries = 0;
+
+    for (int channel = 0; channel < net->channels; channel++) {
+        int i = ep_net_slot(net->node, peer) * net->channels + channel;
+
+        m->outgoing[i].revoked = true;
+        if (!m->incoming[i].revoked && m->receiving[i] != MPI_REQUEST_NULL)
+            EP_TRY(EP_MPI(MPI_Cancel, (&m->receiving[i])));
+        m->incoming[i].revoked = true;
+    }
+    for (int channel = 0; channel < net->channels; channel++) {
+        int i = ep_net_slot(net->node, peer) * net->channels + channel, done = m->receiving[i] == MPI_REQUEST_NULL;
+
+        while (!done && ep_now_ns() < deadline_ns) {
+            EP_TRY(EP_MPI(MPI_Test, (&m->receiving[i], &done, MPI_STATUS_IGNORE)));
+            if (!done)
+                ep_backoff(&tries);
+        }
+        if (!done)
+            return ep_fail(EP_E_TIMEOUT, "network mpi: a message of rank %d that has begun did not end within %d ms",
+                           m->incoming[i].rank, FREE_MS);
+    }
     return EP_OK;
 }
 
@@ -345,6 +384,7 @@ static const struct ep_net_ops mpi_ops = {
     .flush_test = mpi_flush_test,
     .progress = mpi_progress,
     .free = mpi_free,
+    .revoke = mpi_revoke,
     .keeps_sources = true,
 };
 
@@ -353,15 +393,7 @@ static ep_status check_params(const struct ep_net_params *params, const ep_boot_
     if (params->rank != boot->boot.rank || params->nranks != boot->boot.nranks)
         return ep_fail(EP_E_ARG, "network mpi: rank %d of %d, but the communicator says %d of %d", params->rank,
                        params->nranks, boot->boot.rank, boot->boot.nranks);
-    if (params->ranks_per_node < 1 || params->nranks < 2 * params->ranks_per_node ||
-        params->nranks % params->ranks_per_node)
-        return ep_fail(EP_E_ARG, "network mpi: %d ranks with %d per node", params->nranks, params->ranks_per_node);
-    if (params->channels < 1 || params->channels > EP_NET_MAX_CHANNELS)
-        return ep_fail(EP_E_ARG, "network mpi: %d channels, of 1..%d", params->channels, EP_NET_MAX_CHANNELS);
-    if (params->region_bytes == 0 || params->region_bytes > SIZE_MAX / 2 || params->n_signals == 0)
-        return ep_fail(EP_E_ARG, "network mpi: region of %zu bytes, %u signals", params->region_bytes,
-                       params->n_signals);
-    return EP_OK;
+    return ep_net_check_params(mpi_ops.name, params);
 }
 
 static ep_status allocate(struct mpi_net *m)
@@ -388,56 +420,22 @@ static ep_status allocate(struct mpi_net *m)
     return EP_OK;
 }
 
-/* What the ranks must agree on, and the number of the endpoint: one that no rank has used. */
+/* With the number of the endpoint: one that no rank has used. */
 struct introduction {
-    uint64_t status, ranks_per_node, channels, region_bytes, n_signals, endpoints;
+    struct ep_net_introduction common;
+    uint64_t endpoints;
 };
 
-static ep_status compare(const struct introduction *mine, int rank, const struct introduction *theirs, int their_rank)
-{
-    const struct {
-        const char *name;
-        uint64_t mine, theirs;
-    } fields[] = {
-        {"ranks_per_node", mine->ranks_per_node, theirs->ranks_per_node},
-        {"channels", mine->channels, theirs->channels},
-        {"region_bytes", mine->region_bytes, theirs->region_bytes},
-        {"n_signals", mine->n_signals, theirs->n_signals},
-    };
-
-    if (theirs->status != EP_OK)
-        return ep_fail((ep_status)theirs->status, "network mpi: rank %d could not open its endpoint: %s", their_rank,
-                       ep_status_text((ep_status)theirs->status));
-    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
-        if (fields[i].mine != fields[i].theirs)
-            return ep_fail(EP_E_MISMATCH, "network mpi: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
-                           (unsigned long long)fields[i].mine, rank, (unsigned long long)fields[i].theirs, their_rank);
-    return EP_OK;
-}
-
-/* Collective, whatever the rank's own status, so that nobody waits for one that has given up. */
 static ep_status agree(struct mpi_net *m, const struct ep_net_params *params, ep_status status)
 {
-    struct introduction mine = {.status = status,
-                                .ranks_per_node = (uint64_t)params->ranks_per_node,
-                                .channels = (uint64_t)params->channels,
-                                .region_bytes = params->region_bytes,
-                                .n_signals = params->n_signals,
-                                .endpoints = m->boot->endpoints};
-    struct introduction *all = calloc((size_t)params->nranks, sizeof(*all));
-    ep_status met;
+    struct introduction mine = {.endpoints = m->boot->endpoints}, *all = calloc((size_t)params->nranks, sizeof(*all));
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "network mpi: no memory for %d ranks", params->nranks);
-    met = params->boot->allgather(params->boot->context, &mine, sizeof(mine), params->timeout_ms, all);
-    if (met != EP_OK && status == EP_OK)
-        status = met;
-    for (int rank = 0; met == EP_OK && rank < params->nranks; rank++) {
-        if (status == EP_OK)
-            status = compare(&mine, params->rank, &all[rank], rank);
+    status = ep_net_introduce(mpi_ops.name, params, status, &mine, sizeof(mine), all);
+    for (int rank = 0; rank < params->nranks; rank++)
         if (all[rank].endpoints > m->boot->endpoints)
             m->boot->endpoints = (uint32_t)all[rank].endpoints;
-    }
     m->boot->endpoints++;
     free(all);
     return status;

@@ -28,6 +28,7 @@ struct outgoing {
     const unsigned char *rest;
     size_t rest_bytes;
     uint64_t rest_offset, rest_due_ns;
+    bool revoked; /* nothing goes there any more */
 };
 
 struct incoming {
@@ -35,6 +36,7 @@ struct incoming {
     uint64_t head;
     uint32_t applied; /* bytes of the record at head that are in the region already */
     uint32_t writer;  /* rank */
+    bool revoked;     /* what comes is dropped */
 };
 
 struct emulated {
@@ -55,11 +57,10 @@ struct emulated {
     char reason[256];
 };
 
-/* What the ranks tell each other when an endpoint is opened. */
 struct introduction {
-    uint64_t status, channels, region_bytes, n_signals, capacity;
+    struct ep_net_introduction common;
+    uint64_t capacity;
     struct ep_shm_name name;
-    char reason[256]; /* of the status */
 };
 
 static struct emulated *emulated_of(struct ep_net *net)
@@ -198,6 +199,8 @@ static bool emulated_put(struct ep_net *net, int peer, int channel, uint64_t off
     struct outgoing *out = outgoing_of(e, peer, channel);
     size_t need = put_need(out->capacity, bytes);
 
+    if (out->revoked)
+        return true;
     if (stalled(e, true) || out->rest_bytes)
         return false;
     if (need <= out->capacity && room(out, need) < need)
@@ -216,6 +219,8 @@ static bool emulated_signal(struct ep_net *net, int peer, int channel, uint32_t 
     struct outgoing *out = outgoing_of(e, peer, channel);
     struct wire_record record = {.kind = WIRE_SIGNAL, .place = index, .add = add};
 
+    if (out->revoked)
+        return true;
     if (stalled(e, true) || out->rest_bytes || room(out, sizeof(record)) < sizeof(record))
         return false;
     record.due_ns = draw_due(e, out);
@@ -284,6 +289,12 @@ static ep_status serve(struct emulated *e, int index, int most_records, uint64_t
     uint64_t begin = in->head, tail = atomic_load_explicit(&in->wire->tail, memory_order_acquire);
     bool moved = false, piecemeal = false;
 
+    if (in->revoked) {
+        in->head = tail;
+        if (wire_make_room(in->wire, in->head))
+            wake_rank(e, (int)in->writer);
+        return EP_OK;
+    }
     if (tail - in->head > e->capacity)
         return broken(e, in, index, "more bytes than the wire holds");
     while (in->head != tail && !piecemeal && most_records-- > 0) {
@@ -367,6 +378,19 @@ static ep_status emulated_progress(struct ep_net *net, bool *ret_moved)
     return EP_OK;
 }
 
+static ep_status emulated_revoke(struct ep_net *net, int peer)
+{
+    struct emulated *e = emulated_of(net);
+
+    for (int channel = 0; channel < net->channels; channel++) {
+        int index = ep_net_slot(net->node, peer) * net->channels + channel;
+
+        e->outgoing[index].revoked = e->incoming[index].revoked = true;
+        e->outgoing[index].rest_bytes = 0;
+    }
+    return EP_OK;
+}
+
 /* --- opening --- */
 
 static void emulated_free(struct ep_net *net)
@@ -393,6 +417,7 @@ static const struct ep_net_ops emulated_ops = {
     .flush_test = emulated_flush_test,
     .progress = emulated_progress,
     .free = emulated_free,
+    .revoke = emulated_revoke,
 };
 
 /* The same answer on all ranks, as long as their parameters are. */
@@ -441,35 +466,6 @@ static ep_status prepare(struct emulated *e, const struct ep_net_params *params)
     return EP_OK;
 }
 
-static ep_status compare(const struct emulated *e, const struct introduction *mine, const struct introduction *theirs,
-                         int rank)
-{
-    const struct {
-        const char *name;
-        uint64_t mine, theirs;
-    } fields[] = {
-        {"channels", mine->channels, theirs->channels},
-        {"region_bytes", mine->region_bytes, theirs->region_bytes},
-        {"n_signals", mine->n_signals, theirs->n_signals},
-    };
-
-    if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
-        return ep_fail(EP_E_MISMATCH, "network emulated: what rank %d has published is damaged: status %llu", rank,
-                       (unsigned long long)theirs->status);
-    /* A peer of that rank may have failed, which its reason names: that comes first. */
-    if (theirs->status != EP_OK && mine->status == EP_OK && strncmp(theirs->reason, "rank ", 5) == 0)
-        return ep_fail((ep_status)theirs->status, "network emulated: %.*s (seen by rank %d)",
-                       (int)sizeof(theirs->reason), theirs->reason, rank);
-    if (theirs->status != EP_OK && mine->status == EP_OK)
-        return ep_fail((ep_status)theirs->status, "network emulated: rank %d could not open its endpoint: %.*s", rank,
-                       (int)sizeof(theirs->reason), theirs->reason);
-    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
-        if (fields[i].mine != fields[i].theirs)
-            return ep_fail(EP_E_MISMATCH, "network emulated: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
-                           (unsigned long long)fields[i].mine, e->rank, (unsigned long long)fields[i].theirs, rank);
-    return EP_OK;
-}
-
 static ep_status attach_peer(struct emulated *e, const struct ep_net_params *params, int slot,
                              const struct introduction *all)
 {
@@ -495,52 +491,22 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
     return EP_OK;
 }
 
-static void say(struct introduction *mine, ep_status status)
-{
-    mine->status = status;
-    if (status != EP_OK)
-        snprintf(mine->reason, sizeof(mine->reason), "%.*s", (int)sizeof(mine->reason) - 1, ep_last_error());
-}
-
-/* Collective: every rank takes part in both exchanges, whatever its own status, so that nobody waits for one that has
- * given up, and nobody frees its segment before the peers have it. */
+/* Two exchanges: nobody frees its segment before the peers have it. */
 static ep_status meet(struct emulated *e, const struct ep_net_params *params, ep_status status)
 {
-    const ep_boot *boot = params->boot;
-    struct introduction mine = {.channels = (uint64_t)e->net.channels,
-                                .region_bytes = e->net.region_bytes,
-                                .n_signals = e->net.n_signals,
-                                .capacity = e->capacity};
-    struct introduction *all = calloc((size_t)params->nranks, sizeof(*all));
-    char text[EP_ERROR_TEXT_BYTES];
-    ep_status met;
+    const char *name = e->net.ops->name;
+    struct introduction mine = {.capacity = e->capacity}, *all = calloc((size_t)params->nranks, sizeof(*all));
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "network emulated: no memory for %d ranks", params->nranks);
     if (status == EP_OK)
         status = ep_shm_get_name(&e->shm, &mine.name);
-    say(&mine, status);
-    met = boot->allgather(boot->context, &mine, sizeof(mine), params->timeout_ms, all);
-    if (met != EP_OK) {
-        status = met;
-        goto free_all;
+    status = ep_net_introduce(name, params, status, &mine, sizeof(mine), all);
+    if (status == EP_OK) {
+        for (int slot = 0; slot < e->npeers && status == EP_OK; slot++)
+            status = attach_peer(e, params, slot, all);
+        status = ep_net_introduce(name, params, status, &mine, sizeof(mine), all);
     }
-    for (int rank = 0; rank < params->nranks && status == EP_OK; rank++)
-        status = compare(e, &mine, &all[rank], rank);
-    for (int slot = 0; slot < e->npeers && status == EP_OK; slot++)
-        status = attach_peer(e, params, slot, all);
-    memset(all, 0, (size_t)params->nranks * sizeof(*all));
-    say(&mine, status);
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    met = boot->allgather(boot->context, &mine, sizeof(mine), params->timeout_ms, all);
-    /* Of a peer that is out of reach the boot may know more: that it has died. */
-    if (status == EP_OK || met == EP_E_PEER_DEAD)
-        status = met;
-    else
-        ep_fail(status, "%s", text);
-    for (int rank = 0; rank < params->nranks && status == EP_OK; rank++)
-        status = compare(e, &mine, &all[rank], rank);
-free_all:
     free(all);
     return status;
 }

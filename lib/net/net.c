@@ -3,6 +3,7 @@
 
 #include "net/verbs.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,6 +21,75 @@ ep_status ep_net_check_params(const char *name, const struct ep_net_params *para
                        params->n_signals);
     return EP_OK;
 }
+
+/* --- introductions --- */
+
+static ep_status compare(const char *name, int rank, const struct ep_net_introduction *mine, int their_rank,
+                         const struct ep_net_introduction *theirs)
+{
+    const struct {
+        const char *name;
+        uint64_t mine, theirs;
+    } fields[] = {
+        {"the version of the network", mine->abi, theirs->abi},
+        {"ranks_per_node", mine->ranks_per_node, theirs->ranks_per_node},
+        {"channels", mine->channels, theirs->channels},
+        {"region_bytes", mine->region_bytes, theirs->region_bytes},
+        {"n_signals", mine->n_signals, theirs->n_signals},
+    };
+    int reason_bytes = (int)sizeof(theirs->reason);
+
+    if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
+        return ep_fail(EP_E_MISMATCH, "network %s: what rank %d has published is damaged: status %llu", name,
+                       their_rank, (unsigned long long)theirs->status);
+    /* A peer of that rank may have failed, which its reason names: that comes first. */
+    if (theirs->status != EP_OK && strncmp(theirs->reason, "rank ", 5) == 0)
+        return ep_fail((ep_status)theirs->status, "network %s: %.*s (seen by rank %d)", name, reason_bytes,
+                       theirs->reason, their_rank);
+    if (theirs->status != EP_OK)
+        return ep_fail((ep_status)theirs->status, "network %s: rank %d could not open its endpoint: %.*s", name,
+                       their_rank, reason_bytes, theirs->reason);
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+        if (fields[i].mine != fields[i].theirs)
+            return ep_fail(EP_E_MISMATCH, "network %s: %s is %llu on rank %d and %llu on rank %d", name, fields[i].name,
+                           (unsigned long long)fields[i].mine, rank, (unsigned long long)fields[i].theirs, their_rank);
+    return EP_OK;
+}
+
+ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
+                           size_t bytes, void *ret_all)
+{
+    struct ep_net_introduction *own = mine;
+    const ep_boot *boot = params->boot;
+    char text[EP_ERROR_TEXT_BYTES];
+    ep_status met;
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    *own = (struct ep_net_introduction){.status = (uint64_t)status,
+                                        .abi = EP_NET_ABI,
+                                        .ranks_per_node = (uint64_t)params->ranks_per_node,
+                                        .channels = (uint64_t)params->channels,
+                                        .region_bytes = params->region_bytes,
+                                        .n_signals = params->n_signals};
+    if (status != EP_OK)
+        snprintf(own->reason, sizeof(own->reason), "%.*s", (int)sizeof(own->reason) - 1, text);
+    memset(ret_all, 0, (size_t)params->nranks * bytes);
+    met = boot->allgather(boot->context, mine, bytes, params->timeout_ms, ret_all);
+    /* Of a peer that is out of reach the boot may know more: that it has died. */
+    if (met != EP_OK && (status == EP_OK || met == EP_E_PEER_DEAD))
+        return met;
+    if (status != EP_OK)
+        return ep_fail(status, "%s", text);
+    for (int rank = 0; rank < params->nranks; rank++) {
+        struct ep_net_introduction theirs;
+
+        memcpy(&theirs, (const char *)ret_all + (size_t)rank * bytes, sizeof(theirs));
+        EP_TRY(compare(name, params->rank, own, rank, &theirs));
+    }
+    return EP_OK;
+}
+
+/* --- memory --- */
 
 size_t ep_net_whole_pages(size_t bytes)
 {
@@ -56,6 +126,8 @@ void ep_net_memory_free(struct ep_net *net)
     net->region = NULL;
     net->signals = NULL;
 }
+
+/* --- which networks there are --- */
 
 const struct ep_net_provider *ep_net_find(const char *name)
 {

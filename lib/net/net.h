@@ -14,9 +14,10 @@
  * every put before it. Nothing holds between different peers or channels, and a put may become visible piece by piece.
  *
  * Nothing blocks: put and signal say "again" when the executor has no room; the caller goes on with something else and
- * calls progress(). All calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a
- * NIC, NVSHMEM and a CPU proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c), "verbs"
- * (verbs.c) and "mpi" (lib/mpi).
+ * calls progress(). Puts without a signal behind them may stay here until progress() or flush_test() is called. All
+ * calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a NIC, NVSHMEM and a CPU
+ * proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c), "verbs" (verbs.c) and "mpi"
+ * (lib/mpi).
  */
 #ifndef EP_NET_NET_H
 #define EP_NET_NET_H
@@ -56,6 +57,13 @@ struct ep_net_ops {
     int (*take_link)(struct ep_net *net, int peer);
     /* NULL: not known here. With ep_net_params.tolerant: the connection to `peer` has ended without a farewell. */
     bool (*lost)(struct ep_net *net, int peer);
+    /*
+     * From its return on nothing of `peer` changes region or signals here, neither what it sends from now on nor what
+     * has come and progress() has not taken: the region may be used anew. What is put to it is thrown away and counts
+     * as flushed (but see keeps_sources). The control link stays; `peer` hears as of a connection that was cut, or
+     * nothing. There is no way back. Any other status than EP_OK: what is under way may still land.
+     */
+    ep_status (*revoke)(struct ep_net *net, int peer);
     /* What has not left when the endpoint is freed may be read afterwards: its sources are never to be freed. */
     bool keeps_sources;
 };
@@ -76,6 +84,8 @@ struct ep_net {
     uint64_t n_puts;   /* counted by who makes them */
     int broken_by;     /* 1 + the node whose damage broke the network, 0: none */
     bool sleeps;  /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
+    bool gathers; /* set by the user: signals behind puts may wait for progress() or flush_test(), to leave with others
+                   */
     bool hurries; /* set by the user before free: the group has failed, and nobody needs what is still on its way */
 };
 
@@ -110,14 +120,29 @@ struct ep_net_provider {
     void *context;
 };
 
-#define EP_NET_ABI 4u
+#define EP_NET_ABI 5u /* of these tables, and of what engines send */
 
 extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
 extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
 
+/* What the ranks tell each other when an endpoint is opened; what an engine adds lies behind it. */
+struct ep_net_introduction {
+    uint64_t status, abi, ranks_per_node, channels, region_bytes, n_signals;
+    char reason[256]; /* of the status */
+};
+
+/*
+ * For engines: one all-gather of introductions of `bytes`, which each begin with one of these; it is filled in here.
+ * Every rank takes part whatever its own `status`, so that nobody waits for one that has given up. EP_OK: all ranks
+ * have said so, with the same parameters. Its own status comes first, then that of the lowest rank, with its reason.
+ * `ret_all` [R] is zero where nothing has come.
+ */
+EP_PRIVATE_API ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status,
+                                          void *mine, size_t bytes, void *ret_all);
+
 /* What no engine takes: EP_E_ARG. */
-ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
+EP_PRIVATE_API ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
 
 /* Rounded up to whole pages of this machine; SIZE_MAX: there is no such size. */
 EP_PRIVATE_API size_t ep_net_whole_pages(size_t bytes);

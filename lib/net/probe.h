@@ -24,7 +24,7 @@ EP_PRIVATE_API ep_status ep_net_probe_new(ep_comm *comm, size_t bytes, struct ep
 /* Sends to all rail peers and receives from all, in puts of EP_NET_PROBE_CHUNK. Collective. */
 EP_PRIVATE_API ep_status ep_net_probe_puts(struct ep_net_probe *probe);
 
-/* The same with send() and recv(), a socket for each channel. */
+/* The same with send() and recv(), a socket for each channel, from and into the same memory. */
 EP_PRIVATE_API bool ep_net_probe_has_sockets(const struct ep_net_probe *probe);
 EP_PRIVATE_API ep_status ep_net_probe_sockets(struct ep_net_probe *probe);
 

@@ -19,7 +19,7 @@
 
 /* Records that may wait for room in a socket; more are "again" for the caller. */
 #define RECORDS 64
-/* Sent before there is a signal behind it: a put of that size fills a packet train anyway. */
+/* Sent before progress() is called: so much fills a packet train anyway. */
 #define EAGER_BYTES (256u << 10)
 /* What follows payload in one read: heads of records, and the rest of small messages, which are copied from here. */
 #define STASH_BYTES 4096
@@ -218,7 +218,8 @@ static bool tcp_signal(struct ep_net *net, int peer, int channel, uint32_t index
 
     if (!add_record(stream, TCP_WIRE_SIGNAL, index, add, NULL, 0))
         return false;
-    push(stream);
+    if (!net->gathers || stream->count == 1 || stream->waiting >= EAGER_BYTES)
+        push(stream);
     return true;
 }
 
@@ -369,6 +370,23 @@ static bool tcp_lost(struct ep_net *net, int peer)
     return false;
 }
 
+/* What the kernel has received and nobody has read goes with the socket, also where a forked process holds it too. */
+static ep_status tcp_revoke(struct ep_net *net, int peer)
+{
+    for (int channel = 0; channel < net->channels; channel++) {
+        struct stream *stream = stream_of(tcp_of(net), peer, channel);
+
+        end_stream(stream, 0);
+        stream->send_error = 0;
+        if (stream->fd < 0)
+            continue;
+        shutdown(stream->fd, SHUT_RDWR);
+        close(stream->fd);
+        stream->fd = -1;
+    }
+    return EP_OK;
+}
+
 const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net)
 {
     return &tcp_of(net)->rendezvous;
@@ -481,6 +499,7 @@ static const struct ep_net_ops tcp_ops = {
     .ended = tcp_ended,
     .take_link = tcp_take_link,
     .lost = tcp_lost,
+    .revoke = tcp_revoke,
 };
 
 /* Everything that needs no peer. */

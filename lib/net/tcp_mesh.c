@@ -21,12 +21,11 @@
 #define POLL_MOST_MS 50
 
 struct introduction {
-    uint64_t status, channels, region_bytes, n_signals;
+    struct ep_net_introduction common;
     unsigned char random[32];
     char host[40];
     int32_t n_addresses, unused;
     struct tcp_address addresses[TCP_ADDRESSES];
-    char reason[256]; /* of the status */
 };
 
 /* A connection that this rank makes. */
@@ -111,59 +110,13 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
 
 /* --- what the ranks tell each other --- */
 
-static void say(struct introduction *mine, ep_status status)
-{
-    mine->status = (uint64_t)status;
-    if (status != EP_OK)
-        snprintf(mine->reason, sizeof(mine->reason), "%.*s", (int)sizeof(mine->reason) - 1, ep_last_error());
-}
-
-static ep_status compare(const struct mesh *mesh, const struct introduction *mine, int rank)
-{
-    const struct introduction *theirs = &mesh->all[rank];
-    const struct {
-        const char *name;
-        uint64_t mine, theirs;
-    } fields[] = {
-        {"channels", mine->channels, theirs->channels},
-        {"region_bytes", mine->region_bytes, theirs->region_bytes},
-        {"n_signals", mine->n_signals, theirs->n_signals},
-    };
-
-    if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
-        return ep_fail(EP_E_MISMATCH, "network tcp: what rank %d has published is damaged: status %llu", rank,
-                       (unsigned long long)theirs->status);
-    if (theirs->status != EP_OK)
-        return ep_fail((ep_status)theirs->status, "network tcp: rank %d could not open its endpoint: %.*s", rank,
-                       (int)sizeof(theirs->reason) - 1, theirs->reason);
-    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
-        if (fields[i].mine != fields[i].theirs)
-            return ep_fail(EP_E_MISMATCH, "network tcp: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
-                           (unsigned long long)fields[i].mine, mesh->params->rank, (unsigned long long)fields[i].theirs,
-                           rank);
-    if (theirs->n_addresses < 0 || theirs->n_addresses > TCP_ADDRESSES)
-        return ep_fail(EP_E_MISMATCH, "network tcp: what rank %d has published is damaged: %d addresses", rank,
-                       theirs->n_addresses);
-    return EP_OK;
-}
-
-/* One all-gather; `status` is this rank's own, which comes first. */
 static ep_status agree(struct mesh *mesh, struct introduction *mine, ep_status status)
 {
-    const ep_boot *boot = mesh->params->boot;
-    char text[EP_ERROR_TEXT_BYTES];
-    ep_status met;
-
-    say(mine, status);
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    met = boot->allgather(boot->context, mine, sizeof(*mine), mesh->params->timeout_ms, mesh->all);
-    /* Of a peer that is out of reach the boot may know more: that it has died. */
-    if (met != EP_OK && (status == EP_OK || met == EP_E_PEER_DEAD))
-        return met;
-    if (status != EP_OK)
-        return ep_fail(status, "%s", text);
+    EP_TRY(ep_net_introduce(ep_net_tcp.name, mesh->params, status, mine, sizeof(*mine), mesh->all));
     for (int rank = 0; rank < mesh->params->nranks; rank++)
-        EP_TRY(compare(mesh, mine, rank));
+        if (mesh->all[rank].n_addresses < 0 || mesh->all[rank].n_addresses > TCP_ADDRESSES)
+            return ep_fail(EP_E_MISMATCH, "network tcp: what rank %d has published is damaged: %d addresses", rank,
+                           mesh->all[rank].n_addresses);
     return EP_OK;
 }
 
@@ -439,9 +392,6 @@ ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_
     ep_status status = mine;
 
     memset(&self, 0, sizeof(self));
-    self.channels = (uint64_t)params->channels;
-    self.region_bytes = params->region_bytes;
-    self.n_signals = params->n_signals;
     ep_process_get_self(&process);
     memcpy(self.host, process.host, sizeof(self.host));
     for (int slot = 0; ret_lines && slot < mesh.npeers * mesh.per_peer; slot++)

@@ -201,6 +201,19 @@ static bool is_of_peer(enum ibv_wc_status why)
            why == IBV_WC_REM_ABORT_ERR || why == IBV_WC_REM_OP_ERR;
 }
 
+/* A queue pair cannot tell the peer's end of the cable from this one, the port can. */
+static ep_status check_port(struct verbs_net *v, const struct verbs_line *line, enum ibv_wc_status why)
+{
+    struct ibv_port_attr port;
+    char what[160];
+
+    memset(&port, 0, sizeof(port));
+    if (v->device.library->query_port(v->device.context, v->device.port, &port) != 0 || port.state == IBV_PORT_ACTIVE)
+        return EP_OK;
+    snprintf(what, sizeof(what), "the port of this rank is down: %s", v->device.library->wc_status_str(why));
+    return break_net(v, line, EP_E_SYSTEM, what);
+}
+
 static ep_status take_failure(struct verbs_net *v, struct verbs_line *line, enum ibv_wc_status why)
 {
     char what[128];
@@ -208,6 +221,7 @@ static ep_status take_failure(struct verbs_net *v, struct verbs_line *line, enum
     fail_line(line, why);
     if (is_of_peer(why))
         return EP_OK;
+    EP_TRY(check_port(v, line, why));
     snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(why));
     return break_net(v, line, EP_E_SYSTEM, what);
 }
@@ -216,6 +230,8 @@ static ep_status take_sent(struct verbs_net *v, const struct ibv_wc *done)
 {
     struct verbs_line *line = &v->lines[done->wr_id];
 
+    if (!line->qp)
+        return EP_OK; /* revoked */
     if (done->status != IBV_WC_SUCCESS)
         EP_TRY(take_failure(v, line, done->status));
     if (!line->count)
@@ -244,6 +260,8 @@ static ep_status take_arrival(struct verbs_net *v, const struct ibv_wc *done)
     char what[96];
     int error;
 
+    if (!line->qp)
+        return EP_OK; /* revoked */
     if (done->status != IBV_WC_SUCCESS)
         return take_failure(v, line, done->status);
     if (done->byte_len != sizeof(*record))
@@ -294,17 +312,11 @@ static bool is_cut(const struct verbs_line *line)
            ep_now_ns() - line->failed_ns >= CUT_MS * UINT64_C(1000000);
 }
 
-/* A queue pair cannot tell the peer's end of the cable from this one. */
 static ep_status fail_cut(struct verbs_net *v, const struct verbs_line *line)
 {
-    struct ibv_port_attr port;
     char what[160];
 
-    memset(&port, 0, sizeof(port));
-    if (v->device.library->query_port(v->device.context, v->device.port, &port) == 0 && port.state != IBV_PORT_ACTIVE) {
-        snprintf(what, sizeof(what), "the port of this rank is down: %s", v->device.library->wc_status_str(line->why));
-        return break_net(v, line, EP_E_SYSTEM, what);
-    }
+    EP_TRY(check_port(v, line, line->why));
     snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(line->why));
     return break_net(v, line, EP_E_PEER_DEAD, what);
 }
@@ -381,6 +393,28 @@ static bool verbs_lost(struct ep_net *net, int peer)
         if (is_cut(line_of(v, peer, channel)))
             return true;
     return v->tcp->ops->lost(v->tcp, peer);
+}
+
+/*
+ * A queue pair that is gone writes nothing: the region stays registered for the other peers, and no queue pair that
+ * knows its key leads here from that one. What has come on it may still lie in the completion queues.
+ */
+static ep_status verbs_revoke(struct ep_net *net, int peer)
+{
+    struct verbs_net *v = verbs_of(net);
+
+    for (int channel = 0; channel < net->channels; channel++) {
+        struct verbs_line *line = line_of(v, peer, channel);
+        int error = line->qp ? v->device.library->destroy_qp(line->qp) : 0;
+
+        if (error)
+            return ep_fail_errno(EP_E_SYSTEM, error, "network verbs: ending a queue pair of %s", v->device.name);
+        line->qp = NULL;
+        line->bye = line->said = line->discards = true;
+        line->head = line->tail;
+        line->count = 0;
+    }
+    return v->tcp->ops->revoke(v->tcp, peer);
 }
 
 static int verbs_take_link(struct ep_net *net, int peer)
@@ -507,4 +541,5 @@ const struct ep_net_ops verbs_ops = {
     .ended = verbs_ended,
     .take_link = verbs_take_link,
     .lost = verbs_lost,
+    .revoke = verbs_revoke,
 };

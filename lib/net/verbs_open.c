@@ -24,9 +24,7 @@
 
 /* What a rank publishes, and behind it a struct address for each line. */
 struct introduction {
-    uint64_t status;
-    char reason[256];
-    uint64_t channels, region_bytes, n_signals, record_bytes;
+    struct ep_net_introduction common;
     uint64_t region;
     uint32_t key;
     uint32_t mtu;
@@ -198,51 +196,9 @@ static ep_status prepare(struct opening *o)
 
 /* --- with them --- */
 
-static ep_status compare(const struct opening *o, const struct introduction *theirs, int rank)
-{
-    const struct introduction *mine = o->mine;
-    const struct {
-        const char *name;
-        uint64_t mine, theirs;
-    } fields[] = {
-        {"channels", mine->channels, theirs->channels},
-        {"region_bytes", mine->region_bytes, theirs->region_bytes},
-        {"n_signals", mine->n_signals, theirs->n_signals},
-        {"the size of a record", mine->record_bytes, theirs->record_bytes},
-    };
-
-    if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
-        return ep_fail(EP_E_MISMATCH, "network verbs: what rank %d has published is damaged", rank);
-    if (theirs->status != EP_OK)
-        return ep_fail((ep_status)theirs->status, "network verbs: rank %d could not open its endpoint: %.*s", rank,
-                       (int)sizeof(theirs->reason), theirs->reason);
-    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
-        if (fields[i].mine != fields[i].theirs)
-            return ep_fail(EP_E_MISMATCH, "network verbs: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
-                           (unsigned long long)fields[i].mine, o->v->rank, (unsigned long long)fields[i].theirs, rank);
-    return EP_OK;
-}
-
-/* One all-gather; `status` is this rank's own, which comes first. */
 static ep_status agree(struct opening *o, ep_status status)
 {
-    const ep_boot *boot = o->params->boot;
-    char text[EP_ERROR_TEXT_BYTES];
-    ep_status gathered;
-
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    o->mine->status = status;
-    if (status != EP_OK)
-        snprintf(o->mine->reason, sizeof(o->mine->reason), "%.*s", (int)sizeof(o->mine->reason) - 1, text);
-    gathered = boot->allgather(boot->context, o->mine, o->bytes, o->params->timeout_ms, o->all);
-    /* Of a peer that is out of reach the boot may know more: that it has died. */
-    if (gathered != EP_OK && (status == EP_OK || gathered == EP_E_PEER_DEAD))
-        return gathered;
-    if (status != EP_OK)
-        return ep_fail(status, "%s", text);
-    for (int rank = 0; rank < o->params->nranks; rank++)
-        EP_TRY(compare(o, introduction_of(o, rank), rank));
-    return EP_OK;
+    return ep_net_introduce(ep_net_verbs.name, o->params, status, o->mine, o->bytes, o->all);
 }
 
 static void make_path(const struct verbs_device *device, const struct introduction *theirs,
@@ -342,14 +298,10 @@ static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *
         status = ep_fail(EP_E_MEMORY, "network verbs: no memory for %d ranks", params->nranks);
         goto free_all;
     }
-    o.mine->channels = (uint64_t)v->net.channels;
-    o.mine->region_bytes = v->net.region_bytes;
-    o.mine->n_signals = v->net.n_signals;
-    o.mine->record_bytes = sizeof(struct verbs_record);
     status = agree(&o, v->lines ? prepare(&o) : ep_fail(EP_E_MEMORY, "network verbs: no memory"));
-    if (status == EP_OK)
+    if (status == EP_OK && v->lines)
         status = agree(&o, connect_all(&o));
-    if (status == EP_OK)
+    if (status == EP_OK && v->lines)
         status = agree(&o, meet_all(&o));
 free_all:
     free(o.mine);

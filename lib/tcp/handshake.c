@@ -68,11 +68,13 @@ static enum tcp_handshake_result fail(struct tcp_handshake *hs, ep_status status
 
 static enum tcp_handshake_result fail(struct tcp_handshake *hs, ep_status status, const char *format, ...)
 {
+    char why[sizeof(hs->why)]; /* an argument may be hs->why itself */
     va_list arguments;
 
     va_start(arguments, format);
-    vsnprintf(hs->why, sizeof(hs->why), format, arguments);
+    vsnprintf(why, sizeof(why), format, arguments);
     va_end(arguments);
+    memcpy(hs->why, why, sizeof(why));
     hs->status = status;
     tcp_handshake_drop(hs);
     return TCP_HANDSHAKE_FAILED;

@@ -103,6 +103,21 @@ struct tcp_address tcp_local_address(int fd)
     return address;
 }
 
+/* "2001:db8::1", or "fe80::1%eth0": the name of the interface is looked up later. */
+static bool is_ipv6(const char *begin, const char *end)
+{
+    const char *scope = memchr(begin, '%', (size_t)(end - begin));
+    size_t length = (size_t)((scope ? scope : end) - begin);
+    char text[INET6_ADDRSTRLEN];
+    struct in6_addr address;
+
+    if (length >= sizeof(text) || (scope && scope + 1 == end))
+        return false;
+    memcpy(text, begin, length);
+    text[length] = '\0';
+    return inet_pton(AF_INET6, text, &address) == 1;
+}
+
 ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes, uint16_t *port)
 {
     const char *colon = strrchr(text, ':'), *begin = text, *end = text + strlen(text);
@@ -128,6 +143,10 @@ ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes
     for (const char *at = begin; at < end; at++)
         if (*at <= ' ' || *at == 127)
             return ep_fail(EP_E_ARG, "address \"%.64s\": a host has no blanks or line ends in it", text);
+    if (memchr(begin, ':', (size_t)(end - begin)) && !is_ipv6(begin, end))
+        return ep_fail(EP_E_ARG,
+                       "address \"%.64s\": more than one colon, and no IPv6 address; with a port it stands in brackets",
+                       text);
     if (colon) {
         errno = 0;
         value = strtol(colon + 1, &rest, 10);

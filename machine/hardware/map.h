@@ -78,4 +78,7 @@ const char *map_nccl(const struct topo *topo);
 
 const char *map_ucx(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": UCX_NET_DEVICES */
 
+/* "mlx5_0:1,mlx5_1:1", a port for each GPU: EPKIT_VERBS_DEVICE of all ranks of a node; "": not every GPU has one. */
+const char *map_verbs(const struct topo *topo, const struct map *map);
+
 #endif

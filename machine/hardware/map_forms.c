@@ -154,6 +154,18 @@ const char *map_nccl(const struct topo *topo)
     return text;
 }
 
+const char *map_verbs(const struct topo *topo, const struct map *map)
+{
+    const char *text = "";
+
+    for (int i = 0; i < map->n; i++) {
+        if (map->choices[i].nic < 0)
+            return "";
+        text = root_printf(topo->root, "%s%s%s", text, i ? "," : "", map_hca_list(topo, map, i));
+    }
+    return text;
+}
+
 const char *map_ucx(const struct topo *topo, const struct map *map, int gpu)
 {
     return map_hca_list(topo, map, gpu);

@@ -152,6 +152,14 @@ valid() {
     # The table of docs/model.md.
     [ "$(jq -r '.model[] | [.nodes, (.time_us | round), (.net_printed_gbps * 10 | round)] | join(" ")' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
         "2 1395 839 4 3632 584 4096 10524 446" ]
+    # A published figure stands beside its own shape alone, with its tokens.
+    epkit bench --model 2 --machines h800 --tokens 512 --only dispatch --json >"$BATS_TEST_TMPDIR/out.json"
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/bench-model.json" "$BATS_TEST_TMPDIR/out.json"
+    jq -e '[.model[] | select(.measured_gbps)] | length > 0 and all(.measured_tokens != 512)' "$BATS_TEST_TMPDIR/out.json"
+    epkit bench --model 2 --machines h800 --hidden 1024 --json | jq -e '[.model[].measured_gbps] | all(. == null)'
+    run epkit bench --model 2 --topk 64 --experts 32
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--model: a token cannot select 64 of 32 experts"* ]]
     run epkit bench --model 2 --machines pdp11
     [ "$status" -eq 2 ]
     [[ "$output" == *"--machines pdp11: not known; there are b200"* ]]

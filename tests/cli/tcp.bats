@@ -152,7 +152,10 @@ link_local() {
 @test "options that contradict each other" {
     run --separate-stderr "$EPKIT" test internode --boot tcp
     [ "$status" -eq 2 ]
-    [[ "$stderr" == *"--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is"* ]]
+    [[ "$stderr" == *"--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is, and WORLD_SIZE is not set"* ]]
+    RANK=0 WORLD_SIZE=2 run --separate-stderr "$EPKIT" test internode --boot tcp
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"and MASTER_ADDR is not set"* ]]
     run --separate-stderr "$EPKIT" test internode --network mpi
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--network mpi needs --boot mpi"* ]]

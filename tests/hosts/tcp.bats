@@ -146,3 +146,61 @@ end_rank() { # HOST
     named 2 "did not answer within 5000 ms|died or was cut off" 1 2 4
     all_clean 10 h1 h2 h4
 }
+
+@test "a cable that is out for a moment, within the deadline: nobody notices" {
+    local before i
+    long
+    start_ranks 60
+    "$HOSTS" cut "$HOSTS_DIR" h3
+    sleep 2
+    "$HOSTS" plug "$HOSTS_DIR" h3
+    before=$(passed)
+    within 60 has_passed_more "$before"
+    for i in 1 2 3 4; do
+        ! grep 'why:' "$work/rank$i"
+        end_rank "$i"
+    done
+    ended 1 2 3 4
+    all_clean 10 h1 h2 h3 h4
+}
+
+passed() {
+    grep -c passed "$work/rank1"
+}
+
+has_passed_more() { # than N, by some rounds
+    [ "$(passed)" -gt $(($1 + 8)) ]
+}
+
+@test "two halves that do not reach each other: each names a rank of the other one, and all end" {
+    long
+    start_ranks 5
+    "$HOSTS" part "$HOSTS_DIR" h3 h4
+    ended 1 2 3 4
+    "$HOSTS" join "$HOSTS_DIR" h3 h4
+    named '[23]' "did not answer within 5000 ms|died or was cut off" 1 2
+    named '[01]' "did not answer within 5000 ms|died or was cut off" 3 4
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "a host that cannot be reached when the ranks meet: it is named on all" {
+    local i
+    long
+    "$HOSTS" cut "$HOSTS_DIR" h3
+    work="$HOSTS_DIR/meet"
+    mkdir -p "$work"
+    for i in 1 2 3 4; do
+        on "h$i" env RANK=$((i - 1)) WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h1 MASTER_PORT=29519 EPKIT_TIMEOUT_MS=8000 \
+            EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT" test internode --boot tcp --nodes 4 --only 1 \
+            >"$work/rank$i" 2>&1 3>&- &
+        echo $! >"$work/pid$i"
+    done
+    ended 1 2 3 4
+    "$HOSTS" plug "$HOSTS_DIR" h3
+    for i in 1 2 4; do
+        cat "$work/rank$i"
+        grep -q 'why:.*1 of 4 ranks did not come within 8000 ms: rank 2' "$work/rank$i"
+    done
+    grep -q 'why:.*rank 2 could not reach rank 0 at h1 port 29519' "$work/rank3"
+    all_clean 10 h1 h2 h3 h4
+}

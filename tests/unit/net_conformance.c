@@ -466,6 +466,96 @@ static void test_group_that_is_left(const struct conformance *c)
         ep_comm_free(comm);
 }
 
+/* Not until the end where the peer takes nothing: what a rank sends to one that does not look. */
+static void send_blind(const struct conformance *c, struct ep_net *net, int rank, const unsigned char *block,
+                       size_t bytes)
+{
+    int me = c->boot->rank;
+    bool moved;
+
+    for (int channel = 0; channel < CHANNELS; channel++) {
+        net->ops->put(net, rank, channel, (uint64_t)me * bytes, block, bytes);
+        net->ops->signal(net, rank, channel, (uint32_t)me, 1);
+    }
+    for (int tries = 0; tries < 100 && !net->ops->flush_test(net, rank, 0); tries++)
+        (void)net->ops->progress(net, &moved);
+}
+
+/* All but ranks 0 and 1 hear of each other: *sent and the signals N_SIGNALS / 2 + rank say how far that is. */
+static int mark_others(const struct conformance *c, struct ep_net *net, bool *sent)
+{
+    int me = c->boot->rank, left = 0;
+
+    for (int rank = 0; rank < NRANKS; rank++) {
+        if (rank == me)
+            continue;
+        sent[rank] = sent[rank] || net->ops->signal(net, rank, 1, (uint32_t)(N_SIGNALS / 2 + me), 1);
+        left += (rank < 2 && me < 2) ? 0 : !sent[rank] || !net->signals[N_SIGNALS / 2 + rank];
+    }
+    return left;
+}
+
+/*
+ * Rank 0 revokes rank 1, whose blocks are on their way, half taken (`looks`) or not looked at, and which goes on
+ * sending: from then on nothing of it lands or raises a signal, and the others are heard as before.
+ */
+static void revoke_one(const struct conformance *c, int looks)
+{
+    enum { BLOCK = 600000 };
+    static _Thread_local unsigned char block[BLOCK];
+    struct ep_net_params params = {.rank = c->boot->rank,
+                                   .nranks = NRANKS,
+                                   .ranks_per_node = 1,
+                                   .channels = CHANNELS,
+                                   .tolerant = true,
+                                   .region_bytes = NRANKS * BLOCK,
+                                   .n_signals = N_SIGNALS,
+                                   .timeout_ms = PATIENT_MS,
+                                   .boot = c->boot};
+    uint64_t deadline = ep_deadline_ns(PATIENT_MS), signals = 0;
+    struct ep_net *net = NULL;
+    char mine = 0, all[NRANKS];
+    bool sent[NRANKS] = {false};
+    int me = c->boot->rank;
+
+    memset(block, me + 1, sizeof(block));
+    CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
+    if (me == 1)
+        send_blind(c, net, 0, block, BLOCK);
+    CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
+    for (int i = 0; me == 0 && i < looks; i++)
+        advance(c, net);
+    if (me == 0) {
+        CHECK(net->ops->revoke(net, 1) == EP_OK && net->ops->revoke(net, 1) == EP_OK);
+        signals = net->signals[1];
+        memset(net->region, 0xee, net->region_bytes);
+        CHECK(net->ops->put(net, 1, 0, 0, block, BLOCK) && net->ops->signal(net, 1, 0, 0, 1));
+        CHECK(net->ops->flush_test(net, 1, 0) || net->ops->keeps_sources);
+    }
+    CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
+    if (me == 1)
+        send_blind(c, net, 0, block, BLOCK);
+    while (mark_others(c, net, sent) > 0) {
+        CHECK(ep_now_ns() < deadline);
+        advance(c, net);
+    }
+    CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
+    for (int i = 0; i < 100; i++)
+        advance(c, net);
+    for (size_t i = 0; me == 0 && i < net->region_bytes; i++)
+        CHECK(net->region[i] == 0xee);
+    CHECK(me != 0 || (net->signals[1] == signals && !net->signals[N_SIGNALS / 2 + 1]));
+    CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
+    net->ops->free(net);
+}
+
+static void test_revoke(const struct conformance *c)
+{
+    revoke_one(c, 0);
+    revoke_one(c, 1);
+    revoke_one(c, 3);
+}
+
 void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *boot, net_conformance_fail_fn fail)
 {
     static const struct {
@@ -481,6 +571,7 @@ void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *
         {"a rank that goes", test_rank_that_goes},
         {"a rank that goes in a hurry", test_rank_that_goes_in_a_hurry},
         {"a group that is left", test_group_that_is_left},
+        {"revoke", test_revoke},
     };
 
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {

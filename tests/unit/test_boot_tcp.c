@@ -175,6 +175,12 @@ static void test_endpoints(void **state)
         {"[::1", NULL, 0},
         {"[::1]x", NULL, 0},
         {"[]:1", NULL, 0},
+        {"[::ffff:10.0.0.1]:2", "::ffff:10.0.0.1", 2},
+        {":::::", NULL, 0},
+        {"host:1:2", NULL, 0},
+        {"2001:db8::1:29500:x", NULL, 0},
+        {"[fe80::1%]:1", NULL, 0},
+        {"[host:1]:2", NULL, 0},
         {"a-host-name-that-is-too-long-for-the-room:1", NULL, 0},
     };
 
@@ -348,6 +354,9 @@ static enum answer count_other_ranks(int timeout_ms)
     root = answer_of(&ranks[0], EP_E_TIMEOUT, "rank 2", RANK(2), RANK(1));
     leaf = answer_of(&ranks[1], EP_E_TIMEOUT, "rank 2", RANK(2), RANK(0));
     other = answer_of(&ranks[2], EP_E_MISMATCH, "this job has 3 ranks, and that is rank 2 of 4", RANK(0), RANK(0));
+    /* Rank 0 says of whom it has refused why, too. */
+    if (other == FITS && root == FITS)
+        root = answer_of(&ranks[0], EP_E_TIMEOUT, "this job has 3 ranks, and that is rank 2 of 4", RANK(2), RANK(1));
     return worst(root, leaf > other ? leaf : other);
 }
 
@@ -784,6 +793,8 @@ static void test_bad_environment(void **state)
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "0"}}, "MASTER_PORT is \"0\""},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "[::1"}}, "ends with \"]\""},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h"}}, "names no port"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", ":::::"}}, "no IPv6 address"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h:1:2"}, {"MASTER_PORT", "1"}}, "no IPv6 address"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h:1"}, {"EPKIT_TIMEOUT_MS", "x"}},
          "EPKIT_TIMEOUT_MS is \"x\""},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h "}, {"MASTER_PORT", "1"}}, "has no blanks"},

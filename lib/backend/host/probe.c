@@ -14,12 +14,12 @@
 /* Sleep on sockets between two looks at the group. */
 #define SLICE_MS 20
 
-/* One plain socket; a turn's bytes that are still to come and to go. */
+/* One plain socket, for the chunks of one channel. */
 struct plug {
-    int fd, rank;
-    size_t bytes; /* of a turn, each way */
-    size_t out, in;
-    bool closed; /* by the peer */
+    int fd, rank, slot, channel;
+    size_t bytes;   /* of a turn, each way */
+    size_t out, in; /* of those: gone and come */
+    bool closed;    /* by the peer */
 };
 
 struct ep_net_probe {
@@ -28,7 +28,7 @@ struct ep_net_probe {
     int npeers, channels;
     size_t bytes;
     uint64_t turns;
-    unsigned char *data, *sink;
+    unsigned char *data;
     struct tcp_mesh_line *lines; /* [npeers][channels + 1] */
     struct plug *plugs;          /* [npeers][channels]; NULL: no sockets */
     struct pollfd *polls;
@@ -157,12 +157,27 @@ static ep_status fail_socket(const struct plug *plug)
     return ep_fail_errno(EP_E_SYSTEM, errno, "network probe: the socket to rank %d", plug->rank);
 }
 
+/*
+ * What is behind byte `at` of the bytes of a channel in memory of a turn, laid out as for puts, and how much of it is
+ * one chunk: caches that hold the same piece again and again would make sockets look better than they are.
+ */
+static size_t find_piece(const struct ep_net_probe *probe, const struct plug *plug, size_t at, size_t *ret_bytes)
+{
+    size_t inside = at % EP_NET_PROBE_CHUNK, left = plug->bytes - at;
+
+    *ret_bytes = left < EP_NET_PROBE_CHUNK - inside ? left : EP_NET_PROBE_CHUNK - inside;
+    return (at / EP_NET_PROBE_CHUNK * (size_t)probe->channels + (size_t)plug->channel) * EP_NET_PROBE_CHUNK + inside;
+}
+
 static ep_status move_plug(struct ep_net_probe *probe, struct plug *plug, bool *ret_moved)
 {
-    while (plug->out && !plug->closed) {
-        ssize_t n = send(plug->fd, probe->data, plug->out < EP_NET_PROBE_CHUNK ? plug->out : EP_NET_PROBE_CHUNK,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
+    unsigned char *into = probe->net->region + (size_t)plug->slot * probe->bytes;
+    size_t bytes, at;
+    ssize_t n;
 
+    while (plug->out < plug->bytes && !plug->closed) {
+        at = find_piece(probe, plug, plug->out, &bytes);
+        n = send(plug->fd, probe->data + at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (is_again(n))
             break;
         plug->closed = is_closed(n);
@@ -170,13 +185,12 @@ static ep_status move_plug(struct ep_net_probe *probe, struct plug *plug, bool *
             break;
         if (n < 0)
             return fail_socket(plug);
-        plug->out -= (size_t)n;
+        plug->out += (size_t)n;
         *ret_moved = true;
     }
-    while (plug->in) {
-        ssize_t n =
-            recv(plug->fd, probe->sink, plug->in < EP_NET_PROBE_CHUNK ? plug->in : EP_NET_PROBE_CHUNK, MSG_DONTWAIT);
-
+    while (plug->in < plug->bytes) {
+        at = find_piece(probe, plug, plug->in, &bytes);
+        n = recv(plug->fd, into + at, bytes, MSG_DONTWAIT);
         if (is_again(n))
             break;
         plug->closed |= is_closed(n);
@@ -184,7 +198,7 @@ static ep_status move_plug(struct ep_net_probe *probe, struct plug *plug, bool *
             break;
         if (n < 0)
             return fail_socket(plug);
-        plug->in -= (size_t)n;
+        plug->in += (size_t)n;
         *ret_moved = true;
     }
     return EP_OK;
@@ -204,13 +218,15 @@ static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *
 
         if (status != EP_OK)
             return host_raise_own(probe->host, status, probe->host->comm->rank, HOST_PROBE_SOCKETS);
-        if (!plug->in && !plug->out)
+        if (plug->in == plug->bytes && plug->out == plug->bytes)
             continue;
         *ret_waiting = plug->rank;
         if (plug->closed)
             continue;
         probe->polls[(*ret_n_polls)++] =
-            (struct pollfd){.fd = plug->fd, .events = (short)((plug->in ? POLLIN : 0) | (plug->out ? POLLOUT : 0))};
+            (struct pollfd){.fd = plug->fd,
+                            .events = (short)((plug->in < plug->bytes ? POLLIN : 0) |
+                                              (plug->out < plug->bytes ? POLLOUT : 0))};
     }
     return EP_OK;
 }
@@ -222,7 +238,7 @@ ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
     ep_status status = EP_OK;
 
     for (int i = 0; i < probe->npeers * probe->channels; i++)
-        probe->plugs[i].out = probe->plugs[i].in = probe->plugs[i].bytes;
+        probe->plugs[i].out = probe->plugs[i].in = 0;
     host_pause_begin(&pause, host, HOST_PROBE_SOCKETS);
     while (status == EP_OK) {
         int n_polls, rank;
@@ -256,13 +272,12 @@ static ep_status prepare(struct ep_net_probe *probe)
     size_t peers = (size_t)probe->npeers, n = peers * (size_t)probe->channels, lines = n + peers;
 
     probe->data = malloc(probe->bytes);
-    probe->sink = malloc(EP_NET_PROBE_CHUNK);
     probe->lines = calloc(lines, sizeof(*probe->lines));
     probe->plugs = calloc(n, sizeof(*probe->plugs));
     probe->polls = calloc(n, sizeof(*probe->polls));
     for (size_t i = 0; probe->lines && i < lines; i++)
         probe->lines[i].fd = -1;
-    if (!probe->data || !probe->sink || !probe->lines || !probe->plugs || !probe->polls)
+    if (!probe->data || !probe->lines || !probe->plugs || !probe->polls)
         return ep_fail(EP_E_MEMORY, "network probe: no memory for %zu bytes", probe->bytes);
     memset(probe->data, 1, probe->bytes);
     return EP_OK;
@@ -283,6 +298,8 @@ static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_pr
 
         probe->plugs[i] = (struct plug){.fd = probe->lines[peer * (probe->channels + 1) + channel].fd,
                                         .rank = host_rail(probe->host, ep_net_peer(probe->host->comm->node, peer)),
+                                        .slot = peer,
+                                        .channel = channel,
                                         .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
     }
     return status;
@@ -348,7 +365,6 @@ void ep_net_probe_free(struct ep_net_probe *probe)
     free(probe->plugs);
     free(probe->polls);
     free(probe->data);
-    free(probe->sink);
     free(probe);
 }
 
