@@ -107,7 +107,9 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
                                  struct install *ret_install);
 void install_close(struct install *install);
 
-/* Fills `states`. Fails only for lack of memory or when the root cannot be opened: `failure`. */
+/* Fills `states`, which say "unknown" before. Fails only for lack of memory or when the root cannot be opened:
+ * `failure`.
+ */
 enum install_result install_look(struct install *install);
 
 /* Number of steps that apply would do something about. */
@@ -116,10 +118,8 @@ const char *install_state_name(enum step_now now);
 
 /* --- preflight.c: may this recipe be applied here? Fills `preflight`. --- */
 ep_status preflight_check_target(const struct recipe *recipe); /* the shape of `target`, when a recipe is read */
-void preflight_run(struct install *install, struct root *root);
-/* Do the hosts that the steps download from answer? Apart, because it takes time: only when something is to be fetched.
- */
-void preflight_egress(struct install *install, struct root *root);
+/* `with_egress`: also whether the hosts that the steps download from answer, which takes time. */
+enum install_result preflight_run(struct install *install, bool with_egress);
 bool preflight_refuses(const struct install *install);
 
 /* --- engine.c --- */

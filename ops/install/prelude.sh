@@ -231,6 +231,14 @@ epkit_inside() {
     done
 }
 
+# epkit_no_folder PATH: a file is never put in the place of a folder.
+epkit_no_folder() {
+    if [ -d "$EPKIT_ROOT$1" ] && [ ! -L "$EPKIT_ROOT$1" ]; then
+        echo "$EPKIT_ROOT$1 is a folder, and a file shall be there: nothing is changed" >&2
+        exit 1
+    fi
+}
+
 # Keeps what is at a place, and notes which folders above it are missing. epkit_keep KEY PATH
 epkit_keep() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"

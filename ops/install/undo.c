@@ -104,7 +104,8 @@ enum install_result install_undo(struct install *install)
         size_t index = install->recipe->order[i];
         const struct recipe_step *step = &install->recipe->steps[index];
 
-        if (install->states[index].now == STEP_SKIPPED || !is_changed(install, step, &install->states[index]))
+        /* Also one that today's values skip: it was applied with others. */
+        if (!is_changed(install, step, &install->states[index]))
             continue;
         result = undo_step(install, step, index);
         if (result != INSTALL_FINE)
