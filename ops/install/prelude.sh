@@ -179,6 +179,8 @@ epkit_packages_purge() {
 }
 
 epkit_packages_undo() {
+    # The step was killed before it noted what is there: it has changed nothing. Without the folder an undo is forced.
+    if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$EPKIT_BEFORE/packages" ]; then return 0; fi
     epkit_packages_repair
     changes=$(epkit_packages_changes "$@")
     # shellcheck disable=SC2086
@@ -252,9 +254,11 @@ epkit_keep() {
     : >"$kept.known"
 }
 
-# Brings it back. epkit_restore KEY PATH
+# Brings it back. What was not kept was not changed either; without the folder an undo is forced.
+# epkit_restore KEY PATH
 epkit_restore() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
+    if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$kept.known" ]; then return 0; fi
     epkit_inside "${target%/*}"
     rm -rf "$target.epkit-new"
     if [ -e "$kept.file" ] || [ -L "$kept.file" ]; then

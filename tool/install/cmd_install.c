@@ -90,8 +90,11 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
 
     progress_stop();
     if (result == INSTALL_INTERRUPTED) {
-        out_error("interrupted; what runs now is completed, and 'epkit install resume %s' goes on",
-                  install->recipe->name);
+        if (install->lock_fd < 0)
+            out_error("interrupted; nothing was changed");
+        else
+            out_error("interrupted; what runs now is completed, and 'epkit install resume %s' goes on",
+                      install->recipe->name);
         ending.code = 128 + observed_signal();
     } else if (*install->failure) {
         out_error("%s", install->failure);
