@@ -168,6 +168,10 @@ static bool claim(struct install *install, const struct recipe_step *step)
             return false;
         }
     }
+    if (earlier_keep(install, step) != EP_OK) {
+        fail(install, "%.500s", ep_last_error());
+        return false;
+    }
     sync();
     return true;
 }
@@ -179,7 +183,7 @@ static enum install_result apply_step(struct install *install, const struct reci
     enum install_result result;
     enum run_result run;
     ep_status logged;
-    bool waited;
+    bool waited, is_moved;
 
     if (!run_wait_for_orphans(install, step, index, &waited))
         return is_interrupted(install) ? INSTALL_INTERRUPTED
@@ -196,6 +200,9 @@ static enum install_result apply_step(struct install *install, const struct reci
                          json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel));
     if (logged != EP_OK)
         return fail(install, "%.500s", ep_last_error());
+    result = earlier_undo(install, step, index, &is_moved);
+    if (result != INSTALL_FINE)
+        return result;
     if (!claim(install, step))
         return INSTALL_FAILED;
     result = fetch(install, step, index);

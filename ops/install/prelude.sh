@@ -73,10 +73,16 @@ epkit_packages_note() {
     mv "$EPKIT_BEFORE/after.new" "$EPKIT_BEFORE/after"
 }
 
+# What dpkg has begun and not completed. dpkg does not wait for who holds its lock; apt does, as it is told above.
+epkit_configure() {
+    epkit_apt check >/dev/null 2>&1 || true
+    dpkg --configure -a --force-confold
+}
+
 # What an interrupted dpkg left is completed first. A package whose files were being unpacked has to be unpacked again;
 # where its archive is not to be had any more, it goes, and comes back in the version that the step is about.
 epkit_packages_repair() {
-    dpkg --configure -a --force-confold || true
+    epkit_configure || true
     broken=$(dpkg-query -W -f='${db:Status-Eflag} ${binary:Package}\n' | sed -n 's/^reinstreq //p')
     if [ -n "$broken" ]; then
         echo "to be unpacked again:" "$broken"
@@ -88,12 +94,12 @@ epkit_packages_repair() {
         fi
     fi
     epkit_apt install -y --fix-broken
-    dpkg --configure -a --force-confold
+    epkit_configure
 }
 
 epkit_packages_fetch() {
     epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
-    dpkg --configure -a --force-confold || true # apt does nothing before this; what is left of it, apply repairs
+    epkit_configure || true # apt does nothing before this; what is left of it, apply repairs
     epkit_apt update
     epkit_apt_install --download-only "$@"
 }

@@ -49,8 +49,8 @@ static void make_folders(const char *path)
 
 /* --- the script --- */
 
-static ep_status write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
-                              const char *text, const char *path)
+ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
+                           const char *path)
 {
     /* In a root of its own the script sees that root as "/". */
     const char *root = install->can_chroot ? "" : install->root;
@@ -69,10 +69,8 @@ static ep_status write_script(const struct install *install, const struct recipe
     else if (phase == PHASE_APPLY) {
         step->type->apply(script, step);
         fputs("mkdir -p \"$EPKIT_BEFORE\"\n: >\"$EPKIT_BEFORE/complete\"\n", script);
-    } else if (phase == PHASE_UNDO)
+    } else
         step->type->undo(script, step);
-    else
-        script_shell(script, text);
     if (fclose(script) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
     return EP_OK;
@@ -218,18 +216,27 @@ static pid_t start(struct install *install, const struct recipe_step *step, cons
 enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
                            enum install_phase phase, int deadline_s, int *ret_status)
 {
+    char path[1024];
+
+    *ret_status = -1;
+    snprintf(path, sizeof(path), "%.400s%.300s/scripts/%s.%s.sh", install->root, install->state, step->id,
+             phase_names[phase]);
+    if (run_write_script(install, step, phase, path) != EP_OK)
+        return RUN_NOT_STARTED;
+    return run_file(install, step, index, phase, path, deadline_s, ret_status);
+}
+
+enum run_result run_file(struct install *install, const struct recipe_step *step, size_t index,
+                         enum install_phase phase, const char *path, int deadline_s, int *ret_status)
+{
     const struct install_observer *observer = &install->options.observer;
-    char path[1024], log_path[1024], name[160];
+    char log_path[1024], name[160];
     enum run_result result;
     uint64_t started;
     int log;
     pid_t pid;
 
     *ret_status = -1;
-    snprintf(path, sizeof(path), "%.400s%.300s/scripts/%s.%s.sh", install->root, install->state, step->id,
-             phase_names[phase]);
-    if (write_script(install, step, phase, NULL, path) != EP_OK)
-        return RUN_NOT_STARTED;
     log = open_log(install, step, phase);
     run_log_path(install, step, log_path);
     if (log < 0) {

@@ -465,6 +465,46 @@ END
     [ "$(cat m/etc/deep/er/one)" = mine ]
 }
 
+@test "values of an earlier apply that cannot be read are not replaced by others" {
+    mkdir m
+    files_recipe >files.yaml
+    epkit install apply files.yaml --root m --set word=first
+    for text in '' '{' '[]' '{"word": "a", "word": "b"}'; do
+        printf %s "$text" >m/var/lib/epkit/install/files/settings.json
+        run epkit install resume files --root m
+        [ "$status" -eq 1 ]
+        [[ "$output" == *"settings.json cannot be read"* ]]
+        grep -q first m/etc/deep/er/one
+    done
+    epkit install apply files.yaml --root m --set word=second
+    epkit install resume files --root m
+    grep -q second m/etc/deep/er/one
+}
+
+@test "a step that moves is undone at its old place, and one that the recipe lost at the end" {
+    mkdir -p m/etc
+    echo mine >m/etc/first
+    cp -a m before
+    moves() { printf 'recipe: moves\ntitle: t\nvariables: {p: {kind: path, default: /etc/first}}\nsteps:\n  - {id: moved, type: file, title: t, why: w, budget: 5s, path: "@{p}", content: x}\n'; }
+    { moves && printf '  - {id: lost, type: file, title: t, why: w, budget: 5s, path: /etc/lost, content: x}\n'; } >moves.yaml
+    epkit install apply ./moves.yaml --root m
+    [ "$(cat m/etc/first)" = x ]
+    moves >moves.yaml
+    epkit install apply ./moves.yaml --root m --set p=/etc/deep/second
+    [ "$(cat m/etc/first m/etc/deep/second)" = "mine
+x" ]
+    [ -e m/etc/lost ]
+    epkit install apply ./moves.yaml --root m --set p=/etc/third
+    [ ! -e m/etc/deep ]
+    # A place where all is as it shall be already is nobody's: the old one is undone at the end.
+    echo x >m/etc/fourth
+    cp m/etc/fourth before/etc/
+    epkit install apply ./moves.yaml --root m --set p=/etc/fourth
+    epkit install uninstall moves --root m
+    rm -r m/var
+    diff -r before m
+}
+
 @test "uninstall undoes a step that today's values leave out" {
     mkdir m
     files_recipe | sed 's/^steps:/  wanted: {kind: flag, default: "1", env: EPKIT_TEST_WANTED}\n&/; s/path: .*one/&\n    when: wanted/' >files.yaml
@@ -684,6 +724,22 @@ steps:
 END
     epkit install export sh ./files.yaml >export.sh
     sed -i "s,/var/lib/epkit,$PWD/state,g" export.sh
+    # One at a time, and none on a machine of another kind.
+    mkdir -p state/install/exported/export
+    flock state/install/exported/export/done.lock sh -c 'touch held; sleep 1000' 3>&- &
+    holder=$!
+    until [ -e held ]; do sleep 0.1; done
+    run sh export.sh
+    pkill -P $holder
+    wait $holder || true
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'another run of this script is at work'* ]]
+    sed 's/^steps:/target: {os: plan9, release: "4"}\n&/' files.yaml >plan9.yaml
+    epkit install export sh ./plan9.yaml >plan9.sh
+    run sh plan9.sh
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"the recipe is for 'plan9': nothing was changed"* ]]
+    [ ! -e out ]
     run sh export.sh
     [ "$status" -eq 75 ]
     [[ "$output" == *'Rebooting the node'* ]]
