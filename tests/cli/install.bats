@@ -726,9 +726,9 @@ END
     sed -i "s,/var/lib/epkit,$PWD/state,g" export.sh
     # One at a time, and none on a machine of another kind.
     mkdir -p state/install/exported/export
-    flock state/install/exported/export/done.lock sh -c 'touch held; sleep 1000' 3>&- &
+    flock state/install/exported/export/done.lock sleep 1000 3>&- &
     holder=$!
-    until [ -e held ]; do sleep 0.1; done
+    while flock -n state/install/exported/export/done.lock true; do sleep 0.1; done
     run sh export.sh
     pkill -P $holder
     wait $holder || true
