@@ -137,9 +137,11 @@ static enum install_result fetch(struct install *install, const struct recipe_st
 static enum install_result confirm(struct install *install, const struct recipe_step *step, size_t index, int status)
 {
     const struct step_state *state = &install->states[index];
+    enum install_result result;
 
-    if (install_look(install) != INSTALL_FINE)
-        return INSTALL_FAILED;
+    result = install_look(install);
+    if (result != INSTALL_FINE)
+        return result;
     /* A module that is not there yet comes with the reboot that its step allows. */
     if (step->reboot == REBOOT_IF_NEEDED && state->now == STEP_TODO && strcmp(step->type->name, "module") == 0)
         state_set(&install->states[index], STEP_REBOOT, "to be loaded by a reboot");
@@ -166,6 +168,10 @@ static bool claim(struct install *install, const struct recipe_step *step)
             return false;
         }
     }
+    if (earlier_keep(install, step) != EP_OK) {
+        fail(install, "%.500s", ep_last_error());
+        return false;
+    }
     sync();
     return true;
 }
@@ -177,20 +183,26 @@ static enum install_result apply_step(struct install *install, const struct reci
     enum install_result result;
     enum run_result run;
     ep_status logged;
-    bool waited;
+    bool waited, is_moved;
 
     if (!run_wait_for_orphans(install, step, index, &waited))
         return is_interrupted(install) ? INSTALL_INTERRUPTED
                                        : fail(install, "step '%s' of an earlier run does not end", step->id);
     /* It may have done everything. */
-    if (waited && install_look(install) != INSTALL_FINE)
-        return INSTALL_FAILED;
+    if (waited) {
+        result = install_look(install);
+        if (result != INSTALL_FINE)
+            return result;
+    }
     if (waited && install->states[index].now == STEP_DONE)
         return INSTALL_FINE;
     logged = journal_add(&install->journal, "start", step->id,
                          json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel));
     if (logged != EP_OK)
         return fail(install, "%.500s", ep_last_error());
+    result = earlier_undo(install, step, index, &is_moved);
+    if (result != INSTALL_FINE)
+        return result;
     if (!claim(install, step))
         return INSTALL_FAILED;
     result = fetch(install, step, index);

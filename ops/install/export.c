@@ -3,7 +3,8 @@
  * export.c - a recipe as a shell script, as user data of cloud-init, as a playbook of Ansible.
  *
  * They run the scripts that apply runs, and go on after a reboot from a list of completed steps. What they lack is what
- * needs epkit on the machine: the checks of what is there, deadlines, verification of versions before a step.
+ * needs epkit on the machine: the checks of what is there, deadlines, verification of versions before a step, and of
+ * preflight all but the system and the processor.
  */
 #include "base/error.h"
 #include "install.h"
@@ -50,9 +51,34 @@ static void write_step(const struct recipe *recipe, const struct recipe_step *st
             step->type->fetch ? "fetch_" : ":", name);
 }
 
+/* What the recipe is for, as far as a shell can tell. */
+static void write_preflight(const struct recipe *recipe, FILE *out)
+{
+    static const struct {
+        const char *key, *found;
+    } targets[] = {{"os", "$(. /etc/os-release && echo \"$ID\")"},
+                   {"release", "$(. /etc/os-release && echo \"$VERSION_ID\")"},
+                   {"arch", "$(dpkg --print-architecture)"}};
+
+    for (size_t i = 0; recipe->target && i < sizeof(targets) / sizeof(targets[0]); i++) {
+        const struct yaml_node *node = tree_get(recipe->target, targets[i].key);
+
+        if (!node)
+            continue;
+        fputs("wanted=", out);
+        script_word(out, node->text);
+        fprintf(out,
+                " found=%s\nif [ \"$found\" != \"$wanted\" ]; then echo \"%s is '$found' here, and the recipe is for "
+                "'$wanted': nothing was changed\" >&2; exit 4; fi\n",
+                targets[i].found, targets[i].key);
+    }
+}
+
 static const char head[] =
     "mkdir -p \"${done_steps%/*}\"\n"
     "touch \"$done_steps\"\n"
+    "exec 9>\"$done_steps.lock\"\n"
+    "if ! flock -n 9; then echo 'another run of this script is at work' >&2; exit 1; fi\n"
     "boot=$(cat /proc/sys/kernel/random/boot_id)\n"
     "\n"
     "# run_step ID REBOOT FETCH APPLY: what has been completed is not run again. Exit status 75: reboot, run this again.\n"
@@ -64,12 +90,12 @@ static const char head[] =
     "    echo \"step $1\"\n"
     "    if [ \"$3\" != : ]; then\n"
     "        for wait in 2 4 8 16 0; do\n"
-    "            if (\"${3}${4#apply_}\"); then break; fi\n"
+    "            if (\"${3}${4#apply_}\") 9>&-; then break; fi\n"
     "            if [ \"$wait\" = 0 ]; then echo \"step $1: download failed\" >&2; exit 1; fi\n"
     "            sleep \"$wait\"\n"
     "        done\n"
     "    fi\n"
-    "    \"$4\"\n"
+    "    \"$4\" 9>&-\n"
     "    echo \"$1 $boot\" >>\"$done_steps\"\n"
     "    sync\n"
     "    if [ \"$2\" != never ]; then want_reboot \"$1\"; fi\n"
@@ -110,10 +136,11 @@ static void write_sh(const struct recipe *recipe, FILE *out)
 {
     fprintf(out,
             "#!/bin/sh\n# Recipe %s: %s. Written by epkit install export; run it as root.\n"
-            "# Exit status 75: reboot the machine and run it again.\n"
+            "# Exit status 75: reboot the machine and run it again; 4: the recipe is not for this machine.\n"
             "# shellcheck disable=SC1091,SC2030,SC2031,SC2234,SC2317,SC2329\n",
             recipe->name, recipe->title);
     script_prelude(out);
+    write_preflight(recipe, out);
     fprintf(out,
             "EPKIT_KERNEL=$(uname -r)\nEPKIT_MACHINE=$(uname -m)\nexport EPKIT_KERNEL EPKIT_MACHINE\n"
             "done_steps=\"${EPKIT_DONE:-" INSTALL_STATE "/%s/export/done}\"\n",

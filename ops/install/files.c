@@ -52,6 +52,9 @@ static void file_check(const struct check_context *context, const struct recipe_
 
 static void file_apply(FILE *script, const struct recipe_step *step)
 {
+    fputs("epkit_no_folder ", script);
+    script_word(script, arg_text(step, "path"));
+    fputc('\n', script);
     script_keep(script, arg_text(step, "path"));
     script_write(script, arg_text(step, "path"), arg_text(step, "content"), file_mode(step));
 }

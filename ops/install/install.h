@@ -107,7 +107,9 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
                                  struct install *ret_install);
 void install_close(struct install *install);
 
-/* Fills `states`. Fails only for lack of memory or when the root cannot be opened: `failure`. */
+/* Fills `states`, which say "unknown" before. Fails only for lack of memory or when the root cannot be opened:
+ * `failure`.
+ */
 enum install_result install_look(struct install *install);
 
 /* Number of steps that apply would do something about. */
@@ -116,10 +118,8 @@ const char *install_state_name(enum step_now now);
 
 /* --- preflight.c: may this recipe be applied here? Fills `preflight`. --- */
 ep_status preflight_check_target(const struct recipe *recipe); /* the shape of `target`, when a recipe is read */
-void preflight_run(struct install *install, struct root *root);
-/* Do the hosts that the steps download from answer? Apart, because it takes time: only when something is to be fetched.
- */
-void preflight_egress(struct install *install, struct root *root);
+/* `with_egress`: also whether the hosts that the steps download from answer, which takes time. */
+enum install_result preflight_run(struct install *install, bool with_egress);
 bool preflight_refuses(const struct install *install);
 
 /* --- engine.c --- */
@@ -127,6 +127,17 @@ enum install_result install_apply(struct install *install);
 
 /* --- undo.c --- */
 enum install_result install_undo(struct install *install);
+int remove_tree(const char *path); /* 0, or -1 with errno; fine if it is not there */
+
+/* --- earlier.c: steps as they were applied before, with other values or from an earlier version of the recipe --- */
+
+/* Keeps what would undo the step as it is about to be applied, below `before`. */
+ep_status earlier_keep(const struct install *install, const struct recipe_step *step);
+/* Undoes the step as it was applied elsewhere; *ret_undone: it was, and nothing is known of the step any more. */
+enum install_result earlier_undo(struct install *install, const struct recipe_step *step, size_t index,
+                                 bool *ret_undone);
+/* Undoes the steps that the recipe does not have any more. */
+enum install_result earlier_undo_dropped(struct install *install);
 
 /* --- export.c: the recipe as something that runs without epkit. `format` is one of export_formats. --- */
 extern const char *const export_formats[]; /* sh, cloud-init, ansible; ends with NULL */
@@ -145,6 +156,12 @@ enum run_result { RUN_FINE, RUN_FAILED, RUN_LATE, RUN_INTERRUPTED, RUN_NOT_START
  */
 enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
                            enum install_phase phase, int deadline_s, int *ret_status);
+
+/* The same with a script that is there already, and writing one to `path`. */
+enum run_result run_file(struct install *install, const struct recipe_step *step, size_t index,
+                         enum install_phase phase, const char *path, int deadline_s, int *ret_status);
+ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
+                           const char *path);
 
 /* Waits for the step's unit if an earlier run left it running: *ret_waited. False: interrupted, or not over in time. */
 bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index, bool *ret_waited);

@@ -118,11 +118,17 @@ static enum install_result take_lock(struct install *install)
             snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
             return INSTALL_FAILED;
         }
-        if (holder_lives(path, &pid) ||
-            ep_now_ns() - start > (uint64_t)longest_deadline(install->recipe) * 1000000000u) {
+        if (holder_lives(path, &pid)) {
             snprintf(install->failure, sizeof(install->failure), "process %d is installing this recipe now", pid);
             snprintf(install->hint, sizeof(install->hint), "'epkit install status %s' says how far it is",
                      install->recipe->name);
+            return INSTALL_BUSY;
+        }
+        if (ep_now_ns() - start > (uint64_t)longest_deadline(install->recipe) * 1000000000u) {
+            snprintf(install->failure, sizeof(install->failure),
+                     "no epkit installs this recipe, but something that a step of it has started still runs");
+            snprintf(install->hint, sizeof(install->hint),
+                     "'fuser -v %.150s' names the process; end it, then run this again", path);
             return INSTALL_BUSY;
         }
         if (!said && observer->line)
@@ -223,6 +229,8 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     install->options = *options;
     install->lock_fd = -1;
     install->journal.fd = -1;
+    for (size_t i = 0; i < recipe->n_steps; i++)
+        state_set(&install->states[i], STEP_UNKNOWN, "not looked at");
     snprintf(install->state, sizeof(install->state), "%.250s/%s", options->state ? options->state : INSTALL_STATE,
              recipe->name);
     snprintf(install->logs, sizeof(install->logs), INSTALL_LOGS "/%s", recipe->name);
@@ -290,6 +298,7 @@ enum install_result install_look(struct install *install)
                                     .probe = install->is_live ? probe : NULL,
                                     .probe_recipe = install->recipe,
                                     .probe_context = install};
+    const struct install_observer *observer = &install->options.observer;
     struct root *root;
 
     if (root_open(install->is_live ? NULL : install->root, &root) != EP_OK) {
@@ -297,11 +306,14 @@ enum install_result install_look(struct install *install)
         return INSTALL_FAILED;
     }
     context.root = root;
-    preflight_run(install, root);
     for (size_t i = 0; i < install->recipe->n_steps; i++) {
         const struct recipe_step *step = &install->recipe->steps[i];
         struct step_state *state = &install->states[i];
 
+        if (observer->is_interrupted && observer->is_interrupted(observer->context)) {
+            root_free(root);
+            return INSTALL_INTERRUPTED;
+        }
         if (step->skipped) {
             state_set(state, STEP_SKIPPED, "%s%s", *step->when == '!' ? step->when + 1 : step->when,
                       *step->when == '!' ? " is 1" : " is 0");
@@ -311,8 +323,6 @@ enum install_result install_look(struct install *install)
         check_complete(install, step, state);
         check_after(install, step, state);
     }
-    if (install_changes(install) > 0)
-        preflight_egress(install, root);
     root_free(root);
     return INSTALL_FINE;
 }

@@ -332,8 +332,14 @@ static void check_egress(struct install *install, struct root *root)
         row(install, "egress", PREFLIGHT_OK, "%zu hosts answer", hosts->n);
 }
 
-void preflight_run(struct install *install, struct root *root)
+enum install_result preflight_run(struct install *install, bool with_egress)
 {
+    struct root *root;
+
+    if (root_open(install->is_live ? NULL : install->root, &root) != EP_OK) {
+        snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
+        return INSTALL_FAILED;
+    }
     install->n_preflight = 0;
     check_os(install, root);
     check_arch(install, root);
@@ -343,11 +349,10 @@ void preflight_run(struct install *install, struct root *root)
     check_managed(install, root);
     check_disk(install);
     check_apt_lock(install);
-}
-
-void preflight_egress(struct install *install, struct root *root)
-{
-    check_egress(install, root);
+    if (with_egress)
+        check_egress(install, root);
+    root_free(root);
+    return INSTALL_FINE;
 }
 
 bool preflight_refuses(const struct install *install)

@@ -73,10 +73,16 @@ epkit_packages_note() {
     mv "$EPKIT_BEFORE/after.new" "$EPKIT_BEFORE/after"
 }
 
+# What dpkg has begun and not completed. dpkg does not wait for who holds its lock; apt does, as it is told above.
+epkit_configure() {
+    epkit_apt check >/dev/null 2>&1 || true
+    dpkg --configure -a --force-confold
+}
+
 # What an interrupted dpkg left is completed first. A package whose files were being unpacked has to be unpacked again;
 # where its archive is not to be had any more, it goes, and comes back in the version that the step is about.
 epkit_packages_repair() {
-    dpkg --configure -a --force-confold || true
+    epkit_configure || true
     broken=$(dpkg-query -W -f='${db:Status-Eflag} ${binary:Package}\n' | sed -n 's/^reinstreq //p')
     if [ -n "$broken" ]; then
         echo "to be unpacked again:" "$broken"
@@ -88,12 +94,12 @@ epkit_packages_repair() {
         fi
     fi
     epkit_apt install -y --fix-broken
-    dpkg --configure -a --force-confold
+    epkit_configure
 }
 
 epkit_packages_fetch() {
     epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
-    dpkg --configure -a --force-confold || true # apt does nothing before this; what is left of it, apply repairs
+    epkit_configure || true # apt does nothing before this; what is left of it, apply repairs
     epkit_apt update
     epkit_apt_install --download-only "$@"
 }
@@ -179,6 +185,8 @@ epkit_packages_purge() {
 }
 
 epkit_packages_undo() {
+    # The step was killed before it noted what is there: it has changed nothing. Without the folder an undo is forced.
+    if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$EPKIT_BEFORE/packages" ]; then return 0; fi
     epkit_packages_repair
     changes=$(epkit_packages_changes "$@")
     # shellcheck disable=SC2086
@@ -231,6 +239,14 @@ epkit_inside() {
     done
 }
 
+# epkit_no_folder PATH: a file is never put in the place of a folder.
+epkit_no_folder() {
+    if [ -d "$EPKIT_ROOT$1" ] && [ ! -L "$EPKIT_ROOT$1" ]; then
+        echo "$EPKIT_ROOT$1 is a folder, and a file shall be there: nothing is changed" >&2
+        exit 1
+    fi
+}
+
 # Keeps what is at a place, and notes which folders above it are missing. epkit_keep KEY PATH
 epkit_keep() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
@@ -244,9 +260,11 @@ epkit_keep() {
     : >"$kept.known"
 }
 
-# Brings it back. epkit_restore KEY PATH
+# Brings it back. What was not kept was not changed either; without the folder an undo is forced.
+# epkit_restore KEY PATH
 epkit_restore() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
+    if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$kept.known" ]; then return 0; fi
     epkit_inside "${target%/*}"
     rm -rf "$target.epkit-new"
     if [ -e "$kept.file" ] || [ -L "$kept.file" ]; then

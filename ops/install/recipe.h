@@ -137,6 +137,11 @@ ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node 
                             const char *const *allowed);
 ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,
                         const char **ret_text, int *ret_line);
+bool recipe_is_line(const char *value); /* of printable text */
 ep_status steps_read(struct recipe *recipe);
+
+/* --- conflicts.c: steps that cannot all be done --- */
+
+ep_status conflicts_check(const struct recipe *recipe);
 
 #endif

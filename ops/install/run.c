@@ -49,8 +49,8 @@ static void make_folders(const char *path)
 
 /* --- the script --- */
 
-static ep_status write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
-                              const char *text, const char *path)
+ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
+                           const char *path)
 {
     /* In a root of its own the script sees that root as "/". */
     const char *root = install->can_chroot ? "" : install->root;
@@ -69,10 +69,8 @@ static ep_status write_script(const struct install *install, const struct recipe
     else if (phase == PHASE_APPLY) {
         step->type->apply(script, step);
         fputs("mkdir -p \"$EPKIT_BEFORE\"\n: >\"$EPKIT_BEFORE/complete\"\n", script);
-    } else if (phase == PHASE_UNDO)
+    } else
         step->type->undo(script, step);
-    else
-        script_shell(script, text);
     if (fclose(script) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
     return EP_OK;
@@ -125,9 +123,13 @@ static int status_of(int status)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+static bool is_interrupted(const struct install_observer *observer)
+{
+    return observer && observer->is_interrupted && observer->is_interrupted(observer->context);
+}
+
 /* Waits for a child until the deadline, then ends its group. */
-static enum run_result wait_for(struct install *install, pid_t pid, int deadline_s, int budget_s, bool may_leave,
-                                int *ret_status)
+static enum run_result wait_for(struct install *install, pid_t pid, int deadline_s, int budget_s, int *ret_status)
 {
     const struct install_observer *observer = &install->options.observer;
     uint64_t start = ep_now_ns();
@@ -142,7 +144,7 @@ static enum run_result wait_for(struct install *install, pid_t pid, int deadline
             *ret_status = status_of(status);
             return is_late ? RUN_LATE : *ret_status == 0 ? RUN_FINE : RUN_FAILED;
         }
-        if (may_leave && observer->is_interrupted && observer->is_interrupted(observer->context))
+        if (is_interrupted(observer))
             return RUN_INTERRUPTED;
         if (seconds >= deadline_s && !is_late) {
             kill(-pid, SIGTERM);
@@ -160,15 +162,31 @@ static enum run_result wait_for(struct install *install, pid_t pid, int deadline
     }
 }
 
-static void unit_name(const struct install *install, const struct recipe_step *step, char ret_name[160])
+/* `last`: what makes the name the unit's own, or "*" for all units of the step. */
+static void unit_name(const struct install *install, const struct recipe_step *step, const char *last,
+                      char ret_name[160])
 {
-    snprintf(ret_name, 160, "epkit-step:%s:%s.service", install->recipe->name, step->id);
+    snprintf(ret_name, 160, "epkit-step:%s:%s:%s.service", install->recipe->name, step->id, last);
+}
+
+/*
+ * A new name for each script: systemd refuses one whose unit it has not forgotten yet, and it may take its time, with a
+ * process of a package that does not end or when the machine is slow.
+ */
+static void new_unit_name(const struct install *install, const struct recipe_step *step, char ret_name[160])
+{
+    static unsigned n;
+    char last[48];
+
+    snprintf(last, sizeof(last), "%d-%u", (int)getpid(), ++n);
+    unit_name(install, step, last, ret_name);
 }
 
 /* Under systemd the unit has the deadline, and the child that waits for it has some more. */
-static pid_t start(struct install *install, const struct recipe_step *step, const char *path, int log, int deadline_s)
+static pid_t start(struct install *install, const struct recipe_step *step, const char *name, const char *path, int log,
+                   int deadline_s)
 {
-    char unit[200], name[160], limit[64], output[1100], error[1100], stop[64], file[1024];
+    char unit[200], limit[64], output[1100], error[1100], stop[64], file[1024];
     const char *inside = path + strlen(install->root);
     const char *systemd[] = {"systemd-run", "--quiet", "--wait", "--collect", "--service-type=exec",
                              unit,          "-p",      limit,    "-p",        stop,
@@ -180,7 +198,6 @@ static pid_t start(struct install *install, const struct recipe_step *step, cons
     pid_t pid;
 
     run_log_path(install, step, log_path);
-    unit_name(install, step, name);
     snprintf(unit, sizeof(unit), "--unit=%s", name);
     snprintf(limit, sizeof(limit), "RuntimeMaxSec=%d", deadline_s);
     snprintf(stop, sizeof(stop), "TimeoutStopSec=%d", STOP_GRACE_S);
@@ -199,18 +216,27 @@ static pid_t start(struct install *install, const struct recipe_step *step, cons
 enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
                            enum install_phase phase, int deadline_s, int *ret_status)
 {
+    char path[1024];
+
+    *ret_status = -1;
+    snprintf(path, sizeof(path), "%.400s%.300s/scripts/%s.%s.sh", install->root, install->state, step->id,
+             phase_names[phase]);
+    if (run_write_script(install, step, phase, path) != EP_OK)
+        return RUN_NOT_STARTED;
+    return run_file(install, step, index, phase, path, deadline_s, ret_status);
+}
+
+enum run_result run_file(struct install *install, const struct recipe_step *step, size_t index,
+                         enum install_phase phase, const char *path, int deadline_s, int *ret_status)
+{
     const struct install_observer *observer = &install->options.observer;
-    char path[1024], log_path[1024], name[160];
+    char log_path[1024], name[160];
     enum run_result result;
     uint64_t started;
     int log;
     pid_t pid;
 
     *ret_status = -1;
-    snprintf(path, sizeof(path), "%.400s%.300s/scripts/%s.%s.sh", install->root, install->state, step->id,
-             phase_names[phase]);
-    if (write_script(install, step, phase, NULL, path) != EP_OK)
-        return RUN_NOT_STARTED;
     log = open_log(install, step, phase);
     run_log_path(install, step, log_path);
     if (log < 0) {
@@ -220,19 +246,19 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
     if (observer->begin)
         observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps, phase,
                         log_path);
+    new_unit_name(install, step, name);
     started = ep_now_ns();
-    pid = start(install, step, path, log, deadline_s);
+    pid = start(install, step, name, path, log, deadline_s);
     if (pid < 0) {
         ep_fail_errno(EP_E_SYSTEM, errno, "a process cannot be started");
         close(log);
         return RUN_NOT_STARTED;
     }
-    result = wait_for(install, pid, deadline_s + (install->has_systemd ? SYSTEMD_GRACE_S : 0), step->budget_s, true,
-                      ret_status);
+    result =
+        wait_for(install, pid, deadline_s + (install->has_systemd ? SYSTEMD_GRACE_S : 0), step->budget_s, ret_status);
     if (result == RUN_LATE && install->has_systemd) {
         const char *stop[] = {"systemctl", "kill", "--signal=KILL", name, NULL};
 
-        unit_name(install, step, name);
         run_quietly(stop, 30);
     }
     /* systemd ends a unit at its deadline, and systemd-run reports that as a failure like any other. */
@@ -246,8 +272,9 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
 
 /* --- small commands --- */
 
-/* Runs argv with its output into a pipe (or nowhere); -1: not started, or late. */
-static int run_captured(const char *const *argv, int seconds, char *ret_output, size_t bytes)
+/* Runs argv with its output into a pipe (or nowhere); -1: not started, late, or `observer` (NULL: none) interrupted. */
+static int run_captured(const char *const *argv, int seconds, const struct install_observer *observer, char *ret_output,
+                        size_t bytes)
 {
     uint64_t until = ep_deadline_ns(seconds * 1000);
     int fds[2], status = -1;
@@ -261,7 +288,7 @@ static int run_captured(const char *const *argv, int seconds, char *ret_output, 
     if (pid == 0)
         become(argv, fds[1], -1);
     close(fds[1]);
-    while (pid > 0 && is_open && ep_now_ns() < until) {
+    while (pid > 0 && is_open && ep_now_ns() < until && !is_interrupted(observer)) {
         struct pollfd poll_fd = {.fd = fds[0], .events = POLLIN};
         char data[4096];
         ssize_t n;
@@ -277,7 +304,7 @@ static int run_captured(const char *const *argv, int seconds, char *ret_output, 
     if (bytes)
         ret_output[at] = '\0';
     while (pid > 0 && waitpid(pid, &status, WNOHANG) == 0) {
-        if (ep_now_ns() >= until) {
+        if (ep_now_ns() >= until || is_interrupted(observer)) {
             kill(-pid, SIGKILL);
             kill(pid, SIGKILL);
             waitpid(pid, &status, 0);
@@ -290,7 +317,7 @@ static int run_captured(const char *const *argv, int seconds, char *ret_output, 
 
 int run_quietly(const char *const *argv, int seconds)
 {
-    return run_captured(argv, seconds, NULL, 0);
+    return run_captured(argv, seconds, NULL, NULL, 0);
 }
 
 int run_probe(struct install *install, const struct recipe_step *step, const char *text, int seconds, char *ret_output,
@@ -314,7 +341,7 @@ int run_probe(struct install *install, const struct recipe_step *step, const cha
         return -1;
     snprintf(limit, sizeof(limit), "%d", seconds);
     argv[5] = script;
-    status = run_captured(argv, seconds + 10, ret_output, bytes);
+    status = run_captured(argv, seconds + 10, &install->options.observer, ret_output, bytes);
     free(script);
     return status;
 }
@@ -333,12 +360,12 @@ bool run_wait_for_orphans(struct install *install, const struct recipe_step *ste
     *ret_waited = false;
     if (!install->has_systemd)
         return true;
-    unit_name(install, step, pattern);
+    unit_name(install, step, "*", pattern);
     run_log_path(install, step, log);
     for (;;) {
         int64_t seconds = (int64_t)((ep_now_ns() - start) / 1000000000u);
 
-        if (run_captured(list, 30, output, sizeof(output)) != 0 || !strstr(output, step->id))
+        if (run_captured(list, 30, NULL, output, sizeof(output)) != 0 || !strstr(output, step->id))
             return true;
         if (!said && observer->begin)
             observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps,
@@ -348,7 +375,7 @@ bool run_wait_for_orphans(struct install *install, const struct recipe_step *ste
         *ret_waited = said = true;
         if (seconds > step->deadline_s + SYSTEMD_GRACE_S + STOP_GRACE_S)
             return false;
-        if (observer->is_interrupted && observer->is_interrupted(observer->context))
+        if (is_interrupted(observer))
             return false;
         if (observer->tick)
             observer->tick(observer->context, (int)seconds, step->budget_s);

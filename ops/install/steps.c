@@ -93,6 +93,11 @@ static const char *text_fault(const char *value)
     return NULL;
 }
 
+bool recipe_is_line(const char *value)
+{
+    return !strchr(value, '\n') && !text_fault(value);
+}
+
 static const char *package_fault(const char *name)
 {
     if (!isalnum((unsigned char)name[0]) ||
@@ -482,14 +487,17 @@ static ep_status read_step(struct recipe *recipe, const struct yaml_node *map)
     EP_TRY(recipe_scalar(recipe, map, "title", true, &step->title, &line));
     EP_TRY(recipe_scalar(recipe, map, "why", true, &step->why, &line));
     EP_TRY(recipe_scalar(recipe, map, "says", false, &step->says, &line));
-    if (text_fault(step->title) || strchr(step->title, '\n') || (step->says && strchr(step->says, '\n')))
-        return recipe_refuse(recipe, line, "'title' and 'says' must be one line of printable text");
     step->says = step->says ? step->says : "";
+    if (!recipe_is_line(step->title) || !recipe_is_line(step->says))
+        return recipe_refuse(recipe, line, "'title' and 'says' must be one line of printable text");
     EP_TRY(read_duration(recipe, map, "budget", true, &step->budget_s));
     step->deadline_s = step->budget_s * DEADLINE_BUDGETS;
     if (step->deadline_s < DEADLINE_MIN_S)
         step->deadline_s = DEADLINE_MIN_S;
     EP_TRY(read_duration(recipe, map, "deadline", false, &step->deadline_s));
+    if (step->deadline_s < step->budget_s)
+        return recipe_refuse(recipe, tree_get(map, "deadline")->line,
+                             "'deadline' is shorter than 'budget', the time that the step is expected to take");
     EP_TRY(read_reboot(recipe, map, step));
     EP_TRY(read_when(recipe, map, step));
     EP_TRY(read_args(recipe, map, step));
@@ -555,28 +563,6 @@ static ep_status sort_steps(struct recipe *recipe)
     return EP_OK;
 }
 
-/* Two steps that write the same thing would each find the other's there, and never be done. */
-static ep_status check_targets(const struct recipe *recipe)
-{
-    static const struct {
-        const char *type, *key;
-    } targets[] = {{"file", "path"}, {"modprobe", "module"}};
-
-    for (size_t i = 0; i < recipe->n_steps; i++)
-        for (size_t k = 0; k < i; k++)
-            for (size_t t = 0; t < sizeof(targets) / sizeof(targets[0]); t++) {
-                const struct recipe_step *one = &recipe->steps[k], *two = &recipe->steps[i];
-
-                if (one->skipped || two->skipped || strcmp(one->type->name, targets[t].type) != 0 ||
-                    strcmp(two->type->name, targets[t].type) != 0 ||
-                    strcmp(arg_text(one, targets[t].key), arg_text(two, targets[t].key)) != 0)
-                    continue;
-                return recipe_refuse(recipe, two->line, "steps '%s' and '%s' both write %s", one->id, two->id,
-                                     arg_text(two, targets[t].key));
-            }
-    return EP_OK;
-}
-
 ep_status steps_read(struct recipe *recipe)
 {
     const struct yaml_node *list = tree_get(recipe->tree, "steps");
@@ -595,7 +581,7 @@ ep_status steps_read(struct recipe *recipe)
     for (size_t i = 0; i < list->n; i++)
         EP_TRY(read_needs(recipe, &list->items[i], &recipe->steps[i]));
     EP_TRY(sort_steps(recipe));
-    return check_targets(recipe);
+    return conflicts_check(recipe);
 }
 
 /* --- for the types --- */

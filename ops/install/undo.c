@@ -22,7 +22,7 @@ static int remove_one(const char *path, const struct stat *stat, int kind, struc
     return remove(path);
 }
 
-static int remove_tree(const char *path)
+int remove_tree(const char *path)
 {
     struct stat stat;
 
@@ -54,9 +54,10 @@ static bool is_changed(const struct install *install, const struct recipe_step *
 
 static enum install_result undo_step(struct install *install, const struct recipe_step *step, size_t index)
 {
+    enum install_result result;
     enum run_result run;
     char path[1024], log[1024];
-    bool waited;
+    bool waited, is_undone;
     int status;
 
     run_log_path(install, step, log);
@@ -64,6 +65,9 @@ static enum install_result undo_step(struct install *install, const struct recip
         snprintf(install->failure, sizeof(install->failure), "step '%s' of an earlier run does not end", step->id);
         return INSTALL_FAILED;
     }
+    result = earlier_undo(install, step, index, &is_undone);
+    if (result != INSTALL_FINE || is_undone)
+        return result;
     journal_add(&install->journal, "undo", step->id, NULL);
     run = run_script(install, step, index, PHASE_UNDO, step->deadline_s, &status);
     if (run == RUN_INTERRUPTED)
@@ -100,11 +104,15 @@ enum install_result install_undo(struct install *install)
         }
     }
     unit_remove(install);
+    result = earlier_undo_dropped(install);
+    if (result != INSTALL_FINE)
+        return result;
     for (size_t i = install->recipe->n_steps; i-- > 0;) {
         size_t index = install->recipe->order[i];
         const struct recipe_step *step = &install->recipe->steps[index];
 
-        if (install->states[index].now == STEP_SKIPPED || !is_changed(install, step, &install->states[index]))
+        /* Also one that today's values skip: it was applied with others. */
+        if (!is_changed(install, step, &install->states[index]))
             continue;
         result = undo_step(install, step, index);
         if (result != INSTALL_FINE)

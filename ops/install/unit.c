@@ -24,6 +24,9 @@ ep_status unit_install(struct install *install)
 {
     char unit[256], link_path[256], fresh[300], self[1024];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    /* Who said "never" means the reboots after the next one, too. */
+    static const char *const reboots[] = {
+        [INSTALL_REBOOT_NOW] = "now", [INSTALL_REBOOT_SENTINEL] = "sentinel", [INSTALL_REBOOT_NEVER] = "never"};
     const char *parent;
     bool had_wants;
     FILE *file;
@@ -51,9 +54,11 @@ ep_status unit_install(struct install *install)
         file,
         "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
         "Description=epkit install: go on with recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
-        "[Service]\nType=oneshot\nTimeoutStartSec=infinity\nExecStart=%s install resume %s --state %s\n"
+        "[Service]\nType=oneshot\nTimeoutStartSec=infinity\n"
+        "ExecStart=%s install resume %s --state %s --reboot %s --max-reboots %d\n"
         "[Install]\nWantedBy=multi-user.target\n",
-        install->recipe->name, install->recipe->name, self, install->recipe->name, parent);
+        install->recipe->name, install->recipe->name, self, install->recipe->name, parent,
+        reboots[install->options.reboot], install->options.max_reboots);
     fflush(file);
     fsync(fileno(file));
     if (fclose(file) != 0 || rename(fresh, unit) != 0)

@@ -30,6 +30,8 @@ static bool consists(const char *value, const char *others)
 
 static const char *path_fault(const char *value)
 {
+    const char *last;
+
     if (value[0] != '/')
         return "a path must begin with /";
     if (strlen(value) < 2)
@@ -38,9 +40,11 @@ static const char *path_fault(const char *value)
         return "a path may hold letters, digits and /._+:- alone";
     if (strstr(value, "/../") || strstr(value, "//") || strstr(value, "/./"))
         return "a path must not hold '..', '.' or '//'";
-    if (strlen(value) >= 3 && strcmp(value + strlen(value) - 3, "/..") == 0)
-        return "a path must not hold '..'";
-    return NULL;
+    last = strrchr(value, '/') + 1;
+    /* "Beside it" and "above it" are found by cutting off the last name. */
+    if (!*last)
+        return "a path must not end with /";
+    return strcmp(last, ".") == 0 || strcmp(last, "..") == 0 ? "a path must not hold '..', '.' or '//'" : NULL;
 }
 
 const char *variable_fault(enum variable_kind kind, const char *value)

@@ -39,14 +39,14 @@ enum install_result install_verify(struct install *install, struct verify_result
     const struct install_observer *observer = &install->options.observer;
     char *output = malloc(OUTPUT_BYTES);
     size_t n = 0;
-    bool passed = true;
+    bool passed = true, is_interrupted = false;
 
     if (!output)
         return INSTALL_FAILED;
-    for (size_t i = 0; i < install->recipe->n_steps; i++) {
+    for (size_t i = 0; i < install->recipe->n_steps && !is_interrupted; i++) {
         const struct recipe_step *step = &install->recipe->steps[install->recipe->order[i]];
 
-        for (size_t k = 0; k < step->n_verify && n < max && !step->skipped; k++) {
+        for (size_t k = 0; k < step->n_verify && n < max && !step->skipped && !is_interrupted; k++) {
             struct verify_result *result = &ret_results[n++];
             int status;
 
@@ -67,9 +67,12 @@ enum install_result install_verify(struct install *install, struct verify_result
                 snprintf(result->text, sizeof(result->text), "exit status %d", status);
             }
             passed = passed && result->passed;
+            is_interrupted = observer->is_interrupted && observer->is_interrupted(observer->context);
         }
     }
     free(output);
     *ret_n = n;
+    if (is_interrupted)
+        return INSTALL_INTERRUPTED;
     return passed ? INSTALL_FINE : INSTALL_FAILED;
 }

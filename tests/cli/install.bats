@@ -441,6 +441,133 @@ END
     [[ "$stderr" == *"o space left on"* ]]
 }
 
+@test "a file is never put in the place of a folder, and the folder stays" {
+    mkdir -p m/etc/deep/er/one
+    echo mine >m/etc/deep/er/one/mine
+    files_recipe >files.yaml
+    run epkit install apply files.yaml --root m
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"/etc/deep/er/one is a folder, and a file shall be there: nothing is changed"* ]]
+    epkit install uninstall files --root m
+    [ "$(cat m/etc/deep/er/one/mine)" = mine ]
+}
+
+@test "a step that was killed before it kept what was there is undone without losing that" {
+    mkdir -p m/etc/deep/er
+    echo mine >m/etc/deep/er/one
+    files_recipe >files.yaml
+    epkit install apply files.yaml --root m
+    # As if it had been killed right after its claim.
+    rm -r m/var/lib/epkit/install/files/before/one
+    mkdir m/var/lib/epkit/install/files/before/one
+    echo mine >m/etc/deep/er/one
+    epkit install uninstall files --root m
+    [ "$(cat m/etc/deep/er/one)" = mine ]
+}
+
+@test "values of an earlier apply that cannot be read are not replaced by others" {
+    mkdir m
+    files_recipe >files.yaml
+    epkit install apply files.yaml --root m --set word=first
+    for text in '' '{' '[]' '{"word": "a", "word": "b"}'; do
+        printf %s "$text" >m/var/lib/epkit/install/files/settings.json
+        run epkit install resume files --root m
+        [ "$status" -eq 1 ]
+        [[ "$output" == *"settings.json cannot be read"* ]]
+        grep -q first m/etc/deep/er/one
+    done
+    epkit install apply files.yaml --root m --set word=second
+    epkit install resume files --root m
+    grep -q second m/etc/deep/er/one
+}
+
+@test "a step that moves is undone at its old place, and one that the recipe lost at the end" {
+    mkdir -p m/etc
+    echo mine >m/etc/first
+    cp -a m before
+    moves() { printf 'recipe: moves\ntitle: t\nvariables: {p: {kind: path, default: /etc/first}}\nsteps:\n  - {id: moved, type: file, title: t, why: w, budget: 5s, path: "@{p}", content: x}\n'; }
+    { moves && printf '  - {id: lost, type: file, title: t, why: w, budget: 5s, path: /etc/lost, content: x}\n'; } >moves.yaml
+    epkit install apply ./moves.yaml --root m
+    [ "$(cat m/etc/first)" = x ]
+    moves >moves.yaml
+    epkit install apply ./moves.yaml --root m --set p=/etc/deep/second
+    [ "$(cat m/etc/first m/etc/deep/second)" = "mine
+x" ]
+    [ -e m/etc/lost ]
+    epkit install apply ./moves.yaml --root m --set p=/etc/third
+    [ ! -e m/etc/deep ]
+    # A place where all is as it shall be already is nobody's: the old one is undone at the end.
+    echo x >m/etc/fourth
+    cp m/etc/fourth before/etc/
+    epkit install apply ./moves.yaml --root m --set p=/etc/fourth
+    epkit install uninstall moves --root m
+    rm -r m/var
+    diff -r before m
+}
+
+@test "uninstall undoes a step that today's values leave out" {
+    mkdir m
+    files_recipe | sed 's/^steps:/  wanted: {kind: flag, default: "1", env: EPKIT_TEST_WANTED}\n&/; s/path: .*one/&\n    when: wanted/' >files.yaml
+    epkit install apply files.yaml --root m
+    run --separate-stderr epkit install apply files.yaml --root m --set wanted=0 --json
+    [ "$(jq -r '.steps[0].state' <<<"$output")" = skipped ]
+    epkit install uninstall files --root m
+    [ ! -e m/etc ]
+}
+
+@test "who finds the lock held says who holds it, and claims nothing about the steps" {
+    files_recipe >files.yaml
+    mkdir m
+    epkit install apply files.yaml --root m
+    # One whose process lives, under epkit's name.
+    lock=m/var/lib/epkit/install/files/lock
+    cp "$(command -v sleep)" epkit
+    flock "$lock" ./epkit 1000 3>&- &
+    holder=$!
+    until pgrep -P $holder -x epkit >pid; do sleep 0.1; done
+    cp pid "$lock"
+    run --separate-stderr epkit install apply files.yaml --root m --json
+    kill "$(cat pid)"
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"process $(cat pid) is installing this recipe now"* ]]
+    valid install <<<"$output"
+    [ "$(jq -r '.result + " " + (.steps | map(.state) | unique | join(","))' <<<"$output")" = 'busy unknown' ]
+    # A number in a lock that nobody holds is no holder.
+    wait "$holder" || true
+    epkit install apply files.yaml --root m
+    # What is said after an uninstall is what is there then.
+    run --separate-stderr epkit install uninstall files --root m --json
+    [ "$(jq -r '.steps | map(.state) | unique | join(",")' <<<"$output")" = todo ]
+}
+
+@test "an interrupt ends a recipe's tests, and what they run" {
+    cat >slow.yaml <<END
+recipe: slow
+title: tests that take their time
+steps:
+  - {id: one, type: file, title: t, why: w, budget: 5s, path: $PWD/none, content: x, verify: [
+      {name: first, run: "echo \$\$ >$PWD/first; sleep 1000"}, {name: second, run: "touch $PWD/second"}]}
+END
+    "$EPKIT" install verify ./slow.yaml >out 2>&1 3>&- &
+    verify=$!
+    for _ in $(seq 600); do
+        [ ! -s first ] || break
+        sleep 0.1
+    done
+    kill -TERM $verify
+    status=0
+    wait $verify || status=$?
+    cat out
+    [ "$status" -eq 143 ]
+    grep -q interrupted out
+    [ ! -e second ]
+    for _ in $(seq 100); do
+        grep -qs '^State:.[^Z]' "/proc/$(cat first)/status" || return 0
+        sleep 0.1
+    done
+    false
+}
+
 @test "copies: a set that is not whole is not copied, a second run nests nothing, another set replaces the first" {
     mkdir -p m/src/folder m/dst
     echo core >m/src/libcore.so.1
@@ -597,6 +724,22 @@ steps:
 END
     epkit install export sh ./files.yaml >export.sh
     sed -i "s,/var/lib/epkit,$PWD/state,g" export.sh
+    # One at a time, and none on a machine of another kind.
+    mkdir -p state/install/exported/export
+    flock state/install/exported/export/done.lock sleep 1000 3>&- &
+    holder=$!
+    while flock -n state/install/exported/export/done.lock true; do sleep 0.1; done
+    run sh export.sh
+    pkill -P $holder
+    wait $holder || true
+    [ "$status" -eq 1 ]
+    [[ "$output" == *'another run of this script is at work'* ]]
+    sed 's/^steps:/target: {os: plan9, release: "4"}\n&/' files.yaml >plan9.yaml
+    epkit install export sh ./plan9.yaml >plan9.sh
+    run sh plan9.sh
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"the recipe is for 'plan9': nothing was changed"* ]]
+    [ ! -e out ]
     run sh export.sh
     [ "$status" -eq 75 ]
     [[ "$output" == *'Rebooting the node'* ]]

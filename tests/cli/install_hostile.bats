@@ -49,6 +49,7 @@ refused() {
     printf '%s\n%s\n' "$HEAD" "${STEP/    path: \/etc\/one/}" | refused 4 "lacks 'path'"
     printf '%s\n%s\n' "$HEAD" "${STEP/type: file/type: fil}" | refused 5 "unknown type 'fil'"
     printf '%s\n%s\n' "$HEAD" "${STEP/budget: 5s/budget: 5}" | refused 8 "'budget' must be a time"
+    printf '%s\n%s\n    deadline: 4s\n' "$HEAD" "$STEP" | refused 11 "'deadline' is shorter than 'budget'"
     printf '%s\n%s\n' "$HEAD" "${STEP/budget: 5s/budget: 99999999999h}" | refused 8 "'budget' must be a time"
     printf '%s\n  - {id: a, type: apt, title: t, why: w, budget: 1s, packages: {git: }}\n' "$HEAD" | refused 4 'empty'
     printf '%s\n  - {id: a, type: apt, title: t, why: w, budget: 1s, packages: [git]}\n' "$HEAD" |
@@ -81,6 +82,43 @@ refused() {
     "$EPKIT" install plan ./good.yaml --root m || [ $? -eq 3 ]
 }
 
+@test "versions that contradict each other, and steps that would delete what others made" {
+    two() { printf '%s\n  - {id: a, title: t, why: w, budget: 1s, %s}\n  - {id: b, title: t, why: w, budget: 1s, %s}\n' "$HEAD" "$1" "$2"; }
+    local build='type: build, git: "https://h/r", ref: main, commit: abcdef0, script: x'
+    two 'type: apt, packages: {x: "1*", git: "1.0"}' 'type: apt, packages: {git: "2.0", y: "*"}' |
+        refused 5 "step 'a' wants git 1.0, and step 'b' wants 2.0"
+    two 'type: apt, packages: {git: "1.0"}' "type: deb, package: git, version: '2.0', url: 'https://h/g.deb', sha256: $(printf '0%.0s' $(seq 64))" |
+        refused 5 'wants git 1.0'
+    two 'type: module, module: m, version: "1.0"' 'type: module, module: m, version: "2"' | refused 5 'wants m 1.0'
+    two 'type: pip, target: /p, packages: {x: "1.0"}' 'type: pip, target: /p, packages: {x: "2.0"}' | refused 5 'wants x 1.0'
+    two "$build, provides: [/o/b/a], owns: [/o/b]" 'type: file, path: /o/b/c, content: x' |
+        refused 4 "step 'a' owns /o/b and would delete /o/b/c, which is step 'b''s"
+    two 'type: pip, target: /o/b, packages: {x: "1.0"}' "$build, provides: [/o/b/a], owns: [/o]" | refused 5 'would delete /o/b'
+    two "$build, provides: [/o/a], owns: [/o]" "$build, provides: [/o/a], owns: [/o]" | refused 4 'would delete /o'
+    # Any version, and neighbours, are no contradiction.
+    two 'type: apt, packages: {git: "1.0", x: "*"}' 'type: apt, packages: {git: "*", x: "1.0"}' >good.yaml
+    "$EPKIT" install plan ./good.yaml --root m || [ $? -eq 3 ]
+    two "$build, provides: [/o/b/a], owns: [/o/b]" 'type: file, path: /o/bc, content: x' >good.yaml
+    "$EPKIT" install plan ./good.yaml --root m || [ $? -eq 3 ]
+}
+
+@test "folders of the system that a build would replace, also by a value" {
+    for folder in /usr /usr/local /opt /etc /lib/modules /var/lib; do
+        printf '%s\n  - {id: a, type: build, title: t, why: w, budget: 1s, git: "https://h/r", ref: main, commit: abcdef0, script: x, provides: [/a], owns: [%s]}\n' "$HEAD" $folder |
+            refused 4 "would own $folder, a folder of the system"
+    done
+    run env NVSHMEM_HOME=/usr/local "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"step 'nvshmem' would own /usr/local"* ]]
+    run env NVSHMEM_HOME=/opt/deepep "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"owns /opt/deepep and would delete "* ]]
+    run env NVSHMEM_HOME=/opt/nvshmem/ "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"must not end with /"* ]]
+    [ -z "$(ls m)" ]
+}
+
 @test "values that would be code" {
     for value in 'a;reboot' '$(reboot)' '`reboot`' 'a b' "a'b" 'a"b' 'a|b' 'a>b' '-rf' '../x' 'a&b' '*'; do
         printf 'variables:\n  v: {kind: word, default: %s}\n%s\n%s\n' "$(jq -n --arg v "$value" '$v')" "$HEAD" "$STEP" >v
@@ -89,7 +127,7 @@ refused() {
         printf 'variables:\n  v: {kind: word, default: a}\n%s\n%s\n' "$HEAD" "$STEP" |
             refused 0 '--set v' --set "v=$value"
     done
-    for value in '/a/../b' 'a' '/' '/a b' '/a$b' '//a' '/..'; do
+    for value in '/a/../b' 'a' '/' '/a b' '/a$b' '//a' '/..' '/a/' '/a/.' '/.'; do
         printf 'variables:\n  v: {kind: path, default: %s}\n%s\n%s\n' "$(jq -n --arg v "$value" '$v')" "$HEAD" "$STEP" |
             refused 2 "the default of 'v' is refused"
     done
@@ -103,6 +141,7 @@ refused() {
     printf '%s\n  - {id: a, type: command, title: t, why: w, budget: 1s, run: "echo @{kernel}", creates: [/a], undo: y}\n' "$HEAD" |
         refused 4 'is not replaced in text for a shell'
     printf '%s\n  - {id: "a;b", type: file, title: t, why: w, budget: 1s, path: /a, content: b}\n' "$HEAD" | refused 4 'id '
+    printf 'recipe: bad\ntitle: "t\\nreboot"\nsteps: []\n' | refused 2 'one line'
     printf 'recipe: ../../etc\ntitle: t\nsteps: []\n' | refused 1 'name '
 }
 

@@ -55,7 +55,7 @@ boot_node() {
     local node=$1 state=$dir/$1.state
     mkdir -p "$state"
     # shellcheck disable=SC2016
-    SYSTEMD_NSPAWN_API_VFS_WRITABLE=network inside setsid bash -c '
+    SYSTEMD_NSPAWN_API_VFS_WRITABLE=network inside setsid "$here/../own_cgroup.sh" bash -c '
         while :; do
             echo boot >>"$1/boots"
             systemd-nspawn --capability=all --system-call-filter=@keyring --system-call-filter=bpf --bind=/dev/kmsg \

@@ -108,6 +108,11 @@ refused() {
     refused "'/SSH_PUBLIC_KEY'" --set SSH_PUBLIC_KEY=preconfigured
     refused "'/targetNodes'" --set 'targetNodes={a,a}'
     refused "'/workload/envs/0'" --set-json 'workload.envs=[{"name":"A","value":"1","valueFrom":{}}]'
+    # A section of a file of values with nothing in it takes away the defaults.
+    for section in workload volumes network ssh stack; do refused "missing property '$section'" --set $section=null; done
+    refused "'/workload': missing property 'gpus'" --set workload.gpus=null
+    refused "'/volumes': missing property 'nfs'" --set volumes.nfs=null
+    template --set targetNodes=null,workload.envs=null,volumes.gcsMounts=null,tolerations=null >/dev/null
     refused "'/network/nccl': additional properties 'nccl_debug' not allowed" --set network.nccl.nccl_debug=INFO
 }
 

@@ -69,6 +69,21 @@ teardown_file() {
     done
 }
 
+@test "the component kured changes who reboots, and nothing else" {
+    local overlay tree=$BATS_TEST_TMPDIR/tree
+    mkdir -p "$tree"
+    cp -a "$DAEMONSET/." "$tree/"
+    for overlay in b200 h200; do
+        kubectl kustomize "$tree/overlays/$overlay" >"$tree/before"
+        # As its own comment says.
+        sed -n 's/^#     \(components: .*\)/\1/p' "$tree/components/kured/kustomization.yaml" >>"$tree/overlays/$overlay/kustomization.yaml"
+        kubectl kustomize "$tree/overlays/$overlay" >"$tree/after"
+        grep -A1 'name: REBOOT_BY' "$tree/after" | grep -q 'value: kured'
+        run diff "$tree/before" "$tree/after"
+        [ "$(grep -c '^[<>]' <<<"$output")" -eq 2 ]
+    done
+}
+
 @test "the agent's account may do what it does, and nothing else" {
     api_up
     kubectl apply -f "$DAEMONSET/base/rbac.yaml" >/dev/null

@@ -131,7 +131,7 @@ boot() {
     mkdir -p "$root.node"
     rm -f "$root.node/off"
     # shellcheck disable=SC2016 # for the inner shell
-    setsid bash -c 'root=$1
+    setsid "$(dirname "$0")/../own_cgroup.sh" bash -c 'root=$1
         while [ ! -e "$root.node/off" ]; do
             echo boot >>"$root.node/boots"
             systemd-nspawn -q -D "$root" --register=no --keep-unit --resolv-conf=off --console=pipe -b \

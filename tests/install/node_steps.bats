@@ -139,6 +139,8 @@ ends() {
     [ "$status" -eq 3 ]
     [[ "$output" == *"a reboot is needed for step 'reboot'"* ]]
     [ ! -e "$ROOT/etc/epkit-test-behind" ]
+    # Nor does what goes on after somebody's reboot make one.
+    grep -q '^ExecStart=.* install resume test-reboot .*--reboot never' "$ROOT/etc/systemd/system/epkit-install-test-reboot.service"
     for _ in 1 2; do
         run on epkit install apply /root/recipes/reboot.yaml --reboot sentinel --no-resume-unit
         [ "$status" -eq 3 ]

@@ -108,9 +108,10 @@ static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, c
     return CMD_FINE;
 }
 
-/* What an earlier apply was given counts before what the command line says. */
-static void add_saved_settings(const struct install_cmd_options *options, const char *name,
-                               struct chosen_recipe *chosen)
+/* What an earlier apply was given counts before what the command line says. Values that cannot be read are not left out:
+ * the recipe would go on with others.
+ */
+static int add_saved_settings(const struct install_cmd_options *options, const char *name, struct chosen_recipe *chosen)
 {
     char path[PATH_MAX], *text;
     const char *key;
@@ -119,8 +120,15 @@ static void add_saved_settings(const struct install_cmd_options *options, const 
 
     saved_path(options, name, "settings.json", path);
     text = read_file(path, YAML_BYTES_MAX, &bytes);
-    chosen->saved = text ? json_loadb(text, bytes, 0, NULL) : NULL;
+    if (!text && errno == ENOENT)
+        return CMD_FINE;
+    chosen->saved = text ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL) : NULL;
     free(text);
+    if (!json_is_object(chosen->saved)) {
+        out_error("%s cannot be read: it has the values that the recipe was applied with", path);
+        out_hint("'epkit install apply %s' with these values by --set writes it anew", name);
+        return CMD_FAILED;
+    }
     json_object_foreach(chosen->saved, key, value)
     {
         if (chosen->n_settings == SETTINGS_MAX || !json_is_string(value))
@@ -129,6 +137,7 @@ static void add_saved_settings(const struct install_cmd_options *options, const 
         chosen->settings[chosen->n_settings].value = json_string_value(value);
         chosen->n_settings++;
     }
+    return CMD_FINE;
 }
 
 static const char *environment(const char *name)
@@ -214,8 +223,8 @@ int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *optio
     if (prefer_saved && !is_path(name)) {
         saved_path(options, name, "recipe.yaml", path);
         if (stat(path, &info) == 0) {
-            add_saved_settings(options, name, ret_chosen);
-            code = split_settings(cmd, ret_chosen, options->set);
+            code = add_saved_settings(options, name, ret_chosen);
+            code = code == CMD_FINE ? split_settings(cmd, ret_chosen, options->set) : code;
             code = code == CMD_FINE ? choose_file(options, path, true, ret_chosen) : code;
             goto ready;
         }

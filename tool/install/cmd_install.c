@@ -90,8 +90,11 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
 
     progress_stop();
     if (result == INSTALL_INTERRUPTED) {
-        out_error("interrupted; what runs now is completed, and 'epkit install resume %s' goes on",
-                  install->recipe->name);
+        if (install->lock_fd < 0)
+            out_error("interrupted; nothing was changed");
+        else
+            out_error("interrupted; what runs now is completed, and 'epkit install resume %s' goes on",
+                      install->recipe->name);
         ending.code = 128 + observed_signal();
     } else if (*install->failure) {
         out_error("%s", install->failure);
@@ -155,7 +158,7 @@ static enum install_result verify(const struct install_cmd_options *options, str
     for (size_t i = 0; i < *ret_n; i++)
         n_failed += !results[i].passed;
     progress_stop();
-    if (!options->json) {
+    if (!options->json && result != INSTALL_INTERRUPTED) {
         if (install_changes(install) > 0)
             out_verdict(OUT_BAD, "%zu steps are not done, and %zu of %zu tests fail.", install_changes(install),
                         n_failed, *ret_n);
@@ -195,6 +198,8 @@ static int do_verify(const struct cmd *cmd, const struct install_cmd_options *op
         return CMD_UNSUPPORTED;
     }
     result = verify(options, install, results, &n);
+    if (result == INSTALL_INTERRUPTED)
+        return finish(cmd, options, install, "verify", result, results, n);
     code = result == INSTALL_FINE && install_changes(install) == 0 ? CMD_FINE : CMD_FINDINGS;
     if (options->json)
         return out_json(report_json(cmd, install, "verify", code ? "findings" : "fine", results, n)) == 0 ? code
@@ -236,6 +241,9 @@ static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options 
                  install->recipe->name);
     result = install_undo(install);
     progress_stop();
+    /* What is said about the steps is what is there now. */
+    if (options->json && install_look(install) != INSTALL_FINE)
+        result = INSTALL_FAILED;
     if (result == INSTALL_FINE && !options->json)
         out_verdict(OUT_GOOD, "Recipe %s is uninstalled; its logs are in %s%s.", install->recipe->name, install->root,
                     install->logs);
@@ -273,6 +281,7 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
 {
     bool changes = strcmp(action, "apply") == 0 || strcmp(action, "resume") == 0 || strcmp(action, "uninstall") == 0;
     bool prefer_saved = strcmp(action, "plan") != 0 && strcmp(action, "apply") != 0;
+    bool fetches = !prefer_saved || strcmp(action, "resume") == 0;
     struct install_options engine = engine_options(options);
     static struct install install;
     struct chosen_recipe chosen;
@@ -289,6 +298,8 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
     result = install_open(chosen.recipe, &engine, changes, &install);
     if (result == INSTALL_FINE)
         result = install_look(&install);
+    if (result == INSTALL_FINE)
+        result = preflight_run(&install, fetches && install_changes(&install) > 0);
     if (result != INSTALL_FINE)
         code = finish(cmd, options, &install, action, result, NULL, 0);
     else if (strcmp(action, "plan") == 0)
