@@ -279,7 +279,8 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
         doctor_fix(machine, result, false, "sudo reboot");
         doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
     } else if (gpu && gpu->pci >= 0) {
-        doctor_fix(machine, result, false, "sudo nvidia-smi --gpu-reset -i %s",
+        doctor_fix(machine, result, false, "sudo %s --gpu-reset -i %s",
+                   os_driver_program(machine->root, &machine->stack->os, "nvidia-smi"),
                    shell_word(machine->root, topo->pci[gpu->pci].address));
         doctor_cost(machine, result, DOCTOR_FIX_RESTART,
                     "Every program on this GPU ends, and on those that NVLink ties to it; none may be running when it "
@@ -318,7 +319,7 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     }
     if (!machine->topo->nvml) {
         doctor_cannot_tell(machine, result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = DOCTOR_TELLS_DRIVER;
+        result->tells = look_nvml_tells(machine);
     } else if (log.state != ROOT_OK) {
         doctor_cannot_tell(machine, result, "the kernel log: /dev/kmsg: %s", look_why(log.state, log.why));
         result->tells = machine->stack->os.in_container ? DOCTOR_TELLS_NODE : DOCTOR_TELLS_ROOT;
@@ -473,7 +474,7 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
         doctor_fix(machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
                    os_install(machine->root, os,
                               root_printf(machine->root, "nvidia-fabricmanager-%.*s=%s-1", n_major, version, version),
-                              root_printf(machine->root, "nvidia-fabricmanager-%s-1", version)));
+                              root_printf(machine->root, "'nvidia-fabric*manager-%s-1'", version)));
     doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
     doctor_advise(
         machine, result,
@@ -491,7 +492,7 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
         return;
     if (!machine->topo->nvml) {
         doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = DOCTOR_TELLS_DRIVER;
+        result->tells = look_nvml_tells(machine);
         return;
     }
     count = count_nvlinks(machine);

@@ -162,9 +162,10 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
         if (topo->gpus[i].mig == 1)
             doctor_evidence(machine, result, topo->pci[topo->gpus[i].pci].address, "GPU %d: MIG mode is on", i);
     doctor_advise(machine, result,
-                  "On the node, with nothing running on GPU %d: sudo nvidia-smi -i %s -mig 0. It removes the instances "
+                  "On the node, with nothing running on GPU %d: sudo %s -i %s -mig 0. It removes the instances "
                   "and resets the GPU, which ends every program on it.%s",
-                  first, topo->pci[topo->gpus[first].pci].address,
+                  first, os_driver_program(machine->root, &machine->stack->os, "nvidia-smi"),
+                  topo->pci[topo->gpus[first].pci].address,
                   machine->stack->os.in_container ? " In Kubernetes the MIG manager does it, by the label "
                                                     "nvidia.com/mig.config=all-disabled."
                                                   : "");

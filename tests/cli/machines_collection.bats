@@ -34,6 +34,18 @@ unless_sanitized() {
     collection sites
 }
 
+@test "nodes of further sites, with the NICs of each GPU" {
+    unless_sanitized
+    collection nodes --live
+    # The long tier takes all of them through their snapshots.
+    collection nodes --only aws-p5-docker
+}
+
+@test "remedies name nothing of another operating system" {
+    unless_sanitized
+    python3 "$MACHINES/systems.py" "$EPKIT"
+}
+
 @test "commands that findings give help, and bring no other finding" {
     local names=()
     # One for each kind of command; all of them in the long tier.
