@@ -76,12 +76,10 @@ static const struct row file_rows[] = {
     {"/proc/net/route", scrub_route},
     {"/proc/net/ipv6_route", scrub_ipv6_route},
     {"/proc/sys/kernel/osrelease", scrub_release},
-    {"**/modprobe.d/*.conf", scrub_modprobe},
     {"/etc/ld.so.conf", scrub_paths},
     {"**/ld.so.conf.d/*.conf", scrub_paths},
     {"/etc/libibverbs.d/*.driver", scrub_paths},
     {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal},
-    {"/var/lib/dpkg/status", scrub_dpkg},
 };
 
 static const struct row line_rows[] = {
@@ -102,7 +100,10 @@ static const struct row line_rows[] = {
 };
 
 /* Facts that are or hold text. Of all others truths and numbers stay, and no text. */
-static const struct row fact_rows[] = {{"version", scrub_version}, {"gib-settings", scrub_words}};
+static const struct row fact_rows[] = {{"version", scrub_version},
+                                       {"packages", scrub_version},
+                                       {"nvidia-dwords", scrub_dwords},
+                                       {"gib-settings", scrub_words}};
 
 /* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
 static const char *const folder_rows[] = {"/sys/**",

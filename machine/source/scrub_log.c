@@ -132,6 +132,7 @@ void scrub_kernel_log(struct scrub *scrub, const char *text, size_t bytes, FILE 
 void scrub_fabric_log(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char *const words[] = {"Upgrade: nvidia-fabric-manager-", "Installed: nvidia-fabric-manager-",
+                                        "Upgrade: nvidia-fabricmanager-", "Installed: nvidia-fabricmanager-",
                                         "Fabric Manager version "};
     const char *end = text + bytes, *line, *found;
     size_t n, n_version;

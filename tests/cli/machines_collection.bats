@@ -73,6 +73,29 @@ unless_sanitized() {
     collection all
 }
 
+@test "a snapshot that an older epkit has saved says what its machine says" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    local file machine
+    mkdir saved
+    for file in "$MACHINES"/older/*.json.gz; do
+        machine=$(basename "$file" .json.gz)
+        gzip --decompress --stdout "$file" >"saved/$machine"
+        python3 "$MACHINES/machines.py" "${machine/.//}" "$machine"
+        epkit doctor --from "$machine" --json >live || [ $? -eq 3 ]
+        (cd saved && epkit doctor --from "$machine" --json >../old) || [ $? -eq 3 ]
+        diff <(jq -r '.checks[] | .id + " " + .outcome + " " + .text' live) \
+            <(jq -r '.checks[] | .id + " " + .outcome + " " + .text' old)
+        # Comments name folders, of which a snapshot has pseudonyms.
+        epkit env --from "$machine" | grep --invert-match '^#' >live
+        (cd saved && epkit env --from "$machine") | grep --invert-match '^#' >old
+        diff live old
+        epkit topo --from "$machine" --json | jq .map >live
+        (cd saved && epkit topo --from "$machine" --json | jq .map >../old)
+        diff live old
+    done
+    [ "$(find saved -type f | wc --lines)" -ge 6 ]
+}
+
 @test "an expected inventory: what is missing is found, what is right is not, what is no inventory is refused" {
     cd "$BATS_TEST_TMPDIR" || return 1
     python3 "$MACHINES/machines.py" h100 h100

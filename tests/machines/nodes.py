@@ -9,13 +9,13 @@ import golden
 import software
 import tree as trees
 import variants
-from field import (AARCH64, BROADCOM, CPUS_H100, CX6, DOWNSTREAM,
-                   INTEL, NVIDIA, UNKNOWN_LINK, UPSTREAM, X86_64, Tree, aws, azure, bare, container, deepep,
-                   ethernet, hgx, management, mapping, memory, nvswitches, peer_mapping, product, slurm_task, system)
-from kinds import (closed, deny, forget_interfaces, remove_nic, set_make, set_state, take_uverbs,
-                   without_driver, without_rdma)
+from field import (AARCH64, BROADCOM, CPUS_H100, CX6, DOWNSTREAM, INTEL, NVIDIA, UNKNOWN_LINK, UPSTREAM, X86_64, Tree,
+                   aws, azure, bare, container, deepep, ethernet, hgx, management, mapping, memory, nvswitches,
+                   peer_mapping, product, slurm_task, system)
+from kinds import (closed, deny, forget_interfaces, remove_nic, set_make, set_state, take_uverbs, without_driver,
+                   without_rdma)
 from rules import without_peermem
-from sites import as_rpm, forget_device, netvsc
+from sites import as_rpm, dnf_log, forget_device, netvsc
 from variants import nic_folder, nic_port
 
 trees.GPU_MODELS.update({
@@ -422,6 +422,13 @@ def no_fabric_manager(tree):
     """The fabric manager was never installed: the fabric never starts, CUDA says 802."""
     for gpu in tree.answers["nvml"]["gpus"]:
         gpu["fabric"] = "starting"
+
+
+@change("hgx-h200-rocky-e810/fabric-updated", "fabric-manager")
+def fabric_manager_updated(tree):
+    """The package by the name that it has from driver 580 on, updated alone."""
+    dnf_log(tree, f"Installed: nvidia-fabricmanager-{software.DRIVER}-1.x86_64",
+            "Upgrade: nvidia-fabricmanager-580.140.02-1.x86_64")
 
 
 @change("hgx-h200-rocky-e810/iommu", "iommu")
