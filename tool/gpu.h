@@ -21,6 +21,9 @@
 /* Loads the module into this process. */
 ep_status gpu_load(const struct ep_cuda_module **ret_module);
 
+/* Is the module installed with this epkit, whether it can be loaded or not? */
+bool gpu_is_built(void);
+
 /*
  * The GPUs that CUDA shows to this process, asked once, in a child. None, with the reason in `why`, where there are
  * none, no libepkit-cuda, or a driver that does not answer.

@@ -60,8 +60,7 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 /* Whoever asks for CUDA and does not get it is not helped by reading of libraries that could not be opened. */
 static const char *find_hint(const struct ranks_ctx *ctx, ep_status status)
 {
-    if (status == EP_E_UNSUPPORTED && gpu_is_backend(ctx->spec->backend) &&
-        strstr(ep_last_error(), "cannot open shared object"))
+    if (status == EP_E_UNSUPPORTED && gpu_is_backend(ctx->spec->backend) && !gpu_is_built())
         return "this epkit was built without the CUDA backend: use --backend host";
     return ep_status_hint(status);
 }

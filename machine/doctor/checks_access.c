@@ -42,7 +42,8 @@ static void say_denied(const struct doctor_machine *machine, struct doctor_resul
         doctor_advise(machine, result,
                       "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of nvidia.com/gpu.");
     else {
-        doctor_fix(machine, result, true, "sudo nvidia-modprobe -u -c 0");
+        doctor_fix(machine, result, true, "sudo %s -u -c 0",
+                   os_driver_program(machine->root, &machine->stack->os, "nvidia-modprobe"));
         doctor_advise(machine, result,
                       "The device files are made when the driver is first used; nvidia-persistenced does that at the "
                       "start of the machine.");
@@ -157,9 +158,10 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
                       "If they stay without a driver, the kernel log says why (sudo dmesg | grep mlx5).");
     } else if (module == ROOT_ABSENT) {
         doctor_fix(machine, result, true, "sudo modprobe mlx5_ib");
-        doctor_advise(machine, result,
-                      "If modprobe does not find it, it is of a package of its own (linux-modules-extra), or DOCA-OFED "
-                      "was built without it.");
+        doctor_advise(machine, result, "If modprobe does not find it, %sDOCA-OFED was built without it.",
+                      machine->stack->os.family == OS_DEBIAN
+                          ? "it is of a package of its own (linux-modules-extra), or "
+                          : "the kernel or ");
     } else {
         doctor_advise(
             machine, result,

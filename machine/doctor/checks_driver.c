@@ -15,6 +15,28 @@
 
 /* --- peermem --- */
 
+static void fix_peermem(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct os *os = &machine->stack->os;
+
+    if (!os->in_container && (os->family == OS_COS || os->family == OS_OSTREE)) {
+        doctor_advise(machine, result,
+                      os->family == OS_COS
+                          ? "Modules come with the driver's installer here: take a driver with the open kernel modules "
+                            "(cos-extensions install gpu; on GKE the pool's gpu-driver-version), which have dma-buf."
+                          : "Modules come with the driver's container here: of the GPU operator driver.rdma.enabled "
+                            "loads nvidia_peermem, and driver.kernelModuleType=open gives dma-buf.");
+        return;
+    }
+    doctor_fix(machine, result, !os->in_container, "sudo modprobe nvidia-peermem");
+    doctor_advise(machine, result,
+                  "To have it loaded at every start: echo nvidia-peermem | sudo tee "
+                  "/etc/modules-load.d/nvidia-peermem.conf%s. If modprobe answers \"Invalid argument\", ib_core is "
+                  "not that of DOCA-OFED: install that first, or use the open kernel modules on Linux 5.12 or later, "
+                  "which have dma-buf.",
+                  os->in_container ? " (both on the node, not in this container)" : "");
+}
+
 static void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stack_driver *driver = &machine->stack->driver;
@@ -36,13 +58,7 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
                  "NICs cannot reach GPU memory: nvidia_peermem is not loaded, and there is no dma-buf either");
     doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
     doctor_evidence(machine, result, "dma-buf", "%s", look_why(driver->dmabuf, driver->dmabuf_why));
-    doctor_fix(machine, result, !machine->stack->os.in_container, "sudo modprobe nvidia-peermem");
-    doctor_advise(
-        machine, result,
-        "To have it loaded at every start: echo nvidia-peermem | sudo tee "
-        "/etc/modules-load.d/nvidia-peermem.conf (both on the node, if this is a container). If modprobe answers \"Invalid argument\", ib_core is not "
-        "that of DOCA-OFED: install that first, or use the open kernel modules on Linux 5.12 or later, which "
-        "have dma-buf.");
+    fix_peermem(machine, result);
 }
 
 const struct doctor_check check_peermem = {
@@ -293,9 +309,10 @@ static void found_nouveau(const struct doctor_machine *machine, struct doctor_re
                    initramfs);
     doctor_cost(machine, result, DOCTOR_FIX_RESTART,
                 "The machine starts anew; a screen at the GPU stays dark where NVIDIA's driver is not installed.");
-    doctor_advise(
-        machine, result,
-        "NVIDIA's driver cannot take GPUs that nouveau has. Install it first; its packages keep nouveau away.");
+    doctor_advise(machine, result, "NVIDIA's driver cannot take GPUs that nouveau has. %s",
+                  *initramfs || machine->stack->os.in_container
+                      ? "Install it first; its packages keep nouveau away."
+                      : os_kernel_argument(machine->root, &machine->stack->os, true, "modprobe.blacklist=nouveau"));
 }
 
 /* GPUs on the bus, and NVIDIA's driver does not drive them. */
@@ -324,11 +341,21 @@ static void without_driver(const struct doctor_machine *machine, struct doctor_r
     }
     doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %d GPU%s on the bus", count.n,
                  count.n == 1 ? " is" : "s are");
-    if (!machine->stack->os.in_container)
+    if (machine->stack->os.in_container)
+        doctor_advise(machine, result, "Load it on the node, outside of this container.");
+    else if (machine->stack->os.family == OS_COS) {
+        doctor_fix(machine, result, false, "sudo cos-extensions install gpu");
+        doctor_advise(machine, result,
+                      "On GKE the node pool's gpu-driver-version has it installed, or the DaemonSet of the installer.");
+    } else if (machine->stack->os.family == OS_OSTREE)
+        doctor_advise(machine, result,
+                      "A container loads it here: of the GPU operator look at the pod nvidia-driver-daemonset.");
+    else {
         doctor_fix(machine, result, false, "sudo modprobe nvidia");
-    doctor_advise(machine, result,
-                  "If modprobe does not find it, install the driver; if it fails, the kernel log says why "
-                  "(sudo dmesg | grep -i nvrm).");
+        doctor_advise(machine, result,
+                      "If modprobe does not find it, install the driver; if it fails, the kernel log says why "
+                      "(sudo dmesg | grep -i nvrm).");
+    }
 }
 
 /*

@@ -219,7 +219,7 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
         is_known = is_known || topo->gpus[i].cc_major > 0;
     if (!is_known) {
         doctor_cannot_tell(machine, result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
-        result->tells = DOCTOR_TELLS_DRIVER;
+        result->tells = look_nvml_tells(machine);
         return;
     }
     if (nvshmem->host.state == ROOT_OK)

@@ -2,6 +2,7 @@
 /* checks_gpu.c - what GPUs report of themselves: errors, and their NVLinks. In the group of the driver, which tells. */
 #include "doctor/checks.h"
 #include "doctor/inventory.h"
+#include "doctor/kernel_log.h"
 #include "doctor/look.h"
 #include "doctor/shell.h"
 #include "doctor/xid.h"
@@ -12,172 +13,7 @@
 
 /* --- gpu-errors --- */
 
-#define XID "NVRM: Xid"
-#define MAX_KINDS 32
-
-/* Xids of one number from one GPU. */
-struct xids {
-    char address[32]; /* "0000:0f:00" */
-    int number, n;
-    const char *first; /* the line from "NVRM:" on */
-    const char *time;  /* of that line, with blank behind it; "" where the log does not say it */
-};
-
 #define XID_OFF_THE_BUS 79
-#define RECOVERY_NONE 0 /* nvmlDeviceGpuRecoveryAction_t */
-#define RECOVERY_NODE_REBOOT 2
-#define XID_RECOVERY 154 /* "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)" */
-
-/*
- * Errors that a program makes (an access out of bounds, a kill) are no business of the machine, and of recoveries that
- * worked NVML knows what remains, a reset that is due. 154 comes with another one, and says what the driver wants done.
- */
-/* Parses "NVRM: Xid (PCI:0000:0f:00): 79, pid=..." at `at`. */
-static bool parse_xid(const char *at, struct xids *ret_xid)
-{
-    size_t n;
-
-    at += strlen(XID);
-    at += strspn(at, " ");
-    if (*at++ != '(')
-        return false;
-    if (strncmp(at, "PCI:", 4) == 0)
-        at += 4;
-    n = strcspn(at, ")\n");
-    if (at[n] != ')' || at[n + 1] != ':' || n >= sizeof(ret_xid->address))
-        return false;
-    memcpy(ret_xid->address, at, n);
-    ret_xid->address[n] = '\0';
-    at += n + 2;
-    at += strspn(at, " ");
-    n = strspn(at, "0123456789");
-    if (n == 0 || n > 4)
-        return false;
-    ret_xid->number = atoi(at);
-    return true;
-}
-
-/* What the driver wants done by an Xid 154: what stands in the parentheses behind " to 0x1". NULL: no such line. */
-static const char *recovery_action(const char *line, size_t *ret_length)
-{
-    size_t n = strcspn(line, "\n");
-    const char *to = memmem(line, n, " to 0x", 6), *open, *close;
-
-    open = to ? memchr(to, '(', n - (size_t)(to - line)) : NULL;
-    close = open ? memchr(open, ')', n - (size_t)(open - line)) : NULL;
-    if (!close)
-        return NULL;
-    *ret_length = (size_t)(close - open) - 1;
-    return open + 1;
-}
-
-/* Its number, which is NVML's; -1: no such line. */
-static int recovery_code(const char *line)
-{
-    size_t n = strcspn(line, "\n");
-    const char *to = memmem(line, n, " to 0x", 6);
-
-    return to ? (int)strtol(to + 6, NULL, 16) : -1;
-}
-
-static bool has_ended(const char *line)
-{
-    return recovery_code(line) == RECOVERY_NONE;
-}
-
-/* Forgets the Xids of a GPU that has recovered; returns how many kinds are left. */
-static int forget_xids(struct xids *kinds, int n, const char *address)
-{
-    int left = 0;
-
-    for (int k = 0; k < n; k++)
-        if (strcmp(kinds[k].address, address) != 0)
-            kinds[left++] = kinds[k];
-    return left;
-}
-
-/* The time in front of a line: "[  12.345678]", RFC 3339, or "Nov 21 12:00:00"; the name of a host is behind it. */
-static const char *line_time(struct root *root, const char *log, const char *at)
-{
-    const char *line = at;
-    size_t n, length;
-
-    while (line > log && line[-1] != '\n')
-        line--;
-    n = (size_t)(at - line);
-    length = strcspn(line, " ");
-    if (n > 2 && *line == '[' && memchr(line, ']', n))
-        length = (size_t)((const char *)memchr(line, ']', n) - line) + 1;
-    else if (n > 16 && line[3] == ' ' && line[9] == ':' && line[12] == ':' && line[15] == ' ')
-        length = 15;
-    else if (length < 19 || line[10] != 'T')
-        length = 0;
-    return length > 0 && length < n && length < 48 ? root_printf(root, "%.*s ", (int)length, line) : "";
-}
-
-/* Counts Xids by GPU and number; returns how many kinds there are. */
-static int count_xids(const struct doctor_machine *machine, const char *log, struct xids *kinds)
-{
-    int n = 0;
-
-    for (const char *at = strstr(log, XID); at; at = strstr(at + 1, XID)) {
-        struct xids xid = {.n = 1};
-        int k;
-
-        if (!parse_xid(at, &xid) || xid_find(xid.number)->action == XID_OF_PROGRAM)
-            continue;
-        if (xid.number == XID_RECOVERY && has_ended(at)) {
-            n = forget_xids(kinds, n, xid.address);
-            continue;
-        }
-        for (k = 0; k < n; k++)
-            if (kinds[k].number == xid.number && strcmp(kinds[k].address, xid.address) == 0)
-                break;
-        if (k < n) {
-            kinds[k].n++;
-        } else if (n < MAX_KINDS) {
-            size_t length = strcspn(at, "\n");
-
-            xid.first = root_printf(machine->root, "%.*s", (int)(length < 300 ? length : 300), at);
-            xid.time = line_time(machine->root, log, at);
-            kinds[n++] = xid;
-        }
-    }
-    return n;
-}
-
-/* A log file holds several boots: the driver says hello in each. */
-static const char *of_this_boot(const char *log)
-{
-    const char *hello = log, *last = log;
-
-    while ((hello = strstr(hello, "NVRM: loading NVIDIA")))
-        last = hello++;
-    return last;
-}
-
-/* The lines of the driver in the kernel log of this boot, from the first place where they can be read. */
-static struct root_text kernel_log(struct root *root, const char **ret_where)
-{
-    struct root_text text = root_lines(root, XID, "/dev/kmsg"), other;
-
-    *ret_where = "/dev/kmsg";
-    if (text.state == ROOT_OK)
-        return text;
-    other = root_lines(root, "NVRM: ", "/var/log/kern.log");
-    if (other.state == ROOT_OK) {
-        *ret_where = "/var/log/kern.log";
-        other.text = of_this_boot(other.text);
-        return other;
-    }
-    /* Debian's copy of the log at the end of the start: old, but better than nothing when it has an Xid. */
-    other = root_lines(root, XID, "/var/log/dmesg");
-    if (other.state == ROOT_OK && *other.text) {
-        *ret_where = "/var/log/dmesg";
-        return other;
-    }
-    return text;
-}
 
 static int gpu_at(const struct topo *topo, const char *address)
 {
@@ -238,27 +74,26 @@ static void look_at_nvml(const struct doctor_machine *machine, struct doctor_res
     }
 }
 
-static void look_at_log(const struct doctor_machine *machine, struct doctor_result *result, const char *where,
-                        const char *log, struct gpu_errors *errors)
+/*
+ * Errors that a program makes (an access out of bounds, a kill) are no business of the machine, and of recoveries that
+ * worked NVML knows what remains, a reset that is due. 154 comes with another one, and says what the driver wants done.
+ */
+static void look_at_log(const struct doctor_machine *machine, struct doctor_result *result,
+                        const struct kernel_log *log, struct gpu_errors *errors)
 {
-    struct xids kinds[MAX_KINDS];
-    int n = count_xids(machine, log, kinds);
-
-    for (int k = 0; k < n; k++) {
-        int gpu = gpu_at(machine->topo, kinds[k].address);
-        size_t length = 0;
-        const char *action = kinds[k].number == XID_RECOVERY ? recovery_action(kinds[k].first, &length) : NULL;
-        const struct xid *xid = xid_find(kinds[k].number);
-        const char *text = action ? root_printf(machine->root, "%.*s", (int)length, action) : xid->text;
+    for (int k = 0; k < log->n; k++) {
+        const struct kernel_error *error = &log->errors[k];
+        const struct xid *xid = xid_find(error->number);
+        const char *action = kernel_recovery_name(error->recovery);
 
         errors->in_log = true;
-        errors->reboot =
-            errors->reboot || recovery_code(kinds[k].first) == RECOVERY_NODE_REBOOT || xid->action == XID_RESTART;
-        errors->is_lost = errors->is_lost || kinds[k].number == XID_OFF_THE_BUS;
+        errors->reboot = errors->reboot || error->recovery == KERNEL_RECOVERY_REBOOT || xid->action == XID_RESTART;
+        errors->is_lost = errors->is_lost || error->number == XID_OFF_THE_BUS;
         errors->is_link = errors->is_link || xid->action == XID_LINK;
-        note_error(errors, xid->action != XID_RECOVERED, gpu, root_printf(machine->root, "%s", kinds[k].address),
-                   root_printf(machine->root, "Xid %d (%s)", kinds[k].number, text));
-        doctor_evidence(machine, result, where, "%d x %s%s", kinds[k].n, kinds[k].time, kinds[k].first);
+        note_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
+                   root_printf(machine->root, "Xid %d (%s)", error->number, *action ? action : xid->text));
+        doctor_evidence(machine, result, log->where, "%d x %s%s%s", error->n, error->time, *error->time ? " " : "",
+                        error->line);
     }
 }
 
@@ -279,7 +114,8 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
         doctor_fix(machine, result, false, "sudo reboot");
         doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
     } else if (gpu && gpu->pci >= 0) {
-        doctor_fix(machine, result, false, "sudo nvidia-smi --gpu-reset -i %s",
+        doctor_fix(machine, result, false, "sudo %s --gpu-reset -i %s",
+                   os_driver_program(machine->root, &machine->stack->os, "nvidia-smi"),
                    shell_word(machine->root, topo->pci[gpu->pci].address));
         doctor_cost(machine, result, DOCTOR_FIX_RESTART,
                     "Every program on this GPU ends, and on those that NVLink ties to it; none may be running when it "
@@ -290,15 +126,15 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
 static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct gpu_errors errors = {.first_gpu = -1};
-    struct root_text log;
-    const char *where, *gpu;
+    struct kernel_log log;
+    const char *gpu;
 
     if (!look_has_driver(machine, result))
         return;
-    log = kernel_log(machine->root, &where);
+    kernel_log_read_xids(machine->root, &log);
     look_at_nvml(machine, result, &errors);
     if (log.state == ROOT_OK)
-        look_at_log(machine, result, where, log.text, &errors);
+        look_at_log(machine, result, &log, &errors);
     if (errors.n > 0) {
         gpu = errors.first_gpu >= 0 ? look_gpu_name(machine, errors.first_gpu)
                                     : root_printf(machine->root, "the GPU at %s", errors.first_at);
@@ -318,7 +154,7 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     }
     if (!machine->topo->nvml) {
         doctor_cannot_tell(machine, result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = DOCTOR_TELLS_DRIVER;
+        result->tells = look_nvml_tells(machine);
     } else if (log.state != ROOT_OK) {
         doctor_cannot_tell(machine, result, "the kernel log: /dev/kmsg: %s", look_why(log.state, log.why));
         result->tells = machine->stack->os.in_container ? DOCTOR_TELLS_NODE : DOCTOR_TELLS_ROOT;
@@ -473,7 +309,7 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
         doctor_fix(machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
                    os_install(machine->root, os,
                               root_printf(machine->root, "nvidia-fabricmanager-%.*s=%s-1", n_major, version, version),
-                              root_printf(machine->root, "nvidia-fabricmanager-%s-1", version)));
+                              root_printf(machine->root, "'nvidia-fabric*manager-%s-1'", version)));
     doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
     doctor_advise(
         machine, result,
@@ -491,7 +327,7 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
         return;
     if (!machine->topo->nvml) {
         doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = DOCTOR_TELLS_DRIVER;
+        result->tells = look_nvml_tells(machine);
         return;
     }
     count = count_nvlinks(machine);

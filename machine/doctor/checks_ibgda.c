@@ -325,9 +325,11 @@ static void run_home(const struct doctor_machine *machine, struct doctor_result 
     for (int i = 0; i < n; i++)
         doctor_evidence(machine, result, gone[i].name, "%s: not there", gone[i].value);
     doctor_fix(machine, result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
-    doctor_advise(machine, result,
-                  "Or set each to where it is in this container: what an installer put below /opt may be mounted "
-                  "elsewhere, /usr/local/nvidia on GKE.");
+    doctor_advise(machine, result, "Or set each to where it is%s",
+                  machine->stack->os.in_container
+                      ? " in this container: what an installer put below /opt may be mounted elsewhere, "
+                        "/usr/local/nvidia on GKE."
+                      : " on this machine.");
 }
 
 const struct doctor_check check_home = {

@@ -61,7 +61,7 @@ static void fix_memlock(const struct doctor_machine *machine, struct doctor_resu
         doctor_fix(machine, result, false, "ulimit -l unlimited");
     else if (hard >= MEMLOCK_LITTLE)
         doctor_fix(machine, result, false, "ulimit -l %lld", hard / 1024);
-    if (machine->stack->os.in_container)
+    if (os_is_for_containers(&machine->stack->os))
         doctor_advise(machine, result,
                       "Start the container with more: docker run --ulimit memlock=-1, in Kubernetes the capability "
                       "IPC_LOCK.");

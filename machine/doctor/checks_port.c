@@ -245,19 +245,48 @@ static bool has_active_twin(const struct topo *topo, int nic)
     return false;
 }
 
+static bool is_same_make(const struct topo *topo, int a, int b)
+{
+    return topo->pci[topo->nics[a].pci].device == topo->pci[topo->nics[b].pci].device;
+}
+
+/* Nothing has ever been seen at its ports: there is no cable, or somebody has switched them off. */
+static bool is_disabled(const struct topo_nic *nic)
+{
+    for (int p = 0; p < nic->n_ports; p++)
+        if (strcmp(nic->ports[p].phys_state, "Disabled") != 0)
+            return false;
+    return true;
+}
+
+/* Another function of the same card, without an active port either, but with a cable. */
+static bool has_cabled_twin(const struct topo *topo, int nic)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (i != nic && topo->nics[i].pci >= 0 && !is_disabled(&topo->nics[i]) &&
+            topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))
+            return true;
+    return false;
+}
+
 /*
  * The second port of a card often has no cable. It is missed where another card of this make has both of its ports
- * active.
+ * active. On a card whose first port has lost its link, it is not missed either where other cards have such a port.
  */
 static bool is_spare(const struct topo *topo, int nic)
 {
-    if (!has_active_twin(topo, nic))
+    bool has_active = has_active_twin(topo, nic), is_alike = false;
+
+    if (!has_active && !(is_disabled(&topo->nics[nic]) && has_cabled_twin(topo, nic)))
         return false;
-    for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].device == topo->pci[topo->nics[nic].pci].device &&
-            has_active_twin(topo, i))
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (topo->nics[i].pci < 0 || !is_same_make(topo, i, nic) || !has_active_twin(topo, i))
+            continue;
+        if (look_is_data_nic(topo, i))
             return false;
-    return true;
+        is_alike = is_alike || topo->nics[i].role == TOPO_ROLE_DOWN;
+    }
+    return has_active || is_alike;
 }
 
 static bool tells_its_state(const struct topo_nic *nic)
@@ -292,7 +321,7 @@ static bool is_missed(const struct doctor_machine *machine, int nic)
     if (is_spare(topo, nic))
         return false;
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].device == topo->pci[self->pci].device &&
+        if (look_is_data_nic(topo, i) && is_same_make(topo, i, nic) &&
             look_gpu_distance(topo, i) == look_gpu_distance(topo, nic))
             is_like_data = true;
     return is_like_data || look_gpu_distance(topo, nic) <= TOPO_PXB ||
@@ -305,10 +334,7 @@ static bool is_missed(const struct doctor_machine *machine, int nic)
  */
 static bool is_left_unplugged(const struct topo *topo, int nic)
 {
-    for (int p = 0; p < topo->nics[nic].n_ports; p++)
-        if (strcmp(topo->nics[nic].ports[p].phys_state, "Disabled") != 0)
-            return false;
-    return look_gpu_distance(topo, nic) > TOPO_PXB;
+    return is_disabled(&topo->nics[nic]) && look_gpu_distance(topo, nic) > TOPO_PXB;
 }
 
 /* NICs on a switch with this GPU, whatever their state. */
@@ -433,6 +459,28 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
                   vendor);
 }
 
+/* What to look at. Of a virtual machine and of a pod cables are not the user's. */
+static void advise_link(const struct doctor_machine *machine, struct doctor_result *result, int nic)
+{
+    const struct topo *topo = machine->topo;
+    const char *tool = "", *shared = "";
+
+    if (topo->pci[topo->nics[nic].pci].vendor == MELLANOX)
+        tool = root_printf(machine->root, " (mlxlink -d %s -m)", shell_word(machine->root, topo->nics[nic].name));
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i) && is_same_make(topo, i, nic))
+            shared = " GPUs of this NIC share one with others until it is back.";
+    if (look_virtual(machine->root) == LOOK_VIRTUAL)
+        doctor_advise(machine, result,
+                      "In a virtual machine cable and switch are the provider's: take the node out of service. Of a "
+                      "pod look at its network annotations.%s",
+                      shared);
+    else
+        doctor_advise(machine, result,
+                      "Look at cable, transceiver and switch port%s; of a pod, at its network annotations.%s", tool,
+                      shared);
+}
+
 static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -452,10 +500,7 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
     } else if (count.n) {
         doctor_found(machine, result, count.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
                      topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
-        doctor_advise(machine, result,
-                      "Look at cable, transceiver and switch port (mlxlink -d %s -m); of a pod, at its network "
-                      "annotations. GPUs of this NIC share one with others until it is back.",
-                      shell_word(machine->root, topo->nics[count.first].name));
+        advise_link(machine, result, count.first);
     } else if (count.n_unknown) {
         doctor_cannot_tell(machine, result, "%d of %d NICs do not tell the state of their ports", count.n_unknown,
                            topo->n_nics);

@@ -250,7 +250,7 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
     }
     if (has_unknown_uuid(entries, n)) {
         doctor_cannot_tell(machine, result, "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = DOCTOR_TELLS_DRIVER;
+        result->tells = look_nvml_tells(machine);
     }
 }
 

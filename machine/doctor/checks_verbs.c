@@ -192,13 +192,13 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
                    shell_word(machine->root, verbs->mlx5.real), folder, verbs->private_version);
         doctor_advise(machine, result,
                       "%s is of the same set as %s. Better still is to install both anew from one package "
-                      "(ibverbs-providers, or rdma-core of DOCA-OFED).",
+                      "(ibverbs-providers, on RHEL libibverbs, or those of DOCA-OFED).",
                       verbs->mlx5.path, verbs->ibverbs.path);
         return;
     }
     doctor_advise(
         machine, result,
-        "Install the provider of the same set as %s (package ibverbs-providers, or rdma-core of DOCA-OFED).%s",
+        "Install the provider of the same set as %s (package ibverbs-providers, on RHEL libibverbs, or that of DOCA-OFED).%s",
         verbs->ibverbs.path,
         strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
             ? ""

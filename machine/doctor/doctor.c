@@ -69,6 +69,7 @@ static bool has_nvml(const struct doctor_machine *machine, struct doctor_result 
     if (machine->topo->nvml)
         return true;
     doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
+    result->tells = look_nvml_tells(machine);
     return false;
 }
 

@@ -69,6 +69,7 @@ enum doctor_fix_class {
 enum doctor_tells {
     DOCTOR_TELLS_READING, /* a file or a device that could not be read, for whatever reason the text gives */
     DOCTOR_TELLS_DRIVER,  /* an answer of the driver */
+    DOCTOR_TELLS_LIBRARY, /* the same, in a container that was not given libnvidia-ml */
     DOCTOR_TELLS_GPUS,    /* a process that was given GPUs */
     /* These leave a verdict as it is: such a user, container or file never shows it, sick or well. */
     DOCTOR_TELLS_ROOT, /* the rights of root */

@@ -18,7 +18,11 @@ static const char *reload_words(const struct doctor_machine *machine)
                "--force) and reboot.";
     if (os->family == OS_COS)
         return "Container-Optimized OS forgets /etc/modprobe.d at a restart: options go to the installer of the "
-               "driver, by --module-arg nvidia.<option>=<value> (cos-extensions install gpu).";
+               "driver, by --module-arg nvidia.<option>=<value> (cos-extensions install gpu; on GKE in the DaemonSet "
+               "of the installer, for a pool with gpu-driver-version=disabled).";
+    if (os->family == OS_OSTREE)
+        return "Options go to the container that loads the driver: for the GPU operator a ConfigMap with nvidia.conf "
+               "in it, which driver.kernelModuleConfig.name of its ClusterPolicy names.";
     if (*os_initramfs(os))
         return root_printf(machine->root,
                            "The driver reads its options when it is loaded, which is from the initramfs: without %s "

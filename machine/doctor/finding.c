@@ -122,6 +122,8 @@ const char *doctor_would_tell(enum doctor_tells tells)
     static const char *const texts[] = {
         [DOCTOR_TELLS_READING] = "Make readable what is named here, or save the snapshot anew, and look again.",
         [DOCTOR_TELLS_DRIVER] = "Run nvidia-smi: it says why the driver does not answer, and so does the kernel log.",
+        [DOCTOR_TELLS_LIBRARY] =
+            "Have libnvidia-ml.so.1 mounted into the container (utility in NVIDIA_DRIVER_CAPABILITIES).",
         [DOCTOR_TELLS_GPUS] = "Run epkit doctor in a job or a container that has GPUs.",
         [DOCTOR_TELLS_ROOT] = "Run epkit doctor as root.",
         [DOCTOR_TELLS_NODE] = "Run epkit doctor on the node, outside of this container.",

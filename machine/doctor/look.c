@@ -82,6 +82,16 @@ bool look_has_driver(const struct doctor_machine *machine, struct doctor_result 
     return false;
 }
 
+enum doctor_tells look_nvml_tells(const struct doctor_machine *machine)
+{
+    struct libs_setting setting = libs_setting_of(machine->root);
+
+    return machine->stack->os.in_container &&
+                   libs_find(machine->root, &setting, "libnvidia-ml.so.1").state == ROOT_ABSENT
+               ? DOCTOR_TELLS_LIBRARY
+               : DOCTOR_TELLS_DRIVER;
+}
+
 bool look_knows_port(const struct topo_port *port)
 {
     static const char *const states[] = {"NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", NULL};
@@ -136,6 +146,9 @@ static bool asks_for_rdma(const char *name, const char *value)
 {
     if (strcmp(name, "NCCL_NET") == 0)
         return *value && strcasecmp(value, "Socket") != 0;
+    /* libfabric's providers over RDMA NICs of Amazon, HPE and others; "tcp" and "shm" are none. */
+    if (strcmp(name, "FI_PROVIDER") == 0)
+        return strncasecmp(value, "efa", 3) == 0 || strncasecmp(value, "verbs", 5) == 0;
     return strcmp(name, "NCCL_NET_PLUGIN") == 0 || strcmp(name, "UCX_NET_DEVICES") == 0 ||
            (strncmp(name, "NCCL_IB_", 8) == 0 && strcmp(name, "NCCL_IB_DISABLE") != 0);
 }

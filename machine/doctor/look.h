@@ -79,6 +79,9 @@ bool look_has_multinode_nvlink(const struct topo *topo);
  */
 enum topo_link_layer look_odd_layer(const struct doctor_machine *machine);
 
+/* What would tell what NVML does not. */
+enum doctor_tells look_nvml_tells(const struct doctor_machine *machine);
+
 enum look_virtual { LOOK_BARE, LOOK_VIRTUAL, LOOK_NOT_KNOWN };
 
 /* Is it a virtual machine? By the names that hypervisors give to their boards, and by the flag of the processors. */

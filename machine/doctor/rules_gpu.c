@@ -2,6 +2,7 @@
 /* rules_gpu.c - GPUs as a set: how many there are, whether they are whole, the driver's second module, the switches. */
 #include "doctor/checks.h"
 #include "doctor/inventory.h"
+#include "doctor/kernel_log.h"
 #include "doctor/look.h"
 #include "software/libs.h"
 
@@ -162,9 +163,10 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
         if (topo->gpus[i].mig == 1)
             doctor_evidence(machine, result, topo->pci[topo->gpus[i].pci].address, "GPU %d: MIG mode is on", i);
     doctor_advise(machine, result,
-                  "On the node, with nothing running on GPU %d: sudo nvidia-smi -i %s -mig 0. It removes the instances "
+                  "On the node, with nothing running on GPU %d: sudo %s -i %s -mig 0. It removes the instances "
                   "and resets the GPU, which ends every program on it.%s",
-                  first, topo->pci[topo->gpus[first].pci].address,
+                  first, os_driver_program(machine->root, &machine->stack->os, "nvidia-smi"),
+                  topo->pci[topo->gpus[first].pci].address,
                   machine->stack->os.in_container ? " In Kubernetes the MIG manager does it, by the label "
                                                     "nvidia.com/mig.config=all-disabled."
                                                   : "");
@@ -317,72 +319,25 @@ const struct doctor_check check_fabric_manager = {
 
 /* --- sxid --- */
 
-#define SXID "SXid (PCI:"
-#define KERN_LOG "/var/log/kern.log"
-
-/* RFC 3339 up to the seconds, which compares as text; "" for another form. */
-static const char *stamp_of(struct root *root, const char *text, const char *at)
-{
-    while (at > text && at[-1] != '\n')
-        at--;
-    return strlen(at) > 19 && at[4] == '-' && at[10] == 'T' ? root_printf(root, "%.19s", at) : "";
-}
-
-/* When the driver was loaded for the last time, by the same log. */
-static const char *last_start(struct root *root)
-{
-    struct root_text text = root_lines(root, "NVRM: ", KERN_LOG);
-    const char *last = NULL;
-
-    for (const char *at = strstr(text.text, "NVRM: loading NVIDIA"); at; at = strstr(at + 1, "NVRM: loading NVIDIA"))
-        last = at;
-    return last ? stamp_of(root, text.text, last) : "";
-}
-
-/* "12028, Fatal, Link 32 ...": the number, and whether the switch gave up. */
-static bool is_fatal(const char *line, int *ret_number)
-{
-    size_t n = strcspn(line, "\n");
-    const char *close = memchr(line, ')', n);
-
-    if (!close || strncmp(close, "): ", 3) != 0)
-        return false;
-    *ret_number = atoi(close + 3);
-    return *ret_number > 0 && memmem(line, n, ", Fatal", 7);
-}
-
 static void run_sxid(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_text log = root_lines(machine->root, "SXid", "/dev/kmsg");
-    const char *where = "/dev/kmsg", *since = "";
-    int n = 0, number, first = 0;
+    struct kernel_log log;
 
     if (inventory_nvswitches(machine) == 0) {
         doctor_not_here(machine, result, "no NVSwitch on the PCI bus");
         return;
     }
-    if (log.state != ROOT_OK) {
-        where = KERN_LOG;
-        log = root_lines(machine->root, "SXid", KERN_LOG);
-        since = last_start(machine->root);
-    }
+    kernel_log_read_sxids(machine->root, &log);
     if (log.state != ROOT_OK) {
         doctor_not_here(machine, result, "no kernel log is to be read here, as gpu-errors says");
         return;
     }
-    for (const char *at = strstr(log.text, SXID); at; at = strstr(at + 1, SXID)) {
-        size_t length = strcspn(at, "\n");
-
-        /* A file holds earlier starts too, of which this driver knows nothing. */
-        if (!is_fatal(at, &number) || (*since && strcmp(stamp_of(machine->root, log.text, at), since) < 0))
-            continue;
-        first = n++ == 0 ? number : first;
-        doctor_evidence(machine, result, where, "%.*s", (int)(length < 300 ? length : 300), at);
-    }
-    if (n == 0)
+    for (int i = 0; i < log.n; i++)
+        doctor_evidence(machine, result, log.where, "%s", log.errors[i].line);
+    if (log.n == 0)
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", first,
-                 n > 1 ? ", and more" : "");
+    doctor_found(machine, result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
+                 log.n > 1 ? ", and more" : "");
     doctor_advise(machine, result,
                   "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the switch out "
                   "of use, and all GPUs have to be reset together with the switches. If it comes back, have the board "
@@ -398,6 +353,6 @@ const struct doctor_check check_sxid = {
     .cause = "A switch or one of its links has failed: its driver writes an SXid to the kernel log.",
     .remedy = "Restart the node, and have the board repaired if it comes back.",
     .needs = DOCTOR_NEEDS_DRIVER,
-    .links = (const char *const[]){"/dev/kmsg", KERN_LOG, NULL},
+    .links = (const char *const[]){"/dev/kmsg", KERNEL_LOG_FILE, NULL},
     .run = run_sxid,
 };

@@ -68,8 +68,10 @@ static void run_nofile(const struct doctor_machine *machine, struct doctor_resul
         doctor_fix(machine, result, false, "ulimit -n %lld", hard < 1048576 ? hard : 1048576LL);
     doctor_advise(machine, result,
                   "The hard limit is set where the job is started: docker run --ulimit nofile=1048576, "
-                  "LimitNOFILE=1048576 for slurmd, containerd and sshd, \"* - nofile 1048576\" in "
-                  "/etc/security/limits.d.");
+                  "LimitNOFILE=1048576 for %s",
+                  os_is_for_containers(&machine->stack->os)
+                      ? "containerd."
+                      : "slurmd, containerd and sshd, \"* - nofile 1048576\" in /etc/security/limits.d.");
 }
 
 const struct doctor_check check_nofile = {

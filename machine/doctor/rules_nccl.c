@@ -108,10 +108,40 @@ static int count_named(const struct topo *topo, const struct names *names, int *
     return n_named;
 }
 
+/* The distance from a GPU to the nearest NIC for data; of those in the list where there is one. */
+static enum topo_path distance_to(const struct topo *topo, int gpu, const struct names *names)
+{
+    enum topo_path nearest = TOPO_SYS;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            if (look_is_data_nic(topo, i) && topo->nics[i].ports[p].active &&
+                topo_gpu_nic_path(topo, gpu, i) < nearest &&
+                (!names || names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number)))
+                nearest = topo_gpu_nic_path(topo, gpu, i);
+    return nearest;
+}
+
+/* GPUs of this process, or of its rank alone, of which the list leaves out the NIC on their switch or their socket. */
+static int count_without(const struct doctor_machine *machine, const struct names *names, int *ret_first)
+{
+    int own = look_own_gpu(machine), n = 0;
+
+    for (int g = topo_usable_gpus(machine->topo) - 1; g >= 0; g--) {
+        enum topo_path best = distance_to(machine->topo, g, NULL), named = distance_to(machine->topo, g, names);
+
+        if ((own >= 0 && g != own) || named == best || named <= TOPO_PXB || (best > TOPO_PXB && named < TOPO_SYS))
+            continue;
+        n++;
+        *ret_first = g;
+    }
+    return n;
+}
+
 static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *value = root_env(machine->root, HCA);
-    int n, n_named, left_out = -1, n_gpus = look_job_gpus(machine);
+    int n, n_named, n_far, left_out = -1, far = -1, n_gpus = look_job_gpus(machine);
     struct names names;
 
     if (!value || !*value || !uses_ib(machine)) {
@@ -120,6 +150,7 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
     }
     names = parse_names(value);
     n_named = count_named(machine->topo, &names, &n, &left_out);
+    n_far = count_without(machine, &names, &far);
     if (n_named == 0) {
         doctor_found(machine, result, DOCTOR_ERROR, HCA " stands for no NIC for data: NCCL goes over sockets");
         found_value(machine, result, HCA);
@@ -134,6 +165,13 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
         doctor_advise(machine, result,
                       "NCCL takes the nearest NIC of each GPU by itself; without the list all take "
                       "part.");
+    } else if (n_far > 0) {
+        doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out the NICs that are nearest to %s%s",
+                     look_gpu_name(machine, far), n_far > 1 ? ", and to more GPUs" : "");
+        found_value(machine, result, HCA);
+        doctor_advise(machine, result,
+                      "What these GPUs send crosses host bridges or sockets. Without the list NCCL takes the nearest "
+                      "NIC of each GPU.");
     }
 }
 

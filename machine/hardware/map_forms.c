@@ -57,6 +57,8 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     root_clean(entry, clean, sizeof(clean));
     if (!entry[gpu_length] || name_length == 0)
         return ep_fail(EP_E_ARG, "entry %d, '%s', is not GPU:NIC or GPU:NIC:PORT", n, clean);
+    if (strchr(entry, ';'))
+        return ep_fail(EP_E_ARG, "entry %d, '%s': entries are divided by ',' and by nothing else", n, clean);
     if (gpu < 0)
         return ep_fail(EP_E_ARG, "entry %d, '%s': no GPU has the number before the colon; there %s %d", n, clean,
                        topo->n_gpus == 1 ? "is" : "are", topo->n_gpus);

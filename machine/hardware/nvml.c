@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define NVML_SUCCESS 0
+#define NVML_ERROR_GPU_IS_LOST 15
 #define NVML_DRIVER_BYTES 80
 #define NVML_NAME_BYTES 96
 #define NVML_UUID_BYTES 96
@@ -233,6 +234,16 @@ static void ask_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
         json_object_set_new(gpu, "fabric", json_string(fabric_name(&fabric)));
 }
 
+/* One that has been lost since it was started may still have a handle. */
+static bool is_lost(const struct nvml *nvml, nvml_device device)
+{
+    char uuid[NVML_UUID_BYTES];
+    int major, minor;
+
+    return (nvml->uuid && nvml->uuid(device, uuid, sizeof(uuid)) == NVML_ERROR_GPU_IS_LOST) ||
+           (nvml->capability && nvml->capability(device, &major, &minor) == NVML_ERROR_GPU_IS_LOST);
+}
+
 static json_t *ask_gpu(const struct nvml *nvml, unsigned index)
 {
     struct pci_address address;
@@ -242,7 +253,8 @@ static json_t *ask_gpu(const struct nvml *nvml, unsigned index)
     json_t *gpu;
 
     /* A GPU that has fallen off the bus has no handle. That it is on the list of PCI devices alone tells of it. */
-    if (nvml->by_index(index, &device) != NVML_SUCCESS || nvml->pci(device, &pci) != NVML_SUCCESS)
+    if (nvml->by_index(index, &device) != NVML_SUCCESS || nvml->pci(device, &pci) != NVML_SUCCESS ||
+        is_lost(nvml, device))
         return NULL;
     pci.bus_id[sizeof(pci.bus_id) - 1] = '\0';
     if (!parse_pci_address(pci.bus_id, &address))

@@ -26,6 +26,8 @@ struct advice_row {
     int n_values;      /* ADVICE_RANK */
     const char *const *values;
     const char *reason; /* one sentence */
+    /* Of LD_LIBRARY_PATH: what each folder of `value` is there for, in their order. NULL: all for `reason`. */
+    const char *const *folder_reasons;
 };
 
 struct advice {

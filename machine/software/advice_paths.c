@@ -15,16 +15,20 @@
 
 #define FOLDERS_MAX 24
 #define BUNDLE_MAX 64 /* packages of libraries beside PyTorch */
-#define NVSHMEM_REASON "NVSHMEM with its transports"
 #define HOST_LIBRARY "libnvshmem_host.so.3"
 #define GKE_LIBRARIES "/usr/local/nvidia/lib64" /* where GKE's node installer mounts the driver into containers */
 
 /* What the linker finds without LD_LIBRARY_PATH and LD_PRELOAD. */
 static const struct libs_setting bare = {.library_path = "", .preload = ""};
 
+struct folder {
+    const char *path, *reason;
+};
+
 struct folders {
     int n;
-    const char *paths[FOLDERS_MAX], *reasons[FOLDERS_MAX];
+    struct folder at[FOLDERS_MAX];
+    const char *nvshmem; /* the path of the one with NVSHMEM, NULL if none is there */
 };
 
 /* Can it be said and shown? A path with control characters is an accident or a trick. */
@@ -42,10 +46,9 @@ static void add_folder(struct folders *folders, const char *path, const char *re
     if (!is_printable(path) || strpbrk(path, ":;") || folders->n == FOLDERS_MAX)
         return;
     for (int i = 0; i < folders->n; i++)
-        if (strcmp(folders->paths[i], path) == 0)
+        if (strcmp(folders->at[i].path, path) == 0)
             return;
-    folders->paths[folders->n] = path;
-    folders->reasons[folders->n++] = reason;
+    folders->at[folders->n++] = (struct folder){.path = path, .reason = reason};
 }
 
 static const char *join(struct root *root, const char *a, const char *b)
@@ -58,7 +61,7 @@ static const char *join_folders(struct root *root, const struct folders *folders
     const char *text = "";
 
     for (int i = 0; i < folders->n; i++)
-        text = join(root, text, folders->paths[i]);
+        text = join(root, text, folders->at[i].path);
     return text;
 }
 
@@ -133,7 +136,8 @@ static void add_nvshmem_folder(struct advice_work *work, const char *host, struc
         return;
     found = libs_find(work->root, &bare, HOST_LIBRARY);
     if (found.state != ROOT_OK || strcmp(found.real, root_resolve(work->root, "%s", host).text) != 0)
-        add_folder(folders, libs_folder_of(work->root, host), NVSHMEM_REASON);
+        add_folder(folders, libs_folder_of(work->root, host), "NVSHMEM with its transports");
+    folders->nvshmem = folders->n > 0 ? folders->at[0].path : NULL;
 }
 
 static bool path_can_be_preloaded(const char *path)
@@ -192,20 +196,21 @@ static bool is_elsewhere(struct root *root, const char *path, const char *name, 
     return place.state == ROOT_OK && strcmp(libs_folder_of(root, place.real), folder) != 0;
 }
 
+/* In front of the others; one that is among them keeps its reason. */
 static void put_first(struct folders *folders, const char *path, const char *reason)
 {
+    struct folder first = {.path = path, .reason = reason};
     int n = folders->n, at = 0;
 
-    while (at < n && strcmp(folders->paths[at], path) != 0)
+    while (at < n && strcmp(folders->at[at].path, path) != 0)
         at++;
     if (!is_printable(path) || strpbrk(path, ":;") || at == FOLDERS_MAX)
         return;
-    reason = at < n ? folders->reasons[at] : reason;
-    memmove(folders->paths + 1, folders->paths, (size_t)at * sizeof(folders->paths[0]));
-    memmove(folders->reasons + 1, folders->reasons, (size_t)at * sizeof(folders->reasons[0]));
+    if (at < n)
+        first = folders->at[at];
+    memmove(folders->at + 1, folders->at, (size_t)at * sizeof(folders->at[0]));
     folders->n += at == n;
-    folders->paths[0] = path;
-    folders->reasons[0] = reason;
+    folders->at[0] = first;
 }
 
 /* Does `folder` hold another file of one of these names than `own` does? */
@@ -238,12 +243,8 @@ static void keep_bundle_before(struct advice_work *work, struct folders *folders
     size_t n = strlen(bundled);
     struct root_names packages;
 
-    for (int i = 0; i < folders->n; i++)
-        if (strcmp(folders->reasons[i], NVSHMEM_REASON) == 0 &&
-            root_stat(work->root, "%s/" HOST_LIBRARY, folder).state == ROOT_OK) {
-            put_first(folders, folders->paths[i], NVSHMEM_REASON);
-            break;
-        }
+    if (folders->nvshmem && root_stat(work->root, "%s/" HOST_LIBRARY, folder).state == ROOT_OK)
+        put_first(folders, folders->nvshmem, "");
     if (n < sizeof(suffix) || strcmp(bundled + n - strlen(suffix), suffix) != 0)
         return;
     top = root_printf(work->root, "%.*s", (int)(n - strlen(suffix)), bundled);
@@ -287,7 +288,7 @@ static void add_if_lost(struct advice_work *work, struct folders *folders, const
 static void advise_library_path(struct advice_work *work, const char *host)
 {
     struct folders folders = {.n = 0};
-    const char *reason = "";
+    const char *reason = "", **reasons;
     struct advice_row *row;
 
     add_nvshmem_folder(work, host, &folders);
@@ -299,10 +300,15 @@ static void advise_library_path(struct advice_work *work, const char *host)
     put_verbs_first(work, &folders);
     if (folders.n == 0)
         return;
-    for (int i = 0; i < folders.n; i++)
-        reason =
-            root_printf(work->root, "%s%s%s: %s", reason, *reason ? "; " : "", folders.paths[i], folders.reasons[i]);
+    reasons = root_alloc(work->root, (size_t)folders.n * sizeof(*reasons));
+    for (int i = 0; i < folders.n; i++) {
+        reason = root_printf(work->root, "%s%s%s: %s", reason, *reason ? "; " : "", folders.at[i].path,
+                             folders.at[i].reason);
+        if (reasons)
+            reasons[i] = folders.at[i].reason;
+    }
     row = advice_add(work, "LD_LIBRARY_PATH", root_printf(work->root, "%s.", reason));
+    row->folder_reasons = reasons;
     row->prepend = true;
     row->value = join_folders(work->root, &folders);
 }

@@ -308,18 +308,17 @@ static bool path_has(const char *path, const char *folder, size_t n)
 static bool judge_path(struct audit_work *work, const struct root_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
+    int i = 0;
 
     if (!row || row->scope != ADVICE_NODE)
         return true;
-    for (const char *at = row->value; *at; at += strcspn(at, ":"), at += *at == ':') {
+    for (const char *at = row->value; *at; at += strcspn(at, ":"), at += *at == ':', i++) {
         const char *folder = root_printf(work->root, "%.*s", (int)strcspn(at, ":"), at);
-        const char *why = strstr(row->reason, folder);
+        const char *why = row->folder_reasons ? row->folder_reasons[i] : row->reason;
 
-        /* The reason speaks of several: "FOLDER: what for; FOLDER: what for." */
-        why = why && why[strlen(folder)] == ':' ? why + strlen(folder) + 2 : row->reason;
         if (!path_has(variable->value, folder, strlen(folder)))
             return report(work, AUDIT_DIFFERS, variable, "It lacks %s (%.*s). Put that in front.", folder,
-                          (int)strcspn(why, ";."), why);
+                          (int)(row->folder_reasons ? strlen(why) : strcspn(why, ".")), why);
     }
     return true;
 }

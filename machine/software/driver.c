@@ -3,6 +3,7 @@
 #include "software/parse.h"
 #include "software/read.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,20 +58,46 @@ static size_t list_files(struct root *root, struct conf_file *ret_files)
     return n;
 }
 
+/*
+ * What lines for the driver set RegistryDwords to, each with a newline behind it. Nothing else in these files is looked
+ * at, and what else is in them is the business of whoever wrote them.
+ */
+static json_t *read_dwords(const char *text, size_t bytes)
+{
+    struct parse_modprobe state = {.at = text};
+    struct parse_option option;
+    char *found = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&found, &n);
+    json_t *value = NULL;
+
+    (void)bytes;
+    while (out && parse_modprobe_next(&state, "nvidia", &option)) {
+        if (!piece_is(option.name, "NVreg_RegistryDwords"))
+            continue;
+        for (size_t i = 0; i < option.value.n; i++)
+            if (option.value.text[i] != '\n')
+                fputc(option.value.text[i], out);
+        fputc('\n', out);
+    }
+    if (out && fclose(out) == 0 && found)
+        value = json_stringn_nocheck(found, n);
+    free(found);
+    return value;
+}
+
 /* One more line with RegistryDwords: the parameter is one text, so it replaces what earlier ones said, all of it. */
-static void note_dwords(struct root *root, struct stack_option *option, const struct parse_option *line,
-                        const char *file, struct piece *last)
+static void note_dwords(struct root *root, struct stack_option *option, struct piece dwords, const char *file,
+                        struct piece *last)
 {
     struct piece value;
 
-    if (!piece_is(line->name, "NVreg_RegistryDwords"))
-        return;
-    *last = line->value;
+    *last = dwords;
     if (*option->configured) {
         option->overruled = option->configured;
         option->overruled_in = option->configured_in;
     }
-    option->configured = parse_dword(line->value, "PeerMappingOverride", &value) ? piece_keep(root, value) : "";
+    option->configured = parse_dword(dwords, "PeerMappingOverride", &value) ? piece_keep(root, value) : "";
     option->configured_in = file;
 }
 
@@ -80,19 +107,23 @@ static void read_configured(struct root *root, struct stack_driver *driver)
     struct piece last = {.text = NULL};
     struct conf_file *files = calloc(MAX_FILES, sizeof(*files));
     size_t n = files ? list_files(root, files) : 0;
-    struct parse_option line;
-    const char *at = root_read(root, "/proc/cmdline").text;
+    struct parse_option parameter;
+    const char *at;
 
     for (size_t i = 0; i < n; i++) {
         const char *path = root_printf(root, "%s/%s", files[i].folder, files[i].name);
-        struct parse_modprobe state = {.at = root_read(root, "%s", path).text};
 
-        while (parse_modprobe_next(&state, "nvidia", &line))
-            note_dwords(root, option, &line, path, &last);
+        at = root_fact_text(root_fact(root, "nvidia-dwords", read_dwords, "%s", path));
+        for (size_t length; *at; at += length + (at[length] == '\n')) {
+            length = strcspn(at, "\n");
+            note_dwords(root, option, (struct piece){.text = at, .n = length}, path, &last);
+        }
     }
     /* What the kernel command line says, modprobe puts behind what files say. */
-    while (parse_cmdline_next(&at, "nvidia", &line))
-        note_dwords(root, option, &line, "/proc/cmdline", &last);
+    at = root_read(root, "/proc/cmdline").text;
+    while (parse_cmdline_next(&at, "nvidia", &parameter))
+        if (piece_is(parameter.name, "NVreg_RegistryDwords"))
+            note_dwords(root, option, parameter.value, "/proc/cmdline", &last);
     driver->dwords_with_override = last.text ? parse_dwords_with(root, last, "PeerMappingOverride=1") : "";
     free(files);
 }
@@ -110,7 +141,7 @@ static void read_live(struct root *root, struct stack_option *option)
 /* --- versions --- */
 
 /* The version without what a distribution puts behind it: "580.126.09" of "580.126.09-0ubuntu0.24.04.1". */
-static const char *upstream_version(struct root *root, struct piece version)
+static struct piece upstream_version(struct piece version)
 {
     const char *colon = memchr(version.text, ':', version.n), *dash;
 
@@ -121,7 +152,7 @@ static const char *upstream_version(struct root *root, struct piece version)
     dash = memchr(version.text, '-', version.n);
     if (dash)
         version.n = (size_t)(dash - version.text);
-    return piece_keep(root, version);
+    return version;
 }
 
 /*
@@ -145,42 +176,79 @@ static bool brings_driver(const struct parse_package *package)
     return piece_is(package->name, "nvidia-dkms") || piece_is(package->name, "nvidia-open");
 }
 
+/* NVIDIA's packages for Debian and Ubuntu: nvidia-fabricmanager-580, and nvidia-fabricmanager of its own repository. */
+static bool is_fabric_manager(const struct parse_package *package)
+{
+    static const char name[] = "nvidia-fabricmanager";
+    size_t n = strlen(name);
+
+    return package->installed && piece_begins(package->name, name) &&
+           (package->name.n == n || (package->name.n > n + 1 && strchr("0123456789", package->name.text[n + 1])));
+}
+
+/* By the order in which a package tells the version of all of DOCA-OFED. */
+static const char *const doca_packages[] = {"doca-ofed", "doca-all",  "doca-networking",
+                                            "doca-roce", "doca-host", "doca-kernel"};
+
+static int doca_rank(const struct parse_package *package)
+{
+    for (int i = 0; i < (int)COUNT(doca_packages); i++)
+        if (package->installed && piece_is(package->name, doca_packages[i]))
+            return i;
+    return (int)COUNT(doca_packages);
+}
+
+static void set_version(json_t *versions, const char *name, struct piece version)
+{
+    json_object_set_new(versions, name, json_stringn(version.text, version.n));
+}
+
+/* Of dpkg's status the three versions that matter. Which other packages a machine has is its owner's business. */
+static json_t *read_packages(const char *text, size_t bytes)
+{
+    json_t *versions = json_object();
+    int doca = (int)COUNT(doca_packages);
+    struct parse_package package;
+
+    (void)bytes;
+    while (versions && parse_package_next(&text, &package)) {
+        struct piece version = upstream_version(package.version);
+        int rank = doca_rank(&package);
+
+        if (brings_driver(&package) && !json_object_get(versions, "driver"))
+            set_version(versions, "driver", version);
+        if (is_fabric_manager(&package) && !json_object_get(versions, "fabric-manager"))
+            set_version(versions, "fabric-manager", version);
+        if (rank < (int)COUNT(doca_packages) && rank <= doca)
+            set_version(versions, "doca", version);
+        doca = rank < doca ? rank : doca;
+    }
+    return versions;
+}
+
+static const char *package_version(struct root *root, const char *name)
+{
+    struct root_answer packages = root_fact(root, "packages", read_packages, DPKG);
+    const char *version = json_string_value(json_object_get(packages.value, name));
+
+    return version ? piece_keep(root, (struct piece){.text = version, .n = strlen(version)}) : "";
+}
+
 /* By DKMS's book-keeping, /var/lib/dkms/nvidia/<version>/<kernel>, or by the package. */
 static const char *installed_driver(struct root *root, const char *kernel)
 {
     struct root_names versions = root_list(root, "/var/lib/dkms/nvidia");
-    const char *newest = "", *at = root_read(root, DPKG).text;
-    struct parse_package package;
+    const char *newest = "";
 
     for (size_t i = 0; i < versions.n && *kernel; i++) {
         if (root_is_folder(root_stat(root, "/var/lib/dkms/nvidia/%s/%s", versions.names[i], kernel)) &&
             libs_version_compare(versions.names[i], newest) > 0)
             newest = versions.names[i];
     }
-    if (*newest)
-        return newest;
-    while (parse_package_next(&at, &package))
-        if (brings_driver(&package))
-            return upstream_version(root, package.version);
-    return "";
+    return *newest ? newest : package_version(root, "driver");
 }
 
 /* --- fabric manager --- */
-
-/* NVIDIA's packages for Debian and Ubuntu: nvidia-fabricmanager-580, and nvidia-fabricmanager of its own repository. */
-static const char *fabric_manager_by_dpkg(struct root *root)
-{
-    static const char name[] = "nvidia-fabricmanager";
-    const char *at = root_read(root, DPKG).text;
-    struct parse_package package;
-
-    while (parse_package_next(&at, &package))
-        if (package.installed && piece_begins(package.name, name) &&
-            (package.name.n == strlen(name) ||
-             (package.name.n > strlen(name) + 1 && strchr("0123456789", package.name.text[strlen(name) + 1]))))
-            return upstream_version(root, package.version);
-    return "";
-}
 
 /* The version behind the last of the words in a log, "" if no line has it. */
 static const char *last_version(struct root *root, const char *words, const char *path)
@@ -202,10 +270,12 @@ static void read_fabric_manager(struct root *root, struct stack_driver *driver)
         const char *path, *words;
     } logs[] = {{"/var/log/dnf.rpm.log", "Upgrade: nvidia-fabric-manager-"},
                 {"/var/log/dnf.rpm.log", "Installed: nvidia-fabric-manager-"},
+                {"/var/log/dnf.rpm.log", "Upgrade: nvidia-fabricmanager-"},
+                {"/var/log/dnf.rpm.log", "Installed: nvidia-fabricmanager-"},
                 {STACK_FABRIC_LOG, "Fabric Manager version "}};
 
     driver->fabric_manager_from = DPKG;
-    driver->fabric_manager = fabric_manager_by_dpkg(root);
+    driver->fabric_manager = package_version(root, "fabric-manager");
     for (size_t i = 0; !*driver->fabric_manager && i < COUNT(logs); i++) {
         driver->fabric_manager_from = logs[i].path;
         driver->fabric_manager = last_version(root, logs[i].words, logs[i].path);
@@ -213,23 +283,6 @@ static void read_fabric_manager(struct root *root, struct stack_driver *driver)
 }
 
 /* --- DOCA --- */
-
-static const char *doca_by_package(struct root *root)
-{
-    static const char *const names[] = {"doca-ofed", "doca-all",  "doca-networking",
-                                        "doca-roce", "doca-host", "doca-kernel"};
-    const char *found[COUNT(names)] = {NULL}, *at = root_read(root, DPKG).text;
-    struct parse_package package;
-
-    while (parse_package_next(&at, &package))
-        for (size_t i = 0; i < COUNT(names); i++)
-            if (package.installed && piece_is(package.name, names[i]))
-                found[i] = upstream_version(root, package.version);
-    for (size_t i = 0; i < COUNT(names); i++)
-        if (found[i])
-            return found[i];
-    return "";
-}
 
 /* The package doca-host unpacks its repository to /usr/share/doca-host-<version>-<build>. */
 static const char *doca_by_folder(struct root *root)
@@ -270,7 +323,7 @@ static const char *doca_by_repository(struct root *root)
 
 static const char *doca_version(struct root *root)
 {
-    const char *version = doca_by_package(root);
+    const char *version = package_version(root, "doca");
 
     if (!*version)
         version = doca_by_folder(root);

@@ -33,22 +33,23 @@ static struct piece release_field(const char *text, const char *name)
     return value;
 }
 
-static const char *const family_names[] = {
-    [OS_OTHER] = "other", [OS_DEBIAN] = "debian", [OS_RHEL] = "rhel", [OS_COS] = "cos"};
+static const char *const family_names[] = {[OS_OTHER] = "other", [OS_DEBIAN] = "debian", [OS_RHEL] = "rhel",
+                                           [OS_COS] = "cos",     [OS_SUSE] = "suse",     [OS_OSTREE] = "ostree"};
 
 static enum os_family family_of(struct piece ids)
 {
-    static const char *const debian[] = {"debian", "ubuntu", NULL};
-    static const char *const rhel[] = {"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn", NULL};
+    static const struct {
+        const char *id;
+        enum os_family family;
+    } known[] = {
+        {"cos", OS_COS},     {"rhcos", OS_OSTREE}, {"debian", OS_DEBIAN}, {"ubuntu", OS_DEBIAN},      {"rhel", OS_RHEL},
+        {"fedora", OS_RHEL}, {"centos", OS_RHEL},  {"rocky", OS_RHEL},    {"almalinux", OS_RHEL},     {"ol", OS_RHEL},
+        {"amzn", OS_RHEL},   {"suse", OS_SUSE},    {"sles", OS_SUSE},     {"opensuse-leap", OS_SUSE},
+    };
 
-    if (has_word(ids, "cos"))
-        return OS_COS;
-    for (int i = 0; debian[i]; i++)
-        if (has_word(ids, debian[i]))
-            return OS_DEBIAN;
-    for (int i = 0; rhel[i]; i++)
-        if (has_word(ids, rhel[i]))
-            return OS_RHEL;
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+        if (has_word(ids, known[i].id))
+            return known[i].family;
     return OS_OTHER;
 }
 
@@ -91,6 +92,8 @@ static json_t *read_family(const char *text, size_t bytes)
     (void)bytes;
     if (family == OS_OTHER)
         family = family_of(release_field(text, "ID_LIKE"));
+    if (family == OS_RHEL && has_word(release_field(text, "VARIANT_ID"), "coreos"))
+        family = OS_OSTREE;
     return json_pack("{s:b}", family_names[family], 1);
 }
 
@@ -101,17 +104,35 @@ void os_read(struct root *root, struct os *ret_os)
     if (release.state != ROOT_OK)
         release = root_fact(root, "os-family", read_family, "/usr/lib/os-release");
     ret_os->family = OS_OTHER;
-    for (int family = OS_DEBIAN; family <= OS_COS; family++)
+    for (int family = OS_DEBIAN; family < OS_FAMILIES; family++)
         if (json_object_get(release.value, family_names[family]))
             ret_os->family = (enum os_family)family;
     ret_os->in_container = is_in_container(root);
 }
 
+bool os_is_for_containers(const struct os *os)
+{
+    return os->in_container || os->family == OS_COS;
+}
+
+const char *os_driver_program(struct root *root, const struct os *os, const char *name)
+{
+    /* Where GKE's installer puts it; that of COS itself puts it into /var/lib/nvidia/bin. */
+    return os->family == OS_COS && !os->in_container
+               ? root_printf(root, "%s/%s",
+                             root_stat(root, "/var/lib/nvidia/lib64/libcuda.so.1").state == ROOT_OK
+                                 ? "/var/lib/nvidia/bin"
+                                 : "/home/kubernetes/bin/nvidia/bin",
+                             name)
+               : name;
+}
+
 const char *os_initramfs(const struct os *os)
 {
-    if (os->in_container)
-        return "";
-    return os->family == OS_DEBIAN ? "sudo update-initramfs -u" : os->family == OS_RHEL ? "sudo dracut --force" : "";
+    static const char *const commands[OS_FAMILIES] = {
+        [OS_DEBIAN] = "sudo update-initramfs -u", [OS_RHEL] = "sudo dracut --force", [OS_SUSE] = "sudo dracut --force"};
+
+    return os->in_container || !commands[os->family] ? "" : commands[os->family];
 }
 
 const char *os_install(struct root *root, const struct os *os, const char *debian, const char *rhel)
@@ -123,29 +144,47 @@ const char *os_install(struct root *root, const struct os *os, const char *debia
     return "";
 }
 
-/* Debian: grub-mkconfig reads /etc/default/grub. RHEL: grubby(8). COS has its own grub.cfg, which belongs to the node's
- * pool. */
+/* One word of a shell. What has an apostrophe in it is no argument that anybody gives a kernel: "". */
+static const char *word_of(struct root *root, const char *argument)
+{
+    if (strchr(argument, '\''))
+        return "";
+    return strpbrk(argument, "\"; $&|<>()\\`*?#~!") ? root_printf(root, "'%s'", argument) : argument;
+}
+
 const char *os_kernel_argument(struct root *root, const struct os *os, bool add, const char *argument)
 {
-    const char *verb = add ? "Add" : "Take", *place = add ? "to" : "out of";
+    const char *verb = add ? "Add" : "Take", *place = add ? "to" : "out of", *word = word_of(root, argument);
+    enum os_family family = *word ? os->family : OS_OTHER;
 
     if (os->in_container)
         return root_printf(root, "On the node, not in this container: %s %s %s the kernel command line, and reboot.",
                            add ? "add" : "take", argument, place);
-    switch (os->family) {
-    case OS_DEBIAN:
+    switch (family) {
+    case OS_DEBIAN: /* grub-mkconfig reads /etc/default/grub */
         return root_printf(root,
                            "%s %s %s GRUB_CMDLINE_LINUX in /etc/default/grub%s, then sudo update-grub and reboot.",
                            verb, argument, place, add ? "" : " (and in /etc/default/grub.d)");
-    case OS_RHEL:
+    case OS_SUSE:
+        return root_printf(root,
+                           "%s %s %s GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, then sudo grub2-mkconfig -o "
+                           "/boot/grub2/grub.cfg and reboot.",
+                           verb, argument, place);
+    case OS_RHEL: /* grubby(8) */
         return root_printf(root, "sudo grubby --update-kernel=ALL --%s=%s, then reboot.", add ? "args" : "remove-args",
-                           argument);
-    case OS_COS:
+                           word);
+    case OS_OSTREE:
+        return root_printf(root,
+                           "sudo rpm-ostree kargs --%s=%s, then reboot; on OpenShift kernelArguments of a "
+                           "MachineConfig, which restarts the nodes of its pool one after the other.",
+                           add ? "append" : "delete", word);
+    case OS_COS: /* grub.cfg belongs to the node's image */
         return root_printf(root,
                            "%s %s %s the kernel command line, which Container-Optimized OS keeps in grub.cfg of its "
                            "EFI partition and an update replaces: better choose another image for these nodes.",
                            verb, argument, place);
     case OS_OTHER:
+    case OS_FAMILIES:
         break;
     }
     return root_printf(root, "%s %s %s the kernel command line in the settings of the boot loader, and reboot.", verb,

@@ -14,7 +14,10 @@ enum os_family {
     OS_OTHER,
     OS_DEBIAN, /* Debian, Ubuntu and what says ID_LIKE=debian */
     OS_RHEL,   /* RHEL, Fedora, Rocky and what says ID_LIKE=rhel or fedora */
-    OS_COS     /* Container-Optimized OS: the system is read-only, drivers come from its installer */
+    OS_COS,    /* Container-Optimized OS: the system is read-only, drivers come from its installer */
+    OS_SUSE,   /* SLES, openSUSE */
+    OS_OSTREE, /* RHEL CoreOS, Fedora CoreOS: the system is an image, the driver comes from a container */
+    OS_FAMILIES
 };
 
 /* In a container the family is that of the image, which tells nothing about the node below it. */
@@ -25,6 +28,12 @@ struct os {
 
 /* From os-release(5), and from the marks that container runtimes leave. Part of stack_read() as stack->os. */
 void os_read(struct root *root, struct os *ret_os);
+
+/* Do programs of users run in containers alone, this one or those that the node is made for? */
+bool os_is_for_containers(const struct os *os);
+
+/* What the driver brings along, by the name to call it by: "nvidia-smi". */
+const char *os_driver_program(struct root *root, const struct os *os, const char *name);
 
 /* The command that builds the initramfs of the running kernel anew; "" in a container and where there is none. */
 const char *os_initramfs(const struct os *os);

@@ -18,30 +18,63 @@ static json_t *make_fact(json_t *file, root_reader *read)
     return entry;
 }
 
-struct root_answer root_fact(struct root *root, const char *name, root_reader *read, const char *path, ...)
+/* `needle` NULL: of the whole file. */
+static struct root_answer make_answer(struct root *root, const char *name, root_reader *read, const char *needle,
+                                      const char *full)
 {
-    struct root_answer answer = {.state = ROOT_FAILED};
-    char full[PATH_MAX], *key;
+    enum keep_kind source = needle ? KEEP_LINES : KEEP_FILES;
+    struct root_answer answer = {.state = ROOT_FAILED, .why = "no memory"};
+    char *key, *source_key;
     const json_t *entry;
-    json_t *file;
-    va_list args;
+    json_t *text;
 
-    va_start(args, path);
-    answer.why = keep_path(full, path, args);
-    va_end(args);
-    if (answer.why || asprintf(&key, "%s\t%s", full, name) < 0)
+    if (asprintf(&source_key, "%s%s%s", full, needle ? "\t" : "", needle ? needle : "") < 0)
         return answer;
+    if (asprintf(&key, "%s\t%s", full, name) < 0) {
+        free(source_key);
+        return answer;
+    }
     entry = json_object_get(root->kept[KEEP_FACTS], key);
     /* An overlay has texts, and so has a snapshot that was saved before there were facts. */
-    file = entry ? NULL : json_object_get(root->kept[KEEP_FILES], full);
-    if (!entry && !file)
+    text = entry ? NULL : json_object_get(root->kept[source], source_key);
+    if (!entry && !text)
         entry = keep_look_up(root, KEEP_FACTS, key);
+    if (!entry && text)
+        text = json_incref(text);
+    else if (!entry)
+        text = needle ? keep_log(root, full, needle) : keep_file(root, full);
     if (!entry)
-        entry = keep_put(root, KEEP_FACTS, key, make_fact(file ? json_incref(file) : keep_file(root, full), read));
+        entry = keep_put(root, KEEP_FACTS, key, make_fact(text, read));
+    free(source_key);
     free(key);
     answer.state = keep_state(entry, &answer.why);
     answer.value = answer.state == ROOT_OK ? json_object_get(entry, "value") : NULL;
     return answer;
+}
+
+struct root_answer root_fact(struct root *root, const char *name, root_reader *read, const char *path, ...)
+{
+    char full[PATH_MAX];
+    const char *why;
+    va_list args;
+
+    va_start(args, path);
+    why = keep_path(full, path, args);
+    va_end(args);
+    return why ? (struct root_answer){.state = ROOT_FAILED, .why = why} : make_answer(root, name, read, NULL, full);
+}
+
+struct root_answer root_log_fact(struct root *root, const char *name, root_reader *read, const char *needle,
+                                 const char *path, ...)
+{
+    char full[PATH_MAX];
+    const char *why;
+    va_list args;
+
+    va_start(args, path);
+    why = keep_path(full, path, args);
+    va_end(args);
+    return why ? (struct root_answer){.state = ROOT_FAILED, .why = why} : make_answer(root, name, read, needle, full);
 }
 
 bool root_fact_is(struct root_answer fact)

@@ -139,7 +139,7 @@ static int open_kmsg(struct root *root, const char *path, json_t **ret_failure)
     return fd;
 }
 
-static json_t *make_lines(struct root *root, const char *path, const char *needle)
+json_t *keep_log(struct root *root, const char *path, const char *needle)
 {
     struct found found = {.text = malloc(ROOT_LOG_MAX)};
     json_t *failure = NULL, *entry;
@@ -181,7 +181,7 @@ struct root_text root_lines(struct root *root, const char *needle, const char *p
         return keep_text(root->full);
     entry = keep_look_up(root, KEEP_LINES, key);
     if (!entry)
-        entry = keep_put(root, KEEP_LINES, key, make_lines(root, full, needle));
+        entry = keep_put(root, KEEP_LINES, key, keep_log(root, full, needle));
     free(key);
     return keep_text(entry);
 }

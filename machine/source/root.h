@@ -212,6 +212,10 @@ typedef json_t *root_reader(const char *text, size_t bytes);
 struct root_answer root_fact(struct root *root, const char *name, root_reader *read, const char *path, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* The same of the lines of a log that contain `needle`, found as root_lines() finds them; they are not kept either. */
+struct root_answer root_log_fact(struct root *root, const char *name, root_reader *read, const char *needle,
+                                 const char *path, ...) __attribute__((format(printf, 5, 6)));
+
 /* The fact as a truth, false if it is not known, and as a text, "" if it is not known. */
 bool root_fact_is(struct root_answer fact);
 const char *root_fact_text(struct root_answer fact);

@@ -76,20 +76,13 @@ static const struct row file_rows[] = {
     {"/proc/net/route", scrub_route},
     {"/proc/net/ipv6_route", scrub_ipv6_route},
     {"/proc/sys/kernel/osrelease", scrub_release},
-    {"**/modprobe.d/*.conf", scrub_modprobe},
     {"/etc/ld.so.conf", scrub_paths},
     {"**/ld.so.conf.d/*.conf", scrub_paths},
     {"/etc/libibverbs.d/*.driver", scrub_paths},
     {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal},
-    {"/var/lib/dpkg/status", scrub_dpkg},
 };
 
 static const struct row line_rows[] = {
-    {"/dev/kmsg", scrub_kernel_log},
-    {"/var/log/kern.log", scrub_kernel_log},
-    {"/var/log/dmesg", scrub_kernel_log},
-    {"/var/log/messages", scrub_kernel_log},
-    {"/var/log/syslog", scrub_kernel_log},
     {"/var/log/fabricmanager.log", scrub_fabric_log},
     {"/var/log/dnf.rpm.log", scrub_fabric_log},
     {"/etc/profile", scrub_start_file},
@@ -102,7 +95,9 @@ static const struct row line_rows[] = {
 };
 
 /* Facts that are or hold text. Of all others truths and numbers stay, and no text. */
-static const struct row fact_rows[] = {{"version", scrub_version}, {"gib-settings", scrub_words}};
+static const struct row fact_rows[] = {{"version", scrub_version},      {"packages", scrub_version},
+                                       {"nvidia-dwords", scrub_dwords}, {"xids", scrub_event},
+                                       {"sxids", scrub_event},          {"gib-settings", scrub_words}};
 
 /* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
 static const char *const folder_rows[] = {"/sys/**",
@@ -261,6 +256,21 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     return copy;
 }
 
+static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *value);
+
+static json_t *scrub_facts(struct scrub *scrub, scrub_rule *rule, const json_t *values)
+{
+    json_t *copy = json_array(), *item;
+    size_t i;
+
+    json_array_foreach(values, i, item)
+    {
+        if (json_array_append_new(copy, scrub_fact(scrub, rule, item)) < 0)
+            scrub->failed = true;
+    }
+    return copy;
+}
+
 /* A fact, of whose texts only those stay that `rule` knows. */
 static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *value)
 {
@@ -270,7 +280,7 @@ static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *v
     if (json_is_string(value))
         return rule ? apply(scrub, rule, json_string_value(value), json_string_length(value)) : json_null();
     if (json_is_array(value))
-        return json_null();
+        return rule ? scrub_facts(scrub, rule, value) : json_null();
     if (!json_is_object(value))
         return json_incref((json_t *)value);
     copy = json_object();

@@ -141,16 +141,15 @@ scrub_rule scrub_route;       /* /proc/net/route */
 scrub_rule scrub_ipv6_route;  /* /proc/net/ipv6_route */
 scrub_rule scrub_maps;        /* files of libraries, no addresses */
 scrub_rule scrub_status;      /* /proc/self/status without names and numbers of processes */
-scrub_rule scrub_modprobe;    /* options and modules that are known */
 scrub_rule scrub_paths;       /* lists of paths, without comments: ld.so.conf */
-scrub_rule scrub_dpkg;        /* packages that matter */
 scrub_rule scrub_hypervisor;  /* /proc/cpuinfo: the flag of virtual machines, and no other */
 scrub_rule scrub_information; /* /proc/driver/nvidia/gpus/<address>/information */
-scrub_rule scrub_kernel_log;  /* Xids and SXids with their numbers, the start of the driver */
+scrub_rule scrub_event;       /* of errors in a log: when, and the PCI address of the device; no other text */
 scrub_rule scrub_fabric_log;  /* the version of the fabric manager, behind the words that stand in front of it */
 scrub_rule scrub_journal;     /* of epkit install: kinds of events, steps, boots */
 scrub_rule scrub_start_file;  /* of a shell: whether a line evaluates the environment of process 1, no line itself */
 scrub_rule scrub_version;     /* a fact: the version of a package */
+scrub_rule scrub_dwords;      /* a fact: registry keys of the driver, with numbers */
 
 /* The patterns of paths whose contents a rule knows, for tests; NULL behind the last. Of files and lines alone. */
 const char *scrub_pattern(enum keep_kind kind, size_t i);

@@ -27,34 +27,7 @@ static bool begins(const char *line, size_t bytes, const char *word)
     return bytes >= n && memcmp(line, word, n) == 0;
 }
 
-/* --- modprobe.d --- */
-
-/* Modules of GPUs, NICs and what comes between them. Which other ones a site has is its own business. */
-static bool is_known_module(const char *name, size_t n)
-{
-    static const char *const beginnings[] = {"nvidia",  "nouveau", "mlx",   "ib_",  "rdma",  "gdrdrv",
-                                             "nv_peer", "vfio",    "iommu", "efa",  "bnxt_", "irdma",
-                                             "mlnx",    "nvme",    "knem",  "xpmem"};
-
-    for (size_t i = 0; i < sizeof(beginnings) / sizeof(beginnings[0]); i++)
-        if (begins(name, n, beginnings[i]))
-            return scrub_is_plain(name, n);
-    return false;
-}
-
-/* The next word of a line; white space within double quotes does not end it, '\\' and newline do. */
-static bool next_modprobe_word(const char **text, const char *end, const char **ret_word, size_t *ret_bytes)
-{
-    bool quoted = false;
-
-    while (*text < end && (isspace((unsigned char)**text) || **text == '\\'))
-        ++*text;
-    *ret_word = *text;
-    for (; *text < end && (quoted || (!isspace((unsigned char)**text) && **text != '\\')); ++*text)
-        quoted ^= **text == '"';
-    *ret_bytes = (size_t)(*text - *ret_word);
-    return *ret_bytes > 0;
-}
+/* --- options of the driver --- */
 
 /* Of 32 bits: in hexadecimal digits with 0x in front, or in so few decimal ones that it is no serial number. */
 static bool is_number(const char *text, size_t n)
@@ -89,28 +62,10 @@ static void write_dwords(const char *value, size_t n, FILE *out)
     }
 }
 
-/* "NAME=VALUE" of the driver, modprobe's own way to write it; only numbers, and the keys that hold them. */
-static void write_option(const char *word, size_t n, FILE *out)
+void scrub_dwords(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const names[] = {
-        "NVreg_",  "modeset",         "fbdev", "peerdirect_support",         "prof_sel",        "num_of_groups",
-        "num_vfs", "port_type_array", "uvm_",  "enable_unsafe_noiommu_mode", "disable_idle_d3", "roce_mode",
-        "probe_vf"};
-    const char *equals = memchr(word, '=', n), *value = equals + 1;
-    size_t n_name = equals ? (size_t)(equals - word) : 0, n_value = n_name ? n - n_name - 1 : 0;
-    bool known = false;
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        known = known || begins(word, n_name, names[i]);
-    if (!known || n_name > 64 ||
-        strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") < n_name)
-        return;
-    if (begins(word, n_name, "NVreg_RegistryDwords") && n_name == 20) {
-        fprintf(out, " %.*s=", (int)n_name, word);
-        write_dwords(value, n_value, out);
-    } else if (is_number(value, n_value)) {
-        fprintf(out, " %.*s", (int)n, word);
-    }
+    (void)scrub;
+    write_dwords(text, bytes, out);
 }
 
 /* "RegistryDwords: "PeerMappingOverride=1;"", the one parameter of the driver that is looked at. */
@@ -130,70 +85,9 @@ void scrub_params(struct scrub *scrub, const char *text, size_t bytes, FILE *out
     }
 }
 
-/* "install module command": what is run does not matter, but for the two that switch a module off. */
-static void write_command(const char *command, const char *end, FILE *out)
-{
-    while (command < end && isspace((unsigned char)*command))
-        command++;
-    if (begins(command, (size_t)(end - command), "/bin/true"))
-        fputs(" /bin/true", out);
-    else if (begins(command, (size_t)(end - command), "/bin/false"))
-        fputs(" /bin/false", out);
-    else
-        fputs(" command", out);
-}
-
-/* A line with those that its '\\' at the end continues. */
-static void write_modprobe_line(const char *line, size_t n, FILE *out)
-{
-    static const char *const verbs[] = {"options", "blacklist", "softdep", "install", "remove", "alias"};
-    const char *at = line, *end = line + n, *word, *verb = NULL;
-    size_t bytes;
-
-    if (!next_modprobe_word(&at, end, &word, &bytes))
-        return;
-    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
-        if (bytes == strlen(verbs[i]) && memcmp(word, verbs[i], bytes) == 0)
-            verb = verbs[i];
-    if (!verb || !next_modprobe_word(&at, end, &word, &bytes) || !is_known_module(word, bytes))
-        return;
-    fprintf(out, "%s %.*s", verb, (int)bytes, word);
-    if (*verb == 'i' || *verb == 'r') {
-        write_command(at, end, out);
-        return;
-    }
-    while (next_modprobe_word(&at, end, &word, &bytes)) {
-        if (*verb == 'o')
-            write_option(word, bytes, out);
-        else if (is_known_module(word, bytes) || begins(word, bytes, "pre:") || begins(word, bytes, "post:"))
-            fprintf(out, " %.*s", (int)(word[bytes - 1] == ':' || is_known_module(word, bytes) ? bytes : 0), word);
-    }
-}
-
-/* modprobe.d(5). Comments may say anything, behind options as well: what is known stays, and nothing else does. */
-void scrub_modprobe(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + strnlen(text, bytes);
-
-    (void)scrub;
-    while (text < end) {
-        const char *line = text, *newline;
-        int n_lines = 0;
-
-        do {
-            newline = memchr(text, '\n', (size_t)(end - text));
-            text = newline ? newline + 1 : end;
-            n_lines++;
-        } while (newline && newline > line && newline[-1] == '\\' && text < end);
-        write_modprobe_line(line, (size_t)((newline ? newline : end) - line), out);
-        while (n_lines--)
-            fputc('\n', out);
-    }
-}
-
 /* --- ld.so.conf --- */
 
-/* A folder, "include" with patterns of files, "driver" with a provider, a module: such lines stay, and no others. */
+/* A folder, "include" with patterns of files, "driver" with a provider: such lines stay, and no others. */
 static void write_path_line(struct scrub *scrub, const char *line, size_t n, FILE *out)
 {
     static const char include[] = "include ", driver[] = "driver ";
@@ -204,7 +98,7 @@ static void write_path_line(struct scrub *scrub, const char *line, size_t n, FIL
         scrub_path_list(scrub, line + sizeof(include) - 1, n - (sizeof(include) - 1), out);
     } else if (n > 0 && *line == '/') {
         scrub_path_list(scrub, line, n, out);
-    } else if ((begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1))) || is_known_module(line, n))
+    } else if ((begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1))))
         scrub_text(scrub, line, n, SCRUB_NAME, out);
 }
 
@@ -224,67 +118,7 @@ void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     }
 }
 
-/* --- packages --- */
-
-/* Is a paragraph about a package between the hardware and an engine? */
-static bool is_package_that_matters(const char *name, size_t bytes)
-{
-    static const char *const names[] = {
-        "nvidia",        "libnvidia",  "cuda",      "libcuda",    "doca",       "mlnx",  "ofed",        "rdma",
-        "ibverbs",       "libibverbs", "librdmacm", "libmlx",     "infiniband", "ibacm", "libnccl",     "nccl",
-        "nvshmem",       "libnvshmem", "gdrcopy",   "libgdrapi",  "gdrdrv",     "dkms",  "linux-image", "linux-headers",
-        "linux-modules", "ucx",        "openmpi",   "libopenmpi", "mft",        "libc6", "kernel-mft",  "iser",
-        "isert",         "srp",        "knem",      "xpmem"};
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (begins(name, bytes, names[i]))
-            return true;
-    return false;
-}
-
-static int count_points(const char *text, size_t n)
-{
-    int n_points = 0;
-
-    for (size_t i = 0; i < n; i++)
-        n_points += text[i] == '.';
-    return n_points;
-}
-
-void scrub_dpkg(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    static const char package[] = "Package: ";
-    static const char *const fields[] = {package, "Status: ", "Version: "};
-    const char *end = text + bytes, *line;
-    bool is_kept = false;
-    size_t n;
-
-    while (next_line(&text, end, &line, &n)) {
-        if (begins(line, n, package))
-            is_kept = is_package_that_matters(line + sizeof(package) - 1, n - (sizeof(package) - 1));
-        if (n == 0 && is_kept)
-            fputc('\n', out);
-        if (n == 0)
-            is_kept = false;
-        for (size_t i = 0; is_kept && i < sizeof(fields) / sizeof(fields[0]); i++) {
-            size_t n_field = strlen(fields[i]);
-
-            if (!begins(line, n, fields[i]))
-                continue;
-            fputs(fields[i], out);
-            if (i == 1)
-                fputs(n > 13 && memcmp(line + n - 13, " ok installed", 13) == 0 ? "install ok installed"
-                                                                                : "deinstall ok config-files",
-                      out);
-            else if (i == 2)
-                scrub_version(scrub, line + n_field, n - n_field, out);
-            else if (strspn(line + n_field, "abcdefghijklmnopqrstuvwxyz0123456789+.-") >= n - n_field &&
-                     !memmem(line, n, "..", 2) && count_points(line + n_field, n - n_field) < 3)
-                scrub_parts(scrub, line + n_field, n - n_field, out);
-            fputc('\n', out);
-        }
-    }
-}
+/* --- processors --- */
 
 void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {

@@ -48,6 +48,9 @@ struct root_text keep_text(const json_t *entry);
 /* The text of a file of the live side as an entry that is not kept; NULL for lack of memory. */
 json_t *keep_file(struct root *root, const char *path);
 
+/* The lines of a log of the live side that contain `needle`, as an entry that is not kept (lines.c). */
+json_t *keep_log(struct root *root, const char *path, const char *needle);
+
 /* For root_now_reading(). */
 void keep_now(struct root *root, const char *path);
 

@@ -183,7 +183,7 @@ sourced() {
     mkdir -p rare/usr/local/lib/modprobe.d
     echo 'options nvidia NVreg_RegistryDwords="RMNvLinkDisableLinks=0x0"' >rare/usr/local/lib/modprobe.d/zz-site.conf
     same_from_snapshot rare doctor
-    jq --exit-status '.files["/usr/local/lib/modprobe.d/zz-site.conf"] | contains("RMNvLinkDisableLinks=0x0")' rare.snapshot/rare
+    jq --exit-status '.facts["/usr/local/lib/modprobe.d/zz-site.conf\tnvidia-dwords"].value | contains("RMNvLinkDisableLinks=0x0")' rare.snapshot/rare
 }
 
 @test "a program's text is not in a snapshot, and what was read from it is" {

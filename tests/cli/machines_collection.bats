@@ -34,6 +34,18 @@ unless_sanitized() {
     collection sites
 }
 
+@test "nodes of further sites, with the NICs of each GPU" {
+    unless_sanitized
+    collection nodes --live
+    # The long tier takes all of them through their snapshots.
+    collection nodes --only aws-p5-docker
+}
+
+@test "remedies name nothing of another operating system" {
+    unless_sanitized
+    python3 "$MACHINES/systems.py" "$EPKIT"
+}
+
 @test "commands that findings give help, and bring no other finding" {
     local names=()
     # One for each kind of command; all of them in the long tier.
@@ -59,6 +71,29 @@ unless_sanitized() {
 @test "every other machine, live and from its snapshot" {
     [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier; the tests of single machines compare their snapshots as well"
     collection all
+}
+
+@test "a snapshot that an older epkit has saved says what its machine says" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    local file machine
+    mkdir saved
+    for file in "$MACHINES"/older/*.json.gz; do
+        machine=$(basename "$file" .json.gz)
+        gzip --decompress --stdout "$file" >"saved/$machine"
+        python3 "$MACHINES/machines.py" "${machine/.//}" "$machine"
+        epkit doctor --from "$machine" --json >live || [ $? -eq 3 ]
+        (cd saved && epkit doctor --from "$machine" --json >../old) || [ $? -eq 3 ]
+        diff <(jq -r '.checks[] | .id + " " + .outcome + " " + .text' live) \
+            <(jq -r '.checks[] | .id + " " + .outcome + " " + .text' old)
+        # Comments name folders, of which a snapshot has pseudonyms.
+        epkit env --from "$machine" | grep --invert-match '^#' >live
+        (cd saved && epkit env --from "$machine") | grep --invert-match '^#' >old
+        diff live old
+        epkit topo --from "$machine" --json | jq .map >live
+        (cd saved && epkit topo --from "$machine" --json | jq .map >../old)
+        diff live old
+    done
+    [ "$(find saved -type f | wc --lines)" -ge 6 ]
 }
 
 @test "an expected inventory: what is missing is found, what is right is not, what is no inventory is refused" {

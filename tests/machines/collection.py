@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|sites|all [--live] [--only TEXT]
+usage: collection.py EPKIT field|rules|sites|nodes|all [--live] [--only TEXT]
 
 For each machine: the findings are those expected, and on a healthy one no check could not tell; a snapshot says the
-very same; and (not with "rules" and "sites", whose machines are variants of the others) after identifiers of every kind
-were planted into each file that was read, the snapshot holds none of them and still says what the machine says. With
---live no snapshots: the findings alone, which is what an epkit with sanitizers is to be taken through. Prints a line for
+very same; the NICs of each GPU are those that were written down; and (not with "rules", "sites" and "nodes", most of
+whose machines are variants of others) after identifiers of every kind were planted into each file that was read, the
+snapshot holds none of them and still says what the machine says. With --live no snapshots: the findings alone, which is what an epkit with sanitizers is to be taken through. Prints a line for
 each machine that is not as it should be; fails if there is any.
 """
 import contextlib
@@ -25,6 +25,7 @@ import field  # noqa: E402
 import golden  # noqa: E402
 import identifiers  # noqa: E402
 import machines  # noqa: E402
+import nodes  # noqa: E402
 import planted  # noqa: E402
 import rules  # noqa: E402
 import sites  # noqa: E402
@@ -44,6 +45,9 @@ def expectations(which):
     if which in ("sites", "all"):
         expected.update({name: () for name in sites.machines})
         expected.update({variant.name: variant.findings for variant in sites.changes})
+    if which in ("nodes", "all"):
+        expected.update({name: () for name in nodes.machines})
+        expected.update({variant.name: variant.findings for variant in nodes.changes})
     if which == "all":
         expected.update({name: () for name in golden.MACHINES if name != "empty"})
         expected.update({variant.name: variant.findings for variant in variants.faults})
@@ -102,12 +106,23 @@ def judge(epkit, name, expected, folder, plants, live_only):
         yield f"left open by {sorted(unknown)}, not by {sorted(left_open)}"
     if code != (3 if found else 5 if left_open else 0):
         yield f"exit code {code}"
+    if name in nodes.maps:
+        yield from judge_map(epkit, machine, folder, nodes.maps[name])
     if live_only:
         return
     where = save(epkit, machine, folder)
     yield from differences(live, doctor(epkit, machine, where)[0])
     if plants:
         yield from judge_planted(epkit, machine, folder, where)
+
+
+def judge_map(epkit, machine, folder, nics):
+    """The NICs of each GPU, the first of which is the one for whoever takes one alone."""
+    run = subprocess.run([epkit, "topo", "--json", "--from", machine], cwd=folder, stdout=subprocess.PIPE, check=True,
+                         timeout=120)
+    found = [[device.split(":")[0] for device in choice["devices"]] for choice in json.loads(run.stdout)["map"]]
+    if found != nics:
+        yield f"the map is {found}, not {nics}"
 
 
 def judge_planted(epkit, machine, folder, where):
@@ -133,7 +148,7 @@ def main(arguments):
     live_only = "--live" in arguments
     arguments = [argument for argument in arguments if argument != "--live"]
     only = arguments[3] if arguments[2:3] == ["--only"] else ""
-    if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "sites", "all"):
+    if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "sites", "nodes", "all"):
         sys.exit(__doc__)
     epkit = os.path.abspath(arguments[0])
     n = n_wrong = n_waiting = 0

@@ -75,6 +75,8 @@ static void options_come_into_effect_by_family(void **state)
     } rows[] = {
         {OS_DEBIAN, false, "sudo update-initramfs -u\nsudo reboot", "without sudo update-initramfs -u"},
         {OS_RHEL, false, "sudo dracut --force\nsudo reboot", "without sudo dracut"},
+        {OS_SUSE, false, "sudo dracut --force\nsudo reboot", "without sudo dracut"},
+        {OS_OSTREE, false, "", "driver.kernelModuleConfig"},
         {OS_COS, false, "", "--module-arg"},
         {OS_OTHER, false, "", "initramfs anew"},
         {OS_DEBIAN, true, "", "On the node, not in this container"},
@@ -113,6 +115,12 @@ static void options_are_merged(void **state)
     assert_string_equal(result.fix, "");
     assert_has(result.advice, "nvidia.NVreg_RegistryDwords=\"RMx=0x0;PeerMappingOverride=1;\" to GRUB_CMDLINE_LINUX");
     made_done(&made);
+    /* What goes into a shell is one word there. */
+    family = OS_RHEL;
+    result = result_of("driver-option", overruled_by_the_command_line);
+    assert_has(result.advice, "--args='nvidia.NVreg_RegistryDwords=\"RMx=0x0;PeerMappingOverride=1;\"', then reboot");
+    made_done(&made);
+    family = OS_DEBIAN;
     in_container = true;
     result = result_of("driver-option", overruled);
     assert_string_equal(result.fix, "");

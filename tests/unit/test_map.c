@@ -672,7 +672,7 @@ static void parse_bad(void **state)
         {"0:mlx5_0:2", "no such port"},
         {"0:mlx5_0:1:1", "no such port"},
         {"0:mlx5_0:one", "no such port"},
-        {"0:mlx5_0;1:mlx5_1", "no NIC has that name"},
+        {"0:mlx5_0;1:mlx5_1", "entries are divided by ','"},
         {"0:\033[31m", "entry 1, '0:?[31m': no NIC"},
     };
     char longest[200];

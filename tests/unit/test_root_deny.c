@@ -65,8 +65,9 @@ static const char *const forms[] = {
     "Name: %s", "Version: %s", "iommu=%s", "export NCCL_X=%s", "__version__ = '%s'", "#define NAME %s", "ID=%s",
     "kernel: NVRM: Xid (PCI:0000:0f:00): 79, pid=1, name=%s", "%s kernel: NVRM: Xid (PCI:0000:0f:00): 79, x",
     "[ 1.0] NVRM: loading NVIDIA %s", "Fabric Manager version %s", "x Installed: nvidia-fabric-manager-%s",
-    "{\"event\": \"begin\", \"boot\": \"%s\", \"step\": \"%s\"}", "updates/dkms/%s.ko: kernel/%s.ko",
-    "eth0\t%s\t00000000\t0003\t0\t0\t0\t00000000", "Max open files %s %s files", "Cpus_allowed_list:\t%s"};
+    "{\"event\": \"begin\", \"boot\": \"%s\", \"step\": \"%s\"}", "updates/dkms/%s.ko: kernel/%s.ko", "[%s] NVRM: x",
+    "[%s]", "%sT00:00:00", "2026-01-01T00:00:00%s", "eth0\t%s\t00000000\t0003\t0\t0\t0\t00000000",
+    "Max open files %s %s files", "Cpus_allowed_list:\t%s"};
 
 /* A path that the pattern matches. */
 static void path_of(const char *pattern, char *ret_path)

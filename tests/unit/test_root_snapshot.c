@@ -24,7 +24,7 @@ static void make_machine(const struct tree *tree)
     tree_put(tree, "/sys/class/net/hex/mtu", "9001\n");
     tree_put_bytes(tree, "/proc/self/environ", "NCCL_NET=gIB\0NCCL_DEBUG=\xff\0", 26);
     tree_put(tree, "/proc/self/limits", "Max locked memory unlimited\n");
-    tree_put(tree, "/var/log/kern.log", "NVRM: Xid (PCI:0000:0f:00): 79\n");
+    tree_put(tree, "/proc/cpuinfo", "flags\t\t: hypervisor\n");
     tree_link(tree, "/usr/lib/libx.so", "libx.so.1");
     tree_put(tree, "/usr/lib/libx.so.1", "no ELF file");
     tree_link(tree, "/sys/round", "round");
@@ -103,8 +103,8 @@ static char *ask_everything(struct root *root)
         note_stat(notes, others[i], root_stat(root, "%s", others[i]));
         note_text(notes, others[i], root_resolve(root, "%s", others[i]));
     }
-    note_text(notes, "lines", root_lines(root, "NVRM: Xid", "/var/log/kern.log"));
-    note_text(notes, "lines", root_lines(root, "NVRM: Xid", "/var/log/dmesg"));
+    note_text(notes, "lines", root_lines(root, " hypervisor", "/proc/cpuinfo"));
+    note_text(notes, "lines", root_lines(root, "/proc/1/environ", "/etc/profile"));
     for (size_t i = 0; i < environment.n; i++)
         fprintf(notes, "%s=%s\n", environment.variables[i].name, environment.variables[i].value);
     fprintf(notes, "elf: %d %s\n", elf.state, elf.why);

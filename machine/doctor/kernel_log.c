@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "doctor/kernel_log.h"
+
+#include "doctor/xid.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define XID "NVRM: Xid"
+#define SXID "SXid (PCI:"
+#define START "NVRM: loading NVIDIA"
+#define LINE_BYTES 300
+#define ADDRESS_BYTES 32
+#define XID_RECOVERY 154 /* "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)" */
+
+const char *kernel_recovery_name(enum kernel_recovery recovery)
+{
+    static const char *const names[KERNEL_RECOVERIES] = {"None", "GPU Reset Required", "Node Reboot Required",
+                                                         "Drain P2P", "Drain and Reset"};
+
+    return recovery < 0 || recovery >= KERNEL_RECOVERIES ? "" : names[recovery];
+}
+
+/* --- from lines to facts --- */
+
+/* The time in front of a line: "[  12.345678]", RFC 3339, or "Nov 21 12:00:00"; the name of a host is behind it. */
+static size_t time_bytes(const char *line, size_t n)
+{
+    size_t length = strcspn(line, " ");
+
+    if (n > 2 && *line == '[' && memchr(line, ']', n))
+        length = (size_t)((const char *)memchr(line, ']', n) - line) + 1;
+    else if (n > 16 && line[3] == ' ' && line[9] == ':' && line[12] == ':' && line[15] == ' ')
+        length = 15;
+    else if (length < 19 || line[10] != 'T')
+        length = 0;
+    return length < n && length < 48 ? length : 0;
+}
+
+/* "(PCI:0000:0f:00): 79, ..." behind the word at `at`: device and number. */
+static bool parse_error(const char *at, const char **ret_address, size_t *ret_n, int *ret_number)
+{
+    size_t n;
+
+    at += strspn(at, " ");
+    if (*at++ != '(')
+        return false;
+    if (strncmp(at, "PCI:", 4) == 0)
+        at += 4;
+    n = strcspn(at, ")\n");
+    if (at[n] != ')' || at[n + 1] != ':' || n >= ADDRESS_BYTES)
+        return false;
+    *ret_address = at;
+    *ret_n = n;
+    at += n + 2;
+    at += strspn(at, " ");
+    *ret_number = atoi(at);
+    n = strspn(at, "0123456789");
+    return n > 0 && n <= 5;
+}
+
+/* What the driver wants done, by the number behind " to 0x". */
+static int recovery_of(const char *line, size_t n)
+{
+    const char *to = memmem(line, n, " to 0x", 6);
+
+    return to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_NOT_TOLD;
+}
+
+static json_t *text_of(const char *text, size_t n)
+{
+    return json_stringn_nocheck(text, n < LINE_BYTES ? n : LINE_BYTES);
+}
+
+/* A line with an error, which begins at `at` in it. */
+struct error_line {
+    const char *line, *at, *address;
+    size_t n, n_address; /* of the line; of the address in it */
+    int number, recovery;
+};
+
+static json_t *error_fact(const struct error_line *error)
+{
+    return json_pack("{s:i, s:i, s:o, s:o, s:o, s:i}", "number", error->number, "n", 1, "device",
+                     text_of(error->address, error->n_address), "time",
+                     text_of(error->line, time_bytes(error->line, (size_t)(error->at - error->line))), "line",
+                     text_of(error->at, error->n - (size_t)(error->at - error->line)), "recovery", error->recovery);
+}
+
+static bool is_of_device(const json_t *fact, const struct error_line *error)
+{
+    const char *device = json_string_value(json_object_get(fact, "device"));
+
+    return device && strlen(device) == error->n_address && strncmp(device, error->address, error->n_address) == 0;
+}
+
+/* Counts an Xid by GPU and number; one that says that a GPU has recovered takes away what came before. */
+static void note_xid(json_t *errors, const struct error_line *error)
+{
+    json_t *fact;
+
+    for (size_t i = json_array_size(errors); i-- > 0;) {
+        fact = json_array_get(errors, i);
+        if (!is_of_device(fact, error))
+            continue;
+        if (error->number == XID_RECOVERY && error->recovery == KERNEL_RECOVERY_NONE) {
+            json_array_remove(errors, i);
+        } else if (json_integer_value(json_object_get(fact, "number")) == error->number) {
+            json_object_set_new(fact, "n", json_integer(json_integer_value(json_object_get(fact, "n")) + 1));
+            return;
+        }
+    }
+    if ((error->number != XID_RECOVERY || error->recovery != KERNEL_RECOVERY_NONE) &&
+        json_array_size(errors) < KERNEL_LOG_KINDS)
+        json_array_append_new(errors, error_fact(error));
+}
+
+/* A log file holds several boots: the driver says hello in each. {"start": TIME, "n_lines": N, "errors": [...]} */
+static json_t *read_xids(const char *text, size_t bytes)
+{
+    json_t *errors = json_array(), *value = json_pack("{s:o, s:s, s:i}", "errors", errors, "start", "", "n_lines", 0);
+    const char *end = text + bytes;
+    int n_lines = 0;
+
+    for (size_t n; value && text < end; text += n + 1) {
+        struct error_line error = {.line = text};
+        const char *start;
+
+        n = strcspn(text, "\n");
+        error.n = n;
+        start = memmem(text, n, START, strlen(START));
+        error.at = memmem(text, n, XID, strlen(XID));
+        if (start) {
+            json_array_clear(errors);
+            json_object_set_new(value, "start", text_of(text, time_bytes(text, (size_t)(start - text))));
+        }
+        n_lines += error.at != NULL;
+        if (!error.at || !parse_error(error.at + strlen(XID), &error.address, &error.n_address, &error.number) ||
+            error.number > 9999 || xid_find(error.number)->action == XID_OF_PROGRAM)
+            continue;
+        error.recovery = error.number == XID_RECOVERY ? recovery_of(error.at, n - (size_t)(error.at - text))
+                                                      : KERNEL_RECOVERY_NOT_TOLD;
+        note_xid(errors, &error);
+    }
+    if (value)
+        json_object_set_new(value, "n_lines", json_integer(n_lines));
+    return value;
+}
+
+/* "12028, Fatal, Link 32 ...": those where the switch gave up. The last ones stay. */
+static json_t *read_sxids(const char *text, size_t bytes)
+{
+    json_t *errors = json_array(), *value = json_pack("{s:o}", "errors", errors);
+    const char *end = text + bytes;
+
+    for (size_t n; value && text < end; text += n + 1) {
+        struct error_line error = {.line = text, .recovery = KERNEL_RECOVERY_NOT_TOLD};
+
+        n = strcspn(text, "\n");
+        error.n = n;
+        error.at = memmem(text, n, SXID, strlen(SXID));
+        if (!error.at || !memmem(text, n, ", Fatal", 7) ||
+            !parse_error(error.at + strlen("SXid"), &error.address, &error.n_address, &error.number) || !error.number)
+            continue;
+        if (json_array_size(errors) == KERNEL_LOG_KINDS)
+            json_array_remove(errors, 0);
+        json_array_append_new(errors, error_fact(&error));
+    }
+    return value;
+}
+
+/* --- from facts to errors --- */
+
+static const char *member(const json_t *fact, const char *name)
+{
+    const char *text = json_string_value(json_object_get(fact, name));
+
+    return text ? text : "";
+}
+
+static void add_error(struct root *root, const char *word, const json_t *fact, struct kernel_log *log)
+{
+    struct kernel_error error = {
+        .number = (int)json_integer_value(json_object_get(fact, "number")),
+        .n = (int)json_integer_value(json_object_get(fact, "n")),
+        .address = member(fact, "device"),
+        .time = member(fact, "time"),
+        .line = member(fact, "line"),
+        .recovery = (enum kernel_recovery)json_integer_value(json_object_get(fact, "recovery")),
+    };
+
+    if (error.recovery < 0 || error.recovery >= KERNEL_RECOVERIES)
+        error.recovery = KERNEL_RECOVERY_NOT_TOLD;
+    if (!*error.line)
+        error.line = root_printf(root, "%s (PCI:%.*s): %d%s%s", word, ADDRESS_BYTES, error.address, error.number,
+                                 error.recovery >= 0 ? ", GPU recovery action changed to " : "",
+                                 kernel_recovery_name(error.recovery));
+    if (log->n < KERNEL_LOG_KINDS)
+        log->errors[log->n++] = error;
+}
+
+static void add_errors(struct root *root, const char *word, const json_t *value, const char *since,
+                       struct kernel_log *log)
+{
+    const json_t *fact;
+    size_t i;
+
+    json_array_foreach(json_object_get(value, "errors"), i, fact)
+    {
+        const char *time = member(fact, "time");
+
+        /* A file holds earlier starts too. RFC 3339 up to the seconds compares as text; other times do not. */
+        if (strlen(since) < 19 || strlen(time) < 19 || time[10] != 'T' || strncmp(time, since, 19) >= 0)
+            add_error(root, word, fact, log);
+    }
+}
+
+static struct root_answer xids_of(struct root *root, const char *needle, const char *path)
+{
+    return root_log_fact(root, "xids", read_xids, needle, "%s", path);
+}
+
+static void take(struct kernel_log *log, struct root_answer fact, const char *where)
+{
+    log->state = fact.state;
+    log->why = fact.why;
+    log->where = where;
+}
+
+void kernel_log_read_xids(struct root *root, struct kernel_log *ret_log)
+{
+    struct root_answer fact = xids_of(root, XID, "/dev/kmsg"), other;
+    struct kernel_log log = {.n = 0};
+
+    take(&log, fact, "/dev/kmsg");
+    if (fact.state != ROOT_OK) {
+        other = xids_of(root, "NVRM: ", KERNEL_LOG_FILE);
+        if (other.state == ROOT_OK)
+            take(&log, fact = other, KERNEL_LOG_FILE);
+    }
+    if (fact.state != ROOT_OK) {
+        /* Debian's copy of the log at the end of the start: old, but better than nothing when it has an Xid. */
+        other = xids_of(root, XID, "/var/log/dmesg");
+        if (other.state == ROOT_OK && json_integer_value(json_object_get(other.value, "n_lines")) > 0)
+            take(&log, fact = other, "/var/log/dmesg");
+    }
+    add_errors(root, XID, fact.value, "", &log);
+    *ret_log = log;
+}
+
+void kernel_log_read_sxids(struct root *root, struct kernel_log *ret_log)
+{
+    struct root_answer fact = root_log_fact(root, "sxids", read_sxids, "SXid", "/dev/kmsg");
+    struct kernel_log log = {.n = 0};
+    const char *since = "";
+
+    take(&log, fact, "/dev/kmsg");
+    if (fact.state != ROOT_OK) {
+        fact = root_log_fact(root, "sxids", read_sxids, "SXid", KERNEL_LOG_FILE);
+        take(&log, fact, KERNEL_LOG_FILE);
+        since = member(xids_of(root, "NVRM: ", KERNEL_LOG_FILE).value, "start");
+    }
+    add_errors(root, "SXid", fact.value, since, &log);
+    *ret_log = log;
+}
