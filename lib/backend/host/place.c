@@ -43,7 +43,7 @@ int host_place(const struct host_move *move, const struct host_route *route, int
     for (int i = 0; i < n; i++) {
         unsigned char **out = move->out[entry[i].local];
 
-        if (move->scale_bytes)
+        if (scales && move->scale_bytes)
             memcpy(out[HOST_AT_SCALES] + (size_t)entry[i].row * move->scale_bytes, scales, move->scale_bytes);
         if (!(move->plan->args.flags & EP_PLAN_EXPANDED))
             place_choice(move, index, weights, entry[i].local, entry[i].row);
