@@ -321,14 +321,19 @@ static ep_status fail_cut(struct verbs_net *v, const struct verbs_line *line)
     return break_net(v, line, EP_E_PEER_DEAD, what);
 }
 
-/* Peers whose connection beside the queue pairs has ended: what they had put is there a while later at most. */
+/*
+ * Peers whose connection beside the queue pairs has ended: what they had put is there a while later at most, and what
+ * is put to them has no queue pair to arrive at.
+ */
 static void note_gone(struct verbs_net *v)
 {
     for (int i = 0; i < v->n; i++) {
         struct verbs_line *line = &v->lines[i];
 
-        if (line->qp && !line->gone_ns && v->tcp->ops->ended(v->tcp, peer_of(v, line)))
+        if (line->qp && !line->gone_ns && v->tcp->ops->ended(v->tcp, peer_of(v, line))) {
             line->gone_ns = ep_now_ns();
+            line->discards = true;
+        }
     }
 }
 

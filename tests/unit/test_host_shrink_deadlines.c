@@ -203,7 +203,7 @@ static int live_beside_an_abort(const ep_boot *boot, void *argument)
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     int rank = boot->rank;
     ep_comm *comm = NULL;
-    pthread_t thread;
+    pthread_t thread = 0;
 
     config.backend = "host";
     config.timeout_ms = 120000;
