@@ -84,6 +84,17 @@ static bool find_script(const char *folder, const char *own, char ret_path[1400]
     return found;
 }
 
+bool earlier_script(const struct install *install, const struct recipe_step *step, char ret_path[1400])
+{
+    char folder[1024], name[40];
+
+    if (name_of(step, name) != EP_OK)
+        return false;
+    folder_of(install, step->id, folder);
+    snprintf(ret_path, 1400, "%s/%s", folder, name);
+    return access(ret_path, R_OK) == 0;
+}
+
 static enum install_result run_undo(struct install *install, const struct recipe_step *step, size_t index,
                                     const char *folder, const char *script)
 {
