@@ -98,9 +98,8 @@ static const char *pin_of(const struct recipe_step *step, const char *name)
 
     if (strcmp(step->type->name, "apt") == 0 || strcmp(step->type->name, "pip") == 0)
         pin = json_string_value(json_object_get(json_object_get(step->args, "packages"), name));
-    else if (strcmp(step->type->name, "deb") == 0 && strcmp(arg_text(step, "package"), name) == 0)
-        pin = arg_text(step, "version");
-    else if (strcmp(step->type->name, "module") == 0 && strcmp(arg_text(step, "module"), name) == 0)
+    else if ((strcmp(step->type->name, "deb") == 0 && strcmp(arg_text(step, "package"), name) == 0) ||
+             (strcmp(step->type->name, "module") == 0 && strcmp(arg_text(step, "module"), name) == 0))
         pin = arg_text(step, "version");
     return pin && *pin && strcmp(pin, "*") != 0 ? pin : NULL;
 }

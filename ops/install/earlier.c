@@ -18,7 +18,7 @@
 
 #define DROPPED_DEADLINE_S 3600
 
-/* Versions of packages come and go at one place, and what they replaced is noted for all of them together. */
+/* Their script has one name, whatever the packages: what they replaced is noted for all of them together. */
 static bool is_of_packages(const struct recipe_step *step)
 {
     return step->type == &type_apt || step->type == &type_deb;
@@ -84,6 +84,17 @@ static bool find_script(const char *folder, const char *own, char ret_path[1400]
     return found;
 }
 
+bool earlier_script(const struct install *install, const struct recipe_step *step, char ret_path[1400])
+{
+    char folder[1024], name[40];
+
+    if (name_of(step, name) != EP_OK)
+        return false;
+    folder_of(install, step->id, folder);
+    snprintf(ret_path, 1400, "%s/%s", folder, name);
+    return access(ret_path, R_OK) == 0;
+}
+
 static enum install_result run_undo(struct install *install, const struct recipe_step *step, size_t index,
                                     const char *folder, const char *script)
 {
@@ -115,8 +126,6 @@ enum install_result earlier_undo(struct install *install, const struct recipe_st
     char folder[1024], own[40], script[1400];
 
     *ret_undone = false;
-    if (is_of_packages(step))
-        return INSTALL_FINE;
     if (name_of(step, own) != EP_OK) {
         snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
         return INSTALL_FAILED;

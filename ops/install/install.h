@@ -50,6 +50,7 @@ struct install_options {
     int max_reboots; /* -1: what the recipe says */
     bool no_unit;    /* apply leaves no unit that goes on after a reboot */
     bool again;      /* forget the reboots made so far */
+    bool keep;       /* write nothing new into the state when it is opened: to undo, on a disk that may be full */
     bool force;      /* undo also what is there without a note that this recipe made it */
     struct install_observer observer;
 };
@@ -133,6 +134,8 @@ int remove_tree(const char *path); /* 0, or -1 with errno; fine if it is not the
 
 /* Keeps what would undo the step as it is about to be applied, below `before`. */
 ep_status earlier_keep(const struct install *install, const struct recipe_step *step);
+/* The script that earlier_keep() made for the step as it is now; false if there is none. */
+bool earlier_script(const struct install *install, const struct recipe_step *step, char ret_path[1400]);
 /* Undoes the step as it was applied elsewhere; *ret_undone: it was, and nothing is known of the step any more. */
 enum install_result earlier_undo(struct install *install, const struct recipe_step *step, size_t index,
                                  bool *ret_undone);

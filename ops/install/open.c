@@ -247,7 +247,7 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     }
     snprintf(path, sizeof(path), "%.400s%.300s/journal.jsonl", install->root, install->state);
     if (journal_open(path, install->boot, for_change, &install->journal) != EP_OK ||
-        (for_change && save_recipe(install) != EP_OK)) {
+        (for_change && !options->keep && save_recipe(install) != EP_OK)) {
         snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
         return INSTALL_FAILED;
     }

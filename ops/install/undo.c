@@ -56,7 +56,7 @@ static enum install_result undo_step(struct install *install, const struct recip
 {
     enum install_result result;
     enum run_result run;
-    char path[1024], log[1024];
+    char path[1024], log[1024], script[1400];
     bool waited, is_undone;
     int status;
 
@@ -70,6 +70,9 @@ static enum install_result undo_step(struct install *install, const struct recip
         return result;
     journal_add(&install->journal, "undo", step->id, NULL);
     run = run_script(install, step, index, PHASE_UNDO, step->deadline_s, &status);
+    /* No room for a new script: the one that was kept needs none. */
+    if (run == RUN_NOT_STARTED && earlier_script(install, step, script))
+        run = run_file(install, step, index, PHASE_UNDO, script, step->deadline_s, &status);
     if (run == RUN_INTERRUPTED)
         return INSTALL_INTERRUPTED;
     if (run != RUN_FINE) {

@@ -422,18 +422,23 @@ END
 @test "a full disk: said so, what is known of the recipe stays whole, and the next run goes on" {
     files_recipe >files.yaml
     mkdir m
-    unshare -m mount -t tmpfs -o size=96k none m 2>/dev/null || skip "nothing can be mounted here"
+    unshare -m mount -t tmpfs -o size=256k none m 2>/dev/null || skip "nothing can be mounted here"
     cat >inside.sh <<'END'
 set -eu
-mount -t tmpfs -o size=96k none m
+mount -t tmpfs -o size=256k none m
 "$EPKIT" install apply files.yaml --root m --set word=first --reboot never >/dev/null
 rm -r m/etc
-head -c 200k /dev/zero >m/full 2>/dev/null || true
+head -c 400k /dev/zero >m/full 2>/dev/null || true
 "$EPKIT" install resume files --root m && exit 1
 cmp files.yaml m/var/lib/epkit/install/files/recipe.yaml
 rm m/full
 "$EPKIT" install resume files --root m >/dev/null
 grep -q '"first"' m/etc/deep/er/one
+# Who undoes it wants room.
+head -c 400k /dev/zero >m/full 2>/dev/null || true
+"$EPKIT" install uninstall files --root m >/dev/null
+test ! -e m/etc
+test ! -e m/var/lib/epkit
 END
     run --separate-stderr unshare -m sh inside.sh
     echo "$output $stderr"

@@ -153,6 +153,62 @@ static void test_journal(void **state)
     temp_remove(folder);
 }
 
+/* Writes a journal's text, opens it, and says what is left of it; it can be added to in any case. */
+static size_t reopened(const char *path, const char *text, size_t bytes, bool *ret_rebuilt)
+{
+    struct journal journal;
+    FILE *file = fopen(path, "w");
+    size_t n;
+
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+    fclose(file);
+    assert_int_equal(journal_open(path, "boot-2", true, &journal), EP_OK);
+    *ret_rebuilt = journal.is_rebuilt;
+    n = json_array_size(journal.events);
+    assert_int_equal(journal_add(&journal, "begin", NULL, NULL), EP_OK);
+    journal_close(&journal);
+    /* What was mended is whole. */
+    assert_int_equal(journal_open(path, "boot-2", false, &journal), EP_OK);
+    assert_false(journal.is_rebuilt);
+    assert_int_equal(journal.n_torn, 0);
+    assert_int_equal(json_array_size(journal.events), n + 1);
+    journal_close(&journal);
+    return n;
+}
+
+/* Torn at each byte, with zeros in the place of what was not written, and with each byte another one. */
+static void test_journal_bytes(void **state)
+{
+    static const char lines[] = "{\"v\":1,\"boot\":\"b\",\"event\":\"begin\"}\n"
+                                "{\"v\":1,\"boot\":\"b\",\"event\":\"start\",\"step\":\"a\"}\n"
+                                "{\"v\":1,\"boot\":\"b\",\"event\":\"reboot\",\"step\":\"a\"}\n";
+    char *folder = temp_folder(), path[PATH_MAX + 64], text[sizeof(lines)];
+    size_t bytes = sizeof(lines) - 1, n_whole = 0;
+    bool is_rebuilt;
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/journal", folder);
+    for (size_t at = 0; at <= bytes; at++) {
+        bool is_torn = at > 0 && lines[at - 1] != '\n';
+
+        n_whole += at > 0 && !is_torn;
+        /* "repaired" is one more event. */
+        assert_int_equal(reopened(path, lines, at, &is_rebuilt), n_whole + is_torn);
+        assert_false(is_rebuilt);
+        memcpy(text, lines, bytes);
+        memset(text + at, 0, bytes - at);
+        assert_int_equal(reopened(path, text, bytes, &is_rebuilt), n_whole + (at < bytes));
+        assert_false(is_rebuilt);
+    }
+    for (size_t at = 0; at < bytes; at++) {
+        memcpy(text, lines, bytes);
+        text[at] = text[at] == '}' ? '{' : '}';
+        assert_true(reopened(path, text, bytes, &is_rebuilt) <= 4);
+    }
+    temp_remove(folder);
+}
+
 /* --- packages --- */
 
 static int compare(const char *a, const char *b)
@@ -220,8 +276,9 @@ static void test_words(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recipe),  cmocka_unit_test(test_values),   cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_journal), cmocka_unit_test(test_packages), cmocka_unit_test(test_words),
+        cmocka_unit_test(test_recipe),  cmocka_unit_test(test_values),        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_journal), cmocka_unit_test(test_journal_bytes), cmocka_unit_test(test_packages),
+        cmocka_unit_test(test_words),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -108,8 +108,8 @@ static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, c
     return CMD_FINE;
 }
 
-/* What an earlier apply was given counts before what the command line says. Values that cannot be read are not left out:
- * the recipe would go on with others.
+/* What an earlier apply was given counts before what the command line says. Values that cannot be read are not left
+ * out: the recipe would go on with others.
  */
 static int add_saved_settings(const struct install_cmd_options *options, const char *name, struct chosen_recipe *chosen)
 {

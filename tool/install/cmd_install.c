@@ -288,6 +288,8 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
     enum install_result result;
     int code = recipe_choose(cmd, options, name, prefer_saved, &chosen);
 
+    engine.keep = strcmp(action, "uninstall") == 0;
+
     if (code != CMD_FINE)
         return code;
     if (changes && geteuid() != 0 && (!options->root || strcmp(options->root, "/") == 0)) {
