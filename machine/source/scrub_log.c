@@ -32,7 +32,10 @@ static bool is_time(const char *text, size_t bytes)
 
     if (has_form(text, bytes, rfc3339)) {
         n += text[n] == '.' ? 1 + strspn(text + n + 1, "0123456789") : 0;
-        n += text[n] == 'Z' || text[n] == 'z' ? 1 : has_form(text + n + (n < bytes), bytes - n, "dd:dd") ? 6 : 0;
+        if (text[n] == 'Z' || text[n] == 'z')
+            n++;
+        else if (text[n] == '+' || text[n] == '-')
+            n += has_form(text + n + 1, bytes - n - 1, "dd:dd") ? 6 : 0;
         return n == bytes && bytes <= 35;
     }
     if (bytes > 2 && text[0] == '[' && bytes < 24) {

@@ -86,8 +86,8 @@ unless_sanitized() {
         diff <(jq -r '.checks[] | .id + " " + .outcome + " " + .text' live) \
             <(jq -r '.checks[] | .id + " " + .outcome + " " + .text' old)
         # Comments name folders, of which a snapshot has pseudonyms.
-        epkit env --from "$machine" | grep --invert-match '^#' >live
-        (cd saved && epkit env --from "$machine") | grep --invert-match '^#' >old
+        epkit env --from "$machine" | sed '/^#/d' >live
+        (cd saved && epkit env --from "$machine") | sed '/^#/d' >old
         diff live old
         epkit topo --from "$machine" --json | jq .map >live
         (cd saved && epkit topo --from "$machine" --json | jq .map >../old)
