@@ -19,10 +19,11 @@
  * streams the order is the caller's: the same on all ranks. Plans are made before. Memory is any of the device; plans
  * and memory that a graph names must not be freed before it. When a launched graph fails, ep_comm_async_error() tells.
  *
- * Between nodes: plans, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on nodes of up to 32 ranks. A plan
- * waits for its routing and, without max_recv_tokens, for its peers. A token may have experts on up to 32 other nodes.
- * EP_E_UNSUPPORTED: low latency, ep_plan_update, ep_plan_get_metadata, and operations in a stream that is being captured.
- * Rows between nodes go through pinned host memory that the communicator holds, twice what the largest operation sends.
+ * Between nodes: plans, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on nodes of up to 32 ranks. A
+ * plan waits for its routing and, without max_recv_tokens, for its peers. A token may have experts on up to 32 other
+ * nodes. EP_E_UNSUPPORTED: low latency, ep_plan_update, ep_plan_get_metadata, and operations in a stream that is being
+ * captured. Rows between nodes go through pinned host memory that the communicator holds, twice what the largest
+ * operation sends.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H

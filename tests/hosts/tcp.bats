@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The network over TCP between four hosts: what passes, and what becomes of the others when one fails or is cut off.
 #
-# shellcheck disable=SC2154 # $stderr is set by run
+# shellcheck disable=SC2154,SC2030,SC2031 # $stderr is set by run; each test is a subshell, and sets what it reads
 
 load common
 

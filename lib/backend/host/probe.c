@@ -223,10 +223,9 @@ static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *
         *ret_waiting = plug->rank;
         if (plug->closed)
             continue;
-        probe->polls[(*ret_n_polls)++] =
-            (struct pollfd){.fd = plug->fd,
-                            .events = (short)((plug->in < plug->bytes ? POLLIN : 0) |
-                                              (plug->out < plug->bytes ? POLLOUT : 0))};
+        probe->polls[(*ret_n_polls)++] = (struct pollfd){
+            .fd = plug->fd,
+            .events = (short)((plug->in < plug->bytes ? POLLIN : 0) | (plug->out < plug->bytes ? POLLOUT : 0))};
     }
     return EP_OK;
 }
