@@ -32,6 +32,12 @@ static ep_status gather_residences(const struct cuda_comm *cuda, const ep_boot *
     return boot->allgather(boot->context, &mine, sizeof(mine), cuda->host.comm->config.timeout_ms, ret_all);
 }
 
+/* Containers of a machine have PID namespaces of their own, and number the GPUs that they have from 0 on. */
+static bool see_same_gpus(const struct ep_process_id *a, const struct ep_process_id *b)
+{
+    return memcmp(a->host, b->host, sizeof(a->host)) == 0 && a->pid_namespace == b->pid_namespace;
+}
+
 /*
  * Place of this rank among those of its machine, which nodes may share. Where machines cannot be told from each other
  * it is that in the node.
@@ -42,9 +48,12 @@ static ep_status find_place(struct cuda_comm *cuda, const ep_boot *boot)
     int me = cuda->host.comm->rank;
 
     EP_TRY(gather_residences(cuda, boot, all));
-    cuda->place = all[me].process.host[0] ? 0 : cuda->host.local;
-    for (int rank = 0; all[me].process.host[0] && rank < me; rank++)
-        cuda->place += memcmp(all[rank].process.host, all[me].process.host, sizeof(all[me].process.host)) == 0;
+    if (!all[me].process.host[0]) {
+        cuda->place = cuda->host.local;
+        return EP_OK;
+    }
+    for (int rank = 0; rank < me; rank++)
+        cuda->place += see_same_gpus(&all[rank].process, &all[me].process);
     return EP_OK;
 }
 
