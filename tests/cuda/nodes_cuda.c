@@ -2,8 +2,8 @@
 /*
  * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENE]: between nodes, what test_cuda, which
  * compares the bits, does not look at. Calls that there are within one node alone say so and change nothing; barriers
- * hold across nodes; a thousand operations are queued ahead of the network; ranks that disagree hear who; statistics
- * are those of the host backend. Exit 77 when there is no GPU.
+ * hold across nodes; a thousand operations are queued ahead of the network; ranks that disagree hear who. Exit 77 when
+ * there is no GPU.
  */
 #include "case.h"
 #include "twin.h"

@@ -291,7 +291,7 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
         previous = -1;
     status = host_agree(boot, timeout_ms, open_own(cuda));
     if (status == EP_OK)
-        status = find_place(cuda, boot);
+        status = host_agree(boot, timeout_ms, find_place(cuda, boot));
     if (status == EP_OK)
         status = host_agree(boot, timeout_ms, open_device_own(cuda));
     if (status == EP_OK)
@@ -354,6 +354,8 @@ void cuda_comm_close(ep_comm *comm)
         close_device(cuda);
         cuda_leave(&scope);
     }
+    /* Where the device could not be entered: their memory stays with the process. */
+    cuda_proxy_stop(cuda);
     cuda_monitor_stop(cuda);
     free(cuda->peers);
     pthread_mutex_destroy(&cuda->memory_lock);

@@ -160,6 +160,13 @@ static ep_status upload(struct cuda_comm *cuda, const struct cuda_lists *lists, 
     return EP_OK;
 }
 
+static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
+{
+    cuda_give(cuda, &lists->block);
+    free(lists->copy);
+    free(lists);
+}
+
 ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_lists *lists = calloc(1, sizeof(*lists));
@@ -180,7 +187,11 @@ ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan)
     } else {
         ep_fail(status, "plan: no memory for the routes between nodes");
     }
-    cuda_plan_of(plan)->lists = lists;
+    /* A plan that has none makes them with its next operation. */
+    if (status == EP_OK)
+        cuda_plan_of(plan)->lists = lists;
+    else
+        free_lists(cuda, lists);
     return status;
 }
 
@@ -188,11 +199,8 @@ void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_lists *lists = lists_of(plan);
 
-    if (!lists)
-        return;
-    cuda_give(cuda, &lists->block);
-    free(lists->copy);
-    free(lists);
+    if (lists)
+        free_lists(cuda, lists);
     cuda_plan_of(plan)->lists = NULL;
 }
 

@@ -580,19 +580,28 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     return start_thread(p);
 }
 
-void cuda_proxy_close(struct cuda_comm *cuda)
+void cuda_proxy_stop(struct cuda_comm *cuda)
 {
     struct cuda_proxy *p = cuda->proxy;
 
-    if (!p)
+    if (!p || !p->started)
         return;
     atomic_store(&p->limit_ns, ep_deadline_ns(cuda->host.comm->config.timeout_ms));
     pthread_mutex_lock(&p->lock);
     p->stop = true;
     pthread_cond_signal(&p->changed);
     pthread_mutex_unlock(&p->lock);
-    if (p->started)
-        pthread_join(p->thread, NULL);
+    pthread_join(p->thread, NULL);
+    p->started = false;
+}
+
+void cuda_proxy_close(struct cuda_comm *cuda)
+{
+    struct cuda_proxy *p = cuda->proxy;
+
+    if (!p)
+        return;
+    cuda_proxy_stop(cuda);
     if (p->region)
         cudaHostUnregister(p->region);
     if (p->streams && (atomic_load(&cuda->host.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))

@@ -35,7 +35,12 @@ size_t cuda_proxy_most(const struct cuda_comm *cuda);
 
 /* Collective over the group; starts the proxy. Nothing on one node. */
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot);
-/* After the last kernel. What the peers still wait for is sent, unless the group has failed. */
+/*
+ * After the last kernel: ends the thread. What the peers still wait for is sent before, for as long as the deadline of
+ * the communicator, unless the group has failed.
+ */
+void cuda_proxy_stop(struct cuda_comm *cuda);
+/* The same, and frees everything. */
 void cuda_proxy_close(struct cuda_comm *cuda);
 size_t cuda_proxy_bytes(const struct cuda_comm *cuda);
 
