@@ -7,10 +7,9 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/shm.h"
+#include "base/thread.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -152,22 +151,14 @@ static void *server_main(void *context)
     }
 }
 
-/* As the worker of the communication stream: signals are the application's, but for those that it causes itself. */
 static int start_thread(struct server *server)
 {
-    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     pthread_attr_t attributes;
-    sigset_t all, old;
     int error;
 
-    sigfillset(&all);
-    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-        sigdelset(&all, own[i]);
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    error = pthread_create(&server->thread, &attributes, server_main, server);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    error = ep_thread_start(&server->thread, &attributes, server_main, server);
     pthread_attr_destroy(&attributes);
     return error;
 }

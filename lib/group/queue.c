@@ -8,8 +8,9 @@
  */
 #include "group/group.h"
 
+#include "base/thread.h"
+
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,24 +180,13 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/*
- * Signals are the application's: the worker takes none, except those that its own instructions cause. These would kill
- * the process past the application's handler if they were blocked.
- */
 static ep_status start_worker(struct host_comm *host)
 {
-    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
-    sigset_t all, old;
     int error;
 
     if (host->worker_started)
         return EP_OK;
-    sigfillset(&all);
-    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-        sigdelset(&all, own[i]);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    error = pthread_create(&host->worker, NULL, worker_main, host);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    error = ep_thread_start(&host->worker, NULL, worker_main, host);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "worker of the queues: pthread_create");
     host->worker_started = true;

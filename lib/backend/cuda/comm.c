@@ -221,21 +221,16 @@ static ep_status reach_peers(struct cuda_comm *cuda)
 static ep_status choose_standard_stream(struct cuda_comm *cuda, const ep_boot *boot)
 {
     const ep_comm *comm = cuda->host.comm;
-    struct residence mine, all[EP_MAX_RANKS];
-    ep_status status;
+    struct residence all[EP_MAX_RANKS], *mine = &all[comm->rank];
     bool shares = false;
 
-    memset(&mine, 0, sizeof(mine));
-    ep_process_get_self(&mine.process);
-    memcpy(mine.bus_id, cuda->board->bus_id, sizeof(mine.bus_id));
-    status = boot->allgather(boot->context, &mine, sizeof(mine), comm->config.timeout_ms, all);
-    for (int rank = 0; status == EP_OK && rank < comm->nranks; rank++)
-        shares |= rank != comm->rank && all[rank].process.key == mine.process.key &&
-                  memcmp(all[rank].bus_id, mine.bus_id, sizeof(mine.bus_id)) == 0;
-    if (status == EP_OK && shares)
-        status =
-            cuda_status(cudaStreamCreateWithFlags(&cuda->standard, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    return status;
+    EP_TRY(gather_residences(cuda, boot, all));
+    for (int rank = 0; rank < comm->nranks; rank++)
+        shares |= rank != comm->rank && all[rank].process.key == mine->process.key &&
+                  memcmp(all[rank].bus_id, mine->bus_id, sizeof(mine->bus_id)) == 0;
+    if (shares)
+        CUDA_TRY(cudaStreamCreateWithFlags(&cuda->standard, cudaStreamNonBlocking));
+    return EP_OK;
 }
 
 static ep_status open_own(struct cuda_comm *cuda)

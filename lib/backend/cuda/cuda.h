@@ -184,6 +184,15 @@ static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_strea
     return stream ? stream : cuda->standard;
 }
 
+/* The offset of `bytes` in a block that is divided up; *at moves behind them. */
+static inline size_t cuda_carve(size_t *at, size_t bytes)
+{
+    size_t begin = *at;
+
+    *at += (bytes + 15) / 16 * 16;
+    return begin;
+}
+
 /* device.c. The status of a call of the CUDA runtime. */
 ep_status cuda_status(cudaError_t error, const char *call);
 /*
@@ -203,7 +212,7 @@ static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
     return cuda->host.comm->nnodes > 1;
 }
 /* EP_E_UNSUPPORTED between nodes: `what` is done within one. */
-ep_status cuda_need_one_node(const struct cuda_comm *cuda, const char *call, const char *what);
+ep_status cuda_need_one_node(const ep_comm *comm, const char *call, const char *what);
 
 /* The calling thread's current device becomes that of the communicator until cuda_leave(). */
 struct cuda_scope {

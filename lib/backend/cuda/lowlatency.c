@@ -126,10 +126,7 @@ static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, 
 {
     int64_t rows = config->max_tokens;
 
-    if (comm->nnodes > 1)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "%s: the CUDA backend has low latency within one node, and these %d ranks are on %d", call,
-                       comm->nranks, comm->nnodes);
+    EP_TRY(cuda_need_one_node(comm, call, "low latency"));
     if (config->topk > CUDA_LL_MAX_TOPK)
         return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
                        config->topk, CUDA_LL_MAX_TOPK);

@@ -8,14 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t carve(size_t *at, size_t bytes)
-{
-    size_t begin = *at;
-
-    *at += (bytes + 15) / 16 * 16;
-    return begin;
-}
-
 /* [L] exact counts, then [R,R] the prefix. */
 static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
 {
@@ -55,12 +47,12 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_metadata *m
     size_t n = (size_t)(device->fixed ? device->max_tokens : plan->args.n_tokens), topk = (size_t)plan->args.topk;
     size_t rows = (size_t)cuda_plan_rows(plan), row_bytes = (size_t)m->row_words * sizeof(int32_t), at = 0;
 
-    m->rows = (int32_t *)(memory + carve(&at, (n + 1) * row_bytes));
-    m->recv_rows = (int32_t *)(memory + carve(&at, (rows + 1) * row_bytes));
+    m->rows = (int32_t *)(memory + cuda_carve(&at, (n + 1) * row_bytes));
+    m->recv_rows = (int32_t *)(memory + cuda_carve(&at, (rows + 1) * row_bytes));
     if (!device->route.expanded)
         return at;
-    m->choices = (float *)(memory + carve(&at, (n * topk + 1) * sizeof(float)));
-    m->recv_choices = (float *)(memory + carve(&at, (rows + 1) * sizeof(float)));
+    m->choices = (float *)(memory + cuda_carve(&at, (n * topk + 1) * sizeof(float)));
+    m->recv_choices = (float *)(memory + cuda_carve(&at, (rows + 1) * sizeof(float)));
     return at;
 }
 
@@ -164,7 +156,7 @@ ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stre
     bool queued = false;
     ep_status status;
 
-    EP_TRY(cuda_need_one_node(cuda_of(plan->comm), "ep_plan_get_metadata", "metadata in device memory"));
+    EP_TRY(cuda_need_one_node(plan->comm, "ep_plan_get_metadata", "metadata in device memory"));
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
     status = metadata(&call, plan, dst, stream, &queued);
     return cuda_call_end(&call, status, queued);

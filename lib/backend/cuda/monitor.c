@@ -7,10 +7,10 @@
 #include "backend/cuda/cuda.h"
 
 #include "base/fd.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -120,20 +120,12 @@ static void *monitor_main(void *argument)
 
 ep_status cuda_monitor_start(struct cuda_comm *cuda)
 {
-    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
-    sigset_t all, old;
     int error;
 
     cuda->stop = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (cuda->stop < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
-    /* Signals are the application's, but for those that the thread's own instructions cause. */
-    sigfillset(&all);
-    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-        sigdelset(&all, own[i]);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    error = pthread_create(&cuda->monitor, NULL, monitor_main, cuda);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    error = ep_thread_start(&cuda->monitor, NULL, monitor_main, cuda);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: pthread_create");
     cuda->monitored = true;

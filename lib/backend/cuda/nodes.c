@@ -24,7 +24,7 @@ struct cuda_lists {
     struct cuda_entry *entry;
     int32_t *far_start; /* [N + 1] of `far` */
     struct cuda_far_term *far;
-    int64_t n_entries;
+    uint64_t rows_self, rows_node, rows_forward; /* own tokens here and on the rest of the node; rail peers' */
 };
 
 static struct cuda_lists *lists_of(const ep_plan *plan)
@@ -41,14 +41,6 @@ static void *on_device(const struct cuda_lists *lists, const void *pointer)
 /* --- the lists of a plan -------------------------------------------------------------------------------------------
  */
 
-static void *carve(char *memory, size_t *at, size_t bytes)
-{
-    size_t begin = *at;
-
-    *at += (bytes + 15) / 16 * 16;
-    return memory + begin;
-}
-
 static size_t lay_out(const ep_plan *plan, struct cuda_lists *lists)
 {
     const struct host_plan *inner = plan->impl;
@@ -60,17 +52,16 @@ static size_t lay_out(const ep_plan *plan, struct cuda_lists *lists)
         rails += (size_t)inner->rail[node].n_tokens;
         entries += (size_t)inner->rail[node].n_entries;
     }
-    lists->n_entries = (int64_t)entries;
-    lists->net = carve(lists->copy, &at, nnodes * sizeof(*lists->net));
-    lists->rail = carve(lists->copy, &at, nnodes * sizeof(*lists->rail));
-    lists->token = carve(lists->copy, &at, own * word);
-    lists->net_units = carve(lists->copy, &at, (own + 1) * word);
-    lists->rail_units = carve(lists->copy, &at, (rails + 1) * word);
-    lists->start = carve(lists->copy, &at, (rails + 1) * word);
-    lists->index = carve(lists->copy, &at, rails * topk * word);
-    lists->entry = carve(lists->copy, &at, entries * sizeof(*lists->entry));
-    lists->far_start = carve(lists->copy, &at, ((size_t)inner->n_tokens + 1) * word);
-    lists->far = carve(lists->copy, &at, own * sizeof(*lists->far));
+    lists->net = (void *)(lists->copy + cuda_carve(&at, nnodes * sizeof(*lists->net)));
+    lists->rail = (void *)(lists->copy + cuda_carve(&at, nnodes * sizeof(*lists->rail)));
+    lists->token = (void *)(lists->copy + cuda_carve(&at, own * word));
+    lists->net_units = (void *)(lists->copy + cuda_carve(&at, (own + 1) * word));
+    lists->rail_units = (void *)(lists->copy + cuda_carve(&at, (rails + 1) * word));
+    lists->start = (void *)(lists->copy + cuda_carve(&at, (rails + 1) * word));
+    lists->index = (void *)(lists->copy + cuda_carve(&at, rails * topk * word));
+    lists->entry = (void *)(lists->copy + cuda_carve(&at, entries * sizeof(*lists->entry)));
+    lists->far_start = (void *)(lists->copy + cuda_carve(&at, ((size_t)inner->n_tokens + 1) * word));
+    lists->far = (void *)(lists->copy + cuda_carve(&at, own * sizeof(*lists->far)));
     return at;
 }
 
@@ -115,6 +106,9 @@ static void fill_own(const ep_plan *plan, struct cuda_lists *lists)
             lists->far_start[token + 1]++;
         }
     }
+    for (int64_t i = 0; i < inner->own.n_entries; i++)
+        (*(inner->own.entry[i].local == plan->comm->rank % plan->comm->ranks_per_node ? &lists->rows_self
+                                                                                      : &lists->rows_node))++;
     for (int token = 0; token < inner->n_tokens; token++)
         lists->far_start[token + 1] += lists->far_start[token];
     /* Ascending nodes, since the lists are gone through in that order; far_start moves on, and is put back. */
@@ -202,6 +196,18 @@ void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan)
     if (lists)
         free_lists(cuda, lists);
     cuda_plan_of(plan)->lists = NULL;
+}
+
+void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
+{
+    const struct cuda_lists *lists = lists_of(plan);
+
+    stats->rows_self = lists->rows_self;
+    stats->rows_node = lists->rows_node;
+    stats->rows_forward = lists->rows_forward;
+    stats->bytes_forward = stats->rows_forward * row_bytes;
+    stats->rows_net = cuda_of(plan->comm)->net_rows;
+    stats->bytes_net = cuda_of(plan->comm)->net_bytes;
 }
 
 /* --- operations -----------------------------------------------------------------------------------------------------

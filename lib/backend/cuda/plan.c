@@ -452,28 +452,13 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
     return place_route(cuda, plan);
 }
 
-/* Rows of this rank's tokens on its node, what the last operation sends, and rail peers' rows on this node. */
-static void count_between_nodes(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
-{
-    const struct host_plan *inner = plan->impl;
-    int me = plan->comm->rank % plan->comm->ranks_per_node;
-
-    for (int64_t i = 0; i < inner->own.n_entries; i++)
-        (*(inner->own.entry[i].local == me ? &stats->rows_self : &stats->rows_node))++;
-    for (int node = 0; node < plan->comm->nnodes; node++)
-        stats->rows_forward += (uint64_t)inner->rail[node].n_entries;
-    stats->rows_net = cuda_of(plan->comm)->net_rows;
-    stats->bytes_net = cuda_of(plan->comm)->net_bytes;
-    stats->bytes_forward = stats->rows_forward * row_bytes;
-}
-
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
 {
     const ep_plan_info *info = ep_plan_info_now(plan);
     ep_stats stats = {.size = sizeof(stats)};
 
     if (cuda_plan_of(plan)->lists) {
-        count_between_nodes(plan, row_bytes, &stats);
+        cuda_lists_count(plan, row_bytes, &stats);
     } else if (info->n_send >= 0) {
         /* Of a plan whose counts the device alone knows nothing can be said. */
         stats.rows_node = (uint64_t)info->n_wire;

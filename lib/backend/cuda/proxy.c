@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/proxy.h"
 
-#include "base/futex.h"
+#include "base/backoff.h"
+#include "base/thread.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /*
  * Rings of the streams: of few nodes large ones, so that a rank that is ahead need not stop; the largest row of all
@@ -16,9 +15,6 @@
 #define RING_LEAST ((size_t)1 << 20)
 #define CHANNELS 8
 #define FEW_NODES 9 /* up to these, CHANNELS with RING_BYTES; beyond, one with RING_LEAST */
-/* Between looks when nothing moves: awake at first, since a chunk follows another. */
-#define AWAKE_NS 50000u
-#define NAP_NS 50000
 #define MORE_SLOTS 64
 
 /* In front of each chunk. A multiple of 16 bytes, so that the rows are aligned. */
@@ -47,8 +43,9 @@ struct retired {
 /* Of one direction: [nnodes] chunks and first slots; [nnodes, channels] next chunk. */
 struct side {
     int32_t *chunks, *first, *next;
-    uint32_t *bytes; /* [slots] of each chunk */
-    int left;        /* chunks to go */
+    uint32_t *bytes;          /* [slots] of each chunk */
+    int left;                 /* chunks to go */
+    uint64_t rows, all_bytes; /* of all chunks */
 };
 
 struct cuda_hop {
@@ -61,7 +58,6 @@ struct cuda_hop {
     struct side out, in;
     bool *shown; /* [nnodes, channels] the next chunk has been shown to the kernels */
     bool sent;
-    uint64_t rows; /* that go out */
 };
 
 struct cuda_proxy {
@@ -252,8 +248,7 @@ static bool has_failed(const struct cuda_proxy *p)
 
 static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
 {
-    const struct timespec nap = {.tv_nsec = NAP_NS};
-    uint64_t idle_ns = 0;
+    unsigned tries = 0;
 
     while (!has_failed(p) && !(hop->sent && !hop->in.left)) {
         bool moved = false;
@@ -263,16 +258,10 @@ static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
             p->broken = true;
             return;
         }
-        if (moved) {
-            idle_ns = 0;
-            continue;
-        }
-        if (!idle_ns)
-            idle_ns = ep_now_ns();
-        if (ep_now_ns() - idle_ns < AWAKE_NS)
-            ep_cpu_relax();
+        if (moved)
+            tries = 0;
         else
-            nanosleep(&nap, NULL);
+            ep_backoff(&tries);
     }
 }
 
@@ -376,7 +365,7 @@ static ep_status grow_arena(struct cuda_proxy *p, struct half *half, size_t byte
     return EP_OK;
 }
 
-/* Bytes of each chunk, by its slot. */
+/* Bytes of each chunk, by its slot, and of all. */
 static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from, struct side *side)
 {
     for (int node = 0; node < p->nnodes; node++) {
@@ -385,6 +374,7 @@ static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from
         side->chunks[node] = chunks_of(from, node);
         side->first[node] = CUDA_CHUNK_SLOT(rail->first, from->tokens, node, 0);
         side->left += side->chunks[node];
+        side->rows += (uint64_t)rail->n;
         for (int channel = 0; channel < p->channels; channel++)
             *cursor(p, side, node, channel) = channel;
         for (int i = 0; i < side->chunks[node]; i++) {
@@ -396,16 +386,14 @@ static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from
             if (from->units)
                 bytes += (size_t)(from->units[end] - from->units[first]) * from->unit_bytes;
             side->bytes[side->first[node] + i] = (uint32_t)bytes;
+            side->all_bytes += sizeof(struct head) + bytes;
         }
     }
 }
 
-static void *carve(char *memory, size_t *at, size_t bytes)
+static void *place_at(struct cuda_hop *hop, size_t offset)
 {
-    size_t begin = *at;
-
-    *at += (bytes + 7) / 8 * 8;
-    return memory ? memory + begin : NULL;
+    return hop ? (char *)hop + offset : NULL;
 }
 
 /* NULL: how large it is. */
@@ -414,16 +402,15 @@ static size_t lay_out(const struct cuda_proxy *p, struct cuda_hop *hop, int slot
     struct cuda_hop unused, *to = hop ? hop : &unused;
     size_t nodes = (size_t)p->nnodes * sizeof(int32_t), pairs = nodes * (size_t)p->channels, at = 0;
     struct side *sides[] = {&to->out, &to->in};
-    char *memory = (char *)hop;
 
-    carve(memory, &at, sizeof(*hop));
+    cuda_carve(&at, sizeof(*hop));
     for (int i = 0; i < 2; i++) {
-        sides[i]->chunks = carve(memory, &at, nodes);
-        sides[i]->first = carve(memory, &at, nodes);
-        sides[i]->next = carve(memory, &at, pairs);
-        sides[i]->bytes = carve(memory, &at, (size_t)(i ? slots_in : slots_out) * sizeof(uint32_t));
+        sides[i]->chunks = place_at(hop, cuda_carve(&at, nodes));
+        sides[i]->first = place_at(hop, cuda_carve(&at, nodes));
+        sides[i]->next = place_at(hop, cuda_carve(&at, pairs));
+        sides[i]->bytes = place_at(hop, cuda_carve(&at, (size_t)(i ? slots_in : slots_out) * sizeof(uint32_t)));
     }
-    to->shown = carve(memory, &at, (size_t)(p->nnodes * p->channels));
+    to->shown = place_at(hop, cuda_carve(&at, (size_t)(p->nnodes * p->channels)));
     return at;
 }
 
@@ -464,8 +451,6 @@ ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *a
     memcpy(hop->tell, args->tell, sizeof(hop->tell));
     hop->half = *half;
     hop->slot_bytes = args->slot_bytes;
-    for (int node = 0; node < p->nnodes; node++)
-        hop->rows += (uint64_t)args->out.rail[node].n;
     measure(p, &args->out, &hop->out);
     measure(p, &args->in, &hop->in);
     *ret_out = describe(p, args, &args->out, number);
@@ -492,11 +477,8 @@ void cuda_hop_queue(struct cuda_comm *cuda, struct cuda_hop *hop)
 
     pthread_mutex_lock(&p->lock);
     p->number = hop->number;
-    cuda->net_rows = hop->rows;
-    cuda->net_bytes = 0;
-    for (int node = 0; node < p->nnodes; node++)
-        for (int i = 0; i < hop->out.chunks[node]; i++)
-            cuda->net_bytes += sizeof(struct head) + hop->out.bytes[hop->out.first[node] + i];
+    cuda->net_rows = hop->out.rows;
+    cuda->net_bytes = hop->out.all_bytes;
     if (p->tail)
         p->tail->queued_next = hop;
     else
@@ -534,14 +516,8 @@ static ep_status open_region(struct cuda_proxy *p)
 
 static ep_status start_thread(struct cuda_proxy *p)
 {
-    sigset_t all, old;
-    int error;
+    int error = ep_thread_start(&p->thread, NULL, proxy_main, p);
 
-    /* Signals are the application's. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    error = pthread_create(&p->thread, NULL, proxy_main, p);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: pthread_create");
     p->started = true;

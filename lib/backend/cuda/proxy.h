@@ -58,6 +58,8 @@ const struct cuda_proxy_words *cuda_proxy_words(const struct cuda_comm *cuda);
 /* nodes.c. The lists of a plan between nodes, in device memory; freed with it. */
 ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan);
 void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan);
+/* Rows of an operation of the plan, and what the last one sends to other nodes. */
+void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
 ep_status cuda_nodes_dispatch(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_dispatch *own, int weight_words,
                               cudaStream_t stream, bool *ret_queued);
 ep_status cuda_nodes_combine(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_combine *own, cudaStream_t stream,

@@ -83,7 +83,7 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
     EP_TRY(cuda_enter_uncaptured(cuda, &call->scope));
     status = find_capture(call->stream, &call->capture);
     if (status == EP_OK && operation && call->capture)
-        status = cuda_need_one_node(cuda, "capture of a stream", "operations in CUDA graphs");
+        status = cuda_need_one_node(cuda->host.comm, "capture of a stream", "operations in CUDA graphs");
     if (status == EP_OK && operation)
         status = follow(call);
     if (status == EP_OK && operation)

@@ -16,14 +16,6 @@ struct cuda_facts_place {
     bool used;
 };
 
-static size_t carve(size_t *at, size_t bytes)
-{
-    size_t begin = *at;
-
-    *at += (bytes + 15) / 16 * 16;
-    return begin;
-}
-
 static ep_status take_facts(struct cuda_comm *cuda, int n_local, struct cuda_facts_place **ret_place)
 {
     struct cuda_facts_place *place = cuda->facts;
@@ -72,27 +64,27 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
     struct cuda_count *count = &update->count;
 
     width = expanded || topk < nranks ? topk : nranks;
-    count->entry = (struct cuda_entry *)(memory + carve(&at, n * width * sizeof(struct cuda_entry)));
-    count->count = (int32_t *)(memory + carve(&at, n * sizeof(int32_t)));
-    count->index = (int32_t *)(memory + carve(&at, n * topk * sizeof(int32_t)));
-    count->block_rows = (int32_t *)(memory + carve(&at, blocks * nranks * sizeof(int32_t)));
-    update->counts = (struct cuda_counts *)(memory + carve(&at, sizeof(struct cuda_counts)));
-    update->expert_start = (int32_t *)(memory + carve(&at, (experts / nranks + 1) * sizeof(int32_t)));
-    update->expert_exact = (int32_t *)(memory + carve(&at, experts / nranks * sizeof(int32_t)));
+    count->entry = (struct cuda_entry *)(memory + cuda_carve(&at, n * width * sizeof(struct cuda_entry)));
+    count->count = (int32_t *)(memory + cuda_carve(&at, n * sizeof(int32_t)));
+    count->index = (int32_t *)(memory + cuda_carve(&at, n * topk * sizeof(int32_t)));
+    count->block_rows = (int32_t *)(memory + cuda_carve(&at, blocks * nranks * sizeof(int32_t)));
+    update->counts = (struct cuda_counts *)(memory + cuda_carve(&at, sizeof(struct cuda_counts)));
+    update->expert_start = (int32_t *)(memory + cuda_carve(&at, (experts / nranks + 1) * sizeof(int32_t)));
+    update->expert_exact = (int32_t *)(memory + cuda_carve(&at, experts / nranks * sizeof(int32_t)));
     device->expert_start = update->expert_start;
     device->expert_exact = update->expert_exact;
-    update->prefix = (int32_t *)(memory + carve(&at, nranks * nranks * sizeof(int32_t)));
-    update->expert_base = (int32_t *)(memory + carve(&at, experts * sizeof(int32_t)));
+    update->prefix = (int32_t *)(memory + cuda_carve(&at, nranks * nranks * sizeof(int32_t)));
+    update->expert_base = (int32_t *)(memory + cuda_carve(&at, experts * sizeof(int32_t)));
     if (expanded)
-        update->block_experts = (int32_t *)(memory + carve(&at, blocks * experts * sizeof(int32_t)));
-    count->totals = (int32_t *)(memory + carve(&at, (nranks + experts) * sizeof(int32_t)));
-    count->ret_bad = (uint32_t *)(memory + carve(&at, sizeof(uint32_t)));
+        update->block_experts = (int32_t *)(memory + cuda_carve(&at, blocks * experts * sizeof(int32_t)));
+    count->totals = (int32_t *)(memory + cuda_carve(&at, (nranks + experts) * sizeof(int32_t)));
+    count->ret_bad = (uint32_t *)(memory + cuda_carve(&at, sizeof(uint32_t)));
     if (device->copies_routing)
-        device->routing = memory + carve(&at, n * topk * sizeof(int64_t));
+        device->routing = memory + cuda_carve(&at, n * topk * sizeof(int64_t));
     device->scratch = memory + at;
-    count->per_expert = (int32_t *)(memory + carve(&at, (experts + CUDA_MAX_RANKS) * sizeof(int32_t)));
-    count->blocks_done = (uint32_t *)(memory + carve(&at, sizeof(uint32_t)));
-    count->bad = (uint32_t *)(memory + carve(&at, sizeof(uint32_t)));
+    count->per_expert = (int32_t *)(memory + cuda_carve(&at, (experts + CUDA_MAX_RANKS) * sizeof(int32_t)));
+    count->blocks_done = (uint32_t *)(memory + cuda_carve(&at, sizeof(uint32_t)));
+    count->bad = (uint32_t *)(memory + cuda_carve(&at, sizeof(uint32_t)));
     device->scratch_bytes = (size_t)(memory + at - (char *)device->scratch);
     *route = (struct cuda_route){.entry = count->entry,
                                  .count = count->count,
@@ -272,7 +264,7 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
     struct cuda_call call;
     ep_status status;
 
-    EP_TRY(cuda_need_one_node(cuda, "ep_plan_update", "updates of plans"));
+    EP_TRY(cuda_need_one_node(plan->comm, "ep_plan_update", "updates of plans"));
     if (args->n_tokens > device->max_tokens)
         return ep_fail(EP_E_ARG, "ep_plan_update: n_tokens is %d, but the plan has room for %d", args->n_tokens,
                        device->max_tokens);
