@@ -52,29 +52,36 @@ static struct root_answer make_answer(struct root *root, const char *name, root_
     return answer;
 }
 
-struct root_answer root_fact(struct root *root, const char *name, root_reader *read, const char *path, ...)
+static struct root_answer answer_at(struct root *root, const char *name, root_reader *read, const char *needle,
+                                    const char *path, va_list args)
 {
     char full[PATH_MAX];
-    const char *why;
+    const char *why = keep_path(full, path, args);
+
+    return why ? (struct root_answer){.state = ROOT_FAILED, .why = why} : make_answer(root, name, read, needle, full);
+}
+
+struct root_answer root_fact(struct root *root, const char *name, root_reader *read, const char *path, ...)
+{
+    struct root_answer answer;
     va_list args;
 
     va_start(args, path);
-    why = keep_path(full, path, args);
+    answer = answer_at(root, name, read, NULL, path, args);
     va_end(args);
-    return why ? (struct root_answer){.state = ROOT_FAILED, .why = why} : make_answer(root, name, read, NULL, full);
+    return answer;
 }
 
 struct root_answer root_log_fact(struct root *root, const char *name, root_reader *read, const char *needle,
                                  const char *path, ...)
 {
-    char full[PATH_MAX];
-    const char *why;
+    struct root_answer answer;
     va_list args;
 
     va_start(args, path);
-    why = keep_path(full, path, args);
+    answer = answer_at(root, name, read, needle, path, args);
     va_end(args);
-    return why ? (struct root_answer){.state = ROOT_FAILED, .why = why} : make_answer(root, name, read, needle, full);
+    return answer;
 }
 
 bool root_fact_is(struct root_answer fact)
