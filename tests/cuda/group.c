@@ -19,6 +19,8 @@
 
 #define WARM_UP_MS 60000
 
+struct division group_division;
+
 static _Thread_local char where[160];
 
 void test_where(const char *format, ...)
@@ -191,6 +193,20 @@ int run_group_scene(struct options *options, struct scene_run run)
     return launch_scene(options, run.program, &launch, &job.second);
 }
 
+int run_group_scenes(struct options *options, struct scene_run run, const void *scenes, size_t n, size_t bytes)
+{
+    int code = SKIPPED;
+
+    for (size_t i = 0; i < n; i++) {
+        run.scene = (const char *)scenes + i * bytes;
+        run.name = *(const char *const *)run.scene;
+        if (group_division.nodes > 1 && run.one_node && strcmp(run.name, run.one_node) == 0)
+            continue;
+        code = worse_of(code, run_group_scene(options, run));
+    }
+    return options_code(options, code);
+}
+
 int worse_of(int a, int b)
 {
     if (a != SKIPPED && b != SKIPPED)
@@ -344,8 +360,6 @@ static int warm_up(const ep_boot *boot)
     CALL(boot->allgather(boot->context, &mine, sizeof(mine), WARM_UP_MS, all));
     return 0;
 }
-
-struct division group_division;
 
 void group_divide(const ep_boot *boot, ep_comm_config *config)
 {

@@ -138,7 +138,8 @@ struct scene_run {
     size_t shared_bytes;     /* 0: none */
     /* On each rank, between group_open() and group_close(): 0, DIFFERS or FAILED of call.h. */
     int (*run)(const struct scene_run *run, const struct group *group);
-    const void *scene; /* the program's own description of it */
+    const void *scene;    /* the program's own description of it */
+    const char *one_node; /* NULL, or the name of a scene that there is within one node alone */
     /* By run_group_scene(): what the ranks share, [shared_bytes] and zeroed; of the options. */
     void *shared;
     uint64_t seed;
@@ -147,6 +148,12 @@ struct scene_run {
 
 /* If it is wanted. What launch_ranks() returns, or SKIPPED. */
 int run_group_scene(struct options *options, struct scene_run run);
+
+/*
+ * All of a program's, `n` descriptions of so many bytes, each of which begins with a name: `run` but for what differs.
+ * Returns the exit code of the program.
+ */
+int run_group_scenes(struct options *options, struct scene_run run, const void *scenes, size_t n, size_t bytes);
 
 /* The ranks have come; by the host backend. */
 int group_meet(const struct group *group);

@@ -278,19 +278,16 @@ static int run_rank(const struct scene_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .seed = 1};
-    int code = SKIPPED;
 
     if (!options_read(argc, argv, 2, &options))
         return 2;
     if (group_division.nodes < 2)
         group_division.nodes = 2;
-    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
-        code = worse_of(code, run_group_scene(&options, (struct scene_run){.program = "nodes_cuda",
-                                                                           .name = scenes[i].name,
-                                                                           .timeout_ms = TIMEOUT_MS,
-                                                                           .seconds = 60,
-                                                                           .shared_bytes = sizeof(struct shared),
-                                                                           .run = run_rank,
-                                                                           .scene = &scenes[i]}));
-    return options_code(&options, code);
+    return run_group_scenes(&options,
+                            (struct scene_run){.program = "nodes_cuda",
+                                               .timeout_ms = TIMEOUT_MS,
+                                               .seconds = 60,
+                                               .shared_bytes = sizeof(struct shared),
+                                               .run = run_rank},
+                            scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
 }
