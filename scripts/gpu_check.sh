@@ -111,9 +111,9 @@ check() {
 
 # A rank a node, and, with an even number of ranks, two nodes.
 nodes() {
-    local ranks=$1 nodes
-    for nodes in "$ranks" 2; do
-        [ $((ranks % nodes)) -eq 0 ] || continue
+    local ranks=$1 nodes shapes=("$1")
+    [ "$ranks" -le 2 ] || [ $((ranks % 2)) -ne 0 ] || shapes+=(2)
+    for nodes in "${shapes[@]}"; do
         step 200 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --rounds "${ROUNDS:-60}" --seed "2$ranks"
         step 200 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --threads --network tcp --rounds 20 --bf16
         step 200 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --bad-network --rounds 10
