@@ -8,7 +8,8 @@
  *
  * Collective calls. Creation, ep_alloc, ep_free, plans, dispatch, combine, barrier: every rank makes the same calls in
  * the same order, whatever the streams. Who comes late is waited for until the deadline (timeout_ms), then the others
- * get EP_E_TIMEOUT with the late rank and the phase in the error text.
+ * get EP_E_TIMEOUT with the late rank and the phase in the error text. If the rank that would be named has just ended a
+ * wait of its own, up to a quarter of the deadline more passes, in which it shows whether another rank holds it up.
  *
  * Processes. A communicator belongs to the process that made it. In a forked child every call on it, and on its plans,
  * events and low-latency objects, is EP_E_STATE, and those without a status do nothing: other threads of the parent may

@@ -324,6 +324,7 @@ struct host_pause {
     struct host_comm *host;
     enum host_phase phase;
     uint64_t deadline_ns, next_look_ns;
+    uint64_t blame_ns; /* 0, or until when a rank that is between two waits is not blamed, behind the deadline */
     int spins;
     int gone;      /* 1 + the rank that the last look found dead or gone */
     bool tolerant; /* report the rank waited for, but do not fail the group: low latency with masking */

@@ -13,9 +13,9 @@
 #include "group/link_wire.h"
 
 #include "base/fd.h"
+#include "base/thread.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -316,13 +316,8 @@ static void *run(void *context)
 
 static ep_status start_thread(struct host_link *link)
 {
-    sigset_t all, before;
-    int error;
+    int error = ep_thread_start(&link->thread, NULL, run, link);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&link->thread, NULL, run, link);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: the thread of the control links");
     link->started = true;

@@ -15,6 +15,8 @@
 /* Looks at the condition before sleeping: a peer on another processor usually answers within a few microseconds. */
 #define SPINS_ALONE 2000
 #define SPINS_SHARED 4
+/* Of the deadline, for which a rank that has just ended a wait is not blamed. */
+#define GRACE_PART 4
 
 static const char *const phase_names[] = {
 #define PHASE_NAME(name, text) [name] = text,
@@ -387,6 +389,7 @@ void host_pause_begin(struct host_pause *pause, struct host_comm *host, enum hos
 void host_pause_reset(struct host_pause *pause)
 {
     pause->deadline_ns = ep_deadline_ns(pause->host->comm->config.timeout_ms);
+    pause->blame_ns = 0;
     pause->spins = 0;
 }
 
@@ -412,6 +415,27 @@ static bool is_held_back(const struct host_pause *pause, int rank)
            !ep_streams_ended(host->streams, rank / host->nlocal);
 }
 
+/*
+ * The rank to blame, if it waited for others until lately, is between two waits: what it does next says whether it is
+ * late by itself or because of a rank that it waits for next. What is known of a rank of another host is a heartbeat
+ * old, besides. So it is given a part of the deadline, of several heartbeats, once in a wait.
+ */
+static bool is_between_waits(struct host_pause *pause, int rank, uint64_t now)
+{
+    const struct host_comm *host = pause->host;
+    const struct host_control *control = host->peers[rank].control;
+    uint64_t part_ns = (uint64_t)host->comm->config.timeout_ms * 1000000u / GRACE_PART, beat_ns;
+
+    if ((!control && !host->remote) || host_peer_dead(host, rank) || has_left(host, rank))
+        return false;
+    if (atomic_load(control ? &control->waiting : &host->remote[rank].waiting))
+        return false;
+    beat_ns = atomic_load(control ? &control->beat_ns : &host->remote[rank].beat_ns);
+    if (!pause->blame_ns)
+        pause->blame_ns = now + part_ns;
+    return now < pause->blame_ns && beat_ns + part_ns > now;
+}
+
 static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
 {
     struct host_comm *host = pause->host;
@@ -424,6 +448,8 @@ static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
     if (dead < 0 && !left && now < pause->deadline_ns)
         return EP_OK;
     failed_rank = dead >= 0 ? dead : left || pause->tolerant ? rank : find_failed_rank(host, rank);
+    if (dead < 0 && !left && !pause->tolerant && is_between_waits(pause, failed_rank, now))
+        return EP_OK;
     /* It may have done what we wait for after we looked and before it ended: the caller looks once more. */
     if ((dead >= 0 || left) && pause->gone != failed_rank + 1) {
         pause->gone = failed_rank + 1;
@@ -442,7 +468,8 @@ static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
 static void sleep_on_doorbell(struct host_pause *pause, uint32_t seen, uint64_t now)
 {
     struct host_control *control = pause->host->control;
-    uint64_t until = pause->next_look_ns < pause->deadline_ns ? pause->next_look_ns : pause->deadline_ns;
+    bool passed = now >= pause->deadline_ns;
+    uint64_t until = passed || pause->next_look_ns < pause->deadline_ns ? pause->next_look_ns : pause->deadline_ns;
 
     if (pause->polls) {
         ep_backoff_sleep();

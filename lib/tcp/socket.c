@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/thread.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -11,7 +12,6 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -234,18 +234,6 @@ static bool query_new(const char *host, uint16_t port, struct query **ret_query)
     return true;
 }
 
-static int start_query(struct query *query, pthread_t *ret_thread)
-{
-    sigset_t all, before;
-    int error;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(ret_thread, NULL, run_query, query);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
 /* EP_OK: done, with query->code. EP_E_TIMEOUT: the query is the thread's from now on. */
 static ep_status await_query(struct query *query, uint64_t deadline_ns)
 {
@@ -253,7 +241,7 @@ static ep_status await_query(struct query *query, uint64_t deadline_ns)
                              .tv_nsec = (long)(deadline_ns % 1000000000u)};
     pthread_t thread;
     bool done;
-    int error = start_query(query, &thread);
+    int error = ep_thread_start(&thread, NULL, run_query, query);
 
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "host name \"%.64s\": a thread for the query", query->host);

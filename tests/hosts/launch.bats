@@ -68,7 +68,7 @@ teardown_file() {
 
 @test "one address at several ports: each is a node, with its own name and log" {
     on h1 sh -c "/usr/sbin/sshd -p 223 -h $HOSTS_DIR/hostkey -o PidFile=none -o UsePAM=no -o StrictModes=no -E $HOSTS_DIR/second.log"
-    within 60 on h1 bash -c 'exec 3<>/dev/tcp/127.0.0.1/223' 2>/dev/null # a daemon listens only behind its fork
+    "$HOSTS" wait "$HOSTS_DIR" h1 223
     run --separate-stderr launch --out ports --hosts h1,h1:223,h2 -- sh -c 'echo $RANK $MASTER_ADDR'
     on h1 pkill -f 'sshd -p 223' || true
     echo "$output$stderr"

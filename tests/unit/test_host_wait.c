@@ -130,6 +130,48 @@ static void who_has_stopped_while_waiting_is_blamed(void **state)
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
 
+/* The deadline of rank 0 has passed when rank 1 has just ended a wait. */
+static struct host_pause pause_past_deadline(struct group *group)
+{
+    struct host_comm *host = host_of(group->comms[0]);
+    struct host_pause pause;
+
+    host->comm->config.timeout_ms = HOST_RANKS_PATIENT_MS;
+    host_pause_begin(&pause, host, HOST_BARRIER);
+    pause.spins = 1 << 20;
+    pause.deadline_ns = ep_now_ns();
+    atomic_store(&control_of(group, 1)->beat_ns, ep_now_ns());
+    assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_OK);
+    assert_int_equal(group->comms[0]->failed, EP_OK);
+    return pause;
+}
+
+/* It waits for the rank that is late soon after. */
+static void who_is_between_two_waits_is_not_blamed(void **state)
+{
+    struct group *group = *state;
+    struct host_pause pause = pause_past_deadline(group);
+
+    pretend_to_wait(group, 1, 2);
+    pause.next_look_ns = 0;
+    assert_int_equal(host_pause(&pause, host_doorbell(pause.host), 1), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
+}
+
+/* One that does nothing but that is late all the same. */
+static void who_stays_between_two_waits_is_blamed(void **state)
+{
+    struct group *group = *state;
+    struct host_pause pause = pause_past_deadline(group);
+
+    pause.next_look_ns = 0;
+    assert_int_equal(host_pause(&pause, host_doorbell(pause.host), 1), EP_OK);
+    pause.blame_ns = ep_now_ns();
+    atomic_store(&control_of(group, 1)->beat_ns, ep_now_ns());
+    assert_int_equal(host_pause(&pause, host_doorbell(pause.host), 1), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "rank 1 did not answer"));
+}
+
 /* A rank looks around while its last look is compared with a time taken before. */
 static void a_look_after_ours_is_not_old(void **state)
 {
@@ -398,6 +440,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(who_does_not_come_is_blamed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_waits_for_another_is_not_blamed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_has_stopped_while_waiting_is_blamed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_is_between_two_waits_is_not_blamed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_stays_between_two_waits_is_blamed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_look_after_ours_is_not_old, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_waits_for_us_is_merely_late, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_circle_ends, set_up, tear_down),

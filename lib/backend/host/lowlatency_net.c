@@ -14,7 +14,8 @@
  */
 #include "backend/host/lowlatency.h"
 
-#include <signal.h>
+#include "base/thread.h"
+
 #include <stdlib.h>
 
 /* A put of that size fills a packet train; larger ones go in pieces, between which others get their turn. */
@@ -463,13 +464,8 @@ static void *run(void *context)
 
 static ep_status start_thread(ep_ll *ll, struct ll_net *n)
 {
-    sigset_t all, before;
-    int error;
+    int error = ep_thread_start(&n->thread, NULL, run, ll);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&n->thread, NULL, run, ll);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "ep_ll_new: the thread of the network");
     n->started = true;
