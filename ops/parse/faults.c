@@ -101,17 +101,20 @@ void fault_line(struct parser *parser, const char *line)
     const struct known *fault = find(line);
     struct parse_fault *entry;
     struct parse_run *run;
+    bool is_loose = false;
 
     if (!fault)
         return;
     if (fault->is_fatal) {
         run = latest(parser);
-        if (run && strcmp(run->source, parser->source) == 0)
+        is_loose = !run || strcmp(run->source, parser->source) != 0;
+        if (!is_loose)
             run_problem(run, line + strspn(line, " "));
     }
     for (size_t i = 0; i < parser->n_faults; i++) {
         if (parser->faults[i].cause == fault->cause) {
             parser->faults[i].count++;
+            parser->faults[i].is_loose |= is_loose;
             return;
         }
     }
@@ -122,6 +125,7 @@ void fault_line(struct parser *parser, const char *line)
         .id = fault->id,
         .cause = fault->cause,
         .is_fatal = fault->is_fatal,
+        .is_loose = is_loose,
         .line_number = parser->line_number,
         .count = 1,
     };

@@ -164,6 +164,9 @@ bool epkit_line(struct parser *parser, const char *line);
 /* Lines of a JSON document. */
 bool epkit_document_line(struct parser *parser, const char *line);
 
+/* No more lines come: what was begun is lost. */
+void epkit_document_end(struct parser *parser);
+
 /* The end of a run: counts that only the whole tells. */
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
 void deepep_scratch_free(struct deepep_scratch *scratch);

@@ -254,12 +254,10 @@ void stream_flush(struct parser *parser)
         for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
             if (stream->open[dialect])
                 deepep_finish(stream->open[dialect], stream->deepep);
+        epkit_document_end(parser);
     }
     for (size_t i = 0; i < parser->n_streams; i++) {
-        if (parser->streams[i]->document)
-            parser->totals.unreadable++;
         deepep_scratch_free(parser->streams[i]->deepep);
-        free(parser->streams[i]->document);
         free(parser->streams[i]->pending);
         free(parser->streams[i]);
     }
