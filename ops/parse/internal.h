@@ -38,6 +38,7 @@ struct stream {
     size_t n_document, document_space;
     int depth;
     bool in_string, escaped;
+    bool ignores_traceback; /* Python said "Exception ignored in" in the line before */
 };
 
 /* Beside the public part of a run. */
