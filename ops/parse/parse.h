@@ -77,10 +77,10 @@ struct parse_run {
     int64_t tokens, hidden, topk, topk_groups, experts, ranks, nodes, sms;
     /* Cases, of one writer. Expected is 0 where the dialect has none. */
     int started, passed, failed, expected;
-    uint64_t wrong;   /* nccl-tests: values out of bounds */
-    double average;   /* nccl-tests: average bus bandwidth; NAN */
-    int bits;         /* nccl-tests: 8 where rates are printed in Gb/s; else 0 */
-    bool is_complete; /* the end of the run was seen */
+    uint64_t wrong;    /* nccl-tests: values out of bounds */
+    double average;    /* nccl-tests: average bus bandwidth; NAN */
+    int bits;          /* nccl-tests: 8 where rates are printed in Gb/s; else 0 */
+    bool is_complete;  /* the end of the run was seen */
     int lines_missing; /* DeepEP low latency: lines of ranks that others have printed, and these have not */
     struct parse_measure *measures;
     size_t n_measures;

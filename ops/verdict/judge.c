@@ -105,8 +105,10 @@ static void judge_tables(const struct context *context, struct judged *judged)
             fail(judged);
             add_cause(judged, NULL, "the program was built without MPI, or with another MPI than mpirun's");
         } else if (run->wrong > 0 || run->failed > 0) {
-            say(judged, ": %llu values are wrong",
-                (unsigned long long)(run->wrong ? run->wrong : (uint64_t)run->failed));
+            if (run->wrong)
+                say(judged, ": %llu value%s wrong", (unsigned long long)run->wrong, run->wrong == 1 ? " is" : "s are");
+            else
+                say(judged, ": %d row%s of the table with wrong values", run->failed, run->failed == 1 ? "" : "s");
             fail(judged);
         } else if (run->n_measures == 0) {
             say(judged, ": the table has no rows");
@@ -123,8 +125,13 @@ static void judge_tables(const struct context *context, struct judged *judged)
         say(judged, ": nothing was measured");
         fail(judged);
     }
-    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete) {
+    /* Lines of the table alone are what somebody has chosen from a log. */
+    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete && run->started > 0) {
         say(judged, ": the log ends within the table");
+        fail(judged);
+    }
+    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && run->measures[0].rdma_gbps <= 0) {
+        say(judged, ": nothing was moved");
         fail(judged);
     }
     if (run->dialect == PARSE_EPKIT_BENCH && run->n_measures == 0 && run->n_problems == 0) {
