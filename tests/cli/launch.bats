@@ -41,11 +41,13 @@ refused() {
     for name in RANK LOCAL_RANK WORLD_SIZE NNODES MASTER_ADDR MASTER_PORT GPUS_PER_NODE; do
         refused "--env $name: epkit sets it for each rank" --hosts a -x "$name=7" hostname
     done
-    refused "is no NAME or NAME=VALUE" --hosts a -x 'A B=c' hostname
+    refused "'A B' is no name of a variable" --hosts a -x 'A B=c-secret' hostname
+    [[ "$stderr" != *c-secret* ]]
     refused "it is not set here" --hosts a -x EPKIT_NOT_SET hostname
     refused "--triangulate needs a test" --hosts a,b --triangulate hostname
     refused "is no test of nccl-tests" --hosts a nccl ../../x
     refused "nothing says which hosts" hostname
+    EPKIT_SSH_PORT=22x refused "the variable EPKIT_SSH_PORT is '22x', not a port" --hosts a hostname
     export JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2
     refused "JOB_COMPLETION_INDEX is 2, and there are 2" hostname
 }
@@ -110,4 +112,28 @@ refused() {
     [[ "$stderr" == *"a and b, ... are one host, $(uname -n): ranks of both share its GPUs and ports"* ]]
     launch --hosts a hostname
     [ -z "$stderr" ]
+}
+
+@test "the command of a run can be repeated word for word, and tells no secret" {
+    local command
+    export DB_PASSWORD=secret-1
+    run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts 'a b' --json \
+        -x WANDB_KEY=secret-2 -x http_proxy=http://me:secret-3@proxy:3128 -x DB_PASSWORD -x A="it's" -- \
+        sh -c 'echo "$A  $WANDB_KEY"' '' -x
+    echo "$output" "$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"a: it's  secret-2"* ]]
+    [ "$(jq -c .environment <<<"$output")" = \
+        '{"WANDB_KEY":"(left out)","http_proxy":"(left out)","DB_PASSWORD":"(left out)","A":"it'"'"'s"}' ]
+    command=$(jq -r .command <<<"$output")
+    [[ "$command" == "epkit launch "* && "$command" != *secret-* ]]
+    run ! grep -r secret- run/testbed-logs/run.json run/testbed-logs/coordinator.log
+    # The variables whose values were left out have to be set.
+    export WANDB_KEY=secret-4 http_proxy=x
+    cd "$(mktemp -d -p "$BATS_TEST_TMPDIR")"
+    run --separate-stderr bash -c "epkit() { '$EPKIT' \"\$@\"; }; $command"
+    echo "$output" "$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"a: it's  secret-4"* ]]
+    [ "$(jq -r .command <<<"$output")" = "$command" ]
 }

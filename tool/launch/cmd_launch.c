@@ -255,7 +255,9 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
 
     if (length == 0 || length >= sizeof(name) || (word[0] >= '0' && word[0] <= '9') ||
         strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") < length)
-        return cmd_usage(cmd, "--env: '%.60s' is no NAME or NAME=VALUE", word);
+        /* Without the value, which may be a secret. */
+        return cmd_usage(cmd, "--env: '%.*s' is no name of a variable: NAME or NAME=VALUE",
+                         (int)(length < 60 ? length : 60), word);
     snprintf(name, sizeof(name), "%.*s", (int)length, word);
     for (size_t i = 0; i < sizeof(own_names) / sizeof(own_names[0]); i++)
         if (strcmp(name, own_names[i].name) == 0)
@@ -488,20 +490,38 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
     masked.options = &shown;
     for (size_t i = 0; i < shown.env.n; i++) {
         snprintf(words[i], sizeof(words[i]), "%.*s", (int)strcspn(shown.env.values[i], "="), shown.env.values[i]);
-        if (launch_is_secret(words[i]))
+        if (launch_is_secret(words[i], shown.env.values[i]))
             shown.env.values[i] = words[i];
     }
     options_print(cmd, &masked, (const char *const[]){NULL}, raw, sizeof(raw));
     root_clean(raw, ret_text, bytes);
 }
 
-/* A port that the surroundings set. */
+/* A port that the surroundings set, checked by check_ports(). */
 static int own_port(const char *name, int other)
 {
     const char *text = getenv(name);
-    int port = text ? atoi(text) : 0;
 
-    return port > 0 && port < 65536 ? port : other;
+    return text && *text ? atoi(text) : other;
+}
+
+static int check_port(const struct cmd *cmd, const char *name, int least)
+{
+    const char *text = getenv(name);
+
+    if (!text || !*text ||
+        (strlen(text) < 6 && strspn(text, "0123456789") == strlen(text) && atoi(text) >= least && atoi(text) < 65536))
+        return CMD_FINE;
+    return cmd_usage(cmd, "the variable %s is '%.40s', not a port from %d to 65535", name, text, least);
+}
+
+static int check_ports(const struct cmd *cmd, const struct cmd_call *call, bool is_pods)
+{
+    int code = cmd_given(cmd, call, "port") ? CMD_FINE : check_port(cmd, "EPKIT_SSH_PORT", 0);
+
+    if (code == CMD_FINE && is_pods && !cmd_given(cmd, call, "master-port"))
+        code = check_port(cmd, "MASTER_PORT", 1);
+    return code;
 }
 
 static void fill(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned, bool is_pods,
@@ -615,6 +635,8 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         code = add_secret(cmd, json_object_get(options.job.spec, "env"));
     if (code == CMD_FINE)
         code = check_hosts(cmd, canned, &options);
+    if (code == CMD_FINE)
+        code = check_ports(cmd, call, source.is_pods);
     if (code == CMD_FINE) {
         fill(cmd, call, canned, source.is_pods, &options);
         name_folder(args, options.job.name, folder, sizeof(folder));
