@@ -198,7 +198,8 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     return EP_OK;
 }
 
-/* A heterogeneous job: each of its components has a list of nodes, and SLURM_JOB_NODELIST is that of the first alone. */
+/* A heterogeneous job: each of its components has a list of nodes, and SLURM_JOB_NODELIST is that of the first alone.
+ */
 static ep_status add_components(const char *size, struct hosts *hosts)
 {
     const char *form = strstr(size, "HET") ? "SLURM_JOB_NODELIST_HET_GROUP_%ld" : "SLURM_JOB_NODELIST_PACK_GROUP_%ld";

@@ -68,7 +68,7 @@ static bool has_password(const char *value)
 
 bool launch_is_secret(const char *name, const char *value)
 {
-    static const char *const words[] = {"TOKEN",   "SECRET",  "PASS",       "CREDENTIAL", "PRIVATE",
+    static const char *const words[] = {"TOKEN",   "SECRET", "PASS",       "CREDENTIAL", "PRIVATE",
                                         "API_KEY", "APIKEY", "ACCESS_KEY", "_AUTH",      "COOKIE"};
     static const char *const ends[] = {"_KEY", "_PWD", "_PAT"};
     size_t length = strlen(name);

@@ -137,3 +137,26 @@ refused() {
     [[ "$stderr" == *"a: it's  secret-4"* ]]
     [ "$(jq -r .command <<<"$output")" = "$command" ]
 }
+
+@test "processes that clear their environment are ended with the others" {
+    local seconds=$((1000000 + $$))
+    launch --hosts a -- sh -c "env -i setsid sleep $seconds & env -i setsid sh -c 'setsid sleep $seconds' & sleep 0.2; exit 3"
+    [ "$status" -eq 3 ]
+    run ! pgrep -f "sleep $seconds"
+}
+
+@test "what mpirun told the rank that launches is not told to its ranks, what the user has set is" {
+    export OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3 PMI_SIZE=4 OMPI_MCA_ess_base_jobid=7
+    export OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash
+    launch --hosts a -x PMI_FD=5 -- env
+    [ "$status" -eq 0 ]
+    [ "$(grep -oE '(OMPI_COMM|OMPI_MCA|PMI)[A-Z_a-z]*=.*' <<<"$output" | sort | tr '\n' ' ')" = \
+        "OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash PMI_FD=5 " ]
+}
+
+@test "a reader that goes away is said once" {
+    run bash -c "'$EPKIT' launch --ssh '$PWD/ssh' --connect-timeout 60 --no-logs --checks skip --hosts a -- yes 2>errors | head -n 1"
+    [ "$status" -eq 0 ]
+    [ "$output" = "a: y" ]
+    [ "$(grep -c 'the output cannot be written: Broken pipe' errors)" -eq 1 ]
+}
