@@ -28,6 +28,35 @@ static bool make_folder(const char *path)
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
+/* A run in the same folder before: logs of nodes that this one has not would count as its own. */
+static void remove_earlier(struct launch *launch)
+{
+    static const char *const forms[] = {"%s/worker-%s.log", "%s/doctor-%s.json"};
+    char path[sizeof(launch->folder) + 300];
+    json_t *run, *host;
+    size_t i;
+
+    snprintf(path, sizeof(path), "%s/run.json", launch->folder);
+    run = json_load_file(path, 0, NULL);
+    json_array_foreach(json_object_get(run, "hosts"), i, host)
+    {
+        const char *name = job_text(host, "name", "");
+
+        if (!*name || strchr(name, '/'))
+            continue;
+        for (size_t k = 0; k < sizeof(forms) / sizeof(forms[0]); k++)
+            if (snprintf(path, sizeof(path), forms[k], launch->folder, name) < (int)sizeof(path))
+                unlink(path);
+    }
+    if (run) {
+        snprintf(path, sizeof(path), "%s/triangulate.json", launch->folder);
+        unlink(path);
+        launch_note(launch, "%s: the run of %s that was there is replaced", launch->folder,
+                    job_text(run, "began", "unknown date"));
+    }
+    json_decref(run);
+}
+
 ep_status folder_open(struct launch *launch)
 {
     const char *folder = launch->options->folder;
@@ -46,6 +75,7 @@ ep_status folder_open(struct launch *launch)
     launch->log = fopen(path, "we");
     if (!launch->log)
         return ep_fail_errno(EP_E_SYSTEM, errno, "writing %s", path);
+    remove_earlier(launch);
     return EP_OK;
 }
 

@@ -160,3 +160,16 @@ refused() {
     [ "$output" = "a: y" ]
     [ "$(grep -c 'the output cannot be written: Broken pipe' errors)" -eq 1 ]
 }
+
+@test "a run in the folder of an earlier one replaces it, with the logs of nodes that it has not" {
+    run epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a,b,c -- sh -c 'echo "Segmentation fault"'
+    [ "$status" -eq 0 ]
+    touch run/testbed-logs/mine.txt
+    run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a -- \
+        echo '[ 1/1] bf16 random, sync ... passed 1 ms'
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"the run of 20"*" that was there is replaced"* ]]
+    [ "$(cd run/testbed-logs && echo worker-* mine*)" = "worker-a.log mine.txt" ]
+    run epkit parse run
+    [ "$status" -eq 0 ]
+}
