@@ -98,7 +98,8 @@ static void know_failure(const json_t *run, struct verdict_options *options)
 
     if (*options->failure)
         return;
-    if (json_is_integer(code) && json_integer_value(code) != 0)
+    /* 3: slow, which the logs tell. */
+    if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != CMD_FINDINGS)
         snprintf(options->failure, sizeof(options->failure), "the launch ended with status %lld%s%.60s%s%s%.80s%s",
                  (long long)json_integer_value(code), reason || host ? " (" : "", reason ? reason : "",
                  reason && host ? ", " : "", host ? "first on " : "", host ? host : "", reason || host ? ")" : "");
