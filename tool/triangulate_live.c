@@ -293,11 +293,11 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
     json_t *document, *list = json_array();
 
     if (why)
-        end = TRIANGULATE_OPEN;
+        end = TRIANGULATE_SPREAD;
     for (int i = 0; !why && i < n; i++)
         json_array_append_new(list, json_string(live->fleet->list[slow[i]].word));
     if (why)
-        snprintf(verdict, sizeof(verdict), "No group of nodes could be measured: %.800s", why);
+        snprintf(verdict, sizeof(verdict), "No single node can be named: no group gave a figure: %.800s", why);
     else if (end == TRIANGULATE_FOUND)
         snprintf(verdict, sizeof(verdict), "Slow: %.800s. Found in %d runs.", names, triangulate_runs(t));
     else if (end == TRIANGULATE_EITHER)
@@ -308,9 +308,7 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
         snprintf(verdict, sizeof(verdict), "Not finished in %d runs: among %.800s.", triangulate_runs(t), names);
     else
         snprintf(verdict, sizeof(verdict), "No node is slow.");
-    result = end == TRIANGULATE_NONE                                ? CMD_FINE
-             : end == TRIANGULATE_BUDGET || end == TRIANGULATE_OPEN ? CMD_FAILED
-                                                                    : CMD_FINDINGS;
+    result = end == TRIANGULATE_NONE ? CMD_FINE : end == TRIANGULATE_BUDGET ? CMD_FAILED : CMD_FINDINGS;
     progress_stop();
     if (live->options->json || live->options->ret_document) {
         document = out_document("triangulate");
