@@ -264,9 +264,8 @@ static void conclude(struct launch *launch, struct launch_result *result)
     }
     if (!result->is_connected && !launch->interrupted)
         snprintf(result->verdict, sizeof(result->verdict),
-                 "%s was not started: %d of %d node%s did not answer; %s: %s: %s", options->job.name, n_failed,
-                 launch->n, plural, first ? first->name : "?", first ? first->failed_at : "?",
-                 first ? first->why : "?");
+                 "%s was not started: %d of %d nodes did not answer; %s: %s: %s", options->job.name, n_failed,
+                 launch->n, first ? first->name : "?", first ? first->failed_at : "?", first ? first->why : "?");
     else if (launch->interrupted)
         snprintf(result->verdict, sizeof(result->verdict), "%s on %d node%s was interrupted after %.1f s",
                  options->job.name, launch->n, plural, seconds);

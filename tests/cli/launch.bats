@@ -47,6 +47,10 @@ refused() {
     refused "--triangulate needs a test" --hosts a,b --triangulate hostname
     refused "is no test of nccl-tests" --hosts a nccl ../../x
     refused "nothing says which hosts" hostname
+    # hostname(1) would give that name to every node.
+    refused "--hosts names the nodes" --hosts a hostname b
+    refused "--hosts names the nodes" --hosts a hostname -- -F file
+    refused "did you mean 'intranode'?" --hosts a epkit-test intrande
     EPKIT_SSH_PORT=22x refused "the variable EPKIT_SSH_PORT is '22x', not a port" --hosts a hostname
     export JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2
     refused "JOB_COMPLETION_INDEX is 2, and there are 2" hostname
@@ -100,6 +104,9 @@ refused() {
     launch --ssh "$PWD/question" --connect-timeout 8 --hosts a hostname
     [ "$status" -eq 1 ]
     [[ "$output" == *"no answer within 8 s; it said: user@host password:"* ]]
+    launch --hosts a deepep-interode
+    [ "$status" -eq 127 ]
+    [[ "$stderr" == *"did you mean the job 'deepep-internode'?"* ]]
     # The last words of a rank that fails, and of it alone.
     launch --hosts a -- sh -c 'echo reason; exit 7'
     [ "$status" -eq 7 ]

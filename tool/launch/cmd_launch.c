@@ -160,13 +160,30 @@ static json_t *make_program(int n_args, char **args)
     return json_pack("{s:o}", "argv", argv);
 }
 
+static int check_matrix(const struct cmd *cmd, const char *name)
+{
+    static const char *const names[] = {"intranode", "internode", "lowlatency", NULL};
+    const char *nearest;
+
+    for (size_t i = 0; names[i]; i++)
+        if (strcmp(names[i], name) == 0)
+            return CMD_FINE;
+    nearest = options_nearest(name, names);
+    return cmd_usage(cmd, "epkit-test: '%.40s' is none of intranode, internode, lowlatency%s%s%s", name,
+                     nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+}
+
 /* epkit-test: intranode runs on each node by itself; the other matrices are one group over all nodes. */
 static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call, int n_nodes, struct launch_job *job)
 {
     const struct launch_args *args = call->options;
     json_t *argv = json_object_get(job->spec, "argv");
     char count[16];
+    int code;
 
+    code = check_matrix(cmd, call->args[1]);
+    if (code != CMD_FINE)
+        return code;
     if (n_nodes < 2 && strcmp(call->args[1], "internode") == 0)
         return cmd_usage(cmd, "epkit-test internode needs two nodes or more");
     if (n_nodes > 1 && strcmp(call->args[1], "intranode") != 0) {
@@ -593,6 +610,21 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
     return code;
 }
 
+/* Nobody has a program of that name: perhaps a job was meant. */
+static void hint_job(const char *program)
+{
+    const char *names[32];
+    const char *nearest;
+    size_t n = 0;
+
+    for (const struct canned_job *job = canned_jobs; job->name && n < 31; job++)
+        names[n++] = job->name;
+    names[n] = NULL;
+    nearest = options_nearest(program, names);
+    if (nearest)
+        out_hint("did you mean the job '%s'?", nearest);
+}
+
 /* Beyond 128 the code is a signal that interrupted epkit, for main(); that of a program is its own. */
 static int leave(int code, bool is_interrupted)
 {
@@ -642,6 +674,8 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         name_folder(args, options.job.name, folder, sizeof(folder));
         options.folder = *folder ? folder : NULL;
         code = run(cmd, call, canned, &options);
+        if (code == 127 && !canned && !args->workload)
+            hint_job(call->args[0]);
     }
     json_decref(options.job.spec);
     json_decref(options.job.files);
@@ -661,7 +695,7 @@ const struct cmd verb_launch = {
     .options_bytes = sizeof(struct launch_args),
     .examples =
         (const struct cmd_example[]){
-            {"epkit launch --hosts gpu[01-04] hostname", "Do all nodes answer?"},
+            {"epkit launch --hosts 'gpu[01-04]' hostname", "Do all nodes answer?"},
             {"epkit launch --hostfile hosts epkit-test internode --per-node 8", "epkit's own test over Open MPI."},
             {"sbatch --nodes 2 --wrap 'epkit launch deepep-internode'", "DeepEP's test on the nodes of a Slurm job."},
             {"epkit launch nccl all_reduce -- -b 1M -e 1M", "Arguments of the test come after --."},
