@@ -38,7 +38,8 @@ static const struct opt doctor_table[] = {
      .help = "run the commands that are safe, after showing them and asking; then look again", .heading = "Repair"},
     {"yes", 'y', NULL, OPT_FLAG, offsetof(struct doctor_options, yes), .help = "with --fix: do not ask"},
     {"hosts", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, hosts),
-     .help = "run it on these nodes over ssh and compare them: one a line, [USER@]HOST[:PORT], as Open MPI's hostfiles",
+     .help = "run it on these nodes over ssh and compare them: one a line, [USER@]HOST[:PORT], as Open MPI's hostfiles; or a list "
+             "as of 'epkit launch': a,b or gpu[01-04]",
      .heading = "Several nodes"},
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
      .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SSH_BYTES 1024
 #define REMOTE_BYTES 4096
@@ -366,11 +367,17 @@ static int report(const struct cmd *cmd, const struct answers *answers, const st
 
 static int read_hosts(const struct cmd *cmd, const struct hosts_how *how, struct answers *answers)
 {
+    bool is_list;
+
     if (strlen(how->ssh) >= SSH_BYTES || strspn(how->ssh, " \t") == strlen(how->ssh))
         return cmd_usage(cmd, "--ssh: no program, or longer than %d characters", SSH_BYTES - 1);
     if (strlen(how->remote_command) >= REMOTE_BYTES)
         return cmd_usage(cmd, "--remote-command: longer than %d characters", REMOTE_BYTES - 1);
-    if (hosts_add_file(how->file, HOSTS_OPEN_MPI, &answers->hosts) != EP_OK)
+    /* A list has what names of files rarely have; a file of that name comes first. */
+    is_list = strpbrk(how->file, ",[ \n") && access(how->file, F_OK) != 0;
+    if (is_list && hosts_add_list("--hosts", how->file, &answers->hosts) != EP_OK)
+        return cmd_usage(cmd, "%s", ep_last_error());
+    if (!is_list && hosts_add_file(how->file, HOSTS_OPEN_MPI, &answers->hosts) != EP_OK)
         return cmd_usage(cmd, "--hosts: %s", ep_last_error());
     return CMD_FINE;
 }

@@ -406,7 +406,7 @@ static void print_word(const char *word, char *ret_text, size_t bytes)
 {
     size_t n = 0;
 
-    if (!strpbrk(word, " \t\"'\\$`*?[]<>|&;(){}!#~")) {
+    if (*word && !strpbrk(word, " \t\n\r\"'\\$`*?[]<>|&;(){}!#~")) {
         snprintf(ret_text, bytes, " %s", word);
         return;
     }
@@ -466,13 +466,33 @@ static bool is_in(const char *name, const char *const *names)
     return false;
 }
 
+/* Is there an argument that would be taken for an option? */
+static bool has_dashes(const struct cmd_call *call)
+{
+    for (int i = 0; i < call->n_args; i++)
+        if (call->args[i][0] == '-')
+            return true;
+    return false;
+}
+
+/* Behind the first `n` bytes; how many there are then. */
+static size_t print_args(const struct cmd_call *call, char *ret_text, size_t n, size_t bytes)
+{
+    for (int i = 0; i < call->n_args && n < bytes; i++) {
+        print_word(call->args[i], ret_text + n, bytes - n);
+        n += strlen(ret_text + n);
+    }
+    return n;
+}
+
 void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
                    size_t bytes)
 {
     size_t n = (size_t)snprintf(ret_text, bytes, "epkit %s", cmd->name);
+    bool is_behind = has_dashes(call);
 
-    for (int i = 0; i < call->n_args && n < bytes; i++)
-        n += (size_t)snprintf(ret_text + n, bytes - n, " %s", call->args[i]);
+    if (!is_behind)
+        n = print_args(call, ret_text, n, bytes);
     for (int row = 0; cmd->options && cmd->options[row].name; row++) {
         const struct opt *opt = &cmd->options[row];
         char value[1024] = "";
@@ -481,6 +501,10 @@ void options_print(const struct cmd *cmd, const struct cmd_call *call, const cha
             continue;
         print_value(opt, (const unsigned char *)call->options + opt->offset, value, sizeof(value));
         n += (size_t)snprintf(ret_text + n, bytes - n, " --%s%s", opt->name, value);
+    }
+    if (is_behind && n < bytes) {
+        n += (size_t)snprintf(ret_text + n, bytes - n, " --");
+        print_args(call, ret_text, n, bytes);
     }
 }
 

@@ -89,6 +89,24 @@ int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
     return read_file(cmd, parser, path, strcmp(path, "-") == 0 ? "standard input" : path);
 }
 
+/* Logs may hold nothing of it: a node was lost, or the launcher was killed. */
+static void know_failure(const json_t *run, struct verdict_options *options)
+{
+    const json_t *code = json_object_get(run, "exit_code");
+    const char *reason = json_string_value(json_object_get(run, "reason"));
+    const char *host = json_string_value(json_object_get(run, "failed_host"));
+
+    if (*options->failure)
+        return;
+    /* 3: slow, which the logs tell. */
+    if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != CMD_FINDINGS)
+        snprintf(options->failure, sizeof(options->failure), "the launch ended with status %lld%s%.60s%s%s%.80s%s",
+                 (long long)json_integer_value(code), reason || host ? " (" : "", reason ? reason : "",
+                 reason && host ? ", " : "", host ? "first on " : "", host ? host : "", reason || host ? ")" : "");
+    else if (json_is_null(code) && json_is_string(json_object_get(run, "began")))
+        snprintf(options->failure, sizeof(options->failure), "the launch has not ended, or was killed");
+}
+
 void input_know_run(const json_t *run, const struct reference *reference, struct verdict_options *options)
 {
     const char *hardware = json_string_value(json_object_get(run, "hardware"));
@@ -102,6 +120,7 @@ void input_know_run(const json_t *run, const struct reference *reference, struct
         options->hardware = reference_find_hardware(reference, gpu);
     if (options->nodes == 0 && nodes > 0 && nodes < 1000000)
         options->nodes = (int)nodes;
+    know_failure(run, options);
 }
 
 int input_exit_code(enum verdict_result result)

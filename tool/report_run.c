@@ -131,7 +131,8 @@ static json_t *read_history(const char *path, bool must_exist)
     if (!history)
         out_error("report: --history %s: %s", path, errno == EINVAL ? "not a regular file" : strerror(errno));
     else if (bad > 0)
-        out_warning("report: --history %s: %d lines are no entries and left out", path, bad);
+        out_warning("report: --history %s: %d line%s left out", path, bad,
+                    bad == 1 ? " is no entry and" : "s are no entries and");
     return history;
 }
 
@@ -239,9 +240,9 @@ int report_two(const struct cmd *cmd, const struct report_options *options, cons
         comparison = report_compare(a, b, (double)options->noise / 100, history);
         document = out_document("report");
         json_object_update(document, comparison);
-        result = json_integer_value(json_object_get(comparison, "compared")) == 0     ? CMD_UNSUPPORTED
-                 : json_integer_value(json_object_get(comparison, "regressions")) > 0 ? CMD_FINDINGS
-                                                                                      : CMD_FINE;
+        result = json_integer_value(json_object_get(comparison, "regressions")) > 0 ? CMD_FINDINGS
+                 : json_integer_value(json_object_get(comparison, "compared")) == 0 ? CMD_UNSUPPORTED
+                                                                                    : CMD_FINE;
         progress_stop();
         if (options->output && !write_both(options->output, document, report_compare_page))
             result = CMD_FAILED;

@@ -262,6 +262,24 @@ static void print_plan(const json_t *plan)
     fflush(stdout);
 }
 
+/* Why no group at all has given a figure: then it is the command, or all nodes, and nothing is known of one. NULL: some
+ * have. */
+static const char *why_none(const json_t *runs)
+{
+    const char *why = NULL;
+    json_t *run;
+    size_t i;
+
+    json_array_foreach(runs, i, run)
+    {
+        if (json_is_number(json_object_get(run, "ratio")))
+            return NULL;
+        if (!why)
+            why = json_string_value(json_object_get(run, "failed"));
+    }
+    return why ? why : "no figure";
+}
+
 static int conclude(struct live *live, struct triangulate *t, json_t *plan)
 {
     static const char *const words[] = {
@@ -271,11 +289,16 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
     int n, result = CMD_FINDINGS;
     enum triangulate_end end = triangulate_end(t, &slow, &n);
     char *names = names_of(live->fleet, slow, n), verdict[1024];
+    const char *why = why_none(live->runs);
     json_t *document, *list = json_array();
 
-    for (int i = 0; i < n; i++)
+    if (why)
+        end = TRIANGULATE_SPREAD;
+    for (int i = 0; !why && i < n; i++)
         json_array_append_new(list, json_string(live->fleet->list[slow[i]].word));
-    if (end == TRIANGULATE_FOUND)
+    if (why)
+        snprintf(verdict, sizeof(verdict), "No single node can be named: no group gave a figure: %.800s", why);
+    else if (end == TRIANGULATE_FOUND)
         snprintf(verdict, sizeof(verdict), "Slow: %.800s. Found in %d runs.", names, triangulate_runs(t));
     else if (end == TRIANGULATE_EITHER)
         snprintf(verdict, sizeof(verdict), "One of %.800s is slow: it takes a third node to tell which.", names);

@@ -198,6 +198,31 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     return EP_OK;
 }
 
+/* A heterogeneous job: each of its components has a list of nodes, and SLURM_JOB_NODELIST is that of the first alone.
+ */
+static ep_status add_components(const char *size, struct hosts *hosts)
+{
+    const char *form = strstr(size, "HET") ? "SLURM_JOB_NODELIST_HET_GROUP_%ld" : "SLURM_JOB_NODELIST_PACK_GROUP_%ld";
+    long n = 0;
+
+    EP_TRY(number_of(size, 1, HOSTS_MAX, &n));
+    for (long i = 0; i < n; i++) {
+        struct hosts part = {0};
+        char name[80];
+        ep_status status;
+
+        snprintf(name, sizeof(name), form, i);
+        if (!variable(name))
+            return ep_fail(EP_E_ARG, "%s is %ld, and %s is not set", size, n, name);
+        status = hosts_add_list(name, variable(name), &part);
+        if (status == EP_OK)
+            status = hosts_join(&part, hosts);
+        hosts_done(&part);
+        EP_TRY(status);
+    }
+    return EP_OK;
+}
+
 /*
  * In a step (srun) every task runs the command, and its nodes may be some of the job's; in sbatch and salloc it runs
  * once. A batch script has SLURM_PROCID, too, but is no task of a step: that has a step number.
@@ -216,7 +241,10 @@ static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
         name = "SLURM_STEP_NODELIST";
         list = variable(name);
     }
-    EP_TRY(hosts_add_list(name, list, hosts));
+    if (n == 1 && (variable("SLURM_HET_SIZE") || variable("SLURM_PACK_SIZE")))
+        EP_TRY(add_components(variable("SLURM_HET_SIZE") ? "SLURM_HET_SIZE" : "SLURM_PACK_SIZE", hosts));
+    else
+        EP_TRY(hosts_add_list(name, list, hosts));
     if (n > 1)
         source->index = (int)index;
     snprintf(source->text, sizeof(source->text), "Slurm job %.40s", job ? job : "(no number)");
@@ -247,6 +275,25 @@ static const struct file_variable *find_file_variable(void)
     return NULL;
 }
 
+/* Nothing names the hosts; but perhaps a variable says what should. */
+static ep_status explain_nothing(void)
+{
+    static const char *const pairs[][2] = {
+        {"LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"},
+        {"LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS"},
+        {"SLURM_JOB_ID", "SLURM_JOB_NODELIST"},
+        {"HOSTNAME_PREFIX", "JOB_COMPLETION_INDEX"},
+    };
+
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++)
+        if (variable(pairs[i][0]))
+            return ep_fail(EP_E_STATE, "nothing says which hosts: %s is set, and %s is not", pairs[i][0], pairs[i][1]);
+    return ep_fail(EP_E_STATE,
+                   "nothing says which hosts: neither JobSet, LeaderWorkerSet, Indexed Job, Slurm nor MPI "
+                   "are in the environment, and there is no %s",
+                   HOSTS_FILE);
+}
+
 ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source)
 {
     const struct file_variable *file = find_file_variable();
@@ -272,10 +319,7 @@ ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_sourc
         status = hosts_add_file(HOSTS_FILE, HOSTS_OPEN_MPI, &hosts);
         snprintf(source.text, sizeof(source.text), "%s", HOSTS_FILE);
     } else {
-        return ep_fail(EP_E_STATE,
-                       "nothing says which hosts: neither JobSet, LeaderWorkerSet, Indexed Job, Slurm nor MPI "
-                       "are in the environment, and there is no %s",
-                       HOSTS_FILE);
+        return explain_nothing();
     }
     if (status != EP_OK) {
         hosts_done(&hosts);

@@ -127,6 +127,14 @@ static ep_status append(const struct host *host, struct hosts *hosts)
     return EP_OK;
 }
 
+ep_status hosts_join(const struct hosts *more, struct hosts *hosts)
+{
+    for (int i = 0; i < more->n; i++)
+        if (find(hosts, &more->list[i]) < 0)
+            EP_TRY(append(&more->list[i], hosts));
+    return EP_OK;
+}
+
 /* --- lists with ranges --- */
 
 /* The group "[...]" of a Slurm range at or behind `text`; the brackets of an IPv6 address are none. */
@@ -205,22 +213,28 @@ ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts
     char word[512];
     size_t n = 0;
     int depth = 0;
+    bool is_after_comma = true;
 
     for (const char *at = list;; at++) {
-        if (*at && (*at != ',' || depth > 0)) {
+        bool is_space = isspace((unsigned char)*at) != 0;
+
+        if (*at && (depth > 0 || (*at != ',' && !is_space))) {
             depth += (*at == '[') - (*at == ']');
             if (n + 1 >= sizeof(word))
                 return ep_fail(EP_E_ARG, "%s: a name is longer than %zu characters", what, sizeof(word) - 1);
-            if (!isspace((unsigned char)*at))
+            if (!is_space)
                 word[n++] = *at;
             continue;
         }
         word[n] = '\0';
         if (depth != 0)
             return ep_fail(EP_E_ARG, "%s: a bracket is not closed", what);
-        if (n == 0)
+        if (n == 0 && !is_space && is_after_comma)
             return ep_fail(EP_E_ARG, "%s: there is an empty name in the list", what);
-        EP_TRY(expand(what, word, hosts));
+        if (n > 0)
+            EP_TRY(expand(what, word, hosts));
+        /* Spaces and newlines divide names, too: that is how other commands print lists. */
+        is_after_comma = *at == ',' || (is_space && n == 0 && is_after_comma);
         n = 0;
         if (!*at)
             return EP_OK;

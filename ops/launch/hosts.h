@@ -42,10 +42,13 @@ const char *host_name(const struct host *host);
 ep_status host_parse(const char *word, struct host *ret_host);
 
 /*
- * Adds the hosts of a list: divided by commas, with ranges as Slurm writes them ("gpu[01-04,7],login"). `what` is named
- * in errors. A host that is there already is an error.
+ * Adds the hosts of a list: divided by commas or spaces, with ranges as Slurm writes them ("gpu[01-04,7],login").
+ * `what` is named in errors. A host that is there already is an error.
  */
 ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts);
+
+/* Adds those of `more` that are not there yet. */
+ep_status hosts_join(const struct hosts *more, struct hosts *hosts);
 
 enum hosts_format {
     HOSTS_OPEN_MPI, /* "HOST slots=8"; a host that stands there twice is an error */

@@ -266,11 +266,49 @@ ep_status job_check(const json_t *spec)
     return find_dir(spec, &dir);
 }
 
+bool job_is_of_rank(const char *entry)
+{
+    static const char *const begins[] = {"OMPI_COMM_WORLD_",
+                                         "OMPI_UNIVERSE_SIZE=",
+                                         "OMPI_COMMAND=",
+                                         "OMPI_ARGV=",
+                                         "OMPI_NUM_APP_CTX=",
+                                         "OMPI_FIRST_RANKS=",
+                                         "OMPI_APP_CTX_NUM_PROCS=",
+                                         "OMPI_FILE_LOCATION=",
+                                         "OMPI_MCA_ess",
+                                         "OMPI_MCA_pmix=",
+                                         "OMPI_MCA_initial_wdir=",
+                                         "OMPI_MCA_orte_local_daemon_uri=",
+                                         "OMPI_MCA_orte_hnp_uri=",
+                                         "OMPI_MCA_orte_app_num=",
+                                         "OMPI_MCA_orte_num_nodes=",
+                                         "OMPI_MCA_orte_launch=",
+                                         "OMPI_MCA_orte_bound_at_launch=",
+                                         "OMPI_MCA_orte_ess_",
+                                         "OMPI_MCA_orte_top_session_dir=",
+                                         "OMPI_MCA_orte_jobfam_session_dir=",
+                                         "OMPI_MCA_orte_precondition_transports=",
+                                         "PMIX_",
+                                         "PMI_",
+                                         "MPI_LOCALRANKID=",
+                                         "MPI_LOCALNRANKS=",
+                                         "MV2_COMM_WORLD_"};
+
+    if (strncmp(entry, "PMIX_MCA_", strlen("PMIX_MCA_")) == 0)
+        return false;
+    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++)
+        if (strncmp(entry, begins[i], strlen(begins[i])) == 0)
+            return true;
+    return false;
+}
+
 ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank)
 {
     json_t *argv = json_object_get(spec, "argv"), *word;
     struct job_rank rank = {.local = local};
     struct variables variables = {0};
+    bool is_mpi = json_is_true(json_object_get(spec, "mpi"));
     ep_status status = EP_OK;
     size_t i;
 
@@ -286,7 +324,8 @@ ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank
     }
     rank.file = json_is_true(json_object_get(spec, "is_epkit")) ? "/proc/self/exe" : rank.argv[0];
     for (char **entry = environ; *entry; entry++)
-        put(&variables, strdup(*entry));
+        if (is_mpi || !job_is_of_rank(*entry))
+            put(&variables, strdup(*entry));
     if (json_array_size(json_object_get(spec, "source")))
         status = source_scripts(json_object_get(spec, "source"), &variables);
     restore_locale(&variables);

@@ -25,6 +25,7 @@
  *   "node"      integer, place of the node in the sorted list; absent under mpirun
  *   "nodes", "per_node", "gpus"  integers
  *   "names"     strings: what the nodes call themselves; absent where nobody checks it
+ *   "mpi"       true: mpirun starts the ranks
  *   "world"     "nodes" or "ranks": what RANK and WORLD_SIZE count
  *   "master"    string, "port" integer: MASTER_ADDR, MASTER_PORT
  *   "argv"      strings; the program is looked for in PATH unless "dirs" say otherwise
@@ -60,6 +61,12 @@ void job_rank_done(struct job_rank *rank);
  */
 void __attribute__((noreturn)) job_rank_execute(const struct job_rank *rank);
 
+/*
+ * Is "NAME=VALUE" what mpirun or a scheduler told one rank of theirs? It is untrue of what is launched from there, or
+ * on its node by other means; settings of the user (OMPI_MCA_btl, PMIX_MCA_...) are none of these.
+ */
+bool job_is_of_rank(const char *entry);
+
 /* A string, or `other` if it is absent; an integer likewise. */
 const char *job_text(const json_t *spec, const char *key, const char *other);
 int job_number(const json_t *spec, const char *key, int other);
@@ -67,9 +74,9 @@ int job_number(const json_t *spec, const char *key, int other);
 /* --- mark.c --- */
 
 /*
- * Kills the processes of this user whose environment has JOB_MARK=id: by SIGTERM, and after `grace_ms` by SIGKILL,
- * until there are none, for at most two seconds more. Returns how many there were at first; *ret_left is how many are
- * left.
+ * Kills the processes of this user whose environment has JOB_MARK=id, and all that this process has started: by
+ * SIGTERM, and after `grace_ms` by SIGKILL, until there are none, for at most two seconds more. Returns how many there
+ * were at first; *ret_left is how many are left.
  */
 int mark_kill(const char *id, int grace_ms, int *ret_left);
 

@@ -234,12 +234,28 @@ static ep_status start(struct launch *launch, struct remote **ret_remotes, char 
 
 /* --- from begin to end --- */
 
+/* A reason that is of no node. */
+static const char *explain(const char *reason)
+{
+    static const char *const texts[][2] = {
+        {"prepare", "it could not be prepared"},       {"checks", "the doctor found something serious"},
+        {"mpirun", "mpirun did not run it"},           {"log", "a log could not be written"},
+        {"output", "its output could not be written"},
+    };
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+        if (strcmp(reason, texts[i][0]) == 0)
+            return texts[i][1];
+    return reason;
+}
+
 static void conclude(struct launch *launch, struct launch_result *result)
 {
     const struct launch_options *options = launch->options;
     double seconds = (double)(ep_now_ns() - launch->began_ns) / 1e9;
     int n_failed = 0;
     const struct node *first = launch->failed;
+    const char *plural = launch->n == 1 ? "" : "s";
 
     for (int i = 0; i < launch->n; i++) {
         n_failed += launch->nodes[i].failed_at != NULL;
@@ -251,23 +267,23 @@ static void conclude(struct launch *launch, struct launch_result *result)
                  "%s was not started: %d of %d nodes did not answer; %s: %s: %s", options->job.name, n_failed,
                  launch->n, first ? first->name : "?", first ? first->failed_at : "?", first ? first->why : "?");
     else if (launch->interrupted)
-        snprintf(result->verdict, sizeof(result->verdict), "%s on %d nodes was interrupted after %.1f s",
-                 options->job.name, launch->n, seconds);
+        snprintf(result->verdict, sizeof(result->verdict), "%s on %d node%s was interrupted after %.1f s",
+                 options->job.name, launch->n, plural, seconds);
     else if (launch->reason && strcmp(launch->reason, "deadline") == 0)
-        snprintf(result->verdict, sizeof(result->verdict), "%s on %d nodes did not end within %lld s and was ended",
-                 options->job.name, launch->n, (long long)options->deadline_s);
+        snprintf(result->verdict, sizeof(result->verdict), "%s on %d node%s did not end within %lld s and was ended",
+                 options->job.name, launch->n, plural, (long long)options->deadline_s);
     else if (launch->reason && first)
         snprintf(result->verdict, sizeof(result->verdict), "%s failed on %s first: %s%s%s", options->job.name,
                  first->name, strcmp(first->failed_at, "program") == 0 ? "" : first->failed_at,
                  strcmp(first->failed_at, "program") == 0 ? "" : ": ", first->why);
     else if (launch->reason)
-        snprintf(result->verdict, sizeof(result->verdict), "%s on %d nodes failed: %s", options->job.name, launch->n,
-                 launch->reason);
+        snprintf(result->verdict, sizeof(result->verdict), "%s on %d node%s failed: %s", options->job.name, launch->n,
+                 plural, explain(launch->reason));
     else
         snprintf(result->verdict, sizeof(result->verdict),
                  "%s ran on %d node%s with %d rank%s: all ended with status 0 "
                  "(%.1f s)",
-                 options->job.name, launch->n, launch->n == 1 ? "" : "s", launch->n * launch->per_node,
+                 options->job.name, launch->n, plural, launch->n * launch->per_node,
                  launch->n * launch->per_node == 1 ? "" : "s", seconds);
 }
 

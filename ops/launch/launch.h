@@ -75,8 +75,9 @@ struct launch_result {
 
 /* Runs the job. EP_OK whatever became of it; else it could not begin, with the reason by ep_fail(). */
 ep_status launch_run(const struct launch_options *options, struct launch_result *ret_result);
-/* Is it the name of a variable whose value nobody should read in a report? */
-bool launch_is_secret(const char *name);
+
+/* Is it a variable whose value nobody should read in a report: by its name, or by a password in an address? */
+bool launch_is_secret(const char *name, const char *value);
 
 void launch_result_done(struct launch_result *result);
 

@@ -28,6 +28,35 @@ static bool make_folder(const char *path)
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
+/* A run in the same folder before: logs of nodes that this one has not would count as its own. */
+static void remove_earlier(struct launch *launch)
+{
+    static const char *const forms[] = {"%s/worker-%s.log", "%s/doctor-%s.json"};
+    char path[sizeof(launch->folder) + 300];
+    json_t *run, *host;
+    size_t i;
+
+    snprintf(path, sizeof(path), "%s/run.json", launch->folder);
+    run = json_load_file(path, 0, NULL);
+    json_array_foreach(json_object_get(run, "hosts"), i, host)
+    {
+        const char *name = job_text(host, "name", "");
+
+        if (!*name || strchr(name, '/'))
+            continue;
+        for (size_t k = 0; k < sizeof(forms) / sizeof(forms[0]); k++)
+            if (snprintf(path, sizeof(path), forms[k], launch->folder, name) < (int)sizeof(path))
+                unlink(path);
+    }
+    if (run) {
+        snprintf(path, sizeof(path), "%s/triangulate.json", launch->folder);
+        unlink(path);
+        launch_note(launch, "%s: the run of %s that was there is replaced", launch->folder,
+                    job_text(run, "began", "unknown date"));
+    }
+    json_decref(run);
+}
+
 ep_status folder_open(struct launch *launch)
 {
     const char *folder = launch->options->folder;
@@ -46,18 +75,41 @@ ep_status folder_open(struct launch *launch)
     launch->log = fopen(path, "we");
     if (!launch->log)
         return ep_fail_errno(EP_E_SYSTEM, errno, "writing %s", path);
+    remove_earlier(launch);
     return EP_OK;
 }
 
-bool launch_is_secret(const char *name)
+/* "scheme://user:password@host". */
+static bool has_password(const char *value)
 {
-    static const char *const words[] = {"TOKEN",      "SECRET",  "PASSWORD", "PASSWD",
-                                        "CREDENTIAL", "PRIVATE", "API_KEY",  "ACCESS_KEY"};
+    for (const char *at = value; (at = strstr(at, "://")) != NULL;) {
+        size_t name, length;
+
+        at += 3;
+        name = strcspn(at, ":@/ ");
+        if (at[name] != ':')
+            continue;
+        length = strcspn(at + name + 1, "@/ ");
+        if (length && at[name + 1 + length] == '@')
+            return true;
+    }
+    return false;
+}
+
+bool launch_is_secret(const char *name, const char *value)
+{
+    static const char *const words[] = {"TOKEN",   "SECRET", "PASS",       "CREDENTIAL", "PRIVATE",
+                                        "API_KEY", "APIKEY", "ACCESS_KEY", "_AUTH",      "COOKIE"};
+    static const char *const ends[] = {"_KEY", "_PWD", "_PAT"};
+    size_t length = strlen(name);
 
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         if (strcasestr(name, words[i]))
             return true;
-    return false;
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+        if (length > strlen(ends[i]) && strcasecmp(name + length - strlen(ends[i]), ends[i]) == 0)
+            return true;
+    return has_password(value);
 }
 
 static json_t *environment_document(const struct launch *launch)
@@ -68,7 +120,9 @@ static json_t *environment_document(const struct launch *launch)
     json_object_foreach(json_object_get(launch->options->job.spec, "env"), name, value)
     {
         if (json_is_string(value))
-            json_object_set_new(result, name, launch_is_secret(name) ? json_string("(left out)") : json_incref(value));
+            json_object_set_new(result, name,
+                                launch_is_secret(name, json_string_value(value)) ? json_string("(left out)")
+                                                                                 : json_incref(value));
     }
     return result;
 }
@@ -157,7 +211,7 @@ void folder_write(struct launch *launch)
     json_object_set_new(document, "schema_version", json_integer(1));
     snprintf(path, sizeof(path), "%s/run.json", launch->folder);
     snprintf(name, sizeof(name), "%s.new", path);
-    failed = json_dump_file(document, name, JSON_INDENT(2)) != 0 || rename(name, path) != 0;
+    failed = json_dump_file(document, name, JSON_INDENT(2)) != 0 || rename(name, path) != 0 ? errno : 0;
     json_decref(document);
     if (!failed)
         return;
@@ -166,5 +220,5 @@ void folder_write(struct launch *launch)
         launch->code = LAUNCH_FAILED;
         launch->reason = "log";
     }
-    launch_note(launch, "writing %s: %s", path, strerror(errno));
+    launch_note(launch, "writing %s: %s", path, strerror(failed));
 }

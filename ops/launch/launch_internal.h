@@ -97,7 +97,7 @@ struct launch {
 
     char folder[4096];
     FILE *log; /* coordinator.log */
-    bool has_log_failed;
+    bool has_log_failed, has_output_failed;
     char *queue; /* for options->output_fd */
     size_t queued, queue_capacity;
 

@@ -33,8 +33,10 @@ void launch_flush(struct launch *launch)
             done = launch->queued;
         } else if (errno != EAGAIN && errno != EINTR) {
             /* Nobody can be told on this descriptor; the logs have it all. */
+            if (!launch->has_output_failed)
+                launch_note(launch, "the output cannot be written: %s", strerror(errno));
+            launch->has_output_failed = true;
             launch_fail(launch, NULL, LAUNCH_FAILED, "output");
-            launch_note(launch, "the output cannot be written: %s", strerror(errno));
             done = launch->queued;
         } else {
             break;

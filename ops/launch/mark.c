@@ -3,7 +3,9 @@
  * mark.c - the processes of a launch on this machine, whoever their parent is by now.
  *
  * A session of its own, a double fork, mpirun's daemon between: all that leaves a process group. The environment that a
- * process was started with stays with it and with its children.
+ * process was started with stays with it and with its children. Some clear it, or write over it (setproctitle): what
+ * this process has started, with all that came from there, is found by its parents as well, because whoever loses a
+ * parent becomes a child of the agent (PR_SET_CHILD_SUBREAPER).
  */
 #include "launch/job.h"
 
@@ -20,6 +22,7 @@
 
 #define POLL_MS 20
 #define KILL_MS 2000
+#define DEPTH_MAX 1000 /* parents of parents */
 #define ENVIRONMENT_MAX (1u << 20)
 
 static bool has_entry(const char *environment, size_t bytes, const char *entry)
@@ -57,6 +60,38 @@ static bool is_marked(pid_t pid, const char *entry, char *buffer)
     return has_entry(buffer, used, entry);
 }
 
+/* The parent, 0 when there is none or the process has ended: a zombie waits for its parent alone. */
+static pid_t parent_of(pid_t pid)
+{
+    char path[64], text[512], state = 'Z';
+    ssize_t n = 0;
+    int fd, parent = 0;
+    const char *end;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        n = read(fd, text, sizeof(text) - 1);
+        close(fd);
+    }
+    text[n > 0 ? n : 0] = '\0';
+    /* Behind the name, which may hold anything. */
+    end = strrchr(text, ')');
+    if (!end || sscanf(end + 1, " %c %d", &state, &parent) != 2 || state == 'Z' || state == 'X')
+        return 0;
+    return (pid_t)parent;
+}
+
+static bool is_below(pid_t pid)
+{
+    for (int depth = 0; depth < DEPTH_MAX && pid > 1; depth++) {
+        pid = parent_of(pid);
+        if (pid == getpid())
+            return true;
+    }
+    return false;
+}
+
 /* Sends `signal` to all of them (0: none). How many there are. */
 static int signal_marked(const char *entry, int signal, char *buffer)
 {
@@ -67,7 +102,7 @@ static int signal_marked(const char *entry, int signal, char *buffer)
     while (folder && (item = readdir(folder))) {
         pid_t pid = (pid_t)atoi(item->d_name);
 
-        if (pid <= 1 || pid == getpid() || !is_marked(pid, entry, buffer))
+        if (pid <= 1 || pid == getpid() || (!is_marked(pid, entry, buffer) && !is_below(pid)))
             continue;
         n++;
         if (signal)

@@ -49,8 +49,9 @@ static char **make_environment(const char *spec, const char *mark)
     size_t n = 0;
     char **grown;
 
-    while (list && list[n])
-        n++;
+    for (char **entry = list; entry && *entry; entry++)
+        if (!job_is_of_rank(*entry))
+            list[n++] = *entry;
     grown = list ? realloc(list, (n + 5) * sizeof(*list)) : NULL;
     if (!grown) {
         free(list);
@@ -169,7 +170,7 @@ static void take_line(struct launch *launch, const char *line)
     char clean[300];
 
     launch_log(launch, line);
-    if (strspn(line, "-") == strlen(line) || strstr(line, "[mpirun:") == line)
+    if (strspn(line, "-* ") == strlen(line) || strstr(line, "[mpirun:") == line)
         return;
     root_clean(line, clean, sizeof(clean));
     if (!*launch->mpirun_said)

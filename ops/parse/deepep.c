@@ -394,6 +394,7 @@ static bool has_32_cases(const struct parse_run *run, bool has_two_fp8)
 
 static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
 {
+    const struct parse_measure *combine = parse_find(run, "combine", NULL);
     int bf16 = best_key_count(v1, 0), fp8 = best_key_count(v1, 1);
     int writers = v1->configs;
 
@@ -408,7 +409,8 @@ static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
     run->expected = 0;
     if (v1->has_cases)
         run->expected = has_32_cases(run, fp8 >= 2 * writers) ? CASES_INTERNODE : CASES_INTRANODE;
-    run->is_complete = parse_find(run, "combine", NULL) != NULL;
+    /* The last line of each writer. */
+    run->is_complete = combine && combine->n >= (uint64_t)writers;
 }
 
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch)

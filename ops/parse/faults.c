@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define TRACEBACK "Traceback (most recent call last)"
+
 struct known {
     const char *text, *also; /* both must be in the line */
     const char *id, *cause;
@@ -71,7 +73,69 @@ static const struct known known[] = {
     {"Watchdog caught collective operation timeout", NULL, NULL, "a collective operation timed out", true},
     {"Test NCCL failure", NULL, NULL, "an NCCL call failed", true},
     {"Test CUDA failure", NULL, NULL, "a CUDA call failed", true},
+    {"ncclSystemError", NULL, NULL, "an NCCL call failed", true},
+    {"ncclInternalError", NULL, NULL, "an NCCL call failed", true},
+    {"ncclRemoteError", NULL, NULL, "an NCCL call failed", true},
+    {"ncclUnhandledCudaError", NULL, NULL, "an NCCL call failed", true},
+    {"an illegal memory access was encountered", NULL, NULL, "a kernel used an address that is not valid", true},
+    {"CUDA_ERROR_LAUNCH_FAILED", NULL, NULL, "a kernel failed", true},
+    {"cudaErrorIllegalAddress", NULL, NULL, "a kernel used an address that is not valid", true},
+    {"cudaErrorLaunchFailure", NULL, NULL, "a kernel failed", true},
+    {"non-zero status:", NULL, NULL, "a call of NVSHMEM failed, perhaps of a transport that is not needed", false},
+    {"nvshmem setup", "failed", NULL, "NVSHMEM could not start", true},
+    {"nvshmem initialization failed", NULL, NULL, "NVSHMEM could not start", true},
+    {"got completion with error", NULL, NULL, "a transfer over RDMA failed", true},
+    {TRACEBACK, NULL, NULL, "the program raised an error", true},
+    {"ChildFailedError", NULL, NULL, "a process of the test died", true},
+    {"failed (exitcode:", NULL, NULL, "a process of the test died", true},
+    {"closing signal SIG", NULL, NULL, "a process of the test died", true},
+    {"core dumped)", NULL, NULL, "a process crashed", true},
+    {"terminate called ", NULL, NULL, "a process crashed", true},
+    {"*** Process received signal ***", NULL, NULL, "a process crashed", true},
+    {"double free or corruption", NULL, NULL, "a process crashed", true},
+    {": line ", " Killed ", NULL, "a process was ended by a signal", true},
+    {": line ", " Terminated ", NULL, "a process was ended by a script, as helpers in the background are", false},
+    {"timeout: sending signal", NULL, NULL, "the program did not end in time", true},
+    {"command terminated with exit code", NULL, NULL, "a command in a pod failed", true},
+    {"oom_kill event", NULL, NULL, "a process ran out of memory", true},
+    {"Job step aborted", NULL, NULL, "the job step was ended", true},
+    {"MPI_ABORT was invoked", NULL, NULL, "a process failed under mpirun", true},
+    {"Primary job ", "terminated normally, but", NULL, "a process failed under mpirun", true},
+    {"ORTE has lost communication", NULL, NULL, "mpirun lost a node", true},
+    {"There are not enough slots available", NULL, NULL, "mpirun has no slots for so many ranks", true},
+    {"ssh: connect to host", NULL, NULL, "a host could not be reached by ssh", true},
+    {"closed by remote host", NULL, NULL, "a connection by ssh was lost", true},
+    {"client_loop: send disconnect", NULL, NULL, "a connection by ssh was lost", true},
+    {"epkit: error: ", NULL, NULL, "epkit reports an error", true},
 };
+
+/* Lines of these alone, of a shell or an interpreter; behind a name of a host at most. */
+static const struct known words[] = {
+    {"Killed", NULL, NULL, "a process was ended by a signal", true},
+    {"Terminated", NULL, NULL, "a process was ended by a signal", true},
+    {"Aborted", NULL, NULL, "a process was ended by a signal", true},
+    {"Hangup", NULL, NULL, "a process was ended by a signal", true},
+    {"KeyboardInterrupt", NULL, NULL, "the program was interrupted", true},
+};
+
+static const struct known *find_word(const char *line)
+{
+    size_t n = strlen(line);
+
+    while (n > 0 && line[n - 1] == ' ')
+        n--;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        size_t length = strlen(words[i].text), begin = n - length;
+
+        if (n < length || strncmp(line + begin, words[i].text, length) != 0)
+            continue;
+        while (begin > 0 && line[begin - 1] == ' ')
+            begin--;
+        if (begin == 0 || strchr(":]|>", line[begin - 1]))
+            return &words[i];
+    }
+    return NULL;
+}
 
 /* Cheap test first: most lines hold none. */
 static const struct known *find(const char *line)
@@ -79,7 +143,18 @@ static const struct known *find(const char *line)
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
         if (strstr(line, known[i].text) && (!known[i].also || strstr(line, known[i].also)))
             return &known[i];
-    return NULL;
+    return find_word(line);
+}
+
+/* What the interpreter says of objects that it could not clean up changes nothing: it says so in the line before. */
+static bool is_ignored(struct parser *parser, const char *line)
+{
+    struct stream *stream = stream_now(parser);
+    bool was_ignoring = stream && stream->ignores_traceback;
+
+    if (stream)
+        stream->ignores_traceback = strstr(line, "Exception ignored in") != NULL;
+    return was_ignoring && strstr(line, TRACEBACK);
 }
 
 /* The run that was going on: the one of this stream that had a line last. */
@@ -98,20 +173,23 @@ static struct parse_run *latest(struct parser *parser)
 
 void fault_line(struct parser *parser, const char *line)
 {
-    const struct known *fault = find(line);
+    const struct known *fault = is_ignored(parser, line) ? NULL : find(line);
     struct parse_fault *entry;
     struct parse_run *run;
+    bool is_loose = false;
 
     if (!fault)
         return;
     if (fault->is_fatal) {
         run = latest(parser);
-        if (run && strcmp(run->source, parser->source) == 0)
+        is_loose = !run || strcmp(run->source, parser->source) != 0;
+        if (!is_loose)
             run_problem(run, line + strspn(line, " "));
     }
     for (size_t i = 0; i < parser->n_faults; i++) {
         if (parser->faults[i].cause == fault->cause) {
             parser->faults[i].count++;
+            parser->faults[i].is_loose |= is_loose;
             return;
         }
     }
@@ -122,6 +200,7 @@ void fault_line(struct parser *parser, const char *line)
         .id = fault->id,
         .cause = fault->cause,
         .is_fatal = fault->is_fatal,
+        .is_loose = is_loose,
         .line_number = parser->line_number,
         .count = 1,
     };

@@ -38,6 +38,7 @@ struct stream {
     size_t n_document, document_space;
     int depth;
     bool in_string, escaped;
+    bool ignores_traceback; /* Python said "Exception ignored in" in the line before */
 };
 
 /* Beside the public part of a run. */
@@ -163,6 +164,9 @@ bool epkit_line(struct parser *parser, const char *line);
 
 /* Lines of a JSON document. */
 bool epkit_document_line(struct parser *parser, const char *line);
+
+/* No more lines come: what was begun is lost. */
+void epkit_document_end(struct parser *parser);
 
 /* The end of a run: counts that only the whole tells. */
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);

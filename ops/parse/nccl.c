@@ -166,7 +166,7 @@ static bool tail_line(struct parser *parser, const char *line)
             parser->totals.unreadable++;
             return true;
         }
-        run->wrong = (uint64_t)number;
+        run->wrong = number < 1e18 ? (uint64_t)number : (uint64_t)1e18;
         if (strstr(line, "FAILED") && run->wrong == 0)
             run->wrong = 1;
         return true;
@@ -233,7 +233,7 @@ static bool keep_group(struct parse_run *run, char **words, const char *type, bo
         measure->bytes = bytes;
     }
     if (!isnan(values[3]) && !is_magnitude)
-        run->failed += values[3] > 0;
+        run->failed += values[3] != 0;
     return true;
 }
 

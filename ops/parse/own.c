@@ -119,6 +119,59 @@ static void take_bench(struct parser *parser, json_t *document)
     run->document = json_incref(document);
 }
 
+static void forget(struct stream *stream)
+{
+    free(stream->document);
+    stream->document = NULL;
+    stream->n_document = stream->document_space = 0;
+    stream->depth = 0;
+    stream->in_string = stream->escaped = false;
+}
+
+static bool has_verb(const char *text, const char *verb)
+{
+    for (const char *at = text; (at = strstr(at, "\"verb\":")) != NULL;) {
+        at += strlen("\"verb\":");
+        at += strspn(at, " ");
+        if (*at == '"' && lex_starts(at + 1, verb) && at[1 + strlen(verb)] == '"')
+            return true;
+    }
+    return false;
+}
+
+/* A document that cannot be read, or does not end, has lost its verdict: that is no run that passed. */
+static void lose_document(struct parser *parser, const char *text, const char *why)
+{
+    static const struct {
+        const char *verb, *title;
+        enum parse_dialect dialect;
+    } verbs[] = {{"test", "epkit test", PARSE_EPKIT_TEST},
+                 {"run", "epkit run", PARSE_EPKIT_TEST},
+                 {"bench", "epkit bench", PARSE_EPKIT_BENCH}};
+
+    parser->totals.unreadable++;
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
+        struct parse_run *run;
+
+        if (!has_verb(text, verbs[i].verb))
+            continue;
+        run = run_begin(parser, verbs[i].dialect, verbs[i].title);
+        if (run)
+            run_problem(run, why);
+        return;
+    }
+}
+
+void epkit_document_end(struct parser *parser)
+{
+    struct stream *stream = stream_now(parser);
+
+    if (!stream || !stream->document)
+        return;
+    lose_document(parser, stream->document, "its JSON document does not end");
+    forget(stream);
+}
+
 static void take_document(struct parser *parser, const char *text, size_t bytes)
 {
     json_error_t error;
@@ -126,7 +179,7 @@ static void take_document(struct parser *parser, const char *text, size_t bytes)
     const char *verb = text_of(document, "verb");
 
     if (!document) {
-        parser->totals.unreadable++;
+        lose_document(parser, text, "its JSON document is torn");
     } else if (integer_of(document, "schema_version") == 1 && strcmp(verb, "test") == 0) {
         take_test(parser, document);
     } else if (integer_of(document, "schema_version") == 1 && strcmp(verb, "bench") == 0) {
@@ -143,15 +196,6 @@ static void take_document(struct parser *parser, const char *text, size_t bytes)
             take_bench(parser, bench);
     }
     json_decref(document);
-}
-
-static void forget(struct stream *stream)
-{
-    free(stream->document);
-    stream->document = NULL;
-    stream->n_document = stream->document_space = 0;
-    stream->depth = 0;
-    stream->in_string = stream->escaped = false;
 }
 
 /* Follows brackets outside of strings; true when the document has ended. */
@@ -233,6 +277,7 @@ bool epkit_document_line(struct parser *parser, const char *line)
         forget(stream);
         return true;
     }
+    stream->document[stream->n_document] = '\0';
     if (follow(stream, line)) {
         take_document(parser, stream->document, stream->n_document);
         forget(stream);

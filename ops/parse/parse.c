@@ -13,6 +13,7 @@
 
 #define BLOCK_BYTES (256 << 10)
 #define WAIT_MS 1000
+#define MAGIC_BYTES 5 /* by which compressed data is known */
 
 static const char *const dialect_names[PARSE_N_DIALECTS] = {
     [PARSE_DEEPEP_INTRANODE] = "deepep-intranode",
@@ -174,6 +175,7 @@ int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t b
     bool is_stdin = strcmp(path, "-") == 0, is_first = true;
     int fd = STDIN_FILENO, error = is_stdin ? 0 : open_input(path, &fd);
     char *block = error ? NULL : malloc(BLOCK_BYTES);
+    size_t held = 0;
     ssize_t n = 0;
 
     if (error)
@@ -183,16 +185,22 @@ int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t b
     while (!error) {
         while (tick && poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, WAIT_MS) == 0)
             tick(parser->totals.bytes);
-        n = read(fd, block, BLOCK_BYTES);
-        if (n == 0)
-            break;
+        n = read(fd, block + held, BLOCK_BYTES - held);
         if (n < 0 && errno != EINTR)
             error = errno;
-        if (n > 0 && is_first && is_compressed(block, (size_t)n))
+        if (n > 0)
+            held += (size_t)n;
+        /* The first bytes of a pipe may come one by one. */
+        if (n > 0 && is_first && held < MAGIC_BYTES)
+            continue;
+        if (is_first && is_compressed(block, held))
             error = PARSE_COMPRESSED;
-        else if (n > 0)
-            parser_feed(parser, block, (size_t)n);
-        is_first = is_first && n <= 0;
+        else
+            parser_feed(parser, block, held);
+        is_first = is_first && held == 0;
+        held = 0;
+        if (n == 0)
+            break;
         if (n > 0 && tick)
             tick(parser->totals.bytes);
         if (parser->has_failed_alloc)

@@ -77,10 +77,11 @@ struct parse_run {
     int64_t tokens, hidden, topk, topk_groups, experts, ranks, nodes, sms;
     /* Cases, of one writer. Expected is 0 where the dialect has none. */
     int started, passed, failed, expected;
-    uint64_t wrong;   /* nccl-tests: values out of bounds */
-    double average;   /* nccl-tests: average bus bandwidth; NAN */
-    int bits;         /* nccl-tests: 8 where rates are printed in Gb/s; else 0 */
-    bool is_complete; /* the end of the run was seen */
+    uint64_t wrong;    /* nccl-tests: values out of bounds */
+    double average;    /* nccl-tests: average bus bandwidth; NAN */
+    int bits;          /* nccl-tests: 8 where rates are printed in Gb/s; else 0 */
+    bool is_complete;  /* the end of the run was seen */
+    int lines_missing; /* DeepEP low latency: lines of ranks that others have printed, and these have not */
     struct parse_measure *measures;
     size_t n_measures;
     char problems[PARSE_MAX_PROBLEMS][PARSE_TEXT]; /* lines that say what failed */
@@ -127,6 +128,7 @@ struct parse_fault {
     const char *id;    /* of the doctor's check, or NULL */
     const char *cause; /* sentence */
     bool is_fatal;     /* the program cannot have succeeded */
+    bool is_loose;     /* a line of it is of no run, so that no run fails by it */
     char line[PARSE_TEXT];
     char source[256];
     uint64_t line_number, count;

@@ -7,8 +7,8 @@
  *      #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
  *      65536      5000             43012.44            42998.71              0.687979
  *
- * MB are 1048576 bytes here, Gb (--report_gbits) 1e9 bits. With -a there is a row for each size. Latency tests have
- * t_typical and t_avg instead.
+ * MB are 1048576 bytes here, which newer versions call MiB, Gb (--report_gbits) 1e9 bits. With -a there is a row for
+ * each size. Latency tests have t_typical and t_avg instead.
  */
 #include "parse/internal.h"
 
@@ -89,7 +89,7 @@ static bool header(struct parser *parser, const char *line)
         stream->perftest_unit = UNIT_LATENCY_SHORT;
     else if (strstr(line, "[Gb/sec]"))
         stream->perftest_unit = UNIT_GBIT;
-    else if (strstr(line, "[MB/sec]"))
+    else if (strstr(line, "[MB/sec]") || strstr(line, "[MiB/sec]"))
         stream->perftest_unit = UNIT_MIB;
     else
         parser->totals.unreadable++;
@@ -211,7 +211,9 @@ bool perftest_line(struct parser *parser, const char *line)
         return false;
     if (read_title(line, program, sizeof(program))) {
         stream->perftest_unit = UNIT_NONE;
-        (void)run_begin(parser, PARSE_PERFTEST, program);
+        run = run_begin(parser, PARSE_PERFTEST, program);
+        if (run)
+            run->started = 1; /* the begin of the log was seen */
         return true;
     }
     if (device && run) {

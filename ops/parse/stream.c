@@ -201,6 +201,14 @@ static void piece_key(const struct prefix *head, struct prefix *piece)
     memcpy(piece->key, key, sizeof(key));
 }
 
+/* A mark at the begin of a file, of UTF-8 or UTF-16; of the latter the zero bytes have gone with the other controls. */
+static size_t mark_length(const char *line)
+{
+    if (lex_starts(line, "\xef\xbb\xbf"))
+        return 3;
+    return lex_starts(line, "\xff\xfe") || lex_starts(line, "\xfe\xff") ? 2 : 0;
+}
+
 void stream_line(struct parser *parser, char *line, size_t n)
 {
     struct prefix head, prefix;
@@ -210,8 +218,8 @@ void stream_line(struct parser *parser, char *line, size_t n)
     line[n] = '\0';
     parser->totals.lines++;
     parser->line_number++;
-    if (parser->line_number == 1 && lex_starts(line, "\xef\xbb\xbf")) /* mark of UTF-8 */
-        line += 3;
+    if (parser->line_number == 1)
+        line += mark_length(line);
     prefix_read(line, &head);
     prefix = head;
     at = line + head.bytes;
@@ -254,12 +262,10 @@ void stream_flush(struct parser *parser)
         for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
             if (stream->open[dialect])
                 deepep_finish(stream->open[dialect], stream->deepep);
+        epkit_document_end(parser);
     }
     for (size_t i = 0; i < parser->n_streams; i++) {
-        if (parser->streams[i]->document)
-            parser->totals.unreadable++;
         deepep_scratch_free(parser->streams[i]->deepep);
-        free(parser->streams[i]->document);
         free(parser->streams[i]->pending);
         free(parser->streams[i]);
     }

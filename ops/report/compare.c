@@ -113,7 +113,19 @@ static json_t *compare_row(const char *name, const json_t *a, const json_t *b, d
     const char *rating = "same";
     double change = NAN;
 
-    if (a && b && page_number(a, "value") > 0 && page_number(b, "value") > 0) {
+    if (a && b && (page_number(a, "value") <= 0 || page_number(b, "value") <= 0)) {
+        /* To nothing, or from it: no share says how much. */
+        if (page_number(a, "value") > 0) {
+            change = -1;
+            rating = "regression";
+            (*ret_worse)++;
+        } else if (page_number(b, "value") > 0) {
+            rating = "improvement";
+            (*ret_better)++;
+        } else {
+            change = 0;
+        }
+    } else if (a && b) {
         change = page_number(b, "value") / page_number(a, "value") - 1;
         if (json_is_true(json_object_get(a, "lower_is_better")))
             change = page_number(a, "value") / page_number(b, "value") - 1;
@@ -151,7 +163,8 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
            *value;
     const char *name, *worst = "";
     double worst_change = 0;
-    int worse = 0, better = 0, compared = 0;
+    bool has_failed = strcmp(page_text(b, "result"), "failed") == 0 && strcmp(page_text(a, "result"), "failed") != 0;
+    int worse = has_failed, better = 0, compared = 0;
     json_t *verdict, *row;
     size_t i;
 
@@ -171,13 +184,15 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
     {
         const json_t *change = json_object_get(row, "change");
 
-        compared += json_is_number(change);
+        compared += strncmp(page_text(row, "rating"), "only", 4) != 0;
         if (json_is_number(change) && json_number_value(change) < worst_change) {
             worst_change = json_number_value(change);
             worst = page_text(row, "figure");
         }
     }
-    if (compared == 0)
+    if (has_failed)
+        verdict = json_sprintf("The later run failed, and the earlier one did not: %s", page_text(b, "verdict"));
+    else if (compared == 0)
         verdict = json_string("Nothing can be compared: the two have no figure in common.");
     else if (worse > 0)
         verdict = json_sprintf("%d of %d figures are worse beyond noise; most of all %s, by %.1f%%.", worse, compared,

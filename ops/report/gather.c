@@ -90,25 +90,47 @@ static json_t *gather_nics(const struct folder *folder)
     return json_pack("{s:i, s:o}", "uneven", uneven, "hosts", hosts);
 }
 
-static json_t *copy_or_null(const json_t *object, const char *key)
+/* Files that somebody has written by hand may hold anything: a value of another type is left out. */
+static json_t *text_or_null(const json_t *object, const char *key)
 {
     json_t *value = json_object_get(object, key);
 
-    return value ? json_incref(value) : json_null();
+    return json_is_string(value) ? json_incref(value) : json_null();
+}
+
+static json_t *integer_or_null(const json_t *object, const char *key)
+{
+    json_t *value = json_object_get(object, key);
+
+    return json_is_integer(value) ? json_incref(value) : json_null();
+}
+
+static json_t *gather_environment(const struct folder *folder)
+{
+    json_t *result = json_object(), *value;
+    const char *name;
+
+    json_object_foreach(json_object_get(folder->run, "environment"), name, value)
+    {
+        if (json_is_string(value))
+            json_object_set(result, name, value);
+    }
+    return result;
 }
 
 static json_t *gather_hosts(const struct folder *folder)
 {
-    static const char *const keys[] = {"name",   "rank",   "location", "exit_code", "gpu",
-                                       "driver", "kernel", "epkit",    "why"};
+    static const char *const texts[] = {"name", "location", "gpu", "driver", "kernel", "epkit", "why"};
     json_t *list = json_array(), *host, *copy;
     size_t i, j;
 
     json_array_foreach(json_object_get(folder->run, "hosts"), i, host)
     {
         copy = json_object();
-        for (j = 0; j < sizeof(keys) / sizeof(keys[0]); j++)
-            json_object_set_new(copy, keys[j], copy_or_null(host, keys[j]));
+        for (j = 0; j < sizeof(texts) / sizeof(texts[0]); j++)
+            json_object_set_new(copy, texts[j], text_or_null(host, texts[j]));
+        json_object_set_new(copy, "rank", integer_or_null(host, "rank"));
+        json_object_set_new(copy, "exit_code", integer_or_null(host, "exit_code"));
         json_array_append_new(list, copy);
     }
     return list;
@@ -245,21 +267,18 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
     json_object_set_new(document, "result", result_of(folder, parsed, nics));
     json_object_set_new(document, "folder", json_string(folder->path));
     json_object_set_new(document, "date", date_of(folder));
-    json_object_set_new(document, "job", copy_or_null(folder->run, "job"));
-    json_object_set_new(document, "command", copy_or_null(folder->run, "command"));
-    json_object_set_new(document, "commit", copy_or_null(folder->run, "commit"));
-    json_object_set_new(document, "launched_by", copy_or_null(folder->run, "epkit"));
-    json_object_set_new(document, "exit_code", copy_or_null(folder->run, "exit_code"));
+    json_object_set_new(document, "job", text_or_null(folder->run, "job"));
+    json_object_set_new(document, "command", text_or_null(folder->run, "command"));
+    json_object_set_new(document, "commit", text_or_null(folder->run, "commit"));
+    json_object_set_new(document, "launched_by", text_or_null(folder->run, "epkit"));
+    json_object_set_new(document, "exit_code", integer_or_null(folder->run, "exit_code"));
     json_object_set_new(document, "hardware", hardware);
     json_object_set_new(document, "nodes",
                         json_is_integer(json_object_get(folder->run, "nodes"))
                             ? json_incref(json_object_get(folder->run, "nodes"))
                             : first_of_runs(parsed, "nodes"));
     json_object_set_new(document, "hosts", gather_hosts(folder));
-    json_object_set_new(document, "environment",
-                        json_is_object(json_object_get(folder->run, "environment"))
-                            ? json_incref(json_object_get(folder->run, "environment"))
-                            : json_object());
+    json_object_set_new(document, "environment", gather_environment(folder));
     json_object_set_new(document, "nics", nics);
     json_object_set_new(document, "findings", gather_findings(folder));
     json_object_set_new(document, "files", gather_files(folder));

@@ -222,6 +222,22 @@ static json_t *totals_document(const struct parser *parser)
                      (json_int_t)totals.runs_dropped);
 }
 
+/* Why the whole has failed although no run has; NULL: it has not. */
+static json_t *failure_of_whole(const struct parser *parser, const struct verdict_options *options)
+{
+    size_t n;
+    const struct parse_fault *faults = parser_faults(parser, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (faults[i].is_fatal && faults[i].is_loose)
+            return json_sprintf("beside the runs: %s", faults[i].cause);
+    if (*options->failure)
+        return text(options->failure);
+    if (parser_totals(parser).runs_dropped)
+        return json_string("there are more than 2000 runs, of which the others were not looked at");
+    return NULL;
+}
+
 /* Which of two results says more about the whole. */
 static int weight(enum verdict_result result)
 {
@@ -249,7 +265,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
                      const struct verdict_options *options, enum verdict_result *ret_result)
 {
     struct context context = {.parser = parser, .reference = reference, .options = options};
-    json_t *document = json_object(), *runs = json_array(), *faults, *sentence;
+    json_t *document = json_object(), *runs = json_array(), *faults, *sentence, *failure;
     enum verdict_result result = VERDICT_NOTHING;
     int counts[4] = {0};
     char worst[SENTENCE] = "";
@@ -276,6 +292,15 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     sentence = overall(counts, parser_count(parser), worst, parser, is_fatal);
     if (!sentence) /* bytes of the log that are not UTF-8 */
         sentence = text(worst);
+    failure = result == VERDICT_PASSED || result == VERDICT_SLOW ? failure_of_whole(parser, options) : NULL;
+    if (failure) {
+        json_t *whole = json_sprintf("Failed, %s. %s", json_string_value(failure), json_string_value(sentence));
+
+        result = VERDICT_FAILED;
+        json_decref(sentence);
+        json_decref(failure);
+        sentence = whole;
+    }
     json_object_set_new(document, "verdict", sentence);
     json_object_set_new(document, "result", json_string(results[result]));
     json_object_set_new(document, "totals", totals_document(parser));

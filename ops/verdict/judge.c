@@ -54,6 +54,43 @@ static void judge_cases(struct judged *judged)
         say(judged, ": no case was begun");
         fail(judged);
     }
+    if (run->dialect == PARSE_EPKIT_TEST && run->expected <= 0 && run->n_problems == 0) {
+        say(judged, ": no case was run");
+        fail(judged);
+    }
+}
+
+/* Of DeepEP 1, whose cases are followed by the tuning. Lines of it alone are what somebody has chosen from a log. */
+static void judge_tuning(struct judged *judged)
+{
+    const struct parse_run *run = judged->run;
+
+    if ((run->dialect != PARSE_DEEPEP_INTERNODE && run->dialect != PARSE_DEEPEP_INTRANODE) || run->is_complete ||
+        run->expected == 0 || run->passed < run->expected)
+        return;
+    say(judged, ", the log ends %s", run->n_measures ? "in the tuning, before the best combine" : "before the tuning");
+    fail(judged);
+}
+
+/* The lines that may be among those that were torn are not missed. */
+static void judge_low_latency(const struct context *context, struct judged *judged)
+{
+    const struct parse_run *run = judged->run;
+    const struct parse_measure *measure = parse_find(run, "dispatch + combine", NULL);
+    int n = measure ? (int)measure->n : 0;
+
+    if (run->dialect != PARSE_DEEPEP_LOW_LATENCY)
+        return;
+    if (run->n_measures == 0)
+        say(judged, ": no rank printed a result");
+    else if ((uint64_t)run->lines_missing <= parser_totals(context->parser).unreadable)
+        return;
+    else if (n < run->ranks)
+        say(judged, ": %d of %d ranks printed a result", n, (int)run->ranks);
+    else
+        say(judged, ": the log ends before all ranks have printed all results: %d line%s of %d missing",
+            run->lines_missing, run->lines_missing == 1 ? " is" : "s", 3 * (int)run->ranks);
+    fail(judged);
 }
 
 static void judge_tables(const struct context *context, struct judged *judged)
@@ -68,8 +105,10 @@ static void judge_tables(const struct context *context, struct judged *judged)
             fail(judged);
             add_cause(judged, NULL, "the program was built without MPI, or with another MPI than mpirun's");
         } else if (run->wrong > 0 || run->failed > 0) {
-            say(judged, ": %llu values are wrong",
-                (unsigned long long)(run->wrong ? run->wrong : (uint64_t)run->failed));
+            if (run->wrong)
+                say(judged, ": %llu value%s wrong", (unsigned long long)run->wrong, run->wrong == 1 ? " is" : "s are");
+            else
+                say(judged, ": %d row%s of the table with wrong values", run->failed, run->failed == 1 ? "" : "s");
             fail(judged);
         } else if (run->n_measures == 0) {
             say(judged, ": the table has no rows");
@@ -86,16 +125,18 @@ static void judge_tables(const struct context *context, struct judged *judged)
         say(judged, ": nothing was measured");
         fail(judged);
     }
-    if (run->dialect == PARSE_DEEPEP_LOW_LATENCY && run->n_measures == 0) {
-        say(judged, ": no rank printed a result");
+    /* Lines of the table alone are what somebody has chosen from a log. */
+    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete && run->started > 0) {
+        say(judged, ": the log ends within the table");
         fail(judged);
-    } else if (run->dialect == PARSE_DEEPEP_LOW_LATENCY && !run->is_complete) {
-        const struct parse_measure *measure = parse_find(run, "dispatch + combine", NULL);
-
-        if (parser_totals(context->parser).unreadable == 0) {
-            say(judged, ": %d of %d ranks printed a result", measure ? (int)measure->n : 0, (int)run->ranks);
-            fail(judged);
-        }
+    }
+    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && run->measures[0].rdma_gbps <= 0) {
+        say(judged, ": nothing was moved");
+        fail(judged);
+    }
+    if (run->dialect == PARSE_EPKIT_BENCH && run->n_measures == 0 && run->n_problems == 0) {
+        say(judged, ": the table has no rows");
+        fail(judged);
     }
 }
 
@@ -316,7 +357,9 @@ void judge(const struct context *context, struct judged *judged)
     if (*run->device && run->dialect == PARSE_PERFTEST)
         say(judged, " on %s", run->device);
     judge_cases(judged);
+    judge_tuning(judged);
     judge_tables(context, judged);
+    judge_low_latency(context, judged);
     judge_problems(judged);
     find_worst(context, judged);
     judge_speed(context, judged);

@@ -16,6 +16,7 @@ struct verdict_options {
     const struct model_hardware *hardware; /* NULL: what the log names; else the lowest of all known machines counts */
     int nodes;                             /* 0: what the log says, or the rates tell */
     double tolerance;                      /* slower by more than this share of the expected figure is slow: 0.15 */
+    char failure[200]; /* what the launcher says of the runs as a whole: "the launch ended with status 7"; "" */
 };
 
 /* A new document, without the keys that every document of epkit begins with. NULL: out of memory. */

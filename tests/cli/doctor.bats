@@ -330,6 +330,13 @@ compare() {
     compare 600 good1 good2 good3
     [ "$status" -eq 0 ]
     [ "$output" = "Healthy: 3 nodes, nothing found, no differences." ]
+    # A list as of epkit launch.
+    run --separate-stderr epkit doctor --hosts 'good[1-3]' --ssh ./ssh --timeout 600
+    [ "$status" -eq 0 ]
+    [ "$output" = "Healthy: 3 nodes, nothing found, no differences." ]
+    run --separate-stderr epkit doctor --hosts 'a,,b' --ssh ./ssh
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--hosts: there is an empty name"* ]]
 }
 
 @test "--hosts: differences come first, with what most have and who differs; then findings" {

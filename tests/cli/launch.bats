@@ -41,11 +41,17 @@ refused() {
     for name in RANK LOCAL_RANK WORLD_SIZE NNODES MASTER_ADDR MASTER_PORT GPUS_PER_NODE; do
         refused "--env $name: epkit sets it for each rank" --hosts a -x "$name=7" hostname
     done
-    refused "is no NAME or NAME=VALUE" --hosts a -x 'A B=c' hostname
+    refused "'A B' is no name of a variable" --hosts a -x 'A B=c-secret' hostname
+    [[ "$stderr" != *c-secret* ]]
     refused "it is not set here" --hosts a -x EPKIT_NOT_SET hostname
     refused "--triangulate needs a test" --hosts a,b --triangulate hostname
     refused "is no test of nccl-tests" --hosts a nccl ../../x
     refused "nothing says which hosts" hostname
+    # hostname(1) would give that name to every node.
+    refused "--hosts names the nodes" --hosts a hostname b
+    refused "--hosts names the nodes" --hosts a hostname -- -F file
+    refused "did you mean 'intranode'?" --hosts a epkit-test intrande
+    EPKIT_SSH_PORT=22x refused "the variable EPKIT_SSH_PORT is '22x', not a port" --hosts a hostname
     export JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2
     refused "JOB_COMPLETION_INDEX is 2, and there are 2" hostname
 }
@@ -98,6 +104,9 @@ refused() {
     launch --ssh "$PWD/question" --connect-timeout 8 --hosts a hostname
     [ "$status" -eq 1 ]
     [[ "$output" == *"no answer within 8 s; it said: user@host password:"* ]]
+    launch --hosts a deepep-interode
+    [ "$status" -eq 127 ]
+    [[ "$stderr" == *"did you mean the job 'deepep-internode'?"* ]]
     # The last words of a rank that fails, and of it alone.
     launch --hosts a -- sh -c 'echo reason; exit 7'
     [ "$status" -eq 7 ]
@@ -110,4 +119,64 @@ refused() {
     [[ "$stderr" == *"a and b, ... are one host, $(uname -n): ranks of both share its GPUs and ports"* ]]
     launch --hosts a hostname
     [ -z "$stderr" ]
+}
+
+@test "the command of a run can be repeated word for word, and tells no secret" {
+    local command
+    export DB_PASSWORD=secret-1
+    run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts 'a b' --json \
+        -x WANDB_KEY=secret-2 -x http_proxy=http://me:secret-3@proxy:3128 -x DB_PASSWORD -x A="it's" -- \
+        sh -c 'echo "$A  $WANDB_KEY"' '' -x
+    echo "$output" "$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"a: it's  secret-2"* ]]
+    [ "$(jq -c .environment <<<"$output")" = \
+        '{"WANDB_KEY":"(left out)","http_proxy":"(left out)","DB_PASSWORD":"(left out)","A":"it'"'"'s"}' ]
+    command=$(jq -r .command <<<"$output")
+    [[ "$command" == "epkit launch "* && "$command" != *secret-* ]]
+    run ! grep -r secret- run/testbed-logs/run.json run/testbed-logs/coordinator.log
+    # The variables whose values were left out have to be set.
+    export WANDB_KEY=secret-4 http_proxy=x
+    cd "$(mktemp -d -p "$BATS_TEST_TMPDIR")"
+    run --separate-stderr bash -c "epkit() { '$EPKIT' \"\$@\"; }; $command"
+    echo "$output" "$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"a: it's  secret-4"* ]]
+    [ "$(jq -r .command <<<"$output")" = "$command" ]
+}
+
+@test "processes that clear their environment are ended with the others" {
+    local seconds=$((1000000 + $$))
+    launch --hosts a -- sh -c "env -i setsid sleep $seconds & env -i setsid sh -c 'setsid sleep $seconds' & sleep 0.2; exit 3"
+    [ "$status" -eq 3 ]
+    run ! pgrep -f "sleep $seconds"
+}
+
+@test "what mpirun told the rank that launches is not told to its ranks, what the user has set is" {
+    export OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3 PMI_SIZE=4 OMPI_MCA_ess_base_jobid=7
+    export OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash
+    launch --hosts a -x PMI_FD=5 -- env
+    [ "$status" -eq 0 ]
+    [ "$(grep -oE '(OMPI_COMM|OMPI_MCA|PMI)[A-Z_a-z]*=.*' <<<"$output" | sort | tr '\n' ' ')" = \
+        "OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash PMI_FD=5 " ]
+}
+
+@test "a reader that goes away is said once" {
+    run bash -c "'$EPKIT' launch --ssh '$PWD/ssh' --connect-timeout 60 --no-logs --checks skip --hosts a -- yes 2>errors | head -n 1"
+    [ "$status" -eq 0 ]
+    [ "$output" = "a: y" ]
+    [ "$(grep -c 'the output cannot be written: Broken pipe' errors)" -eq 1 ]
+}
+
+@test "a run in the folder of an earlier one replaces it, with the logs of nodes that it has not" {
+    run epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a,b,c -- sh -c 'echo "Segmentation fault"'
+    [ "$status" -eq 0 ]
+    touch run/testbed-logs/mine.txt
+    run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a -- \
+        echo '[ 1/1] bf16 random, sync ... passed 1 ms'
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"the run of 20"*" that was there is replaced"* ]]
+    [ "$(cd run/testbed-logs && echo worker-* mine*)" = "worker-a.log mine.txt" ]
+    run epkit parse run
+    [ "$status" -eq 0 ]
 }

@@ -180,3 +180,99 @@ END
     run --separate-stderr epkit parse log
     [ "$status" -eq 0 ]
 }
+
+@test "no log passes that ended early" {
+    for dialect in deepep-intranode deepep-internode deepep-lowlatency deepep-v2 nccl-tests perftest epkit-test; do
+        python3 "$SAMPLES" cut "$EPKIT" "$dialect"
+    done
+    # A table of a benchmark without rows, and documents that are torn behind one that is whole.
+    run epkit parse <<<"ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv"
+    [ "$status" -eq 1 ]
+    cd "$BATS_TEST_TMPDIR"
+    echo '{"schema_version": 1, "verb": "test", "matrix": "intranode", "total": 1, "passed": 1, "failed": 0}' >whole
+    run epkit parse whole
+    [ "$status" -eq 0 ]
+    for text in '{"schema_version": 1, "verb": "test", "total": 24,' '{"schema_version": 1, "verb": "run", "suites": [,]}' \
+        '{"schema_version": 1, "verb": "test", "total": 0, "passed": 0, "failed": 0}'; do
+        { cat whole && echo "$text"; } >two
+        run epkit parse two
+        echo "$output"
+        [ "$status" -eq 1 ]
+    done
+}
+
+@test "no log passes that tells of a failure, wherever it stands; what Python ignores is none" {
+    local log fault
+    log=$(for i in 1 2 3 4; do echo "[ $i/4] bf16 random, sync ... passed 1 ms"; done)
+    run epkit parse <<<"$log"
+    [ "$status" -eq 0 ]
+    while read -r fault; do
+        for text in "$fault"$'\n'"$log" "$log"$'\n'"$fault" "${log/passed 1 ms/passed 1 ms$'\n'$fault}"; do
+            run epkit parse <<<"$text"
+            [ "$status" -eq 1 ] || { echo "passed: $fault" && false; }
+        done
+    done <<'END'
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+bash: line 1:  1234 Killed                  python3 test.py
+bash: line 1:  1234 Aborted                 (core dumped) python3 test.py
+gpu02: Killed
+Terminated
+KeyboardInterrupt
+command terminated with exit code 137
+MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD
+ORTE has lost communication with a remote daemon.
+slurmstepd: error: *** JOB 12 ON gpu01 CANCELLED AT 2026-02-03T10:00:00 DUE TO TIME LIMIT ***
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+terminate called without an active exception
+mlx5: gpu01: got completion with error:
+Connection to gpu02 closed by remote host.
+epkit: error: rank 3 died
+END
+    run epkit parse <<<"$log"$'\n''Exception ignored in: <function Buffer.__del__>'$'\n''Traceback (most recent call last):'
+    [ "$status" -eq 0 ]
+    # In another file than the run; and by what the launcher says of the run.
+    cd "$BATS_TEST_TMPDIR"
+    mkdir run
+    echo "$log" >run/coordinator.log
+    epkit parse run
+    echo "Segmentation fault" >run/worker-b.log
+    run epkit parse run
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [[ "${lines[0]}" == "Failed, beside the runs: a process crashed. epkit test: 4/4 cases passed." ]]
+    rm run/worker-b.log
+    echo '{"schema_version": 1, "began": "x", "exit_code": 7, "reason": "program", "failed_host": "b"}' >run/run.json
+    run epkit parse run
+    [ "$status" -eq 1 ]
+    [[ "${lines[0]}" == "Failed, the launch ended with status 7 (program, first on b). "* ]]
+    echo '{"schema_version": 1, "began": "x", "ended": null, "exit_code": null}' >run/run.json
+    run epkit parse run
+    [ "$status" -eq 1 ]
+    [[ "${lines[0]}" == "Failed, the launch has not ended, or was killed. "* ]]
+}
+
+@test "text of other systems, units of newer perftest, rates of nothing, a first byte alone" {
+    cd "$BATS_TEST_TMPDIR"
+    echo "[ 1/1] bf16 random, sync ... passed 1 ms" >log
+    for code in UTF-16 UTF-16BE UTF-32; do
+        iconv -f UTF-8 -t "$code" log >coded
+        run epkit parse coded
+        [ "$status" -eq 0 ]
+        [ "${lines[0]}" = "epkit test: 1/1 cases passed." ]
+    done
+    printf '%s\n' '                    RDMA_Write BW Test' ' Dual-port       : OFF          Device         : mlx5_0' \
+        ' #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]' \
+        ' 65536      5000             43012.44            42998.71              0.687979' \
+        '---------------------------------------------------------------------------------------' >log
+    run epkit parse log
+    [ "$status" -eq 0 ]
+    [ "${lines[0]}" = "ib_write_bw on mlx5_0: write 45.1 GB/s (RDMA)." ]
+    sed -i 's/43012.44            42998.71/0.00                0.00/' log
+    run epkit parse log
+    [ "$status" -eq 1 ]
+    gzip -c log >packed
+    run --separate-stderr epkit parse < <(head -c 1 packed; sleep 0.2; tail -c +2 packed)
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"it is compressed"* ]]
+}

@@ -141,7 +141,7 @@ setup() {
     # Lines that are none do no harm, and are not lost.
     echo 'torn {' >>h.jsonl
     report r6 --history h.jsonl
-    [[ "$stderr" == *"1 lines are no entries"* ]]
+    [[ "$stderr" == *"1 line is no entry and left out"* ]]
     [ "$(wc -l <h.jsonl)" -eq 8 ]
 }
 
@@ -216,4 +216,36 @@ END
     exec 5<&-
     report a
     [ ! -e a/.report.json.epkit-AbCdEf ]
+}
+
+@test "a run that fails where the one before did not is worse, with figures or without; so is a rate of nothing" {
+    local i
+    mkdir good bad less
+    for i in 1 2 3 4; do echo "[ $i/4] bf16 random, sync ... passed 1 ms"; done >good/coordinator.log
+    head -n 3 good/coordinator.log >bad/coordinator.log
+    report --compare good bad
+    [ "$status" -eq 3 ]
+    [[ "${lines[0]}" == "The later run failed, and the earlier one did not: epkit test: 3/4 cases passed"* ]]
+    report --compare bad good
+    [ "$status" -eq 4 ]
+    report good --history all
+    report bad --history all
+    [[ "$output" == *"Beside the run before: The later run failed"* ]]
+    make_run a 80 2026-02-03T10:00:00Z
+    report a
+    jq '(.figures[]).value = 0' a/report.json >none.json
+    report --json --compare a none.json
+    [ "$status" -eq 3 ]
+    jq -e '[.rows[].rating] | unique == ["regression"]' <<<"$output"
+    valid report <<<"$output"
+}
+
+@test "a run.json of other types than documented does not get into the report" {
+    make_run a 80 2026-02-03T10:00:00Z
+    jq '.exit_code = "x" | .job = 5 | .environment.N = 1 | .hosts[0].name = 7 | .hosts[1].rank = "z" | .hosts[2] = 3' \
+        a/testbed-logs/run.json >changed && mv changed a/testbed-logs/run.json
+    report a --json
+    [ "$status" -eq 0 ]
+    valid report <<<"$output"
+    jq -e '.job == null and .environment == {NCCL_NET: "gIB <b>"} and .hosts[0].name == null' <<<"$output"
 }

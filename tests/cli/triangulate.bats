@@ -126,3 +126,12 @@ is_gone() {
         [[ "$stderr" == *"runs[1] needs"* ]]
     done
 }
+
+@test "a command that measures nothing says nothing about a node" {
+    run --separate-stderr epkit triangulate --hosts a,b,c --run 'echo {hosts}; exit 7' --json
+    echo "$output" "$stderr"
+    [ "$status" -eq 3 ]
+    valid triangulate <<<"$output"
+    jq -e '.slow == [] and (.verdict | startswith("No single node can be named: no group gave a figure: Nothing was"))' \
+        <<<"$output"
+}

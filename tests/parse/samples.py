@@ -3,6 +3,7 @@
 """Logs in the formats of the programs that 'epkit parse' reads, and what each of them says.
 
 usage: samples.py check EPKIT DIALECT     # parses all samples of a dialect and compares
+       samples.py cut EPKIT DIALECT       # none that passes does so without its end
        samples.py write DIR               # the samples as files, for the fuzzer's corpus or to look at
        samples.py list
 
@@ -786,6 +787,35 @@ def check(epkit, dialect):
     return 1 if bad else 0
 
 
+# What the last line of a run has in it. The text of epkit's benchmark has no end.
+LAST = {"deepep-intranode": "Best combine", "deepep-internode": "Best combine", "deepep-lowlatency": "[rank ",
+        "deepep-v2": "Testing with", "nccl-tests": "Avg bus bandwidth", "perftest": "-----",
+        "epkit-test": " ... passed"}
+
+
+def passes_cut(epkit, text, last):
+    """Does a log pass without its last such line and what follows?"""
+    lines = text.splitlines(keepends=True)
+    end = max((i for i, line in enumerate(lines) if last in line), default=len(lines) // 2)
+    data = "".join(lines[:end]).encode("utf-8", "surrogateescape")
+    done = subprocess.run([epkit, "parse", "-"], input=data, capture_output=True, timeout=120, check=False)
+    return done.returncode in (0, 3)
+
+
+def cut(epkit, dialect):
+    """Samples of one run without torn lines, as what is torn may be the end."""
+    samples = [(name, text) for name, text, runs in DIALECTS[dialect]()
+               if len(runs) == 1 and runs[0]["result"] == "passed" and not runs[0].get("unreadable")][:12]
+    if len(samples) < 6:
+        sys.exit(f"{dialect}: only {len(samples)} samples to cut")
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda sample: passes_cut(epkit, sample[1], LAST[dialect]), samples))
+    for (name, _), passes in zip(samples, results):
+        if passes:
+            print(f"{dialect} {name}: passes without its end")
+    return 1 if any(results) else 0
+
+
 def main():
     if sys.argv[1:2] == ["list"]:
         print("\n".join(DIALECTS))
@@ -798,6 +828,8 @@ def main():
         return 0
     if sys.argv[1:2] == ["check"] and len(sys.argv) == 4:
         return check(sys.argv[2], sys.argv[3])
+    if sys.argv[1:2] == ["cut"] and len(sys.argv) == 4:
+        return cut(sys.argv[2], sys.argv[3])
     sys.exit(__doc__)
 
 

@@ -33,6 +33,8 @@ static void test_lists(void **state)
     (void)state;
     assert_string_equal(expand("a"), "a");
     assert_string_equal(expand("a, b"), "a b");
+    assert_string_equal(expand(" a ,\tb  c\nd\n"), "a b c d");
+    assert_string_equal(expand("h[1, 2] g"), "h1 h2 g");
     assert_string_equal(expand("root@a:222,[2001:db8::1]:23,2001:db8::2"), "root@a:222 2001:db8::1:23 2001:db8::2");
     assert_string_equal(expand("h[1-3,7]"), "h1 h2 h3 h7");
     assert_string_equal(expand("gpu[08-11]"), "gpu08 gpu09 gpu10 gpu11");
@@ -47,6 +49,8 @@ static void test_lists_refused(void **state)
         {"", "empty name"},
         {"a,,b", "empty name"},
         {"a,", "empty name"},
+        {"a , ,b", "empty name"},
+        {" \n", "empty name"},
         {"a,b,a", "stands there twice"},
         {"gpu1,GPU1.", "stands there twice"},
         {"root@a,me@a", "stands there twice"},
@@ -227,6 +231,9 @@ static const char *const variables[] = {"JOBSET_NAME",
                                         "SLURM_PROCID",
                                         "SLURM_STEP_NUM_TASKS",
                                         "SLURM_STEP_NODELIST",
+                                        "SLURM_HET_SIZE",
+                                        "SLURM_JOB_NODELIST_HET_GROUP_0",
+                                        "SLURM_JOB_NODELIST_HET_GROUP_1",
                                         "COMPLETIONS",
                                         "PARALLELISM",
                                         "JOB_COMPLETIONS",
@@ -298,6 +305,14 @@ static void test_surroundings(void **state)
     assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-4] SLURM_STEP_NODELIST=h2 SLURM_PROCID=0 "
                                  "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1"),
                         "-1: h1 h2 h3 h4");
+    /* All components of a heterogeneous job, two of which may share a node. */
+    assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_HET_SIZE=2 SLURM_JOB_NODELIST_HET_GROUP_0=h[1-2] "
+                                 "SLURM_JOB_NODELIST_HET_GROUP_1=h2,g[1-2]"),
+                        "-1: h1 h2 g1 g2");
+    assert_contradiction("SLURM_JOB_NODELIST=h1 SLURM_HET_SIZE=2 SLURM_JOB_NODELIST_HET_GROUP_0=h1",
+                         "SLURM_HET_SIZE is 2, and SLURM_JOB_NODELIST_HET_GROUP_1 is not set");
+    assert_contradiction("LWS_GROUP_SIZE=2", "LWS_GROUP_SIZE is set, and LWS_LEADER_ADDRESS is not");
+    assert_contradiction("SLURM_JOB_ID=7", "SLURM_JOB_ID is set, and SLURM_JOB_NODELIST is not");
     /* All but NNODES count the pods of one job. */
     assert_string_equal(discover("JOBSET_NAME=js REPLICATED_JOB_REPLICAS=2 JOB_INDEX=1 COMPLETIONS=1 NNODES=2 "
                                  "JOB_COMPLETION_INDEX=0 REPLICATED_JOB_NAME=w"),

@@ -259,6 +259,11 @@ static void test_print(void **state)
     options_print(&sample, &call, except, small, sizeof(small));
     assert_string_equal(small, "epkit sample ch");
     options_done(&call);
+    /* What looks like an option stands behind "--", where it is none. */
+    parse_good("--quick -- table -c", &call);
+    options_print(&sample, &call, except, text, sizeof(text));
+    assert_string_equal(text, "epkit sample --quick -- table -c");
+    options_done(&call);
 }
 
 /* Words for execvp(): nothing is quoted, nothing is cut. */

@@ -160,13 +160,30 @@ static json_t *make_program(int n_args, char **args)
     return json_pack("{s:o}", "argv", argv);
 }
 
+static int check_matrix(const struct cmd *cmd, const char *name)
+{
+    static const char *const names[] = {"intranode", "internode", "lowlatency", NULL};
+    const char *nearest;
+
+    for (size_t i = 0; names[i]; i++)
+        if (strcmp(names[i], name) == 0)
+            return CMD_FINE;
+    nearest = options_nearest(name, names);
+    return cmd_usage(cmd, "epkit-test: '%.40s' is none of intranode, internode, lowlatency%s%s%s", name,
+                     nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+}
+
 /* epkit-test: intranode runs on each node by itself; the other matrices are one group over all nodes. */
 static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call, int n_nodes, struct launch_job *job)
 {
     const struct launch_args *args = call->options;
     json_t *argv = json_object_get(job->spec, "argv");
     char count[16];
+    int code;
 
+    code = check_matrix(cmd, call->args[1]);
+    if (code != CMD_FINE)
+        return code;
     if (n_nodes < 2 && strcmp(call->args[1], "internode") == 0)
         return cmd_usage(cmd, "epkit-test internode needs two nodes or more");
     if (n_nodes > 1 && strcmp(call->args[1], "intranode") != 0) {
@@ -255,7 +272,9 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
 
     if (length == 0 || length >= sizeof(name) || (word[0] >= '0' && word[0] <= '9') ||
         strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") < length)
-        return cmd_usage(cmd, "--env: '%.60s' is no NAME or NAME=VALUE", word);
+        /* Without the value, which may be a secret. */
+        return cmd_usage(cmd, "--env: '%.*s' is no name of a variable: NAME or NAME=VALUE",
+                         (int)(length < 60 ? length : 60), word);
     snprintf(name, sizeof(name), "%.*s", (int)length, word);
     for (size_t i = 0; i < sizeof(own_names) / sizeof(own_names[0]); i++)
         if (strcmp(name, own_names[i].name) == 0)
@@ -488,20 +507,38 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
     masked.options = &shown;
     for (size_t i = 0; i < shown.env.n; i++) {
         snprintf(words[i], sizeof(words[i]), "%.*s", (int)strcspn(shown.env.values[i], "="), shown.env.values[i]);
-        if (launch_is_secret(words[i]))
+        if (launch_is_secret(words[i], shown.env.values[i]))
             shown.env.values[i] = words[i];
     }
     options_print(cmd, &masked, (const char *const[]){NULL}, raw, sizeof(raw));
     root_clean(raw, ret_text, bytes);
 }
 
-/* A port that the surroundings set. */
+/* A port that the surroundings set, checked by check_ports(). */
 static int own_port(const char *name, int other)
 {
     const char *text = getenv(name);
-    int port = text ? atoi(text) : 0;
 
-    return port > 0 && port < 65536 ? port : other;
+    return text && *text ? atoi(text) : other;
+}
+
+static int check_port(const struct cmd *cmd, const char *name, int least)
+{
+    const char *text = getenv(name);
+
+    if (!text || !*text ||
+        (strlen(text) < 6 && strspn(text, "0123456789") == strlen(text) && atoi(text) >= least && atoi(text) < 65536))
+        return CMD_FINE;
+    return cmd_usage(cmd, "the variable %s is '%.40s', not a port from %d to 65535", name, text, least);
+}
+
+static int check_ports(const struct cmd *cmd, const struct cmd_call *call, bool is_pods)
+{
+    int code = cmd_given(cmd, call, "port") ? CMD_FINE : check_port(cmd, "EPKIT_SSH_PORT", 0);
+
+    if (code == CMD_FINE && is_pods && !cmd_given(cmd, call, "master-port"))
+        code = check_port(cmd, "MASTER_PORT", 1);
+    return code;
 }
 
 static void fill(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned, bool is_pods,
@@ -573,6 +610,21 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
     return code;
 }
 
+/* Nobody has a program of that name: perhaps a job was meant. */
+static void hint_job(const char *program)
+{
+    const char *names[32];
+    const char *nearest;
+    size_t n = 0;
+
+    for (const struct canned_job *job = canned_jobs; job->name && n < 31; job++)
+        names[n++] = job->name;
+    names[n] = NULL;
+    nearest = options_nearest(program, names);
+    if (nearest)
+        out_hint("did you mean the job '%s'?", nearest);
+}
+
 /* Beyond 128 the code is a signal that interrupted epkit, for main(); that of a program is its own. */
 static int leave(int code, bool is_interrupted)
 {
@@ -615,11 +667,15 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         code = add_secret(cmd, json_object_get(options.job.spec, "env"));
     if (code == CMD_FINE)
         code = check_hosts(cmd, canned, &options);
+    if (code == CMD_FINE)
+        code = check_ports(cmd, call, source.is_pods);
     if (code == CMD_FINE) {
         fill(cmd, call, canned, source.is_pods, &options);
         name_folder(args, options.job.name, folder, sizeof(folder));
         options.folder = *folder ? folder : NULL;
         code = run(cmd, call, canned, &options);
+        if (code == 127 && !canned && !args->workload)
+            hint_job(call->args[0]);
     }
     json_decref(options.job.spec);
     json_decref(options.job.files);
@@ -639,7 +695,7 @@ const struct cmd verb_launch = {
     .options_bytes = sizeof(struct launch_args),
     .examples =
         (const struct cmd_example[]){
-            {"epkit launch --hosts gpu[01-04] hostname", "Do all nodes answer?"},
+            {"epkit launch --hosts 'gpu[01-04]' hostname", "Do all nodes answer?"},
             {"epkit launch --hostfile hosts epkit-test internode --per-node 8", "epkit's own test over Open MPI."},
             {"sbatch --nodes 2 --wrap 'epkit launch deepep-internode'", "DeepEP's test on the nodes of a Slurm job."},
             {"epkit launch nccl all_reduce -- -b 1M -e 1M", "Arguments of the test come after --."},

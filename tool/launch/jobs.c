@@ -27,8 +27,25 @@ static json_t *words(const char *const *list, int n_args, char **args)
 static json_t *make_hostname(const struct canned_job *job, int n_args, char **args)
 {
     static const char *const argv[] = {"hostname", NULL};
+    static const char *const known[] = {"-a",      "-A",       "-d",          "-f",           "-i",
+                                        "-I",      "-s",       "--fqdn",      "--long",       "--short",
+                                        "--alias", "--domain", "--all-fqdns", "--ip-address", "--all-ip-addresses",
+                                        NULL};
 
     (void)job;
+    /* A name would become that of every node: hostname(1) sets what it is given. */
+    for (int i = 0; i < n_args; i++) {
+        const char *const *option = known;
+
+        while (*option && strcmp(*option, args[i]) != 0)
+            option++;
+        if (!*option) {
+            ep_fail(EP_E_ARG,
+                    "hostname: '%.40s': it takes options that show a name alone, as -f; --hosts names the nodes",
+                    args[i]);
+            return NULL;
+        }
+    }
     return json_pack("{s:o}", "argv", words(argv, n_args, args));
 }
 
