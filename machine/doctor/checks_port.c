@@ -33,7 +33,8 @@ static bool is_roce_port(const struct doctor_machine *machine, int nic, int port
 {
     const struct topo_port *self = &machine->topo->nics[nic].ports[port];
 
-    return look_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET;
+    return look_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET &&
+           !machine->topo->nics[nic].is_iwarp;
 }
 
 /* What is wrong with GID `index` of a port, "" if nothing is. */

@@ -89,7 +89,7 @@ static void expect(const struct doctor_machine *machine, struct doctor_result *r
         differs(machine, result, "/sys/bus/pci/devices", "GPUs", "%d, and %d are expected", topo->n_gpus,
                 expected->gpus);
     for (int i = 0; *expected->gpu && i < topo->n_gpus; i++)
-        if (*topo->gpus[i].name && !strstr(topo->gpus[i].name, expected->gpu))
+        if (*topo->gpus[i].name && !strcasestr(topo->gpus[i].name, expected->gpu))
             differs(machine, result, topo->pci[topo->gpus[i].pci].address, "kind of a GPU", "%s, and %s is expected",
                     topo->gpus[i].name, expected->gpu);
     if (*expected->driver && !is_version(expected->driver, topo->driver))

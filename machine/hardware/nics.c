@@ -170,6 +170,7 @@ static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *
     nic->hca = root_line(topo->root, CLASS "/%s/hca_type", name).text;
     nic->firmware = root_line(topo->root, CLASS "/%s/fw_ver", name).text;
     nic->uverbs = find_uverbs(topo, nic);
+    nic->is_iwarp = strstr(root_line(topo->root, CLASS "/%s/node_type", name).text, "RNIC") != NULL;
     return read_ports(topo, nic);
 }
 

@@ -99,6 +99,21 @@ static const char *down_why(struct topo *topo, const struct topo_nic *nic)
                        *nic->ports[0].phys_state ? nic->ports[0].phys_state : "link unknown");
 }
 
+/* Was this process given virtual functions, and none of their physical ones? Then one that it lacks is missed. */
+static bool is_given_functions(const struct topo *topo)
+{
+    bool is_given = false;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        int physical = physical_function(topo, &topo->nics[i]);
+
+        if (physical >= 0 && topo->nics[physical].access != TOPO_ACCESS_NO)
+            return false;
+        is_given = is_given || (physical >= 0 && topo->nics[i].access == TOPO_ACCESS_YES);
+    }
+    return is_given;
+}
+
 /* Roles that a NIC has by itself. A function that was handed to this process counts, its physical one does not. */
 static void judge_alone(struct topo *topo)
 {
@@ -106,7 +121,9 @@ static void judge_alone(struct topo *topo)
         struct topo_nic *nic = &topo->nics[i];
         int physical = physical_function(topo, nic);
 
-        if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
+        if (physical >= 0 && nic->access == TOPO_ACCESS_NO && is_given_functions(topo))
+            set_role(nic, TOPO_ROLE_NO_ACCESS, nic->access_why);
+        else if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
             set_role(nic, TOPO_ROLE_VIRTUAL,
                      root_printf(topo->root, "a virtual function of %s", topo->nics[physical].name));
         else if (!has_active_port(nic))

@@ -117,6 +117,7 @@ struct topo_nic {
     int pci;          /* -1: none, a software device (rxe, siw) */
     const char *hca, *firmware;
     const char *uverbs; /* "/dev/infiniband/uverbs0" */
+    bool is_iwarp;      /* RDMA over TCP: it connects by addresses, not by GIDs */
     int n_ports;
     struct topo_port ports[TOPO_MAX_PORTS];
     enum topo_role role;

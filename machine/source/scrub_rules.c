@@ -90,7 +90,7 @@ void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
  * IOMMU groups.
  */
 static const char attribute_words[] =
-    "NOP DOWN INIT ARMED ACTIVE ACTIVE_DEFER Sleep Polling Disabled LinkUp PortConfigurationTraining "
+    "CA RNIC NOP DOWN INIT ARMED ACTIVE ACTIVE_DEFER Sleep Polling Disabled LinkUp PortConfigurationTraining "
     "LinkErrorRecovery Phy Test Gb/sec SDR DDR QDR FDR FDR10 EDR HDR NDR XDR 1X 2X 4X 8X 12X InfiniBand Ethernet "
     "Unspecified IB/RoCE RoCE v1 v2 GT/s PCIe Unknown up down unknown dormant lowerlayerdown notpresent testing "
     "going back live coming max identity DMA DMA-FQ blocked auto on off Linux enabled disabled yes no none";
