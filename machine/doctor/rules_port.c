@@ -335,6 +335,34 @@ static const char *usual_firmware(const struct doctor_machine *machine, int nic)
     return NULL;
 }
 
+/* No version has the majority: nobody can say which is the odd one. */
+static void find_divided(const struct doctor_machine *machine, struct doctor_result *result, int nic)
+{
+    const struct topo *topo = machine->topo;
+    const char *firmware = topo->nics[nic].firmware;
+    int n = 0, other = -1;
+
+    for (int k = 0; k < topo->n_nics; k++) {
+        if (!look_serves_gpus(machine, k) || !is_same_make(topo, k, nic) || !*topo->nics[k].firmware)
+            continue;
+        n++;
+        other = other < 0 && strcmp(topo->nics[k].firmware, firmware) != 0 ? k : other;
+    }
+    if (n < 3 || other < 0)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING, "NICs of one make have different firmware: %s has %s, %s has %s",
+                 topo->nics[nic].name, firmware, topo->nics[other].name, topo->nics[other].firmware);
+    for (int k = 0; k < topo->n_nics; k++)
+        if (look_serves_gpus(machine, k) && is_same_make(topo, k, nic) && *topo->nics[k].firmware)
+            doctor_evidence(machine, result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s",
+                            topo->nics[k].name, topo->nics[k].firmware);
+    doctor_advise(
+        machine, result,
+        "An update that stopped half-way leaves this behind. Bring all of them to one version (mlxfwmanager, or "
+        "the vendor's tool) when the node is drained: the new firmware runs after a reset of the NIC, which "
+        "ends its links.");
+}
+
 static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -345,6 +373,8 @@ static void run_firmware(const struct doctor_machine *machine, struct doctor_res
         if (!look_serves_gpus(machine, i) || !*topo->nics[i].firmware)
             continue;
         usual = usual_firmware(machine, i);
+        if (!usual && result->outcome != DOCTOR_FOUND)
+            find_divided(machine, result, i);
         if (!usual || strcmp(usual, topo->nics[i].firmware) == 0)
             continue;
         if (result->outcome != DOCTOR_FOUND) {

@@ -90,13 +90,16 @@ static void set_role(struct topo_nic *nic, enum topo_role role, const char *why)
 
 static const char *down_why(struct topo *topo, const struct topo_nic *nic)
 {
+    const char *state, *phys_state;
+
     if (nic->n_ports == 0)
         return "no port can be read";
     if (nic->n_ports > 1)
         return "no port is active";
-    return root_printf(topo->root, "port %d is %s (%s)", nic->ports[0].number,
-                       *nic->ports[0].state ? nic->ports[0].state : "in an unknown state",
-                       *nic->ports[0].phys_state ? nic->ports[0].phys_state : "link unknown");
+    state = topo_port_state_name(nic->ports[0].state);
+    phys_state = topo_phys_state_name(nic->ports[0].phys_state);
+    return root_printf(topo->root, "port %d is %s (%s)", nic->ports[0].number, *state ? state : "in an unknown state",
+                       *phys_state ? phys_state : "link unknown");
 }
 
 /* Was this process given virtual functions, and none of their physical ones? Then one that it lacks is missed. */

@@ -605,3 +605,191 @@ def heap_with_suffix(tree):
 @change("dgx-h200-deepep/heap-words", "heap-size")
 def heap_beyond(tree):
     tree.environment.update(NVSHMEM_DISABLE_CUDA_VMM="1", NVSHMEM_SYMMETRIC_SIZE="512G")
+
+
+# --- jobs and shells ---
+
+
+@change("torchrun-two-nodes/own-name", "rendezvous")
+def own_name_on_the_loopback(tree):
+    """Debian's name of the host itself, by its address."""
+    tree.environment["MASTER_ADDR"] = "127.0.1.1"
+
+
+@change("torchrun-two-nodes/any-address", "rendezvous")
+def any_address(tree):
+    """An address to listen on, not one to connect to."""
+    tree.environment["MASTER_ADDR"] = "0.0.0.0"
+
+
+@change("torchrun-two-nodes/loopback6", "rendezvous")
+def loopback_of_ipv6(tree):
+    tree.environment["MASTER_ADDR"] = "::1"
+
+
+@change("torchrun-two-nodes/local-rank", "rendezvous")
+def local_rank_beyond(tree):
+    """Nine ranks on a node with eight GPUs."""
+    tree.environment.update(LOCAL_RANK="8", LOCAL_WORLD_SIZE="9")
+
+
+@change("docker-host-network/set-a", "environ-sourced")
+def environment_by_set(tree):
+    tree.put("/etc/profile.d/50-container.sh", "set -a\n. /proc/1/environ\nset +a\n")
+
+
+@change("docker-host-network/environ-comment")
+def environment_in_a_comment(tree):
+    """What is right."""
+    tree.put("/root/.bashrc", "echo ready # not: source /proc/1/environ\n")
+
+
+# --- containers and device files ---
+
+
+@change("docker-host-network/no-control", "gpu-access")
+def no_control_device(tree):
+    """--device /dev/nvidia0 and so on by hand, without /dev/nvidiactl."""
+    forget_device(tree, "/dev/nvidiactl")
+    tree.answers["nvml"] = {"error": "NVML: Driver Not Loaded"}
+
+
+@change("docker-host-network/no-tools")
+def no_tools_device(tree):
+    """What is right: nvidia-uvm-tools is for profilers."""
+    tree.entries.pop("/dev/nvidia-uvm-tools", None)
+    tree.stats.pop("/dev/nvidia-uvm-tools", None)
+
+
+@change("docker-host-network/void-devices", "?gpu-errors", "?nvlink", "?mig", "?fabric-manager")
+def runtime_told_void(tree):
+    """NVIDIA_VISIBLE_DEVICES=void: the runtime does nothing, and the image asks for GPUs all the same."""
+    tree.environment["NVIDIA_VISIBLE_DEVICES"] = "void"
+    tree.answers["nvml"] = {"error": "NVML: Driver Not Loaded"}
+    for path in [path for path in tree.stats if path.startswith("/dev/nvidia")]:
+        forget_device(tree, path)
+
+
+# --- more hardware ---
+
+
+@machine("t4-sixteen")
+def t4_sixteen():
+    """16 small cards of one board each, two sockets without NUMA in the firmware, one NIC of 100 Gb/s."""
+    trees.GPU_MODELS.setdefault("T4", ("Tesla T4", 0x1EB8, 0x030200, (7, 5), 0, "90.04.00.00.01"))
+    tree = Tree()
+    for i in range(16):
+        port = tree.bridge(f"0000:{0x10 + 8 * i:02x}:01.0", f"/sys/devices/pci0000:{0x10 + 8 * i:02x}", cpus="0-127")
+        tree.gpu(f"0000:{0x11 + 8 * i:02x}:00.0", port, i, "T4", driver_version=software.DRIVER, cpus="0-127",
+                 link=("8.0 GT/s PCIe", 16))
+    port = tree.bridge("0000:c8:01.0", "/sys/devices/pci0000:c8", cpus="0-127")
+    tree.nic("mlx5_0", "0000:c9:00.0", port, netdev="ens9np0", rate="100 Gb/sec (4X EDR)", cpus="0-127",
+             device=0x1017, hca="MT4119", firmware="16.35.4030", link=("8.0 GT/s PCIe", 16))
+    ethernet(tree)
+    system(tree, release="6.8.0-87-generic", n_cpus=128, memory=512, nodes=1)
+    iommu_groups(tree, "identity")
+    return tree
+
+
+@machine("dgx-h100-uverbs-order")
+def uverbs_in_another_order():
+    """Numbers of uverbs are not those of the devices: the driver has found them in another order."""
+    tree = field.machines["dgx-h100-superpod"]()
+    folders = sorted(path for path in tree.entries if "/infiniband_verbs/uverbs" in path and path.endswith("/ibdev"))
+    names = [tree.text(path) for path in folders]
+    for path, name in zip(folders, names):
+        number = int(path.split("uverbs")[-1].split("/")[0])
+        tree.put(path, name)
+        tree.put(path.replace("/ibdev", "/dev"), f"231:{192 + (number + 3) % 10}\n")
+    return tree
+
+
+@change("dgx-h100-superpod/hca-capitals", "nccl-hca")
+def hca_in_capitals(tree):
+    hca(tree, "MLX5_0,MLX5_1,MLX5_2,MLX5_3,MLX5_4,MLX5_5,MLX5_6,MLX5_7")
+
+
+@change("dgx-h100-superpod/hca-blanks", "nccl-hca")
+def hca_by_blanks(tree):
+    hca(tree, ALL.replace(",", " "))
+
+
+@change("h100-4nic/rail-down", "port-down")
+def one_of_four_down(tree):
+    set_state(tree, "mlx5_1", "1: DOWN", "2: Polling")
+
+
+@change("dgx-h100-superpod/gpu-gen1")
+def links_at_rest(tree):
+    """What is right: GPUs at rest run their links at the first speed."""
+    for gpu in tree.answers["nvml"]["gpus"]:
+        tree.put(f"{pci_folder(tree, gpu['pci'])}/current_link_speed", "2.5 GT/s PCIe\n")
+
+
+@change("dgx-h100-superpod/gpu-narrow", "slow-link")
+def narrow_gpu(tree):
+    tree.put(f"{pci_folder(tree, tree.nvml(6)['pci'])}/current_link_width", "8\n")
+
+
+@change("dgx-h100-superpod/remap-failed", "gpu-errors")
+def remap_failed(tree):
+    tree.nvml(2)["remap_failed"] = True
+
+
+@change("dgx-h100-superpod/drain", "gpu-errors")
+def drain_and_reset(tree):
+    xid(tree, "154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
+
+
+@change("dgx-b200/link-156", "gpu-errors")
+def retirement(tree):
+    xid(tree, "156, Resource Retirement Event")
+
+
+@change("dgx-h100-superpod/pkey-errors")
+def errors_of_programs(tree):
+    """What is right: errors that peers and programs make, and waiting for credits."""
+    for i in range(8):
+        port = nic_port(tree, f"mlx5_{i}")
+        tree.put_all(port, {"counters/port_xmit_wait": "918273645\n", "hw_counters/req_remote_access_errors": "812\n",
+                            "hw_counters/out_of_buffer": "77\n", "counters/port_rcv_switch_relay_errors": "91823\n"})
+
+
+@change("dgx-h100-superpod/rcv-errors", "link-errors")
+def received_damaged(tree):
+    """InfiniBand: packets with a wrong checksum, on one port."""
+    tree.put(f"{nic_port(tree, 'mlx5_4')}/counters/port_rcv_errors", "48123\n")
+
+
+@change("dgx-h100-superpod/integrity", "link-errors")
+def integrity(tree):
+    tree.put(f"{nic_port(tree, 'mlx5_4')}/counters/local_link_integrity_errors", "7312\n")
+
+
+@change("dgx-h100-superpod/firmware-two", "firmware")
+def two_odd(tree):
+    for name in ("mlx5_0", "mlx5_7"):
+        tree.put(f"{nic_folder(tree, name)}/fw_ver", "28.39.3560\n")
+
+
+@change("dgx-h100-superpod/firmware-halves", "firmware")
+def halves(tree):
+    """An update that was stopped half-way: nobody has the majority."""
+    for i in range(4):
+        tree.put(f"{nic_folder(tree, f'mlx5_{i}')}/fw_ver", "28.39.3560\n")
+
+
+@change("dgx-h200-deepep/preload-colon")
+def preload_with_colons(tree):
+    """What is right: LD_PRELOAD takes colons and blanks."""
+    tree.environment["LD_PRELOAD"] = tree.environment["LD_PRELOAD"] + ":" + tree.environment["LD_PRELOAD"]
+
+
+@change("dgx-h200-deepep/preload-quotes", "two-nvshmem")
+def preload_in_quotes(tree):
+    tree.environment["LD_PRELOAD"] = '"' + tree.environment["LD_PRELOAD"] + '"'
+
+
+@change("dgx-h200-deepep/ibgda-quotes", "void-variables")
+def ibgda_in_quotes(tree):
+    tree.environment["NVSHMEM_IBGDA_NIC_HANDLER"] = '"gpu"'
