@@ -4,16 +4,15 @@
 As nodes.py: what is expected was written down before epkit was asked.
 """
 import field
-import golden
 import software
 import tree as trees
 import variants
 from field import (AARCH64, BROADCOM, CPUS_H100, DGX_SWITCHES, DOWNSTREAM, NVIDIA, UNKNOWN_LINK, UPSTREAM, X86_64, Tree,
                    aws, bare, container, efa, ethernet, hgx, iommu_groups, management, memory, nvswitches, product,
                    relative, system)
-from kinds import deny, remove_nic, set_state, take_uverbs, without_rdma
+from kinds import remove_nic, set_state, take_uverbs
 from rules import extension, log
-from sites import dnf_log, forget_device, lag
+from sites import forget_device
 from variants import nic_folder, nic_port, pci_folder
 
 machines = {}
@@ -119,8 +118,8 @@ def vm_with_one_function():
     """A virtual machine with two GPUs over NVLink bridges and one virtual function of a RoCE NIC, with the route."""
     tree = Tree()
     for i in range(2):
-        tree.gpu(f"0000:{0x10 + i:02x}:00.0", "/sys/devices/pci0000:00", i, "A100-PCIE", nvlinks=f"0000:{0x11 - i:02x}:00.0",
-                 driver_version=software.DRIVER, cpus="0-31", link=UNKNOWN_LINK)
+        tree.gpu(f"0000:{0x10 + i:02x}:00.0", "/sys/devices/pci0000:00", i, "A100-PCIE", cpus="0-31",
+                 nvlinks=f"0000:{0x11 - i:02x}:00.0", driver_version=software.DRIVER, link=UNKNOWN_LINK)
     tree.nic("mlx5_0", "0000:00:03.0", "/sys/devices/pci0000:00", netdev="ens3", device=0x101E, hca="MT4126",
              rate="100 Gb/sec (4X EDR)", cpus="0-31", link=UNKNOWN_LINK)
     tree.default_route("ens3")
@@ -162,139 +161,16 @@ def hca(tree, value):
     tree.environment["NCCL_IB_HCA"] = value
 
 
-@change("dgx-h100-superpod/hca-leave-out")
-def leave_out_management(tree):
-    """What is right: '^' leaves the ports for management out."""
-    hca(tree, "^mlx5_20,mlx5_21")
-
-
-@change("dgx-h100-superpod/hca-leave-out-names")
-def leave_out_names(tree):
-    """What is right: the same by whole names."""
-    hca(tree, "^=mlx5_20:1,mlx5_21:1")
-
-
-@change("dgx-h100-superpod/hca-leave-out-prefix", "nccl-hca")
-def leave_out_prefix(tree):
-    """mlx5_2 was meant to be a prefix of mlx5_20 and mlx5_21, and is the name of a rail."""
-    hca(tree, "^mlx5_2")
-
-
-@change("dgx-h100-superpod/hca-leave-out-one", "nccl-hca")
-def leave_out_one(tree):
-    hca(tree, "^mlx5_0")
-
-
-@change("dgx-h100-superpod/hca-leave-out-all", "nccl-hca")
-def leave_out_all(tree):
-    hca(tree, "^mlx5")
-
-
-@change("dgx-h100-superpod/hca-one", "nccl-hca")
-def one_for_all(tree):
-    hca(tree, "=mlx5_1:1")
-
-
 @change("dgx-h100-superpod/hca-quotes", "nccl-hca")
 def quotes(tree):
     """A file of variables for a container, which keeps quotes."""
     hca(tree, f'"{ALL}"')
 
 
-@change("dgx-h100-superpod/hca-equal-inside", "nccl-hca")
-def equal_inside(tree):
-    """'=' belongs in front of the list, not of each entry."""
-    hca(tree, ",".join(f"=mlx5_{i}" for i in range(8)))
-
-
-@change("dgx-h100-superpod/hca-equal-caret", "nccl-hca")
-def equal_caret(tree):
-    """The two marks the wrong way round."""
-    hca(tree, "=^mlx5_20,mlx5_21")
-
-
-@change("dgx-h100-superpod/hca-blank", "nccl-hca")
-def blank_in_front(tree):
-    hca(tree, f" ={ALL}")
-
-
-@change("dgx-h100-superpod/hca-ports")
-def with_ports(tree):
-    """What is right."""
-    hca(tree, "=" + ",".join(f"mlx5_{i}:1" for i in range(8)))
-
-
-@change("dgx-h100-superpod/hca-trailing")
-def trailing_comma(tree):
-    """What is right: an empty entry stands for nothing."""
-    hca(tree, f"{ALL},")
-
-
-@change("dgx-h100-superpod/hca-empty", "void-variables")
-def empty_list(tree):
-    """Somebody meant to say something."""
-    hca(tree, "")
-
-
 @change("dgx-h100-superpod/sockets", "nccl-disabled")
 def sockets(tree):
     """NCCL_NET=Socket as a search for an error left it."""
     tree.environment["NCCL_NET"] = "Socket"
-
-
-@change("dgx-h100-superpod/net-ib")
-def net_ib(tree):
-    """What is right: NCCL's own network, which it would take anyhow."""
-    tree.environment["NCCL_NET"] = "IB"
-
-
-@change("dgx-h100-superpod/ifname-blank", "socket-interface")
-def interface_with_a_blank(tree):
-    tree.environment["NCCL_SOCKET_IFNAME"] = " eno1np0"
-
-
-@change("dgx-h100-superpod/ifname-quotes", "socket-interface")
-def interface_with_quotes(tree):
-    tree.environment["NCCL_SOCKET_IFNAME"] = "'eno1np0'"
-
-
-@change("dgx-h100-superpod/ifname-exact", "socket-interface")
-def interface_not_whole(tree):
-    tree.environment["NCCL_SOCKET_IFNAME"] = "=eno"
-
-
-@change("dgx-h100-superpod/ifname-out")
-def interfaces_left_out(tree):
-    """What is right: the usual list of what not to take."""
-    tree.environment["NCCL_SOCKET_IFNAME"] = "^lo,docker,veth"
-
-
-@change("dgx-h100-superpod/ifname-all-out", "socket-interface")
-def all_left_out(tree):
-    tree.environment["NCCL_SOCKET_IFNAME"] = "^lo,docker,veth,eno,ibp"
-
-
-@change("dgx-h100-superpod/switched-on")
-def nothing_off(tree):
-    """What is right: everything is said to be on."""
-    tree.environment.update(NCCL_IB_DISABLE="0", NCCL_P2P_DISABLE="0", NCCL_P2P_LEVEL="NVL", NCCL_SHM_DISABLE="0",
-                            NCCL_NET_GDR_LEVEL="SYS", NCCL_IB_TC="0", NCCL_IB_GID_INDEX="3")
-
-
-@change("dgx-h100-superpod/gdr-off", "nccl-gdr")
-def gdr_local(tree):
-    tree.environment["NCCL_NET_GDR_LEVEL"] = "LOC"
-
-
-@change("dgx-h100-superpod/traffic-class", "traffic-class")
-def nvshmem_traffic_class(tree):
-    tree.environment["NVSHMEM_IB_TRAFFIC_CLASS"] = "104"
-
-
-@change("dgx-h100-superpod/visible-range", "visible-devices")
-def range_of_devices(tree):
-    """CUDA knows no ranges."""
-    tree.environment["CUDA_VISIBLE_DEVICES"] = "0-7"
 
 
 @change("dgx-h100-superpod/visible-part-of-uuid")
@@ -361,7 +237,7 @@ def access_over_nvlink(tree):
 
 @change("dgx-h100-superpod/xid-engines")
 def engines(tree):
-    """What is right: programs' errors in the engines for copies and for video, and a watch on a limit of the InfoROM."""
+    """What is right: programs' errors in engines for copies and for video, and a limit of the InfoROM."""
     xid(tree, "39, pid=912, name=python3, CCMDs 00000000")
     xid(tree, "68, pid=912, name=python3, NVDEC0 Exception")
     xid(tree, "93, Exceeded a provisioned limit of writes")
@@ -393,10 +269,10 @@ def nonfatal_sxid(tree):
 
 @change("hgx-a100-sixteen/gpu-gone", "inventory")
 def fifteen(tree):
-    variants_remove_gpu(tree, 11)
+    remove_gpu(tree, 11)
 
 
-def variants_remove_gpu(tree, gpu):
+def remove_gpu(tree, gpu):
     address = tree.nvml(gpu)["pci"]
     folder = pci_folder(tree, address)
     tree.remove(folder)
@@ -410,7 +286,7 @@ def variants_remove_gpu(tree, gpu):
 
 @change("aws-p6e-gb200/gpu-gone", "inventory")
 def tray_with_three(tree):
-    variants_remove_gpu(tree, 2)
+    remove_gpu(tree, 2)
 
 
 @change("aws-p6e-gb200/efa-gone", "port-down")
@@ -420,7 +296,7 @@ def tray_with_three_efa(tree):
 
 @change("gb200-nvl72-bluefield/gpu-gone", "inventory")
 def gb200_with_three(tree):
-    variants_remove_gpu(tree, 1)
+    remove_gpu(tree, 1)
 
 
 # --- ports and counters ---
@@ -491,11 +367,6 @@ def carrier(tree):
         folder = tree.real(f"/sys/class/net/ens{i}np0")
         tree.put_all(folder, {"carrier_changes": "318\n" if i == 6 else "2\n", "carrier_down_count":
                               "159\n" if i == 6 else "1\n"})
-
-
-@change("hgx-h20-bonded-rails/all-members")
-def healthy_bonds(tree):
-    """What is right."""
 
 
 @change("hgx-h20-bonded-rails/carrier", "bond")
@@ -571,66 +442,10 @@ def a_function_too_few(tree):
     take_uverbs(tree, "mlx5_15")
 
 
-@change("half-a-node-pod/nccl-all", "nccl-hca")
-def list_of_whole_node(tree):
-    """A list of the other half only."""
-    tree.environment["NCCL_IB_HCA"] = "=mlx5_0,mlx5_1,mlx5_2,mlx5_3"
-
-
 # --- NVSHMEM's variables ---
 
 
-@change("dgx-h200-deepep/pe-mapping-stale", "void-variables")
-def pe_mapping_nobody_reads(tree):
-    tree.environment["NVSHMEM_HCA_PE_MAPPING"] = "ibp24s0:1:2,ibp64s0:1:2"
-
-
-@change("dgx-h200-deepep/list-quotes", "hca-lists")
-def list_in_quotes(tree):
-    tree.environment["NVSHMEM_HCA_LIST"] = '"mlx5_0:1,mlx5_1:1"'
-
-
-@change("dgx-h200-deepep/list-caret")
-def list_of_what_not(tree):
-    """What is right: NVSHMEM knows '^' too."""
-    tree.environment["NVSHMEM_HCA_LIST"] = "^mlx5_20,mlx5_21"
-
-
-@change("dgx-h200-deepep/heap-suffix")
-def heap_with_suffix(tree):
-    """What is right: the size with a small letter."""
-    tree.environment.update(NVSHMEM_DISABLE_CUDA_VMM="1", NVSHMEM_SYMMETRIC_SIZE="4g")
-
-
-@change("dgx-h200-deepep/heap-words", "heap-size")
-def heap_beyond(tree):
-    tree.environment.update(NVSHMEM_DISABLE_CUDA_VMM="1", NVSHMEM_SYMMETRIC_SIZE="512G")
-
-
 # --- jobs and shells ---
-
-
-@change("torchrun-two-nodes/own-name", "rendezvous")
-def own_name_on_the_loopback(tree):
-    """Debian's name of the host itself, by its address."""
-    tree.environment["MASTER_ADDR"] = "127.0.1.1"
-
-
-@change("torchrun-two-nodes/any-address", "rendezvous")
-def any_address(tree):
-    """An address to listen on, not one to connect to."""
-    tree.environment["MASTER_ADDR"] = "0.0.0.0"
-
-
-@change("torchrun-two-nodes/loopback6", "rendezvous")
-def loopback_of_ipv6(tree):
-    tree.environment["MASTER_ADDR"] = "::1"
-
-
-@change("torchrun-two-nodes/local-rank", "rendezvous")
-def local_rank_beyond(tree):
-    """Nine ranks on a node with eight GPUs."""
-    tree.environment.update(LOCAL_RANK="8", LOCAL_WORLD_SIZE="9")
 
 
 @change("docker-host-network/set-a", "environ-sourced")
@@ -702,16 +517,6 @@ def uverbs_in_another_order():
         tree.put(path, name)
         tree.put(path.replace("/ibdev", "/dev"), f"231:{192 + (number + 3) % 10}\n")
     return tree
-
-
-@change("dgx-h100-superpod/hca-capitals", "nccl-hca")
-def hca_in_capitals(tree):
-    hca(tree, "MLX5_0,MLX5_1,MLX5_2,MLX5_3,MLX5_4,MLX5_5,MLX5_6,MLX5_7")
-
-
-@change("dgx-h100-superpod/hca-blanks", "nccl-hca")
-def hca_by_blanks(tree):
-    hca(tree, ALL.replace(",", " "))
 
 
 @change("h100-4nic/rail-down", "port-down")
@@ -790,6 +595,74 @@ def preload_in_quotes(tree):
     tree.environment["LD_PRELOAD"] = '"' + tree.environment["LD_PRELOAD"] + '"'
 
 
-@change("dgx-h200-deepep/ibgda-quotes", "void-variables")
-def ibgda_in_quotes(tree):
-    tree.environment["NVSHMEM_IBGDA_NIC_HANDLER"] = '"gpu"'
+# --- variables alone ---
+
+variants.set_variables(change, (
+    # name, findings, variables, what it is
+    ("dgx-h100-superpod/hca-leave-out", "", {"NCCL_IB_HCA": "^mlx5_20,mlx5_21"},
+     "What is right: '^' leaves the ports for management out."),
+    ("dgx-h100-superpod/hca-leave-out-names", "", {"NCCL_IB_HCA": "^=mlx5_20:1,mlx5_21:1"},
+     "What is right: the same by whole names."),
+    ("dgx-h100-superpod/hca-leave-out-prefix", "nccl-hca", {"NCCL_IB_HCA": "^mlx5_2"},
+     "mlx5_2 was meant to be a prefix of mlx5_20 and mlx5_21, and is the name of a rail."),
+    ("dgx-h100-superpod/hca-leave-out-one", "nccl-hca", {"NCCL_IB_HCA": "^mlx5_0"}, "Leave out one."),
+    ("dgx-h100-superpod/hca-leave-out-all", "nccl-hca", {"NCCL_IB_HCA": "^mlx5"}, "Leave out all."),
+    ("dgx-h100-superpod/hca-one", "nccl-hca", {"NCCL_IB_HCA": "=mlx5_1:1"}, "One for all."),
+    ("dgx-h100-superpod/hca-equal-inside", "nccl-hca", {"NCCL_IB_HCA": ','.join((f'=mlx5_{i}' for i in range(8)))},
+     "'=' belongs in front of the list, not of each entry."),
+    ("dgx-h100-superpod/hca-equal-caret", "nccl-hca", {"NCCL_IB_HCA": "=^mlx5_20,mlx5_21"},
+     "The two marks the wrong way round."),
+    ("dgx-h100-superpod/hca-blank", "nccl-hca", {"NCCL_IB_HCA": f" ={ALL}"}, "Blank in front."),
+    ("dgx-h100-superpod/hca-ports", "", {"NCCL_IB_HCA": '=' + ','.join((f'mlx5_{i}:1' for i in range(8)))},
+     "What is right."),
+    ("dgx-h100-superpod/hca-trailing", "", {"NCCL_IB_HCA": f"{ALL},"},
+     "What is right: an empty entry stands for nothing."),
+    ("dgx-h100-superpod/hca-empty", "void-variables", {"NCCL_IB_HCA": ""}, "Somebody meant to say something."),
+    ("dgx-h100-superpod/net-ib", "", {"NCCL_NET": "IB"},
+     "What is right: NCCL's own network, which it would take anyhow."),
+    ("dgx-h100-superpod/ifname-blank", "socket-interface", {"NCCL_SOCKET_IFNAME": " eno1np0"},
+     "Interface with a blank."),
+    ("dgx-h100-superpod/ifname-quotes", "socket-interface", {"NCCL_SOCKET_IFNAME": "'eno1np0'"},
+     "Interface with quotes."),
+    ("dgx-h100-superpod/ifname-exact", "socket-interface", {"NCCL_SOCKET_IFNAME": "=eno"}, "Interface not whole."),
+    ("dgx-h100-superpod/ifname-out", "", {"NCCL_SOCKET_IFNAME": "^lo,docker,veth"},
+     "What is right: the usual list of what not to take."),
+    ("dgx-h100-superpod/ifname-all-out", "socket-interface", {"NCCL_SOCKET_IFNAME": "^lo,docker,veth,eno,ibp"},
+     "All left out."),
+    ("dgx-h100-superpod/switched-on", "",
+     {"NCCL_IB_DISABLE": "0",
+      "NCCL_P2P_DISABLE": "0",
+      "NCCL_P2P_LEVEL": "NVL",
+      "NCCL_SHM_DISABLE": "0",
+      "NCCL_NET_GDR_LEVEL": "SYS",
+      "NCCL_IB_TC": "0",
+      "NCCL_IB_GID_INDEX": "3"},
+     "What is right: everything is said to be on."),
+    ("dgx-h100-superpod/gdr-off", "nccl-gdr", {"NCCL_NET_GDR_LEVEL": "LOC"}, "GPUDirect switched off."),
+    ("dgx-h100-superpod/traffic-class", "traffic-class", {"NVSHMEM_IB_TRAFFIC_CLASS": "104"},
+     "The traffic class of NVSHMEM."),
+    ("dgx-h100-superpod/visible-range", "visible-devices", {"CUDA_VISIBLE_DEVICES": "0-7"}, "CUDA knows no ranges."),
+    ("half-a-node-pod/nccl-all", "nccl-hca", {"NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2,mlx5_3"},
+     "A list of the other half only."),
+    ("dgx-h200-deepep/pe-mapping-stale", "void-variables", {"NVSHMEM_HCA_PE_MAPPING": "ibp24s0:1:2,ibp64s0:1:2"},
+     "A mapping by PE that nobody reads."),
+    ("dgx-h200-deepep/list-quotes", "hca-lists", {"NVSHMEM_HCA_LIST": '"mlx5_0:1,mlx5_1:1"'}, "A list in quotes."),
+    ("dgx-h200-deepep/list-caret", "", {"NVSHMEM_HCA_LIST": "^mlx5_20,mlx5_21"},
+     "What is right: NVSHMEM knows '^' too."),
+    ("dgx-h200-deepep/heap-suffix", "", {"NVSHMEM_DISABLE_CUDA_VMM": "1", "NVSHMEM_SYMMETRIC_SIZE": "4g"},
+     "What is right: the size with a small letter."),
+    ("dgx-h200-deepep/heap-words", "heap-size", {"NVSHMEM_DISABLE_CUDA_VMM": "1", "NVSHMEM_SYMMETRIC_SIZE": "512G"},
+     "More than the GPU has."),
+    ("torchrun-two-nodes/own-name", "rendezvous", {"MASTER_ADDR": "127.0.1.1"},
+     "Debian's name of the host itself, by its address."),
+    ("torchrun-two-nodes/any-address", "rendezvous", {"MASTER_ADDR": "0.0.0.0"},
+     "An address to listen on, not one to connect to."),
+    ("torchrun-two-nodes/loopback6", "rendezvous", {"MASTER_ADDR": "::1"}, "The loopback of IPv6."),
+    ("torchrun-two-nodes/local-rank", "rendezvous", {"LOCAL_RANK": "8", "LOCAL_WORLD_SIZE": "9"},
+     "Nine ranks on a node with eight GPUs."),
+    ("dgx-h100-superpod/hca-capitals", "nccl-hca",
+     {"NCCL_IB_HCA": "MLX5_0,MLX5_1,MLX5_2,MLX5_3,MLX5_4,MLX5_5,MLX5_6,MLX5_7"},
+     "Names in capitals."),
+    ("dgx-h100-superpod/hca-blanks", "nccl-hca", {"NCCL_IB_HCA": ALL.replace(',', ' ')}, "Blanks between the names."),
+    ("dgx-h200-deepep/ibgda-quotes", "void-variables", {"NVSHMEM_IBGDA_NIC_HANDLER": '"gpu"'}, "A value in quotes."),
+))
