@@ -52,8 +52,10 @@ static void say_denied(const struct doctor_machine *machine, struct doctor_resul
 
 #define CONTROL "/dev/nvidiactl"
 
-/* CUDA and NVML open it before any GPU, of which at least one is here. On the machine itself nvidia-modprobe makes it
- * for whoever comes first. */
+/*
+ * CUDA and NVML open it before any GPU, of which at least one is here. On the machine itself nvidia-modprobe makes it
+ * for whoever comes first.
+ */
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct root_stat device = root_stat(machine->root, CONTROL);

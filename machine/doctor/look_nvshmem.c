@@ -137,8 +137,7 @@ const char *look_next_preload(const struct doctor_machine *machine, const char *
 
 bool look_is_dangling(const struct doctor_machine *machine, const char *entry)
 {
-    /* ld.so(8) takes quotes as a part of the name, as whoever keeps a file of variables for containers does not know.
-     */
+    /* ld.so(8) takes quotes as a part of the name. */
     if (*entry == '"' || *entry == '\'')
         return true;
     /* $LIB and the like are ld.so's to expand */

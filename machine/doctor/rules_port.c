@@ -406,17 +406,24 @@ const struct doctor_check check_firmware = {
 
 #define BONDS "/sys/class/net/bonding_masters"
 
-/* Does RDMA run over this interface, or the default route? Other bonds are nobody's business here. */
-static bool matters(const struct doctor_machine *machine, const char *name)
+/* Does RDMA run over this interface? */
+static bool carries_rdma(const struct topo *topo, const char *name)
 {
-    const struct topo *topo = machine->topo;
-    const char *route = root_read(machine->root, "/proc/net/route").text;
-    size_t n = strlen(name);
-
     for (int i = 0; i < topo->n_nics; i++)
         for (int p = 0; p < topo->nics[i].n_ports; p++)
             if (strcmp(topo->nics[i].ports[p].netdev, name) == 0)
                 return true;
+    return false;
+}
+
+/* Does RDMA run over this interface, or the default route? Other bonds are nobody's business here. */
+static bool matters(const struct doctor_machine *machine, const char *name)
+{
+    const char *route = root_read(machine->root, "/proc/net/route").text;
+    size_t n = strlen(name);
+
+    if (carries_rdma(machine->topo, name))
+        return true;
     for (const char *line = route; line && *line; line = strchr(line, '\n')) {
         line += *line == '\n';
         if (strncmp(line, name, n) == 0 && strncmp(line + n, "\t00000000\t", 10) == 0)
@@ -448,16 +455,18 @@ static void found_too_few(const struct doctor_machine *machine, struct doctor_re
                     root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond).text);
 }
 
-/* The number of members that more than half of the bonds have, where there are at least three; else 0. */
+/* The number of members that more than half of the bonds for RDMA have, where there are at least three; else 0. */
 static int usual_members(const struct doctor_machine *machine, const char *bonds)
 {
     int n_with[17] = {0}, n_bonds = 0;
 
     for (const char *at = bonds; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
-        struct root_text slaves =
-            root_line(machine->root, "/sys/class/net/%.*s/bonding/slaves", (int)(strcspn(at, " ") & 63), at);
+        const char *bond = root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        struct root_text slaves = root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond);
         int n = 0;
 
+        if (!carries_rdma(machine->topo, bond))
+            continue;
         for (const char *slave = slaves.text; *slave; slave += strcspn(slave, " "), slave += strspn(slave, " "))
             n++;
         n_with[n < 16 ? n : 16]++;
@@ -486,7 +495,7 @@ static void look_at_bond(const struct doctor_machine *machine, struct doctor_res
         if (state.state == ROOT_OK && (strcmp(state.text, "up") != 0 || has_lost_carrier(machine, name)) && n_dead < 16)
             dead[n_dead++] = name;
     }
-    if (is_wanted && n_dead == 0 && n < n_usual)
+    if (carries_rdma(machine->topo, bond) && n_dead == 0 && n < n_usual)
         found_too_few(machine, result, bond, n, n_usual);
     if (!is_wanted || n_dead == 0)
         return;
@@ -500,8 +509,9 @@ static void look_at_bond(const struct doctor_machine *machine, struct doctor_res
             dead[0]);
     }
     for (int i = 0; i < n_dead; i++)
-        doctor_evidence(machine, result, root_printf(machine->root, "%s, a member of %s", dead[i], bond), "%s",
-                        root_line(machine->root, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text);
+        doctor_evidence(machine, result, root_printf(machine->root, "%s, a member of %s", dead[i], bond), "%s%s",
+                        root_line(machine->root, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text,
+                        has_lost_carrier(machine, dead[i]) ? ", no carrier" : "");
 }
 
 static void run_bond(const struct doctor_machine *machine, struct doctor_result *result)
