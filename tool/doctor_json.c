@@ -93,7 +93,7 @@ static json_t *nic_facts(const struct topo *topo)
 
             snprintf(name, sizeof(name), "%.100s:%d", nic->name, port->number);
             json_array_append_new(nics, json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state",
-                                                  port->active ? "ACTIVE" : port->state, "rate_gbps", port->rate_gbps,
+                                                  topo_port_state_name(port->state), "rate_gbps", port->rate_gbps,
                                                   "link_layer", link_layer_name(port->link_layer), "role",
                                                   topo_role_name(nic->role), "firmware", or_null(nic->firmware)));
         }

@@ -48,9 +48,9 @@ static int add_interface(const struct topo *topo, const char *name, struct nics 
 
     if (!device)
         return no_memory();
-    snprintf(device->nic, sizeof(device->nic), "%s", name);
-    snprintf(device->name, sizeof(device->name), "%s", name);
-    snprintf(device->label, sizeof(device->label), "%s", name);
+    snprintf(device->nic, sizeof(device->nic), "%.63s", name);
+    snprintf(device->name, sizeof(device->name), "%.79s", name);
+    snprintf(device->label, sizeof(device->label), "%.79s", name);
     /* -1, or no number at all, for interfaces without a speed. */
     if (root_number(topo->root, &mbps, "/sys/class/net/%s/speed", name) == ROOT_OK && mbps > 0)
         device->rate_gbps = (double)mbps / 1000;

@@ -246,12 +246,19 @@ static void judge_links(const struct nics *nics, size_t device, bool since_boot,
     }
 }
 
+static double counted(const struct nics *nics, size_t device, const char *file, bool since_boot)
+{
+    size_t row = row_of(file);
+
+    return since_boot ? (double)total_of(nics, device, row) : (double)nics->tallies[device].moved[row];
+}
+
 static void judge_loss(const struct nics *nics, size_t device, bool since_boot, const char *when,
                        struct nics_verdict *verdict)
 {
-    size_t row = row_of(COUNTER_LOST), row_sent = row_of("port_xmit_packets");
-    double lost = since_boot ? (double)total_of(nics, device, row) : (double)nics->tallies[device].moved[row];
-    double sent = since_boot ? (double)total_of(nics, device, row_sent) : (double)nics->tallies[device].moved[row_sent];
+    double lost =
+        counted(nics, device, COUNTER_LOST, since_boot) + counted(nics, device, COUNTER_TIMED_OUT, since_boot);
+    double sent = counted(nics, device, "port_xmit_packets", since_boot);
     double least = since_boot ? COUNTER_LOST_LEAST : COUNTER_LOST_LEAST / 100.0;
 
     if (sent > 0 && lost >= least && lost / sent >= COUNTER_LOST_RATIO)

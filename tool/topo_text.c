@@ -247,7 +247,7 @@ static void add_nic(struct text *text, const struct topo_nic *nic)
             add(text, " %g Gb/s", port->rate_gbps);
         add(text, "%s%s", *topo_link_name(port->link_layer) ? " " : "", topo_link_name(port->link_layer));
         if (!port->active)
-            add(text, " %s", *port->state ? port->state : "state not known");
+            add(text, " %s", port->state ? topo_port_state_name(port->state) : "state not known");
         if (*port->netdev)
             add(text, " (%s)", port->netdev);
     }

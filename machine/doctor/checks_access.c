@@ -50,6 +50,29 @@ static void say_denied(const struct doctor_machine *machine, struct doctor_resul
     }
 }
 
+#define CONTROL "/dev/nvidiactl"
+
+/*
+ * CUDA and NVML open it before any GPU, of which at least one is here. On the machine itself nvidia-modprobe makes it
+ * for whoever comes first.
+ */
+static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_stat device = root_stat(machine->root, CONTROL);
+    bool is_shut = device.state == ROOT_DENIED || (device.state == ROOT_OK && (!device.may_read || !device.may_write));
+
+    if (machine->topo->nvml || !look_has_open_gpu(machine) ||
+        (!is_shut && !(device.state == ROOT_ABSENT && machine->stack->os.in_container)))
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " CONTROL " %s",
+                 is_shut ? "may not be opened" : "is not there");
+    doctor_evidence(machine, result, CONTROL, "%s", is_shut ? "not readable and writable for this user" : "not there");
+    doctor_advise(
+        machine, result,
+        "It belongs to every process with a GPU, beside the files of the GPUs and /dev/nvidia-uvm. The NVIDIA "
+        "container toolkit and the device plugin hand it over; without them it is --device " CONTROL ".");
+}
+
 /* NVML knows the GPUs, and CUDA may not open one of them. */
 static void find_shut(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -67,8 +90,10 @@ static void find_shut(const struct doctor_machine *machine, struct doctor_result
         doctor_evidence(machine, result, look_gpu_name(machine, i), "/dev/nvidia%d may not be opened",
                         topo->gpus[i].minor);
     }
-    if (n == 0)
+    if (n == 0) {
+        find_control(machine, result);
         return;
+    }
     doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);
     doctor_advise(
         machine, result,

@@ -33,7 +33,8 @@ static bool is_roce_port(const struct doctor_machine *machine, int nic, int port
 {
     const struct topo_port *self = &machine->topo->nics[nic].ports[port];
 
-    return look_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET;
+    return look_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET &&
+           !machine->topo->nics[nic].is_iwarp;
 }
 
 /* What is wrong with GID `index` of a port, "" if nothing is. */
@@ -254,7 +255,7 @@ static bool is_same_make(const struct topo *topo, int a, int b)
 static bool is_disabled(const struct topo_nic *nic)
 {
     for (int p = 0; p < nic->n_ports; p++)
-        if (strcmp(nic->ports[p].phys_state, "Disabled") != 0)
+        if (nic->ports[p].phys_state != TOPO_PHYS_DISABLED)
             return false;
     return true;
 }
@@ -398,8 +399,8 @@ static bool is_unmanaged(const struct topo_nic *nic)
     for (int p = 0; p < nic->n_ports; p++) {
         const struct topo_port *port = &nic->ports[p];
 
-        if (port->link_layer == TOPO_LINK_INFINIBAND && strcmp(port->phys_state, "LinkUp") == 0 &&
-            (strcmp(port->state, "INIT") == 0 || strcmp(port->state, "ARMED") == 0))
+        if (port->link_layer == TOPO_LINK_INFINIBAND && port->phys_state == TOPO_PHYS_LINK_UP &&
+            (port->state == TOPO_PORT_INIT || port->state == TOPO_PORT_ARMED))
             return true;
     }
     return false;
@@ -422,8 +423,9 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
         count.n_grave += !is_left_unplugged(topo, i);
         count.n_unmanaged += is_unmanaged(&topo->nics[i]);
         for (int p = 0; p < topo->nics[i].n_ports; p++)
-            doctor_evidence(machine, result, look_port_name(machine, i, p), "%s, %s", topo->nics[i].ports[p].state,
-                            topo->nics[i].ports[p].phys_state);
+            doctor_evidence(machine, result, look_port_name(machine, i, p), "%s, %s",
+                            topo_port_state_name(topo->nics[i].ports[p].state),
+                            topo_phys_state_name(topo->nics[i].ports[p].phys_state));
     }
     return count;
 }
@@ -491,7 +493,7 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
     count = count_down(machine, result);
     if (count.n && count.n == count.n_unmanaged) {
         doctor_found(machine, result, DOCTOR_ERROR, "%s has a link and no subnet manager that brings it up (%s)%s",
-                     topo->nics[count.first].name, topo->nics[count.first].ports[0].state,
+                     topo->nics[count.first].name, topo_port_state_name(topo->nics[count.first].ports[0].state),
                      count.n > 1 ? ", and more NICs wait for one" : "");
         doctor_advise(machine, result,
                       "Cable and switch port are in order. Look at the subnet manager of this fabric, on a switch, in "

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -48,9 +49,9 @@ static ep_status read_layer(const char *file, const json_t *value, enum topo_lin
 {
     const char *text = json_string_value(value);
 
-    if (text && strcmp(text, "InfiniBand") == 0)
+    if (text && strcasecmp(text, "InfiniBand") == 0)
         *ret_layer = TOPO_LINK_INFINIBAND;
-    else if (text && strcmp(text, "Ethernet") == 0)
+    else if (text && (strcasecmp(text, "Ethernet") == 0 || strcasecmp(text, "RoCE") == 0))
         *ret_layer = TOPO_LINK_ETHERNET;
     else
         return wrong_key(file, "link_layer", "is neither \"InfiniBand\" nor \"Ethernet\"");

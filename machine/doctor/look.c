@@ -82,6 +82,17 @@ bool look_has_driver(const struct doctor_machine *machine, struct doctor_result 
     return false;
 }
 
+bool look_has_open_gpu(const struct doctor_machine *machine)
+{
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        struct root_stat device = root_stat(machine->root, "/dev/nvidia%d", machine->topo->gpus[i].minor);
+
+        if (machine->topo->gpus[i].minor >= 0 && device.state == ROOT_OK && device.may_read && device.may_write)
+            return true;
+    }
+    return false;
+}
+
 enum doctor_tells look_nvml_tells(const struct doctor_machine *machine)
 {
     struct libs_setting setting = libs_setting_of(machine->root);
@@ -94,12 +105,8 @@ enum doctor_tells look_nvml_tells(const struct doctor_machine *machine)
 
 bool look_knows_port(const struct topo_port *port)
 {
-    static const char *const states[] = {"NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", NULL};
-
-    for (int i = 0; states[i]; i++)
-        if (strcmp(port->state, states[i]) == 0)
-            return strcmp(port->state, "ACTIVE") != 0 || port->active || *port->phys_state;
-    return false;
+    return port->state != TOPO_PORT_UNKNOWN &&
+           (port->state != TOPO_PORT_ACTIVE || port->phys_state != TOPO_PHYS_UNKNOWN);
 }
 
 /* RDMA devices that are there, and of which it cannot be said what they are for. */

@@ -16,6 +16,9 @@ bool look_has_gpus(const struct doctor_machine *machine, struct doctor_result *r
 bool look_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
 bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
 
+/* Does the process have any GPU at all? One that has none needs nothing else of the driver's either. */
+bool look_has_open_gpu(const struct doctor_machine *machine);
+
 /* Says "could not tell" when it returns false: the environment is there and could not be read. */
 bool look_has_environment(const struct doctor_machine *machine, struct doctor_result *result);
 

@@ -137,6 +137,9 @@ const char *look_next_preload(const struct doctor_machine *machine, const char *
 
 bool look_is_dangling(const struct doctor_machine *machine, const char *entry)
 {
+    /* ld.so(8) takes quotes as a part of the name. */
+    if (*entry == '"' || *entry == '\'')
+        return true;
     /* $LIB and the like are ld.so's to expand */
     return *entry == '/' && !strchr(entry, '$') && root_stat(machine->root, "%s", entry).state == ROOT_ABSENT;
 }

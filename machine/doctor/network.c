@@ -67,7 +67,7 @@ static enum network_usable judge_port(const struct ports *ports, const struct to
     if (!port->active && !look_knows_port(port))
         return not_known(ret_why, "the state of the port could not be read");
     if (!port->active)
-        return refuse(ret_why, root_printf(root, "the port is %s", port->state));
+        return refuse(ret_why, root_printf(root, "the port is %s", topo_port_state_name(port->state)));
     if (port->link_layer == TOPO_LINK_UNKNOWN)
         return not_known(ret_why, "its link layer could not be read");
     if (nic->access == TOPO_ACCESS_UNKNOWN)

@@ -89,7 +89,7 @@ static void expect(const struct doctor_machine *machine, struct doctor_result *r
         differs(machine, result, "/sys/bus/pci/devices", "GPUs", "%d, and %d are expected", topo->n_gpus,
                 expected->gpus);
     for (int i = 0; *expected->gpu && i < topo->n_gpus; i++)
-        if (*topo->gpus[i].name && !strstr(topo->gpus[i].name, expected->gpu))
+        if (*topo->gpus[i].name && !strcasestr(topo->gpus[i].name, expected->gpu))
             differs(machine, result, topo->pci[topo->gpus[i].pci].address, "kind of a GPU", "%s, and %s is expected",
                     topo->gpus[i].name, expected->gpu);
     if (*expected->driver && !is_version(expected->driver, topo->driver))
@@ -190,24 +190,12 @@ const struct doctor_check check_mig = {
 
 #define UVM "/dev/nvidia-uvm"
 
-/* Does the process have any GPU at all? One that has none needs no memory of one either. */
-static bool has_open_gpu(const struct doctor_machine *machine)
-{
-    for (int i = 0; i < machine->topo->n_gpus; i++) {
-        struct root_stat device = root_stat(machine->root, "/dev/nvidia%d", machine->topo->gpus[i].minor);
-
-        if (machine->topo->gpus[i].minor >= 0 && device.state == ROOT_OK && device.may_read && device.may_write)
-            return true;
-    }
-    return false;
-}
-
 static void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
 {
     bool in_container = machine->stack->os.in_container;
     struct root_stat device;
 
-    if (!has_open_gpu(machine)) {
+    if (!look_has_open_gpu(machine)) {
         doctor_not_here(machine, result, "this process may not open any GPU");
         return;
     }

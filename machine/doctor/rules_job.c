@@ -5,7 +5,6 @@
 #include "doctor/look_job.h"
 #include "doctor/shell.h"
 #include "software/libs.h"
-#include "source/scrub.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -203,6 +202,10 @@ static const char *contradiction(const struct doctor_machine *machine, const cha
     *ret_name = "LOCAL_RANK";
     if (local_world > 0 && local_rank >= local_world)
         return root_printf(machine->root, "LOCAL_RANK=%ld is beyond LOCAL_WORLD_SIZE=%ld", local_rank, local_world);
+    if (!root_env(machine->root, "CUDA_VISIBLE_DEVICES") && topo_usable_gpus(machine->topo) > 1 &&
+        local_rank >= topo_usable_gpus(machine->topo))
+        return root_printf(machine->root, "LOCAL_RANK=%ld, and there are %d GPUs", local_rank,
+                           topo_usable_gpus(machine->topo));
     *ret_name = "WORLD_SIZE";
     if (world > 0 && local_world > world)
         return root_printf(machine->root, "WORLD_SIZE=%ld is less than LOCAL_WORLD_SIZE=%ld", world, local_world);
@@ -213,6 +216,8 @@ static const char *contradiction(const struct doctor_machine *machine, const cha
     *ret_name = "MASTER_ADDR";
     if (address && !*address)
         return "MASTER_ADDR is empty";
+    if (address && (strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0))
+        return "MASTER_ADDR is an address to listen on, and none to connect to";
     if (address && is_loopback(address) && (nodes > 1 || (local_world > 0 && world > local_world)))
         return "MASTER_ADDR is the loopback, and there are other nodes: each waits for itself";
     return NULL;
@@ -330,20 +335,40 @@ static const char *const start_files[] = {"/etc/profile",        "/etc/bash.bash
                                           "/etc/environment",    "/root/.bashrc",    "/root/.profile",
                                           "/root/.bash_profile", "/etc/ssh/sshrc",   "/root/.ssh/environment"};
 
+/* How many of the lines evaluate it. */
+static json_t *read_start_file(const char *text, size_t bytes)
+{
+    const char *end = text + bytes;
+    int n_lines = 0;
+
+    for (size_t n; text < end; text += n + 1) {
+        n = strcspn(text, "\n");
+        n_lines += shell_evaluates_environ(text, n);
+    }
+    return json_integer(n_lines);
+}
+
+static void look_at_start_file(const struct doctor_machine *machine, struct doctor_result *result, const char *file,
+                               const char *what)
+{
+    struct root_answer lines = root_log_fact(machine->root, "evaluates-environ", read_start_file, ENVIRON, "%s", file);
+
+    for (json_int_t n = json_integer_value(lines.value); n > 0; n--) {
+        if (result->outcome != DOCTOR_FOUND)
+            doctor_found(machine, result, DOCTOR_WARNING, "%s evaluates " ENVIRON " in every shell", what);
+        doctor_evidence(machine, result, file, "a line that evaluates " ENVIRON);
+    }
+}
+
 static void run_environ_sourced(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    for (size_t i = 0; i < sizeof(start_files) / sizeof(start_files[0]); i++) {
-        struct root_text lines = root_lines(machine->root, ENVIRON, "%s", start_files[i]);
+    struct root_names names = root_list(machine->root, "/etc/profile.d");
 
-        for (const char *at = lines.text; lines.state == ROOT_OK && *at; at += strcspn(at, "\n"), at += *at == '\n') {
-            if (!scrub_evaluates_environ(at, strcspn(at, "\n")))
-                continue;
-            if (result->outcome != DOCTOR_FOUND)
-                doctor_found(machine, result, DOCTOR_WARNING, "%s evaluates " ENVIRON " in every shell",
-                             start_files[i]);
-            doctor_evidence(machine, result, start_files[i], "a line that evaluates " ENVIRON);
-        }
-    }
+    for (size_t i = 0; i < sizeof(start_files) / sizeof(start_files[0]); i++)
+        look_at_start_file(machine, result, start_files[i], start_files[i]);
+    for (size_t i = 0; i < names.n; i++)
+        look_at_start_file(machine, result, root_printf(machine->root, "/etc/profile.d/%s", names.names[i]),
+                           "a file in /etc/profile.d");
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(machine, result,
                       "Values with quotes, spaces or line ends are run as commands or torn apart, and tokens get into "

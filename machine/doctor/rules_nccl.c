@@ -22,12 +22,20 @@ static bool is_on(const struct doctor_machine *machine, const char *name)
     return value && isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
 }
 
-/* NCCL goes over sockets, or not at all: then variables of InfiniBand are not read. */
-static bool uses_ib(const struct doctor_machine *machine)
+/* The variable that keeps NCCL from InfiniBand and RoCE, NULL if there is none. */
+static const char *ib_switched_off_by(const struct doctor_machine *machine)
 {
     const char *net = root_env(machine->root, "NCCL_NET");
 
-    return !is_on(machine, "NCCL_IB_DISABLE") && !(net && strcasecmp(net, "Socket") == 0);
+    if (is_on(machine, "NCCL_IB_DISABLE"))
+        return "NCCL_IB_DISABLE";
+    return net && strcasecmp(net, "Socket") == 0 ? "NCCL_NET" : NULL;
+}
+
+/* NCCL goes over sockets, or not at all: then variables of InfiniBand are not read. */
+static bool uses_ib(const struct doctor_machine *machine)
+{
+    return !ib_switched_off_by(machine);
 }
 
 /* Do the launcher's variables say that there are other nodes? */
@@ -289,6 +297,7 @@ static void run_nccl_disabled(const struct doctor_machine *machine, struct docto
     const char *level = root_env(machine->root, "NCCL_P2P_LEVEL");
     bool no_p2p =
         is_on(machine, "NCCL_P2P_DISABLE") || (level && (strcasecmp(level, "LOC") == 0 || strcmp(level, "0") == 0));
+    const char *no_ib = ib_switched_off_by(machine);
     struct doctor_result unused = {.text = ""};
 
     if (no_p2p && has_nvlink(machine->topo)) {
@@ -300,13 +309,12 @@ static void run_nccl_disabled(const struct doctor_machine *machine, struct docto
         doctor_advise(machine, result,
                       "It is a setting for machines whose PCIe does not let GPUs talk to each other. "
                       "Here they have NVLink.");
-    } else if (is_on(machine, "NCCL_IB_DISABLE") && look_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
+    } else if (no_ib && look_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
         doctor_found(machine, result, has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "NCCL_IB_DISABLE=%s sends everything between nodes over sockets",
-                     root_env(machine->root, "NCCL_IB_DISABLE"));
-        found_value(machine, result, "NCCL_IB_DISABLE");
+                     "%s=%s sends everything between nodes over sockets", no_ib, root_env(machine->root, no_ib));
+        found_value(machine, result, no_ib);
         doctor_advise(machine, result, "This machine has RDMA NICs for data.");
-    } else if (!no_p2p && !is_on(machine, "NCCL_IB_DISABLE")) {
+    } else if (!no_p2p && !no_ib) {
         doctor_not_here(machine, result, "nothing is switched off");
     }
 }
@@ -320,7 +328,7 @@ const struct doctor_check check_nccl_disabled = {
     .cause = "A variable that helps on other machines, or helped once in a search for an error, is still set.",
     .remedy = "Unset it.",
     .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", NULL},
+    .links = (const char *const[]){"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", "NCCL_NET", NULL},
     .run = run_nccl_disabled,
 };
 

@@ -13,7 +13,7 @@
 
 /* --- what the rules share --- */
 
-#define RAIL_VALUES 4
+#define RAIL_VALUES 8
 
 struct rail {
     int nic, port; /* indices */
@@ -77,18 +77,22 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 /* --- link-errors --- */
 
-static void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
+/* A counter of the interface of a port; 0 where it has none. */
+static int64_t interface_counter(const struct doctor_machine *machine, const struct rail *rail, const char *file)
 {
-    struct rail rails[RAILS_MAX];
-    const struct counter_limit *limits;
-    int n = list_rails(machine, TOPO_LINK_UNKNOWN, rails), first = -1;
-    size_t n_limits;
+    const char *netdev = machine->topo->nics[rail->nic].ports[rail->port].netdev;
+    int64_t value;
+
+    return *netdev && root_number(machine->root, &value, "/sys/class/net/%s/%s", netdev, file) == ROOT_OK ? value : 0;
+}
+
+/* Compares the rails by these counters, which `rails` has; *ret_first is the first rail that stands out. */
+static void compare_links(const struct doctor_machine *machine, struct doctor_result *result,
+                          const struct counter_limit *limits, size_t n_limits, const struct rail *rails, int n,
+                          int *ret_first)
+{
     char text[128];
 
-    limits = counter_limits(&n_limits);
-    for (int i = 0; i < n; i++)
-        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++)
-            rails[i].values[k] = counter(machine, &rails[i], root_printf(machine->root, "counters/%s", limits[k].file));
     for (int i = 0; i < n; i++) {
         for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++) {
             const char *name = rail_name(machine, &rails[i]);
@@ -97,13 +101,32 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
             if (!counter_stands_out(&limits[k], value, median_of_others(rails, n, i, (int)k)))
                 continue;
             counter_limit_text(&limits[k], value, text, sizeof(text));
-            if (first < 0)
+            if (*ret_first < 0)
                 doctor_found(machine, result, DOCTOR_WARNING, "%s has a bad link: %s", name, text);
-            first = first < 0 ? i : first;
+            *ret_first = *ret_first < 0 ? i : *ret_first;
             doctor_evidence(machine, result, root_printf(machine->root, "%s %s", name, limits[k].file), "%lld",
                             (long long)value);
         }
     }
+}
+
+static void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct rail rails[RAILS_MAX];
+    const struct counter_limit *limits;
+    int n = list_rails(machine, TOPO_LINK_UNKNOWN, rails), first = -1;
+    size_t n_limits;
+
+    limits = counter_limits(&n_limits);
+    for (int i = 0; i < n; i++)
+        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++)
+            rails[i].values[k] = counter(machine, &rails[i], root_printf(machine->root, "counters/%s", limits[k].file));
+    compare_links(machine, result, limits, n_limits, rails, n, &first);
+    limits = counter_interface_limits(&n_limits);
+    for (int i = 0; i < n; i++)
+        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++)
+            rails[i].values[k] = interface_counter(machine, &rails[i], limits[k].file);
+    compare_links(machine, result, limits, n_limits, rails, n, &first);
     if (first >= 0)
         doctor_advise(machine, result,
                       "Counted since the driver was loaded. Look whether it goes on (epkit nics), then at cable, "
@@ -123,7 +146,8 @@ const struct doctor_check check_link_errors = {
     .remedy = "Clean or change cable and transceiver; else change the port or the NIC.",
     .needs = DOCTOR_NEEDS_DATA_NICS,
     .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/counters/link_downed",
-                                   "/sys/class/infiniband/*/ports/*/counters/symbol_error", NULL},
+                                   "/sys/class/infiniband/*/ports/*/counters/symbol_error",
+                                   "/sys/class/net/*/carrier_down_count", NULL},
     .run = run_link_errors,
 };
 
@@ -134,6 +158,27 @@ static bool sees_congestion_notices(const struct doctor_machine *machine, const 
     return counter(machine, rail, "hw_counters/np_cnp_sent") > 0 ||
            counter(machine, rail, "hw_counters/rp_cnp_handled") > 0 ||
            counter(machine, rail, "hw_counters/np_ecn_marked_roce_packets") > 0;
+}
+
+/* The packets of a port that were lost, of all that it sent, or that it received. */
+struct loss {
+    bool is_of_received;
+    int64_t lost, all;
+    double ratio;
+};
+
+static struct loss loss_of(const struct doctor_machine *machine, const struct rail *rail)
+{
+    int64_t overtaken = counter(machine, rail, COUNTER_OVERTAKEN), again = counter(machine, rail, COUNTER_AGAIN);
+    struct loss sent = {.lost = counter(machine, rail, COUNTER_LOST) + counter(machine, rail, COUNTER_TIMED_OUT),
+                        .all = counter(machine, rail, "counters/port_xmit_packets")};
+    struct loss received = {.is_of_received = true,
+                            .lost = again < overtaken ? again : overtaken,
+                            .all = counter(machine, rail, "counters/port_rcv_packets")};
+
+    sent.ratio = sent.all > 0 ? (double)sent.lost / (double)sent.all : 0;
+    received.ratio = received.all > 0 ? (double)received.lost / (double)received.all : 0;
+    return received.ratio > sent.ratio ? received : sent;
 }
 
 static void run_roce_loss(const struct doctor_machine *machine, struct doctor_result *result)
@@ -148,22 +193,22 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
         return;
     }
     for (int i = 0; i < n; i++) {
-        int64_t lost = counter(machine, &rails[i], COUNTER_LOST);
-        int64_t sent = counter(machine, &rails[i], "counters/port_xmit_packets");
-        double ratio = sent > 0 ? (double)lost / (double)sent : 0;
+        struct loss loss = loss_of(machine, &rails[i]);
 
-        if (lost < COUNTER_LOST_LEAST || ratio < COUNTER_LOST_RATIO)
+        if (loss.lost < COUNTER_LOST_LEAST || loss.ratio < COUNTER_LOST_RATIO)
             continue;
         has_notices = has_notices || sees_congestion_notices(machine, &rails[i]);
         doctor_evidence(machine, result, rail_name(machine, &rails[i]),
-                        "%lld of %lld packets were asked for again; out_of_sequence %lld, local_ack_timeout_err %lld",
-                        (long long)lost, (long long)sent,
-                        (long long)counter(machine, &rails[i], "hw_counters/out_of_sequence"),
-                        (long long)counter(machine, &rails[i], "hw_counters/local_ack_timeout_err"));
-        if (n_lossy++ == 0 || ratio > worst * 1.1) {
-            worst = ratio;
-            doctor_found(machine, result, ratio >= COUNTER_LOST_RATIO_GRAVE ? DOCTOR_ERROR : DOCTOR_WARNING,
-                         "the network loses packets of %s: one in %.0f", rail_name(machine, &rails[i]), 1 / ratio);
+                        "%lld of %lld packets %s; out_of_sequence %lld, local_ack_timeout_err %lld",
+                        (long long)loss.lost, (long long)loss.all,
+                        loss.is_of_received ? "came again after one was missed" : "were asked for again",
+                        (long long)counter(machine, &rails[i], COUNTER_OVERTAKEN),
+                        (long long)counter(machine, &rails[i], COUNTER_TIMED_OUT));
+        if (n_lossy++ == 0 || loss.ratio > worst * 1.1) {
+            worst = loss.ratio;
+            doctor_found(machine, result, worst >= COUNTER_LOST_RATIO_GRAVE ? DOCTOR_ERROR : DOCTOR_WARNING,
+                         "the network loses packets %s %s: one in %.0f", loss.is_of_received ? "to" : "of",
+                         rail_name(machine, &rails[i]), 1 / worst);
         }
     }
     if (n_lossy)
@@ -290,6 +335,34 @@ static const char *usual_firmware(const struct doctor_machine *machine, int nic)
     return NULL;
 }
 
+/* No version has the majority: nobody can say which is the odd one. */
+static void find_divided(const struct doctor_machine *machine, struct doctor_result *result, int nic)
+{
+    const struct topo *topo = machine->topo;
+    const char *firmware = topo->nics[nic].firmware;
+    int n = 0, other = -1;
+
+    for (int k = 0; k < topo->n_nics; k++) {
+        if (!look_serves_gpus(machine, k) || !is_same_make(topo, k, nic) || !*topo->nics[k].firmware)
+            continue;
+        n++;
+        other = other < 0 && strcmp(topo->nics[k].firmware, firmware) != 0 ? k : other;
+    }
+    if (n < 3 || other < 0)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING, "NICs of one make have different firmware: %s has %s, %s has %s",
+                 topo->nics[nic].name, firmware, topo->nics[other].name, topo->nics[other].firmware);
+    for (int k = 0; k < topo->n_nics; k++)
+        if (look_serves_gpus(machine, k) && is_same_make(topo, k, nic) && *topo->nics[k].firmware)
+            doctor_evidence(machine, result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s",
+                            topo->nics[k].name, topo->nics[k].firmware);
+    doctor_advise(
+        machine, result,
+        "An update that stopped half-way leaves this behind. Bring all of them to one version (mlxfwmanager, or "
+        "the vendor's tool) when the node is drained: the new firmware runs after a reset of the NIC, which "
+        "ends its links.");
+}
+
 static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -300,6 +373,8 @@ static void run_firmware(const struct doctor_machine *machine, struct doctor_res
         if (!look_serves_gpus(machine, i) || !*topo->nics[i].firmware)
             continue;
         usual = usual_firmware(machine, i);
+        if (!usual && result->outcome != DOCTOR_FOUND)
+            find_divided(machine, result, i);
         if (!usual || strcmp(usual, topo->nics[i].firmware) == 0)
             continue;
         if (result->outcome != DOCTOR_FOUND) {
@@ -331,17 +406,24 @@ const struct doctor_check check_firmware = {
 
 #define BONDS "/sys/class/net/bonding_masters"
 
-/* Does RDMA run over this interface, or the default route? Other bonds are nobody's business here. */
-static bool matters(const struct doctor_machine *machine, const char *name)
+/* Does RDMA run over this interface? */
+static bool carries_rdma(const struct topo *topo, const char *name)
 {
-    const struct topo *topo = machine->topo;
-    const char *route = root_read(machine->root, "/proc/net/route").text;
-    size_t n = strlen(name);
-
     for (int i = 0; i < topo->n_nics; i++)
         for (int p = 0; p < topo->nics[i].n_ports; p++)
             if (strcmp(topo->nics[i].ports[p].netdev, name) == 0)
                 return true;
+    return false;
+}
+
+/* Does RDMA run over this interface, or the default route? Other bonds are nobody's business here. */
+static bool matters(const struct doctor_machine *machine, const char *name)
+{
+    const char *route = root_read(machine->root, "/proc/net/route").text;
+    size_t n = strlen(name);
+
+    if (carries_rdma(machine->topo, name))
+        return true;
     for (const char *line = route; line && *line; line = strchr(line, '\n')) {
         line += *line == '\n';
         if (strncmp(line, name, n) == 0 && strncmp(line + n, "\t00000000\t", 10) == 0)
@@ -350,7 +432,54 @@ static bool matters(const struct doctor_machine *machine, const char *name)
     return false;
 }
 
-static void look_at_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond)
+/* A bond that watches nothing (miimon 0) calls each of its members up. */
+static bool has_lost_carrier(const struct doctor_machine *machine, const char *name)
+{
+    struct root_text carrier = root_line(machine->root, "/sys/class/net/%s/carrier", name);
+
+    return carrier.state == ROOT_OK && strcmp(carrier.text, "0") == 0;
+}
+
+static void found_too_few(const struct doctor_machine *machine, struct doctor_result *result, const char *bond, int n,
+                          int n_usual)
+{
+    if (result->outcome != DOCTOR_FOUND) {
+        doctor_found(machine, result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n,
+                     n == 1 ? "" : "s", n_usual);
+        doctor_advise(
+            machine, result,
+            "A port has left the bond, or never joined it: look for the interface that has no master (ip "
+            "link), at its part of the network's configuration, and whether the card shows all of its ports.");
+    }
+    doctor_evidence(machine, result, root_printf(machine->root, "/sys/class/net/%s/bonding/slaves", bond), "%s",
+                    root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond).text);
+}
+
+/* The number of members that more than half of the bonds for RDMA have, where there are at least three; else 0. */
+static int usual_members(const struct doctor_machine *machine, const char *bonds)
+{
+    int n_with[17] = {0}, n_bonds = 0;
+
+    for (const char *at = bonds; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+        const char *bond = root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        struct root_text slaves = root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond);
+        int n = 0;
+
+        if (!carries_rdma(machine->topo, bond))
+            continue;
+        for (const char *slave = slaves.text; *slave; slave += strcspn(slave, " "), slave += strspn(slave, " "))
+            n++;
+        n_with[n < 16 ? n : 16]++;
+        n_bonds++;
+    }
+    for (int n = 0; n < 17 && n_bonds >= 3; n++)
+        if (n_with[n] * 2 > n_bonds)
+            return n;
+    return 0;
+}
+
+static void look_at_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
+                         int n_usual)
 {
     struct root_text slaves = root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond);
     bool is_wanted = matters(machine, bond);
@@ -363,9 +492,11 @@ static void look_at_bond(const struct doctor_machine *machine, struct doctor_res
 
         n++;
         is_wanted = is_wanted || matters(machine, name);
-        if (state.state == ROOT_OK && strcmp(state.text, "up") != 0 && n_dead < 16)
+        if (state.state == ROOT_OK && (strcmp(state.text, "up") != 0 || has_lost_carrier(machine, name)) && n_dead < 16)
             dead[n_dead++] = name;
     }
+    if (carries_rdma(machine->topo, bond) && n_dead == 0 && n < n_usual)
+        found_too_few(machine, result, bond, n, n_usual);
     if (!is_wanted || n_dead == 0)
         return;
     if (result->outcome != DOCTOR_FOUND) {
@@ -378,20 +509,22 @@ static void look_at_bond(const struct doctor_machine *machine, struct doctor_res
             dead[0]);
     }
     for (int i = 0; i < n_dead; i++)
-        doctor_evidence(machine, result, root_printf(machine->root, "%s, a member of %s", dead[i], bond), "%s",
-                        root_line(machine->root, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text);
+        doctor_evidence(machine, result, root_printf(machine->root, "%s, a member of %s", dead[i], bond), "%s%s",
+                        root_line(machine->root, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text,
+                        has_lost_carrier(machine, dead[i]) ? ", no carrier" : "");
 }
 
 static void run_bond(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct root_text bonds = root_line(machine->root, BONDS);
+    int n_usual = bonds.state == ROOT_OK ? usual_members(machine, bonds.text) : 0;
 
     if (bonds.state != ROOT_OK || !*bonds.text) {
         doctor_not_here(machine, result, "there is no bond");
         return;
     }
     for (const char *at = bonds.text; *at; at += strcspn(at, " "), at += strspn(at, " "))
-        look_at_bond(machine, result, root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at));
+        look_at_bond(machine, result, root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at), n_usual);
 }
 
 const struct doctor_check check_bond = {

@@ -33,6 +33,36 @@ bool shell_is_name(const char *name)
     return *name && name[strspn(name, letters)] == '\0' && !(*name >= '0' && *name <= '9');
 }
 
+/* Without the comment at its end: behind a blank, and not in quotes. */
+static size_t without_comment(const char *line, size_t n)
+{
+    char quote = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (line[i] == '#' && !quote && (i == 0 || line[i - 1] == ' ' || line[i - 1] == '\t'))
+            return i;
+        if (quote ? line[i] == quote : line[i] == '\'' || line[i] == '"')
+            quote = quote ? 0 : line[i];
+    }
+    return n;
+}
+
+bool shell_evaluates_environ(const char *line, size_t n)
+{
+    static const char *const words[] = {"source ", ". ", "eval ", "export ", "xargs"};
+
+    n = without_comment(line, n);
+    if (!memmem(line, n, "/proc/1/environ", 15))
+        return false;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        const char *at = memmem(line, n, words[i], strlen(words[i]));
+
+        if (at && (at == line || strchr(" \t;&|($`", at[-1])))
+            return true;
+    }
+    return false;
+}
+
 const char *shell_prepend(struct root *root, const char *name, const char *folders)
 {
     return root_printf(root, "export %s=%s${%s:+:$%s}", name, shell_word(root, folders), name, name);

@@ -16,6 +16,9 @@ const char *shell_word(struct root *root, const char *text);
 /* Can a shell have a variable of this name? */
 bool shell_is_name(const char *name);
 
+/* Does this line of a shell evaluate /proc/1/environ? To read one variable of it with grep is another matter. */
+bool shell_evaluates_environ(const char *line, size_t bytes);
+
 /* A command that puts `folders` in front of a search path: without an empty entry, which would be the current folder.
  */
 const char *shell_prepend(struct root *root, const char *name, const char *folders);

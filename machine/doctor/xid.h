@@ -5,6 +5,7 @@
 
 enum xid_action {
     XID_OF_PROGRAM, /* a program did it: start that again, and look at it */
+    XID_NOTE,       /* it says nothing of the GPU's health */
     XID_RECOVERED,  /* the driver has dealt with it; what remains is said by NVML */
     XID_RESET,      /* reset the GPU */
     XID_RESTART,    /* restart the node: a reset does not reach the GPU */
@@ -13,7 +14,7 @@ enum xid_action {
 };
 
 struct xid {
-    int number;
+    int first, last; /* numbers */
     enum xid_action action;
     const char *text; /* a phrase */
 };

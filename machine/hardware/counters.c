@@ -90,7 +90,21 @@ static const struct counter_limit limits[] = {
     {"link_downed", "the link went down %lld times", 10, 200},
     {"symbol_error", "%lld symbols were damaged on the link", 1000, 10000000},
     {"link_error_recovery", "the link recovered from errors %lld times", 10, 200},
+    {"port_rcv_errors", "%lld packets came damaged", 1000, 10000000},
+    {"local_link_integrity_errors", "errors on the link passed the threshold %lld times", 10, 10000},
 };
+
+/* Of Ethernet: mlx5 does not count what happens to the link among the counters of the RDMA port. */
+static const struct counter_limit interface_limits[] = {
+    {"carrier_down_count", "the link went down %lld times", 10, 200},
+    {"statistics/rx_crc_errors", "%lld frames came damaged", 1000, 10000000},
+};
+
+const struct counter_limit *counter_interface_limits(size_t *ret_n)
+{
+    *ret_n = sizeof(interface_limits) / sizeof(interface_limits[0]);
+    return interface_limits;
+}
 
 const struct counter_limit *counter_limits(size_t *ret_n)
 {

@@ -47,17 +47,22 @@ struct counter_limit {
 };
 
 const struct counter_limit *counter_limits(size_t *ret_n);
+const struct counter_limit *counter_interface_limits(size_t *ret_n); /* files below /sys/class/net/<interface> */
 bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others);
 
 /* "the link went down 73 times" */
 void counter_limit_text(const struct counter_limit *limit, int64_t value, char *ret_text, size_t bytes);
 
 /*
- * RoCE: packets that a receiver asks for again (COUNTER_LOST), of those sent. From one in 100000 on the way back to the
- * lost one (go-back-N) costs more than a few per cent. out_of_sequence says less: adaptive routing lets packets
- * overtake each other on healthy networks.
+ * RoCE: packets that a receiver asks for again (COUNTER_LOST), or whose acknowledgement does not come
+ * (COUNTER_TIMED_OUT), of those sent. From one in 100000 on the way back to the lost one (go-back-N) costs more than a
+ * few per cent. Of those received, COUNTER_OVERTAKEN alone says less, since adaptive routing lets packets overtake each
+ * other on healthy networks; they were lost where peers send again (COUNTER_AGAIN).
  */
 #define COUNTER_LOST "hw_counters/packet_seq_err"
+#define COUNTER_TIMED_OUT "hw_counters/local_ack_timeout_err"
+#define COUNTER_OVERTAKEN "hw_counters/out_of_sequence"
+#define COUNTER_AGAIN "hw_counters/duplicate_request"
 #define COUNTER_LOST_LEAST 10000
 #define COUNTER_LOST_RATIO 1e-5
 #define COUNTER_LOST_RATIO_GRAVE 1e-3

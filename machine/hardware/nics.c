@@ -111,9 +111,9 @@ static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int nu
     struct root *root = topo->root;
 
     port->number = number;
-    port->state = skip_number(root_line(root, CLASS "/%s/ports/%d/state", nic->name, number).text);
-    port->phys_state = skip_number(root_line(root, CLASS "/%s/ports/%d/phys_state", nic->name, number).text);
-    port->active = strcmp(port->state, "ACTIVE") == 0 && strcmp(port->phys_state, "LinkUp") == 0;
+    port->state = parse_port_state(root_line(root, CLASS "/%s/ports/%d/state", nic->name, number).text);
+    port->phys_state = parse_phys_state(root_line(root, CLASS "/%s/ports/%d/phys_state", nic->name, number).text);
+    port->active = port->state == TOPO_PORT_ACTIVE && port->phys_state == TOPO_PHYS_LINK_UP;
     port->rate_gbps = parse_rate(root_line(root, CLASS "/%s/ports/%d/rate", nic->name, number).text);
     port->link_layer = parse_link_layer(root_line(root, CLASS "/%s/ports/%d/link_layer", nic->name, number).text);
     port->netdev = port->link_layer == TOPO_LINK_ETHERNET ? find_netdev(topo, nic, number) : "";
@@ -170,6 +170,7 @@ static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *
     nic->hca = root_line(topo->root, CLASS "/%s/hca_type", name).text;
     nic->firmware = root_line(topo->root, CLASS "/%s/fw_ver", name).text;
     nic->uverbs = find_uverbs(topo, nic);
+    nic->is_iwarp = strstr(root_line(topo->root, CLASS "/%s/node_type", name).text, "RNIC") != NULL;
     return read_ports(topo, nic);
 }
 

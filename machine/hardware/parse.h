@@ -38,7 +38,8 @@ enum topo_gid_type parse_gid_type(const char *text, enum topo_link_layer link_la
 
 enum topo_gid_kind gid_kind(const uint8_t bytes[16]);
 
-/* "4: ACTIVE" without its number. */
-const char *skip_number(const char *text);
+/* "4: ACTIVE", "5: LinkUp". */
+enum topo_port_state parse_port_state(const char *text);
+enum topo_phys_state parse_phys_state(const char *text);
 
 #endif

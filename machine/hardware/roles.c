@@ -90,13 +90,31 @@ static void set_role(struct topo_nic *nic, enum topo_role role, const char *why)
 
 static const char *down_why(struct topo *topo, const struct topo_nic *nic)
 {
+    const char *state, *phys_state;
+
     if (nic->n_ports == 0)
         return "no port can be read";
     if (nic->n_ports > 1)
         return "no port is active";
-    return root_printf(topo->root, "port %d is %s (%s)", nic->ports[0].number,
-                       *nic->ports[0].state ? nic->ports[0].state : "in an unknown state",
-                       *nic->ports[0].phys_state ? nic->ports[0].phys_state : "link unknown");
+    state = topo_port_state_name(nic->ports[0].state);
+    phys_state = topo_phys_state_name(nic->ports[0].phys_state);
+    return root_printf(topo->root, "port %d is %s (%s)", nic->ports[0].number, *state ? state : "in an unknown state",
+                       *phys_state ? phys_state : "link unknown");
+}
+
+/* Was this process given virtual functions, and none of their physical ones? Then one that it lacks is missed. */
+static bool is_given_functions(const struct topo *topo)
+{
+    bool is_given = false;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        int physical = physical_function(topo, &topo->nics[i]);
+
+        if (physical >= 0 && topo->nics[physical].access != TOPO_ACCESS_NO)
+            return false;
+        is_given = is_given || (physical >= 0 && topo->nics[i].access == TOPO_ACCESS_YES);
+    }
+    return is_given;
 }
 
 /* Roles that a NIC has by itself. A function that was handed to this process counts, its physical one does not. */
@@ -106,7 +124,9 @@ static void judge_alone(struct topo *topo)
         struct topo_nic *nic = &topo->nics[i];
         int physical = physical_function(topo, nic);
 
-        if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
+        if (physical >= 0 && nic->access == TOPO_ACCESS_NO && is_given_functions(topo))
+            set_role(nic, TOPO_ROLE_NO_ACCESS, nic->access_why);
+        else if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
             set_role(nic, TOPO_ROLE_VIRTUAL,
                      root_printf(topo->root, "a virtual function of %s", topo->nics[physical].name));
         else if (!has_active_port(nic))

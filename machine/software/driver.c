@@ -250,14 +250,25 @@ static const char *installed_driver(struct root *root, const char *kernel)
 
 /* --- fabric manager --- */
 
-/* The version behind the last of the words in a log, "" if no line has it. */
-static const char *last_version(struct root *root, const char *words, const char *path)
-{
-    const char *text = root_lines(root, words, "%s", path).text, *last = NULL;
+/* What logs say in front of the version of the fabric manager. */
+static const struct {
+    const char *fact, *path, *words;
+} fabric_logs[] = {{"fabric-manager-upgrade", "/var/log/dnf.rpm.log", "Upgrade: nvidia-fabric-manager-"},
+                   {"fabric-manager-install", "/var/log/dnf.rpm.log", "Installed: nvidia-fabric-manager-"},
+                   {"fabric-manager-upgrade-580", "/var/log/dnf.rpm.log", "Upgrade: nvidia-fabricmanager-"},
+                   {"fabric-manager-install-580", "/var/log/dnf.rpm.log", "Installed: nvidia-fabricmanager-"},
+                   {"fabric-manager-start", STACK_FABRIC_LOG, "Fabric Manager version "}};
 
-    for (const char *at = strstr(text, words); at; at = strstr(at + 1, words))
-        last = at + strlen(words);
-    return last ? root_printf(root, "%.*s", (int)strspn(last, "0123456789."), last) : "";
+/* The last version in lines of one of these logs. */
+static json_t *read_fabric_log(const char *text, size_t bytes)
+{
+    const char *last = "";
+
+    (void)bytes;
+    for (size_t i = 0; i < COUNT(fabric_logs); i++)
+        for (const char *at = strstr(text, fabric_logs[i].words); at; at = strstr(at + 1, fabric_logs[i].words))
+            last = at > last || !*last ? at + strlen(fabric_logs[i].words) : last;
+    return json_stringn_nocheck(last, strspn(last, "0123456789."));
 }
 
 /*
@@ -266,19 +277,12 @@ static const char *last_version(struct root *root, const char *words, const char
  */
 static void read_fabric_manager(struct root *root, struct stack_driver *driver)
 {
-    static const struct {
-        const char *path, *words;
-    } logs[] = {{"/var/log/dnf.rpm.log", "Upgrade: nvidia-fabric-manager-"},
-                {"/var/log/dnf.rpm.log", "Installed: nvidia-fabric-manager-"},
-                {"/var/log/dnf.rpm.log", "Upgrade: nvidia-fabricmanager-"},
-                {"/var/log/dnf.rpm.log", "Installed: nvidia-fabricmanager-"},
-                {STACK_FABRIC_LOG, "Fabric Manager version "}};
-
     driver->fabric_manager_from = DPKG;
     driver->fabric_manager = package_version(root, "fabric-manager");
-    for (size_t i = 0; !*driver->fabric_manager && i < COUNT(logs); i++) {
-        driver->fabric_manager_from = logs[i].path;
-        driver->fabric_manager = last_version(root, logs[i].words, logs[i].path);
+    for (size_t i = 0; !*driver->fabric_manager && i < COUNT(fabric_logs); i++) {
+        driver->fabric_manager_from = fabric_logs[i].path;
+        driver->fabric_manager = root_fact_text(
+            root_log_fact(root, fabric_logs[i].fact, read_fabric_log, fabric_logs[i].words, "%s", fabric_logs[i].path));
     }
 }
 

@@ -5,77 +5,56 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct found {
-    struct root_variable variable;
-    size_t at; /* of several with one name the first counts */
-};
-
-static int compare_found(const void *left, const void *right)
+static int compare_variables(const void *left, const void *right)
 {
-    const struct found *a = left, *b = right;
-    int order = strcmp(a->variable.name, b->variable.name);
-
-    if (order)
-        return order;
-    return a->at < b->at ? -1 : 1;
+    return strcmp(((const struct root_variable *)left)->name, ((const struct root_variable *)right)->name);
 }
 
-/* Splits the text at its NULs and equals signs. Its end is marked: root_text.text has a NUL behind it. */
-static size_t split(struct root *root, struct root_text text, struct found *ret_found)
+/* {"NAME": "value"}; of several of one name the first, as getenv() sees it. The end of the text has a NUL behind it. */
+static json_t *read_variables(const char *text, size_t bytes)
 {
-    const char *end = text.text + text.bytes;
-    size_t n = 0;
+    json_t *variables = json_object();
 
-    for (const char *at = text.text; at < end; at += strlen(at) + 1) {
+    for (const char *at = text, *end = text + bytes; variables && at < end; at += strlen(at) + 1) {
         const char *equals = strchr(at, '=');
-        char *name;
+        char *name = equals && equals > at ? strndup(at, (size_t)(equals - at)) : NULL;
 
-        if (!equals || equals == at)
-            continue;
-        name = root_alloc(root, (size_t)(equals - at) + 1);
-        if (!name)
-            break;
-        memcpy(name, at, (size_t)(equals - at));
-        ret_found[n] = (struct found){.variable = {.name = name, .value = equals + 1}, .at = n};
-        n++;
+        if (name && !json_object_get(variables, name))
+            json_object_set_new_nocheck(variables, name, json_stringn_nocheck(equals + 1, strlen(equals + 1)));
+        free(name);
     }
-    return n;
+    return variables;
 }
 
-static void fill(struct root *root, struct root_text text)
+static void fill(struct root *root, const json_t *values)
 {
     struct root_environment *all = &root->environment;
-    struct root_variable *variables;
-    struct found *found;
-    size_t n = 1;
+    struct root_variable *variables = root_alloc(root, (json_object_size(values) + 1) * sizeof(*variables));
+    const char *name;
+    json_t *value;
 
-    for (size_t i = 0; i < text.bytes; i++)
-        n += text.text[i] == '\0';
-    found = calloc(n, sizeof(*found));
-    variables = root_alloc(root, n * sizeof(*variables));
-    if (!found || !variables) {
-        free(found);
+    if (!variables) {
         all->state = keep_state(root->full, &all->why);
         return;
     }
-    n = split(root, text, found);
-    qsort(found, n, sizeof(*found), compare_found);
-    for (size_t i = 0; i < n; i++)
-        if (i == 0 || strcmp(found[i].variable.name, found[i - 1].variable.name) != 0)
-            variables[all->n++] = found[i].variable;
+    json_object_foreach((json_t *)values, name, value)
+    {
+        if (json_is_string(value))
+            variables[all->n++] = (struct root_variable){.name = name, .value = json_string_value(value)};
+    }
+    qsort(variables, all->n, sizeof(*variables), compare_variables);
     all->variables = variables;
-    free(found);
 }
 
 struct root_environment root_environment(struct root *root)
 {
-    struct root_text text;
+    struct root_answer fact;
 
     if (!root->environment_known) {
-        text = root_read(root, "/proc/self/environ");
-        root->environment = (struct root_environment){.state = text.state, .why = text.why};
-        if (text.state == ROOT_OK)
-            fill(root, text);
+        fact = root_fact(root, KEEP_ENVIRONMENT_FACT, read_variables, KEEP_ENVIRONMENT);
+        root->environment = (struct root_environment){.state = fact.state, .why = fact.why};
+        if (fact.state == ROOT_OK)
+            fill(root, fact.value);
         root->environment_known = true;
     }
     return root->environment;

@@ -28,6 +28,10 @@
 #include <limits.h>
 #include <stdarg.h>
 
+/* The fact that is the environment of the process: an object of values by name. */
+#define KEEP_ENVIRONMENT "/proc/self/environ"
+#define KEEP_ENVIRONMENT_FACT "environment"
+
 enum keep_kind {
     KEEP_FILES,
     KEEP_FOLDERS,

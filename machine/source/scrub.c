@@ -41,6 +41,7 @@ static const struct row file_rows[] = {
     {"/sys/kernel/iommu_groups/*/type", scrub_attribute},
     {"/sys/module/*/version", scrub_version},
     {RDMA "hca_type", scrub_words},
+    {RDMA "node_type", scrub_attribute},
     {RDMA "fw_ver", scrub_version},
     {RDMA "ports/*/state", scrub_attribute},
     {RDMA "ports/*/phys_state", scrub_attribute},
@@ -58,6 +59,7 @@ static const struct row file_rows[] = {
     {NET "mtu", scrub_attribute},
     {NET "speed", scrub_attribute},
     {NET "carrier", scrub_attribute},
+    {NET "carrier_down_count", scrub_attribute},
     {NET "bonding/slaves", scrub_words},
     {NET "bonding_slave/mii_status", scrub_attribute},
     {"/sys/class/net/bonding_masters", scrub_words},
@@ -66,7 +68,6 @@ static const struct row file_rows[] = {
     {"/proc/driver/nvidia/version", scrub_driver},
     {"/proc/driver/nvidia/params", scrub_params},
     {"/proc/driver/nvidia/gpus/*/information", scrub_information},
-    {"/proc/self/environ", scrub_environ},
     {"/proc/self/limits", scrub_numbers},
     {"/proc/self/status", scrub_status},
     {"/proc/self/maps", scrub_maps},
@@ -83,32 +84,24 @@ static const struct row file_rows[] = {
 };
 
 static const struct row line_rows[] = {
-    {"/var/log/fabricmanager.log", scrub_fabric_log},
-    {"/var/log/dnf.rpm.log", scrub_fabric_log},
-    {"/etc/profile", scrub_start_file},
-    {"/etc/bash.bashrc", scrub_start_file},
-    {"/etc/bashrc", scrub_start_file},
-    {"/etc/environment", scrub_start_file},
-    {"/etc/ssh/sshrc", scrub_start_file},
-    {"/root/**", scrub_start_file},
     {"/proc/cpuinfo", scrub_hypervisor},
 };
 
 /* Facts that are or hold text. Of all others truths and numbers stay, and no text. */
-static const struct row fact_rows[] = {{"version", scrub_version},      {"packages", scrub_version},
-                                       {"nvidia-dwords", scrub_dwords}, {"xids", scrub_event},
-                                       {"sxids", scrub_event},          {"gib-settings", scrub_words}};
+static const struct row fact_rows[] = {{"version", scrub_version},
+                                       {"packages", scrub_version},
+                                       {"nvidia-dwords", scrub_dwords},
+                                       {"xids", scrub_event},
+                                       {"sxids", scrub_event},
+                                       {"gib-settings", scrub_words},
+                                       {"fabric-manager*", scrub_version},
+                                       {KEEP_ENVIRONMENT_FACT, scrub_variable}};
 
 /* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
-static const char *const folder_rows[] = {"/sys/**",
-                                          "/proc/driver/nvidia/**",
-                                          "/dev/infiniband",
-                                          "/dev/nvidia-caps-imex-channels",
-                                          "**/modprobe.d",
-                                          "/var/lib/epkit/install",
-                                          "**/ld.so.conf.d",
-                                          "/lib/modules/**",
-                                          "/usr/lib/modules/**"};
+static const char *const folder_rows[] = {
+    "/sys/**",         "/proc/driver/nvidia/**", "/dev/infiniband",        "/dev/nvidia-caps-imex-channels",
+    "**/modprobe.d",   "/etc/profile.d",         "/var/lib/epkit/install", "**/ld.so.conf.d",
+    "/lib/modules/**", "/usr/lib/modules/**"};
 
 /* Answers whose strings stay, after the general pass. */
 static const char *const answer_rows[] = {"nvml", "load:**"};
@@ -258,6 +251,21 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
 
 static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *value);
 
+static json_t *apply_to_variable(struct scrub *scrub, const char *name, const char *value)
+{
+    char *text;
+    int n = asprintf(&text, "%s=%s", name, value);
+    json_t *kept;
+
+    if (n < 0) {
+        scrub->failed = true;
+        return NULL;
+    }
+    kept = apply(scrub, scrub_variable, text, (size_t)n);
+    free(text);
+    return kept;
+}
+
 static json_t *scrub_facts(struct scrub *scrub, scrub_rule *rule, const json_t *values)
 {
     json_t *copy = json_array(), *item;
@@ -286,7 +294,13 @@ static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *v
     copy = json_object();
     json_object_foreach((json_t *)value, key, item)
     {
-        kept = scrub_fact(scrub, rule, item);
+        if (rule == scrub_variable && json_is_string(item)) {
+            if (!scrub_keeps_variable(key))
+                continue;
+            kept = apply_to_variable(scrub, key, json_string_value(item));
+        } else {
+            kept = scrub_fact(scrub, rule, item);
+        }
         if (json_object_set_new_nocheck(copy, key, kept) < 0)
             scrub->failed = true;
     }
@@ -411,20 +425,20 @@ static void learn_host(struct scrub *scrub, const char *name)
 
 static void learn_variable(struct scrub *scrub, const char *name, const char *value)
 {
-    static const char *const users[] = {"USER=", "LOGNAME=", "SUDO_USER=", "USERNAME="};
+    static const char *const users[] = {"USER", "LOGNAME", "SUDO_USER", "USERNAME"};
     static const char *const hosts[] = {
-        "HOSTNAME=",    "HOST=",         "NODE_NAME=",   "SLURMD_NODENAME=", "POD_NAME=",
-        "MASTER_ADDR=", "NCCL_COMM_ID=", "NCCL_HOSTID=", "MASTER_HOST=",     "SLURM_SUBMIT_HOST="};
+        "HOSTNAME",    "HOST",         "NODE_NAME",   "SLURMD_NODENAME", "POD_NAME",
+        "MASTER_ADDR", "NCCL_COMM_ID", "NCCL_HOSTID", "MASTER_HOST",     "SLURM_SUBMIT_HOST"};
 
     for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++)
-        if (strncmp(name, users[i], strlen(users[i])) == 0)
+        if (strcmp(name, users[i]) == 0)
             scrub_learn_name(scrub, SCRUB_USER, value);
     for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++)
-        if (strncmp(name, hosts[i], strlen(hosts[i])) == 0)
+        if (strcmp(name, hosts[i]) == 0)
             learn_host(scrub, value);
-    if (strncmp(name, "SLURM_", 6) == 0 && memmem(name, (size_t)(value - name), "NODELIST=", 9))
+    if (strncmp(name, "SLURM_", 6) == 0 && scrub_match("**NODELIST", name))
         scrub_learn_hosts(scrub, value);
-    if (strncmp(name, "HOME=", 5) == 0 && strrchr(value, '/'))
+    if (strcmp(name, "HOME") == 0 && strrchr(value, '/'))
         scrub_learn_name(scrub, SCRUB_USER, strrchr(value, '/') + 1);
 }
 
@@ -480,19 +494,18 @@ static void learn_names(struct scrub *scrub, json_t *const kept[KEEP_KINDS])
 
 static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_live)
 {
-    const json_t *variables = json_object_get(kept[KEEP_FILES], "/proc/self/environ");
+    const json_t *fact = json_object_get(kept[KEEP_FACTS], KEEP_ENVIRONMENT "\t" KEEP_ENVIRONMENT_FACT);
+    const char *user, *name;
     char host[256] = "";
-    const char *user;
+    json_t *value;
 
     for (int kind = 0; kind < KEEP_KINDS; kind++)
         learn_value(scrub, kept[kind]);
     learn_names(scrub, kept);
-    if (json_is_string(variables)) {
-        const char *at = json_string_value(variables), *end = at + json_string_length(variables);
-
-        for (; at < end; at += strlen(at) + 1)
-            if (strchr(at, '='))
-                learn_variable(scrub, at, strchr(at, '=') + 1);
+    json_object_foreach(json_object_get(fact, "value"), name, value)
+    {
+        if (json_is_string(value))
+            learn_variable(scrub, name, json_string_value(value));
     }
     if (!is_live)
         return;

@@ -77,9 +77,6 @@ size_t scrub_library_bytes(const char *text, size_t bytes);
 /* Would it stay as it is? */
 bool scrub_is_common(const char *folder, const char *name);
 
-/* Does this line of a shell evaluate /proc/1/environ? To read one variable of it with grep is another matter. */
-bool scrub_evaluates_environ(const char *line, size_t bytes);
-
 /*
  * A rule writes what stays of `text`, which is as long as it is and has a NUL behind it. Unless a rule says otherwise,
  * the general pass is part of it.
@@ -134,7 +131,6 @@ scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolut
 scrub_rule scrub_words;       /* general pass, and of words those that are known */
 scrub_rule scrub_versions;    /* general pass for names and versions of software */
 scrub_rule scrub_pci_config;  /* header, PCI Express capability, ACS */
-scrub_rule scrub_environ;     /* variables that are known by name or prefix; of values the words that are known */
 scrub_rule scrub_cmdline;     /* parameters that are known */
 scrub_rule scrub_mounts;      /* without sources, places that are known, options that are known */
 scrub_rule scrub_route;       /* /proc/net/route */
@@ -145,11 +141,13 @@ scrub_rule scrub_paths;       /* lists of paths, without comments: ld.so.conf */
 scrub_rule scrub_hypervisor;  /* /proc/cpuinfo: the flag of virtual machines, and no other */
 scrub_rule scrub_information; /* /proc/driver/nvidia/gpus/<address>/information */
 scrub_rule scrub_event;       /* of errors in a log: when, and the PCI address of the device; no other text */
-scrub_rule scrub_fabric_log;  /* the version of the fabric manager, behind the words that stand in front of it */
 scrub_rule scrub_journal;     /* of epkit install: kinds of events, steps, boots */
-scrub_rule scrub_start_file;  /* of a shell: whether a line evaluates the environment of process 1, no line itself */
 scrub_rule scrub_version;     /* a fact: the version of a package */
 scrub_rule scrub_dwords;      /* a fact: registry keys of the driver, with numbers */
+scrub_rule scrub_variable;    /* a fact: the value of a variable, given as NAME=value */
+
+/* Is a variable of the environment known by its name or prefix, and no secret? No other one gets into a snapshot. */
+bool scrub_keeps_variable(const char *name);
 
 /* The patterns of paths whose contents a rule knows, for tests; NULL behind the last. Of files and lines alone. */
 const char *scrub_pattern(enum keep_kind kind, size_t i);

@@ -59,28 +59,6 @@ void scrub_event(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
         fwrite(text, 1, bytes, out);
 }
 
-/* --- logs that tell the version of the fabric manager --- */
-
-void scrub_fabric_log(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    static const char *const words[] = {"Upgrade: nvidia-fabric-manager-", "Installed: nvidia-fabric-manager-",
-                                        "Upgrade: nvidia-fabricmanager-", "Installed: nvidia-fabricmanager-",
-                                        "Fabric Manager version "};
-    const char *end = text + bytes, *line, *found;
-    size_t n, n_version;
-
-    (void)scrub;
-    while (scrub_line(&text, end, &line, &n)) {
-        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-            found = memmem(line, n, words[i], strlen(words[i]));
-            n_version = found ? strspn(found + strlen(words[i]), "0123456789.") : 0;
-            /* "580.126.09": an address has more points, a serial number more digits. */
-            if (n_version > 0 && n_version <= 10 && strspn(found + strlen(words[i]), "0123456789") == 3)
-                fprintf(out, "%s%.*s\n", words[i], (int)n_version, found + strlen(words[i]));
-        }
-    }
-}
-
 /* --- journal of epkit install --- */
 
 void scrub_journal(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
@@ -111,33 +89,4 @@ void scrub_journal(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
         }
         json_decref(value);
     }
-}
-
-/* --- start files of shells --- */
-
-bool scrub_evaluates_environ(const char *line, size_t n)
-{
-    static const char *const words[] = {"source ", ". ", "eval ", "export ", "xargs"};
-    size_t skip = strspn(line, " \t");
-
-    if ((skip < n && line[skip] == '#') || !memmem(line, n, "/proc/1/environ", 15))
-        return false;
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        const char *at = memmem(line, n, words[i], strlen(words[i]));
-
-        if (at && (at == line || strchr(" \t;&|($`", at[-1])))
-            return true;
-    }
-    return false;
-}
-
-void scrub_start_file(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    (void)scrub;
-    while (scrub_line(&text, end, &line, &n))
-        if (scrub_evaluates_environ(line, n))
-            fputs("source /proc/1/environ\n", out);
 }

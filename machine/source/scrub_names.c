@@ -43,7 +43,7 @@ static const char *const common_names[] = {
     "bin", "boot", "users", "dev", "etc", "home", "include", "lib", "lib32", "lib64", "libexec", "local", "mnt", "opt",
     "proc", "root", "run", "sbin", "share", "shm", "src", "srv", "sys", "tmp", "usr", "var", "log", "data", "data#",
     "scratch", "work", "workspace", "build", "install", "tools", "software", "apps", "modules", "updates", "dkms",
-    "kernel", "drivers", "extra", "firmware", "targets", "stubs", "compat", "modprobe.d", "modules-load.d",
+    "kernel", "drivers", "extra", "firmware", "targets", "stubs", "compat", "modprobe.d", "profile.d", "modules-load.d",
     "ld.so.conf.d", "ld.so.conf", "ld.so.cache", "ld.so.preload", "os-release", "security", "limits.d", "dpkg",
     "status", "kern.log", "dmesg", "hostname", "syslog", "messages", "pts", "mqueue", "hugepages", "x86_64-linux",
     "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras", "modules.dep", "modules.builtin", "libibverbs.d",

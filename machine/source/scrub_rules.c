@@ -90,7 +90,7 @@ void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
  * IOMMU groups.
  */
 static const char attribute_words[] =
-    "NOP DOWN INIT ARMED ACTIVE ACTIVE_DEFER Sleep Polling Disabled LinkUp PortConfigurationTraining "
+    "CA RNIC NOP DOWN INIT ARMED ACTIVE ACTIVE_DEFER Sleep Polling Disabled LinkUp PortConfigurationTraining "
     "LinkErrorRecovery Phy Test Gb/sec SDR DDR QDR FDR FDR10 EDR HDR NDR XDR 1X 2X 4X 8X 12X InfiniBand Ethernet "
     "Unspecified IB/RoCE RoCE v1 v2 GT/s PCIe Unknown up down unknown dormant lowerlayerdown notpresent testing "
     "going back live coming max identity DMA DMA-FQ blocked auto on off Linux enabled disabled yes no none";
@@ -325,7 +325,7 @@ void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE 
     char item[PATH_MAX], *name, *rest;
 
     while (value < end) {
-        size_t n = strcspn(value, ": ");
+        size_t n = strcspn(value, ": \"'");
 
         n = n < (size_t)(end - value) ? n : (size_t)(end - value);
         if (n > 0 && value[0] == '/') {
@@ -359,36 +359,31 @@ static bool is_plain_count(const char *value)
     return !value[n] && (n <= 9 || (n <= 15 && strtoull(value, NULL, 10) % 4096 == 0));
 }
 
-static void write_variable(struct scrub *scrub, const char *name, const char *value, FILE *out)
+bool scrub_keeps_variable(const char *name)
+{
+    return is_plain_name(name) && strlen(name) < 128 && is_among(name, strlen(name), variables_kept) &&
+           !is_private_variable(name);
+}
+
+void scrub_variable(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char path_lists[] = "LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH";
+    size_t n = strcspn(text, "=");
+    const char *value = text + n + 1;
+    char name[128];
 
-    fprintf(out, "%s=", name);
+    if (n >= bytes || n >= sizeof(name))
+        return;
+    memcpy(name, text, n);
+    name[n] = '\0';
     if (is_host_variable(name))
         write_host_value(scrub, value, out);
-    else if (is_among(name, strlen(name), path_lists))
+    else if (is_among(name, n, path_lists))
         scrub_path_list(scrub, value, strlen(value), out);
     else if (is_plain_count(value))
         fputs(value, out);
     else
         scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS | SCRUB_WORDS, out);
-    fputc('\0', out);
-}
-
-void scrub_environ(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    char name[128];
-
-    for (const char *at = text, *end = text + bytes; at < end; at += strlen(at) + 1) {
-        size_t n = strcspn(at, "=");
-
-        if (at[n] != '=' || n >= sizeof(name) || !is_among(at, n, variables_kept))
-            continue;
-        memcpy(name, at, n);
-        name[n] = '\0';
-        if (is_plain_name(name) && !is_private_variable(name))
-            write_variable(scrub, name, at + n + 1, out);
-    }
 }
 
 /* Documentation/admin-guide/kernel-parameters.txt of Linux; what names a disk, a host or an address is not here. */

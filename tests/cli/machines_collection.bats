@@ -41,6 +41,11 @@ unless_sanitized() {
     collection nodes --only aws-p5-docker
 }
 
+@test "single details of healthy nodes, unusual or wrong" {
+    unless_sanitized
+    collection details
+}
+
 @test "remedies name nothing of another operating system" {
     unless_sanitized
     python3 "$MACHINES/systems.py" "$EPKIT"
@@ -99,7 +104,7 @@ unless_sanitized() {
 @test "an expected inventory: what is missing is found, what is right is not, what is no inventory is refused" {
     cd "$BATS_TEST_TMPDIR" || return 1
     python3 "$MACHINES/machines.py" h100 h100
-    echo '{"gpus": 8, "gpu": "H100", "nics": 8, "nic_gbps": 400, "link_layer": "InfiniBand", "driver": "580.126"}' >right
+    echo '{"gpus": 8, "gpu": "H100", "nics": 8, "nic_gbps": 400, "link_layer": "infiniband", "driver": "580.126"}' >right
     epkit doctor --from h100 --expect right
     epkit topo --from h100 --save h100.json >/dev/null
     epkit doctor --from h100 --expect h100.json
@@ -114,7 +119,7 @@ unless_sanitized() {
     run epkit doctor --from empty --expect h100.json --only inventory
     [ "$status" -eq 3 ]
     local bad
-    for bad in '[]' '{}' '{"gpus": 0}' '{"gpus": "8"}' '{"cpus": 8}' '{"link_layer": "RoCE"}' '{"nic_gbps": -1}' '{'; do
+    for bad in '[]' '{}' '{"gpus": 0}' '{"gpus": "8"}' '{"cpus": 8}' '{"link_layer": "iWARP"}' '{"nic_gbps": -1}' '{'; do
         echo "$bad" >bad
         run --separate-stderr epkit doctor --from h100 --expect bad
         echo "$bad: $status: $stderr"

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|sites|nodes|all [--live] [--only TEXT]
+usage: collection.py EPKIT field|rules|sites|nodes|details|all [--live] [--only TEXT]
 
 For each machine: the findings are those expected, and on a healthy one no check could not tell; a snapshot says the
-very same; the NICs of each GPU are those that were written down; and (not with "rules", "sites" and "nodes", most of
+very same; the NICs of each GPU are those that were written down; and (not with "rules", "sites", "nodes" and "details", most of
 whose machines are variants of others) after identifiers of every kind were planted into each file that was read, the
 snapshot holds none of them and still says what the machine says. With --live no snapshots: the findings alone, which is what an epkit with sanitizers is to be taken through. Prints a line for
 each machine that is not as it should be; fails if there is any.
@@ -21,6 +21,7 @@ import tempfile
 
 sys.dont_write_bytecode = True
 
+import details  # noqa: E402
 import field  # noqa: E402
 import golden  # noqa: E402
 import identifiers  # noqa: E402
@@ -48,6 +49,9 @@ def expectations(which):
     if which in ("nodes", "all"):
         expected.update({name: () for name in nodes.machines})
         expected.update({variant.name: variant.findings for variant in nodes.changes})
+    if which in ("details", "all"):
+        expected.update({name: () for name in details.machines})
+        expected.update({variant.name: variant.findings for variant in details.changes})
     if which == "all":
         expected.update({name: () for name in golden.MACHINES if name != "empty"})
         expected.update({variant.name: variant.findings for variant in variants.faults})
@@ -148,7 +152,7 @@ def main(arguments):
     live_only = "--live" in arguments
     arguments = [argument for argument in arguments if argument != "--live"]
     only = arguments[3] if arguments[2:3] == ["--only"] else ""
-    if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "sites", "nodes", "all"):
+    if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "sites", "nodes", "details", "all"):
         sys.exit(__doc__)
     epkit = os.path.abspath(arguments[0])
     n = n_wrong = n_waiting = 0

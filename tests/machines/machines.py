@@ -16,6 +16,7 @@ import sys
 
 sys.dont_write_bytecode = True
 
+import details  # noqa: E402
 import field  # noqa: E402
 import golden  # noqa: E402
 import hostile  # noqa: E402
@@ -32,7 +33,7 @@ variants.register("a4/identifiers", identifiers.mark)
 
 def build(name):
     machine, _, variant = name.partition("/")
-    known = {**golden.MACHINES, **field.machines, **sites.machines, **nodes.machines}
+    known = {**golden.MACHINES, **field.machines, **sites.machines, **nodes.machines, **details.machines}
     if machine not in known:
         sys.exit(f"machines.py: no machine '{machine}'; --list and --field name them")
     tree = known[machine]()

@@ -15,7 +15,7 @@ from field import (AARCH64, BROADCOM, CPUS_H100, CX6, DOWNSTREAM, INTEL, NVIDIA,
 from kinds import (closed, deny, forget_interfaces, remove_nic, set_make, set_state, take_uverbs, without_driver,
                    without_rdma)
 from rules import without_peermem
-from sites import as_rpm, dnf_log, forget_device, netvsc
+from sites import as_rpm, dnf_log, forget_device, four_superchips, netvsc
 from variants import nic_folder, nic_port
 
 trees.GPU_MODELS.update({
@@ -172,16 +172,8 @@ def rename(tree, old, new):
 def quad_gh200_ndr200():
     """Four GH200 tied to each other, four NDR200 InfiniBand NICs, RHEL 9 on ARM, one task a GPU that sees all."""
     tree = Tree()
-    addresses = [f"{0x0009 + 0x10 * i:04x}:01:00.0" for i in range(4)]
-    for i, address in enumerate(addresses):
-        place = {"numa": i, "cpus": f"{72 * i}-{72 * i + 71}"}
-        port = tree.bridge(f"{address[:4]}:00:00.0", f"/sys/devices/pci{address[:4]}:00", vendor=NVIDIA, device=0x22B8,
-                           **place)
-        tree.gpu(address, port, i, "GH200", driver_version=software.DRIVER, **place)
-        tree.nvml(i)["nvlinks"] = [other for other in addresses if other != address for _ in range(6)]
-        domain = f"{0x10 * i + 2:04x}"
-        port = tree.bridge(f"{domain}:00:00.0", f"/sys/devices/pci{domain}:00", vendor=NVIDIA, device=0x22B1, **place)
-        tree.nic(f"mlx5_{i}", f"{domain}:01:00.0", port, netdev=f"ib{i}", link_layer="InfiniBand",
+    for i, (domain, port, place) in enumerate(four_superchips(tree)):
+        tree.nic(f"mlx5_{i}", f"{domain + 2:04x}:01:00.0", port(domain + 2), netdev=f"ib{i}", link_layer="InfiniBand",
                  rate="200 Gb/sec (2X NDR)", **place)
     tree.interface("enP5p9s0", "0005:09:00.0", "/sys/devices/pci0005:00", INTEL, 0x1563, speed=10000, numa=0,
                    cpus="0-71", driver="ixgbe")
@@ -488,12 +480,6 @@ def storage_down(tree):
     set_state(tree, "mlx5_7", "1: DOWN", "2: Polling")
 
 
-@change("xe9680-mixed-fabric/no-path-of-links")
-def storage_in_the_list(tree):
-    """What is right: NCCL is told the four InfiniBand devices by name."""
-    tree.environment["NCCL_IB_HCA"] = "=mlx5_0,mlx5_2,mlx5_4,mlx5_6"
-
-
 @change("dgx-a100-one-port-of-two/cable", "port-down")
 def cable_of_one(tree):
     """The port that has a cable on the other seven cards."""
@@ -518,16 +504,6 @@ def locked_memory_of_docker(tree):
                  "Max locked memory         65536                65536     ")
 
 
-@change("aws-p5-docker/ibgda", "ibgda-nic")
-def ibgda_on_efa(tree):
-    tree.environment["NVSHMEM_IB_ENABLE_IBGDA"] = "true"
-
-
-@change("aws-p5-docker/interface", "socket-interface")
-def interface_of_another_cloud(tree):
-    tree.environment["NCCL_SOCKET_IFNAME"] = "eth0"
-
-
 @change("gke-a4x/passthrough", "iommu-gb200")
 def passthrough_on_a4x(tree):
     tree.replace("/proc/cmdline", " ro", " ro iommu.passthrough=1")
@@ -549,29 +525,7 @@ def functions_without_addresses(tree):
             del tree.entries[f"{port}/gid_attrs/ndevs/{index}"]
 
 
-@change("openshift-sriov-pod/list-of-physical", "nccl-hca")
-def list_of_physical_functions(tree):
-    tree.environment["NCCL_IB_HCA"] = ",".join(f"mlx5_{i}" for i in range(8))
-
-
 # --- faults: variables ---
-
-
-@change("gke-a3-ultra-cos-pod/pe-mapping-semicolon", "void-variables")
-def pe_mapping_with_semicolons(tree):
-    """Names that are right, and a separator that NVSHMEM does not know."""
-    tree.environment["NVSHMEM_HCA_PE_MAPPING"] = "mlx5_0:1:1;mlx5_1:1:1;mlx5_2:1:1;mlx5_3:1:1"
-
-
-@change("gke-a3-ultra-cos-pod/pe-mapping-port", "void-variables")
-def pe_mapping_with_a_port_too_many(tree):
-    tree.environment["NVSHMEM_HCA_PE_MAPPING"] = ",".join(f"mlx5_{i}:2:1" for i in range(8))
-
-
-@change("gke-a3-ultra-cos-pod/pe-mapping-spaces", "void-variables")
-def pe_mapping_of_another_image(tree):
-    """From the time when the devices had the names of their interfaces, with spaces behind the commas."""
-    tree.environment["NVSHMEM_HCA_PE_MAPPING"] = ", ".join(f"gpu{i}rdma0:1:1" for i in range(8))
 
 
 @change("gke-a3-ultra-cos-pod/list-of-task")
@@ -592,22 +546,6 @@ def one(tree, gpu):
 def dmabuf_off_without_peermem(tree):
     without_peermem(tree)
     tree.environment["NVSHMEM_IB_DISABLE_DMABUF"] = "yes"
-
-
-@change("gke-a3-ultra-cos-pod/handler-value", "void-variables")
-def handler_of_no_value(tree):
-    tree.environment["NVSHMEM_IBGDA_NIC_HANDLER"] = "GPU "
-
-
-@change("slurm-half-exclusive/hca-of-others", "nccl-hca")
-def list_of_the_other_half(tree):
-    """A list for the other half of the node."""
-    tree.environment["NCCL_IB_HCA"] = "mlx5_4,mlx5_5,mlx5_6,mlx5_7"
-
-
-@change("slurm-half-exclusive/port-form", "nccl-hca")
-def list_with_a_port_that_is_none(tree):
-    tree.environment["NCCL_IB_HCA"] = "=mlx5_0:2,mlx5_1:2,mlx5_2:2,mlx5_3:2"
 
 
 @change("slurm-half-exclusive/no-dev-files", "gpu-access")
@@ -634,23 +572,6 @@ def pe_mapping_switched_on(tree):
     tree.environment.update(NVSHMEM_ENABLE_NIC_PE_MAPPING="true", NVSHMEM_HCA_PE_MAPPING="mlx5_0:1:1;mlx5_1:1:1")
 
 
-@change("gke-a3-ultra-cos-pod/mapping-semicolon", "shared-nic")
-def mapping_with_semicolons(tree):
-    tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = mapping(f"mlx5_{i}" for i in range(8)).replace(",", ";")
-
-
-@change("gke-a3-ultra-cos-pod/mapping-spaces")
-def mapping_without_ports(tree):
-    """What is right: an entry without a port means port 1."""
-    tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = ",".join(f"{i}:mlx5_{i}" for i in range(8))
-
-
-@change("gke-a3-ultra-cos-pod/mapping-short", "shared-nic")
-def mapping_of_half(tree):
-    """A mapping for a machine with four GPUs."""
-    tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = mapping(f"mlx5_{i}" for i in range(4))
-
-
 @change("gke-a3-ultra-cos-pod/mapping-twice", "shared-nic")
 def mapping_with_one_nic_twice(tree):
     names = [f"mlx5_{i}" for i in range(8)]
@@ -658,39 +579,11 @@ def mapping_with_one_nic_twice(tree):
     tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = mapping(names)
 
 
-@change("gke-a3-ultra-cos-pod/mapping-stale", "shared-nic")
-def mapping_of_a_former_image(tree):
-    tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = mapping(f"rocep{i}s0" for i in range(8))
-
-
 @change("gke-a3-ultra-cos-pod/dmabuf-zero")
 def dmabuf_not_off(tree):
     """What is right: the variable is set, to no."""
     without_peermem(tree)
     tree.environment["NVSHMEM_IB_DISABLE_DMABUF"] = "0"
-
-
-@change("slurm-half-exclusive/hca-spaces", "nccl-hca")
-def list_with_spaces(tree):
-    """NCCL does not take spaces away."""
-    tree.environment["NCCL_IB_HCA"] = "mlx5_0, mlx5_1, mlx5_2, mlx5_3"
-
-
-@change("slurm-half-exclusive/visible-nine", "visible-devices")
-def visible_that_is_none(tree):
-    """CUDA stops at the first that it does not know."""
-    tree.environment["CUDA_VISIBLE_DEVICES"] = "0,9,1,2"
-
-
-@change("slurm-half-exclusive/visible-twice", "visible-devices")
-def visible_twice(tree):
-    """CUDA takes none at all."""
-    tree.environment["CUDA_VISIBLE_DEVICES"] = "0,1,1,2"
-
-
-@change("hgx-h200-rocky-e810/gid-zero", "gid")
-def gid_of_version_one(tree):
-    tree.environment["NCCL_IB_GID_INDEX"] = "2"
 
 
 @change("hgx-h200-rocky-e810/one-address", "gid")
@@ -781,7 +674,50 @@ def ecc_of_volta(tree):
     tree.nvml(4)["ecc_uncorrected"] = 3
 
 
-@change("quad-gh200-ndr200/wrong-list", "nccl-hca")
-def list_of_superchip_0(tree):
-    """All tasks of the node were given the list of the first."""
-    tree.environment["NCCL_IB_HCA"] = "=mlx5_0:1"
+# --- variables alone ---
+
+variants.set_variables(change, (
+    # name, findings, variables, what it is
+    ("xe9680-mixed-fabric/no-path-of-links", "", {"NCCL_IB_HCA": "=mlx5_0,mlx5_2,mlx5_4,mlx5_6"},
+     "What is right: NCCL is told the four InfiniBand devices by name."),
+    ("aws-p5-docker/ibgda", "ibgda-nic", {"NVSHMEM_IB_ENABLE_IBGDA": "true"}, "IBGDA on EFA."),
+    ("aws-p5-docker/interface", "socket-interface", {"NCCL_SOCKET_IFNAME": "eth0"}, "Interface of another cloud."),
+    ("openshift-sriov-pod/list-of-physical", "nccl-hca", {"NCCL_IB_HCA": ','.join((f'mlx5_{i}' for i in range(8)))},
+     "List of physical functions."),
+    ("gke-a3-ultra-cos-pod/pe-mapping-semicolon", "void-variables",
+     {"NVSHMEM_HCA_PE_MAPPING": "mlx5_0:1:1;mlx5_1:1:1;mlx5_2:1:1;mlx5_3:1:1"},
+     "Names that are right, and a separator that NVSHMEM does not know."),
+    ("gke-a3-ultra-cos-pod/pe-mapping-port", "void-variables",
+     {"NVSHMEM_HCA_PE_MAPPING": ','.join((f'mlx5_{i}:2:1' for i in range(8)))},
+     "Pe mapping with a port too many."),
+    ("gke-a3-ultra-cos-pod/pe-mapping-spaces", "void-variables",
+     {"NVSHMEM_HCA_PE_MAPPING": ', '.join((f'gpu{i}rdma0:1:1' for i in range(8)))},
+     "From the time when the devices had the names of their interfaces, with spaces behind the commas."),
+    ("gke-a3-ultra-cos-pod/handler-value", "void-variables", {"NVSHMEM_IBGDA_NIC_HANDLER": "GPU "},
+     "Handler of no value."),
+    ("slurm-half-exclusive/hca-of-others", "nccl-hca", {"NCCL_IB_HCA": "mlx5_4,mlx5_5,mlx5_6,mlx5_7"},
+     "A list for the other half of the node."),
+    ("slurm-half-exclusive/port-form", "nccl-hca", {"NCCL_IB_HCA": "=mlx5_0:2,mlx5_1:2,mlx5_2:2,mlx5_3:2"},
+     "List with a port that is none."),
+    ("gke-a3-ultra-cos-pod/mapping-semicolon", "shared-nic",
+     {"DEEP_EP_DEVICE_TO_HCA_MAPPING": mapping((f'mlx5_{i}' for i in range(8))).replace(',', ';')},
+     "Mapping with semicolons."),
+    ("gke-a3-ultra-cos-pod/mapping-spaces", "",
+     {"DEEP_EP_DEVICE_TO_HCA_MAPPING": ','.join((f'{i}:mlx5_{i}' for i in range(8)))},
+     "What is right: an entry without a port means port 1."),
+    ("gke-a3-ultra-cos-pod/mapping-short", "shared-nic",
+     {"DEEP_EP_DEVICE_TO_HCA_MAPPING": mapping((f'mlx5_{i}' for i in range(4)))},
+     "A mapping for a machine with four GPUs."),
+    ("gke-a3-ultra-cos-pod/mapping-stale", "shared-nic",
+     {"DEEP_EP_DEVICE_TO_HCA_MAPPING": mapping((f'rocep{i}s0' for i in range(8)))},
+     "Mapping of a former image."),
+    ("slurm-half-exclusive/hca-spaces", "nccl-hca", {"NCCL_IB_HCA": "mlx5_0, mlx5_1, mlx5_2, mlx5_3"},
+     "NCCL does not take spaces away."),
+    ("slurm-half-exclusive/visible-nine", "visible-devices", {"CUDA_VISIBLE_DEVICES": "0,9,1,2"},
+     "CUDA stops at the first that it does not know."),
+    ("slurm-half-exclusive/visible-twice", "visible-devices", {"CUDA_VISIBLE_DEVICES": "0,1,1,2"},
+     "CUDA takes none at all."),
+    ("hgx-h200-rocky-e810/gid-zero", "gid", {"NCCL_IB_GID_INDEX": "2"}, "A GID of RoCE v1."),
+    ("quad-gh200-ndr200/wrong-list", "nccl-hca", {"NCCL_IB_HCA": "=mlx5_0:1"},
+     "All tasks of the node were given the list of the first."),
+))

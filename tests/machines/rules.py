@@ -247,12 +247,6 @@ def list_of_a_rank(tree):
     tree.environment["LOCAL_RANK"], tree.environment["LOCAL_WORLD_SIZE"] = "2", "8"
 
 
-@change("dgx-h200-deepep/stale-mapping", "void-variables")
-def stale_mapping_by_pe(tree):
-    """Left over from another machine, and nobody reads it: no NIC is missed, but the variable does nothing."""
-    tree.environment["NVSHMEM_HCA_PE_MAPPING"] = "mlx5_90:1:2"
-
-
 def without_peermem(tree):
     variants.unload(tree, "nvidia_peermem")
     tree.remove("/sys/kernel/mm/memory_peers")
@@ -264,58 +258,7 @@ def dmabuf_off_without_peermem(tree):
     tree.environment["NVSHMEM_IB_DISABLE_DMABUF"] = "1"
 
 
-@change("dgx-h200-deepep/dmabuf-peermem")
-def dmabuf_off_with_peermem(tree):
-    """What is right: the older way is there."""
-    tree.environment["NVSHMEM_IB_DISABLE_DMABUF"] = "1"
-
-
-@change("dgx-h200-deepep/heap", "heap-size")
-def heap_larger_than_the_gpu(tree):
-    tree.environment["NVSHMEM_DISABLE_CUDA_VMM"] = "1"
-    tree.environment["NVSHMEM_SYMMETRIC_SIZE"] = "200G"
-
-
-@change("dgx-h200-deepep/heap-small", "heap-size")
-def heap_too_small(tree):
-    tree.environment["NVSHMEM_DISABLE_CUDA_VMM"] = "1"
-    tree.environment["NVSHMEM_SYMMETRIC_SIZE"] = "128M"
-
-
-@change("dgx-h200-deepep/heap-right")
-def heap_that_fits(tree):
-    """What is right: a static heap with room for DeepEP; without VMM off the size says nothing."""
-    tree.environment["NVSHMEM_DISABLE_CUDA_VMM"] = "1"
-    tree.environment["NVSHMEM_SYMMETRIC_SIZE"] = "4g"
-
-
 # --- NCCL ---
-
-
-@change("dgx-b200/nccl-hca", "nccl-hca")
-def hca_of_another_machine(tree):
-    tree.environment["NCCL_IB_HCA"] = "=rocep0s0,rocep1s0"
-
-
-@change("dgx-b200/nccl-hca-some", "nccl-hca")
-def hca_list_with_half_of_them(tree):
-    tree.environment["NCCL_IB_HCA"] = "=mlx5_0,mlx5_1,mlx5_2,mlx5_3"
-
-
-@change("dgx-b200/nccl-hca-separator", "nccl-hca")
-def hca_list_with_a_wrong_separator(tree):
-    tree.environment["NCCL_IB_HCA"] = "=mlx5_0;mlx5_1;mlx5_2"
-
-
-@change("dgx-b200/nccl-hca-rank")
-def hca_of_one_rank(tree):
-    """What is right: a rank that uses one GPU has its one NIC."""
-    tree.environment.update({"NCCL_IB_HCA": "=mlx5_3:1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"})
-
-
-@change("dgx-b200/socket", "socket-interface")
-def interface_of_another_machine(tree):
-    tree.environment["NCCL_SOCKET_IFNAME"] = "eth0"
 
 
 @change("dgx-b200/socket-down", "socket-interface")
@@ -329,44 +272,6 @@ def loopback_of_one_node(tree):
     """What is right: a job of one node, which needs no other interface."""
     tree.put_all("/sys/class/net/lo", {"operstate": "unknown\n", "mtu": "65536\n"})
     tree.environment.update({"NCCL_SOCKET_IFNAME": "lo", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"})
-
-
-@change("dgx-b200/p2p", "nccl-disabled")
-def nvlink_off(tree):
-    tree.environment["NCCL_P2P_DISABLE"] = "1"
-
-
-@change("dgx-b200/ib-off", "nccl-disabled")
-def infiniband_off(tree):
-    tree.environment["NCCL_IB_DISABLE"] = "1"
-
-
-@change("workstation-4090/ib-off")
-def infiniband_off_without_any(tree):
-    """What is right: switched off, and there is none."""
-    tree.environment.update({"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"})
-
-
-@change("rtx-6000-server/gdr", "nccl-gdr")
-def level_below_the_distance(tree):
-    tree.environment["NCCL_NET_GDR_LEVEL"] = "PIX"
-
-
-@change("dgx-b200/gdr")
-def level_of_the_distance(tree):
-    """What is right: each GPU has its NIC on its switch."""
-    tree.environment["NCCL_NET_GDR_LEVEL"] = "PIX"
-
-
-@change("dgx-b200/traffic-class", "traffic-class")
-def traffic_class_on_infiniband(tree):
-    tree.environment["NCCL_IB_TC"] = "106"
-
-
-@change("hgx-h100-worn/traffic-class")
-def traffic_class_on_roce(tree):
-    """What is right."""
-    tree.environment["NCCL_IB_TC"] = "106"
 
 
 # --- the import of deep_ep ---
@@ -469,28 +374,6 @@ def no_quota(tree):
 # --- jobs ---
 
 
-@change("torchrun-two-nodes/loopback", "rendezvous")
-def address_that_nobody_reaches(tree):
-    tree.environment["MASTER_ADDR"] = "localhost"
-
-
-@change("torchrun-two-nodes/rank", "rendezvous")
-def rank_beyond_the_world(tree):
-    tree.environment["WORLD_SIZE"] = "8"
-
-
-@change("dgx-b200/nodes")
-def world_of_nodes(tree):
-    """What is right: DeepEP's tests count nodes, and start the ranks of a node themselves."""
-    tree.environment.update({"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "8361"})
-
-
-@change("dgx-b200/single-ranks", "single-ranks")
-def a_run_for_each_task(tree):
-    tree.environment.update({"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "1",
-                             "OMPI_COMM_WORLD_SIZE": "1"})
-
-
 @change("mpirun-nccl-tests/other-mpi", "single-ranks")
 def mpi_of_another_launcher(tree):
     tree.library("/opt/mpich/lib/libmpi.so.12", soname="libmpi.so.12", needed=["libc.so.6"])
@@ -531,3 +414,46 @@ def restarts_again_and_again(tree):
 def installation_that_is_done(tree):
     """What is right: it restarted the node twice, and finished."""
     journal(tree, "begin", *["start", "end", "reboot"] * 2, "finished")
+
+
+# --- variables alone ---
+
+variants.set_variables(change, (
+    # name, findings, variables, what it is
+    ("dgx-h200-deepep/stale-mapping", "void-variables", {"NVSHMEM_HCA_PE_MAPPING": "mlx5_90:1:2"},
+     "Left over from another machine, and nobody reads it: no NIC is missed, but the variable does nothing."),
+    ("dgx-h200-deepep/dmabuf-peermem", "", {"NVSHMEM_IB_DISABLE_DMABUF": "1"},
+     "What is right: the older way is there."),
+    ("dgx-h200-deepep/heap", "heap-size", {"NVSHMEM_DISABLE_CUDA_VMM": "1", "NVSHMEM_SYMMETRIC_SIZE": "200G"},
+     "A heap larger than the GPU."),
+    ("dgx-h200-deepep/heap-small", "heap-size", {"NVSHMEM_DISABLE_CUDA_VMM": "1", "NVSHMEM_SYMMETRIC_SIZE": "128M"},
+     "A heap that is too small."),
+    ("dgx-h200-deepep/heap-right", "", {"NVSHMEM_DISABLE_CUDA_VMM": "1", "NVSHMEM_SYMMETRIC_SIZE": "4g"},
+     "What is right: a static heap with room for DeepEP; without VMM off the size says nothing."),
+    ("dgx-b200/nccl-hca", "nccl-hca", {"NCCL_IB_HCA": "=rocep0s0,rocep1s0"}, "NICs of another machine."),
+    ("dgx-b200/nccl-hca-some", "nccl-hca", {"NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2,mlx5_3"},
+     "Hca list with half of them."),
+    ("dgx-b200/nccl-hca-separator", "nccl-hca", {"NCCL_IB_HCA": "=mlx5_0;mlx5_1;mlx5_2"},
+     "Hca list with a wrong separator."),
+    ("dgx-b200/nccl-hca-rank", "", {"NCCL_IB_HCA": "=mlx5_3:1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"},
+     "What is right: a rank that uses one GPU has its one NIC."),
+    ("dgx-b200/socket", "socket-interface", {"NCCL_SOCKET_IFNAME": "eth0"}, "Interface of another machine."),
+    ("dgx-b200/p2p", "nccl-disabled", {"NCCL_P2P_DISABLE": "1"}, "NVLink switched off."),
+    ("dgx-b200/ib-off", "nccl-disabled", {"NCCL_IB_DISABLE": "1"}, "InfiniBand switched off."),
+    ("workstation-4090/ib-off", "", {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"},
+     "What is right: switched off, and there is none."),
+    ("rtx-6000-server/gdr", "nccl-gdr", {"NCCL_NET_GDR_LEVEL": "PIX"}, "Level below the distance."),
+    ("dgx-b200/gdr", "", {"NCCL_NET_GDR_LEVEL": "PIX"}, "What is right: each GPU has its NIC on its switch."),
+    ("dgx-b200/traffic-class", "traffic-class", {"NCCL_IB_TC": "106"}, "A traffic class on InfiniBand."),
+    ("hgx-h100-worn/traffic-class", "", {"NCCL_IB_TC": "106"}, "What is right."),
+    ("torchrun-two-nodes/loopback", "rendezvous", {"MASTER_ADDR": "localhost"}, "Address that nobody reaches."),
+    ("torchrun-two-nodes/rank", "rendezvous", {"WORLD_SIZE": "8"}, "Rank beyond the world."),
+    ("dgx-b200/nodes", "", {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "8361"},
+     "What is right: DeepEP's tests count nodes, and start the ranks of a node themselves."),
+    ("dgx-b200/single-ranks", "single-ranks",
+     {"SLURM_STEP_NUM_TASKS": "16",
+      "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+      "SLURM_LOCALID": "1",
+      "OMPI_COMM_WORLD_SIZE": "1"},
+     "A run for each task."),
+))

@@ -420,22 +420,28 @@ def rtx_pro_cx8():
     return bare(tree, "6.14.0-37-generic", memory=1024)
 
 
+def four_superchips(tree):
+    """Four GH200 tied to each other. Of each the first PCI domain for its NICs, what makes a port there, its place."""
+    addresses = [f"{0x0009 + 0x10 * i:04x}:01:00.0" for i in range(4)]
+    for i, address in enumerate(addresses):
+        place = {"numa": i, "cpus": f"{72 * i}-{72 * i + 71}"}
+
+        def port(domain, device=0x22B1, place=place):
+            return tree.bridge(f"{domain:04x}:00:00.0", f"/sys/devices/pci{domain:04x}:00", vendor=NVIDIA,
+                               device=device, **place)
+
+        tree.gpu(address, port(int(address[:4], 16), 0x22B8), i, "GH200", driver_version=software.DRIVER, **place)
+        tree.nvml(i)["nvlinks"] = [other for other in addresses if other != address for _ in range(6)]
+        yield 0x10 * i, port, place
+
+
 @machine("quad-gh200-slingshot")
 def quad_gh200():
     """A node of a Cray EX: four GH200 tied to each other, four Slingshot NICs, which are no RDMA devices."""
     tree = Tree()
-    addresses = [f"{0x0009 + 0x10 * i:04x}:01:00.0" for i in range(4)]
-    for i, address in enumerate(addresses):
-        place = {"numa": i, "cpus": f"{72 * i}-{72 * i + 71}"}
-        port = tree.bridge(f"{address[:4]}:00:00.0", f"/sys/devices/pci{address[:4]}:00", vendor=NVIDIA, device=0x22B8,
-                           **place)
-        tree.gpu(address, port, i, "GH200", driver_version=software.DRIVER, **place)
-        tree.nvml(i)["nvlinks"] = [other for other in addresses if other != address for _ in range(6)]
-        domain = f"{0x10 * i:04x}"
-        port = tree.bridge(f"{domain}:00:00.0", f"/sys/devices/pci{domain}:00", vendor=NVIDIA, device=0x22B1, **place)
-        tree.interface(f"hsn{i}", f"{domain}:01:00.0", port, HPE, 0x0501, speed=200000, driver="cxi_ss1",
+    for i, (domain, port, place) in enumerate(four_superchips(tree)):
+        tree.interface(f"hsn{i}", f"{domain:04x}:01:00.0", port(domain), HPE, 0x0501, speed=200000, driver="cxi_ss1",
                        link=("16.0 GT/s PCIe", 16), **place)
-    tree.put("/etc/os-release", 'NAME="SLES"\nVERSION="15-SP6"\nID="sles"\nID_LIKE="suse"\n')
     tree.default_route("nmn0")
     system(tree, release="6.4.0-150600.23.17_15.0.104-cray_shasta_c_64k", arch=AARCH64, nodes=4, n_cpus=288,
            memory=860, doca=False, peermem=False, cmdline="")
@@ -686,12 +692,6 @@ def azure_init(tree):
         tree.put(f"{nic_port(tree, f'mlx5_ib{i}')}/state", "2: INIT\n")
 
 
-@change("azure-nd-h200-v5/hca-list", "nccl-hca")
-def azure_wrong_prefix(tree):
-    """The list of another size, whose devices have other names."""
-    tree.environment["NCCL_IB_HCA"] = "mlx5_an"
-
-
 @change("aws-p6-b200/efa-gone", "port-down")
 def efa_gone(tree):
     remove_nic(tree, "rdmap97s0")
@@ -758,12 +758,6 @@ def bonded_rail_gone(tree):
     del tree.entries[f"/sys/bus/pci/devices/{second.rsplit('/', 1)[1]}"]
     tree.remove("/sys/class/net/bond5")
     del tree.entries["/sys/class/net/ens5f1np1"]
-
-
-@change("hgx-h20-bonded-rails/one-rail", "nccl-hca")
-def list_with_one_bond(tree):
-    """'=' makes of the prefix a name."""
-    tree.environment["NCCL_IB_HCA"] = "=mlx5_bond_0"
 
 
 @change("kvm-passthrough/nic-gone", "port-down")
@@ -971,13 +965,14 @@ def user_mapping(tree):
     without_mapping(tree)
 
 
-@change("ipoib-only/socket")
-def socket_over_ipoib(tree):
-    """What is right: NCCL's bootstrap over IPoIB, by a prefix."""
-    tree.environment["NCCL_SOCKET_IFNAME"] = "ibp"
+# --- variables alone ---
 
-
-@change("rtx-pro-connectx8/sm-gdr")
-def gdr_by_number(tree):
-    """What is right: the level by its number."""
-    tree.environment["NCCL_NET_GDR_LEVEL"] = "3"
+variants.set_variables(change, (
+    # name, findings, variables, what it is
+    ("azure-nd-h200-v5/hca-list", "nccl-hca", {"NCCL_IB_HCA": "mlx5_an"},
+     "The list of another size, whose devices have other names."),
+    ("hgx-h20-bonded-rails/one-rail", "nccl-hca", {"NCCL_IB_HCA": "=mlx5_bond_0"}, "'=' makes of the prefix a name."),
+    ("ipoib-only/socket", "", {"NCCL_SOCKET_IFNAME": "ibp"},
+     "What is right: NCCL's bootstrap over IPoIB, by a prefix."),
+    ("rtx-pro-connectx8/sm-gdr", "", {"NCCL_NET_GDR_LEVEL": "3"}, "What is right: the level by its number."),
+))

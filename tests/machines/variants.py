@@ -34,6 +34,15 @@ def fault(name, *findings):
     return decorate
 
 
+def set_variables(change, rows):
+    """Machines that differ in variables alone; `change` is the decorator of the list that they go to."""
+    for name, findings, variables, text in rows:
+        def build(tree, variables=variables):
+            tree.environment.update(variables)
+        build.__doc__ = text
+        change(name, *findings.split())(build)
+
+
 def nic_folder(tree, name):
     """The real folder of an RDMA device."""
     return next(path for path in tree.entries if path.endswith(f"/infiniband/{name}/fw_ver")).rsplit("/", 1)[0]

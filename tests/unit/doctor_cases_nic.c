@@ -189,14 +189,15 @@ static void down(struct made *made)
 {
     nic(made, 1)->role = TOPO_ROLE_DOWN;
     nic(made, 1)->ports[0].active = false;
-    nic(made, 1)->ports[0].state = "DOWN";
-    nic(made, 1)->ports[0].phys_state = "Polling";
+    nic(made, 1)->ports[0].state = TOPO_PORT_DOWN;
+    nic(made, 1)->ports[0].phys_state = TOPO_PHYS_POLLING;
 }
 
 static void state_unreadable(struct made *made)
 {
     down(made);
-    nic(made, 1)->ports[0].state = nic(made, 1)->ports[0].phys_state = "";
+    nic(made, 1)->ports[0].state = TOPO_PORT_UNKNOWN;
+    nic(made, 1)->ports[0].phys_state = TOPO_PHYS_UNKNOWN;
 }
 
 /* The address of another function of the card. Copied aside first: gcc -O3 takes the two for one array. */
@@ -232,8 +233,8 @@ static void unplugged(struct made *made, int i)
 {
     nic(made, i)->role = TOPO_ROLE_DOWN;
     nic(made, i)->ports[0].active = false;
-    nic(made, i)->ports[0].state = "DOWN";
-    nic(made, i)->ports[0].phys_state = "Disabled";
+    nic(made, i)->ports[0].state = TOPO_PORT_DOWN;
+    nic(made, i)->ports[0].phys_state = TOPO_PHYS_DISABLED;
 }
 
 /* Two GPUs, a card with two ports and one cable. */

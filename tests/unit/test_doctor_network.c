@@ -70,7 +70,7 @@ static void ports_down(struct made *made)
 {
     for (int i = 0; i < 4; i++) {
         nic(made, i)->ports[0].active = false;
-        nic(made, i)->ports[0].state = "DOWN";
+        nic(made, i)->ports[0].state = TOPO_PORT_DOWN;
     }
 }
 
@@ -133,7 +133,7 @@ static void named_device_that_is_none(struct made *made)
 static void named_device_that_is_down(struct made *made)
 {
     nic(made, 1)->ports[0].active = false;
-    nic(made, 1)->ports[0].state = "DOWN";
+    nic(made, 1)->ports[0].state = TOPO_PORT_DOWN;
     named_device(made);
 }
 

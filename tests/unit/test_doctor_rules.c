@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the rules of the doctor go by: Xids, counters that stand out, lines of shells, and what a check needs. */
+#include "doctor/shell.h"
 #include "doctor/xid.h"
 #include "hardware/counters.h"
 #include "made.h"
-#include "source/scrub.h"
 
 static void test_each_xid_has_its_action(void **state)
 {
@@ -53,14 +53,15 @@ static void test_lines_that_evaluate_the_environment_of_process_1(void **state)
     static const char *const yes[] = {
         "source /proc/1/environ", ". /proc/1/environ", "  eval \"$(cat /proc/1/environ)\"",
         "export $(tr '\\0' '\\n' </proc/1/environ | xargs)", "cat /proc/1/environ | xargs -0 -n1"};
-    static const char *const no[] = {"# source /proc/1/environ", "grep -z ^NCCL_ /proc/1/environ",
-                                     "source /etc/profile.d/x.sh", "tr '\\0' '\\n' </proc/1/environ >/tmp/list"};
+    static const char *const no[] = {"# source /proc/1/environ", "echo ready # not: source /proc/1/environ",
+                                     "grep -z ^NCCL_ /proc/1/environ", "source /etc/profile.d/x.sh",
+                                     "tr '\\0' '\\n' </proc/1/environ >/tmp/list"};
 
     (void)state;
     for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
-        assert_true(scrub_evaluates_environ(yes[i], strlen(yes[i])));
+        assert_true(shell_evaluates_environ(yes[i], strlen(yes[i])));
     for (size_t i = 0; i < sizeof(no) / sizeof(no[0]); i++)
-        assert_false(scrub_evaluates_environ(no[i], strlen(no[i])));
+        assert_false(shell_evaluates_environ(no[i], strlen(no[i])));
 }
 
 /* Without what it needs no check finds anything, and each says why it was not run. */

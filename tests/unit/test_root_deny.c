@@ -171,15 +171,14 @@ static void fill_environment(json_t *kept[KEEP_KINDS], const char *identifier)
                                             "NCCL_API_TOKEN",
                                             "SLURM_JOB_ACCOUNT",
                                             "USER_X"};
-    char environ_text[8192];
-    size_t used = 0;
+    json_t *values = json_object();
 
     for (int kind = 0; kind < KEEP_KINDS; kind++)
         kept[kind] = json_object();
     for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
-        used +=
-            (size_t)snprintf(environ_text + used, sizeof(environ_text) - used, "%s=%s", variables[i], identifier) + 1;
-    json_object_set_new(kept[KEEP_FILES], "/proc/self/environ", json_stringn_nocheck(environ_text, used));
+        json_object_set_new(values, variables[i], json_string(identifier));
+    json_object_set_new(kept[KEEP_FACTS], KEEP_ENVIRONMENT "\t" KEEP_ENVIRONMENT_FACT,
+                        json_pack("{s:o}", "value", values));
 }
 
 static const char *left_in(const char *text, const char *identifier)

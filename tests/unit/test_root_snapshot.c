@@ -104,7 +104,6 @@ static char *ask_everything(struct root *root)
         note_text(notes, others[i], root_resolve(root, "%s", others[i]));
     }
     note_text(notes, "lines", root_lines(root, " hypervisor", "/proc/cpuinfo"));
-    note_text(notes, "lines", root_lines(root, "/proc/1/environ", "/etc/profile"));
     for (size_t i = 0; i < environment.n; i++)
         fprintf(notes, "%s=%s\n", environment.variables[i].name, environment.variables[i].value);
     fprintf(notes, "elf: %d %s\n", elf.state, elf.why);

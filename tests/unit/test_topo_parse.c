@@ -116,10 +116,18 @@ static void test_gids(void **state)
 static void test_numbers_before_texts(void **state)
 {
     (void)state;
-    assert_string_equal(skip_number("4: ACTIVE"), "ACTIVE");
-    assert_string_equal(skip_number("ACTIVE"), "ACTIVE");
-    assert_string_equal(skip_number("4"), "4");
-    assert_string_equal(skip_number(""), "");
+    assert_int_equal(parse_port_state("4: ACTIVE"), TOPO_PORT_ACTIVE);
+    assert_int_equal(parse_port_state("ACTIVE"), TOPO_PORT_ACTIVE);
+    assert_int_equal(parse_port_state("5: ACTIVE_DEFER"), TOPO_PORT_ACTIVE_DEFER);
+    assert_int_equal(parse_port_state("4"), TOPO_PORT_UNKNOWN);
+    assert_int_equal(parse_port_state(""), TOPO_PORT_UNKNOWN);
+    assert_int_equal(parse_phys_state("5: LinkUp"), TOPO_PHYS_LINK_UP);
+    assert_int_equal(parse_phys_state("7: Phy Test"), TOPO_PHYS_TEST);
+    assert_int_equal(parse_phys_state("0: <unknown>"), TOPO_PHYS_UNKNOWN);
+    for (int i = TOPO_PORT_NOP; i <= TOPO_PORT_ACTIVE_DEFER; i++)
+        assert_int_equal(parse_port_state(topo_port_state_name((enum topo_port_state)i)), i);
+    for (int i = TOPO_PHYS_SLEEP; i <= TOPO_PHYS_TEST; i++)
+        assert_int_equal(parse_phys_state(topo_phys_state_name((enum topo_phys_state)i)), i);
 }
 
 static void test_cpus(void **state)

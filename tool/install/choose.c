@@ -69,7 +69,7 @@ static bool only_saved(const struct install_cmd_options *options, char ret_name[
         saved_path(options, entry->d_name, "recipe.yaml", file);
         if (entry->d_name[0] == '.' || strlen(entry->d_name) > 40 || stat(file, &info) != 0)
             continue;
-        snprintf(ret_name, 64, "%s", entry->d_name);
+        snprintf(ret_name, 64, "%.40s", entry->d_name);
         n++;
     }
     if (dir)
