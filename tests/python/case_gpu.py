@@ -2,6 +2,7 @@
 """What only GPUs have: streams that really run beside each other, graphs, memory of a device; and the CPU's bits."""
 import itertools
 import os
+import time
 
 import deep_ep
 import epkit
@@ -297,6 +298,44 @@ def read_early(rank, size):
 
 def test_handles_are_read_early():
     run(2, read_early)
+
+
+def first_calls(rank, size):
+    """First operations whose memory the peers have not mapped yet. The rank that comes first is by then in a copy of pageable
+    memory behind the operation: until that has ended, its process makes no other call of the driver."""
+    dist.barrier()
+    for number, (tokens, expand) in enumerate(((24, False), (24, True), (96, True), (300, False))):
+        for hidden, early in ((1024, 0), (8192, 1)):
+            elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_cpu_timeout_secs=30, explicitly_destroy=True)
+            topk_idx, weights, x = make(tokens, hidden, 7 * number + rank)
+            torch.cuda.synchronize()
+            dist.barrier()
+            if rank != early:
+                time.sleep(0.3)
+            rows, _, _, handle, _ = elastic.dispatch(x, topk_idx, weights, num_experts=EXPERTS, num_max_tokens_per_rank=tokens,
+                                                     do_cpu_sync=False, do_expand=expand)
+            n = handle.psum_num_recv_tokens_per_scaleup_rank.cpu()[-1].item()
+            assert 0 < n <= size * tokens
+            if rank == early:
+                time.sleep(0.3)
+            out, _, _ = elastic.combine(rows, handle)
+            times = (topk_idx >= 0).sum(1) if expand else torch.stack(
+                [(topk_idx // (EXPERTS // size) == one).any(1) for one in range(size)]).sum(0)
+            want = (x.float() * times.unsqueeze(1)).to(torch.bfloat16)
+            assert torch.allclose(out.cpu().float(), want.cpu().float(), rtol=0.02), (number, hidden)
+            elastic.destroy()
+    # Rows that are larger than what a plan of exact counts reserves staging for.
+    comm = epkit.Communicator(timeout=30)
+    topk_idx, _, x = make(700, 16384, rank)
+    plan = comm.plan(topk_idx, EXPERTS)
+    dist.barrier()
+    if rank:
+        time.sleep(0.3)
+    assert plan.dispatch(x).x.cpu().float().abs().sum() > 0
+
+
+def test_first_calls():
+    run(2, first_calls)
 
 
 def layouts(rank, size):

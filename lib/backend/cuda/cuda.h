@@ -48,7 +48,10 @@ struct cuda_board {
     int32_t device;
     char bus_id[20];
     _Atomic uint32_t reached_by; /* ranks of the node that have memory of this one mapped, a bit for each: leave.c */
-    _Atomic uint32_t frees, allocations; /* so many there were */
+    _Atomic uint32_t frees, allocations;         /* so many there were */
+    _Atomic uint32_t mapped[CUDA_MAX_RANKS];     /* allocations of each rank of the node that this one has mapped */
+    _Atomic uint64_t called;                     /* dispatches and combines: what they need is allocated */
+    _Atomic uint64_t stage_bytes[HOST_AT_COUNT]; /* of staging, once peers can map it */
     struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
 };
@@ -72,6 +75,8 @@ struct cuda_allocation {
     void *window;        /* ... which begins here and has so many bytes */
     size_t window_bytes; /* 0: nothing is found in it */
     uint64_t number;     /* of the driver, of a foreign one: never used twice in a process */
+    uint32_t announced;  /* the count on the board when the peers were told */
+    _Atomic bool mapped; /* all peers have */
 };
 
 struct cuda_mapping {
@@ -85,6 +90,7 @@ struct cuda_peer {
     char bus_id[20]; /* a copy: a string whatever the board holds */
     bool same_process;
     uint32_t frees_seen, allocations_seen;
+    uint64_t stage_bytes[HOST_AT_COUNT]; /* staging of its that need not be asked for any more: mapped, or not needed */
     struct cuda_mapping signals;
     struct cuda_mapping mappings[CUDA_SLOTS];
 };
@@ -127,6 +133,7 @@ struct cuda_comm {
     unsigned long long capture; /* number of the last capture; 0: there was none */
     uint64_t operations;        /* called, outside of captures ... */
     uint64_t complete;          /* ... and so many are known to be complete */
+    uint64_t called;            /* dispatches and combines, in captures as well */
     cudaEvent_t end;            /* for waits of the host */
     struct cuda_words *words;   /* of the caller's events: stream.c */
 
@@ -249,6 +256,8 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
 /* Puts it into a slot, with a generation of its own, and tells the peers. Under the lock. EP_E_MEMORY: none is left. */
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
                               const cudaIpcMemHandle_t *handle);
+/* The last part of it: peers that see the count find the slot. */
+void cuda_tell_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation);
 /* The one of that kind that begins at `memory`, as the caller knows it; NULL: none. Under the lock. */
 struct cuda_allocation *cuda_find_allocation(struct cuda_comm *cuda, const void *memory, enum cuda_memory kind);
 
@@ -266,16 +275,31 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *wh
 ep_status cuda_map_signals(struct cuda_comm *cuda, int rank);
 /* Maps what the peers have allocated since the last call, for the kernels. Any thread; quick where there is nothing. */
 ep_status cuda_map_new(struct cuda_comm *cuda);
+/*
+ * No kernel is launched that waits for a mapping which its own process has still to make: any call of the driver may
+ * wait for that kernel and hold the mapping up (bench/NOTES.md).
+ *
+ * cuda_meet_stages: before a dispatch or combine is launched, whose own staging is allocated. A peer whose rows (of
+ * row_bytes[]; 0: not in staging) may need more staging than is mapped here is waited for until it has come to the same
+ * call, and what it has allocated is mapped. Hosts meet here alone, and only where staging grows; that the peers have
+ * staging for what this rank has in staging is presumed.
+ */
+ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[HOST_AT_COUNT],
+                           enum host_phase phase);
+/*
+ * Have all peers mapped the memory of the caller that the words of cuda_tell_place() tell of? New memory is waited for,
+ * which their monitors take some milliseconds for; false: they are held up, so it has to go through staging.
+ */
+ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], bool *ret_mapped);
 /* Unmaps what the peers have freed. Waits for what runs on the device. */
 void cuda_unmap_freed(struct cuda_comm *cuda);
 void cuda_unmap_all(struct cuda_comm *cuda);
 /* Staging buffer number `which` of at least `bytes`. */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
 /*
- * Allocates staging for a plan before the peers know of it, so that all have it mapped when the plan is complete. What
- * an operation allocates later, the peers map while their kernels run; a caller's thread that is in cudaMemcpy() of
- * pageable memory in the default stream, as .cpu() of torch is, holds the driver's lock until its kernel ends, which
- * waits for that mapping (bench/NOTES.md).
+ * Allocates staging for a plan whose counts the hosts exchange, before they do: so all have it mapped when the plan is
+ * complete, and need not meet in its first operation. For other plans operations allocate, what they need and no more:
+ * cuda_meet_stages() takes a peer's staging for what it was when that was enough.
  */
 void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 /* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */

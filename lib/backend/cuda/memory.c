@@ -15,6 +15,12 @@ void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *alloca
     atomic_store_explicit(&slot->generation, allocation->generation, memory_order_release);
 }
 
+void cuda_tell_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation)
+{
+    allocation->announced = atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release) + 1;
+    atomic_store(&allocation->mapped, false);
+}
+
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
                               const cudaIpcMemHandle_t *handle)
 {
@@ -39,7 +45,7 @@ ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocati
                       &(struct cuda_mapping){
                           .base = allocation->base, .bytes = allocation->bytes, .generation = cuda->next_generation},
                       handle);
-    atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release);
+    cuda_tell_allocation(cuda, &cuda->allocations[slot]);
     return EP_OK;
 }
 
@@ -270,6 +276,7 @@ ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret
             larger = bytes;
         EP_TRY(cuda_alloc_kind(cuda, larger, CUDA_MEMORY_INTERNAL, &cuda->stage[which]));
         cuda->stage_bytes[which] = larger;
+        atomic_store_explicit(&cuda->board->stage_bytes[which], larger, memory_order_release);
     }
     *ret_memory = cuda->stage[which];
     return EP_OK;

@@ -301,10 +301,16 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
     return status;
 }
 
+/* Otherwise by the devices, and nobody meets. */
+static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
+{
+    return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
+}
+
 static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
                            bool *ret_queued)
 {
-    if (args->max_recv_tokens > 0 && !cuda_crosses_nodes(cuda))
+    if (!is_counted_by_hosts(cuda, args))
         return cuda_plan_open_fixed(cuda, plan, args, stream, ret_queued);
     return is_made_on_host(plan) ? open_on_host(cuda, plan, args) : open_rank_layout(cuda, plan, args);
 }
@@ -320,7 +326,8 @@ ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
     if (call.capture) {
         status = ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
     } else {
-        cuda_reserve_stages(call.cuda, args);
+        if (is_counted_by_hosts(call.cuda, args))
+            cuda_reserve_stages(call.cuda, args);
         status = open_plan(call.cuda, plan, args, call.stream, &queued);
     }
     return cuda_call_end(&call, status, queued);
