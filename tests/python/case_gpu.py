@@ -338,6 +338,36 @@ def test_first_calls():
     run(2, first_calls)
 
 
+def waits_elsewhere(rank, size):
+    """Another stream than the caller's waits for the event: what the call was given stays until the call has read it."""
+    buffer, side = deep_ep.Buffer(dist.group.WORLD), torch.cuda.Stream()
+    topk_idx, weights, x = make(4096, 2048, rank)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, EXPERTS)
+    want, _, _, _, handle, _ = buffer.dispatch(
+        x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=topk_idx,
+        topk_weights=weights)
+    for on_comm in (False, True):
+        again = x.clone()
+        torch.cuda.synchronize()
+        dist.barrier()
+        with torch.cuda.stream(buffer.get_comm_stream()):
+            torch.cuda._sleep(200_000_000)
+        rows, *_, event = buffer.dispatch(again, handle=handle, async_finish=True, previous_event=buffer.capture(),
+                                          allocate_on_comm_stream=on_comm)
+        with torch.cuda.stream(side):
+            event.current_stream_wait()
+            got = rows.clone()
+        del event, again
+        over = torch.full_like(x, float("nan"))  # where it was, if nobody holds it
+        side.synchronize()
+        assert torch.equal(got, want), "what was dispatched was overwritten before"
+        del over
+
+
+def test_waits_elsewhere():
+    run(2, waits_elsewhere)
+
+
 def layouts(rank, size):
     """The layout of a routing: the CPU's, also of routing that changes under a graph, and of none."""
     gpu, host = epkit.Communicator(), epkit.Communicator(backend="host")

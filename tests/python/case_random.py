@@ -74,9 +74,9 @@ def odd_place(tensor):
     return whole[1:].view(tensor.shape)
 
 
-def rows_for(case, count):
+def rows_for(case, count, one_column=()):
     """Rows of any kind that a dispatch takes: tensor or (fp8, scales)."""
-    kind = case.draw.choice(("bf16", "bf16", "odd", "fp8", "columns", "packed", "words"))
+    kind = case.draw.choice(("bf16", "bf16", "odd", "fp8", "columns", "packed", "words") + one_column)
     hidden = case.draw.choice((8, 136, 512, 1024)) if kind in ("bf16", "odd") else case.draw.choice((512, 1024))
     x = torch.randn(count, hidden).to(torch.bfloat16)
     if kind == "bf16":
@@ -90,11 +90,15 @@ def rows_for(case, count):
         scales = torch.randint(-2**31, 2**31 - 1, (count, hidden // 512), dtype=torch.int32)
     elif kind == "words":
         scales = torch.randint(-2**31, 2**31 - 1, (2 * count, 3), dtype=torch.int32)[::2]
+    elif kind == "row":
+        scales = torch.rand(count)
+    elif kind == "list":
+        return [values, scales[:, :1].contiguous()]
     return values, scales
 
 
 def as_tuple(x):
-    return x if isinstance(x, tuple) else (x,)
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
 def same(a, b):
@@ -104,12 +108,12 @@ def same(a, b):
 def raw(x):
     """Bytes of rows, which gloo and indices of older torch take."""
     flat = x.clone(memory_format=torch.contiguous_format).flatten()  # contiguous() keeps the strides of one column
-    return flat.view(torch.uint8).view(x.shape[0], x.shape[1] * x.element_size())
+    return flat.view(torch.uint8).view(x.shape[0], x.shape[1:].numel() * x.element_size())
 
 
 def check_rows(case, what, got, x):
     for a, b in zip(as_tuple(got), as_tuple(x)):
-        assert a.dtype == b.dtype
+        assert a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
         want = case.received(raw(b))
         assert torch.equal(raw(a)[:want.shape[0]], want), what
 
@@ -147,7 +151,7 @@ def one_buffer_case(buffer, case, kept):
     if with_topk:
         idx = case.idx.to(torch.int32) if draw.random() < 0.2 else case.idx
         args.update(topk_idx=odd_place(idx) if draw.random() < 0.2 else idx, topk_weights=case.weights, num_worst_tokens=worst)
-    x, flags = rows_for(case, count), case.flags(buffer)
+    x, flags = rows_for(case, count, ("row", "list")), case.flags(buffer)
     got, local, weights, counts, handle, event = buffer.dispatch(x, **args, **flags)
     wait(event, flags["async_finish"])
     check_rows(case, "dispatch", got, x)
@@ -169,7 +173,7 @@ def one_buffer_case(buffer, case, kept):
     out, none, event = buffer.combine(y, handle, bias=bias, config=args["config"], **flags)
     wait(event, flags["async_finish"])
     assert none is None and same(out, sum_of_ranks(case, y, as_tuple(bias))), "combine"
-    x, flags = rows_for(case, case.idx.shape[0]), case.flags(buffer)
+    x, flags = rows_for(case, case.idx.shape[0], ("row",)), case.flags(buffer)
     again = buffer.dispatch(x, handle=handle, **flags)
     wait(again[-1], flags["async_finish"])
     assert again[1:5] == (None, None, None, None) and as_tuple(again[0])[0].shape[0] == rows
