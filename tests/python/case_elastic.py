@@ -239,6 +239,11 @@ def refusals(rank, size):
     raises(AssertionError, "do_expand", buffer.dispatch, x, handle=handle, do_expand=True)
     raises(AssertionError, "topk_idx", buffer.dispatch, x, topk_idx, handle=handle)
     raises(TypeError, "handle tuple", buffer.combine, x, (1, 2))
+    raises(TypeError, "combine x tuple", buffer.combine, (x, None), handle)
+    for wrong in (torch.zeros(experts // size), torch.zeros(experts, dtype=torch.int32)):
+        raises(ValueError, "cumulative_local_expert_recv_stats torch.int32", buffer.dispatch, x, topk_idx, weights, wrong, experts)
+        raises(ValueError, "cumulative_local_expert_recv_stats shape", buffer.dispatch, x, None, weights, wrong, handle=handle)
+    raises(TypeError, "previous_event int", buffer.dispatch, x, handle=handle, previous_event=3)
     buffer.destroy()
     buffer.destroy()
     raises(Exception, "freed", buffer.combine, x, handle)
