@@ -145,8 +145,8 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     sum->by_choice = 1;
     sum->rounds_partial = order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
     if (!device->ordered.memory)
-        EP_TRY(
-            cuda_take(c->cuda, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry), &device->ordered));
+        EP_TRY(cuda_take_for(c->cuda, device, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry),
+                             &device->ordered));
     order.ret_entry = device->ordered.memory;
     sum->route.entry = order.ret_entry;
     return cuda_status(cuda_launch_order(&order, c->stream), "order kernel");

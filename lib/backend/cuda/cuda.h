@@ -99,8 +99,11 @@ struct cuda_block {
     void *memory;
     size_t bytes;
     uint64_t behind; /* in the pool: free when so many operations are complete */
+    bool captured;   /* graphs name it: it is for what is captured alone, and is not freed before the communicator */
 };
 
+struct cuda_call;  /* below: stream.c */
+struct cuda_kept;  /* memory.c */
 struct cuda_proxy; /* proxy.c */
 struct cuda_lists; /* nodes.c */
 
@@ -158,6 +161,7 @@ struct cuda_comm {
     void *stage[HOST_AT_COUNT];
     size_t stage_bytes[HOST_AT_COUNT];
     struct cuda_block pool[CUDA_POOL];
+    struct cuda_kept *kept; /* memory that graphs name and the pool has no place for */
 
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
     struct cuda_combine last_combine;
@@ -306,6 +310,11 @@ void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 void cuda_memory_close(struct cuda_comm *cuda);
 /* Device memory that is not symmetric, from the pool of freed blocks when one fits that nothing uses any more. */
 ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
+/*
+ * The same for a plan that is made in a capture. What another one has given back may be taken at once: graphs run one
+ * after the other, and what is in them in the order of the calls.
+ */
+ep_status cuda_take_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 /* What a new one has for `bytes`. */
 static inline size_t cuda_block_bytes(size_t bytes)
 {
@@ -345,6 +354,7 @@ struct cuda_plan {
 
     bool fixed; /* of fixed capacity: update.c. The device alone knows its counts */
     int max_tokens;
+    bool captured;       /* made in a capture: its memory is the graph's, and the host learns no counts */
     bool copies_routing; /* that of the new plan is in the host's memory */
     void *routing;
     struct cuda_update update;
@@ -367,9 +377,15 @@ static inline int64_t cuda_plan_rows(const ep_plan *plan)
     return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
 }
 
+/* More memory of a plan, in which it stays. */
+static inline ep_status cuda_take_for(struct cuda_comm *cuda, const struct cuda_plan *plan, size_t bytes,
+                                      struct cuda_block *ret_block)
+{
+    return plan->captured ? cuda_take_captured(cuda, bytes, ret_block) : cuda_take(cuda, bytes, ret_block);
+}
+
 /* update.c */
-ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
-                               bool *ret_queued);
+ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued);
 void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 /* After a wait: plans whose counts are known by now say so. */
