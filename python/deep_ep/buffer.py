@@ -541,9 +541,11 @@ def _with_columns(x: Any) -> Any:
 
 def _as_given(x: Any, rows: Any) -> Rows:
     """Received rows, with scales if x came with some, of as many dimensions."""
-    if not isinstance(x, (tuple, list)):
-        return rows.x
-    return rows.x, rows.scales.squeeze(1) if isinstance(x[1], torch.Tensor) and x[1].dim() == 1 else rows.scales
+    scales = rows.scales
+    if isinstance(x, (tuple, list)) and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
+        scales = scales.squeeze(1)
+    given: Rows = (rows.x, scales) if isinstance(x, (tuple, list)) else rows.x
+    return given
 
 
 def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:
