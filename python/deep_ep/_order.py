@@ -22,8 +22,10 @@ Event = Union[None, EventHandle, EventOverlap]
 
 def _handle_of(event: Event) -> Optional[EventHandle]:
     own: Any = event
-    handle: Optional[EventHandle] = getattr(own, "event", own)
-    return handle
+    handle: Any = own.event if isinstance(own, EventOverlap) else own
+    if handle is None or isinstance(handle, EventHandle):
+        return handle
+    raise TypeError(f"previous_event is a {type(handle).__name__}, must be an EventOverlap or EventHandle")
 
 
 class Order:
@@ -54,7 +56,11 @@ class Order:
 
     def rows(self, x: Floats) -> Floats:
         """The same for rows, alone or with scales."""
-        return (self.input(x[0]), self.input(x[1])) if isinstance(x, tuple) else self.input(x)
+        if isinstance(x, torch.Tensor):
+            return self.input(x)
+        if not isinstance(x, (tuple, list)) or len(x) != 2:
+            raise TypeError(f"dispatch: x is a {type(x).__name__}, must be a tensor, or a tuple of a tensor and its scales")
+        return self.input(x[0]), self.input(x[1])
 
     @property
     def stream(self) -> Optional["Order"]:
@@ -108,7 +114,7 @@ class Order:
             for tensor in list(made_on_stream) + (of_call if self._on_comm else []):
                 tensor.record_stream(current)
         if asynchronous:
-            return EventOverlap(EventHandle(self._stream, of_call + list(made_on_stream)))
+            return EventOverlap(EventHandle(self._stream, of_call + list(made_on_stream), current))
         current.wait_stream(self._stream)
         return EventOverlap(None)
 

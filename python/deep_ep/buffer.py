@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
+import operator
 import os
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
@@ -194,12 +195,14 @@ class Buffer:
 
         Without it, and without another number in `config`, the library takes as many as fill the links.
         """
-        if new_num_sms % 2:
+        if operator.index(new_num_sms) % 2:
             raise AssertionError(f"the number of multiprocessors must be even, not {new_num_sms}")
         Buffer.num_sms, Buffer._num_sms_set = new_num_sms, True
 
     def _take_sms(self, config: Optional[Config]) -> None:
         """Tells the library how many multiprocessors the program wants, if it wants a number."""
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"config is a {type(config).__name__}, must be a deep_ep.Config")
         sms = Buffer.num_sms if config is None else config.num_sms
         if not Buffer._num_sms_set and sms == Buffer.num_sms:
             sms = 0
@@ -312,7 +315,7 @@ class Buffer:
         """Sends each token to the ranks that own one of its experts. Collective.
 
         Arguments:
-            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 [N, H/128] or int32 of any width, any strides).
+            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 or int32 [N, any] or [N], any strides).
             handle: of an earlier dispatch: the same routing again, without top-k and without waiting on the host.
             is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout(); enough where there is no topk_idx.
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K].
@@ -332,11 +335,13 @@ class Buffer:
                 raise AssertionError("dispatch: with a handle there is no topk_idx and no topk_weights")
             plan = self._plan_of(handle, "dispatch")
             self._take_sms(config)
-            x = order.rows(x)
+            given, x = x, order.rows(_with_columns(x))
             with order.allocating():
                 rows = plan.dispatch(x, stream=order.stream)
-            return _as_given(x, rows), None, None, None, None, order.done(async_finish, (x, rows))
-        x, topk_weights = order.rows(x), order.input(topk_weights)
+            return _as_given(given, rows), None, None, None, None, order.done(async_finish, (x, rows))
+        if topk_idx is None and topk_weights is not None:
+            raise AssertionError("dispatch: topk_weights are of topk_idx, which is not given")
+        given, x, topk_weights = x, order.rows(_with_columns(x)), order.input(topk_weights)
         self._take_sms(config)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
         with order.allocating():
@@ -344,7 +349,7 @@ class Buffer:
         with order.on_stream():
             new, made = self._new_handle(plan, is_token_in_rank, topk_idx, order)
         event = order.done(async_finish, (x, rows, topk_idx, topk_weights), made)
-        return _as_given(x, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
+        return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None, config: Optional[Config] = None,
@@ -527,9 +532,20 @@ def _origin_of(handle: Any, size: int) -> Any:
     return _origins.get(handle[0])
 
 
+def _with_columns(x: Any) -> Any:
+    """Scales [N], one for each row, become [N, 1]."""
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
+        return x[0], x[1].unsqueeze(1)
+    return x
+
+
 def _as_given(x: Any, rows: Any) -> Rows:
-    """Received rows, with scales if x came with some."""
-    return (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
+    """Received rows, with scales if x came with some, of as many dimensions."""
+    scales = rows.scales
+    if isinstance(x, (tuple, list)) and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
+        scales = scales.squeeze(1)
+    given: Rows = (rows.x, scales) if isinstance(x, (tuple, list)) else rows.x
+    return given
 
 
 def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:

@@ -287,16 +287,18 @@ class ElasticBuffer:
         check_torch_deterministic()
         order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
                       previous_event_before_epilogue)
-        x, topk_weights = order.rows(x), order.input(topk_weights)
+        x, topk_weights, stats = order.rows(x), order.input(topk_weights), cumulative_local_expert_recv_stats
         if handle is None:
             if topk_idx is None:
                 raise AssertionError("dispatch: give topk_idx or a handle")
+            self._check_stats(stats, num_experts)
             handle = self._new_handle(order, topk_idx, num_experts, value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
                                       value_or(expert_alignment, 1), num_sms, do_handle_copy, value_or(do_cpu_sync, True),
                                       bool(do_expand))
             fresh = True
         else:
             self._plan_of(handle, "dispatch")
+            self._check_stats(stats, handle.num_experts)
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh = False
         plan = self._plan_of(handle, "dispatch")
@@ -307,11 +309,17 @@ class ElasticBuffer:
         with order.on_stream():
             if fresh:
                 handle._fill(plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream), order.mark())
-            if cumulative_local_expert_recv_stats is not None:
-                cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
-        event = order.done(async_with_compute_stream, (x, rows, topk_weights, cumulative_local_expert_recv_stats),
+            if stats is not None:
+                stats.add_(handle.num_unaligned_recv_tokens_per_expert)
+        event = order.done(async_with_compute_stream, (x, rows, topk_weights, stats),
                            handle._tensors() if fresh else ())
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, handle, event
+
+    def _check_stats(self, stats: Optional[torch.Tensor], num_experts: Optional[int]) -> None:
+        local = value_or(num_experts, 0) // self.num_ranks
+        if stats is not None and (stats.dtype != torch.int32 or list(stats.shape) != [local]):
+            raise epkit.ArgumentError(f"dispatch: cumulative_local_expert_recv_stats: shape is {list(stats.shape)} of {stats.dtype}, "
+                                      f"must be [{local}] of torch.int32")
 
     @staticmethod
     def _check_again(handle: EPHandle, topk_idx: Optional[torch.Tensor], do_cpu_sync: Optional[bool], do_expand: bool,

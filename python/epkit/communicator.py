@@ -211,9 +211,9 @@ class Communicator(OfThisProcess):
         pool. Both hold the memory of the communicator beyond free(), as tensors of empty() do. Of several communicators on one
         device, the one whose mem_pool() was called last serves all their pools from then on.
 
-        The other ranks map new memory of a pool while their operations run, which a copy of pageable memory in the default
-        stream (.cpu(), .item()) holds back until they have ended. Where such a copy follows the first use, let all ranks meet
-        on the host between the allocation and that use: allgather_bytes() does.
+        The first operation on new memory of a pool waits for some milliseconds until the other ranks have mapped it. One that is
+        already in a copy of pageable memory in the default stream (.cpu(), .item()) behind the same operation cannot. Where
+        that may be, let all ranks meet on the host between the allocation and the first use: allgather_bytes() does.
         """
         if not self.is_cuda:
             raise NotImplementedError("Communicator.mem_pool: a torch.cuda.MemPool is memory of a GPU, and this communicator is "

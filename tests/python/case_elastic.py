@@ -13,11 +13,9 @@ from deep_ep.utils.math import align, per_token_cast_back, per_token_cast_to_fp8
 from deep_ep.utils.refs import combine as ref_combine
 from deep_ep.utils.refs import dispatch as ref_dispatch
 from deep_ep.utils.refs import generate_pre_combine_data, ordered_accumulate
-from ranks import raises, run
+from ranks import need_devices, raises, run
 
 MOST, HIDDEN, TOPK = 24, 256, 4
-NOT_ON_CUDA = {"test_as_deepep_tests_it": "its group is NCCL, which wants a GPU for each rank"}
-
 
 def modes():
     for copy, alignment, fp8, biases, previous, asynchronous in itertools.product((1, 0), (128, 1), (1, 0), (0, 1, 2), (0, 1), (0, 1)):
@@ -239,6 +237,11 @@ def refusals(rank, size):
     raises(AssertionError, "do_expand", buffer.dispatch, x, handle=handle, do_expand=True)
     raises(AssertionError, "topk_idx", buffer.dispatch, x, topk_idx, handle=handle)
     raises(TypeError, "handle tuple", buffer.combine, x, (1, 2))
+    raises(TypeError, "combine x tuple", buffer.combine, (x, None), handle)
+    for wrong in (torch.zeros(experts // size), torch.zeros(experts, dtype=torch.int32)):
+        raises(ValueError, "cumulative_local_expert_recv_stats torch.int32", buffer.dispatch, x, topk_idx, weights, wrong, experts)
+        raises(ValueError, "cumulative_local_expert_recv_stats shape", buffer.dispatch, x, None, weights, wrong, handle=handle)
+    raises(TypeError, "previous_event int", buffer.dispatch, x, handle=handle, previous_event=3)
     buffer.destroy()
     buffer.destroy()
     raises(Exception, "freed", buffer.combine, x, handle)
@@ -261,7 +264,10 @@ def as_its_test_does(rank, size, port):
         for precise in (False, True):
             scores = get_unbalanced_scores(256, 8 * size, size, 2, 1.5, precise)
             assert scores.shape == (256, 8 * size) and scores.dtype == torch.float32
-        times = bench_kineto(buffer.barrier, ("dispatch_impl", "dispatch_copy_epilogue_impl"), num_tests=2)
+        topk_idx, _, experts = make_routing(size, 0.1)
+        x = torch.zeros(topk_idx.shape[0], HIDDEN)
+        handle = buffer.dispatch(x, topk_idx, num_experts=experts)[3]
+        times = bench_kineto(lambda: buffer.dispatch(x, handle=handle), ("dispatch_impl", "dispatch_copy_epilogue_impl"), num_tests=2)
         assert len(times) == 2 and min(times) > 0
         dist_print("", once_in_node=True)
         buffer.destroy()
@@ -269,6 +275,7 @@ def as_its_test_does(rank, size, port):
 
 
 def test_as_deepep_tests_it():
+    need_devices(2)  # its group is NCCL
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

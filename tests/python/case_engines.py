@@ -15,10 +15,6 @@ from ranks import raises, run
 HIDDEN, TOPK, EACH = 512, 3, 4  # EACH: experts of a rank
 
 
-NOT_ON_CUDA = {"test_sglang_elastic": "hangs: the first dispatch of a plan of fixed capacity allocates staging memory that peers map "
-                                      "while torch allocates (docs/migration.md)"}
-
-
 def tokens_of(rank, size, count, seed=0, experts=None):
     """x [N, H] of integers, choices [N, K] with some -1, weights 1 or 2."""
     torch.manual_seed(1000 * seed + rank)

@@ -2,6 +2,7 @@
 """What only GPUs have: streams that really run beside each other, graphs, memory of a device; and the CPU's bits."""
 import itertools
 import os
+import time
 
 import deep_ep
 import epkit
@@ -268,6 +269,78 @@ def test_graphs():
     run(2, graphs)
 
 
+def capture_routing(rank, size):
+    """New routing captured as engines decode: a handle for each layer that goes with the next one, in graphs of several sizes,
+    replayed in any order, with eager steps in between."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=64)
+    size_of = lambda: buffer._comm.info()["library_bytes"] + elastic._comm.info()["library_bytes"]  # noqa: E731
+    held = {}
+
+    def layers(x, topk_idx, weights):
+        outs = []
+        for number in range(3):
+            expand = number != 1
+            rows, _, received, handle, _ = elastic.dispatch(x, topk_idx, weights, num_experts=EXPERTS, do_cpu_sync=False,
+                                                            do_expand=expand, expert_alignment=8)
+            held["elastic"] = handle
+            outs += elastic.combine(rows, handle, topk_weights=received)[:2]
+            layout = buffer.get_dispatch_layout(topk_idx, EXPERTS)
+            rows, _, received, _, handle, _ = buffer.dispatch(
+                x, num_tokens_per_rank=layout[0], is_token_in_rank=layout[3], num_tokens_per_expert=layout[2],
+                topk_idx=topk_idx, topk_weights=weights, num_worst_tokens=64 * size)
+            held["buffer"] = handle
+            outs += buffer.combine(rows, handle, received)[:2]
+        return outs
+
+    def check(outs, x, topk_idx, weights):
+        ranks = torch.stack([(topk_idx // (EXPERTS // size) == one).any(1) for one in range(size)]).sum(0).unsqueeze(1)
+        choices, sums = (topk_idx >= 0).sum(1, keepdim=True), weights.masked_fill(topk_idx < 0, 0)
+        for number in range(3):
+            got = outs[4 * number:4 * number + 4]
+            assert torch.equal(got[0].float(), x.float() * (choices if number != 1 else ranks)), f"ElasticBuffer, layer {number}"
+            assert torch.equal(got[2].float(), x.float() * ranks), f"Buffer, layer {number}"
+            assert torch.equal(got[1], sums) and torch.equal(got[3], sums), f"weights, layer {number}"
+
+    graphs, marks = [], []
+    for tokens in (64, 32, 8, 64, 16, 8):
+        given = make(tokens, 1024, rank)
+        given = (torch.randint(-8, 8, (tokens, 1024)).to(torch.bfloat16), given[0], given[1])
+        if len(graphs) != 1:  # the second one has no step before its capture
+            check(layers(*given), *given)
+        torch.cuda.synchronize()
+        held.clear()  # memory of live plans is not counted
+        before, graph = size_of(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = layers(*given)
+        held.clear()
+        graphs.append((graph, outs, given))
+        marks.append(size_of() - before)
+    torch.cuda.synchronize()
+    assert marks[0] > 0 and not any(marks[3:]), f"memory of plans of captures is not used again: {marks}"
+    for step in range(30):
+        graph, outs, given = graphs[step * 5 % len(graphs)]
+        torch.manual_seed(100 * step + rank)
+        given[0].copy_(torch.randint(-8, 8, given[0].shape))
+        given[1].copy_(torch.rand(given[0].shape[0], EXPERTS).topk(TOPK).indices)
+        given[1][::3, 1] = -1
+        given[2].copy_(torch.rand(given[2].shape))
+        for one in outs:
+            one.fill_(float("nan"))
+        graph.replay()
+        check(outs, *given)
+        if step % 4 == 0:  # an eager step, whose handles stay while graphs run
+            other = make(24, 1024, step + rank)
+            other = (torch.randint(-8, 8, (24, 1024)).to(torch.bfloat16), other[0], other[1])
+            check(layers(*other), *other)
+    buffer._comm.check()
+    elastic._comm.check()
+
+
+def test_capture_routing():
+    run(2, capture_routing)
+
+
 def read_early(rank, size):
     """Facts of a handle may be read before the event of its dispatch: they wait for what they are made of."""
     elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=128)
@@ -297,6 +370,74 @@ def read_early(rank, size):
 
 def test_handles_are_read_early():
     run(2, read_early)
+
+
+def first_calls(rank, size):
+    """First operations whose memory the peers have not mapped yet. The rank that comes first is by then in a copy of pageable
+    memory behind the operation: until that has ended, its process makes no other call of the driver."""
+    dist.barrier()
+    for number, (tokens, expand) in enumerate(((24, False), (24, True), (96, True), (300, False))):
+        for hidden, early in ((1024, 0), (8192, 1)):
+            elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_cpu_timeout_secs=30, explicitly_destroy=True)
+            topk_idx, weights, x = make(tokens, hidden, 7 * number + rank)
+            torch.cuda.synchronize()
+            dist.barrier()
+            if rank != early:
+                time.sleep(0.3)
+            rows, _, _, handle, _ = elastic.dispatch(x, topk_idx, weights, num_experts=EXPERTS, num_max_tokens_per_rank=tokens,
+                                                     do_cpu_sync=False, do_expand=expand)
+            n = handle.psum_num_recv_tokens_per_scaleup_rank.cpu()[-1].item()
+            assert 0 < n <= size * tokens
+            if rank == early:
+                time.sleep(0.3)
+            out, _, _ = elastic.combine(rows, handle)
+            times = (topk_idx >= 0).sum(1) if expand else torch.stack(
+                [(topk_idx // (EXPERTS // size) == one).any(1) for one in range(size)]).sum(0)
+            want = (x.float() * times.unsqueeze(1)).to(torch.bfloat16)
+            assert torch.allclose(out.cpu().float(), want.cpu().float(), rtol=0.02), (number, hidden)
+            elastic.destroy()
+    # Rows that are larger than what a plan of exact counts reserves staging for.
+    comm = epkit.Communicator(timeout=30)
+    topk_idx, _, x = make(700, 16384, rank)
+    plan = comm.plan(topk_idx, EXPERTS)
+    dist.barrier()
+    if rank:
+        time.sleep(0.3)
+    assert plan.dispatch(x).x.cpu().float().abs().sum() > 0
+
+
+def test_first_calls():
+    run(2, first_calls)
+
+
+def waits_elsewhere(rank, size):
+    """Another stream than the caller's waits for the event: what the call was given stays until the call has read it."""
+    buffer, side = deep_ep.Buffer(dist.group.WORLD), torch.cuda.Stream()
+    topk_idx, weights, x = make(4096, 2048, rank)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, EXPERTS)
+    want, _, _, _, handle, _ = buffer.dispatch(
+        x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=topk_idx,
+        topk_weights=weights)
+    for on_comm in (False, True):
+        again = x.clone()
+        torch.cuda.synchronize()
+        dist.barrier()
+        with torch.cuda.stream(buffer.get_comm_stream()):
+            torch.cuda._sleep(200_000_000)
+        rows, *_, event = buffer.dispatch(again, handle=handle, async_finish=True, previous_event=buffer.capture(),
+                                          allocate_on_comm_stream=on_comm)
+        with torch.cuda.stream(side):
+            event.current_stream_wait()
+            got = rows.clone()
+        del event, again
+        over = torch.full_like(x, float("nan"))  # where it was, if nobody holds it
+        side.synchronize()
+        assert torch.equal(got, want), "what was dispatched was overwritten before"
+        del over
+
+
+def test_waits_elsewhere():
+    run(2, waits_elsewhere)
 
 
 def layouts(rank, size):

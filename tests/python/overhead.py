@@ -2,7 +2,9 @@
 """overhead.py NANOSECONDS: processor time of a dispatch with seven tensors from Python, beside the same one in C.
 
 One rank, one token, the quickest of 50 batches. Then what each call of deep_ep takes in all. Says it; judges nothing.
+EPKIT_TEST_DEVICE=cuda: on a GPU, in short batches which the device has room to queue, beside what stream_cuda says of C.
 """
+import os
 import sys
 import time
 
@@ -13,9 +15,15 @@ import deep_ep
 import epkit
 
 
+CUDA = os.environ.get("EPKIT_TEST_DEVICE") == "cuda"
+
+
 def quickest(function, batch=2000, batches=50):
     best = float("inf")
     for _ in range(batches):
+        if CUDA:
+            batch = min(batch, 100)
+            torch.cuda.synchronize()
         begin = time.thread_time_ns()
         for _ in range(batch):
             function()
@@ -25,13 +33,16 @@ def quickest(function, batch=2000, batches=50):
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-comm = epkit.Communicator(backend="host")
+if CUDA:
+    torch.set_default_device("cuda")
+comm = epkit.Communicator(backend="cuda" if CUDA else "host")
 plan = comm.plan(torch.zeros(1, 1, dtype=torch.int64), 1)
 x, scales, weights = torch.zeros(1, 128).to(torch.float8_e4m3fn), torch.ones(1, 1), torch.ones(1, 1)
 rows = plan.dispatch((x, scales), weights, want_topk_idx=True)
 library = float(sys.argv[1])
 native, out = plan._native.dispatch, (rows.x, rows.scales, rows.topk_idx, rows.topk_weights)
-call = quickest(lambda: native(x, scales, weights, *out, None))
+stream = torch.cuda.current_stream().cuda_stream if CUDA else None
+call = quickest(lambda: native(x, scales, weights, *out, stream))
 empty = quickest(lambda: None)
 again = quickest(lambda: plan.dispatch((x, scales), weights, out=rows)) - empty
 whole = quickest(lambda: plan.dispatch((x, scales), weights, want_topk_idx=True), batch=500)

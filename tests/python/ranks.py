@@ -92,6 +92,14 @@ def raises(kind, words, function, *args, **kwargs):
     raise AssertionError(f"{function} raised no {kind.__name__}")
 
 
+def need_devices(count):
+    """A test in which each rank has a GPU of its own."""
+    if CUDA and torch.cuda.device_count() < count:
+        from run import Skip
+
+        raise Skip(f"{torch.cuda.device_count()} GPUs, and it needs {count}")
+
+
 def need_operators():
     """A test of epkit.ops: torch before 2.4 cannot register what it has."""
     if not hasattr(torch.library, "register_fake"):

@@ -26,6 +26,7 @@ struct combine {
     bool copies;                    /* the kernel copies into staging */
     bool queued;                    /* something is in the stream */
     struct cuda_copy copy[HOST_AT_COUNT];
+    size_t staged[HOST_AT_COUNT]; /* bytes of a row, of what is in staging */
 };
 
 /* In stream order, before the kernel. */
@@ -49,11 +50,15 @@ static ep_status place_input(struct combine *c, int which, const void *input, si
 {
     uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * which];
     size_t bytes = (size_t)cuda_plan_rows(c->plan) * row_bytes;
+    bool told = false;
     void *staged;
 
     terms->row_bytes[which] = (int64_t)row_bytes;
     terms->own.at[which] = (unsigned char *)(uintptr_t)input;
-    if (!bytes || cuda_tell_place(c->cuda, input, bytes, place))
+    if (bytes && cuda_tell_place(c->cuda, input, bytes, place))
+        EP_TRY(cuda_await_mapped(c->cuda, place, &told));
+    c->staged[which] = told ? 0 : row_bytes;
+    if (told || !bytes)
         return EP_OK;
     EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
     if (which == HOST_AT_X)
@@ -140,8 +145,8 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     sum->by_choice = 1;
     sum->rounds_partial = order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
     if (!device->ordered.memory)
-        EP_TRY(
-            cuda_take(c->cuda, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry), &device->ordered));
+        EP_TRY(cuda_take_for(c->cuda, device, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry),
+                             &device->ordered));
     order.ret_entry = device->ordered.memory;
     sum->route.entry = order.ret_entry;
     return cuda_status(cuda_launch_order(&order, c->stream), "order kernel");
@@ -163,6 +168,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     cuda_fill_waits(cuda, HOST_COMBINE_READY, HOST_COMBINE_DONE, &sum->waits);
     EP_TRY(order_by_choice(c, sum));
     EP_TRY(fill_terms(c, &sum->terms));
+    EP_TRY(cuda_meet_stages(cuda, c->plan, c->staged, HOST_COMBINE_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(cuda, c->plan, sum, c->stream, &c->queued);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);

@@ -48,7 +48,10 @@ struct cuda_board {
     int32_t device;
     char bus_id[20];
     _Atomic uint32_t reached_by; /* ranks of the node that have memory of this one mapped, a bit for each: leave.c */
-    _Atomic uint32_t frees, allocations; /* so many there were */
+    _Atomic uint32_t frees, allocations;         /* so many there were */
+    _Atomic uint32_t mapped[CUDA_MAX_RANKS];     /* allocations of each rank of the node that this one has mapped */
+    _Atomic uint64_t called;                     /* dispatches and combines: what they need is allocated */
+    _Atomic uint64_t stage_bytes[HOST_AT_COUNT]; /* of staging, once peers can map it */
     struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
 };
@@ -72,6 +75,8 @@ struct cuda_allocation {
     void *window;        /* ... which begins here and has so many bytes */
     size_t window_bytes; /* 0: nothing is found in it */
     uint64_t number;     /* of the driver, of a foreign one: never used twice in a process */
+    uint32_t announced;  /* the count on the board when the peers were told */
+    _Atomic bool mapped; /* all peers have */
 };
 
 struct cuda_mapping {
@@ -85,6 +90,7 @@ struct cuda_peer {
     char bus_id[20]; /* a copy: a string whatever the board holds */
     bool same_process;
     uint32_t frees_seen, allocations_seen;
+    uint64_t stage_bytes[HOST_AT_COUNT]; /* staging of its that need not be asked for any more: mapped, or not needed */
     struct cuda_mapping signals;
     struct cuda_mapping mappings[CUDA_SLOTS];
 };
@@ -93,8 +99,11 @@ struct cuda_block {
     void *memory;
     size_t bytes;
     uint64_t behind; /* in the pool: free when so many operations are complete */
+    bool captured;   /* graphs name it: it is for what is captured alone, and is not freed before the communicator */
 };
 
+struct cuda_call;  /* below: stream.c */
+struct cuda_kept;  /* memory.c */
 struct cuda_proxy; /* proxy.c */
 struct cuda_lists; /* nodes.c */
 
@@ -127,6 +136,7 @@ struct cuda_comm {
     unsigned long long capture; /* number of the last capture; 0: there was none */
     uint64_t operations;        /* called, outside of captures ... */
     uint64_t complete;          /* ... and so many are known to be complete */
+    uint64_t called;            /* dispatches and combines, in captures as well */
     cudaEvent_t end;            /* for waits of the host */
     struct cuda_words *words;   /* of the caller's events: stream.c */
 
@@ -151,6 +161,7 @@ struct cuda_comm {
     void *stage[HOST_AT_COUNT];
     size_t stage_bytes[HOST_AT_COUNT];
     struct cuda_block pool[CUDA_POOL];
+    struct cuda_kept *kept; /* memory that graphs name and the pool has no place for */
 
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
     struct cuda_combine last_combine;
@@ -249,6 +260,8 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
 /* Puts it into a slot, with a generation of its own, and tells the peers. Under the lock. EP_E_MEMORY: none is left. */
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
                               const cudaIpcMemHandle_t *handle);
+/* The last part of it: peers that see the count find the slot. */
+void cuda_tell_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation);
 /* The one of that kind that begins at `memory`, as the caller knows it; NULL: none. Under the lock. */
 struct cuda_allocation *cuda_find_allocation(struct cuda_comm *cuda, const void *memory, enum cuda_memory kind);
 
@@ -266,22 +279,42 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *wh
 ep_status cuda_map_signals(struct cuda_comm *cuda, int rank);
 /* Maps what the peers have allocated since the last call, for the kernels. Any thread; quick where there is nothing. */
 ep_status cuda_map_new(struct cuda_comm *cuda);
+/*
+ * No kernel is launched that waits for a mapping which its own process has still to make: any call of the driver may
+ * wait for that kernel and hold the mapping up (bench/NOTES.md).
+ *
+ * cuda_meet_stages: before a dispatch or combine is launched, whose own staging is allocated. A peer whose rows (of
+ * row_bytes[]; 0: not in staging) may need more staging than is mapped here is waited for until it has come to the same
+ * call, and what it has allocated is mapped. Hosts meet here alone, and only where staging grows; that the peers have
+ * staging for what this rank has in staging is presumed.
+ */
+ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[HOST_AT_COUNT],
+                           enum host_phase phase);
+/*
+ * Have all peers mapped the memory of the caller that the words of cuda_tell_place() tell of? New memory is waited for,
+ * which their monitors take some milliseconds for; false: they are held up, so it has to go through staging.
+ */
+ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], bool *ret_mapped);
 /* Unmaps what the peers have freed. Waits for what runs on the device. */
 void cuda_unmap_freed(struct cuda_comm *cuda);
 void cuda_unmap_all(struct cuda_comm *cuda);
 /* Staging buffer number `which` of at least `bytes`. */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
 /*
- * Allocates staging for a plan before the peers know of it, so that all have it mapped when the plan is complete. What
- * an operation allocates later, the peers map while their kernels run; a caller's thread that is in cudaMemcpy() of
- * pageable memory in the default stream, as .cpu() of torch is, holds the driver's lock until its kernel ends, which
- * waits for that mapping (bench/NOTES.md).
+ * Allocates staging for a plan whose counts the hosts exchange, before they do: so all have it mapped when the plan is
+ * complete, and need not meet in its first operation. For other plans operations allocate, what they need and no more:
+ * cuda_meet_stages() takes a peer's staging for what it was when that was enough.
  */
 void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 /* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */
 void cuda_memory_close(struct cuda_comm *cuda);
 /* Device memory that is not symmetric, from the pool of freed blocks when one fits that nothing uses any more. */
 ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
+/*
+ * The same for a plan that is made in a capture. What another one has given back may be taken at once: graphs run one
+ * after the other, and what is in them in the order of the calls.
+ */
+ep_status cuda_take_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 /* What a new one has for `bytes`. */
 static inline size_t cuda_block_bytes(size_t bytes)
 {
@@ -321,6 +354,7 @@ struct cuda_plan {
 
     bool fixed; /* of fixed capacity: update.c. The device alone knows its counts */
     int max_tokens;
+    bool captured;       /* made in a capture: its memory is the graph's, and the host learns no counts */
     bool copies_routing; /* that of the new plan is in the host's memory */
     void *routing;
     struct cuda_update update;
@@ -343,9 +377,15 @@ static inline int64_t cuda_plan_rows(const ep_plan *plan)
     return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
 }
 
+/* More memory of a plan, in which it stays. */
+static inline ep_status cuda_take_for(struct cuda_comm *cuda, const struct cuda_plan *plan, size_t bytes,
+                                      struct cuda_block *ret_block)
+{
+    return plan->captured ? cuda_take_captured(cuda, bytes, ret_block) : cuda_take(cuda, bytes, ret_block);
+}
+
 /* update.c */
-ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
-                               bool *ret_queued);
+ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued);
 void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 /* After a wait: plans whose counts are known by now say so. */

@@ -20,9 +20,10 @@ struct dispatch {
     const ep_dispatch_args *args;
     cudaStream_t stream;
     struct output output[HOST_AT_COUNT];
-    bool copies;    /* the kernel copies out of staging */
-    bool scattered; /* scales with strides: they go through staging, wherever they are wanted */
-    bool queued;    /* something is in the stream */
+    size_t staged[HOST_AT_COUNT]; /* bytes of a row, of what is in staging */
+    bool copies;                  /* the kernel copies out of staging */
+    bool scattered;               /* scales with strides: they go through staging, wherever they are wanted */
+    bool queued;                  /* something is in the stream */
 };
 
 static size_t scale_row_bytes(const ep_dispatch_args *args)
@@ -55,6 +56,15 @@ static bool is_scattered(const struct dispatch *d, int output)
     return d->scattered && output == HOST_AT_SCALES;
 }
 
+/* In place, if the output is symmetric memory. */
+static ep_status tell_in_place(struct dispatch *d, int i, size_t bytes, uint32_t *place, bool *ret_told)
+{
+    *ret_told = false;
+    if (is_scattered(d, i) || !cuda_tell_place(d->cuda, d->output[i].wanted, bytes, place))
+        return EP_OK;
+    return cuda_await_mapped(d->cuda, place, ret_told);
+}
+
 /*
  * Says where peers are to write: in place if the output is symmetric memory, else in staging. What travels with rows is
  * little: only with ordinary memory of the rows themselves is it copied by the kernel.
@@ -67,13 +77,18 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
         struct output *output = &d->output[i];
         uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * i];
         size_t bytes = rows * output->bytes;
+        bool told;
 
         /* A rank that receives nothing knows of the others' rows and scales all the same. */
         if (!output->wanted && i >= HOST_AT_INDEX)
             continue;
         terms->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
-        if (!bytes || (!is_scattered(d, i) && cuda_tell_place(d->cuda, output->wanted, bytes, place)))
+        told = false;
+        if (bytes)
+            EP_TRY(tell_in_place(d, i, bytes, place, &told));
+        d->staged[i] = told ? 0 : output->bytes;
+        if (told || !bytes)
             continue;
         if (i == HOST_AT_X)
             d->copies = cuda_copies_along(d->cuda, d->plan, output->bytes);
@@ -159,6 +174,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
     cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &move->waits);
     EP_TRY(fill_terms(d, &move->terms));
+    EP_TRY(cuda_meet_stages(cuda, d->plan, d->staged, HOST_DISPATCH_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_dispatch(cuda, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0, d->stream,
                                    &d->queued);

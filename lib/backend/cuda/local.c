@@ -173,7 +173,7 @@ static bool revive(struct cuda_comm *cuda, const struct cuda_allocation *allocat
         at->window = allocation->window;
         at->window_bytes = allocation->window_bytes;
         atomic_store_explicit(&cuda->board->slot[slot].generation, at->generation, memory_order_release);
-        atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release);
+        cuda_tell_allocation(cuda, at);
         return true;
     }
     return false;

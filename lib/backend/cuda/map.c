@@ -2,12 +2,18 @@
 /*
  * Memory of the peers, mapped here: by its IPC handle, or as it is when both are of one process. What a peer allocates
  * is mapped as soon as this rank's caller or its monitor sees it, and its address is put into a table in device memory.
- * A kernel that is told of memory which is not in the table yet waits for it; nothing here waits for a kernel, but for
- * unmapping, which the CUDA runtime does when the device is idle.
+ * Operations are told of memory that is mapped everywhere; should it not be in the table yet, the kernel waits for it.
+ * Nothing here waits for a kernel, but for unmapping, which the CUDA runtime does when the device is idle.
  */
 #include "backend/cuda/cuda.h"
 
 #include <string.h>
+
+/*
+ * For the monitors of the peers, each of which looks every 20 ms. One that does not get through is held up by the
+ * driver, behind a kernel that may be waiting for this rank.
+ */
+#define PATIENCE_NS 1000000000u
 
 static void unmap(const struct cuda_peer *peer, struct cuda_mapping *mapping)
 {
@@ -102,6 +108,7 @@ static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocatio
         EP_TRY(status);
     }
     peer->allocations_seen = allocations;
+    atomic_store_explicit(&cuda->board->mapped[rank - cuda->host.first], allocations, memory_order_release);
     return EP_OK;
 }
 
@@ -120,6 +127,92 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
         pthread_mutex_unlock(&cuda->map_lock);
     }
     return status;
+}
+
+/* Has come to the call of that number: what it needs for it is allocated. */
+static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number, enum host_phase phase)
+{
+    const struct cuda_board *board = cuda->peers[rank].board;
+    struct host_pause pause;
+
+    host_pause_begin(&pause, &cuda->host, phase);
+    for (;;) {
+        uint32_t seen = host_doorbell(&cuda->host);
+
+        if (atomic_load_explicit(&board->called, memory_order_acquire) >= number)
+            break;
+        EP_TRY(host_pause(&pause, seen, rank));
+    }
+    host_pause_end(&pause);
+    return EP_OK;
+}
+
+/* Rows of the buffers of `rank`. Plans of fixed capacity: those of this rank's, as programs have them. */
+static uint64_t rows_of(const ep_plan *plan, int rank)
+{
+    return (uint64_t)(cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens
+                                                : ((const struct host_plan *)plan->impl)->rows_on[rank]);
+}
+
+ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[HOST_AT_COUNT],
+                           enum host_phase phase)
+{
+    uint64_t number = ++cuda->called;
+    bool news = false;
+
+    atomic_store_explicit(&cuda->board->called, number, memory_order_release);
+    for (int i = 0; i < cuda->host.nlocal * HOST_AT_COUNT; i++) {
+        int rank = cuda->host.first + i / HOST_AT_COUNT, which = i % HOST_AT_COUNT;
+        uint64_t needed = rows_of(plan, rank) * row_bytes[which], there;
+        struct cuda_peer *peer = &cuda->peers[rank];
+
+        if (rank == cuda->host.comm->rank || needed <= peer->stage_bytes[which])
+            continue;
+        there = atomic_load_explicit(&peer->board->stage_bytes[which], memory_order_acquire);
+        if (there < needed) {
+            /* It may be waiting for this rank. */
+            host_ring_rank(&cuda->host, rank);
+            EP_TRY(wait_for_call(cuda, rank, number, phase));
+            there = needed;
+        }
+        peer->stage_bytes[which] = there;
+        news = true;
+    }
+    return news ? cuda_map_new(cuda) : EP_OK;
+}
+
+static bool is_mapped_by_all(const struct cuda_comm *cuda, uint32_t announced)
+{
+    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
+        const struct cuda_board *board = cuda->peers[rank].board;
+
+        if (rank != cuda->host.comm->rank &&
+            (int32_t)(atomic_load_explicit(&board->mapped[cuda->host.local], memory_order_acquire) - announced) < 0)
+            return false;
+    }
+    return true;
+}
+
+ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], bool *ret_mapped)
+{
+    struct cuda_allocation *allocation = &cuda->allocations[words[0] >> CUDA_GENERATION_BITS];
+    struct cuda_nap nap = {.begin_ns = 0};
+    uint64_t limit = 0;
+
+    *ret_mapped = true;
+    if (atomic_load(&allocation->mapped))
+        return EP_OK;
+    while (!is_mapped_by_all(cuda, allocation->announced)) {
+        if (!limit)
+            limit = ep_now_ns() + PATIENCE_NS;
+        EP_TRY(cuda_check(cuda));
+        *ret_mapped = ep_now_ns() < limit;
+        if (!*ret_mapped)
+            return EP_OK;
+        cuda_nap(&nap);
+    }
+    atomic_store(&allocation->mapped, true);
+    return EP_OK;
 }
 
 static ep_status fail_place(int rank, const struct host_where *where, size_t bytes)

@@ -5,6 +5,7 @@
  */
 #include "backend/cuda/cuda.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle)
@@ -13,6 +14,12 @@ void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *alloca
     slot->bytes = allocation->bytes;
     slot->handle = *handle;
     atomic_store_explicit(&slot->generation, allocation->generation, memory_order_release);
+}
+
+void cuda_tell_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation)
+{
+    allocation->announced = atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release) + 1;
+    atomic_store(&allocation->mapped, false);
 }
 
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
@@ -39,7 +46,7 @@ ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocati
                       &(struct cuda_mapping){
                           .base = allocation->base, .bytes = allocation->bytes, .generation = cuda->next_generation},
                       handle);
-    atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release);
+    cuda_tell_allocation(cuda, &cuda->allocations[slot]);
     return EP_OK;
 }
 
@@ -270,12 +277,18 @@ ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret
             larger = bytes;
         EP_TRY(cuda_alloc_kind(cuda, larger, CUDA_MEMORY_INTERNAL, &cuda->stage[which]));
         cuda->stage_bytes[which] = larger;
+        atomic_store_explicit(&cuda->board->stage_bytes[which], larger, memory_order_release);
     }
     *ret_memory = cuda->stage[which];
     return EP_OK;
 }
 
-ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
+struct cuda_kept {
+    struct cuda_kept *next;
+    void *memory;
+};
+
+static ep_status take(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
 {
     int best = -1;
 
@@ -284,7 +297,8 @@ ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret
     cudaGetLastError();
     pthread_mutex_lock(&cuda->memory_lock);
     for (int i = 0; i < CUDA_POOL; i++)
-        if (cuda->pool[i].bytes >= bytes && cuda->pool[i].behind <= cuda->complete &&
+        if (cuda->pool[i].bytes >= bytes && cuda->pool[i].captured == captured &&
+            (captured || cuda->pool[i].behind <= cuda->complete) &&
             (best < 0 || cuda->pool[i].bytes < cuda->pool[best].bytes))
             best = i;
     if (best >= 0) {
@@ -295,8 +309,30 @@ ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret
     if (best >= 0)
         return EP_OK;
     ret_block->bytes = cuda_block_bytes(bytes);
+    ret_block->captured = captured;
     CUDA_TRY(cudaMalloc(&ret_block->memory, ret_block->bytes));
     return EP_OK;
+}
+
+ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
+{
+    return take(cuda, bytes, false, ret_block);
+}
+
+ep_status cuda_take_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
+{
+    return take(cuda, bytes, true, ret_block);
+}
+
+/* Without memory for the note the driver frees it when the process ends. */
+static void keep(struct cuda_comm *cuda, void *memory)
+{
+    struct cuda_kept *kept = malloc(sizeof(*kept));
+
+    if (!kept)
+        return;
+    *kept = (struct cuda_kept){.next = cuda->kept, .memory = memory};
+    cuda->kept = kept;
 }
 
 void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block)
@@ -313,7 +349,10 @@ void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block)
             out.memory = NULL;
         }
     pthread_mutex_unlock(&cuda->memory_lock);
-    cudaFree(out.memory);
+    if (out.memory && out.captured)
+        keep(cuda, out.memory);
+    else if (out.memory)
+        cudaFree(out.memory);
 }
 
 void cuda_memory_close(struct cuda_comm *cuda)
@@ -321,6 +360,13 @@ void cuda_memory_close(struct cuda_comm *cuda)
     cuda_unmap_all(cuda);
     for (int i = 0; i < CUDA_POOL; i++)
         cudaFree(cuda->pool[i].memory);
+    while (cuda->kept) {
+        struct cuda_kept *next = cuda->kept->next;
+
+        cudaFree(cuda->kept->memory);
+        free(cuda->kept);
+        cuda->kept = next;
+    }
     cudaFree(cuda->places);
     cuda_leave_memory(cuda);
 }

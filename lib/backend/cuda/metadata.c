@@ -63,7 +63,7 @@ static ep_status place_sources(struct cuda_comm *cuda, const ep_plan *plan, stru
 
     m->row_words = (words + 3) / 4 * 4;
     if (!device->sources.memory)
-        EP_TRY(cuda_take(cuda, lay_out(plan, NULL, m), &device->sources));
+        EP_TRY(cuda_take_for(cuda, device, lay_out(plan, NULL, m), &device->sources));
     lay_out(plan, device->sources.memory, m);
     if (!m->recv_slot)
         m->choices = m->recv_choices = NULL;

@@ -301,11 +301,23 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
     return status;
 }
 
-static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
-                           bool *ret_queued)
+/* Otherwise by the devices, and nobody meets. */
+static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
 {
-    if (args->max_recv_tokens > 0 && !cuda_crosses_nodes(cuda))
-        return cuda_plan_open_fixed(cuda, plan, args, stream, ret_queued);
+    return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
+}
+
+static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued)
+{
+    struct cuda_comm *cuda = call->cuda;
+
+    if (!is_counted_by_hosts(cuda, args))
+        return cuda_plan_open_fixed(call, plan, args, ret_queued);
+    if (call->capture)
+        return ep_fail(EP_E_STATE,
+                       "ep_plan_new: the stream is being captured, in which a plan needs max_recv_tokens: make "
+                       "it before");
+    cuda_reserve_stages(cuda, args);
     return is_made_on_host(plan) ? open_on_host(cuda, plan, args) : open_rank_layout(cuda, plan, args);
 }
 
@@ -317,12 +329,7 @@ ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
     ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), args->stream, args->max_recv_tokens > 0, &call));
-    if (call.capture) {
-        status = ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
-    } else {
-        cuda_reserve_stages(call.cuda, args);
-        status = open_plan(call.cuda, plan, args, call.stream, &queued);
-    }
+    status = open_plan(&call, plan, args, &queued);
     return cuda_call_end(&call, status, queued);
 }
 
@@ -332,12 +339,12 @@ void cuda_plan_close(ep_plan *plan)
     struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_scope scope;
 
-    if (cuda_enter(cuda, &scope) == EP_OK) {
+    if (cuda_enter_uncaptured(cuda, &scope) == EP_OK) {
         if (cuda_plan_of(plan)->fixed)
             cuda_plan_close_fixed(cuda, plan);
         else
             free_route(cuda, plan);
-        cuda_leave(&scope);
+        cuda_leave_uncaptured(&scope);
     }
     host_plan_close(plan);
 }

@@ -181,8 +181,9 @@ static ep_status is_host_memory(const void *memory, bool *ret_is)
 }
 
 /* The device reads the routing later than the caller keeps it: a copy, if it is in the host's memory. */
-static ep_status open_device_part(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream)
+static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
+    struct cuda_comm *cuda = call->cuda;
     struct host_plan *inner = plan->impl;
     struct cuda_plan *device = calloc(1, sizeof(*device));
 
@@ -191,21 +192,27 @@ static ep_status open_device_part(struct cuda_comm *cuda, ep_plan *plan, const e
     inner->device = device;
     device->plan = plan;
     device->fixed = true;
+    device->captured = call->capture != 0;
     device->max_tokens = plan->args.max_tokens > plan->args.n_tokens ? plan->args.max_tokens : plan->args.n_tokens;
     EP_TRY(is_host_memory(args->n_tokens ? args->topk_idx : NULL, &device->copies_routing));
-    EP_TRY(cuda_take(cuda, lay_out(plan, NULL, device), &device->block));
+    if (device->captured && device->copies_routing)
+        return ep_fail(EP_E_ARG,
+                       "ep_plan_new: topk_idx is host memory, and the stream is being captured: it has to be device "
+                       "memory there");
+    EP_TRY(cuda_take_for(cuda, device, lay_out(plan, NULL, device), &device->block));
     lay_out(plan, device->block.memory, device);
     if (device->copies_routing)
         CUDA_TRY(cudaMemcpyAsync(device->routing, args->topk_idx,
                                  (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type),
-                                 cudaMemcpyDefault, stream));
-    CUDA_TRY(cudaMemsetAsync(device->scratch, 0, device->scratch_bytes, stream));
-    return take_facts(cuda, plan->info.n_local_experts, &device->facts);
+                                 cudaMemcpyDefault, call->stream));
+    CUDA_TRY(cudaMemsetAsync(device->scratch, 0, device->scratch_bytes, call->stream));
+    /* A graph that runs again would tell the host what it has long known, or what is of another plan. */
+    return device->captured ? EP_OK : take_facts(cuda, plan->info.n_local_experts, &device->facts);
 }
 
-ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
-                               bool *ret_queued)
+ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued)
 {
+    struct cuda_comm *cuda = call->cuda;
     struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
     struct host_plan *inner;
     struct cuda_plan *device;
@@ -218,12 +225,16 @@ ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_p
     inner->number = ++cuda->host.plans;
     inner->complete = true;
     fill_info(plan);
-    status = open_device_part(cuda, plan, args, stream);
+    status = open_device_part(call, plan, args);
     device = inner->device;
     if (status == EP_OK && device->copies_routing)
         routing.topk_idx = device->routing;
     if (status == EP_OK)
-        status = update(cuda, plan, &routing, args->n_tokens, device->facts, stream);
+        status = update(cuda, plan, &routing, args->n_tokens, device->facts, call->stream);
+    if (status == EP_OK && device->captured) {
+        *ret_queued = true;
+        return EP_OK;
+    }
     if (status == EP_OK) {
         device->expected = cuda->updates;
         pthread_mutex_lock(&cuda->unsettled_lock);

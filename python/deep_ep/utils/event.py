@@ -8,13 +8,14 @@ import torch
 class EventHandle:
     """An event on torch's current CUDA stream. Without CUDA everything before it is complete already.
 
-    It may keep tensors: they stay allocated until a stream has waited for the event, or, if none does, until the work on
-    the event's stream is complete.
+    It may keep tensors of a call that was made in the stream `caller`, where their memory is used again: they stay allocated
+    until that stream has waited for the event, or, if it does not, until the work on the event's stream is complete.
     """
 
-    def __init__(self, stream: Optional["torch.cuda.Stream"] = None, tensors: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, stream: Optional["torch.cuda.Stream"] = None, tensors: Sequence[torch.Tensor] = (),
+                 caller: Optional["torch.cuda.Stream"] = None) -> None:
         self.cuda_event = None
-        self._stream, self._tensors = stream, tensors
+        self._stream, self._tensors, self._caller = stream, tensors, caller
         if stream is not None or torch.cuda.is_available():
             self.cuda_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.cuda_event.record(stream if stream is not None else torch.cuda.current_stream())
@@ -23,17 +24,19 @@ class EventHandle:
     def complete(cls) -> "EventHandle":
         """An event of something that is complete."""
         event = object.__new__(cls)
-        event.cuda_event, event._stream, event._tensors = None, None, ()
+        event.cuda_event, event._stream, event._tensors, event._caller = None, None, (), None
         return event
 
     def current_stream_wait(self) -> None:
         """torch's current stream waits for the event."""
         if self.cuda_event is not None:
-            torch.cuda.current_stream().wait_event(self.cuda_event)
-            self._stream = None
+            current = torch.cuda.current_stream()
+            current.wait_event(self.cuda_event)
+            if self._caller is None or current == self._caller:
+                self._stream = None
 
     def __del__(self) -> None:
-        # Nobody has waited: the allocator has to know that the stream still uses the tensors.
+        # The caller's stream has not waited: the allocator has to know that the event's one still uses the tensors.
         stream = getattr(self, "_stream", None)
         if stream is None:
             return
