@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/ll_nodes.h"
 
+#include "backend/cuda/ll_wire.h"
+
 #include "base/backoff.h"
 #include "base/reserve.h"
 #include "base/thread.h"
@@ -15,36 +17,10 @@
 #define RING_BYTES ((size_t)1 << 20)
 /* The emulated network holds a wire for each pair of ranks. */
 #define EMULATED_RING_BYTES (64u << 10)
-#define WEIGHTS_AT_ONCE 4096 /* of a message */
-#define MESSAGES_AT_ONCE 64  /* from one rank before the others get their turn */
+#define MESSAGES_AT_ONCE 64 /* from one rank before the others get their turn */
 #define LOOK_NS UINT64_C(10000000)
 #define QUIET_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
 #define IDLE_NS UINT64_C(20000000)   /* between two looks while no call is under way */
-
-/* What a rank says of itself: see struct cuda_ll_segment. Words only grow, but for `masked`. */
-struct words {
-    uint64_t completed, ahead, sent, barriers, masked, unused;
-};
-
-enum kind { MESSAGE_WORDS = 1, MESSAGE_COUNTS, MESSAGE_SLOT, MESSAGE_EMPTY, MESSAGE_WEIGHTS, MESSAGE_ROW };
-
-/* The head of each message, before a struct words, or payload. */
-struct message {
-    uint64_t number; /* of the call */
-    uint32_t kind;
-    uint32_t at, n; /* COUNTS: parity, words. SLOT: token, bytes. EMPTY, WEIGHTS: first, how many. ROW: its place */
-    uint32_t max_tokens, parts; /* of the call */
-    uint32_t unused;
-};
-
-enum task_kind { TASK_NONE, TASK_WEIGHTS, TASK_DISPATCH, TASK_COMBINE };
-
-/* What is being sent of a call. */
-struct task {
-    enum task_kind kind;
-    struct cuda_ll_told told;
-    int64_t next;
-};
 
 #define RANGES 3
 /* Pinned memory: of a segment only what is used. */
@@ -61,9 +37,7 @@ struct pinned {
 /* A rank of another node. */
 struct line {
     struct pinned out;
-    struct words told; /* as they were last sent */
-    uint64_t ahead, sent;
-    struct task task;
+    struct ll_sender sender;
     uint64_t quiet_ns; /* since when it is gone and nothing comes from it; 0: it is not gone */
     bool lost;
 };
@@ -74,6 +48,7 @@ struct cuda_ll_net {
     const struct cuda_ll *device;
     struct cuda_ll_report *report;
     struct ep_streams *streams;
+    struct ll_wire wire; /* complete when it is opened */
     struct pinned landing;
     struct line lines[CUDA_MAX_RANKS]; /* [rank] */
     int me, nranks;
@@ -100,349 +75,44 @@ static struct cuda_ll_segment *segment_of(const struct pinned *pinned)
     return (struct cuda_ll_segment *)(void *)pinned->base;
 }
 
-static uint64_t *words_at(const struct pinned *pinned, int64_t offset)
-{
-    return (uint64_t *)(void *)(pinned->base + offset);
-}
-
-static uint64_t load(const uint64_t *word)
-{
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-}
-
-static void store(uint64_t *word, uint64_t value)
-{
-    __atomic_store_n(word, value, __ATOMIC_RELEASE);
-}
-
 static bool is_masked(const struct cuda_ll_net *net, int rank)
 {
     return __atomic_load_n(&net->report->mask, __ATOMIC_RELAXED) >> rank & 1;
-}
-
-/* --- places: the same in the sender's segment and in the receiver's ------------------------------------------------
- */
-
-static int64_t counts_at(const struct cuda_ll_net *net, int parity, int source)
-{
-    const struct cuda_ll *ll = net->device;
-
-    return ll->counts_at + ((int64_t)parity * net->nranks + source) * (ll->n_local + 1) * 8;
-}
-
-static int64_t slot_at(const struct cuda_ll_net *net, int source, int64_t token)
-{
-    return net->device->slots_at + ((int64_t)source * net->device->most_tokens + token) * net->device->slot_bytes;
-}
-
-static int64_t slot_flag_at(const struct cuda_ll_net *net, int source, int64_t max_tokens, int64_t token)
-{
-    return net->device->slot_flag_at + (source * max_tokens + token) * 8;
-}
-
-static int64_t weight_at(const struct cuda_ll_net *net, int source, int64_t max_tokens, int64_t choice)
-{
-    return net->device->weight_at + (source * max_tokens * net->device->topk + choice) * 8;
-}
-
-static int64_t row_bytes(const struct cuda_ll_net *net)
-{
-    return (int64_t)net->device->hidden * 2;
-}
-
-static int64_t row_flag_at(const struct cuda_ll_net *net, int64_t place, int64_t parts)
-{
-    return net->device->row_flag_at + place * parts * 8;
-}
-
-/* --- sending ------------------------------------------------------------------------------------------------------ */
-
-/* False: not yet. */
-static bool send_message(struct cuda_ll_net *net, int rank, const struct task *task, enum kind kind, int64_t at,
-                         int64_t n, int64_t offset, int64_t bytes)
-{
-    const struct ep_piece piece = {net->lines[rank].out.base + offset, (size_t)bytes};
-    struct message message = {.number = task->told.number,
-                              .kind = kind,
-                              .at = (uint32_t)at,
-                              .n = (uint32_t)n,
-                              .max_tokens = (uint32_t)task->told.max_tokens,
-                              .parts = (uint32_t)task->told.parts};
-
-    return ep_stream_send(net->streams, rank, 0, &message, sizeof(message), &piece, bytes ? 1 : 0);
-}
-
-/* The words of the choices go as they are: each has the number of its call. */
-static bool send_weights(struct cuda_ll_net *net, int rank, struct task *task)
-{
-    int64_t all = (int64_t)task->told.max_tokens * net->device->topk;
-
-    while (task->next < all) {
-        int64_t n = all - task->next < WEIGHTS_AT_ONCE ? all - task->next : WEIGHTS_AT_ONCE;
-
-        if (!send_message(net, rank, task, MESSAGE_WEIGHTS, task->next, n,
-                          weight_at(net, net->me, task->told.max_tokens, task->next), n * 8))
-            return false;
-        task->next += n;
-    }
-    return true;
-}
-
-/* Tokens from `first` on without a row there. */
-static int64_t count_empty(const struct task *task, const uint64_t *flags, int64_t first)
-{
-    int64_t n = 0;
-
-    while (first + n < task->told.max_tokens && load(&flags[first + n]) == task->told.number << 1)
-        n++;
-    return n;
-}
-
-/* The counts first, then the slots. */
-static bool send_dispatch(struct cuda_ll_net *net, int rank, struct task *task)
-{
-    const uint64_t *flags = words_at(&net->lines[rank].out, slot_flag_at(net, net->me, task->told.max_tokens, 0));
-    int64_t n = net->device->n_local + 1;
-
-    if (task->next == 0 && !send_message(net, rank, task, MESSAGE_COUNTS, task->told.parity, n,
-                                         counts_at(net, task->told.parity, net->me), n * 8))
-        return false;
-    task->next += task->next == 0;
-    while (task->next <= task->told.max_tokens) {
-        int64_t token = task->next - 1, empty = count_empty(task, flags, token);
-        bool here = load(&flags[token]) == (task->told.number << 1 | 1);
-
-        if (empty && !send_message(net, rank, task, MESSAGE_EMPTY, token, empty, 0, 0))
-            return false;
-        if (here && !send_message(net, rank, task, MESSAGE_SLOT, token, task->told.image_bytes,
-                                  slot_at(net, net->me, token), task->told.image_bytes))
-            return false;
-        task->next += empty ? empty : 1;
-    }
-    return true;
-}
-
-static bool send_combine(struct cuda_ll_net *net, int rank, struct task *task)
-{
-    const struct pinned *out = &net->lines[rank].out;
-
-    for (; task->next < (int64_t)task->told.max_tokens * net->device->topk; task->next++)
-        if (load(words_at(out, row_flag_at(net, task->next, task->told.parts))) == task->told.number &&
-            !send_message(net, rank, task, MESSAGE_ROW, task->next, 0,
-                          net->device->rows_at + task->next * row_bytes(net), row_bytes(net)))
-            return false;
-    return true;
-}
-
-/*
- * The next thing to send, if the kernels have written it. A call whose rows the kernels have not told is one in which
- * the rank was masked. Two calls can be told at most: the meeting of each waits until its rank has completed the last
- * one of its kind.
- */
-static bool find_task(struct cuda_ll_net *net, struct line *line)
-{
-    const struct cuda_ll_segment *out = segment_of(&line->out);
-    uint64_t ahead = load(&out->ahead[net->me]), sent;
-
-    if (ahead > line->ahead) {
-        line->task = (struct task){.kind = TASK_WEIGHTS, .told = out->told[CUDA_LL_TOLD_WEIGHTS]};
-        line->task.told.number = ahead;
-        return true;
-    }
-    sent = load(&out->sent[net->me]);
-    while (sent > line->sent) {
-        uint64_t number = sent - line->sent > 2 ? sent - 1 : line->sent + 1;
-        const struct cuda_ll_told *told = &out->told[number & 1];
-
-        if (told->number == number) {
-            line->task = (struct task){.kind = told->combine ? TASK_COMBINE : TASK_DISPATCH, .told = *told};
-            return true;
-        }
-        line->sent = number;
-    }
-    return false;
-}
-
-static bool send_task(struct cuda_ll_net *net, int rank, struct line *line)
-{
-    struct task *task = &line->task;
-    bool all = task->kind == TASK_WEIGHTS    ? send_weights(net, rank, task)
-               : task->kind == TASK_DISPATCH ? send_dispatch(net, rank, task)
-                                             : send_combine(net, rank, task);
-
-    if (!all)
-        return false;
-    if (task->kind == TASK_WEIGHTS)
-        line->ahead = task->told.number;
-    else
-        line->sent = task->told.number;
-    task->kind = TASK_NONE;
-    return true;
-}
-
-/* As they are to be told now, when what they say is there has been sent. */
-static struct words words_for(const struct cuda_ll_net *net, const struct line *line)
-{
-    const struct cuda_ll_segment *out = segment_of(&line->out);
-
-    return (struct words){.completed = load(&out->completed[net->me]),
-                          .ahead = line->ahead,
-                          .sent = line->sent,
-                          .barriers = load(&out->barriers[net->me]),
-                          .masked = __atomic_load_n(&out->masked_by[net->me], __ATOMIC_ACQUIRE)};
-}
-
-static bool are_told(const struct line *line, const struct words *words)
-{
-    return memcmp(words, &line->told, sizeof(*words)) == 0;
-}
-
-static bool send_words(struct cuda_ll_net *net, int rank, struct line *line)
-{
-    struct {
-        struct message message;
-        struct words words;
-    } head = {.message = {.kind = MESSAGE_WORDS}, .words = words_for(net, line)};
-
-    if (are_told(line, &head.words) || !ep_stream_send(net->streams, rank, 0, &head, sizeof(head), NULL, 0))
-        return false;
-    line->told = head.words;
-    return true;
-}
-
-/* As far as the network takes it. */
-static bool send_line(struct cuda_ll_net *net, int rank, struct line *line)
-{
-    bool moved = send_words(net, rank, line);
-
-    while (line->task.kind || find_task(net, line)) {
-        if (!send_task(net, rank, line))
-            return moved;
-        send_words(net, rank, line);
-        moved = true;
-    }
-    return send_words(net, rank, line) || moved;
 }
 
 /* Something for it has not left. */
 static bool holds_back(struct cuda_ll_net *net, int rank)
 {
     const struct line *line = &net->lines[rank];
-    struct words words;
 
     if (line->lost || is_masked(net, rank))
         return false;
-    words = words_for(net, line);
-    return line->task.kind || !are_told(line, &words) || !ep_streams_flushed_to(net->streams, rank);
+    return ll_wire_has_more(&net->wire, &line->sender) || !ep_streams_flushed_to(net->streams, rank);
 }
 
-/* --- receiving ---------------------------------------------------------------------------------------------------- */
-
-static void raise_word(uint64_t *word, uint64_t value)
+/* That it is masked has left. */
+static void note_told(struct cuda_ll_net *net, int rank)
 {
-    if (*word < value)
-        store(word, value);
-}
+    uint32_t bit = 1u << rank, told = net->report->mask_told & bit;
 
-static void take_words(struct cuda_ll_net *net, int source, const struct words *words)
-{
-    struct cuda_ll_segment *landing = segment_of(&net->landing);
-
-    /* First, so that it is seen before what follows it. */
-    __atomic_store_n(&landing->masked_by[source], (uint32_t)words->masked, __ATOMIC_RELEASE);
-    raise_word(&landing->completed[source], words->completed);
-    raise_word(&landing->ahead[source], words->ahead);
-    raise_word(&landing->sent[source], words->sent);
-    raise_word(&landing->barriers[source], words->barriers);
-}
-
-/* Words that kernels read one by one. */
-static void copy_words(uint64_t *to, const uint64_t *from, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        store(&to[i], from[i]);
-}
-
-static bool is_sound(const struct cuda_ll_net *net, const struct message *m, size_t payload)
-{
-    const struct cuda_ll *ll = net->device;
-    uint64_t choices = (uint64_t)m->max_tokens * (uint64_t)ll->topk;
-
-    if (m->kind == MESSAGE_WORDS)
-        return payload == sizeof(struct words);
-    if (m->max_tokens < 1 || m->max_tokens > (uint32_t)ll->most_tokens)
-        return false;
-    switch (m->kind) {
-    case MESSAGE_COUNTS:
-        return m->at <= 1 && m->n == (uint32_t)ll->n_local + 1 && payload == (size_t)m->n * 8;
-    case MESSAGE_SLOT:
-        return m->at < m->max_tokens && m->n <= (uint64_t)ll->slot_bytes && payload == m->n;
-    case MESSAGE_EMPTY:
-        return (uint64_t)m->at + m->n <= m->max_tokens && !payload;
-    case MESSAGE_WEIGHTS:
-        return (uint64_t)m->at + m->n <= choices && payload == (size_t)m->n * 8;
-    case MESSAGE_ROW:
-        return m->at < choices && m->parts >= 1 && m->parts <= CUDA_LL_MOST_PARTS && payload == (size_t)row_bytes(net);
-    default:
-        return false;
+    if (!(net->lines[rank].sender.told.masked & 1)) {
+        if (told)
+            __atomic_fetch_and(&net->report->mask_told, ~bit, __ATOMIC_RELEASE);
+    } else if (!told && ep_streams_flushed_to(net->streams, rank)) {
+        __atomic_fetch_or(&net->report->mask_told, bit, __ATOMIC_RELEASE);
     }
-}
-
-static void take_payload(struct cuda_ll_net *net, int source, const struct message *m, const void *payload)
-{
-    struct pinned *landing = &net->landing;
-    uint64_t *flags;
-
-    switch (m->kind) {
-    case MESSAGE_COUNTS:
-        copy_words(words_at(landing, counts_at(net, (int)m->at, source)), payload, m->n);
-        return;
-    case MESSAGE_WEIGHTS:
-        copy_words(words_at(landing, weight_at(net, source, m->max_tokens, m->at)), payload, m->n);
-        return;
-    case MESSAGE_SLOT:
-        memcpy(landing->base + slot_at(net, source, m->at), payload, m->n);
-        store(words_at(landing, slot_flag_at(net, source, m->max_tokens, m->at)), m->number << 1 | 1);
-        return;
-    case MESSAGE_EMPTY:
-        flags = words_at(landing, slot_flag_at(net, source, m->max_tokens, m->at));
-        for (uint32_t i = 0; i < m->n; i++)
-            store(&flags[i], m->number << 1);
-        return;
-    default: /* a row */
-        memcpy(landing->base + net->device->rows_at + m->at * row_bytes(net), payload, (size_t)row_bytes(net));
-        flags = words_at(landing, row_flag_at(net, m->at, m->parts));
-        for (uint32_t i = 0; i < m->parts; i++)
-            store(&flags[i], m->number);
-    }
-}
-
-/* What comes late of a call that is complete here, because its sender was masked, must not be seen by the next one. */
-static ep_status take_message(struct cuda_ll_net *net, int source, const unsigned char *from, size_t bytes)
-{
-    struct cuda_ll_segment *landing = segment_of(&net->landing);
-    struct message message = {.number = 0};
-
-    if (bytes >= sizeof(message))
-        memcpy(&message, from, sizeof(message));
-    if (bytes < sizeof(message) || !is_sound(net, &message, bytes - sizeof(message)))
-        return host_raise_damage(&net->cuda->host, source, HOST_LL_RECV, "a low-latency message",
-                                 (int64_t)message.kind);
-    if (message.kind == MESSAGE_WORDS)
-        take_words(net, source, (const struct words *)(const void *)(from + sizeof(message)));
-    else if (message.number > load(&net->report->finished))
-        take_payload(net, source, &message, from + sizeof(message));
-    store(&landing->moved[source], landing->moved[source] + 1);
-    return EP_OK;
 }
 
 static ep_status receive_line(struct cuda_ll_net *net, int source, bool *ret_moved)
 {
+    uint64_t finished = __atomic_load_n(&net->report->finished, __ATOMIC_ACQUIRE);
     const void *message;
     size_t bytes;
 
     for (int i = 0; i < MESSAGES_AT_ONCE && (message = ep_stream_peek(net->streams, source, 0, &bytes)); i++) {
-        EP_TRY(take_message(net, source, message, bytes));
+        if (!ll_wire_take(&net->wire, net->landing.base, source, message, bytes, finished))
+            return host_raise_damage(&net->cuda->host, source, HOST_LL_RECV, "the length of a low-latency message",
+                                     (int64_t)bytes);
         ep_stream_pop(net->streams, source, 0);
         net->lines[source].quiet_ns = 0;
         *ret_moved = true;
@@ -502,9 +172,10 @@ static ep_status turn(struct cuda_ll_net *net, bool *ret_moved)
         if (!is_far(net, rank))
             continue;
         if (!net->lines[rank].lost)
-            *ret_moved |= send_line(net, rank, &net->lines[rank]);
+            *ret_moved |= ll_wire_send(&net->wire, net->streams, rank, &net->lines[rank].sender);
         EP_TRY(receive_line(net, rank, ret_moved));
         net->unsent |= holds_back(net, rank);
+        note_told(net, rank);
     }
     look_for_lost(net);
     return EP_OK;
@@ -552,6 +223,7 @@ static void *proxy_main(void *argument)
             /* With masking the monitor does not look at what this rank has raised. */
             cuda_stop_kernels(net->cuda);
         }
+        __atomic_store_n(&net->report->looked, launches, __ATOMIC_RELEASE);
         tries = moved ? 0 : tries;
         if (!moved && !idle)
             ep_backoff(&tries);
@@ -565,6 +237,11 @@ static void *proxy_main(void *argument)
     }
     pthread_mutex_unlock(&net->lock);
     return NULL;
+}
+
+uint64_t cuda_ll_net_next(const struct cuda_ll_net *net)
+{
+    return net ? net->launches + 1 : 0; /* which the caller's thread alone changes */
 }
 
 ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream)
@@ -708,6 +385,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
         list_ranges(device, net->me, out);
         EP_TRY(pin(out, bytes));
         device->peer[rank] = segment_of(out);
+        net->lines[rank].sender.segment = out->base;
     }
     return EP_OK;
 }
@@ -716,6 +394,23 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
 {
     (void)timeout_ms;
     return host_allgather(context, mine, bytes, ret_all);
+}
+
+static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
+{
+    return (struct ll_wire){.me = me,
+                            .nranks = nranks,
+                            .most_tokens = ll->most_tokens,
+                            .hidden = ll->hidden,
+                            .topk = ll->topk,
+                            .n_local = ll->n_local,
+                            .counts_at = ll->counts_at,
+                            .slot_flag_at = ll->slot_flag_at,
+                            .row_flag_at = ll->row_flag_at,
+                            .weight_at = ll->weight_at,
+                            .slots_at = ll->slots_at,
+                            .rows_at = ll->rows_at,
+                            .slot_bytes = ll->slot_bytes};
 }
 
 ep_status cuda_ll_net_open(struct cuda_ll_net *net)
@@ -727,6 +422,7 @@ ep_status cuda_ll_net_open(struct cuda_ll_net *net)
     struct ep_net_params params;
     int error;
 
+    net->wire = describe(net->device, net->me, net->nranks);
     host_net_describe(host, &provider, &params);
     params.boot = &boot;
     params.ranks_per_node = params.channels = 1;

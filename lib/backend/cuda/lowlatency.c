@@ -310,6 +310,7 @@ static ep_status launch(struct inner *inner, int phases)
 {
     cudaError_t error;
 
+    inner->dispatch.ll.launch = inner->combine.ll.launch = cuda_ll_net_next(inner->net);
     if (inner->in_dispatch) {
         inner->dispatch.phases = phases;
         error = cuda_launch_ll_dispatch(&inner->dispatch, inner->blocks, inner->stream);
@@ -524,11 +525,12 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
 static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out, ep_stream stream)
 {
     struct inner *inner = ll->impl;
-    const struct cuda_ll_mask mask = {.ll = inner->device, .set = set, .clear = clear, .out = out};
+    struct cuda_ll_mask mask = {.ll = inner->device, .set = set, .clear = clear, .out = out};
     struct cuda_call call;
     ep_status status;
 
     EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
+    mask.ll.launch = cuda_ll_net_next(inner->net);
     status = cuda_check_pointer(inner->cuda, "ep_ll_query_mask", "out", out);
     if (status == EP_OK)
         status = cuda_status(cuda_launch_ll_mask(&mask, call.stream), "mask kernel");
@@ -558,6 +560,7 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
 
     EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
     device.waits.ready_phase = device.waits.done_phase = HOST_LL_BARRIER;
+    device.launch = cuda_ll_net_next(inner->net);
     status = cuda_status(cuda_launch_ll_barrier(&device, call.stream), "barrier kernel");
     if (status == EP_OK)
         status = cuda_ll_net_launched(inner->net, call.stream);

@@ -7,6 +7,8 @@
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/lowlatency.h"
 
+#define MASK_TOLD_NS 20000000 /* in which the proxy sends a word, unless the network takes nothing */
+
 /* A call under way, as one thread sees it. */
 struct ll_call {
     uint64_t number;
@@ -184,6 +186,22 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
     *(volatile uint32_t *)&ll.peer[rank]->masked_by[ll.waits.rank] = 1;
     atomicOr_system(&ll.report->mask, 1u << rank);
     __threadfence_system();
+    /* So that it is told before the caller goes on; but one that takes nothing is not waited for. */
+    for (uint64_t begin = global_ns();
+         ll_is_far(ll, rank) && global_ns() - begin < MASK_TOLD_NS && !is_stopped(ll.waits); __nanosleep(1000))
+        if (*(const volatile uint32_t *)&ll.report->mask_told >> rank & 1)
+            return;
+}
+
+/*
+ * Has the rank masked this one? Of a rank of another node what counts is what had come when this kernel was launched:
+ * one that was away sees what it has missed.
+ */
+__device__ inline bool has_masked_this(const cuda_ll &ll, int rank)
+{
+    if (ll_is_far(ll, rank))
+        wait_for(ll.waits, with_naps<has_reached>{{&ll.report->looked, ll.launch}}, &ll.report->far_lost, rank);
+    return *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank];
 }
 
 /*
@@ -202,7 +220,7 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
         give_up(ll.waits, 0, rank, phase);
         return false;
     }
-    if (!masked && *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank]) {
+    if (!masked && has_masked_this(ll, rank)) {
         give_up(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
     }

@@ -17,6 +17,7 @@
 #define EP_CUDA_LOWLATENCY_H
 
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/ll_segment.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,42 +25,9 @@ extern "C" {
 
 #define CUDA_LL_MAX_TOPK 32 /* a lane for each */
 #define CUDA_LL_THREADS 512
-#define CUDA_LL_MOST_PARTS 8 /* of a row, each with a warp of its own, where rows are few */
-
-/* Between nodes: what a call has for a rank of another node, in the segment that stands for that rank here. */
-struct cuda_ll_told {
-    uint64_t number; /* of the call; written before the word that says that all is there */
-    int32_t combine; /* its kind */
-    int32_t max_tokens, parts;
-    int32_t image_bytes; /* of a slot: without what a row of this format leaves of it */
-    int32_t parity;      /* of the dispatch */
-    int32_t unused;
-};
-
-enum { CUDA_LL_TOLD_WEIGHTS = 2, CUDA_LL_TOLD = 3 }; /* 0 and 1: rows of a call, by the parity of its number */
-
-/* Where the ranks of a call meet, with masking. Each has a verdict of its own. */
-enum { CUDA_LL_TO_SEND, CUDA_LL_TO_RECEIVE, CUDA_LL_MEETINGS };
-
-/* Beginning of a segment. [source]: that rank writes it. */
-struct cuda_ll_segment {
-    uint64_t completed[CUDA_MAX_RANKS]; /* [source] calls that it has completed */
-    uint64_t ahead[CUDA_MAX_RANKS]; /* [source] the weights of its tokens are here; with masking, or between nodes */
-    uint64_t sent[CUDA_MAX_RANKS];  /* [source] all of its rows of this call are here; as above */
-    uint32_t masked_by[CUDA_MAX_RANKS];     /* [source] it has masked this rank */
-    uint64_t barriers[CUDA_MAX_RANKS];      /* [source] barriers that it has come to */
-    uint64_t moved[CUDA_MAX_RANKS];         /* [source] messages that have come from it; only in the landing segment */
-    struct cuda_ll_told told[CUDA_LL_TOLD]; /* only in segments that stand for ranks of other nodes */
-
-    /* The owner's own. */
-    uint64_t call;                        /* the last that is complete */
-    uint64_t dispatches, combines;        /* that are complete */
-    uint64_t last_dispatch, last_combine; /* their calls */
-    uint64_t barrier;                     /* the last that is complete */
-    uint64_t verdict[CUDA_LL_MEETINGS];   /* call << 32 | masks, of each meeting; only with masking */
-    uint32_t mask;                        /* ranks that are masked */
-    uint32_t blocks[3];                   /* of the running kernel that have sent rows, ended, sent weights */
-};
+#if CUDA_LL_MAX_RANKS != CUDA_MAX_RANKS
+#error "arrays of segments and of kernels have one length"
+#endif
 
 /* In host memory that the device sees, one for each ep_ll. */
 struct cuda_ll_report {
@@ -67,9 +35,10 @@ struct cuda_ll_report {
     uint32_t bad;  /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
                       host waits for the call */
     /* Between nodes. */
-    uint32_t far_lost; /* host: ranks of other nodes that have died or left. What they had sent is here */
-    uint32_t unused;
-    uint64_t finished; /* device: calls that are complete */
+    uint32_t far_lost;  /* host: ranks of other nodes that have died or left. What they had sent is here */
+    uint32_t mask_told; /* host: ranks of other nodes that have been sent that they are masked */
+    uint64_t finished;  /* device: calls that are complete */
+    uint64_t looked;    /* host: what had come when launch number so many was made is in the landing segment */
 };
 
 /* What is the same for each call of an ep_ll. */
@@ -80,6 +49,7 @@ struct cuda_ll {
     const struct cuda_ll_segment *landing; /* what ranks of other nodes have written for this one; NULL: one node */
     struct cuda_ll_report *report;
     int32_t first, n_near; /* ranks of this node. All ranks here are numbered in the group, those of `waits` too */
+    uint64_t launch;       /* number of the kernel; between nodes */
     int32_t most_tokens;   /* M of ep_ll_new() */
     int32_t max_tokens;    /* M of the call */
     int32_t hidden, topk, n_local;
