@@ -236,7 +236,7 @@ ep_status cuda_ll_open(ep_ll *ll)
     status = host_ll_exchange(ll, status, &where, all);
     if (status == EP_OK && inner->place) /* which no rank is without when all have met without a failure */
         status = clear_and_reach(inner, all);
-    if (inner->net) {
+    if (cuda_crosses_nodes(cuda)) {
         status = host_agree_within(ll->comm, "ep_ll_new", status);
         if (status == EP_OK)
             status = cuda_ll_net_open(inner->net);
