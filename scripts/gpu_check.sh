@@ -121,9 +121,18 @@ nodes() {
         step 200 "$programs/nodes_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp
         step 200 "$programs/stream_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/stage_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 200 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --rounds "${ROUNDS:-60}" --seed "2$ranks"
+        step 200 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --threads --network tcp --rounds 20
+        step 200 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --bad-network --small --rounds 10
+        step 200 "$programs/ll_async_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 200 "$programs/ll_mix_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 200 "$programs/ll_weights_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 200 "$programs/ll_mask_cuda" --ranks "$ranks" --nodes "$nodes"
         [ -x "$epkit" ] || continue
         step 300 "$epkit" test internode --backend cuda --ranks "$ranks" --nodes "$nodes"
         step 300 "$epkit" test internode --backend cuda --ranks "$ranks" --nodes "$nodes" --network tcp
+        step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --nodes "$nodes"
+        step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --nodes "$nodes" --network tcp --sum-once
     done
 }
 
@@ -139,6 +148,10 @@ faults() {
         [ "$ranks" -eq 2 ] || continue
         step 300 "$programs/fault_cuda" --ranks 2 --nodes 2
         step 300 "$programs/fault_cuda" --ranks 2 --nodes 2 --network tcp
+        step 400 "$programs/ll_fault_cuda" --ranks 2 --nodes 2
+        step 400 "$programs/ll_fault_cuda" --ranks 2 --nodes 2 --network tcp
+        step 200 "$programs/ll_edge_cuda" --ranks 2 --nodes 2
+        step 200 "$programs/ll_free_cuda" --ranks 2 --nodes 2
     done
 }
 

@@ -33,7 +33,11 @@
  * thread that sends what has not left when a call returns. A combine, and the sending half of one, lasts until all
  * ranks of other nodes that are not masked have begun theirs, because it takes their weights.
  *
- * The CUDA backend has it within one node, for a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a time.
+ * The CUDA backend has it for up to 32 ranks and a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a
+ * time. Between nodes each ep_ll has an endpoint of its own there, too, a thread that sends and receives, rings of 1
+ * MiB for each rank, and pinned host memory for what travels: max_tokens * (topk + 1) rows for each rank of another
+ * node, as much as its segment in device memory for what comes (ep_ll_get_sizes() counts all of it), and no calls in a
+ * stream that is being captured. ep_ll_free() sends what peers still wait for, for one deadline at most.
  */
 #ifndef EPKIT_LOWLATENCY_H
 #define EPKIT_LOWLATENCY_H

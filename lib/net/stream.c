@@ -316,6 +316,15 @@ int ep_streams_unflushed_peer(struct ep_streams *streams)
     return peer;
 }
 
+bool ep_streams_flushed_to(struct ep_streams *streams, int peer)
+{
+    bool all = true;
+
+    for (int channel = 0; channel < streams->net->channels; channel++)
+        all &= flushed(streams, index_of(streams, peer, channel));
+    return all;
+}
+
 bool ep_streams_flushed(struct ep_streams *streams)
 {
     return ep_streams_unflushed_peer(streams) < 0;

@@ -47,6 +47,9 @@ ep_status ep_streams_progress(struct ep_streams *streams, bool *ret_moved);
 /* All messages have left and their pieces may be changed. */
 bool ep_streams_flushed(struct ep_streams *streams);
 
+/* Those for `peer`. */
+bool ep_streams_flushed_to(struct ep_streams *streams, int peer);
+
 /* The node to which something has not left yet, -1 if everything has. */
 int ep_streams_unflushed_peer(struct ep_streams *streams);
 

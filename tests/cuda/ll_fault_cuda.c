@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_fault_cuda [--ranks N] [--seed N] [--only SCENE]: low latency when the last rank is killed, late, stopped, stuck
- * on its device, or has routing that is not valid in a call that nobody waits for; by calls, with hooks, asynchronously
- * and in captured graphs; with both sums. Or its combine is refused, for routing that is not that of the dispatch, and
- * then it dies, leaves, or does nothing more, while the others, whose combines have begun, need its weights.
+ * ll_fault_cuda [--ranks N] [--nodes N [--network NAME]] [--seed N] [--only SCENE]: low latency when the last rank is
+ * killed, late, stopped, stuck on its device, or has routing that is not valid in a call that nobody waits for; by
+ * calls, with hooks, asynchronously and in captured graphs; with both sums. Or its combine is refused, for routing that
+ * is not that of the dispatch, and then it dies, leaves, or does nothing more, while the others, whose combines have
+ * begun, need its weights.
  *
  * With masking the others go on without the rank, and what arrives in later calls, whose routing is another one each
  * time, is theirs alone, also when it comes back: that it was masked it is then told. Without masking they get a status
@@ -478,7 +479,7 @@ static int run_scene(struct options *options, const struct scene *scene)
                             .argument = &start};
     int code = 1;
 
-    if (!options_want(options, scene->name))
+    if (!options_want(options, scene->name) || (scene->ways & GRAPH && group_division.nodes > 1))
         return SKIPPED;
     start.page = share(sizeof(*start.page));
     if (start.page) {

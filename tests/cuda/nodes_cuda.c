@@ -141,12 +141,10 @@ static int check_sound(const struct state *s)
 static int run_refused(struct state *s)
 {
     static const char says[] = "within one node";
-    ep_ll_config config = EP_LL_CONFIG_INIT;
     ep_plan_args args = plan_args(s);
     cudaGraph_t graph;
     ep_status status;
     ep_plan *plan = NULL;
-    ep_ll *ll = NULL;
     ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
 
     args.max_recv_tokens = TOKENS * TOPK * s->group->nranks;
@@ -155,11 +153,6 @@ static int run_refused(struct state *s)
     update.n_tokens = TOKENS;
     TRY(expect_status("ep_plan_update", ep_plan_update(plan, &update, s->group->stream), EP_E_UNSUPPORTED, says));
     ep_plan_free(plan);
-    config.max_tokens = 16;
-    config.hidden = HIDDEN;
-    config.topk = TOPK;
-    config.n_experts = EXPERTS * s->group->nranks;
-    TRY(expect_status("ep_ll_new", ep_ll_new(s->group->cuda, &config, &ll), EP_E_UNSUPPORTED, says));
     TRY(make_plan(s));
     TRY(make_buffers(s));
     CALL(dispatch(s, 0, HIDDEN));

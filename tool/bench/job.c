@@ -45,8 +45,7 @@ static int run_tokens(struct ranks_ctx *ctx, const struct bench_request *request
 static int run_request(struct ranks_ctx *ctx, const struct bench_request *request)
 {
     bool throughput = request->ops & ~(unsigned)BENCH_LL;
-    /* The CUDA backend has none between nodes: it says so where nothing else is asked for. */
-    bool low_latency = request->ops & BENCH_LL && !(throughput && ctx->gpu && ctx->nnodes > 1);
+    bool low_latency = request->ops & BENCH_LL;
     int n_throughput = throughput ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);
     bool one_clock;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/ll_nodes.h"
 #include "backend/cuda/proxy.h"
 
 #include <assert.h>
@@ -222,13 +223,12 @@ static ep_status choose_standard_stream(struct cuda_comm *cuda, const ep_boot *b
 {
     const ep_comm *comm = cuda->host.comm;
     struct residence all[EP_MAX_RANKS], *mine = &all[comm->rank];
-    bool shares = false;
 
     EP_TRY(gather_residences(cuda, boot, all));
     for (int rank = 0; rank < comm->nranks; rank++)
-        shares |= rank != comm->rank && all[rank].process.key == mine->process.key &&
-                  memcmp(all[rank].bus_id, mine->bus_id, sizeof(mine->bus_id)) == 0;
-    if (shares)
+        cuda->sharing += rank == comm->rank || (all[rank].process.key == mine->process.key &&
+                                                memcmp(all[rank].bus_id, mine->bus_id, sizeof(mine->bus_id)) == 0);
+    if (cuda->sharing > 1)
         CUDA_TRY(cudaStreamCreateWithFlags(&cuda->standard, cudaStreamNonBlocking));
     return EP_OK;
 }
@@ -331,6 +331,7 @@ void cuda_comm_close(ep_comm *comm)
     if (!cuda)
         return;
     host_queue_close(&cuda->host);
+    cuda_ll_nets_stop(cuda);
     if (cuda->peers && cuda->own && cuda_enter(cuda, &scope) == EP_OK) {
         /* No kernel may be running when its memory goes; one that waits for a peer has a deadline. */
         if (cuda->report && atomic_load(&comm->failed))

@@ -11,7 +11,7 @@
  *   stream.c    calls in their streams, waits of the host for them, events
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
- *   lowlatency.c            the low-latency calls
+ *   lowlatency.c            the low-latency calls;  ll_nodes.c  what they send to other nodes
  *   nodes.c     operations between nodes;  proxy.c  the thread that sends and receives for them
  *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
@@ -102,10 +102,11 @@ struct cuda_block {
     bool captured;   /* graphs name it: it is for what is captured alone, and is not freed before the communicator */
 };
 
-struct cuda_call;  /* below: stream.c */
-struct cuda_kept;  /* memory.c */
-struct cuda_proxy; /* proxy.c */
-struct cuda_lists; /* nodes.c */
+struct cuda_call;   /* below: stream.c */
+struct cuda_kept;   /* memory.c */
+struct cuda_proxy;  /* proxy.c */
+struct cuda_ll_net; /* ll_nodes.c */
+struct cuda_lists;  /* nodes.c */
 
 struct cuda_comm {
     struct host_comm host; /* first: comm->impl is both */
@@ -120,6 +121,7 @@ struct cuda_comm {
      * communicator's, because the default one would be the same for all of them, and their kernels wait for each other.
      */
     cudaStream_t standard;
+    int sharing; /* ranks of all nodes that are threads of this process on this device, this one included */
     struct cuda_board *board;
     struct cuda_peer *peers; /* [R]; those of this node are used */
     struct cuda_signals *signals;
@@ -146,6 +148,7 @@ struct cuda_comm {
     struct cuda_facts_place *facts; /* all that there are: update.c */
 
     struct cuda_proxy *proxy;     /* between nodes; NULL on one */
+    struct cuda_ll_net *ll_nets;  /* of each ep_ll, between nodes */
     uint64_t net_rows, net_bytes; /* that the last operation sends to other nodes */
 
     pthread_t monitor;

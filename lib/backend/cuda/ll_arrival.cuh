@@ -60,17 +60,17 @@ __device__ inline uint64_t *counts_of(const cuda_ll &ll, const ll_call &call, in
 {
     int64_t at = (call.dispatch & 1) * (int64_t)ll.waits.nranks + source;
 
-    return ll_at<uint64_t>(ll, rank, ll.counts_at) + at * (ll.n_local + 1);
+    return ll_at<uint64_t>(ll, rank, source, ll.counts_at) + at * (ll.n_local + 1);
 }
 
 __device__ inline unsigned char *slot_of(const cuda_ll &ll, int rank, int source, int t)
 {
-    return ll_at<unsigned char>(ll, rank, ll.slots_at) + ((int64_t)source * ll.max_tokens + t) * ll.slot_bytes;
+    return ll_at<unsigned char>(ll, rank, source, ll.slots_at) + ((int64_t)source * ll.most_tokens + t) * ll.slot_bytes;
 }
 
 __device__ inline uint64_t *slot_flag_of(const cuda_ll &ll, int rank, int source, int t)
 {
-    return ll_at<uint64_t>(ll, rank, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
+    return ll_at<uint64_t>(ll, rank, source, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
 }
 
 /* What the receiving warps of a block share. */
@@ -245,7 +245,7 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
     uint4 v[AHEAD];
 
     if (!__all_sync(ALL_LANES, value >> 1 >= call.number)) {
-        bool here = lane || wait_until(ll.waits, flag, call.number << 1, source, ll.waits.done_phase);
+        bool here = lane || ll_wait_until(ll, flag, call.number << 1, source, ll.waits.done_phase);
 
         if (!__all_sync(ALL_LANES, here))
             return false;
@@ -303,7 +303,7 @@ __device__ inline bool time_slots(const cuda_ll_dispatch &d, const ll_call &call
 
         if (load_acquire(flag) >> 1 >= call.number)
             continue;
-        sound = wait_until(ll.waits, flag, call.number << 1, source, ll.waits.done_phase);
+        sound = ll_wait_until(ll, flag, call.number << 1, source, ll.waits.done_phase);
         atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));
     }
     sound = team_and(by, sound);
@@ -316,11 +316,10 @@ __device__ inline bool time_slots(const cuda_ll_dispatch &d, const ll_call &call
 __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, arrivals &arriving, const team &by)
 {
     const cuda_ll &ll = d.ll;
-    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     bool tells = blockIdx.x == gridDim.x - 1;
     uint64_t begin = d.wait_added ? global_ns() : 0;
-    bool met = !ll.masking ||
-               ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, d.wait_added);
+    bool met = !ll.masking || ll_meet(ll, call, &cuda_ll_segment::sent, call.number, CUDA_LL_TO_RECEIVE,
+                                      ll.waits.done_phase, d.wait_added);
 
     /* Before the counts, which come with the rows: behind them nothing is left to wait for. */
     if (met && tells && d.wait_added && !ll.masking)

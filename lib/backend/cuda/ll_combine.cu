@@ -27,7 +27,7 @@ namespace
 /* The choices of the dispatch that it answers. */
 __device__ __forceinline__ const int32_t *index_of(const cuda_ll &ll, const ll_call &call)
 {
-    return ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * ll.topk);
+    return ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * ll.topk);
 }
 
 /*
@@ -67,7 +67,7 @@ __device__ __forceinline__ int own_thread()
 
 __device__ const uint64_t *weight_words(const cuda_ll &ll, int rank, int source, int t)
 {
-    return ll_at<uint64_t>(ll, rank, ll.weight_at) + ((int64_t)source * ll.max_tokens + t) * ll.topk;
+    return ll_at<uint64_t>(ll, rank, source, ll.weight_at) + ((int64_t)source * ll.max_tokens + t) * ll.topk;
 }
 
 /*
@@ -98,7 +98,7 @@ __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, floa
  */
 __device__ bool has_masked_us(const cuda_ll &ll, int owner)
 {
-    return ll.masking && *(const volatile uint32_t *)&ll.peer[ll.waits.rank]->masked_by[owner];
+    return ll.masking && *(const volatile uint32_t *)&ll_from(ll, owner)->masked_by[owner];
 }
 
 __device__ bool is_wanted(const cuda_ll &ll, int owner)
@@ -302,14 +302,15 @@ __device__ void store(const cuda_ll &ll, const ll_call &call, const piece &p, pa
 {
     int owner = p.of.source;
     int64_t place = (int64_t)p.of.token * ll.topk + __ffs((int)p.votes) - 1;
-    unsigned char *to = ll_at<unsigned char>(ll, owner, ll.rows_at) + place * ll.hidden * 2 + (int64_t)p.at * VECTOR;
+    unsigned char *to =
+        ll_at<unsigned char>(ll, owner, ll.waits.rank, ll.rows_at) + place * ll.hidden * 2 + (int64_t)p.at * VECTOR;
 
     if (is_wanted(ll, owner))
         bulk_store(to, room_of(through, slot), (uint32_t)p.length * VECTOR);
     bulk_commit();
     if (p.at + p.length != p.end)
         return;
-    through.flag = ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place * ll.parts + p.of.part;
+    through.flag = ll_at<uint64_t>(ll, owner, ll.waits.rank, ll.row_flag_at) + place * ll.parts + p.of.part;
     through.flag_of = owner;
 }
 
@@ -367,8 +368,8 @@ __device__ void send(const cuda_ll_combine &c, const ll_call &call, piece p, pas
         bulk_wait_all();
     }
     __syncwarp();
-    /* With masking nothing above ends early. */
-    ll_tell(ll, call, &cuda_ll_segment::sent);
+    /* With masking nothing above ends early; without it what ends early has given up. */
+    ll_tell(ll, call, &cuda_ll_segment::sent, true);
 }
 
 /* --- receiving --------------------------------------------------------------------------------------------------- */
@@ -412,13 +413,13 @@ __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int 
         if (votes >> k & 1 && part == 0) {
             int at = __popc(votes & ((1u << k) - 1)), sent_as = __ffs((int)group) - 1;
 
-            terms.row[at] = ll_at<uint4>(ll, me, ll.rows_at) + ((int64_t)t * ll.topk + sent_as) * (ll.hidden / 8);
+            terms.row[at] = ll_at<uint4>(ll, me, rank, ll.rows_at) + ((int64_t)t * ll.topk + sent_as) * (ll.hidden / 8);
             /* Where several rows are added up already, their weights are in. */
             terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + place);
         }
         if (group && __ffs((int)group) - 1 == k)
-            sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place * ll.parts + part, call.number,
-                               rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
+            sound = ll_wait_until(ll, ll_at<uint64_t>(ll, me, rank, ll.row_flag_at) + place * ll.parts + part,
+                                  call.number, rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
         if (threadIdx.x == 0)
             terms.n = __popc(votes);
     }
@@ -481,11 +482,11 @@ __device__ bool time_rows(const cuda_ll_combine &c, const ll_call &call)
     __syncthreads();
     for (int at = i; at < c.n_tokens * ll.topk * ll.parts && sound; at += (int)blockDim.x) {
         int place = at / ll.parts, k = place % ll.topk, rank = rank_of_row(ll, index + place - k, k);
-        const uint64_t *flag = ll_at<uint64_t>(ll, me, ll.row_flag_at) + at;
+        const uint64_t *flag = ll_at<uint64_t>(ll, me, rank < 0 ? me : rank, ll.row_flag_at) + at;
 
         if (rank < 0 || load_acquire(flag) >= call.number)
             continue;
-        sound = wait_until(ll.waits, flag, call.number, rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
+        sound = ll_wait_until(ll, flag, call.number, rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
         atomicMax(&longest[rank], (unsigned long long)(global_ns() - begin));
     }
     sound = __syncthreads_and(sound);
@@ -497,11 +498,10 @@ __device__ bool time_rows(const cuda_ll_combine &c, const ll_call &call)
 __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
 {
     const cuda_ll &ll = c.ll;
-    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int vectors = ll.hidden / 8;
 
     if (ll.masking &&
-        !ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, c.wait_added))
+        !ll_meet(ll, call, &cuda_ll_segment::sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, c.wait_added))
         return;
     if (c.wait_added && !ll.masking && blockIdx.x == 0 && !time_rows(c, call))
         return;
@@ -537,7 +537,7 @@ __device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
 
         if (__ldg(origins_of(ll, call, source, 0) + choice) < 0 || is_of_call{word, (uint32_t)call.number}())
             continue;
-        sound = wait_until_met(ll.waits, is_of_call{word, (uint32_t)call.number}, source, ll.waits.ready_phase);
+        sound = ll_wait_until_met(ll, is_of_call{word, (uint32_t)call.number}, source, ll.waits.ready_phase);
         atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));
     }
     sound = __syncthreads_and(sound);
@@ -555,8 +555,9 @@ __device__ bool meet_to_send(const cuda_ll_combine &c, ll_call &call)
 
     if (c.wait_added && !ll.masking && !ll.sum_once && blockIdx.x == 0 && !time_weights(c, call))
         return false;
-    return ll_meet(ll, call, behind ? mine->ahead : mine->completed, behind ? call.number : mine->last_combine,
-                   CUDA_LL_TO_SEND, ll.waits.ready_phase, behind ? c.wait_added : nullptr);
+    return ll_meet(ll, call, behind ? &cuda_ll_segment::ahead : &cuda_ll_segment::completed,
+                   behind ? call.number : mine->last_combine, CUDA_LL_TO_SEND, ll.waits.ready_phase,
+                   behind ? c.wait_added : nullptr);
 }
 
 } /* namespace */
@@ -593,7 +594,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) combine_ll(const __grid_co
         /* Not before the routing is known to be right: a call that is refused may come again with other weights. */
         if (!ll.sum_once) {
             send_weights(c, call, weight);
-            ll_tell(ll, call, &cuda_ll_segment::ahead);
+            ll_tell(ll, call, &cuda_ll_segment::ahead, true);
         }
         through = passage_begin(slots, barriers);
         first = seek(ll, call, own, row, lane);

@@ -116,8 +116,7 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
 {
     const cuda_ll &ll = d.ll;
     int k = by.thread, topk = ll.topk;
-    int32_t *index =
-        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * topk);
+    int32_t *index = ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * topk);
 
     if (k < WARP) {
         int rank = expert < 0 ? -1 : expert / ll.n_local;
@@ -302,7 +301,7 @@ __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c,
     send_tokens(d, call, c, image, by);
     for (int t = d.n_tokens + (int)blockIdx.x; t < d.ll.max_tokens; t += (int)gridDim.x)
         send_nothing(d, call, t, by.thread);
-    ll_tell(d.ll, call, &cuda_ll_segment::sent);
+    ll_tell(d.ll, call, &cuda_ll_segment::sent, false, image_bytes(d));
 }
 
 /* All that can be done before the ranks have met, and their meeting. By all threads; false: leave. */
@@ -330,7 +329,7 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
         ll_refuse(ll, d.queued, ll.waits.ready_phase);
         return false;
     }
-    return ll_meet(ll, call, mine->completed, mine->last_dispatch, CUDA_LL_TO_SEND, ll.waits.ready_phase);
+    return ll_meet(ll, call, &cuda_ll_segment::completed, mine->last_dispatch, CUDA_LL_TO_SEND, ll.waits.ready_phase);
 }
 
 } /* namespace */
@@ -350,8 +349,8 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) dispatch_ll(const __grid_c
     ll_call call = {mine->call + 1, mine->dispatches + 1, mine->mask};
     bool sends = d.phases & CUDA_LL_SEND, receives = d.phases & CUDA_LL_RECEIVE;
     /* So many threads begin with sending, and the others with receiving; 0: all do one after the other. With masking
-       nothing is received before it is known from whom. */
-    int half = sends && receives && !ll.masking ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
+       nothing is received before it is known from whom; between nodes all threads of a block count as one. */
+    int half = sends && receives && !ll.masking && !ll.landing ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
     team all = whole_block(), joint = {i, 2 * half, TEAM_JOINS};
 
     if (sends && !prepare(d, call, c, bins, image))

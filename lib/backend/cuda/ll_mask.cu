@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(2 * WARP) ll_barrier_kernel(const __grid_const
     if (i < n)
         store_release(&ll.peer[i]->barriers[ll.waits.rank], number);
     if (i < n)
-        sound = ll.masking ? wait_or_mask(ll, mine->barriers + i, number, i, phase)
-                           : wait_until(ll.waits, mine->barriers + i, number, i, phase);
+        sound = ll.masking ? wait_or_mask(ll, ll_from(ll, i)->barriers + i, number, i, phase)
+                           : ll_wait_until(ll, ll_from(ll, i)->barriers + i, number, i, phase);
     else if (i == n)
         sound = may_begin(ll.waits, phase);
     if (__syncthreads_and(sound) && i == 0)

@@ -3,9 +3,8 @@
  * Low latency on GPUs: the host's part. It makes the segments and starts kernels; how ranks wait for each other is in
  * lowlatency.h and the kernels alone, so a call that nobody waits for costs the host one launch.
  */
-#include "backend/cuda/lowlatency.h"
+#include "backend/cuda/ll_nodes.h"
 
-#include "backend/cuda/cuda.h"
 #include "core/routing.h"
 
 #include <stdlib.h>
@@ -16,6 +15,7 @@ struct inner {
     struct cuda_ll device; /* what every launch is told */
     struct cuda_ll_report *report;
     struct cuda_ll_place *place;
+    struct cuda_ll_net *net;          /* NULL on one node */
     struct cuda_block combine_buffer; /* made on first use */
     bool handed_out;                  /* ... for the combine that is next */
     cudaEvent_t done;
@@ -87,13 +87,7 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
 /* Kernels of ranks that are threads of one process run on one GPU at the same time, if they are: all must fit. */
 int cuda_ll_sms(const struct cuda_comm *cuda)
 {
-    int sharing = 0;
-
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
-        if (rank == cuda->host.comm->rank ||
-            (cuda->peers[rank].same_process && !strcmp(cuda->peers[rank].bus_id, cuda->board->bus_id)))
-            sharing++;
-    return cuda->all_sms / sharing ? cuda->all_sms / sharing : 1;
+    return cuda->all_sms / cuda->sharing ? cuda->all_sms / cuda->sharing : 1;
 }
 
 /* A segment that a former ep_ll has left, or a new one. */
@@ -126,7 +120,9 @@ static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, 
 {
     int64_t rows = config->max_tokens;
 
-    EP_TRY(cuda_need_one_node(comm, call, "low latency"));
+    if (comm->nranks > CUDA_MAX_RANKS)
+        return ep_fail(EP_E_UNSUPPORTED, "%s: the CUDA backend has low latency for up to %d ranks, not %d", call,
+                       CUDA_MAX_RANKS, comm->nranks);
     if (config->topk > CUDA_LL_MAX_TOPK)
         return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
                        config->topk, CUDA_LL_MAX_TOPK);
@@ -148,11 +144,13 @@ int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
 {
     ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
     struct cuda_ll device;
+    size_t bytes;
 
     if (check_numbers(comm, config, "ep_ll_get_sizes") != EP_OK)
         return -1;
     *ret_combine_bytes = (int64_t)cuda_block_bytes(combine_buffer_bytes(config));
-    return (int64_t)cuda_whole_bytes(lay_out(&ll, &device));
+    bytes = lay_out(&ll, &device);
+    return (int64_t)(cuda_whole_bytes(bytes) + cuda_ll_net_bytes(&ll, &device, bytes));
 }
 
 static ep_status open_own(const ep_ll *ll, struct inner *inner)
@@ -171,6 +169,8 @@ static ep_status open_own(const ep_ll *ll, struct inner *inner)
     CUDA_TRY(cudaHostGetDevicePointer(&report, inner->report, 0));
     inner->device.report = report;
     inner->blocks = cuda_ll_sms(cuda);
+    if (cuda_crosses_nodes(cuda))
+        EP_TRY(cuda_ll_net_prepare(ll, &inner->device, bytes, inner->report, &inner->net));
     /* What an earlier ep_ll has queued is over before the peers hear of this one. */
     return cuda_drain(cuda);
 }
@@ -179,12 +179,18 @@ static ep_status open_own(const ep_ll *ll, struct inner *inner)
 static ep_status clear_and_reach(struct inner *inner, const struct host_where *all)
 {
     struct cuda_comm *cuda = inner->cuda;
-    int nranks = cuda->host.comm->nranks;
+    struct cuda_waits *waits = &inner->device.waits;
 
     CUDA_TRY(cudaMemsetAsync(inner->place->memory, 0, (size_t)inner->device.slots_at, cuda->own));
     CUDA_TRY(cudaStreamSynchronize(cuda->own));
-    cuda_fill_waits(cuda, HOST_LL_SEND, HOST_LL_RECV, &inner->device.waits);
-    for (int rank = 0; rank < nranks; rank++) {
+    cuda_fill_waits(cuda, HOST_LL_SEND, HOST_LL_RECV, waits);
+    /* All ranks are numbered in the group here. */
+    waits->rank = cuda->host.comm->rank;
+    waits->nranks = cuda->host.comm->nranks;
+    waits->first = 0;
+    inner->device.first = cuda->host.first;
+    inner->device.n_near = cuda->host.nlocal;
+    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
         void *segment;
 
         EP_TRY(cuda_map(cuda, rank, &all[rank], inner->bytes, &segment));
@@ -197,6 +203,7 @@ static void free_inner(struct inner *inner)
 {
     if (inner->done)
         cudaEventDestroy(inner->done);
+    cuda_ll_net_close(inner->net); /* which uses the report */
     cudaFreeHost(inner->report);
     cuda_give(inner->cuda, &inner->combine_buffer);
     if (inner->place)
@@ -229,6 +236,11 @@ ep_status cuda_ll_open(ep_ll *ll)
     status = host_ll_exchange(ll, status, &where, all);
     if (status == EP_OK && inner->place) /* which no rank is without when all have met without a failure */
         status = clear_and_reach(inner, all);
+    if (cuda_crosses_nodes(cuda)) {
+        status = host_agree_within(ll->comm, "ep_ll_new", status);
+        if (status == EP_OK)
+            status = cuda_ll_net_open(inner->net);
+    }
     status = host_agree_within(ll->comm, "ep_ll_new", status);
     if (status == EP_OK)
         ll->impl = inner;
@@ -258,6 +270,8 @@ void cuda_ll_close(ep_ll *ll)
             atomic_fetch_sub(&cuda->masking, 1);
         free_inner(inner);
         cuda_leave(&scope);
+    } else {
+        cuda_ll_net_stop(inner->net);
     }
     ll->impl = NULL;
 }
@@ -296,6 +310,7 @@ static ep_status launch(struct inner *inner, int phases)
 {
     cudaError_t error;
 
+    inner->dispatch.ll.launch = inner->combine.ll.launch = cuda_ll_net_next(inner->net);
     if (inner->in_dispatch) {
         inner->dispatch.phases = phases;
         error = cuda_launch_ll_dispatch(&inner->dispatch, inner->blocks, inner->stream);
@@ -303,7 +318,8 @@ static ep_status launch(struct inner *inner, int phases)
         inner->combine.phases = phases;
         error = cuda_launch_ll_combine(&inner->combine, inner->blocks, inner->stream);
     }
-    return cuda_status(error, "low-latency kernel");
+    EP_TRY(cuda_status(error, "low-latency kernel"));
+    return cuda_ll_net_launched(inner->net, inner->stream);
 }
 
 /* Starts a part of the call and, for the forms that wait, waits for it. */
@@ -509,14 +525,17 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
 static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out, ep_stream stream)
 {
     struct inner *inner = ll->impl;
-    const struct cuda_ll_mask mask = {.ll = inner->device, .set = set, .clear = clear, .out = out};
+    struct cuda_ll_mask mask = {.ll = inner->device, .set = set, .clear = clear, .out = out};
     struct cuda_call call;
     ep_status status;
 
     EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
+    mask.ll.launch = cuda_ll_net_next(inner->net);
     status = cuda_check_pointer(inner->cuda, "ep_ll_query_mask", "out", out);
     if (status == EP_OK)
         status = cuda_status(cuda_launch_ll_mask(&mask, call.stream), "mask kernel");
+    if (status == EP_OK)
+        status = cuda_ll_net_launched(inner->net, call.stream);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 
@@ -541,7 +560,10 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
 
     EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
     device.waits.ready_phase = device.waits.done_phase = HOST_LL_BARRIER;
+    device.launch = cuda_ll_net_next(inner->net);
     status = cuda_status(cuda_launch_ll_barrier(&device, call.stream), "barrier kernel");
+    if (status == EP_OK)
+        status = cuda_ll_net_launched(inner->net, call.stream);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 

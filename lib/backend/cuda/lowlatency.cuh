@@ -7,6 +7,8 @@
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/lowlatency.h"
 
+#define MASK_TOLD_NS 20000000 /* in which the proxy sends a word, unless the network takes nothing */
+
 /* A call under way, as one thread sees it. */
 struct ll_call {
     uint64_t number;
@@ -14,9 +16,89 @@ struct ll_call {
     uint32_t mask;     /* ranks that have no part in it */
 };
 
-template <typename T> __device__ __forceinline__ T *ll_at(const cuda_ll &ll, int rank, int64_t offset)
+__device__ __forceinline__ bool ll_is_far(const cuda_ll &ll, int rank)
 {
-    return reinterpret_cast<T *>(reinterpret_cast<unsigned char *>(ll.peer[rank]) + offset);
+    return (uint32_t)(rank - ll.first) >= (uint32_t)ll.n_near;
+}
+
+/* Where `source` writes for `rank`; one of the two is this rank. */
+__device__ __forceinline__ const cuda_ll_segment *ll_segment(const cuda_ll &ll, int rank, int source)
+{
+    return ll_is_far(ll, source) ? ll.landing : ll.peer[rank];
+}
+
+/* What `source` has written for this rank. */
+__device__ __forceinline__ const cuda_ll_segment *ll_from(const cuda_ll &ll, int source)
+{
+    return ll_segment(ll, ll.waits.rank, source);
+}
+
+template <typename T> __device__ __forceinline__ T *ll_at(const cuda_ll &ll, int rank, int source, int64_t offset)
+{
+    const unsigned char *segment = reinterpret_cast<const unsigned char *>(ll_segment(ll, rank, source));
+
+    return reinterpret_cast<T *>(const_cast<unsigned char *>(segment) + offset);
+}
+
+/* This rank's own. */
+template <typename T> __device__ __forceinline__ T *ll_own(const cuda_ll &ll, int64_t offset)
+{
+    return ll_at<T>(ll, ll.waits.rank, ll.waits.rank, offset);
+}
+
+/* Words of ranks of other nodes are in host memory: not all warps are to read them there all the time. */
+template <typename Met> struct with_naps {
+    Met met;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        if (met())
+            return true;
+        __nanosleep(500);
+        return false;
+    }
+};
+
+/*
+ * wait_for() of any rank of the group. Of one of another node the deadline begins anew while messages come from it; but
+ * not with masking, where others wait for this rank meanwhile, who would mask it.
+ */
+template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Met met, int rank, int deadlines = 1)
+{
+    const volatile uint64_t *moved;
+    uint64_t before, now;
+    wait_end end;
+
+    if (!ll_is_far(ll, rank))
+        return wait_for(ll.waits, met, &ll.waits.report->lost, rank - ll.first, deadlines);
+    if (met())
+        return WAIT_MET;
+    moved = ll.landing->moved + rank;
+    now = *moved;
+    do {
+        before = now;
+        end = wait_for(ll.waits, with_naps<Met>{met}, &ll.report->far_lost, rank, deadlines);
+        now = *moved;
+    } while (end == WAIT_LATE && !ll.masking && now != before);
+    return end;
+}
+
+/* Waits for what `rank` does; false after the deadline, with the culprit reported, or when aborted. */
+template <typename Met>
+__device__ inline bool ll_wait_until_met(const cuda_ll &ll, Met met, int rank, int phase, int deadlines = 1)
+{
+    wait_end end = ll_wait_for(ll, met, rank, deadlines);
+
+    if (end != WAIT_MET)
+        give_up(ll.waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LOST : 0, rank, phase);
+    return end == WAIT_MET;
+}
+
+/* The same for a word of its. */
+__device__ inline bool ll_wait_until(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase,
+                                     int deadlines = 1)
+{
+    return ll_wait_until_met(ll, has_reached{word, value}, rank, phase, deadlines);
 }
 
 __device__ __forceinline__ bool is_masked(const ll_call &call, int rank)
@@ -46,7 +128,7 @@ struct is_of_call {
  */
 __device__ inline bool await_word(const cuda_ll &ll, const ll_call &call, const uint64_t *word, int rank, int phase)
 {
-    return ll.masking || wait_until_met(ll.waits, is_of_call{word, (uint32_t)call.number}, rank, phase);
+    return ll.masking || ll_wait_until_met(ll, is_of_call{word, (uint32_t)call.number}, rank, phase);
 }
 
 /* Of the K choices of a source's token, where their rows are on this rank. */
@@ -55,7 +137,7 @@ __device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call 
     int64_t slot =
         (call.dispatch & 1) * (int64_t)ll.waits.nranks * ll.most_tokens + (int64_t)source * ll.max_tokens + t;
 
-    return ll_at<int32_t>(ll, ll.waits.rank, ll.origin_at) + slot * ll.topk;
+    return ll_own<int32_t>(ll, ll.origin_at) + slot * ll.topk;
 }
 
 __device__ __forceinline__ uint4 load_far(const void *from)
@@ -83,12 +165,13 @@ __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 
     if (blockIdx.x || !__syncthreads_and(i || may_begin(ll.waits, phase)) || i >= ll.waits.nranks)
         return;
+    /* Ranks of other nodes hear of it from the hosts. */
     if (i == me && queued)
         give_up(ll.waits, ll.masking ? CUDA_FAILED_OWN_ROUTING : CUDA_FAILED_ROUTING, me, phase);
     else if (i == me)
         *(volatile uint32_t *)&ll.report->bad = 1;
-    else if (queued && !ll.masking)
-        *(volatile uint32_t *)&ll.waits.peer[i]->gave_up =
+    else if (queued && !ll.masking && !ll_is_far(ll, i))
+        *(volatile uint32_t *)&ll.waits.peer[i - ll.first]->gave_up =
             CUDA_FAILURE(CUDA_FAILED_ROUTING, ll.waits.first + me, phase);
 }
 
@@ -103,6 +186,22 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
     *(volatile uint32_t *)&ll.peer[rank]->masked_by[ll.waits.rank] = 1;
     atomicOr_system(&ll.report->mask, 1u << rank);
     __threadfence_system();
+    /* So that it is told before the caller goes on; but one that takes nothing is not waited for. */
+    for (uint64_t begin = global_ns();
+         ll_is_far(ll, rank) && global_ns() - begin < MASK_TOLD_NS && !is_stopped(ll.waits); __nanosleep(1000))
+        if (*(const volatile uint32_t *)&ll.report->mask_told >> rank & 1)
+            return;
+}
+
+/*
+ * Has the rank masked this one? Of a rank of another node what counts is what had come when this kernel was launched:
+ * one that was away sees what it has missed.
+ */
+__device__ inline bool has_masked_this(const cuda_ll &ll, int rank)
+{
+    if (ll_is_far(ll, rank))
+        wait_for(ll.waits, with_naps<has_reached>{{&ll.report->looked, ll.launch}}, &ll.report->far_lost, rank);
+    return *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank];
 }
 
 /*
@@ -116,12 +215,12 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
     wait_end end = WAIT_MET;
 
     if (!masked)
-        end = wait_for(ll.waits, has_reached{word, value}, &ll.waits.report->lost, rank);
+        end = ll_wait_for(ll, has_reached{word, value}, rank);
     if (end == WAIT_STOPPED) {
         give_up(ll.waits, 0, rank, phase);
         return false;
     }
-    if (!masked && *(const volatile uint32_t *)&mine->masked_by[rank]) {
+    if (!masked && has_masked_this(ll, rank)) {
         give_up(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
     }
@@ -137,24 +236,28 @@ __device__ inline void note_wait(const cuda_ll &ll, int64_t *added, int rank, ui
         added[rank] += (int64_t)(global_ns() - begin);
 }
 
+/* One of the arrays of words that each source has one of. */
+typedef uint64_t (cuda_ll_segment::*ll_words)[CUDA_MAX_RANKS];
+
 /*
  * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block.
  * `which`: CUDA_LL_TO_.... `added` as for note_wait(). False: leave without a result.
  */
-__device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t *words, uint64_t value, int which,
-                               int phase, int64_t *added = nullptr)
+__device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, ll_words words, uint64_t value, int which, int phase,
+                               int64_t *added = nullptr)
 {
     cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks; /* the first warp may still be sending */
+    const uint64_t *word = i < n ? (ll_from(ll, i)->*words) + i : nullptr;
     bool sound = true;
 
     if (!ll.masking)
-        return __syncthreads_and(i < n    ? wait_until(ll.waits, words + i, value, i, phase)
+        return __syncthreads_and(i < n    ? ll_wait_until(ll, word, value, i, phase)
                                  : i == n ? may_begin(ll.waits, phase)
                                           : true);
     if (blockIdx.x == 0) {
         uint64_t begin = added ? global_ns() : 0;
-        bool came = i >= n || wait_or_mask(ll, words + i, value, i, phase);
+        bool came = i >= n || wait_or_mask(ll, word, value, i, phase);
 
         if (i < n && came)
             note_wait(ll, added, i, begin);
@@ -178,27 +281,36 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
 }
 
 /*
- * With masking: tells each rank, in that one of its words, that all that this rank has stored in this kernel is there.
- * The last of the blocks that come to it does; by all threads. A kernel's next one must be behind a meeting.
+ * With masking, and between nodes: tells each rank, in that one of its words, that all that this rank has stored in
+ * this kernel is there. The last of the blocks that come to it does; by all threads. `image_bytes`: of a dispatch.
  */
-__device__ inline void ll_tell(const cuda_ll &ll, const ll_call &call,
-                               uint64_t (cuda_ll_segment::*words)[CUDA_MAX_RANKS])
+__device__ inline void ll_tell(const cuda_ll &ll, const ll_call &call, ll_words words, bool combine,
+                               int image_bytes = 0)
 {
     cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    bool weights = words == &cuda_ll_segment::ahead;
     __shared__ bool last;
     int i = (int)threadIdx.x;
 
-    if (!ll.masking)
+    if (!ll.masking && !ll.landing)
         return;
     __syncthreads();
     if (i == 0) {
         __threadfence_system();
-        last = atomicInc(&mine->blocks[0], gridDim.x - 1) == gridDim.x - 1;
+        last = atomicInc(&mine->blocks[weights ? 2 : 0], gridDim.x - 1) == gridDim.x - 1;
         __threadfence_system();
     }
     __syncthreads();
-    if (last && i < ll.waits.nranks && !is_masked(call, i))
-        store_release(&(ll.peer[i]->*words)[ll.waits.rank], call.number);
+    if (!last || i >= ll.waits.nranks || is_masked(call, i))
+        return;
+    if (ll_is_far(ll, i)) {
+        /* After a failure not all is there. */
+        if (*(volatile uint32_t *)&ll.waits.mine->gave_up)
+            return;
+        ll.peer[i]->told[weights ? (int)CUDA_LL_TOLD_WEIGHTS : (int)(call.number & 1)] = {
+            call.number, combine, ll.max_tokens, ll.parts, image_bytes, (int32_t)(call.dispatch & 1), 0};
+    }
+    store_release(&(ll.peer[i]->*words)[ll.waits.rank], call.number);
 }
 
 /* The last block counts the call, when no other one needs the counters any more. `combine`: of which kind it is. */
@@ -220,6 +332,8 @@ __device__ inline void ll_end(const cuda_ll &ll, const ll_call &call, bool combi
         mine->dispatches++;
         mine->last_dispatch = call.number;
     }
+    if (ll.landing)
+        store_release(&ll.report->finished, call.number);
 }
 
 #endif

@@ -17,6 +17,7 @@
 #define EP_CUDA_LOWLATENCY_H
 
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/ll_segment.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,43 +25,33 @@ extern "C" {
 
 #define CUDA_LL_MAX_TOPK 32 /* a lane for each */
 #define CUDA_LL_THREADS 512
-#define CUDA_LL_MOST_PARTS 8 /* of a row, each with a warp of its own, where rows are few */
-
-/* Where the ranks of a call meet, with masking. Each has a verdict of its own. */
-enum { CUDA_LL_TO_SEND, CUDA_LL_TO_RECEIVE, CUDA_LL_MEETINGS };
-
-/* Beginning of a segment. [source]: that rank writes it. */
-struct cuda_ll_segment {
-    uint64_t completed[CUDA_MAX_RANKS]; /* [source] calls that it has completed */
-    uint64_t ahead[CUDA_MAX_RANKS];     /* [source] the weights of its tokens are here; only with masking */
-    uint64_t sent[CUDA_MAX_RANKS];      /* [source] all of its rows of this call are here; only with masking */
-    uint32_t masked_by[CUDA_MAX_RANKS]; /* [source] it has masked this rank */
-    uint64_t barriers[CUDA_MAX_RANKS];  /* [source] barriers that it has come to */
-
-    /* The owner's own. */
-    uint64_t call;                        /* the last that is complete */
-    uint64_t dispatches, combines;        /* that are complete */
-    uint64_t last_dispatch, last_combine; /* their calls */
-    uint64_t barrier;                     /* the last that is complete */
-    uint64_t verdict[CUDA_LL_MEETINGS];   /* call << 32 | masks, of each meeting; only with masking */
-    uint32_t mask;                        /* ranks that are masked */
-    uint32_t blocks[2];                   /* of the running kernel that have sent, that have ended */
-};
+#if CUDA_LL_MAX_RANKS != CUDA_MAX_RANKS
+#error "arrays of segments and of kernels have one length"
+#endif
 
 /* In host memory that the device sees, one for each ep_ll. */
 struct cuda_ll_report {
     uint32_t mask; /* device: as in the segment */
     uint32_t bad;  /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
                       host waits for the call */
+    /* Between nodes. */
+    uint32_t far_lost;  /* host: ranks of other nodes that have died or left. What they had sent is here */
+    uint32_t mask_told; /* host: ranks of other nodes that have been sent that they are masked */
+    uint64_t finished;  /* device: calls that are complete */
+    uint64_t looked;    /* host: what had come when launch number so many was made is in the landing segment */
 };
 
 /* What is the same for each call of an ep_ll. */
 struct cuda_ll {
     struct cuda_waits waits; /* operation and peers in it are not used */
+    /* [rank] where this rank writes for that one: its segment, or, for one of another node, what stands for it here. */
     struct cuda_ll_segment *peer[CUDA_MAX_RANKS];
+    const struct cuda_ll_segment *landing; /* what ranks of other nodes have written for this one; NULL: one node */
     struct cuda_ll_report *report;
-    int32_t most_tokens; /* M of ep_ll_new() */
-    int32_t max_tokens;  /* M of the call */
+    int32_t first, n_near; /* ranks of this node. All ranks here are numbered in the group, those of `waits` too */
+    uint64_t launch;       /* number of the kernel; between nodes */
+    int32_t most_tokens;   /* M of ep_ll_new() */
+    int32_t max_tokens;    /* M of the call */
     int32_t hidden, topk, n_local;
     int32_t masking, sum_once;
     int32_t parts; /* of a row that a combine returns: a warp, and a flag, for each */

@@ -69,7 +69,7 @@ static void look_around(struct cuda_comm *cuda, bool *failed)
     /* Low latency with masking outlives the failures of others, but no abort. */
     if (status == EP_OK)
         status = atomic_load(&cuda->masking) ? host_check_abort(host) : host_check(host);
-    if (status == EP_OK)
+    if (status == EP_OK && !atomic_load(&cuda->masking))
         status = look_for_far_dead(cuda);
     if (status == EP_OK) {
         status = cuda_map_new(cuda);

@@ -26,7 +26,8 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int ra
 
 static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum host_phase phase)
 {
-    bool left = atomic_load(&host_control_of(&cuda->host, rank)->left);
+    const struct host_control *control = host_control_of(&cuda->host, rank);
+    bool left = control ? atomic_load(&control->left) : cuda->host.remote && atomic_load(&cuda->host.remote[rank].left);
 
     return host_raise(&cuda->host, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, phase);
 }

@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/ll_nodes.h"
+
+#include "backend/cuda/ll_wire.h"
+
+#include "base/backoff.h"
+#include "base/reserve.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* Rings of the streams: several of the largest rows. */
+#define RING_BYTES ((size_t)1 << 20)
+/* The emulated network holds a wire for each pair of ranks. */
+#define EMULATED_RING_BYTES (64u << 10)
+#define MESSAGES_AT_ONCE 64 /* from one rank before the others get their turn */
+#define LOOK_NS UINT64_C(10000000)
+#define QUIET_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
+#define IDLE_NS UINT64_C(20000000)   /* between two looks while no call is under way */
+
+#define RANGES 3
+/* Pinned memory: of a segment only what is used. */
+struct pinned {
+    unsigned char *base;
+    size_t bytes;
+    struct {
+        size_t begin, end;
+        bool registered;
+    } range[RANGES];
+    int n_ranges;
+};
+
+/* A rank of another node. */
+struct line {
+    struct pinned out;
+    struct ll_sender sender;
+    uint64_t quiet_ns; /* since when it is gone and nothing comes from it; 0: it is not gone */
+    bool lost;
+};
+
+struct cuda_ll_net {
+    struct cuda_ll_net *next; /* of the communicator */
+    struct cuda_comm *cuda;
+    const struct cuda_ll *device;
+    struct cuda_ll_report *report;
+    struct ep_streams *streams;
+    struct ll_wire wire; /* complete when it is opened */
+    struct pinned landing;
+    struct line lines[CUDA_MAX_RANKS]; /* [rank] */
+    int me, nranks;
+    uint64_t looked_ns;
+    bool broken; /* the proxy's own */
+
+    cudaEvent_t event; /* behind the last kernel */
+    pthread_t thread;
+    bool started, unsent;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint64_t launches; /* these under the lock */
+    bool stop;
+    uint64_t limit_ns;
+};
+
+static bool is_far(const struct cuda_ll_net *net, int rank)
+{
+    return rank < net->cuda->host.first || rank >= cuda_end_of_node(net->cuda);
+}
+
+static struct cuda_ll_segment *segment_of(const struct pinned *pinned)
+{
+    return (struct cuda_ll_segment *)(void *)pinned->base;
+}
+
+static bool is_masked(const struct cuda_ll_net *net, int rank)
+{
+    return __atomic_load_n(&net->report->mask, __ATOMIC_RELAXED) >> rank & 1;
+}
+
+/* Something for it has not left. */
+static bool holds_back(struct cuda_ll_net *net, int rank)
+{
+    const struct line *line = &net->lines[rank];
+
+    if (line->lost || is_masked(net, rank))
+        return false;
+    return ll_wire_has_more(&net->wire, &line->sender) || !ep_streams_flushed_to(net->streams, rank);
+}
+
+/* That it is masked has left. */
+static void note_told(struct cuda_ll_net *net, int rank)
+{
+    uint32_t bit = 1u << rank, told = net->report->mask_told & bit;
+
+    if (!(net->lines[rank].sender.told.masked & 1)) {
+        if (told)
+            __atomic_fetch_and(&net->report->mask_told, ~bit, __ATOMIC_RELEASE);
+    } else if (!told && ep_streams_flushed_to(net->streams, rank)) {
+        __atomic_fetch_or(&net->report->mask_told, bit, __ATOMIC_RELEASE);
+    }
+}
+
+static ep_status receive_line(struct cuda_ll_net *net, int source, bool *ret_moved)
+{
+    uint64_t finished = __atomic_load_n(&net->report->finished, __ATOMIC_ACQUIRE);
+    const void *message;
+    size_t bytes;
+
+    for (int i = 0; i < MESSAGES_AT_ONCE && (message = ep_stream_peek(net->streams, source, 0, &bytes)); i++) {
+        if (!ll_wire_take(&net->wire, net->landing.base, source, message, bytes, finished))
+            return host_raise_damage(&net->cuda->host, source, HOST_LL_RECV, "the length of a low-latency message",
+                                     (int64_t)bytes);
+        ep_stream_pop(net->streams, source, 0);
+        net->lines[source].quiet_ns = 0;
+        *ret_moved = true;
+    }
+    return EP_OK;
+}
+
+/* --- the proxy ---------------------------------------------------------------------------------------------------- */
+
+/* It has died or left, or its connection was cut. */
+static bool is_gone(struct cuda_ll_net *net, int rank)
+{
+    struct host_comm *host = &net->cuda->host;
+    struct ep_net *endpoint = ep_streams_get_net(net->streams);
+    const struct host_control *control = host_control_of(host, rank);
+
+    /* As in lowlatency_net.c: a connection that was cut takes its rank with it. */
+    if (endpoint->ops->lost && host->remote && endpoint->ops->lost(endpoint, rank))
+        atomic_store(&host->remote[rank].lost, 1);
+    return host_peer_dead(host, rank) ||
+           (control ? atomic_load(&control->left) : host->remote && atomic_load(&host->remote[rank].left));
+}
+
+/* What a rank has sent is put into the landing segment before it is lost: whether that is enough the kernels know. */
+static void look_for_lost(struct cuda_ll_net *net)
+{
+    uint64_t now = ep_now_ns();
+
+    if (now - net->looked_ns < LOOK_NS)
+        return;
+    net->looked_ns = now;
+    for (int rank = 0; rank < net->nranks; rank++) {
+        struct line *line = &net->lines[rank];
+
+        if (!is_far(net, rank) || line->lost || !is_gone(net, rank))
+            continue;
+        if (!line->quiet_ns)
+            line->quiet_ns = now;
+        if (now - line->quiet_ns < QUIET_NS)
+            continue;
+        line->lost = true;
+        __atomic_fetch_or(&net->report->far_lost, 1u << rank, __ATOMIC_RELEASE);
+    }
+}
+
+/* One turn of everything. */
+static ep_status turn(struct cuda_ll_net *net, bool *ret_moved)
+{
+    struct host_comm *host = &net->cuda->host;
+    ep_status status = ep_streams_progress(net->streams, ret_moved);
+    int broken = ep_streams_broken_peer(net->streams);
+
+    if (status != EP_OK)
+        return host_raise_own(host, status, broken < 0 ? net->me : broken, HOST_LL_RECV);
+    net->unsent = false;
+    for (int rank = 0; rank < net->nranks; rank++) {
+        if (!is_far(net, rank))
+            continue;
+        if (!net->lines[rank].lost)
+            *ret_moved |= ll_wire_send(&net->wire, net->streams, rank, &net->lines[rank].sender);
+        EP_TRY(receive_line(net, rank, ret_moved));
+        net->unsent |= holds_back(net, rank);
+        note_told(net, rank);
+    }
+    look_for_lost(net);
+    return EP_OK;
+}
+
+/* Has the group failed? Then the kernels end or have ended by themselves. */
+static bool has_failed(const struct cuda_ll_net *net)
+{
+    return net->broken || __atomic_load_n(&net->cuda->report->abort, __ATOMIC_ACQUIRE);
+}
+
+/* Under the lock. Nothing more is to be done before the communicator closes. */
+static bool may_end(const struct cuda_ll_net *net, bool moved)
+{
+    return net->stop && (has_failed(net) || ep_now_ns() >= net->limit_ns || (!moved && !net->unsent));
+}
+
+/* Under the lock: until something changes or a while has passed. What comes meanwhile the network keeps. */
+static void sleep_while_idle(struct cuda_ll_net *net)
+{
+    uint64_t until_ns = ep_now_ns() + IDLE_NS;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
+
+    pthread_cond_timedwait(&net->changed, &net->lock, &until);
+}
+
+static void *proxy_main(void *argument)
+{
+    struct cuda_ll_net *net = argument;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    unsigned tries = 0;
+
+    cudaSetDevice(net->cuda->device);
+    /* What it does concerns no capture of other threads. */
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    pthread_mutex_lock(&net->lock);
+    for (;;) {
+        uint64_t launches = net->launches;
+        /* Asked before the turn, which then sees all that the kernels have written. */
+        bool idle = tries >= EP_BACKOFF_YIELDS && cudaEventQuery(net->event) != cudaErrorNotReady, moved = false;
+
+        pthread_mutex_unlock(&net->lock);
+        if (!has_failed(net) && turn(net, &moved) != EP_OK) {
+            net->broken = true;
+            /* With masking the monitor does not look at what this rank has raised. */
+            cuda_stop_kernels(net->cuda);
+        }
+        __atomic_store_n(&net->report->looked, launches, __ATOMIC_RELEASE);
+        tries = moved ? 0 : tries;
+        if (!moved && !idle)
+            ep_backoff(&tries);
+        pthread_mutex_lock(&net->lock);
+        if (may_end(net, moved))
+            break;
+        if (launches != net->launches)
+            tries = 0;
+        if (has_failed(net) || (idle && !moved && !net->unsent && launches == net->launches && !net->stop))
+            sleep_while_idle(net);
+    }
+    pthread_mutex_unlock(&net->lock);
+    return NULL;
+}
+
+uint64_t cuda_ll_net_next(const struct cuda_ll_net *net)
+{
+    return net ? net->launches + 1 : 0; /* which the caller's thread alone changes */
+}
+
+ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream)
+{
+    cudaError_t error;
+
+    if (!net)
+        return EP_OK;
+    pthread_mutex_lock(&net->lock);
+    error = cudaEventRecord(net->event, stream);
+    net->launches++;
+    pthread_cond_signal(&net->changed);
+    pthread_mutex_unlock(&net->lock);
+    return cuda_status(error, "cudaEventRecord");
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+static size_t whole_pages(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+    return (bytes + page - 1) / page * page;
+}
+
+/* Whole pages, behind those of the ranges before. */
+static void add_range(struct pinned *pinned, int64_t begin, int64_t bytes)
+{
+    size_t from = whole_pages((size_t)begin + 1) - whole_pages(1), end = whole_pages((size_t)(begin + bytes));
+    size_t last = pinned->n_ranges ? pinned->range[pinned->n_ranges - 1].end : 0;
+
+    pinned->range[pinned->n_ranges].begin = from > last ? from : last;
+    pinned->range[pinned->n_ranges++].end = end > last ? end : last;
+}
+
+/* Of the segment that stands for another rank: what this one writes. */
+static void list_ranges(const struct cuda_ll *device, int me, struct pinned *pinned)
+{
+    int64_t tokens = device->most_tokens;
+
+    add_range(pinned, 0, device->slots_at);
+    add_range(pinned, device->slots_at + me * tokens * device->slot_bytes, tokens * device->slot_bytes);
+    add_range(pinned, device->rows_at, tokens * device->topk * device->hidden * 2);
+}
+
+static size_t pinned_bytes(const struct pinned *pinned)
+{
+    size_t bytes = 0;
+
+    for (int i = 0; i < pinned->n_ranges; i++)
+        bytes += pinned->range[i].end - pinned->range[i].begin;
+    return bytes;
+}
+
+static ep_status pin(struct pinned *pinned, size_t bytes)
+{
+    void *base =
+        mmap(NULL, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (base == MAP_FAILED)
+        return ep_fail_errno(EP_E_MEMORY, errno, "ep_ll_new: mmap of %zu bytes", bytes);
+    pinned->base = base;
+    pinned->bytes = whole_pages(bytes);
+    EP_TRY(ep_reserve_check(pinned_bytes(pinned)));
+    for (int i = 0; i < pinned->n_ranges; i++) {
+        unsigned char *begin = pinned->base + pinned->range[i].begin;
+        void *device;
+
+        if (pinned->range[i].end == pinned->range[i].begin)
+            continue;
+        CUDA_TRY(cudaHostRegister(begin, pinned->range[i].end - pinned->range[i].begin,
+                                  cudaHostRegisterMapped | cudaHostRegisterPortable));
+        pinned->range[i].registered = true;
+        CUDA_TRY(cudaHostGetDevicePointer(&device, begin, 0));
+        /* Kernels find all ranges from one address. */
+        if (device != begin)
+            return ep_fail(EP_E_UNSUPPORTED, "ep_ll_new: low latency between nodes needs GPUs that use addresses of "
+                                             "pinned memory as they are, which this one does not");
+    }
+    return EP_OK;
+}
+
+/* `used`: the network may still read it. */
+static void unpin(struct pinned *pinned, bool used)
+{
+    for (int i = 0; i < pinned->n_ranges && !used; i++)
+        if (pinned->range[i].registered)
+            cudaHostUnregister(pinned->base + pinned->range[i].begin);
+    if (pinned->base && !used)
+        munmap(pinned->base, pinned->bytes);
+}
+
+size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t bytes)
+{
+    size_t far = (size_t)(ll->comm->nranks - ll->comm->ranks_per_node);
+    struct pinned out = {.base = NULL};
+
+    list_ranges(device, ll->comm->rank, &out);
+    return far ? far * pinned_bytes(&out) + whole_pages(bytes) + (size_t)ll->comm->nranks * RING_BYTES : 0;
+}
+
+/* --- opening and closing ------------------------------------------------------------------------------------------ */
+
+static void init_lock(struct cuda_ll_net *net)
+{
+    pthread_condattr_t attributes;
+
+    pthread_mutex_init(&net->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&net->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
+                              struct cuda_ll_net **ret_net)
+{
+    struct cuda_comm *cuda = cuda_of(ll->comm);
+    struct cuda_ll_net *net = calloc(1, sizeof(*net));
+
+    if (!net)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    *ret_net = net;
+    net->cuda = cuda;
+    net->device = device;
+    net->report = report;
+    net->me = ll->comm->rank;
+    net->nranks = ll->comm->nranks;
+    init_lock(net);
+    net->next = cuda->ll_nets;
+    cuda->ll_nets = net;
+    CUDA_TRY(cudaEventCreateWithFlags(&net->event, cudaEventDisableTiming));
+    add_range(&net->landing, 0, (int64_t)bytes);
+    EP_TRY(pin(&net->landing, bytes));
+    device->landing = segment_of(&net->landing);
+    for (int rank = 0; rank < net->nranks; rank++) {
+        struct pinned *out = &net->lines[rank].out;
+
+        if (!is_far(net, rank))
+            continue;
+        list_ranges(device, net->me, out);
+        EP_TRY(pin(out, bytes));
+        device->peer[rank] = segment_of(out);
+        net->lines[rank].sender.segment = out->base;
+    }
+    return EP_OK;
+}
+
+static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)timeout_ms;
+    return host_allgather(context, mine, bytes, ret_all);
+}
+
+static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
+{
+    return (struct ll_wire){.me = me,
+                            .nranks = nranks,
+                            .most_tokens = ll->most_tokens,
+                            .hidden = ll->hidden,
+                            .topk = ll->topk,
+                            .n_local = ll->n_local,
+                            .counts_at = ll->counts_at,
+                            .slot_flag_at = ll->slot_flag_at,
+                            .row_flag_at = ll->row_flag_at,
+                            .weight_at = ll->weight_at,
+                            .slots_at = ll->slots_at,
+                            .rows_at = ll->rows_at,
+                            .slot_bytes = ll->slot_bytes};
+}
+
+ep_status cuda_ll_net_open(struct cuda_ll_net *net)
+{
+    struct host_comm *host = &net->cuda->host;
+    ep_boot boot = {
+        .size = sizeof(boot), .rank = net->me, .nranks = net->nranks, .allgather = allgather, .context = host->comm};
+    struct ep_net_provider provider;
+    struct ep_net_params params;
+    int error;
+
+    net->wire = describe(net->device, net->me, net->nranks);
+    host_net_describe(host, &provider, &params);
+    params.boot = &boot;
+    params.ranks_per_node = params.channels = 1;
+    params.apart = host->nlocal;
+    params.tolerant = true;
+    params.wake = NULL;
+    if (!params.emulation.ring_bytes)
+        params.emulation.ring_bytes = EMULATED_RING_BYTES;
+    EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->streams));
+    error = ep_thread_start(&net->thread, NULL, proxy_main, net);
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "ep_ll_new: pthread_create");
+    net->started = true;
+    return EP_OK;
+}
+
+void cuda_ll_net_stop(struct cuda_ll_net *net)
+{
+    if (!net || !net->started)
+        return;
+    pthread_mutex_lock(&net->lock);
+    net->limit_ns = ep_deadline_ns(net->cuda->host.comm->config.timeout_ms);
+    if (atomic_load(&net->cuda->host.comm->failed))
+        net->limit_ns = 0;
+    net->stop = true;
+    pthread_cond_signal(&net->changed);
+    pthread_mutex_unlock(&net->lock);
+    pthread_join(net->thread, NULL);
+    net->started = false;
+}
+
+void cuda_ll_nets_stop(struct cuda_comm *cuda)
+{
+    for (struct cuda_ll_net *net = cuda->ll_nets; net; net = net->next)
+        cuda_ll_net_stop(net);
+}
+
+static void unlink_from_comm(struct cuda_ll_net *net)
+{
+    struct cuda_ll_net **at = &net->cuda->ll_nets;
+
+    while (*at && *at != net)
+        at = &(*at)->next;
+    if (*at)
+        *at = net->next;
+}
+
+void cuda_ll_net_close(struct cuda_ll_net *net)
+{
+    bool used[CUDA_MAX_RANKS] = {false};
+
+    if (!net)
+        return;
+    cuda_ll_net_stop(net);
+    unlink_from_comm(net);
+    for (int rank = 0; net->streams && rank < net->nranks; rank++)
+        used[rank] = is_far(net, rank) && ep_streams_get_net(net->streams)->ops->keeps_sources &&
+                     !ep_streams_flushed_to(net->streams, rank);
+    if (atomic_load(&net->cuda->host.comm->failed))
+        ep_streams_abandon(net->streams);
+    ep_streams_free(net->streams);
+    unpin(&net->landing, false);
+    for (int rank = 0; rank < net->nranks; rank++)
+        unpin(&net->lines[rank].out, used[rank]);
+    if (net->event)
+        cudaEventDestroy(net->event);
+    pthread_cond_destroy(&net->changed);
+    pthread_mutex_destroy(&net->lock);
+    free(net);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ll_segment.h - the words at the beginning of a segment of low latency: for kernels, and for what sends them to other
+ * nodes. No header of CUDA.
+ */
+#ifndef EP_CUDA_LL_SEGMENT_H
+#define EP_CUDA_LL_SEGMENT_H
+
+#include <stdint.h>
+
+#define CUDA_LL_MAX_RANKS 32 /* of the group: their masks are words of so many bits */
+#define CUDA_LL_MOST_PARTS 8 /* of a row, each with a warp of its own, where rows are few */
+
+/* Between nodes: what a call has for a rank of another node, in the segment that stands for that rank here. */
+struct cuda_ll_told {
+    uint64_t number; /* of the call; written before the word that says that all is there */
+    int32_t combine; /* its kind */
+    int32_t max_tokens, parts;
+    int32_t image_bytes; /* of a slot: without what a row of this format leaves of it */
+    int32_t parity;      /* of the dispatch */
+    int32_t unused;
+};
+
+enum { CUDA_LL_TOLD_WEIGHTS = 2, CUDA_LL_TOLD = 3 }; /* 0 and 1: rows of a call, by the parity of its number */
+
+/* Where the ranks of a call meet, with masking. Each has a verdict of its own. */
+enum { CUDA_LL_TO_SEND, CUDA_LL_TO_RECEIVE, CUDA_LL_MEETINGS };
+
+/* Beginning of a segment. [source]: that rank writes it. */
+struct cuda_ll_segment {
+    uint64_t completed[CUDA_LL_MAX_RANKS]; /* [source] calls that it has completed */
+    uint64_t ahead[CUDA_LL_MAX_RANKS]; /* [source] the weights of its tokens are here; with masking, or between nodes */
+    uint64_t sent[CUDA_LL_MAX_RANKS];  /* [source] all of its rows of this call are here; as above */
+    uint32_t masked_by[CUDA_LL_MAX_RANKS];  /* [source] it has masked this rank */
+    uint64_t barriers[CUDA_LL_MAX_RANKS];   /* [source] barriers that it has come to */
+    uint64_t moved[CUDA_LL_MAX_RANKS];      /* [source] messages that have come from it; only in the landing segment */
+    struct cuda_ll_told told[CUDA_LL_TOLD]; /* only in segments that stand for ranks of other nodes */
+
+    /* The owner's own. */
+    uint64_t call;                        /* the last that is complete */
+    uint64_t dispatches, combines;        /* that are complete */
+    uint64_t last_dispatch, last_combine; /* their calls */
+    uint64_t barrier;                     /* the last that is complete */
+    uint64_t verdict[CUDA_LL_MEETINGS];   /* call << 32 | masks, of each meeting; only with masking */
+    uint32_t mask;                        /* ranks that are masked */
+    uint32_t blocks[3];                   /* of the running kernel that have sent rows, ended, sent weights */
+};
+
+#endif

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/ll_wire.h"
+
+#include <string.h>
+
+#define WEIGHTS_AT_ONCE 4096 /* of a message */
+
+enum ll_message_kind { MESSAGE_WORDS = 1, MESSAGE_COUNTS, MESSAGE_SLOT, MESSAGE_EMPTY, MESSAGE_WEIGHTS, MESSAGE_ROW };
+
+/* The head of each message, before a struct ll_words, or payload. */
+struct ll_message {
+    uint64_t number; /* of the call */
+    uint32_t kind;
+    uint32_t at, n; /* COUNTS: parity, words. SLOT: token, bytes. EMPTY, WEIGHTS: first, how many. ROW: its place */
+    uint32_t max_tokens, parts; /* of the call */
+    uint32_t unused;
+};
+
+static const struct cuda_ll_segment *segment_of(const struct ll_sender *sender)
+{
+    return (const struct cuda_ll_segment *)(const void *)sender->segment;
+}
+
+static const uint64_t *flags_of(const struct ll_sender *sender, int64_t offset)
+{
+    return (const uint64_t *)(const void *)(sender->segment + offset);
+}
+
+static uint64_t *words_at(unsigned char *landing, int64_t offset)
+{
+    return (uint64_t *)(void *)(landing + offset);
+}
+
+static uint64_t load(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static void store(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+/* --- places: the same in the sender's segment and in the receiver's ------------------------------------------------
+ */
+
+static int64_t counts_at(const struct ll_wire *wire, int parity, int source)
+{
+    return wire->counts_at + ((int64_t)parity * wire->nranks + source) * (wire->n_local + 1) * 8;
+}
+
+static int64_t slot_at(const struct ll_wire *wire, int source, int64_t token)
+{
+    return wire->slots_at + ((int64_t)source * wire->most_tokens + token) * wire->slot_bytes;
+}
+
+static int64_t slot_flag_at(const struct ll_wire *wire, int source, int64_t max_tokens, int64_t token)
+{
+    return wire->slot_flag_at + (source * max_tokens + token) * 8;
+}
+
+static int64_t weight_at(const struct ll_wire *wire, int source, int64_t max_tokens, int64_t choice)
+{
+    return wire->weight_at + (source * max_tokens * wire->topk + choice) * 8;
+}
+
+static int64_t row_bytes(const struct ll_wire *wire)
+{
+    return (int64_t)wire->hidden * 2;
+}
+
+static int64_t row_flag_at(const struct ll_wire *wire, int64_t place, int64_t parts)
+{
+    return wire->row_flag_at + place * parts * 8;
+}
+
+/* --- sending ------------------------------------------------------------------------------------------------------ */
+
+/* A rank, and what there is for it. */
+struct link {
+    struct ep_streams *streams;
+    int rank;
+    struct ll_sender *sender;
+};
+
+/* False: not yet. */
+static bool send_message(const struct link *to, enum ll_message_kind kind, int64_t at, int64_t n, int64_t offset,
+                         int64_t bytes)
+{
+    const struct cuda_ll_told *told = &to->sender->task.told;
+    const struct ep_piece piece = {to->sender->segment + offset, (size_t)bytes};
+    struct ll_message message = {.number = told->number,
+                                 .kind = kind,
+                                 .at = (uint32_t)at,
+                                 .n = (uint32_t)n,
+                                 .max_tokens = (uint32_t)told->max_tokens,
+                                 .parts = (uint32_t)told->parts};
+
+    return ep_stream_send(to->streams, to->rank, 0, &message, sizeof(message), &piece, bytes ? 1 : 0);
+}
+
+/* The words of the choices go as they are: each has the number of its call. */
+static bool send_weights(const struct ll_wire *wire, const struct link *to)
+{
+    struct ll_task *task = &to->sender->task;
+    int64_t all = (int64_t)task->told.max_tokens * wire->topk;
+
+    while (task->next < all) {
+        int64_t n = all - task->next < WEIGHTS_AT_ONCE ? all - task->next : WEIGHTS_AT_ONCE;
+
+        if (!send_message(to, MESSAGE_WEIGHTS, task->next, n,
+                          weight_at(wire, wire->me, task->told.max_tokens, task->next), n * 8))
+            return false;
+        task->next += n;
+    }
+    return true;
+}
+
+/* Tokens from `first` on without a row there. */
+static int64_t count_empty(const struct ll_task *task, const uint64_t *flags, int64_t first)
+{
+    int64_t n = 0;
+
+    while (first + n < task->told.max_tokens && load(&flags[first + n]) == task->told.number << 1)
+        n++;
+    return n;
+}
+
+/* The counts first, then the slots. */
+static bool send_dispatch(const struct ll_wire *wire, const struct link *to)
+{
+    struct ll_task *task = &to->sender->task;
+    const uint64_t *flags = flags_of(to->sender, slot_flag_at(wire, wire->me, task->told.max_tokens, 0));
+    int64_t n = wire->n_local + 1;
+
+    if (task->next == 0 &&
+        !send_message(to, MESSAGE_COUNTS, task->told.parity, n, counts_at(wire, task->told.parity, wire->me), n * 8))
+        return false;
+    task->next += task->next == 0;
+    while (task->next <= task->told.max_tokens) {
+        int64_t token = task->next - 1, empty = count_empty(task, flags, token);
+        bool here = load(&flags[token]) == (task->told.number << 1 | 1);
+
+        if (empty && !send_message(to, MESSAGE_EMPTY, token, empty, 0, 0))
+            return false;
+        if (here && !send_message(to, MESSAGE_SLOT, token, task->told.image_bytes, slot_at(wire, wire->me, token),
+                                  task->told.image_bytes))
+            return false;
+        task->next += empty ? empty : 1;
+    }
+    return true;
+}
+
+static bool send_combine(const struct ll_wire *wire, const struct link *to)
+{
+    struct ll_task *task = &to->sender->task;
+
+    for (; task->next < (int64_t)task->told.max_tokens * wire->topk; task->next++)
+        if (load(flags_of(to->sender, row_flag_at(wire, task->next, task->told.parts))) == task->told.number &&
+            !send_message(to, MESSAGE_ROW, task->next, 0, wire->rows_at + task->next * row_bytes(wire),
+                          row_bytes(wire)))
+            return false;
+    return true;
+}
+
+/*
+ * The next thing to send, if the kernels have written it. A call whose rows the kernels have not told is one in which
+ * the rank was masked. Two calls can be told at most: the meeting of each waits until its rank has completed the last
+ * one of its kind.
+ */
+static bool find_task(const struct ll_wire *wire, struct ll_sender *sender)
+{
+    const struct cuda_ll_segment *out = segment_of(sender);
+    uint64_t ahead = load(&out->ahead[wire->me]), sent;
+
+    if (ahead > sender->ahead) {
+        sender->task = (struct ll_task){.kind = LL_TASK_WEIGHTS, .told = out->told[CUDA_LL_TOLD_WEIGHTS]};
+        sender->task.told.number = ahead;
+        return true;
+    }
+    sent = load(&out->sent[wire->me]);
+    while (sent > sender->sent) {
+        uint64_t number = sent - sender->sent > 2 ? sent - 1 : sender->sent + 1;
+        const struct cuda_ll_told *told = &out->told[number & 1];
+
+        if (told->number == number) {
+            sender->task = (struct ll_task){.kind = told->combine ? LL_TASK_COMBINE : LL_TASK_DISPATCH, .told = *told};
+            return true;
+        }
+        sender->sent = number;
+    }
+    return false;
+}
+
+static bool send_task(const struct ll_wire *wire, const struct link *to)
+{
+    struct ll_sender *sender = to->sender;
+    struct ll_task *task = &sender->task;
+    bool all = task->kind == LL_TASK_WEIGHTS    ? send_weights(wire, to)
+               : task->kind == LL_TASK_DISPATCH ? send_dispatch(wire, to)
+                                                : send_combine(wire, to);
+
+    if (!all)
+        return false;
+    if (task->kind == LL_TASK_WEIGHTS)
+        sender->ahead = task->told.number;
+    else
+        sender->sent = task->told.number;
+    task->kind = LL_TASK_NONE;
+    return true;
+}
+
+/* As they are to be told now, when what they say is there has been sent. */
+static struct ll_words words_for(const struct ll_wire *wire, const struct ll_sender *sender)
+{
+    const struct cuda_ll_segment *out = segment_of(sender);
+
+    return (struct ll_words){.completed = load(&out->completed[wire->me]),
+                             .ahead = sender->ahead,
+                             .sent = sender->sent,
+                             .barriers = load(&out->barriers[wire->me]),
+                             .masked = __atomic_load_n(&out->masked_by[wire->me], __ATOMIC_ACQUIRE)};
+}
+
+static bool are_told(const struct ll_sender *sender, const struct ll_words *words)
+{
+    return memcmp(words, &sender->told, sizeof(*words)) == 0;
+}
+
+static bool send_words(const struct ll_wire *wire, const struct link *to)
+{
+    struct ll_sender *sender = to->sender;
+    struct {
+        struct ll_message message;
+        struct ll_words words;
+    } head = {.message = {.kind = MESSAGE_WORDS}, .words = words_for(wire, sender)};
+
+    if (are_told(sender, &head.words) || !ep_stream_send(to->streams, to->rank, 0, &head, sizeof(head), NULL, 0))
+        return false;
+    sender->told = head.words;
+    return true;
+}
+
+bool ll_wire_send(const struct ll_wire *wire, struct ep_streams *streams, int rank, struct ll_sender *sender)
+{
+    const struct link to = {streams, rank, sender};
+    bool moved = send_words(wire, &to);
+
+    while (sender->task.kind || find_task(wire, sender)) {
+        if (!send_task(wire, &to))
+            return moved;
+        send_words(wire, &to);
+        moved = true;
+    }
+    return send_words(wire, &to) || moved;
+}
+
+bool ll_wire_has_more(const struct ll_wire *wire, const struct ll_sender *sender)
+{
+    struct ll_words words = words_for(wire, sender);
+
+    return sender->task.kind || !are_told(sender, &words);
+}
+
+/* --- receiving ---------------------------------------------------------------------------------------------------- */
+
+static void raise_word(uint64_t *word, uint64_t value)
+{
+    if (*word < value)
+        store(word, value);
+}
+
+static void take_words(struct cuda_ll_segment *landing, int source, const struct ll_words *words)
+{
+    /* First, so that it is seen before what follows it. */
+    __atomic_store_n(&landing->masked_by[source], (uint32_t)words->masked, __ATOMIC_RELEASE);
+    raise_word(&landing->completed[source], words->completed);
+    raise_word(&landing->ahead[source], words->ahead);
+    raise_word(&landing->sent[source], words->sent);
+    raise_word(&landing->barriers[source], words->barriers);
+}
+
+/* Words that kernels read one by one. */
+static void copy_words(uint64_t *to, const uint64_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        store(&to[i], from[i]);
+}
+
+static bool is_sound(const struct ll_wire *wire, const struct ll_message *m, size_t payload)
+{
+    uint64_t choices = (uint64_t)m->max_tokens * (uint64_t)wire->topk;
+
+    if (m->kind == MESSAGE_WORDS)
+        return payload == sizeof(struct ll_words);
+    if (m->max_tokens < 1 || m->max_tokens > (uint32_t)wire->most_tokens)
+        return false;
+    switch (m->kind) {
+    case MESSAGE_COUNTS:
+        return m->at <= 1 && m->n == (uint32_t)wire->n_local + 1 && payload == (size_t)m->n * 8;
+    case MESSAGE_SLOT:
+        return m->at < m->max_tokens && m->n <= (uint64_t)wire->slot_bytes && payload == m->n;
+    case MESSAGE_EMPTY:
+        return (uint64_t)m->at + m->n <= m->max_tokens && !payload;
+    case MESSAGE_WEIGHTS:
+        return (uint64_t)m->at + m->n <= choices && payload == (size_t)m->n * 8;
+    case MESSAGE_ROW:
+        return m->at < choices && m->parts >= 1 && m->parts <= CUDA_LL_MOST_PARTS && payload == (size_t)row_bytes(wire);
+    default:
+        return false;
+    }
+}
+
+static void take_payload(const struct ll_wire *wire, unsigned char *landing, int source, const struct ll_message *m,
+                         const void *payload)
+{
+    uint64_t *flags;
+
+    switch (m->kind) {
+    case MESSAGE_COUNTS:
+        copy_words(words_at(landing, counts_at(wire, (int)m->at, source)), payload, m->n);
+        return;
+    case MESSAGE_WEIGHTS:
+        copy_words(words_at(landing, weight_at(wire, source, m->max_tokens, m->at)), payload, m->n);
+        return;
+    case MESSAGE_SLOT:
+        memcpy(landing + slot_at(wire, source, m->at), payload, m->n);
+        store(words_at(landing, slot_flag_at(wire, source, m->max_tokens, m->at)), m->number << 1 | 1);
+        return;
+    case MESSAGE_EMPTY:
+        flags = words_at(landing, slot_flag_at(wire, source, m->max_tokens, m->at));
+        for (uint32_t i = 0; i < m->n; i++)
+            store(&flags[i], m->number << 1);
+        return;
+    default: /* a row */
+        memcpy(landing + wire->rows_at + m->at * row_bytes(wire), payload, (size_t)row_bytes(wire));
+        flags = words_at(landing, row_flag_at(wire, m->at, m->parts));
+        for (uint32_t i = 0; i < m->parts; i++)
+            store(&flags[i], m->number);
+    }
+}
+
+bool ll_wire_take(const struct ll_wire *wire, unsigned char *landing, int source, const void *message, size_t bytes,
+                  uint64_t finished)
+{
+    struct cuda_ll_segment *segment = (struct cuda_ll_segment *)(void *)landing;
+    const void *payload = (const unsigned char *)message + sizeof(struct ll_message);
+    struct ll_message head;
+
+    if (bytes < sizeof(head))
+        return false;
+    memcpy(&head, message, sizeof(head));
+    if (!is_sound(wire, &head, bytes - sizeof(head)))
+        return false;
+    if (head.kind == MESSAGE_WORDS)
+        take_words(segment, source, payload);
+    else if (head.number > finished)
+        take_payload(wire, landing, source, &head, payload);
+    store(&segment->moved[source], segment->moved[source] + 1);
+    return true;
+}

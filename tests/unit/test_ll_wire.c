@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What low latency between nodes on GPUs sends and takes, without a GPU: the test writes the segment that stands for
+ * rank 1 on rank 0 as kernels do, and reads the landing segment of rank 1 as kernels do. Over the emulated network,
+ * whose ring is shorter than a call.
+ */
+#include "backend/cuda/ll_wire.c"
+
+#include "testing/launch.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+enum {
+    TOKENS = 6,
+    HIDDEN = 1024,
+    TOPK = 2,
+    LOCAL = 3,
+    RANKS = 2,
+    SLOT = 128 + 2 * HIDDEN,
+    RING = 16384,
+    POISON = 0xa5
+};
+
+struct pair {
+    struct ll_wire wire[RANKS];
+    struct ep_streams *streams[RANKS];
+    unsigned char *out, *landing; /* of rank 0 for rank 1; of rank 1 */
+    size_t bytes;
+    struct ll_sender sender;
+    uint64_t finished; /* on rank 1 */
+    int damaged;
+};
+
+static int open_streams(const ep_boot *boot, void *argument)
+{
+    struct pair *p = argument;
+    struct ep_net_params params = {
+        .rank = boot->rank, .nranks = RANKS, .ranks_per_node = 1, .channels = 1, .timeout_ms = 60000, .boot = boot};
+
+    return ep_streams_open(&ep_net_emulated, &params, RING, &p->streams[boot->rank]) != EP_OK;
+}
+
+static int64_t take_bytes(int64_t *at, int64_t bytes)
+{
+    int64_t begin = *at;
+
+    *at += (bytes + 127) / 128 * 128;
+    return begin;
+}
+
+static int make_pair(void **state)
+{
+    struct ll_wire wire = {
+        .nranks = RANKS, .most_tokens = TOKENS, .hidden = HIDDEN, .topk = TOPK, .n_local = LOCAL, .slot_bytes = SLOT};
+    struct pair *p = calloc(1, sizeof(*p));
+    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+    int64_t at = 0;
+
+    assert_non_null(p);
+    take_bytes(&at, (int64_t)sizeof(struct cuda_ll_segment));
+    wire.counts_at = take_bytes(&at, 2 * RANKS * (LOCAL + 1) * 8);
+    wire.slot_flag_at = take_bytes(&at, RANKS * TOKENS * 8);
+    wire.row_flag_at = take_bytes(&at, TOKENS * TOPK * CUDA_LL_MOST_PARTS * 8);
+    wire.weight_at = take_bytes(&at, RANKS * TOKENS * TOPK * 8);
+    wire.slots_at = take_bytes(&at, RANKS * TOKENS * SLOT);
+    wire.rows_at = take_bytes(&at, TOKENS * TOPK * HIDDEN * 2);
+    p->bytes = (size_t)at;
+    for (int rank = 0; rank < RANKS; rank++) {
+        p->wire[rank] = wire;
+        p->wire[rank].me = rank;
+    }
+    p->out = aligned_alloc(128, p->bytes);
+    p->landing = aligned_alloc(128, p->bytes);
+    assert_true(p->out && p->landing);
+    memset(p->out, 0, p->bytes);
+    memset(p->landing, 0, p->bytes);
+    p->sender.segment = p->out;
+    args.mode = EP_LAUNCH_THREADS;
+    args.nranks = RANKS;
+    args.run = open_streams;
+    args.argument = p;
+    assert_int_equal(ep_launch(&args, exits), EP_OK);
+    *state = p;
+    return exits[0].code || exits[1].code;
+}
+
+static int free_pair(void **state)
+{
+    struct pair *p = *state;
+
+    for (int rank = 0; rank < RANKS; rank++)
+        ep_streams_free(p->streams[rank]);
+    free(p->out);
+    free(p->landing);
+    free(p);
+    return 0;
+}
+
+/* Until nothing has moved for some rounds: what is given back takes one or two. */
+static void run(struct pair *p)
+{
+    for (int quiet = 0; quiet < 100; quiet++) {
+        const void *message;
+        size_t bytes;
+        bool sent, came;
+
+        assert_int_equal(ep_streams_progress(p->streams[0], &sent), EP_OK);
+        assert_int_equal(ep_streams_progress(p->streams[1], &came), EP_OK);
+        if (ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender) || sent || came)
+            quiet = 0;
+        while ((message = ep_stream_peek(p->streams[1], 0, 0, &bytes))) {
+            p->damaged += !ll_wire_take(&p->wire[1], p->landing, 0, message, bytes, p->finished);
+            ep_stream_pop(p->streams[1], 0, 0);
+            quiet = 0;
+        }
+    }
+    assert_int_equal(p->damaged, 0);
+    assert_false(ll_wire_has_more(&p->wire[0], &p->sender));
+    assert_true(ep_streams_flushed_to(p->streams[0], 1));
+}
+
+/* --- as kernels write and read --------------------------------------------------------------------------------------
+ */
+
+static struct cuda_ll_segment *words_of(unsigned char *segment)
+{
+    return (struct cuda_ll_segment *)(void *)segment;
+}
+
+static bool has_row(uint64_t number, int i)
+{
+    return (number + (uint64_t)i) % 3 != 0;
+}
+
+static unsigned char byte_of(uint64_t number, int i, int64_t at)
+{
+    return (unsigned char)(number * 31 + (uint64_t)i * 7 + (uint64_t)at % 251);
+}
+
+static void fill(unsigned char *to, uint64_t number, int i, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at++)
+        to[at] = byte_of(number, i, at);
+}
+
+static bool is_filled(const unsigned char *from, uint64_t number, int i, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at++)
+        if (from[at] != byte_of(number, i, at))
+            return false;
+    return true;
+}
+
+static void tell(struct pair *p, const struct cuda_ll_told *told, int which)
+{
+    struct cuda_ll_segment *out = words_of(p->out);
+
+    out->told[which] = *told;
+    store(which == CUDA_LL_TOLD_WEIGHTS ? &out->ahead[0] : &out->sent[0], told->number);
+}
+
+/* A dispatch of rank 0 with a row of `image` bytes for every token but each third. */
+static void write_dispatch(struct pair *p, uint64_t number, int max_tokens, int image)
+{
+    const struct ll_wire *wire = &p->wire[0];
+    struct cuda_ll_told told = {
+        .number = number, .max_tokens = max_tokens, .image_bytes = image, .parity = (int32_t)(number / 2 & 1)};
+    uint64_t *counts = words_at(p->out, counts_at(wire, told.parity, 0));
+
+    for (int i = 0; i <= LOCAL; i++)
+        counts[i] = number << 32 | (uint32_t)i;
+    for (int token = 0; token < max_tokens; token++) {
+        if (has_row(number, token))
+            fill(p->out + slot_at(wire, 0, token), number, token, image);
+        *words_at(p->out, slot_flag_at(wire, 0, max_tokens, token)) = number << 1 | has_row(number, token);
+    }
+    tell(p, &told, (int)(number & 1));
+}
+
+static void check_dispatch(struct pair *p, uint64_t number, int max_tokens, int image)
+{
+    const struct ll_wire *wire = &p->wire[1];
+    const uint64_t *counts = words_at(p->landing, counts_at(wire, (int)(number / 2 & 1), 0));
+
+    for (int i = 0; i <= LOCAL; i++)
+        assert_int_equal(counts[i], number << 32 | (uint32_t)i);
+    for (int token = 0; token < max_tokens; token++) {
+        assert_int_equal(*words_at(p->landing, slot_flag_at(wire, 0, max_tokens, token)),
+                         number << 1 | has_row(number, token));
+        if (has_row(number, token))
+            assert_true(is_filled(p->landing + slot_at(wire, 0, token), number, token, image));
+    }
+    assert_int_equal(words_of(p->landing)->sent[0], number);
+}
+
+static void write_weights(struct pair *p, uint64_t number, int max_tokens)
+{
+    const struct cuda_ll_told told = {.number = number, .combine = 1, .max_tokens = max_tokens};
+
+    for (int i = 0; i < max_tokens * TOPK; i++)
+        if (has_row(number, i))
+            *words_at(p->out, weight_at(&p->wire[0], 0, max_tokens, i)) = number << 32 | (uint32_t)(i + 1);
+    tell(p, &told, CUDA_LL_TOLD_WEIGHTS);
+}
+
+static void write_rows(struct pair *p, uint64_t number, int max_tokens, int parts)
+{
+    const struct ll_wire *wire = &p->wire[0];
+    const struct cuda_ll_told told = {.number = number, .combine = 1, .max_tokens = max_tokens, .parts = parts};
+
+    for (int place = 0; place < max_tokens * TOPK; place++) {
+        if (!has_row(number, place))
+            continue;
+        fill(p->out + wire->rows_at + place * row_bytes(wire), number, place, row_bytes(wire));
+        for (int part = 0; part < parts; part++)
+            words_at(p->out, row_flag_at(wire, place, parts))[part] = number;
+    }
+    tell(p, &told, (int)(number & 1));
+}
+
+static void check_rows(struct pair *p, uint64_t number, int max_tokens, int parts)
+{
+    const struct ll_wire *wire = &p->wire[1];
+
+    for (int place = 0; place < max_tokens * TOPK; place++) {
+        const uint64_t *flags = words_at(p->landing, row_flag_at(wire, place, parts));
+
+        for (int part = 0; part < parts; part++)
+            assert_int_equal(flags[part] == number, has_row(number, place));
+        if (has_row(number, place))
+            assert_true(
+                is_filled(p->landing + wire->rows_at + place * row_bytes(wire), number, place, row_bytes(wire)));
+    }
+}
+
+/* --- cases ----------------------------------------------------------------------------------------------------------
+ */
+
+static void every_row_of_a_dispatch_lands(void **state)
+{
+    struct pair *p = *state;
+
+    for (uint64_t number = 1; number <= 6; number++) {
+        int tokens = number % 2 ? TOKENS : TOKENS - 2, image = number % 2 ? SLOT : 128 + HIDDEN;
+
+        write_dispatch(p, number, tokens, image);
+        run(p);
+        check_dispatch(p, number, tokens, image);
+        p->finished = number;
+    }
+}
+
+static void weights_come_before_the_rows_are_there(void **state)
+{
+    struct pair *p = *state;
+
+    write_weights(p, 1, TOKENS);
+    run(p);
+    for (int i = 0; i < TOKENS * TOPK; i++)
+        assert_int_equal(*words_at(p->landing, weight_at(&p->wire[1], 0, TOKENS, i)),
+                         has_row(1, i) ? UINT64_C(1) << 32 | (uint32_t)(i + 1) : 0);
+    assert_int_equal(words_of(p->landing)->ahead[0], 1);
+    assert_int_equal(words_of(p->landing)->sent[0], 0);
+    write_rows(p, 1, TOKENS, CUDA_LL_MOST_PARTS);
+    run(p);
+    check_rows(p, 1, TOKENS, CUDA_LL_MOST_PARTS);
+    assert_int_equal(words_of(p->landing)->sent[0], 1);
+}
+
+/* The proxy may see the second call before it has sent anything of the first. */
+static void two_calls_are_told_at_once(void **state)
+{
+    struct pair *p = *state;
+
+    write_dispatch(p, 1, TOKENS, SLOT);
+    write_rows(p, 2, TOKENS, 3);
+    run(p);
+    assert_int_equal(words_of(p->landing)->sent[0], 2);
+    words_of(p->landing)->sent[0] = 1;
+    check_dispatch(p, 1, TOKENS, SLOT);
+    check_rows(p, 2, TOKENS, 3);
+}
+
+/* Calls 2 to 9 had the rank masked: kernels have written nothing for it, and told nothing. */
+static void calls_without_the_rank_are_passed_over(void **state)
+{
+    struct pair *p = *state;
+
+    write_dispatch(p, 1, TOKENS, SLOT);
+    run(p);
+    write_dispatch(p, 10, TOKENS, SLOT);
+    run(p);
+    check_dispatch(p, 10, TOKENS, SLOT);
+}
+
+static void what_comes_late_changes_nothing(void **state)
+{
+    struct pair *p = *state;
+
+    p->finished = 4;
+    write_rows(p, 4, TOKENS, 2);
+    run(p);
+    for (int place = 0; place < TOKENS * TOPK; place++)
+        assert_int_equal(*words_at(p->landing, row_flag_at(&p->wire[1], place, 2)), 0);
+    assert_int_equal(p->landing[p->wire[1].rows_at + row_bytes(&p->wire[1])], 0);
+    write_rows(p, 5, TOKENS, 2);
+    run(p);
+    check_rows(p, 5, TOKENS, 2);
+}
+
+static void words_only_grow(void **state)
+{
+    struct pair *p = *state;
+    struct cuda_ll_segment *out = words_of(p->out), *landing = words_of(p->landing);
+
+    out->completed[0] = 7;
+    out->barriers[0] = 3;
+    out->masked_by[0] = 1;
+    run(p);
+    assert_int_equal(landing->completed[0], 7);
+    assert_int_equal(landing->barriers[0], 3);
+    assert_int_equal(landing->masked_by[0], 1);
+    assert_int_equal(landing->moved[0], 1);
+    out->completed[0] = 6;
+    out->masked_by[0] = 0;
+    run(p);
+    assert_int_equal(landing->completed[0], 7);
+    assert_int_equal(landing->masked_by[0], 0);
+    assert_int_equal(landing->moved[0], 2);
+}
+
+static void what_no_rank_sends_is_refused(void **state)
+{
+    static const struct {
+        struct ll_message head;
+        size_t payload;
+    } damaged[] = {
+        {{.kind = 0, .max_tokens = 1}, 0},
+        {{.kind = MESSAGE_ROW + 1, .max_tokens = 1}, 0},
+        {{.kind = MESSAGE_WORDS}, sizeof(struct ll_words) - 8},
+        {{.kind = MESSAGE_EMPTY, .max_tokens = 0}, 0},
+        {{.kind = MESSAGE_EMPTY, .max_tokens = TOKENS + 1}, 0},
+        {{.kind = MESSAGE_EMPTY, .at = 1, .n = TOKENS, .max_tokens = TOKENS}, 0},
+        {{.kind = MESSAGE_EMPTY, .at = UINT32_MAX, .n = 2, .max_tokens = TOKENS}, 0},
+        {{.kind = MESSAGE_COUNTS, .at = 2, .n = LOCAL + 1, .max_tokens = 1}, (LOCAL + 1) * 8},
+        {{.kind = MESSAGE_COUNTS, .n = LOCAL, .max_tokens = 1}, LOCAL * 8},
+        {{.kind = MESSAGE_SLOT, .at = 1, .n = 64, .max_tokens = 1}, 64},
+        {{.kind = MESSAGE_SLOT, .n = SLOT + 8, .max_tokens = 1}, SLOT + 8},
+        {{.kind = MESSAGE_SLOT, .n = 64, .max_tokens = 1}, 72},
+        {{.kind = MESSAGE_WEIGHTS, .at = TOPK, .n = 1, .max_tokens = 1}, 8},
+        {{.kind = MESSAGE_WEIGHTS, .n = 1, .max_tokens = 1}, 16},
+        {{.kind = MESSAGE_ROW, .at = TOPK, .parts = 1, .max_tokens = 1}, HIDDEN * 2},
+        {{.kind = MESSAGE_ROW, .parts = 0, .max_tokens = 1}, HIDDEN * 2},
+        {{.kind = MESSAGE_ROW, .parts = CUDA_LL_MOST_PARTS + 1, .max_tokens = 1}, HIDDEN * 2},
+        {{.kind = MESSAGE_ROW, .parts = 1, .max_tokens = 1}, HIDDEN},
+    };
+    struct pair *p = *state;
+    unsigned char *message = calloc(1, sizeof(struct ll_message) + 2 * SLOT), *before = malloc(p->bytes);
+
+    assert_true(message && before);
+    memset(p->landing, POISON, p->bytes);
+    memcpy(before, p->landing, p->bytes);
+    for (size_t i = 0; i < sizeof(damaged) / sizeof(damaged[0]); i++) {
+        struct ll_message head = damaged[i].head;
+
+        head.number = 9;
+        memcpy(message, &head, sizeof(head));
+        assert_false(ll_wire_take(&p->wire[1], p->landing, 0, message, sizeof(head) + damaged[i].payload, 0));
+    }
+    assert_false(ll_wire_take(&p->wire[1], p->landing, 0, message, sizeof(struct ll_message) - 1, 0));
+    assert_memory_equal(p->landing, before, p->bytes);
+    free(message);
+    free(before);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, make_pair, free_pair)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(every_row_of_a_dispatch_lands),   CASE(weights_come_before_the_rows_are_there),
+        CASE(two_calls_are_told_at_once),      CASE(calls_without_the_rank_are_passed_over),
+        CASE(what_comes_late_changes_nothing), CASE(words_only_grow),
+        CASE(what_no_rank_sends_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
