@@ -347,7 +347,7 @@ void host_memory_close(struct host_comm *host)
 size_t host_comm_bytes(const ep_comm *comm)
 {
     struct host_comm *host = host_of(comm);
-    size_t bytes = sizeof(*host) + (size_t)comm->nranks * sizeof(*host->peers);
+    size_t bytes = sizeof(*host) + (size_t)comm->nranks * sizeof(*host->peers) + (size_t)host->object_bytes;
     struct stat control;
 
     if (fstat(host->shm.fd, &control) == 0)
