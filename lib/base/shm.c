@@ -346,21 +346,32 @@ static ep_status find_file(const void *memory, size_t bytes, struct map_line *re
                                "beginning, to be read and written");
 }
 
+static bool is_descriptor_of(int fd, const struct map_line *file)
+{
+    struct stat info;
+
+    return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_ino == file->inode &&
+           major(info.st_dev) == file->major && minor(info.st_dev) == file->minor &&
+           (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
+}
+
 /* A copy of this process's descriptor of a file; -1: it has none. */
 static int find_descriptor(const struct map_line *file)
 {
     DIR *folder = opendir("/proc/self/fd");
     const struct dirent *entry;
-    struct stat info;
     int found = -1;
 
     while (folder && found < 0 && (entry = readdir(folder))) {
         int fd = atoi(entry->d_name);
 
-        if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_ino == file->inode &&
-            major(info.st_dev) == file->major && minor(info.st_dev) == file->minor &&
-            (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+        if (is_descriptor_of(fd, file))
             found = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        /* Another thread may have closed it meanwhile, and opened something else in its place. */
+        if (found >= 0 && !is_descriptor_of(found, file)) {
+            close(found);
+            found = -1;
+        }
     }
     if (folder)
         closedir(folder);
