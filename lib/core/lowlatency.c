@@ -245,7 +245,9 @@ static ep_status find_call(const ep_ll *ll, uint64_t number, const struct ep_ll_
     if (!number)
         number = ll->dispatches;
     found = &ll->call[number & 1];
-    if (!ll->dispatches || number > ll->dispatches)
+    if (!number)
+        return ep_fail(EP_E_STATE, "%s: there was no dispatch that it could answer", call);
+    if (number > ll->dispatches)
         return ep_fail(EP_E_STATE, "%s: call is %llu, but there were %llu dispatches", call, (unsigned long long)number,
                        (unsigned long long)ll->dispatches);
     if (found->number != number)

@@ -44,7 +44,7 @@
 
 /* What a rank is waiting for or doing; the names are what error texts show. */
 #define HOST_PHASES(X)                                                                                                 \
-    X(HOST_IDLE, "outside of any call")                                                                                \
+    X(HOST_IDLE, "no call")                                                                                            \
     X(HOST_OPEN, "creation: rendezvous")                                                                               \
     X(HOST_BARRIER, "barrier")                                                                                         \
     X(HOST_GATHER, "all-gather")                                                                                       \

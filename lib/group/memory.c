@@ -142,6 +142,7 @@ static ep_status free_kind(ep_comm *comm, void *memory, enum host_memory kind, c
 
 ep_status host_free(ep_comm *comm, void *memory)
 {
+    EP_TRY(host_drain(host_of(comm)));
     return free_kind(comm, memory, HOST_MEMORY_SYMMETRIC, "ep_free", "ep_alloc");
 }
 

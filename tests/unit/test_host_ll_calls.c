@@ -464,37 +464,6 @@ static void a_dispatch_that_is_refused_changes_nothing(void **state)
     run((struct story){.play = refuse_bad_routing, .n_tokens = 4});
 }
 
-/* What a size query says is what the communicator holds afterwards, but for the pages that the segment ends in. */
-static int compare_sizes(struct member *m)
-{
-    ep_comm_info before = EP_COMM_INFO_INIT, with = EP_COMM_INFO_INIT, after = EP_COMM_INFO_INIT;
-    ep_ll_config config = EP_LL_CONFIG_INIT;
-    ep_ll_sizes sizes = EP_LL_SIZES_INIT;
-    ep_ll *ll;
-
-    config.max_tokens = 37;
-    config.hidden = 384;
-    config.n_experts = RANKS * 5;
-    config.topk = 7;
-    SURE(ep_ll_get_sizes(m->comm, &config, &sizes) == EP_OK);
-    SURE(sizes.rows == (int64_t)5 * RANKS * 37);
-    SURE(ep_comm_get_info(m->comm, &before) == EP_OK);
-    SURE(ep_ll_new(m->comm, &config, &ll) == EP_OK);
-    SURE(ep_comm_get_info(m->comm, &with) == EP_OK);
-    ep_ll_free(ll);
-    SURE(ep_comm_get_info(m->comm, &after) == EP_OK);
-    SURE(with.library_bytes >= before.library_bytes + (size_t)sizes.library_bytes);
-    SURE(with.library_bytes < before.library_bytes + (size_t)sizes.library_bytes + 8192);
-    SURE(after.library_bytes == before.library_bytes);
-    return 0;
-}
-
-static void sizes_are_what_is_taken(void **state)
-{
-    (void)state;
-    run((struct story){.play = compare_sizes});
-}
-
 /* --- masks ------------------------------------------------------------------------------------------------------- */
 
 static int mask_by_hand(struct member *m)
@@ -602,7 +571,6 @@ int main(void)
         cmocka_unit_test(ranks_have_to_name_the_same_call),
         cmocka_unit_test(bad_routing_of_a_queued_call_fails_all),
         cmocka_unit_test(a_dispatch_that_is_refused_changes_nothing),
-        cmocka_unit_test(sizes_are_what_is_taken),
         cmocka_unit_test(masks_are_set_and_cleared_in_order),
         cmocka_unit_test(a_rank_that_was_left_out_hears_so),
         cmocka_unit_test(a_barrier_masks_who_does_not_come),
