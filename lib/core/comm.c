@@ -230,13 +230,8 @@ ep_status ep_comm_get_stats(const ep_comm *comm, ep_stats *ret_stats)
 
 ep_status ep_comm_barrier(ep_comm *comm)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(comm, comm);
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, barrier, comm);
-    return ep_comm_record(comm, status);
+    EP_CHECK_USABLE(comm, comm);
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, barrier, comm));
 }
 
 static ep_status check_allgather(const ep_comm *comm, const void *mine, size_t bytes, const void *ret_all)
@@ -255,15 +250,9 @@ static ep_status check_allgather(const ep_comm *comm, const void *mine, size_t b
 
 ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(comm, comm);
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = check_allgather(comm, mine, bytes, ret_all);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, allgather, comm, mine, bytes, ret_all);
-    return ep_comm_record(comm, status);
+    EP_CHECK_USABLE(comm, comm);
+    EP_TRY_ON(comm, check_allgather(comm, mine, bytes, ret_all));
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, allgather, comm, mine, bytes, ret_all));
 }
 
 void ep_comm_abort(ep_comm *comm)
