@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/shm.h"
+#include "base/segments.h"
 #include "core/check.h"
 
 #include <pthread.h>
@@ -188,7 +188,7 @@ void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream)
         return NULL;
     }
     if (ep_alloc_local(comm, (size_t)bytes, &memory) == EP_OK)
-        ep_shm_hold(memory);
+        ep_segments_hold(memory);
     pthread_mutex_lock(&pools->lock);
     if (memory) {
         *block = (struct pool_block){.next = pools->first, .memory = memory, .owner = comm};
@@ -229,6 +229,6 @@ void ep_pool_free(void *memory, ptrdiff_t bytes, int device, ep_stream stream)
         end_call(pools, block->owner);
         pthread_mutex_unlock(&pools->lock);
     }
-    ep_shm_let_go(memory);
+    ep_segments_let_go(memory);
     free(block);
 }
