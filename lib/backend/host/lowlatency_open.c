@@ -93,15 +93,15 @@ static void free_inner(struct host_ll *inner, int nranks)
 /* What it takes beside its segment. */
 static int64_t object_bytes(const ep_ll *ll)
 {
-    const struct host_ll *inner = ll->impl;
     int64_t slots = (int64_t)ll->comm->nranks * ll->config.max_tokens;
     int64_t choices = (int64_t)ll->config.max_tokens * ll->config.topk;
+    size_t head = sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t);
 
-    return (ll->comm->nnodes > 1 ? ll_net_bytes(ll) : 0) +
-           slots * (int64_t)(sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t)) +
-           choices * (int64_t)(3 * sizeof(*inner->index[0]) + 2 * sizeof(*inner->combine[0].given)) +
-           ll->config.n_experts * (int64_t)(2 * sizeof(*inner->ranges[0]) + sizeof(*inner->seen)) +
-           ll->comm->nranks * (int64_t)sizeof(*inner->copies);
+    /* Of choices the routing of two dispatches, of one that is checked, and of two combines. */
+    return (ll->comm->nnodes > 1 ? ll_net_bytes(ll) : 0) + slots * (int64_t)head +
+           choices * 5 * (int64_t)sizeof(int32_t) +
+           ll->config.n_experts * (int64_t)(2 * sizeof(struct ll_range) + sizeof(int32_t)) +
+           ll->comm->nranks * (int64_t)sizeof(struct ll_shared);
 }
 
 ep_status host_ll_open(ep_ll *ll)
