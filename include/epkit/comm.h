@@ -2,9 +2,11 @@
 /*
  * epkit/comm.h - the communicator: one rank's membership of a group.
  *
- * Threads. A communicator belongs to one thread at a time: calls on it (and on its plans) must not overlap, except for
- * ep_comm_abort(), ep_comm_async_error(), ep_event_signal(), _wait() and _query(), which any thread may make at any
- * time.
+ * Threads. A communicator belongs to one thread at a time: calls on it and on its plans, queues and low-latency objects
+ * must not overlap, whatever their streams, ep_stream_sync() included; which threads make them does not matter. Except
+ * for ep_comm_abort(), ep_comm_async_error(), ep_event_signal(), _wait() and _query(), and in memory.h
+ * ep_alloc_local(), ep_free_local(), ep_register(), ep_unregister() and the allocator callbacks, which any thread may
+ * make at any time before ep_comm_free().
  *
  * Collective calls. Creation, ep_alloc, ep_free, plans, dispatch, combine, barrier: every rank makes the same calls in
  * the same order, whatever the streams. Who comes late is waited for until the deadline (timeout_ms), then the others

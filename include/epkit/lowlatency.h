@@ -83,7 +83,13 @@ typedef struct ep_ll_sizes {
 /* Not collective. The checks of ep_ll_new(), but for what only the peers can tell. */
 EP_API ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll_sizes *ret_sizes);
 
+/* Collective. It is there on all ranks, or the call fails on all, naming the same rank. Before ep_comm_free(). */
 EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
+
+/*
+ * Not collective. Waits for what is queued, and until the peers of this host have read what its last combine offers
+ * them, for one deadline at most. In a forked child it does nothing. NULL is fine.
+ */
 EP_API void ep_ll_free(ep_ll *ll);
 
 enum {
@@ -197,7 +203,8 @@ EP_API ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 /*
  * Masks in the order of the stream, with EP_LL_MASK_DEAD (else EP_E_STATE). Not collective. set: `rank`, another one
  * than this, is masked (on: 1) or is waited for again (0), which it must be able to follow: one that has missed a call
- * is masked again at the deadline. clear: all ranks are waited for again. query: `out` [R], in memory as other outputs,
+ * is masked again at the deadline. One that this rank masked for a single dispatch got no rows of it, and hears so
+ * in that dispatch: EP_E_EXCLUDED. clear: all ranks are waited for again. query: `out` [R], in memory as other outputs,
  * becomes 1 for ranks that are masked, 0 for others.
  */
 EP_API ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream);

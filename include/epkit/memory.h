@@ -32,7 +32,10 @@ extern "C" {
  */
 EP_API ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 
-/* Collective. `memory` must come from ep_alloc of the same communicator; NULL is fine. No operation may be using it. */
+/*
+ * Collective. `memory` must come from ep_alloc of the same communicator; NULL is fine. On the host backend it waits for
+ * what is queued on the communicator; on others no operation may be using the memory.
+ */
 EP_API ep_status ep_free(ep_comm *comm, void *memory);
 
 /*

@@ -46,7 +46,8 @@ typedef struct ep_dispatch_args {
     int64_t out_rows;         /* rows that the outputs hold: at least info.out_rows */
 
     int64_t recv_scale_stride_token; /* strides of `recv_scales` in elements of 4 bytes, > 0, so that no two elements
-                                        coincide; both 0: contiguous rows. May differ between ranks */
+                                        coincide (any without rows); both 0: contiguous rows. May differ between
+                                        ranks */
     int64_t recv_scale_stride_block;
     int32_t scale_words; /* with EP_I32: words of each row, 1..EP_MAX_SCALE_WORDS, the same on all ranks; otherwise 0 */
     uint32_t reserved;   /* 0 */

@@ -72,7 +72,10 @@ typedef struct ep_plan_args {
  */
 EP_API ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan);
 
-/* Not collective. Waits for asynchronous work that uses the plan. NULL is fine. */
+/*
+ * Not collective. Waits for the work that uses the plan; on the host backend for all that is queued on the
+ * communicator, so signal first what that waits for (ep_stream_wait). In a forked child it does nothing. NULL is fine.
+ */
 EP_API void ep_plan_free(ep_plan *plan);
 
 /*
@@ -91,7 +94,7 @@ typedef struct ep_plan_info {
     int64_t n_send;   /* rows that this rank's tokens become, over all ranks, own included */
     int64_t n_wire;   /* of n_send: rows for other ranks */
     int64_t n_net;    /* (token, other node) pairs: network transfers of one dispatch */
-    int32_t n_tokens, topk, n_experts, n_local_experts;
+    int32_t n_tokens, topk, n_experts, n_local_experts; /* topk: R for a plan from a mask */
     uint32_t flags;
     const int32_t
         *recv_per_expert; /* [L] received tokens per local expert, rounded up to expert_alignment; NULL: not yet */
@@ -146,7 +149,8 @@ typedef struct ep_plan_metadata {
                                expanded: the row behind the expert's last one, padding not counted */
     int32_t *count_exact;   /* [L] received tokens of each expert, not rounded up */
     int32_t *rank_prefix;   /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
-    int32_t source_stride;  /* at least the most tokens of any rank, the same on all; 0: the plan's max_tokens */
+    int32_t source_stride;  /* at least the most tokens of any rank, the same on all; 0: max_tokens of ep_plan_args,
+                               which must then not be 0 and be the same on all */
     int32_t reserved;       /* 0 */
 } ep_plan_metadata;
 
@@ -158,7 +162,8 @@ EP_API ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst
 /*
  * Which token each received row is: source rank and token index there, -1 / -1 for padding rows. Arrays of
  * info.n_recv entries, host memory, which may not overlap (EP_E_ARG); either may be NULL. EP_E_STATE while the counts
- * are not known.
+ * are not known: of a plan of fixed capacity each rank waits for the first dispatch before (ep_stream_sync), so that
+ * all know them; after an update ep_plan_get_metadata() has them alone.
  * Collective: ranks exchange it on demand, because most users never ask.
  */
 EP_API ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);

@@ -5,7 +5,7 @@
  * Every data call (ops.h, lowlatency.h, ep_plan_update) names a stream, queues its work there and returns; arguments
  * are checked before. What fails later is the status of ep_stream_sync() on that stream; a failure of the communicator
  * is that of every later call and of ep_comm_async_error(), too. The forms that end in _sync queue in the stream NULL
- * and wait for it.
+ * and end as ep_stream_sync() does: work that was queued there before and failed is reported by them, too.
  *
  * CUDA backend: a stream is a cudaStream_t of the communicator's device, NULL is CUDA's default stream. Work is ordered
  * with everything else in the stream, and events of CUDA (cudaEventRecord) serve as well as those below.
@@ -46,7 +46,7 @@ EP_API ep_status ep_stream_sync(ep_comm *comm, ep_stream stream);
 /*
  * Runs function(context) in the order of the stream, on a thread of the library. What it writes is seen by the work
  * behind it. It may call nothing on this communicator but ep_event_signal(), ep_event_query(), ep_comm_abort() and
- * ep_comm_async_error(): on the host backend all else is EP_E_STATE, and frees nothing.
+ * ep_comm_async_error(): on the host backend what would queue work or wait for it is EP_E_STATE, and frees nothing.
  */
 typedef void (*ep_stream_fn)(void *context);
 EP_API ep_status ep_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);

@@ -3,12 +3,11 @@
 
 #include "base/fd.h"
 #include "base/reserve.h"
+#include "base/segments.h"
 
 #include <dirent.h>
 #include <inttypes.h>
 #include <linux/magic.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,216 +17,10 @@
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 
-/* --- the segments of this process -------------------------------------------------------------------------------- */
-
-/*
- * Segments mapped by their owner in this process. Ranks that are threads of one process share the owner's mapping, for
- * two reasons: half the page tables, and ThreadSanitizer sees accesses of all ranks at one address.
- */
-struct local_segment {
-    struct local_segment *next;
-    uint64_t serial;
-    void *base;
-    size_t mapped;
-    int fd;       /* the owner's; -1: the owner has released it, others still borrow the mapping */
-    int refs;     /* 0: its addresses alone are left, because they are held */
-    bool adopted; /* the mapping is the program's, see ep_shm_adopt() */
-    bool held;    /* see ep_shm_hold() */
-};
-
-/*
- * Made anew by a forked child: another thread of the parent may have held the lock when it forked, and nobody in the
- * child would ever release it. The parent's segments are none of the child's business.
- */
-struct registry {
-    uint64_t generation; /* of the process that made it */
-    uint64_t process;
-    pthread_mutex_t lock;
-    struct local_segment *first;
-    uint64_t next_serial;
-};
-
-static _Atomic(struct registry *) current;
-
-/* NULL: no memory. */
-static struct registry *get_registry(void)
-{
-    struct registry *registry = atomic_load(&current), *fresh;
-    uint64_t generation = ep_process_generation();
-    struct ep_process_id self;
-
-    if (registry && registry->generation == generation)
-        return registry;
-    fresh = calloc(1, sizeof(*fresh));
-    if (!fresh)
-        return NULL;
-    ep_process_get_self(&self);
-    fresh->generation = generation;
-    fresh->process = self.key;
-    fresh->next_serial = 1;
-    pthread_mutex_init(&fresh->lock, NULL);
-    if (atomic_compare_exchange_strong(&current, &registry, fresh))
-        return fresh;
-    pthread_mutex_destroy(&fresh->lock);
-    free(fresh);
-    return registry;
-}
-
-static ep_status register_local(void *base, size_t mapped, int fd, bool adopted, uint64_t *ret_serial)
-{
-    struct local_segment *segment = malloc(sizeof(*segment));
-    struct registry *registry = get_registry();
-
-    if (!segment || !registry) {
-        free(segment);
-        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
-    }
-    pthread_mutex_lock(&registry->lock);
-    *segment = (struct local_segment){.next = registry->first,
-                                      .serial = registry->next_serial++,
-                                      .base = base,
-                                      .mapped = mapped,
-                                      .fd = fd,
-                                      .refs = 1,
-                                      .adopted = adopted};
-    registry->first = segment;
-    *ret_serial = segment->serial;
-    pthread_mutex_unlock(&registry->lock);
-    return EP_OK;
-}
-
-static struct local_segment *find_local(struct registry *registry, uint64_t serial)
-{
-    struct local_segment *segment = registry->first;
-
-    while (segment && (segment->serial != serial || !segment->refs))
-        segment = segment->next;
-    return segment;
-}
-
-/* The segment that this process has made and that begins at `base`. Under the lock. */
-static struct local_segment *find_base(struct registry *registry, const void *base)
-{
-    struct local_segment *segment = registry->first;
-
-    while (segment && (segment->base != base || segment->adopted))
-        segment = segment->next;
-    return segment;
-}
-
-/* Under the lock. */
-static void unlink_local(struct registry *registry, struct local_segment *segment)
-{
-    struct local_segment **at = &registry->first;
-
-    while (*at != segment)
-        at = &(*at)->next;
-    *at = segment->next;
-}
-
 static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const char *what)
 {
     return ep_fail(EP_E_MISMATCH, "shared memory: the segment of process %d has %llu bytes%s, but its owner says %llu",
                    name->pid, (unsigned long long)bytes, what, (unsigned long long)name->bytes);
-}
-
-/* A segment of this process. */
-static ep_status borrow_local(struct registry *registry, const struct ep_shm_name *name, struct ep_shm *ret_shm)
-{
-    struct local_segment *segment;
-    size_t mapped = 0;
-
-    pthread_mutex_lock(&registry->lock);
-    segment = find_local(registry, name->serial);
-    if (segment)
-        mapped = segment->mapped;
-    if (mapped && name->bytes <= mapped) {
-        segment->refs++;
-        *ret_shm = (struct ep_shm){.base = segment->base, .bytes = name->bytes, .serial = segment->serial, .fd = -1};
-    }
-    pthread_mutex_unlock(&registry->lock);
-    if (!mapped)
-        return ep_fail(EP_E_STATE, "shared memory: another thread of this process has released the segment");
-    return name->bytes <= mapped ? EP_OK : fail_size(name, mapped, "");
-}
-
-int ep_shm_dup_local(uint64_t serial)
-{
-    struct registry *registry = get_registry();
-    struct local_segment *segment;
-    int fd = -1;
-
-    if (!registry)
-        return -1;
-    pthread_mutex_lock(&registry->lock);
-    segment = find_local(registry, serial);
-    if (segment && segment->fd >= 0)
-        fd = fcntl(segment->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    pthread_mutex_unlock(&registry->lock);
-    return fd;
-}
-
-static void release_local(uint64_t serial, int fd)
-{
-    struct registry *registry = get_registry();
-    struct local_segment *gone = NULL, *segment;
-
-    if (!registry)
-        return;
-    pthread_mutex_lock(&registry->lock);
-    segment = find_local(registry, serial);
-    if (segment && fd >= 0)
-        segment->fd = -1;
-    if (segment && --segment->refs == 0) {
-        if (segment->held) {
-            /* In one step, so that nothing else gets the addresses in between. If it fails, the pages stay as well. */
-            (void)mmap(segment->base, segment->mapped, PROT_NONE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-        } else {
-            unlink_local(registry, segment);
-            gone = segment;
-        }
-    }
-    pthread_mutex_unlock(&registry->lock);
-    if (gone && !gone->adopted)
-        munmap(gone->base, gone->mapped);
-    free(gone);
-}
-
-void ep_shm_hold(const void *base)
-{
-    struct registry *registry = get_registry();
-    struct local_segment *segment;
-
-    if (!registry)
-        return;
-    pthread_mutex_lock(&registry->lock);
-    segment = find_base(registry, base);
-    if (segment)
-        segment->held = true;
-    pthread_mutex_unlock(&registry->lock);
-}
-
-void ep_shm_let_go(const void *base)
-{
-    struct registry *registry = get_registry();
-    struct local_segment *gone = NULL, *segment;
-
-    if (!registry)
-        return;
-    pthread_mutex_lock(&registry->lock);
-    segment = find_base(registry, base);
-    if (segment && segment->held) {
-        segment->held = false;
-        if (!segment->refs) {
-            unlink_local(registry, segment);
-            gone = segment;
-        }
-    }
-    pthread_mutex_unlock(&registry->lock);
-    if (gone)
-        munmap(gone->base, gone->mapped);
-    free(gone);
 }
 
 /* --- making segments --------------------------------------------------------------------------------------------- */
@@ -273,7 +66,7 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
         status = map_fd(shm.fd, mapped, &shm.base);
     if (status != EP_OK)
         goto close_fd;
-    status = register_local(shm.base, mapped, shm.fd, false, &shm.serial);
+    status = ep_segments_add(shm.base, mapped, shm.fd, false, &shm.serial);
     if (status != EP_OK)
         goto unmap;
     *ret_shm = shm;
@@ -346,21 +139,32 @@ static ep_status find_file(const void *memory, size_t bytes, struct map_line *re
                                "beginning, to be read and written");
 }
 
+static bool is_descriptor_of(int fd, const struct map_line *file)
+{
+    struct stat info;
+
+    return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_ino == file->inode &&
+           major(info.st_dev) == file->major && minor(info.st_dev) == file->minor &&
+           (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
+}
+
 /* A copy of this process's descriptor of a file; -1: it has none. */
 static int find_descriptor(const struct map_line *file)
 {
     DIR *folder = opendir("/proc/self/fd");
     const struct dirent *entry;
-    struct stat info;
     int found = -1;
 
     while (folder && found < 0 && (entry = readdir(folder))) {
         int fd = atoi(entry->d_name);
 
-        if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_ino == file->inode &&
-            major(info.st_dev) == file->major && minor(info.st_dev) == file->minor &&
-            (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+        if (is_descriptor_of(fd, file))
             found = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        /* Another thread may have closed it meanwhile, and opened something else in its place. */
+        if (found >= 0 && !is_descriptor_of(found, file)) {
+            close(found);
+            found = -1;
+        }
     }
     if (folder)
         closedir(folder);
@@ -440,7 +244,7 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
     if (status == EP_OK)
         status = seal(shm.fd, mapped);
     if (status == EP_OK)
-        status = register_local(memory, mapped, shm.fd, true, &shm.serial);
+        status = ep_segments_add(memory, mapped, shm.fd, true, &shm.serial);
     if (status != EP_OK) {
         close(shm.fd);
         return status;
@@ -456,15 +260,15 @@ ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes)
 
 ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name)
 {
-    struct registry *registry = get_registry();
+    uint64_t process = ep_segments_process();
     struct stat info;
 
-    if (!registry)
+    if (!process)
         return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
     if (fstat(shm->fd, &info) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: fstat of descriptor %d", shm->fd);
     memset(ret_name, 0, sizeof(*ret_name));
-    ret_name->process = registry->process;
+    ret_name->process = process;
     ret_name->pid = (int32_t)getpid();
     ret_name->fd = shm->fd;
     ret_name->inode = (uint64_t)info.st_ino;
@@ -612,15 +416,24 @@ static ep_status get_fd(const struct ep_shm_name *name, const struct ep_shm_owne
     return EP_OK;
 }
 
+/* A segment of this process. */
+static ep_status borrow(const struct ep_shm_name *name, struct ep_shm *ret_shm)
+{
+    size_t mapped = ep_segments_borrow(name->serial, name->bytes, ret_shm);
+
+    if (!mapped)
+        return ep_fail(EP_E_STATE, "shared memory: another thread of this process has released the segment");
+    return name->bytes <= mapped ? EP_OK : fail_size(name, mapped, "");
+}
+
 ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner, struct ep_shm *ret_shm)
 {
     struct ep_shm shm = {.bytes = name->bytes, .fd = -1};
-    struct registry *registry = get_registry();
     ep_status status;
     int fd = -1;
 
-    if (registry && registry->process == name->process)
-        return borrow_local(registry, name, ret_shm);
+    if (ep_segments_process() == name->process)
+        return borrow(name, ret_shm);
     EP_TRY(get_fd(name, owner, &fd));
     status = check_segment(fd, name);
     if (status == EP_OK)
@@ -636,7 +449,7 @@ void ep_shm_done(struct ep_shm *shm)
     if (!shm->base)
         return;
     if (shm->serial)
-        release_local(shm->serial, shm->fd);
+        ep_segments_release(shm->serial, shm->fd);
     else
         munmap(shm->base, mapped_bytes(shm->bytes));
     if (shm->fd >= 0)

@@ -66,13 +66,6 @@ EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset,
  */
 EP_PRIVATE_API ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm);
 
-/*
- * Keeps the addresses of an own segment when it is released: nothing else comes to lie there until ep_shm_let_go().
- * `base` is where it begins. A forked child keeps the addresses of what its parent held.
- */
-void ep_shm_hold(const void *base);
-void ep_shm_let_go(const void *base);
-
 EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name);
 
 /*
@@ -104,9 +97,7 @@ EP_PRIVATE_API void ep_shm_serve_end(void);
  */
 EP_PRIVATE_API ep_status ep_shm_request_pidfd(const struct ep_shm_owner *owner, int *ret_fd);
 
-/* shm_serve.c for shm.c: the descriptor of a segment over the socket, 0: a pidfd. Statuses as ep_shm_attach(). */
+/* The descriptor of a segment over the socket, 0: a pidfd. Statuses as ep_shm_attach(). */
 ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int *ret_fd);
-/* shm.c for shm_serve.c: a copy of the descriptor of an own segment; -1: there is none. */
-int ep_shm_dup_local(uint64_t serial);
 
 #endif

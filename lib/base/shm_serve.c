@@ -6,7 +6,7 @@
  */
 #include "base/clock.h"
 #include "base/fd.h"
-#include "base/shm.h"
+#include "base/segments.h"
 #include "base/thread.h"
 
 #include <poll.h>
@@ -114,7 +114,7 @@ static void serve_one(int socket, const struct ep_shm_address *own, const struct
     if (memcmp(request->secret, own->secret, sizeof(own->secret)) != 0)
         return;
     errno = ENOENT;
-    fd = request->serial ? ep_shm_dup_local(request->serial) : (int)syscall(SYS_pidfd_open, getpid(), 0);
+    fd = request->serial ? ep_segments_dup(request->serial) : (int)syscall(SYS_pidfd_open, getpid(), 0);
     answer.error = fd >= 0 ? 0 : errno;
     if (!send_answer(socket, from, from_bytes, &answer, fd) && fd >= 0) {
         /* Too many descriptors on their way (ETOOMANYREFS): the reason goes without one. */

@@ -93,19 +93,20 @@ ep_status ep_check_apart(const char *call, const struct ep_buffer *buffers, int 
 ep_status ep_check_out_strides(const char *call, int64_t token, int64_t block, int64_t rows, int64_t words,
                                int64_t room)
 {
-    /* One stride counts the elements of a run, the other one steps over whole runs. */
+    /* One stride counts the elements of a run, the other one steps over whole runs: of a single row neither. */
     bool apart = token > 0 && block > 0 &&
-                 (token < block ? rows == 0 || (rows - 1) <= (block - 1) / token
-                                : words == 0 || (words - 1) <= (token - 1) / block);
+                 (rows == 1 || words == 1 ||
+                  (token < block ? rows - 1 <= (block - 1) / token : words - 1 <= (token - 1) / block));
     int64_t over_rows, over_words, last;
 
+    /* A rank that receives nothing has strides that follow from its 0 rows. */
+    if (!rows || !words)
+        return EP_OK;
     if (!apart)
         return ep_fail(EP_E_ARG,
                        "%s: strides %lld (token) and %lld (block) of recv_scales put two of %lld x %lld "
                        "elements into one place",
                        call, (long long)token, (long long)block, (long long)rows, (long long)words);
-    if (!rows || !words)
-        return EP_OK;
     if (!ep_mul(token, rows - 1, &over_rows) || !ep_mul(block, words - 1, &over_words) ||
         __builtin_add_overflow(over_rows, over_words, &last) || last > INT64_MAX / 8)
         return ep_fail(EP_E_OVERFLOW, "%s: strides %lld and %lld of recv_scales over %lld rows", call, (long long)token,

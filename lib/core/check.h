@@ -39,6 +39,21 @@
             return ep_fail(EP_E_STATE, "%s: called in a function of ep_stream_call()", __func__);                      \
     } while (0)
 
+/* Leaves a public call on a communicator, which remembers why, unless `status` is EP_OK. */
+#define EP_TRY_ON(comm, status)                                                                                        \
+    do {                                                                                                               \
+        ep_status try_status_ = (status);                                                                              \
+        if (try_status_ != EP_OK)                                                                                      \
+            return ep_comm_record((comm), try_status_);                                                                \
+    } while (0)
+
+/* As EP_CHECK_COMM(), and with the status of a communicator that has failed: what collective calls begin with. */
+#define EP_CHECK_USABLE(handle, comm)                                                                                  \
+    do {                                                                                                               \
+        EP_CHECK_COMM(handle, comm);                                                                                   \
+        EP_TRY_ON(comm, ep_comm_usable((comm), __func__));                                                             \
+    } while (0)
+
 /* The same for other pointers: gives a status, so that it can be recorded in the communicator. */
 #define EP_CHECK_PTR(call, pointer) ((pointer) ? EP_OK : ep_fail(EP_E_ARG, "%s: %s is NULL", (call), #pointer))
 

@@ -69,21 +69,15 @@ static ep_status open_ll(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_
 ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
 {
     ep_ll_config mine;
-    ep_status status;
 
-    EP_CHECK_COMM(comm, comm);
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_PTR(__func__, ret_ll);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD("ep_ll_new", &mine, config, ep_ll_config);
-    if (status == EP_OK)
-        status = check_config(__func__, comm, &mine);
-    if (status == EP_OK && !comm->ops->ll_open)
-        status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
-    if (status == EP_OK)
-        status = open_ll(comm, &mine, ret_ll);
-    return ep_comm_record(comm, status);
+    EP_CHECK_USABLE(comm, comm);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_ll));
+    EP_TRY_ON(comm, EP_CHECK_LOAD("ep_ll_new", &mine, config, ep_ll_config));
+    EP_TRY_ON(comm, check_config(__func__, comm, &mine));
+    if (!comm->ops->ll_open)
+        return ep_comm_record(
+            comm, ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name));
+    return ep_comm_record(comm, open_ll(comm, &mine, ret_ll));
 }
 
 void ep_ll_free(ep_ll *ll)
@@ -214,20 +208,14 @@ ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, ep_stream s
 {
     ep_ll_dispatch_args mine;
     uint64_t number;
-    ep_status status;
 
-    EP_CHECK_COMM(ll, ll->comm);
+    EP_CHECK_USABLE(ll, ll->comm);
     number = ll->dispatches + 1;
-    status = ep_comm_usable(ll->comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD("ep_ll_dispatch", &mine, args, ep_ll_dispatch_args);
-    if (status == EP_OK)
-        status = check_dispatch(ll, &mine);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_dispatch, ll, &mine, number, stream);
-    if (status == EP_OK)
-        note_dispatch(ll, &mine, number);
-    return ep_comm_record(ll->comm, status);
+    EP_TRY_ON(ll->comm, EP_CHECK_LOAD("ep_ll_dispatch", &mine, args, ep_ll_dispatch_args));
+    EP_TRY_ON(ll->comm, check_dispatch(ll, &mine));
+    EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_dispatch, ll, &mine, number, stream));
+    note_dispatch(ll, &mine, number);
+    return EP_OK;
 }
 
 ep_status ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args)
@@ -245,7 +233,9 @@ static ep_status find_call(const ep_ll *ll, uint64_t number, const struct ep_ll_
     if (!number)
         number = ll->dispatches;
     found = &ll->call[number & 1];
-    if (!ll->dispatches || number > ll->dispatches)
+    if (!number)
+        return ep_fail(EP_E_STATE, "%s: there was no dispatch that it could answer", call);
+    if (number > ll->dispatches)
         return ep_fail(EP_E_STATE, "%s: call is %llu, but there were %llu dispatches", call, (unsigned long long)number,
                        (unsigned long long)ll->dispatches);
     if (found->number != number)
@@ -290,26 +280,19 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
 ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
 {
     ep_ll_combine_args mine;
-    ep_status status;
+    struct ep_ll_call *call;
 
-    EP_CHECK_COMM(ll, ll->comm);
-    status = ep_comm_usable(ll->comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD("ep_ll_combine", &mine, args, ep_ll_combine_args);
-    if (status == EP_OK)
-        status = check_combine(ll, &mine);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_combine, ll, &mine, stream);
-    if (status == EP_OK) {
-        struct ep_ll_call *call = &ll->call[mine.call & 1];
-
-        call->combine = ++ll->combines;
-        if (mine.flags & EP_LL_RECV_HOOK) {
-            call->open = EP_LL_OPEN_COMBINE;
-            ll->last_open = mine.call;
-        }
+    EP_CHECK_USABLE(ll, ll->comm);
+    EP_TRY_ON(ll->comm, EP_CHECK_LOAD("ep_ll_combine", &mine, args, ep_ll_combine_args));
+    EP_TRY_ON(ll->comm, check_combine(ll, &mine));
+    EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine, ll, &mine, stream));
+    call = &ll->call[mine.call & 1];
+    call->combine = ++ll->combines;
+    if (mine.flags & EP_LL_RECV_HOOK) {
+        call->open = EP_LL_OPEN_COMBINE;
+        ll->last_open = mine.call;
     }
-    return ep_comm_record(ll->comm, status);
+    return EP_OK;
 }
 
 ep_status ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args)
@@ -335,17 +318,11 @@ static ep_status find_open(const ep_ll *ll, uint64_t number, uint64_t *ret_numbe
 
 ep_status ep_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(ll, ll->comm);
-    status = ep_comm_usable(ll->comm, __func__);
-    if (status == EP_OK)
-        status = find_open(ll, call, &call);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_finish, ll, call, stream);
-    if (status == EP_OK)
-        ll->call[call & 1].open = EP_LL_CLOSED;
-    return ep_comm_record(ll->comm, status);
+    EP_CHECK_USABLE(ll, ll->comm);
+    EP_TRY_ON(ll->comm, find_open(ll, call, &call));
+    EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_finish, ll, call, stream));
+    ll->call[call & 1].open = EP_LL_CLOSED;
+    return EP_OK;
 }
 
 ep_status ep_ll_finish_sync(ep_ll *ll, uint64_t call)
@@ -356,24 +333,16 @@ ep_status ep_ll_finish_sync(ep_ll *ll, uint64_t call)
 
 ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
-    ep_status status;
-
     EP_CHECK_COMM(ll, ll->comm);
-    status = EP_CHECK_PTR(__func__, ret_buffer);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer);
-    return ep_comm_record(ll->comm, status);
+    EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, ret_buffer));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer));
 }
 
 ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
-    ep_status status;
-
     EP_CHECK_COMM(ll, ll->comm);
-    status = EP_CHECK_PTR(__func__, ret_masked);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_get_mask, ll, ret_masked);
-    return ep_comm_record(ll->comm, status);
+    EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, ret_masked));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_get_mask, ll, ret_masked));
 }
 
 static ep_status check_masking(const ep_ll *ll, const char *call)
@@ -385,56 +354,31 @@ static ep_status check_masking(const ep_ll *ll, const char *call)
 
 ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(ll, ll->comm);
-    status = ep_comm_usable(ll->comm, __func__);
-    if (status == EP_OK)
-        status = check_masking(ll, __func__);
-    if (status == EP_OK)
-        status = ep_check_range(__func__, "rank", rank, 0, ll->comm->nranks - 1);
-    if (status == EP_OK && rank == ll->comm->rank)
-        status = ep_fail(EP_E_ARG, "%s: rank %d is this one", __func__, rank);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, rank, on != 0, stream);
-    return ep_comm_record(ll->comm, status);
+    EP_CHECK_USABLE(ll, ll->comm);
+    EP_TRY_ON(ll->comm, check_masking(ll, __func__));
+    EP_TRY_ON(ll->comm, ep_check_range(__func__, "rank", rank, 0, ll->comm->nranks - 1));
+    if (rank == ll->comm->rank)
+        return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: rank %d is this one", __func__, rank));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, rank, on != 0, stream));
 }
 
 ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(ll, ll->comm);
-    status = ep_comm_usable(ll->comm, __func__);
-    if (status == EP_OK)
-        status = check_masking(ll, __func__);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, -1, false, stream);
-    return ep_comm_record(ll->comm, status);
+    EP_CHECK_USABLE(ll, ll->comm);
+    EP_TRY_ON(ll->comm, check_masking(ll, __func__));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, -1, false, stream));
 }
 
 ep_status ep_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(ll, ll->comm);
-    status = ep_comm_usable(ll->comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_PTR(__func__, out);
-    if (status == EP_OK)
-        status = ep_check_buffer(__func__, "out", out, false, sizeof(int32_t));
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_query_mask, ll, out, stream);
-    return ep_comm_record(ll->comm, status);
+    EP_CHECK_USABLE(ll, ll->comm);
+    EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, out));
+    EP_TRY_ON(ll->comm, ep_check_buffer(__func__, "out", out, false, sizeof(int32_t)));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_query_mask, ll, out, stream));
 }
 
 ep_status ep_ll_barrier(ep_ll *ll, ep_stream stream)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(ll, ll->comm);
-    status = ep_comm_usable(ll->comm, __func__);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_barrier, ll, stream);
-    return ep_comm_record(ll->comm, status);
+    EP_CHECK_USABLE(ll, ll->comm);
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_barrier, ll, stream));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/shm.h"
+#include "base/segments.h"
 #include "core/check.h"
 
 #include <pthread.h>
@@ -13,30 +13,19 @@ static ep_status check_bytes(const char *call, size_t bytes)
 
 ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(comm, comm);
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_PTR(__func__, ret_memory);
-    if (status == EP_OK)
-        status = check_bytes(__func__, bytes);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, alloc, comm, bytes, ret_memory);
-    return ep_comm_record(comm, status);
+    EP_CHECK_USABLE(comm, comm);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_memory));
+    EP_TRY_ON(comm, check_bytes(__func__, bytes));
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, alloc, comm, bytes, ret_memory));
 }
 
 ep_status ep_free(ep_comm *comm, void *memory)
 {
-    ep_status status;
-
     EP_CHECK_COMM(comm, comm);
     if (!memory)
         return EP_OK;
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, free, comm, memory);
-    return ep_comm_record(comm, status);
+    EP_TRY_ON(comm, ep_comm_usable(comm, __func__));
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, free, comm, memory));
 }
 
 /*
@@ -199,7 +188,7 @@ void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream)
         return NULL;
     }
     if (ep_alloc_local(comm, (size_t)bytes, &memory) == EP_OK)
-        ep_shm_hold(memory);
+        ep_segments_hold(memory);
     pthread_mutex_lock(&pools->lock);
     if (memory) {
         *block = (struct pool_block){.next = pools->first, .memory = memory, .owner = comm};
@@ -240,6 +229,6 @@ void ep_pool_free(void *memory, ptrdiff_t bytes, int device, ep_stream stream)
         end_call(pools, block->owner);
         pthread_mutex_unlock(&pools->lock);
     }
-    ep_shm_let_go(memory);
+    ep_segments_let_go(memory);
     free(block);
 }

@@ -217,17 +217,11 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
 ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
     ep_dispatch_args mine;
-    ep_status status;
 
-    EP_CHECK_COMM(plan, plan->comm);
-    status = ep_comm_usable(plan->comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args);
-    if (status == EP_OK)
-        status = check_dispatch(plan, &mine);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, stream);
-    return ep_comm_record(plan->comm, status);
+    EP_CHECK_USABLE(plan, plan->comm);
+    EP_TRY_ON(plan->comm, EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args));
+    EP_TRY_ON(plan->comm, check_dispatch(plan, &mine));
+    return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, stream));
 }
 
 ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args)
@@ -303,17 +297,11 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args)
 ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
     ep_combine_args mine;
-    ep_status status;
 
-    EP_CHECK_COMM(plan, plan->comm);
-    status = ep_comm_usable(plan->comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD(COMBINE, &mine, args, ep_combine_args);
-    if (status == EP_OK)
-        status = check_combine(plan, &mine);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(plan->comm, combine, plan, &mine, stream);
-    return ep_comm_record(plan->comm, status);
+    EP_CHECK_USABLE(plan, plan->comm);
+    EP_TRY_ON(plan->comm, EP_CHECK_LOAD(COMBINE, &mine, args, ep_combine_args));
+    EP_TRY_ON(plan->comm, check_combine(plan, &mine));
+    return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, combine, plan, &mine, stream));
 }
 
 ep_status ep_combine_sync(ep_plan *plan, const ep_combine_args *args)

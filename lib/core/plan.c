@@ -134,21 +134,15 @@ static ep_status open_plan(ep_comm *comm, const ep_plan_args *args, ep_plan **re
 ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan)
 {
     ep_plan_args mine;
-    ep_status status;
 
-    EP_CHECK_COMM(comm, comm);
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_PTR(__func__, ret_plan);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD("ep_plan_new", &mine, args, ep_plan_args);
-    if (status == EP_OK)
-        status = check_plan_args(__func__, comm, &mine);
-    if (status == EP_OK && !comm->ops->plan_open)
-        status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
-    if (status == EP_OK)
-        status = open_plan(comm, &mine, ret_plan);
-    return ep_comm_record(comm, status);
+    EP_CHECK_USABLE(comm, comm);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_plan));
+    EP_TRY_ON(comm, EP_CHECK_LOAD("ep_plan_new", &mine, args, ep_plan_args));
+    EP_TRY_ON(comm, check_plan_args(__func__, comm, &mine));
+    if (!comm->ops->plan_open)
+        return ep_comm_record(
+            comm, ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name));
+    return ep_comm_record(comm, open_plan(comm, &mine, ret_plan));
 }
 
 void ep_plan_free(ep_plan *plan)
@@ -199,21 +193,14 @@ static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *ar
 ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
 {
     ep_plan_update_args mine;
-    ep_status status;
 
-    EP_CHECK_COMM(plan, plan->comm);
-    status = ep_comm_usable(plan->comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD("ep_plan_update", &mine, args, ep_plan_update_args);
-    if (status == EP_OK)
-        status = check_update(plan, &mine);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(plan->comm, plan_update, plan, &mine, stream);
-    if (status == EP_OK) {
-        plan->args.n_tokens = mine.n_tokens;
-        plan->updated = true;
-    }
-    return ep_comm_record(plan->comm, status);
+    EP_CHECK_USABLE(plan, plan->comm);
+    EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_update", &mine, args, ep_plan_update_args));
+    EP_TRY_ON(plan->comm, check_update(plan, &mine));
+    EP_TRY_ON(plan->comm, EP_BACKEND_CALL(plan->comm, plan_update, plan, &mine, stream));
+    plan->args.n_tokens = mine.n_tokens;
+    plan->updated = true;
+    return EP_OK;
 }
 
 /* Tokens of each rank have numbers of their own. */
@@ -266,17 +253,11 @@ static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst)
 ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
 {
     ep_plan_metadata mine;
-    ep_status status;
 
-    EP_CHECK_COMM(plan, plan->comm);
-    status = ep_comm_usable(plan->comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD("ep_plan_get_metadata", &mine, dst, ep_plan_metadata);
-    if (status == EP_OK)
-        status = check_metadata(plan, &mine);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(plan->comm, plan_metadata, plan, &mine, stream);
-    return ep_comm_record(plan->comm, status);
+    EP_CHECK_USABLE(plan, plan->comm);
+    EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_get_metadata", &mine, dst, ep_plan_metadata));
+    EP_TRY_ON(plan->comm, check_metadata(plan, &mine));
+    return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, plan_metadata, plan, &mine, stream));
 }
 
 static ep_status check_sources(const ep_plan *plan, const int32_t *ret_rank, const int32_t *ret_token)
@@ -292,19 +273,14 @@ static ep_status check_sources(const ep_plan *plan, const int32_t *ret_rank, con
 
 ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(plan, plan->comm);
-    status = ep_comm_usable(plan->comm, __func__);
-    if (status == EP_OK && ep_plan_info_now(plan)->n_recv < 0)
-        status = ep_fail(EP_E_STATE, "%s: the counts of this plan are not known %s", __func__,
-                         plan->updated ? "here since it was updated: ep_plan_get_metadata() writes them"
-                                       : "before its first dispatch");
-    if (status == EP_OK)
-        status = check_sources(plan, ret_rank, ret_token);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(plan->comm, plan_sources, plan, ret_rank, ret_token);
-    return ep_comm_record(plan->comm, status);
+    EP_CHECK_USABLE(plan, plan->comm);
+    if (ep_plan_info_now(plan)->n_recv < 0)
+        return ep_comm_record(plan->comm,
+                              ep_fail(EP_E_STATE, "%s: the counts of this plan are not known %s", __func__,
+                                      plan->updated ? "here since it was updated: ep_plan_get_metadata() writes them"
+                                                    : "before its first dispatch"));
+    EP_TRY_ON(plan->comm, check_sources(plan, ret_rank, ret_token));
+    return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, plan_sources, plan, ret_rank, ret_token));
 }
 
 static ep_status check_layout(const ep_comm *comm, const ep_plan_args *args, const ep_layout *layout)
@@ -329,19 +305,14 @@ ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *lay
 {
     ep_plan_args mine;
     ep_layout outputs;
-    ep_status status;
 
     EP_CHECK_COMM(comm, comm);
-    status = EP_CHECK_LOAD("ep_plan_layout", &mine, args, ep_plan_args);
-    if (status == EP_OK)
-        status = EP_CHECK_LOAD("ep_plan_layout", &outputs, layout, ep_layout);
-    if (status == EP_OK && mine.tokens_per_expert)
-        status = ep_fail(EP_E_ARG, "%s: tokens_per_expert: the layout is that of choices", __func__);
-    if (status == EP_OK)
-        status = check_plan_args(__func__, comm, &mine);
-    if (status == EP_OK)
-        status = check_layout(comm, &mine, &outputs);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, plan_layout, comm, &mine, &outputs);
-    return ep_comm_record(comm, status);
+    EP_TRY_ON(comm, EP_CHECK_LOAD("ep_plan_layout", &mine, args, ep_plan_args));
+    EP_TRY_ON(comm, EP_CHECK_LOAD("ep_plan_layout", &outputs, layout, ep_layout));
+    if (mine.tokens_per_expert)
+        return ep_comm_record(comm,
+                              ep_fail(EP_E_ARG, "%s: tokens_per_expert: the layout is that of choices", __func__));
+    EP_TRY_ON(comm, check_plan_args(__func__, comm, &mine));
+    EP_TRY_ON(comm, check_layout(comm, &mine, &outputs));
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, plan_layout, comm, &mine, &outputs));
 }

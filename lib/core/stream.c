@@ -32,24 +32,16 @@ static ep_status settle(const ep_event *event, ep_status status)
 
 ep_status ep_event_new(ep_comm *comm, ep_event **ret_event)
 {
-    ep_status status;
-
     EP_CHECK_COMM(comm, comm);
-    status = EP_CHECK_PTR(__func__, ret_event);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, event_new, comm, ret_event);
-    return count_event(comm, status);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_event));
+    return count_event(comm, EP_BACKEND_CALL(comm, event_new, comm, ret_event));
 }
 
 ep_status ep_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
 {
-    ep_status status;
-
     EP_CHECK_COMM(comm, comm);
-    status = EP_CHECK_PTR(__func__, ret_event);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, event_record, comm, stream, ret_event);
-    return count_event(comm, status);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_event));
+    return count_event(comm, EP_BACKEND_CALL(comm, event_record, comm, stream, ret_event));
 }
 
 ep_status ep_event_signal(ep_event *event)
@@ -85,13 +77,9 @@ void ep_event_free(ep_event *event)
 
 ep_status ep_queue_new(ep_comm *comm, ep_queue **ret_queue)
 {
-    ep_status status;
-
     EP_CHECK_COMM(comm, comm);
-    status = EP_CHECK_PTR(__func__, ret_queue);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, queue_new, comm, ret_queue);
-    return count_event(comm, status);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_queue));
+    return count_event(comm, EP_BACKEND_CALL(comm, queue_new, comm, ret_queue));
 }
 
 void ep_queue_free(ep_queue *queue)
@@ -113,39 +101,22 @@ ep_status ep_stream_sync(ep_comm *comm, ep_stream stream)
 
 ep_status ep_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(comm, comm);
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_PTR(__func__, event);
-    if (status == EP_OK && event->comm != comm)
-        status = ep_fail(EP_E_ARG, "%s: event is of another communicator", __func__);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, stream_wait, comm, stream, event);
-    return ep_comm_record(comm, status);
+    EP_CHECK_USABLE(comm, comm);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, event));
+    if (event->comm != comm)
+        return ep_comm_record(comm, ep_fail(EP_E_ARG, "%s: event is of another communicator", __func__));
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, stream_wait, comm, stream, event));
 }
 
 ep_status ep_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(comm, comm);
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = EP_CHECK_PTR(__func__, function);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, stream_call, comm, stream, function, context);
-    return ep_comm_record(comm, status);
+    EP_CHECK_USABLE(comm, comm);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, function));
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, stream_call, comm, stream, function, context));
 }
 
 ep_status ep_barrier_on(ep_comm *comm, ep_stream stream)
 {
-    ep_status status;
-
-    EP_CHECK_COMM(comm, comm);
-    status = ep_comm_usable(comm, __func__);
-    if (status == EP_OK)
-        status = EP_BACKEND_CALL(comm, barrier_on, comm, stream);
-    return ep_comm_record(comm, status);
+    EP_CHECK_USABLE(comm, comm);
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, barrier_on, comm, stream));
 }

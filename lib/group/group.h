@@ -44,7 +44,7 @@
 
 /* What a rank is waiting for or doing; the names are what error texts show. */
 #define HOST_PHASES(X)                                                                                                 \
-    X(HOST_IDLE, "outside of any call")                                                                                \
+    X(HOST_IDLE, "no call")                                                                                            \
     X(HOST_OPEN, "creation: rendezvous")                                                                               \
     X(HOST_BARRIER, "barrier")                                                                                         \
     X(HOST_GATHER, "all-gather")                                                                                       \
@@ -239,7 +239,8 @@ struct host_comm {
     int link_event;       /* wakes its thread; -1: there is none */
     int shrink_deadlines; /* that this rank has waited out in its calls of ep_comm_shrink; of all-gathers none */
 
-    pthread_mutex_t memory_lock; /* allocations: the caller's thread and the worker */
+    _Atomic int64_t object_bytes; /* of low-latency objects, beyond their allocations */
+    pthread_mutex_t memory_lock;  /* allocations: the caller's thread and the worker */
     struct host_allocation allocations[HOST_SLOTS];
     uint32_t next_generation;
     void *stage[HOST_AT_COUNT]; /* staging for outputs and inputs outside symmetric memory */

@@ -142,6 +142,7 @@ static ep_status free_kind(ep_comm *comm, void *memory, enum host_memory kind, c
 
 ep_status host_free(ep_comm *comm, void *memory)
 {
+    EP_TRY(host_drain(host_of(comm)));
     return free_kind(comm, memory, HOST_MEMORY_SYMMETRIC, "ep_free", "ep_alloc");
 }
 
@@ -347,7 +348,7 @@ void host_memory_close(struct host_comm *host)
 size_t host_comm_bytes(const ep_comm *comm)
 {
     struct host_comm *host = host_of(comm);
-    size_t bytes = sizeof(*host) + (size_t)comm->nranks * sizeof(*host->peers);
+    size_t bytes = sizeof(*host) + (size_t)comm->nranks * sizeof(*host->peers) + (size_t)host->object_bytes;
     struct stat control;
 
     if (fstat(host->shm.fd, &control) == 0)

@@ -158,6 +158,26 @@ static void odd_scale_strides_are_fine(void **state)
     }
 }
 
+/* As an array of few rows has them, column-major and padded: of one row, or of none, strides tell nothing apart. */
+static void few_rows_have_any_strides(void **state)
+{
+    static const struct {
+        int64_t rows, token, block;
+        ep_status status;
+    } cases[] = {{0, 1, 0, EP_OK},    {0, 1, 1, EP_OK},    {0, 9, 1, EP_OK},    {1, 1, 1, EP_OK}, {1, 1, 4, EP_OK},
+                 {1, 1, 0, EP_E_ARG}, {1, 0, 1, EP_E_ARG}, {2, 1, 1, EP_E_ARG}, {2, 1, 2, EP_OK}};
+    ep_dispatch_args args = good_dispatch();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        open_plan(0, 10, cases[i].rows, cases[i].rows);
+        args.out_rows = cases[i].rows;
+        args.recv_scale_stride_token = cases[i].token;
+        args.recv_scale_stride_block = cases[i].block;
+        assert_int_equal(run_dispatch(&args), cases[i].status);
+    }
+}
+
 /* --- combine --- */
 
 static ep_status run_combine(const void *args)
@@ -280,10 +300,15 @@ static void blocking_forms_wait(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(dispatch_refuses_bad_arguments),      CASE(bf16_dispatch_takes_no_scales),
-        CASE(expanded_dispatch_has_no_index),      CASE(nothing_needs_no_buffers),
-        CASE(odd_scale_strides_are_fine),          CASE(combine_refuses_bad_arguments),
-        CASE(events_belong_to_their_communicator), CASE(blocking_forms_wait),
+        CASE(dispatch_refuses_bad_arguments),
+        CASE(bf16_dispatch_takes_no_scales),
+        CASE(expanded_dispatch_has_no_index),
+        CASE(nothing_needs_no_buffers),
+        CASE(odd_scale_strides_are_fine),
+        CASE(few_rows_have_any_strides),
+        CASE(combine_refuses_bad_arguments),
+        CASE(events_belong_to_their_communicator),
+        CASE(blocking_forms_wait),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -409,6 +409,7 @@ static const struct {
     {-1, offsetof(struct ll_block, format), EP_BF16 | 1 << 24, "the format of its rows"},
     {-1, offsetof(struct ll_block, max_tokens), 0, "its max_tokens"},
     {-1, offsetof(struct ll_block, max_tokens), TOKENS + 1, "its max_tokens"},
+    {-1, offsetof(struct ll_block, number), 3, "the number of its dispatch"},
     {0, offsetof(struct ll_slot, token), -1, "the number of a token"},
     {0, offsetof(struct ll_slot, token), TOKENS, "the number of a token"},
     {1, offsetof(struct ll_slot, token), 0, "the number of a token"},
@@ -433,7 +434,7 @@ static void send_bad_slots(struct scene *scene, ep_comm *comm)
         return;
     inner = ll->impl;
     block = ll_local_block(ll, 0, 1, 1);
-    *block = (struct ll_block){.count = TOKENS, .format = EP_BF16, .max_tokens = TOKENS};
+    *block = (struct ll_block){.count = TOKENS, .format = EP_BF16, .max_tokens = TOKENS, .number = 1};
     for (int t = 0; t < TOKENS; t++) {
         struct ll_slot *slot = ll_slot_of(block, inner->slot_bytes, t);
 

@@ -432,6 +432,38 @@ static void bad_routing_of_a_queued_call_fails_all(void **state)
     run((struct story){.play = queue_bad_routing, .n_tokens = 2, .timeout_ms = 600000});
 }
 
+/* A dispatch that is refused has changed nothing: the two before it are still combined. */
+static int refuse_bad_routing(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+    uint64_t first;
+
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    first = m->call;
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    for (int i = 0; i < 2; i++) {
+        int64_t bad[MOST * TOPK] = {1, 1};
+
+        dispatch.topk_idx = bad;
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_E_ROUTING);
+        SURE(m->call == first + 1);
+    }
+    answer(m);
+    for (uint64_t call = first; call < first + 2; call++) {
+        combine = combine_of(m, call);
+        SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
+        SURE(is_answered(m, 0));
+    }
+    return 0;
+}
+
+static void a_dispatch_that_is_refused_changes_nothing(void **state)
+{
+    (void)state;
+    run((struct story){.play = refuse_bad_routing, .n_tokens = 4});
+}
+
 /* --- masks ------------------------------------------------------------------------------------------------------- */
 
 static int mask_by_hand(struct member *m)
@@ -461,6 +493,40 @@ static int mask_by_hand(struct member *m)
     }
     SURE(ep_comm_barrier(m->comm) == EP_OK);
     return 0;
+}
+
+/*
+ * Rank 0 masks rank 1 for one dispatch alone. Its counter goes on, and its rows of an earlier dispatch still lie where
+ * rank 1 looks: rank 1 hears that it was left out, whenever it looks.
+ */
+static int mask_for_one_dispatch(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+
+    for (int i = 0; i < 2; i++)
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    dispatch.flags = EP_LL_RECV_HOOK;
+    if (m->rank == 0) {
+        SURE(ep_ll_set_mask(m->ll, 1, 1, NULL) == EP_OK);
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+        SURE(ep_ll_set_mask(m->ll, 1, 0, NULL) == EP_OK);
+    }
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
+    if (m->rank != 0)
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
+    if (m->rank == 1) {
+        SURE(ep_ll_finish_sync(m->ll, 0) == EP_E_EXCLUDED);
+        SURE(strstr(ep_last_error(), "rank 0"));
+    }
+    return 0;
+}
+
+static void a_rank_that_was_left_out_hears_so(void **state)
+{
+    (void)state;
+    run((struct story){
+        .play = mask_for_one_dispatch, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
 }
 
 static void masks_are_set_and_cleared_in_order(void **state)
@@ -504,7 +570,9 @@ int main(void)
         cmocka_unit_test(waiting_is_counted_for_who_is_waited_for),
         cmocka_unit_test(ranks_have_to_name_the_same_call),
         cmocka_unit_test(bad_routing_of_a_queued_call_fails_all),
+        cmocka_unit_test(a_dispatch_that_is_refused_changes_nothing),
         cmocka_unit_test(masks_are_set_and_cleared_in_order),
+        cmocka_unit_test(a_rank_that_was_left_out_hears_so),
         cmocka_unit_test(a_barrier_masks_who_does_not_come),
     };
 

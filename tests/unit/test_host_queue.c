@@ -361,6 +361,25 @@ static void calls_run_in_the_order_of_the_stream(void **state)
         assert_int_equal(log_of_jobs.order[i], i + 1);
 }
 
+static void write_late(void *context)
+{
+    usleep(20000);
+    memset(context, 1, 4096);
+    log_of_jobs.n++;
+}
+
+/* As cudaFree() does: what is queued may still use the memory. */
+static void memory_is_freed_behind_what_is_queued(void **state)
+{
+    ep_comm *comm = *(ep_comm **)*state;
+    void *memory;
+
+    assert_int_equal(ep_alloc(comm, 4096, &memory), EP_OK);
+    assert_int_equal(ep_stream_call(comm, NULL, write_late, memory), EP_OK);
+    assert_int_equal(ep_free(comm, memory), EP_OK);
+    assert_int_equal(log_of_jobs.n, 1);
+}
+
 static double processor_seconds(void)
 {
     struct timespec now;
@@ -536,6 +555,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(signals_are_for_users_events_and_once, set_up, tear_down),
         cmocka_unit_test_setup_teardown(records_complete_with_what_was_called_before, set_up, tear_down),
         cmocka_unit_test_setup_teardown(calls_run_in_the_order_of_the_stream, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(memory_is_freed_behind_what_is_queued, set_up, tear_down),
         cmocka_unit_test_setup_teardown(nobody_spins, set_up, tear_down),
         cmocka_unit_test_setup_teardown(queues_belong_to_their_communicator, set_up, tear_down),
         cmocka_unit_test_setup_teardown(other_streams_are_not_looked_into, set_up, tear_down),

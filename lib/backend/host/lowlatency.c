@@ -142,6 +142,13 @@ static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int s
     int topk = ll->config.topk, last = -1;
 
     host_read_shared(&head, block, sizeof(head));
+    if (head.number != dispatch->number) {
+        EP_TRY(ll_check_masks(ll, HOST_LL_RECV));
+        if (!(ll->config.flags & EP_LL_MASK_DEAD))
+            return ll_damaged(ll, source, HOST_LL_RECV, "the number of its dispatch", (int64_t)head.number);
+        return ep_fail(EP_E_EXCLUDED, "ep_ll_dispatch: rank %d had masked this rank when it sent dispatch %llu", source,
+                       (unsigned long long)dispatch->number);
+    }
     EP_TRY(check_format(ll, &dispatch->args, source, &head));
     if (head.count < 0 || head.count > max_tokens)
         return ll_damaged(ll, source, HOST_LL_RECV, "its number of tokens", head.count);
@@ -312,10 +319,13 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
     struct host_ll *inner = ll->impl;
     struct ll_dispatch *dispatch = &inner->dispatch[wanted->number & 1];
     const ep_ll_dispatch_args *args = &dispatch->args;
+    int32_t *checked = inner->next_index;
     uint64_t number = wanted->number;
 
-    EP_TRY(ll_load_index(ll, wanted->args.topk_idx, wanted->args.idx_type, wanted->args.n_tokens,
-                         inner->index[number & 1]));
+    /* Routing that is refused here changes nothing: the dispatch before the last one can still be combined. */
+    EP_TRY(ll_load_index(ll, wanted->args.topk_idx, wanted->args.idx_type, wanted->args.n_tokens, checked));
+    inner->next_index = inner->index[number & 1];
+    inner->index[number & 1] = checked;
     /* The slots of two dispatches ago must have been packed. */
     if (number > 2)
         EP_TRY(ll_wait_all(ll, ll_taken_word(number), number - 2, HOST_LL_SEND));
@@ -331,6 +341,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
         block->count = inner->n_slots[rank];
         block->format = format_of(args);
         block->max_tokens = args->max_tokens;
+        block->number = number;
         if (ll_is_remote(ll, rank))
             EP_TRY(ll_send(ll, rank, number, LL_PARCEL_BLOCK,
                            sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype)));

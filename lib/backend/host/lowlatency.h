@@ -56,7 +56,9 @@ struct ll_block {
     int32_t count;
     int32_t format; /* format_of() the sender's arguments */
     int32_t max_tokens;
-    int32_t unused[13];
+    int32_t unused;
+    uint64_t number; /* of the dispatch: a rank that had masked the receiver has written nothing for this one */
+    uint64_t unused_too[5];
 };
 
 struct ll_slot {
@@ -119,6 +121,7 @@ struct host_ll {
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
     int32_t *masked;                                                         /* [R] */
     int32_t *index[2];                                                       /* [M,K] of dispatch n at n % 2 */
+    int32_t *next_index;        /* [M,K] while it is checked: the dispatch before the last one may still be combined */
     struct ll_block **block;    /* [R] into which the dispatch that is being sent writes */
     int32_t *n_slots;           /* [R] written for each rank, or received from each */
     int32_t *heads;             /* [R*M] copies of the heads of the slots received: struct ll_slot and K experts each */

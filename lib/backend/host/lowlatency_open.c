@@ -76,6 +76,7 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->reserved[1]);
     free(inner->index[0]);
     free(inner->index[1]);
+    free(inner->next_index);
     free(inner->combine[0].given);
     free(inner->combine[1].given);
     free(inner->n_slots);
@@ -87,6 +88,20 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->scales);
     free(inner->packed_scales);
     free(inner);
+}
+
+/* What it takes beside its segment. */
+static int64_t object_bytes(const ep_ll *ll)
+{
+    int64_t slots = (int64_t)ll->comm->nranks * ll->config.max_tokens;
+    int64_t choices = (int64_t)ll->config.max_tokens * ll->config.topk;
+    size_t head = sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t);
+
+    /* Of choices the routing of two dispatches, of one that is checked, and of two combines. */
+    return (ll->comm->nnodes > 1 ? ll_net_bytes(ll) : 0) + slots * (int64_t)head +
+           choices * 5 * (int64_t)sizeof(int32_t) +
+           ll->config.n_experts * (int64_t)(2 * sizeof(struct ll_range) + sizeof(int32_t)) +
+           ll->comm->nranks * (int64_t)sizeof(struct ll_shared);
 }
 
 ep_status host_ll_open(ep_ll *ll)
@@ -117,6 +132,7 @@ ep_status host_ll_open(ep_ll *ll)
         inner->reserved[i] = calloc((size_t)ll->n_local, sizeof(*inner->reserved[i]));
         inner->ranges[i] = calloc((size_t)ll->n_local * nranks, sizeof(*inner->ranges[i]));
     }
+    inner->next_index = malloc((entries + 1) * sizeof(*inner->next_index));
     inner->n_slots = calloc(nranks, sizeof(*inner->n_slots));
     inner->heads = malloc(nranks * (size_t)ll->config.max_tokens *
                           (sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t)));
@@ -125,9 +141,9 @@ ep_status host_ll_open(ep_ll *ll)
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
     if (!inner->peer || !inner->shm || !inner->block || !inner->copies || !inner->masked || !inner->index[0] ||
-        !inner->index[1] || !inner->reserved[0] || !inner->reserved[1] || !inner->combine[0].given ||
-        !inner->combine[1].given || !inner->n_slots || !inner->heads || !inner->ranges[0] || !inner->ranges[1] ||
-        !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
+        !inner->index[1] || !inner->next_index || !inner->reserved[0] || !inner->reserved[1] ||
+        !inner->combine[0].given || !inner->combine[1].given || !inner->n_slots || !inner->heads || !inner->ranges[0] ||
+        !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
         status = host_alloc_internal(host, segment_bytes(ll, inner), &inner->segment);
@@ -140,22 +156,22 @@ ep_status host_ll_open(ep_ll *ll)
         ll_net_close(ll);
         free_inner(inner, ll->comm->nranks);
         ll->impl = NULL;
+        return status;
     }
-    return status;
+    host->object_bytes += object_bytes(ll);
+    return EP_OK;
 }
 
 int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
 {
     ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
     struct host_ll inner = {.host = host_of(comm)};
-    int64_t slots = (int64_t)comm->nranks * config->max_tokens, choices = (int64_t)config->max_tokens * config->topk;
 
     lay_out(&ll, &inner);
     ll.impl = &inner;
-    *ret_combine_bytes = 2 * ll.n_local * slots * config->hidden * (int64_t)sizeof(uint16_t);
-    return (int64_t)segment_bytes(&ll, &inner) + (comm->nnodes > 1 ? ll_net_bytes(&ll) : 0) +
-           slots * (int64_t)(sizeof(struct ll_slot) + (size_t)config->topk * sizeof(int32_t)) +
-           2 * choices * (int64_t)(sizeof(*inner.index[0]) + sizeof(*inner.combine[0].given));
+    *ret_combine_bytes =
+        2 * (int64_t)config->n_experts * config->max_tokens * config->hidden * (int64_t)sizeof(uint16_t);
+    return (int64_t)segment_bytes(&ll, &inner) + object_bytes(&ll);
 }
 
 static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
@@ -201,6 +217,7 @@ void host_ll_close(ep_ll *ll)
     if (!ll->impl)
         return;
     wait_for_readers(ll);
+    host_of(ll->comm)->object_bytes -= object_bytes(ll);
     ll_net_close(ll);
     free_inner(ll->impl, ll->comm->nranks);
     ll->impl = NULL;

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/segments.h"
+
+#include "base/process.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/*
+ * Segments mapped by their owner in this process. Ranks that are threads of one process share the owner's mapping, for
+ * two reasons: half the page tables, and ThreadSanitizer sees accesses of all ranks at one address.
+ */
+struct local_segment {
+    struct local_segment *next;
+    uint64_t serial;
+    void *base;
+    size_t mapped;
+    int fd;       /* the owner's; -1: the owner has released it, others still borrow the mapping */
+    int refs;     /* 0: its addresses alone are left, because they are held */
+    bool adopted; /* the mapping is the program's, see ep_shm_adopt() */
+    bool held;    /* see ep_segments_hold() */
+};
+
+/*
+ * Made anew by a forked child: another thread of the parent may have held the lock when it forked, and nobody in the
+ * child would ever release it. The parent's segments are none of the child's business.
+ */
+struct registry {
+    uint64_t generation; /* of the process that made it */
+    uint64_t process;
+    pthread_mutex_t lock;
+    struct local_segment *first;
+    uint64_t next_serial;
+};
+
+static _Atomic(struct registry *) current;
+
+/* NULL: no memory. */
+static struct registry *get_registry(void)
+{
+    struct registry *registry = atomic_load(&current), *fresh;
+    uint64_t generation = ep_process_generation();
+    struct ep_process_id self;
+
+    if (registry && registry->generation == generation)
+        return registry;
+    fresh = calloc(1, sizeof(*fresh));
+    if (!fresh)
+        return NULL;
+    ep_process_get_self(&self);
+    fresh->generation = generation;
+    fresh->process = self.key;
+    fresh->next_serial = 1;
+    pthread_mutex_init(&fresh->lock, NULL);
+    if (atomic_compare_exchange_strong(&current, &registry, fresh))
+        return fresh;
+    pthread_mutex_destroy(&fresh->lock);
+    free(fresh);
+    return registry;
+}
+
+uint64_t ep_segments_process(void)
+{
+    const struct registry *registry = get_registry();
+
+    return registry ? registry->process : 0;
+}
+
+ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint64_t *ret_serial)
+{
+    struct local_segment *segment = malloc(sizeof(*segment));
+    struct registry *registry = get_registry();
+
+    if (!segment || !registry) {
+        free(segment);
+        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
+    }
+    pthread_mutex_lock(&registry->lock);
+    *segment = (struct local_segment){.next = registry->first,
+                                      .serial = registry->next_serial++,
+                                      .base = base,
+                                      .mapped = mapped,
+                                      .fd = fd,
+                                      .refs = 1,
+                                      .adopted = adopted};
+    registry->first = segment;
+    *ret_serial = segment->serial;
+    pthread_mutex_unlock(&registry->lock);
+    return EP_OK;
+}
+
+static struct local_segment *find_local(struct registry *registry, uint64_t serial)
+{
+    struct local_segment *segment = registry->first;
+
+    while (segment && (segment->serial != serial || !segment->refs))
+        segment = segment->next;
+    return segment;
+}
+
+/* The segment that this process has made and that begins at `base`. Under the lock. */
+static struct local_segment *find_base(struct registry *registry, const void *base)
+{
+    struct local_segment *segment = registry->first;
+
+    while (segment && (segment->base != base || segment->adopted))
+        segment = segment->next;
+    return segment;
+}
+
+/* Under the lock. */
+static void unlink_local(struct registry *registry, struct local_segment *segment)
+{
+    struct local_segment **at = &registry->first;
+
+    while (*at != segment)
+        at = &(*at)->next;
+    *at = segment->next;
+}
+
+size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_shm)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *segment;
+    size_t mapped = 0;
+
+    if (!registry)
+        return 0;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_local(registry, serial);
+    if (segment)
+        mapped = segment->mapped;
+    if (mapped && bytes <= mapped) {
+        segment->refs++;
+        *ret_shm = (struct ep_shm){.base = segment->base, .bytes = bytes, .serial = serial, .fd = -1};
+    }
+    pthread_mutex_unlock(&registry->lock);
+    return mapped;
+}
+
+int ep_segments_dup(uint64_t serial)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *segment;
+    int fd = -1;
+
+    if (!registry)
+        return -1;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_local(registry, serial);
+    if (segment && segment->fd >= 0)
+        fd = fcntl(segment->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    pthread_mutex_unlock(&registry->lock);
+    return fd;
+}
+
+void ep_segments_release(uint64_t serial, int fd)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *gone = NULL, *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_local(registry, serial);
+    if (segment && fd >= 0)
+        segment->fd = -1;
+    if (segment && --segment->refs == 0) {
+        if (segment->held) {
+            /* In one step, so that nothing else gets the addresses in between. If it fails, the pages stay as well. */
+            (void)mmap(segment->base, segment->mapped, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        } else {
+            unlink_local(registry, segment);
+            gone = segment;
+        }
+    }
+    pthread_mutex_unlock(&registry->lock);
+    if (gone && !gone->adopted)
+        munmap(gone->base, gone->mapped);
+    free(gone);
+}
+
+void ep_segments_hold(const void *base)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_base(registry, base);
+    if (segment)
+        segment->held = true;
+    pthread_mutex_unlock(&registry->lock);
+}
+
+void ep_segments_let_go(const void *base)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *gone = NULL, *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_base(registry, base);
+    if (segment && segment->held) {
+        segment->held = false;
+        if (!segment->refs) {
+            unlink_local(registry, segment);
+            gone = segment;
+        }
+    }
+    pthread_mutex_unlock(&registry->lock);
+    if (gone)
+        munmap(gone->base, gone->mapped);
+    free(gone);
+}
