@@ -153,6 +153,7 @@ refused() {
 }
 
 @test "what mpirun told the rank that launches is not told to its ranks, what the user has set is" {
+    unset "${!OMPI_@}" "${!PMI@}" # what the tests of mpirun are told
     export OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3 PMI_SIZE=4 OMPI_MCA_ess_base_jobid=7
     export OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash
     launch --hosts a -x PMI_FD=5 -- env
