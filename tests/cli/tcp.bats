@@ -112,6 +112,11 @@ link_local() {
     unshare -n sleep 2400 3>&- &
     other=$!
     trap 'kill "$other"' EXIT
+    # Before that one has left this namespace, its network is ours, and both ends would be here.
+    for _ in $(seq 600); do
+        [ "$(readlink "/proc/$other/ns/net")" = "$(readlink "/proc/$BASHPID/ns/net")" ] || break
+        sleep 0.1
+    done
     for _ in $(seq 600); do
         ip link add d0 type veth peer name d1 netns "$other" && break
         sleep 0.1
