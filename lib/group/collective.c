@@ -46,3 +46,15 @@ ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *re
     host_exchange_release(host, number);
     return EP_OK;
 }
+
+static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)timeout_ms;
+    return host_allgather(context, mine, bytes, ret_all);
+}
+
+ep_boot host_boot(ep_comm *comm)
+{
+    return (ep_boot){
+        .size = sizeof(ep_boot), .rank = comm->rank, .nranks = comm->nranks, .allgather = allgather, .context = comm};
+}

@@ -9,6 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* With a rank in each node the emulated network holds a wire for each pair of ranks. */
+#define EMULATED_RING_BYTES (64u << 10)
+
 /* What ranks send each other in the rendezvous. */
 struct identity {
     struct host_verdict verdict; /* of what the rank has done by itself */
@@ -325,6 +328,24 @@ void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provi
         ret_provider->context =
             (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(host->streams)))->context;
     make_params(host, ret_params);
+}
+
+void host_net_describe_ranks(struct host_comm *host, const ep_boot *boot, struct ep_net_provider *ret_provider,
+                             struct ep_net_params *ret_params)
+{
+    host_net_describe(host, ret_provider, ret_params);
+    ret_params->boot = boot;
+    ret_params->ranks_per_node = ret_params->channels = 1;
+    ret_params->apart = host->nlocal;
+    ret_params->tolerant = true;
+    if (!ret_params->emulation.ring_bytes)
+        ret_params->emulation.ring_bytes = EMULATED_RING_BYTES;
+}
+
+void host_net_note_lost(struct host_comm *host, struct ep_net *net, int rank)
+{
+    if (net->ops->lost && host->remote && net->ops->lost(net, rank))
+        atomic_store(&host->remote[rank].lost, 1);
 }
 
 static ep_status open_network(struct host_comm *host, const ep_boot *boot)

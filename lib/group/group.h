@@ -287,6 +287,12 @@ void host_group_close(ep_comm *comm);
  * depend on what it is for. Both are good as long as the communicator.
  */
 void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params);
+/* The same for low latency: one channel, and every rank is a node of its own. `boot` is to live as long as ret_params.
+ */
+void host_net_describe_ranks(struct host_comm *host, const ep_boot *boot, struct ep_net_provider *ret_provider,
+                             struct ep_net_params *ret_params);
+/* A connection of such an endpoint that was cut takes its rank with it. */
+void host_net_note_lost(struct host_comm *host, struct ep_net *net, int rank);
 /* Tells the peers that no more comes from this rank. Part of host_group_close(); earlier where the rest takes time. */
 void host_leave_group(struct host_comm *host);
 size_t host_comm_bytes(const ep_comm *comm);
@@ -458,6 +464,8 @@ void host_exchange_release(struct host_comm *host, uint64_t number);
 ep_status host_barrier(ep_comm *comm);
 ep_status host_barrier_on(ep_comm *comm, ep_stream stream);
 ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
+/* The same as a bootstrap, for what is opened behind the creation. */
+ep_boot host_boot(ep_comm *comm);
 
 /* memory.c */
 ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory);

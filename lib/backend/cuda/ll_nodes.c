@@ -15,8 +15,6 @@
 
 /* Rings of the streams: several of the largest rows. */
 #define RING_BYTES ((size_t)1 << 20)
-/* The emulated network holds a wire for each pair of ranks. */
-#define EMULATED_RING_BYTES (64u << 10)
 #define MESSAGES_AT_ONCE 64 /* from one rank before the others get their turn */
 #define LOOK_NS UINT64_C(10000000)
 #define QUIET_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
@@ -126,12 +124,9 @@ static ep_status receive_line(struct cuda_ll_net *net, int source, bool *ret_mov
 static bool is_gone(struct cuda_ll_net *net, int rank)
 {
     struct host_comm *host = &net->cuda->host;
-    struct ep_net *endpoint = ep_streams_get_net(net->streams);
     const struct host_control *control = host_control_of(host, rank);
 
-    /* As in lowlatency_net.c: a connection that was cut takes its rank with it. */
-    if (endpoint->ops->lost && host->remote && endpoint->ops->lost(endpoint, rank))
-        atomic_store(&host->remote[rank].lost, 1);
+    host_net_note_lost(host, ep_streams_get_net(net->streams), rank);
     return host_peer_dead(host, rank) ||
            (control ? atomic_load(&control->left) : host->remote && atomic_load(&host->remote[rank].left));
 }
@@ -390,12 +385,6 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     return EP_OK;
 }
 
-static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
-{
-    (void)timeout_ms;
-    return host_allgather(context, mine, bytes, ret_all);
-}
-
 static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
 {
     return (struct ll_wire){.me = me,
@@ -416,21 +405,14 @@ static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
 ep_status cuda_ll_net_open(struct cuda_ll_net *net)
 {
     struct host_comm *host = &net->cuda->host;
-    ep_boot boot = {
-        .size = sizeof(boot), .rank = net->me, .nranks = net->nranks, .allgather = allgather, .context = host->comm};
+    ep_boot boot = host_boot(host->comm);
     struct ep_net_provider provider;
     struct ep_net_params params;
     int error;
 
     net->wire = describe(net->device, net->me, net->nranks);
-    host_net_describe(host, &provider, &params);
-    params.boot = &boot;
-    params.ranks_per_node = params.channels = 1;
-    params.apart = host->nlocal;
-    params.tolerant = true;
+    host_net_describe_ranks(host, &boot, &provider, &params);
     params.wake = NULL;
-    if (!params.emulation.ring_bytes)
-        params.emulation.ring_bytes = EMULATED_RING_BYTES;
     EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->streams));
     error = ep_thread_start(&net->thread, NULL, proxy_main, net);
     if (error)

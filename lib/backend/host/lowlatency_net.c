@@ -22,8 +22,6 @@
 #define PUT_BYTES (256u << 10)
 /* Two calls of each kind are under way at most; a rank that is no longer masked may find some more. */
 #define PUTS 16
-/* The emulated network holds a wire for each pair of ranks. */
-#define EMULATED_RING_BYTES (64u << 10)
 #define BACKOFF_LEAST_NS 20000u
 #define BACKOFF_MOST_NS 1000000u
 
@@ -225,8 +223,7 @@ static ep_status progress(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
             continue;
         if (*ret_moved)
             take_signals(ll, n, rank);
-        if (ops->lost && host->remote && ops->lost(n->net, rank))
-            atomic_store(&host->remote[rank].lost, 1);
+        host_net_note_lost(host, n->net, rank);
         peer->ended = ops->ended && ops->ended(n->net, rank);
         if (!peer->ended)
             push_peer(n, me, rank);
@@ -498,12 +495,6 @@ int64_t ll_net_bytes(const ep_ll *ll)
     return (int64_t)lay_out(ll, &n);
 }
 
-static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
-{
-    (void)timeout_ms;
-    return host_allgather(context, mine, bytes, ret_all);
-}
-
 static struct host_ll **lls_of(struct host_comm *host)
 {
     return &((struct cpu_comm *)host)->lls;
@@ -513,22 +504,12 @@ ep_status ll_net_open(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct host_comm *host = inner->host;
-    ep_boot boot = {.size = sizeof(boot),
-                    .rank = ll->comm->rank,
-                    .nranks = ll->comm->nranks,
-                    .allgather = allgather,
-                    .context = ll->comm};
+    ep_boot boot = host_boot(ll->comm);
     struct ep_net_provider provider;
     struct ep_net_params params;
     struct ll_net *n;
 
-    host_net_describe(host, &provider, &params);
-    params.boot = &boot;
-    params.ranks_per_node = params.channels = 1;
-    params.apart = host->nlocal;
-    params.tolerant = true;
-    if (!params.emulation.ring_bytes)
-        params.emulation.ring_bytes = EMULATED_RING_BYTES;
+    host_net_describe_ranks(host, &boot, &provider, &params);
     n = inner->net;
     params.region_bytes = lay_out(ll, n);
     params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;

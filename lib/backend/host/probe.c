@@ -260,12 +260,6 @@ ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
 
 /* --- opening and closing --- */
 
-static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
-{
-    (void)timeout_ms;
-    return host_allgather(context, mine, bytes, ret_all);
-}
-
 static ep_status prepare(struct ep_net_probe *probe)
 {
     size_t peers = (size_t)probe->npeers, n = peers * (size_t)probe->channels, lines = n + peers;
@@ -306,8 +300,7 @@ static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_pr
 
 static ep_status open_probe(struct ep_net_probe *probe, ep_comm *comm)
 {
-    ep_boot boot = {
-        .size = sizeof(boot), .rank = comm->rank, .nranks = comm->nranks, .allgather = allgather, .context = comm};
+    ep_boot boot = host_boot(comm);
     ep_status status = prepare(probe);
     struct ep_net_provider provider;
     struct ep_net_params params;
