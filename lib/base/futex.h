@@ -5,6 +5,8 @@
 #ifndef EP_BASE_FUTEX_H
 #define EP_BASE_FUTEX_H
 
+#include "base/clock.h"
+
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdatomic.h>
@@ -16,7 +18,7 @@
 /* Sleeps at most `ns` while *word == seen. May return early for no reason: callers check their condition again. */
 static inline void ep_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t ns)
 {
-    struct timespec slice = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    struct timespec slice = ep_timespec(ns);
 
     syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
 }

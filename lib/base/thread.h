@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <time.h>
 
 /*
  * pthread_create() of a thread whose signals are the application's, but for those that its own instructions cause:
@@ -25,6 +26,17 @@ static inline int ep_thread_start(pthread_t *ret_thread, const pthread_attr_t *a
     error = pthread_create(ret_thread, attributes, run, argument);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return error;
+}
+
+/* A condition whose timed waits go by the clock of ep_now_ns(). */
+static inline void ep_cond_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t attributes;
+
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
 }
 
 #endif

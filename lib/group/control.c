@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/group.h"
 
+#include "base/thread.h"
 #include "net/tcp.h"
 
 #include <sched.h>
@@ -378,8 +379,6 @@ static bool may_spin(const struct host_comm *host)
 /* Everything that needs no peer. */
 static ep_status prepare(struct host_comm *host, ep_comm *comm)
 {
-    pthread_condattr_t attributes;
-
     host->comm = comm;
     host->queue.base.comm = comm;
     comm->impl = host;
@@ -391,10 +390,7 @@ static ep_status prepare(struct host_comm *host, ep_comm *comm)
     host->board_row_bytes = board_row_bytes(comm->nranks, comm->nnodes);
     pthread_mutex_init(&host->memory_lock, NULL);
     pthread_mutex_init(&host->queue_lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&host->queue_changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    ep_cond_init(&host->queue_changed);
     host->records = calloc((size_t)host->nlocal, sizeof(*host->records));
     host->peers = calloc((size_t)comm->nranks, sizeof(*host->peers));
     if (!host->peers || !host->records)

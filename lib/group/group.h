@@ -287,8 +287,7 @@ void host_group_close(ep_comm *comm);
  * depend on what it is for. Both are good as long as the communicator.
  */
 void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params);
-/* The same for low latency: one channel, and every rank is a node of its own. `boot` is to live as long as ret_params.
- */
+/* The same for low latency: one channel, and every rank is a node of its own. `boot`: as long as ret_params. */
 void host_net_describe_ranks(struct host_comm *host, const ep_boot *boot, struct ep_net_provider *ret_provider,
                              struct ep_net_params *ret_params);
 /* A connection of such an endpoint that was cut takes its rank with it. */

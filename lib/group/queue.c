@@ -39,17 +39,13 @@ struct host_job {
 static ep_status event_new(ep_comm *comm, struct host_event **ret_event)
 {
     struct host_event *event = calloc(1, sizeof(*event));
-    pthread_condattr_t attributes;
 
     if (!event)
         return ep_fail(EP_E_MEMORY, "no memory for an event");
     event->base.comm = comm;
     event->refs = 1;
     pthread_mutex_init(&event->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&event->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    ep_cond_init(&event->changed);
     *ret_event = event;
     return EP_OK;
 }
@@ -98,11 +94,6 @@ static void complete_event(struct host_event *event, const struct host_queue *qu
     pthread_mutex_unlock(&event->lock);
 }
 
-static struct timespec to_timespec(uint64_t ns)
-{
-    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-}
-
 /* Waits for the event of ep_stream_wait(): until the deadline, and no longer than the group is sound. */
 static ep_status wait_after(struct host_comm *host, struct host_event *event)
 {
@@ -112,7 +103,7 @@ static ep_status wait_after(struct host_comm *host, struct host_event *event)
     pthread_mutex_lock(&event->lock);
     while (!event->done && status == EP_OK) {
         uint64_t now = ep_now_ns();
-        struct timespec slice = to_timespec(now + SLICE_NS);
+        struct timespec slice = ep_timespec(now + SLICE_NS);
 
         if (now >= deadline) {
             status = host_raise(host, EP_E_TIMEOUT, host->comm->rank, HOST_AFTER);
@@ -454,7 +445,7 @@ static ep_status wait_for_signal(struct host_event *event, int timeout_ms)
     uint64_t limit = ep_deadline_ns(limit_ms), now;
 
     while (!event->done && (now = ep_now_ns()) < limit) {
-        struct timespec slice = to_timespec(now + SLICE_NS < limit ? now + SLICE_NS : limit);
+        struct timespec slice = ep_timespec(now + SLICE_NS < limit ? now + SLICE_NS : limit);
 
         EP_TRY(host_check(host_of(event->base.comm)));
         pthread_cond_timedwait(&event->changed, &event->lock, &slice);
@@ -466,7 +457,7 @@ static ep_status wait_for_signal(struct host_event *event, int timeout_ms)
 static ep_status wait_for_work(struct host_event *event, int timeout_ms)
 {
     uint64_t limit = ep_deadline_ns(timeout_ms);
-    struct timespec until = to_timespec(limit);
+    struct timespec until = ep_timespec(limit);
 
     while (!event->done && timeout_ms < 0)
         pthread_cond_wait(&event->changed, &event->lock);

@@ -218,15 +218,11 @@ static void *run_query(void *argument)
 static bool query_new(const char *host, uint16_t port, struct query **ret_query)
 {
     struct query *query = calloc(1, sizeof(*query));
-    pthread_condattr_t attributes;
 
     if (!query)
         return false;
     pthread_mutex_init(&query->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&query->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    ep_cond_init(&query->changed);
     snprintf(query->host, sizeof(query->host), "%s", host);
     snprintf(query->port, sizeof(query->port), "%u", port);
     query->hints = (struct addrinfo){.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
@@ -237,8 +233,7 @@ static bool query_new(const char *host, uint16_t port, struct query **ret_query)
 /* EP_OK: done, with query->code. EP_E_TIMEOUT: the query is the thread's from now on. */
 static ep_status await_query(struct query *query, uint64_t deadline_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
-                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    struct timespec until = ep_timespec(deadline_ns);
     pthread_t thread;
     bool done;
     int error = ep_thread_start(&thread, NULL, run_query, query);

@@ -119,7 +119,7 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
 static void nap_until(uint64_t ns, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), span = deadline_ns > now && deadline_ns - now < ns ? deadline_ns - now : ns;
-    struct timespec nap = {.tv_sec = (time_t)(span / 1000000000u), .tv_nsec = (long)(span % 1000000000u)};
+    struct timespec nap = ep_timespec(span);
 
     nanosleep(&nap, NULL);
 }

@@ -71,7 +71,7 @@ static void sleep_on_children(const struct group *group, uint64_t ns)
             ns = NAP_NS;
         looks[n++] = (struct pollfd){.fd = group->pidfds[rank], .events = POLLIN};
     }
-    span = (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    span = ep_timespec(ns);
     if (ppoll(looks, n, &span, NULL) >= 0 || errno == EINTR)
         return;
     /* It takes no more descriptors than RLIMIT_NOFILE allows now. */

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 /* Rings of the streams: several of the largest rows. */
 #define RING_BYTES ((size_t)1 << 20)
@@ -191,8 +190,7 @@ static bool may_end(const struct cuda_ll_net *net, bool moved)
 /* Under the lock: until something changes or a while has passed. What comes meanwhile the network keeps. */
 static void sleep_while_idle(struct cuda_ll_net *net)
 {
-    uint64_t until_ns = ep_now_ns() + IDLE_NS;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
+    struct timespec until = ep_timespec(ep_now_ns() + IDLE_NS);
 
     pthread_cond_timedwait(&net->changed, &net->lock, &until);
 }
@@ -255,17 +253,11 @@ ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream)
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-static size_t whole_pages(size_t bytes)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-
-    return (bytes + page - 1) / page * page;
-}
-
 /* Whole pages, behind those of the ranges before. */
 static void add_range(struct pinned *pinned, int64_t begin, int64_t bytes)
 {
-    size_t from = whole_pages((size_t)begin + 1) - whole_pages(1), end = whole_pages((size_t)(begin + bytes));
+    size_t from = ep_net_whole_pages((size_t)begin + 1) - ep_net_whole_pages(1),
+           end = ep_net_whole_pages((size_t)(begin + bytes));
     size_t last = pinned->n_ranges ? pinned->range[pinned->n_ranges - 1].end : 0;
 
     pinned->range[pinned->n_ranges].begin = from > last ? from : last;
@@ -293,13 +285,13 @@ static size_t pinned_bytes(const struct pinned *pinned)
 
 static ep_status pin(struct pinned *pinned, size_t bytes)
 {
-    void *base =
-        mmap(NULL, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *base = mmap(NULL, ep_net_whole_pages(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     if (base == MAP_FAILED)
         return ep_fail_errno(EP_E_MEMORY, errno, "ep_ll_new: mmap of %zu bytes", bytes);
     pinned->base = base;
-    pinned->bytes = whole_pages(bytes);
+    pinned->bytes = ep_net_whole_pages(bytes);
     EP_TRY(ep_reserve_check(pinned_bytes(pinned)));
     for (int i = 0; i < pinned->n_ranges; i++) {
         unsigned char *begin = pinned->base + pinned->range[i].begin;
@@ -335,21 +327,10 @@ size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t b
     struct pinned out = {.base = NULL};
 
     list_ranges(device, ll->comm->rank, &out);
-    return far ? far * pinned_bytes(&out) + whole_pages(bytes) + (size_t)ll->comm->nranks * RING_BYTES : 0;
+    return far ? far * pinned_bytes(&out) + ep_net_whole_pages(bytes) + (size_t)ll->comm->nranks * RING_BYTES : 0;
 }
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
-
-static void init_lock(struct cuda_ll_net *net)
-{
-    pthread_condattr_t attributes;
-
-    pthread_mutex_init(&net->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&net->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
 
 ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
                               struct cuda_ll_net **ret_net)
@@ -365,7 +346,8 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     net->report = report;
     net->me = ll->comm->rank;
     net->nranks = ll->comm->nranks;
-    init_lock(net);
+    pthread_mutex_init(&net->lock, NULL);
+    ep_cond_init(&net->changed);
     net->next = cuda->ll_nets;
     cuda->ll_nets = net;
     CUDA_TRY(cudaEventCreateWithFlags(&net->event, cudaEventDisableTiming));

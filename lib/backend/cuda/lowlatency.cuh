@@ -47,7 +47,7 @@ template <typename T> __device__ __forceinline__ T *ll_own(const cuda_ll &ll, in
 }
 
 /* Words of ranks of other nodes are in host memory: not all warps are to read them there all the time. */
-template <typename Met> struct with_naps {
+template <typename Met> struct with_backoff {
     Met met;
 
     __device__ __forceinline__ bool operator()() const
@@ -77,13 +77,13 @@ template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll
     now = *moved;
     do {
         before = now;
-        end = wait_for(ll.waits, with_naps<Met>{met}, &ll.report->far_lost, rank, deadlines);
+        end = wait_for(ll.waits, with_backoff<Met>{met}, &ll.report->far_lost, rank, deadlines);
         now = *moved;
     } while (end == WAIT_LATE && !ll.masking && now != before);
     return end;
 }
 
-/* Waits for what `rank` does; false after the deadline, with the culprit reported, or when aborted. */
+/* Waits for what `rank` does; false after the deadline, with that rank reported, or when aborted. */
 template <typename Met>
 __device__ inline bool ll_wait_until_met(const cuda_ll &ll, Met met, int rank, int phase, int deadlines = 1)
 {
@@ -200,7 +200,7 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 __device__ inline bool has_masked_this(const cuda_ll &ll, int rank)
 {
     if (ll_is_far(ll, rank))
-        wait_for(ll.waits, with_naps<has_reached>{{&ll.report->looked, ll.launch}}, &ll.report->far_lost, rank);
+        wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->looked, ll.launch}}, &ll.report->far_lost, rank);
     return *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank];
 }
 
