@@ -17,20 +17,7 @@ from variants import nic_folder, nic_port, pci_folder
 
 machines = {}
 changes = []
-
-
-def machine(name):
-    def decorate(build):
-        machines[name] = build
-        return build
-    return decorate
-
-
-def change(name, *findings):
-    def decorate(function):
-        changes.append(variants.register(name, function, findings))
-        return function
-    return decorate
+machine, change = variants.machines_into(machines), variants.changes_into(changes)
 
 
 # --- healthy ---

@@ -33,13 +33,7 @@ CX8 = {"device": 0x1023, "hca": "MT4131", "firmware": "40.45.1200", "rate": "800
 BLUEFIELD3 = {"device": 0xA2DC, "hca": "MT41692", "firmware": "32.43.2026"}
 
 machines = {}
-
-
-def machine(name):
-    def decorate(build):
-        machines[name] = build
-        return build
-    return decorate
+machine = variants.machines_into(machines)
 
 
 # --- parts ---

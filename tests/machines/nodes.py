@@ -30,24 +30,7 @@ AL2023 = 'NAME="Amazon Linux"\nVERSION_ID="2023"\nID="amzn"\nID_LIKE="fedora"\n'
 machines = {}
 changes = []
 maps = {}  # name -> NICs of each GPU, in the order of NVML
-
-
-def machine(name, nics=None):
-    def decorate(build):
-        machines[name] = build
-        if nics is not None:
-            maps[name] = nics
-        return build
-    return decorate
-
-
-def change(name, *findings, nics=None):
-    def decorate(function):
-        changes.append(variants.register(name, function, findings))
-        if nics is not None:
-            maps[name] = nics
-        return function
-    return decorate
+machine, change = variants.machines_into(machines, maps), variants.changes_into(changes, maps)
 
 
 def each(pattern, numbers=range(8)):

@@ -12,13 +12,7 @@ from software import X86_64
 from variants import nic_port, pci_folder
 
 changes = []
-
-
-def change(name, *findings):
-    def decorate(function):
-        changes.append(variants.register(name, function, findings))
-        return function
-    return decorate
+change = variants.changes_into(changes)
 
 
 def gpus(tree):

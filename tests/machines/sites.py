@@ -30,20 +30,7 @@ trees.GPU_MODELS.update({
 
 machines = {}
 changes = []
-
-
-def machine(name):
-    def decorate(build):
-        machines[name] = build
-        return build
-    return decorate
-
-
-def change(name, *findings):
-    def decorate(function):
-        changes.append(variants.register(name, function, findings))
-        return function
-    return decorate
+machine, change = variants.machines_into(machines), variants.changes_into(changes)
 
 
 # --- Azure ---

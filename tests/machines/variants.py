@@ -27,11 +27,31 @@ def register(name, change, findings=()):
     return by_name[name]
 
 
-def fault(name, *findings):
-    def decorate(change):
-        faults.append(register(name, change, findings))
-        return change
-    return decorate
+def changes_into(changes, maps=None):
+    """A decorator that puts a change to a machine into that list; `nics` of each GPU, where there are any, into `maps`."""
+    def named(name, *findings, nics=None):
+        def decorate(function):
+            changes.append(register(name, function, findings))
+            if nics is not None:
+                maps[name] = nics
+            return function
+        return decorate
+    return named
+
+
+def machines_into(machines, maps=None):
+    """The same for a function that builds a machine."""
+    def named(name, nics=None):
+        def decorate(build):
+            machines[name] = build
+            if nics is not None:
+                maps[name] = nics
+            return build
+        return decorate
+    return named
+
+
+fault = changes_into(faults)
 
 
 def set_variables(change, rows):

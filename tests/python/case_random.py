@@ -180,15 +180,24 @@ def one_buffer_case(buffer, case, kept):
     check_rows(case, "dispatch by handle", again[0], x)
 
 
-def buffers(rank, size, cases):
-    buffer, kept = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True), []
+def each_case(cases, one):
+    """one(number) for each number; a failure names it."""
     for number in range(cases):
         try:
-            one_buffer_case(buffer, Case(number, rank, size), kept)
+            one(number)
         except BaseException as error:
             raise AssertionError(f"case {number}") from error
+
+
+def buffers(rank, size, cases):
+    buffer, kept = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True), []
+
+    def one(number):
+        one_buffer_case(buffer, Case(number, rank, size), kept)
         if number % 8 == 7:
             kept.clear()
+
+    each_case(cases, one)
     buffer.destroy()
 
 
@@ -262,11 +271,7 @@ def one_elastic_case(buffer, case, most):
 
 def elastics(rank, size, cases):
     buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=128, explicitly_destroy=True)
-    for number in range(cases):
-        try:
-            one_elastic_case(buffer, Case(5000 + number, rank, size), 100 + number % 2 * 28)
-        except BaseException as error:
-            raise AssertionError(f"case {number}") from error
+    each_case(cases, lambda number: one_elastic_case(buffer, Case(5000 + number, rank, size), 100 + number % 2 * 28))
     buffer.destroy()
 
 
@@ -323,12 +328,12 @@ def one_low_latency_case(buffer, case, most):
 
 def low_latencies(rank, size, cases):
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True, explicitly_destroy=True)
-    for number in range(cases):
+
+    def one(number):
         most = (33, 100)[number % 2]
-        try:
-            one_low_latency_case(buffer, Case(9000 + number, rank, size, most), most)
-        except BaseException as error:
-            raise AssertionError(f"case {number}") from error
+        one_low_latency_case(buffer, Case(9000 + number, rank, size, most), most)
+
+    each_case(cases, one)
     buffer.destroy()
 
 
