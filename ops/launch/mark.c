@@ -10,6 +10,7 @@
 #include "launch/job.h"
 
 #include "base/clock.h"
+#include "process/process.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -60,32 +61,15 @@ static bool is_marked(pid_t pid, const char *entry, char *buffer)
     return has_entry(buffer, used, entry);
 }
 
-/* The parent, 0 when there is none or the process has ended: a zombie waits for its parent alone. */
-static pid_t parent_of(pid_t pid)
-{
-    char path[64], text[512], state = 'Z';
-    ssize_t n = 0;
-    int fd, parent = 0;
-    const char *end;
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        n = read(fd, text, sizeof(text) - 1);
-        close(fd);
-    }
-    text[n > 0 ? n : 0] = '\0';
-    /* Behind the name, which may hold anything. */
-    end = strrchr(text, ')');
-    if (!end || sscanf(end + 1, " %c %d", &state, &parent) != 2 || state == 'Z' || state == 'X')
-        return 0;
-    return (pid_t)parent;
-}
-
 static bool is_below(pid_t pid)
 {
+    char state;
+
     for (int depth = 0; depth < DEPTH_MAX && pid > 1; depth++) {
-        pid = parent_of(pid);
+        pid = process_parent(pid, &state);
+        /* What has ended waits for its parent alone. */
+        if (state == 'Z' || state == 'X')
+            return false;
         if (pid == getpid())
             return true;
     }

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -141,6 +142,26 @@ pid_t process_wait(pid_t pid, int options, int *ret_status)
         return ended;
     *ret_status = PROCESS_UNKNOWN << 8;
     return pid;
+}
+
+pid_t process_parent(pid_t pid, char *ret_state)
+{
+    char path[64], text[512];
+    ssize_t n = 0;
+    int fd, parent = 0;
+    const char *end;
+
+    *ret_state = 'X';
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        n = read(fd, text, sizeof(text) - 1);
+        close(fd);
+    }
+    text[n > 0 ? n : 0] = '\0';
+    /* Behind the name, which may hold anything. */
+    end = strrchr(text, ')');
+    return end && sscanf(end + 1, " %c %d", ret_state, &parent) == 2 ? (pid_t)parent : 0;
 }
 
 void process_kill(struct process *process)

@@ -36,6 +36,9 @@ int process_fork(process_become execute, const void *context, bool has_input, st
  */
 pid_t process_wait(pid_t pid, int options, int *ret_status);
 
+/* The parent of any process, and its state as a letter of proc(5), 'Z' of a zombie; 0: there is no such process. */
+pid_t process_parent(pid_t pid, char *ret_state);
+
 /* Kills the process group and waits for its leader, for at most two seconds: a process that the kernel does not let go
  * is left behind. Closes the pipes. Does nothing if none runs. */
 void process_kill(struct process *process);

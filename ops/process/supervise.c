@@ -2,14 +2,13 @@
 #include "process/supervise.h"
 
 #include "base/clock.h"
+#include "process/process.h"
 
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -45,32 +44,15 @@ static _Noreturn void end_as(int status)
     _exit(128 + WTERMSIG(status));
 }
 
-/* The parent of a process: the fourth word of its stat, behind a name that may hold anything. 0: not known. */
-static pid_t parent_of(const char *process)
-{
-    char path[64], text[512], *end;
-    FILE *stream;
-    size_t n;
-
-    snprintf(path, sizeof(path), "/proc/%.20s/stat", process);
-    stream = fopen(path, "re");
-    if (!stream)
-        return 0;
-    n = fread(text, 1, sizeof(text) - 1, stream);
-    fclose(stream);
-    text[n] = '\0';
-    end = strrchr(text, ')');
-    return end && strlen(end) > 4 ? (pid_t)atoi(end + 4) : 0;
-}
-
 /* A process that has lost its parent gets this one: so all of them come up here, generation after generation. */
 static void kill_children(void)
 {
     DIR *folder = opendir("/proc");
     struct dirent *entry;
+    char state;
 
     while (folder && (entry = readdir(folder)))
-        if (isdigit((unsigned char)entry->d_name[0]) && parent_of(entry->d_name) == getpid())
+        if (isdigit((unsigned char)entry->d_name[0]) && process_parent(atoi(entry->d_name), &state) == getpid())
             kill((pid_t)atoi(entry->d_name), SIGKILL);
     if (folder)
         closedir(folder);
