@@ -13,7 +13,7 @@ from typing import Any, ContextManager, List, Optional, Sequence, Union, overloa
 import torch
 
 import epkit
-from epkit._tensors import Floats, aligned
+from epkit._tensors import Floats, aligned, current_stream, wait_stream
 
 from .utils.event import EventHandle, EventOverlap
 
@@ -77,7 +77,7 @@ class Order:
                 if event is not None and event.cuda_event is not None:
                     self._stream.wait_event(event.cuda_event)
             if self._previous is None or self._copied:
-                self._stream.wait_stream(torch.cuda.current_stream(self._device))
+                wait_stream(self._stream, current_stream(self._device))
         return self._stream.cuda_stream
 
     def allocating(self) -> ContextManager[Any]:
@@ -86,7 +86,7 @@ class Order:
             return contextlib.nullcontext()
         if self._previous is None:
             # What the current stream holds has to be known before it is no longer the current one.
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            wait_stream(self._stream, current_stream(self._device))
             self._waited = True
         return torch.cuda.stream(self._stream)
 
@@ -108,14 +108,15 @@ class Order:
         """
         if self._stream is None:
             return EventOverlap(EventHandle.complete() if asynchronous else None)
-        current = torch.cuda.current_stream(self._device)
+        current = current_stream(self._device)
         of_call = _flat(tensors) if asynchronous or self._on_comm else []
-        if not torch.cuda.is_current_stream_capturing():
-            for tensor in list(made_on_stream) + (of_call if self._on_comm else []):
+        of_comm = list(made_on_stream) + (of_call if self._on_comm else [])
+        if of_comm and not torch.cuda.is_current_stream_capturing():
+            for tensor in of_comm:
                 tensor.record_stream(current)
         if asynchronous:
             return EventOverlap(EventHandle(self._stream, of_call + list(made_on_stream), current))
-        current.wait_stream(self._stream)
+        wait_stream(current, self._stream)
         return EventOverlap(None)
 
 

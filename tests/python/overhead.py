@@ -2,7 +2,7 @@
 """overhead.py NANOSECONDS: processor time of a dispatch with seven tensors from Python, beside the same one in C.
 
 One rank, one token, the quickest of 50 batches. Then what each call of deep_ep takes in all. Says it; judges nothing.
-EPKIT_TEST_DEVICE=cuda: on a GPU, in short batches which the device has room to queue, beside what stream_cuda says of C.
+EPKIT_TEST_DEVICE=cuda: on a GPU, in short batches which the device has room to queue, beside `overhead cuda`.
 """
 import os
 import sys
@@ -33,11 +33,11 @@ def quickest(function, batch=2000, batches=50):
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-if CUDA:
-    torch.set_default_device("cuda")
+device = "cuda" if CUDA else "cpu"  # torch.set_default_device() would make each call of torch slower
 comm = epkit.Communicator(backend="cuda" if CUDA else "host")
-plan = comm.plan(torch.zeros(1, 1, dtype=torch.int64), 1)
-x, scales, weights = torch.zeros(1, 128).to(torch.float8_e4m3fn), torch.ones(1, 1), torch.ones(1, 1)
+plan = comm.plan(torch.zeros(1, 1, dtype=torch.int64, device=device), 1)
+x = torch.zeros(1, 128, device=device).to(torch.float8_e4m3fn)
+scales, weights = torch.ones(1, 1, device=device), torch.ones(1, 1, device=device)
 rows = plan.dispatch((x, scales), weights, want_topk_idx=True)
 library = float(sys.argv[1])
 native, out = plan._native.dispatch, (rows.x, rows.scales, rows.topk_idx, rows.topk_weights)
@@ -50,7 +50,7 @@ print(f"dispatch of one token, 7 tensors: {library:.0f} ns in C; {call - empty -
       f"{again - library:.0f} by Plan.dispatch(out=...), {whole - empty - library:.0f} where that allocates the four outputs")
 
 buffer = deep_ep.Buffer(dist.group.WORLD)
-x, topk_idx = torch.zeros(1, 128, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int64)
+x, topk_idx = torch.zeros(1, 128, dtype=torch.bfloat16, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device)
 layout = buffer.get_dispatch_layout(topk_idx, 1)
 routing = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2],
            "topk_idx": topk_idx, "topk_weights": weights}
