@@ -58,7 +58,7 @@ class Case:
         return torch.where(idx // self.local == self.rank, idx % self.local, -1)
 
     def flags(self, buffer, asynchronous="async_finish"):
-        """Arguments of streams and events."""
+        """Arguments of streams and events. Drawn behind the inputs, which lie before the event then."""
         given = {asynchronous: self.draw.random() < 0.5}
         previous = self.draw.choice((None, "event", "empty"))
         if previous:
@@ -166,10 +166,10 @@ def one_buffer_case(buffer, case, kept):
     kept.append((case, handle, worst or n))
     # Answers of dispatches of before, in any order, and the same routing again.
     case, handle, rows = draw.choice(kept)
-    flags = case.flags(buffer)
     y = torch.randn(rows, draw.choice((8, 264, 1024))).to(torch.bfloat16)
     new = lambda: torch.randn(case.idx.shape[0], y.shape[1]).to(torch.bfloat16)  # noqa: E731
     bias = draw.choice((None, new(), (new(), new()), (new(), None), (None, new())))
+    flags = case.flags(buffer)
     out, none, event = buffer.combine(y, handle, bias=bias, config=args["config"], **flags)
     wait(event, flags["async_finish"])
     assert none is None and same(out, sum_of_ranks(case, y, as_tuple(bias))), "combine"
@@ -210,8 +210,8 @@ def one_elastic_case(buffer, case, most):
     draw, count = case.draw, case.idx.shape[0]
     expand, sync, alignment = draw.random() < 0.5, draw.random() < 0.5, draw.choice((1, 3, 16, 128))
     x, with_weights = rows_for(case, count), draw.random() < 0.7
-    given = case.flags(buffer, "async_with_compute_stream")
     stats = draw.choice((None, torch.full((case.local,), 7, dtype=torch.int32)))
+    given = case.flags(buffer, "async_with_compute_stream")
     got, local, weights, handle, event = buffer.dispatch(
         x, topk_idx=case.idx, topk_weights=case.weights if with_weights else None, num_experts=case.experts,
         num_max_tokens_per_rank=most, expert_alignment=alignment, do_expand=expand, do_cpu_sync=sync,
