@@ -36,9 +36,6 @@ failures="$results/failures"
 # Open MPI refuses to run as root and on fewer cores than ranks unless it is told to.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
-# Tests start Python often. Where python3 is a wrapper that looks for the right one, that costs more than Python itself.
-PATH="$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH"
-
 # check NAME COMMAND...: a check of its own, which counts one. Its output is shown only when it fails.
 check() {
     local name="$1" start=$SECONDS
@@ -175,6 +172,8 @@ sanitizers() {
 }
 
 scripts/packages.sh "${groups[@]}"
+# Tests start Python often. Where python3 is a wrapper that looks for the right one, that costs more than Python itself.
+PATH="$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH"
 if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON -DEPKIT_EXAMPLES=ON; then
     if [ "$tier" = quick ]; then
         suites release --label-regex '^(unit|cli)$'

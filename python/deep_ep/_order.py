@@ -13,7 +13,7 @@ from typing import Any, ContextManager, List, Optional, Sequence, Union, overloa
 import torch
 
 import epkit
-from epkit._tensors import Floats, aligned, current_stream, wait_stream
+from epkit._tensors import Floats, aligned, current_stream, on_stream, wait_stream
 
 from .utils.event import EventHandle, EventOverlap
 
@@ -88,14 +88,14 @@ class Order:
             # What the current stream holds has to be known before it is no longer the current one.
             wait_stream(self._stream, current_stream(self._device))
             self._waited = True
-        return torch.cuda.stream(self._stream)
+        return on_stream(self._stream, self._device)
 
     def on_stream(self) -> ContextManager[Any]:
         """Work of torch that belongs to the call: with this it runs on the communication stream."""
         if self._stream is None:
             return contextlib.nullcontext()
         _ = self.cuda_stream
-        return torch.cuda.stream(self._stream)
+        return on_stream(self._stream, self._device)
 
     def mark(self) -> Optional["Mark"]:
         """Behind what the call has queued so far; None where that is complete: on the CPU."""

@@ -94,11 +94,30 @@ def wait_stream(stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
     stream.wait_event(event)
 
 
+class _OnStream:
+    """torch.cuda.stream(), on the current device: without the objects that it makes of streams on the way."""
+
+    def __init__(self, stream: torch.cuda.Stream, device: torch.device) -> None:
+        self._stream, self._before = stream, current_stream(device)
+
+    def __enter__(self) -> None:
+        torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *_: Any) -> None:
+        torch.cuda.set_stream(self._before)
+
+
+def on_stream(stream: torch.cuda.Stream, device: torch.device) -> ContextManager[Any]:
+    """torch works in a stream of this device."""
+    # torch.cuda.set_stream() makes the stream's device the current one.
+    return _OnStream(stream, device) if torch.cuda.current_device() == device.index else torch.cuda.stream(stream)
+
+
 def in_stream(device: torch.device, pointer: Optional[int]) -> ContextManager[Any]:
     """torch works in the stream that stream_pointer() gave. Nothing on the CPU."""
     if pointer is None or _current_pointer(device) == pointer:
         return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.ExternalStream(pointer, device))  # type: ignore[no-untyped-call]
+    return on_stream(torch.cuda.ExternalStream(pointer, device), device)  # type: ignore[no-untyped-call]
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
