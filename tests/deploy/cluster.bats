@@ -115,6 +115,28 @@ refuse() {
     within 120 gone
 }
 
+@test "two releases side by side in one namespace: neither shares an object with the other, and one goes without the other" {
+    local name nfs=(--set volumes.nfs.ip=192.0.2.9 --set volumes.nfs.volume=share)
+    local objects=jobsets,leaderworkersets,services,configmaps,secrets,persistentvolumes,persistentvolumeclaims,networkpolicies,pods
+    for name in one two; do
+        helm install $name "$CHART" --set workload.image="$IMAGE" --set workload.gpus=8 --set networkPolicy.create=true \
+            --set HF_TOKEN=hf_$name "${nfs[@]}" >/dev/null
+    done
+    completed() { [ "$(kubectl get jobsets -o json | jq '[.items[].status.terminalState] | map(select(. == "Completed")) | length')" = 2 ]; }
+    within 120 completed
+    of() { kubectl get $objects -A -l "app.kubernetes.io/instance=$1" -o name | grep -v ^pod/ | sort; }
+    gone() { [ -z "$(of "$1")" ]; }
+    [ "$(of one | wc -l)" -ge 6 ]
+    [ "$(of one | sed 's/one/two/')" = "$(of two)" ]
+    [ -z "$(comm -12 <(of one) <(of two))" ]
+    helm uninstall one --wait
+    within 60 gone one
+    [ -n "$(of two)" ]
+    kubectl get secret -l app.kubernetes.io/instance=two -o json | jq -e '[.items[].data | values | .[]] | any(@base64d == "hf_two")'
+    helm uninstall two --wait
+    within 60 gone two
+}
+
 @test "a job that fits: nothing is found, and it is admitted" {
     template --set queue=a4 --set network.mode=host >"$M"
     run --separate-stderr "$EPKIT" deploy check -f "$M"
@@ -404,13 +426,20 @@ END
 }
 
 @test "stack x network x queue x volumes is created" {
-    local n
-    n=$(python3 "$EPKIT_SOURCE/tests/deploy/values.py" matrix "$BATS_TEST_TMPDIR" "$CHART")
+    local objects=$BATS_TEST_TMPDIR/objects.json
+    python3 "$EPKIT_SOURCE/tests/deploy/values.py" matrix "$BATS_TEST_TMPDIR" "$CHART"
+    jq -r '.items[] | select(.kind == "JobSet" or .kind == "LeaderWorkerSet").metadata.name' "$objects" | sort >"$BATS_TEST_TMPDIR/wanted"
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/wanted")" -eq 252 ]
+    [ -z "$(uniq -d "$BATS_TEST_TMPDIR/wanted")" ]
     kubectl create namespace matrix
-    kubectl create -f "$BATS_TEST_TMPDIR/objects.json" >/dev/null
-    # A job of each: of JobSets as Jobs, of LeaderWorkerSets as StatefulSets.
-    made() { [ "$(kubectl get jobs.batch,statefulsets -n matrix -o name | wc -l)" -ge "$n" ]; }
-    within 600 made
+    kubectl create -f "$objects" >/dev/null
+    # One for each cell, neither more nor fewer: of JobSets a Job, of LeaderWorkerSets a StatefulSet.
+    made() {
+        kubectl get jobs.batch,statefulsets -n matrix -o json | jq -r '.items[].metadata.labels |
+            .["jobset.sigs.k8s.io/jobset-name"] // .["leaderworkerset.sigs.k8s.io/name"]' | sort >"$BATS_TEST_TMPDIR/made"
+        diff "$BATS_TEST_TMPDIR/wanted" "$BATS_TEST_TMPDIR/made" >"$BATS_TEST_TMPDIR/differ"
+    }
+    within 600 made || { head "$BATS_TEST_TMPDIR/differ"; false; }
     kubectl delete namespace matrix --wait=false >/dev/null
 }
 

@@ -326,7 +326,9 @@ END
         [ "$("$REAL" on "$nodes" "real-$i" sh -c 'wc -l </etc/epkit-test-starts')" -eq 1 ]
         pod=$(in_cluster kubectl get pods -n kube-system -l k8s-app=deepep-installer-ubuntu --field-selector "spec.nodeName=real-$i" -o name)
         in_cluster kubectl logs -n kube-system "$pod" -c deepep-installer >"$work/log-$i"
-        grep -q "NVSHMEM_IBGDA_SUPPORT is enabled correctly." "$work/log-$i"
+        # The guide's three.
+        grep -qE "(complete|success|installed)" "$work/log-$i"
+        grep "NVSHMEM_IBGDA_SUPPORT" "$work/log-$i" | grep -qFx "NVSHMEM_IBGDA_SUPPORT is enabled correctly."
         grep -q "DeepEP installation complete" "$work/log-$i"
         # In this order, for this node.
         in_cluster kubectl get events -n default --field-selector "involvedObject.name=real-$i" -o json |

@@ -4,9 +4,9 @@
 
 values.py list CHART         leaves of values.yaml that no case here changes, and cases of leaves that are not there
 values.py render CHART       each case rendered by helm, without and with the change: the two must differ
-values.py objects CHART DIR  writes a list for kubectl, DIR/objects.json: a release without and one with each change,
-                             all in the namespace "values"
-values.py compare FILE       what `kubectl get -A -o json` of those kinds says: again the two must differ
+values.py objects CHART DIR  writes a list for kubectl, DIR/objects.json: a release without and one with each change, and
+                             twins of the former, all in the namespace "values"
+values.py compare FILE       what `kubectl get -A -o json` of those kinds says: again the two must differ, and twins must not
 values.py odd CHART          names and numbers that YAML takes for something else come out as they were given
 values.py matrix DIR CHART pairs|all   the same for stack x network x queue x volumes x orchestrator, namespace "matrix"
 """
@@ -159,6 +159,11 @@ def write(folder, objects):
         json.dump({"apiVersion": "v1", "kind": "List", "items": objects}, stream)
 
 
+def contexts():
+    """What must be set around the changes, each once."""
+    return list(dict.fromkeys(tuple(context) for _, context in CASES.values()))
+
+
 def write_objects(chart, folder):
     objects = []
     for number, (path, (change, context)) in enumerate(CASES.items()):
@@ -168,6 +173,10 @@ def write_objects(chart, folder):
             own = ["--set", f"gpuOperator.moduleConfig.name={release}"] if OPERATOR[1] in arguments and not (
                 path == "gpuOperator.moduleConfig.name" and side == "b") else []
             objects += render(chart, release, "values", arguments + own)
+    for number, context in enumerate(contexts()):
+        release = f"t{number}"
+        own = ["--set", f"gpuOperator.moduleConfig.name={release}"] if OPERATOR[1] in context else []
+        objects += render(chart, release, "values", list(context) + own)
     write(folder, objects)
     return True
 
@@ -183,17 +192,31 @@ def check_compare(file):
         for key in VOLATILE:
             item["metadata"].pop(key, None)
         item.pop("status", None)
+        # What a controller notes while it binds a volume and its claim, sooner or later.
+        claim, notes = item.get("spec", {}).get("claimRef", {}), item["metadata"].get("annotations", {})
+        for key in set(claim) - {"name", "namespace"}:
+            del claim[key]
+        for key in [key for key in notes if key.startswith("pv.kubernetes.io/")]:
+            del notes[key]
+        if not notes:
+            item["metadata"].pop("annotations", None)
         found.setdefault(item["metadata"].get("labels", {}).get("app.kubernetes.io/instance"), []).append(item)
-    dead = []
-    for number, path in enumerate(CASES):
+    dead, without = [], {}
+    for number, (path, (_, context)) in enumerate(CASES.items()):
         sides = [comparable(found.get(f"v{number}{side}", []), f"v{number}{side}") for side in "ab"]
+        without.setdefault(tuple(context), sides[0])
         if not all(sides):
             dead.append(f"{path}: nothing was created")
         elif sides[0] == sides[1]:
             dead.append(f"{path} changes no object of the cluster")
+    print(f"{len(CASES) - len(dead)} of {len(CASES)} values change objects of the cluster")
+    # What differs between twins would make a dead value look alive.
+    for number, context in enumerate(contexts()):
+        twin = comparable(found.get(f"t{number}", []), f"t{number}")
+        dead += [f"twins of {' '.join(context) or 'the defaults'} differ:\n{json.dumps(a)}\n{json.dumps(b)}"
+                 for a, b in itertools.zip_longest(twin, without[context]) if a != b]
     if dead:
         print("\n".join(dead))
-    print(f"{len(CASES) - len(dead)} of {len(CASES)} values change objects of the cluster")
     return not dead
 
 
@@ -206,16 +229,14 @@ VOLUMES = {
 
 def write_matrix(folder, chart):
     """Every cell of stack x network x queue x orchestrator x volumes."""
-    objects, n = [], 0
-    for stack, mode, queue, kind, volume in itertools.product(
-            ("image", "host", "managed"), ("host", "multi", "dranet"), (False, True), ("jobset", "leaderworkerset"),
-            VOLUMES):
+    objects = []
+    cells = itertools.product(("image", "host", "managed"), ("host", "multi", "dranet"), (False, True),
+                              ("jobset", "leaderworkerset"), VOLUMES)
+    for n, (stack, mode, queue, kind, volume) in enumerate(cells):
         objects += render(chart, f"m{n}", "matrix", [
             "--set", f"stack={stack},network.mode={mode},orchestrator={kind},workload.gpus=8",
             *(QUEUE if queue else []), *VOLUMES[volume]])
-        n += 1
     write(folder, objects)
-    print(n)
     return True
 
 
