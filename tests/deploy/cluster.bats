@@ -124,7 +124,7 @@ refuse() {
     done
     completed() { [ "$(kubectl get jobsets -o json | jq '[.items[].status.terminalState] | map(select(. == "Completed")) | length')" = 2 ]; }
     within 120 completed
-    of() { kubectl get $objects -A -l "app.kubernetes.io/instance=$1" -o name | grep -v ^pod/ | sort; }
+    of() { kubectl get "$objects" -A -l "app.kubernetes.io/instance=$1" -o name | grep -v ^pod/ | sort; }
     gone() { [ -z "$(of "$1")" ]; }
     [ "$(of one | wc -l)" -ge 6 ]
     [ "$(of one | sed 's/one/two/')" = "$(of two)" ]
