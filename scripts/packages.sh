@@ -41,6 +41,7 @@ test   imports:yaml                        python3-yaml
 test   command:/usr/bin/python3-config     python3-dev
 test   imports:ensurepip                   python3-venv
 test   command:jq                          jq
+test   command:git                         git
 test   command:scdoc                       scdoc
 test   command:zsh                         zsh
 test   command:fish                        fish

@@ -180,12 +180,16 @@ refused() {
 
 # --- --fix ---
 
+# Not in live(), which tests `run`: a skip would end that alone.
+need_namespaces() {
+    unshare --user --map-root-user --mount sh -c 'mkdir root && mount -t tmpfs tmpfs root' 2>/dev/null ||
+        skip "no user and mount namespaces here"
+    rmdir root
+}
+
 # live COMMAND: on a machine whose /sys and /proc/driver are those of a tree with 8 H100, and where modprobe is a script.
 # In namespaces of its own, so that nothing real is touched.
 live() {
-    if ! unshare --user --map-root-user --mount true 2>/dev/null; then
-        skip "no user namespaces here"
-    fi
     rm -rf live bin
     cp -r h100.peermem live
     mkdir bin
@@ -218,6 +222,7 @@ SCRIPT
 }
 
 @test "--fix --yes runs what is safe, looks again, and says that it is gone" {
+    need_namespaces
     run --separate-stderr live "$EPKIT" doctor --only peermem --fix --yes
     echo "$output$stderr"
     [ "$status" -eq 0 ]
@@ -227,6 +232,7 @@ SCRIPT
 }
 
 @test "--fix makes /dev/shm larger: a real remount" {
+    need_namespaces
     run --separate-stderr live "$EPKIT" doctor --only shm --fix --yes
     echo "$output$stderr"
     [ "$status" -eq 0 ]
@@ -234,6 +240,7 @@ SCRIPT
 }
 
 @test "a fix that fails: its output is shown, the finding is still there, exit code 1" {
+    need_namespaces
     MODPROBE_FAILS=1 run --separate-stderr live "$EPKIT" doctor --only peermem --fix --yes
     echo "$output$stderr"
     [ "$status" -eq 1 ]
@@ -242,6 +249,7 @@ SCRIPT
 }
 
 @test "--fix without a terminal and without --yes shows the plan and runs nothing" {
+    need_namespaces
     run --separate-stderr live "$EPKIT" doctor --only peermem --fix
     [ "$status" -eq 2 ]
     [[ "$output" == *"Plan:"*"modprobe nvidia-peermem"* ]]
@@ -251,6 +259,7 @@ SCRIPT
 
 @test "--fix asks on a terminal, and takes no for an answer" {
     command -v script >/dev/null || skip "no script(1) here"
+    need_namespaces
     run live sh -c 'echo n | script -qec "$EPKIT_COMMAND doctor --only peermem --fix" /dev/null'
     echo "$output"
     [ "$status" -eq 3 ]

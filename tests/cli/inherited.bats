@@ -138,7 +138,7 @@ gone() {
 }
 
 @test "process number 1 of a container: SIGTERM and SIGINT end it" {
-    unshare --pid --fork true 2>/dev/null || skip "no right to make PID namespaces"
+    unshare --pid --fork --mount-proc true 2>/dev/null || skip "no right to make PID namespaces"
     for number in TERM:143 INT:130; do
         for arguments in "nics --devices lo --watch" "${LONG[*]}"; do
             # shellcheck disable=SC2086 # words

@@ -176,6 +176,16 @@ static int report(const struct run *run)
     return s->passed != s->storms || s->storms == 0 || is_too_much(s);
 }
 
+/* A container may give no namespaces: its storms go without these. */
+static void say_impossible(unsigned possible)
+{
+    static const char *const names[] = {"no /proc", "no pidfd", "no openat2", "other users", "hidepid"};
+
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!(possible & 1u << i))
+            printf("no storm here with: %s\n", names[i]);
+}
+
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
@@ -184,8 +194,9 @@ int main(int argc, char **argv)
         {"jobs", required_argument, NULL, 'j'},   {"mpirun", required_argument, NULL, 'r'},
         {"plan", no_argument, NULL, 'p'},         {"mpi-rank", required_argument, NULL, 'R'},
         {"verbose", no_argument, NULL, 'v'},      {NULL, 0, NULL, 0}};
-    struct run run = {
-        .seed = (uint64_t)time(NULL), .choice = {.mode = -1, .root = geteuid() == 0}, .side_by_side = SIDE_BY_SIDE};
+    struct run run = {.seed = (uint64_t)time(NULL),
+                      .choice = {.mode = -1, .limits = storm_possible_limits()},
+                      .side_by_side = SIDE_BY_SIDE};
     int option, only = -1, faults = getenv("EPKIT_TEST_LONG") ? LONG_FAULTS : NORMAL_FAULTS;
     bool plan_only = false;
 
@@ -243,6 +254,7 @@ int main(int argc, char **argv)
         return 1;
     }
     printf("storms, --seed %llu\n", (unsigned long long)run.seed);
+    say_impossible(run.choice.limits);
     fflush(stdout);
     run_storms(&run, only >= 0 ? only : 0, only >= 0 ? only : MOST_STORMS, only >= 0 ? 1 : faults);
     free(run.pids);

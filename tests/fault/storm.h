@@ -163,8 +163,9 @@ void storm_complain(struct storm_verdict *verdict, enum storm_kind kind, const c
 
 /* --- storm_plan.c --- */
 struct storm_choice {
-    bool mpi, root;
-    int mode; /* -1: any */
+    bool mpi;
+    unsigned limits; /* that are possible */
+    int mode;        /* -1: any */
 };
 struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *choice);
 const char *strike_name(enum strike strike);
@@ -195,6 +196,8 @@ void storm_conduct(const struct storm *storm, const struct storm_programs *progr
 /* --- storm_limits.c --- */
 /* This process and what it starts, from now on. False: not possible here. */
 bool storm_limit(unsigned limits);
+/* Which limits this machine lets a process take on; tried in children. */
+unsigned storm_possible_limits(void);
 /* A mount namespace of its own with an empty /dev/shm. */
 bool storm_isolate(void);
 /* In a rank: another user than the others. */

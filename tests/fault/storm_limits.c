@@ -11,6 +11,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { FIRST_USER = 64000 };
@@ -78,4 +79,24 @@ bool storm_become_user(int rank)
     /* The kernel forgets the signal of the parent's death when a process becomes another user. */
     return setgroups(0, NULL) == 0 && setresgid(user, user, user) == 0 && setresuid(user, user, user) == 0 &&
            prctl(PR_SET_PDEATHSIG, 9) == 0;
+}
+
+static bool is_possible(unsigned limit)
+{
+    pid_t pid = fork();
+    int how = -1;
+
+    if (pid == 0)
+        _exit(!(limit == LIMIT_USERS ? storm_become_user(0) : storm_limit(limit)));
+    return pid > 0 && waitpid(pid, &how, 0) == pid && WIFEXITED(how) && WEXITSTATUS(how) == 0;
+}
+
+unsigned storm_possible_limits(void)
+{
+    unsigned possible = 0;
+
+    for (unsigned limit = LIMIT_PROC; limit <= LIMIT_HIDEPID; limit <<= 1)
+        possible |= is_possible(limit) ? limit : 0;
+    /* Of one's own processes nothing is hidden. */
+    return possible & LIMIT_USERS ? possible : possible & ~LIMIT_HIDEPID;
 }

@@ -44,7 +44,7 @@ const char *call_name(enum call call)
     return names[call];
 }
 
-static unsigned draw_limits(uint64_t *state, enum mode mode, bool root)
+static unsigned draw_limits(uint64_t *state, enum mode mode, unsigned possible)
 {
     static const unsigned limits[] = {LIMIT_PROC,
                                       LIMIT_PIDFD,
@@ -54,14 +54,14 @@ static unsigned draw_limits(uint64_t *state, enum mode mode, bool root)
                                       LIMIT_PROC | LIMIT_PIDFD | LIMIT_OPENAT2,
                                       LIMIT_USERS,
                                       LIMIT_USERS | LIMIT_HIDEPID};
-    unsigned drawn = limits[below(state, (int)(sizeof(limits) / sizeof(limits[0])))];
+    unsigned drawn = possible & limits[below(state, (int)(sizeof(limits) / sizeof(limits[0])))];
 
     if (below(state, 100) < 60)
         return 0;
     /* mpirun reads /proc itself, and its ranks meet as one user. */
     if (mode == MODE_MPI)
         return drawn & (LIMIT_PIDFD | LIMIT_OPENAT2);
-    return root && mode == MODE_FORK ? drawn : drawn & ~(LIMIT_USERS | LIMIT_HIDEPID);
+    return mode == MODE_FORK ? drawn : drawn & ~(LIMIT_USERS | LIMIT_HIDEPID);
 }
 
 static enum strike draw_strike(uint64_t *state, enum mode mode)
@@ -158,7 +158,7 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
     storm.mode = choice->mpi && mode < 5 ? MODE_MPI : mode < 27 ? MODE_THREADS : MODE_FORK;
     if (choice->mode >= 0)
         storm.mode = (enum mode)choice->mode;
-    storm.limits = draw_limits(&state, storm.mode, choice->root);
+    storm.limits = draw_limits(&state, storm.mode, choice->limits);
     storm.nranks = 2 + below(&state, 4);
     storm.nnodes = below(&state, 4) == 0 && storm.nranks % 2 == 0 ? 2 : 1;
     storm.free_early = below(&state, 2);
