@@ -182,9 +182,10 @@ refused() {
 
 # Not in live(), which tests `run`: a skip would end that alone.
 need_namespaces() {
-    unshare --user --map-root-user --mount sh -c 'mkdir root && mount -t tmpfs tmpfs root' 2>/dev/null ||
+    mkdir -p probe
+    unshare --user --map-root-user --mount mount -t tmpfs tmpfs probe 2>/dev/null ||
         skip "no user and mount namespaces here"
-    rmdir root
+    rmdir probe
 }
 
 # live COMMAND: on a machine whose /sys and /proc/driver are those of a tree with 8 H100, and where modprobe is a script.
