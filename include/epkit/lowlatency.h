@@ -53,7 +53,8 @@ typedef struct ep_ll ep_ll;
 
 enum {
     /* A peer that dies or misses its deadline is masked: it counts as a rank without tokens, its experts contribute
-     * nothing, the group goes on. See ep_ll_get_mask(). A rank that others have masked, but that was only late, gets
+     * nothing, the group goes on. On the host backend one that is late because it waits for others has the deadlines
+     * of these waits besides. See ep_ll_get_mask(). A rank that others have masked, but that was only late, gets
      * EP_E_EXCLUDED from its next call. */
     EP_LL_MASK_DEAD = 1u << 8
 };

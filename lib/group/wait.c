@@ -346,35 +346,53 @@ static int find_dead(struct host_comm *host, int only)
     return -1;
 }
 
-/*
- * Who is to blame when `rank` did not come: it may itself be waiting for somebody. A rank that waits looks around
- * often; one whose last look is older than half the deadline is not waiting but stopped.
- */
-static int find_failed_rank(struct host_comm *host, int rank)
+struct wait_of {
+    uint32_t waiting; /* as host_control has it */
+    uint64_t beat_ns;
+};
+
+/* What a rank says of its wait; false where nothing is known of it. */
+static bool read_wait(const struct host_comm *host, int rank, struct wait_of *ret_wait)
 {
-    uint64_t stale_ns = (uint64_t)host->comm->config.timeout_ms * 500000u, now = ep_now_ns();
+    const struct host_control *control = host->peers[rank].control;
+
+    if (!control && !host->remote)
+        return false;
+    ret_wait->waiting = atomic_load(control ? &control->waiting : &host->remote[rank].waiting);
+    ret_wait->beat_ns = atomic_load(control ? &control->beat_ns : &host->remote[rank].beat_ns);
+    return true;
+}
+
+/* The rank that one waits for which waits; -1: none. One that has not looked around for half the deadline is stopped.
+ */
+static int waits_for(const struct host_comm *host, const struct wait_of *wait, uint64_t now)
+{
+    uint64_t stale_ns = (uint64_t)host->comm->config.timeout_ms * 500000u;
+    int next = (int)(wait->waiting >> 8) - 1;
 
     if (stale_ns < 2 * LOOK_NS)
         stale_ns = 2 * LOOK_NS;
+    /* Its last look may be later than our clock. */
+    if (!wait->waiting || wait->beat_ns + stale_ns < now || next >= host->comm->nranks)
+        return -1;
+    return next;
+}
+
+/* Who is to blame when `rank` did not come: it may itself be waiting for somebody. */
+static int find_failed_rank(struct host_comm *host, int rank)
+{
+    uint64_t now = ep_now_ns();
 
     for (int step = 0; step < host->comm->nranks; step++) {
-        struct host_control *control = host->peers[rank].control;
-        uint32_t waiting;
-        uint64_t beat_ns;
+        struct wait_of wait;
         int next;
 
-        if ((!control && !host->remote) || host_peer_dead(host, rank))
+        if (host_peer_dead(host, rank) || !read_wait(host, rank, &wait))
             return rank;
-        waiting = atomic_load(control ? &control->waiting : &host->remote[rank].waiting);
-        beat_ns = atomic_load(control ? &control->beat_ns : &host->remote[rank].beat_ns);
-        /* Its last look may be later than our clock. */
-        if (!waiting || beat_ns + stale_ns < now)
+        next = waits_for(host, &wait, now);
+        /* One that waits for us was merely slow, but late it is. */
+        if (next < 0 || next == host->comm->rank)
             return rank;
-        next = (int)(waiting >> 8) - 1;
-        if (next < 0 || next >= host->comm->nranks)
-            return rank; /* it waits for nobody that there is */
-        if (next == host->comm->rank)
-            return rank; /* it waits for us: it was merely slow, but late it is */
         rank = next;
     }
     return rank;
@@ -390,6 +408,8 @@ void host_pause_reset(struct host_pause *pause)
 {
     pause->deadline_ns = ep_deadline_ns(pause->host->comm->config.timeout_ms);
     pause->blame_ns = 0;
+    pause->its_wait = 0;
+    pause->its_waits = 0;
     pause->spins = 0;
 }
 
@@ -423,17 +443,40 @@ static bool is_held_back(const struct host_pause *pause, int rank)
 static bool is_between_waits(struct host_pause *pause, int rank, uint64_t now)
 {
     const struct host_comm *host = pause->host;
-    const struct host_control *control = host->peers[rank].control;
-    uint64_t part_ns = (uint64_t)host->comm->config.timeout_ms * 1000000u / GRACE_PART, beat_ns;
+    uint64_t part_ns = (uint64_t)host->comm->config.timeout_ms * 1000000u / GRACE_PART;
+    struct wait_of wait;
 
-    if ((!control && !host->remote) || host_peer_dead(host, rank) || has_left(host, rank))
+    if (host_peer_dead(host, rank) || has_left(host, rank) || !read_wait(host, rank, &wait) || wait.waiting)
         return false;
-    if (atomic_load(control ? &control->waiting : &host->remote[rank].waiting))
-        return false;
-    beat_ns = atomic_load(control ? &control->beat_ns : &host->remote[rank].beat_ns);
     if (!pause->blame_ns)
         pause->blame_ns = now + part_ns;
-    return now < pause->blame_ns && beat_ns + part_ns > now;
+    return now < pause->blame_ns && wait.beat_ns + part_ns > now;
+}
+
+/*
+ * A rank that is late because it waits for others is not masked: it masks them at its own deadline, and comes. It has a
+ * deadline for each of these waits, as many as there are ranks, and the time between two of them.
+ */
+static bool is_held_up(struct host_pause *pause, int rank, uint64_t now)
+{
+    const struct host_comm *host = pause->host;
+    struct wait_of wait;
+    int next;
+
+    if (host_peer_dead(host, rank) || has_left(host, rank) || !read_wait(host, rank, &wait))
+        return false;
+    next = waits_for(host, &wait, now);
+    if (next < 0 && pause->its_waits < host->comm->nranks)
+        return is_between_waits(pause, rank, now);
+    if (next < 0 || next == host->comm->rank)
+        return false;
+    if (wait.waiting != pause->its_wait) {
+        pause->its_wait = wait.waiting;
+        pause->its_deadline_ns = now + (uint64_t)host->comm->config.timeout_ms * 1000000u;
+        pause->its_waits++;
+        pause->blame_ns = 0;
+    }
+    return pause->its_waits <= host->comm->nranks && now < pause->its_deadline_ns;
 }
 
 static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
@@ -448,7 +491,8 @@ static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
     if (dead < 0 && !left && now < pause->deadline_ns)
         return EP_OK;
     failed_rank = dead >= 0 ? dead : left || pause->tolerant ? rank : find_failed_rank(host, rank);
-    if (dead < 0 && !left && !pause->tolerant && is_between_waits(pause, failed_rank, now))
+    if (dead < 0 && !left &&
+        (pause->tolerant ? is_held_up(pause, failed_rank, now) : is_between_waits(pause, failed_rank, now)))
         return EP_OK;
     /* It may have done what we wait for after we looked and before it ended: the caller looks once more. */
     if ((dead >= 0 || left) && pause->gone != failed_rank + 1) {

@@ -22,6 +22,7 @@
 #define HIDDEN 128
 #define TOPK 2
 #define ROWS (RANKS * MOST)
+#define HELD_UP_MS 4000 /* deadline of which a half passes before a wait begins */
 
 struct member {
     ep_comm *comm;
@@ -535,6 +536,56 @@ static void masks_are_set_and_cleared_in_order(void **state)
     run((struct story){.play = mask_by_hand, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
 }
 
+/*
+ * Rank 2 never calls. Rank 0 has masked it by hand and waits in the combine for rank 1, which came half a deadline
+ * later to its wait for rank 2: rank 0's deadline passes first, and rank 1 is not to be masked for rank 2's absence.
+ */
+static int wait_while_masking(struct member *m)
+{
+    struct timespec half = {HELD_UP_MS / 2000, HELD_UP_MS / 2 % 1000 * 1000000L};
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+    int32_t mask[RANKS];
+
+    if (m->rank == 0)
+        SURE(ep_ll_set_mask(m->ll, 2, 1, NULL) == EP_OK);
+    dispatch.flags = m->rank ? EP_LL_RECV_HOOK : 0;
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    if (m->rank == 1) {
+        nanosleep(&half, NULL);
+        SURE(ep_ll_finish_sync(m->ll, 0) == EP_OK);
+    }
+    answer(m);
+    combine = combine_of(m, 0);
+    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
+    SURE(is_answered(m, 1u << 2));
+    SURE(ep_ll_get_mask(m->ll, mask) == EP_OK);
+    SURE(!mask[0] && !mask[1] && mask[2]);
+    return 0;
+}
+
+static int wait_for_one_that_waits(struct member *m)
+{
+    static _Atomic int done;
+    int code = 0;
+
+    if (m->rank != 2) {
+        code = wait_while_masking(m);
+        done++;
+    }
+    /* Who leaves is masked at once. */
+    while (done < 2)
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+    return code;
+}
+
+static void a_rank_that_waits_for_another_is_not_masked(void **state)
+{
+    (void)state;
+    run((struct story){
+        .play = wait_for_one_that_waits, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = HELD_UP_MS});
+}
+
 /* All ranks are there in the first barrier; rank 2 is not in the second one, which then knows so. */
 static int miss_a_barrier(struct member *m)
 {
@@ -562,6 +613,7 @@ static void a_barrier_masks_who_does_not_come(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_that_waits_for_another_is_not_masked),
         cmocka_unit_test(dispatches_are_combined_again_or_dropped),
         cmocka_unit_test(the_dispatch_before_the_last_is_combined),
         cmocka_unit_test(halves_of_two_calls_are_open),
