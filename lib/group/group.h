@@ -331,7 +331,7 @@ struct host_pause {
     enum host_phase phase;
     uint64_t deadline_ns, next_look_ns;
     uint64_t blame_ns; /* 0, or until when a rank that is between two waits is not blamed, behind the deadline */
-    /* A tolerant wait: the wait of the rank waited for, until when it is given time to end that, and how many it had. */
+    /* Of a tolerant wait: that of the rank waited for, until when it is given time to end it, how many it had. */
     uint32_t its_wait;
     uint64_t its_deadline_ns;
     int its_waits;
