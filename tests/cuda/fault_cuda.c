@@ -350,9 +350,6 @@ static int run_scene(struct options *options, const struct kind *kind)
 
     if (!options_want(options, launch.name))
         return SKIPPED;
-    /* There are no graphs between nodes. */
-    if (kind->fault == REPLAYED && group_division.nodes > 1)
-        return SKIPPED;
     if (scene.victim_pid && ep_boot_shm_new(options->ranks, &scene.second) == EP_OK)
         code = launch_ranks(&launch);
     else

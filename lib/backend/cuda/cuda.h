@@ -12,7 +12,8 @@
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
  *   lowlatency.c            the low-latency calls;  ll_nodes.c  what they send to other nodes
- *   nodes.c     operations between nodes;  proxy.c  the thread that sends and receives for them
+ *   nodes.c     operations between nodes;  proxy.c  the thread that sends and receives for them;  op_ring.c  which is
+ *               next
  *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *

@@ -232,29 +232,20 @@ static struct cuda_hop_side side_of(const struct cuda_lists *lists, const struct
     return (struct cuda_hop_side){.rail = rail, .device = on_device(lists, rail)};
 }
 
-/* After a failure behind the first launch the peers are to hear of it: cuda_call_end() does that. */
-static ep_status queue_hop(struct cuda_comm *cuda, struct cuda_hop *hop, ep_status status, bool queued)
+ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own,
+                              int weight_words, bool *ret_queued)
 {
-    if (status == EP_OK || queued)
-        cuda_hop_queue(cuda, hop);
-    else
-        cuda_hop_discard(hop);
-    return status;
-}
-
-ep_status cuda_nodes_dispatch(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_dispatch *own, int weight_words,
-                              cudaStream_t stream, bool *ret_queued)
-{
+    struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     size_t token_bytes = (size_t)own->row_bytes + ((size_t)own->scale_words + (size_t)weight_words) * 4;
     struct cuda_hop_args args = {.call = "ep_dispatch",
                                  .phase = HOST_DISPATCH_MOVE,
+                                 .captured = call->capture != 0,
                                  .tell = own->terms.tell,
                                  .out = side_of(lists, lists->net),
                                  .in = side_of(lists, lists->rail)};
     struct cuda_nodes_dispatch place = {.own = *own, .beside = {own->scale_words, weight_words}};
     struct cuda_pack pack = {.waits = own->waits,
-                             .words = cuda_proxy_words(cuda),
                              .token = on_device(lists, lists->token),
                              .x = own->x,
                              .scales = own->scales,
@@ -269,30 +260,42 @@ ep_status cuda_nodes_dispatch(struct cuda_comm *cuda, ep_plan *plan, const struc
     args.out.tokens = args.in.tokens = chunk_tokens(cuda, token_bytes);
     args.out.token_bytes = args.in.token_bytes = token_bytes;
     args.slot_bytes = ((size_t)args.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_hop_prepare(cuda, &args, &pack.out, &place.in, &pack.reused, &hop));
+    EP_TRY(cuda_hop_prepare(cuda, &args, &pack.op, &pack.out, &place.in, &hop));
+    place.op = pack.op;
     place.rail = rail_route(lists);
     pack.blocks = place.blocks = cuda->sms * BLOCKS_OF_SM;
-    status = cuda_status(cuda_launch_pack(&pack, stream), "pack kernel");
-    if (status == EP_OK) {
-        *ret_queued = true;
-        status = cuda_status(cuda_launch_nodes_dispatch(&place, stream), "dispatch kernel");
+    status = cuda_status(cuda_launch_pack(&pack, call->stream), "pack kernel");
+    if (status != EP_OK) {
+        cuda_hop_discard(cuda, hop);
+        return status;
     }
-    return queue_hop(cuda, hop, status, *ret_queued);
+    /* After a failure from here on the peers are to hear of it: cuda_call_end() does that. */
+    *ret_queued = true;
+    return cuda_status(cuda_launch_nodes_dispatch(&place, call->stream), "dispatch kernel");
 }
 
-ep_status cuda_nodes_combine(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_combine *own, cudaStream_t stream,
+/* The one launch of an operation. */
+static ep_status end_launch(struct cuda_comm *cuda, struct cuda_hop *hop, ep_status status)
+{
+    if (status != EP_OK)
+        cuda_hop_discard(cuda, hop);
+    return status;
+}
+
+ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own,
                              bool *ret_queued)
 {
+    struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     int weight_words = own->out_weights ? plan->args.topk : 0;
     size_t token_bytes = 2 * (size_t)own->row_bytes + (size_t)weight_words * 4;
     struct cuda_hop_args args = {.call = "ep_combine",
                                  .phase = HOST_COMBINE_MOVE,
+                                 .captured = call->capture != 0,
                                  .tell = own->terms.tell,
                                  .out = side_of(lists, lists->rail),
                                  .in = side_of(lists, lists->net)};
     struct cuda_nodes_combine sum = {.own = *own,
-                                     .words = cuda_proxy_words(cuda),
                                      .rail = rail_route(lists),
                                      .rail_units = on_device(lists, lists->rail_units),
                                      .net_units = on_device(lists, lists->net_units),
@@ -309,33 +312,32 @@ ep_status cuda_nodes_combine(struct cuda_comm *cuda, ep_plan *plan, const struct
     args.out.units = lists->rail_units;
     args.in.units = lists->net_units;
     args.slot_bytes = ((size_t)args.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_hop_prepare(cuda, &args, &sum.out, &sum.in, &sum.reused, &hop));
-    status = cuda_status(cuda_launch_nodes_combine(&sum, stream), "combine kernel");
+    EP_TRY(cuda_hop_prepare(cuda, &args, &sum.op, &sum.out, &sum.in, &hop));
+    status = cuda_status(cuda_launch_nodes_combine(&sum, call->stream), "combine kernel");
     *ret_queued = status == EP_OK;
-    return queue_hop(cuda, hop, status, *ret_queued);
+    return end_launch(cuda, hop, status);
 }
 
-ep_status cuda_nodes_barrier(struct cuda_comm *cuda, cudaStream_t stream)
+ep_status cuda_nodes_barrier(const struct cuda_call *call)
 {
+    struct cuda_comm *cuda = call->cuda;
     const ep_comm *comm = cuda->host.comm;
     const uint32_t tell[CUDA_TELL_COMPARED] = {[CUDA_TELL_PHASE] = HOST_BARRIER};
     struct cuda_rail rail[EP_MAX_RANKS];
     struct cuda_hop_args args = {.call = "ep_barrier_on",
                                  .phase = HOST_BARRIER,
+                                 .captured = call->capture != 0,
                                  .tell = tell,
                                  .slot_bytes = 16,
                                  .out = {.rail = rail, .tokens = 1}};
     struct cuda_nodes_barrier barrier;
     struct cuda_chunks in;
     struct cuda_hop *hop;
-    uint64_t reused;
 
     for (int node = 0; node < comm->nnodes; node++)
         rail[node] = (struct cuda_rail){.first = node, .n = node != comm->node};
     args.in = args.out;
     cuda_fill_waits(cuda, HOST_BARRIER, HOST_BARRIER, &barrier.waits);
-    EP_TRY(cuda_hop_prepare(cuda, &args, &barrier.chunks, &in, &reused, &hop));
-    barrier.chunks.landed = in.landed;
-    barrier.chunks.used = in.used;
-    return queue_hop(cuda, hop, cuda_status(cuda_launch_nodes_barrier(&barrier, stream), "barrier kernel"), false);
+    EP_TRY(cuda_hop_prepare(cuda, &args, &barrier.op, &barrier.chunks, &in, &hop));
+    return end_launch(cuda, hop, cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
 }

@@ -74,6 +74,35 @@ __device__ __forceinline__ uint32_t count_chunks(const cuda_chunks &c)
     return (uint32_t)c.most * (uint32_t)c.nnodes;
 }
 
+/* The operation between nodes that runs. Its number is counted when it is complete, so all kernels of it read the same.
+ */
+struct net_run {
+    uint64_t number;
+    const cuda_half *half;
+};
+
+__device__ __forceinline__ net_run run_of(const cuda_waits &waits, const cuda_net_op &op)
+{
+    uint64_t number = *(const volatile uint64_t *)&waits.mine->net_operation + 1;
+
+    return {number, &op.half[number % 2]};
+}
+
+/* Hands it to the proxy. By one thread. */
+__device__ __forceinline__ void post_operation(const cuda_net_op &op, const net_run &run)
+{
+    cuda_op_post *post = &op.posts[run.number % CUDA_OP_POSTS];
+
+    *(volatile uint64_t *)&post->op = op.op;
+    store_release(&post->number, run.number);
+}
+
+/* By one thread, behind everything that its kernels do. */
+__device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_run &run)
+{
+    waits.mine->net_operation = run.number;
+}
+
 struct has_landed {
     const cuda_landed *landed;
     uint64_t number;
@@ -114,10 +143,11 @@ template <typename Met> __device__ wait_end wait_while_moving(const cuda_waits &
 }
 
 /* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
-__device__ const unsigned char *await_chunk(const cuda_waits &waits, const cuda_chunks &c, int node, int slot)
+__device__ const unsigned char *await_chunk(const cuda_waits &waits, const cuda_net_op &op, const net_run &run,
+                                            const cuda_chunks &c, int node, int slot)
 {
-    const cuda_landed *landed = c.landed + slot;
-    wait_end end = wait_while_moving(waits, has_landed{landed, c.number}, c.moved + node);
+    const cuda_landed *landed = run.half->landed + slot;
+    wait_end end = wait_while_moving(waits, has_landed{landed, run.number}, op.moved + node);
 
     if (end != WAIT_MET) {
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
@@ -127,19 +157,19 @@ __device__ const unsigned char *await_chunk(const cuda_waits &waits, const cuda_
 }
 
 /* By one thread, behind all reads of the chunk. */
-__device__ __forceinline__ void give_back(const cuda_chunks &c, int slot)
+__device__ __forceinline__ void give_back(const net_run &run, int slot)
 {
     __threadfence_system();
-    *(volatile uint64_t *)&c.used[slot] = c.number;
+    *(volatile uint64_t *)&run.half->used[slot] = run.number;
 }
 
 /* By all threads of the block, behind all that it has packed. */
-__device__ __forceinline__ void send_chunk(const cuda_chunks &c, int slot)
+__device__ __forceinline__ void send_chunk(const net_run &run, int slot)
 {
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0)
-        store_release(&c.ready[slot], c.number);
+        store_release(&run.half->ready[slot], run.number);
 }
 
 struct has_left {
@@ -152,21 +182,25 @@ struct has_left {
     }
 };
 
-/* May the arena be written? By all threads of the block; false: leave. */
-__device__ bool await_arena(const cuda_waits &waits, const cuda_chunks &c, const cuda_proxy_words *words,
-                            uint64_t reused)
+/*
+ * May the arena be written, in which the chunks of the operation before the last were packed? Then this one is posted.
+ * By all threads of each block; false: leave.
+ */
+__device__ bool await_arena(const cuda_waits &waits, const cuda_net_op &op, const net_run &run, const cuda_chunks &c)
 {
     bool sound = true;
 
-    if (threadIdx.x == 0 && reused) {
-        wait_end end = wait_while_moving(waits, has_left{words, reused}, c.moved + c.nnodes);
-        int blocked = *(const volatile int32_t *)&words->blocked;
+    if (threadIdx.x == 0 && run.number > 2) {
+        wait_end end = wait_while_moving(waits, has_left{op.words, run.number - 2}, op.moved + c.nnodes);
+        int blocked = *(const volatile int32_t *)&op.words->blocked;
 
         sound = end == WAIT_MET;
         if (!sound)
             give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, blocked < 0 ? waits.rank : blocked - waits.first,
                     c.phase);
     }
+    if (threadIdx.x == 0 && blockIdx.x == 0 && sound)
+        post_operation(op, run);
     return __syncthreads_and(sound);
 }
 
@@ -294,13 +328,13 @@ __device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, 
 }
 
 /* A chunk of a rail peer's. By all threads of the block; false: leave. */
-__device__ bool place_chunk(const cuda_nodes_dispatch &d, const targets &targets, const chunk &c)
+__device__ bool place_chunk(const cuda_nodes_dispatch &d, const net_run &run, const targets &targets, const chunk &c)
 {
     __shared__ const unsigned char *landed;
     int64_t scale_bytes = (int64_t)d.beside.scale_words * 4;
 
     if (threadIdx.x == 0)
-        landed = await_chunk(d.own.waits, d.in, c.node, c.slot);
+        landed = await_chunk(d.own.waits, d.op, run, d.in, c.node, c.slot);
     __syncthreads();
     if (!landed)
         return false;
@@ -318,7 +352,7 @@ __device__ bool place_chunk(const cuda_nodes_dispatch &d, const targets &targets
     }
     __syncthreads();
     if (threadIdx.x == 0)
-        give_back(d.in, c.slot);
+        give_back(run, c.slot);
     return true;
 }
 
@@ -381,13 +415,13 @@ __device__ __forceinline__ unsigned long long row_of(const cuda_nodes_combine &c
 }
 
 /* The sum of a rail peer's token over this node, into the chunk. A single row goes as it is. By all lanes. */
-__device__ void sum_rail_token(const cuda_nodes_combine &c, const targets &from, const chunk &chunk, int i, terms &t,
-                               int lane)
+__device__ void sum_rail_token(const cuda_nodes_combine &c, const net_run &run, const targets &from, const chunk &chunk,
+                               int i, terms &t, int lane)
 {
     int at = chunk.first + i, start = c.rail.start[at], n = c.rail.start[at + 1] - start;
     int begin = c.rail_units[chunk.first], all = c.rail_units[chunk.first + chunk.n] - begin;
     int units = c.rail_units[at + 1] - c.rail_units[at];
-    unsigned char *slot = c.out.arena + (size_t)chunk.slot * c.out.slot_bytes;
+    unsigned char *slot = run.half->arena + (size_t)chunk.slot * c.op.slot_bytes;
     unsigned char *to = slot + (c.rail_units[at] - begin) * c.own.row_bytes;
     float *weights = reinterpret_cast<float *>(slot + all * c.own.row_bytes) + i * c.weight_words, sum[8];
 
@@ -412,13 +446,14 @@ __device__ void sum_rail_token(const cuda_nodes_combine &c, const targets &from,
     __syncwarp();
 }
 
-__device__ void sum_chunk(const cuda_nodes_combine &c, const targets &from, const chunk &chunk, terms *all)
+__device__ void sum_chunk(const cuda_nodes_combine &c, const net_run &run, const targets &from, const chunk &chunk,
+                          terms *all)
 {
     int warp = (int)threadIdx.x / WARP;
 
     for (int i = warp; i < chunk.n; i += CUDA_NODES_WARPS)
-        sum_rail_token(c, from, chunk, i, all[warp], (int)threadIdx.x % WARP);
-    send_chunk(c.out, chunk.slot);
+        sum_rail_token(c, run, from, chunk, i, all[warp], (int)threadIdx.x % WARP);
+    send_chunk(run, chunk.slot);
 }
 
 /* What a token has on another node, where it has landed. */
@@ -430,7 +465,7 @@ struct far_sum {
 };
 
 /* By one lane for each; row NULL: leave. */
-__device__ far_sum await_far(const cuda_nodes_combine &c, cuda_far_term term)
+__device__ far_sum await_far(const cuda_nodes_combine &c, const net_run &run, cuda_far_term term)
 {
     cuda_rail rail = c.in.rail[term.node];
     int i = (term.at - rail.first) / c.in.tokens, first = rail.first + i * c.in.tokens;
@@ -440,7 +475,7 @@ __device__ far_sum await_far(const cuda_nodes_combine &c, cuda_far_term term)
 
     far.in = {term.node, first, min(c.in.tokens, rail.first + rail.n - first),
               CUDA_CHUNK_SLOT(rail.first, c.in.tokens, term.node, i)};
-    landed = await_chunk(c.own.waits, c.in, term.node, far.in.slot);
+    landed = await_chunk(c.own.waits, c.op, run, c.in, term.node, far.in.slot);
     if (!landed)
         return far;
     begin = c.net_units[first];
@@ -452,13 +487,13 @@ __device__ far_sum await_far(const cuda_nodes_combine &c, cuda_far_term term)
 }
 
 /* Who reads the last token of a chunk gives it back. */
-__device__ void leave_chunk(const cuda_chunks &c, const chunk &chunk)
+__device__ void leave_chunk(const net_run &run, const chunk &chunk)
 {
     __threadfence();
-    if (atomicAdd(&c.taken[chunk.slot], 1u) != (uint32_t)chunk.n - 1)
+    if (atomicAdd(&run.half->taken[chunk.slot], 1u) != (uint32_t)chunk.n - 1)
         return;
-    c.taken[chunk.slot] = 0;
-    give_back(c, chunk.slot);
+    run.half->taken[chunk.slot] = 0;
+    give_back(run, chunk.slot);
 }
 
 __device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, int64_t token, const far_sum &far,
@@ -486,12 +521,13 @@ __device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, in
 }
 
 /* Of this rank: biases, then the nodes in their order, the own one row by row. By all lanes; false: leave. */
-__device__ bool sum_token(const cuda_nodes_combine &c, const targets &from, int64_t token, terms &t, int lane)
+__device__ bool sum_token(const cuda_nodes_combine &c, const net_run &run, const targets &from, int64_t token, terms &t,
+                          int lane)
 {
     const cuda_route &route = c.own.route;
     int start = c.far_start[token], n_far = c.far_start[token + 1] - start, n_own = route.count[token], n = 0, before;
     cuda_far_term term = lane < n_far ? c.far[start + lane] : cuda_far_term{0, 0};
-    far_sum far = lane < n_far ? await_far(c, term) : far_sum{};
+    far_sum far = lane < n_far ? await_far(c, run, term) : far_sum{};
     float sum[8];
 
     if (!__all_sync(ALL_LANES, lane >= n_far || far.row))
@@ -515,7 +551,7 @@ __device__ bool sum_token(const cuda_nodes_combine &c, const targets &from, int6
         sum_weights(c, from, token, far, n_far, before, lane);
     __syncwarp();
     if (lane < n_far)
-        leave_chunk(c.in, far.in);
+        leave_chunk(run, far.in);
     __syncwarp();
     return true;
 }
@@ -529,9 +565,10 @@ namespace ep
 __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cuda_pack p)
 {
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    net_run run = run_of(p.waits, p.op);
 
     if (!__syncthreads_and(threadIdx.x || may_begin(p.waits, p.waits.ready_phase)) ||
-        !await_arena(p.waits, p.out, p.words, p.reused))
+        !await_arena(p.waits, p.op, run, p.out))
         return;
     for (uint32_t number = blockIdx.x; number < count_chunks(p.out); number += gridDim.x) {
         chunk c = find_chunk(p.out, number);
@@ -539,8 +576,8 @@ __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cud
         if (!c.n)
             continue;
         for (int i = warp; i < c.n; i += CUDA_NODES_WARPS)
-            pack_token(p, c, i, p.out.arena + (size_t)c.slot * p.out.slot_bytes, lane);
-        send_chunk(p.out, c.slot);
+            pack_token(p, c, i, run.half->arena + (size_t)c.slot * p.op.slot_bytes, lane);
+        send_chunk(run, c.slot);
     }
 }
 
@@ -551,6 +588,7 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
     bool sound = operation_begin(d.own.waits, d.own.terms, d.own.route.counts, number, targets);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     uint32_t all = own + count_chunks(d.in), unit;
+    net_run run = run_of(d.own.waits, d.op);
 
     while (sound && (unit = take_block_unit(d.own.waits)) < all) {
         chunk c;
@@ -561,10 +599,12 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
         }
         c = find_chunk(d.in, unit - own);
         if (c.n)
-            sound = place_chunk(d, targets, c);
+            sound = place_chunk(d, run, targets, c);
     }
-    if (operation_meet(d.own.waits, number, sound, gridDim.x))
+    if (operation_meet(d.own.waits, number, sound, gridDim.x)) {
         operation_complete(d.own.waits, number);
+        complete_net(d.own.waits, run);
+    }
 }
 
 __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__ cuda_nodes_combine c)
@@ -575,8 +615,9 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     bool sound = operation_begin(c.own.waits, c.own.terms, c.own.route.counts, number, from);
     uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), unit;
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
+    net_run run = run_of(c.own.waits, c.op);
 
-    sound = sound && await_arena(c.own.waits, c.out, c.words, c.reused);
+    sound = sound && await_arena(c.own.waits, c.op, run, c.out);
     /* Sums of the rail peers' tokens first: they wait for nobody. */
     while (sound && (unit = take_block_unit(c.own.waits)) < all) {
         int warp = (int)threadIdx.x / WARP;
@@ -586,34 +627,43 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
             chunk out = find_chunk(c.out, unit);
 
             if (out.n)
-                sum_chunk(c, from, out, terms);
+                sum_chunk(c, run, from, out, terms);
             continue;
         }
         if (token < tokens)
-            sound = sum_token(c, from, token, terms[warp], (int)threadIdx.x % WARP);
+            sound = sum_token(c, run, from, token, terms[warp], (int)threadIdx.x % WARP);
         sound = __syncthreads_and(sound);
     }
-    if (operation_meet(c.own.waits, number, sound, gridDim.x))
+    if (operation_meet(c.own.waits, number, sound, gridDim.x)) {
         operation_complete(c.own.waits, number);
+        complete_net(c.own.waits, run);
+    }
 }
 
 /* All ranks of this node have come to it, by a barrier before it. A thread for each node. */
 __global__ void __launch_bounds__(THREADS) barrier_nodes(const __grid_constant__ cuda_nodes_barrier b)
 {
-    if (!__syncthreads_and(threadIdx.x || may_begin(b.waits, b.waits.ready_phase)))
+    net_run run = run_of(b.waits, b.op);
+    bool sound = __syncthreads_and(threadIdx.x || may_begin(b.waits, b.waits.ready_phase));
+
+    if (!sound)
         return;
+    if (threadIdx.x == 0)
+        post_operation(b.op, run);
     for (int node = (int)threadIdx.x; node < b.chunks.nnodes; node += (int)blockDim.x)
         if (node != b.chunks.node)
-            store_release(&b.chunks.ready[CUDA_CHUNK_SLOT(node, 1, node, 0)], b.chunks.number);
-    for (int node = (int)threadIdx.x; node < b.chunks.nnodes; node += (int)blockDim.x) {
+            store_release(&run.half->ready[CUDA_CHUNK_SLOT(node, 1, node, 0)], run.number);
+    for (int node = (int)threadIdx.x; node < b.chunks.nnodes && sound; node += (int)blockDim.x) {
         int slot = CUDA_CHUNK_SLOT(node, 1, node, 0);
 
         if (node == b.chunks.node)
             continue;
-        if (!await_chunk(b.waits, b.chunks, node, slot))
-            return;
-        give_back(b.chunks, slot);
+        sound = await_chunk(b.waits, b.op, run, b.chunks, node, slot);
+        if (sound)
+            give_back(run, slot);
     }
+    if (__syncthreads_and(sound) && threadIdx.x == 0)
+        complete_net(b.waits, run);
 }
 
 } /* namespace ep */
