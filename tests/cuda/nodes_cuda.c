@@ -178,13 +178,12 @@ static int run_refused(struct state *s)
 {
     ep_plan_args args = plan_args(s);
     ep_plan *plan = NULL;
-    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+    ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
 
     args.max_recv_tokens = TOKENS * TOPK * s->group->nranks;
     CALL(ep_plan_new(s->group->cuda, &args, &plan));
-    update.topk_idx = s->index;
-    update.n_tokens = TOKENS;
-    TRY(expect_status("ep_plan_update", ep_plan_update(plan, &update, s->group->stream), EP_E_UNSUPPORTED, says));
+    TRY(expect_status("ep_plan_get_metadata", ep_plan_get_metadata(plan, &metadata, s->group->stream), EP_E_UNSUPPORTED,
+                      says));
     ep_plan_free(plan);
     TRY(make_plan(s));
     TRY(make_buffers(s));

@@ -72,11 +72,12 @@ struct cuda_place {
 
 /* What a rank tells of its tokens when plans are updated: so many words, as those of CUDA_TELL_.... */
 #define CUDA_MAX_EXPERTS 4096
+#define CUDA_MAX_GROUP 1024 /* ranks of all nodes */
 enum {
-    CUDA_COUNT_RANKS = 0,                 /* [R] its tokens for each rank */
-    CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS, /* rows that it can receive */
-    CUDA_COUNT_EXPERTS,                   /* [E] its tokens for each expert */
-    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_EXPERTS
+    CUDA_COUNT_RANKS = 0,                                                     /* [R] its tokens for each rank */
+    CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS,                                     /* rows that it can receive */
+    CUDA_COUNT_EXPERTS,                                                       /* [E] its tokens for each expert */
+    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_GROUP + CUDA_MAX_EXPERTS /* between nodes: nodes_update.h */
 };
 
 /* Where the buffers of a rank begin for this rank's rows. */

@@ -109,8 +109,9 @@ struct cuda_pack {
 
 /* Tokens of the rail peers: their rows on this node. */
 struct cuda_rail_route {
-    const struct cuda_entry *entry; /* of token t: start[t]..start[t+1], in the order of the sum */
-    const int32_t *start, *index;   /* [tokens + 1], [tokens,K] */
+    const struct cuda_entry *entry; /* [tokens, width], of each the first count[t], in the order of the sum */
+    const int32_t *count, *index;   /* [tokens], [tokens,K] */
+    int32_t width, unused;
 };
 
 struct cuda_nodes_dispatch {
@@ -132,11 +133,14 @@ struct cuda_nodes_combine {
     struct cuda_net_op op;
     struct cuda_chunks out, in;
     struct cuda_rail_route rail;
-    /* [tokens + 1] of either list: rows of bf16 that the sums before that token take; one of fp32 takes two. */
+    /*
+     * Rows of bf16 that the sums of the list of `node` before token `at` of all lists take, at [at + node]; one of fp32
+     * takes two. Behind the last token of each list, too: so many words as there are tokens and nodes.
+     */
     const int32_t *rail_units, *net_units;
-    const int32_t *far_start;        /* [N + 1] */
-    const struct cuda_far_term *far; /* of token t: far_start[t]..far_start[t+1], ascending */
-    int32_t weight_words, blocks;
+    const int32_t *far_count;        /* [N] */
+    const struct cuda_far_term *far; /* [N, far_width], of each the first far_count[t], ascending */
+    int32_t weight_words, far_width, blocks, unused;
 };
 
 /* A message to each other node, and one from it. */

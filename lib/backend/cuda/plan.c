@@ -453,6 +453,7 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
         return EP_OK;
     if (!device->placed && capturing)
         return ep_fail(EP_E_STATE, "the stream is being captured: use the plan once before");
+    device->in_graph |= capturing;
     EP_TRY(host_plan_complete(&cuda->host, plan));
     if (device->placed)
         return EP_OK;

@@ -57,6 +57,7 @@ struct cuda_hop {
     struct half half[2]; /* as they were when the hop was prepared */
     size_t slot_bytes;
     struct side out, in;
+    struct cuda_hop_side changing[2]; /* what they are measured by in each run, out and in; room 0: once for all */
     /* Of the run that is under way. */
     uint64_t number;
     bool *shown; /* [nnodes, channels] the next chunk has been shown to the kernels */
@@ -250,6 +251,66 @@ static bool has_failed(const struct cuda_proxy *p)
            __atomic_load_n(&p->cuda->report->abort, __ATOMIC_ACQUIRE);
 }
 
+static int chunks_of(const struct cuda_hop_side *side, int node)
+{
+    return (side->rail[node].n + side->tokens - 1) / side->tokens;
+}
+
+/* Bytes of each chunk, by its slot, and of all. */
+static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from, struct side *side)
+{
+    side->n_chunks = 0;
+    side->rows = side->all_bytes = 0;
+    for (int node = 0; node < p->nnodes; node++) {
+        const struct cuda_rail *rail = &from->rail[node];
+
+        side->chunks[node] = chunks_of(from, node);
+        side->first[node] = CUDA_CHUNK_SLOT(rail->first, from->tokens, node, 0);
+        side->n_chunks += side->chunks[node];
+        side->rows += (uint64_t)rail->n;
+        for (int i = 0; i < side->chunks[node]; i++) {
+            int first = rail->first + i * from->tokens, end = first + from->tokens, all = rail->first + rail->n;
+            size_t bytes;
+
+            end = end < all ? end : all;
+            bytes = (size_t)(end - first) * from->token_bytes;
+            if (from->units)
+                bytes += (size_t)(from->units[end + node] - from->units[first + node]) * from->unit_bytes;
+            side->bytes[side->first[node] + i] = (uint32_t)bytes;
+            side->all_bytes += sizeof(struct head) + bytes;
+        }
+    }
+}
+
+/* What the device has written of lists that change. */
+static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_hop_side *from)
+{
+    int64_t end = 0;
+
+    for (int node = 0; node < p->nnodes; node++) {
+        const struct cuda_rail *rail = &from->rail[node];
+
+        if (rail->first != end || rail->n < 0 || rail->n > from->most || end + rail->n > from->room)
+            return ep_fail(EP_E_DEVICE, "operation %llu between nodes: its list for node %d has %d tokens from %d on",
+                           (unsigned long long)p->ring.number, node, rail->n, rail->first);
+        end += rail->n;
+    }
+    return EP_OK;
+}
+
+static ep_status measure_changing(const struct cuda_proxy *p, struct cuda_hop *hop)
+{
+    struct side *sides[] = {&hop->out, &hop->in};
+
+    for (int i = 0; i < 2; i++) {
+        if (!hop->changing[i].room)
+            continue;
+        EP_TRY(check_lists(p, &hop->changing[i]));
+        measure(p, &hop->changing[i], sides[i]);
+    }
+    return EP_OK;
+}
+
 static void begin_side(const struct cuda_proxy *p, struct side *side)
 {
     side->left = side->n_chunks;
@@ -260,8 +321,14 @@ static void begin_side(const struct cuda_proxy *p, struct side *side)
 
 static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
 {
+    struct host_comm *host = &p->cuda->host;
+    ep_status status = measure_changing(p, hop);
     unsigned tries = 0;
 
+    if (status != EP_OK) {
+        host_raise_own(host, status, host->comm->rank, hop->phase);
+        p->broken = true;
+    }
     hop->number = p->ring.number;
     hop->sent = false;
     memset(hop->shown, 0, (size_t)(p->nnodes * p->channels));
@@ -346,17 +413,12 @@ size_t cuda_proxy_most(const struct cuda_comm *cuda)
     return ep_streams_max_message(cuda->proxy->streams) - sizeof(struct head);
 }
 
-static int chunks_of(const struct cuda_hop_side *side, int node)
-{
-    return (side->rail[node].n + side->tokens - 1) / side->tokens;
-}
-
 /* Slots of all chunks: the last list's end counts, whichever node has it. */
 static int slots_of(const struct cuda_proxy *p, const struct cuda_hop_side *side)
 {
     const struct cuda_rail *last = &side->rail[p->nnodes - 1];
 
-    return CUDA_CHUNK_SLOT(last->first + last->n, side->tokens, p->nnodes, 1);
+    return CUDA_CHUNK_SLOT(side->room ? side->room : last->first + last->n, side->tokens, p->nnodes, 1);
 }
 
 static void retire(struct cuda_proxy *p, void *host, void *device)
@@ -407,30 +469,6 @@ static ep_status grow_arena(struct cuda_proxy *p, struct half *half, size_t byte
     return EP_OK;
 }
 
-/* Bytes of each chunk, by its slot, and of all. */
-static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from, struct side *side)
-{
-    for (int node = 0; node < p->nnodes; node++) {
-        const struct cuda_rail *rail = &from->rail[node];
-
-        side->chunks[node] = chunks_of(from, node);
-        side->first[node] = CUDA_CHUNK_SLOT(rail->first, from->tokens, node, 0);
-        side->n_chunks += side->chunks[node];
-        side->rows += (uint64_t)rail->n;
-        for (int i = 0; i < side->chunks[node]; i++) {
-            int first = rail->first + i * from->tokens, end = first + from->tokens, all = rail->first + rail->n;
-            size_t bytes;
-
-            end = end < all ? end : all;
-            bytes = (size_t)(end - first) * from->token_bytes;
-            if (from->units)
-                bytes += (size_t)(from->units[end] - from->units[first]) * from->unit_bytes;
-            side->bytes[side->first[node] + i] = (uint32_t)bytes;
-            side->all_bytes += sizeof(struct head) + bytes;
-        }
-    }
-}
-
 static void *place_at(struct cuda_hop *hop, size_t offset)
 {
     return hop ? (char *)hop + offset : NULL;
@@ -463,7 +501,9 @@ static struct cuda_chunks describe(const struct cuda_proxy *p, const struct cuda
                                  .tokens = side->tokens,
                                  .phase = (int32_t)args->phase};
 
-    for (int node = 0; node < p->nnodes; node++)
+    if (side->room)
+        chunks.most = (side->most + side->tokens - 1) / side->tokens;
+    for (int node = 0; !side->room && node < p->nnodes; node++)
         if (chunks_of(side, node) > chunks.most)
             chunks.most = chunks_of(side, node);
     return chunks;
@@ -492,8 +532,14 @@ static struct cuda_hop *new_hop(const struct cuda_proxy *p, const struct cuda_ho
     memcpy(hop->tell, args->tell, sizeof(hop->tell));
     memcpy(hop->half, p->half, sizeof(hop->half));
     hop->slot_bytes = args->slot_bytes;
-    measure(p, &args->out, &hop->out);
-    measure(p, &args->in, &hop->in);
+    if (args->out.room)
+        hop->changing[0] = args->out;
+    else
+        measure(p, &args->out, &hop->out);
+    if (args->in.room)
+        hop->changing[1] = args->in;
+    else
+        measure(p, &args->in, &hop->in);
     return hop;
 }
 

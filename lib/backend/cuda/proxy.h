@@ -15,9 +15,17 @@ struct cuda_hop_side {
     const struct cuda_rail *rail;   /* [nnodes] in host memory ... */
     const struct cuda_rail *device; /* ... and the same in device memory */
     int32_t tokens;                 /* of a chunk */
-    /* NULL: each token takes token_bytes. Else [tokens + 1]: unit_bytes of it times the difference, and token_bytes. */
+    /*
+     * NULL: each token takes token_bytes. Else as in struct cuda_nodes_combine: unit_bytes of it times the difference,
+     * and token_bytes.
+     */
     const int32_t *units;
     size_t token_bytes, unit_bytes;
+    /*
+     * Not 0: `rail` and `units` are pinned memory into which the device writes before it posts the hop; there are so
+     * many tokens in all lists together, and in one, at most.
+     */
+    int32_t room, most;
 };
 
 struct cuda_hop_args {
