@@ -121,6 +121,7 @@ nodes() {
         step 200 "$programs/nodes_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp
         step 300 "$programs/nodes_graph_cuda" --ranks "$ranks" --nodes "$nodes"
         step 300 "$programs/plan_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 300 "$programs/metadata_cuda" --ranks "$ranks" --nodes "$nodes"
         step 300 "$programs/plan_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp --rounds 10
         step 300 "$programs/nodes_graph_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp --rounds 200
         step 200 "$programs/stream_cuda" --ranks "$ranks" --nodes "$nodes"

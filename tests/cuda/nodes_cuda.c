@@ -174,17 +174,37 @@ static int check_captures(struct state *s)
     return 0;
 }
 
-static int run_refused(struct state *s)
+/* What all ranks have for each other nobody knows once a plan was updated. */
+static int check_updated(struct state *s)
 {
     ep_plan_args args = plan_args(s);
     ep_plan *plan = NULL;
     ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
+    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+    size_t bytes = (size_t)TOKENS * TOPK * sizeof(*s->index), ranks = (size_t)s->group->nranks;
+    void *index, *prefix;
 
+    CUDA(cudaMalloc(&index, bytes));
+    CUDA(cudaMemcpy(index, s->index, bytes, cudaMemcpyDefault));
+    CUDA(cudaMalloc(&prefix, ranks * ranks * sizeof(int32_t)));
     args.max_recv_tokens = TOKENS * TOPK * s->group->nranks;
     CALL(ep_plan_new(s->group->cuda, &args, &plan));
+    update.topk_idx = index;
+    update.n_tokens = TOKENS;
+    CALL(ep_plan_update(plan, &update, s->group->stream));
+    metadata.rank_prefix = prefix;
     TRY(expect_status("ep_plan_get_metadata", ep_plan_get_metadata(plan, &metadata, s->group->stream), EP_E_UNSUPPORTED,
                       says));
+    CALL(ep_stream_sync(s->group->cuda, s->group->stream));
     ep_plan_free(plan);
+    CUDA(cudaFree(index));
+    CUDA(cudaFree(prefix));
+    return 0;
+}
+
+static int run_refused(struct state *s)
+{
+    TRY(check_updated(s));
     TRY(make_plan(s));
     TRY(make_buffers(s));
     CALL(dispatch(s, 0, HIDDEN));

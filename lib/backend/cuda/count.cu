@@ -262,7 +262,9 @@ cudaError_t cuda_kernels_load(int shared_bytes)
     if (error == cudaSuccess)
         error = cuda_nodes_load();
     if (error == cudaSuccess)
-        error = cuda_nodes_update_load();
+        error = cuda_slices_load();
+    if (error == cudaSuccess)
+        error = cuda_lists_load();
     if (error == cudaSuccess)
         error = cuda_metadata_load();
     if (error == cudaSuccess)

@@ -351,7 +351,10 @@ struct cuda_order {
 struct cuda_metadata {
     struct cuda_waits waits;
     struct cuda_route route;
+    int32_t rank, nranks;          /* of the group, here and below */
+    const int64_t *first;          /* [R+1] tokens for this rank of the ranks before each */
     const int32_t *exact, *prefix; /* [L], [R,R] */
+    const int32_t *start;          /* [R] tokens for each rank of the ranks before this one; NULL: there are none */
     int32_t *rows;                 /* [N, row_words] what this rank says of its tokens; NULL: nobody asks */
     int32_t *recv_rows;            /* [received rows, row_words] */
     float *choices, *recv_choices; /* [N,K], [received rows] expanded: which choice; NULL: nobody asks */

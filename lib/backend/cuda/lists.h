@@ -50,6 +50,8 @@ struct cuda_hop_side cuda_hop_side_of(const struct cuda_list_side *lists);
 /* nodes_update.c */
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 void cuda_net_update_free(struct cuda_net_update *update);
+/* Where the counts of an updated plan are, for its metadata. */
+void cuda_net_update_tell(const struct cuda_net_update *update, struct cuda_metadata *m);
 /* Pinned memory of all plans of the communicator. */
 void cuda_net_facts_close(struct cuda_comm *cuda);
 

@@ -73,6 +73,13 @@ void cuda_net_update_free(struct cuda_net_update *update)
     free(update);
 }
 
+void cuda_net_update_tell(const struct cuda_net_update *update, struct cuda_metadata *m)
+{
+    m->first = update->u.first;
+    m->exact = update->u.expert_exact;
+    m->start = update->u.start;
+}
+
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
 static int most_tokens(const ep_plan *plan)
@@ -90,6 +97,11 @@ static int targets_of(const ep_plan *plan)
 static size_t slice_words(const ep_plan *plan)
 {
     return 1 + (size_t)plan->comm->ranks_per_node * (1 + (size_t)plan->info.n_local_experts);
+}
+
+static size_t verdict_words(const ep_plan *plan)
+{
+    return CUDA_VERDICT_STARTS + (size_t)plan->comm->ranks_per_node;
 }
 
 /* Tokens for which there is room in the lists. */
@@ -137,9 +149,11 @@ static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_u
 
     u->totals = carve(memory, &at, cuda_update_totals((int)nnodes, (int)nranks, plan->args.n_experts), word);
     u->slice = carve(memory, &at, nnodes * slice_words(plan), word);
-    u->refusal = carve(memory, &at, nnodes, sizeof(*u->refusal));
+    u->verdict = carve(memory, &at, nnodes * verdict_words(plan), word);
     u->base = carve(memory, &at, nnodes * (size_t)targets_of(plan), word);
     u->first = carve(memory, &at, nranks + 1, sizeof(*u->first));
+    u->start = carve(memory, &at, nranks, word);
+    u->rail_start = carve(memory, &at, nranks, word);
     u->counts = carve(memory, &at, 1, sizeof(*u->counts));
     u->expert_start = carve(memory, &at, n_local + 1, word);
     u->expert_exact = carve(memory, &at, n_local, word);
@@ -291,7 +305,7 @@ static ep_status change_lists(const struct cuda_call *call, ep_plan *plan)
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
-/* Its three operations: slices, refusals, and the experts of tokens. */
+/* Its three operations: slices, verdicts, and the experts of tokens. */
 struct hops {
     struct cuda_hop *hop[3];
     int n;
@@ -358,7 +372,7 @@ static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, 
     struct cuda_net_update *update = cuda_plan_of(plan)->lists->update;
 
     EP_TRY(prepare_words(call, update, slice_words(plan) * sizeof(int32_t), &update->u.slices, hops));
-    EP_TRY(prepare_words(call, update, sizeof(struct cuda_refusal), &update->u.refusals, hops));
+    EP_TRY(prepare_words(call, update, verdict_words(plan) * sizeof(int32_t), &update->u.verdicts, hops));
     return prepare_lists(call, plan, pack, hops);
 }
 
@@ -387,7 +401,8 @@ static ep_status update(const struct cuda_call *call, ep_plan *plan, const ep_pl
     }
     /* Of a failure amid the launches the peers are to hear. */
     *ret_queued = true;
-    return cuda_status(cuda_launch_nodes_update(u, &pack, call->stream), "update kernels");
+    EP_TRY(cuda_status(cuda_launch_slices(u, call->stream), "update kernels"));
+    return cuda_status(cuda_launch_lists(u, &pack, call->stream), "update kernels");
 }
 
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)

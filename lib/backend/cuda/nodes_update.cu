@@ -3,33 +3,13 @@
  * New routing between nodes: see nodes_update.h. Sums are taken in the order of the ranks and rows numbered in that of
  * the tokens, so the rows are those that the host would have placed (group/plan.c).
  */
-#include "backend/cuda/nodes.cuh"
-#include "backend/cuda/nodes_update.h"
+#include "backend/cuda/nodes_update.cuh"
 
 #define EXCHANGE_THREADS 1024
-#define LIST_THREADS 1024
-#define TILE CUDA_COUNT_TOKENS /* tokens that are numbered at a time, a thread each */
-#define MASK_WORDS (TILE / WARP)
+#define THREADS CUDA_COUNT_TOKENS
 
 namespace
 {
-
-/* --- shapes ------------------------------------------------------------------------------------------------------ */
-
-__device__ __forceinline__ int nodes_of(const cuda_nodes_update &u)
-{
-    return u.words.nnodes;
-}
-
-__device__ __forceinline__ int node_of(const cuda_nodes_update &u)
-{
-    return u.words.node;
-}
-
-__device__ __forceinline__ int experts_of_node(const cuda_nodes_update &u)
-{
-    return u.n_local_experts * u.waits.nranks;
-}
 
 __device__ __forceinline__ int slice_words(const cuda_nodes_update &u)
 {
@@ -63,9 +43,9 @@ __device__ int64_t read_choice(const cuda_nodes_update &u, int token, int k)
     return u.idx64 ? static_cast<const int64_t *>(u.topk_idx)[at] : static_cast<const int32_t *>(u.topk_idx)[at];
 }
 
-__global__ void __launch_bounds__(TILE) read_routing_kernel(const __grid_constant__ cuda_nodes_update u)
+__global__ void __launch_bounds__(THREADS) read_routing_kernel(const __grid_constant__ cuda_nodes_update u)
 {
-    int token = (int)(blockIdx.x * TILE + threadIdx.x), bad = 0;
+    int token = (int)(blockIdx.x * THREADS + threadIdx.x), bad = 0;
     int32_t *index = u.index + (size_t)token * u.topk;
 
     if (token >= u.n_tokens)
@@ -118,20 +98,6 @@ __device__ bool mask_is_possible(const cuda_nodes_update &u)
         possible &= sum >= tokens;
     }
     return __syncthreads_and(possible);
-}
-
-/* Routing that is not valid fails the group: the ranks could not come together again. */
-__device__ bool routing_is_valid(const cuda_nodes_update &u)
-{
-    int i = (int)threadIdx.x, me = u.waits.rank, phase = u.waits.ready_phase;
-
-    if (mask_is_possible(u) && !*u.totals)
-        return true;
-    if (i == me)
-        give_up(u.waits, CUDA_FAILED_ROUTING, me, phase);
-    else if (i < u.waits.nranks)
-        *(volatile uint32_t *)&u.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, u.waits.first + me, phase);
-    return false;
 }
 
 /* Word of the slice for that node. */
@@ -237,27 +203,6 @@ __device__ void push_slices(const cuda_nodes_update &u, uint64_t number)
     }
 }
 
-struct has_word {
-    const uint64_t *word;
-    uint32_t number;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return (uint32_t)(*(const volatile uint64_t *)word >> 32) == number;
-    }
-};
-
-/* False: leave. */
-__device__ bool take_word(const cuda_nodes_update &u, uint64_t number, int source, int at, int32_t &ret_value)
-{
-    const uint64_t *word = &u.waits.mine->counts[source][at];
-
-    if (!wait_until_met(u.waits, has_word{word, (uint32_t)number}, source, u.waits.ready_phase))
-        return false;
-    ret_value = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
-    return true;
-}
-
 struct node_counts {
     int32_t total[CUDA_MAX_RANKS + CUDA_MAX_EXPERTS]; /* tokens for each rank of the node, and each expert */
     int64_t rows_on[CUDA_MAX_RANKS];
@@ -276,10 +221,12 @@ __device__ bool take_target(const cuda_nodes_update &u, uint64_t number, int at,
         int node = source / nlocal, local = source % nlocal;
         int32_t n;
 
-        if (!take_word(u, number, local, CUDA_SLICE_WORDS + node * each + at, n))
+        if (!take_count(u.waits, number, local, CUDA_SLICE_WORDS + node * each + at, n))
             return false;
         if (local == u.waits.rank && target >= 0 && target < targets)
             u.base[(size_t)node * targets + target] = (int32_t)total;
+        if (local == u.waits.rank && at < nlocal)
+            u.rail_start[node * nlocal + at] = (int32_t)total;
         if (at == u.waits.rank)
             u.first[source] = total;
         total += n;
@@ -298,7 +245,7 @@ __device__ bool take_slices(const cuda_nodes_update &u, uint64_t number, node_co
     for (int at = (int)threadIdx.x; at < slice_words(u) - 1 && sound; at += (int)blockDim.x)
         sound = take_target(u, number, at, x);
     if (sound && (int)threadIdx.x < u.waits.nranks)
-        sound = take_word(u, number, (int)threadIdx.x, CUDA_SLICE_CAPACITY, x.capacity[threadIdx.x]);
+        sound = take_count(u.waits, number, (int)threadIdx.x, CUDA_SLICE_CAPACITY, x.capacity[threadIdx.x]);
     return __syncthreads_and(sound);
 }
 
@@ -342,27 +289,45 @@ __device__ void place_ranks(const cuda_nodes_update &u, node_counts &x)
     __syncthreads();
 }
 
-/* What the nodes say of their ranks; all see the same. */
-__device__ bool swap_refusals(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
+__device__ __forceinline__ int verdict_words(const cuda_nodes_update &u)
 {
-    int words = (int)(sizeof(cuda_refusal) / sizeof(uint32_t)), refused = x.refused;
-    bool none = refused == u.waits.nranks;
+    return CUDA_VERDICT_STARTS + u.waits.nranks;
+}
 
-    if (!await_arena(u.waits, u.refusals, run, u.words))
+/* What this node says to that one. */
+__device__ int32_t word_of_verdict(const cuda_nodes_update &u, const node_counts &x, int node, int word)
+{
+    bool none = x.refused == u.waits.nranks;
+
+    if (word >= CUDA_VERDICT_STARTS)
+        return u.rail_start[node * u.waits.nranks + word - CUDA_VERDICT_STARTS];
+    if (none)
+        return 0;
+    if (word == CUDA_VERDICT_REFUSED)
+        return u.waits.first + x.refused + 1;
+    if (word == CUDA_VERDICT_CAPACITY)
+        return x.capacity[x.refused];
+    return (int32_t)(x.rows_on[x.refused] >> 32 * (word - CUDA_VERDICT_ROWS));
+}
+
+/* What the nodes say of their ranks; all see the same. */
+__device__ bool swap_verdicts(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
+{
+    int words = verdict_words(u);
+
+    if (!await_arena(u.waits, u.verdicts, run, u.words))
         return false;
-    for (int node = (int)threadIdx.x; node < nodes_of(u); node += (int)blockDim.x) {
-        cuda_refusal *to =
+    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
+        int node = i / words, word = i % words;
+        int32_t *to =
             node == node_of(u)
-                ? u.refusal + node
-                : reinterpret_cast<cuda_refusal *>(run.half->arena + (size_t)slot_of(node) * u.refusals.slot_bytes);
+                ? u.verdict + (size_t)node * words
+                : reinterpret_cast<int32_t *>(run.half->arena + (size_t)slot_of(node) * u.verdicts.slot_bytes);
 
-        to->refused[0] = none ? 0 : u.waits.first + refused + 1;
-        to->refused[1] = none ? 0 : x.rows_on[refused];
-        to->refused[2] = none ? 0 : x.capacity[refused];
-        to->unused = 0;
+        to[word] = word_of_verdict(u, x, node, word);
     }
     send_words(u, run);
-    if (!receive_words(u, u.refusals, run, words, reinterpret_cast<uint32_t *>(u.refusal)))
+    if (!receive_words(u, u.verdicts, run, words, reinterpret_cast<uint32_t *>(u.verdict)))
         return false;
     __syncthreads();
     return true;
@@ -395,25 +360,33 @@ __device__ bool write_lists(const cuda_nodes_update &u, bool refused)
 __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
 {
     __shared__ int first;
-    int i = (int)threadIdx.x;
+    int i = (int)threadIdx.x, words = verdict_words(u), nlocal = u.waits.nranks;
+    const int32_t *verdict;
     bool refused, sound = true;
 
     if (i == 0) {
         first = 0;
-        while (first < nodes_of(u) && !u.refusal[first].refused[0])
+        while (first < nodes_of(u) && !u.verdict[(size_t)first * words + CUDA_VERDICT_REFUSED])
             first++;
     }
     __syncthreads();
     refused = first < nodes_of(u);
+    verdict = u.verdict + (size_t)(refused ? first : 0) * words;
     if (i < u.waits.nranks) {
         u.counts->base[i] = 0;
         u.counts->rows_on[i] = refused ? 0 : x.rows_on[i];
     }
-    if (i < 3)
-        u.counts->refused[i] = refused ? u.refusal[first].refused[i] : 0;
+    if (i == 0) {
+        u.counts->refused[0] = refused ? verdict[CUDA_VERDICT_REFUSED] : 0;
+        u.counts->refused[1] =
+            refused ? (int64_t)verdict[CUDA_VERDICT_ROWS + 1] << 32 | (uint32_t)verdict[CUDA_VERDICT_ROWS] : 0;
+        u.counts->refused[2] = refused ? verdict[CUDA_VERDICT_CAPACITY] : 0;
+    }
+    for (int rank = i; rank < nodes_of(u) * nlocal; rank += (int)blockDim.x)
+        u.start[rank] = u.verdict[(size_t)(rank / nlocal) * words + CUDA_VERDICT_STARTS + rank % nlocal];
     for (int local = i; local < u.n_local_experts && refused; local += (int)blockDim.x)
         u.expert_exact[local] = 0;
-    for (int rank = i; rank <= nodes_of(u) * u.waits.nranks && refused; rank += (int)blockDim.x)
+    for (int rank = i; rank <= nodes_of(u) * nlocal && refused; rank += (int)blockDim.x)
         u.first[rank] = 0;
     if (i == 0)
         sound = write_lists(u, refused);
@@ -427,12 +400,14 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     __shared__ node_counts x;
     __shared__ targets targets;
     net_run run = run_of(u.waits, u.slices);
-    net_run next = {run.number + 1, &u.refusals.half[(run.number + 1) % 2]};
+    net_run next = {run.number + 1, &u.verdicts.half[(run.number + 1) % 2]};
     uint64_t number;
     bool sound;
 
-    if (!routing_is_valid(u))
+    if (!mask_is_possible(u) || *u.totals) {
+        refuse_routing(u.waits);
         return;
+    }
     number = operation_signal(u.waits, u.terms);
     sound = operation_begin(u.waits, u.terms, nullptr, number, targets) && swap_slices(u, run);
     if (sound) {
@@ -441,7 +416,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     }
     if (sound) {
         place_ranks(u, x);
-        sound = swap_refusals(u, next, x) && write_counts(u, x);
+        sound = swap_verdicts(u, next, x) && write_counts(u, x);
     }
     if (operation_meet(u.waits, number, sound, 1)) {
         operation_complete(u.waits, number);
@@ -449,331 +424,27 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     }
 }
 
-/* A kernel before has. The same for all threads of a block. */
-__device__ bool has_given_up(const cuda_nodes_update &u)
-{
-    return __syncthreads_or(threadIdx.x == 0 && *(const volatile uint32_t *)&u.waits.mine->gave_up);
-}
-
-/* --- the lists --------------------------------------------------------------------------------------------------- */
-
-/* The sum of those before this thread, and of all; 32 warps at most. By all threads of the block. */
-__device__ uint32_t sum_before(uint32_t value, uint32_t &ret_all)
-{
-    __shared__ uint32_t sums[WARP];
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
-    uint32_t sum = value, before = 0, all = 0;
-
-    for (int step = 1; step < WARP; step *= 2) {
-        uint32_t other = __shfl_up_sync(ALL_LANES, sum, step);
-
-        sum += lane >= step ? other : 0;
-    }
-    __syncthreads();
-    if (lane == WARP - 1)
-        sums[warp] = sum;
-    __syncthreads();
-    for (int w = 0; w < warps; w++) {
-        before += w < warp ? sums[w] : 0;
-        all += sums[w];
-    }
-    ret_all = all;
-    return before + sum - value;
-}
-
-__device__ __forceinline__ int units_of(const cuda_nodes_update &u, int rows)
-{
-    return rows == 1 || u.bf16_sums ? 1 : 2;
-}
-
-/* Rows that a token of this rank has on that node; *ret_before: other nodes before that on which it has some. */
-__device__ int rows_there(const cuda_nodes_update &u, int token, int node, int &ret_before)
-{
-    const int32_t *index = u.index + (size_t)token * u.topk;
-    uint32_t ranks = 0;
-    int n = 0, before = 0;
-
-    for (int k = 0; k < u.topk; k++) {
-        int rank = index[k] < 0 ? -1 : index[k] / u.n_local_experts, there = rank / u.waits.nranks;
-        bool seen = false;
-
-        if (rank < 0 || there > node || there == node_of(u))
-            continue;
-        if (there == node) {
-            ranks |= 1u << rank % u.waits.nranks;
-            n++;
-            continue;
-        }
-        for (int j = 0; j < k; j++)
-            seen |= index[j] >= 0 && index[j] / experts_of_node(u) == there;
-        before += !seen;
-    }
-    ret_before = before;
-    return u.expanded ? n : __popc(ranks);
-}
-
-/* Other nodes on which the tokens have rows. */
-__device__ void count_far(const cuda_nodes_update &u)
-{
-    for (int token = (int)threadIdx.x; token < u.n_tokens; token += (int)blockDim.x) {
-        int n;
-
-        /* Behind the last node: all are before it. */
-        rows_there(u, token, nodes_of(u), n);
-        u.far_count[token] = n;
-    }
-}
-
-/* A block for each node: its list of this rank's tokens, and the terms that come from there. */
-__global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_constant__ cuda_nodes_update u)
-{
-    int node = (int)blockIdx.x, first, at, units = 0;
-    int32_t *of = u.net_units + node, *pinned = u.net_units_pinned + node; /* the list's */
-
-    if (has_given_up(u))
-        return;
-    if (node == node_of(u))
-        count_far(u);
-    first = at = u.net[node].first;
-    for (int tile = 0; tile < u.n_tokens && u.net[node].n; tile += LIST_THREADS) {
-        int token = tile + (int)threadIdx.x, before = 0;
-        int rows = token < u.n_tokens ? rows_there(u, token, node, before) : 0, mine = rows ? units_of(u, rows) : 0;
-        uint32_t all, sum = sum_before((uint32_t)mine << 16 | (rows ? 1 : 0), all);
-        int here = at + (int)(sum & 0xffff);
-
-        if (rows) {
-            u.token[here] = token;
-            of[here] = pinned[here] = units + (int)(sum >> 16);
-            u.far[(size_t)token * u.far_width + before] = {node, here};
-        }
-        at += (int)(all & 0xffff);
-        units += (int)(all >> 16);
-    }
-    if (threadIdx.x == 0)
-        of[at] = pinned[at] = units;
-    if (threadIdx.x == 0 && at - first != u.net[node].n)
-        give_up(u.waits, CUDA_FAILED_DAMAGE, u.waits.rank, u.waits.ready_phase);
-    __threadfence_system();
-}
-
-/* Experts of the rail peers' tokens. What comes is looked at: it says where rows are written. */
-__global__ void __launch_bounds__(LIST_THREADS, 1) take_lists_kernel(const __grid_constant__ cuda_nodes_update u)
-{
-    __shared__ const unsigned char *landed;
-    net_run run = run_of(u.waits, u.lists);
-    bool sound = __syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase));
-
-    for (uint32_t number = 0; number < count_chunks(u.in) && sound; number++) {
-        chunk c = find_chunk(u.in, number);
-
-        if (!c.n)
-            continue;
-        if (threadIdx.x == 0)
-            landed = await_chunk(u.waits, u.lists, run, u.in, c.node, c.slot);
-        __syncthreads();
-        sound = landed;
-        for (int i = (int)threadIdx.x; i < c.n * u.topk && sound; i += (int)blockDim.x) {
-            int32_t expert = load_word(reinterpret_cast<const int32_t *>(landed) + i);
-
-            u.rail_index[(size_t)c.first * u.topk + i] = expert;
-            if (expert < -1 || expert >= u.n_experts) {
-                give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, c.node), u.waits.ready_phase);
-                sound = false;
-            }
-        }
-        sound = __syncthreads_and(sound);
-        if (sound && threadIdx.x == 0)
-            give_back(run, c.slot);
-    }
-    if (sound && threadIdx.x == 0)
-        complete_net(u.waits, run);
-}
-
-/* --- rows on this node ------------------------------------------------------------------------------------------- */
-
-/* Tokens of one rank that have rows on this node. */
-struct numbered {
-    const int32_t *index;
-    cuda_entry *entry;
-    int32_t *count;
-    int n;
-};
-
-__device__ numbered tokens_of(const cuda_nodes_update &u, int node)
-{
-    cuda_rail rail = u.rail[node];
-
-    if (node == node_of(u))
-        return {u.index, u.entry, u.count, u.n_tokens};
-    return {u.rail_index + (size_t)rail.first * u.topk, u.rail_entry + (size_t)rail.first * u.width,
-            u.rail_count + rail.first, rail.n};
-}
-
-/* The rank or expert of this node that a choice is of; -1: none. */
-__device__ __forceinline__ int target_of(const cuda_nodes_update &u, int expert)
-{
-    int here = expert - node_of(u) * experts_of_node(u);
-
-    if (expert < 0 || here < 0 || here >= experts_of_node(u))
-        return -1;
-    return u.expanded ? here : here / u.n_local_experts;
-}
-
-__device__ int rows_before(const uint32_t *mask)
-{
-    int word = (int)threadIdx.x / WARP, n = __popc(mask[word] & ((1u << threadIdx.x % WARP) - 1));
-
-    for (int i = 0; i < word; i++)
-        n += __popc(mask[i]);
-    return n;
-}
-
-/* Ascending ranks, or experts; of a rank the first choice. Returns how many; -1: a row that no rank has room for. */
-__device__ int list_entries(const cuda_nodes_update &u, const int32_t *index, const uint32_t *masks,
-                            const int32_t *next, cuda_entry *entry)
-{
-    int n = 0, last = -1;
-
-    for (;;) {
-        int target = INT32_MAX, choice = 0, local;
-        int64_t row;
-
-        for (int k = 0; k < u.topk; k++) {
-            int t = target_of(u, index[k]);
-
-            if (t > last && t < target) {
-                target = t;
-                choice = k;
-            }
-        }
-        if (target == INT32_MAX)
-            return n;
-        local = u.expanded ? target / u.n_local_experts : target;
-        row = (int64_t)next[target] + rows_before(masks + (size_t)target * MASK_WORDS);
-        if (n >= u.width || row < 0 || row >= u.counts->rows_on[local])
-            return -1;
-        entry[n++] = {(int32_t)row, (uint16_t)local, (uint16_t)choice};
-        last = target;
-    }
-}
-
-/* Numbers TILE tokens from `first` on. `next` [targets]: their rows. By all threads; false: damage. */
-__device__ bool number_tile(const cuda_nodes_update &u, const numbered &of, int first, int targets, uint32_t *masks,
-                            int32_t *next, int &ret_n)
-{
-    int i = (int)threadIdx.x, token = first + i, n = 0;
-    const int32_t *index = of.index + (size_t)token * u.topk;
-
-    for (int word = i; word < targets * MASK_WORDS; word += TILE)
-        masks[word] = 0;
-    __syncthreads();
-    for (int k = 0; k < u.topk && token < of.n; k++) {
-        int target = target_of(u, index[k]);
-
-        if (target >= 0)
-            atomicOr(&masks[target * MASK_WORDS + i / WARP], 1u << i % WARP);
-    }
-    __syncthreads();
-    if (token < of.n) {
-        n = list_entries(u, index, masks, next, of.entry + (size_t)token * u.width);
-        of.count[token] = max(n, 0);
-    }
-    __syncthreads();
-    for (int target = i; target < targets; target += TILE)
-        for (int word = 0; word < MASK_WORDS; word++)
-            next[target] += __popc(masks[target * MASK_WORDS + word]);
-    __syncthreads();
-    ret_n = n;
-    return __syncthreads_and(n >= 0);
-}
-
-/* Nothing moves: nobody is to read what was never written. */
-__device__ void clear_counts(const cuda_nodes_update &u)
-{
-    for (int token = (int)threadIdx.x; token < u.n_tokens; token += (int)blockDim.x)
-        u.count[token] = 0;
-}
-
-/* A block for each node: where the tokens of its rank on this rail go on this node. */
-__global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant__ cuda_nodes_update u)
-{
-    extern __shared__ uint32_t masks[]; /* [targets, MASK_WORDS], then [targets] next rows */
-    int node = (int)blockIdx.x, targets = u.expanded ? experts_of_node(u) : u.waits.nranks, units = 0;
-    int32_t *next = reinterpret_cast<int32_t *>(masks + (size_t)targets * MASK_WORDS);
-    int32_t *list = u.rail_units + node + u.rail[node].first, *pinned = u.rail_units_pinned + node + u.rail[node].first;
-    bool own = node == node_of(u), sound = true;
-    numbered of = tokens_of(u, node);
-
-    if (has_given_up(u))
-        return;
-    if (u.counts->refused[0]) {
-        if (own)
-            clear_counts(u);
-        of.n = 0;
-    }
-    for (int target = (int)threadIdx.x; target < targets; target += TILE)
-        next[target] = u.base[(size_t)node * targets + target];
-    __syncthreads();
-    for (int first = 0; first < of.n && sound; first += TILE) {
-        int token = first + (int)threadIdx.x, n;
-        uint32_t all, before;
-
-        sound = number_tile(u, of, first, targets, masks, next, n);
-        before = sum_before(token < of.n ? (uint32_t)units_of(u, n) : 0, all);
-        if (!own && token < of.n)
-            list[token] = pinned[token] = units + (int)before;
-        units += (int)all;
-    }
-    if (threadIdx.x == 0 && !own)
-        list[of.n] = pinned[of.n] = units;
-    if (threadIdx.x == 0 && own)
-        list[0] = pinned[0] = 0;
-    if (!sound && threadIdx.x == 0)
-        give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, node), u.waits.ready_phase);
-    __threadfence_system();
-}
-
-size_t shared_bytes(int targets)
-{
-    return (size_t)targets * (MASK_WORDS + 1) * sizeof(uint32_t);
-}
-
 } /* namespace */
 
-cudaError_t cuda_launch_nodes_update(const struct cuda_nodes_update *update, const struct cuda_pack *pack,
-                                     cudaStream_t stream)
+cudaError_t cuda_launch_slices(const struct cuda_nodes_update *update, cudaStream_t stream)
 {
-    int nnodes = update->words.nnodes, nlocal = update->waits.nranks;
-    unsigned tiles = (unsigned)(update->n_tokens + TILE - 1) / TILE;
-    int targets = update->expanded ? update->n_local_experts * nlocal : nlocal;
+    int nnodes = update->words.nnodes, nranks = nnodes * update->waits.nranks;
+    unsigned blocks = (unsigned)(update->n_tokens + THREADS - 1) / THREADS;
     cudaError_t error = cudaMemsetAsync(
-        update->totals, 0, cuda_update_totals(nnodes, nnodes * nlocal, update->n_experts) * sizeof(int32_t), stream);
+        update->totals, 0, cuda_update_totals(nnodes, nranks, update->n_experts) * sizeof(int32_t), stream);
 
     if (error != cudaSuccess)
         return error;
-    if (tiles)
-        read_routing_kernel<<<tiles, TILE, 0, stream>>>(*update);
+    if (blocks)
+        read_routing_kernel<<<blocks, THREADS, 0, stream>>>(*update);
     exchange_slices_kernel<<<1, EXCHANGE_THREADS, 0, stream>>>(*update);
-    list_tokens_kernel<<<(unsigned)nnodes, LIST_THREADS, 0, stream>>>(*update);
-    error = cuda_launch_pack(pack, stream);
-    if (error != cudaSuccess)
-        return error;
-    take_lists_kernel<<<1, LIST_THREADS, 0, stream>>>(*update);
-    number_rows_kernel<<<(unsigned)nnodes, TILE, shared_bytes(targets), stream>>>(*update);
     return cudaGetLastError();
 }
 
-cudaError_t cuda_nodes_update_load(void)
+cudaError_t cuda_slices_load(void)
 {
     cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncSetAttribute(number_rows_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)shared_bytes(CUDA_MAX_EXPERTS));
+    cudaError_t error = cudaFuncGetAttributes(&attributes, read_routing_kernel);
 
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, read_routing_kernel);
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, exchange_slices_kernel);
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, list_tokens_kernel);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, take_lists_kernel) : error;
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, exchange_slices_kernel) : error;
 }

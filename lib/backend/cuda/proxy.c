@@ -331,7 +331,7 @@ static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
     }
     hop->number = p->ring.number;
     hop->sent = false;
-    memset(hop->shown, 0, (size_t)(p->nnodes * p->channels));
+    memset(hop->shown, 0, (size_t)p->nnodes * (size_t)p->channels);
     begin_side(p, &hop->out);
     begin_side(p, &hop->in);
     while (!has_failed(p) && !(hop->sent && !hop->in.left)) {
