@@ -119,6 +119,11 @@ nodes() {
         step 200 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --bad-network --rounds 10
         step 200 "$programs/nodes_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/nodes_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp
+        step 300 "$programs/nodes_graph_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 300 "$programs/plan_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 300 "$programs/metadata_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 300 "$programs/plan_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp --rounds 10
+        step 300 "$programs/nodes_graph_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp --rounds 200
         step 200 "$programs/stream_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/stage_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --rounds "${ROUNDS:-60}" --seed "2$ranks"

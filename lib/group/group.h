@@ -595,6 +595,7 @@ struct host_plan {
     int64_t *rows_on;    /* [R] rows that each rank receives */
     int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
     int32_t *prefix;     /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
+    int32_t *max_tokens; /* [R] that each rank may have after an update */
 };
 
 static inline struct host_plan *host_plan_of(const ep_plan *plan)

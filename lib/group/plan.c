@@ -39,7 +39,7 @@ static void fill_row(const ep_plan *plan, struct plan_row *row)
     row->expert_alignment = plan->args.expert_alignment;
     row->max_recv_tokens = plan->args.max_recv_tokens;
     row->from_mask = plan->from_mask;
-    row->unused = 0;
+    row->max_tokens = plan->args.max_tokens > inner->n_tokens ? plan->args.max_tokens : inner->n_tokens;
     memcpy(row->counts, inner->tokens_per_rank, nranks * sizeof(int32_t));
     memcpy(row->counts + nranks, inner->tokens_per_node, nnodes * sizeof(int32_t));
     memcpy(row->counts + nranks + nnodes, inner->tokens_per_expert, (size_t)row->n_experts * sizeof(int32_t));
@@ -97,6 +97,7 @@ static void free_inner(struct host_plan *inner, int nnodes)
     free(inner->rows_on);
     free(inner->first_row);
     free(inner->prefix);
+    free(inner->max_tokens);
     free(inner);
 }
 
@@ -151,6 +152,9 @@ static const char *check_counts(const struct host_completion *c, int rank, int64
     *ret_value = row->max_recv_tokens;
     if (row->max_recv_tokens < 0)
         return "its max_recv_tokens";
+    *ret_value = row->max_tokens;
+    if (row->max_tokens < row->n_tokens)
+        return "its max_tokens";
     for (int to = 0; to < c->plan->comm->nranks; to++) {
         int64_t sum = 0;
 
@@ -312,6 +316,8 @@ static ep_status build(struct host_completion *c)
 
     EP_TRY(compare_rows(c));
     EP_TRY(check_rows(c));
+    for (int rank = 0; rank < plan->comm->nranks; rank++)
+        inner->max_tokens[rank] = c->rows[rank]->max_tokens;
     /* What the caller has read of the plan stays with it: an update changes what the worker knows alone. */
     if (!atomic_load_explicit(&plan->counted, memory_order_relaxed))
         plan->full = plan->info;
@@ -500,10 +506,12 @@ static struct host_plan *new_inner(const ep_plan *plan)
     inner->rows_on = calloc(nranks, sizeof(*inner->rows_on));
     inner->first_row = calloc(nranks, sizeof(*inner->first_row));
     inner->prefix = calloc(nranks * nranks, sizeof(*inner->prefix));
+    inner->max_tokens = calloc(nranks, sizeof(*inner->max_tokens));
     inner->n_tokens = plan->args.n_tokens;
     if (inner->index && inner->tokens_per_rank && inner->tokens_per_node && inner->tokens_per_expert && inner->rail &&
         inner->net_tokens && inner->n_net_tokens && inner->recv_per_expert && inner->recv_exact &&
-        inner->recv_from_rank && inner->expert_start && inner->rows_on && inner->first_row && inner->prefix)
+        inner->recv_from_rank && inner->expert_start && inner->rows_on && inner->first_row && inner->prefix &&
+        inner->max_tokens)
         return inner;
     free_inner(inner, (int)nnodes);
     return NULL;

@@ -11,7 +11,8 @@ struct plan_row {
     uint32_t flags;
     int32_t expert_alignment;
     int64_t max_recv_tokens;
-    int32_t from_mask, unused;
+    int32_t from_mask;
+    int32_t max_tokens; /* of a later update */
     int32_t counts[];
 };
 

@@ -26,7 +26,7 @@
 #define REPLAYS 1000 /* of a graph; the victim is killed */
 #define KILL_AT 500  /* ... when it has launched so many */
 
-enum fault { KILL, STOP, LATE, STUCK, AMID, ELSEWHERE, REPLAYED };
+enum fault { KILL, STOP, LATE, STUCK, AMID, ELSEWHERE, REPLAYED, UPDATED };
 
 static const struct kind {
     const char *name;
@@ -52,12 +52,19 @@ static const struct kind {
     {"elsewhere-combine", ELSEWHERE, true, true, 1500, 7168},
     {"replayed", REPLAYED, true, false, 64, 1024},
     {"replayed-ordinary", REPLAYED, true, true, 1500, 1024},
+    {"replayed-update", UPDATED, true, true, 1500, 1024},
 };
+
+/* Under launches of a graph, in which the plan is updated, too, or not. */
+static bool is_replayed(enum fault fault)
+{
+    return fault == REPLAYED || fault == UPDATED;
+}
 
 /* By itself, without anybody's help. */
 static bool dies_of(enum fault fault)
 {
-    return fault == KILL || fault == AMID || fault == ELSEWHERE || fault == REPLAYED;
+    return fault == KILL || fault == AMID || fault == ELSEWHERE || is_replayed(fault);
 }
 
 struct scene {
@@ -72,7 +79,7 @@ struct state {
     const struct kind *kind;
     int victim;
     ep_plan *plan;
-    void *x, *recv, *out;
+    void *x, *recv, *out, *index;
     ep_stream stream; /* of the operations */
     int64_t n_recv;
 };
@@ -139,6 +146,7 @@ static int suffer(struct state *s)
         kill(getpid(), SIGKILL);
         break;
     case REPLAYED:
+    case UPDATED:
         break;
     }
     return 0;
@@ -155,6 +163,16 @@ static int look_later(struct state *s, ep_status *ret_status)
     return 0;
 }
 
+static int update(const struct state *s)
+{
+    ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
+
+    args.topk_idx = s->index;
+    args.n_tokens = s->kind->n_tokens;
+    CALL(ep_plan_update(s->plan, &args, s->stream));
+    return 0;
+}
+
 /* A dispatch and a combine, launched over and over again. */
 static int replay(struct state *s, ep_status *ret_status)
 {
@@ -163,6 +181,8 @@ static int replay(struct state *s, ep_status *ret_status)
     atomic_store(s->scene->victim_pid, (int)getpid());
     s->stream = s->group.stream;
     TRY(capture_begin(&s->group));
+    if (s->kind->fault == UPDATED)
+        TRY(update(s));
     for (int combines = 0; combines < 2; combines++) {
         TRY(call_operation(s, combines, false, ret_status));
         CALL(*ret_status);
@@ -207,10 +227,14 @@ static int make_plan(struct state *s)
     args.n_tokens = n;
     args.topk = TOPK;
     args.n_experts = experts;
+    if (s->kind->fault == UPDATED)
+        CALL(ep_plan_get_max_rows(s->group.cuda, &args, &args.max_recv_tokens));
     CALL(ep_plan_new(s->group.cuda, &args, &s->plan));
+    CUDA(cudaMalloc(&s->index, (size_t)n * TOPK * sizeof(*index)));
+    CUDA(cudaMemcpy(s->index, index, (size_t)n * TOPK * sizeof(*index), cudaMemcpyDefault));
     free(index);
     CALL(ep_plan_get_info(s->plan, &info));
-    s->n_recv = info.n_recv;
+    s->n_recv = info.out_rows;
     return 0;
 }
 
@@ -249,7 +273,7 @@ static int meet_fault(struct state *s)
         TRY(suffer(s));
     if (s->kind->fault == ELSEWHERE)
         TRY(look_later(s, &status));
-    else if (s->kind->fault == REPLAYED)
+    else if (is_replayed(s->kind->fault))
         TRY(replay(s, &status));
     else
         TRY(call_operation(s, s->kind->combines, true, &status));
@@ -265,6 +289,7 @@ static int meet_fault(struct state *s)
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaFree(s->x));
     CUDA(cudaFree(s->out));
+    CUDA(cudaFree(s->index));
     if (s->kind->ordinary)
         CUDA(cudaFree(s->recv));
     return 0;
@@ -349,9 +374,6 @@ static int run_scene(struct options *options, const struct kind *kind)
     int code = 1;
 
     if (!options_want(options, launch.name))
-        return SKIPPED;
-    /* There are no graphs between nodes. */
-    if (kind->fault == REPLAYED && group_division.nodes > 1)
         return SKIPPED;
     if (scene.victim_pid && ep_boot_shm_new(options->ranks, &scene.second) == EP_OK)
         code = launch_ranks(&launch);

@@ -200,8 +200,6 @@ int run_group_scenes(struct options *options, struct scene_run run, const void *
     for (size_t i = 0; i < n; i++) {
         run.scene = (const char *)scenes + i * bytes;
         run.name = *(const char *const *)run.scene;
-        if (group_division.nodes > 1 && run.one_node && strcmp(run.name, run.one_node) == 0)
-            continue;
         code = worse_of(code, run_group_scene(options, run));
     }
     return options_code(options, code);

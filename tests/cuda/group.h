@@ -138,8 +138,7 @@ struct scene_run {
     size_t shared_bytes;     /* 0: none */
     /* On each rank, between group_open() and group_close(): 0, DIFFERS or FAILED of call.h. */
     int (*run)(const struct scene_run *run, const struct group *group);
-    const void *scene;    /* the program's own description of it */
-    const char *one_node; /* NULL, or the name of a scene that there is within one node alone */
+    const void *scene; /* the program's own description of it */
     /* By run_group_scene(): what the ranks share, [shared_bytes] and zeroed; of the options. */
     void *shared;
     uint64_t seed;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * metadata_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: the facts of plans and layouts of routings in
- * device memory, against the host backend: all arrays, and sets of them. Plans of exact counts and of fixed capacity,
- * updated each round, in calls and in a captured graph, from choices and from a mask; rank and expanded layout. A
- * dispatch and a combine before and behind must not be disturbed. And a source_stride that is too small.
+ * metadata_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENE]: the facts of plans and
+ * layouts of routings in device memory, against the host backend: all arrays, and sets of them. Plans of exact counts
+ * and of fixed capacity, updated each round, in calls and in a captured graph, from choices and from a mask; rank and
+ * expanded layout. A dispatch and a combine before and behind must not be disturbed. And a source_stride that is too
+ * small.
  *
  * Exit 77 when there is no GPU.
  */
@@ -73,23 +74,24 @@ static int make_buffers(struct state *s)
     const struct {
         const char *name;
         size_t bytes;
-    } of[N_BUFFERS] = {[X] = {"x", TOKENS * ROW},
-                       [INDEX] = {"topk_idx", TOKENS * TOPK * 4},
-                       [MASK] = {"token_in_rank", TOKENS * ranks},
-                       [EXPERTS] = {"tokens_per_expert", (size_t)s->experts * 4},
-                       [RECV] = {"recv_x", rows * ROW},
-                       [OUT] = {"out", TOKENS * ROW},
-                       [SOURCE] = {"recv_source", rows * 4},
-                       [SLOT] = {"recv_slot", rows * TOPK * 4},
-                       [N_RECV] = {"n_recv_tokens", 4},
-                       [PSUM_RANK] = {"psum_rank", ranks * 4},
-                       [PSUM_EXPERT] = {"psum_expert", local * 4},
-                       [COUNT_EXACT] = {"count_exact", local * 4},
-                       [PREFIX] = {"rank_prefix", ranks * ranks * 4},
-                       [PER_RANK] = {"tokens_per_rank", ranks * 4},
-                       [PER_NODE] = {"tokens_per_node", 4},
-                       [PER_EXPERT] = {"tokens_per_expert of the layout", (size_t)s->experts * 4},
-                       [IN_RANK] = {"token_in_rank of the layout", TOKENS * ranks}};
+    } of[N_BUFFERS] = {
+        [X] = {"x", TOKENS * ROW},
+        [INDEX] = {"topk_idx", TOKENS * TOPK * 4},
+        [MASK] = {"token_in_rank", TOKENS * ranks},
+        [EXPERTS] = {"tokens_per_expert", (size_t)s->experts * 4},
+        [RECV] = {"recv_x", rows * ROW},
+        [OUT] = {"out", TOKENS * ROW},
+        [SOURCE] = {"recv_source", rows * 4},
+        [SLOT] = {"recv_slot", rows * TOPK * 4},
+        [N_RECV] = {"n_recv_tokens", 4},
+        [PSUM_RANK] = {"psum_rank", ranks * 4},
+        [PSUM_EXPERT] = {"psum_expert", local * 4},
+        [COUNT_EXACT] = {"count_exact", local * 4},
+        [PREFIX] = {"rank_prefix", ranks * ranks * 4},
+        [PER_RANK] = {"tokens_per_rank", ranks * 4},
+        [PER_NODE] = {"tokens_per_node", 4 * (size_t)(group_division.nodes > 1 ? group_division.nodes : 1)},
+        [PER_EXPERT] = {"tokens_per_expert of the layout", (size_t)s->experts * 4},
+        [IN_RANK] = {"token_in_rank of the layout", TOKENS * ranks}};
 
     for (int i = 0; i < N_BUFFERS; i++)
         TRY(twin_new(&s->group, of[i].name, of[i].bytes, ORDINARY, &s->b[i]));
@@ -197,7 +199,8 @@ static int update(struct state *s, int device)
 static ep_status ask(struct state *s, int device, int round, int stride)
 {
     ep_plan_metadata dst = EP_PLAN_METADATA_INIT;
-    bool all = round % 4 == 0;
+    /* Between nodes nobody has what all ranks of other nodes have for each other, once the plan was updated. */
+    bool all = round % 4 == 0, prefix = group_division.nodes < 2 || !s->scene->fixed;
 
     dst.recv_source = all || round % 4 == 1 ? words(s, SOURCE, device) : NULL;
     dst.recv_slot = s->scene->expanded && (all || round % 4 == 2) ? words(s, SLOT, device) : NULL;
@@ -205,7 +208,7 @@ static ep_status ask(struct state *s, int device, int round, int stride)
     dst.psum_rank = all || round % 4 == 2 ? words(s, PSUM_RANK, device) : NULL;
     dst.psum_expert = all || round % 4 == 3 ? words(s, PSUM_EXPERT, device) : NULL;
     dst.count_exact = all || round % 4 == 2 ? words(s, COUNT_EXACT, device) : NULL;
-    dst.rank_prefix = all || round % 4 == 3 ? words(s, PREFIX, device) : NULL;
+    dst.rank_prefix = prefix && (all || round % 4 == 3) ? words(s, PREFIX, device) : NULL;
     dst.source_stride = stride;
     return ep_plan_get_metadata(s->plan[device], &dst, stream_on(s, device));
 }

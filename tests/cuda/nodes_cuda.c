@@ -138,30 +138,78 @@ static int check_sound(const struct state *s)
     return case_run(s->group, &shape);
 }
 
-static int run_refused(struct state *s)
-{
-    static const char says[] = "within one node";
-    ep_plan_args args = plan_args(s);
-    cudaGraph_t graph;
-    ep_status status;
-    ep_plan *plan = NULL;
-    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+static const char says[] = "within one node";
 
+/* What there is in a capture within one node alone. */
+static int check_captures(struct state *s)
+{
+    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_plan_args args = plan_args(s);
+    ep_status statuses[2];
+    cudaGraph_t graph;
+    ep_plan *plan = NULL;
+    ep_ll *ll;
+
+    config.max_tokens = 1;
+    config.hidden = HIDDEN;
+    config.n_experts = EXPERTS * s->group->nranks;
+    config.topk = TOPK;
+    CALL(ep_ll_new(s->group->cuda, &config, &ll));
+    dispatch.x = s->x[0];
+    dispatch.idx_type = EP_I64;
+    dispatch.out_dtype = EP_BF16;
+    dispatch.recv_x = s->recv;
+    dispatch.recv_count = s->out[0];
+    args.max_recv_tokens = TOKENS * TOPK * s->group->nranks;
+    args.stream = s->group->stream;
+    CUDA(cudaStreamBeginCapture(s->group->stream, cudaStreamCaptureModeRelaxed));
+    statuses[0] = ep_plan_new(s->group->cuda, &args, &plan);
+    statuses[1] = ep_ll_dispatch(ll, &dispatch, s->group->stream);
+    CUDA(cudaStreamEndCapture(s->group->stream, &graph));
+    CUDA(cudaGraphDestroy(graph));
+    TRY(expect_status("ep_plan_new in a capture", statuses[0], EP_E_UNSUPPORTED, NULL));
+    TRY(expect_status("ep_ll_dispatch in a capture", statuses[1], EP_E_UNSUPPORTED, says));
+    ep_ll_free(ll);
+    return 0;
+}
+
+/* What all ranks have for each other nobody knows once a plan was updated. */
+static int check_updated(struct state *s)
+{
+    ep_plan_args args = plan_args(s);
+    ep_plan *plan = NULL;
+    ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
+    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+    size_t bytes = (size_t)TOKENS * TOPK * sizeof(*s->index), ranks = (size_t)s->group->nranks;
+    void *index, *prefix;
+
+    CUDA(cudaMalloc(&index, bytes));
+    CUDA(cudaMemcpy(index, s->index, bytes, cudaMemcpyDefault));
+    CUDA(cudaMalloc(&prefix, ranks * ranks * sizeof(int32_t)));
     args.max_recv_tokens = TOKENS * TOPK * s->group->nranks;
     CALL(ep_plan_new(s->group->cuda, &args, &plan));
-    update.topk_idx = s->index;
+    update.topk_idx = index;
     update.n_tokens = TOKENS;
-    TRY(expect_status("ep_plan_update", ep_plan_update(plan, &update, s->group->stream), EP_E_UNSUPPORTED, says));
+    CALL(ep_plan_update(plan, &update, s->group->stream));
+    metadata.rank_prefix = prefix;
+    TRY(expect_status("ep_plan_get_metadata", ep_plan_get_metadata(plan, &metadata, s->group->stream), EP_E_UNSUPPORTED,
+                      says));
+    CALL(ep_stream_sync(s->group->cuda, s->group->stream));
     ep_plan_free(plan);
+    CUDA(cudaFree(index));
+    CUDA(cudaFree(prefix));
+    return 0;
+}
+
+static int run_refused(struct state *s)
+{
+    TRY(check_updated(s));
     TRY(make_plan(s));
     TRY(make_buffers(s));
     CALL(dispatch(s, 0, HIDDEN));
     CALL(ep_stream_sync(s->group->cuda, s->group->stream));
-    CUDA(cudaStreamBeginCapture(s->group->stream, cudaStreamCaptureModeRelaxed));
-    status = dispatch(s, 0, HIDDEN);
-    CUDA(cudaStreamEndCapture(s->group->stream, &graph));
-    TRY(expect_status("ep_dispatch in a capture", status, EP_E_UNSUPPORTED, says));
-    CUDA(cudaGraphDestroy(graph));
+    TRY(check_captures(s));
     return check_sound(s);
 }
 

@@ -416,10 +416,8 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    /* There are no graphs between nodes. */
     return run_group_scenes(
         &options,
-        (struct scene_run){
-            .program = "stage_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .one_node = "graph", .run = run_rank},
-        scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+        (struct scene_run){.program = "stage_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank}, scenes,
+        sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
 }

@@ -424,13 +424,11 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    /* There are no graphs between nodes. */
     return run_group_scenes(&options,
                             (struct scene_run){.program = "stream_cuda",
                                                .timeout_ms = TIMEOUT_MS,
                                                .seconds = 60,
                                                .shared_bytes = sizeof(struct shared),
-                                               .one_node = "graph",
                                                .run = run_rank},
                             scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
 }

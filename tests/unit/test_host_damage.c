@@ -122,8 +122,12 @@ struct counts {
 
 static struct counts proper_counts(const ep_comm *comm, size_t *ret_bytes)
 {
-    struct counts row = {
-        .head = {.n_tokens = TOKENS, .topk = TOPK, .n_experts = EXPERTS, .idx_type = EP_I32, .expert_alignment = 1}};
+    struct counts row = {.head = {.n_tokens = TOKENS,
+                                  .topk = TOPK,
+                                  .n_experts = EXPERTS,
+                                  .idx_type = EP_I32,
+                                  .expert_alignment = 1,
+                                  .max_tokens = TOKENS}};
     int n = 0;
 
     for (int rank = 0; rank < RANKS; rank++)
@@ -154,6 +158,7 @@ static const struct {
     {offsetof(struct counts, head.n_tokens), -1, "its number of tokens"},
     {offsetof(struct counts, head.n_tokens), INT32_MAX, "its number of tokens"},
     {offsetof(struct counts, head.max_recv_tokens) + 4, INT32_MIN, "its max_recv_tokens"},
+    {offsetof(struct counts, head.max_tokens), TOKENS - 1, "its max_tokens"},
     {offsetof(struct counts, counts[0]), -1, "its number of tokens for a rank"},
     {offsetof(struct counts, counts[0]), TOKENS + 1, "its number of tokens for a rank"},
     {offsetof(struct counts, counts[1]), INT32_MIN, "its number of tokens for a rank"},

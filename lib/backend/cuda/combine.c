@@ -21,7 +21,8 @@ struct combine {
     struct cuda_comm *cuda;
     ep_plan *plan;
     const ep_combine_args *args;
-    cudaStream_t stream;
+    const struct cuda_call *call;
+    cudaStream_t stream;            /* of the call */
     size_t row_bytes, weight_bytes; /* of one row */
     bool copies;                    /* the kernel copies into staging */
     bool queued;                    /* something is in the stream */
@@ -170,7 +171,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     EP_TRY(fill_terms(c, &sum->terms));
     EP_TRY(cuda_meet_stages(cuda, c->plan, c->staged, HOST_COMBINE_READY));
     if (cuda_crosses_nodes(cuda))
-        return cuda_nodes_combine(cuda, c->plan, sum, c->stream, &c->queued);
+        return cuda_nodes_combine(c->call, c->plan, sum, &c->queued);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
     cuda_fill_stage(cuda, c->plan, c->copies, &sum->stage);
     shape->blocks = sum->stage.movers;
@@ -204,11 +205,11 @@ static ep_status check_pointers(const struct combine *c)
     return cuda_check_pointer(c->cuda, call, "out_topk_weights", args->out_topk_weights);
 }
 
-static ep_status combine_body(struct combine *c, bool capturing)
+static ep_status combine_body(struct combine *c)
 {
     const struct cuda_route *route;
 
-    EP_TRY(cuda_plan_ready(c->cuda, c->plan, capturing, &route));
+    EP_TRY(cuda_plan_ready(c->cuda, c->plan, c->call->capture != 0, &route));
     EP_TRY(check_pointers(c));
     c->weight_bytes = (route->expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);
     c->row_bytes = (size_t)c->args->hidden * sizeof(uint16_t);
@@ -224,7 +225,8 @@ ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream str
     ep_status status;
 
     EP_TRY(cuda_call_begin(c.cuda, stream, true, &call));
+    c.call = &call;
     c.stream = call.stream;
-    status = combine_body(&c, call.capture != 0);
+    status = combine_body(&c);
     return cuda_call_end(&call, status, c.queued);
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/lists.h"
 #include "backend/cuda/ll_nodes.h"
 #include "backend/cuda/proxy.h"
 
@@ -10,6 +11,7 @@
 #include <sys/mman.h>
 
 static_assert(sizeof(struct cuda_report) <= 4096, "a report is of one page");
+static_assert(sizeof(struct cuda_signals) <= CUDA_GRANULE, "signals are an allocation of one granule");
 
 #define REPORT_BYTES 4096
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
@@ -347,6 +349,7 @@ void cuda_comm_close(ep_comm *comm)
         cuda_memory_close(cuda);
         cuda_words_close(cuda);
         cuda_facts_close(cuda);
+        cuda_net_facts_close(cuda);
         close_device(cuda);
         cuda_leave(&scope);
     }

@@ -6,7 +6,7 @@
  */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/lowlatency.h"
-#include "backend/cuda/nodes.h"
+#include "backend/cuda/nodes_update.h"
 
 #include <epkit/types.h>
 
@@ -261,6 +261,10 @@ cudaError_t cuda_kernels_load(int shared_bytes)
         error = cuda_layout_load();
     if (error == cudaSuccess)
         error = cuda_nodes_load();
+    if (error == cudaSuccess)
+        error = cuda_slices_load();
+    if (error == cudaSuccess)
+        error = cuda_lists_load();
     if (error == cudaSuccess)
         error = cuda_metadata_load();
     if (error == cudaSuccess)

@@ -12,8 +12,8 @@
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
  *   lowlatency.c            the low-latency calls;  ll_nodes.c  what they send to other nodes
- *   nodes.c     operations between nodes;  proxy.c  the thread that sends and receives for them
- *   module.c    device memory, clocks and yardsticks for the command
+ *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there;  proxy.c  the thread that sends and
+ * receives for them;  op_ring.c  which is next module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *
  * Control is the group layer's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation
@@ -106,7 +106,7 @@ struct cuda_call;   /* below: stream.c */
 struct cuda_kept;   /* memory.c */
 struct cuda_proxy;  /* proxy.c */
 struct cuda_ll_net; /* ll_nodes.c */
-struct cuda_lists;  /* nodes.c */
+struct cuda_lists;  /* lists.h */
 
 struct cuda_comm {
     struct host_comm host; /* first: comm->impl is both */
@@ -142,10 +142,11 @@ struct cuda_comm {
     cudaEvent_t end;            /* for waits of the host */
     struct cuda_words *words;   /* of the caller's events: stream.c */
 
-    uint64_t updates;               /* of plans of fixed capacity */
-    pthread_mutex_t unsettled_lock; /* events may be waited for on any thread */
-    struct cuda_plan *unsettled;    /* of which the host does not know the counts yet */
-    struct cuda_facts_place *facts; /* all that there are: update.c */
+    uint64_t updates;                 /* of plans of fixed capacity */
+    pthread_mutex_t unsettled_lock;   /* events may be waited for on any thread */
+    struct cuda_plan *unsettled;      /* of which the host does not know the counts yet */
+    struct cuda_facts_place *facts;   /* all that there are: update.c */
+    struct cuda_net_facts *net_facts; /* the same between nodes: nodes_update.c */
 
     struct cuda_proxy *proxy;     /* between nodes; NULL on one */
     struct cuda_ll_net *ll_nets;  /* of each ep_ll, between nodes */
@@ -351,6 +352,7 @@ struct cuda_plan {
     struct cuda_block sources;     /* rows of metadata on their way; made on first use */
     struct cuda_route route;
     bool placed;              /* the route is complete */
+    bool in_graph;            /* operations with the lists that the host has made are in a graph */
     struct cuda_lists *lists; /* between nodes; NULL on one */
     /* Device memory. Expanded: [L+1] first rows of this rank's experts; [L] how many there are, without padding. */
     int32_t *expert_start, *expert_exact;

@@ -18,7 +18,8 @@ struct dispatch {
     struct cuda_comm *cuda;
     ep_plan *plan;
     const ep_dispatch_args *args;
-    cudaStream_t stream;
+    const struct cuda_call *call;
+    cudaStream_t stream; /* of the call */
     struct output output[HOST_AT_COUNT];
     size_t staged[HOST_AT_COUNT]; /* bytes of a row, of what is in staging */
     bool copies;                  /* the kernel copies out of staging */
@@ -176,7 +177,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     EP_TRY(fill_terms(d, &move->terms));
     EP_TRY(cuda_meet_stages(cuda, d->plan, d->staged, HOST_DISPATCH_READY));
     if (cuda_crosses_nodes(cuda))
-        return cuda_nodes_dispatch(cuda, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0, d->stream,
+        return cuda_nodes_dispatch(d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0,
                                    &d->queued);
     fit(cuda, move, shape);
     cuda_fill_stage(cuda, d->plan, d->copies, &move->stage);
@@ -255,11 +256,11 @@ static ep_status check_pointers(const struct dispatch *d)
     return cuda_check_pointer(d->cuda, call, "recv_topk_weights", receives ? args->recv_topk_weights : NULL);
 }
 
-static ep_status dispatch_body(struct dispatch *d, bool capturing)
+static ep_status dispatch_body(struct dispatch *d)
 {
     const struct cuda_route *route;
 
-    EP_TRY(cuda_plan_ready(d->cuda, d->plan, capturing, &route));
+    EP_TRY(cuda_plan_ready(d->cuda, d->plan, d->call->capture != 0, &route));
     EP_TRY(check_pointers(d));
     describe_outputs(d);
     EP_TRY(launch(d, route));
@@ -275,7 +276,8 @@ ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream s
     ep_status status;
 
     EP_TRY(cuda_call_begin(d.cuda, stream, true, &call));
+    d.call = &call;
     d.stream = call.stream;
-    status = dispatch_body(&d, call.capture != 0);
+    status = dispatch_body(&d);
     return cuda_call_end(&call, status, d.queued);
 }

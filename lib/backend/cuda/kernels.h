@@ -72,11 +72,12 @@ struct cuda_place {
 
 /* What a rank tells of its tokens when plans are updated: so many words, as those of CUDA_TELL_.... */
 #define CUDA_MAX_EXPERTS 4096
+#define CUDA_MAX_GROUP 1024 /* ranks of all nodes */
 enum {
-    CUDA_COUNT_RANKS = 0,                 /* [R] its tokens for each rank */
-    CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS, /* rows that it can receive */
-    CUDA_COUNT_EXPERTS,                   /* [E] its tokens for each expert */
-    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_EXPERTS
+    CUDA_COUNT_RANKS = 0,                                                     /* [R] its tokens for each rank */
+    CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS,                                     /* rows that it can receive */
+    CUDA_COUNT_EXPERTS,                                                       /* [E] its tokens for each expert */
+    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_GROUP + CUDA_MAX_EXPERTS /* between nodes: nodes_update.h */
 };
 
 /* Where the buffers of a rank begin for this rank's rows. */
@@ -96,6 +97,7 @@ struct cuda_signals {
     uint64_t counts[CUDA_MAX_RANKS][CUDA_COUNT_WORDS];   /* [source] of an update */
     uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has moved all that it moves in it */
     uint64_t operation;                                  /* the last that is complete; the owner's own */
+    uint64_t net_operation;                              /* the same of those between nodes alone */
     uint32_t blocks;                                     /* of the running kernel that have finished; the owner's own */
     uint32_t next; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
     uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_WORD(): how far its rows are, for the owner; stage.cuh */
@@ -349,7 +351,10 @@ struct cuda_order {
 struct cuda_metadata {
     struct cuda_waits waits;
     struct cuda_route route;
+    int32_t rank, nranks;          /* of the group, here and below */
+    const int64_t *first;          /* [R+1] tokens for this rank of the ranks before each */
     const int32_t *exact, *prefix; /* [L], [R,R] */
+    const int32_t *start;          /* [R] tokens for each rank of the ranks before this one; NULL: there are none */
     int32_t *rows;                 /* [N, row_words] what this rank says of its tokens; NULL: nobody asks */
     int32_t *recv_rows;            /* [received rows, row_words] */
     float *choices, *recv_choices; /* [N,K], [received rows] expanded: which choice; NULL: nobody asks */

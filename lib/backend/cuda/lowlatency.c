@@ -426,12 +426,23 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
     return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
 }
 
+/* Between nodes the proxy is told of each launch by the host. */
+static ep_status begin_call(const struct inner *inner, ep_stream stream, struct cuda_call *ret_call)
+{
+    EP_TRY(cuda_call_begin(inner->cuda, stream, true, ret_call));
+    if (!inner->net || !ret_call->capture)
+        return EP_OK;
+    return cuda_call_end(
+        ret_call, cuda_need_one_node(inner->cuda->host.comm, "capture of a stream", "low latency in CUDA graphs"),
+        false);
+}
+
 /* What the call has queued is behind the last operation, and the next one behind it. */
 static ep_status begin(ep_ll *ll, ep_stream stream, struct cuda_call *ret_call)
 {
     struct inner *inner = ll->impl;
 
-    EP_TRY(cuda_call_begin(inner->cuda, stream, true, ret_call));
+    EP_TRY(begin_call(inner, stream, ret_call));
     inner->stream = ret_call->stream;
     inner->capture = ret_call->capture;
     inner->waits = ll->comm->blocking && !ret_call->capture;
@@ -529,7 +540,7 @@ static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out,
     struct cuda_call call;
     ep_status status;
 
-    EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
+    EP_TRY(begin_call(inner, stream, &call));
     mask.ll.launch = cuda_ll_net_next(inner->net);
     status = cuda_check_pointer(inner->cuda, "ep_ll_query_mask", "out", out);
     if (status == EP_OK)
@@ -558,7 +569,7 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
     struct cuda_call call;
     ep_status status;
 
-    EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
+    EP_TRY(begin_call(inner, stream, &call));
     device.waits.ready_phase = device.waits.done_phase = HOST_LL_BARRIER;
     device.launch = cuda_ll_net_next(inner->net);
     status = cuda_status(cuda_launch_ll_barrier(&device, call.stream), "barrier kernel");

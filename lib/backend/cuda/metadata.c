@@ -3,20 +3,21 @@
  * Facts of a plan in memory of the caller, in the order of the stream. The counts of a plan of fixed capacity are on
  * the device; those of another one the host has, and uploads once.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/lists.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* [L] exact counts, then [R,R] the prefix. */
+/* [R+1] first tokens, then [L] exact counts, then [R,R] the prefix. */
 static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
 {
     const struct host_plan *inner = plan->impl;
     struct cuda_plan *device = inner->device;
     size_t n_local = (size_t)plan->info.n_local_experts, nranks = (size_t)plan->comm->nranks;
-    size_t bytes = (n_local + nranks * nranks) * sizeof(int32_t);
+    size_t bytes = (nranks + 1) * sizeof(int64_t) + (n_local + nranks * nranks) * sizeof(int32_t);
     struct cuda_block block = {.memory = NULL};
-    int32_t *facts;
+    int64_t *facts;
+    int32_t *words;
     ep_status status;
 
     if (device->facts_block.memory)
@@ -24,8 +25,10 @@ static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
     facts = malloc(bytes);
     if (!facts)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
-    memcpy(facts, inner->recv_exact, n_local * sizeof(*facts));
-    memcpy(facts + n_local, inner->prefix, nranks * nranks * sizeof(*facts));
+    words = (int32_t *)(facts + nranks + 1);
+    memcpy(facts, inner->recv_from_rank, (nranks + 1) * sizeof(*facts));
+    memcpy(words, inner->recv_exact, n_local * sizeof(*words));
+    memcpy(words + n_local, inner->prefix, nranks * nranks * sizeof(*words));
     status = cuda_take(cuda, bytes, &block);
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync(block.memory, facts, bytes, cudaMemcpyHostToDevice, cuda->own),
@@ -70,15 +73,37 @@ static ep_status place_sources(struct cuda_comm *cuda, const ep_plan *plan, stru
     return EP_OK;
 }
 
+/* Where the counts are. */
+static ep_status find_facts(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_metadata *m)
+{
+    const struct cuda_plan *device = cuda_plan_of(plan);
+
+    m->exact = device->expert_exact;
+    if (device->fixed && device->lists) {
+        cuda_net_update_tell(device->lists->update, m);
+        return EP_OK;
+    }
+    if (device->fixed) {
+        m->first = m->route.counts->first;
+        m->prefix = device->update.prefix;
+    } else {
+        EP_TRY(upload_facts(cuda, plan));
+        m->first = device->facts_block.memory;
+        m->exact = (const int32_t *)(m->first + plan->comm->nranks + 1);
+        m->prefix = m->exact + plan->info.n_local_experts;
+    }
+    m->start = m->rank ? m->prefix + (m->rank - 1) * m->nranks : NULL;
+    return EP_OK;
+}
+
 static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_metadata *dst,
                       const struct cuda_route *route, struct cuda_metadata *ret_metadata)
 {
-    const struct cuda_plan *device = cuda_plan_of(plan);
     struct cuda_metadata *m = ret_metadata;
 
     *m = (struct cuda_metadata){.route = *route,
-                                .exact = device->expert_exact,
-                                .prefix = device->update.prefix,
+                                .rank = plan->comm->rank,
+                                .nranks = plan->comm->nranks,
                                 .alignment = plan->args.expert_alignment,
                                 .stride = dst->source_stride,
                                 .most_rows = cuda_plan_rows(plan),
@@ -89,11 +114,7 @@ static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan
                                 .psum_expert = dst->psum_expert,
                                 .count_exact = dst->count_exact,
                                 .rank_prefix = dst->rank_prefix};
-    if (!device->fixed) {
-        EP_TRY(upload_facts(cuda, plan));
-        m->exact = device->facts_block.memory;
-        m->prefix = m->exact + plan->info.n_local_experts;
-    }
+    EP_TRY(find_facts(cuda, plan, m));
     cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &m->waits);
     return dst->recv_source || dst->recv_slot ? place_sources(cuda, plan, m) : EP_OK;
 }
@@ -110,6 +131,24 @@ static ep_status check_pointers(struct cuda_comm *cuda, const ep_plan *plan, con
     EP_TRY(cuda_check_pointer(cuda, call, "psum_expert", dst->psum_expert));
     EP_TRY(cuda_check_pointer(cuda, call, "count_exact", dst->count_exact));
     return cuda_check_pointer(cuda, call, "rank_prefix", dst->rank_prefix);
+}
+
+/* What there is within one node alone, before anything changes. */
+static ep_status check_supported(const ep_plan *plan, const ep_plan_metadata *dst)
+{
+    static const char call[] = "ep_plan_get_metadata";
+    const struct cuda_plan *device = cuda_plan_of(plan);
+
+    if (plan->args.flags & EP_PLAN_EXPANDED && (dst->recv_source || dst->recv_slot) &&
+        plan->comm->nranks > CUDA_MAX_RANKS)
+        return ep_fail(
+            EP_E_UNSUPPORTED,
+            "%s: with the CUDA backend recv_source and recv_slot of the expanded layout are for groups of up "
+            "to %d ranks, not %d",
+            call, CUDA_MAX_RANKS, plan->comm->nranks);
+    if (device->fixed && device->lists && dst->rank_prefix)
+        return cuda_need_one_node(plan->comm, call, "rank_prefix of a plan that was updated");
+    return EP_OK;
 }
 
 /* The rows that say who they are; the statistics stay those of the caller's last operation. */
@@ -138,6 +177,7 @@ static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_
     const struct cuda_route *route;
     struct cuda_metadata m;
 
+    EP_TRY(check_supported(plan, dst));
     EP_TRY(cuda_plan_ready(call->cuda, plan, call->capture != 0, &route));
     EP_TRY(check_pointers(call->cuda, plan, dst));
     EP_TRY(fill(call->cuda, plan, dst, route, &m));
@@ -156,7 +196,6 @@ ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stre
     bool queued = false;
     ep_status status;
 
-    EP_TRY(cuda_need_one_node(plan->comm, "ep_plan_get_metadata", "metadata in device memory"));
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
     status = metadata(&call, plan, dst, stream, &queued);
     return cuda_call_end(&call, status, queued);

@@ -45,13 +45,12 @@ __device__ void tell_experts(const cuda_metadata &m)
 
 __device__ void tell_counts(const cuda_metadata &m)
 {
-    const cuda_counts &counts = *m.route.counts;
-    int n = m.waits.nranks, i = (int)threadIdx.x;
+    int n = m.nranks, i = (int)threadIdx.x;
 
     if (i == 0 && m.n_recv_tokens)
-        *m.n_recv_tokens = (int32_t)counts.first[n];
+        *m.n_recv_tokens = (int32_t)m.first[n];
     if (i < n && m.psum_rank)
-        m.psum_rank[i] = (int32_t)counts.first[i + 1];
+        m.psum_rank[i] = (int32_t)m.first[i + 1];
     if (i == WARP && (m.psum_expert || m.count_exact))
         tell_experts(m);
     for (; i < n * n && m.rank_prefix; i += (int)blockDim.x)
@@ -76,7 +75,7 @@ __device__ uint32_t ranks_of(const cuda_metadata &m, int token)
 __device__ void number_tokens(const cuda_metadata &m, int32_t *row, uint32_t ranks, int32_t *next)
 {
     __shared__ int32_t tokens[FACTS_WARPS][CUDA_MAX_RANKS];
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = m.waits.nranks;
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = m.nranks;
 
     for (int rank = 0; rank < n; rank++) {
         uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
@@ -103,10 +102,10 @@ __device__ void number_tokens(const cuda_metadata &m, int32_t *row, uint32_t ran
 __device__ void describe_tokens(const cuda_metadata &m)
 {
     __shared__ int32_t next[CUDA_MAX_RANKS];
-    int i = (int)threadIdx.x, n = m.waits.nranks, me = m.waits.rank;
+    int i = (int)threadIdx.x, n = m.nranks, me = m.rank;
 
-    if (i < n)
-        next[i] = me ? m.prefix[(me - 1) * n + i] : 0;
+    if (i < n && i < CUDA_MAX_RANKS)
+        next[i] = m.start ? m.start[i] : 0;
     __syncthreads();
     for (int first = 0; first < m.route.n_tokens; first += FACTS_THREADS) {
         int token = first + i;
@@ -128,7 +127,7 @@ __device__ void describe_tokens(const cuda_metadata &m)
 __device__ void clear_outputs(const cuda_metadata &m)
 {
     int64_t thread = (int64_t)(blockIdx.x - 1) * blockDim.x + threadIdx.x, threads = (gridDim.x - 1) * blockDim.x;
-    int64_t rows = rows_here(m), slots = m.route.counts->first[m.waits.nranks] * m.route.topk;
+    int64_t rows = rows_here(m), slots = m.first[m.nranks] * m.route.topk;
 
     for (int64_t i = thread; i < rows && m.rows; i += threads)
         m.recv_rows[i * m.row_words + WORD_RANK] = 0;
@@ -153,17 +152,18 @@ __global__ void __launch_bounds__(FACTS_THREADS) facts_kernel(const __grid_const
 __device__ bool place_row(const cuda_metadata &m, int64_t at)
 {
     const int32_t *row = m.recv_rows + at * m.row_words;
-    int rank = row[WORD_RANK] - 1, token = row[WORD_TOKEN] - 1, n = m.waits.nranks;
-    int64_t number = m.route.expanded ? row[WORD_NUMBERS + m.waits.rank] : at;
+    int rank = row[WORD_RANK] - 1, token = row[WORD_TOKEN] - 1, n = m.nranks;
+    int64_t number = m.route.expanded ? row[WORD_NUMBERS + m.rank] : at;
     float choice = m.recv_slot ? m.recv_choices[at] : 0.0f;
 
-    if (rank < 0 || rank >= n || token < 0 || number < 0 || number >= m.route.counts->first[n] ||
+    if (rank < 0 || rank >= n || token < 0 || number < 0 || number >= m.first[n] ||
         !(choice >= 0.0f && choice < (float)m.route.topk)) {
-        give_up(m.waits, CUDA_FAILED_DAMAGE, rank >= 0 && rank < n ? rank : m.waits.rank, m.waits.done_phase);
+        give_up(m.waits, CUDA_FAILED_DAMAGE, (rank >= 0 && rank < n ? rank : m.rank) - m.waits.first,
+                m.waits.done_phase);
         return false;
     }
     if (token >= m.stride) {
-        give_up(m.waits, CUDA_FAILED_STRIDE, rank, m.waits.done_phase);
+        give_up(m.waits, CUDA_FAILED_STRIDE, rank - m.waits.first, m.waits.done_phase);
         return false;
     }
     if (m.recv_source)

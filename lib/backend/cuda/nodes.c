@@ -3,6 +3,7 @@
  * Operations between nodes. The routes are made on the host, as for the host backend; a plan's lists say which of this
  * rank's tokens go to each node, and where the tokens of its rail peers go on this one.
  */
+#include "backend/cuda/lists.h"
 #include "backend/cuda/proxy.h"
 
 #include <stdlib.h>
@@ -11,20 +12,16 @@
 /* Blocks for each multiprocessor that an operation may take: theirs wait for memory across PCIe. */
 #define BLOCKS_OF_SM 4
 
-/* Of a plan. Everything is in the block, at the same places in its copy on the host. */
-struct cuda_lists {
-    struct cuda_block block;
-    char *copy;
+/* Where everything is in the copy of the block on the host. */
+struct layout {
     struct cuda_rail *net, *rail; /* [nnodes] own tokens, rail peers' */
     int32_t *token;               /* [own] */
-    int32_t *net_units;           /* [own + 1] */
-    int32_t *rail_units;          /* [rails + 1] */
-    int32_t *start;               /* [rails + 1] of `entry` */
-    int32_t *index;               /* [rails,K] */
-    struct cuda_entry *entry;
-    int32_t *far_start; /* [N + 1] of `far` */
-    struct cuda_far_term *far;
-    uint64_t rows_self, rows_node, rows_forward; /* own tokens here and on the rest of the node; rail peers' */
+    int32_t *net_units;           /* [own + nnodes] */
+    int32_t *rail_units;          /* [rails + nnodes] */
+    int32_t *count, *index;       /* [rails], [rails,K] */
+    struct cuda_entry *entry;     /* [rails, width] */
+    int32_t *far_count;           /* [N] */
+    struct cuda_far_term *far;    /* [N, far_width] */
 };
 
 static struct cuda_lists *lists_of(const ep_plan *plan)
@@ -38,30 +35,30 @@ static void *on_device(const struct cuda_lists *lists, const void *pointer)
     return (char *)lists->block.memory + ((const char *)pointer - lists->copy);
 }
 
-/* --- the lists of a plan -------------------------------------------------------------------------------------------
+/* --- the lists of a plan, made on the host ---------------------------------------------------------------------------
  */
 
-static size_t lay_out(const ep_plan *plan, struct cuda_lists *lists)
+/* Returns its bytes. */
+static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
 {
     const struct host_plan *inner = plan->impl;
-    size_t nnodes = (size_t)plan->comm->nnodes, topk = (size_t)plan->args.topk, own = 0, rails = 0, entries = 0, at = 0;
-    size_t word = sizeof(int32_t);
+    size_t nnodes = (size_t)plan->comm->nnodes, topk = (size_t)plan->args.topk, own = 0, rails = 0, at = 0;
+    size_t word = sizeof(int32_t), n = (size_t)inner->n_tokens, width = (size_t)cuda_plan_of(plan)->route.width;
 
     for (size_t node = 0; node < nnodes; node++) {
         own += (size_t)inner->n_net_tokens[node];
         rails += (size_t)inner->rail[node].n_tokens;
-        entries += (size_t)inner->rail[node].n_entries;
     }
-    lists->net = (void *)(lists->copy + cuda_carve(&at, nnodes * sizeof(*lists->net)));
-    lists->rail = (void *)(lists->copy + cuda_carve(&at, nnodes * sizeof(*lists->rail)));
-    lists->token = (void *)(lists->copy + cuda_carve(&at, own * word));
-    lists->net_units = (void *)(lists->copy + cuda_carve(&at, (own + 1) * word));
-    lists->rail_units = (void *)(lists->copy + cuda_carve(&at, (rails + 1) * word));
-    lists->start = (void *)(lists->copy + cuda_carve(&at, (rails + 1) * word));
-    lists->index = (void *)(lists->copy + cuda_carve(&at, rails * topk * word));
-    lists->entry = (void *)(lists->copy + cuda_carve(&at, entries * sizeof(*lists->entry)));
-    lists->far_start = (void *)(lists->copy + cuda_carve(&at, ((size_t)inner->n_tokens + 1) * word));
-    lists->far = (void *)(lists->copy + cuda_carve(&at, own * sizeof(*lists->far)));
+    l->net = (void *)(copy + cuda_carve(&at, nnodes * sizeof(*l->net)));
+    l->rail = (void *)(copy + cuda_carve(&at, nnodes * sizeof(*l->rail)));
+    l->token = (void *)(copy + cuda_carve(&at, own * word));
+    l->net_units = (void *)(copy + cuda_carve(&at, (own + nnodes) * word));
+    l->rail_units = (void *)(copy + cuda_carve(&at, (rails + nnodes) * word));
+    l->count = (void *)(copy + cuda_carve(&at, rails * word));
+    l->index = (void *)(copy + cuda_carve(&at, rails * topk * word));
+    l->entry = (void *)(copy + cuda_carve(&at, rails * width * sizeof(*l->entry)));
+    l->far_count = (void *)(copy + cuda_carve(&at, n * word));
+    l->far = (void *)(copy + cuda_carve(&at, n * (size_t)cuda_far_width(plan) * sizeof(*l->far)));
     return at;
 }
 
@@ -89,62 +86,76 @@ static int units_of(const ep_plan *plan, int rows)
     return rows == 1 || plan->comm->config.partial_type == EP_BF16 ? 1 : 2;
 }
 
-static void fill_own(const ep_plan *plan, struct cuda_lists *lists)
+static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
 {
     const struct host_plan *inner = plan->impl;
-    int n = 0;
+    int n = 0, width = cuda_far_width(plan);
 
-    lists->net_units[0] = 0;
-    memset(lists->far_start, 0, ((size_t)inner->n_tokens + 1) * sizeof(int32_t));
+    memset(l->far_count, 0, (size_t)inner->n_tokens * sizeof(int32_t));
+    /* Of a token ascending nodes. */
     for (int node = 0; node < plan->comm->nnodes; node++) {
-        lists->net[node] = (struct cuda_rail){n, inner->n_net_tokens[node]};
+        l->net[node] = (struct cuda_rail){n, inner->n_net_tokens[node]};
+        l->net_units[n + node] = 0;
         for (int i = 0; i < inner->n_net_tokens[node]; i++, n++) {
             int token = inner->net_tokens[node][i];
 
-            lists->token[n] = token;
-            lists->net_units[n + 1] = lists->net_units[n] + units_of(plan, rows_there(plan, token, node));
-            lists->far_start[token + 1]++;
+            l->token[n] = token;
+            l->net_units[n + node + 1] = l->net_units[n + node] + units_of(plan, rows_there(plan, token, node));
+            l->far[token * width + l->far_count[token]++] = (struct cuda_far_term){node, n};
         }
     }
     for (int64_t i = 0; i < inner->own.n_entries; i++)
         (*(inner->own.entry[i].local == plan->comm->rank % plan->comm->ranks_per_node ? &lists->rows_self
                                                                                       : &lists->rows_node))++;
-    for (int token = 0; token < inner->n_tokens; token++)
-        lists->far_start[token + 1] += lists->far_start[token];
-    /* Ascending nodes, since the lists are gone through in that order; far_start moves on, and is put back. */
-    for (int node = 0; node < plan->comm->nnodes; node++)
-        for (int i = 0; i < lists->net[node].n; i++) {
-            int at = lists->net[node].first + i;
-
-            lists->far[lists->far_start[lists->token[at]]++] = (struct cuda_far_term){node, at};
-        }
-    memmove(lists->far_start + 1, lists->far_start, (size_t)inner->n_tokens * sizeof(int32_t));
-    lists->far_start[0] = 0;
 }
 
-static void fill_rails(const ep_plan *plan, struct cuda_lists *lists)
+static void fill_rails(const ep_plan *plan, const struct layout *l)
 {
     const struct host_plan *inner = plan->impl;
-    size_t topk = (size_t)plan->args.topk;
-    int n = 0, entries = 0;
+    size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width;
+    int n = 0;
 
-    lists->rail_units[0] = lists->start[0] = 0;
     for (int node = 0; node < plan->comm->nnodes; node++) {
         const struct host_route *route = &inner->rail[node];
 
-        lists->rail[node] = (struct cuda_rail){n, route->n_tokens};
+        l->rail[node] = (struct cuda_rail){n, route->n_tokens};
+        l->rail_units[n + node] = 0;
         if (route->n_tokens)
-            memcpy(lists->index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
+            memcpy(l->index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
         for (int i = 0; i < route->n_tokens; i++, n++) {
-            int rows = route->start[i + 1] - route->start[i];
+            const struct host_entry *from = route->entry + route->start[i];
 
-            lists->start[n + 1] = lists->start[n] + rows;
-            lists->rail_units[n + 1] = lists->rail_units[n] + units_of(plan, rows);
+            l->count[n] = route->start[i + 1] - route->start[i];
+            l->rail_units[n + node + 1] = l->rail_units[n + node] + units_of(plan, l->count[n]);
+            for (int row = 0; row < l->count[n]; row++)
+                l->entry[(size_t)n * width + (size_t)row] =
+                    (struct cuda_entry){.row = from[row].row, .local = from[row].local, .k = from[row].k};
         }
-        for (int64_t i = 0; i < route->n_entries; i++, entries++)
-            lists->entry[entries] =
-                (struct cuda_entry){.row = route->entry[i].row, .local = route->entry[i].local, .k = route->entry[i].k};
     }
+}
+
+static void point_to(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
+{
+    const struct host_plan *inner = plan->impl;
+
+    lists->net = (struct cuda_list_side){.rail = l->net,
+                                         .rail_device = on_device(lists, l->net),
+                                         .units = l->net_units,
+                                         .units_device = on_device(lists, l->net_units)};
+    lists->rails = (struct cuda_list_side){.rail = l->rail,
+                                           .rail_device = on_device(lists, l->rail),
+                                           .units = l->rail_units,
+                                           .units_device = on_device(lists, l->rail_units)};
+    lists->token = on_device(lists, l->token);
+    lists->route = (struct cuda_rail_route){.entry = on_device(lists, l->entry),
+                                            .count = on_device(lists, l->count),
+                                            .index = on_device(lists, l->index),
+                                            .width = cuda_plan_of(plan)->route.width};
+    lists->far_count = on_device(lists, l->far_count);
+    lists->far = on_device(lists, l->far);
+    lists->far_width = cuda_far_width(plan);
+    for (int node = 0; node < plan->comm->nnodes; node++)
+        lists->rows_forward += (uint64_t)inner->rail[node].n_entries;
 }
 
 static ep_status upload(struct cuda_comm *cuda, const struct cuda_lists *lists, size_t bytes)
@@ -157,6 +168,7 @@ static ep_status upload(struct cuda_comm *cuda, const struct cuda_lists *lists, 
 static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
 {
     cuda_give(cuda, &lists->block);
+    cuda_net_update_free(lists->update);
     free(lists->copy);
     free(lists);
 }
@@ -164,18 +176,21 @@ static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
 ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_lists *lists = calloc(1, sizeof(*lists));
+    struct layout layout;
     size_t bytes;
     ep_status status = EP_E_MEMORY;
 
     if (!lists)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
-    bytes = lay_out(plan, lists);
+    bytes = lay_out(plan, NULL, &layout);
     lists->copy = malloc(bytes);
     if (lists->copy) {
-        lay_out(plan, lists);
-        fill_own(plan, lists);
-        fill_rails(plan, lists);
+        lay_out(plan, lists->copy, &layout);
+        fill_own(plan, &layout, lists);
+        fill_rails(plan, &layout);
         status = cuda_take(cuda, bytes, &lists->block);
+        if (status == EP_OK)
+            point_to(plan, &layout, lists);
         if (status == EP_OK)
             status = upload(cuda, lists, bytes);
     } else {
@@ -220,42 +235,27 @@ static int32_t chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes)
     return (int32_t)(most > CUDA_CHUNK_TOKENS ? CUDA_CHUNK_TOKENS : most);
 }
 
-static struct cuda_rail_route rail_route(const struct cuda_lists *lists)
+struct cuda_hop_side cuda_hop_side_of(const struct cuda_list_side *lists)
 {
-    return (struct cuda_rail_route){.entry = on_device(lists, lists->entry),
-                                    .start = on_device(lists, lists->start),
-                                    .index = on_device(lists, lists->index)};
+    return (struct cuda_hop_side){
+        .rail = lists->rail, .device = lists->rail_device, .room = lists->room, .most = lists->most};
 }
 
-static struct cuda_hop_side side_of(const struct cuda_lists *lists, const struct cuda_rail *rail)
+ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own,
+                              int weight_words, bool *ret_queued)
 {
-    return (struct cuda_hop_side){.rail = rail, .device = on_device(lists, rail)};
-}
-
-/* After a failure behind the first launch the peers are to hear of it: cuda_call_end() does that. */
-static ep_status queue_hop(struct cuda_comm *cuda, struct cuda_hop *hop, ep_status status, bool queued)
-{
-    if (status == EP_OK || queued)
-        cuda_hop_queue(cuda, hop);
-    else
-        cuda_hop_discard(hop);
-    return status;
-}
-
-ep_status cuda_nodes_dispatch(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_dispatch *own, int weight_words,
-                              cudaStream_t stream, bool *ret_queued)
-{
+    struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     size_t token_bytes = (size_t)own->row_bytes + ((size_t)own->scale_words + (size_t)weight_words) * 4;
     struct cuda_hop_args args = {.call = "ep_dispatch",
                                  .phase = HOST_DISPATCH_MOVE,
+                                 .captured = call->capture != 0,
                                  .tell = own->terms.tell,
-                                 .out = side_of(lists, lists->net),
-                                 .in = side_of(lists, lists->rail)};
+                                 .out = cuda_hop_side_of(&lists->net),
+                                 .in = cuda_hop_side_of(&lists->rails)};
     struct cuda_nodes_dispatch place = {.own = *own, .beside = {own->scale_words, weight_words}};
     struct cuda_pack pack = {.waits = own->waits,
-                             .words = cuda_proxy_words(cuda),
-                             .token = on_device(lists, lists->token),
+                             .token = lists->token,
                              .x = own->x,
                              .scales = own->scales,
                              .weights = own->weights,
@@ -269,35 +269,48 @@ ep_status cuda_nodes_dispatch(struct cuda_comm *cuda, ep_plan *plan, const struc
     args.out.tokens = args.in.tokens = chunk_tokens(cuda, token_bytes);
     args.out.token_bytes = args.in.token_bytes = token_bytes;
     args.slot_bytes = ((size_t)args.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_hop_prepare(cuda, &args, &pack.out, &place.in, &pack.reused, &hop));
-    place.rail = rail_route(lists);
+    EP_TRY(cuda_hop_prepare(cuda, &args, &pack.op, &pack.out, &place.in, &hop));
+    place.op = pack.op;
+    place.rail = lists->route;
     pack.blocks = place.blocks = cuda->sms * BLOCKS_OF_SM;
-    status = cuda_status(cuda_launch_pack(&pack, stream), "pack kernel");
-    if (status == EP_OK) {
-        *ret_queued = true;
-        status = cuda_status(cuda_launch_nodes_dispatch(&place, stream), "dispatch kernel");
+    status = cuda_status(cuda_launch_pack(&pack, call->stream), "pack kernel");
+    if (status != EP_OK) {
+        cuda_hop_discard(cuda, hop);
+        return status;
     }
-    return queue_hop(cuda, hop, status, *ret_queued);
+    /* After a failure from here on the peers are to hear of it: cuda_call_end() does that. */
+    *ret_queued = true;
+    return cuda_status(cuda_launch_nodes_dispatch(&place, call->stream), "dispatch kernel");
 }
 
-ep_status cuda_nodes_combine(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_combine *own, cudaStream_t stream,
+/* The one launch of an operation. */
+static ep_status end_launch(struct cuda_comm *cuda, struct cuda_hop *hop, ep_status status)
+{
+    if (status != EP_OK)
+        cuda_hop_discard(cuda, hop);
+    return status;
+}
+
+ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own,
                              bool *ret_queued)
 {
+    struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     int weight_words = own->out_weights ? plan->args.topk : 0;
     size_t token_bytes = 2 * (size_t)own->row_bytes + (size_t)weight_words * 4;
     struct cuda_hop_args args = {.call = "ep_combine",
                                  .phase = HOST_COMBINE_MOVE,
+                                 .captured = call->capture != 0,
                                  .tell = own->terms.tell,
-                                 .out = side_of(lists, lists->rail),
-                                 .in = side_of(lists, lists->net)};
+                                 .out = cuda_hop_side_of(&lists->rails),
+                                 .in = cuda_hop_side_of(&lists->net)};
     struct cuda_nodes_combine sum = {.own = *own,
-                                     .words = cuda_proxy_words(cuda),
-                                     .rail = rail_route(lists),
-                                     .rail_units = on_device(lists, lists->rail_units),
-                                     .net_units = on_device(lists, lists->net_units),
-                                     .far_start = on_device(lists, lists->far_start),
-                                     .far = on_device(lists, lists->far),
+                                     .rail = lists->route,
+                                     .rail_units = lists->rails.units_device,
+                                     .net_units = lists->net.units_device,
+                                     .far_count = lists->far_count,
+                                     .far = lists->far,
+                                     .far_width = lists->far_width,
                                      .weight_words = weight_words,
                                      .blocks = cuda->sms * BLOCKS_OF_SM};
     struct cuda_hop *hop;
@@ -306,36 +319,35 @@ ep_status cuda_nodes_combine(struct cuda_comm *cuda, ep_plan *plan, const struct
     args.out.tokens = args.in.tokens = chunk_tokens(cuda, token_bytes);
     args.out.token_bytes = args.in.token_bytes = (size_t)weight_words * 4;
     args.out.unit_bytes = args.in.unit_bytes = (size_t)own->row_bytes;
-    args.out.units = lists->rail_units;
-    args.in.units = lists->net_units;
+    args.out.units = lists->rails.units;
+    args.in.units = lists->net.units;
     args.slot_bytes = ((size_t)args.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_hop_prepare(cuda, &args, &sum.out, &sum.in, &sum.reused, &hop));
-    status = cuda_status(cuda_launch_nodes_combine(&sum, stream), "combine kernel");
+    EP_TRY(cuda_hop_prepare(cuda, &args, &sum.op, &sum.out, &sum.in, &hop));
+    status = cuda_status(cuda_launch_nodes_combine(&sum, call->stream), "combine kernel");
     *ret_queued = status == EP_OK;
-    return queue_hop(cuda, hop, status, *ret_queued);
+    return end_launch(cuda, hop, status);
 }
 
-ep_status cuda_nodes_barrier(struct cuda_comm *cuda, cudaStream_t stream)
+ep_status cuda_nodes_barrier(const struct cuda_call *call)
 {
+    struct cuda_comm *cuda = call->cuda;
     const ep_comm *comm = cuda->host.comm;
     const uint32_t tell[CUDA_TELL_COMPARED] = {[CUDA_TELL_PHASE] = HOST_BARRIER};
     struct cuda_rail rail[EP_MAX_RANKS];
     struct cuda_hop_args args = {.call = "ep_barrier_on",
                                  .phase = HOST_BARRIER,
+                                 .captured = call->capture != 0,
                                  .tell = tell,
                                  .slot_bytes = 16,
                                  .out = {.rail = rail, .tokens = 1}};
     struct cuda_nodes_barrier barrier;
     struct cuda_chunks in;
     struct cuda_hop *hop;
-    uint64_t reused;
 
     for (int node = 0; node < comm->nnodes; node++)
         rail[node] = (struct cuda_rail){.first = node, .n = node != comm->node};
     args.in = args.out;
     cuda_fill_waits(cuda, HOST_BARRIER, HOST_BARRIER, &barrier.waits);
-    EP_TRY(cuda_hop_prepare(cuda, &args, &barrier.chunks, &in, &reused, &hop));
-    barrier.chunks.landed = in.landed;
-    barrier.chunks.used = in.used;
-    return queue_hop(cuda, hop, cuda_status(cuda_launch_nodes_barrier(&barrier, stream), "barrier kernel"), false);
+    EP_TRY(cuda_hop_prepare(cuda, &args, &barrier.op, &barrier.chunks, &in, &hop));
+    return end_launch(cuda, hop, cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
 }

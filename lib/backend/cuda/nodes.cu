@@ -5,8 +5,7 @@
  *
  * Rows go through registers, 16 bytes a lane: the network is slower than any of the ways within a node.
  */
-#include "backend/cuda/meet.cuh"
-#include "backend/cuda/nodes.h"
+#include "backend/cuda/nodes.cuh"
 #include "backend/cuda/sums.cuh"
 
 #include <epkit/types.h>
@@ -21,23 +20,6 @@ namespace
 /* Indices of the buffers of a target: as HOST_AT_X ... */
 enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
 
-/* Past all caches: the network, or a peer, has written it while kernels ran. */
-__device__ __forceinline__ uint4 load_vector(const unsigned char *from)
-{
-    uint4 v;
-
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void store_vector(unsigned char *to, uint4 v)
-{
-    *reinterpret_cast<uint4 *>(to) = v;
-}
-
 /* The next unit of work, for the whole block. */
 __device__ uint32_t take_block_unit(const cuda_waits &waits)
 {
@@ -48,126 +30,6 @@ __device__ uint32_t take_block_unit(const cuda_waits &waits)
         unit = take_unit(waits);
     __syncthreads();
     return unit;
-}
-
-/* --- chunks ------------------------------------------------------------------------------------------------------ */
-
-struct chunk {
-    int node, first, n; /* its tokens in the list */
-    int slot;
-};
-
-/* Number c of the chunks of all nodes, which take turns, beginning behind this one; n 0: there is none. */
-__device__ chunk find_chunk(const cuda_chunks &c, uint32_t number)
-{
-    int node = (int)((number + (uint32_t)c.node + 1) % (uint32_t)c.nnodes), i = (int)(number / (uint32_t)c.nnodes);
-    cuda_rail rail = c.rail[node];
-    chunk found = {node, rail.first + i * c.tokens, min(c.tokens, rail.n - i * c.tokens), 0};
-
-    found.n = max(found.n, 0);
-    found.slot = CUDA_CHUNK_SLOT(rail.first, c.tokens, node, i);
-    return found;
-}
-
-__device__ __forceinline__ uint32_t count_chunks(const cuda_chunks &c)
-{
-    return (uint32_t)c.most * (uint32_t)c.nnodes;
-}
-
-struct has_landed {
-    const cuda_landed *landed;
-    uint64_t number;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return load_acquire(&landed->number) >= number;
-    }
-};
-
-/* The rank of that node that this one talks to, as give_up() counts them. */
-__device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
-{
-    return node * waits.nranks + waits.rank - waits.first;
-}
-
-/*
- * Waits as wait_for() does, but the deadline begins anew when *moved has changed: chunks that are waited for together
- * may take longer than one deadline.
- */
-template <typename Met> __device__ wait_end wait_while_moving(const cuda_waits &waits, Met met, const uint64_t *moved)
-{
-    uint64_t before, now;
-
-    if (met())
-        return WAIT_MET;
-    now = *(const volatile uint64_t *)moved;
-    do {
-        wait_end end;
-
-        before = now;
-        end = wait_for(waits, met, &waits.report->none, 0);
-        if (end != WAIT_LATE)
-            return end;
-        now = *(const volatile uint64_t *)moved;
-    } while (now != before);
-    return WAIT_LATE;
-}
-
-/* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
-__device__ const unsigned char *await_chunk(const cuda_waits &waits, const cuda_chunks &c, int node, int slot)
-{
-    const cuda_landed *landed = c.landed + slot;
-    wait_end end = wait_while_moving(waits, has_landed{landed, c.number}, c.moved + node);
-
-    if (end != WAIT_MET) {
-        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
-        return nullptr;
-    }
-    return reinterpret_cast<const unsigned char *>(*(const volatile uint64_t *)&landed->address);
-}
-
-/* By one thread, behind all reads of the chunk. */
-__device__ __forceinline__ void give_back(const cuda_chunks &c, int slot)
-{
-    __threadfence_system();
-    *(volatile uint64_t *)&c.used[slot] = c.number;
-}
-
-/* By all threads of the block, behind all that it has packed. */
-__device__ __forceinline__ void send_chunk(const cuda_chunks &c, int slot)
-{
-    __threadfence_system();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        store_release(&c.ready[slot], c.number);
-}
-
-struct has_left {
-    const cuda_proxy_words *words;
-    uint64_t number;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return load_acquire(&words->sent) >= number;
-    }
-};
-
-/* May the arena be written? By all threads of the block; false: leave. */
-__device__ bool await_arena(const cuda_waits &waits, const cuda_chunks &c, const cuda_proxy_words *words,
-                            uint64_t reused)
-{
-    bool sound = true;
-
-    if (threadIdx.x == 0 && reused) {
-        wait_end end = wait_while_moving(waits, has_left{words, reused}, c.moved + c.nnodes);
-        int blocked = *(const volatile int32_t *)&words->blocked;
-
-        sound = end == WAIT_MET;
-        if (!sound)
-            give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, blocked < 0 ? waits.rank : blocked - waits.first,
-                    c.phase);
-    }
-    return __syncthreads_and(sound);
 }
 
 /* --- dispatch ---------------------------------------------------------------------------------------------------- */
@@ -222,12 +84,6 @@ struct token_row {
     const float *weights; /* NULL: none */
     const int32_t *index; /* [K] */
 };
-
-/* Past all caches, as load_vector(). */
-template <typename T> __device__ __forceinline__ T load_word(const T *from)
-{
-    return *(const volatile T *)from;
-}
 
 __device__ void place_beside(const cuda_nodes_dispatch &d, const cuda_target &to, const token_row &t, cuda_entry entry,
                              int lane)
@@ -294,18 +150,18 @@ __device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, 
 }
 
 /* A chunk of a rail peer's. By all threads of the block; false: leave. */
-__device__ bool place_chunk(const cuda_nodes_dispatch &d, const targets &targets, const chunk &c)
+__device__ bool place_chunk(const cuda_nodes_dispatch &d, const net_run &run, const targets &targets, const chunk &c)
 {
     __shared__ const unsigned char *landed;
     int64_t scale_bytes = (int64_t)d.beside.scale_words * 4;
 
     if (threadIdx.x == 0)
-        landed = await_chunk(d.own.waits, d.in, c.node, c.slot);
+        landed = await_chunk(d.own.waits, d.op, run, d.in, c.node, c.slot);
     __syncthreads();
     if (!landed)
         return false;
     for (int i = (int)threadIdx.x / WARP; i < c.n; i += CUDA_NODES_WARPS) {
-        int at = c.first + i, start = d.rail.start[at];
+        int at = c.first + i;
         token_row t;
 
         t.x = landed + i * d.own.row_bytes;
@@ -314,11 +170,12 @@ __device__ bool place_chunk(const cuda_nodes_dispatch &d, const targets &targets
         t.weights =
             reinterpret_cast<const float *>(landed + c.n * (d.own.row_bytes + scale_bytes)) + i * d.beside.weight_words;
         t.index = d.rail.index + (int64_t)at * d.own.route.topk;
-        place_token(d, targets, t, d.rail.entry + start, d.rail.start[at + 1] - start, (int)threadIdx.x % WARP);
+        place_token(d, targets, t, d.rail.entry + (int64_t)at * d.rail.width, d.rail.count[at],
+                    (int)threadIdx.x % WARP);
     }
     __syncthreads();
     if (threadIdx.x == 0)
-        give_back(d.in, c.slot);
+        give_back(run, c.slot);
     return true;
 }
 
@@ -381,18 +238,19 @@ __device__ __forceinline__ unsigned long long row_of(const cuda_nodes_combine &c
 }
 
 /* The sum of a rail peer's token over this node, into the chunk. A single row goes as it is. By all lanes. */
-__device__ void sum_rail_token(const cuda_nodes_combine &c, const targets &from, const chunk &chunk, int i, terms &t,
-                               int lane)
+__device__ void sum_rail_token(const cuda_nodes_combine &c, const net_run &run, const targets &from, const chunk &chunk,
+                               int i, terms &t, int lane)
 {
-    int at = chunk.first + i, start = c.rail.start[at], n = c.rail.start[at + 1] - start;
-    int begin = c.rail_units[chunk.first], all = c.rail_units[chunk.first + chunk.n] - begin;
-    int units = c.rail_units[at + 1] - c.rail_units[at];
-    unsigned char *slot = c.out.arena + (size_t)chunk.slot * c.out.slot_bytes;
-    unsigned char *to = slot + (c.rail_units[at] - begin) * c.own.row_bytes;
+    int at = chunk.first + i, n = c.rail.count[at];
+    const cuda_entry *entries = c.rail.entry + (int64_t)at * c.rail.width;
+    const int32_t *of = c.rail_units + chunk.node; /* its list's */
+    int begin = of[chunk.first], all = of[chunk.first + chunk.n] - begin, units = of[at + 1] - of[at];
+    unsigned char *slot = run.half->arena + (size_t)chunk.slot * c.op.slot_bytes;
+    unsigned char *to = slot + (of[at] - begin) * c.own.row_bytes;
     float *weights = reinterpret_cast<float *>(slot + all * c.own.row_bytes) + i * c.weight_words, sum[8];
 
     for (int r = lane; r < n; r += WARP)
-        t.at[r] = row_of(c, from, c.rail.entry[start + r]);
+        t.at[r] = row_of(c, from, entries[r]);
     __syncwarp();
     for (int64_t offset = lane * VECTOR; offset < c.own.row_bytes; offset += WARP * VECTOR) {
         if (n == 1) {
@@ -408,17 +266,18 @@ __device__ void sum_rail_token(const cuda_nodes_combine &c, const targets &from,
         *reinterpret_cast<float4 *>(to + 2 * offset + VECTOR) = make_float4(sum[4], sum[5], sum[6], sum[7]);
     }
     for (int k = lane; k < c.weight_words; k += WARP)
-        weights[k] = add_weights(c, from, c.rail.entry + start, n, k, 0.0f);
+        weights[k] = add_weights(c, from, entries, n, k, 0.0f);
     __syncwarp();
 }
 
-__device__ void sum_chunk(const cuda_nodes_combine &c, const targets &from, const chunk &chunk, terms *all)
+__device__ void sum_chunk(const cuda_nodes_combine &c, const net_run &run, const targets &from, const chunk &chunk,
+                          terms *all)
 {
     int warp = (int)threadIdx.x / WARP;
 
     for (int i = warp; i < chunk.n; i += CUDA_NODES_WARPS)
-        sum_rail_token(c, from, chunk, i, all[warp], (int)threadIdx.x % WARP);
-    send_chunk(c.out, chunk.slot);
+        sum_rail_token(c, run, from, chunk, i, all[warp], (int)threadIdx.x % WARP);
+    send_chunk(run, chunk.slot);
 }
 
 /* What a token has on another node, where it has landed. */
@@ -430,35 +289,36 @@ struct far_sum {
 };
 
 /* By one lane for each; row NULL: leave. */
-__device__ far_sum await_far(const cuda_nodes_combine &c, cuda_far_term term)
+__device__ far_sum await_far(const cuda_nodes_combine &c, const net_run &run, cuda_far_term term)
 {
     cuda_rail rail = c.in.rail[term.node];
     int i = (term.at - rail.first) / c.in.tokens, first = rail.first + i * c.in.tokens;
+    const int32_t *of = c.net_units + term.node; /* its list's */
     far_sum far = {};
     const unsigned char *landed;
     int begin;
 
     far.in = {term.node, first, min(c.in.tokens, rail.first + rail.n - first),
               CUDA_CHUNK_SLOT(rail.first, c.in.tokens, term.node, i)};
-    landed = await_chunk(c.own.waits, c.in, term.node, far.in.slot);
+    landed = await_chunk(c.own.waits, c.op, run, c.in, term.node, far.in.slot);
     if (!landed)
         return far;
-    begin = c.net_units[first];
-    far.row = landed + (c.net_units[term.at] - begin) * c.own.row_bytes;
-    far.fp32 = c.net_units[term.at + 1] - c.net_units[term.at] == 2;
-    far.weights = reinterpret_cast<const float *>(landed + (c.net_units[first + far.in.n] - begin) * c.own.row_bytes) +
+    begin = of[first];
+    far.row = landed + (of[term.at] - begin) * c.own.row_bytes;
+    far.fp32 = of[term.at + 1] - of[term.at] == 2;
+    far.weights = reinterpret_cast<const float *>(landed + (of[first + far.in.n] - begin) * c.own.row_bytes) +
                   (term.at - first) * c.weight_words;
     return far;
 }
 
 /* Who reads the last token of a chunk gives it back. */
-__device__ void leave_chunk(const cuda_chunks &c, const chunk &chunk)
+__device__ void leave_chunk(const net_run &run, const chunk &chunk)
 {
     __threadfence();
-    if (atomicAdd(&c.taken[chunk.slot], 1u) != (uint32_t)chunk.n - 1)
+    if (atomicAdd(&run.half->taken[chunk.slot], 1u) != (uint32_t)chunk.n - 1)
         return;
-    c.taken[chunk.slot] = 0;
-    give_back(c, chunk.slot);
+    run.half->taken[chunk.slot] = 0;
+    give_back(run, chunk.slot);
 }
 
 __device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, int64_t token, const far_sum &far,
@@ -486,12 +346,13 @@ __device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, in
 }
 
 /* Of this rank: biases, then the nodes in their order, the own one row by row. By all lanes; false: leave. */
-__device__ bool sum_token(const cuda_nodes_combine &c, const targets &from, int64_t token, terms &t, int lane)
+__device__ bool sum_token(const cuda_nodes_combine &c, const net_run &run, const targets &from, int64_t token, terms &t,
+                          int lane)
 {
     const cuda_route &route = c.own.route;
-    int start = c.far_start[token], n_far = c.far_start[token + 1] - start, n_own = route.count[token], n = 0, before;
-    cuda_far_term term = lane < n_far ? c.far[start + lane] : cuda_far_term{0, 0};
-    far_sum far = lane < n_far ? await_far(c, term) : far_sum{};
+    int n_far = c.far_count[token], n_own = route.count[token], n = 0, before;
+    cuda_far_term term = lane < n_far ? c.far[token * c.far_width + lane] : cuda_far_term{0, 0};
+    far_sum far = lane < n_far ? await_far(c, run, term) : far_sum{};
     float sum[8];
 
     if (!__all_sync(ALL_LANES, lane >= n_far || far.row))
@@ -515,7 +376,7 @@ __device__ bool sum_token(const cuda_nodes_combine &c, const targets &from, int6
         sum_weights(c, from, token, far, n_far, before, lane);
     __syncwarp();
     if (lane < n_far)
-        leave_chunk(c.in, far.in);
+        leave_chunk(run, far.in);
     __syncwarp();
     return true;
 }
@@ -529,9 +390,10 @@ namespace ep
 __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cuda_pack p)
 {
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    net_run run = run_of(p.waits, p.op);
 
     if (!__syncthreads_and(threadIdx.x || may_begin(p.waits, p.waits.ready_phase)) ||
-        !await_arena(p.waits, p.out, p.words, p.reused))
+        !await_arena(p.waits, p.op, run, p.out))
         return;
     for (uint32_t number = blockIdx.x; number < count_chunks(p.out); number += gridDim.x) {
         chunk c = find_chunk(p.out, number);
@@ -539,8 +401,8 @@ __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cud
         if (!c.n)
             continue;
         for (int i = warp; i < c.n; i += CUDA_NODES_WARPS)
-            pack_token(p, c, i, p.out.arena + (size_t)c.slot * p.out.slot_bytes, lane);
-        send_chunk(p.out, c.slot);
+            pack_token(p, c, i, run.half->arena + (size_t)c.slot * p.op.slot_bytes, lane);
+        send_chunk(run, c.slot);
     }
 }
 
@@ -550,7 +412,8 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
     uint64_t number = operation_signal(d.own.waits, d.own.terms);
     bool sound = operation_begin(d.own.waits, d.own.terms, d.own.route.counts, number, targets);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
-    uint32_t all = own + count_chunks(d.in), unit;
+    uint32_t all = sound && !is_refused(d.own.waits, d.own.route.counts) ? own + count_chunks(d.in) : 0, unit;
+    net_run run = run_of(d.own.waits, d.op);
 
     while (sound && (unit = take_block_unit(d.own.waits)) < all) {
         chunk c;
@@ -561,10 +424,12 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
         }
         c = find_chunk(d.in, unit - own);
         if (c.n)
-            sound = place_chunk(d, targets, c);
+            sound = place_chunk(d, run, targets, c);
     }
-    if (operation_meet(d.own.waits, number, sound, gridDim.x))
+    if (operation_meet(d.own.waits, number, sound, gridDim.x)) {
         operation_complete(d.own.waits, number);
+        complete_net(d.own.waits, run);
+    }
 }
 
 __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__ cuda_nodes_combine c)
@@ -575,8 +440,11 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     bool sound = operation_begin(c.own.waits, c.own.terms, c.own.route.counts, number, from);
     uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), unit;
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
+    net_run run = run_of(c.own.waits, c.op);
 
-    sound = sound && await_arena(c.own.waits, c.out, c.words, c.reused);
+    if (sound && is_refused(c.own.waits, c.own.route.counts))
+        all = chunks = 0;
+    sound = sound && await_arena(c.own.waits, c.op, run, c.out);
     /* Sums of the rail peers' tokens first: they wait for nobody. */
     while (sound && (unit = take_block_unit(c.own.waits)) < all) {
         int warp = (int)threadIdx.x / WARP;
@@ -586,34 +454,43 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
             chunk out = find_chunk(c.out, unit);
 
             if (out.n)
-                sum_chunk(c, from, out, terms);
+                sum_chunk(c, run, from, out, terms);
             continue;
         }
         if (token < tokens)
-            sound = sum_token(c, from, token, terms[warp], (int)threadIdx.x % WARP);
+            sound = sum_token(c, run, from, token, terms[warp], (int)threadIdx.x % WARP);
         sound = __syncthreads_and(sound);
     }
-    if (operation_meet(c.own.waits, number, sound, gridDim.x))
+    if (operation_meet(c.own.waits, number, sound, gridDim.x)) {
         operation_complete(c.own.waits, number);
+        complete_net(c.own.waits, run);
+    }
 }
 
 /* All ranks of this node have come to it, by a barrier before it. A thread for each node. */
 __global__ void __launch_bounds__(THREADS) barrier_nodes(const __grid_constant__ cuda_nodes_barrier b)
 {
-    if (!__syncthreads_and(threadIdx.x || may_begin(b.waits, b.waits.ready_phase)))
+    net_run run = run_of(b.waits, b.op);
+    bool sound = __syncthreads_and(threadIdx.x || may_begin(b.waits, b.waits.ready_phase));
+
+    if (!sound)
         return;
+    if (threadIdx.x == 0)
+        post_operation(b.op, run);
     for (int node = (int)threadIdx.x; node < b.chunks.nnodes; node += (int)blockDim.x)
         if (node != b.chunks.node)
-            store_release(&b.chunks.ready[CUDA_CHUNK_SLOT(node, 1, node, 0)], b.chunks.number);
-    for (int node = (int)threadIdx.x; node < b.chunks.nnodes; node += (int)blockDim.x) {
+            store_release(&run.half->ready[CUDA_CHUNK_SLOT(node, 1, node, 0)], run.number);
+    for (int node = (int)threadIdx.x; node < b.chunks.nnodes && sound; node += (int)blockDim.x) {
         int slot = CUDA_CHUNK_SLOT(node, 1, node, 0);
 
         if (node == b.chunks.node)
             continue;
-        if (!await_chunk(b.waits, b.chunks, node, slot))
-            return;
-        give_back(b.chunks, slot);
+        sound = await_chunk(b.waits, b.op, run, b.chunks, node, slot);
+        if (sound)
+            give_back(run, slot);
     }
+    if (__syncthreads_and(sound) && threadIdx.x == 0)
+        complete_net(b.waits, run);
 }
 
 } /* namespace ep */

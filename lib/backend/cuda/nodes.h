@@ -28,7 +28,7 @@ struct cuda_rail {
 /* A chunk that has landed. In host memory; `number` is written last. */
 struct cuda_landed {
     uint64_t address; /* on the device, behind the head of the message */
-    uint64_t number;  /* of the hop that it belongs to */
+    uint64_t number;  /* of the operation that it belongs to */
 };
 
 /*
@@ -43,12 +43,12 @@ struct cuda_chunks {
     int32_t tokens;
     int32_t phase; /* of the waits for them */
     int32_t unused;
-    const uint64_t
-        *moved; /* host memory, [nnodes + 1]: counts chunks that come from each node, and those that go out */
-    uint64_t number;
+};
+
+/* Memory for the chunks of an operation, by slot. */
+struct cuda_half {
     /* Out: where chunks are packed, slot_bytes each, and words in host memory that say that they are. */
     unsigned char *arena;
-    size_t slot_bytes;
     uint64_t *ready;
     /* In: host memory but for `taken`, which counts tokens and is 0 between kernels. */
     const struct cuda_landed *landed;
@@ -56,13 +56,36 @@ struct cuda_chunks {
     uint32_t *taken;
 };
 
+/*
+ * An operation that a kernel hands to the proxy. In host memory; `number` is written last. The device counts the
+ * operations between nodes, because a captured graph runs one again that the host has called once.
+ */
+struct cuda_op_post {
+    uint64_t op; /* op_ring.h */
+    uint64_t number;
+};
+
+/* An operation waits for the arena of the one before the last: so many posts are never open at a time. */
+#define CUDA_OP_POSTS 8
+
 #define CUDA_CHUNK_SLOT(first, tokens, node, chunk) ((first) / (tokens) + (node) + (chunk))
 
 /* What the proxy tells the kernels, in host memory. */
 struct cuda_proxy_words {
-    uint64_t sent;   /* hops whose chunks have all left */
+    uint64_t sent;   /* operations whose chunks have all left */
     int32_t blocked; /* rank of the group to which something has still to go; -1: none */
     int32_t unused;
+};
+
+/* What the kernels of an operation need of the proxy. */
+struct cuda_net_op {
+    struct cuda_half half[2];   /* for even and odd numbers */
+    struct cuda_op_post *posts; /* host memory, [CUDA_OP_POSTS] */
+    uint64_t op;
+    size_t slot_bytes;
+    const struct cuda_proxy_words *words;
+    const uint64_t
+        *moved; /* host memory, [nnodes + 1]: counts chunks that come from each node, and those that go out */
 };
 
 /* What is behind the rows of a chunk, for each token: scales, and the weights of its choices. */
@@ -73,9 +96,8 @@ struct cuda_beside {
 /* Gathers the rows that go to other nodes. */
 struct cuda_pack {
     struct cuda_waits waits;
+    struct cuda_net_op op;
     struct cuda_chunks out;
-    const struct cuda_proxy_words *words;
-    uint64_t reused;      /* the hop whose chunks lay in the arena before; 0: none */
     const int32_t *token; /* [all of the lists] */
     const unsigned char *x;
     const uint32_t *scales;
@@ -87,12 +109,14 @@ struct cuda_pack {
 
 /* Tokens of the rail peers: their rows on this node. */
 struct cuda_rail_route {
-    const struct cuda_entry *entry; /* of token t: start[t]..start[t+1], in the order of the sum */
-    const int32_t *start, *index;   /* [tokens + 1], [tokens,K] */
+    const struct cuda_entry *entry; /* [tokens, width], of each the first count[t], in the order of the sum */
+    const int32_t *count, *index;   /* [tokens], [tokens,K] */
+    int32_t width, unused;
 };
 
 struct cuda_nodes_dispatch {
     struct cuda_dispatch own; /* of this rank's tokens; its shape and stage are not used */
+    struct cuda_net_op op;
     struct cuda_chunks in;
     struct cuda_rail_route rail;
     struct cuda_beside beside;
@@ -106,20 +130,23 @@ struct cuda_far_term {
 
 struct cuda_nodes_combine {
     struct cuda_combine own;
+    struct cuda_net_op op;
     struct cuda_chunks out, in;
-    const struct cuda_proxy_words *words;
-    uint64_t reused;
     struct cuda_rail_route rail;
-    /* [tokens + 1] of either list: rows of bf16 that the sums before that token take; one of fp32 takes two. */
+    /*
+     * Rows of bf16 that the sums of the list of `node` before token `at` of all lists take, at [at + node]; one of fp32
+     * takes two. Behind the last token of each list, too: so many words as there are tokens and nodes.
+     */
     const int32_t *rail_units, *net_units;
-    const int32_t *far_start;        /* [N + 1] */
-    const struct cuda_far_term *far; /* of token t: far_start[t]..far_start[t+1], ascending */
-    int32_t weight_words, blocks;
+    const int32_t *far_count;        /* [N] */
+    const struct cuda_far_term *far; /* [N, far_width], of each the first far_count[t], ascending */
+    int32_t weight_words, far_width, blocks, unused;
 };
 
 /* A message to each other node, and one from it. */
 struct cuda_nodes_barrier {
     struct cuda_waits waits;
+    struct cuda_net_op op;
     struct cuda_chunks chunks; /* both ways; one empty chunk a node */
 };
 

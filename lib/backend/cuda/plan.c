@@ -313,6 +313,8 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
 
     if (!is_counted_by_hosts(cuda, args))
         return cuda_plan_open_fixed(call, plan, args, ret_queued);
+    if (call->capture && args->max_recv_tokens > 0)
+        return cuda_need_one_node(plan->comm, "ep_plan_new", "plans that are made in a capture");
     if (call->capture)
         return ep_fail(EP_E_STATE,
                        "ep_plan_new: the stream is being captured, in which a plan needs max_recv_tokens: make "
@@ -451,6 +453,7 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
         return EP_OK;
     if (!device->placed && capturing)
         return ep_fail(EP_E_STATE, "the stream is being captured: use the plan once before");
+    device->in_graph |= capturing;
     EP_TRY(host_plan_complete(&cuda->host, plan));
     if (device->placed)
         return EP_OK;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/proxy.h"
 
+#include "backend/cuda/op_ring.h"
 #include "base/backoff.h"
 #include "base/thread.h"
 
@@ -43,19 +44,22 @@ struct retired {
 /* Of one direction: [nnodes] chunks and first slots; [nnodes, channels] next chunk. */
 struct side {
     int32_t *chunks, *first, *next;
-    uint32_t *bytes;          /* [slots] of each chunk */
-    int left;                 /* chunks to go */
+    uint32_t *bytes; /* [slots] of each chunk */
+    int n_chunks;
+    int left;                 /* of these */
     uint64_t rows, all_bytes; /* of all chunks */
 };
 
 struct cuda_hop {
-    struct cuda_hop *queued_next;
-    uint64_t number;
+    struct cuda_ring_op base;
     enum host_phase phase;
     uint32_t tell[CUDA_TELL_COMPARED];
-    struct half half; /* as it was when the hop was prepared */
+    struct half half[2]; /* as they were when the hop was prepared */
     size_t slot_bytes;
     struct side out, in;
+    struct cuda_hop_side changing[2]; /* what they are measured by in each run, out and in; room 0: once for all */
+    /* Of the run that is under way. */
+    uint64_t number;
     bool *shown; /* [nnodes, channels] the next chunk has been shown to the kernels */
     bool sent;
 };
@@ -66,37 +70,38 @@ struct cuda_proxy {
     void *region; /* registered with CUDA, and its address on the device */
     unsigned char *region_device;
     int nnodes, node, channels;
-    uint64_t number; /* of the last hop queued */
-    struct half half[2];
+    struct half half[2]; /* for even and odd numbers */
     struct retired *retired;
     struct cuda_proxy_words *words, *words_device; /* with [nnodes + 1] words behind: struct cuda_chunks.moved */
     uint64_t *moved;
 
     pthread_t thread;
     bool started;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    struct cuda_hop *head, *tail; /* under the lock */
-    bool stop;
+    struct cuda_op_ring ring;
     _Atomic uint64_t limit_ns; /* not 0: the communicator closes, and peers that take nothing are left by then */
     bool broken;               /* the proxy's own */
 };
 
 /* --- one hop, by the proxy ---------------------------------------------------------------------------------------- */
 
+static const struct half *half_of(const struct cuda_hop *hop)
+{
+    return &hop->half[hop->number % 2];
+}
+
 static uint64_t *ready_word(const struct cuda_hop *hop, int slot)
 {
-    return hop->half.words + slot;
+    return half_of(hop)->words + slot;
 }
 
 static uint64_t *used_word(const struct cuda_hop *hop, int slot)
 {
-    return hop->half.words + hop->half.slots + slot;
+    return half_of(hop)->words + half_of(hop)->slots + slot;
 }
 
 static struct cuda_landed *landed_at(const struct cuda_hop *hop, int slot)
 {
-    return (struct cuda_landed *)(void *)(hop->half.words + 2 * hop->half.slots) + slot;
+    return (struct cuda_landed *)(void *)(half_of(hop)->words + 2 * half_of(hop)->slots) + slot;
 }
 
 static bool has_come(const uint64_t *word, uint64_t number)
@@ -124,7 +129,7 @@ static bool send_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, in
     while (*next < hop->out.chunks[node]) {
         int slot = hop->out.first[node] + *next;
         struct head head = {.number = hop->number, .chunk = (uint32_t)*next, .bytes = hop->out.bytes[slot]};
-        struct ep_piece piece = {hop->half.arena + (size_t)slot * hop->slot_bytes, head.bytes};
+        struct ep_piece piece = {half_of(hop)->arena + (size_t)slot * hop->slot_bytes, head.bytes};
 
         memcpy(head.tell, hop->tell, sizeof(hop->tell));
         if (!has_come(ready_word(hop, slot), hop->number) ||
@@ -246,10 +251,89 @@ static bool has_failed(const struct cuda_proxy *p)
            __atomic_load_n(&p->cuda->report->abort, __ATOMIC_ACQUIRE);
 }
 
+static int chunks_of(const struct cuda_hop_side *side, int node)
+{
+    return (side->rail[node].n + side->tokens - 1) / side->tokens;
+}
+
+/* Bytes of each chunk, by its slot, and of all. */
+static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from, struct side *side)
+{
+    side->n_chunks = 0;
+    side->rows = side->all_bytes = 0;
+    for (int node = 0; node < p->nnodes; node++) {
+        const struct cuda_rail *rail = &from->rail[node];
+
+        side->chunks[node] = chunks_of(from, node);
+        side->first[node] = CUDA_CHUNK_SLOT(rail->first, from->tokens, node, 0);
+        side->n_chunks += side->chunks[node];
+        side->rows += (uint64_t)rail->n;
+        for (int i = 0; i < side->chunks[node]; i++) {
+            int first = rail->first + i * from->tokens, end = first + from->tokens, all = rail->first + rail->n;
+            size_t bytes;
+
+            end = end < all ? end : all;
+            bytes = (size_t)(end - first) * from->token_bytes;
+            if (from->units)
+                bytes += (size_t)(from->units[end + node] - from->units[first + node]) * from->unit_bytes;
+            side->bytes[side->first[node] + i] = (uint32_t)bytes;
+            side->all_bytes += sizeof(struct head) + bytes;
+        }
+    }
+}
+
+/* What the device has written of lists that change. */
+static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_hop_side *from)
+{
+    int64_t end = 0;
+
+    for (int node = 0; node < p->nnodes; node++) {
+        const struct cuda_rail *rail = &from->rail[node];
+
+        if (rail->first != end || rail->n < 0 || rail->n > from->most || end + rail->n > from->room)
+            return ep_fail(EP_E_DEVICE, "operation %llu between nodes: its list for node %d has %d tokens from %d on",
+                           (unsigned long long)p->ring.number, node, rail->n, rail->first);
+        end += rail->n;
+    }
+    return EP_OK;
+}
+
+static ep_status measure_changing(const struct cuda_proxy *p, struct cuda_hop *hop)
+{
+    struct side *sides[] = {&hop->out, &hop->in};
+
+    for (int i = 0; i < 2; i++) {
+        if (!hop->changing[i].room)
+            continue;
+        EP_TRY(check_lists(p, &hop->changing[i]));
+        measure(p, &hop->changing[i], sides[i]);
+    }
+    return EP_OK;
+}
+
+static void begin_side(const struct cuda_proxy *p, struct side *side)
+{
+    side->left = side->n_chunks;
+    for (int node = 0; node < p->nnodes; node++)
+        for (int channel = 0; channel < p->channels; channel++)
+            *cursor(p, side, node, channel) = channel;
+}
+
 static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
 {
+    struct host_comm *host = &p->cuda->host;
+    ep_status status = measure_changing(p, hop);
     unsigned tries = 0;
 
+    if (status != EP_OK) {
+        host_raise_own(host, status, host->comm->rank, hop->phase);
+        p->broken = true;
+    }
+    hop->number = p->ring.number;
+    hop->sent = false;
+    memset(hop->shown, 0, (size_t)p->nnodes * (size_t)p->channels);
+    begin_side(p, &hop->out);
+    begin_side(p, &hop->in);
     while (!has_failed(p) && !(hop->sent && !hop->in.left)) {
         bool moved = false;
 
@@ -265,29 +349,59 @@ static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
     }
 }
 
+/* What comes for an operation that this rank's device has not begun: peers need not wait for room. */
+static bool progress_idle(struct cuda_proxy *p)
+{
+    struct host_comm *host = &p->cuda->host;
+    bool moved = false;
+    ep_status status = ep_streams_progress(p->streams, &moved);
+    int broken = ep_streams_broken_peer(p->streams);
+
+    if (status == EP_OK)
+        return moved;
+    host_raise_own(host, status, broken < 0 ? host->comm->rank : host_rail(host, broken), HOST_IDLE);
+    p->broken = true;
+    return false;
+}
+
+/* The next operation that the device has posted; NULL: there will be none. */
+static struct cuda_hop *await_hop(struct cuda_proxy *p)
+{
+    struct host_comm *host = &p->cuda->host;
+    unsigned tries = 0;
+
+    for (;;) {
+        enum cuda_ring_state state = cuda_op_ring_state(&p->ring);
+        struct cuda_ring_op *op;
+        ep_status status = cuda_op_ring_take(&p->ring, &op);
+
+        if (status != EP_OK) {
+            host_raise_own(host, status, host->comm->rank, HOST_IDLE);
+            p->broken = true;
+        }
+        if (op || state == CUDA_RING_STOPPED)
+            return (struct cuda_hop *)op;
+        if (has_failed(p))
+            cuda_op_ring_await_stop(&p->ring);
+        else if (state == CUDA_RING_CALLED && progress_idle(p))
+            tries = 0;
+        else if (state == CUDA_RING_CALLED || tries < EP_BACKOFF_YIELDS)
+            ep_backoff(&tries);
+        else
+            cuda_op_ring_sleep(&p->ring);
+    }
+}
+
 static void *proxy_main(void *argument)
 {
     struct cuda_proxy *p = argument;
+    struct cuda_hop *hop;
 
-    pthread_mutex_lock(&p->lock);
-    for (;;) {
-        struct cuda_hop *hop = p->head;
-
-        if (!hop && p->stop)
-            break;
-        if (!hop) {
-            pthread_cond_wait(&p->changed, &p->lock);
-            continue;
-        }
-        pthread_mutex_unlock(&p->lock);
+    while ((hop = await_hop(p))) {
         run_hop(p, hop);
-        pthread_mutex_lock(&p->lock);
-        p->head = hop->queued_next;
-        if (!p->head)
-            p->tail = NULL;
-        free(hop);
+        if (!hop->base.captured)
+            cuda_op_ring_remove(&p->ring, &hop->base);
     }
-    pthread_mutex_unlock(&p->lock);
     return NULL;
 }
 
@@ -299,22 +413,12 @@ size_t cuda_proxy_most(const struct cuda_comm *cuda)
     return ep_streams_max_message(cuda->proxy->streams) - sizeof(struct head);
 }
 
-const struct cuda_proxy_words *cuda_proxy_words(const struct cuda_comm *cuda)
-{
-    return cuda->proxy->words_device;
-}
-
-static int chunks_of(const struct cuda_hop_side *side, int node)
-{
-    return (side->rail[node].n + side->tokens - 1) / side->tokens;
-}
-
 /* Slots of all chunks: the last list's end counts, whichever node has it. */
 static int slots_of(const struct cuda_proxy *p, const struct cuda_hop_side *side)
 {
     const struct cuda_rail *last = &side->rail[p->nnodes - 1];
 
-    return CUDA_CHUNK_SLOT(last->first + last->n, side->tokens, p->nnodes, 1);
+    return CUDA_CHUNK_SLOT(side->room ? side->room : last->first + last->n, side->tokens, p->nnodes, 1);
 }
 
 static void retire(struct cuda_proxy *p, void *host, void *device)
@@ -365,32 +469,6 @@ static ep_status grow_arena(struct cuda_proxy *p, struct half *half, size_t byte
     return EP_OK;
 }
 
-/* Bytes of each chunk, by its slot, and of all. */
-static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from, struct side *side)
-{
-    for (int node = 0; node < p->nnodes; node++) {
-        const struct cuda_rail *rail = &from->rail[node];
-
-        side->chunks[node] = chunks_of(from, node);
-        side->first[node] = CUDA_CHUNK_SLOT(rail->first, from->tokens, node, 0);
-        side->left += side->chunks[node];
-        side->rows += (uint64_t)rail->n;
-        for (int channel = 0; channel < p->channels; channel++)
-            *cursor(p, side, node, channel) = channel;
-        for (int i = 0; i < side->chunks[node]; i++) {
-            int first = rail->first + i * from->tokens, end = first + from->tokens, all = rail->first + rail->n;
-            size_t bytes;
-
-            end = end < all ? end : all;
-            bytes = (size_t)(end - first) * from->token_bytes;
-            if (from->units)
-                bytes += (size_t)(from->units[end] - from->units[first]) * from->unit_bytes;
-            side->bytes[side->first[node] + i] = (uint32_t)bytes;
-            side->all_bytes += sizeof(struct head) + bytes;
-        }
-    }
-}
-
 static void *place_at(struct cuda_hop *hop, size_t offset)
 {
     return hop ? (char *)hop + offset : NULL;
@@ -415,77 +493,94 @@ static size_t lay_out(const struct cuda_proxy *p, struct cuda_hop *hop, int slot
 }
 
 static struct cuda_chunks describe(const struct cuda_proxy *p, const struct cuda_hop_args *args,
-                                   const struct cuda_hop_side *side, uint64_t number)
+                                   const struct cuda_hop_side *side)
 {
     struct cuda_chunks chunks = {.rail = side->device,
                                  .nnodes = p->nnodes,
                                  .node = p->node,
                                  .tokens = side->tokens,
-                                 .phase = (int32_t)args->phase,
-                                 .moved = (const uint64_t *)(const void *)(p->words_device + 1),
-                                 .number = number};
+                                 .phase = (int32_t)args->phase};
 
-    for (int node = 0; node < p->nnodes; node++)
+    if (side->room)
+        chunks.most = (side->most + side->tokens - 1) / side->tokens;
+    for (int node = 0; !side->room && node < p->nnodes; node++)
         if (chunks_of(side, node) > chunks.most)
             chunks.most = chunks_of(side, node);
     return chunks;
 }
 
-ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *args, struct cuda_chunks *ret_out,
-                           struct cuda_chunks *ret_in, uint64_t *ret_reused, struct cuda_hop **ret_hop)
+static struct cuda_half half_on_device(const struct half *half)
 {
-    struct cuda_proxy *p = cuda->proxy;
-    uint64_t number = p->number + 1;
-    struct half *half = &p->half[number % 2];
-    int slots_out = slots_of(p, &args->out), slots_in = slots_of(p, &args->in);
-    struct cuda_hop *hop;
+    return (struct cuda_half){.arena = half->arena,
+                              .ready = half->words_device,
+                              .used = half->words_device + half->slots,
+                              .landed =
+                                  (const struct cuda_landed *)(const void *)(half->words_device + 2 * half->slots),
+                              .taken = half->taken};
+}
 
-    EP_TRY(grow_words(p, half, slots_out > slots_in ? slots_out : slots_in));
-    EP_TRY(grow_arena(p, half, (size_t)slots_out * args->slot_bytes));
-    hop = calloc(1, lay_out(p, NULL, slots_out, slots_in));
+static struct cuda_hop *new_hop(const struct cuda_proxy *p, const struct cuda_hop_args *args, int slots_out,
+                                int slots_in)
+{
+    struct cuda_hop *hop = calloc(1, lay_out(p, NULL, slots_out, slots_in));
+
     if (!hop)
-        return ep_fail(EP_E_MEMORY, "%s: no memory for %d chunks", args->call, slots_out + slots_in);
+        return NULL;
     lay_out(p, hop, slots_out, slots_in);
-    hop->number = number;
+    hop->base.captured = args->captured;
     hop->phase = args->phase;
     memcpy(hop->tell, args->tell, sizeof(hop->tell));
-    hop->half = *half;
+    memcpy(hop->half, p->half, sizeof(hop->half));
     hop->slot_bytes = args->slot_bytes;
-    measure(p, &args->out, &hop->out);
-    measure(p, &args->in, &hop->in);
-    *ret_out = describe(p, args, &args->out, number);
-    ret_out->arena = half->arena;
-    ret_out->slot_bytes = args->slot_bytes;
-    ret_out->ready = half->words_device;
-    *ret_in = describe(p, args, &args->in, number);
-    ret_in->used = half->words_device + half->slots;
-    ret_in->landed = (const struct cuda_landed *)(const void *)(half->words_device + 2 * half->slots);
-    ret_in->taken = half->taken;
-    *ret_reused = number > 2 ? number - 2 : 0;
+    if (args->out.room)
+        hop->changing[0] = args->out;
+    else
+        measure(p, &args->out, &hop->out);
+    if (args->in.room)
+        hop->changing[1] = args->in;
+    else
+        measure(p, &args->in, &hop->in);
+    return hop;
+}
+
+ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *args, struct cuda_net_op *ret_op,
+                           struct cuda_chunks *ret_out, struct cuda_chunks *ret_in, struct cuda_hop **ret_hop)
+{
+    struct cuda_proxy *p = cuda->proxy;
+    int slots_out = slots_of(p, &args->out), slots_in = slots_of(p, &args->in);
+    struct cuda_hop *hop;
+    ep_status status;
+
+    /* Which of the two it gets the device knows. */
+    for (int i = 0; i < 2; i++) {
+        EP_TRY(grow_words(p, &p->half[i], slots_out > slots_in ? slots_out : slots_in));
+        EP_TRY(grow_arena(p, &p->half[i], (size_t)slots_out * args->slot_bytes));
+    }
+    hop = new_hop(p, args, slots_out, slots_in);
+    if (!hop)
+        return ep_fail(EP_E_MEMORY, "%s: no memory for %d chunks", args->call, slots_out + slots_in);
+    cuda->net_rows = hop->out.rows;
+    cuda->net_bytes = hop->out.all_bytes;
+    status = cuda_op_ring_add(&p->ring, &hop->base);
+    if (status != EP_OK) {
+        free(hop);
+        return status;
+    }
+    *ret_op = (struct cuda_net_op){.half = {half_on_device(&p->half[0]), half_on_device(&p->half[1])},
+                                   .posts = p->ring.posts_device,
+                                   .op = hop->base.id,
+                                   .slot_bytes = args->slot_bytes,
+                                   .words = p->words_device,
+                                   .moved = (const uint64_t *)(const void *)(p->words_device + 1)};
+    *ret_out = describe(p, args, &args->out);
+    *ret_in = describe(p, args, &args->in);
     *ret_hop = hop;
     return EP_OK;
 }
 
-void cuda_hop_discard(struct cuda_hop *hop)
+void cuda_hop_discard(struct cuda_comm *cuda, struct cuda_hop *hop)
 {
-    free(hop);
-}
-
-void cuda_hop_queue(struct cuda_comm *cuda, struct cuda_hop *hop)
-{
-    struct cuda_proxy *p = cuda->proxy;
-
-    pthread_mutex_lock(&p->lock);
-    p->number = hop->number;
-    cuda->net_rows = hop->out.rows;
-    cuda->net_bytes = hop->out.all_bytes;
-    if (p->tail)
-        p->tail->queued_next = hop;
-    else
-        p->head = hop;
-    p->tail = hop;
-    pthread_cond_signal(&p->changed);
-    pthread_mutex_unlock(&p->lock);
+    cuda_op_ring_remove(&cuda->proxy->ring, &hop->base);
 }
 
 /* --- opening and closing -------------------------------------------------------------------------------------------
@@ -544,14 +639,14 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     p->nnodes = comm->nnodes;
     p->node = comm->node;
     p->channels = few ? CHANNELS : 1;
-    pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->changed, NULL);
+    cuda_op_ring_init(&p->ring);
     host_net_describe(&cuda->host, &provider, &params);
     params.boot = boot;
     params.channels = p->channels;
     params.wake = NULL;
     EP_TRY(ep_streams_open(&provider, &params, few ? RING_BYTES : RING_LEAST, &p->streams));
     EP_TRY(open_words(p));
+    EP_TRY(cuda_op_ring_open(&p->ring));
     EP_TRY(open_region(p));
     return start_thread(p);
 }
@@ -563,10 +658,7 @@ void cuda_proxy_stop(struct cuda_comm *cuda)
     if (!p || !p->started)
         return;
     atomic_store(&p->limit_ns, ep_deadline_ns(cuda->host.comm->config.timeout_ms));
-    pthread_mutex_lock(&p->lock);
-    p->stop = true;
-    pthread_cond_signal(&p->changed);
-    pthread_mutex_unlock(&p->lock);
+    cuda_op_ring_stop(&p->ring);
     pthread_join(p->thread, NULL);
     p->started = false;
 }
@@ -592,8 +684,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
         p->retired = next;
     }
     cudaFreeHost(p->words);
-    pthread_cond_destroy(&p->changed);
-    pthread_mutex_destroy(&p->lock);
+    cuda_op_ring_close(&p->ring);
     free(p);
     cuda->proxy = NULL;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * proxy.h - hops: chunks of rows between this rank and its rail peers, sent and received by a thread, the proxy, while
- * the kernels of nodes.cu pack and read them. Each operation between nodes is one hop, in the order of the calls, which
- * is the same on all ranks.
+ * the kernels of nodes.cu pack and read them. Each operation between nodes is one hop, in the order in which the device
+ * posts them (op_ring.h), which is the same on all ranks.
  */
 #ifndef EP_CUDA_PROXY_H
 #define EP_CUDA_PROXY_H
@@ -15,9 +15,17 @@ struct cuda_hop_side {
     const struct cuda_rail *rail;   /* [nnodes] in host memory ... */
     const struct cuda_rail *device; /* ... and the same in device memory */
     int32_t tokens;                 /* of a chunk */
-    /* NULL: each token takes token_bytes. Else [tokens + 1]: unit_bytes of it times the difference, and token_bytes. */
+    /*
+     * NULL: each token takes token_bytes. Else as in struct cuda_nodes_combine: unit_bytes of it times the difference,
+     * and token_bytes.
+     */
     const int32_t *units;
     size_t token_bytes, unit_bytes;
+    /*
+     * Not 0: `rail` and `units` are pinned memory into which the device writes before it posts the hop; there are so
+     * many tokens in all lists together, and in one, at most.
+     */
+    int32_t room, most;
 };
 
 struct cuda_hop_args {
@@ -26,9 +34,10 @@ struct cuda_hop_args {
     const uint32_t *tell; /* [CUDA_TELL_COMPARED] what has to be the same on all ranks */
     struct cuda_hop_side out, in;
     size_t slot_bytes; /* the largest chunk that goes out */
+    bool captured;     /* its kernels go into a graph */
 };
 
-struct cuda_hop; /* between prepare and queue */
+struct cuda_hop;
 
 /* Bytes of the largest chunk. */
 size_t cuda_proxy_most(const struct cuda_comm *cuda);
@@ -45,26 +54,23 @@ void cuda_proxy_close(struct cuda_comm *cuda);
 size_t cuda_proxy_bytes(const struct cuda_comm *cuda);
 
 /*
- * Memory and words for the next hop, for the kernels. Nothing is under way yet: the hop is given to the proxy by
- * cuda_hop_queue() once the kernels are launched, or discarded. *ret_reused: see struct cuda_pack.
+ * Memory and words for a hop, for the kernels. Nothing is under way yet: the proxy takes it when the first kernel posts
+ * it, once for a call and with each launch of a graph. *ret_hop: to be discarded if no kernel was launched.
  */
-ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *args, struct cuda_chunks *ret_out,
-                           struct cuda_chunks *ret_in, uint64_t *ret_reused, struct cuda_hop **ret_hop);
-void cuda_hop_queue(struct cuda_comm *cuda, struct cuda_hop *hop);
-void cuda_hop_discard(struct cuda_hop *hop);
-/* Words of the proxy, on the device. */
-const struct cuda_proxy_words *cuda_proxy_words(const struct cuda_comm *cuda);
+ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *args, struct cuda_net_op *ret_op,
+                           struct cuda_chunks *ret_out, struct cuda_chunks *ret_in, struct cuda_hop **ret_hop);
+void cuda_hop_discard(struct cuda_comm *cuda, struct cuda_hop *hop);
 
 /* nodes.c. The lists of a plan between nodes, in device memory; freed with it. */
 ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan);
 void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan);
 /* Rows of an operation of the plan, and what the last one sends to other nodes. */
 void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
-ep_status cuda_nodes_dispatch(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_dispatch *own, int weight_words,
-                              cudaStream_t stream, bool *ret_queued);
-ep_status cuda_nodes_combine(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_combine *own, cudaStream_t stream,
+ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own,
+                              int weight_words, bool *ret_queued);
+ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own,
                              bool *ret_queued);
 /* What the ranks of this node do between two barriers of theirs. */
-ep_status cuda_nodes_barrier(struct cuda_comm *cuda, cudaStream_t stream);
+ep_status cuda_nodes_barrier(const struct cuda_call *call);
 
 #endif

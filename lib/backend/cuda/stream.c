@@ -82,8 +82,6 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
     EP_TRY(cuda_check(cuda));
     EP_TRY(cuda_enter_uncaptured(cuda, &call->scope));
     status = find_capture(call->stream, &call->capture);
-    if (status == EP_OK && operation && call->capture)
-        status = cuda_need_one_node(cuda->host.comm, "capture of a stream", "operations in CUDA graphs");
     if (status == EP_OK && operation)
         status = follow(call);
     if (status == EP_OK && operation)
@@ -429,7 +427,7 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     queued = status == EP_OK;
     /* All of this node have come, then a rank of each other node says so of its own, then all of this node know. */
     if (status == EP_OK && comm->nnodes > 1)
-        status = cuda_nodes_barrier(call.cuda, call.stream);
+        status = cuda_nodes_barrier(&call);
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_status(cuda_launch_barrier(&waits, &terms, call.stream), "barrier kernel");
     return cuda_call_end(&call, status, queued);

@@ -3,7 +3,8 @@
  * Plans of fixed capacity: the device counts their routing, exchanges the counts and finds the rows, for a new plan as
  * for an update, in the order of the stream. The host learns the counts of a new plan when it next waits for it.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/lists.h"
+#include "backend/cuda/proxy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -259,6 +260,7 @@ void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan)
     forget(cuda, plan);
     if (device->facts)
         device->facts->used = false;
+    cuda_lists_free(cuda, plan);
     cuda_give(cuda, &device->block);
     cuda_give(cuda, &device->ordered);
     cuda_give(cuda, &device->facts_block);
@@ -275,7 +277,8 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
     struct cuda_call call;
     ep_status status;
 
-    EP_TRY(cuda_need_one_node(plan->comm, "ep_plan_update", "updates of plans"));
+    if (cuda_crosses_nodes(cuda))
+        return cuda_nodes_plan_update(plan, args, stream);
     if (args->n_tokens > device->max_tokens)
         return ep_fail(EP_E_ARG, "ep_plan_update: n_tokens is %d, but the plan has room for %d", args->n_tokens,
                        device->max_tokens);

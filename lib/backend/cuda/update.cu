@@ -5,10 +5,10 @@
  * by bits of shared memory, one for each token. Then the ranks exchange their counts, in an operation of its own, and
  * each finds where its rows begin.
  */
-#include "backend/cuda/meet.cuh"
+#include "backend/cuda/update.cuh"
 
 #define EXCHANGE_THREADS 1024
-#define MASK_WORDS (CUDA_COUNT_TOKENS / WARP)
+#define MASK_WORDS CUDA_MASK_WORDS
 #define ROWS_THREADS 256
 #define ROWS_BLOCKS 64
 
@@ -43,15 +43,6 @@ __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks)
     if (bad)
         atomicOr(c.bad, 1u);
     return ranks;
-}
-
-__device__ int rows_before(const uint32_t *mask)
-{
-    int word = (int)threadIdx.x / WARP, n = __popc(mask[word] & ((1u << threadIdx.x % WARP) - 1));
-
-    for (int i = 0; i < word; i++)
-        n += __popc(mask[i]);
-    return n;
 }
 
 /* The rows of this thread's token in the order of their experts, numbered within the block. */
@@ -159,27 +150,6 @@ __device__ void push_counts(const cuda_update &u, uint64_t number)
     }
 }
 
-struct has_count {
-    const uint64_t *word;
-    uint32_t number;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return (uint32_t)(*(const volatile uint64_t *)word >> 32) == number;
-    }
-};
-
-/* False: leave. */
-__device__ bool take_count(const cuda_update &u, uint64_t number, int source, int at, int32_t &ret_count)
-{
-    const uint64_t *word = &u.waits.mine->counts[source][at];
-
-    if (!wait_until_met(u.waits, has_count{word, (uint32_t)number}, source, u.waits.ready_phase))
-        return false;
-    ret_count = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
-    return true;
-}
-
 struct exchange {
     int32_t total[CUDA_MAX_EXPERTS], before[CUDA_MAX_EXPERTS]; /* tokens for each expert: all, and of lower ranks */
     int32_t of[CUDA_MAX_RANKS][CUDA_MAX_RANKS + 1];            /* [source][rank] tokens, then its capacity */
@@ -195,14 +165,14 @@ __device__ bool take_counts(const cuda_update &u, uint64_t number, exchange &x)
     for (int i = (int)threadIdx.x; i < n * (n + 1) && sound; i += (int)blockDim.x) {
         int source = i / (n + 1), rank = i % (n + 1);
 
-        sound = take_count(u, number, source, rank < n ? CUDA_COUNT_RANKS + rank : CUDA_COUNT_CAPACITY,
+        sound = take_count(u.waits, number, source, rank < n ? CUDA_COUNT_RANKS + rank : CUDA_COUNT_CAPACITY,
                            x.of[source][rank < n ? rank : CUDA_MAX_RANKS]);
     }
     for (int expert = (int)threadIdx.x; expert < u.count.n_experts && sound; expert += (int)blockDim.x) {
         int total = 0, before = 0, count = 0;
 
         for (int source = 0; source < n && sound; source++) {
-            sound = take_count(u, number, source, CUDA_COUNT_EXPERTS + expert, count);
+            sound = take_count(u.waits, number, source, CUDA_COUNT_EXPERTS + expert, count);
             before += source < me ? count : 0;
             total += count;
         }
@@ -326,20 +296,6 @@ __device__ void tell_host(const cuda_update &u, const exchange &x)
         facts->number = u.number;
 }
 
-/* Routing that is not valid fails the group: the ranks could not come together again. */
-__device__ bool routing_is_valid(const cuda_update &u)
-{
-    int i = (int)threadIdx.x, me = u.waits.rank, phase = u.waits.ready_phase;
-
-    if (!*u.count.ret_bad)
-        return true;
-    if (i == me)
-        give_up(u.waits, CUDA_FAILED_ROUTING, me, phase);
-    else if (i < u.waits.nranks)
-        *(volatile uint32_t *)&u.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, u.waits.first + me, phase);
-    return false;
-}
-
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __grid_constant__ cuda_update u)
 {
     __shared__ exchange x;
@@ -349,8 +305,10 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
 
     if (u.expanded)
         sum_blocks(u);
-    if (!routing_is_valid(u))
+    if (*u.count.ret_bad) {
+        refuse_routing(u.waits);
         return;
+    }
     number = operation_signal(u.waits, u.terms);
     push_counts(u, number);
     sound = operation_begin(u.waits, u.terms, nullptr, number, targets) && take_counts(u, number, x);

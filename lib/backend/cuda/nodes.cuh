@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nodes.cuh - what kernels between nodes share: which operation runs, and its chunks. */
+#ifndef EP_CUDA_NODES_CUH
+#define EP_CUDA_NODES_CUH
+
+#include "backend/cuda/meet.cuh"
+#include "backend/cuda/nodes.h"
+
+/* Past all caches: the network, or a peer, has written it while kernels ran. */
+__device__ __forceinline__ uint4 load_vector(const unsigned char *from)
+{
+    uint4 v;
+
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_vector(unsigned char *to, uint4 v)
+{
+    *reinterpret_cast<uint4 *>(to) = v;
+}
+
+/* Past all caches, as load_vector(). */
+template <typename T> __device__ __forceinline__ T load_word(const T *from)
+{
+    return *(const volatile T *)from;
+}
+
+/* --- chunks ------------------------------------------------------------------------------------------------------ */
+
+struct chunk {
+    int node, first, n; /* its tokens in the list */
+    int slot;
+};
+
+/* Number c of the chunks of all nodes, which take turns, beginning behind this one; n 0: there is none. */
+__device__ inline chunk find_chunk(const cuda_chunks &c, uint32_t number)
+{
+    int node = (int)((number + (uint32_t)c.node + 1) % (uint32_t)c.nnodes), i = (int)(number / (uint32_t)c.nnodes);
+    cuda_rail rail = c.rail[node];
+    chunk found = {node, rail.first + i * c.tokens, min(c.tokens, rail.n - i * c.tokens), 0};
+
+    found.n = max(found.n, 0);
+    found.slot = CUDA_CHUNK_SLOT(rail.first, c.tokens, node, i);
+    return found;
+}
+
+__device__ __forceinline__ uint32_t count_chunks(const cuda_chunks &c)
+{
+    return (uint32_t)c.most * (uint32_t)c.nnodes;
+}
+
+/* The operation between nodes that runs. Its number is counted when it is complete, so all kernels of it read the same.
+ */
+struct net_run {
+    uint64_t number;
+    const cuda_half *half;
+};
+
+__device__ __forceinline__ net_run run_of(const cuda_waits &waits, const cuda_net_op &op)
+{
+    uint64_t number = *(const volatile uint64_t *)&waits.mine->net_operation + 1;
+
+    return {number, &op.half[number % 2]};
+}
+
+/* Hands it to the proxy. By one thread. */
+__device__ __forceinline__ void post_operation(const cuda_net_op &op, const net_run &run)
+{
+    cuda_op_post *post = &op.posts[run.number % CUDA_OP_POSTS];
+
+    *(volatile uint64_t *)&post->op = op.op;
+    store_release(&post->number, run.number);
+}
+
+/* By one thread, behind everything that its kernels do. */
+__device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_run &run)
+{
+    waits.mine->net_operation = run.number;
+}
+
+struct has_landed {
+    const cuda_landed *landed;
+    uint64_t number;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return load_acquire(&landed->number) >= number;
+    }
+};
+
+/* The rank of that node that this one talks to, as give_up() counts them. */
+__device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
+{
+    return node * waits.nranks + waits.rank - waits.first;
+}
+
+/*
+ * Waits as wait_for() does, but the deadline begins anew when *moved has changed: chunks that are waited for together
+ * may take longer than one deadline.
+ */
+template <typename Met>
+__device__ inline wait_end wait_while_moving(const cuda_waits &waits, Met met, const uint64_t *moved)
+{
+    uint64_t before, now;
+
+    if (met())
+        return WAIT_MET;
+    now = *(const volatile uint64_t *)moved;
+    do {
+        wait_end end;
+
+        before = now;
+        end = wait_for(waits, met, &waits.report->none, 0);
+        if (end != WAIT_LATE)
+            return end;
+        now = *(const volatile uint64_t *)moved;
+    } while (now != before);
+    return WAIT_LATE;
+}
+
+/* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
+__device__ inline const unsigned char *await_chunk(const cuda_waits &waits, const cuda_net_op &op, const net_run &run,
+                                                   const cuda_chunks &c, int node, int slot)
+{
+    const cuda_landed *landed = run.half->landed + slot;
+    wait_end end = wait_while_moving(waits, has_landed{landed, run.number}, op.moved + node);
+
+    if (end != WAIT_MET) {
+        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
+        return nullptr;
+    }
+    return reinterpret_cast<const unsigned char *>(*(const volatile uint64_t *)&landed->address);
+}
+
+/* By one thread, behind all reads of the chunk. */
+__device__ __forceinline__ void give_back(const net_run &run, int slot)
+{
+    __threadfence_system();
+    *(volatile uint64_t *)&run.half->used[slot] = run.number;
+}
+
+/* By all threads of the block, behind all that it has packed. */
+__device__ __forceinline__ void send_chunk(const net_run &run, int slot)
+{
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        store_release(&run.half->ready[slot], run.number);
+}
+
+struct has_left {
+    const cuda_proxy_words *words;
+    uint64_t number;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return load_acquire(&words->sent) >= number;
+    }
+};
+
+/*
+ * May the arena be written, in which the chunks of the operation before the last were packed? Then this one is posted.
+ * By all threads of each block; false: leave.
+ */
+__device__ inline bool await_arena(const cuda_waits &waits, const cuda_net_op &op, const net_run &run,
+                                   const cuda_chunks &c)
+{
+    bool sound = true;
+
+    if (threadIdx.x == 0 && run.number > 2) {
+        wait_end end = wait_while_moving(waits, has_left{op.words, run.number - 2}, op.moved + c.nnodes);
+        int blocked = *(const volatile int32_t *)&op.words->blocked;
+
+        sound = end == WAIT_MET;
+        if (!sound)
+            give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, blocked < 0 ? waits.rank : blocked - waits.first,
+                    c.phase);
+    }
+    if (threadIdx.x == 0 && blockIdx.x == 0 && sound)
+        post_operation(op, run);
+    return __syncthreads_and(sound);
+}
+
+#endif

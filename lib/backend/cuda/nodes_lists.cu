@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lists of an update between nodes, once all know how much goes where: which tokens go to each other node, and
+ * where those of the rail peers go on this one. Rows are numbered in the order of the tokens, as on the host
+ * (group/plan.c).
+ */
+#include "backend/cuda/nodes_update.cuh"
+
+#define LIST_THREADS 1024
+#define TILE CUDA_COUNT_TOKENS /* tokens that are numbered at a time, a thread each */
+#define MASK_WORDS CUDA_MASK_WORDS
+
+namespace
+{
+
+/* A kernel before has. The same for all threads of a block. */
+__device__ bool has_given_up(const cuda_nodes_update &u)
+{
+    return __syncthreads_or(threadIdx.x == 0 && *(const volatile uint32_t *)&u.waits.mine->gave_up);
+}
+
+/* --- the lists --------------------------------------------------------------------------------------------------- */
+
+/* The sum of those before this thread, and of all; 32 warps at most. By all threads of the block. */
+__device__ uint32_t sum_before(uint32_t value, uint32_t &ret_all)
+{
+    __shared__ uint32_t sums[WARP];
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
+    uint32_t sum = value, before = 0, all = 0;
+
+    for (int step = 1; step < WARP; step *= 2) {
+        uint32_t other = __shfl_up_sync(ALL_LANES, sum, step);
+
+        sum += lane >= step ? other : 0;
+    }
+    __syncthreads();
+    if (lane == WARP - 1)
+        sums[warp] = sum;
+    __syncthreads();
+    for (int w = 0; w < warps; w++) {
+        before += w < warp ? sums[w] : 0;
+        all += sums[w];
+    }
+    ret_all = all;
+    return before + sum - value;
+}
+
+__device__ __forceinline__ int units_of(const cuda_nodes_update &u, int rows)
+{
+    return rows == 1 || u.bf16_sums ? 1 : 2;
+}
+
+/* Rows that a token of this rank has on that node; *ret_before: other nodes before that on which it has some. */
+__device__ int rows_there(const cuda_nodes_update &u, int token, int node, int &ret_before)
+{
+    const int32_t *index = u.index + (size_t)token * u.topk;
+    uint32_t ranks = 0;
+    int n = 0, before = 0;
+
+    for (int k = 0; k < u.topk; k++) {
+        int rank = index[k] < 0 ? -1 : index[k] / u.n_local_experts, there = rank / u.waits.nranks;
+        bool seen = false;
+
+        if (rank < 0 || there > node || there == node_of(u))
+            continue;
+        if (there == node) {
+            ranks |= 1u << rank % u.waits.nranks;
+            n++;
+            continue;
+        }
+        for (int j = 0; j < k; j++)
+            seen |= index[j] >= 0 && index[j] / experts_of_node(u) == there;
+        before += !seen;
+    }
+    ret_before = before;
+    return u.expanded ? n : __popc(ranks);
+}
+
+/* Other nodes on which the tokens have rows. */
+__device__ void count_far(const cuda_nodes_update &u)
+{
+    for (int token = (int)threadIdx.x; token < u.n_tokens; token += (int)blockDim.x) {
+        int n;
+
+        /* Behind the last node: all are before it. */
+        rows_there(u, token, nodes_of(u), n);
+        u.far_count[token] = n;
+    }
+}
+
+/* A block for each node: its list of this rank's tokens, and the terms that come from there. */
+__global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_constant__ cuda_nodes_update u)
+{
+    int node = (int)blockIdx.x, first, at, units = 0;
+    int32_t *of = u.net_units + node, *pinned = u.net_units_pinned + node; /* the list's */
+
+    if (has_given_up(u))
+        return;
+    if (node == node_of(u))
+        count_far(u);
+    first = at = u.net[node].first;
+    for (int tile = 0; tile < u.n_tokens && u.net[node].n; tile += LIST_THREADS) {
+        int token = tile + (int)threadIdx.x, before = 0;
+        int rows = token < u.n_tokens ? rows_there(u, token, node, before) : 0, mine = rows ? units_of(u, rows) : 0;
+        uint32_t all, sum = sum_before((uint32_t)mine << 16 | (rows ? 1 : 0), all);
+        int here = at + (int)(sum & 0xffff);
+
+        if (rows) {
+            u.token[here] = token;
+            of[here] = pinned[here] = units + (int)(sum >> 16);
+            u.far[(size_t)token * u.far_width + before] = {node, here};
+        }
+        at += (int)(all & 0xffff);
+        units += (int)(all >> 16);
+    }
+    if (threadIdx.x == 0)
+        of[at] = pinned[at] = units;
+    if (threadIdx.x == 0 && at - first != u.net[node].n)
+        give_up(u.waits, CUDA_FAILED_DAMAGE, u.waits.rank, u.waits.ready_phase);
+    __threadfence_system();
+}
+
+/* Experts of the rail peers' tokens. What comes is looked at: it says where rows are written. */
+__global__ void __launch_bounds__(LIST_THREADS, 1) take_lists_kernel(const __grid_constant__ cuda_nodes_update u)
+{
+    __shared__ const unsigned char *landed;
+    net_run run = run_of(u.waits, u.lists);
+    bool sound = __syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase));
+
+    for (uint32_t number = 0; number < count_chunks(u.in) && sound; number++) {
+        chunk c = find_chunk(u.in, number);
+
+        if (!c.n)
+            continue;
+        if (threadIdx.x == 0)
+            landed = await_chunk(u.waits, u.lists, run, u.in, c.node, c.slot);
+        __syncthreads();
+        sound = landed;
+        for (int i = (int)threadIdx.x; i < c.n * u.topk && sound; i += (int)blockDim.x) {
+            int32_t expert = load_word(reinterpret_cast<const int32_t *>(landed) + i);
+
+            u.rail_index[(size_t)c.first * u.topk + i] = expert;
+            if (expert < -1 || expert >= u.n_experts) {
+                give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, c.node), u.waits.ready_phase);
+                sound = false;
+            }
+        }
+        sound = __syncthreads_and(sound);
+        if (sound && threadIdx.x == 0)
+            give_back(run, c.slot);
+    }
+    if (sound && threadIdx.x == 0)
+        complete_net(u.waits, run);
+}
+
+/* --- rows on this node ------------------------------------------------------------------------------------------- */
+
+/* Tokens of one rank that have rows on this node. */
+struct numbered {
+    const int32_t *index;
+    cuda_entry *entry;
+    int32_t *count;
+    int n;
+};
+
+__device__ numbered tokens_of(const cuda_nodes_update &u, int node)
+{
+    cuda_rail rail = u.rail[node];
+
+    if (node == node_of(u))
+        return {u.index, u.entry, u.count, u.n_tokens};
+    return {u.rail_index + (size_t)rail.first * u.topk, u.rail_entry + (size_t)rail.first * u.width,
+            u.rail_count + rail.first, rail.n};
+}
+
+/* The rank or expert of this node that a choice is of; -1: none. */
+__device__ __forceinline__ int target_of(const cuda_nodes_update &u, int expert)
+{
+    int here = expert - node_of(u) * experts_of_node(u);
+
+    if (expert < 0 || here < 0 || here >= experts_of_node(u))
+        return -1;
+    return u.expanded ? here : here / u.n_local_experts;
+}
+
+/* Ascending ranks, or experts; of a rank the first choice. Returns how many; -1: a row that no rank has room for. */
+__device__ int list_entries(const cuda_nodes_update &u, const int32_t *index, const uint32_t *masks,
+                            const int32_t *next, cuda_entry *entry)
+{
+    int n = 0, last = -1;
+
+    for (;;) {
+        int target = INT32_MAX, choice = 0, local;
+        int64_t row;
+
+        for (int k = 0; k < u.topk; k++) {
+            int t = target_of(u, index[k]);
+
+            if (t > last && t < target) {
+                target = t;
+                choice = k;
+            }
+        }
+        if (target == INT32_MAX)
+            return n;
+        local = u.expanded ? target / u.n_local_experts : target;
+        row = (int64_t)next[target] + rows_before(masks + (size_t)target * MASK_WORDS);
+        if (n >= u.width || row < 0 || row >= u.counts->rows_on[local])
+            return -1;
+        entry[n++] = {(int32_t)row, (uint16_t)local, (uint16_t)choice};
+        last = target;
+    }
+}
+
+/* Numbers TILE tokens from `first` on. `next` [targets]: their rows. By all threads; false: damage. */
+__device__ bool number_tile(const cuda_nodes_update &u, const numbered &of, int first, int targets, uint32_t *masks,
+                            int32_t *next, int &ret_n)
+{
+    int i = (int)threadIdx.x, token = first + i, n = 0;
+    const int32_t *index = of.index + (size_t)token * u.topk;
+
+    for (int word = i; word < targets * MASK_WORDS; word += TILE)
+        masks[word] = 0;
+    __syncthreads();
+    for (int k = 0; k < u.topk && token < of.n; k++) {
+        int target = target_of(u, index[k]);
+
+        if (target >= 0)
+            atomicOr(&masks[target * MASK_WORDS + i / WARP], 1u << i % WARP);
+    }
+    __syncthreads();
+    if (token < of.n) {
+        n = list_entries(u, index, masks, next, of.entry + (size_t)token * u.width);
+        of.count[token] = max(n, 0);
+    }
+    __syncthreads();
+    for (int target = i; target < targets; target += TILE)
+        for (int word = 0; word < MASK_WORDS; word++)
+            next[target] += __popc(masks[target * MASK_WORDS + word]);
+    __syncthreads();
+    ret_n = n;
+    return __syncthreads_and(n >= 0);
+}
+
+/* Nothing moves: nobody is to read what was never written. */
+__device__ void clear_counts(const cuda_nodes_update &u)
+{
+    for (int token = (int)threadIdx.x; token < u.n_tokens; token += (int)blockDim.x)
+        u.count[token] = 0;
+}
+
+/* A block for each node: where the tokens of its rank on this rail go on this node. */
+__global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant__ cuda_nodes_update u)
+{
+    extern __shared__ uint32_t masks[]; /* [targets, MASK_WORDS], then [targets] next rows */
+    int node = (int)blockIdx.x, targets = u.expanded ? experts_of_node(u) : u.waits.nranks, units = 0;
+    int32_t *next = reinterpret_cast<int32_t *>(masks + (size_t)targets * MASK_WORDS);
+    int32_t *list = u.rail_units + node + u.rail[node].first, *pinned = u.rail_units_pinned + node + u.rail[node].first;
+    bool own = node == node_of(u), sound = true;
+    numbered of = tokens_of(u, node);
+
+    if (has_given_up(u))
+        return;
+    if (u.counts->refused[0]) {
+        if (own)
+            clear_counts(u);
+        of.n = 0;
+    }
+    for (int target = (int)threadIdx.x; target < targets; target += TILE)
+        next[target] = u.base[(size_t)node * targets + target];
+    __syncthreads();
+    for (int first = 0; first < of.n && sound; first += TILE) {
+        int token = first + (int)threadIdx.x, n;
+        uint32_t all, before;
+
+        sound = number_tile(u, of, first, targets, masks, next, n);
+        before = sum_before(token < of.n ? (uint32_t)units_of(u, n) : 0, all);
+        if (!own && token < of.n)
+            list[token] = pinned[token] = units + (int)before;
+        units += (int)all;
+    }
+    if (threadIdx.x == 0 && !own)
+        list[of.n] = pinned[of.n] = units;
+    if (threadIdx.x == 0 && own)
+        list[0] = pinned[0] = 0;
+    if (!sound && threadIdx.x == 0)
+        give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, node), u.waits.ready_phase);
+    __threadfence_system();
+}
+
+size_t shared_bytes(int targets)
+{
+    return (size_t)targets * (MASK_WORDS + 1) * sizeof(uint32_t);
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_lists(const struct cuda_nodes_update *update, const struct cuda_pack *pack, cudaStream_t stream)
+{
+    unsigned nodes = (unsigned)update->words.nnodes;
+    int nlocal = update->waits.nranks, targets = update->expanded ? update->n_local_experts * nlocal : nlocal;
+    cudaError_t error;
+
+    list_tokens_kernel<<<nodes, LIST_THREADS, 0, stream>>>(*update);
+    error = cudaGetLastError();
+    if (error == cudaSuccess)
+        error = cuda_launch_pack(pack, stream);
+    if (error != cudaSuccess)
+        return error;
+    take_lists_kernel<<<1, LIST_THREADS, 0, stream>>>(*update);
+    number_rows_kernel<<<nodes, TILE, shared_bytes(targets), stream>>>(*update);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_lists_load(void)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncSetAttribute(number_rows_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             (int)shared_bytes(CUDA_MAX_EXPERTS));
+
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, list_tokens_kernel);
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, take_lists_kernel) : error;
+}

@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * New routing between nodes: see nodes_update.h. Sums are taken in the order of the ranks and rows numbered in that of
+ * the tokens, so the rows are those that the host would have placed (group/plan.c).
+ */
+#include "backend/cuda/nodes_update.cuh"
+
+#define EXCHANGE_THREADS 1024
+#define THREADS CUDA_COUNT_TOKENS
+
+namespace
+{
+
+__device__ __forceinline__ int slice_words(const cuda_nodes_update &u)
+{
+    return 1 + u.waits.nranks + experts_of_node(u);
+}
+
+__device__ __forceinline__ int32_t *tokens_for_node(const cuda_nodes_update &u, int node)
+{
+    return u.totals + 1 + node;
+}
+
+__device__ __forceinline__ int32_t *tokens_for_rank(const cuda_nodes_update &u, int rank)
+{
+    return u.totals + 1 + nodes_of(u) + rank;
+}
+
+__device__ __forceinline__ int32_t *tokens_for_expert(const cuda_nodes_update &u, int expert)
+{
+    return u.totals + 1 + nodes_of(u) + nodes_of(u) * u.waits.nranks + expert;
+}
+
+/* --- this rank's routing ----------------------------------------------------------------------------------------- */
+
+/* A mask is as if each token had chosen the first expert of every rank that it goes to. */
+__device__ int64_t read_choice(const cuda_nodes_update &u, int token, int k)
+{
+    size_t at = (size_t)token * u.topk + k;
+
+    if (!u.topk_idx)
+        return u.mask[at] ? (int64_t)k * u.n_local_experts : -1;
+    return u.idx64 ? static_cast<const int64_t *>(u.topk_idx)[at] : static_cast<const int32_t *>(u.topk_idx)[at];
+}
+
+__global__ void __launch_bounds__(THREADS) read_routing_kernel(const __grid_constant__ cuda_nodes_update u)
+{
+    int token = (int)(blockIdx.x * THREADS + threadIdx.x), bad = 0;
+    int32_t *index = u.index + (size_t)token * u.topk;
+
+    if (token >= u.n_tokens)
+        return;
+    for (int k = 0; k < u.topk; k++) {
+        int64_t choice = read_choice(u, token, k);
+        int expert, rank, node;
+        bool new_rank = true, new_node = true;
+
+        bad |= choice < -1 || choice >= u.n_experts || (!u.topk_idx && u.mask[(size_t)token * u.topk + k] > 1);
+        expert = choice < 0 || choice >= u.n_experts ? -1 : (int)choice;
+        index[k] = expert;
+        if (expert < 0)
+            continue;
+        rank = expert / u.n_local_experts;
+        node = rank / u.waits.nranks;
+        for (int j = 0; j < k; j++) {
+            int before = index[j] < 0 ? -1 : index[j] / u.n_local_experts;
+
+            bad |= index[j] == expert;
+            new_rank &= before != rank;
+            new_node &= before < 0 || before / u.waits.nranks != node;
+        }
+        if (u.topk_idx)
+            atomicAdd(tokens_for_expert(u, expert), 1);
+        if (new_rank)
+            atomicAdd(tokens_for_rank(u, rank), 1);
+        if (new_node)
+            atomicAdd(tokens_for_node(u, node), 1);
+    }
+    if (bad)
+        atomicOr(u.totals, 1);
+}
+
+/* --- exchange ---------------------------------------------------------------------------------------------------- */
+
+/* Can the counts be those of the mask? By all threads. */
+__device__ bool mask_is_possible(const cuda_nodes_update &u)
+{
+    bool possible = true;
+
+    for (int rank = (int)threadIdx.x; rank < nodes_of(u) * u.waits.nranks && !u.topk_idx; rank += (int)blockDim.x) {
+        int tokens = *tokens_for_rank(u, rank);
+        int64_t sum = 0;
+
+        for (int expert = rank * u.n_local_experts; expert < (rank + 1) * u.n_local_experts; expert++) {
+            possible &= u.mask_experts[expert] >= 0 && u.mask_experts[expert] <= tokens;
+            sum += u.mask_experts[expert];
+        }
+        possible &= sum >= tokens;
+    }
+    return __syncthreads_and(possible);
+}
+
+/* Word of the slice for that node. */
+__device__ int32_t word_of_slice(const cuda_nodes_update &u, int node, int word)
+{
+    int rank = word - 1, expert = node * experts_of_node(u) + rank - u.waits.nranks;
+
+    if (!word)
+        return *tokens_for_node(u, node);
+    if (rank < u.waits.nranks)
+        return *tokens_for_rank(u, node * u.waits.nranks + rank);
+    return u.topk_idx ? *tokens_for_expert(u, expert) : u.mask_experts[expert];
+}
+
+__device__ __forceinline__ int slot_of(int node)
+{
+    return CUDA_CHUNK_SLOT(node, 1, node, 0);
+}
+
+/* Behind all that is packed. By all threads. */
+__device__ void send_words(const cuda_nodes_update &u, const net_run &run)
+{
+    __threadfence_system();
+    __syncthreads();
+    for (int node = (int)threadIdx.x; node < nodes_of(u); node += (int)blockDim.x)
+        if (node != node_of(u))
+            store_release(&run.half->ready[slot_of(node)], run.number);
+}
+
+/* `words` of each other node to ret[node, words]. By all threads; false: leave. */
+__device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op &op, const net_run &run, int words,
+                              uint32_t *ret)
+{
+    __shared__ const unsigned char *landed;
+
+    for (int node = 0; node < nodes_of(u); node++) {
+        if (node == node_of(u))
+            continue;
+        if (threadIdx.x == 0)
+            landed = await_chunk(u.waits, op, run, u.words, node, slot_of(node));
+        __syncthreads();
+        if (!landed)
+            return false;
+        for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x)
+            ret[(size_t)node * words + i] = load_word(reinterpret_cast<const uint32_t *>(landed) + i);
+        __syncthreads();
+        if (threadIdx.x == 0)
+            give_back(run, slot_of(node));
+    }
+    return true;
+}
+
+/* What cannot be: counts below 0, more of a token than there are, or more tokens than there is room for. */
+__device__ bool slices_are_sound(const cuda_nodes_update &u)
+{
+    int words = slice_words(u);
+    bool sound = true;
+
+    for (int i = (int)threadIdx.x; i < nodes_of(u) * words && sound; i += (int)blockDim.x) {
+        int node = i / words, n = u.slice[(size_t)node * words], most = node == node_of(u) ? INT32_MAX : u.rail_most;
+
+        sound = n >= 0 && n <= most && u.slice[i] >= 0 && u.slice[i] <= n;
+        if (!sound)
+            give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, node), u.waits.ready_phase);
+    }
+    return __syncthreads_and(sound);
+}
+
+/* The slices of this node of all ranks of this rail. */
+__device__ bool swap_slices(const cuda_nodes_update &u, const net_run &run)
+{
+    int words = slice_words(u);
+
+    if (!await_arena(u.waits, u.slices, run, u.words))
+        return false;
+    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
+        int node = i / words, word = i % words;
+        int32_t *to = node == node_of(u)
+                          ? u.slice + (size_t)node * words
+                          : reinterpret_cast<int32_t *>(run.half->arena + (size_t)slot_of(node) * u.slices.slot_bytes);
+
+        to[word] = word_of_slice(u, node, word);
+    }
+    send_words(u, run);
+    if (!receive_words(u, u.slices, run, words, reinterpret_cast<uint32_t *>(u.slice)))
+        return false;
+    __syncthreads();
+    return slices_are_sound(u);
+}
+
+/* The ranks of this node learn them. */
+__device__ void push_slices(const cuda_nodes_update &u, uint64_t number)
+{
+    int each = slice_words(u) - 1, words = CUDA_SLICE_WORDS + nodes_of(u) * each;
+
+    for (int i = (int)threadIdx.x; i < u.waits.nranks * words; i += (int)blockDim.x) {
+        int word = i % words, at = word - CUDA_SLICE_WORDS;
+        uint32_t value = word == CUDA_SLICE_CAPACITY
+                             ? (uint32_t)u.capacity
+                             : (uint32_t)u.slice[(size_t)(at / each) * (each + 1) + 1 + at % each];
+
+        *(volatile uint64_t *)&u.waits.peer[i / words]->counts[u.waits.rank][word] = number << 32 | value;
+    }
+}
+
+struct node_counts {
+    int32_t total[CUDA_MAX_RANKS + CUDA_MAX_EXPERTS]; /* tokens for each rank of the node, and each expert */
+    int64_t rows_on[CUDA_MAX_RANKS];
+    int32_t capacity[CUDA_MAX_RANKS];
+    int refused; /* the first rank of the node that cannot take its rows; their number: none */
+};
+
+/* Adds up what all ranks have for one rank or expert of the node, in their order. By one thread; false: leave. */
+__device__ bool take_target(const cuda_nodes_update &u, uint64_t number, int at, node_counts &x)
+{
+    int nlocal = u.waits.nranks, each = slice_words(u) - 1, targets = u.expanded ? experts_of_node(u) : nlocal;
+    int target = u.expanded ? at - nlocal : at;
+    int64_t total = 0;
+
+    for (int source = 0; source < nodes_of(u) * nlocal; source++) {
+        int node = source / nlocal, local = source % nlocal;
+        int32_t n;
+
+        if (!take_count(u.waits, number, local, CUDA_SLICE_WORDS + node * each + at, n))
+            return false;
+        if (local == u.waits.rank && target >= 0 && target < targets)
+            u.base[(size_t)node * targets + target] = (int32_t)total;
+        if (local == u.waits.rank && at < nlocal)
+            u.rail_start[node * nlocal + at] = (int32_t)total;
+        if (at == u.waits.rank)
+            u.first[source] = total;
+        total += n;
+    }
+    if (at == u.waits.rank)
+        u.first[nodes_of(u) * nlocal] = total;
+    /* More than this no rank has room for. */
+    x.total[at] = (int32_t)min(total, (int64_t)INT32_MAX);
+    return true;
+}
+
+__device__ bool take_slices(const cuda_nodes_update &u, uint64_t number, node_counts &x)
+{
+    bool sound = true;
+
+    for (int at = (int)threadIdx.x; at < slice_words(u) - 1 && sound; at += (int)blockDim.x)
+        sound = take_target(u, number, at, x);
+    if (sound && (int)threadIdx.x < u.waits.nranks)
+        sound = take_count(u.waits, number, (int)threadIdx.x, CUDA_SLICE_CAPACITY, x.capacity[threadIdx.x]);
+    return __syncthreads_and(sound);
+}
+
+/* Where the rows of each expert of a rank begin: added to the bases. By one thread; returns how many rows there are. */
+__device__ int64_t place_experts(const cuda_nodes_update &u, const node_counts &x, int local)
+{
+    bool mine = local == u.waits.rank;
+    int64_t start = 0;
+
+    for (int i = 0; i < u.n_local_experts; i++) {
+        int target = local * u.n_local_experts + i, exact = x.total[u.waits.nranks + target];
+
+        if (mine) {
+            u.expert_start[i] = (int32_t)min(start, (int64_t)INT32_MAX);
+            u.expert_exact[i] = exact;
+        }
+        for (int node = 0; node < nodes_of(u) && u.expanded; node++)
+            u.base[(size_t)node * experts_of_node(u) + target] += (int32_t)min(start, (int64_t)INT32_MAX);
+        start = (start + exact + u.alignment - 1) / u.alignment * u.alignment;
+    }
+    if (mine)
+        u.expert_start[u.n_local_experts] = (int32_t)min(start, (int64_t)INT32_MAX);
+    return start;
+}
+
+/* What each rank of the node receives, and whether it can. By all threads. */
+__device__ void place_ranks(const cuda_nodes_update &u, node_counts &x)
+{
+    int i = (int)threadIdx.x, n = u.waits.nranks;
+
+    if (i == 0)
+        x.refused = n;
+    __syncthreads();
+    if (i < n) {
+        int64_t rows = place_experts(u, x, i);
+
+        x.rows_on[i] = u.expanded ? rows : x.total[i];
+        if (x.rows_on[i] > x.capacity[i] || x.rows_on[i] >= INT32_MAX)
+            atomicMin(&x.refused, i);
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ int verdict_words(const cuda_nodes_update &u)
+{
+    return CUDA_VERDICT_STARTS + u.waits.nranks;
+}
+
+/* What this node says to that one. */
+__device__ int32_t word_of_verdict(const cuda_nodes_update &u, const node_counts &x, int node, int word)
+{
+    bool none = x.refused == u.waits.nranks;
+
+    if (word >= CUDA_VERDICT_STARTS)
+        return u.rail_start[node * u.waits.nranks + word - CUDA_VERDICT_STARTS];
+    if (none)
+        return 0;
+    if (word == CUDA_VERDICT_REFUSED)
+        return u.waits.first + x.refused + 1;
+    if (word == CUDA_VERDICT_CAPACITY)
+        return x.capacity[x.refused];
+    return (int32_t)(x.rows_on[x.refused] >> 32 * (word - CUDA_VERDICT_ROWS));
+}
+
+/* What the nodes say of their ranks; all see the same. */
+__device__ bool swap_verdicts(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
+{
+    int words = verdict_words(u);
+
+    if (!await_arena(u.waits, u.verdicts, run, u.words))
+        return false;
+    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
+        int node = i / words, word = i % words;
+        int32_t *to =
+            node == node_of(u)
+                ? u.verdict + (size_t)node * words
+                : reinterpret_cast<int32_t *>(run.half->arena + (size_t)slot_of(node) * u.verdicts.slot_bytes);
+
+        to[word] = word_of_verdict(u, x, node, word);
+    }
+    send_words(u, run);
+    if (!receive_words(u, u.verdicts, run, words, reinterpret_cast<uint32_t *>(u.verdict)))
+        return false;
+    __syncthreads();
+    return true;
+}
+
+/* Sets first and n of each node, in both copies. */
+__device__ bool write_lists(const cuda_nodes_update &u, bool refused)
+{
+    int net = 0, words = slice_words(u);
+    int64_t rails = 0;
+
+    for (int node = 0; node < nodes_of(u); node++) {
+        bool empty = refused || node == node_of(u);
+
+        u.net[node] = {net, empty ? 0 : *tokens_for_node(u, node)};
+        u.rail[node] = {(int32_t)rails, empty ? 0 : u.slice[(size_t)node * words]};
+        u.net_pinned[node] = u.net[node];
+        u.rail_pinned[node] = u.rail[node];
+        net += u.net[node].n;
+        rails += u.rail[node].n;
+        if (rails > u.rail_room) {
+            give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, node), u.waits.ready_phase);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Where a rank cannot take its rows nothing is to move, on any rank. By all threads; false: leave. */
+__device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
+{
+    __shared__ int first;
+    int i = (int)threadIdx.x, words = verdict_words(u), nlocal = u.waits.nranks;
+    const int32_t *verdict;
+    bool refused, sound = true;
+
+    if (i == 0) {
+        first = 0;
+        while (first < nodes_of(u) && !u.verdict[(size_t)first * words + CUDA_VERDICT_REFUSED])
+            first++;
+    }
+    __syncthreads();
+    refused = first < nodes_of(u);
+    verdict = u.verdict + (size_t)(refused ? first : 0) * words;
+    if (i < u.waits.nranks) {
+        u.counts->base[i] = 0;
+        u.counts->rows_on[i] = refused ? 0 : x.rows_on[i];
+    }
+    if (i == 0) {
+        u.counts->refused[0] = refused ? verdict[CUDA_VERDICT_REFUSED] : 0;
+        u.counts->refused[1] =
+            refused ? (int64_t)verdict[CUDA_VERDICT_ROWS + 1] << 32 | (uint32_t)verdict[CUDA_VERDICT_ROWS] : 0;
+        u.counts->refused[2] = refused ? verdict[CUDA_VERDICT_CAPACITY] : 0;
+    }
+    for (int rank = i; rank < nodes_of(u) * nlocal; rank += (int)blockDim.x)
+        u.start[rank] = u.verdict[(size_t)(rank / nlocal) * words + CUDA_VERDICT_STARTS + rank % nlocal];
+    for (int local = i; local < u.n_local_experts && refused; local += (int)blockDim.x)
+        u.expert_exact[local] = 0;
+    for (int rank = i; rank <= nodes_of(u) * nlocal && refused; rank += (int)blockDim.x)
+        u.first[rank] = 0;
+    if (i == 0)
+        sound = write_lists(u, refused);
+    __threadfence_system();
+    return __syncthreads_and(sound);
+}
+
+__global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
+    exchange_slices_kernel(const __grid_constant__ cuda_nodes_update u)
+{
+    __shared__ node_counts x;
+    __shared__ targets targets;
+    net_run run = run_of(u.waits, u.slices);
+    net_run next = {run.number + 1, &u.verdicts.half[(run.number + 1) % 2]};
+    uint64_t number;
+    bool sound;
+
+    if (!mask_is_possible(u) || *u.totals) {
+        refuse_routing(u.waits);
+        return;
+    }
+    number = operation_signal(u.waits, u.terms);
+    sound = operation_begin(u.waits, u.terms, nullptr, number, targets) && swap_slices(u, run);
+    if (sound) {
+        push_slices(u, number);
+        sound = take_slices(u, number, x);
+    }
+    if (sound) {
+        place_ranks(u, x);
+        sound = swap_verdicts(u, next, x) && write_counts(u, x);
+    }
+    if (operation_meet(u.waits, number, sound, 1)) {
+        operation_complete(u.waits, number);
+        complete_net(u.waits, next);
+    }
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_slices(const struct cuda_nodes_update *update, cudaStream_t stream)
+{
+    int nnodes = update->words.nnodes, nranks = nnodes * update->waits.nranks;
+    unsigned blocks = (unsigned)(update->n_tokens + THREADS - 1) / THREADS;
+    cudaError_t error = cudaMemsetAsync(
+        update->totals, 0, cuda_update_totals(nnodes, nranks, update->n_experts) * sizeof(int32_t), stream);
+
+    if (error != cudaSuccess)
+        return error;
+    if (blocks)
+        read_routing_kernel<<<blocks, THREADS, 0, stream>>>(*update);
+    exchange_slices_kernel<<<1, EXCHANGE_THREADS, 0, stream>>>(*update);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_slices_load(void)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, read_routing_kernel);
+
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, exchange_slices_kernel) : error;
+}

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/op_ring.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define POSTS_BYTES 4096
+static_assert(CUDA_OP_POSTS * sizeof(struct cuda_op_post) <= POSTS_BYTES, "posts are of one page");
+
+#define LEAST_ROOM 64
+/*
+ * Nothing announces the launch of a graph, so where there are some the ring is polled: while steps follow each other
+ * after short sleeps, which grow while nothing comes.
+ */
+#define LEAST_NAP_NS 50000
+#define MOST_NAP_NS 1000000
+
+void cuda_op_ring_init(struct cuda_op_ring *ring)
+{
+    *ring = (struct cuda_op_ring){.nap_ns = LEAST_NAP_NS};
+    pthread_mutex_init(&ring->lock, NULL);
+    ep_cond_init(&ring->changed);
+}
+
+/*
+ * Memory of the process, which CUDA only maps: where there are graphs the proxy still looks at it when a program ends
+ * without freeing its communicators, and CUDA's own has gone by then.
+ */
+ep_status cuda_op_ring_open(struct cuda_op_ring *ring)
+{
+    void *memory = mmap(NULL, POSTS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    if (memory == MAP_FAILED)
+        return ep_fail_errno(EP_E_MEMORY, errno, "ep_comm_new: mmap of %d bytes", POSTS_BYTES);
+    ring->posts = memory;
+    CUDA_TRY(cudaHostRegister(memory, POSTS_BYTES, cudaHostRegisterMapped));
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&ring->posts_device, memory, 0));
+    return EP_OK;
+}
+
+void cuda_op_ring_close(struct cuda_op_ring *ring)
+{
+    for (size_t i = 0; i < ring->room; i++)
+        free(ring->ops[i]);
+    free(ring->ops);
+    if (ring->posts) {
+        cudaHostUnregister(ring->posts);
+        munmap(ring->posts, POSTS_BYTES);
+    }
+    pthread_cond_destroy(&ring->changed);
+    pthread_mutex_destroy(&ring->lock);
+}
+
+/* --- by the caller's thread --------------------------------------------------------------------------------------- */
+
+/* Under the lock. */
+static ep_status find_room(struct cuda_op_ring *ring)
+{
+    size_t room = ring->room ? 2 * ring->room : LEAST_ROOM;
+    struct cuda_ring_op **ops;
+
+    if (ring->called + ring->captured < ring->room) {
+        while (ring->ops[ring->next])
+            ring->next = (ring->next + 1) % ring->room;
+        return EP_OK;
+    }
+    ops = realloc(ring->ops, room * sizeof(*ops));
+    if (!ops)
+        return ep_fail(EP_E_MEMORY, "no memory for %zu operations between nodes", room);
+    memset(ops + ring->room, 0, (room - ring->room) * sizeof(*ops));
+    ring->ops = ops;
+    ring->next = ring->room;
+    ring->room = room;
+    return EP_OK;
+}
+
+static size_t *count_of(struct cuda_op_ring *ring, const struct cuda_ring_op *op)
+{
+    return op->captured ? &ring->captured : &ring->called;
+}
+
+ep_status cuda_op_ring_add(struct cuda_op_ring *ring, struct cuda_ring_op *op)
+{
+    ep_status status;
+
+    pthread_mutex_lock(&ring->lock);
+    status = find_room(ring);
+    if (status == EP_OK) {
+        op->id = ring->next;
+        ring->ops[op->id] = op;
+        ++*count_of(ring, op);
+        pthread_cond_signal(&ring->changed);
+    }
+    pthread_mutex_unlock(&ring->lock);
+    return status;
+}
+
+void cuda_op_ring_remove(struct cuda_op_ring *ring, struct cuda_ring_op *op)
+{
+    pthread_mutex_lock(&ring->lock);
+    ring->ops[op->id] = NULL;
+    --*count_of(ring, op);
+    pthread_mutex_unlock(&ring->lock);
+    free(op);
+}
+
+void cuda_op_ring_stop(struct cuda_op_ring *ring)
+{
+    pthread_mutex_lock(&ring->lock);
+    ring->stop = true;
+    pthread_cond_signal(&ring->changed);
+    pthread_mutex_unlock(&ring->lock);
+}
+
+/* --- by the proxy ------------------------------------------------------------------------------------------------- */
+
+ep_status cuda_op_ring_take(struct cuda_op_ring *ring, struct cuda_ring_op **ret_op)
+{
+    uint64_t number = ring->number + 1, id;
+    const struct cuda_op_post *post = &ring->posts[number % CUDA_OP_POSTS];
+    struct cuda_ring_op *op;
+
+    *ret_op = NULL;
+    if (__atomic_load_n(&post->number, __ATOMIC_ACQUIRE) != number)
+        return EP_OK;
+    id = __atomic_load_n(&post->op, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&ring->lock);
+    op = id < ring->room ? ring->ops[id] : NULL;
+    pthread_mutex_unlock(&ring->lock);
+    if (!op)
+        return ep_fail(EP_E_DEVICE,
+                       "operation %llu between nodes: a kernel has posted number %llu, and there is no such operation",
+                       (unsigned long long)number, (unsigned long long)id);
+    ring->number = number;
+    ring->nap_ns = LEAST_NAP_NS;
+    *ret_op = op;
+    return EP_OK;
+}
+
+enum cuda_ring_state cuda_op_ring_state(struct cuda_op_ring *ring)
+{
+    enum cuda_ring_state state;
+
+    pthread_mutex_lock(&ring->lock);
+    state = ring->stop ? CUDA_RING_STOPPED : ring->called ? CUDA_RING_CALLED : CUDA_RING_IDLE;
+    pthread_mutex_unlock(&ring->lock);
+    return state;
+}
+
+void cuda_op_ring_sleep(struct cuda_op_ring *ring)
+{
+    struct timespec until = ep_timespec(ep_now_ns() + (uint64_t)ring->nap_ns);
+
+    pthread_mutex_lock(&ring->lock);
+    while (!ring->stop && !ring->called && !ring->captured)
+        pthread_cond_wait(&ring->changed, &ring->lock);
+    if (!ring->stop && !ring->called)
+        pthread_cond_timedwait(&ring->changed, &ring->lock, &until);
+    pthread_mutex_unlock(&ring->lock);
+    ring->nap_ns = ring->nap_ns * 2 < MOST_NAP_NS ? ring->nap_ns * 2 : MOST_NAP_NS;
+}
+
+void cuda_op_ring_await_stop(struct cuda_op_ring *ring)
+{
+    pthread_mutex_lock(&ring->lock);
+    while (!ring->stop)
+        pthread_cond_wait(&ring->changed, &ring->lock);
+    pthread_mutex_unlock(&ring->lock);
+}

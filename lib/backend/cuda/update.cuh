@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* update.cuh - what updates of plans within a node and between nodes share. */
+#ifndef EP_CUDA_UPDATE_CUH
+#define EP_CUDA_UPDATE_CUH
+
+#include "backend/cuda/meet.cuh"
+
+#define CUDA_MASK_WORDS (CUDA_COUNT_TOKENS / WARP) /* of bits, one for each token of a block that numbers rows */
+
+/* Bits before that of this thread. */
+__device__ inline int rows_before(const uint32_t *mask)
+{
+    int word = (int)threadIdx.x / WARP, n = __popc(mask[word] & ((1u << threadIdx.x % WARP) - 1));
+
+    for (int i = 0; i < word; i++)
+        n += __popc(mask[i]);
+    return n;
+}
+
+/* Routing that is not valid fails the group: the ranks could not come together again. By all threads. */
+__device__ inline void refuse_routing(const cuda_waits &waits)
+{
+    int i = (int)threadIdx.x, me = waits.rank, phase = waits.ready_phase;
+
+    if (i == me)
+        give_up(waits, CUDA_FAILED_ROUTING, me, phase);
+    else if (i < waits.nranks)
+        *(volatile uint32_t *)&waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, waits.first + me, phase);
+}
+
+struct has_count {
+    const uint64_t *word;
+    uint32_t number;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return (uint32_t)(*(const volatile uint64_t *)word >> 32) == number;
+    }
+};
+
+/* A word of cuda_signals.counts that the rank has told in that operation. False: leave. */
+__device__ inline bool take_count(const cuda_waits &waits, uint64_t number, int source, int at, int32_t &ret_count)
+{
+    const uint64_t *word = &waits.mine->counts[source][at];
+
+    if (!wait_until_met(waits, has_count{word, (uint32_t)number}, source, waits.ready_phase))
+        return false;
+    ret_count = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
+    return true;
+}
+
+#endif

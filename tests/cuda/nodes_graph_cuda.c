@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nodes_graph_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENE]: dispatch, combine
+ * and barrier between nodes in CUDA graphs that are captured once and launched again with new rows and weights each
+ * round, against the host backend; outputs hold a poison before each launch. Several graphs, several launches at a
+ * time, and calls between them, some of which need more memory than there was when the graphs were captured. Exit 77
+ * when there is no GPU.
+ */
+#include "case.h"
+#include "twin.h"
+
+#include <epkit/cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOPK = 4, TIMEOUT_MS = 10000, AHEAD = 3 };
+
+enum { X, WEIGHTS, RECV, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_BUFFERS };
+
+/* An operation pair: its plan, buffers and graph. */
+static const struct form {
+    const char *name;
+    int tokens, hidden;
+    bool expanded, symmetric, barrier;
+} forms[] = {
+    {"rank", 120, 256, false, false, false},
+    {"expanded", 90, 512, true, true, true},
+    {"large", 1500, 1024, false, true, false},
+};
+
+enum { RANK, EXPANDED, LARGE, N_FORMS };
+
+static const struct scene {
+    const char *name;
+    unsigned forms; /* a bit for each */
+    int divisor;    /* of the number of rounds */
+} scenes[] = {
+    {"rank", 1 << RANK, 1},
+    {"expanded", 1 << EXPANDED, 1},
+    {"mixed", 1 << RANK | 1 << EXPANDED | 1 << LARGE, 5},
+};
+
+struct job {
+    const struct form *form;
+    ep_plan *plan[2]; /* on the host, on the device */
+    int64_t rows;
+    struct twin b[N_BUFFERS];
+    cudaGraphExec_t exec;
+};
+
+struct state {
+    const struct group *group;
+    const struct scene *scene;
+    uint64_t random, common; /* common: the same on all ranks */
+    int rounds;
+    struct job jobs[N_FORMS];
+};
+
+static int make_plans(struct state *s, struct job *job)
+{
+    struct routing routing = {.n_tokens = job->form->tokens,
+                              .topk = TOPK,
+                              .n_experts = 12 * s->group->nranks,
+                              .nranks = s->group->nranks,
+                              .idx_type = EP_I32,
+                              .holes = true};
+    int32_t *index = malloc((size_t)routing.n_tokens * TOPK * sizeof(*index));
+    ep_plan_info info = {.size = sizeof(info)};
+
+    EXPECT(index, "no memory for the routing");
+    fill_routing(&routing, &s->random, index);
+    for (int device = 0; device < 2; device++) {
+        ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+        args.topk_idx = index;
+        args.idx_type = EP_I32;
+        args.n_tokens = routing.n_tokens;
+        args.topk = TOPK;
+        args.n_experts = routing.n_experts;
+        args.expert_alignment = job->form->expanded ? 8 : 1;
+        args.flags = job->form->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
+        CALL(ep_plan_new(device ? s->group->cuda : s->group->host, &args, &job->plan[device]));
+        CALL(ep_plan_get_info(job->plan[device], &info));
+        job->rows = info.out_rows;
+    }
+    free(index);
+    return 0;
+}
+
+static int make_job(struct state *s, struct job *job)
+{
+    size_t n = (size_t)job->form->tokens, row = (size_t)job->form->hidden * 2, weights = TOPK * sizeof(float);
+    size_t recv_weights = job->form->expanded ? sizeof(float) : weights;
+    enum memory memory = job->form->symmetric ? SYMMETRIC : ORDINARY;
+
+    TRY(make_plans(s, job));
+    TRY(twin_new(s->group, "x", n * row, ORDINARY, &job->b[X]));
+    TRY(twin_new(s->group, "topk_weights", n * weights, ORDINARY, &job->b[WEIGHTS]));
+    TRY(twin_new(s->group, "recv_x", (size_t)job->rows * row, memory, &job->b[RECV]));
+    TRY(twin_new(s->group, "recv_topk_weights", (size_t)job->rows * recv_weights, memory, &job->b[RECV_WEIGHTS]));
+    TRY(twin_new(s->group, "out", n * row, ORDINARY, &job->b[OUT]));
+    return twin_new(s->group, "out_topk_weights", n * weights, ORDINARY, &job->b[OUT_WEIGHTS]);
+}
+
+static int load(struct state *s, struct job *job)
+{
+    size_t n = (size_t)job->form->tokens;
+
+    fill_bf16((uint16_t *)(void *)job->b[X].host, n * (size_t)job->form->hidden, &s->random);
+    for (size_t i = 0; i < n * TOPK; i++)
+        ((float *)(void *)job->b[WEIGHTS].host)[i] = (float)(next_random(&s->random) % 1000) / 999.0f;
+    TRY(twin_push(s->group, &job->b[X]));
+    return twin_push(s->group, &job->b[WEIGHTS]);
+}
+
+static int call_pair(const struct state *s, const struct job *job, int device)
+{
+    ep_stream stream = device ? (ep_stream)s->group->stream : NULL;
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    unsigned char *at[N_BUFFERS];
+
+    for (int i = 0; i < N_BUFFERS; i++)
+        at[i] = device ? job->b[i].device : job->b[i].host;
+    dispatch.dtype = combine.dtype = EP_BF16;
+    dispatch.hidden = combine.hidden = job->form->hidden;
+    dispatch.x = at[X];
+    dispatch.topk_weights = (const float *)(const void *)at[WEIGHTS];
+    dispatch.recv_x = at[RECV];
+    dispatch.recv_topk_weights = (float *)(void *)at[RECV_WEIGHTS];
+    dispatch.out_rows = job->rows;
+    CALL(ep_dispatch(job->plan[device], &dispatch, stream));
+    combine.x = at[RECV];
+    combine.topk_weights = (const float *)(const void *)at[RECV_WEIGHTS];
+    combine.out = at[OUT];
+    combine.out_topk_weights = (float *)(void *)at[OUT_WEIGHTS];
+    CALL(ep_combine(job->plan[device], &combine, stream));
+    return 0;
+}
+
+/* The poison is part of it, so that each launch has to write anew. */
+static int queue_on_device(const struct state *s, const struct job *job)
+{
+    for (int i = RECV; i < N_BUFFERS; i++)
+        TRY(twin_poison_device(s->group, &job->b[i]));
+    TRY(call_pair(s, job, 1));
+    if (job->form->barrier)
+        CALL(ep_barrier_on(s->group->cuda, s->group->stream));
+    return 0;
+}
+
+static int capture(const struct state *s, struct job *job)
+{
+    /* Once by calls, which complete the plan and map what the peers need. */
+    TRY(queue_on_device(s, job));
+    CALL(ep_stream_sync(s->group->cuda, s->group->stream));
+    TRY(capture_begin(s->group));
+    TRY(queue_on_device(s, job));
+    return capture_end(s->group, &job->exec);
+}
+
+/* Calls among the launches only where there are several forms: by turns, and the large one, which no graph has. */
+static int run_on_device(struct state *s, const struct job *job, bool calls)
+{
+    int launches = 1 + (int)(next_random(&s->common) % AHEAD);
+
+    for (int i = 0; i < launches; i++) {
+        if (calls || !job->exec)
+            TRY(queue_on_device(s, job));
+        else
+            CUDA(cudaGraphLaunch(job->exec, s->group->stream));
+    }
+    return 0;
+}
+
+static int run_round(struct state *s, int round)
+{
+    bool mixed = (s->scene->forms & 1 << LARGE) != 0;
+    struct job *job = NULL;
+    int code = PASSED, form;
+    char phase[60];
+
+    do
+        form = (int)(next_random(&s->common) % N_FORMS);
+    while (!(s->scene->forms & 1u << form) || (form == LARGE && round % 8));
+    job = &s->jobs[form];
+    TRY(load(s, job));
+    for (int i = RECV; i < N_BUFFERS; i++)
+        memset(job->b[i].host, POISON, job->b[i].bytes + GUARD);
+    TRY(call_pair(s, job, 0));
+    CALL(ep_stream_sync(s->group->host, NULL));
+    TRY(run_on_device(s, job, mixed && round % 3 == 0));
+    CUDA(cudaStreamSynchronize(s->group->stream));
+    CALL(ep_comm_async_error(s->group->cuda));
+    snprintf(phase, sizeof(phase), "%s, round %d", job->form->name, round);
+    for (int i = RECV; i < N_BUFFERS; i++)
+        code |= twin_compare(s->group, &job->b[i], phase);
+    TRY(group_worst(s->group, code, &code));
+    return code;
+}
+
+static int run_scene_rounds(struct state *s)
+{
+    for (int form = 0; form < N_FORMS; form++) {
+        struct job *job = &s->jobs[form];
+
+        if (!(s->scene->forms & 1u << form))
+            continue;
+        job->form = &forms[form];
+        TRY(make_job(s, job));
+        if (form != LARGE)
+            TRY(capture(s, job));
+    }
+    for (int round = 0; round < s->rounds; round++)
+        TRY(run_round(s, round));
+    return 0;
+}
+
+static int free_jobs(struct state *s)
+{
+    for (int form = 0; form < N_FORMS; form++) {
+        struct job *job = &s->jobs[form];
+
+        if (job->exec)
+            CUDA(cudaGraphExecDestroy(job->exec));
+        for (int i = 0; i < N_BUFFERS && job->form; i++)
+            TRY(twin_free(s->group, false, &job->b[i]));
+        ep_plan_free(job->plan[1]);
+        ep_plan_free(job->plan[0]);
+    }
+    return 0;
+}
+
+static int run_rank(const struct scene_run *run, const struct group *group)
+{
+    const struct scene *scene = run->scene;
+    struct state s = {.group = group,
+                      .scene = scene,
+                      .random = run->seed * 1000 + (uint64_t)group->rank,
+                      .common = run->seed,
+                      .rounds = (run->rounds + scene->divisor - 1) / scene->divisor};
+    int code = run_scene_rounds(&s);
+
+    return code & FAILED ? code : code | free_jobs(&s);
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .rounds = 1000, .seed = 1};
+
+    if (!options_read(argc, argv, 2, &options))
+        return 2;
+    if (group_division.nodes < 2)
+        group_division.nodes = 2;
+    return run_group_scenes(
+        &options,
+        (struct scene_run){.program = "nodes_graph_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 200, .run = run_rank},
+        scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+}
