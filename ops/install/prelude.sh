@@ -8,6 +8,33 @@
 
 # --- packages ---
 
+# "PROCESS FILE" of who holds one of dpkg's locks; nothing: nobody. 0: a process outside of this container.
+epkit_lock_holder() {
+    for file in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock; do
+        if [ ! -e "$file" ]; then continue; fi
+        awk -v inode=":$(stat -c %i "$file")$" -v file="$file" \
+            '$2 == "POSIX" && $4 == "WRITE" && $6 ~ inode {print $5, file; exit}' /proc/locks 2>/dev/null
+    done | head -n 1
+}
+
+# The last line of the log names who is waited for, also where the deadline of the step ends the wait.
+epkit_await_lock() {
+    waited=0
+    while holder=$(epkit_lock_holder) && [ -n "$holder" ]; do
+        process=${holder%% *}
+        name=$(cat "/proc/$process/comm" 2>/dev/null || echo unknown)
+        if [ "$waited" -ge 300 ]; then
+            echo "process $process ($name) has held ${holder#* } for $waited s: let it end, then resume" >&2
+            return 1
+        fi
+        if [ $((waited % 10)) -eq 0 ]; then
+            echo "waiting for process $process ($name), which holds ${holder#* }"
+        fi
+        sleep 1
+        waited=$((waited + 1))
+    done
+}
+
 # apt keeps its lists and downloads in the folder of the recipe's state: the machine's own stay as they are.
 epkit_apt() {
     mkdir -p "$EPKIT_STATE/apt/lists/partial" "$EPKIT_STATE/apt/cache/archives/partial"
@@ -20,6 +47,7 @@ epkit_apt() {
 }
 
 epkit_apt_install() {
+    epkit_await_lock || return 1
     epkit_apt install -y --no-install-recommends --allow-downgrades --allow-change-held-packages "$@"
 }
 
@@ -73,9 +101,10 @@ epkit_packages_note() {
     mv "$EPKIT_BEFORE/after.new" "$EPKIT_BEFORE/after"
 }
 
-# What dpkg has begun and not completed. dpkg does not wait for who holds its lock; apt does, as it is told above.
+# What dpkg has begun and not completed. dpkg does not wait for who holds its lock; apt does, as it is told above, but may
+# not say for whom.
 epkit_configure() {
-    epkit_apt check >/dev/null 2>&1 || true
+    epkit_await_lock || return 1
     dpkg --configure -a --force-confold
 }
 

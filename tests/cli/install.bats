@@ -666,6 +666,31 @@ END
     done
 }
 
+# The functions with which steps wait for dpkg's lock, on a lock of this test's own.
+@test "a step waits for who holds the lock of dpkg, names it, and gives up in the end" {
+    sed "s,/var/lib/dpkg/,$PWD/,g; s/-ge 300/-ge \${MOST:-300}/" "$EPKIT_SOURCE/ops/install/prelude.sh" >prelude.sh
+    cat >hold.py <<'END'
+import fcntl, sys
+file = open("lock-frontend", "a+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+END
+    sh -euc '. ./prelude.sh; epkit_await_lock; echo nobody' | grep -qx nobody
+    mkfifo until
+    python3 hold.py <until >held 3>&- &
+    exec 9>until
+    within 20 grep -q held held
+    run env MOST=2 sh -euc '. ./prelude.sh; epkit_await_lock; echo not reached'
+    [ "$status" -eq 1 ]
+    [[ "$output" == "waiting for process $! (python3), which holds $PWD/lock-frontend"*"process $! (python3) has held $PWD/lock-frontend for "* ]]
+    sh -euc '. ./prelude.sh; epkit_await_lock; echo through' >out 3>&- 9>&- &
+    within 20 grep -q waiting out
+    exec 9>&-
+    within 20 grep -qx through out
+    wait
+}
+
 @test "an export asks the machine that it runs on for its kernel, and has a folder of its own" {
     for recipe in "${RECIPES[@]}"; do
         epkit install export sh "$recipe" >export.sh
