@@ -186,6 +186,34 @@ refused() {
     python3 "$EPKIT_SOURCE/tests/deploy/values.py" render "$CHART"
 }
 
+# The comparison that the long test makes of a cluster's objects, on rendered ones with what a server adds to them.
+@test "a value without an effect is noticed among a cluster's objects, and so is a difference that the cluster made" {
+    local values="$EPKIT_SOURCE/tests/deploy/values.py" at=$BATS_TEST_TMPDIR bound
+    python3 "$values" objects "$CHART" "$at" volumes.nfs.v
+    # As a cluster gives them back: each with an identity of its own, and some volumes bound already.
+    bound='.items |= (to_entries | map(.key as $n | .value | .metadata += {uid: "u\($n)", resourceVersion: "\($n)"} |
+        if .kind == "PersistentVolume" and $n % 2 == 0 then
+            .spec.claimRef += {uid: "c\($n)", resourceVersion: "\($n)", kind: "PersistentVolumeClaim", apiVersion: "v1"} |
+            .metadata.annotations["pv.kubernetes.io/bound-by-controller"] = "yes" else . end))'
+    jq "$bound" "$at/objects.json" >"$at/got.json"
+    python3 "$values" compare "$at/got.json" volumes.nfs.v
+    # The change has no effect.
+    jq "$bound" "$at/objects.json" | sed 's,"/other","/share",' >"$at/got.json"
+    run python3 "$values" compare "$at/got.json" volumes.nfs.v
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"volumes.nfs.volume changes no object of the cluster"* ]]
+    # A field that differs by itself would hide it.
+    jq "$bound"' | .items |= (to_entries | map(.key as $n | .value | .spec.serial = $n))' "$at/objects.json" >"$at/got.json"
+    run python3 "$values" compare "$at/got.json" volumes.nfs.v
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"two releases differ all the same, in "*.spec.serial* ]]
+    # Nothing was created.
+    echo '{"items": []}' >"$at/got.json"
+    run python3 "$values" compare "$at/got.json" volumes.nfs.v
+    [ "$status" -eq 1 ]
+}
+
 @test "helm lint has no complaint" {
     helm lint --strict "$CHART" --set workload.image="$IMAGE"
 }

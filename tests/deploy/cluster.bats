@@ -404,13 +404,18 @@ END
 }
 
 @test "stack x network x queue x volumes is created" {
-    local n
-    n=$(python3 "$EPKIT_SOURCE/tests/deploy/values.py" matrix "$BATS_TEST_TMPDIR" "$CHART")
+    python3 "$EPKIT_SOURCE/tests/deploy/values.py" matrix "$BATS_TEST_TMPDIR" "$CHART"
     kubectl create namespace matrix
     kubectl create -f "$BATS_TEST_TMPDIR/objects.json" >/dev/null
-    # A job of each: of JobSets as Jobs, of LeaderWorkerSets as StatefulSets.
-    made() { [ "$(kubectl get jobs.batch,statefulsets -n matrix -o name | wc -l)" -ge "$n" ]; }
-    within 600 made
+    # One of each cell, by its name: of JobSets a Job, of LeaderWorkerSets a StatefulSet; no other.
+    made() {
+        kubectl get jobs.batch,statefulsets -n matrix -o name | LC_ALL=C sort |
+            diff <(LC_ALL=C sort "$BATS_TEST_TMPDIR/expected") - >"$BATS_TEST_TMPDIR/differs"
+    }
+    within 600 made || {
+        cat "$BATS_TEST_TMPDIR/differs"
+        return 1
+    }
     kubectl delete namespace matrix --wait=false >/dev/null
 }
 
