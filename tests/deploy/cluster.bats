@@ -115,6 +115,32 @@ refuse() {
     within 120 gone
 }
 
+# A PersistentVolume has no namespace: releases of one name, and releases and namespaces whose names join to the same text.
+@test "releases beside each other: two names in a namespace, one name in two namespaces; each uninstalls its own alone" {
+    local at name objects before=$BATS_TEST_TMPDIR/before
+    kubectl create namespace beside >/dev/null
+    kubectl create namespace beside-one >/dev/null
+    for at in 'beside one' 'beside two' 'beside one-two' 'beside-one one' 'beside-one two'; do
+        helm install -n "${at% *}" "${at#* }" "$CHART" --set workload.image="$IMAGE",HF_TOKEN=t,networkPolicy.create=true \
+            --set workload.gpus=8,volumes.nfs.ip=192.0.2.1,volumes.nfs.volume=v --set network.mode=dranet >/dev/null
+    done
+    objects=jobsets,configmaps,secrets,persistentvolumes,persistentvolumeclaims,networkpolicies,resourceclaimtemplates
+    listed() { kubectl get $objects -A -l app.kubernetes.io/name=epkit --no-headers -o custom-columns=A:.kind,B:.metadata.namespace,C:.metadata.name,D:.metadata.labels.app'\.'kubernetes'\.'io/instance | sort; }
+    listed >"$before"
+    [ "$(wc -l <"$before")" -eq 40 ]
+    [ "$(awk '{print $1, $2, $3}' "$before" | sort -u | wc -l)" -eq 40 ]
+    helm uninstall -n beside one --wait >/dev/null
+    # The others keep all that they had, and nothing of this one is left.
+    left() { listed | diff <(awk '!($4 == "one" && ($2 == "beside" || $3 ~ /^beside[.]/))' "$before") -; }
+    within 120 left
+    for at in 'beside two' 'beside one-two' 'beside-one one' 'beside-one two'; do
+        helm uninstall -n "${at% *}" "${at#* }" --wait >/dev/null
+    done
+    none() { [ -z "$(listed)" ]; }
+    within 120 none
+    kubectl delete namespace beside beside-one --wait=false >/dev/null
+}
+
 @test "a job that fits: nothing is found, and it is admitted" {
     template --set queue=a4 --set network.mode=host >"$M"
     run --separate-stderr "$EPKIT" deploy check -f "$M"
