@@ -359,7 +359,9 @@ limits() {
     template | sed 's/^  name: "r"$/  name: Run_1/' >"$M"
     predict_manifest refused
     refuse
-    predict refused --set 'workload.labels.a=b c'
+    template --set workload.labels.a=bc | sed 's/^\( *\)a: bc$/\1a: b c/' >"$M"
+    grep -q 'a: b c' "$M"
+    predict_manifest refused
     confirm log_says
     kubectl delete -f "$M" >/dev/null
     predict refused --set workload.resources.requests.memory=4Gi,workload.resources.limits.memory=2Gi
