@@ -49,23 +49,52 @@ static const json_t *find_taint(const json_t *node, const struct deploy_set *set
     return NULL;
 }
 
-/* Terms are alternatives, the expressions of one term must all hold. */
-static bool affinity_fits(const json_t *labels, const json_t *spec)
+/* A cordoned node is closed to pods, but for those that tolerate the taint of it: with "operator: Exists" alone, too.
+ */
+static bool is_cordoned(const json_t *node, const struct deploy_set *set)
+{
+    json_t *taint;
+    bool tolerated;
+
+    if (!get_flag(node, "spec/unschedulable"))
+        return false;
+    taint = json_pack("{s:s, s:s}", "key", "node.kubernetes.io/unschedulable", "effect", "NoSchedule");
+    tolerated = taint && tolerates(get_key(set->spec, "tolerations"), taint);
+    json_decref(taint);
+    return !tolerated;
+}
+
+/* The one field of a node that Kubernetes has in matchFields is its name. */
+static bool fields_hold(const json_t *node, const json_t *term)
+{
+    json_t *fields = json_pack("{s:s}", "metadata.name", get_name(node));
+    const json_t *expression;
+    bool holds = fields != NULL;
+    size_t i;
+
+    json_array_foreach(get_key(term, "matchFields"), i, expression) holds = holds && get_expression(fields, expression);
+    json_decref(fields);
+    return holds;
+}
+
+/* Terms are alternatives, the expressions of one term must all hold; a term without any matches no node. */
+static bool affinity_fits(const json_t *node, const json_t *spec)
 {
     const json_t *terms =
         get(spec, "affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
-    const json_t *term, *expression;
+    const json_t *term, *expression, *labels = get(node, "metadata/labels");
     size_t i, e;
 
     if (json_array_size(terms) == 0)
         return true;
     json_array_foreach(terms, i, term)
     {
-        bool holds = json_array_size(get_key(term, "matchExpressions")) > 0;
+        bool holds =
+            json_array_size(get_key(term, "matchExpressions")) + json_array_size(get_key(term, "matchFields")) > 0;
 
         json_array_foreach(get_key(term, "matchExpressions"), e, expression) holds =
             holds && get_expression(labels, expression);
-        if (holds)
+        if (holds && fields_hold(node, term))
             return true;
     }
     return false;
@@ -95,10 +124,12 @@ long long check_node_room(const struct check *check, const json_t *node, const s
 {
     const json_t *labels = get(node, "metadata/labels");
 
-    if (get_flag(node, "spec/unschedulable") || strcmp(get_condition(node, "Ready", "status"), "True") != 0)
+    /* Kueue, which gives labels of a flavor, leaves out every cordoned node. */
+    if ((extra_labels ? get_flag(node, "spec/unschedulable") : is_cordoned(node, set)) ||
+        strcmp(get_condition(node, "Ready", "status"), "True") != 0)
         return 0;
     if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !get_labels_match(labels, extra_labels) ||
-        !affinity_fits(labels, set->spec) || find_taint(node, set, extra_tolerations))
+        !affinity_fits(node, set->spec) || find_taint(node, set, extra_tolerations))
         return 0;
     return room_for(check, node, set);
 }
@@ -120,9 +151,9 @@ static struct reasons count_reasons(const struct check *check, const struct depl
         const json_t *labels = get(node, "metadata/labels");
 
         reasons.n++;
-        if (get_flag(node, "spec/unschedulable") || strcmp(get_condition(node, "Ready", "status"), "True") != 0)
+        if (is_cordoned(node, set) || strcmp(get_condition(node, "Ready", "status"), "True") != 0)
             reasons.closed++;
-        else if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !affinity_fits(labels, set->spec))
+        else if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !affinity_fits(node, set->spec))
             reasons.labels++;
         else if ((taint = find_taint(node, set, NULL)) != NULL) {
             reasons.taints++;

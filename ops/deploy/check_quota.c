@@ -90,40 +90,60 @@ static void check_amounts(struct check *check, const struct deploy_set *set, con
     check_add(check, CHECK_ERROR, "namespace-quota", "the API server", get_name(quota), &text);
 }
 
-/* Does a quota count these pods? One with a scope that is not known here is taken as if it did not. */
+/* The class of quality "BestEffort": nothing of CPU and memory is stated, whatever there is of GPUs. */
+static bool is_best_effort(const struct deploy_set *set)
+{
+    static const char *const resources[] = {"cpu", "memory"};
+
+    for (size_t r = 0; r < sizeof(resources) / sizeof(resources[0]); r++)
+        if (get_pod_request(set->spec, resources[r]) > 0 || get_pod_limit(set->spec, resources[r]) > 0)
+            return false;
+    return true;
+}
+
+static bool class_fits(const struct deploy_set *set, const json_t *expression)
+{
+    const json_t *class = get_key(set->spec, "priorityClassName");
+    json_t *labels = json_object(), *named;
+    bool fits;
+
+    if (class)
+        json_object_set(labels, "class", (json_t *)class);
+    named = json_pack("{s:s, s:s, s:O?}", "key", "class", "operator", get_text(expression, "operator"), "values",
+                      get_key(expression, "values"));
+    fits = named && get_expression(labels, named);
+    json_decref(named);
+    json_decref(labels);
+    return fits;
+}
+
+/* Are the pods in a scope? `expression` has more to say about it; NULL: nothing. In one that is not known here: no. */
+static bool is_in_scope(const struct deploy_set *set, const char *scope, const json_t *expression)
+{
+    bool ends = get_key(set->spec, "activeDeadlineSeconds") != NULL;
+
+    if (strcmp(scope, "Terminating") == 0)
+        return ends;
+    if (strcmp(scope, "NotTerminating") == 0)
+        return !ends;
+    if (strcmp(scope, "BestEffort") == 0)
+        return is_best_effort(set);
+    if (strcmp(scope, "NotBestEffort") == 0)
+        return !is_best_effort(set);
+    return strcmp(scope, "PriorityClass") == 0 && (!expression || class_fits(set, expression));
+}
+
+/* Does a quota count these pods? Only if they are in all of its scopes. */
 static bool counts(const json_t *quota, const struct deploy_set *set)
 {
     const json_t *scope, *expression;
     size_t i;
 
-    json_array_foreach(get(quota, "spec/scopes"), i, scope)
-    {
-        const char *name = json_is_string(scope) ? json_string_value(scope) : "";
-        bool ends = get_key(set->spec, "activeDeadlineSeconds") != NULL;
-
-        if (!(strcmp(name, "Terminating") == 0 && ends) && !(strcmp(name, "NotTerminating") == 0 && !ends))
-            return false;
-    }
-    json_array_foreach(get(quota, "spec/scopeSelector/matchExpressions"), i, expression)
-    {
-        const json_t *class = get_key(set->spec, "priorityClassName");
-        json_t *labels = json_object(), *named;
-        bool fits;
-
-        if (strcmp(get_text(expression, "scopeName"), "PriorityClass") != 0) {
-            json_decref(labels);
-            return false;
-        }
-        if (class)
-            json_object_set(labels, "class", (json_t *)class);
-        named = json_pack("{s:s, s:s, s:O?}", "key", "class", "operator", get_text(expression, "operator"), "values",
-                          get_key(expression, "values"));
-        fits = named && get_expression(labels, named);
-        json_decref(named);
-        json_decref(labels);
-        if (!fits)
-            return false;
-    }
+    json_array_foreach(
+        get(quota, "spec/scopes"), i,
+        scope) if (!is_in_scope(set, json_is_string(scope) ? json_string_value(scope) : "", NULL)) return false;
+    json_array_foreach(get(quota, "spec/scopeSelector/matchExpressions"), i,
+                       expression) if (!is_in_scope(set, get_text(expression, "scopeName"), expression)) return false;
     return true;
 }
 

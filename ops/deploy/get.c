@@ -129,70 +129,105 @@ static double suffix_factor(const char *suffix)
     return 0;
 }
 
+/* A number as Kubernetes takes it: digits with at most one point, then a suffix or a decimal exponent. NAN for others.
+ */
+static double read_quantity(const char *text)
+{
+    const char *digits = text + (*text == '+' || *text == '-');
+    size_t n = strspn(digits, "0123456789."), exponent;
+    const char *point = memchr(digits, '.', n), *rest = digits + n;
+    double factor;
+
+    if (n == (point != NULL) || (point && memchr(point + 1, '.', (size_t)(rest - point) - 1)))
+        return NAN;
+    if ((*rest == 'e' || *rest == 'E') && rest[1]) {
+        exponent = 1 + (rest[1] == '+' || rest[1] == '-');
+        n = strspn(rest + exponent, "0123456789");
+        return n > 0 && !rest[exponent + n] ? strtod(text, NULL) : NAN;
+    }
+    factor = suffix_factor(rest);
+    return factor > 0 ? strtod(text, NULL) * factor : NAN;
+}
+
 long long get_quantity(const json_t *value)
 {
-    double number, factor = 1;
-    char *end;
+    double number, whole;
 
-    if (json_is_number(value)) {
-        number = json_number_value(value);
-    } else if (json_is_string(value)) {
-        const char *text = json_string_value(value);
-
-        if (!*text || strpbrk(text, "xXnN \t") == text)
-            return -1;
-        number = strtod(text, &end);
-        factor = suffix_factor(end);
-        if (end == text || factor == 0)
-            return -1;
-    } else {
+    if (json_is_number(value))
+        number = json_number_value(value) * 1000;
+    else if (json_is_string(value))
+        number = read_quantity(json_string_value(value)) * 1000;
+    else
         return -1;
-    }
-    number *= factor * 1000;
-    return isfinite(number) && number >= 0 && number < 9e18 ? (long long)ceil(number) : -1;
+    if (!isfinite(number) || number < 0 || number >= 9e18)
+        return -1;
+    /* 2.007 times 1000 is a little more than 2007 in binary, and not one more. */
+    whole = nearbyint(number);
+    return (long long)(fabs(number - whole) <= number * 1e-12 ? whole : ceil(number));
 }
 
-static long long container_request(const json_t *container, const char *resource)
+static long long amount_of(const json_t *value)
 {
-    const json_t *value = get_key(get(container, "resources/requests"), resource);
-    long long amount;
-
-    if (!value)
-        value = get_key(get(container, "resources/limits"), resource);
-    amount = get_quantity(value);
-    return amount > 0 ? amount : 0;
-}
-
-static long long container_limit(const json_t *container, const char *resource)
-{
-    long long amount = get_quantity(get_key(get(container, "resources/limits"), resource));
+    long long amount = get_quantity(value);
 
     return amount > 0 ? amount : 0;
 }
 
+static long long request_in(const json_t *resources, const char *resource)
+{
+    const json_t *value = get_key(get_key(resources, "requests"), resource);
+
+    return amount_of(value ? value : get_key(get_key(resources, "limits"), resource));
+}
+
+static long long limit_in(const json_t *resources, const char *resource)
+{
+    return amount_of(get_key(get_key(resources, "limits"), resource));
+}
+
+static long long add(long long one, long long other)
+{
+    long long sum;
+
+    return __builtin_add_overflow(one, other, &sum) ? LLONG_MAX : sum;
+}
+
+/*
+ * As the scheduler sums up: containers run beside each other; init containers before them, one after the other, but for
+ * those that are restarted always, which go on running beside all that follows. What the pod states as a whole stands
+ * for the sum. The RuntimeClass adds its overhead.
+ */
 static long long pod_sum(const json_t *spec, const char *resource,
-                         long long (*of)(const json_t *container, const char *resource))
+                         long long (*of)(const json_t *resources, const char *resource))
 {
-    const json_t *containers = get_key(spec, "containers"), *container;
-    long long sum = 0, most = 0;
+    const json_t *container, *whole = get_key(spec, "resources");
+    long long sum = 0, beside = 0, most = 0, overhead = amount_of(get_key(get_key(spec, "overhead"), resource)), amount;
     size_t i;
 
-    json_array_foreach(containers, i,
-                       container) if (__builtin_add_overflow(sum, of(container, resource), &sum)) return LLONG_MAX;
-    /* Containers that run before the others need as much as the largest of them. */
-    json_array_foreach(get_key(spec, "initContainers"), i, container) if (of(container, resource) > most) most =
-        of(container, resource);
-    return sum > most ? sum : most;
+    json_array_foreach(get_key(spec, "initContainers"), i, container)
+    {
+        amount = add(beside, of(get_key(container, "resources"), resource));
+        if (strcmp(get_text(container, "restartPolicy"), "Always") == 0)
+            beside = amount;
+        most = amount > most ? amount : most;
+    }
+    json_array_foreach(get_key(spec, "containers"), i, container) sum =
+        add(sum, of(get_key(container, "resources"), resource));
+    sum = add(sum, beside);
+    sum = sum > most ? sum : most;
+    amount = of(whole, resource);
+    sum = amount > 0 ? amount : sum;
+    return sum > 0 || of == request_in ? add(sum, overhead) : 0;
 }
 
 long long get_pod_request(const json_t *spec, const char *resource)
 {
-    return pod_sum(spec, resource, container_request);
+    return pod_sum(spec, resource, request_in);
 }
 
 long long get_pod_limit(const json_t *spec, const char *resource)
 {
-    return pod_sum(spec, resource, container_limit);
+    return pod_sum(spec, resource, limit_in);
 }
 
 static bool is_among(const json_t *values, const char *text)

@@ -113,7 +113,49 @@ refused() {
     refused "'/workload': missing property 'gpus'" --set workload.gpus=null
     refused "'/volumes': missing property 'nfs'" --set volumes.nfs=null
     template --set targetNodes=null,workload.envs=null,volumes.gcsMounts=null,tolerations=null >/dev/null
+    # What the API server takes as the value of a label, or as a quantity.
+    local long
+    long=$(printf 'a%.0s' $(seq 64))
+    refused "'/queue'" --set queue="$long"
+    refused "'/accelerator'" --set accelerator="$long"
+    refused "'/targetNodes/0'" --set "targetNodes={$long}"
+    refused "'/avoidNodes/0'" --set "avoidNodes={$long}"
+    refused "'/nodeSelector/pool'" --set 'nodeSelector.pool=a b'
+    refused "'/workload/labels/team'" --set workload.labels.team="$long"
+    refused "'/workload/resources/limits/memory'" --set workload.resources.limits.memory=-1Gi
+    refused "'/workload/resources/requests/cpu'" --set workload.resources.requests.cpu=0x10
+    refused "'/workload/resources/requests/cpu'" --set workload.resources.requests.cpu=true
+    refused "'/workload/resources/requests/cpu'" --set workload.resources.requests.cpu=-1
+    template --set workload.resources.requests.cpu=0.5,workload.resources.limits.memory=1.5e12 >/dev/null
+    refused "'/volumes/nfs/ip'" --set-json 'volumes.nfs={"ip":"1{{.}}","volume":"v"}'
+    refused "'/volumes/nfs/volume'" --set-json 'volumes.nfs={"ip":"192.0.2.1","volume":"v:w#"}'
+    template --set-json 'volumes.nfs={"ip":"2001:db8::1","volume":"/a/b_c.d"}' >/dev/null
     refused "'/network/nccl': additional properties 'nccl_debug' not allowed" --set network.nccl.nccl_debug=INFO
+}
+
+# Odd characters arrive as they are; the last newline is that of the file.
+@test "a token is in its Secret and nowhere else, nor are private keys" {
+    local odd='hf_"$(id)`{{ .Values.queue }}\x' at=$BATS_TEST_TMPDIR
+    odd=${odd// /_}
+    printf '%s\n' "$odd" >"$at/token"
+    template --set-file HF_TOKEN="$at/token" --set queue=q,network.mode=dranet >"$at/out"
+    run ! grep -F hf_ "$at/out"
+    [ "$(grep -cF "$(printf %s "$odd" | base64 -w 0)" "$at/out")" -eq 1 ]
+    yaml_to_json <"$at/out" | jq -se --arg odd "$odd" '
+        (map(select(.kind == "Secret" and .metadata.name == "r-tokens"))[0].data.HF_TOKEN | @base64d) == $odd and
+        (map(select(.kind == "Secret" and .metadata.name == "r-ssh"))[0].data | map_values(@base64d | contains("PRIVATE KEY")) | all) and
+        (map(select(.kind != "Secret")) | tostring | contains("PRIVATE KEY") | not)'
+    # Nonsense is refused without being shown.
+    printf 'hf_secret and more\n' >"$at/token"
+    refused "HF_TOKEN is not one word" --set-file HF_TOKEN="$at/token"
+    [[ "$stderr" != *hf_secret* ]]
+    printf 'hf_a\nhf_b' >"$at/token"
+    refused "HF_TOKEN is not one word" --set-file HF_TOKEN="$at/token"
+    # As ssh-keygen writes it.
+    ssh-keygen -q -t ed25519 -N '' -C "some body's \$(id) \"key\"" -f "$at/key"
+    template --set-file SSH_PUBLIC_KEY="$at/key.pub" | yaml_to_json |
+        jq -se --arg key "$(cat "$at/key.pub")" '[.. | objects | select(.name? == "SSH_PUBLIC_KEY").value] | map(rtrimstr("\n")) == [$key]'
+    refused "'/SSH_PUBLIC_KEY'" --set-file SSH_PUBLIC_KEY="$at/key"
 }
 
 @test "contradictions are refused, with what to do" {
@@ -184,6 +226,34 @@ refused() {
 @test "every value changes what is rendered, and there is a case for each" {
     python3 "$EPKIT_SOURCE/tests/deploy/values.py" list "$CHART"
     python3 "$EPKIT_SOURCE/tests/deploy/values.py" render "$CHART"
+}
+
+# The comparison that the long test makes of a cluster's objects, on rendered ones with what a server adds to them.
+@test "a value without an effect is noticed among a cluster's objects, and so is a difference that the cluster made" {
+    local values="$EPKIT_SOURCE/tests/deploy/values.py" at=$BATS_TEST_TMPDIR bound
+    python3 "$values" objects "$CHART" "$at" volumes.nfs.v
+    # As a cluster gives them back: each with an identity of its own, and some volumes bound already.
+    bound='.items |= (to_entries | map(.key as $n | .value | .metadata += {uid: "u\($n)", resourceVersion: "\($n)"} |
+        if .kind == "PersistentVolume" and $n % 2 == 0 then
+            .spec.claimRef += {uid: "c\($n)", resourceVersion: "\($n)", kind: "PersistentVolumeClaim", apiVersion: "v1"} |
+            .metadata.annotations["pv.kubernetes.io/bound-by-controller"] = "yes" else . end))'
+    jq "$bound" "$at/objects.json" >"$at/got.json"
+    python3 "$values" compare "$at/got.json" volumes.nfs.v
+    # The change has no effect.
+    jq "$bound" "$at/objects.json" | sed 's,"/other","/share",' >"$at/got.json"
+    run python3 "$values" compare "$at/got.json" volumes.nfs.v
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"volumes.nfs.volume changes no object of the cluster"* ]]
+    # A field that differs by itself would hide it.
+    jq "$bound"' | .items |= (to_entries | map(.key as $n | .value | .spec.serial = $n))' "$at/objects.json" >"$at/got.json"
+    run python3 "$values" compare "$at/got.json" volumes.nfs.v
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"two releases differ all the same, in "*.spec.serial* ]]
+    # Nothing was created.
+    echo '{"items": []}' >"$at/got.json"
+    run python3 "$values" compare "$at/got.json" volumes.nfs.v
+    [ "$status" -eq 1 ]
 }
 
 @test "helm lint has no complaint" {

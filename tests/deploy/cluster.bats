@@ -115,26 +115,30 @@ refuse() {
     within 120 gone
 }
 
-@test "two releases side by side in one namespace: neither shares an object with the other, and one goes without the other" {
-    local name nfs=(--set volumes.nfs.ip=192.0.2.9 --set volumes.nfs.volume=share)
-    local objects=jobsets,leaderworkersets,services,configmaps,secrets,persistentvolumes,persistentvolumeclaims,networkpolicies,pods
-    for name in one two; do
-        helm install $name "$CHART" --set workload.image="$IMAGE" --set workload.gpus=8 --set networkPolicy.create=true \
-            --set HF_TOKEN=hf_$name "${nfs[@]}" >/dev/null
+# A PersistentVolume has no namespace: releases of one name, and releases and namespaces whose names join to the same text.
+@test "releases beside each other: two names in a namespace, one name in two namespaces; each uninstalls its own alone" {
+    local at name objects before=$BATS_TEST_TMPDIR/before
+    kubectl create namespace beside >/dev/null
+    kubectl create namespace beside-one >/dev/null
+    for at in 'beside one' 'beside two' 'beside one-two' 'beside-one one' 'beside-one two'; do
+        helm install -n "${at% *}" "${at#* }" "$CHART" --set workload.image="$IMAGE",HF_TOKEN=t,networkPolicy.create=true \
+            --set workload.gpus=8,volumes.nfs.ip=192.0.2.1,volumes.nfs.volume=v --set network.mode=dranet >/dev/null
     done
-    completed() { [ "$(kubectl get jobsets -o json | jq '[.items[].status.terminalState] | map(select(. == "Completed")) | length')" = 2 ]; }
-    within 120 completed
-    of() { kubectl get "$objects" -A -l "app.kubernetes.io/instance=$1" -o name | grep -v ^pod/ | sort; }
-    gone() { [ -z "$(of "$1")" ]; }
-    [ "$(of one | wc -l)" -ge 6 ]
-    [ "$(of one | sed 's/one/two/')" = "$(of two)" ]
-    [ -z "$(comm -12 <(of one) <(of two))" ]
-    helm uninstall one --wait
-    within 60 gone one
-    [ -n "$(of two)" ]
-    kubectl get secret -l app.kubernetes.io/instance=two -o json | jq -e '[.items[].data | values | .[]] | any(@base64d == "hf_two")'
-    helm uninstall two --wait
-    within 60 gone two
+    objects=jobsets,configmaps,secrets,persistentvolumes,persistentvolumeclaims,networkpolicies,resourceclaimtemplates
+    listed() { kubectl get $objects -A -l app.kubernetes.io/name=epkit --no-headers -o custom-columns=A:.kind,B:.metadata.namespace,C:.metadata.name,D:.metadata.labels.app'\.'kubernetes'\.'io/instance | sort; }
+    listed >"$before"
+    [ "$(wc -l <"$before")" -eq 40 ]
+    [ "$(awk '{print $1, $2, $3}' "$before" | sort -u | wc -l)" -eq 40 ]
+    helm uninstall -n beside one --wait >/dev/null
+    # The others keep all that they had, and nothing of this one is left.
+    left() { listed | diff <(awk '!($4 == "one" && ($2 == "beside" || $3 ~ /^beside[.]/))' "$before") -; }
+    within 120 left
+    for at in 'beside two' 'beside one-two' 'beside-one one' 'beside-one two'; do
+        helm uninstall -n "${at% *}" "${at#* }" --wait >/dev/null
+    done
+    none() { [ -z "$(listed)" ]; }
+    within 120 none
+    kubectl delete namespace beside beside-one --wait=false >/dev/null
 }
 
 @test "a job that fits: nothing is found, and it is admitted" {
@@ -355,7 +359,9 @@ limits() {
     template | sed 's/^  name: "r"$/  name: Run_1/' >"$M"
     predict_manifest refused
     refuse
-    predict refused --set 'workload.labels.a=b c'
+    template --set workload.labels.a=bc | sed 's/^\( *\)a: bc$/\1a: b c/' >"$M"
+    grep -q 'a: b c' "$M"
+    predict_manifest refused
     confirm log_says
     kubectl delete -f "$M" >/dev/null
     predict refused --set workload.resources.requests.memory=4Gi,workload.resources.limits.memory=2Gi
@@ -426,20 +432,18 @@ END
 }
 
 @test "stack x network x queue x volumes is created" {
-    local objects=$BATS_TEST_TMPDIR/objects.json
     python3 "$EPKIT_SOURCE/tests/deploy/values.py" matrix "$BATS_TEST_TMPDIR" "$CHART"
-    jq -r '.items[] | select(.kind == "JobSet" or .kind == "LeaderWorkerSet").metadata.name' "$objects" | sort >"$BATS_TEST_TMPDIR/wanted"
-    [ "$(wc -l <"$BATS_TEST_TMPDIR/wanted")" -eq 252 ]
-    [ -z "$(uniq -d "$BATS_TEST_TMPDIR/wanted")" ]
     kubectl create namespace matrix
-    kubectl create -f "$objects" >/dev/null
-    # One for each cell, neither more nor fewer: of JobSets a Job, of LeaderWorkerSets a StatefulSet.
+    kubectl create -f "$BATS_TEST_TMPDIR/objects.json" >/dev/null
+    # One of each cell, by its name: of JobSets a Job, of LeaderWorkerSets a StatefulSet; no other.
     made() {
-        kubectl get jobs.batch,statefulsets -n matrix -o json | jq -r '.items[].metadata.labels |
-            .["jobset.sigs.k8s.io/jobset-name"] // .["leaderworkerset.sigs.k8s.io/name"]' | sort >"$BATS_TEST_TMPDIR/made"
-        diff "$BATS_TEST_TMPDIR/wanted" "$BATS_TEST_TMPDIR/made" >"$BATS_TEST_TMPDIR/differ"
+        kubectl get jobs.batch,statefulsets -n matrix -o name | LC_ALL=C sort |
+            diff <(LC_ALL=C sort "$BATS_TEST_TMPDIR/expected") - >"$BATS_TEST_TMPDIR/differs"
     }
-    within 600 made || { head "$BATS_TEST_TMPDIR/differ"; false; }
+    within 600 made || {
+        cat "$BATS_TEST_TMPDIR/differs"
+        return 1
+    }
     kubectl delete namespace matrix --wait=false >/dev/null
 }
 

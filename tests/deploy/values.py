@@ -4,11 +4,14 @@
 
 values.py list CHART         leaves of values.yaml that no case here changes, and cases of leaves that are not there
 values.py render CHART       each case rendered by helm, without and with the change: the two must differ
-values.py objects CHART DIR  writes a list for kubectl, DIR/objects.json: a release without and one with each change, and
-                             twins of the former, all in the namespace "values"
-values.py compare FILE       what `kubectl get -A -o json` of those kinds says: again the two must differ, and twins must not
+values.py objects CHART DIR [PREFIX]  writes a list for kubectl, DIR/objects.json: a release without and one with each
+                             change, all in the namespace "values", and a second one without each change. PREFIX: of
+                             the values that begin with it alone
+values.py compare FILE [PREFIX]  what `kubectl get -A -o json` of those kinds says: again the two must differ; and the two
+                             without a change must not, or the cluster itself made the difference
 values.py odd CHART          names and numbers that YAML takes for something else come out as they were given
-values.py matrix DIR CHART pairs|all   the same for stack x network x queue x volumes x orchestrator, namespace "matrix"
+values.py matrix DIR CHART   DIR/objects.json for stack x network x queue x volumes x orchestrator, namespace "matrix", and
+                             DIR/expected: the name of the Job or StatefulSet that each cell must become
 """
 import itertools
 import json
@@ -159,24 +162,25 @@ def write(folder, objects):
         json.dump({"apiVersion": "v1", "kind": "List", "items": objects}, stream)
 
 
-def contexts():
-    """What must be set around the changes, each once."""
-    return list(dict.fromkeys(tuple(context) for _, context in CASES.values()))
-
-
-def write_objects(chart, folder):
-    objects = []
+def sides_of(prefix):
+    """(number, path, sides) of the cases: a without the change, b with it; of the first case of a context, c, as a is."""
+    contexts = set()
     for number, (path, (change, context)) in enumerate(CASES.items()):
-        for side, arguments in ("a", context), ("b", context + change):
+        if path.startswith(prefix):
+            first = tuple(context) not in contexts
+            contexts.add(tuple(context))
+            yield number, path, {"a": context, "b": context + change, **({"c": context} if first else {})}
+
+
+def write_objects(chart, folder, prefix=""):
+    objects = []
+    for number, path, sides in sides_of(prefix):
+        for side, arguments in sides.items():
             release = f"v{number}{side}"
             # That ConfigMap is in a namespace of its own, with a name that is not the release's: one for each case.
             own = ["--set", f"gpuOperator.moduleConfig.name={release}"] if OPERATOR[1] in arguments and not (
                 path == "gpuOperator.moduleConfig.name" and side == "b") else []
             objects += render(chart, release, "values", arguments + own)
-    for number, context in enumerate(contexts()):
-        release = f"t{number}"
-        own = ["--set", f"gpuOperator.moduleConfig.name={release}"] if OPERATOR[1] in context else []
-        objects += render(chart, release, "values", list(context) + own)
     write(folder, objects)
     return True
 
@@ -184,40 +188,52 @@ def write_objects(chart, folder):
 VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "finalizers")
 
 
-def check_compare(file):
+def strip_server(item):
+    """Takes away what the cluster writes: each time another, or as soon as a volume is bound."""
+    for key in VOLATILE:
+        item["metadata"].pop(key, None)
+    annotations = item["metadata"].get("annotations", {})
+    for key in [key for key in annotations if key.startswith(("pv.kubernetes.io/", "volume.kubernetes.io/"))]:
+        annotations.pop(key)
+    if not annotations:
+        item["metadata"].pop("annotations", None)
+    item.pop("status", None)
+    if item["kind"] == "PersistentVolume" and "claimRef" in item["spec"]:
+        claim = item["spec"]["claimRef"]
+        item["spec"]["claimRef"] = {key: claim[key] for key in ("namespace", "name") if key in claim}
+
+
+def differences(one, other, path=""):
+    """Paths at which two values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted(set(one) | set(other)):
+            yield from differences(one.get(key), other.get(key), f"{path}.{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for n, pair in enumerate(zip(one, other)):
+            yield from differences(*pair, f"{path}[{n}]")
+    elif one != other:
+        yield path
+
+
+def check_compare(file, prefix=""):
     with open(file, encoding="utf-8") as stream:
         items = json.load(stream)["items"]
-    found = {}
+    found, wrong, n = {}, [], 0
     for item in items:
-        for key in VOLATILE:
-            item["metadata"].pop(key, None)
-        item.pop("status", None)
-        # What a controller notes while it binds a volume and its claim, sooner or later.
-        claim, notes = item.get("spec", {}).get("claimRef", {}), item["metadata"].get("annotations", {})
-        for key in set(claim) - {"name", "namespace"}:
-            del claim[key]
-        for key in [key for key in notes if key.startswith("pv.kubernetes.io/")]:
-            del notes[key]
-        if not notes:
-            item["metadata"].pop("annotations", None)
+        strip_server(item)
         found.setdefault(item["metadata"].get("labels", {}).get("app.kubernetes.io/instance"), []).append(item)
-    dead, without = [], {}
-    for number, (path, (_, context)) in enumerate(CASES.items()):
-        sides = [comparable(found.get(f"v{number}{side}", []), f"v{number}{side}") for side in "ab"]
-        without.setdefault(tuple(context), sides[0])
-        if not all(sides):
-            dead.append(f"{path}: nothing was created")
-        elif sides[0] == sides[1]:
-            dead.append(f"{path} changes no object of the cluster")
-    print(f"{len(CASES) - len(dead)} of {len(CASES)} values change objects of the cluster")
-    # What differs between twins would make a dead value look alive.
-    for number, context in enumerate(contexts()):
-        twin = comparable(found.get(f"t{number}", []), f"t{number}")
-        dead += [f"twins of {' '.join(context) or 'the defaults'} differ:\n{json.dumps(a)}\n{json.dumps(b)}"
-                 for a, b in itertools.zip_longest(twin, without[context]) if a != b]
-    if dead:
-        print("\n".join(dead))
-    return not dead
+    for number, path, names in sides_of(prefix):
+        sides = {side: comparable(found.get(f"v{number}{side}", []), f"v{number}{side}") for side in names}
+        n += 1
+        if not all(sides.values()):
+            wrong.append(f"{path}: nothing was created")
+        elif sides["a"] == sides["b"]:
+            wrong.append(f"{path} changes no object of the cluster")
+        if "c" in sides:
+            wrong += [f"without the change of {path} two releases differ all the same, in {where}"
+                      for where in differences(sides["a"], sides["c"])]
+    print("\n".join([*wrong, f"{n} values, {len(wrong)} problems"]))
+    return n > 0 and not wrong
 
 
 VOLUMES = {
@@ -228,15 +244,19 @@ VOLUMES = {
 
 
 def write_matrix(folder, chart):
-    """Every cell of stack x network x queue x orchestrator x volumes."""
-    objects = []
-    cells = itertools.product(("image", "host", "managed"), ("host", "multi", "dranet"), (False, True),
-                              ("jobset", "leaderworkerset"), VOLUMES)
-    for n, (stack, mode, queue, kind, volume) in enumerate(cells):
+    """Every cell of stack x network x queue x orchestrator x volumes: each has one node, so one Job or StatefulSet."""
+    objects, expected, n = [], [], 0
+    for stack, mode, queue, kind, volume in itertools.product(
+            ("image", "host", "managed"), ("host", "multi", "dranet"), (False, True), ("jobset", "leaderworkerset"),
+            VOLUMES):
         objects += render(chart, f"m{n}", "matrix", [
             "--set", f"stack={stack},network.mode={mode},orchestrator={kind},workload.gpus=8",
             *(QUEUE if queue else []), *VOLUMES[volume]])
+        expected.append(f"job.batch/m{n}-workload-0" if kind == "jobset" else f"statefulset.apps/m{n}")
+        n += 1
     write(folder, objects)
+    with open(f"{folder}/expected", "w", encoding="utf-8") as stream:
+        stream.write("".join(f"{name}\n" for name in sorted(expected)))
     return True
 
 

@@ -78,9 +78,9 @@ static void change(json_t *object, const char *path, const char *value)
     assert_int_equal(json_object_set_new(object, key, load(value)), 0);
 }
 
-static json_t *check(const char *path, const char *value)
+static json_t *check_job(const char *text, const char *path, const char *value)
 {
-    json_t *documents = parse(job_text), *snapshot = load(cluster_text), *findings;
+    json_t *documents = parse(text), *snapshot = load(cluster_text), *findings;
     struct deploy_job job;
 
     if (path)
@@ -92,6 +92,11 @@ static json_t *check(const char *path, const char *value)
     json_decref(snapshot);
     json_decref(documents);
     return findings;
+}
+
+static json_t *check(const char *path, const char *value)
+{
+    return check_job(job_text, path, value);
 }
 
 static void test_nothing_found(void **unused)
@@ -146,6 +151,31 @@ static void test_findings(void **unused)
         {"items|nodes|0|metadata|labels|iam.gke.io/gke-metadata-server-enabled", "'false'", "workload-identity",
          "PermissionDenied desc = failed to get GCS bucket"},
         {"items|nodes|0|spec|unschedulable", "true", "nodes", "0/1 nodes are available"},
+        {"items|nodes|0|status|allocatable|nvidia.com/gpu", "'0x10'", "nodes", "0/1 nodes are available"},
+        {"items|nodes|0|status|allocatable|cpu", "'1e3Ki'", "nodes", "0/1 nodes are available"},
+        {"items|nodes|0|status|allocatable|cpu", "'-4'", "nodes", "0/1 nodes are available"},
+        /* A sidecar runs beside the containers, and a RuntimeClass takes its part. */
+        {"items|pods",
+         "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','initContainers':[{'restartPolicy':"
+         "'Always','resources':{'requests':{'cpu':'1.6'}}}],'containers':[{'resources':{'requests':{'cpu':'1.5'}}}]},"
+         "'status':{'phase':'Running'}}]",
+         "nodes", "0/1 nodes are available"},
+        {"items|pods",
+         "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','overhead':{'cpu':'3001m'},'containers':["
+         "{}]},'status':{'phase':'Running'}}]",
+         "nodes", "0/1 nodes are available"},
+        {"items|pods",
+         "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','resources':{'requests':{'cpu':'3001m'}},"
+         "'containers':[{}]},'status':{'phase':'Running'}}]",
+         "nodes", "0/1 nodes are available"},
+        {"items|resourcequotas",
+         "[{'metadata':{'name':'q'},'spec':{'scopes':['NotBestEffort'],'hard':{'pods':'1'}},'status':{'used':{'pods':"
+         "'0'}}}]",
+         "namespace-quota", "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"},
+        {"items|resourcequotas",
+         "[{'metadata':{'name':'q'},'spec':{'scopeSelector':{'matchExpressions':[{'scopeName':'NotTerminating',"
+         "'operator':'Exists'}]},'hard':{'pods':'1'}},'status':{'used':{'pods':'0'}}}]",
+         "namespace-quota", "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"},
         {"items|nodes|0|status|allocatable|cpu", "'999m'", "nodes", "0/1 nodes are available"},
         {"items|pods",
          "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','containers':[{'resources':{'requests':{"
@@ -191,6 +221,20 @@ static void test_harmless(void **unused)
         {"items|pods", "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','containers':[{'resources':{"
                        "'requests':{'nvidia.com/gpu':'8'}}}]},'status':{'phase':'Succeeded'}}]"},
         {"unread", "{'csidrivers':'forbidden'}"},
+        {"items|nodes|0|status|allocatable|cpu", "'1e0'"},
+        {"items|nodes|0|status|allocatable|cpu", "'+1.'"},
+        {"items|nodes|0|status|allocatable|memory", "'1E'"},
+        /* 2.007 CPUs are not 2008 thousandths of one: 1 is left, as much as two of the pods ask for. */
+        {"items|pods", "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','containers':[{'resources':{"
+                       "'requests':{'cpu':'2.007'}}},{'resources':{'requests':{'cpu':'993m'}}}]},"
+                       "'status':{'phase':'Running'}}]"},
+        /* One after the other, and before the containers. */
+        {"items|pods",
+         "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','initContainers':[{'resources'"
+         ":{'requests':{'cpu':'3'}}},{'resources':{'requests':{'cpu':'3'}}}],'containers':[{'resources':"
+         "{'requests':{'cpu':'2'}}}]},'status':{'phase':'Running'}}]"},
+        {"items|resourcequotas", "[{'metadata':{'name':'q'},'spec':{'scopes':['BestEffort'],'hard':{'pods':'1'}},"
+                                 "'status':{'used':{'pods':'0'}}}]"},
     };
 
     (void)unused;
@@ -200,6 +244,56 @@ static void test_harmless(void **unused)
         if (json_array_size(findings))
             json_dumpf(findings, stdout, JSON_INDENT(1));
         assert_int_equal(json_array_size(findings), 0);
+        json_decref(findings);
+    }
+}
+
+#define TERMS "{requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+
+/* A node's name as a field, and cordoned nodes, which a toleration of everything opens. */
+static void test_choice_of_nodes(void **unused)
+{
+    static const struct {
+        const char *spec, *cordoned;
+        size_t n_findings;
+    } cases[] = {
+        {"affinity: {nodeAffinity: " TERMS "[{matchFields: [{key: metadata.name, operator: In, values: [n0]}]}]}}}",
+         "false", 0},
+        {"affinity: {nodeAffinity: " TERMS "[{matchFields: [{key: metadata.name, operator: In, values: [n1]}]}]}}}",
+         "false", 1},
+        {"affinity: {nodeAffinity: " TERMS
+         "[{matchExpressions: [{key: cloud.google.com/gce-topology-block, operator: Exists}], "
+         "matchFields: [{key: metadata.name, operator: NotIn, values: [n0]}]}]}}}",
+         "false", 1},
+        {"affinity: {nodeAffinity: " TERMS "[{}]}}}", "false", 1},
+        {"tolerations: [{operator: Exists}]", "true", 0},
+        {"tolerations: [{operator: Exists, effect: NoSchedule}]", "true", 0},
+        {"tolerations: [{key: node.kubernetes.io/unschedulable, operator: Exists, effect: NoExecute}, "
+         "{key: nvidia.com/gpu, operator: Exists}]",
+         "true", 1},
+    };
+    char text[1024];
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *findings;
+
+        snprintf(
+            text, sizeof(text),
+            "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j, namespace: ns}\nspec:\n  template:\n    spec:\n"
+            "      serviceAccountName: runner\n      %s\n%s      containers: [{name: c, image: registry.example/i:1, "
+            "resources: {limits: {nvidia.com/gpu: 8}}}]\n",
+            cases[i].spec,
+            strstr(cases[i].spec, "tolerations") ? ""
+                                                 : "      tolerations: [{key: nvidia.com/gpu, operator: Exists}]\n");
+        findings = check_job(text, "items|nodes|0|spec|unschedulable", cases[i].cordoned);
+        if (json_array_size(findings) != cases[i].n_findings) {
+            print_message("case %zu: %s\n", i, cases[i].spec);
+            json_dumpf(findings, stdout, JSON_INDENT(1));
+        }
+        assert_int_equal(json_array_size(findings), cases[i].n_findings);
+        if (cases[i].n_findings)
+            assert_string_equal(json_string_value(json_object_get(json_array_get(findings, 0), "id")), "nodes");
         json_decref(findings);
     }
 }
@@ -292,8 +386,10 @@ static void test_jobs(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_found), cmocka_unit_test(test_findings),     cmocka_unit_test(test_harmless),
-        cmocka_unit_test(test_yaml),          cmocka_unit_test(test_yaml_refused), cmocka_unit_test(test_jobs),
+        cmocka_unit_test(test_nothing_found), cmocka_unit_test(test_findings),
+        cmocka_unit_test(test_harmless),      cmocka_unit_test(test_choice_of_nodes),
+        cmocka_unit_test(test_yaml),          cmocka_unit_test(test_yaml_refused),
+        cmocka_unit_test(test_jobs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,10 @@
 {{- if not $v.workload.image -}}
   {{- fail "workload.image is empty: name the image to run, --set workload.image=REGISTRY/nemo-deepep:25.11" -}}
 {{- end -}}
+{{- /* Not in the schema: its message would show the token. */}}
+{{- if and $v.HF_TOKEN (not (regexMatch "^[!-~]+$" (trim $v.HF_TOKEN))) -}}
+  {{- fail "HF_TOKEN is not one word of printable characters: give the token alone" -}}
+{{- end -}}
 {{- /* Names of pods: NAME-workload-0-INDEX-xxxxx of a JobSet, NAME-0-INDEX of a LeaderWorkerSet; 63 characters at most. */}}
 {{- $rest := eq $v.orchestrator "jobset" | ternary "-workload-0--xxxxx" "-0-" -}}
 {{- $room := sub (sub 63 (len $rest)) (len (toString (sub $nodes 1))) | int -}}
