@@ -74,13 +74,22 @@ __device__ __forceinline__ uint32_t count_chunks(const cuda_chunks &c)
     return (uint32_t)c.most * (uint32_t)c.nnodes;
 }
 
+/* Of a word in host memory: threads of many blocks that read it without a pause take PCIe from the rows. */
+__device__ __forceinline__ bool has_number(const uint64_t *word, uint64_t number)
+{
+    if (load_acquire(word) >= number)
+        return true;
+    __nanosleep(200);
+    return false;
+}
+
 struct has_landed {
     const cuda_landed *landed;
     uint64_t number;
 
     __device__ __forceinline__ bool operator()() const
     {
-        return load_acquire(&landed->number) >= number;
+        return has_number(&landed->number, number);
     }
 };
 
@@ -148,7 +157,7 @@ struct has_left {
 
     __device__ __forceinline__ bool operator()() const
     {
-        return load_acquire(&words->sent) >= number;
+        return has_number(&words->sent, number);
     }
 };
 

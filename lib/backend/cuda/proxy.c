@@ -69,6 +69,7 @@ struct cuda_proxy {
     uint64_t number; /* of the last hop queued */
     struct half half[2];
     struct retired *retired;
+    size_t pinned_bytes; /* of all arenas and words, those that kernels may still use among them */
     struct cuda_proxy_words *words, *words_device; /* with [nnodes + 1] words behind: struct cuda_chunks.moved */
     uint64_t *moved;
 
@@ -338,6 +339,7 @@ static ep_status grow_words(struct cuda_proxy *p, struct half *half, int slots)
         return EP_OK;
     CUDA_TRY(cudaHostAlloc((void **)&next.words, bytes, cudaHostAllocMapped));
     retire(p, next.words, NULL);
+    p->pinned_bytes += bytes;
     memset(next.words, 0, bytes);
     CUDA_TRY(cudaHostGetDevicePointer((void **)&next.words_device, next.words, 0));
     CUDA_TRY(cudaMalloc((void **)&next.taken, (size_t)wanted * sizeof(uint32_t)));
@@ -360,6 +362,7 @@ static ep_status grow_arena(struct cuda_proxy *p, struct half *half, size_t byte
         return EP_OK;
     CUDA_TRY(cudaHostAlloc(&memory, wanted, cudaHostAllocMapped | cudaHostAllocPortable));
     retire(p, memory, NULL);
+    p->pinned_bytes += wanted;
     half->arena = memory;
     half->arena_bytes = wanted;
     return EP_OK;
@@ -604,6 +607,16 @@ size_t cuda_proxy_bytes(const struct cuda_comm *cuda)
 
     if (!p)
         return 0;
-    return sizeof(*p) + ep_streams_bytes(p->streams) + p->half[0].arena_bytes + p->half[1].arena_bytes +
-           (size_t)(p->half[0].slots + p->half[1].slots) * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed));
+    return sizeof(*p) + ep_streams_bytes(p->streams) + p->pinned_bytes;
+}
+
+uint64_t cuda_proxy_moved(const struct cuda_comm *cuda)
+{
+    const struct cuda_proxy *p = cuda->proxy;
+    uint64_t moved = 0;
+
+    /* Opening may have failed before the words were there. */
+    for (int which = 0; p && p->moved && which <= p->nnodes; which++)
+        moved += __atomic_load_n(&p->moved[which], __ATOMIC_RELAXED);
+    return moved;
 }
