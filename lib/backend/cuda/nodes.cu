@@ -14,6 +14,8 @@
 #define THREADS (CUDA_NODES_WARPS * WARP)
 #define AHEAD 4 /* vectors that a lane loads before it stores them: a row of host memory comes over PCIe */
 #define MOST_TERMS (EP_MAX_TOPK + 2)
+/* A rank that waits for another node names the rank there before others on its own node name it. */
+#define MEET_DEADLINES 2
 
 namespace
 {
@@ -100,26 +102,12 @@ __device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
 }
 
 /*
- * Waits as wait_for() does, but the deadline begins anew when *moved has changed: chunks that are waited for together
- * may take longer than one deadline.
+ * Waits for the network. The deadline begins anew when *moved changes: chunks that are waited for together may take
+ * longer than one.
  */
 template <typename Met> __device__ wait_end wait_while_moving(const cuda_waits &waits, Met met, const uint64_t *moved)
 {
-    uint64_t before, now;
-
-    if (met())
-        return WAIT_MET;
-    now = *(const volatile uint64_t *)moved;
-    do {
-        wait_end end;
-
-        before = now;
-        end = wait_for(waits, met, &waits.report->none, 0);
-        if (end != WAIT_LATE)
-            return end;
-        now = *(const volatile uint64_t *)moved;
-    } while (now != before);
-    return WAIT_LATE;
+    return wait_for(waits, met, &waits.report->none, 0, 1, count_moves<uint64_t>{moved, 0});
 }
 
 /* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
@@ -572,7 +560,7 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
         if (c.n)
             sound = place_chunk(d, targets, c);
     }
-    if (operation_meet(d.own.waits, number, sound, gridDim.x))
+    if (operation_meet(d.own.waits, number, sound, gridDim.x, MEET_DEADLINES))
         operation_complete(d.own.waits, number);
 }
 
@@ -602,7 +590,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
             sound = sum_token(c, from, token, terms[warp], (int)threadIdx.x % WARP);
         sound = __syncthreads_and(sound);
     }
-    if (operation_meet(c.own.waits, number, sound, gridDim.x))
+    if (operation_meet(c.own.waits, number, sound, gridDim.x, MEET_DEADLINES))
         operation_complete(c.own.waits, number);
 }
 

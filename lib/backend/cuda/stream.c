@@ -444,6 +444,8 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     /* All of this node have come, then a rank of each other node says so of its own, then all of this node know. */
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_nodes_barrier(call.cuda, call.stream);
+    /* A rank that waits for another node names the rank there before others on its own node name it. */
+    waits.deadline_ns *= 2;
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_status(cuda_launch_barrier(&waits, &terms, call.stream), "barrier kernel");
     return cuda_call_end(&call, status, queued);
