@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/proxy.h"
 
+#include "backend/cuda/pinned.h"
 #include "base/backoff.h"
 #include "base/thread.h"
 
@@ -26,18 +27,12 @@ struct head {
 
 /* What two hops in turn use: a kernel may pack the next one while the last one is still leaving. */
 struct half {
-    unsigned char *arena; /* pinned, as all here but `taken` */
+    unsigned char *arena, *arena_device; /* pinned, as all here but `taken` */
     size_t arena_bytes;
     int slots;
     uint64_t *words; /* [slots] ready, [slots] used, then [slots] struct cuda_landed */
     uint64_t *words_device;
     uint32_t *taken; /* device memory, [slots] */
-};
-
-/* Memory that kernels may still use, until the communicator ends. */
-struct retired {
-    struct retired *next;
-    void *host, *device;
 };
 
 /* Of one direction: [nnodes] chunks and first slots; [nnodes, channels] next chunk. */
@@ -68,8 +63,7 @@ struct cuda_proxy {
     int nnodes, node, channels;
     uint64_t number; /* of the last hop queued */
     struct half half[2];
-    struct retired *retired;
-    size_t pinned_bytes; /* of all arenas and words, those that kernels may still use among them */
+    struct cuda_kept kept;                         /* memory that kernels may still use, until the communicator ends */
     struct cuda_proxy_words *words, *words_device; /* with [nnodes + 1] words behind: struct cuda_chunks.moved */
     uint64_t *moved;
 
@@ -318,53 +312,35 @@ static int slots_of(const struct cuda_proxy *p, const struct cuda_hop_side *side
     return CUDA_CHUNK_SLOT(last->first + last->n, side->tokens, p->nnodes, 1);
 }
 
-static void retire(struct cuda_proxy *p, void *host, void *device)
-{
-    struct retired *retired = calloc(1, sizeof(*retired));
-
-    /* Without memory for the note it is freed with the process. */
-    if (!retired)
-        return;
-    *retired = (struct retired){.next = p->retired, .host = host, .device = device};
-    p->retired = retired;
-}
-
 static ep_status grow_words(struct cuda_proxy *p, struct half *half, int slots)
 {
     int wanted = slots + slots / 2 + MORE_SLOTS;
-    size_t bytes = (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed));
-    struct half next = {.slots = wanted};
+    struct cuda_pinned words;
+    void *taken;
 
     if (half->slots >= slots)
         return EP_OK;
-    CUDA_TRY(cudaHostAlloc((void **)&next.words, bytes, cudaHostAllocMapped));
-    retire(p, next.words, NULL);
-    p->pinned_bytes += bytes;
-    memset(next.words, 0, bytes);
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&next.words_device, next.words, 0));
-    CUDA_TRY(cudaMalloc((void **)&next.taken, (size_t)wanted * sizeof(uint32_t)));
-    retire(p, NULL, next.taken);
-    CUDA_TRY(cudaMemsetAsync(next.taken, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->own));
+    EP_TRY(cuda_keep_pinned(&p->kept, (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed)), &words));
+    EP_TRY(cuda_keep_device(&p->kept, (size_t)wanted * sizeof(uint32_t), &taken));
+    CUDA_TRY(cudaMemsetAsync(taken, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->own));
     CUDA_TRY(cudaStreamSynchronize(p->cuda->own));
     half->slots = wanted;
-    half->words = next.words;
-    half->words_device = next.words_device;
-    half->taken = next.taken;
+    half->words = words.memory;
+    half->words_device = words.device;
+    half->taken = taken;
     return EP_OK;
 }
 
 static ep_status grow_arena(struct cuda_proxy *p, struct half *half, size_t bytes)
 {
-    size_t wanted = bytes + bytes / 8;
-    void *memory;
+    struct cuda_pinned arena;
 
     if (half->arena_bytes >= bytes)
         return EP_OK;
-    CUDA_TRY(cudaHostAlloc(&memory, wanted, cudaHostAllocMapped | cudaHostAllocPortable));
-    retire(p, memory, NULL);
-    p->pinned_bytes += wanted;
-    half->arena = memory;
-    half->arena_bytes = wanted;
+    EP_TRY(cuda_keep_pinned(&p->kept, bytes + bytes / 8, &arena));
+    half->arena = arena.memory;
+    half->arena_device = arena.device;
+    half->arena_bytes = arena.bytes;
     return EP_OK;
 }
 
@@ -457,7 +433,7 @@ ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *a
     measure(p, &args->out, &hop->out);
     measure(p, &args->in, &hop->in);
     *ret_out = describe(p, args, &args->out, number);
-    ret_out->arena = half->arena;
+    ret_out->arena = half->arena_device;
     ret_out->slot_bytes = args->slot_bytes;
     ret_out->ready = half->words_device;
     *ret_in = describe(p, args, &args->in, number);
@@ -497,12 +473,13 @@ void cuda_hop_queue(struct cuda_comm *cuda, struct cuda_hop *hop)
 static ep_status open_words(struct cuda_proxy *p)
 {
     size_t bytes = sizeof(*p->words) + ((size_t)p->nnodes + 1) * sizeof(*p->moved);
+    struct cuda_pinned words;
 
-    CUDA_TRY(cudaHostAlloc((void **)&p->words, bytes, cudaHostAllocMapped));
-    memset(p->words, 0, bytes);
+    EP_TRY(cuda_keep_pinned(&p->kept, bytes, &words));
+    p->words = words.memory;
+    p->words_device = words.device;
     p->words->blocked = -1;
     p->moved = (uint64_t *)(void *)(p->words + 1);
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&p->words_device, p->words, 0));
     return EP_OK;
 }
 
@@ -586,15 +563,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
     if (p->streams && (atomic_load(&cuda->host.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))
         ep_streams_abandon(p->streams);
     ep_streams_free(p->streams);
-    while (p->retired) {
-        struct retired *next = p->retired->next;
-
-        cudaFreeHost(p->retired->host);
-        cudaFree(p->retired->device);
-        free(p->retired);
-        p->retired = next;
-    }
-    cudaFreeHost(p->words);
+    cuda_kept_free(&p->kept);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);
     free(p);
@@ -607,7 +576,7 @@ size_t cuda_proxy_bytes(const struct cuda_comm *cuda)
 
     if (!p)
         return 0;
-    return sizeof(*p) + ep_streams_bytes(p->streams) + p->pinned_bytes;
+    return sizeof(*p) + ep_streams_bytes(p->streams) + p->kept.pinned_bytes;
 }
 
 uint64_t cuda_proxy_moved(const struct cuda_comm *cuda)
