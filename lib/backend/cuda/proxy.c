@@ -204,6 +204,20 @@ static int find_blocked(const struct cuda_proxy *p, const struct cuda_hop *hop)
     return ep_streams_unflushed_peer(p->streams);
 }
 
+/* A rail peer that has left has sent all that it had to send; false also where the network cannot tell. */
+static bool is_missing(const struct cuda_proxy *p, const struct cuda_hop *hop, int node)
+{
+    size_t bytes;
+
+    if (!cuda_has_left(p->cuda, host_rail(&p->cuda->host, node)) || !ep_streams_ended(p->streams, node))
+        return false;
+    for (int channel = 0; channel < p->channels; channel++)
+        if (*cursor(p, &hop->in, node, channel) < hop->in.chunks[node] &&
+            !ep_stream_peek(p->streams, node, channel, &bytes))
+            return true;
+    return false;
+}
+
 /* One turn of everything. */
 static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_moved)
 {
@@ -220,6 +234,8 @@ static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_move
             *ret_moved |= send_chunks(p, hop, node, channel);
             EP_TRY(take_chunks(p, hop, node, channel, ret_moved));
         }
+        if (hop->in.left && is_missing(p, hop, node))
+            return host_raise(host, EP_E_PEER_LEFT, host_rail(host, node), hop->phase);
     }
     if (hop->sent)
         return EP_OK;
