@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault_cuda [--ranks N] [--nodes N [--network NAME]] [--only SCENE]: the last rank is killed, stopped, late, or stuck
- * on its device while the others dispatch or combine; or it is killed while its rows move. On symmetric memory, and on
- * ordinary memory, whose rows are copied meanwhile. Each of the others must get a status that names it within the
- * deadline, with the CUDA context alive, and go on in a new group. Exit 77 when there is no GPU.
+ * fault_cuda [--ranks N] [--nodes N [--network NAME]] [--only SCENE]: the last rank is killed, stopped, late, gone, or
+ * stuck on its device while the others dispatch or combine; or it is killed while its rows move. On symmetric memory,
+ * and on ordinary memory, whose rows are copied meanwhile. Each of the others must get a status that names it within
+ * the deadline, with the CUDA context alive, and go on in a new group. Exit 77 when there is no GPU.
  */
 #include "case.h"
 
@@ -26,7 +26,7 @@
 #define REPLAYS 1000 /* of a graph; the victim is killed */
 #define KILL_AT 500  /* ... when it has launched so many */
 
-enum fault { KILL, STOP, LATE, STUCK, AMID, ELSEWHERE, REPLAYED, UPDATED };
+enum fault { KILL, STOP, LATE, STUCK, LEAVE, AMID, ELSEWHERE, REPLAYED, UPDATED };
 
 static const struct kind {
     const char *name;
@@ -38,6 +38,7 @@ static const struct kind {
     {"stop", STOP, false, false, 64, 1024},
     {"late", LATE, false, false, 64, 1024},
     {"stuck", STUCK, false, false, 64, 1024},
+    {"leave", LEAVE, false, false, 64, 1024},
     {"kill-ordinary", KILL, false, true, 1500, 7168},
     {"stop-ordinary", STOP, false, true, 1500, 7168},
     {"late-ordinary", LATE, false, true, 1500, 7168},
@@ -46,6 +47,7 @@ static const struct kind {
     {"stop-combine", STOP, true, true, 1500, 7168},
     {"late-combine", LATE, true, true, 1500, 7168},
     {"stuck-combine", STUCK, true, true, 1500, 7168},
+    {"leave-combine", LEAVE, true, true, 1500, 7168},
     {"amid-dispatch", AMID, false, true, LONG_TOKENS, 7168},
     {"amid-combine", AMID, true, true, LONG_TOKENS, 7168},
     {"elsewhere", ELSEWHERE, false, false, 64, 1024},
@@ -145,11 +147,19 @@ static int suffer(struct state *s)
         sleep_ms(AWAY_MS / 4); /* the others' kernels wait by then */
         kill(getpid(), SIGKILL);
         break;
+    case LEAVE:
     case REPLAYED:
     case UPDATED:
         break;
     }
     return 0;
+}
+
+static void leave(struct state *s)
+{
+    ep_plan_free(s->plan);
+    ep_comm_free(s->group.cuda);
+    s->group.cuda = NULL;
 }
 
 /* Nobody is in a call when the victim dies, nor later: what is under way ends, and the communicator tells. */
@@ -204,7 +214,10 @@ static int check_status(struct state *s, ep_status status, double took)
 
     if (s->group.rank == 0)
         printf("%s: after %.0f ms: %s\n", s->kind->name, took, ep_last_error());
-    TRY(expect_culprit(s->kind->combines ? "ep_combine" : "ep_dispatch", status, killed ? EP_E_PEER_DEAD : EP_E_TIMEOUT,
+    TRY(expect_culprit(s->kind->combines ? "ep_combine" : "ep_dispatch", status,
+                       killed                    ? EP_E_PEER_DEAD
+                       : s->kind->fault == LEAVE ? EP_E_PEER_LEFT
+                                                 : EP_E_TIMEOUT,
                        s->victim));
     if (s->group.rank != s->victim)
         EXPECT(took < TIMEOUT_MS + SLACK_MS, "after %.0f ms", took);
@@ -271,6 +284,8 @@ static int meet_fault(struct state *s)
     begin = now_ms();
     if (s->group.rank == s->victim)
         TRY(suffer(s));
+    if (s->group.rank == s->victim && s->kind->fault == LEAVE)
+        return leave(s), 0;
     if (s->kind->fault == ELSEWHERE)
         TRY(look_later(s, &status));
     else if (is_replayed(s->kind->fault))
@@ -297,7 +312,7 @@ static int meet_fault(struct state *s)
 
 static int go_on(struct state *s)
 {
-    bool gone = s->kind->fault == STOP || dies_of(s->kind->fault);
+    bool gone = s->kind->fault == STOP || s->kind->fault == LEAVE || dies_of(s->kind->fault);
     struct group next = s->group;
     ep_comm_info info = {.size = sizeof(info)};
     struct shape mine = {.n_tokens = s->kind->n_tokens < 1500 ? s->kind->n_tokens : 1500,
@@ -352,7 +367,7 @@ static int run_rank(const ep_boot *boot, void *argument)
         code = open_host(s);
     if (!code)
         code = meet_fault(s);
-    if (!code)
+    if (!code && s->group.cuda)
         code = go_on(s);
     /* A rank that is stopped ends in no other way. */
     if (s->group.rank == 0 && scene->kind->fault == STOP && atomic_load(scene->victim_pid))

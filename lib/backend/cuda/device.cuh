@@ -153,14 +153,37 @@ struct has_reached {
     }
 };
 
+/* Has what is waited for moved on since the last question? The first one may be answered with yes. */
+struct never_moves {
+    __device__ __forceinline__ bool operator()() const
+    {
+        return false;
+    }
+};
+
+template <typename T> struct count_moves {
+    const T *count;
+    T before;
+
+    __device__ __forceinline__ bool operator()()
+    {
+        T now = *(const volatile T *)count;
+        bool moved = now != before;
+
+        before = now;
+        return moved;
+    }
+};
+
 /*
- * Waits until `met()`, of what `rank` does: no longer than so many deadlines, and not for a rank that the host has
- * found lost (`lost`: a word of its with a bit for each rank). What such a rank has sent counts: `met()` is asked once
- * more after the bit. A stop by the host ends it, too, and so does a kernel before it that gave up: of a graph of many
- * operations only the first waits for a rank that has died.
+ * Waits until `met()`, of what `rank` does: no longer than so many deadlines since it last moved, and not for a rank
+ * that the host has found lost (`lost`: a word of its with a bit for each rank). What such a rank has sent counts:
+ * `met()` is asked once more after the bit. A stop by the host ends it, too, and so does a kernel before it that gave
+ * up: of a graph of many operations only the first waits for a rank that has died.
  */
-template <typename Met>
-__device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1)
+template <typename Met, typename Moves = never_moves>
+__device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1,
+                                    Moves moves = Moves{})
 {
     uint64_t begin = 0;
 
@@ -170,7 +193,7 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
         if (spins % SPINS)
             continue;
         now = global_ns();
-        if (!begin)
+        if (!begin || moves())
             begin = now;
         if (is_stopped(waits))
             return WAIT_STOPPED;
@@ -200,10 +223,11 @@ __device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank,
 }
 
 /* Waits for what `rank` does; false after the deadline, with the culprit reported, or when aborted. */
-template <typename Met>
-__device__ inline bool wait_until_met(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1)
+template <typename Met, typename Moves = never_moves>
+__device__ inline bool wait_until_met(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1,
+                                      Moves moves = Moves{})
 {
-    wait_end end = wait_for(waits, met, &waits.report->lost, rank, deadlines);
+    wait_end end = wait_for(waits, met, &waits.report->lost, rank, deadlines, moves);
 
     if (end != WAIT_MET)
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LOST : 0, rank, phase);
@@ -230,11 +254,12 @@ __device__ inline bool may_begin(const cuda_waits &waits, int phase)
 }
 
 /*
- * Every thread's accesses are complete. The last of `blocks` tells the peers and waits for theirs; true for one thread,
- * when all ranks have done their part. One thread's fence covers what the barrier has shown it of the others; a fence
- * of each thread takes 20 us more.
+ * Every thread's accesses are complete. The last of `blocks` tells the peers and waits for theirs, which have so many
+ * deadlines since they took their last unit of work; true for one thread, when all ranks have done their part. One
+ * thread's fence covers what the barrier has shown it of the others; a fence of each thread takes 20 us more.
  */
-__device__ inline bool operation_meet(const cuda_waits &waits, uint64_t number, bool sound, uint32_t blocks)
+__device__ inline bool operation_meet(const cuda_waits &waits, uint64_t number, bool sound, uint32_t blocks,
+                                      int deadlines = 1)
 {
     __shared__ bool last, gave_up;
     int i = (int)threadIdx.x;
@@ -272,7 +297,8 @@ __device__ inline bool operation_meet(const cuda_waits &waits, uint64_t number, 
     sound = sound && !gave_up;
     if (sound && i < waits.nranks) {
         store_release(&waits.peer[i]->done[waits.rank], number);
-        sound = wait_until(waits, &waits.mine->done[i], number, i, waits.done_phase);
+        sound = wait_until_met(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
+                               count_moves<uint32_t>{&waits.peer[i]->next, 0});
     }
     sound = __syncthreads_and(sound);
     return sound && i == 0;

@@ -65,22 +65,14 @@ template <typename Met> struct with_backoff {
  */
 template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Met met, int rank, int deadlines = 1)
 {
-    const volatile uint64_t *moved;
-    uint64_t before, now;
-    wait_end end;
+    const uint32_t *lost = &ll.report->far_lost;
 
     if (!ll_is_far(ll, rank))
         return wait_for(ll.waits, met, &ll.waits.report->lost, rank - ll.first, deadlines);
-    if (met())
-        return WAIT_MET;
-    moved = ll.landing->moved + rank;
-    now = *moved;
-    do {
-        before = now;
-        end = wait_for(ll.waits, with_backoff<Met>{met}, &ll.report->far_lost, rank, deadlines);
-        now = *moved;
-    } while (end == WAIT_LATE && !ll.masking && now != before);
-    return end;
+    if (ll.masking)
+        return wait_for(ll.waits, with_backoff<Met>{met}, lost, rank, deadlines);
+    return wait_for(ll.waits, with_backoff<Met>{met}, lost, rank, deadlines,
+                    count_moves<uint64_t>{ll.landing->moved + rank, 0});
 }
 
 /* Waits for what `rank` does; false after the deadline, with that rank reported, or when aborted. */

@@ -6,6 +6,7 @@
 #include "backend/cuda/lists.h"
 #include "backend/cuda/proxy.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -173,13 +174,34 @@ static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
     free(lists);
 }
 
+/* Positions in the lists are 32 bits wide, and a token's sum takes two units at most. */
+static ep_status check_sizes(const ep_plan *plan)
+{
+    const struct host_plan *inner = plan->impl;
+    int64_t own = 0, rails = 0, entries = 0;
+
+    for (int node = 0; node < plan->comm->nnodes; node++) {
+        own += inner->n_net_tokens[node];
+        rails += inner->rail[node].n_tokens;
+        entries += inner->rail[node].n_entries;
+    }
+    if (own < INT32_MAX / 2 && rails < INT32_MAX / 2 && entries < INT32_MAX)
+        return EP_OK;
+    return ep_fail(EP_E_UNSUPPORTED,
+                   "plan: rank %d sends %lld tokens to other nodes and places %lld of theirs in %lld rows; "
+                   "the CUDA backend has room for %d tokens and %d rows",
+                   plan->comm->rank, (long long)own, (long long)rails, (long long)entries, INT32_MAX / 2, INT32_MAX);
+}
+
 ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct cuda_lists *lists = calloc(1, sizeof(*lists));
+    struct cuda_lists *lists;
     struct layout layout;
     size_t bytes;
     ep_status status = EP_E_MEMORY;
 
+    EP_TRY(check_sizes(plan));
+    lists = calloc(1, sizeof(*lists));
     if (!lists)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
     bytes = lay_out(plan, NULL, &layout);
@@ -297,7 +319,8 @@ ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const 
     struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     int weight_words = own->out_weights ? plan->args.topk : 0;
-    size_t token_bytes = 2 * (size_t)own->row_bytes + (size_t)weight_words * 4;
+    size_t units = cuda->host.comm->config.partial_type == EP_BF16 ? 1 : 2;
+    size_t token_bytes = units * (size_t)own->row_bytes + (size_t)weight_words * 4;
     struct cuda_hop_args args = {.call = "ep_combine",
                                  .phase = HOST_COMBINE_MOVE,
                                  .captured = call->capture != 0,

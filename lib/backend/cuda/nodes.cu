@@ -13,6 +13,8 @@
 #define THREADS (CUDA_NODES_WARPS * WARP)
 #define AHEAD 4 /* vectors that a lane loads before it stores them: a row of host memory comes over PCIe */
 #define MOST_TERMS (EP_MAX_TOPK + 2)
+/* A rank that waits for another node names the rank there before others on its own node name it. */
+#define MEET_DEADLINES 2
 
 namespace
 {
@@ -426,7 +428,7 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
         if (c.n)
             sound = place_chunk(d, run, targets, c);
     }
-    if (operation_meet(d.own.waits, number, sound, gridDim.x)) {
+    if (operation_meet(d.own.waits, number, sound, gridDim.x, MEET_DEADLINES)) {
         operation_complete(d.own.waits, number);
         complete_net(d.own.waits, run);
     }
@@ -461,7 +463,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
             sound = sum_token(c, run, from, token, terms[warp], (int)threadIdx.x % WARP);
         sound = __syncthreads_and(sound);
     }
-    if (operation_meet(c.own.waits, number, sound, gridDim.x)) {
+    if (operation_meet(c.own.waits, number, sound, gridDim.x, MEET_DEADLINES)) {
         operation_complete(c.own.waits, number);
         complete_net(c.own.waits, run);
     }

@@ -82,13 +82,22 @@ __device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_
     waits.mine->net_operation = run.number;
 }
 
+/* Of a word in host memory: threads of many blocks that read it without a pause take PCIe from the rows. */
+__device__ __forceinline__ bool has_number(const uint64_t *word, uint64_t number)
+{
+    if (load_acquire(word) >= number)
+        return true;
+    __nanosleep(200);
+    return false;
+}
+
 struct has_landed {
     const cuda_landed *landed;
     uint64_t number;
 
     __device__ __forceinline__ bool operator()() const
     {
-        return load_acquire(&landed->number) >= number;
+        return has_number(&landed->number, number);
     }
 };
 
@@ -99,27 +108,13 @@ __device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
 }
 
 /*
- * Waits as wait_for() does, but the deadline begins anew when *moved has changed: chunks that are waited for together
- * may take longer than one deadline.
+ * Waits for the network. The deadline begins anew when *moved changes: chunks that are waited for together may take
+ * longer than one.
  */
 template <typename Met>
 __device__ inline wait_end wait_while_moving(const cuda_waits &waits, Met met, const uint64_t *moved)
 {
-    uint64_t before, now;
-
-    if (met())
-        return WAIT_MET;
-    now = *(const volatile uint64_t *)moved;
-    do {
-        wait_end end;
-
-        before = now;
-        end = wait_for(waits, met, &waits.report->none, 0);
-        if (end != WAIT_LATE)
-            return end;
-        now = *(const volatile uint64_t *)moved;
-    } while (now != before);
-    return WAIT_LATE;
+    return wait_for(waits, met, &waits.report->none, 0, 1, count_moves<uint64_t>{moved, 0});
 }
 
 /* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
@@ -158,7 +153,7 @@ struct has_left {
 
     __device__ __forceinline__ bool operator()() const
     {
-        return load_acquire(&words->sent) >= number;
+        return has_number(&words->sent, number);
     }
 };
 

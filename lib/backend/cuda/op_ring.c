@@ -4,14 +4,8 @@
 #include "base/clock.h"
 #include "base/thread.h"
 
-#include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-#define POSTS_BYTES 4096
-static_assert(CUDA_OP_POSTS * sizeof(struct cuda_op_post) <= POSTS_BYTES, "posts are of one page");
 
 #define LEAST_ROOM 64
 /*
@@ -28,19 +22,13 @@ void cuda_op_ring_init(struct cuda_op_ring *ring)
     ep_cond_init(&ring->changed);
 }
 
-/*
- * Memory of the process, which CUDA only maps: where there are graphs the proxy still looks at it when a program ends
- * without freeing its communicators, and CUDA's own has gone by then.
- */
-ep_status cuda_op_ring_open(struct cuda_op_ring *ring)
+ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *kept)
 {
-    void *memory = mmap(NULL, POSTS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct cuda_pinned posts;
 
-    if (memory == MAP_FAILED)
-        return ep_fail_errno(EP_E_MEMORY, errno, "ep_comm_new: mmap of %d bytes", POSTS_BYTES);
-    ring->posts = memory;
-    CUDA_TRY(cudaHostRegister(memory, POSTS_BYTES, cudaHostRegisterMapped));
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&ring->posts_device, memory, 0));
+    EP_TRY(cuda_keep_pinned(kept, CUDA_OP_POSTS * sizeof(*ring->posts), &posts));
+    ring->posts = posts.memory;
+    ring->posts_device = posts.device;
     return EP_OK;
 }
 
@@ -49,10 +37,6 @@ void cuda_op_ring_close(struct cuda_op_ring *ring)
     for (size_t i = 0; i < ring->room; i++)
         free(ring->ops[i]);
     free(ring->ops);
-    if (ring->posts) {
-        cudaHostUnregister(ring->posts);
-        munmap(ring->posts, POSTS_BYTES);
-    }
     pthread_cond_destroy(&ring->changed);
     pthread_mutex_destroy(&ring->lock);
 }

@@ -11,6 +11,7 @@
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/nodes.h"
+#include "backend/cuda/pinned.h"
 
 /* First in the description of an operation, which is one block of malloc(). The ring's, from add() on. */
 struct cuda_ring_op {
@@ -19,7 +20,7 @@ struct cuda_ring_op {
 };
 
 struct cuda_op_ring {
-    struct cuda_op_post *posts, *posts_device; /* pinned, [CUDA_OP_POSTS] */
+    struct cuda_op_post *posts, *posts_device; /* pinned, in `kept`, [CUDA_OP_POSTS] */
     uint64_t number;                           /* of the last operation taken; the proxy's own */
     long nap_ns;                               /* the proxy's own */
     pthread_mutex_t lock;                      /* of what follows */
@@ -31,7 +32,8 @@ struct cuda_op_ring {
 };
 
 void cuda_op_ring_init(struct cuda_op_ring *ring);
-ep_status cuda_op_ring_open(struct cuda_op_ring *ring);
+/* `kept` outlives the ring. */
+ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *kept);
 /* Of one that was initialised; behind the last kernel and the end of the proxy. */
 void cuda_op_ring_close(struct cuda_op_ring *ring);
 

@@ -2,6 +2,7 @@
 #include "backend/cuda/proxy.h"
 
 #include "backend/cuda/op_ring.h"
+#include "backend/cuda/pinned.h"
 #include "base/backoff.h"
 #include "base/thread.h"
 
@@ -27,18 +28,12 @@ struct head {
 
 /* What two hops in turn use: a kernel may pack the next one while the last one is still leaving. */
 struct half {
-    unsigned char *arena; /* pinned, as all here but `taken` */
+    unsigned char *arena, *arena_device; /* pinned, as all here but `taken` */
     size_t arena_bytes;
     int slots;
     uint64_t *words; /* [slots] ready, [slots] used, then [slots] struct cuda_landed */
     uint64_t *words_device;
     uint32_t *taken; /* device memory, [slots] */
-};
-
-/* Memory that kernels may still use, until the communicator ends. */
-struct retired {
-    struct retired *next;
-    void *host, *device;
 };
 
 /* Of one direction: [nnodes] chunks and first slots; [nnodes, channels] next chunk. */
@@ -70,8 +65,8 @@ struct cuda_proxy {
     void *region; /* registered with CUDA, and its address on the device */
     unsigned char *region_device;
     int nnodes, node, channels;
-    struct half half[2]; /* for even and odd numbers */
-    struct retired *retired;
+    struct half half[2];                           /* for even and odd numbers */
+    struct cuda_kept kept;                         /* memory that kernels may still use, until the communicator ends */
     struct cuda_proxy_words *words, *words_device; /* with [nnodes + 1] words behind: struct cuda_chunks.moved */
     uint64_t *moved;
 
@@ -214,6 +209,20 @@ static int find_blocked(const struct cuda_proxy *p, const struct cuda_hop *hop)
     return ep_streams_unflushed_peer(p->streams);
 }
 
+/* A rail peer that has left has sent all that it had to send; false also where the network cannot tell. */
+static bool is_missing(const struct cuda_proxy *p, const struct cuda_hop *hop, int node)
+{
+    size_t bytes;
+
+    if (!cuda_has_left(p->cuda, host_rail(&p->cuda->host, node)) || !ep_streams_ended(p->streams, node))
+        return false;
+    for (int channel = 0; channel < p->channels; channel++)
+        if (*cursor(p, &hop->in, node, channel) < hop->in.chunks[node] &&
+            !ep_stream_peek(p->streams, node, channel, &bytes))
+            return true;
+    return false;
+}
+
 /* One turn of everything. */
 static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_moved)
 {
@@ -230,6 +239,8 @@ static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_move
             *ret_moved |= send_chunks(p, hop, node, channel);
             EP_TRY(take_chunks(p, hop, node, channel, ret_moved));
         }
+        if (hop->in.left && is_missing(p, hop, node))
+            return host_raise(host, EP_E_PEER_LEFT, host_rail(host, node), hop->phase);
     }
     if (hop->sent)
         return EP_OK;
@@ -421,51 +432,35 @@ static int slots_of(const struct cuda_proxy *p, const struct cuda_hop_side *side
     return CUDA_CHUNK_SLOT(side->room ? side->room : last->first + last->n, side->tokens, p->nnodes, 1);
 }
 
-static void retire(struct cuda_proxy *p, void *host, void *device)
-{
-    struct retired *retired = calloc(1, sizeof(*retired));
-
-    /* Without memory for the note it is freed with the process. */
-    if (!retired)
-        return;
-    *retired = (struct retired){.next = p->retired, .host = host, .device = device};
-    p->retired = retired;
-}
-
 static ep_status grow_words(struct cuda_proxy *p, struct half *half, int slots)
 {
     int wanted = slots + slots / 2 + MORE_SLOTS;
-    size_t bytes = (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed));
-    struct half next = {.slots = wanted};
+    struct cuda_pinned words;
+    void *taken;
 
     if (half->slots >= slots)
         return EP_OK;
-    CUDA_TRY(cudaHostAlloc((void **)&next.words, bytes, cudaHostAllocMapped));
-    retire(p, next.words, NULL);
-    memset(next.words, 0, bytes);
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&next.words_device, next.words, 0));
-    CUDA_TRY(cudaMalloc((void **)&next.taken, (size_t)wanted * sizeof(uint32_t)));
-    retire(p, NULL, next.taken);
-    CUDA_TRY(cudaMemsetAsync(next.taken, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->own));
+    EP_TRY(cuda_keep_pinned(&p->kept, (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed)), &words));
+    EP_TRY(cuda_keep_device(&p->kept, (size_t)wanted * sizeof(uint32_t), &taken));
+    CUDA_TRY(cudaMemsetAsync(taken, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->own));
     CUDA_TRY(cudaStreamSynchronize(p->cuda->own));
     half->slots = wanted;
-    half->words = next.words;
-    half->words_device = next.words_device;
-    half->taken = next.taken;
+    half->words = words.memory;
+    half->words_device = words.device;
+    half->taken = taken;
     return EP_OK;
 }
 
 static ep_status grow_arena(struct cuda_proxy *p, struct half *half, size_t bytes)
 {
-    size_t wanted = bytes + bytes / 8;
-    void *memory;
+    struct cuda_pinned arena;
 
     if (half->arena_bytes >= bytes)
         return EP_OK;
-    CUDA_TRY(cudaHostAlloc(&memory, wanted, cudaHostAllocMapped | cudaHostAllocPortable));
-    retire(p, memory, NULL);
-    half->arena = memory;
-    half->arena_bytes = wanted;
+    EP_TRY(cuda_keep_pinned(&p->kept, bytes + bytes / 8, &arena));
+    half->arena = arena.memory;
+    half->arena_device = arena.device;
+    half->arena_bytes = arena.bytes;
     return EP_OK;
 }
 
@@ -511,7 +506,7 @@ static struct cuda_chunks describe(const struct cuda_proxy *p, const struct cuda
 
 static struct cuda_half half_on_device(const struct half *half)
 {
-    return (struct cuda_half){.arena = half->arena,
+    return (struct cuda_half){.arena = half->arena_device,
                               .ready = half->words_device,
                               .used = half->words_device + half->slots,
                               .landed =
@@ -589,12 +584,13 @@ void cuda_hop_discard(struct cuda_comm *cuda, struct cuda_hop *hop)
 static ep_status open_words(struct cuda_proxy *p)
 {
     size_t bytes = sizeof(*p->words) + ((size_t)p->nnodes + 1) * sizeof(*p->moved);
+    struct cuda_pinned words;
 
-    CUDA_TRY(cudaHostAlloc((void **)&p->words, bytes, cudaHostAllocMapped));
-    memset(p->words, 0, bytes);
+    EP_TRY(cuda_keep_pinned(&p->kept, bytes, &words));
+    p->words = words.memory;
+    p->words_device = words.device;
     p->words->blocked = -1;
     p->moved = (uint64_t *)(void *)(p->words + 1);
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&p->words_device, p->words, 0));
     return EP_OK;
 }
 
@@ -646,7 +642,7 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     params.wake = NULL;
     EP_TRY(ep_streams_open(&provider, &params, few ? RING_BYTES : RING_LEAST, &p->streams));
     EP_TRY(open_words(p));
-    EP_TRY(cuda_op_ring_open(&p->ring));
+    EP_TRY(cuda_op_ring_open(&p->ring, &p->kept));
     EP_TRY(open_region(p));
     return start_thread(p);
 }
@@ -675,15 +671,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
     if (p->streams && (atomic_load(&cuda->host.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))
         ep_streams_abandon(p->streams);
     ep_streams_free(p->streams);
-    while (p->retired) {
-        struct retired *next = p->retired->next;
-
-        cudaFreeHost(p->retired->host);
-        cudaFree(p->retired->device);
-        free(p->retired);
-        p->retired = next;
-    }
-    cudaFreeHost(p->words);
+    cuda_kept_free(&p->kept);
     cuda_op_ring_close(&p->ring);
     free(p);
     cuda->proxy = NULL;
@@ -695,6 +683,16 @@ size_t cuda_proxy_bytes(const struct cuda_comm *cuda)
 
     if (!p)
         return 0;
-    return sizeof(*p) + ep_streams_bytes(p->streams) + p->half[0].arena_bytes + p->half[1].arena_bytes +
-           (size_t)(p->half[0].slots + p->half[1].slots) * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed));
+    return sizeof(*p) + ep_streams_bytes(p->streams) + p->kept.pinned_bytes;
+}
+
+uint64_t cuda_proxy_moved(const struct cuda_comm *cuda)
+{
+    const struct cuda_proxy *p = cuda->proxy;
+    uint64_t moved = 0;
+
+    /* Opening may have failed before the words were there. */
+    for (int which = 0; p && p->moved && which <= p->nnodes; which++)
+        moved += __atomic_load_n(&p->moved[which], __ATOMIC_RELAXED);
+    return moved;
 }

@@ -52,6 +52,8 @@ void cuda_proxy_stop(struct cuda_comm *cuda);
 /* The same, and frees everything. */
 void cuda_proxy_close(struct cuda_comm *cuda);
 size_t cuda_proxy_bytes(const struct cuda_comm *cuda);
+/* Chunks that have come and gone since the communicator was made; 0 on one node. By any thread. */
+uint64_t cuda_proxy_moved(const struct cuda_comm *cuda);
 
 /*
  * Memory and words for a hop, for the kernels. Nothing is under way yet: the proxy takes it when the first kernel posts

@@ -2,6 +2,9 @@
 /* What kernels report, in words of the host; and what they are told of the group. */
 #include "backend/cuda/cuda.h"
 
+/* Of the deadline, for which a rank of another node that is late is not blamed. */
+#define GRACE_PART 4
+
 static uint32_t read_failure(const struct cuda_comm *cuda)
 {
     return __atomic_load_n(&cuda->report->failure, __ATOMIC_ACQUIRE);
@@ -24,12 +27,45 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int ra
                    (int)theirs, rank);
 }
 
-static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum host_phase phase)
+bool cuda_has_left(const struct cuda_comm *cuda, int rank)
 {
     const struct host_control *control = host_control_of(&cuda->host, rank);
-    bool left = control ? atomic_load(&control->left) : cuda->host.remote && atomic_load(&cuda->host.remote[rank].left);
 
-    return host_raise(&cuda->host, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, phase);
+    return control ? atomic_load(&control->left) : cuda->host.remote && atomic_load(&cuda->host.remote[rank].left);
+}
+
+static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum host_phase phase)
+{
+    return host_raise(&cuda->host, cuda_has_left(cuda, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, phase);
+}
+
+/*
+ * A rank of another node may be late because it waits for one of its own node, whose deadline ends at about the same
+ * time: that one's name comes first.
+ */
+static ep_status wait_for_others_report(struct cuda_comm *cuda)
+{
+    uint64_t limit = ep_now_ns() + (uint64_t)cuda->host.comm->config.timeout_ms * 1000000u / GRACE_PART;
+    struct cuda_nap nap = {.begin_ns = 0};
+    ep_status status = host_check(&cuda->host);
+
+    while (status == EP_OK && ep_now_ns() < limit) {
+        cuda_nap(&nap);
+        status = host_check(&cuda->host);
+    }
+    return status;
+}
+
+/* Who did not answer in time may have died or left: of other nodes no kernel is told so. */
+static ep_status raise_late(struct cuda_comm *cuda, int rank, enum host_phase phase)
+{
+    bool far = rank < cuda->host.first || rank >= cuda_end_of_node(cuda);
+
+    if (far && cuda->host.nlocal > 1 && !atomic_load(&cuda->masking))
+        EP_TRY(wait_for_others_report(cuda));
+    if (cuda_has_left(cuda, rank) || host_peer_dead(&cuda->host, rank))
+        return raise_lost(cuda, rank, phase);
+    return host_raise(&cuda->host, EP_E_TIMEOUT, rank, phase);
 }
 
 static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum host_phase phase)
@@ -92,7 +128,7 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
     case CUDA_FAILED_ROUTING:
         return raise_routing(cuda, rank, phase);
     default:
-        return host_raise(&cuda->host, EP_E_TIMEOUT, rank, phase);
+        return raise_late(cuda, rank, phase);
     }
 }
 

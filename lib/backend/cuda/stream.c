@@ -124,9 +124,20 @@ static uint64_t limit_of(const struct cuda_comm *cuda)
     return ep_now_ns() + deadlines * deadline_ns;
 }
 
+/* Operations between nodes take as long as the network does: only time in which nothing moves counts. */
+static void restart_limit(const struct cuda_comm *cuda, uint64_t *moved, uint64_t *limit)
+{
+    uint64_t now = cuda_proxy_moved(cuda);
+
+    if (now == *moved)
+        return;
+    *moved = now;
+    *limit = limit_of(cuda);
+}
+
 ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase)
 {
-    uint64_t limit = limit_of(cuda), look = ep_now_ns() + LOOK_NS;
+    uint64_t limit = limit_of(cuda), look = ep_now_ns() + LOOK_NS, moved = cuda_proxy_moved(cuda);
     struct cuda_nap nap = {.begin_ns = 0};
     ep_status status = EP_OK;
     cudaError_t error;
@@ -139,6 +150,7 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_p
             continue;
         look = now + LOOK_NS;
         if (status == EP_OK) {
+            restart_limit(cuda, &moved, &limit);
             status =
                 now < limit ? cuda_check(cuda) : host_raise(&cuda->host, EP_E_TIMEOUT, cuda->host.comm->rank, phase);
             /* Kernels that it ends are given time for it, so that buffers are the caller's again. */
@@ -353,7 +365,7 @@ ep_status cuda_event_wait(ep_event *base, int timeout_ms)
     const struct event *event = (struct event *)base;
     struct cuda_comm *cuda = cuda_of(base->comm);
     int limit_ms = timeout_ms >= 0 || !event->word ? timeout_ms : base->comm->config.timeout_ms;
-    uint64_t limit = limit_ms < 0 ? limit_of(cuda) : ep_deadline_ns(limit_ms);
+    uint64_t limit = limit_ms < 0 ? limit_of(cuda) : ep_deadline_ns(limit_ms), moved = cuda_proxy_moved(cuda);
     struct cuda_nap nap = {.begin_ns = 0};
     bool done = false;
 
@@ -365,6 +377,8 @@ ep_status cuda_event_wait(ep_event *base, int timeout_ms)
         }
         /* Work that a failure ends is over soon. */
         EP_TRY(cuda_check(cuda));
+        if (limit_ms < 0)
+            restart_limit(cuda, &moved, &limit);
         if (ep_now_ns() >= limit)
             return ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", limit_ms);
         cuda_nap(&nap);
@@ -428,6 +442,8 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     /* All of this node have come, then a rank of each other node says so of its own, then all of this node know. */
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_nodes_barrier(&call);
+    /* A rank that waits for another node names the rank there before others on its own node name it. */
+    waits.deadline_ns *= 2;
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_status(cuda_launch_barrier(&waits, &terms, call.stream), "barrier kernel");
     return cuda_call_end(&call, status, queued);

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/pinned.h"
+
+#include "backend/cuda/cuda.h"
+#include "base/reserve.h"
+#include "net/stream.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct kept {
+    struct kept *next;
+    struct cuda_pinned pinned;
+    void *device;
+};
+
+static ep_status register_memory(struct cuda_pinned *pinned)
+{
+    CUDA_TRY(cudaHostRegister(pinned->memory, pinned->bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
+    CUDA_TRY(cudaHostGetDevicePointer(&pinned->device, pinned->memory, 0));
+    return EP_OK;
+}
+
+static void unpin(struct cuda_pinned *pinned)
+{
+    cudaHostUnregister(pinned->memory);
+    munmap(pinned->memory, pinned->bytes);
+}
+
+static ep_status pin(size_t bytes, struct cuda_pinned *ret_pinned)
+{
+    struct cuda_pinned pinned = {.bytes = ep_net_whole_pages(bytes)};
+    ep_status status;
+
+    *ret_pinned = (struct cuda_pinned){.bytes = 0};
+    EP_TRY(ep_reserve_check(pinned.bytes));
+    /* Of no child: a page that a fork shares would be copied when it is written here, and the GPU keep the old one. */
+    pinned.memory = mmap(NULL, pinned.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pinned.memory == MAP_FAILED)
+        return ep_fail_errno(EP_E_MEMORY, errno, "mmap of %zu bytes for the network", pinned.bytes);
+    madvise(pinned.memory, pinned.bytes, MADV_DONTFORK);
+    status = register_memory(&pinned);
+    if (status == EP_OK)
+        *ret_pinned = pinned;
+    else
+        unpin(&pinned);
+    return status;
+}
+
+static ep_status new_kept(struct cuda_kept *kept, struct kept **ret_new)
+{
+    struct kept *made = calloc(1, sizeof(*made));
+
+    if (!made)
+        return ep_fail(EP_E_MEMORY, "no memory for %zu bytes", sizeof(*made));
+    made->next = kept->first;
+    kept->first = *ret_new = made;
+    return EP_OK;
+}
+
+ep_status cuda_keep_pinned(struct cuda_kept *kept, size_t bytes, struct cuda_pinned *ret_pinned)
+{
+    struct kept *made = NULL;
+
+    EP_TRY(new_kept(kept, &made));
+    EP_TRY(pin(bytes, &made->pinned));
+    kept->pinned_bytes += made->pinned.bytes;
+    *ret_pinned = made->pinned;
+    return EP_OK;
+}
+
+ep_status cuda_keep_device(struct cuda_kept *kept, size_t bytes, void **ret_memory)
+{
+    struct kept *made = NULL;
+
+    EP_TRY(new_kept(kept, &made));
+    CUDA_TRY(cudaMalloc(&made->device, bytes));
+    *ret_memory = made->device;
+    return EP_OK;
+}
+
+void cuda_kept_free(struct cuda_kept *kept)
+{
+    while (kept->first) {
+        struct kept *next = kept->first->next;
+
+        if (kept->first->pinned.memory)
+            unpin(&kept->first->pinned);
+        cudaFree(kept->first->device);
+        free(kept->first);
+        kept->first = next;
+    }
+    kept->pinned_bytes = 0;
+}
