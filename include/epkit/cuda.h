@@ -26,8 +26,8 @@
  * nodes. Low latency, of up to 32 ranks in all: see lowlatency.h. EP_E_UNSUPPORTED: in a stream that is being captured
  * new plans and low latency; rank_prefix of ep_plan_get_metadata() after ep_plan_update(); recv_source and recv_slot of
  * the expanded layout on more than 32 ranks. A plan with max_recv_tokens whose operations were captured before its
- * first ep_plan_update() cannot be updated any more (EP_E_STATE): update it once before, outside of the capture or at
- * its beginning, once it was used. Rows between nodes go through pinned host memory that the communicator holds until
+ * first ep_plan_update() cannot be updated any more (EP_E_STATE): update it before them, in the capture or earlier. It
+ * has to have been used once before a capture. Rows between nodes go through pinned host memory that the communicator holds until
  * it is freed: twice what the largest operation sends - of a plan that was updated, can send: max_tokens rows for each
  * other node or choice, whichever is fewer, and back max_tokens of each rail peer -, what operations before it took
  * while they grew, and rings of 16 MiB for each peer (1 MiB on more than nine nodes). It also keeps some kilobytes for
