@@ -21,19 +21,19 @@
  * named: its memory stays for plans of later captures. Memory is any of the device; other plans and memory that a graph
  * names must not be freed before it. When a launched graph fails, ep_comm_async_error() tells.
  *
- * Between nodes: plans, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on nodes of up to 32 ranks. A
- * plan waits for its routing and, without max_recv_tokens, for its peers. A token may have experts on up to 32 other
- * nodes. Low latency, of up to 32 ranks in all: see lowlatency.h. EP_E_UNSUPPORTED: in a stream that is being captured
- * new plans and low latency; rank_prefix of ep_plan_get_metadata() after ep_plan_update(); recv_source and recv_slot of
- * the expanded layout on more than 32 ranks. A plan with max_recv_tokens whose operations were captured before its
- * first ep_plan_update() cannot be updated any more (EP_E_STATE): update it once before, outside of the capture or at
- * its beginning, once it was used. Rows between nodes go through pinned host memory that the communicator holds until
- * it is freed: twice what the largest operation sends - of a plan that was updated, can send: max_tokens rows for each
- * other node or choice, whichever is fewer, and back max_tokens of each rail peer -, what operations before it took
- * while they grew, and rings of 16 MiB for each peer (1 MiB on more than nine nodes). It also keeps some kilobytes for
- * each captured operation and, once there is one, a thread that wakes up to look for launches, every millisecond when
- * nothing happens. ep_comm_config.channels is for plans alone. ep_comm_free() sends what peers still wait for, for one
- * deadline at most.
+ * Between nodes: plans, their updates and metadata, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on
+ * nodes of up to 32 ranks. A plan waits for its routing and, without max_recv_tokens, for its peers. A token may have
+ * experts on up to 32 other nodes. Low latency, of up to 32 ranks in all: see lowlatency.h. EP_E_UNSUPPORTED: in a
+ * stream that is being captured new plans and low latency; rank_prefix of ep_plan_get_metadata() after
+ * ep_plan_update(); recv_source and recv_slot of the expanded layout on more than 32 ranks. A plan with max_recv_tokens
+ * whose operations were captured before its first ep_plan_update() cannot be updated any more (EP_E_STATE): update it
+ * before them, in the capture or earlier. It has to have been used once before a capture. Rows between nodes go through
+ * pinned host memory that the communicator holds until it is freed: twice what the largest operation sends - of a plan
+ * that was updated, can send: max_tokens rows for each other node or choice, whichever is fewer, and back max_tokens of
+ * each rail peer -, what operations before it took while they grew, and rings of 16 MiB for each peer (1 MiB on more
+ * than nine nodes). It also keeps some kilobytes for each captured operation and, once there is one, a thread that
+ * wakes up to look for launches, every millisecond when nothing happens. ep_comm_config.channels is for plans alone.
+ * ep_comm_free() sends what peers still wait for, for one deadline at most.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H

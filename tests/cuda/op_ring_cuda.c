@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The descriptor ring between kernels and the proxy: which operation is next, as posts say that are written here in
+ * place of a kernel's. The calls of CUDA that make the memory known to a device are wrapped by the linker: needs no
+ * GPU.
+ */
+#include "backend/cuda/op_ring.h"
+#include "call.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { MANY = 300, SECONDS = 60 };
+
+cudaError_t __wrap_cudaHostRegister(void *memory, size_t bytes, unsigned flags);
+cudaError_t __wrap_cudaHostUnregister(void *memory);
+cudaError_t __wrap_cudaHostGetDevicePointer(void **ret_device, void *memory, unsigned flags);
+
+cudaError_t __wrap_cudaHostRegister(void *memory, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    return memory && bytes ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t __wrap_cudaHostUnregister(void *memory)
+{
+    return memory ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t __wrap_cudaHostGetDevicePointer(void **ret_device, void *memory, unsigned flags)
+{
+    (void)flags;
+    *ret_device = memory;
+    return cudaSuccess;
+}
+
+/* As a kernel does. */
+static void post(const struct cuda_op_ring *ring, uint64_t id, uint64_t number)
+{
+    struct cuda_op_post *at = &ring->posts_device[number % CUDA_OP_POSTS];
+
+    at->op = id;
+    __atomic_store_n(&at->number, number, __ATOMIC_RELEASE);
+}
+
+static int add(struct cuda_op_ring *ring, bool captured, struct cuda_ring_op **ret_op)
+{
+    struct cuda_ring_op *op = calloc(1, sizeof(*op));
+    ep_status status;
+
+    EXPECT(op, "no memory");
+    op->captured = captured;
+    status = cuda_op_ring_add(ring, op);
+    if (status != EP_OK)
+        free(op);
+    CALL(status);
+    *ret_op = op;
+    return 0;
+}
+
+static int expect_next(struct cuda_op_ring *ring, const struct cuda_ring_op *expected)
+{
+    struct cuda_ring_op *op;
+
+    CALL(cuda_op_ring_take(ring, &op));
+    EXPECT(op == expected, "%p, not %p", (void *)op, (const void *)expected);
+    return 0;
+}
+
+/* Posts come in another order than the calls; one that a graph posts comes again and again. */
+static int take_in_order(struct cuda_op_ring *ring)
+{
+    struct cuda_ring_op *called[2], *captured;
+
+    EXPECT(cuda_op_ring_state(ring) == CUDA_RING_IDLE, "an empty ring is not idle");
+    TRY(add(ring, false, &called[0]));
+    TRY(add(ring, true, &captured));
+    TRY(add(ring, false, &called[1]));
+    EXPECT(cuda_op_ring_state(ring) == CUDA_RING_CALLED, "calls are not seen");
+    TRY(expect_next(ring, NULL));
+    post(ring, captured->id, 1);
+    post(ring, called[0]->id, 2);
+    post(ring, captured->id, 3);
+    TRY(expect_next(ring, captured));
+    TRY(expect_next(ring, called[0]));
+    cuda_op_ring_remove(ring, called[0]);
+    TRY(expect_next(ring, captured));
+    TRY(expect_next(ring, NULL));
+    post(ring, called[1]->id, 4);
+    TRY(expect_next(ring, called[1]));
+    cuda_op_ring_remove(ring, called[1]);
+    EXPECT(cuda_op_ring_state(ring) == CUDA_RING_IDLE, "calls that are done are still there");
+    return 0;
+}
+
+/* More than there is room for at first; ids of those that are gone are used again, and only these. */
+static int grow(struct cuda_op_ring *ring)
+{
+    struct cuda_ring_op *ops[MANY], *more;
+    uint64_t most = 0, number = ring->number;
+
+    for (int i = 0; i < MANY; i++) {
+        TRY(add(ring, i % 3 == 0, &ops[i]));
+        most = ops[i]->id > most ? ops[i]->id : most;
+    }
+    for (int i = 0; i < MANY; i++) {
+        post(ring, ops[i]->id, ++number);
+        TRY(expect_next(ring, ops[i]));
+        if (!ops[i]->captured)
+            cuda_op_ring_remove(ring, ops[i]);
+    }
+    for (int i = 0; i < MANY / 2; i++) {
+        TRY(add(ring, false, &more));
+        EXPECT(more->id <= ring->room - 1, "id %llu of %zu", (unsigned long long)more->id, ring->room);
+        for (int j = 0; j < MANY; j += 3)
+            EXPECT(more->id != ops[j]->id, "id %llu is that of one in a graph", (unsigned long long)more->id);
+        cuda_op_ring_remove(ring, more);
+    }
+    EXPECT(ring->room <= 4 * (most + 1), "room for %zu", ring->room);
+    return 0;
+}
+
+static int refuse_what_is_none(struct cuda_op_ring *ring)
+{
+    uint64_t number = ring->number + 1, ids[] = {UINT64_MAX, ring->room, ring->room - 1};
+    struct cuda_ring_op *op, *last = NULL;
+
+    /* The last place is empty, or one is added and removed there. */
+    if (ring->ops[ring->room - 1])
+        ids[2] = UINT64_MAX - 1;
+    for (int i = 0; i < 3; i++) {
+        post(ring, ids[i], number);
+        EXPECT(cuda_op_ring_take(ring, &op) == EP_E_DEVICE && !op, "id %llu was taken", (unsigned long long)ids[i]);
+    }
+    TRY(add(ring, false, &last));
+    post(ring, last->id, number);
+    TRY(expect_next(ring, last));
+    cuda_op_ring_remove(ring, last);
+    return 0;
+}
+
+static void *sleep_until_called(void *ring)
+{
+    while (cuda_op_ring_state(ring) == CUDA_RING_IDLE)
+        cuda_op_ring_sleep(ring);
+    return NULL;
+}
+
+static void *sleep_until_stopped(void *ring)
+{
+    cuda_op_ring_await_stop(ring);
+    return NULL;
+}
+
+/* Nothing else wakes them: a hang ends by the alarm. */
+static int wake(struct cuda_op_ring *ring)
+{
+    struct cuda_ring_op *op;
+    pthread_t thread;
+
+    EXPECT(pthread_create(&thread, NULL, sleep_until_called, ring) == 0, "no thread");
+    TRY(add(ring, false, &op));
+    pthread_join(thread, NULL);
+    cuda_op_ring_remove(ring, op);
+    EXPECT(pthread_create(&thread, NULL, sleep_until_stopped, ring) == 0, "no thread");
+    cuda_op_ring_stop(ring);
+    pthread_join(thread, NULL);
+    EXPECT(cuda_op_ring_state(ring) == CUDA_RING_STOPPED, "not stopped");
+    cuda_op_ring_sleep(ring);
+    return 0;
+}
+
+static int run(struct cuda_op_ring *ring)
+{
+    CALL(cuda_op_ring_open(ring));
+    TRY(take_in_order(ring));
+    TRY(grow(ring));
+    TRY(refuse_what_is_none(ring));
+    return wake(ring);
+}
+
+int main(void)
+{
+    struct cuda_op_ring rings[2];
+    int code;
+
+    alarm(SECONDS);
+    cuda_op_ring_init(&rings[0]);
+    cuda_op_ring_init(&rings[1]);
+    code = run(&rings[0]);
+    /* With nothing in it that polls. */
+    if (!code)
+        code = cuda_op_ring_open(&rings[1]) == EP_OK ? wake(&rings[1]) : FAILED;
+    cuda_op_ring_close(&rings[0]);
+    cuda_op_ring_close(&rings[1]);
+    printf("op_ring_cuda: %s\n", code ? "FAILED" : "passed");
+    return code;
+}
