@@ -29,12 +29,13 @@ ARG SSH_PORT=222
 ENV NVSHMEM_HOME=/opt/deepep/nvshmem EPKIT_SSH_PORT=${SSH_PORT}
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 
+# Packages make host keys when they are installed: all users of the image would share them. They go in the same step, since
+# a later one leaves them in the layer of this one.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openssh-server openssh-client openmpi-bin libopenmpi-dev \
         git cmake ninja-build libibverbs-dev librdmacm-dev rdma-core ibverbs-utils perftest numactl \
-    && rm -rf /var/lib/apt/lists/*
-# Packages make host keys when they are installed: all users of the image would share them. What the base may have
-# brought, too; a layer further down that has some cannot be mended here, and the check says so.
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*_key*
+# What the base has brought, too; the layers of the base still have it.
 RUN rm -f /etc/ssh/ssh_host_*_key* /root/.ssh/id_* /root/.ssh/authorized_keys \
     && mkdir -p /run/sshd \
     && printf 'Port %s\nPermitRootLogin prohibit-password\nPasswordAuthentication no\n' "${SSH_PORT}" \
@@ -74,5 +75,6 @@ RUN ln -s /opt/epkit/bin/epkit /usr/local/bin/epkit \
     && epkit version
 RUN rm -rf /opt/deepep/build /opt/deepep/src
 # Nothing that a layer must not have.
-RUN test -z "$(find / -xdev \( -name 'ssh_host_*_key' -o -path '/root/.ssh/id_*' \) -print -quit)"
+RUN found=$(find / -xdev \( -name 'ssh_host_*_key' -o -path '/root/.ssh/id_*' -o -path '/home/*/.ssh/id_*' \) -print) \
+    && test -z "${found}"
 EXPOSE ${SSH_PORT}

@@ -125,7 +125,7 @@ refuse() {
             --set workload.gpus=8,volumes.nfs.ip=192.0.2.1,volumes.nfs.volume=v --set network.mode=dranet >/dev/null
     done
     objects=jobsets,configmaps,secrets,persistentvolumes,persistentvolumeclaims,networkpolicies,resourceclaimtemplates
-    listed() { kubectl get $objects -A -l app.kubernetes.io/name=epkit --no-headers -o custom-columns=A:.kind,B:.metadata.namespace,C:.metadata.name,D:.metadata.labels.app'\.'kubernetes'\.'io/instance | sort; }
+    listed() { kubectl get $objects -A -l app.kubernetes.io/name=epkit --no-headers -o 'custom-columns=A:.kind,B:.metadata.namespace,C:.metadata.name,D:.metadata.labels.app\.kubernetes\.io/instance' | sort; }
     listed >"$before"
     [ "$(wc -l <"$before")" -eq 40 ]
     [ "$(awk '{print $1, $2, $3}' "$before" | sort -u | wc -l)" -eq 40 ]

@@ -144,19 +144,44 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     api_up
     node n1
     agent n1
-    # Each is tried again: the note and the cordon of the start.
-    printf '%s\n' 'annotate node n1 .*=true' '^--request-timeout=30s cordon' >"$FAULTS"
+    # Each is tried again: the cordon of the start.
+    printf '%s\n' 'patch node n1 .*"unschedulable":true' >"$FAULTS"
     echo waiting >"$SHARED/phase"
     within 600 granted
     [ ! -s "$FAULTS" ]
     [ "$(closed n1)" = "true true" ]
     # And those of the end.
-    printf '%s\n' ' uncordon' 'annotate node n1 .*-$' 'delete lease' >"$FAULTS"
+    printf '%s\n' 'patch node n1 .*"unschedulable":null' 'delete lease' >"$FAULTS"
     echo "done" >"$SHARED/phase"
     within 600 opened
     [ ! -s "$FAULTS" ]
     [ "$(closed n1)" = " " ]
     [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+}
+
+@test "a cordon of somebody else's stays, also one that comes while the agent looks" {
+    api_up
+    node n1
+    kubectl cordon n1 >/dev/null
+    agent n1
+    echo waiting >"$SHARED/phase"
+    within 600 granted
+    [ "$(closed n1)" = "true " ]
+    echo "done" >"$SHARED/phase"
+    within 600 opened
+    [ "$(closed n1)" = "true " ]
+    [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+    end_agent
+    # The cordon comes between the agent's look at the node and its request.
+    node n2
+    agent n2
+    sed -i "2i if grep -q 'patch node n2 .*\"unschedulable\":true' <<<\"\$*\"; then KUBECONFIG=$KUBECONFIG $("$PROGRAMS" path)/bin/kubectl cordon n2 >/dev/null; fi" "$BATS_TEST_TMPDIR/bin/kubectl"
+    echo waiting >"$SHARED/phase"
+    within 600 granted
+    [ "$(closed n2)" = "true " ]
+    echo "done" >"$SHARED/phase"
+    within 600 opened
+    [ "$(closed n2)" = "true " ]
 }
 
 @test "a node keeps its turn while the API does not answer, and loses it when it is gone" {

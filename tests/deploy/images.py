@@ -4,6 +4,7 @@
 
 images.py lint FILE...        rules on each Dockerfile
 images.py failures FILE...    each command of each RUN made to fail, by the shell that the file names: RUN must fail
+images.py layers ARCHIVE...   no key in any layer of an image (docker-archive), nor in one that a later layer hides
 images.py cloudbuild FILE     steps, substitutions and images of a configuration fit together
 """
 import json
@@ -11,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 
 import yaml
 
@@ -44,6 +46,16 @@ def lint_run(text):
         yield "downloads without a checksum"
     if "ssh-keygen" in text:
         yield "makes a key, which everybody would share"
+    if re.search(r"install\b.*\bopenssh-server\b", text) and "ssh_host_" not in text.partition("openssh-server")[2]:
+        yield "leaves the host keys that openssh-server makes in its layer"
+    if "<<" in text.replace("<<<", ""):
+        yield "has a here-document, whose commands go on after a failure"
+    if re.search(r"\bset \+", text):
+        yield "lets failures pass from here on"
+    if re.search(r"(?<![&>])&(?![&>0-9])", re.sub(r"'[^']*'|\"[^\"]*\"", "", text)):
+        yield "does not wait for a command behind &"
+    if re.search(r"\b(test|\[|echo|printf)\s[^&|;]*\$\((?!nproc\))", text):
+        yield "does not see the failure of a command in $(...)"
 
 
 def lint(path):
@@ -125,6 +137,28 @@ def check_failures(path):
     return problems
 
 
+# A line of base64 after it: programs that read keys have the words alone.
+PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\r?\n(?:[A-Za-z-]+: [^\n]*\n)*\s*[A-Za-z0-9+/=]{32,}")
+KEY_FILE = re.compile(r"(^|/)(ssh_host_\w+_key|\.ssh/(id_\w+|authorized_keys))$")
+
+
+def check_layers(path):
+    problems = []
+    with tarfile.open(path) as archive:
+        layers = json.load(archive.extractfile("manifest.json"))[0]["Layers"]
+        for number, name in enumerate(layers):
+            with tarfile.open(fileobj=archive.extractfile(name)) as layer:
+                for member in layer:
+                    if not member.isfile():
+                        continue
+                    if KEY_FILE.search(member.name) and member.size:
+                        problems.append(f"layer {number}: {member.name} is a key")
+                    elif PRIVATE_KEY.search(layer.extractfile(member).read()):
+                        problems.append(f"layer {number}: {member.name} has a private key in it")
+    print(f"{os.path.basename(path)}: {len(layers)} layers")
+    return problems if layers else ["no layers"]
+
+
 def check_cloudbuild(path):
     problems = []
     with open(path, encoding="utf-8") as stream:
@@ -154,7 +188,7 @@ def check_cloudbuild(path):
 
 
 def main():
-    check = {"lint": lint, "failures": check_failures, "cloudbuild": check_cloudbuild}[sys.argv[1]]
+    check = {"lint": lint, "failures": check_failures, "layers": check_layers, "cloudbuild": check_cloudbuild}[sys.argv[1]]
     problems = [problem for path in sys.argv[2:] for problem in check(path)]
     for problem in problems:
         print(problem)

@@ -140,19 +140,28 @@ take_turn() {
     return 1
 }
 
+# mark_node CORDONED [VERSION]: true or null, for the cordon and the note that it is ours, in one request: an agent that is
+# killed between two would leave a cordon that looks like somebody else's, or undo one later that is.
+mark_node() {
+    local version=${2:+"\"resourceVersion\":\"$2\","} note=null
+    [ "$1" = null ] || note='"true"'
+    kube patch node "$node" --type=merge -p \
+        "{\"metadata\":{${version}\"annotations\":{\"$cordoned\":$note}},\"spec\":{\"unschedulable\":$1}}" >/dev/null
+}
+
 close_node() {
     local state
-    state=$(kube get node "$node" -o jsonpath="{.spec.unschedulable} {.metadata.annotations.epkit\.dev/cordoned}") ||
+    state=$(kube get node "$node" \
+        -o jsonpath="{.metadata.resourceVersion}/{.spec.unschedulable}/{.metadata.annotations.epkit\.dev/cordoned}") ||
         return 1
-    case $state in
-    "true true") ;;
-    true*)
+    case ${state#*/} in
+    true/true) ;;
+    true/*)
         # Somebody else did: it stays as it is afterwards.
         ;;
     *)
-        # The note comes first: a cordon without it would look like somebody else's, and stay.
-        kube annotate node "$node" --overwrite "$cordoned=true" >/dev/null || return 1
-        kube cordon "$node" >/dev/null || return 1
+        # Refused when somebody else did meanwhile: the version is another one.
+        mark_node true "${state%%/*}" || return 1
         event Cordoned "cordoned to install $EPKIT_RECIPE"
         ;;
     esac
@@ -173,8 +182,7 @@ open_node() {
     find_turn || return 1
     ours=$(kube get node "$node" -o jsonpath='{.metadata.annotations.epkit\.dev/cordoned}') || return 1
     if [ "$ours" = true ]; then
-        kube uncordon "$node" >/dev/null || return 1
-        kube annotate node "$node" "$cordoned-" >/dev/null || return 1
+        mark_node null || return 1
         event Uncordoned "uncordoned: $EPKIT_RECIPE is installed"
     fi
     if [ -n "$turn" ]; then
