@@ -32,6 +32,7 @@ struct ep_boot_tcp {
 struct plan {
     int rank, nranks, timeout_ms, ranks_per_node, local_size;
     char host[HOST_BYTES];
+    const char *host_from; /* who names it, for error texts */
     uint16_t port;
     const char *secret, *interface;
 };
@@ -53,7 +54,7 @@ static ep_status read_number(const char *name, long least, long most, const char
     long value;
 
     if (!text)
-        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: %s is not set: %s", name, what);
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: %s is %s: %s", name, getenv(name) ? "empty" : "not set", what);
     errno = 0;
     value = strtol(text, &end, 10);
     if (*text < '0' || *text > '9' || *end || errno || value < least || value > most)
@@ -84,7 +85,9 @@ static ep_status find_master(struct plan *plan)
     ep_status status;
 
     if (!host)
-        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is not set: the host of rank 0");
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is %s: the host of rank 0",
+                       getenv("MASTER_ADDR") ? "empty" : "not set");
+    plan->host_from = "MASTER_ADDR";
     /* torchrun's own store listens at that port. */
     next = store && strcmp(store, "True") == 0;
     EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next, "a free port of the host of rank 0", &port));
@@ -101,11 +104,15 @@ static ep_status find_master(struct plan *plan)
 static ep_status find_address(const ep_boot_tcp_args *args, struct plan *plan)
 {
     const char *address = args->address ? args->address : read_env("EPKIT_ADDRESS");
+    ep_status status;
     int port = 0;
 
     if (!address)
         return find_master(plan);
-    EP_TRY(tcp_parse_endpoint(address, plan->host, sizeof(plan->host), &plan->port));
+    plan->host_from = args->address ? "the address in ep_boot_tcp_args" : "EPKIT_ADDRESS";
+    status = tcp_parse_endpoint(address, plan->host, sizeof(plan->host), &plan->port);
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "ep_boot_tcp_new: %s: ", plan->host_from);
     if (plan->port || plan->nranks == 1)
         return EP_OK;
     EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX, "the address of rank 0 names no port", &port));
@@ -214,6 +221,7 @@ static ep_status open_star(ep_boot_tcp *boot, const struct plan *plan)
                                  .rank = plan->rank,
                                  .nranks = plan->nranks,
                                  .host = plan->host,
+                                 .host_from = plan->host_from,
                                  .port = plan->port,
                                  .timeout_ms = plan->timeout_ms};
     struct tcp_address local[TCP_ADDRESSES];

@@ -181,7 +181,7 @@ struct query {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool done, abandoned;
-    int code;
+    int code, error; /* of getaddrinfo(), and errno where the code is EAI_SYSTEM */
     struct addrinfo *list;
     struct addrinfo hints;
     char host[256], port[8];
@@ -200,11 +200,12 @@ static void *run_query(void *argument)
 {
     struct query *query = argument;
     struct addrinfo *list = NULL;
-    int code = getaddrinfo(query->host, query->port, &query->hints, &list);
+    int code = getaddrinfo(query->host, query->port, &query->hints, &list), error = errno;
     bool abandoned;
 
     pthread_mutex_lock(&query->lock);
     query->code = code;
+    query->error = error;
     query->list = code == 0 ? list : NULL;
     query->done = true;
     abandoned = query->abandoned;
@@ -269,9 +270,11 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
         if (status == EP_E_TIMEOUT)
             return ep_fail(status, "host name \"%.64s\": no answer from the name server in time", host);
     }
-    if (status == EP_OK && query->code != 0)
-        status = ep_fail(query->code == EAI_MEMORY ? EP_E_MEMORY : EP_E_ARG, "host name \"%.64s\": %s", host,
-                         gai_strerror(query->code));
+    if (status == EP_OK && query->code == EAI_SYSTEM)
+        status = ep_fail_errno(EP_E_SYSTEM, query->error, "host name \"%.64s\" cannot be resolved", host);
+    else if (status == EP_OK && query->code != 0)
+        status = ep_fail(query->code == EAI_MEMORY ? EP_E_MEMORY : EP_E_ARG,
+                         "host name \"%.64s\" cannot be resolved: %s", host, gai_strerror(query->code));
     if (status == EP_OK) {
         take_list(query->list, ret_addresses, ret_n);
         if (*ret_n == 0)

@@ -19,7 +19,8 @@ struct tcp_star_args {
     const char *name; /* in front of error texts: "boot tcp" */
     int rank, nranks;
     struct tcp_key key;
-    const char *host; /* of rank 0 */
+    const char *host;      /* of rank 0 */
+    const char *host_from; /* who names it, for error texts: "MASTER_ADDR" */
     uint16_t port;
     const struct tcp_address *from; /* local address to connect from, and of rank 0 to listen at; NULL: any */
     int timeout_ms;                 /* for all ranks to come */

@@ -170,8 +170,12 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
         uint64_t began_ns = ep_now_ns();
         int n = 0;
 
-        if (tcp_resolve(args->host, args->port, deadline_ns, addresses, &n) != EP_OK)
+        status = tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
+        /* The last query, which the deadline cut off, hides no reason that is known. */
+        if (status != EP_OK && (status != EP_E_TIMEOUT || !*why)) {
             snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+            at[0] = '\0'; /* what an address answered before is no reason of the name's */
+        }
         for (int i = 0; i < n; i++) {
             uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
 
@@ -195,6 +199,10 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
     star->culprit = 0;
     status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s", args->name,
                      args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why);
+    if (!*at && *why)
+        status =
+            ep_fail(EP_E_TIMEOUT, "%s; %s is to name the host of rank 0 as this host can resolve it, or its address",
+                    ep_last_error(), args->host_from);
 free:
     free(hs);
     return status;

@@ -791,7 +791,12 @@ static void test_bad_environment(void **state)
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}}, "MASTER_ADDR is not set"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h"}}, "MASTER_PORT is not set"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "0"}}, "MASTER_PORT is \"0\""},
-        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "[::1"}}, "ends with \"]\""},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "65536"}},
+         "MASTER_PORT is \"65536\", not a number in 1..65535"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", " 1"}}, "MASTER_PORT is \" 1\""},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", ""}}, "MASTER_PORT is empty"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", ""}, {"MASTER_PORT", "1"}}, "MASTER_ADDR is empty"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "[::1"}}, "EPKIT_ADDRESS: address \"[::1\": "},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h"}}, "names no port"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", ":::::"}}, "no IPv6 address"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h:1:2"}, {"MASTER_PORT", "1"}}, "no IPv6 address"},
@@ -827,6 +832,43 @@ static void test_bad_environment(void **state)
         {"WORLD_SIZE", "1"}, {"RANK", "0"}, {"MASTER_ADDR", "[::1]"}, {"MASTER_PORT", "65535"}, {0}});
     assert_int_equal(ep_boot_tcp_new(&args, &boot), EP_OK);
     ep_boot_tcp_free(boot);
+    set_environment((const struct setting[]){{0}});
+}
+
+/* No name server is asked for a name with an empty label. */
+static enum answer ask_for_no_name(int timeout_ms)
+{
+    static const struct {
+        struct setting settings[5];
+        const char *told;
+    } rows[] = {
+        {{{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_ADDR", "no..host"}, {"MASTER_PORT", "29500"}},
+         "; MASTER_ADDR is to name the host of rank 0"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"EPKIT_ADDRESS", "no..host:29500"}},
+         "; EPKIT_ADDRESS is to name the host of rank 0"},
+    };
+    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    ep_boot_tcp *boot = NULL;
+
+    args.timeout_ms = timeout_ms;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        set_environment(rows[i].settings);
+        assert_int_equal(ep_boot_tcp_new(&args, &boot), EP_E_TIMEOUT);
+        if (strstr(ep_last_error(), "no answer from the name server in time"))
+            return LATE;
+        print_message("%s\n", ep_last_error());
+        if (!strstr(ep_last_error(), "host name \"no..host\" cannot be resolved: ") ||
+            !strstr(ep_last_error(), rows[i].told))
+            return WRONG;
+    }
+    return FITS;
+}
+
+/* The reason is the resolver's, and the text names the variable that is to be changed. */
+static void test_name_that_nobody_knows(void **state)
+{
+    (void)state;
+    with_deadline(ask_for_no_name);
     set_environment((const struct setting[]){{0}});
 }
 
@@ -881,6 +923,7 @@ int main(void)
         cmocka_unit_test(test_rank_that_dies),
         cmocka_unit_test(test_rank_0_without_descriptors),
         cmocka_unit_test(test_bad_environment),
+        cmocka_unit_test(test_name_that_nobody_knows),
         cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_gather),
         cmocka_unit_test(test_ranks_per_node),
