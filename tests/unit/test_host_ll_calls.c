@@ -157,7 +157,9 @@ static void run(struct story story)
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < RANKS; rank++)
         if (exits[rank].code)
-            fail_msg("rank %d: %s", rank, story.wrong[rank]);
+            print_error("rank %d: %s\n", rank, story.wrong[rank]);
+    for (int rank = 0; rank < RANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
 }
 
 /* --- handles ----------------------------------------------------------------------------------------------------- */
@@ -506,6 +508,8 @@ static int mask_for_one_dispatch(struct member *m)
 
     for (int i = 0; i < 2; i++)
         SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    /* Rank 1 is through with them: it looks for masks at the end of a call. */
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
     dispatch.flags = EP_LL_RECV_HOOK;
     if (m->rank == 0) {
         SURE(ep_ll_set_mask(m->ll, 1, 1, NULL) == EP_OK);
