@@ -171,9 +171,9 @@ static int wake(struct cuda_op_ring *ring)
     return 0;
 }
 
-static int run(struct cuda_op_ring *ring)
+static int run(struct cuda_op_ring *ring, struct cuda_kept *kept)
 {
-    CALL(cuda_op_ring_open(ring));
+    CALL(cuda_op_ring_open(ring, kept));
     TRY(take_in_order(ring));
     TRY(grow(ring));
     TRY(refuse_what_is_none(ring));
@@ -183,17 +183,19 @@ static int run(struct cuda_op_ring *ring)
 int main(void)
 {
     struct cuda_op_ring rings[2];
+    struct cuda_kept kept = {.first = NULL};
     int code;
 
     alarm(SECONDS);
     cuda_op_ring_init(&rings[0]);
     cuda_op_ring_init(&rings[1]);
-    code = run(&rings[0]);
+    code = run(&rings[0], &kept);
     /* With nothing in it that polls. */
     if (!code)
-        code = cuda_op_ring_open(&rings[1]) == EP_OK ? wake(&rings[1]) : FAILED;
+        code = cuda_op_ring_open(&rings[1], &kept) == EP_OK ? wake(&rings[1]) : FAILED;
     cuda_op_ring_close(&rings[0]);
     cuda_op_ring_close(&rings[1]);
+    cuda_kept_free(&kept);
     printf("op_ring_cuda: %s\n", code ? "FAILED" : "passed");
     return code;
 }
