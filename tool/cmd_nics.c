@@ -106,7 +106,6 @@ static int report(FILE *stream, const struct nics_options *options, const struct
         size_t style = mode == NICS_WATCH ? JSON_COMPACT : JSON_INDENT(2);
         json_t *document = nics_document(nics, mode, command, &verdict);
 
-        out_json_written();
         failed = stream_json(stream, document, style | JSON_REAL_PRECISION(9));
         json_decref(document);
     } else {
@@ -208,7 +207,6 @@ static int leave(int code, bool is_command)
 
     if (is_command && code != CMD_FINE && !is_interrupt) {
         progress_stop();
-        out_json_end(code, NULL);
         (void)out_finish();
         exit(code);
     }

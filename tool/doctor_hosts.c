@@ -180,12 +180,7 @@ static void judge(const struct remote *remote, struct node *node)
         snprintf(node->why, sizeof(node->why), "its epkit answers in version %lld of the format, this one reads %d",
                  (long long)json_integer_value(json_object_get(document, "schema_version")), OUT_SCHEMA_VERSION);
     } else if (document) {
-        /* It could not diagnose, and says why. */
-        const char *verdict = json_string_value(json_object_get(document, "verdict"));
-        char text[160];
-
-        root_clean(verdict ? verdict : "the answer is not that of epkit doctor", text, sizeof(text));
-        snprintf(node->why, sizeof(node->why), "%s", text);
+        snprintf(node->why, sizeof(node->why), "the answer is not that of epkit doctor");
     } else if (remote->failed_at) {
         node->layer = strcmp(remote->failed_at, "command") == 0 ? "answer" : remote->failed_at;
         snprintf(node->why, sizeof(node->why), "%s", remote->why);

@@ -27,8 +27,6 @@ static int run_verb(const struct cmd *cmd, int argc, char **argv)
         options_done(&call);
         return result;
     }
-    if (!is_mistaken && cmd_given(cmd, &call, "json"))
-        out_json_expect(cmd->name);
     if (cmd->flags & CMD_RANKS)
         joined = ranks_world_join(cmd, result == CMD_FINE ? &call : NULL);
     follows = ranks_world_rank() > 0;
@@ -43,8 +41,6 @@ static int run_verb(const struct cmd *cmd, int argc, char **argv)
     if (follows && is_mistaken && first != CMD_USAGE)
         cmd_usage(cmd, "%s", error);
     progress_stop();
-    if (!follows && result != CMD_FINE)
-        out_json_end(result, NULL);
     options_done(&call);
     return result;
 }

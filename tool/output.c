@@ -15,14 +15,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ERRORS_MAX 16
-
-/* What --json has to answer with when there is no report. */
-static struct {
-    const char *verb; /* NULL: no document is expected, or one has been written */
-    json_t *errors;
-} ending;
-
 bool out_is_terminal(FILE *stream)
 {
     const char *term = getenv("TERM");
@@ -60,7 +52,6 @@ void out_verdict(enum out_tone tone, const char *format, ...)
     va_list args;
 
     progress_hide();
-    out_json_written();
     out_tone(stdout, tone);
     va_start(args, format);
     vprintf(format, args);
@@ -75,7 +66,6 @@ void out_line(const char *format, ...)
     va_list args;
 
     progress_hide();
-    out_json_written();
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
@@ -110,25 +100,10 @@ print_message(enum out_tone tone, const char *label, const char *format, va_list
     print_line(format, args);
 }
 
-static void __attribute__((format(printf, 1, 0))) keep_error(const char *format, va_list args)
-{
-    char *text = NULL;
-
-    if (!ending.verb || json_array_size(ending.errors) >= ERRORS_MAX || vasprintf(&text, format, args) < 0)
-        return;
-    if (!ending.errors)
-        ending.errors = json_array();
-    json_array_append_new(ending.errors, out_text(text));
-    free(text);
-}
-
 void out_error(const char *format, ...)
 {
     va_list args;
 
-    va_start(args, format);
-    keep_error(format, args);
-    va_end(args);
     va_start(args, format);
     print_message(OUT_BAD, "error: ", format, args);
     va_end(args);
@@ -220,7 +195,6 @@ json_t *out_document(const char *verb)
 int out_json(json_t *document)
 {
     progress_hide();
-    out_json_written();
     if (!document || stream_json(stdout, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0) {
         if (out_finish() == CMD_FINE)
             out_error("making the JSON document: out of memory");
@@ -229,36 +203,6 @@ int out_json(json_t *document)
     }
     json_decref(document);
     return out_finish() == CMD_FINE ? 0 : -1;
-}
-
-void out_json_expect(const char *verb)
-{
-    ending.verb = verb;
-}
-
-void out_json_written(void)
-{
-    ending.verb = NULL;
-    json_decref(ending.errors);
-    ending.errors = NULL;
-}
-
-void out_json_end(int code, const char *verdict)
-{
-    json_t *document = ending.verb ? out_document(ending.verb) : NULL;
-    const char *first = json_string_value(json_array_get(ending.errors, 0));
-    char text[120];
-
-    if (!document)
-        return;
-    if (code > 128)
-        snprintf(text, sizeof(text), "ended by signal %d (%s)", code - 128, strsignal(code - 128));
-    else
-        snprintf(text, sizeof(text), "ended with exit code %d", code);
-    json_object_set_new(document, "verdict", out_text(verdict ? verdict : first ? first : text));
-    json_object_set_new(document, "errors", ending.errors ? json_incref(ending.errors) : json_array());
-    json_object_set_new(document, "exit_code", json_integer(code));
-    (void)out_json(document);
 }
 
 /* The cell as text: in `room` if it has to be formatted, else borrowed from the value. */
@@ -423,8 +367,6 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
     int result = 0;
 
     progress_hide();
-    if (stream == stdout)
-        out_json_written();
     switch (format) {
     case OUT_TABLE:
         result = print_table(stream, columns, n_columns, rows);

@@ -51,19 +51,6 @@ json_t *out_document(const char *verb);
 /* Prints the document to standard output and consumes it. 0, or -1 after reporting why not. */
 int out_json(json_t *document);
 
-/* The verb was called with --json: out_json_end() has to see that a document is written whatever happens. */
-void out_json_expect(const char *verb);
-
-/* Something was written where the document goes, by other functions than these. */
-void out_json_written(void);
-
-/*
- * The verb ends with `code` and reports nothing more. If it was called with --json and has written nothing, writes the
- * document of schema/ending.json: `verdict` (NULL: the first error that was reported, or what the code means), every
- * error, the code. Where standard output cannot be written that has been said already.
- */
-void out_json_end(int code, const char *verdict);
-
 /* The sentence that answers the question, on a line of its own on standard output. */
 void out_verdict(enum out_tone tone, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -630,7 +630,6 @@ static int leave(int code, bool is_interrupted)
 {
     if (code <= 128 || is_interrupted)
         return code;
-    out_json_end(code, NULL);
     exit(out_finish() == CMD_FINE ? code : CMD_FAILED);
 }
 

@@ -145,25 +145,19 @@ int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct
 
 int follow_leader(const struct hosts_source *source, const char *leader, int64_t wait_s, int64_t deadline_s)
 {
-    char why[200], text[600];
+    char why[200];
     int code;
 
     if (!source->is_pods) {
-        snprintf(text, sizeof(text), "%s: task %d leaves the launch to task 0 (%s)", source->text, source->index,
-                 leader);
-        out_note("%s", text);
-        out_json_end(CMD_FINE, text);
+        fprintf(stderr, "epkit: %s: task %d leaves the launch to task 0 (%s)\n", source->text, source->index, leader);
         return CMD_FINE;
     }
     fprintf(stderr, "epkit: %s: pod %d waits for the launch by the first one (%s)\n", source->text, source->index,
             leader);
     code = follow_wait(wait_s, deadline_s, why, sizeof(why));
-    if (*why) {
+    if (*why)
         out_error("launch: %s", why);
-    } else {
-        snprintf(text, sizeof(text), "the launch by %s has ended with status %d", leader, code);
-        out_note("%s", text);
-        out_json_end(code, text);
-    }
+    else
+        fprintf(stderr, "epkit: the launch has ended with status %d\n", code);
     return code;
 }
