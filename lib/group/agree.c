@@ -13,7 +13,7 @@
 /* So many verdicts fit on the stack: a rank that is out of memory can still say so. */
 #define FEW 32
 
-void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status status, int rank)
+void ep_group_verdict_make(struct ep_group_verdict *verdict, const char *call, ep_status status, int rank)
 {
     const char *text = ep_last_error();
     size_t length = strlen(call);
@@ -23,25 +23,25 @@ void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status
     verdict->rank = rank;
     if (status != EP_OK)
         /* The call is put in front again by who reads it. */
-        snprintf(verdict->reason, sizeof(verdict->reason), "%.*s", HOST_REASON_BYTES - 1,
+        snprintf(verdict->reason, sizeof(verdict->reason), "%.*s", EP_GROUP_REASON_BYTES - 1,
                  strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text);
 }
 
-static const struct host_verdict *find(const void *all, size_t stride, int rank)
+static const struct ep_group_verdict *find(const void *all, size_t stride, int rank)
 {
-    return (const struct host_verdict *)(const void *)((const char *)all + (size_t)rank * stride);
+    return (const struct ep_group_verdict *)(const void *)((const char *)all + (size_t)rank * stride);
 }
 
-ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int nranks, const void *all,
-                             size_t stride)
+ep_status ep_group_verdict_judge(const char *call, const struct ep_group_verdict *mine, int nranks, const void *all,
+                                 size_t stride)
 {
-    char reason[HOST_REASON_BYTES];
+    char reason[EP_GROUP_REASON_BYTES];
     int blamed = -1;
 
     if (mine->status != EP_OK)
         return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
     for (int rank = 0; rank < nranks; rank++) {
-        const struct host_verdict *theirs = find(all, stride, rank);
+        const struct ep_group_verdict *theirs = find(all, stride, rank);
 
         if (theirs->status != EP_OK &&
             (!ep_status_is_failure(theirs->status) || theirs->rank < 0 || theirs->rank >= nranks))
@@ -50,7 +50,7 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
     }
     /* Who failed by itself explains those that failed because of it. */
     for (int rank = 0; rank < nranks; rank++) {
-        const struct host_verdict *theirs = find(all, stride, rank);
+        const struct ep_group_verdict *theirs = find(all, stride, rank);
 
         if (theirs->status == EP_OK)
             continue;
@@ -64,7 +64,7 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
     if (blamed < 0)
         return EP_OK;
     mine = find(all, stride, blamed);
-    host_read_reason(reason, mine->reason);
+    ep_group_read_reason(reason, mine->reason);
     if (mine->rank == blamed)
         return ep_fail((ep_status)mine->status, "%s: rank %d failed: %s", call, blamed, reason);
     /* The reason names the rank that failed, and comes first. */
@@ -72,7 +72,7 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
 }
 
 /* Some rank has failed because of another one that did not say itself that it failed. */
-static bool blames_peer(const struct host_verdict *all, int nranks)
+static bool blames_peer(const struct ep_group_verdict *all, int nranks)
 {
     for (int rank = 0; rank < nranks; rank++)
         if (all[rank].status != EP_OK && all[rank].status != EP_E_PEER_DEAD && all[rank].rank != rank)
@@ -80,13 +80,13 @@ static bool blames_peer(const struct host_verdict *all, int nranks)
     return false;
 }
 
-ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks)
+ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks)
 {
-    struct host_verdict few[FEW], *all = few, own;
+    struct ep_group_verdict few[FEW], *all = few, own;
     char lives = 1, all_live[EP_MAX_RANKS];
     ep_status status;
 
-    host_verdict_make(&own, "ep_comm_new", mine, rank);
+    ep_group_verdict_make(&own, "ep_comm_new", mine, rank);
     own.asks = *asks;
     if (boot->nranks > FEW)
         all = calloc((size_t)boot->nranks, sizeof(*all));
@@ -97,7 +97,7 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
     if (status == EP_OK && blames_peer(all, boot->nranks))
         status = boot->allgather(boot->context, &lives, sizeof(lives), timeout_ms, all_live);
     if (status == EP_OK) {
-        status = host_verdict_judge("ep_comm_new", &own, boot->nranks, all, sizeof(*all));
+        status = ep_group_verdict_judge("ep_comm_new", &own, boot->nranks, all, sizeof(*all));
         for (int i = 0; i < boot->nranks; i++)
             *asks |= all[i].asks != 0;
     } else if (mine != EP_OK && (rank == boot->rank || (mine == EP_E_PEER_DEAD && status == EP_E_TIMEOUT))) {
@@ -109,36 +109,36 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
     return status;
 }
 
-ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine)
+ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine)
 {
-    int nranks = comm->nranks, owner = host_take_failed_owner();
-    struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
+    int nranks = comm->nranks, owner = ep_group_get_failed_owner();
+    struct ep_group_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
     ep_status status;
 
-    host_verdict_make(&own, call, mine, owner >= 0 ? owner : comm->rank);
+    ep_group_verdict_make(&own, call, mine, owner >= 0 ? owner : comm->rank);
     if (!all)
         return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, nranks);
-    status = host_allgather(comm, &own, sizeof(own), all);
+    status = ep_group_allgather(comm, &own, sizeof(own), all);
     if (status == EP_OK)
-        status = host_verdict_judge(call, &own, nranks, all, sizeof(*all));
+        status = ep_group_verdict_judge(call, &own, nranks, all, sizeof(*all));
     free(all);
     return status;
 }
 
-ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
+ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
 {
     bool asks = false;
 
-    return host_agree_about(boot, timeout_ms, mine, boot->rank, &asks);
+    return ep_group_agree_about(boot, timeout_ms, mine, boot->rank, &asks);
 }
 
 /* --- ep_ll_new ------------------------------------------------------------------------------------------------- */
 
 /* What must agree, and where the segment is. */
 struct ll_hello {
-    struct host_verdict verdict;
+    struct ep_group_verdict verdict;
     ep_ll_config config;
-    struct host_where where;
+    struct ep_group_address where;
 };
 
 static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
@@ -165,7 +165,8 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
     return EP_OK;
 }
 
-ep_status host_ll_exchange(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all)
+ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_address *where,
+                               struct ep_group_address *ret_all)
 {
     struct ll_hello hello = {.config = ll->config, .where = *where};
     int nranks = ll->comm->nranks;
@@ -174,11 +175,11 @@ ep_status host_ll_exchange(ep_ll *ll, ep_status mine, const struct host_where *w
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    (void)host_take_failed_owner(); /* of an earlier failure: the peers have handed out nothing yet */
-    host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
-    status = host_allgather(ll->comm, &hello, sizeof(hello), all);
+    (void)ep_group_get_failed_owner(); /* of an earlier failure: the peers have handed out nothing yet */
+    ep_group_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
+    status = ep_group_allgather(ll->comm, &hello, sizeof(hello), all);
     if (status == EP_OK)
-        status = host_verdict_judge("ep_ll_new", &hello.verdict, nranks, all, sizeof(*all));
+        status = ep_group_verdict_judge("ep_ll_new", &hello.verdict, nranks, all, sizeof(*all));
     if (status == EP_OK)
         status = compare_configs(ll, all);
     for (int rank = 0; status == EP_OK && rank < nranks; rank++)

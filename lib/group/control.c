@@ -15,7 +15,7 @@
 
 /* What ranks send each other in the rendezvous. */
 struct identity {
-    struct host_verdict verdict; /* of what the rank has done by itself */
+    struct ep_group_verdict verdict; /* of what the rank has done by itself */
     struct ep_shm_name control;
     struct ep_process_id process;
 };
@@ -28,32 +28,33 @@ static size_t board_row_bytes(int nranks, int nnodes)
 {
     size_t bytes = sizeof(int32_t) * ((size_t)nranks + (size_t)nnodes + EP_MAX_EXPERTS) + 64;
 
-    return (bytes + HOST_CACHE_LINE - 1) / HOST_CACHE_LINE * HOST_CACHE_LINE;
+    return (bytes + EP_GROUP_CACHE_LINE - 1) / EP_GROUP_CACHE_LINE * EP_GROUP_CACHE_LINE;
 }
 
 static size_t control_bytes(int nranks, int nnodes)
 {
-    return sizeof(struct host_control) + (size_t)HOST_BOARDS * (size_t)nnodes * board_row_bytes(nranks, nnodes);
+    return sizeof(struct ep_group_control) +
+           (size_t)EP_GROUP_EXCHANGES * (size_t)nnodes * board_row_bytes(nranks, nnodes);
 }
 
 /* A step of creation with one peer. */
 struct introduction {
-    struct host_comm *host;
+    struct ep_group *group;
     const struct identity *mine;
     bool asks;            /* some segment can only come over a socket */
     uint64_t deadline_ns; /* for all that comes over sockets */
     int failed_rank;      /* of a failure */
 };
 
-static bool same_node(const struct host_comm *host, int rank)
+static bool same_node(const struct ep_group *group, int rank)
 {
-    return rank / host->comm->ranks_per_node == host->comm->node;
+    return rank / group->comm->ranks_per_node == group->comm->node;
 }
 
 /* Over sockets each node is a host of its own, also where two of them are on one machine: one set of rules for all. */
-static bool is_apart(const struct host_comm *host, int rank)
+static bool is_apart(const struct ep_group *group, int rank)
 {
-    return !same_node(host, rank) && ep_net_is_linked(host->comm->config.network);
+    return !same_node(group, rank) && ep_net_is_linked(group->comm->config.network);
 }
 
 /* A host that cannot be told from another one, because a rank has no /proc, is tried as the same one. */
@@ -66,14 +67,14 @@ static bool may_share_host(const struct identity *a, const struct identity *b)
 /* Out of reach: another host for all that follows, unless it has to be of this node. */
 static ep_status set_apart(struct introduction *intro, int rank, const char *why)
 {
-    intro->host->one_host = false;
-    if (!same_node(intro->host, rank))
+    intro->group->one_host = false;
+    if (!same_node(intro->group, rank))
         return EP_OK;
     return ep_fail(EP_E_ARG, "ep_comm_new: rank %d and rank %d are of one node (ranks_per_node is %d) but %s",
-                   intro->host->comm->rank, rank, intro->host->comm->ranks_per_node, why);
+                   intro->group->comm->rank, rank, intro->group->comm->ranks_per_node, why);
 }
 
-static void took_control(struct host_peer *peer)
+static void took_control(struct ep_group_peer *peer)
 {
     peer->control = peer->shm.base;
 }
@@ -81,17 +82,17 @@ static void took_control(struct host_peer *peer)
 /* By what this process may do alone. Otherwise it asks for a socket. */
 static ep_status attach_peer(struct introduction *intro, int rank, const struct identity *theirs)
 {
-    struct host_peer *peer = &intro->host->peers[rank];
+    struct ep_group_peer *peer = &intro->group->peers[rank];
     struct ep_shm_owner owner = {.process = &peer->process};
     ep_status status;
 
-    if (rank == intro->host->comm->rank) {
-        peer->control = intro->host->control;
+    if (rank == intro->group->comm->rank) {
+        peer->control = intro->group->control;
         return EP_OK;
     }
-    if (is_apart(intro->host, rank) || !may_share_host(intro->mine, theirs))
+    if (is_apart(intro->group, rank) || !may_share_host(intro->mine, theirs))
         return set_apart(intro, rank, "live on different hosts");
-    if (theirs->control.bytes != intro->host->shm.bytes || theirs->control.process != theirs->process.key)
+    if (theirs->control.bytes != intro->group->shm.bytes || theirs->control.process != theirs->process.key)
         return ep_fail(EP_E_MISMATCH,
                        "ep_comm_new: what rank %d has published is damaged: a control block of %llu bytes", rank,
                        (unsigned long long)theirs->control.bytes);
@@ -100,19 +101,19 @@ static ep_status attach_peer(struct introduction *intro, int rank, const struct 
     status = peer->same_process ? EP_OK : ep_process_open(&theirs->process, &peer->process);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_comm_new: rank %d needs a descriptor for each other rank, for rank %d: ",
-                              intro->host->comm->rank, rank);
+                              intro->group->comm->rank, rank);
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         took_control(peer);
         return EP_OK;
     }
-    if (host_peer_dead(intro->host, rank)) {
+    if (ep_group_peer_dead(intro->group, rank)) {
         intro->failed_rank = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
     if (status != EP_E_UNSUPPORTED && status != EP_E_STATE)
         return ep_fail_prefix(
-            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->host->comm->rank, rank);
+            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->group->comm->rank, rank);
     /* One that is just ending, too: the next all-gather knows. */
     intro->asks = true;
     return EP_OK;
@@ -129,7 +130,7 @@ static int left_ms(uint64_t deadline_ns)
 /* What attach_peer() has left open, over the peer's socket. */
 static ep_status attach_by_socket(struct introduction *intro, int rank, const struct identity *theirs)
 {
-    struct host_peer *peer = &intro->host->peers[rank];
+    struct ep_group_peer *peer = &intro->group->peers[rank];
     bool at_owner = false;
     struct ep_shm_owner owner = {.process = &peer->process,
                                  .address = &peer->address,
@@ -138,8 +139,8 @@ static ep_status attach_by_socket(struct introduction *intro, int rank, const st
     ep_status status;
     char text[EP_ERROR_TEXT_BYTES];
 
-    intro->failed_rank = intro->host->comm->rank;
-    if (peer->control || is_apart(intro->host, rank) || !may_share_host(intro->mine, theirs))
+    intro->failed_rank = intro->group->comm->rank;
+    if (peer->control || is_apart(intro->group, rank) || !may_share_host(intro->mine, theirs))
         return EP_OK;
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
@@ -159,7 +160,7 @@ static ep_status attach_by_socket(struct introduction *intro, int rank, const st
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
     if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
-        host_find_fate(intro->host, rank) == EP_E_PEER_DEAD) {
+        ep_group_find_outcome(intro->group, rank) == EP_E_PEER_DEAD) {
         intro->failed_rank = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
@@ -170,18 +171,18 @@ static ep_status attach_by_socket(struct introduction *intro, int rank, const st
     if (intro->failed_rank == rank)
         return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
     return ep_fail_prefix(
-        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->host->comm->rank, rank);
+        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->group->comm->rank, rank);
 }
 
 /* All ranks hand out their segments, because some rank can get at some segment in no other way. */
 static ep_status rendezvous_by_socket(struct introduction *intro, const ep_boot *boot, const struct identity *all)
 {
-    struct host_comm *host = intro->host;
+    struct ep_group *group = intro->group;
     struct offer {
-        struct host_verdict verdict;
+        struct ep_group_verdict verdict;
         struct ep_shm_address address;
     } mine, few[FEW], *offers = few;
-    int timeout_ms = host->comm->config.timeout_ms;
+    int timeout_ms = group->comm->config.timeout_ms;
     ep_status status;
     bool asks = false;
 
@@ -191,20 +192,20 @@ static ep_status rendezvous_by_socket(struct introduction *intro, const ep_boot 
     if (!offers)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = ep_shm_serve(&mine.address);
-    host->serves = status == EP_OK;
-    host_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
+    group->serves = status == EP_OK;
+    ep_group_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
     status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, offers);
     if (status == EP_OK)
-        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, offers, sizeof(*offers));
+        status = ep_group_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, offers, sizeof(*offers));
     if (status != EP_OK)
         goto free_offers;
     /* Peers wait for this rank in the next all-gather, and must not blame it for one that is stopped. */
     intro->deadline_ns = ep_deadline_ns(timeout_ms / 2);
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
-        host->peers[rank].address = offers[rank].address;
+        group->peers[rank].address = offers[rank].address;
         status = attach_by_socket(intro, rank, &all[rank]);
     }
-    status = host_agree_about(boot, timeout_ms, status, intro->failed_rank, &asks);
+    status = ep_group_agree_about(boot, timeout_ms, status, intro->failed_rank, &asks);
 free_offers:
     if (offers != few)
         free(offers);
@@ -212,11 +213,11 @@ free_offers:
 }
 
 /* `host` NULL: this rank has failed with `mine_status` already, and takes part to say so. */
-static ep_status rendezvous(struct host_comm *host, const ep_boot *boot, int timeout_ms, ep_status mine_status)
+static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int timeout_ms, ep_status mine_status)
 {
     struct identity mine, few[FEW], *all = few;
     char before[EP_ERROR_TEXT_BYTES];
-    struct introduction intro = {.host = host, .mine = &mine, .failed_rank = boot->rank};
+    struct introduction intro = {.group = group, .mine = &mine, .failed_rank = boot->rank};
     ep_status status = mine_status;
 
     memset(&mine, 0, sizeof(mine));
@@ -225,21 +226,21 @@ static ep_status rendezvous(struct host_comm *host, const ep_boot *boot, int tim
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     if (status == EP_OK)
-        status = ep_shm_get_name(&host->shm, &mine.control);
-    host_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
+        status = ep_shm_get_name(&group->shm, &mine.control);
+    ep_group_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
     ep_process_get_self(&mine.process);
     status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, all);
     if (status == EP_OK)
-        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, all, sizeof(*all));
+        status = ep_group_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, all, sizeof(*all));
     else if (mine.verdict.status != EP_OK)
         status = ep_fail((ep_status)mine.verdict.status, "ep_comm_new: %s", mine.verdict.reason);
-    if (status != EP_OK || !host)
+    if (status != EP_OK || !group)
         goto free_all;
-    host->one_host = true;
+    group->one_host = true;
     snprintf(before, sizeof(before), "%s", ep_last_error());
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
         status = attach_peer(&intro, rank, &all[rank]);
-    status = host_agree_about(boot, timeout_ms, status, intro.failed_rank, &intro.asks);
+    status = ep_group_agree_about(boot, timeout_ms, status, intro.failed_rank, &intro.asks);
     if (status == EP_OK && intro.asks)
         status = rendezvous_by_socket(&intro, boot, all);
     /* A way that was closed is no failure when another one is open. */
@@ -252,11 +253,11 @@ free_all:
 }
 
 /* The lowest rank of this host: the same one for all of them. */
-static int find_arbiter(const struct host_comm *host)
+static int find_arbiter(const struct ep_group *group)
 {
     int rank = 0;
 
-    while (!host->peers[rank].control)
+    while (!group->peers[rank].control)
         rank++;
     return rank;
 }
@@ -264,21 +265,21 @@ static int find_arbiter(const struct host_comm *host)
 /* For the network, in creation: the peers wait for this rank, and must not blame it for one that is stopped. */
 static ep_status attach_segment(void *context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
 {
-    const struct host_comm *host = context;
+    const struct ep_group *group = context;
 
-    return host_attach(context, rank, name, host->comm->config.timeout_ms / 2, ret_shm);
+    return ep_group_attach(context, rank, name, group->comm->config.timeout_ms / 2, ret_shm);
 }
 
 static void wake_rank(void *context, int rank)
 {
-    host_ring_rank(context, rank);
+    ep_group_ring_rank(context, rank);
 }
 
 /* Which network the configuration asks for, of those that are there. */
-static ep_status find_network(struct host_comm *host, const ep_boot *boot, struct ep_net_provider *ret_provider)
+static ep_status find_network(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider)
 {
     const struct ep_net_provider *brought = boot->network, *own;
-    const char *name = host->comm->config.network;
+    const char *name = group->comm->config.network;
     bool has_brought = brought && brought->abi == EP_NET_ABI;
 
     if (!name)
@@ -292,7 +293,7 @@ static ep_status find_network(struct host_comm *host, const ep_boot *boot, struc
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\", \"%s\", \"%s\"%s%s",
                        name, ep_net_emulated.name, ep_net_tcp.name, ep_net_verbs.name,
                        brought ? " and, from the boot, " : "", brought ? brought->name : "");
-    if (own == &ep_net_emulated && !host->one_host)
+    if (own == &ep_net_emulated && !group->one_host)
         return ep_fail(
             EP_E_UNSUPPORTED,
             "ep_comm_new: the emulated network needs all ranks on one host: take the network \"tcp\", or start them with "
@@ -304,9 +305,9 @@ static ep_status find_network(struct host_comm *host, const ep_boot *boot, struc
     return EP_OK;
 }
 
-static void make_params(struct host_comm *host, struct ep_net_params *ret_params)
+static void make_params(struct ep_group *group, struct ep_net_params *ret_params)
 {
-    const ep_comm *comm = host->comm;
+    const ep_comm *comm = group->comm;
 
     *ret_params = (struct ep_net_params){
         .rank = comm->rank,
@@ -316,154 +317,155 @@ static void make_params(struct host_comm *host, struct ep_net_params *ret_params
         .timeout_ms = comm->config.timeout_ms,
         .emulation = comm->emulation,
         .wake = wake_rank,
-        .wake_context = host,
+        .wake_context = group,
         .attach = attach_segment,
     };
 }
 
-void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params)
+void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_provider,
+                           struct ep_net_params *ret_params)
 {
-    *ret_provider = host->provider;
+    *ret_provider = group->provider;
     /* The bootstrap may be gone: the endpoint has kept what it knew. */
-    if (ep_net_is_linked(host->provider.name))
+    if (ep_net_is_linked(group->provider.name))
         ret_provider->context =
-            (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(host->streams)))->context;
-    make_params(host, ret_params);
+            (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(group->streams)))->context;
+    make_params(group, ret_params);
 }
 
-void host_net_describe_ranks(struct host_comm *host, const ep_boot *boot, struct ep_net_provider *ret_provider,
-                             struct ep_net_params *ret_params)
+void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider,
+                                 struct ep_net_params *ret_params)
 {
-    host_net_describe(host, ret_provider, ret_params);
+    ep_group_net_describe(group, ret_provider, ret_params);
     ret_params->boot = boot;
     ret_params->ranks_per_node = ret_params->channels = 1;
-    ret_params->apart = host->nlocal;
+    ret_params->apart = group->nlocal;
     ret_params->tolerant = true;
     if (!ret_params->emulation.ring_bytes)
         ret_params->emulation.ring_bytes = EMULATED_RING_BYTES;
 }
 
-void host_net_note_lost(struct host_comm *host, struct ep_net *net, int rank)
+void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank)
 {
-    if (net->ops->lost && host->remote && net->ops->lost(net, rank))
-        atomic_store(&host->remote[rank].lost, 1);
+    if (net->ops->lost && group->remote && net->ops->lost(net, rank))
+        atomic_store(&group->remote[rank].lost, 1);
 }
 
-static ep_status open_network(struct host_comm *host, const ep_boot *boot)
+static ep_status open_network(struct ep_group *group, const ep_boot *boot)
 {
-    ep_comm *comm = host->comm;
+    ep_comm *comm = group->comm;
     struct ep_net_params params;
-    ep_status status = find_network(host, boot, &host->provider);
+    ep_status status = find_network(group, boot, &group->provider);
 
-    make_params(host, &params);
+    make_params(group, &params);
     params.boot = boot;
-    status = host_agree(boot, comm->config.timeout_ms, status);
+    status = ep_group_agree(boot, comm->config.timeout_ms, status);
     if (status == EP_OK)
-        status = ep_streams_open(&host->provider, &params, HOST_RING_BYTES, &host->streams);
-    if (status == EP_OK && ep_net_is_linked(host->provider.name))
-        status = host_link_open(host);
-    return host_agree(boot, comm->config.timeout_ms, status);
+        status = ep_streams_open(&group->provider, &params, EP_GROUP_RING_BYTES, &group->streams);
+    if (status == EP_OK && ep_net_is_linked(group->provider.name))
+        status = ep_group_link_open(group);
+    return ep_group_agree(boot, comm->config.timeout_ms, status);
 }
 
 /* Spinning pays only while every rank of this host has a processor of its own. */
-static bool may_spin(const struct host_comm *host)
+static bool may_spin(const struct ep_group *group)
 {
     cpu_set_t set;
     int ranks = 0;
 
-    for (int rank = 0; rank < host->comm->nranks; rank++)
-        ranks += host->peers[rank].control != NULL;
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        ranks += group->peers[rank].control != NULL;
     return sched_getaffinity(0, sizeof(set), &set) == 0 && ranks <= CPU_COUNT(&set);
 }
 
 /* Everything that needs no peer. */
-static ep_status prepare(struct host_comm *host, ep_comm *comm)
+static ep_status prepare(struct ep_group *group, ep_comm *comm)
 {
-    host->comm = comm;
-    host->queue.base.comm = comm;
-    comm->impl = host;
-    host->first = comm->node * comm->ranks_per_node;
-    host->nlocal = comm->ranks_per_node;
-    host->local = comm->rank - host->first;
-    host->shm.fd = -1;
-    host->link_event = -1;
-    host->board_row_bytes = board_row_bytes(comm->nranks, comm->nnodes);
-    pthread_mutex_init(&host->memory_lock, NULL);
-    pthread_mutex_init(&host->queue_lock, NULL);
-    ep_cond_init(&host->queue_changed);
-    host->records = calloc((size_t)host->nlocal, sizeof(*host->records));
-    host->peers = calloc((size_t)comm->nranks, sizeof(*host->peers));
-    if (!host->peers || !host->records)
+    group->comm = comm;
+    group->queue.base.comm = comm;
+    comm->impl = group;
+    group->first = comm->node * comm->ranks_per_node;
+    group->nlocal = comm->ranks_per_node;
+    group->local = comm->rank - group->first;
+    group->shm.fd = -1;
+    group->link_event = -1;
+    group->board_row_bytes = board_row_bytes(comm->nranks, comm->nnodes);
+    pthread_mutex_init(&group->memory_lock, NULL);
+    pthread_mutex_init(&group->queue_lock, NULL);
+    ep_cond_init(&group->queue_changed);
+    group->records = calloc((size_t)group->nlocal, sizeof(*group->records));
+    group->peers = calloc((size_t)comm->nranks, sizeof(*group->peers));
+    if (!group->peers || !group->records)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
     for (int rank = 0; rank < comm->nranks; rank++)
-        host->peers[rank].process.pidfd = -1;
-    EP_TRY(ep_shm_new(control_bytes(comm->nranks, comm->nnodes), &host->shm));
-    host->control = host->shm.base;
-    host->arbiter = comm->rank;
+        group->peers[rank].process.pidfd = -1;
+    EP_TRY(ep_shm_new(control_bytes(comm->nranks, comm->nnodes), &group->shm));
+    group->control = group->shm.base;
+    group->arbiter = comm->rank;
     return EP_OK;
 }
 
-ep_status host_group_open(ep_comm *comm, const ep_boot *boot, const struct host_backend *backend)
+ep_status ep_group_open(ep_comm *comm, const ep_boot *boot, const struct ep_group_backend *backend)
 {
-    struct host_comm *host = calloc(1, backend->comm_bytes);
+    struct ep_group *group = calloc(1, backend->comm_bytes);
     int timeout_ms = comm->config.timeout_ms;
     ep_status status;
 
-    if (!host)
+    if (!group)
         return rendezvous(NULL, boot, timeout_ms, ep_fail(EP_E_MEMORY, "ep_comm_new: no memory"));
-    host->backend = backend;
-    status = rendezvous(host, boot, timeout_ms, prepare(host, comm));
+    group->backend = backend;
+    status = rendezvous(group, boot, timeout_ms, prepare(group, comm));
     if (status != EP_OK)
         goto close;
-    host->arbiter = find_arbiter(host);
-    host->spin = may_spin(host);
+    group->arbiter = find_arbiter(group);
+    group->spin = may_spin(group);
     if (comm->nnodes > 1)
-        status = open_network(host, boot);
+        status = open_network(group, boot);
     if (status == EP_OK)
         return EP_OK;
 close:
-    host_group_close(comm);
+    ep_group_close(comm);
     return status;
 }
 
-void host_leave_group(struct host_comm *host)
+void ep_group_leave(struct ep_group *group)
 {
-    if (!host->control)
+    if (!group->control)
         return;
-    atomic_store(&host->control->left, 1);
-    if (host->peers)
-        host_ring_all(host);
+    atomic_store(&group->control->left, 1);
+    if (group->peers)
+        ep_group_ring_all(group);
 }
 
-void host_group_close(ep_comm *comm)
+void ep_group_close(ep_comm *comm)
 {
-    struct host_comm *host = host_of(comm);
+    struct ep_group *group = ep_group_of(comm);
 
-    if (!host)
+    if (!group)
         return;
-    host_queue_close(host);
-    host_plan_drop_pending(host);
-    host_leave_group(host);
-    if (host->backend->stop)
-        host->backend->stop(host);
-    host_link_close(host);
+    ep_group_queue_close(group);
+    ep_group_plan_drop_pending(group);
+    ep_group_leave(group);
+    if (group->backend->stop)
+        group->backend->stop(group);
+    ep_group_link_close(group);
     if (atomic_load(&comm->failed) != EP_OK)
-        ep_streams_abandon(host->streams);
-    ep_streams_free(host->streams);
-    host_memory_close(host);
-    for (int rank = 0; host->peers && rank < comm->nranks; rank++) {
-        ep_shm_done(&host->peers[rank].shm);
-        ep_process_close(&host->peers[rank].process);
+        ep_streams_abandon(group->streams);
+    ep_streams_free(group->streams);
+    ep_group_memory_close(group);
+    for (int rank = 0; group->peers && rank < comm->nranks; rank++) {
+        ep_shm_done(&group->peers[rank].shm);
+        ep_process_close(&group->peers[rank].process);
     }
-    if (host->serves)
+    if (group->serves)
         ep_shm_serve_end();
-    free(host->peers);
-    free(host->records);
-    free(host->remote);
-    ep_shm_done(&host->shm);
-    pthread_cond_destroy(&host->queue_changed);
-    pthread_mutex_destroy(&host->queue_lock);
-    pthread_mutex_destroy(&host->memory_lock);
-    free(host);
+    free(group->peers);
+    free(group->records);
+    free(group->remote);
+    ep_shm_done(&group->shm);
+    pthread_cond_destroy(&group->queue_changed);
+    pthread_mutex_destroy(&group->queue_lock);
+    pthread_mutex_destroy(&group->memory_lock);
+    free(group);
     comm->impl = NULL;
 }

@@ -16,147 +16,151 @@ struct row_head {
     uint64_t number;
 };
 
-static struct row_head *board_row(const struct host_comm *host, struct host_control *control, uint64_t number, int node)
+static struct row_head *board_row(const struct ep_group *group, struct ep_group_control *control, uint64_t number,
+                                  int node)
 {
-    size_t row = (size_t)(number % HOST_BOARDS) * (size_t)host->comm->nnodes + (size_t)node;
+    size_t row = (size_t)(number % EP_GROUP_EXCHANGES) * (size_t)group->comm->nnodes + (size_t)node;
 
-    return (struct row_head *)((char *)(control + 1) + row * host->board_row_bytes);
+    return (struct row_head *)((char *)(control + 1) + row * group->board_row_bytes);
 }
 
-ep_status host_exchange_start(struct host_comm *host, enum host_phase phase, const void *row, size_t bytes,
-                              uint64_t *ret_number)
+ep_status ep_group_exchange_start(struct ep_group *group, enum ep_group_phase phase, const void *row, size_t bytes,
+                                  uint64_t *ret_number)
 {
-    uint64_t number = host->exchange + 1;
+    uint64_t number = group->exchange + 1;
     struct row_head *mine;
 
-    EP_TRY(host_check(host));
-    if (number > HOST_BOARDS)
-        EP_TRY(host_wait_node(host, offsetof(struct host_control, board_read), number - HOST_BOARDS, HOST_PLAN_BOARD));
-    host->exchange = number;
-    mine = board_row(host, host->control, number, host->comm->node);
+    EP_TRY(ep_group_check(group));
+    if (number > EP_GROUP_EXCHANGES)
+        EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, board_read), number - EP_GROUP_EXCHANGES,
+                                  EP_GROUP_PLAN_SLOT));
+    group->exchange = number;
+    mine = board_row(group, group->control, number, group->comm->node);
     *mine = (struct row_head){.phase = (int32_t)phase, .bytes = (uint32_t)bytes, .number = number};
     if (bytes)
         memcpy(mine + 1, row, bytes);
-    if (host->comm->nnodes == 1) {
-        atomic_store_explicit(&host->control->board_ready, number, memory_order_release);
-        host_ring_node(host);
+    if (group->comm->nnodes == 1) {
+        atomic_store_explicit(&group->control->board_ready, number, memory_order_release);
+        ep_group_ring_node(group);
     }
     *ret_number = number;
     return EP_OK;
 }
 
 /* Takes one rail peer's row off its stream. */
-static ep_status take_row(struct host_comm *host, uint64_t number, int node, enum host_phase phase, bool *ret_taken)
+static ep_status take_row(struct ep_group *group, uint64_t number, int node, enum ep_group_phase phase, bool *ret_taken)
 {
     size_t bytes;
-    const struct host_message *message = ep_stream_peek(host->streams, node, 0, &bytes);
+    const struct ep_group_message *message = ep_stream_peek(group->streams, node, 0, &bytes);
 
     if (!message)
         return EP_OK;
-    if (bytes < sizeof(*message) || message->kind != HOST_MESSAGE_BOARD || message->number != number ||
-        bytes - sizeof(*message) > host->board_row_bytes)
-        return host_raise_own(host,
-                              ep_fail(EP_E_MISMATCH,
-                                      "ranks are in different calls: rank %d waits for exchange %llu, rank %d sent "
-                                      "message kind %u number %llu",
-                                      host->comm->rank, (unsigned long long)number, host_rail(host, node),
-                                      message->kind, (unsigned long long)message->number),
-                              host_rail(host, node), phase);
-    memcpy(board_row(host, host->control, number, node), message + 1, bytes - sizeof(*message));
-    ep_stream_pop(host->streams, node, 0);
+    if (bytes < sizeof(*message) || message->kind != EP_GROUP_MESSAGE_EXCHANGE || message->number != number ||
+        bytes - sizeof(*message) > group->board_row_bytes)
+        return ep_group_set_own_failure(
+            group,
+            ep_fail(EP_E_MISMATCH,
+                    "ranks are in different calls: rank %d waits for exchange %llu, rank %d sent "
+                    "message kind %u number %llu",
+                    group->comm->rank, (unsigned long long)number, ep_group_rail(group, node), message->kind,
+                    (unsigned long long)message->number),
+            ep_group_rail(group, node), phase);
+    memcpy(board_row(group, group->control, number, node), message + 1, bytes - sizeof(*message));
+    ep_stream_pop(group->streams, node, 0);
     *ret_taken = true;
     return EP_OK;
 }
 
 /* Rows to and from the rail peers. */
-static ep_status exchange_rails(struct host_comm *host, uint64_t number, enum host_phase phase)
+static ep_status exchange_rails(struct ep_group *group, uint64_t number, enum ep_group_phase phase)
 {
-    int nnodes = host->comm->nnodes, node = host->comm->node, left = 2 * (nnodes - 1);
-    const struct row_head *mine = board_row(host, host->control, number, node);
-    struct host_message head = {.kind = HOST_MESSAGE_BOARD, .detail = mine->bytes, .number = number};
+    int nnodes = group->comm->nnodes, node = group->comm->node, left = 2 * (nnodes - 1);
+    const struct row_head *mine = board_row(group, group->control, number, node);
+    struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_EXCHANGE, .detail = mine->bytes, .number = number};
     struct ep_piece piece = {.data = mine, .bytes = sizeof(*mine) + mine->bytes};
     bool sent[EP_MAX_RANKS] = {false}, taken[EP_MAX_RANKS] = {false};
-    struct host_pause pause;
+    struct ep_group_wait pause;
 
-    host_pause_begin(&pause, host, phase);
+    ep_group_wait_begin(&pause, group, phase);
     for (;;) {
-        uint32_t seen = host_doorbell(host);
+        uint32_t seen = ep_group_doorbell(group);
         int waiting_for = -1;
         bool moved;
 
-        EP_TRY(host_net_progress(host, phase, &moved));
+        EP_TRY(ep_group_net_progress(group, phase, &moved));
         for (int peer = 0; peer < nnodes; peer++) {
             bool was_sent = sent[peer], was_taken = taken[peer];
 
             if (peer == node)
                 continue;
             if (!sent[peer])
-                sent[peer] = ep_stream_send(host->streams, peer, 0, &head, sizeof(head), &piece, 1);
+                sent[peer] = ep_stream_send(group->streams, peer, 0, &head, sizeof(head), &piece, 1);
             if (!taken[peer])
-                EP_TRY(take_row(host, number, peer, phase, &taken[peer]));
+                EP_TRY(take_row(group, number, peer, phase, &taken[peer]));
             left -= (sent[peer] != was_sent) + (taken[peer] != was_taken);
             moved |= sent[peer] != was_sent || taken[peer] != was_taken;
             if (!sent[peer] || !taken[peer])
                 waiting_for = peer;
         }
-        if (left == 0 && ep_streams_flushed(host->streams))
+        if (left == 0 && ep_streams_flushed(group->streams))
             break;
-        EP_TRY(host_net_step(host, &pause, seen, moved, waiting_for));
+        EP_TRY(ep_group_net_step(group, &pause, seen, moved, waiting_for));
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     return EP_OK;
 }
 
 /* The row of any rank, on the board of the rank of this node that has it. */
-static const struct row_head *row_of(const struct host_comm *host, uint64_t number, int rank)
+static const struct row_head *row_of(const struct ep_group *group, uint64_t number, int rank)
 {
-    int local = rank % host->comm->ranks_per_node, node = rank / host->comm->ranks_per_node;
+    int local = rank % group->comm->ranks_per_node, node = rank / group->comm->ranks_per_node;
 
-    return board_row(host, host_control_of(host, host->first + local), number, node);
+    return board_row(group, ep_group_control_of(group, group->first + local), number, node);
 }
 
-ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum host_phase phase)
+ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, enum ep_group_phase phase)
 {
     struct row_head mine;
 
-    host_read_shared(&mine, board_row(host, host->control, number, host->comm->node), sizeof(mine));
-    if (host->comm->nnodes > 1) {
-        EP_TRY(exchange_rails(host, number, phase));
-        atomic_store_explicit(&host->control->board_ready, number, memory_order_release);
-        host_ring_node(host);
+    ep_group_read_shared(&mine, board_row(group, group->control, number, group->comm->node), sizeof(mine));
+    if (group->comm->nnodes > 1) {
+        EP_TRY(exchange_rails(group, number, phase));
+        atomic_store_explicit(&group->control->board_ready, number, memory_order_release);
+        ep_group_ring_node(group);
     }
-    EP_TRY(host_wait_node(host, offsetof(struct host_control, board_ready), number, phase));
-    for (int rank = 0; rank < host->comm->nranks; rank++) {
+    EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, board_ready), number, phase));
+    for (int rank = 0; rank < group->comm->nranks; rank++) {
         struct row_head row;
 
-        host_read_shared(&row, row_of(host, number, rank), sizeof(row));
+        ep_group_read_shared(&row, row_of(group, number, rank), sizeof(row));
 
         if (row.phase != mine.phase)
-            return host_raise_own(host,
-                                  ep_fail(EP_E_MISMATCH,
-                                          "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"",
-                                          host->comm->rank, host_phase_name((enum host_phase)mine.phase), rank,
-                                          host_phase_name((enum host_phase)row.phase)),
-                                  rank, phase);
+            return ep_group_set_own_failure(
+                group,
+                ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"",
+                        group->comm->rank, ep_group_phase_name((enum ep_group_phase)mine.phase), rank,
+                        ep_group_phase_name((enum ep_group_phase)row.phase)),
+                rank, phase);
         if (row.bytes != mine.bytes)
-            return host_raise_own(host,
-                                  ep_fail(EP_E_MISMATCH, "ranks disagree: bytes is %u on rank %d and %u on rank %d",
-                                          mine.bytes, host->comm->rank, row.bytes, rank),
-                                  rank, phase);
+            return ep_group_set_own_failure(group,
+                                            ep_fail(EP_E_MISMATCH,
+                                                    "ranks disagree: bytes is %u on rank %d and %u on rank %d",
+                                                    mine.bytes, group->comm->rank, row.bytes, rank),
+                                            rank, phase);
         if (row.number != number)
-            return host_raise_damage(host, rank, phase, "the number of its exchange", (int64_t)row.number);
+            return ep_group_fail_damaged(group, rank, phase, "the number of its exchange", (int64_t)row.number);
     }
     return EP_OK;
 }
 
-void host_exchange_read(const struct host_comm *host, uint64_t number, int rank, void *ret_row, size_t bytes)
+void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int rank, void *ret_row, size_t bytes)
 {
-    host_read_shared(ret_row, row_of(host, number, rank) + 1, bytes);
+    ep_group_read_shared(ret_row, row_of(group, number, rank) + 1, bytes);
 }
 
-void host_exchange_release(struct host_comm *host, uint64_t number)
+void ep_group_exchange_release(struct ep_group *group, uint64_t number)
 {
-    host->exchanged = number;
-    atomic_store_explicit(&host->control->board_read, number, memory_order_release);
-    host_ring_node(host);
+    group->exchanged = number;
+    atomic_store_explicit(&group->control->board_read, number, memory_order_release);
+    ep_group_ring_node(group);
 }

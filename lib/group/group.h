@@ -19,8 +19,8 @@
  * are enough, and nobody reads a record that is being overwritten.
  *
  * What a peer has written is not believed: it may be rubbish, and change while it is read. Counts, indices and offsets
- * are copied out of shared memory once (host_read_shared) and checked before anything follows from them; a value that
- * no rank writes is host_raise_damage(). Rows and scales are payload and may hold anything.
+ * are copied out of shared memory once (ep_group_read_shared) and checked before anything follows from them; a value
+ * that no rank writes is ep_group_fail_damaged(). Rows and scales are payload and may hold anything.
  */
 #ifndef EP_GROUP_GROUP_H
 #define EP_GROUP_GROUP_H
@@ -34,70 +34,70 @@
 #include <stdalign.h>
 #include <string.h>
 
-#define HOST_CACHE_LINE 64
-#define HOST_SLOTS 512   /* symmetric allocations of one rank, staging included */
-#define HOST_BOARDS 4    /* exchanges in flight: plans whose counts nobody has asked for yet */
-#define HOST_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
-#define HOST_GATHER_BYTES 4096
-#define HOST_REASON_BYTES 256      /* of a failure, as its peers hear it; longer ones are cut */
-#define HOST_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
+#define EP_GROUP_CACHE_LINE 64
+#define EP_GROUP_SLOTS 512   /* symmetric allocations of one rank, staging included */
+#define EP_GROUP_EXCHANGES 4 /* exchanges in flight: plans whose counts nobody has asked for yet */
+#define EP_GROUP_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
+#define EP_GROUP_GATHER_BYTES 4096
+#define EP_GROUP_REASON_BYTES 256      /* of a failure, as its peers hear it; longer ones are cut */
+#define EP_GROUP_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
 
 /* What a rank is waiting for or doing; the names are what error texts show. */
-#define HOST_PHASES(X)                                                                                                 \
-    X(HOST_IDLE, "no call")                                                                                            \
-    X(HOST_OPEN, "creation: rendezvous")                                                                               \
-    X(HOST_BARRIER, "barrier")                                                                                         \
-    X(HOST_GATHER, "all-gather")                                                                                       \
-    X(HOST_PLAN_BOARD, "plan: earlier counts read")                                                                    \
-    X(HOST_PLAN_COUNTS, "plan: exchange of counts")                                                                    \
-    X(HOST_PLAN_ROUTES, "plan: exchange of routes between nodes")                                                      \
-    X(HOST_DISPATCH_READY, "dispatch: outputs ready")                                                                  \
-    X(HOST_DISPATCH_MOVE, "dispatch: rows between nodes")                                                              \
-    X(HOST_DISPATCH_DONE, "dispatch: rows placed")                                                                     \
-    X(HOST_COMBINE_READY, "combine: inputs ready")                                                                     \
-    X(HOST_COMBINE_MOVE, "combine: partial sums between nodes")                                                        \
-    X(HOST_COMBINE_DONE, "combine: inputs read")                                                                       \
-    X(HOST_LL_SEND, "low-latency dispatch: buffer free")                                                               \
-    X(HOST_LL_RECV, "low-latency dispatch: rows")                                                                      \
-    X(HOST_LL_OFFER, "low-latency combine: buffer free")                                                               \
-    X(HOST_LL_ANSWER, "low-latency combine: weights of other nodes")                                                   \
-    X(HOST_LL_COMBINE, "low-latency combine: inputs ready")                                                            \
-    X(HOST_LL_DONE, "low-latency combine: inputs read")                                                                \
-    X(HOST_LL_BARRIER, "low-latency barrier")                                                                          \
-    X(HOST_SHRINK, "shrink: survivors")                                                                                \
-    X(HOST_AFTER, "waiting for the event of ep_stream_wait")                                                           \
-    X(HOST_ATTACH, "mapping memory of a peer")                                                                         \
-    X(HOST_PROBE_PUTS, "network probe: puts")                                                                          \
-    X(HOST_PROBE_SOCKETS, "network probe: plain sockets")
+#define EP_GROUP_PHASES(X)                                                                                             \
+    X(EP_GROUP_IDLE, "no call")                                                                                        \
+    X(EP_GROUP_OPEN, "creation: rendezvous")                                                                           \
+    X(EP_GROUP_BARRIER, "barrier")                                                                                     \
+    X(EP_GROUP_GATHER, "all-gather")                                                                                   \
+    X(EP_GROUP_PLAN_SLOT, "plan: earlier counts read")                                                                 \
+    X(EP_GROUP_PLAN_COUNTS, "plan: exchange of counts")                                                                \
+    X(EP_GROUP_PLAN_ROUTES, "plan: exchange of routes between nodes")                                                  \
+    X(EP_GROUP_DISPATCH_READY, "dispatch: outputs ready")                                                              \
+    X(EP_GROUP_DISPATCH_MOVE, "dispatch: rows between nodes")                                                          \
+    X(EP_GROUP_DISPATCH_DONE, "dispatch: rows placed")                                                                 \
+    X(EP_GROUP_COMBINE_READY, "combine: inputs ready")                                                                 \
+    X(EP_GROUP_COMBINE_MOVE, "combine: partial sums between nodes")                                                    \
+    X(EP_GROUP_COMBINE_DONE, "combine: inputs read")                                                                   \
+    X(EP_GROUP_LL_SEND, "low-latency dispatch: buffer free")                                                           \
+    X(EP_GROUP_LL_RECV, "low-latency dispatch: rows")                                                                  \
+    X(EP_GROUP_LL_OFFER, "low-latency combine: buffer free")                                                           \
+    X(EP_GROUP_LL_ANSWER, "low-latency combine: weights of other nodes")                                               \
+    X(EP_GROUP_LL_COMBINE, "low-latency combine: inputs ready")                                                        \
+    X(EP_GROUP_LL_DONE, "low-latency combine: inputs read")                                                            \
+    X(EP_GROUP_LL_BARRIER, "low-latency barrier")                                                                      \
+    X(EP_GROUP_SHRINK, "shrink: survivors")                                                                            \
+    X(EP_GROUP_AFTER, "waiting for the event of ep_stream_wait")                                                       \
+    X(EP_GROUP_ATTACH, "mapping memory of a peer")                                                                     \
+    X(EP_GROUP_PROBE_PUTS, "network probe: puts")                                                                      \
+    X(EP_GROUP_PROBE_SOCKETS, "network probe: plain sockets")
 
-enum host_phase {
-#define HOST_PHASE_ENUM(name, text) name,
-    HOST_PHASES(HOST_PHASE_ENUM)
-#undef HOST_PHASE_ENUM
+enum ep_group_phase {
+#define EP_GROUP_PHASE_ENUM(name, text) name,
+    EP_GROUP_PHASES(EP_GROUP_PHASE_ENUM)
+#undef EP_GROUP_PHASE_ENUM
 };
 
 /* A place in a rank's symmetric memory. */
-struct host_where {
-    uint32_t slot; /* HOST_NOWHERE: none */
+struct ep_group_address {
+    uint32_t slot; /* EP_GROUP_UNMAPPED: none */
     uint32_t generation;
     uint64_t offset;
 };
 
-#define HOST_NOWHERE UINT32_MAX
+#define EP_GROUP_UNMAPPED UINT32_MAX
 
-enum { HOST_AT_X, HOST_AT_SCALES, HOST_AT_INDEX, HOST_AT_WEIGHTS, HOST_AT_COUNT };
+enum { EP_GROUP_AT_X, EP_GROUP_AT_SCALES, EP_GROUP_AT_INDEX, EP_GROUP_AT_WEIGHTS, EP_GROUP_AT_COUNT };
 
 /* What a rank publishes when it enters a dispatch or combine. */
-struct host_record {
-    int32_t phase; /* HOST_DISPATCH_READY or HOST_COMBINE_READY: tells two ranks in different calls apart */
+struct ep_group_descriptor {
+    int32_t phase; /* EP_GROUP_DISPATCH_READY or EP_GROUP_COMBINE_READY: tells two ranks in different calls apart */
     int32_t plan_number;
     int32_t dtype, hidden, scale_type, scale_words, outputs;
     int64_t rows;   /* that the buffers below hold: all ranks compute the same number from the plan */
     int32_t copies; /* CUDA: its kernel copies rows between ordinary memory and `at`; ranks may differ */
-    struct host_where at[HOST_AT_COUNT];
+    struct ep_group_address at[EP_GROUP_AT_COUNT];
 };
 
-struct host_slot {
+struct ep_group_slot {
     _Atomic uint32_t generation; /* 0: empty */
     struct ep_shm_name name;
 };
@@ -106,68 +106,80 @@ struct host_slot {
  * Votes of ep_comm_shrink, in the lowest byte; see shrink_vote.c. Besides doorbells the only words that peers write:
  * those against the group, by compare-exchange from OPEN.
  */
-enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP, HOST_VOTE_LEFT_OUT };
+enum {
+    EP_GROUP_VOTE_OPEN = 0,
+    EP_GROUP_VOTE_LOCKED,
+    EP_GROUP_VOTE_VETO,
+    EP_GROUP_VOTE_BANNED,
+    EP_GROUP_VOTE_GIVEN_UP,
+    EP_GROUP_VOTE_LEFT_OUT
+};
 
-struct host_shrink {
-    _Atomic uint32_t attempt;                               /* 0: not come yet; else the attempt this rank is in */
-    _Atomic uint32_t vote[HOST_ATTEMPTS];                   /* on who is left */
-    _Atomic uint32_t opened[HOST_ATTEMPTS];                 /* on whether the new group is there */
-    _Atomic uint64_t out[HOST_ATTEMPTS][EP_MAX_RANKS / 64]; /* ranks to leave out; bits are only added */
+struct ep_group_shrink {
+    _Atomic uint32_t attempt;                                   /* 0: not come yet; else the attempt this rank is in */
+    _Atomic uint32_t vote[EP_GROUP_ATTEMPTS];                   /* on who is left */
+    _Atomic uint32_t opened[EP_GROUP_ATTEMPTS];                 /* on whether the new group is there */
+    _Atomic uint64_t out[EP_GROUP_ATTEMPTS][EP_MAX_RANKS / 64]; /* ranks to leave out; bits are only added */
     /* Over control links: a shrink has passed without these ranks (shrink_linked.c). */
     _Atomic uint32_t passed;
     _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
     _Atomic uint64_t gathered; /* all-gathers among the survivors */
-    unsigned char block[2][HOST_GATHER_BYTES];
+    unsigned char block[2][EP_GROUP_GATHER_BYTES];
 };
 
-struct host_control {
-    alignas(HOST_CACHE_LINE) _Atomic uint32_t doorbell; /* any rank adds 1 */
-    _Atomic uint32_t sleeping;                          /* the owner is in the futex call, or about to */
-    alignas(HOST_CACHE_LINE) _Atomic uint64_t entered;
+struct ep_group_control {
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint32_t doorbell; /* any rank adds 1 */
+    _Atomic uint32_t sleeping;                              /* the owner is in the futex call, or about to */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t entered;
     _Atomic uint64_t finished;
-    _Atomic uint64_t board_ready;                      /* exchanges whose rows (own and rail peers') are on the board */
-    _Atomic uint64_t board_read;                       /* exchanges that this rank has read from all boards */
-    alignas(HOST_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
-    _Atomic uint32_t left;                             /* ep_comm_free was called */
-    _Atomic uint32_t aborts;                           /* calls of ep_comm_abort: wakes a shrink */
-    _Atomic uint32_t waiting;                          /* (rank waited for + 1) << 8 | phase; 0: not waiting */
-    _Atomic uint64_t beat_ns;                          /* when the owner last looked around while waiting */
-    struct host_record record[2];
+    _Atomic uint64_t board_ready; /* exchanges whose rows (own and rail peers') are on the board */
+    _Atomic uint64_t board_read;  /* exchanges that this rank has read from all boards */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
+    _Atomic uint32_t left;                                 /* ep_comm_free was called */
+    _Atomic uint32_t aborts;                               /* calls of ep_comm_abort: wakes a shrink */
+    _Atomic uint32_t waiting;                              /* (rank waited for + 1) << 8 | phase; 0: not waiting */
+    _Atomic uint64_t beat_ns;                              /* when the owner last looked around while waiting */
+    struct ep_group_descriptor record[2];
     _Atomic uint64_t group_failure; /* of the lowest rank on this host alone: what all ranks report. First writer wins,
                                        and every rank writes here */
     _Atomic uint32_t reason_taken;
     _Atomic uint64_t reason_for; /* the failure that the owner has raised with this reason; 0: none */
-    char reason[HOST_REASON_BYTES];
+    char reason[EP_GROUP_REASON_BYTES];
     _Atomic uint32_t frees; /* counts releases in slot[], so that peers drop stale mappings */
-    struct host_slot slot[HOST_SLOTS];
-    struct host_shrink shrink;
-    /* Then HOST_BOARDS boards of nnodes rows of board_row_bytes. */
+    struct ep_group_slot slot[EP_GROUP_SLOTS];
+    struct ep_group_shrink shrink;
+    /* Then EP_GROUP_EXCHANGES boards of nnodes rows of board_row_bytes. */
 };
 
 /* A peer's allocation, mapped here. */
-struct host_mapping {
+struct ep_group_mapping {
     uint32_t generation;
     struct ep_shm shm;
 };
 
-struct host_peer {
-    struct host_control *control; /* NULL: on another host */
+struct ep_group_peer {
+    struct ep_group_control *control; /* NULL: on another host */
     struct ep_shm shm;
     bool same_process;
     uint64_t key;                  /* of its process, as in the names of its segments */
     struct ep_process process;     /* what can be known of it here; nothing of the same process or another host */
     struct ep_shm_address address; /* where it hands out its segments; all zero: /proc or pidfd_getfd() will do */
     uint32_t frees_seen;
-    struct host_mapping *mappings; /* [HOST_SLOTS], made on first use; peers of this node only */
+    struct ep_group_mapping *mappings; /* [EP_GROUP_SLOTS], made on first use; peers of this node only */
 };
 
 /* Whose an allocation is: staging of the library, of ep_alloc(), of ep_alloc_local(), of ep_register(). */
-enum host_memory { HOST_MEMORY_INTERNAL, HOST_MEMORY_SYMMETRIC, HOST_MEMORY_LOCAL, HOST_MEMORY_REGISTERED };
+enum ep_group_memory {
+    EP_GROUP_MEMORY_INTERNAL,
+    EP_GROUP_MEMORY_SYMMETRIC,
+    EP_GROUP_MEMORY_LOCAL,
+    EP_GROUP_MEMORY_REGISTERED
+};
 
-struct host_allocation {
+struct ep_group_allocation {
     struct ep_shm shm;
     uint32_t generation;
-    enum host_memory kind;
+    enum ep_group_memory kind;
 };
 
 /*
@@ -178,157 +190,159 @@ struct host_allocation {
  * that one call reaches and another does not could agree on nothing. It is never taken back; `left` weighs more. Who is
  * there after all finds that out in the shrink.
  */
-struct host_remote {
+struct ep_group_remote {
     _Atomic uint32_t waiting; /* as in its control block */
     _Atomic uint64_t beat_ns; /* when it last looked around, by this host's clock */
     _Atomic uint32_t left;
     _Atomic uint32_t lost;       /* it has died, or a connection to it has ended without a farewell */
     _Atomic uint64_t reason_for; /* as in its control block */
-    char reason[HOST_REASON_BYTES];
+    char reason[EP_GROUP_REASON_BYTES];
     _Atomic uint32_t aborts;   /* as in its control block: also those behind a failure, which come as none */
     _Atomic uint32_t excludes; /* a shrink has passed there without this rank */
 };
 
-struct host_link; /* link.c */
-struct host_job;  /* queue.c */
+struct ep_group_link; /* link.c */
+struct ep_group_job;  /* queue.c */
 
 /* An ep_queue. With jobs only the worker touches what has become of them, without any the caller's thread. */
-struct host_queue {
+struct ep_group_queue {
     struct ep_queue base;
-    struct host_queue *next; /* of the communicator's; only the caller's thread looks */
-    int jobs;                /* queued or running; under queue_lock */
-    ep_status status;        /* the first failure since the last ep_stream_sync() */
+    struct ep_group_queue *next; /* of the communicator's; only the caller's thread looks */
+    int jobs;                    /* queued or running; under queue_lock */
+    ep_status status;            /* the first failure since the last ep_stream_sync() */
     char text[EP_ERROR_TEXT_BYTES];
 };
 
-struct host_comm;
+struct ep_group;
 
 /* What a backend supplies to its groups. */
-struct host_backend {
-    size_t comm_bytes; /* of a communicator, of which struct host_comm is the beginning */
+struct ep_group_backend {
+    size_t comm_bytes; /* of a communicator, of which struct ep_group is the beginning */
     /* Opens one: ep_backend_ops.comm_open, for the group that a shrink forms. */
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
     /* NULL, or ends the threads of objects that were not freed: nobody else ends what uses the communicator. */
-    void (*stop)(struct host_comm *host);
+    void (*stop)(struct ep_group *group);
 };
 
-struct host_comm {
+struct ep_group {
     ep_comm *comm;
-    const struct host_backend *backend;
+    const struct ep_group_backend *backend;
     struct ep_shm shm; /* of the own control block */
-    struct host_control *control;
-    struct host_peer *peers; /* [R]; the own entry has control set */
-    int arbiter;             /* lowest rank on this host: its control block holds the failure of all */
-    bool serves;             /* a thread of this process hands out its segments */
-    int first;               /* first rank of this node */
-    int nlocal, local;       /* ranks on this node, own index among them */
+    struct ep_group_control *control;
+    struct ep_group_peer *peers; /* [R]; the own entry has control set */
+    int arbiter;                 /* lowest rank on this host: its control block holds the failure of all */
+    bool serves;                 /* a thread of this process hands out its segments */
+    int first;                   /* first rank of this node */
+    int nlocal, local;           /* ranks on this node, own index among them */
     bool one_host;
     bool spin; /* ranks of this host do not outnumber the processors */
     size_t board_row_bytes;
-    struct host_record *records;          /* [nlocal] of the last operation, as they were when it began */
-    uint64_t operation;                   /* number of the last dispatch or combine */
-    uint64_t exchange;                    /* number of the last exchange started */
-    uint64_t exchanged;                   /* ... and of the last one read */
-    int plans;                            /* number of the last plan */
-    struct ep_plan *pending[HOST_BOARDS]; /* plans whose exchange is not complete, oldest first */
+    struct ep_group_descriptor *records;         /* [nlocal] of the last operation, as they were when it began */
+    uint64_t operation;                          /* number of the last dispatch or combine */
+    uint64_t exchange;                           /* number of the last exchange started */
+    uint64_t exchanged;                          /* ... and of the last one read */
+    int plans;                                   /* number of the last plan */
+    struct ep_plan *pending[EP_GROUP_EXCHANGES]; /* plans whose exchange is not complete, oldest first */
     int n_pending;
     struct ep_streams *streams; /* NULL on one node */
     struct ep_net_provider provider;
-    struct host_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
-    struct host_link *link;
+    struct ep_group_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
+    struct ep_group_link *link;
     int link_event;       /* wakes its thread; -1: there is none */
     int shrink_deadlines; /* that this rank has waited out in its calls of ep_comm_shrink; of all-gathers none */
 
     _Atomic int64_t object_bytes; /* of low-latency objects, beyond their allocations */
     pthread_mutex_t memory_lock;  /* allocations: the caller's thread and the worker */
-    struct host_allocation allocations[HOST_SLOTS];
+    struct ep_group_allocation allocations[EP_GROUP_SLOTS];
     uint32_t next_generation;
-    void *stage[HOST_AT_COUNT]; /* staging for outputs and inputs outside symmetric memory */
-    size_t stage_bytes[HOST_AT_COUNT];
+    void *stage[EP_GROUP_AT_COUNT]; /* staging for outputs and inputs outside symmetric memory */
+    size_t stage_bytes[EP_GROUP_AT_COUNT];
 
     pthread_mutex_t queue_lock;
     pthread_cond_t queue_changed;
     pthread_t worker;
     bool worker_started, worker_stop;
-    bool on_worker;               /* a job runs on the worker: only who runs jobs looks */
-    struct host_job *head, *tail; /* queued and running jobs of all queues */
-    struct host_queue queue;      /* the stream NULL, and the first of all queues */
+    bool on_worker;                   /* a job runs on the worker: only who runs jobs looks */
+    struct ep_group_job *head, *tail; /* queued and running jobs of all queues */
+    struct ep_group_queue queue;      /* the stream NULL, and the first of all queues */
 };
 
 /* Copies from memory that a peer may change meanwhile: what follows works on the copy, the compiler reads no more. */
-static inline void host_read_shared(void *ret, const void *from, size_t bytes)
+static inline void ep_group_read_shared(void *ret, const void *from, size_t bytes)
 {
     memcpy(ret, from, bytes);
     __asm__ volatile("" ::: "memory");
 }
 
-static inline struct host_comm *host_of(const ep_comm *comm)
+static inline struct ep_group *ep_group_of(const ep_comm *comm)
 {
     return comm->impl;
 }
 
-static inline struct host_control *host_control_of(const struct host_comm *host, int rank)
+static inline struct ep_group_control *ep_group_control_of(const struct ep_group *group, int rank)
 {
-    return host->peers[rank].control;
+    return group->peers[rank].control;
 }
 
 /* Until the peers are known this rank's failures are its own. */
-static inline struct host_control *host_arbiter(const struct host_comm *host)
+static inline struct ep_group_control *ep_group_arbiter(const struct ep_group *group)
 {
-    return host->arbiter == host->comm->rank ? host->control : host->peers[host->arbiter].control;
+    return group->arbiter == group->comm->rank ? group->control : group->peers[group->arbiter].control;
 }
 
 /* control.c */
-/* comm->impl becomes zeroed memory of the size that the backend names; host_group_close() frees it. */
-ep_status host_group_open(ep_comm *comm, const ep_boot *boot, const struct host_backend *backend);
-void host_group_close(ep_comm *comm);
+/* comm->impl becomes zeroed memory of the size that the backend names; ep_group_close() frees it. */
+ep_status ep_group_open(ep_comm *comm, const ep_boot *boot, const struct ep_group_backend *backend);
+void ep_group_close(ep_comm *comm);
 /*
  * For another endpoint on the network of a communicator between nodes: the provider, and the parameters that do not
  * depend on what it is for. Both are good as long as the communicator.
  */
-void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params);
+void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_provider,
+                           struct ep_net_params *ret_params);
 /* The same for low latency: one channel, and every rank is a node of its own. `boot`: as long as ret_params. */
-void host_net_describe_ranks(struct host_comm *host, const ep_boot *boot, struct ep_net_provider *ret_provider,
-                             struct ep_net_params *ret_params);
+void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider,
+                                 struct ep_net_params *ret_params);
 /* A connection of such an endpoint that was cut takes its rank with it. */
-void host_net_note_lost(struct host_comm *host, struct ep_net *net, int rank);
-/* Tells the peers that no more comes from this rank. Part of host_group_close(); earlier where the rest takes time. */
-void host_leave_group(struct host_comm *host);
-size_t host_comm_bytes(const ep_comm *comm);
+void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank);
+/* Tells the peers that no more comes from this rank. Part of ep_group_close(); earlier where the rest takes time. */
+void ep_group_leave(struct ep_group *group);
+size_t ep_group_bytes(const ep_comm *comm);
 
 /* agree.c: a step of creation that succeeds on all ranks or on none. */
-struct host_verdict {
+struct ep_group_verdict {
     int32_t status;
     int32_t rank; /* that failed: the one that says so, or a peer that it has found dead */
-    int32_t asks; /* see host_agree_about() */
-    char reason[HOST_REASON_BYTES];
+    int32_t asks; /* see ep_group_agree_about() */
+    char reason[EP_GROUP_REASON_BYTES];
 };
 
 /* To be called when `status` of the public call has just been decided: takes its text. */
-void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status status, int rank);
+void ep_group_verdict_make(struct ep_group_verdict *verdict, const char *call, ep_status status, int rank);
 /* EP_OK, or what the rank that failed first says; `mine` is this rank's own. `all` has a verdict every `stride` bytes.
  */
-ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int nranks, const void *all,
-                             size_t stride);
+ep_status ep_group_verdict_judge(const char *call, const struct ep_group_verdict *mine, int nranks, const void *all,
+                                 size_t stride);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
-ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
+ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 /* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */
-ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks);
-/* As host_agree() among the ranks of a communicator that is there. */
-ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine);
+ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks);
+/* As ep_group_agree() among the ranks of a communicator that is there. */
+ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine);
 /*
  * ep_ll_new: tells all ranks this one's status so far and its segment, and compares configurations; ret_all [R] has the
- * segments. Then creation succeeds on all ranks or on none: host_agree_within().
+ * segments. Then creation succeeds on all ranks or on none: ep_group_agree_within().
  */
-ep_status host_ll_exchange(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all);
+ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_address *where,
+                               struct ep_group_address *ret_all);
 
 /* wait.c */
 /* Copies a reason that a peer may be overwriting: it ends within its bytes and holds no control characters. */
-void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES]);
+void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GROUP_REASON_BYTES]);
 
-struct host_pause {
-    struct host_comm *host;
-    enum host_phase phase;
+struct ep_group_wait {
+    struct ep_group *group;
+    enum ep_group_phase phase;
     uint64_t deadline_ns, next_look_ns;
     uint64_t blame_ns; /* 0, or until when a rank that is between two waits is not blamed, behind the deadline */
     /* Of a tolerant wait: that of the rank waited for, until when it is given time to end it, how many it had. */
@@ -339,91 +353,98 @@ struct host_pause {
     int gone;      /* 1 + the rank that the last look found dead or gone */
     bool tolerant; /* report the rank waited for, but do not fail the group: low latency with masking */
     bool polls;    /* the network needs polling: no long sleeps */
-    int held;      /* HOST_HELD_*: whether something of the rank waited for may still be on its way */
+    int held;      /* EP_GROUP_HELD_*: whether something of the rank waited for may still be on its way */
 };
 
-enum { HOST_HELD_UNKNOWN = 0, HOST_HELD, HOST_NOT_HELD }; /* unknown: as the streams of the communicator say */
+enum {
+    EP_GROUP_HELD_UNKNOWN = 0, /* as the streams of the communicator say */
+    EP_GROUP_HELD,
+    EP_GROUP_NOT_HELD
+};
 
 /* Starts a wait. The deadline is the communicator's. */
-void host_pause_begin(struct host_pause *pause, struct host_comm *host, enum host_phase phase);
+void ep_group_wait_begin(struct ep_group_wait *pause, struct ep_group *group, enum ep_group_phase phase);
 
 /* Something moved: the deadline starts anew. */
-void host_pause_reset(struct host_pause *pause);
+void ep_group_wait_reset(struct ep_group_wait *pause);
 
 /*
  * To be called when the condition does not hold yet. `seen` is the doorbell as read before the condition was checked;
  * `rank` is waited for. Sleeps until the doorbell rings or a while passes; otherwise the failure.
  */
-ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank);
+ep_status ep_group_wait(struct ep_group_wait *pause, uint32_t seen, int rank);
 /* The same without the sleep, for who sleeps elsewhere: at least every 20 ms. */
-ep_status host_pause_check(struct host_pause *pause, int rank);
-void host_pause_end(struct host_pause *pause);
+ep_status ep_group_wait_check(struct ep_group_wait *pause, int rank);
+void ep_group_wait_end(struct ep_group_wait *pause);
 
 /* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
-void host_wait_doorbell(struct host_comm *host, uint32_t seen);
+void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen);
 
-/* Says for whom this rank waits, and that it looks around; returns the time. For waits without a host_pause, too. */
-uint64_t host_note_wait(struct host_comm *host, int rank, enum host_phase phase);
-void host_note_wait_end(struct host_comm *host);
+/* Says for whom this rank waits, and that it looks around; returns the time. For waits without an ep_group_wait, too.
+ */
+uint64_t ep_group_note_wait(struct ep_group *group, int rank, enum ep_group_phase phase);
+void ep_group_note_wait_end(struct ep_group *group);
 
-static inline uint32_t host_doorbell(const struct host_comm *host)
+static inline uint32_t ep_group_doorbell(const struct ep_group *group)
 {
-    return atomic_load_explicit(&host->control->doorbell, memory_order_acquire);
+    return atomic_load_explicit(&group->control->doorbell, memory_order_acquire);
 }
 
 /* Rings the doorbells of the ranks of this node, or of one rank. */
-void host_ring_node(struct host_comm *host);
-void host_ring_rank(struct host_comm *host, int rank);
-void host_ring_all(struct host_comm *host);
+void ep_group_ring_node(struct ep_group *group);
+void ep_group_ring_rank(struct ep_group *group, int rank);
+void ep_group_ring_all(struct ep_group *group);
 
 /* Waits until `word` (offset in the control block) of all ranks of this node has reached `value`. */
-ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, enum host_phase phase);
+ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value, enum ep_group_phase phase);
 
 /* Publishes a failure and wakes everybody; returns `status` with text. */
-ep_status host_raise(struct host_comm *host, ep_status status, int failed_rank, enum host_phase phase);
+ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase);
 /*
  * The same for a status whose text is the thread's last error: keeps that text, which the peers hear as well, unless
  * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `failed_rank` is,
  * unless that is a peer that could not hand out its segment. The text names the rank that failed before any other.
  */
-ep_status host_raise_own(struct host_comm *host, ep_status status, int failed_rank, enum host_phase phase);
+ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank,
+                                   enum ep_group_phase phase);
 
 /* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
-ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value);
+ep_status ep_group_fail_damaged(struct ep_group *group, int rank, enum ep_group_phase phase, const char *what,
+                                int64_t value);
 
 /* The rank whose ep_comm_abort() is the failure that this rank knows of; -1: there is none, or it is another one. */
-int host_aborted_by(const struct host_comm *host);
+int ep_group_aborted_by(const struct ep_group *group);
 
 /* EP_OK, or the failure that this rank or a peer has raised. Cheap. */
-ep_status host_check(struct host_comm *host);
+ep_status ep_group_check(struct ep_group *group);
 /* The same, but only ep_comm_abort counts: for calls that outlive dead peers. */
-ep_status host_check_abort(struct host_comm *host);
-void host_abort(ep_comm *comm);
-ep_status host_poll(ep_comm *comm);
-const char *host_phase_name(enum host_phase phase);
+ep_status ep_group_check_abort(struct ep_group *group);
+void ep_group_abort(ep_comm *comm);
+ep_status ep_group_poll(ep_comm *comm);
+const char *ep_group_phase_name(enum ep_group_phase phase);
 /* For a text at a deadline: a rank that cannot be watched may as well be dead. "" for others. */
-const char *host_blindness(const struct host_comm *host, int rank);
+const char *ep_group_describe_unwatched(const struct ep_group *group, int rank);
 /* Certainly. A process of which nothing can be known has not died. */
-bool host_peer_dead(const struct host_comm *host, int rank);
+bool ep_group_peer_dead(const struct ep_group *group, int rank);
 
 /* What a rank of another host has raised, as its control link says: `word` may be rubbish of rank `from`. */
-void host_take_failure(struct host_comm *host, uint64_t word, int from);
+void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from);
 /* Has the thread of the control links look at this rank's state. Async-signal-safe. */
-void host_link_wake(struct host_comm *host);
+void ep_group_link_wake(struct ep_group *group);
 /* What this rank has found itself; 0: nothing, or another rank has. */
-uint64_t host_own_report(const struct host_comm *host);
+uint64_t ep_group_own_report(const struct ep_group *group);
 
 /*
  * link.c: a thread that keeps the control links to the rail peers: heartbeats with the state of all ranks of the node,
  * failures, farewells. open takes the sockets of the network.
  */
-ep_status host_link_open(struct host_comm *host);
+ep_status ep_group_link_open(struct ep_group *group);
 /* Says farewell, if this rank has left the group. */
-void host_link_close(struct host_comm *host);
+void ep_group_link_close(struct ep_group *group);
 
 /* Messages between nodes begin with this. */
-struct host_message {
-    uint32_t kind;   /* HOST_MESSAGE_* */
+struct ep_group_message {
+    uint32_t kind;   /* EP_GROUP_MESSAGE_* */
     uint32_t detail; /* board: bytes; route: tokens in this message; row and partial: check of the shape */
     uint64_t number; /* of the exchange or operation; tells ranks in different calls apart */
     uint64_t index;  /* of the first token, in the order of the route */
@@ -431,146 +452,149 @@ struct host_message {
 };
 
 enum {
-    HOST_MESSAGE_BOARD = 1,
-    HOST_MESSAGE_ROUTE,
-    HOST_MESSAGE_ROW,
-    HOST_MESSAGE_PARTIAL_BF16,
-    HOST_MESSAGE_PARTIAL_F32
+    EP_GROUP_MESSAGE_EXCHANGE = 1,
+    EP_GROUP_MESSAGE_ROUTE,
+    EP_GROUP_MESSAGE_ROW,
+    EP_GROUP_MESSAGE_PARTIAL_BF16,
+    EP_GROUP_MESSAGE_PARTIAL_F32
 };
 
 /* wait.c, between nodes. ep_streams_progress; a broken network fails the group. */
-ep_status host_net_progress(struct host_comm *host, enum host_phase phase, bool *ret_moved);
+ep_status ep_group_net_progress(struct ep_group *group, enum ep_group_phase phase, bool *ret_moved);
 
 /*
  * Waits for something to move between nodes, or fails. `moved` is what progress said; `node` is waited for, -1: whoever
  * has not taken yet what was sent.
  */
-ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32_t seen, bool moved, int node);
+ep_status ep_group_net_step(struct ep_group *group, struct ep_group_wait *pause, uint32_t seen, bool moved, int node);
 
-static inline int host_rail(const struct host_comm *host, int node)
+static inline int ep_group_rail(const struct ep_group *group, int node)
 {
-    return ep_net_rail_rank(host->comm->rank, host->comm->ranks_per_node, node);
+    return ep_net_rail_rank(group->comm->rank, group->comm->ranks_per_node, node);
 }
 
 /*
  * exchange.c: all-gather of rows of at most board_row_bytes - 16 bytes. start publishes without waiting for peers
- * unless they are HOST_BOARDS exchanges behind; complete makes all rows readable; release gives them up. In order.
+ * unless they are EP_GROUP_EXCHANGES exchanges behind; complete makes all rows readable; release gives them up. In
+ * order.
  */
-ep_status host_exchange_start(struct host_comm *host, enum host_phase phase, const void *row, size_t bytes,
-                              uint64_t *ret_number);
-ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum host_phase phase);
+ep_status ep_group_exchange_start(struct ep_group *group, enum ep_group_phase phase, const void *row, size_t bytes,
+                                  uint64_t *ret_number);
+ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, enum ep_group_phase phase);
 /* Copies `bytes` of the row of `rank` in an exchange between complete and release. */
-void host_exchange_read(const struct host_comm *host, uint64_t number, int rank, void *ret_row, size_t bytes);
-void host_exchange_release(struct host_comm *host, uint64_t number);
+void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int rank, void *ret_row, size_t bytes);
+void ep_group_exchange_release(struct ep_group *group, uint64_t number);
 
 /* collective.c */
-ep_status host_barrier(ep_comm *comm);
-ep_status host_barrier_on(ep_comm *comm, ep_stream stream);
-ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
+ep_status ep_group_barrier(ep_comm *comm);
+ep_status ep_group_barrier_on(ep_comm *comm, ep_stream stream);
+ep_status ep_group_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
 /* The same as a bootstrap, for what is opened behind the creation. */
-ep_boot host_boot(ep_comm *comm);
+ep_boot ep_group_boot(ep_comm *comm);
 
 /* memory.c */
-ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
-ep_status host_free(ep_comm *comm, void *memory);
-ep_status host_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
-ep_status host_free_local(ep_comm *comm, void *memory);
-ep_status host_register(ep_comm *comm, void *memory, size_t bytes);
-ep_status host_unregister(ep_comm *comm, void *memory);
-ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory);
-/* Without pages: host_reserve() has to be called for each part of it before anybody touches it. */
-ep_status host_alloc_sparse(struct host_comm *host, size_t bytes, void **ret_memory);
-ep_status host_reserve(struct host_comm *host, const void *memory, size_t offset, size_t bytes);
-void host_free_internal(struct host_comm *host, void *memory);
+ep_status ep_group_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
+ep_status ep_group_free(ep_comm *comm, void *memory);
+ep_status ep_group_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
+ep_status ep_group_free_local(ep_comm *comm, void *memory);
+ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes);
+ep_status ep_group_unregister(ep_comm *comm, void *memory);
+ep_status ep_group_alloc_internal(struct ep_group *group, size_t bytes, void **ret_memory);
+/* Without pages: ep_group_reserve() has to be called for each part of it before anybody touches it. */
+ep_status ep_group_alloc_sparse(struct ep_group *group, size_t bytes, void **ret_memory);
+ep_status ep_group_reserve(struct ep_group *group, const void *memory, size_t offset, size_t bytes);
+void ep_group_free_internal(struct ep_group *group, void *memory);
 /* Finds `bytes` at `memory` in this rank's symmetric memory; false if they are not in it. */
-bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where);
+bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, struct ep_group_address *ret_where);
 /*
  * The address here of a place in a peer's memory that holds `bytes`, aligned to 16. EP_E_MISMATCH if it does not: then
  * nothing of it may be used. 0 bytes: NULL, whatever the place is.
  */
-ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, size_t bytes, void **ret_address);
+ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_address *where, size_t bytes,
+                       void **ret_address);
 /* Attaches the segment in a peer's slot, if it is one of that peer's and has at least `bytes`. */
-ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_where *where, size_t bytes,
-                           struct ep_shm *ret_shm);
+ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep_group_address *where, size_t bytes,
+                               struct ep_shm *ret_shm);
 /*
  * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
  * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
  * `name` is a copy that no peer changes. timeout_ms: for an owner that has to answer, EP_E_TIMEOUT.
  */
-ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
-                      struct ep_shm *ret_shm);
+ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_name *name, int timeout_ms,
+                          struct ep_shm *ret_shm);
 /*
  * The peer that could not hand out a segment when this thread asked last; -1: none. Forgets it, so that a later failure
  * is not blamed on it: who reports a failure calls it, and who begins a step of creation. Jobs of a queue ask beside
  * the caller's thread.
  */
-int host_take_failed_owner(void);
+int ep_group_get_failed_owner(void);
 /* What became of a rank whose segment cannot be had: EP_OK if nothing shows. Waits a moment for one that is ending. */
-ep_status host_find_fate(const struct host_comm *host, int rank);
+ep_status ep_group_find_outcome(const struct ep_group *group, int rank);
 /* Unmaps what the peers have freed. */
-void host_sweep(struct host_comm *host);
-void host_memory_close(struct host_comm *host);
+void ep_group_unmap_stale(struct ep_group *group);
+void ep_group_memory_close(struct ep_group *group);
 /* Staging buffer number `which` of at least `bytes`. */
-ep_status host_stage(struct host_comm *host, int which, size_t bytes, void **ret_memory);
+ep_status ep_group_stage(struct ep_group *group, int which, size_t bytes, void **ret_memory);
 
 /* queue.c */
-typedef ep_status (*host_job_fn)(void *arguments);
+typedef ep_status (*ep_group_job_fn)(void *arguments);
 /*
  * Queues a job in `stream`; `arguments` (bytes of them) are copied. In a _sync call it runs on the caller's thread, and
  * its status is that of this function.
  */
-ep_status host_submit(struct host_comm *host, ep_stream stream, host_job_fn run, const void *arguments, size_t bytes);
+ep_status ep_group_submit(struct ep_group *group, ep_stream stream, ep_group_job_fn run, const void *arguments,
+                          size_t bytes);
 /* Runs a job on the caller's thread, behind all that is queued. */
-ep_status host_run(struct host_comm *host, host_job_fn run, void *arguments);
-bool host_is_idle(struct host_comm *host);
+ep_status ep_group_run(struct ep_group *group, ep_group_job_fn run, void *arguments);
+bool ep_group_is_idle(struct ep_group *group);
 /* Waits until all queues are empty. */
-ep_status host_drain(struct host_comm *host);
+ep_status ep_group_drain(struct ep_group *group);
 /* Waits until the queue is empty, whatever has become of its jobs. */
-ep_status host_stream_ready(ep_comm *comm, ep_stream stream);
-ep_status host_stream_sync(ep_comm *comm, ep_stream stream);
-ep_status host_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event);
-ep_status host_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);
+ep_status ep_group_stream_ready(ep_comm *comm, ep_stream stream);
+ep_status ep_group_stream_sync(ep_comm *comm, ep_stream stream);
+ep_status ep_group_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event);
+ep_status ep_group_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);
 /*
  * A status of the 1xx or 2xx kind of a job that nobody waits for on the spot: the caller cannot correct the call and
  * repeat it, so it fails the communicator. `alone`: of this rank only, its peers find it missing.
  */
-ep_status host_fail_queued(struct host_comm *host, ep_status status, enum host_phase phase, bool alone);
-ep_status host_queue_new(ep_comm *comm, ep_queue **ret_queue);
-void host_queue_free(ep_queue *queue);
-void host_queue_close(struct host_comm *host);
-ep_status host_event_new(ep_comm *comm, ep_event **ret_event);
-ep_status host_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event);
-ep_status host_event_signal(ep_event *event);
-ep_status host_event_wait(ep_event *event, int timeout_ms);
-ep_status host_event_query(const ep_event *event, int *ret_done);
-void host_event_free(ep_event *event);
+ep_status ep_group_fail_queued(struct ep_group *group, ep_status status, enum ep_group_phase phase, bool alone);
+ep_status ep_group_queue_new(ep_comm *comm, ep_queue **ret_queue);
+void ep_group_queue_free(ep_queue *queue);
+void ep_group_queue_close(struct ep_group *group);
+ep_status ep_group_event_new(ep_comm *comm, ep_event **ret_event);
+ep_status ep_group_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event);
+ep_status ep_group_event_signal(ep_event *event);
+ep_status ep_group_event_wait(ep_event *event, int timeout_ms);
+ep_status ep_group_event_query(const ep_event *event, int *ret_done);
+void ep_group_event_free(ep_event *event);
 
 /* route.c: the rows that one source's tokens become on the ranks of one node. */
-struct host_entry {
+struct ep_group_entry {
     int32_t row;
     uint16_t local; /* destination: index among the ranks of the node */
     uint16_t k;     /* expanded layout: which of the token's experts */
 };
 
-struct host_route {
+struct ep_group_route {
     int n_tokens;
-    int32_t *index;           /* [n_tokens,K] expert or -1 */
-    int32_t *start;           /* [n_tokens+1] */
-    struct host_entry *entry; /* of token t: start[t]..start[t+1], in the order of the sum */
+    int32_t *index;               /* [n_tokens,K] expert or -1 */
+    int32_t *start;               /* [n_tokens+1] */
+    struct ep_group_entry *entry; /* of token t: start[t]..start[t+1], in the order of the sum */
     int64_t n_entries;
 };
 
 /*
  * Builds the route of tokens onto the ranks [first_rank, first_rank + nlocal) from experts and rows per (token, k).
- * `index` and `row` are [n_tokens,K]; index becomes the route's (freed by host_route_done), row stays the caller's.
+ * `index` and `row` are [n_tokens,K]; index becomes the route's (freed by ep_group_route_done), row stays the caller's.
  * `home` [E] is the rank of each expert.
  */
-ep_status host_route_init(struct host_route *route, int n_tokens, int topk, const int32_t *home, int first_rank,
-                          int nlocal, bool expanded, int32_t *index, const int32_t *row);
-void host_route_done(struct host_route *route);
+ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int topk, const int32_t *home, int first_rank,
+                              int nlocal, bool expanded, int32_t *index, const int32_t *row);
+void ep_group_route_done(struct ep_group_route *route);
 
 /* plan.c */
-struct host_plan {
+struct ep_group_plan {
     int number;
     int n_tokens;   /* of the routing that operations run with: the caller may have called an update meanwhile */
     int64_t n_send; /* rows that its tokens become */
@@ -583,10 +607,10 @@ struct host_plan {
     bool orphaned;     /* its user has freed it before its exchange was complete */
     ep_status verdict; /* of the completion, repeated to every later user */
     char verdict_text[256];
-    struct host_route own;   /* this rank's tokens on this node */
-    struct host_route *rail; /* [nnodes] tokens of the rail peers on this node; own node empty */
-    int32_t **net_tokens;    /* [nnodes] this rank's tokens with a row on that node, ascending */
-    int32_t *n_net_tokens;   /* [nnodes] */
+    struct ep_group_route own;   /* this rank's tokens on this node */
+    struct ep_group_route *rail; /* [nnodes] tokens of the rail peers on this node; own node empty */
+    int32_t **net_tokens;        /* [nnodes] this rank's tokens with a row on that node, ascending */
+    int32_t *n_net_tokens;       /* [nnodes] */
     int32_t *recv_per_expert;
     int64_t *recv_from_rank;
     int64_t *expert_start;
@@ -598,38 +622,38 @@ struct host_plan {
     int32_t *max_tokens; /* [R] that each rank may have after an update */
 };
 
-static inline struct host_plan *host_plan_of(const ep_plan *plan)
+static inline struct ep_group_plan *ep_group_plan_of(const ep_plan *plan)
 {
     return plan->impl;
 }
 
-ep_status host_plan_open(ep_plan *plan, const ep_plan_args *args);
+ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
  * The same in two steps for a backend that counts by itself: prepare makes plan->impl, whose tokens_per_rank and
  * tokens_per_expert the caller fills; publish does the rest. With inner->index freed and NULL no routes are made: the
  * caller keeps them, and first_row tells where its rows begin. One node only. Both undo everything when they fail;
  * discard does it for a plan that is not published.
  */
-ep_status host_plan_prepare(ep_plan *plan);
-ep_status host_plan_publish(ep_plan *plan);
-void host_plan_discard(ep_plan *plan);
-void host_plan_close(ep_plan *plan);
-ep_status host_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+ep_status ep_group_plan_prepare(ep_plan *plan);
+ep_status ep_group_plan_publish(ep_plan *plan);
+void ep_group_plan_discard(ep_plan *plan);
+void ep_group_plan_close(ep_plan *plan);
+ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 /* Completes the plans up to and including `plan` (NULL: all): exchanges counts and routes. */
-ep_status host_plan_complete(struct host_comm *host, ep_plan *plan);
+ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan);
 /* Frees the plans that only waited for their exchange. */
-void host_plan_drop_pending(struct host_comm *host);
+void ep_group_plan_drop_pending(struct ep_group *group);
 /* The verdict of a plan: EP_OK when it may be used. */
-ep_status host_plan_verdict(const ep_plan *plan);
+ep_status ep_group_plan_verdict(const ep_plan *plan);
 /* Does every rank refuse it? Then an operation on it concerns nobody else. */
-static inline bool host_plan_is_refused(const ep_plan *plan)
+static inline bool ep_group_plan_is_refused(const ep_plan *plan)
 {
-    ep_status verdict = ((const struct host_plan *)plan->impl)->verdict;
+    ep_status verdict = ((const struct ep_group_plan *)plan->impl)->verdict;
 
     return verdict != EP_OK && verdict / 100 != EP_E_MEMORY / 100;
 }
 
 /* shrink.c */
-ep_status host_shrink(ep_comm *comm, ep_comm *next);
+ep_status ep_group_shrink(ep_comm *comm, ep_comm *next);
 
 #endif

@@ -37,11 +37,11 @@ struct line {
     unsigned char *out;
     size_t out_used, out_at;
     struct link_reader reader;
-    struct host_link *link;
+    struct ep_group_link *link;
 };
 
-struct host_link {
-    struct host_comm *host;
+struct ep_group_link {
+    struct ep_group *group;
     int n;
     struct line *lines;
     struct pollfd *polls;
@@ -56,12 +56,12 @@ struct host_link {
 
 static void take_heartbeat(struct line *line, const struct link_entry *entries)
 {
-    struct host_comm *host = line->link->host;
-    int first = line->rank - host->local;
+    struct ep_group *group = line->link->group;
+    int first = line->rank - group->local;
     uint64_t now = ep_now_ns();
 
-    for (int i = 0; i < host->nlocal; i++) {
-        struct host_remote *remote = &host->remote[first + i];
+    for (int i = 0; i < group->nlocal; i++) {
+        struct ep_group_remote *remote = &group->remote[first + i];
         uint64_t age_ns = (uint64_t)entries[i].age_ms * 1000000u;
 
         atomic_store(&remote->beat_ns, age_ns < now ? now - age_ns : 0);
@@ -77,29 +77,29 @@ static void take_heartbeat(struct line *line, const struct link_entry *entries)
 /* The reason stands before the failure that it belongs to. Of one rank there is one failure that counts. */
 static void take_failure(struct line *line, const struct link_failure *failure)
 {
-    struct host_comm *host = line->link->host;
-    struct host_remote *remote = &host->remote[line->rank];
+    struct ep_group *group = line->link->group;
+    struct ep_group_remote *remote = &group->remote[line->rank];
 
     if (failure->reason[0] && !atomic_load(&remote->reason_for)) {
         memcpy(remote->reason, failure->reason, sizeof(remote->reason));
         atomic_store_explicit(&remote->reason_for, failure->word, memory_order_release);
     }
-    host_take_failure(host, failure->word, line->rank);
+    ep_group_receive_failure(group, failure->word, line->rank);
 }
 
 static void take_shrunk(struct line *line, const struct link_shrunk *shrunk)
 {
-    struct host_comm *host = line->link->host;
-    int me = host->comm->rank;
+    struct ep_group *group = line->link->group;
+    int me = group->comm->rank;
 
     if (shrunk->out[me / 64] >> (me % 64) & 1)
-        atomic_store(&host->remote[line->rank].excludes, 1);
+        atomic_store(&group->remote[line->rank].excludes, 1);
 }
 
 static void take_message(void *context, enum link_kind kind, const void *payload)
 {
     struct line *line = context;
-    struct host_comm *host = line->link->host;
+    struct ep_group *group = line->link->group;
 
     if (kind == LINK_HEARTBEAT)
         take_heartbeat(line, payload);
@@ -108,17 +108,17 @@ static void take_message(void *context, enum link_kind kind, const void *payload
     else if (kind == LINK_SHRUNK)
         take_shrunk(line, payload);
     else
-        atomic_store(&host->remote[line->rank].left, 1);
+        atomic_store(&group->remote[line->rank].left, 1);
 }
 
 static void end_line(struct line *line)
 {
-    struct host_comm *host = line->link->host;
+    struct ep_group *group = line->link->group;
 
     close(line->fd);
     line->fd = -1;
-    atomic_store(&host->remote[line->rank].lost, 1);
-    host_ring_all(host); /* who waits for it looks at once */
+    atomic_store(&group->remote[line->rank].lost, 1);
+    ep_group_ring_all(group); /* who waits for it looks at once */
 }
 
 static void receive(struct line *line)
@@ -151,39 +151,39 @@ static void queue(struct line *line, enum link_kind kind, const void *payload, s
     line->out_at = 0;
 }
 
-static uint32_t count_aborts(const struct host_comm *host)
+static uint32_t count_aborts(const struct ep_group *group)
 {
     uint32_t n = 0;
 
-    for (int i = 0; i < host->nlocal; i++)
-        n += atomic_load(&host->peers[host->first + i].control->aborts);
+    for (int i = 0; i < group->nlocal; i++)
+        n += atomic_load(&group->peers[group->first + i].control->aborts);
     return n;
 }
 
 static void queue_heartbeat(struct line *line, uint64_t now)
 {
-    struct host_comm *host = line->link->host;
+    struct ep_group *group = line->link->group;
 
-    line->said_aborts = count_aborts(host);
-    for (int i = 0; i < host->nlocal; i++) {
-        const struct host_control *control = host->peers[host->first + i].control;
+    line->said_aborts = count_aborts(group);
+    for (int i = 0; i < group->nlocal; i++) {
+        const struct ep_group_control *control = group->peers[group->first + i].control;
         uint64_t beat_ns = atomic_load(&control->beat_ns), age_ms = now > beat_ns ? (now - beat_ns) / 1000000u : 0;
         struct link_entry entry = {.waiting = atomic_load(&control->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                    .flags = atomic_load(&control->left) ? LINK_RANK_LEFT : 0,
                                    .aborts = atomic_load(&control->aborts)};
 
-        if (i != host->local && host_peer_dead(host, host->first + i))
+        if (i != group->local && ep_group_peer_dead(group, group->first + i))
             entry.flags |= LINK_RANK_DEAD;
         memcpy(line->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
     }
-    queue(line, LINK_HEARTBEAT, NULL, (size_t)host->nlocal * sizeof(struct link_entry));
+    queue(line, LINK_HEARTBEAT, NULL, (size_t)group->nlocal * sizeof(struct link_entry));
     line->heartbeat_ns = now + line->link->heartbeat_ns;
 }
 
 static void queue_failure(struct line *line, uint64_t word)
 {
-    const struct host_control *control = line->link->host->control;
+    const struct ep_group_control *control = line->link->group->control;
     struct link_failure failure = {.word = word};
 
     if (atomic_load_explicit(&control->reason_for, memory_order_acquire) == word)
@@ -194,7 +194,7 @@ static void queue_failure(struct line *line, uint64_t word)
 
 static void queue_shrunk(struct line *line)
 {
-    const struct host_shrink *state = &line->link->host->control->shrink;
+    const struct ep_group_shrink *state = &line->link->group->control->shrink;
     struct link_shrunk shrunk;
 
     for (int word = 0; word < EP_MAX_RANKS / 64; word++)
@@ -206,20 +206,20 @@ static void queue_shrunk(struct line *line)
 /* The next message, if there is one; false: nothing to say now. */
 static bool choose(struct line *line, uint64_t now)
 {
-    struct host_link *link = line->link;
-    uint64_t word = line->said_failure ? 0 : host_own_report(link->host);
+    struct ep_group_link *link = line->link;
+    uint64_t word = line->said_failure ? 0 : ep_group_own_report(link->group);
 
     if (line->said_left)
         return false;
     if (word) {
         queue_failure(line, word);
-    } else if (!line->said_shrunk && atomic_load(&link->host->control->shrink.passed)) {
+    } else if (!line->said_shrunk && atomic_load(&link->group->control->shrink.passed)) {
         queue_shrunk(line);
     } else if (atomic_load(&link->stops)) {
-        if (atomic_load(&link->host->control->left))
+        if (atomic_load(&link->group->control->left))
             queue(line, LINK_LEFT, NULL, 0);
         line->said_left = true;
-    } else if (now >= line->heartbeat_ns || line->said_aborts != count_aborts(link->host)) {
+    } else if (now >= line->heartbeat_ns || line->said_aborts != count_aborts(link->group)) {
         queue_heartbeat(line, now);
     } else {
         return false;
@@ -249,7 +249,7 @@ static void send_all(struct line *line, uint64_t now)
 
 /* --- the thread --- */
 
-static int wait_ms(const struct host_link *link, uint64_t now)
+static int wait_ms(const struct ep_group_link *link, uint64_t now)
 {
     uint64_t next = now + link->heartbeat_ns;
 
@@ -262,7 +262,7 @@ static int wait_ms(const struct host_link *link, uint64_t now)
     return next > now ? (int)((next - now) / 1000000u) + 1 : 0;
 }
 
-static void serve(struct host_link *link)
+static void serve(struct ep_group_link *link)
 {
     uint64_t now = ep_now_ns(), events;
     int n = 0;
@@ -275,17 +275,17 @@ static void serve(struct host_link *link)
         link->polls[n++] =
             (struct pollfd){.fd = line->fd, .events = (short)(POLLIN | (line->out_at < line->out_used ? POLLOUT : 0))};
     }
-    link->polls[n++] = (struct pollfd){.fd = link->host->link_event, .events = POLLIN};
+    link->polls[n++] = (struct pollfd){.fd = link->group->link_event, .events = POLLIN};
     if (poll(link->polls, (nfds_t)n, wait_ms(link, now)) <= 0)
         return;
     for (int i = 0; i < link->n; i++)
         if (link->lines[i].fd >= 0 && link->polls[i].revents)
             receive(&link->lines[i]);
     if (link->polls[link->n].revents)
-        (void)!read(link->host->link_event, &events, sizeof(events));
+        (void)!read(link->group->link_event, &events, sizeof(events));
 }
 
-static bool all_said(const struct host_link *link)
+static bool all_said(const struct ep_group_link *link)
 {
     for (int i = 0; i < link->n; i++) {
         const struct line *line = &link->lines[i];
@@ -298,7 +298,7 @@ static bool all_said(const struct host_link *link)
 
 static void *run(void *context)
 {
-    struct host_link *link = context;
+    struct ep_group_link *link = context;
     uint64_t deadline_ns = 0;
 
     for (;;) {
@@ -314,7 +314,7 @@ static void *run(void *context)
 
 /* --- opening and closing --- */
 
-static ep_status start_thread(struct host_link *link)
+static ep_status start_thread(struct ep_group_link *link)
 {
     int error = ep_thread_start(&link->thread, NULL, run, link);
 
@@ -324,75 +324,75 @@ static ep_status start_thread(struct host_link *link)
     return EP_OK;
 }
 
-static ep_status take_lines(struct host_link *link)
+static ep_status take_lines(struct ep_group_link *link)
 {
-    struct host_comm *host = link->host;
-    size_t payload = link_payload_bytes(host->nlocal), each = 2 * payload + sizeof(struct link_head);
+    struct ep_group *group = link->group;
+    size_t payload = link_payload_bytes(group->nlocal), each = 2 * payload + sizeof(struct link_head);
 
     link->memory = malloc((size_t)link->n * each);
     if (!link->memory)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d control links", link->n);
     for (int i = 0; i < link->n; i++) {
-        int node = ep_net_peer(host->comm->node, i);
+        int node = ep_net_peer(group->comm->node, i);
 
-        link->lines[i] = (struct line){.fd = ep_streams_take_link(host->streams, node),
-                                       .rank = host_rail(host, node),
+        link->lines[i] = (struct line){.fd = ep_streams_take_link(group->streams, node),
+                                       .rank = ep_group_rail(group, node),
                                        .link = link,
                                        .out = link->memory + (size_t)i * each,
-                                       .reader = {.nlocal = host->nlocal}};
+                                       .reader = {.nlocal = group->nlocal}};
         link->lines[i].reader.payload = link->lines[i].out + payload + sizeof(struct link_head);
     }
     return EP_OK;
 }
 
-ep_status host_link_open(struct host_comm *host)
+ep_status ep_group_link_open(struct ep_group *group)
 {
-    struct host_link *link = calloc(1, sizeof(*link));
-    int timeout_ms = host->comm->config.timeout_ms, heartbeat_ms = timeout_ms / HEARTBEATS;
-    size_t n = (size_t)host->comm->nnodes - 1;
+    struct ep_group_link *link = calloc(1, sizeof(*link));
+    int timeout_ms = group->comm->config.timeout_ms, heartbeat_ms = timeout_ms / HEARTBEATS;
+    size_t n = (size_t)group->comm->nnodes - 1;
 
     if (link) {
         link->lines = calloc(n, sizeof(*link->lines));
         link->polls = calloc(n + 1, sizeof(*link->polls));
     }
-    host->link = link;
-    host->remote = calloc((size_t)host->comm->nranks, sizeof(*host->remote));
-    if (!link || !link->lines || !link->polls || !host->remote)
+    group->link = link;
+    group->remote = calloc((size_t)group->comm->nranks, sizeof(*group->remote));
+    if (!link || !link->lines || !link->polls || !group->remote)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %zu control links", n);
     if (heartbeat_ms < HEARTBEAT_LEAST_MS)
         heartbeat_ms = HEARTBEAT_LEAST_MS;
     if (heartbeat_ms > HEARTBEAT_MOST_MS)
         heartbeat_ms = HEARTBEAT_MOST_MS;
-    link->host = host;
+    link->group = group;
     link->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000u;
     link->n = (int)n;
     EP_TRY(take_lines(link));
-    host->link_event = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (host->link_event < 0)
+    group->link_event = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (group->link_event < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
     return start_thread(link);
 }
 
-void host_link_close(struct host_comm *host)
+void ep_group_link_close(struct ep_group *group)
 {
-    struct host_link *link = host->link;
+    struct ep_group_link *link = group->link;
 
     if (!link)
         return;
     if (link->started) {
         atomic_store(&link->stops, true);
-        host_link_wake(host);
+        ep_group_link_wake(group);
         pthread_join(link->thread, NULL);
     }
     for (int i = 0; link->lines && link->memory && i < link->n; i++)
         if (link->lines[i].fd >= 0)
             close(link->lines[i].fd);
-    if (host->link_event >= 0)
-        close(host->link_event);
-    host->link_event = -1;
+    if (group->link_event >= 0)
+        close(group->link_event);
+    group->link_event = -1;
     free(link->memory);
     free(link->lines);
     free(link->polls);
     free(link);
-    host->link = NULL;
+    group->link = NULL;
 }

@@ -22,15 +22,15 @@ struct link_head {
 enum { LINK_RANK_LEFT = 1u << 0, LINK_RANK_DEAD = 1u << 1 };
 
 struct link_entry {
-    uint32_t waiting; /* host_control.waiting */
+    uint32_t waiting; /* ep_group_control.waiting */
     uint32_t age_ms;  /* since the rank last looked around; UINT32_MAX: long ago */
     uint32_t flags;
-    uint32_t aborts; /* host_control.aborts */
+    uint32_t aborts; /* ep_group_control.aborts */
 };
 
 struct link_failure {
-    uint64_t word; /* host_control.failure */
-    char reason[HOST_REASON_BYTES];
+    uint64_t word; /* ep_group_control.failure */
+    char reason[EP_GROUP_REASON_BYTES];
 };
 
 struct link_shrunk {

@@ -21,37 +21,37 @@
 static _Thread_local int failed_owner = -1;
 
 /* Tells the peers of a segment, in a slot of its own. Under the lock. */
-static ep_status publish(struct host_comm *host, const struct ep_shm *shm, enum host_memory kind)
+static ep_status publish(struct ep_group *group, const struct ep_shm *shm, enum ep_group_memory kind)
 {
-    struct host_slot *slot;
+    struct ep_group_slot *slot;
     int index;
 
-    for (index = 0; index < HOST_SLOTS; index++)
-        if (!host->allocations[index].shm.base)
+    for (index = 0; index < EP_GROUP_SLOTS; index++)
+        if (!group->allocations[index].shm.base)
             break;
-    if (index == HOST_SLOTS)
-        return ep_fail(EP_E_MEMORY, "this rank already has %d allocations", HOST_SLOTS);
-    slot = &host->control->slot[index];
+    if (index == EP_GROUP_SLOTS)
+        return ep_fail(EP_E_MEMORY, "this rank already has %d allocations", EP_GROUP_SLOTS);
+    slot = &group->control->slot[index];
     EP_TRY(ep_shm_get_name(shm, &slot->name));
-    host->allocations[index] =
-        (struct host_allocation){.shm = *shm, .generation = ++host->next_generation, .kind = kind};
-    atomic_store_explicit(&slot->generation, host->next_generation, memory_order_release);
+    group->allocations[index] =
+        (struct ep_group_allocation){.shm = *shm, .generation = ++group->next_generation, .kind = kind};
+    atomic_store_explicit(&slot->generation, group->next_generation, memory_order_release);
     return EP_OK;
 }
 
-static ep_status alloc(struct host_comm *host, size_t bytes, bool sparse, enum host_memory kind, void **ret_memory)
+static ep_status alloc(struct ep_group *group, size_t bytes, bool sparse, enum ep_group_memory kind, void **ret_memory)
 {
-    static const char *const calls[] = {[HOST_MEMORY_INTERNAL] = "memory of the library",
-                                        [HOST_MEMORY_SYMMETRIC] = "ep_alloc",
-                                        [HOST_MEMORY_LOCAL] = "ep_alloc_local"};
+    static const char *const calls[] = {[EP_GROUP_MEMORY_INTERNAL] = "memory of the library",
+                                        [EP_GROUP_MEMORY_SYMMETRIC] = "ep_alloc",
+                                        [EP_GROUP_MEMORY_LOCAL] = "ep_alloc_local"};
     struct ep_shm shm;
     ep_status status = sparse ? ep_shm_new_sparse(bytes, &shm) : ep_shm_new(bytes, &shm);
 
     if (status != EP_OK)
         return ep_fail_prefix(status, "%s: ", calls[kind]);
-    pthread_mutex_lock(&host->memory_lock);
-    status = publish(host, &shm, kind);
-    pthread_mutex_unlock(&host->memory_lock);
+    pthread_mutex_lock(&group->memory_lock);
+    status = publish(group, &shm, kind);
+    pthread_mutex_unlock(&group->memory_lock);
     if (status != EP_OK) {
         ep_shm_done(&shm);
         return ep_fail_prefix(status, "%s: ", calls[kind]);
@@ -60,105 +60,105 @@ static ep_status alloc(struct host_comm *host, size_t bytes, bool sparse, enum h
     return EP_OK;
 }
 
-ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory)
+ep_status ep_group_alloc_internal(struct ep_group *group, size_t bytes, void **ret_memory)
 {
-    return alloc(host, bytes, false, HOST_MEMORY_INTERNAL, ret_memory);
+    return alloc(group, bytes, false, EP_GROUP_MEMORY_INTERNAL, ret_memory);
 }
 
-ep_status host_alloc_sparse(struct host_comm *host, size_t bytes, void **ret_memory)
+ep_status ep_group_alloc_sparse(struct ep_group *group, size_t bytes, void **ret_memory)
 {
-    return alloc(host, bytes, true, HOST_MEMORY_INTERNAL, ret_memory);
+    return alloc(group, bytes, true, EP_GROUP_MEMORY_INTERNAL, ret_memory);
 }
 
 /* Index of the allocation that begins at `memory`, -1 if there is none. Under the lock. */
-static int find_start(struct host_comm *host, const void *memory)
+static int find_start(struct ep_group *group, const void *memory)
 {
-    for (int index = 0; index < HOST_SLOTS; index++)
-        if (host->allocations[index].shm.base && host->allocations[index].shm.base == memory)
+    for (int index = 0; index < EP_GROUP_SLOTS; index++)
+        if (group->allocations[index].shm.base && group->allocations[index].shm.base == memory)
             return index;
     return -1;
 }
 
-ep_status host_reserve(struct host_comm *host, const void *memory, size_t offset, size_t bytes)
+ep_status ep_group_reserve(struct ep_group *group, const void *memory, size_t offset, size_t bytes)
 {
     ep_status status = EP_OK;
     int index;
 
-    pthread_mutex_lock(&host->memory_lock);
-    index = find_start(host, memory);
+    pthread_mutex_lock(&group->memory_lock);
+    index = find_start(group, memory);
     if (index >= 0)
-        status = ep_shm_reserve(&host->allocations[index].shm, offset, bytes);
-    pthread_mutex_unlock(&host->memory_lock);
+        status = ep_shm_reserve(&group->allocations[index].shm, offset, bytes);
+    pthread_mutex_unlock(&group->memory_lock);
     return status;
 }
 
-static void release(struct host_comm *host, int index)
+static void release(struct ep_group *group, int index)
 {
-    atomic_store_explicit(&host->control->slot[index].generation, 0, memory_order_release);
-    atomic_fetch_add(&host->control->frees, 1);
-    ep_shm_done(&host->allocations[index].shm);
-    host->allocations[index] = (struct host_allocation){.generation = 0};
+    atomic_store_explicit(&group->control->slot[index].generation, 0, memory_order_release);
+    atomic_fetch_add(&group->control->frees, 1);
+    ep_shm_done(&group->allocations[index].shm);
+    group->allocations[index] = (struct ep_group_allocation){.generation = 0};
 }
 
-void host_free_internal(struct host_comm *host, void *memory)
+void ep_group_free_internal(struct ep_group *group, void *memory)
 {
     int index;
 
     if (!memory)
         return;
-    pthread_mutex_lock(&host->memory_lock);
-    index = find_start(host, memory);
+    pthread_mutex_lock(&group->memory_lock);
+    index = find_start(group, memory);
     if (index >= 0)
-        release(host, index);
-    pthread_mutex_unlock(&host->memory_lock);
+        release(group, index);
+    pthread_mutex_unlock(&group->memory_lock);
 }
 
-ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
+ep_status ep_group_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
-    return alloc(host_of(comm), bytes, false, HOST_MEMORY_SYMMETRIC, ret_memory);
+    return alloc(ep_group_of(comm), bytes, false, EP_GROUP_MEMORY_SYMMETRIC, ret_memory);
 }
 
-ep_status host_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
+ep_status ep_group_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
 {
-    return alloc(host_of(comm), bytes, false, HOST_MEMORY_LOCAL, ret_memory);
+    return alloc(ep_group_of(comm), bytes, false, EP_GROUP_MEMORY_LOCAL, ret_memory);
 }
 
-static ep_status free_kind(ep_comm *comm, void *memory, enum host_memory kind, const char *call, const char *origin)
+static ep_status free_kind(ep_comm *comm, void *memory, enum ep_group_memory kind, const char *call, const char *origin)
 {
-    struct host_comm *host = host_of(comm);
+    struct ep_group *group = ep_group_of(comm);
     int index;
 
-    pthread_mutex_lock(&host->memory_lock);
-    index = find_start(host, memory);
-    if (index >= 0 && host->allocations[index].kind == kind)
-        release(host, index);
+    pthread_mutex_lock(&group->memory_lock);
+    index = find_start(group, memory);
+    if (index >= 0 && group->allocations[index].kind == kind)
+        release(group, index);
     else
         index = -1;
-    pthread_mutex_unlock(&host->memory_lock);
+    pthread_mutex_unlock(&group->memory_lock);
     if (index < 0)
         return ep_fail(EP_E_ARG, "%s: memory %p is not from %s of this communicator", call, memory, origin);
     return EP_OK;
 }
 
-ep_status host_free(ep_comm *comm, void *memory)
+ep_status ep_group_free(ep_comm *comm, void *memory)
 {
-    EP_TRY(host_drain(host_of(comm)));
-    return free_kind(comm, memory, HOST_MEMORY_SYMMETRIC, "ep_free", "ep_alloc");
+    EP_TRY(ep_group_drain(ep_group_of(comm)));
+    return free_kind(comm, memory, EP_GROUP_MEMORY_SYMMETRIC, "ep_free", "ep_alloc");
 }
 
-ep_status host_free_local(ep_comm *comm, void *memory)
+ep_status ep_group_free_local(ep_comm *comm, void *memory)
 {
-    return free_kind(comm, memory, HOST_MEMORY_LOCAL, "ep_free_local", "ep_alloc_local");
+    return free_kind(comm, memory, EP_GROUP_MEMORY_LOCAL, "ep_free_local", "ep_alloc_local");
 }
 
 /* Is a byte of it in a page of an allocation? Under the lock. */
-static bool is_taken(const struct host_comm *host, const void *memory, size_t bytes)
+static bool is_taken(const struct ep_group *group, const void *memory, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     uintptr_t at = (uintptr_t)memory;
 
-    for (int index = 0; index < HOST_SLOTS; index++) {
-        const struct ep_shm *shm = &host->allocations[index].shm;
+    for (int index = 0; index < EP_GROUP_SLOTS; index++) {
+        const struct ep_shm *shm = &group->allocations[index].shm;
         uintptr_t base = (uintptr_t)shm->base;
         size_t pages = shm->bytes / page + (shm->bytes % page || !shm->bytes);
 
@@ -169,62 +169,62 @@ static bool is_taken(const struct host_comm *host, const void *memory, size_t by
 }
 
 /* Under the lock. */
-static ep_status check_free(const struct host_comm *host, const void *memory, size_t bytes)
+static ep_status check_free(const struct ep_group *group, const void *memory, size_t bytes)
 {
-    return is_taken(host, memory, bytes) ? ep_fail(EP_E_ARG, "part of it is registered or allocated already") : EP_OK;
+    return is_taken(group, memory, bytes) ? ep_fail(EP_E_ARG, "part of it is registered or allocated already") : EP_OK;
 }
 
-ep_status host_register(ep_comm *comm, void *memory, size_t bytes)
+ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes)
 {
-    struct host_comm *host = host_of(comm);
+    struct ep_group *group = ep_group_of(comm);
     struct ep_shm shm;
     ep_status status;
 
     /* Before it is looked at, so that it is not sealed in vain; and again, because that is done without the lock. */
-    pthread_mutex_lock(&host->memory_lock);
-    status = check_free(host, memory, bytes);
-    pthread_mutex_unlock(&host->memory_lock);
+    pthread_mutex_lock(&group->memory_lock);
+    status = check_free(group, memory, bytes);
+    pthread_mutex_unlock(&group->memory_lock);
     if (status == EP_OK)
         status = ep_shm_adopt(memory, bytes, &shm);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
-    pthread_mutex_lock(&host->memory_lock);
-    status = check_free(host, memory, bytes);
+    pthread_mutex_lock(&group->memory_lock);
+    status = check_free(group, memory, bytes);
     if (status == EP_OK)
-        status = publish(host, &shm, HOST_MEMORY_REGISTERED);
-    pthread_mutex_unlock(&host->memory_lock);
+        status = publish(group, &shm, EP_GROUP_MEMORY_REGISTERED);
+    pthread_mutex_unlock(&group->memory_lock);
     if (status == EP_OK)
         return EP_OK;
     ep_shm_done(&shm);
     return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
 }
 
-ep_status host_unregister(ep_comm *comm, void *memory)
+ep_status ep_group_unregister(ep_comm *comm, void *memory)
 {
-    return free_kind(comm, memory, HOST_MEMORY_REGISTERED, "ep_unregister", "ep_register");
+    return free_kind(comm, memory, EP_GROUP_MEMORY_REGISTERED, "ep_unregister", "ep_register");
 }
 
-bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where)
+bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, struct ep_group_address *ret_where)
 {
     uintptr_t at = (uintptr_t)memory;
     bool found = false;
 
-    pthread_mutex_lock(&host->memory_lock);
-    for (int index = 0; index < HOST_SLOTS && !found; index++) {
-        const struct ep_shm *shm = &host->allocations[index].shm;
+    pthread_mutex_lock(&group->memory_lock);
+    for (int index = 0; index < EP_GROUP_SLOTS && !found; index++) {
+        const struct ep_shm *shm = &group->allocations[index].shm;
         uintptr_t base = (uintptr_t)shm->base;
 
         if (!shm->base || at < base || at - base > shm->bytes || shm->bytes - (at - base) < bytes)
             continue;
-        *ret_where = (struct host_where){
-            .slot = (uint32_t)index, .generation = host->allocations[index].generation, .offset = at - base};
+        *ret_where = (struct ep_group_address){
+            .slot = (uint32_t)index, .generation = group->allocations[index].generation, .offset = at - base};
         found = true;
     }
-    pthread_mutex_unlock(&host->memory_lock);
+    pthread_mutex_unlock(&group->memory_lock);
     return found;
 }
 
-static ep_status fail_place(int rank, const struct host_where *where, size_t bytes, const char *what)
+static ep_status fail_place(int rank, const struct ep_group_address *where, size_t bytes, const char *what)
 {
     return ep_fail(
         EP_E_MISMATCH,
@@ -232,28 +232,29 @@ static ep_status fail_place(int rank, const struct host_where *where, size_t byt
         bytes, (unsigned long long)where->offset, where->slot, where->generation, what);
 }
 
-ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_where *where, size_t bytes,
-                           struct ep_shm *ret_shm)
+ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep_group_address *where, size_t bytes,
+                               struct ep_shm *ret_shm)
 {
-    const struct host_peer *peer = &host->peers[rank];
+    const struct ep_group_peer *peer = &group->peers[rank];
     struct ep_shm_name name;
 
-    if (where->slot >= HOST_SLOTS || !where->generation)
+    if (where->slot >= EP_GROUP_SLOTS || !where->generation)
         return fail_place(rank, where, bytes, "there is no such allocation");
-    host_read_shared(&name, &peer->control->slot[where->slot].name, sizeof(name));
+    ep_group_read_shared(&name, &peer->control->slot[where->slot].name, sizeof(name));
     if (name.bytes < bytes)
         return fail_place(rank, where, bytes, "the segment is shorter");
-    return host_attach(host, rank, &name, host->comm->config.timeout_ms, ret_shm);
+    return ep_group_attach(group, rank, &name, group->comm->config.timeout_ms, ret_shm);
 }
 
 /* The mapping of a peer's allocation, made anew when the slot has another one than last time. */
-static ep_status map_slot(struct host_comm *host, int rank, const struct host_where *where, struct ep_shm **ret_shm)
+static ep_status map_slot(struct ep_group *group, int rank, const struct ep_group_address *where,
+                          struct ep_shm **ret_shm)
 {
-    struct host_peer *peer = &host->peers[rank];
-    struct host_mapping *mapping;
+    struct ep_group_peer *peer = &group->peers[rank];
+    struct ep_group_mapping *mapping;
 
     if (!peer->mappings) {
-        peer->mappings = calloc(HOST_SLOTS, sizeof(*peer->mappings));
+        peer->mappings = calloc(EP_GROUP_SLOTS, sizeof(*peer->mappings));
         if (!peer->mappings)
             return ep_fail(EP_E_MEMORY, "mappings of rank %d", rank);
     }
@@ -263,7 +264,7 @@ static ep_status map_slot(struct host_comm *host, int rank, const struct host_wh
 
         ep_shm_done(&mapping->shm);
         mapping->generation = 0;
-        status = host_attach_slot(host, rank, where, 0, &mapping->shm);
+        status = ep_group_attach_slot(group, rank, where, 0, &mapping->shm);
         if (status != EP_OK)
             return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
         mapping->generation = where->generation;
@@ -272,24 +273,25 @@ static ep_status map_slot(struct host_comm *host, int rank, const struct host_wh
     return EP_OK;
 }
 
-ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, size_t bytes, void **ret_address)
+ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_address *where, size_t bytes,
+                       void **ret_address)
 {
-    struct host_where place;
+    struct ep_group_address place;
     struct ep_shm own, *shm = &own;
 
-    host_read_shared(&place, where, sizeof(place));
+    ep_group_read_shared(&place, where, sizeof(place));
     *ret_address = NULL;
     failed_owner = -1;
     if (!bytes)
         return EP_OK;
-    if (place.slot >= HOST_SLOTS || !place.generation)
+    if (place.slot >= EP_GROUP_SLOTS || !place.generation)
         return fail_place(rank, &place, bytes, "there is no such allocation");
-    if (rank == host->comm->rank) {
-        pthread_mutex_lock(&host->memory_lock);
-        own = host->allocations[place.slot].shm;
-        pthread_mutex_unlock(&host->memory_lock);
+    if (rank == group->comm->rank) {
+        pthread_mutex_lock(&group->memory_lock);
+        own = group->allocations[place.slot].shm;
+        pthread_mutex_unlock(&group->memory_lock);
     } else {
-        EP_TRY(map_slot(host, rank, &place, &shm));
+        EP_TRY(map_slot(group, rank, &place, &shm));
     }
     if (!shm->base || place.offset > shm->bytes || bytes > shm->bytes - place.offset || place.offset % 16)
         return fail_place(rank, &place, bytes, "it is not inside");
@@ -297,17 +299,17 @@ ep_status host_map(struct host_comm *host, int rank, const struct host_where *wh
     return EP_OK;
 }
 
-void host_sweep(struct host_comm *host)
+void ep_group_unmap_stale(struct ep_group *group)
 {
-    for (int i = 0; i < host->nlocal; i++) {
-        struct host_peer *peer = &host->peers[host->first + i];
+    for (int i = 0; i < group->nlocal; i++) {
+        struct ep_group_peer *peer = &group->peers[group->first + i];
         uint32_t frees = atomic_load_explicit(&peer->control->frees, memory_order_acquire);
 
         if (!peer->mappings || frees == peer->frees_seen)
             continue;
         peer->frees_seen = frees;
-        for (int slot = 0; slot < HOST_SLOTS; slot++) {
-            struct host_mapping *mapping = &peer->mappings[slot];
+        for (int slot = 0; slot < EP_GROUP_SLOTS; slot++) {
+            struct ep_group_mapping *mapping = &peer->mappings[slot];
 
             if (mapping->generation && mapping->generation != atomic_load(&peer->control->slot[slot].generation)) {
                 ep_shm_done(&mapping->shm);
@@ -317,63 +319,64 @@ void host_sweep(struct host_comm *host)
     }
 }
 
-ep_status host_stage(struct host_comm *host, int which, size_t bytes, void **ret_memory)
+ep_status ep_group_stage(struct ep_group *group, int which, size_t bytes, void **ret_memory)
 {
-    if (host->stage_bytes[which] < bytes) {
-        host_free_internal(host, host->stage[which]);
-        host->stage[which] = NULL;
-        host->stage_bytes[which] = 0;
-        EP_TRY(host_alloc_internal(host, bytes, &host->stage[which]));
-        host->stage_bytes[which] = bytes;
+    if (group->stage_bytes[which] < bytes) {
+        ep_group_free_internal(group, group->stage[which]);
+        group->stage[which] = NULL;
+        group->stage_bytes[which] = 0;
+        EP_TRY(ep_group_alloc_internal(group, bytes, &group->stage[which]));
+        group->stage_bytes[which] = bytes;
     }
-    *ret_memory = host->stage[which];
+    *ret_memory = group->stage[which];
     return EP_OK;
 }
 
-void host_memory_close(struct host_comm *host)
+void ep_group_memory_close(struct ep_group *group)
 {
-    for (int index = 0; host->control && index < HOST_SLOTS; index++)
-        if (host->allocations[index].shm.base)
-            release(host, index);
-    for (int rank = 0; host->peers && rank < host->comm->nranks; rank++) {
-        struct host_mapping *mappings = host->peers[rank].mappings;
+    for (int index = 0; group->control && index < EP_GROUP_SLOTS; index++)
+        if (group->allocations[index].shm.base)
+            release(group, index);
+    for (int rank = 0; group->peers && rank < group->comm->nranks; rank++) {
+        struct ep_group_mapping *mappings = group->peers[rank].mappings;
 
-        for (int slot = 0; mappings && slot < HOST_SLOTS; slot++)
+        for (int slot = 0; mappings && slot < EP_GROUP_SLOTS; slot++)
             ep_shm_done(&mappings[slot].shm);
         free(mappings);
-        host->peers[rank].mappings = NULL;
+        group->peers[rank].mappings = NULL;
     }
 }
 
-size_t host_comm_bytes(const ep_comm *comm)
+size_t ep_group_bytes(const ep_comm *comm)
 {
-    struct host_comm *host = host_of(comm);
-    size_t bytes = sizeof(*host) + (size_t)comm->nranks * sizeof(*host->peers) + (size_t)host->object_bytes;
+    struct ep_group *group = ep_group_of(comm);
+    size_t bytes = sizeof(*group) + (size_t)comm->nranks * sizeof(*group->peers) + (size_t)group->object_bytes;
     struct stat control;
 
-    if (fstat(host->shm.fd, &control) == 0)
+    if (fstat(group->shm.fd, &control) == 0)
         bytes += (size_t)control.st_blocks * 512;
 
-    pthread_mutex_lock(&host->memory_lock);
+    pthread_mutex_lock(&group->memory_lock);
     /* Staging of the low-latency layout is sparse: what counts is the pages that exist. */
-    for (int index = 0; index < HOST_SLOTS; index++) {
+    for (int index = 0; index < EP_GROUP_SLOTS; index++) {
         struct stat info;
 
-        if (host->allocations[index].kind == HOST_MEMORY_INTERNAL && fstat(host->allocations[index].shm.fd, &info) == 0)
+        if (group->allocations[index].kind == EP_GROUP_MEMORY_INTERNAL &&
+            fstat(group->allocations[index].shm.fd, &info) == 0)
             bytes += (size_t)info.st_blocks * 512;
     }
-    pthread_mutex_unlock(&host->memory_lock);
+    pthread_mutex_unlock(&group->memory_lock);
     for (int rank = 0; rank < comm->nranks; rank++)
-        if (host->peers[rank].mappings)
-            bytes += HOST_SLOTS * sizeof(struct host_mapping);
-    if (host->streams)
-        bytes += ep_streams_bytes(host->streams);
+        if (group->peers[rank].mappings)
+            bytes += EP_GROUP_SLOTS * sizeof(struct ep_group_mapping);
+    if (group->streams)
+        bytes += ep_streams_bytes(group->streams);
     return bytes;
 }
 
 /* --- segments of the peers -------------------------------------------------------------------------------------- */
 
-int host_take_failed_owner(void)
+int ep_group_get_failed_owner(void)
 {
     int owner = failed_owner;
 
@@ -381,39 +384,39 @@ int host_take_failed_owner(void)
     return owner;
 }
 
-static void find_owner(const struct host_comm *host, int rank, struct ep_shm_owner *ret_owner)
+static void find_owner(const struct ep_group *group, int rank, struct ep_shm_owner *ret_owner)
 {
     static const struct ep_shm_address none;
-    const struct host_peer *peer = &host->peers[rank];
+    const struct ep_group_peer *peer = &group->peers[rank];
 
-    *ret_owner = (struct ep_shm_owner){.process = &peer->process, .timeout_ms = host->comm->config.timeout_ms};
+    *ret_owner = (struct ep_shm_owner){.process = &peer->process, .timeout_ms = group->comm->config.timeout_ms};
     if (memcmp(&peer->address, &none, sizeof(none)) != 0)
         ret_owner->address = &peer->address;
 }
 
-ep_status host_find_fate(const struct host_comm *host, int rank)
+ep_status ep_group_find_outcome(const struct ep_group *group, int rank)
 {
-    const struct host_control *control = host->peers[rank].control;
+    const struct ep_group_control *control = group->peers[rank].control;
     uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
     struct timespec backoff = {.tv_nsec = 1000000};
-    bool unseen = host->peers[rank].process.pidfd < 0 && !host->peers[rank].process.pid && !control;
+    bool unseen = group->peers[rank].process.pidfd < 0 && !group->peers[rank].process.pid && !control;
 
     for (;;) {
         bool over = unseen || ep_now_ns() >= deadline_ns;
 
-        if (host_peer_dead(host, rank))
+        if (ep_group_peer_dead(group, rank))
             return EP_E_PEER_DEAD;
         if (control && atomic_load(&control->left))
             return EP_E_PEER_LEFT;
         /* Where the group has failed already, that explains it. */
-        if (over || host->peers[rank].same_process || atomic_load(&host_arbiter(host)->group_failure))
+        if (over || group->peers[rank].same_process || atomic_load(&ep_group_arbiter(group)->group_failure))
             return EP_OK;
         nanosleep(&backoff, NULL);
     }
 }
 
-ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
-                      struct ep_shm *ret_shm)
+ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_name *name, int timeout_ms,
+                          struct ep_shm *ret_shm)
 {
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     char text[EP_ERROR_TEXT_BYTES];
@@ -423,33 +426,33 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
 
     failed_owner = -1;
     /* A name of another process would be memory of that one, or of this. */
-    if (name->process != host->peers[rank].key)
+    if (name->process != group->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
-    find_owner(host, rank, &owner);
+    find_owner(group, rank, &owner);
     owner.ret_at_owner = &at_owner;
     if (owner.timeout_ms > ASK_MS)
         owner.timeout_ms = ASK_MS;
     do {
         /* The owner may have to answer, and may have stopped: who waits for us shall not take us for it. */
-        host_note_wait(host, rank, HOST_ATTACH);
+        ep_group_note_wait(group, rank, EP_GROUP_ATTACH);
         status = ep_shm_attach(name, &owner, ret_shm);
-    } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
-             !atomic_load(&host_arbiter(host)->group_failure));
-    host_note_wait_end(host);
+    } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !ep_group_peer_dead(group, rank) &&
+             !atomic_load(&ep_group_arbiter(group)->group_failure));
+    ep_group_note_wait_end(group);
     if (status != EP_OK && at_owner)
         failed_owner = rank;
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    fate = host_find_fate(host, rank);
+    fate = ep_group_find_outcome(group, rank);
     if (fate != EP_OK)
         return ep_fail(fate, "rank %d %s: %s", rank, fate == EP_E_PEER_DEAD ? "died" : "left the group", text);
     if (status == EP_E_STATE)
         return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
-                       host->comm->rank, text);
+                       group->comm->rank, text);
     if (status == EP_E_TIMEOUT)
         return ep_fail(EP_E_TIMEOUT, "rank %d did not hand out its memory within %d ms%s", rank, timeout_ms,
-                       host_blindness(host, rank));
+                       ep_group_describe_unwatched(group, rank));
     return ep_fail(status, "%s", text);
 }

@@ -28,7 +28,7 @@ static int64_t round_up(int64_t value, int64_t multiple)
 
 static void fill_row(const ep_plan *plan, struct plan_row *row)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, nnodes = (size_t)plan->comm->nnodes;
 
     row->n_tokens = inner->n_tokens;
@@ -45,18 +45,18 @@ static void fill_row(const ep_plan *plan, struct plan_row *row)
     memcpy(row->counts + nranks + nnodes, inner->tokens_per_expert, (size_t)row->n_experts * sizeof(int32_t));
 }
 
-static void forget(struct host_comm *host, const ep_plan *plan)
+static void forget(struct ep_group *group, const ep_plan *plan)
 {
-    for (int i = 0; i < host->n_pending; i++) {
-        if (host->pending[i] != plan)
+    for (int i = 0; i < group->n_pending; i++) {
+        if (group->pending[i] != plan)
             continue;
-        host->n_pending--;
-        memmove(host->pending + i, host->pending + i + 1, (size_t)(host->n_pending - i) * sizeof(host->pending[0]));
+        group->n_pending--;
+        memmove(group->pending + i, group->pending + i + 1, (size_t)(group->n_pending - i) * sizeof(group->pending[0]));
         break;
     }
 }
 
-static ep_status settle(struct host_plan *inner, ep_status status)
+static ep_status settle(struct ep_group_plan *inner, ep_status status)
 {
     inner->complete = true;
     inner->verdict = status;
@@ -65,23 +65,23 @@ static ep_status settle(struct host_plan *inner, ep_status status)
     return status;
 }
 
-static void free_routes(struct host_plan *inner, int nnodes)
+static void free_routes(struct ep_group_plan *inner, int nnodes)
 {
     for (int node = 0; node < nnodes; node++) {
         if (inner->rail)
-            host_route_done(&inner->rail[node]);
+            ep_group_route_done(&inner->rail[node]);
         if (!inner->net_tokens)
             continue;
         free(inner->net_tokens[node]);
         inner->net_tokens[node] = NULL;
         inner->n_net_tokens[node] = 0;
     }
-    host_route_done(&inner->own);
+    ep_group_route_done(&inner->own);
     free(inner->index);
     inner->index = NULL;
 }
 
-static void free_inner(struct host_plan *inner, int nnodes)
+static void free_inner(struct ep_group_plan *inner, int nnodes)
 {
     free_routes(inner, nnodes);
     free(inner->tokens_per_rank);
@@ -103,12 +103,12 @@ static void free_inner(struct host_plan *inner, int nnodes)
 
 /* --- completion ------------------------------------------------------------------------------------------------- */
 
-static const int32_t *expert_counts(const struct host_completion *c, int rank)
+static const int32_t *expert_counts(const struct ep_group_completion *c, int rank)
 {
     return c->rows[rank]->counts + c->plan->comm->nranks + c->plan->comm->nnodes;
 }
 
-static ep_status compare_rows(const struct host_completion *c)
+static ep_status compare_rows(const struct ep_group_completion *c)
 {
     static const struct {
         const char *name;
@@ -140,7 +140,7 @@ static ep_status compare_rows(const struct host_completion *c)
 }
 
 /* A count is one of tokens: what cannot be is damage. The final row of every token follows from them. */
-static const char *check_counts(const struct host_completion *c, int rank, int64_t *ret_value)
+static const char *check_counts(const struct ep_group_completion *c, int rank, int64_t *ret_value)
 {
     const struct plan_row *row = c->rows[rank];
     const int32_t *per_expert = expert_counts(c, rank), *per_node = row->counts + c->plan->comm->nranks;
@@ -180,20 +180,20 @@ static const char *check_counts(const struct host_completion *c, int rank, int64
     return NULL;
 }
 
-static ep_status check_rows(struct host_completion *c)
+static ep_status check_rows(struct ep_group_completion *c)
 {
     for (int rank = 0; rank < c->plan->comm->nranks; rank++) {
         int64_t value;
         const char *what = check_counts(c, rank, &value);
 
         if (what)
-            return host_raise_damage(c->host, rank, HOST_PLAN_COUNTS, what, value);
+            return ep_group_fail_damaged(c->group, rank, EP_GROUP_PLAN_COUNTS, what, value);
     }
     return EP_OK;
 }
 
 /* Rows that `rank` receives; sets what this rank's tokens begin at there. */
-static int64_t place_on_rank(struct host_completion *c, int rank)
+static int64_t place_on_rank(struct ep_group_completion *c, int rank)
 {
     const ep_plan *plan = c->plan;
     int me = plan->comm->rank, n_local = plan->info.n_local_experts;
@@ -218,7 +218,7 @@ static int64_t place_on_rank(struct host_completion *c, int rank)
     return total;
 }
 
-static ep_status place_all(struct host_completion *c)
+static ep_status place_all(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
 
@@ -240,10 +240,10 @@ static ep_status place_all(struct host_completion *c)
 }
 
 /* What this rank receives: per expert, per source. */
-static void count_received(struct host_completion *c)
+static void count_received(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
-    struct host_plan *inner = c->inner;
+    struct ep_group_plan *inner = c->inner;
     int me = plan->comm->rank, n_local = plan->info.n_local_experts, nranks = plan->comm->nranks;
     int64_t start = 0;
 
@@ -275,7 +275,7 @@ static void count_received(struct host_completion *c)
 }
 
 /* The final row of each (token, k) on its destination. */
-static void assign_rows(struct host_completion *c)
+static void assign_rows(struct ep_group_completion *c)
 {
     const ep_plan *plan = c->plan;
     const int32_t *index = c->inner->index;
@@ -308,10 +308,10 @@ static void assign_rows(struct host_completion *c)
 
 /* --- completion, all of it -------------------------------------------------------------------------------------- */
 
-static ep_status build(struct host_completion *c)
+static ep_status build(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
-    struct host_plan *inner = c->inner;
+    struct ep_group_plan *inner = c->inner;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
 
     EP_TRY(compare_rows(c));
@@ -331,25 +331,25 @@ static ep_status build(struct host_completion *c)
     }
     assign_rows(c);
     if (plan->comm->nnodes > 1)
-        EP_TRY(host_plan_exchange_routes(c));
-    EP_TRY(host_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->home, c->host->first, c->host->nlocal,
-                           expanded, inner->index, c->row));
+        EP_TRY(ep_group_plan_exchange_routes(c));
+    EP_TRY(ep_group_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->home, c->group->first,
+                               c->group->nlocal, expanded, inner->index, c->row));
     inner->index = NULL; /* the route's now */
     atomic_store_explicit(&plan->counted, true, memory_order_release);
     return EP_OK;
 }
 
-static ep_status complete(struct host_comm *host, ep_plan *plan)
+static ep_status complete(struct ep_group *group, ep_plan *plan)
 {
-    struct host_plan *inner = plan->impl;
-    size_t nranks = (size_t)host->comm->nranks;
+    struct ep_group_plan *inner = plan->impl;
+    size_t nranks = (size_t)group->comm->nranks;
     size_t bases = nranks > (size_t)plan->args.n_experts ? nranks : (size_t)plan->args.n_experts;
     size_t row_bytes = (plan_row_bytes(plan) + 7) / 8 * 8;
-    struct host_completion c = {.plan = plan, .inner = inner, .host = host};
+    struct ep_group_completion c = {.plan = plan, .inner = inner, .group = group};
     unsigned char *copies = NULL;
     ep_status status;
 
-    status = host_exchange_complete(host, inner->exchange, HOST_PLAN_COUNTS);
+    status = ep_group_exchange_complete(group, inner->exchange, EP_GROUP_PLAN_COUNTS);
     if (status != EP_OK)
         goto done;
     copies = malloc(nranks * row_bytes);
@@ -364,14 +364,14 @@ static ep_status complete(struct host_comm *host, ep_plan *plan)
     for (size_t rank = 0; rank < nranks; rank++) {
         struct plan_row *row = (struct plan_row *)(void *)(copies + rank * row_bytes);
 
-        host_exchange_read(host, inner->exchange, (int)rank, row, plan_row_bytes(plan));
+        ep_group_exchange_read(group, inner->exchange, (int)rank, row, plan_row_bytes(plan));
         c.rows[rank] = row;
     }
     for (int expert = 0; expert < plan->args.n_experts; expert++)
         c.home[expert] = expert / plan->info.n_local_experts;
     status = build(&c);
 release:
-    host_exchange_release(host, inner->exchange);
+    ep_group_exchange_release(group, inner->exchange);
     free(copies);
     free(c.rows);
     free(c.base);
@@ -381,40 +381,40 @@ done:
     return settle(inner, status);
 }
 
-ep_status host_plan_verdict(const ep_plan *plan)
+ep_status ep_group_plan_verdict(const ep_plan *plan)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
 
     return inner->verdict == EP_OK ? EP_OK : ep_fail(inner->verdict, "%s", inner->verdict_text);
 }
 
 /* Of the plans whose exchange is under way. One whose user has freed it goes with that. */
-static void complete_oldest(struct host_comm *host)
+static void complete_oldest(struct ep_group *group)
 {
-    ep_plan *oldest = host->pending[0];
+    ep_plan *oldest = group->pending[0];
 
-    host->n_pending--;
-    memmove(host->pending, host->pending + 1, (size_t)host->n_pending * sizeof(host->pending[0]));
-    complete(host, oldest);
-    if (!host_plan_of(oldest)->orphaned)
+    group->n_pending--;
+    memmove(group->pending, group->pending + 1, (size_t)group->n_pending * sizeof(group->pending[0]));
+    complete(group, oldest);
+    if (!ep_group_plan_of(oldest)->orphaned)
         return;
-    free_inner(oldest->impl, host->comm->nnodes);
+    free_inner(oldest->impl, group->comm->nnodes);
     free(oldest);
 }
 
-ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
+ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan)
 {
-    while (host->n_pending > 0 && !(plan && host_plan_of(plan)->complete)) {
-        bool is_wanted = plan && plan == host->pending[0];
+    while (group->n_pending > 0 && !(plan && ep_group_plan_of(plan)->complete)) {
+        bool is_wanted = plan && plan == group->pending[0];
         ep_status status;
 
-        complete_oldest(host);
+        complete_oldest(group);
         /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
-        status = host_check(host);
+        status = ep_group_check(group);
         if (status != EP_OK)
-            return is_wanted && host_plan_verdict(plan) == status ? status : host_check(host);
+            return is_wanted && ep_group_plan_verdict(plan) == status ? status : ep_group_check(group);
     }
-    return plan ? host_plan_verdict(plan) : EP_OK;
+    return plan ? ep_group_plan_verdict(plan) : EP_OK;
 }
 
 /* --- opening ---------------------------------------------------------------------------------------------------- */
@@ -422,30 +422,30 @@ ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
 static ep_status publish(void *arguments)
 {
     ep_plan *plan = *(ep_plan **)arguments;
-    struct host_plan *inner = plan->impl;
-    struct host_comm *host = host_of(plan->comm);
+    struct ep_group_plan *inner = plan->impl;
+    struct ep_group *group = ep_group_of(plan->comm);
     size_t bytes = plan_row_bytes(plan);
     struct plan_row *row;
     ep_status status;
 
-    if (host->n_pending == HOST_BOARDS)
-        complete_oldest(host);
+    if (group->n_pending == EP_GROUP_EXCHANGES)
+        complete_oldest(group);
     row = malloc(bytes);
     if (!row)
         return settle(inner, ep_fail(EP_E_MEMORY, "plan: no memory for %zu bytes", bytes));
     fill_row(plan, row);
-    status = host_exchange_start(host, HOST_PLAN_COUNTS, row, bytes, &inner->exchange);
+    status = ep_group_exchange_start(group, EP_GROUP_PLAN_COUNTS, row, bytes, &inner->exchange);
     free(row);
     if (status != EP_OK)
         return settle(inner, status);
-    host->pending[host->n_pending++] = plan;
+    group->pending[group->n_pending++] = plan;
     return EP_OK;
 }
 
 /* Rows that this rank's tokens become. */
 static void count_sent(const ep_plan *plan)
 {
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     const int32_t *counts = expanded ? inner->tokens_per_expert : inner->tokens_per_rank;
     int n = expanded ? plan->args.n_experts : plan->comm->nranks;
@@ -457,7 +457,7 @@ static void count_sent(const ep_plan *plan)
 
 static void fill_info(ep_plan *plan)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     const ep_comm *comm = plan->comm;
     ep_plan_info *info = &plan->info;
 
@@ -484,9 +484,9 @@ static void fill_info(ep_plan *plan)
             info->n_net += inner->tokens_per_node[node];
 }
 
-static struct host_plan *new_inner(const ep_plan *plan)
+static struct ep_group_plan *new_inner(const ep_plan *plan)
 {
-    struct host_plan *inner = calloc(1, sizeof(*inner));
+    struct ep_group_plan *inner = calloc(1, sizeof(*inner));
     size_t nranks = (size_t)plan->comm->nranks, nnodes = (size_t)plan->comm->nnodes;
     size_t n_local = (size_t)plan->args.n_experts / nranks;
 
@@ -517,53 +517,53 @@ static struct host_plan *new_inner(const ep_plan *plan)
     return NULL;
 }
 
-void host_plan_discard(ep_plan *plan)
+void ep_group_plan_discard(ep_plan *plan)
 {
-    forget(host_of(plan->comm), plan);
+    forget(ep_group_of(plan->comm), plan);
     free_inner(plan->impl, plan->comm->nnodes);
     plan->impl = NULL;
 }
 
-ep_status host_plan_prepare(ep_plan *plan)
+ep_status ep_group_plan_prepare(ep_plan *plan)
 {
     plan->impl = new_inner(plan);
     return plan->impl ? EP_OK : ep_fail(EP_E_MEMORY, "ep_plan_new: no memory for %d tokens", plan->args.n_tokens);
 }
 
-ep_status host_plan_publish(ep_plan *plan)
+ep_status ep_group_plan_publish(ep_plan *plan)
 {
-    struct host_comm *host = host_of(plan->comm);
-    struct host_plan *inner = plan->impl;
+    struct ep_group *group = ep_group_of(plan->comm);
+    struct ep_group_plan *inner = plan->impl;
     ep_status status;
 
-    inner->number = ++host->plans;
+    inner->number = ++group->plans;
     count_sent(plan);
     fill_info(plan);
     /* A plan of fixed capacity waits for nobody, not even for its turn. */
-    if (plan->args.max_recv_tokens > 0 && !host_is_idle(host))
-        status = host_submit(host, NULL, publish, &plan, sizeof(plan));
+    if (plan->args.max_recv_tokens > 0 && !ep_group_is_idle(group))
+        status = ep_group_submit(group, NULL, publish, &plan, sizeof(plan));
     else
-        status = host_run(host, publish, &plan);
+        status = ep_group_run(group, publish, &plan);
     if (status == EP_OK && plan->args.max_recv_tokens == 0)
-        status = host_plan_complete(host, plan);
+        status = ep_group_plan_complete(group, plan);
     if (status != EP_OK)
-        host_plan_discard(plan);
+        ep_group_plan_discard(plan);
     return status;
 }
 
 /* --- routing ---------------------------------------------------------------------------------------------------- */
 
-ep_status host_plan_open(ep_plan *plan, const ep_plan_args *args)
+ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
-    struct host_routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    struct ep_group_routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
     ep_status status;
 
-    EP_TRY(host_stream_ready(plan->comm, args->stream));
-    EP_TRY(host_plan_prepare(plan));
-    status = host_plan_read_routing(plan, &routing);
+    EP_TRY(ep_group_stream_ready(plan->comm, args->stream));
+    EP_TRY(ep_group_plan_prepare(plan));
+    status = ep_group_plan_read_routing(plan, &routing);
     if (status == EP_OK)
-        return host_plan_publish(plan);
-    host_plan_discard(plan);
+        return ep_group_plan_publish(plan);
+    ep_group_plan_discard(plan);
     return status;
 }
 
@@ -575,8 +575,8 @@ struct update_job {
 /* The routes of what the plan was before go; its exchange is complete, as that of all plans before it. */
 static ep_status start_update(ep_plan *plan, const ep_plan_update_args *args)
 {
-    struct host_routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
-    struct host_plan *inner = plan->impl;
+    struct ep_group_routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    struct ep_group_plan *inner = plan->impl;
 
     free_routes(inner, plan->comm->nnodes);
     inner->complete = false;
@@ -585,7 +585,7 @@ static ep_status start_update(ep_plan *plan, const ep_plan_update_args *args)
     inner->index = malloc(((size_t)args->n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
     if (!inner->index)
         return ep_fail(EP_E_MEMORY, "ep_plan_update: no memory for %d tokens", args->n_tokens);
-    EP_TRY(host_plan_read_routing(plan, &routing));
+    EP_TRY(ep_group_plan_read_routing(plan, &routing));
     count_sent(plan);
     return publish(&plan);
 }
@@ -593,39 +593,39 @@ static ep_status start_update(ep_plan *plan, const ep_plan_update_args *args)
 static ep_status run_update(void *arguments)
 {
     const struct update_job *job = arguments;
-    struct host_comm *host = host_of(job->plan->comm);
+    struct ep_group *group = ep_group_of(job->plan->comm);
     ep_status status;
 
-    EP_TRY(host_plan_complete(host, NULL));
+    EP_TRY(ep_group_plan_complete(group, NULL));
     status = start_update(job->plan, &job->args);
     if (status == EP_OK)
-        status = host_plan_complete(host, NULL);
+        status = ep_group_plan_complete(group, NULL);
     /* The next operation reports what all ranks refuse. */
-    if (status == EP_OK && !host_plan_is_refused(job->plan))
-        status = host_plan_verdict(job->plan);
-    return host_fail_queued(host, status, HOST_PLAN_COUNTS, false);
+    if (status == EP_OK && !ep_group_plan_is_refused(job->plan))
+        status = ep_group_plan_verdict(job->plan);
+    return ep_group_fail_queued(group, status, EP_GROUP_PLAN_COUNTS, false);
 }
 
-ep_status host_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
+ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
 {
     struct update_job job = {.plan = plan, .args = *args};
 
-    return host_submit(host_of(plan->comm), stream, run_update, &job, sizeof(job));
+    return ep_group_submit(ep_group_of(plan->comm), stream, run_update, &job, sizeof(job));
 }
 
-void host_plan_close(ep_plan *plan)
+void ep_group_plan_close(ep_plan *plan)
 {
-    struct host_comm *host = host_of(plan->comm);
-    struct host_plan *inner = plan->impl;
+    struct ep_group *group = ep_group_of(plan->comm);
+    struct ep_group_plan *inner = plan->impl;
 
     if (!inner)
         return;
-    host_drain(host);
+    ep_group_drain(group);
     plan->impl = NULL;
-    for (int i = 0; i < host->n_pending; i++) {
+    for (int i = 0; i < group->n_pending; i++) {
         ep_plan *orphan;
 
-        if (host->pending[i] != plan)
+        if (group->pending[i] != plan)
             continue;
         /*
          * Never used, but its exchange is under way and the peers count on it: it stays until the next collective call
@@ -634,25 +634,25 @@ void host_plan_close(ep_plan *plan)
         orphan = malloc(sizeof(*orphan));
         plan->impl = inner;
         if (!orphan) {
-            host_plan_complete(host, plan);
+            ep_group_plan_complete(group, plan);
             break;
         }
         *orphan = (ep_plan){.comm = plan->comm, .impl = inner, .args = plan->args, .info = plan->info};
         inner->orphaned = true;
-        host->pending[i] = orphan;
+        group->pending[i] = orphan;
         plan->impl = NULL;
         return;
     }
-    forget(host, plan);
+    forget(group, plan);
     free_inner(inner, plan->comm->nnodes);
     plan->impl = NULL;
 }
 
-void host_plan_drop_pending(struct host_comm *host)
+void ep_group_plan_drop_pending(struct ep_group *group)
 {
-    while (host->n_pending > 0) {
-        ep_plan *plan = host->pending[--host->n_pending];
-        struct host_plan *inner = plan->impl;
+    while (group->n_pending > 0) {
+        ep_plan *plan = group->pending[--group->n_pending];
+        struct ep_group_plan *inner = plan->impl;
 
         if (!inner->orphaned)
             continue;

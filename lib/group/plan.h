@@ -16,10 +16,10 @@ struct plan_row {
     int32_t counts[];
 };
 
-struct host_completion {
+struct ep_group_completion {
     ep_plan *plan;
-    struct host_plan *inner;
-    struct host_comm *host;
+    struct ep_group_plan *inner;
+    struct ep_group *group;
     const struct plan_row **rows; /* [R] copies */
     int64_t *base;                /* next row on each rank [R], expanded: on each expert [E] */
     int32_t *row;                 /* [N,K] */
@@ -30,16 +30,16 @@ struct host_completion {
  * Between nodes: every rank sends its rail peers the experts and rows of the tokens that they will place for it, and
  * makes routes of what it receives. Fills net_tokens and rail of the plan.
  */
-ep_status host_plan_exchange_routes(struct host_completion *c);
+ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c);
 
 /* A routing as the caller gives it: choices, or a mask with its counts. */
-struct host_routing {
+struct ep_group_routing {
     const void *topk_idx;
     const uint8_t *token_in_rank;
     const int32_t *tokens_per_expert;
 };
 
 /* plan_routing.c. Fills index and counts of the plan for inner->n_tokens tokens, or says what is wrong with them. */
-ep_status host_plan_read_routing(const ep_plan *plan, const struct host_routing *routing);
+ep_status ep_group_plan_read_routing(const ep_plan *plan, const struct ep_group_routing *routing);
 
 #endif

@@ -10,13 +10,13 @@ struct rail_half {
     int n, done;
 };
 
-static int node_of_expert(const struct host_completion *c, int32_t expert)
+static int node_of_expert(const struct ep_group_completion *c, int32_t expert)
 {
     return expert < 0 ? -1 : c->home[expert] / c->plan->comm->ranks_per_node;
 }
 
 /* Lists the tokens of this rank that have a row on `node`, and packs their experts and rows. */
-static ep_status list_tokens(struct host_completion *c, int node, struct rail_half *send)
+static ep_status list_tokens(struct ep_group_completion *c, int node, struct rail_half *send)
 {
     const ep_plan *plan = c->plan;
     size_t topk = (size_t)plan->args.topk;
@@ -45,64 +45,64 @@ static ep_status list_tokens(struct host_completion *c, int node, struct rail_ha
     return EP_OK;
 }
 
-static bool send_some(struct host_completion *c, int node, struct rail_half *half)
+static bool send_some(struct ep_group_completion *c, int node, struct rail_half *half)
 {
     size_t token_bytes = 2 * (size_t)c->plan->args.topk * sizeof(int32_t);
-    size_t room = (ep_streams_max_message(c->host->streams) - sizeof(struct host_message)) / token_bytes;
+    size_t room = (ep_streams_max_message(c->group->streams) - sizeof(struct ep_group_message)) / token_bytes;
     int n = half->n - half->done < (int)room ? half->n - half->done : (int)room;
-    struct host_message head = {.kind = HOST_MESSAGE_ROUTE,
-                                .detail = (uint32_t)n,
-                                .number = (uint64_t)c->inner->number,
-                                .index = (uint64_t)half->done};
+    struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROUTE,
+                                    .detail = (uint32_t)n,
+                                    .number = (uint64_t)c->inner->number,
+                                    .index = (uint64_t)half->done};
     struct ep_piece piece = {.data = half->data + (size_t)half->done * (token_bytes / sizeof(int32_t)),
                              .bytes = (size_t)n * token_bytes};
 
-    if (half->done == half->n || !ep_stream_send(c->host->streams, node, 0, &head, sizeof(head), &piece, 1))
+    if (half->done == half->n || !ep_stream_send(c->group->streams, node, 0, &head, sizeof(head), &piece, 1))
         return false;
     half->done += n;
     return true;
 }
 
-static ep_status take_some(struct host_completion *c, int node, struct rail_half *half, bool *ret_moved)
+static ep_status take_some(struct ep_group_completion *c, int node, struct rail_half *half, bool *ret_moved)
 {
     size_t bytes, token_bytes = 2 * (size_t)c->plan->args.topk * sizeof(int32_t);
-    const struct host_message *message;
+    const struct ep_group_message *message;
 
     if (half->done == half->n)
         return EP_OK;
-    message = ep_stream_peek(c->host->streams, node, 0, &bytes);
+    message = ep_stream_peek(c->group->streams, node, 0, &bytes);
     if (!message)
         return EP_OK;
-    if (bytes < sizeof(*message) || message->kind != HOST_MESSAGE_ROUTE ||
+    if (bytes < sizeof(*message) || message->kind != EP_GROUP_MESSAGE_ROUTE ||
         message->number != (uint64_t)c->inner->number || message->index != (uint64_t)half->done ||
         message->detail > (uint32_t)(half->n - half->done) || bytes != sizeof(*message) + message->detail * token_bytes)
-        return host_raise_own(
-            c->host,
+        return ep_group_set_own_failure(
+            c->group,
             ep_fail(EP_E_MISMATCH,
                     "ranks are in different calls: rank %d waits for token %d of plan %d, rank %d sent "
                     "message kind %u number %llu",
-                    c->plan->comm->rank, half->done, c->inner->number, host_rail(c->host, node), message->kind,
+                    c->plan->comm->rank, half->done, c->inner->number, ep_group_rail(c->group, node), message->kind,
                     (unsigned long long)message->number),
-            host_rail(c->host, node), HOST_PLAN_ROUTES);
+            ep_group_rail(c->group, node), EP_GROUP_PLAN_ROUTES);
     memcpy(half->data + (size_t)half->done * (token_bytes / sizeof(int32_t)), message + 1, bytes - sizeof(*message));
     half->done += (int)message->detail;
-    ep_stream_pop(c->host->streams, node, 0);
+    ep_stream_pop(c->group->streams, node, 0);
     *ret_moved = true;
     return EP_OK;
 }
 
-static ep_status swap_routes(struct host_completion *c, struct rail_half *send, struct rail_half *receive)
+static ep_status swap_routes(struct ep_group_completion *c, struct rail_half *send, struct rail_half *receive)
 {
-    struct host_pause pause;
+    struct ep_group_wait pause;
     int nnodes = c->plan->comm->nnodes;
 
-    host_pause_begin(&pause, c->host, HOST_PLAN_ROUTES);
+    ep_group_wait_begin(&pause, c->group, EP_GROUP_PLAN_ROUTES);
     for (;;) {
-        uint32_t seen = host_doorbell(c->host);
+        uint32_t seen = ep_group_doorbell(c->group);
         bool moved, open = false;
         int waiting_for = -1;
 
-        EP_TRY(host_net_progress(c->host, HOST_PLAN_ROUTES, &moved));
+        EP_TRY(ep_group_net_progress(c->group, EP_GROUP_PLAN_ROUTES, &moved));
         for (int node = 0; node < nnodes; node++) {
             if (node == c->plan->comm->node)
                 continue;
@@ -113,11 +113,11 @@ static ep_status swap_routes(struct host_completion *c, struct rail_half *send, 
                 waiting_for = node;
             }
         }
-        if (!open && ep_streams_flushed(c->host->streams))
+        if (!open && ep_streams_flushed(c->group->streams))
             break;
-        EP_TRY(host_net_step(c->host, &pause, seen, moved, waiting_for));
+        EP_TRY(ep_group_net_step(c->group, &pause, seen, moved, waiting_for));
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     return EP_OK;
 }
 
@@ -125,10 +125,10 @@ static ep_status swap_routes(struct host_completion *c, struct rail_half *send, 
  * Experts that there are, rows that the ranks of this node have, and at least one of them for each token: this rank
  * will write to those rows and read them.
  */
-static ep_status check_routes(struct host_completion *c, int node, const int32_t *index, const int32_t *row, int n)
+static ep_status check_routes(struct ep_group_completion *c, int node, const int32_t *index, const int32_t *row, int n)
 {
     const ep_plan *plan = c->plan;
-    int topk = plan->args.topk, first = c->host->first, sender = host_rail(c->host, node);
+    int topk = plan->args.topk, first = c->group->first, sender = ep_group_rail(c->group, node);
 
     for (int t = 0; t < n; t++) {
         bool here = false;
@@ -138,21 +138,22 @@ static ep_status check_routes(struct host_completion *c, int node, const int32_t
             int32_t expert = index[at];
 
             if (expert < -1 || expert >= plan->args.n_experts)
-                return host_raise_damage(c->host, sender, HOST_PLAN_ROUTES, "an expert of its tokens", expert);
-            if (expert < 0 || c->home[expert] < first || c->home[expert] >= first + c->host->nlocal)
+                return ep_group_fail_damaged(c->group, sender, EP_GROUP_PLAN_ROUTES, "an expert of its tokens", expert);
+            if (expert < 0 || c->home[expert] < first || c->home[expert] >= first + c->group->nlocal)
                 continue;
             here = true;
             if (row[at] < 0 || row[at] >= c->inner->rows_on[c->home[expert]])
-                return host_raise_damage(c->host, sender, HOST_PLAN_ROUTES, "a row of its tokens", row[at]);
+                return ep_group_fail_damaged(c->group, sender, EP_GROUP_PLAN_ROUTES, "a row of its tokens", row[at]);
         }
         if (!here)
-            return host_raise_damage(c->host, sender, HOST_PLAN_ROUTES, "a token without an expert on this node", t);
+            return ep_group_fail_damaged(c->group, sender, EP_GROUP_PLAN_ROUTES,
+                                         "a token without an expert on this node", t);
     }
     return EP_OK;
 }
 
 /* The route of one rail peer's tokens onto this node, from what it sent. */
-static ep_status make_rail_route(struct host_completion *c, int node, const struct rail_half *receive)
+static ep_status make_rail_route(struct ep_group_completion *c, int node, const struct rail_half *receive)
 {
     const ep_plan *plan = c->plan;
     size_t topk = (size_t)plan->args.topk, n = (size_t)receive->n;
@@ -174,13 +175,13 @@ static ep_status make_rail_route(struct host_completion *c, int node, const stru
         free(row);
         return status;
     }
-    status = host_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->home, c->host->first,
-                             c->host->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
+    status = ep_group_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->home, c->group->first,
+                                 c->group->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
     free(row);
     return status;
 }
 
-ep_status host_plan_exchange_routes(struct host_completion *c)
+ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
 {
     int nnodes = c->plan->comm->nnodes, me = c->plan->comm->node;
     struct rail_half *send = calloc((size_t)nnodes, sizeof(*send)), *receive = calloc((size_t)nnodes, sizeof(*receive));
@@ -192,7 +193,7 @@ ep_status host_plan_exchange_routes(struct host_completion *c)
         if (node == me)
             continue;
         status = list_tokens(c, node, &send[node]);
-        receive[node].n = c->rows[host_rail(c->host, node)]->counts[c->plan->comm->nranks + me];
+        receive[node].n = c->rows[ep_group_rail(c->group, node)]->counts[c->plan->comm->nranks + me];
         receive[node].data = malloc(((size_t)receive[node].n + 1) * 2 * (size_t)c->plan->args.topk * sizeof(int32_t));
         if (status == EP_OK && !receive[node].data)
             status = ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
@@ -211,5 +212,6 @@ ep_status host_plan_exchange_routes(struct host_completion *c)
     free(send);
     free(receive);
     /* The rail peers wait for what this rank can no longer send. */
-    return status == EP_OK ? EP_OK : host_raise_own(c->host, status, c->plan->comm->rank, HOST_PLAN_ROUTES);
+    return status == EP_OK ? EP_OK
+                           : ep_group_set_own_failure(c->group, status, c->plan->comm->rank, EP_GROUP_PLAN_ROUTES);
 }

@@ -6,7 +6,7 @@
 /* A mask as if each token had chosen the first expert of every rank that it goes to, with K = R. */
 static ep_status read_mask(const ep_plan *plan, const uint8_t *token_in_rank)
 {
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     int nranks = plan->comm->nranks, n_local = plan->args.n_experts / nranks;
     size_t n = (size_t)inner->n_tokens * (size_t)nranks;
 
@@ -22,7 +22,7 @@ static ep_status read_mask(const ep_plan *plan, const uint8_t *token_in_rank)
 /* The counts for experts, which the mask does not say. They must be such as a choice of experts could have made. */
 static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expert)
 {
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     int n_local = plan->args.n_experts / plan->comm->nranks;
 
     for (int rank = 0; rank < plan->comm->nranks; rank++) {
@@ -48,9 +48,9 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
 }
 
 /* Fills index and counts of the plan for inner->n_tokens tokens. */
-ep_status host_plan_read_routing(const ep_plan *plan, const struct host_routing *routing)
+ep_status ep_group_plan_read_routing(const ep_plan *plan, const struct ep_group_routing *routing)
 {
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
     struct ep_routing_counts counts = {
         .per_rank = inner->tokens_per_rank, .per_node = inner->tokens_per_node, .per_expert = inner->tokens_per_expert};

@@ -18,7 +18,7 @@
 /* How often a wait for an event of the caller looks whether the group has failed. */
 #define SLICE_NS 10000000u
 
-struct host_event {
+struct ep_group_event {
     struct ep_event base;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -28,17 +28,17 @@ struct host_event {
     char text[EP_ERROR_TEXT_BYTES];
 };
 
-struct host_job {
-    struct host_job *next;
-    struct host_queue *queue;
-    host_job_fn run;
-    struct host_event *after, *event; /* NULL: none. To wait for first; to complete */
+struct ep_group_job {
+    struct ep_group_job *next;
+    struct ep_group_queue *queue;
+    ep_group_job_fn run;
+    struct ep_group_event *after, *event; /* NULL: none. To wait for first; to complete */
     alignas(max_align_t) unsigned char arguments[];
 };
 
-static ep_status event_new(ep_comm *comm, struct host_event **ret_event)
+static ep_status event_new(ep_comm *comm, struct ep_group_event **ret_event)
 {
-    struct host_event *event = calloc(1, sizeof(*event));
+    struct ep_group_event *event = calloc(1, sizeof(*event));
 
     if (!event)
         return ep_fail(EP_E_MEMORY, "no memory for an event");
@@ -50,7 +50,7 @@ static ep_status event_new(ep_comm *comm, struct host_event **ret_event)
     return EP_OK;
 }
 
-static struct host_event *event_ref(struct host_event *event)
+static struct ep_group_event *event_ref(struct ep_group_event *event)
 {
     if (event) {
         pthread_mutex_lock(&event->lock);
@@ -60,7 +60,7 @@ static struct host_event *event_ref(struct host_event *event)
     return event;
 }
 
-static void event_unref(struct host_event *event)
+static void event_unref(struct ep_group_event *event)
 {
     int refs;
 
@@ -77,7 +77,7 @@ static void event_unref(struct host_event *event)
 }
 
 /* Under the event's lock. */
-static void complete_locked(struct host_event *event, ep_status status, const char *text)
+static void complete_locked(struct ep_group_event *event, ep_status status, const char *text)
 {
     event->done = true;
     event->status = status;
@@ -87,7 +87,7 @@ static void complete_locked(struct host_event *event, ep_status status, const ch
 }
 
 /* With what has become of the work before it in its queue, which only the worker changes while there is a job. */
-static void complete_event(struct host_event *event, const struct host_queue *queue)
+static void complete_event(struct ep_group_event *event, const struct ep_group_queue *queue)
 {
     pthread_mutex_lock(&event->lock);
     complete_locked(event, queue->status, queue->text);
@@ -95,9 +95,9 @@ static void complete_event(struct host_event *event, const struct host_queue *qu
 }
 
 /* Waits for the event of ep_stream_wait(): until the deadline, and no longer than the group is sound. */
-static ep_status wait_after(struct host_comm *host, struct host_event *event)
+static ep_status wait_after(struct ep_group *group, struct ep_group_event *event)
 {
-    uint64_t deadline = ep_deadline_ns(host->comm->config.timeout_ms);
+    uint64_t deadline = ep_deadline_ns(group->comm->config.timeout_ms);
     ep_status status = EP_OK;
 
     pthread_mutex_lock(&event->lock);
@@ -106,11 +106,11 @@ static ep_status wait_after(struct host_comm *host, struct host_event *event)
         struct timespec slice = ep_timespec(now + SLICE_NS);
 
         if (now >= deadline) {
-            status = host_raise(host, EP_E_TIMEOUT, host->comm->rank, HOST_AFTER);
+            status = ep_group_set_failure(group, EP_E_TIMEOUT, group->comm->rank, EP_GROUP_AFTER);
             break;
         }
         pthread_cond_timedwait(&event->changed, &event->lock, &slice);
-        status = host_check(host);
+        status = ep_group_check(group);
     }
     if (status == EP_OK && event->status != EP_OK)
         status = ep_fail(event->status, "the event of ep_stream_wait() failed: %s", event->text);
@@ -118,75 +118,75 @@ static ep_status wait_after(struct host_comm *host, struct host_event *event)
     return status;
 }
 
-static ep_status run_job(struct host_comm *host, host_job_fn run, void *arguments, struct host_event *after)
+static ep_status run_job(struct ep_group *group, ep_group_job_fn run, void *arguments, struct ep_group_event *after)
 {
-    EP_TRY(host_check(host));
+    EP_TRY(ep_group_check(group));
     if (after)
-        EP_TRY(wait_after(host, after));
+        EP_TRY(wait_after(group, after));
     return run(arguments);
 }
 
-static void finish_job(struct host_comm *host, struct host_job *job, ep_status status)
+static void finish_job(struct ep_group *group, struct ep_group_job *job, ep_status status)
 {
-    struct host_queue *queue = job->queue;
+    struct ep_group_queue *queue = job->queue;
 
-    status = ep_comm_record(host->comm, status);
-    pthread_mutex_lock(&host->queue_lock);
+    status = ep_comm_record(group->comm, status);
+    pthread_mutex_lock(&group->queue_lock);
     if (status != EP_OK && queue->status == EP_OK) {
         queue->status = status;
         snprintf(queue->text, sizeof(queue->text), "%s", ep_last_error());
     }
     if (job->event)
         complete_event(job->event, queue);
-    host->head = job->next;
-    if (!host->head)
-        host->tail = NULL;
+    group->head = job->next;
+    if (!group->head)
+        group->tail = NULL;
     queue->jobs--;
-    pthread_cond_broadcast(&host->queue_changed);
+    pthread_cond_broadcast(&group->queue_changed);
 }
 
 static void *worker_main(void *argument)
 {
-    struct host_comm *host = argument;
+    struct ep_group *group = argument;
 
-    pthread_mutex_lock(&host->queue_lock);
+    pthread_mutex_lock(&group->queue_lock);
     for (;;) {
-        struct host_job *job = host->head;
+        struct ep_group_job *job = group->head;
 
         if (!job) {
-            if (host->worker_stop)
+            if (group->worker_stop)
                 break;
-            pthread_cond_wait(&host->queue_changed, &host->queue_lock);
+            pthread_cond_wait(&group->queue_changed, &group->queue_lock);
             continue;
         }
-        pthread_mutex_unlock(&host->queue_lock);
-        host->on_worker = true;
-        finish_job(host, job, run_job(host, job->run, job->arguments, job->after));
-        host->on_worker = false;
+        pthread_mutex_unlock(&group->queue_lock);
+        group->on_worker = true;
+        finish_job(group, job, run_job(group, job->run, job->arguments, job->after));
+        group->on_worker = false;
         event_unref(job->event);
         event_unref(job->after);
         free(job);
     }
-    pthread_mutex_unlock(&host->queue_lock);
+    pthread_mutex_unlock(&group->queue_lock);
     return NULL;
 }
 
-static ep_status start_worker(struct host_comm *host)
+static ep_status start_worker(struct ep_group *group)
 {
     int error;
 
-    if (host->worker_started)
+    if (group->worker_started)
         return EP_OK;
-    error = ep_thread_start(&host->worker, NULL, worker_main, host);
+    error = ep_thread_start(&group->worker, NULL, worker_main, group);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "worker of the queues: pthread_create");
-    host->worker_started = true;
+    group->worker_started = true;
     return EP_OK;
 }
 
-static ep_status find_queue(struct host_comm *host, ep_stream stream, struct host_queue **ret_queue)
+static ep_status find_queue(struct ep_group *group, ep_stream stream, struct ep_group_queue **ret_queue)
 {
-    struct host_queue *queue = &host->queue;
+    struct ep_group_queue *queue = &group->queue;
 
     /* Looked for and not looked into: it may be a stream of something else, or freed. */
     while (queue && stream && queue != stream)
@@ -198,12 +198,12 @@ static ep_status find_queue(struct host_comm *host, ep_stream stream, struct hos
 }
 
 /* References to the events become the job's when it is queued. */
-static ep_status enqueue(struct host_comm *host, struct host_queue *queue, const struct host_job *what,
+static ep_status enqueue(struct ep_group *group, struct ep_group_queue *queue, const struct ep_group_job *what,
                          const void *arguments, size_t bytes)
 {
-    struct host_job *job;
+    struct ep_group_job *job;
 
-    EP_TRY(start_worker(host));
+    EP_TRY(start_worker(group));
     job = malloc(sizeof(*job) + bytes);
     if (!job)
         return ep_fail(EP_E_MEMORY, "no memory for a job of a queue");
@@ -211,136 +211,137 @@ static ep_status enqueue(struct host_comm *host, struct host_queue *queue, const
     job->queue = queue;
     if (bytes)
         memcpy(job->arguments, arguments, bytes);
-    pthread_mutex_lock(&host->queue_lock);
-    *(host->tail ? &host->tail->next : &host->head) = job;
-    host->tail = job;
+    pthread_mutex_lock(&group->queue_lock);
+    *(group->tail ? &group->tail->next : &group->head) = job;
+    group->tail = job;
     queue->jobs++;
-    pthread_cond_broadcast(&host->queue_changed);
-    pthread_mutex_unlock(&host->queue_lock);
+    pthread_cond_broadcast(&group->queue_changed);
+    pthread_mutex_unlock(&group->queue_lock);
     return EP_OK;
 }
 
-ep_status host_submit(struct host_comm *host, ep_stream stream, host_job_fn run, const void *arguments, size_t bytes)
+ep_status ep_group_submit(struct ep_group *group, ep_stream stream, ep_group_job_fn run, const void *arguments,
+                          size_t bytes)
 {
-    struct host_queue *queue = NULL;
+    struct ep_group_queue *queue = NULL;
 
-    EP_TRY(find_queue(host, stream, &queue));
-    if (host->comm->blocking)
-        return host_run(host, run, (void *)(uintptr_t)arguments);
-    return enqueue(host, queue, &(struct host_job){.run = run}, arguments, bytes);
+    EP_TRY(find_queue(group, stream, &queue));
+    if (group->comm->blocking)
+        return ep_group_run(group, run, (void *)(uintptr_t)arguments);
+    return enqueue(group, queue, &(struct ep_group_job){.run = run}, arguments, bytes);
 }
 
-ep_status host_run(struct host_comm *host, host_job_fn run, void *arguments)
+ep_status ep_group_run(struct ep_group *group, ep_group_job_fn run, void *arguments)
 {
-    EP_TRY(host_drain(host));
-    return run_job(host, run, arguments, NULL);
+    EP_TRY(ep_group_drain(group));
+    return run_job(group, run, arguments, NULL);
 }
 
-bool host_is_idle(struct host_comm *host)
+bool ep_group_is_idle(struct ep_group *group)
 {
     bool idle;
 
-    pthread_mutex_lock(&host->queue_lock);
-    idle = !host->head;
-    pthread_mutex_unlock(&host->queue_lock);
+    pthread_mutex_lock(&group->queue_lock);
+    idle = !group->head;
+    pthread_mutex_unlock(&group->queue_lock);
     return idle;
 }
 
-ep_status host_drain(struct host_comm *host)
+ep_status ep_group_drain(struct ep_group *group)
 {
     /* Every job has its own deadlines, so this ends. */
-    pthread_mutex_lock(&host->queue_lock);
-    while (host->head)
-        pthread_cond_wait(&host->queue_changed, &host->queue_lock);
-    pthread_mutex_unlock(&host->queue_lock);
+    pthread_mutex_lock(&group->queue_lock);
+    while (group->head)
+        pthread_cond_wait(&group->queue_changed, &group->queue_lock);
+    pthread_mutex_unlock(&group->queue_lock);
     /* Recorded here, because some callers can only free: the reason must not be lost with them. */
-    return ep_comm_record(host->comm, host_check(host));
+    return ep_comm_record(group->comm, ep_group_check(group));
 }
 
-static void wait_for_queue(struct host_comm *host, const struct host_queue *queue)
+static void wait_for_queue(struct ep_group *group, const struct ep_group_queue *queue)
 {
-    pthread_mutex_lock(&host->queue_lock);
+    pthread_mutex_lock(&group->queue_lock);
     while (queue->jobs)
-        pthread_cond_wait(&host->queue_changed, &host->queue_lock);
-    pthread_mutex_unlock(&host->queue_lock);
+        pthread_cond_wait(&group->queue_changed, &group->queue_lock);
+    pthread_mutex_unlock(&group->queue_lock);
 }
 
-ep_status host_stream_ready(ep_comm *comm, ep_stream stream)
+ep_status ep_group_stream_ready(ep_comm *comm, ep_stream stream)
 {
-    struct host_queue *queue = NULL;
+    struct ep_group_queue *queue = NULL;
 
-    EP_TRY(find_queue(host_of(comm), stream, &queue));
-    wait_for_queue(host_of(comm), queue);
+    EP_TRY(find_queue(ep_group_of(comm), stream, &queue));
+    wait_for_queue(ep_group_of(comm), queue);
     return EP_OK;
 }
 
-ep_status host_stream_sync(ep_comm *comm, ep_stream stream)
+ep_status ep_group_stream_sync(ep_comm *comm, ep_stream stream)
 {
-    struct host_comm *host = host_of(comm);
-    struct host_queue *queue = NULL;
+    struct ep_group *group = ep_group_of(comm);
+    struct ep_group_queue *queue = NULL;
     ep_status status;
 
-    EP_TRY(find_queue(host, stream, &queue));
-    wait_for_queue(host, queue);
+    EP_TRY(find_queue(group, stream, &queue));
+    wait_for_queue(group, queue);
     /* Without jobs the queue is the caller's alone. */
     status = queue->status;
     queue->status = EP_OK;
-    return status == EP_OK ? host_check(host) : ep_fail(status, "%s", queue->text);
+    return status == EP_OK ? ep_group_check(group) : ep_fail(status, "%s", queue->text);
 }
 
-ep_status host_fail_queued(struct host_comm *host, ep_status status, enum host_phase phase, bool alone)
+ep_status ep_group_fail_queued(struct ep_group *group, ep_status status, enum ep_group_phase phase, bool alone)
 {
     int none = EP_OK;
 
-    if (status == EP_OK || ep_status_is_fatal(status) || !host->on_worker || atomic_load(&host->comm->failed))
+    if (status == EP_OK || ep_status_is_fatal(status) || !group->on_worker || atomic_load(&group->comm->failed))
         return status;
     if (!alone)
-        return host_raise_own(host, status, host->comm->rank, phase);
-    atomic_compare_exchange_strong(&host->comm->failed, &none, (int)status);
+        return ep_group_set_own_failure(group, status, group->comm->rank, phase);
+    atomic_compare_exchange_strong(&group->comm->failed, &none, (int)status);
     return status;
 }
 
-ep_status host_queue_new(ep_comm *comm, ep_queue **ret_queue)
+ep_status ep_group_queue_new(ep_comm *comm, ep_queue **ret_queue)
 {
-    struct host_comm *host = host_of(comm);
-    struct host_queue *queue = calloc(1, sizeof(*queue));
+    struct ep_group *group = ep_group_of(comm);
+    struct ep_group_queue *queue = calloc(1, sizeof(*queue));
 
     if (!queue)
         return ep_fail(EP_E_MEMORY, "ep_queue_new: no memory");
     queue->base.comm = comm;
-    queue->next = host->queue.next;
-    host->queue.next = queue;
+    queue->next = group->queue.next;
+    group->queue.next = queue;
     *ret_queue = &queue->base;
     return EP_OK;
 }
 
-void host_queue_free(ep_queue *base)
+void ep_group_queue_free(ep_queue *base)
 {
-    struct host_comm *host = host_of(base->comm);
-    struct host_queue *queue = (struct host_queue *)base, **link = &host->queue.next;
+    struct ep_group *group = ep_group_of(base->comm);
+    struct ep_group_queue *queue = (struct ep_group_queue *)base, **link = &group->queue.next;
 
-    wait_for_queue(host, queue);
+    wait_for_queue(group, queue);
     while (*link != queue)
         link = &(*link)->next;
     *link = queue->next;
     free(queue);
 }
 
-void host_queue_close(struct host_comm *host)
+void ep_group_queue_close(struct ep_group *group)
 {
-    if (!host->worker_started)
+    if (!group->worker_started)
         return;
-    pthread_mutex_lock(&host->queue_lock);
-    host->worker_stop = true;
-    pthread_cond_broadcast(&host->queue_changed);
-    pthread_mutex_unlock(&host->queue_lock);
-    pthread_join(host->worker, NULL);
-    host->worker_started = false;
+    pthread_mutex_lock(&group->queue_lock);
+    group->worker_stop = true;
+    pthread_cond_broadcast(&group->queue_changed);
+    pthread_mutex_unlock(&group->queue_lock);
+    pthread_join(group->worker, NULL);
+    group->worker_started = false;
 }
 
-ep_status host_event_new(ep_comm *comm, ep_event **ret_event)
+ep_status ep_group_event_new(ep_comm *comm, ep_event **ret_event)
 {
-    struct host_event *event = NULL;
+    struct ep_group_event *event = NULL;
 
     EP_TRY(event_new(comm, &event));
     event->user = true;
@@ -354,21 +355,21 @@ static ep_status nothing(void *arguments)
     return EP_OK;
 }
 
-ep_status host_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
+ep_status ep_group_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
 {
-    struct host_comm *host = host_of(comm);
-    struct host_event *event = NULL;
-    struct host_queue *queue = NULL;
+    struct ep_group *group = ep_group_of(comm);
+    struct ep_group_event *event = NULL;
+    struct ep_group_queue *queue = NULL;
     ep_status status = EP_OK;
     bool busy;
 
-    EP_TRY(find_queue(host, stream, &queue));
+    EP_TRY(find_queue(group, stream, &queue));
     EP_TRY(event_new(comm, &event));
-    pthread_mutex_lock(&host->queue_lock);
+    pthread_mutex_lock(&group->queue_lock);
     busy = queue->jobs > 0;
-    pthread_mutex_unlock(&host->queue_lock);
+    pthread_mutex_unlock(&group->queue_lock);
     if (busy)
-        status = enqueue(host, queue, &(struct host_job){.run = nothing, .event = event_ref(event)}, NULL, 0);
+        status = enqueue(group, queue, &(struct ep_group_job){.run = nothing, .event = event_ref(event)}, NULL, 0);
     else
         complete_event(event, queue);
     if (status != EP_OK) {
@@ -380,15 +381,15 @@ ep_status host_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_even
     return EP_OK;
 }
 
-ep_status host_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
+ep_status ep_group_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
 {
-    struct host_comm *host = host_of(comm);
-    struct host_event *event = (struct host_event *)base;
-    struct host_queue *queue = NULL;
+    struct ep_group *group = ep_group_of(comm);
+    struct ep_group_event *event = (struct ep_group_event *)base;
+    struct ep_group_queue *queue = NULL;
     ep_status status;
 
-    EP_TRY(find_queue(host, stream, &queue));
-    status = enqueue(host, queue, &(struct host_job){.run = nothing, .after = event_ref(event)}, NULL, 0);
+    EP_TRY(find_queue(group, stream, &queue));
+    status = enqueue(group, queue, &(struct ep_group_job){.run = nothing, .after = event_ref(event)}, NULL, 0);
     if (status != EP_OK)
         event_unref(event);
     return status;
@@ -410,16 +411,16 @@ static ep_status run_call(void *arguments)
     return EP_OK;
 }
 
-ep_status host_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
+ep_status ep_group_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
 {
     struct call call = {.comm = comm, .function = function, .context = context};
 
-    return host_submit(host_of(comm), stream, run_call, &call, sizeof(call));
+    return ep_group_submit(ep_group_of(comm), stream, run_call, &call, sizeof(call));
 }
 
-ep_status host_event_signal(ep_event *base)
+ep_status ep_group_event_signal(ep_event *base)
 {
-    struct host_event *event = (struct host_event *)base;
+    struct ep_group_event *event = (struct ep_group_event *)base;
     bool fresh;
 
     pthread_mutex_lock(&event->lock);
@@ -433,13 +434,13 @@ ep_status host_event_signal(ep_event *base)
                    event->user ? "the event was signalled before" : "the event is not from ep_event_new");
 }
 
-static ep_status event_result(const struct host_event *event)
+static ep_status event_result(const struct ep_group_event *event)
 {
     return event->status == EP_OK ? EP_OK : ep_fail(event->status, "%s", event->text);
 }
 
 /* An event of the caller: nothing but its signal completes it, so the wait looks for failures of the group itself. */
-static ep_status wait_for_signal(struct host_event *event, int timeout_ms)
+static ep_status wait_for_signal(struct ep_group_event *event, int timeout_ms)
 {
     int limit_ms = timeout_ms >= 0 ? timeout_ms : event->base.comm->config.timeout_ms;
     uint64_t limit = ep_deadline_ns(limit_ms), now;
@@ -447,14 +448,14 @@ static ep_status wait_for_signal(struct host_event *event, int timeout_ms)
     while (!event->done && (now = ep_now_ns()) < limit) {
         struct timespec slice = ep_timespec(now + SLICE_NS < limit ? now + SLICE_NS : limit);
 
-        EP_TRY(host_check(host_of(event->base.comm)));
+        EP_TRY(ep_group_check(ep_group_of(event->base.comm)));
         pthread_cond_timedwait(&event->changed, &event->lock, &slice);
     }
     return event->done ? EP_OK : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not signalled after %d ms", limit_ms);
 }
 
 /* An event of an operation, which has deadlines of its own. */
-static ep_status wait_for_work(struct host_event *event, int timeout_ms)
+static ep_status wait_for_work(struct ep_group_event *event, int timeout_ms)
 {
     uint64_t limit = ep_deadline_ns(timeout_ms);
     struct timespec until = ep_timespec(limit);
@@ -466,9 +467,9 @@ static ep_status wait_for_work(struct host_event *event, int timeout_ms)
     return event->done ? EP_OK : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", timeout_ms);
 }
 
-ep_status host_event_wait(ep_event *base, int timeout_ms)
+ep_status ep_group_event_wait(ep_event *base, int timeout_ms)
 {
-    struct host_event *event = (struct host_event *)base;
+    struct ep_group_event *event = (struct ep_group_event *)base;
     ep_status status;
 
     pthread_mutex_lock(&event->lock);
@@ -479,9 +480,9 @@ ep_status host_event_wait(ep_event *base, int timeout_ms)
     return status;
 }
 
-ep_status host_event_query(const ep_event *base, int *ret_done)
+ep_status ep_group_event_query(const ep_event *base, int *ret_done)
 {
-    struct host_event *event = (struct host_event *)(uintptr_t)base;
+    struct ep_group_event *event = (struct ep_group_event *)(uintptr_t)base;
     ep_status status = EP_OK;
 
     pthread_mutex_lock(&event->lock);
@@ -492,7 +493,7 @@ ep_status host_event_query(const ep_event *base, int *ret_done)
     return status;
 }
 
-void host_event_free(ep_event *event)
+void ep_group_event_free(ep_event *event)
 {
-    event_unref((struct host_event *)event);
+    event_unref((struct ep_group_event *)event);
 }

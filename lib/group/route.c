@@ -19,12 +19,12 @@ static int local_of(const struct token *token, int k)
 }
 
 /* Rank layout: the first expert of a rank stands for all of them. A mask of ranks gives them in order, unsorted. */
-static int entries_by_rank(const struct token *token, struct host_entry *entries)
+static int entries_by_rank(const struct token *token, struct ep_group_entry *entries)
 {
     int n = 0;
 
     for (int base = 0; base < token->nlocal; base += 64) {
-        struct host_entry found[64];
+        struct ep_group_entry found[64];
         uint64_t mask = 0;
 
         for (int k = 0; k < token->topk; k++) {
@@ -34,7 +34,7 @@ static int entries_by_rank(const struct token *token, struct host_entry *entries
                 continue;
             mask |= UINT64_C(1) << local;
             found[local] =
-                (struct host_entry){.row = token->row[k], .local = (uint16_t)(local + base), .k = (uint16_t)k};
+                (struct ep_group_entry){.row = token->row[k], .local = (uint16_t)(local + base), .k = (uint16_t)k};
         }
         for (; mask; mask &= mask - 1)
             entries[n++] = found[__builtin_ctzll(mask)];
@@ -43,7 +43,7 @@ static int entries_by_rank(const struct token *token, struct host_entry *entries
 }
 
 /* Expanded layout: every expert, in ascending order. K is small, so insertion is the fastest sort. */
-static int entries_by_expert(const struct token *token, struct host_entry *entries)
+static int entries_by_expert(const struct token *token, struct ep_group_entry *entries)
 {
     int n = 0;
 
@@ -54,18 +54,18 @@ static int entries_by_expert(const struct token *token, struct host_entry *entri
             continue;
         for (at = n++; at > 0 && token->index[entries[at - 1].k] > token->index[k]; at--)
             entries[at] = entries[at - 1];
-        entries[at] = (struct host_entry){.row = token->row[k], .local = (uint16_t)local, .k = (uint16_t)k};
+        entries[at] = (struct ep_group_entry){.row = token->row[k], .local = (uint16_t)local, .k = (uint16_t)k};
     }
     return n;
 }
 
-ep_status host_route_init(struct host_route *route, int n_tokens, int topk, const int32_t *home, int first_rank,
-                          int nlocal, bool expanded, int32_t *index, const int32_t *row)
+ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int topk, const int32_t *home, int first_rank,
+                              int nlocal, bool expanded, int32_t *index, const int32_t *row)
 {
     int per_token = expanded || topk < nlocal ? topk : nlocal;
     int64_t n = 0;
 
-    *route = (struct host_route){.n_tokens = n_tokens, .index = index};
+    *route = (struct ep_group_route){.n_tokens = n_tokens, .index = index};
     if ((int64_t)n_tokens * per_token > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "plan: %d tokens of %d rows each", n_tokens, per_token);
     route->start = malloc(((size_t)n_tokens + 1) * sizeof(*route->start));
@@ -88,10 +88,10 @@ ep_status host_route_init(struct host_route *route, int n_tokens, int topk, cons
     return EP_OK;
 }
 
-void host_route_done(struct host_route *route)
+void ep_group_route_done(struct ep_group_route *route)
 {
     free(route->index);
     free(route->start);
     free(route->entry);
-    *route = (struct host_route){.n_tokens = 0};
+    *route = (struct ep_group_route){.n_tokens = 0};
 }

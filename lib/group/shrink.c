@@ -23,9 +23,9 @@
 /* Does a rank that has come to this attempt leave this one out? */
 static bool is_left_out(const struct shrink *s)
 {
-    int me = s->host->comm->rank;
+    int me = s->group->comm->rank;
 
-    for (int rank = 0; rank < s->host->comm->nranks; rank++)
+    for (int rank = 0; rank < s->group->comm->nranks; rank++)
         if (rank != me && shrink_attempt_of(s, rank) >= s->attempt && shrink_leaves_out(s, rank, me))
             return true;
     return false;
@@ -41,7 +41,7 @@ static struct count count_ranks(const struct shrink *s)
 {
     struct count count = {.missing = -1};
 
-    for (int rank = 0; rank < s->host->comm->nranks; rank++) {
+    for (int rank = 0; rank < s->group->comm->nranks; rank++) {
         bool came = shrink_attempt_of(s, rank) >= s->attempt, out = shrink_is_out(s, rank);
 
         count.remain += !out;
@@ -65,36 +65,36 @@ struct views {
 static void compare_with(const struct shrink *s, int rank, bool late, bool stale, struct views *views)
 {
     uint32_t attempt = shrink_attempt_of(s, rank), vote = shrink_get_vote(s, rank);
-    int me = s->host->comm->rank;
+    int me = s->group->comm->rank;
 
     /* Also of a rank that is out: it was late in an attempt before, and alone in this one. */
-    if (shrink_kind(vote) == HOST_VOTE_GIVEN_UP)
+    if (shrink_kind(vote) == EP_GROUP_VOTE_GIVEN_UP)
         views->given_up = shrink_copy_given_up(s, rank, vote);
     views->spoilt |= shrink_is_out(s, rank) && shrink_objects(vote);
     if (shrink_is_out(s, rank))
         return;
-    if (attempt > HOST_ATTEMPTS)
+    if (attempt > EP_GROUP_ATTEMPTS)
         views->damaged = rank;
     if (attempt >= s->attempt)
         shrink_take_over(s, rank);
     if (shrink_is_gone(s, rank) || (late && attempt < s->attempt)) {
         shrink_leave_out(s, rank);
-        host_ring_all(s->host);
+        ep_group_ring_all(s->group);
     }
     views->agreed = views->agreed && !shrink_is_out(s, rank) && attempt >= s->attempt && shrink_same_view(s, me, rank);
     if (shrink_is_out(s, rank) || shrink_same_view(s, me, rank))
         return;
     if (stale && attempt >= s->attempt)
-        shrink_decide(s, rank, shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, rank));
-    views->spoilt |= attempt > s->attempt || vote != HOST_VOTE_OPEN || (stale && attempt >= s->attempt);
+        shrink_decide(s, rank, shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, rank));
+    views->spoilt |= attempt > s->attempt || vote != EP_GROUP_VOTE_OPEN || (stale && attempt >= s->attempt);
 }
 
 static struct views compare_views(const struct shrink *s, bool late, bool stale)
 {
     struct views views = {.agreed = true, .damaged = -1};
 
-    for (int rank = 0; rank < s->host->comm->nranks; rank++)
-        if (rank != s->host->comm->rank)
+    for (int rank = 0; rank < s->group->comm->nranks; rank++)
+        if (rank != s->group->comm->rank)
             compare_with(s, rank, late, stale, &views);
     return views;
 }
@@ -102,9 +102,9 @@ static struct views compare_views(const struct shrink *s, bool late, bool stale)
 /* Everybody who remains in our view has it as well. */
 static bool all_agree(const struct shrink *s)
 {
-    int me = s->host->comm->rank;
+    int me = s->group->comm->rank;
 
-    for (int rank = 0; rank < s->host->comm->nranks; rank++)
+    for (int rank = 0; rank < s->group->comm->nranks; rank++)
         if (rank != me && !shrink_is_out(s, rank) && !shrink_same_view(s, me, rank))
             return false;
     return true;
@@ -112,7 +112,7 @@ static bool all_agree(const struct shrink *s)
 
 static uint32_t give_up(ep_status status, int rank)
 {
-    return shrink_pack_vote(HOST_VOTE_GIVEN_UP, status, rank);
+    return shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, status, rank);
 }
 
 /*
@@ -122,10 +122,10 @@ static uint32_t give_up(ep_status status, int rank)
  */
 static uint32_t find_vote(struct shrink *s)
 {
-    int me = s->host->comm->rank, waited = 0;
+    int me = s->group->comm->rank, waited = 0;
 
     for (;;) {
-        uint32_t seen = host_doorbell(s->host), vote = shrink_get_vote(s, me);
+        uint32_t seen = ep_group_doorbell(s->group), vote = shrink_get_vote(s, me);
         uint64_t now = ep_now_ns();
         bool late = now >= s->deadline_ns, enough;
         bool stale = now >= s->deadline_ns + (uint64_t)s->timeout_ms * 1000000u;
@@ -134,13 +134,13 @@ static uint32_t find_vote(struct shrink *s)
         struct views views;
 
         if (late + stale > waited) {
-            s->host->shrink_deadlines += late + stale - waited;
+            s->group->shrink_deadlines += late + stale - waited;
             waited = late + stale;
         }
-        if (vote != HOST_VOTE_OPEN)
+        if (vote != EP_GROUP_VOTE_OPEN)
             return vote;
         if (is_left_out(s))
-            return shrink_pack_vote(HOST_VOTE_LEFT_OUT, EP_E_EXCLUDED, me);
+            return shrink_pack_vote(EP_GROUP_VOTE_LEFT_OUT, EP_E_EXCLUDED, me);
         count = count_ranks(s);
         enough = 2 * count.came > count.live;
         if (late && !enough && !s->extended) {
@@ -157,7 +157,7 @@ static uint32_t find_vote(struct shrink *s)
         if (views.damaged >= 0)
             return give_up(EP_E_MISMATCH, views.damaged);
         if (views.spoilt)
-            return shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, me);
+            return shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, me);
         count = count_ranks(s);
         /*
          * Our view may have grown behind the comparison with a rank that has not seen this yet: as long as our word is
@@ -166,20 +166,20 @@ static uint32_t find_vote(struct shrink *s)
          */
         views.agreed = views.agreed && all_agree(s);
         if (views.agreed && !shrink_is_out(s, me) && 2 * count.remain > count.live)
-            return HOST_VOTE_LOCKED;
+            return EP_GROUP_VOTE_LOCKED;
         if ((views.agreed && !shrink_is_out(s, me)) || stale || (late && !enough))
             return give_up(EP_E_TIMEOUT, count.missing < 0 ? me : count.missing);
-        host_wait_doorbell(s->host, seen);
+        ep_group_wait_doorbell(s->group, seen);
     }
 }
 
 /* In the attempt before, whether or not this rank took part in it. */
 static bool was_banned(const struct shrink *s, int rank)
 {
-    const struct host_shrink *state = shrink_state_of(s, rank);
+    const struct ep_group_shrink *state = shrink_state_of(s, rank);
 
-    return s->attempt > 1 && (shrink_kind(atomic_load(&state->vote[s->attempt - 2])) == HOST_VOTE_BANNED ||
-                              shrink_kind(atomic_load(&state->opened[s->attempt - 2])) == HOST_VOTE_BANNED);
+    return s->attempt > 1 && (shrink_kind(atomic_load(&state->vote[s->attempt - 2])) == EP_GROUP_VOTE_BANNED ||
+                              shrink_kind(atomic_load(&state->opened[s->attempt - 2])) == EP_GROUP_VOTE_BANNED);
 }
 
 /*
@@ -188,14 +188,14 @@ static bool was_banned(const struct shrink *s, int rank)
  */
 static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
 {
-    int nranks = s->host->comm->nranks, me = s->host->comm->rank, n_banned = 0, n_remain = 0;
+    int nranks = s->group->comm->nranks, me = s->group->comm->rank, n_banned = 0, n_remain = 0;
 
-    if (attempt > HOST_ATTEMPTS)
+    if (attempt > EP_GROUP_ATTEMPTS)
         return ep_fail(
             EP_E_TIMEOUT,
             "ep_comm_shrink: no agreement after %d attempts, all that one communicator has: free it, end the "
             "ranks that do not answer, and create a new one by ep_comm_new with those that do",
-            HOST_ATTEMPTS);
+            EP_GROUP_ATTEMPTS);
     s->attempt = attempt;
     for (int rank = 0; rank < nranks; rank++) {
         bool gone = shrink_is_gone(s, rank), banned = was_banned(s, rank);
@@ -209,7 +209,7 @@ static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
     s->deadline_ns = ep_deadline_ns(s->timeout_ms);
     s->extended = false;
     atomic_store(&s->mine->attempt, attempt);
-    host_ring_all(s->host);
+    ep_group_ring_all(s->group);
     return EP_OK;
 }
 
@@ -218,10 +218,10 @@ static uint32_t first_attempt(const struct shrink *s)
 {
     uint32_t first = s->attempt + 1;
 
-    for (int rank = 0; rank < s->host->comm->nranks; rank++) {
+    for (int rank = 0; rank < s->group->comm->nranks; rank++) {
         uint32_t theirs = shrink_attempt_of(s, rank);
 
-        if (theirs > first && theirs <= HOST_ATTEMPTS)
+        if (theirs > first && theirs <= EP_GROUP_ATTEMPTS)
             first = theirs;
     }
     return first;
@@ -229,7 +229,7 @@ static uint32_t first_attempt(const struct shrink *s)
 
 ep_status shrink_agree(struct shrink *s)
 {
-    int me = s->host->comm->rank;
+    int me = s->group->comm->rank;
 
     EP_TRY(begin_attempt(s, first_attempt(s)));
     for (;;) {
@@ -239,7 +239,7 @@ ep_status shrink_agree(struct shrink *s)
             return EP_OK;
         if (outcome.result == SHRINK_PASSED) {
             /* Where the new group cannot be made, this rank fails with those that wanted it. */
-            outcome = shrink_vote(s, true, outcome.member, HOST_VOTE_OPEN);
+            outcome = shrink_vote(s, true, outcome.member, EP_GROUP_VOTE_OPEN);
             return outcome.result == SHRINK_PASSED
                        ? ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", me)
                        : shrink_fail_with_vote(s, outcome.owner, outcome.word);

@@ -30,11 +30,11 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
 int shrink_find_failed_rank(const struct shrink_group *g, const ep_comm *comm);
 
 /* shrink_linked.c: all of a shrink whose ranks are on several hosts. */
-ep_status shrink_linked(struct host_comm *host, ep_comm *next);
+ep_status shrink_linked(struct ep_group *group, ep_comm *next);
 
 struct shrink {
-    struct host_comm *host;
-    struct host_shrink *mine;
+    struct ep_group *group;
+    struct ep_group_shrink *mine;
     uint32_t attempt; /* from 1; index into vote and out is attempt - 1 */
     uint64_t deadline_ns;
     bool extended; /* the deadline has passed once, without enough ranks */
@@ -53,9 +53,9 @@ static inline uint32_t shrink_kind(uint32_t vote)
     return vote & 0xff;
 }
 
-static inline struct host_shrink *shrink_state_of(const struct shrink *s, int rank)
+static inline struct ep_group_shrink *shrink_state_of(const struct shrink *s, int rank)
 {
-    return &s->host->peers[rank].control->shrink;
+    return &s->group->peers[rank].control->shrink;
 }
 
 /* --- shrink.c --- */

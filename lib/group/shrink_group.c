@@ -15,14 +15,14 @@ static uint32_t find_objection(const struct shrink *s, int rank)
 {
     uint32_t word = atomic_load(&shrink_state_of(s, rank)->opened[s->attempt - 1]);
 
-    return shrink_kind(word) == HOST_VOTE_LOCKED ? HOST_VOTE_OPEN : word;
+    return shrink_kind(word) == EP_GROUP_VOTE_LOCKED ? EP_GROUP_VOTE_OPEN : word;
 }
 
 static ep_status fail_with_objection(struct shrink_group *g, int owner, uint32_t word)
 {
     int rank = (int)(word >> 20);
 
-    g->failed_rank = rank < g->s->host->comm->nranks ? rank : owner;
+    g->failed_rank = rank < g->s->group->comm->nranks ? rank : owner;
     return shrink_fail_with_vote(g->s, owner, word);
 }
 
@@ -32,36 +32,36 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
     /* Numbered within the attempt, so that ranks whose last attempt failed at different places start alike. */
     uint64_t number = (uint64_t)s->attempt << 32 | ++g->calls, deadline = ep_deadline_ns(timeout_ms);
 
-    if (bytes > HOST_GATHER_BYTES)
+    if (bytes > EP_GROUP_GATHER_BYTES)
         return ep_fail(EP_E_ARG, "ep_comm_shrink: all-gather of %zu bytes", bytes);
     memcpy(s->mine->block[number & 1], mine, bytes);
     atomic_store_explicit(&s->mine->gathered, number, memory_order_release);
-    host_ring_all(s->host);
+    ep_group_ring_all(s->group);
     for (int i = 0; i < g->n; i++) {
-        struct host_shrink *theirs = shrink_state_of(s, g->ranks[i]);
+        struct ep_group_shrink *theirs = shrink_state_of(s, g->ranks[i]);
 
         for (;;) {
-            uint32_t seen = host_doorbell(s->host), objection = find_objection(s, g->ranks[i]);
+            uint32_t seen = ep_group_doorbell(s->group), objection = find_objection(s, g->ranks[i]);
             int abort = shrink_aborted_by(s);
 
             if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
                 break;
             g->failed_rank = abort >= 0 ? abort : g->ranks[i];
             if (abort >= 0)
-                return shrink_fail_with_vote(s, s->host->comm->rank,
-                                             shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
+                return shrink_fail_with_vote(s, s->group->comm->rank,
+                                             shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
             /* Read before the count, so that it did not come and fail later. */
-            if (objection != HOST_VOTE_OPEN)
+            if (objection != EP_GROUP_VOTE_OPEN)
                 return fail_with_objection(g, g->ranks[i], objection);
             /* Looked at again, because it may have come between the two looks: all must see the same. */
-            if (host_peer_dead(s->host, g->ranks[i]) &&
+            if (ep_group_peer_dead(s->group, g->ranks[i]) &&
                 atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
                 return ep_fail(EP_E_PEER_DEAD, "ep_comm_shrink: rank %d of the old group died; call it again",
                                g->ranks[i]);
             if (ep_now_ns() >= deadline)
                 return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms%s",
-                               g->ranks[i], timeout_ms, host_blindness(s->host, g->ranks[i]));
-            host_wait_doorbell(s->host, seen);
+                               g->ranks[i], timeout_ms, ep_group_describe_unwatched(s->group, g->ranks[i]));
+            ep_group_wait_doorbell(s->group, seen);
         }
         g->failed_rank = -1;
         memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);
@@ -87,12 +87,13 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
 static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int failed_rank)
 {
     char reason[EP_ERROR_TEXT_BYTES];
-    int me = s->host->comm->rank;
+    int me = s->group->comm->rank;
     struct shrink_outcome outcome;
 
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
-    outcome = shrink_vote(s, true, me,
-                          opened == EP_OK ? HOST_VOTE_LOCKED : shrink_pack_vote(HOST_VOTE_VETO, opened, failed_rank));
+    outcome =
+        shrink_vote(s, true, me,
+                    opened == EP_OK ? EP_GROUP_VOTE_LOCKED : shrink_pack_vote(EP_GROUP_VOTE_VETO, opened, failed_rank));
     if (outcome.result == SHRINK_PASSED)
         return EP_OK;
     if (opened == EP_OK)
@@ -106,15 +107,15 @@ static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int 
 /* The counts of ep_comm_abort() that do not concern this call. */
 static ep_status note_aborts(struct shrink *s)
 {
-    int nranks = s->host->comm->nranks, failed_rank;
+    int nranks = s->group->comm->nranks, failed_rank;
 
     s->aborts = malloc((size_t)nranks * sizeof(*s->aborts));
     if (!s->aborts)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++)
-        s->aborts[rank] = atomic_load(&s->host->peers[rank].control->aborts);
+        s->aborts[rank] = atomic_load(&s->group->peers[rank].control->aborts);
     /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
-    failed_rank = host_aborted_by(s->host);
+    failed_rank = ep_group_aborted_by(s->group);
     if (failed_rank >= 0 && s->aborts[failed_rank] == 0)
         s->aborts[failed_rank] = 1;
     return EP_OK;
@@ -122,7 +123,7 @@ static ep_status note_aborts(struct shrink *s)
 
 static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *next)
 {
-    ep_comm *comm = s->host->comm;
+    ep_comm *comm = s->group->comm;
     int failed_rank;
     ep_status status;
     bool self = false;
@@ -146,25 +147,25 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
     return confirm(s, next, status, failed_rank);
 }
 
-ep_status host_shrink(ep_comm *comm, ep_comm *next)
+ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
 {
-    struct host_comm *host = host_of(comm);
-    struct shrink s = {.host = host, .mine = &host->control->shrink, .timeout_ms = comm->config.timeout_ms};
+    struct ep_group *group = ep_group_of(comm);
+    struct shrink s = {.group = group, .mine = &group->control->shrink, .timeout_ms = comm->config.timeout_ms};
     struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .failed_rank = -1};
     ep_status status;
 
-    if (host->remote) {
-        host_drain(host);
-        return shrink_linked(host, next);
+    if (group->remote) {
+        ep_group_drain(group);
+        return shrink_linked(group, next);
     }
-    if (!host->one_host)
+    if (!group->one_host)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
-    host_drain(host);
+    ep_group_drain(group);
     s.attempt = atomic_load(&s.mine->attempt); /* 0, or of an earlier call that failed */
     /* It is shared memory, and an index. */
-    if (s.attempt > HOST_ATTEMPTS)
+    if (s.attempt > EP_GROUP_ATTEMPTS)
         return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the control block of rank %d is damaged: attempt %u of %d",
-                       comm->rank, s.attempt, HOST_ATTEMPTS);
+                       comm->rank, s.attempt, EP_GROUP_ATTEMPTS);
     EP_TRY(note_aborts(&s));
     status = form_group(&s, &g, next);
     free(s.aborts);

@@ -44,11 +44,11 @@ struct decision {
     int32_t waits; /* 1: it has not decided yet, and nothing else is set */
     int32_t status, failed_rank;
     uint64_t survivors[WORDS];
-    char text[HOST_REASON_BYTES];
+    char text[EP_GROUP_REASON_BYTES];
 };
 
 struct linked {
-    struct host_comm *host;
+    struct ep_group *group;
     const struct ep_net_tcp_rendezvous *rendezvous;
     struct tcp_acceptor *acceptor;
     int nranks, me, timeout_ms;
@@ -75,31 +75,31 @@ static void add(uint64_t *bits, int rank)
 
 /* --- what this rank knows --- */
 
-static bool has_left(const struct host_comm *host, int rank)
+static bool has_left(const struct ep_group *group, int rank)
 {
-    const struct host_control *control = host->peers[rank].control;
+    const struct ep_group_control *control = group->peers[rank].control;
 
-    return atomic_load(control ? &control->left : &host->remote[rank].left);
+    return atomic_load(control ? &control->left : &group->remote[rank].left);
 }
 
 static void look_for_dead(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++)
-        if (rank != l->me && (host_peer_dead(l->host, rank) || has_left(l->host, rank)))
+        if (rank != l->me && (ep_group_peer_dead(l->group, rank) || has_left(l->group, rank)))
             add(l->dead, rank);
 }
 
 /* Have others gone on without this rank? */
 static bool is_excluded(const struct linked *l)
 {
-    const struct host_comm *host = l->host;
+    const struct ep_group *group = l->group;
 
     for (int rank = 0; rank < l->nranks; rank++) {
-        const struct host_control *control = host->peers[rank].control;
+        const struct ep_group_control *control = group->peers[rank].control;
 
         if (rank == l->me)
             continue;
-        if (!control && atomic_load(&host->remote[rank].excludes))
+        if (!control && atomic_load(&group->remote[rank].excludes))
             return true;
         if (control && atomic_load(&control->shrink.passed) &&
             atomic_load(&control->shrink.passed_out[l->me / 64]) >> (l->me % 64) & 1)
@@ -108,17 +108,17 @@ static bool is_excluded(const struct linked *l)
     return false;
 }
 
-static uint32_t aborts_of(const struct host_comm *host, int rank)
+static uint32_t aborts_of(const struct ep_group *group, int rank)
 {
-    const struct host_control *control = host->peers[rank].control;
+    const struct ep_group_control *control = group->peers[rank].control;
 
-    return atomic_load(control ? &control->aborts : &host->remote[rank].aborts);
+    return atomic_load(control ? &control->aborts : &group->remote[rank].aborts);
 }
 
 static int find_abort(const struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++)
-        if ((int32_t)(aborts_of(l->host, rank) - l->aborts[rank]) > 0)
+        if ((int32_t)(aborts_of(l->group, rank) - l->aborts[rank]) > 0)
             return rank;
     return -1;
 }
@@ -276,7 +276,7 @@ static ep_status await_joins(struct linked *l, int *ret_failed_rank)
             return EP_OK;
         if (ep_now_ns() < l->deadline_ns)
             continue;
-        l->host->shrink_deadlines++;
+        l->group->shrink_deadlines++;
         if (2 * count.came > count.live)
             return EP_OK;
         if (extended) {
@@ -296,7 +296,7 @@ static void decide(struct linked *l, ep_status status, int failed_rank)
 {
     l->decision = (struct decision){.status = (int32_t)status, .failed_rank = failed_rank};
     if (status != EP_OK)
-        snprintf(l->decision.text, sizeof(l->decision.text), "%.*s", HOST_REASON_BYTES - 1, ep_last_error());
+        snprintf(l->decision.text, sizeof(l->decision.text), "%.*s", EP_GROUP_REASON_BYTES - 1, ep_last_error());
     for (int rank = 0; rank < l->nranks; rank++)
         if (has_come(l, rank))
             add(l->decision.survivors, rank);
@@ -360,7 +360,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
         return JOINED;
     }
     tcp_handshake_drop(&hs);
-    l->host->shrink_deadlines += begin_ns < l->deadline_ns && ep_now_ns() >= l->deadline_ns;
+    l->group->shrink_deadlines += begin_ns < l->deadline_ns && ep_now_ns() >= l->deadline_ns;
     return hs.status == EP_E_SYSTEM && hs.error == ECONNREFUSED ? DEAD : SILENT;
 }
 
@@ -393,7 +393,7 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
             return ENDED;
         look_for_dead(l);
         now = ep_now_ns();
-        l->host->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
+        l->group->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
         if (got < 0 || has(l->dead, leader) || now >= silent_ns || now >= limit_ns)
             return SILENT;
     }
@@ -433,10 +433,10 @@ static ep_status follow(struct linked *l, int leader, int *ret_fd)
 static ep_status check_decision(const struct linked *l, int leader)
 {
     const struct decision *decision = &l->decision;
-    char text[HOST_REASON_BYTES];
+    char text[EP_GROUP_REASON_BYTES];
 
     if (decision->status != EP_OK && ep_status_is_failure(decision->status)) {
-        host_read_reason(text, decision->text);
+        ep_group_read_reason(text, decision->text);
         return ep_fail((ep_status)decision->status, "%s", text);
     }
     if (decision->status != EP_OK || !has(decision->survivors, l->me) || !has(decision->survivors, leader))
@@ -512,22 +512,22 @@ static ep_status poll_call(void *context, int *ret_failed_rank)
 /* The new group exists for all or for none: all know that all have it. */
 static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm *next, int n, ep_status opened)
 {
-    struct host_verdict mine, *all = calloc((size_t)n, sizeof(*all));
+    struct ep_group_verdict mine, *all = calloc((size_t)n, sizeof(*all));
     char text[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", n);
-    host_verdict_make(&mine, "ep_comm_shrink", opened, l->me);
+    ep_group_verdict_make(&mine, "ep_comm_shrink", opened, l->me);
     status = tcp_star_allgather(star, &mine, sizeof(mine), l->timeout_ms, all);
     if (opened != EP_OK)
         status = ep_fail(opened, "ep_comm_shrink: %s", mine.reason);
     for (int i = 0; status == EP_OK && i < n; i++) {
-        char reason[HOST_REASON_BYTES];
+        char reason[EP_GROUP_REASON_BYTES];
 
         if (all[i].status == EP_OK)
             continue;
-        host_read_reason(reason, all[i].reason);
+        ep_group_read_reason(reason, all[i].reason);
         status = ep_fail(ep_status_is_failure(all[i].status) ? (ep_status)all[i].status : EP_E_MISMATCH,
                          "ep_comm_shrink: rank %d failed: %s", all[i].rank, reason);
     }
@@ -542,20 +542,20 @@ static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm 
 /* For those that are left out. */
 static void publish(struct linked *l)
 {
-    struct host_shrink *state = &l->host->control->shrink;
+    struct ep_group_shrink *state = &l->group->control->shrink;
 
     for (int rank = 0; rank < l->nranks; rank++)
         if (!has(l->decision.survivors, rank))
             atomic_fetch_or(&state->passed_out[rank / 64], UINT64_C(1) << (rank % 64));
     atomic_store(&state->passed, 1);
-    host_ring_all(l->host);
-    host_link_wake(l->host);
+    ep_group_ring_all(l->group);
+    ep_group_link_wake(l->group);
 }
 
 static ep_status form_group(struct linked *l, ep_comm *next)
 {
     struct ep_net_tcp_context context = l->rendezvous->context;
-    struct ep_net_provider provider = *ep_net_find(l->host->comm->config.network);
+    struct ep_net_provider provider = *ep_net_find(l->group->comm->config.network);
     struct shrink_group g = {.allgather = gather, .network = &provider, .failed_rank = -1};
     struct tcp_star *star = NULL;
     int leader, fd = -1;
@@ -569,7 +569,7 @@ static ep_status form_group(struct linked *l, ep_comm *next)
     if (status == EP_OK) {
         g.context = star;
         tcp_star_set_poll(star, poll_call, l);
-        status = shrink_open_next(&g, l->host->comm, next);
+        status = shrink_open_next(&g, l->group->comm, next);
         status = confirm(star, l, next, g.n, status);
     }
     if (status == EP_OK)
@@ -582,7 +582,7 @@ static ep_status form_group(struct linked *l, ep_comm *next)
 static ep_status prepare(struct linked *l)
 {
     size_t n = (size_t)l->nranks;
-    int aborted_by = host_aborted_by(l->host);
+    int aborted_by = ep_group_aborted_by(l->group);
 
     l->acceptor = calloc(1, sizeof(*l->acceptor));
     l->fds = malloc(n * sizeof(*l->fds));
@@ -595,7 +595,7 @@ static ep_status prepare(struct linked *l)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %zu ranks", n);
     l->acceptor->fd = -1;
     for (int rank = 0; rank < l->nranks; rank++) {
-        l->aborts[rank] = aborts_of(l->host, rank);
+        l->aborts[rank] = aborts_of(l->group, rank);
         /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
         if (rank == aborted_by && l->aborts[rank] == 0)
             l->aborts[rank] = 1;
@@ -603,15 +603,15 @@ static ep_status prepare(struct linked *l)
     return EP_OK;
 }
 
-ep_status shrink_linked(struct host_comm *host, ep_comm *next)
+ep_status shrink_linked(struct ep_group *group, ep_comm *next)
 {
-    struct ep_net *net = ep_streams_get_net(host->streams);
-    struct linked l = {.host = host,
+    struct ep_net *net = ep_streams_get_net(group->streams);
+    struct linked l = {.group = group,
                        .rendezvous = ep_net_tcp_get_rendezvous(ep_net_get_tcp(net)),
-                       .nranks = host->comm->nranks,
-                       .me = host->comm->rank,
-                       .timeout_ms = host->comm->config.timeout_ms,
-                       .deadline_ns = ep_deadline_ns(host->comm->config.timeout_ms)};
+                       .nranks = group->comm->nranks,
+                       .me = group->comm->rank,
+                       .timeout_ms = group->comm->config.timeout_ms,
+                       .deadline_ns = ep_deadline_ns(group->comm->config.timeout_ms)};
     ep_status status = prepare(&l);
 
     if (status == EP_OK)

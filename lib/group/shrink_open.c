@@ -113,7 +113,7 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
         return name_by_old_ranks(g, status);
     next->node = next->rank / next->ranks_per_node;
     next->nnodes = g->n / next->ranks_per_node;
-    return name_by_old_ranks(g, host_of(comm)->backend->open(next, &boot));
+    return name_by_old_ranks(g, ep_group_of(comm)->backend->open(next, &boot));
 }
 
 int shrink_find_failed_rank(const struct shrink_group *g, const ep_comm *comm)

@@ -45,8 +45,8 @@ static ep_status status_in(uint32_t word)
 
 bool shrink_is_gone(const struct shrink *s, int rank)
 {
-    return rank != s->host->comm->rank &&
-           (host_peer_dead(s->host, rank) || atomic_load(&s->host->peers[rank].control->left));
+    return rank != s->group->comm->rank &&
+           (ep_group_peer_dead(s->group, rank) || atomic_load(&s->group->peers[rank].control->left));
 }
 
 uint32_t shrink_attempt_of(const struct shrink *s, int rank)
@@ -57,7 +57,7 @@ uint32_t shrink_attempt_of(const struct shrink *s, int rank)
 /* The word of `rank` in one of the two votes of this attempt. */
 static _Atomic uint32_t *word_of(const struct shrink *s, int rank, bool on_opened)
 {
-    struct host_shrink *state = shrink_state_of(s, rank);
+    struct ep_group_shrink *state = shrink_state_of(s, rank);
 
     return on_opened ? &state->opened[s->attempt - 1] : &state->vote[s->attempt - 1];
 }
@@ -69,11 +69,11 @@ uint32_t shrink_get_vote(const struct shrink *s, int rank)
 
 static uint32_t decide(const struct shrink *s, int rank, bool on_opened, uint32_t word)
 {
-    uint32_t before = HOST_VOTE_OPEN;
+    uint32_t before = EP_GROUP_VOTE_OPEN;
 
-    if (word == HOST_VOTE_OPEN || !atomic_compare_exchange_strong(word_of(s, rank, on_opened), &before, word))
+    if (word == EP_GROUP_VOTE_OPEN || !atomic_compare_exchange_strong(word_of(s, rank, on_opened), &before, word))
         return before;
-    host_ring_all(s->host);
+    ep_group_ring_all(s->group);
     return word;
 }
 
@@ -85,11 +85,11 @@ uint32_t shrink_decide(const struct shrink *s, int rank, uint32_t word)
 bool shrink_objects(uint32_t word)
 {
     switch (shrink_kind(word)) {
-    case HOST_VOTE_LOCKED:
-    case HOST_VOTE_VETO:
-    case HOST_VOTE_GIVEN_UP:
+    case EP_GROUP_VOTE_LOCKED:
+    case EP_GROUP_VOTE_VETO:
+    case EP_GROUP_VOTE_GIVEN_UP:
         return true;
-    case HOST_VOTE_BANNED:
+    case EP_GROUP_VOTE_BANNED:
         return status_in(word) == EP_E_TIMEOUT;
     default:
         return false;
@@ -98,9 +98,9 @@ bool shrink_objects(uint32_t word)
 
 uint32_t shrink_copy_given_up(const struct shrink *s, int owner, uint32_t word)
 {
-    if ((int)(word >> 20) < s->host->comm->nranks && ep_status_is_failure(status_in(word)))
+    if ((int)(word >> 20) < s->group->comm->nranks && ep_status_is_failure(status_in(word)))
         return word;
-    return shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_MISMATCH, owner);
+    return shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_MISMATCH, owner);
 }
 
 ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word)
@@ -108,7 +108,7 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
     ep_status status = status_in(word);
     int rank = (int)(word >> 20);
 
-    if (rank >= s->host->comm->nranks || !ep_status_is_failure(status))
+    if (rank >= s->group->comm->nranks || !ep_status_is_failure(status))
         return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the vote of rank %d is damaged: 0x%08x", owner, word);
     switch (status) {
     case EP_E_ABORTED:
@@ -117,7 +117,7 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
         return ep_fail(status,
                        "ep_comm_shrink: rank %d did not answer within %d ms, and a group needs more than half of the "
                        "ranks that are known to live and all that have come; call it again%s",
-                       rank, s->timeout_ms, host_blindness(s->host, rank));
+                       rank, s->timeout_ms, ep_group_describe_unwatched(s->group, rank));
     case EP_E_PEER_DEAD:
         return ep_fail(status, "ep_comm_shrink: rank %d of the old group died; call it again", rank);
     case EP_E_MISMATCH:
@@ -132,8 +132,8 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
 
 int shrink_aborted_by(const struct shrink *s)
 {
-    for (int rank = 0; rank < s->host->comm->nranks; rank++)
-        if ((int32_t)(atomic_load(&s->host->peers[rank].control->aborts) - s->aborts[rank]) > 0)
+    for (int rank = 0; rank < s->group->comm->nranks; rank++)
+        if ((int32_t)(atomic_load(&s->group->peers[rank].control->aborts) - s->aborts[rank]) > 0)
             return rank;
     return -1;
 }
@@ -160,13 +160,13 @@ static void read_words(const struct shrink *s, struct reading *r)
 {
     r->given_up = 0;
     r->none_can_lock = true;
-    for (int rank = 0; rank < s->host->comm->nranks; rank++) {
-        uint32_t word = has_word(s, r, rank) ? atomic_load(word_of(s, rank, r->on_opened)) : HOST_VOTE_LEFT_OUT;
+    for (int rank = 0; rank < s->group->comm->nranks; rank++) {
+        uint32_t word = has_word(s, r, rank) ? atomic_load(word_of(s, rank, r->on_opened)) : EP_GROUP_VOTE_LEFT_OUT;
 
         r->words[rank] = word;
-        if (shrink_kind(word) == HOST_VOTE_GIVEN_UP && !r->given_up)
+        if (shrink_kind(word) == EP_GROUP_VOTE_GIVEN_UP && !r->given_up)
             r->given_up = shrink_copy_given_up(s, rank, word);
-        if (shrink_attempt_of(s, rank) >= s->attempt && (word == HOST_VOTE_OPEN || word == HOST_VOTE_LOCKED))
+        if (shrink_attempt_of(s, rank) >= s->attempt && (word == EP_GROUP_VOTE_OPEN || word == EP_GROUP_VOTE_LOCKED))
             r->none_can_lock = false;
     }
 }
@@ -179,26 +179,26 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
     if (r->given_up)
         return r->given_up;
     if (r->aborted_by >= 0)
-        return shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, r->aborted_by);
+        return shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, r->aborted_by);
     if (shrink_is_gone(s, rank)) {
-        bool left = atomic_load(&s->host->peers[rank].control->left);
+        bool left = atomic_load(&s->group->peers[rank].control->left);
 
-        return shrink_pack_vote(HOST_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);
+        return shrink_pack_vote(EP_GROUP_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);
     }
     if (!r->on_opened && !r->outsider && shrink_is_out(s, rank))
-        return shrink_pack_vote(HOST_VOTE_LEFT_OUT, EP_E_EXCLUDED, rank);
+        return shrink_pack_vote(EP_GROUP_VOTE_LEFT_OUT, EP_E_EXCLUDED, rank);
     if (attempt > s->attempt)
-        return shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank);
+        return shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, rank);
     /* Nobody has locked a view with it, so this attempt fails, and it need not be waited for. */
     if (attempt < s->attempt && (!r->outsider || r->none_can_lock))
-        return shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank);
-    return r->late ? shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, rank) : HOST_VOTE_OPEN;
+        return shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, rank);
+    return r->late ? shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, rank) : EP_GROUP_VOTE_OPEN;
 }
 
 /* Notes the first word against the group, and before all others one that ends the call. */
 static void note_against(struct shrink_outcome *outcome, int rank, uint32_t word)
 {
-    bool ends = shrink_kind(word) == HOST_VOTE_GIVEN_UP;
+    bool ends = shrink_kind(word) == EP_GROUP_VOTE_GIVEN_UP;
 
     if (outcome->result != SHRINK_PASSED && (!ends || outcome->result == SHRINK_ENDED))
         return;
@@ -209,13 +209,13 @@ static void note_against(struct shrink_outcome *outcome, int rank, uint32_t word
 static struct shrink_outcome read_outcome(const struct shrink *s, const struct reading *r)
 {
     struct shrink_outcome outcome = {.result = SHRINK_PASSED, .member = r->on_opened ? r->member : -1};
-    int nranks = s->host->comm->nranks, member = outcome.member;
+    int nranks = s->group->comm->nranks, member = outcome.member;
 
     for (int rank = 0; member < 0 && rank < nranks; rank++)
-        if (r->words[rank] == HOST_VOTE_LOCKED)
+        if (r->words[rank] == EP_GROUP_VOTE_LOCKED)
             member = rank;
     if (member < 0)
-        note_against(&outcome, 0, HOST_VOTE_VETO);
+        note_against(&outcome, 0, EP_GROUP_VOTE_VETO);
     outcome.member = member;
     for (int rank = 0; rank < nranks; rank++) {
         uint32_t word = r->words[rank];
@@ -224,7 +224,7 @@ static struct shrink_outcome read_outcome(const struct shrink *s, const struct r
         if (member < 0 || shrink_leaves_out(s, member, rank))
             fits = !shrink_objects(word);
         else
-            fits = word == HOST_VOTE_LOCKED && (r->on_opened || shrink_same_view(s, member, rank));
+            fits = word == EP_GROUP_VOTE_LOCKED && (r->on_opened || shrink_same_view(s, member, rank));
         if (!fits)
             note_against(&outcome, rank, word);
     }
@@ -233,30 +233,30 @@ static struct shrink_outcome read_outcome(const struct shrink *s, const struct r
 
 struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote)
 {
-    int nranks = s->host->comm->nranks, me = s->host->comm->rank;
+    int nranks = s->group->comm->nranks, me = s->group->comm->rank;
     struct reading r = {.on_opened = on_opened, .member = member};
     uint64_t begin_ns = ep_now_ns(), timeout_ns = (uint64_t)s->timeout_ms * 1000000u, deadlines = 1;
 
     vote = decide(s, me, on_opened, vote);
-    r.outsider = on_opened ? member != me : shrink_kind(vote) == HOST_VOTE_LEFT_OUT;
+    r.outsider = on_opened ? member != me : shrink_kind(vote) == EP_GROUP_VOTE_LEFT_OUT;
     if (r.outsider)
         deadlines = on_opened ? LEFT_OUT_OPENED_DEADLINES : LEFT_OUT_VOTE_DEADLINES;
     for (;;) {
-        uint32_t seen = host_doorbell(s->host);
+        uint32_t seen = ep_group_doorbell(s->group);
         int n_open = 0;
 
         r.late = ep_now_ns() - begin_ns >= deadlines * timeout_ns;
         r.aborted_by = shrink_aborted_by(s);
         read_words(s, &r);
         for (int rank = 0; rank < nranks; rank++) {
-            if (r.words[rank] == HOST_VOTE_OPEN)
+            if (r.words[rank] == EP_GROUP_VOTE_OPEN)
                 r.words[rank] = decide(s, rank, on_opened, choose(s, &r, rank));
-            n_open += r.words[rank] == HOST_VOTE_OPEN;
+            n_open += r.words[rank] == EP_GROUP_VOTE_OPEN;
         }
         if (n_open == 0) {
-            s->host->shrink_deadlines += r.late ? (int)deadlines : 0;
+            s->group->shrink_deadlines += r.late ? (int)deadlines : 0;
             return read_outcome(s, &r);
         }
-        host_wait_doorbell(s->host, seen);
+        ep_group_wait_doorbell(s->group, seen);
     }
 }

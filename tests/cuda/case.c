@@ -32,7 +32,7 @@ struct state {
     const struct group *group;
     const struct shape *shape;
     struct twin b[N_BUFFERS];
-    ep_plan *host_plan, *cuda_plan;
+    ep_plan *ep_group_plan, *cuda_plan;
     ep_plan_info info;
 };
 
@@ -161,7 +161,7 @@ static int compare_info(struct state *s, const char *phase)
     ep_plan_info host = {.size = sizeof(host)}, cuda = {.size = sizeof(cuda)};
     bool bad;
 
-    CALL(ep_plan_get_info(s->host_plan, &host));
+    CALL(ep_plan_get_info(s->ep_group_plan, &host));
     CALL(ep_plan_get_info(s->cuda_plan, &cuda));
     s->info = cuda;
     bad = host.n_recv != cuda.n_recv || host.out_rows != cuda.out_rows || host.n_net != cuda.n_net ||
@@ -193,14 +193,14 @@ static int make_plans(struct state *s)
     args.n_experts = shape->n_experts;
     args.flags = (shape->expanded ? EP_PLAN_EXPANDED : 0) | (shape->zero_padding ? EP_PLAN_ZERO_PADDING : 0);
     args.expert_alignment = shape->alignment;
-    CALL(ep_plan_new(s->group->host, &args, &s->host_plan));
+    CALL(ep_plan_new(s->group->host, &args, &s->ep_group_plan));
     s->info = (ep_plan_info){.size = sizeof(s->info)};
-    CALL(ep_plan_get_info(s->host_plan, &s->info));
+    CALL(ep_plan_get_info(s->ep_group_plan, &s->info));
     if (shape->worst) {
         args.max_recv_tokens = s->info.n_recv + shape->spare_rows + 1; /* above 0 on all ranks or on none */
-        ep_plan_free(s->host_plan);
-        s->host_plan = NULL;
-        CALL(ep_plan_new(s->group->host, &args, &s->host_plan));
+        ep_plan_free(s->ep_group_plan);
+        s->ep_group_plan = NULL;
+        CALL(ep_plan_new(s->group->host, &args, &s->ep_group_plan));
     }
     args.topk_idx = s->b[IDX].device;
     CALL(ep_plan_new(s->group->cuda, &args, &s->cuda_plan));
@@ -213,7 +213,7 @@ static int compare_sources(struct state *s)
     int32_t *all = malloc(4 * n * sizeof(*all));
 
     EXPECT(all, "no memory for %zu sources", n);
-    CALL(ep_plan_get_sources(s->host_plan, all, all + n));
+    CALL(ep_plan_get_sources(s->ep_group_plan, all, all + n));
     CALL(ep_plan_get_sources(s->cuda_plan, all + 2 * n, all + 3 * n));
     while (at < n - 1 && all[at] == all[2 * n + at] && all[n + at] == all[3 * n + at])
         at++;
@@ -298,7 +298,7 @@ static int dispatch(struct state *s, bool device)
     }
     args.out_rows = s->info.out_rows;
     TRY(wait_first(s, device, &after));
-    status = ep_dispatch(device ? s->cuda_plan : s->host_plan, &args, stream_of(s, device));
+    status = ep_dispatch(device ? s->cuda_plan : s->ep_group_plan, &args, stream_of(s, device));
     return finish(s, device, device ? "ep_dispatch" : "ep_dispatch of the host backend", status, after);
 }
 
@@ -324,7 +324,7 @@ static int combine(struct state *s, bool device)
     }
     args.flags = s->combine_flags;
     TRY(wait_first(s, device, &after));
-    status = ep_combine(device ? s->cuda_plan : s->host_plan, &args, stream_of(s, device));
+    status = ep_combine(device ? s->cuda_plan : s->ep_group_plan, &args, stream_of(s, device));
     return finish(s, device, device ? "ep_combine" : "ep_combine of the host backend", status, after);
 }
 
@@ -406,7 +406,7 @@ int case_run(const struct group *group, const struct shape *shape)
     struct state s = {.group = group, .shape = shape};
     int code = run_all(&s);
 
-    ep_plan_free(s.host_plan);
+    ep_plan_free(s.ep_group_plan);
     ep_plan_free(s.cuda_plan);
     /* A rank that found a difference goes on with the others, so the collective frees match. */
     for (int i = 0; i < N_BUFFERS; i++)

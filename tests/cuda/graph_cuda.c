@@ -192,7 +192,7 @@ static int check_refusals(struct state *s)
     ep_plan *plan;
     ep_status status;
     ep_combine_args combine = EP_COMBINE_ARGS_INIT;
-    char host_memory[64];
+    char ep_group_memory[64];
 
     combine.x = s->at[RECV];
     combine.dtype = EP_BF16;
@@ -202,7 +202,7 @@ static int check_refusals(struct state *s)
     TRY(expect_status("ep_plan_new in a capture", status, EP_E_STATE, NULL));
     CUDA(cudaStreamEndCapture(s->group.stream, &graph));
     CUDA(cudaGraphDestroy(graph));
-    combine.out = (void *)((uintptr_t)(host_memory + 15) / 16 * 16);
+    combine.out = (void *)((uintptr_t)(ep_group_memory + 15) / 16 * 16);
     TRY(expect_status("ep_combine into host memory", ep_combine(s->plan, &combine, s->group.stream), EP_E_ARG,
                       "host memory"));
     return 0;

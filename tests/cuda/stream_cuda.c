@@ -38,7 +38,7 @@ struct state {
     struct group group;
     struct shared *shared;
     uint64_t seed;
-    ep_plan *host_plan, *plan;
+    ep_plan *ep_group_plan, *plan;
     int64_t n_recv;
     struct twin b[N_BUFFERS];
     cudaStream_t streams[STREAMS];
@@ -65,10 +65,10 @@ static int make_plans(struct state *s)
     args.n_tokens = TOKENS;
     args.topk = TOPK;
     args.n_experts = routing.n_experts;
-    CALL(ep_plan_new(s->group.host, &args, &s->host_plan));
+    CALL(ep_plan_new(s->group.host, &args, &s->ep_group_plan));
     CALL(ep_plan_new(s->group.cuda, &args, &s->plan));
     free(index);
-    CALL(ep_plan_get_info(s->host_plan, &info));
+    CALL(ep_plan_get_info(s->ep_group_plan, &info));
     s->n_recv = info.n_recv;
     return 0;
 }
@@ -86,7 +86,7 @@ static int free_all(struct state *s, int code)
     for (int i = 0; i < N_BUFFERS; i++)
         code |= twin_free(&s->group, code & FAILED, &s->b[i]);
     ep_plan_free(s->plan);
-    ep_plan_free(s->host_plan);
+    ep_plan_free(s->ep_group_plan);
     return code;
 }
 
@@ -147,8 +147,8 @@ static int check(struct state *s, const char *phase)
     const ep_dispatch_args dispatch = dispatch_args(s, false);
     const ep_combine_args combine = combine_args(s, false);
 
-    CALL(ep_dispatch_sync(s->host_plan, &dispatch));
-    CALL(ep_combine_sync(s->host_plan, &combine));
+    CALL(ep_dispatch_sync(s->ep_group_plan, &dispatch));
+    CALL(ep_combine_sync(s->ep_group_plan, &combine));
     return twin_compare(&s->group, &s->b[RECV], phase) | twin_compare(&s->group, &s->b[OUT], phase);
 }
 

@@ -142,12 +142,12 @@ static struct counts proper_counts(const ep_comm *comm, size_t *ret_bytes)
 
 static void publish_counts(ep_comm *comm, const struct counts *row, size_t bytes)
 {
-    struct host_comm *host = host_of(comm);
+    struct ep_group *group = ep_group_of(comm);
     uint64_t number;
 
-    if (host_exchange_start(host, HOST_PLAN_COUNTS, row, bytes, &number) == EP_OK &&
-        host_exchange_complete(host, number, HOST_PLAN_COUNTS) == EP_OK)
-        host_exchange_release(host, number);
+    if (ep_group_exchange_start(group, EP_GROUP_PLAN_COUNTS, row, bytes, &number) == EP_OK &&
+        ep_group_exchange_complete(group, number, EP_GROUP_PLAN_COUNTS) == EP_OK)
+        ep_group_exchange_release(group, number);
 }
 
 static const struct {
@@ -205,10 +205,10 @@ static const struct {
 /* Proper counts, then routes of which the first token is bad. */
 static void send_bad_route(struct scene *scene, ep_comm *comm)
 {
-    struct host_comm *host = host_of(comm);
+    struct ep_group *group = ep_group_of(comm);
     size_t bytes;
     struct counts row = proper_counts(comm, &bytes);
-    struct host_message head = {.kind = HOST_MESSAGE_ROUTE, .detail = TOKENS, .number = 1};
+    struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROUTE, .detail = TOKENS, .number = 1};
     int32_t routes[TOKENS][2 * TOPK];
     struct ep_piece piece = {.data = routes, .bytes = sizeof(routes)};
     bool moved;
@@ -217,10 +217,10 @@ static void send_bad_route(struct scene *scene, ep_comm *comm)
         memcpy(routes[t], (const int32_t[]){t % EXPERTS, (t + 2) % EXPERTS, TOKENS + t, TOKENS + t}, sizeof(routes[t]));
     memcpy(routes[0], bad_routes[scene->number].route, sizeof(routes[0]));
     publish_counts(comm, &row, bytes);
-    ep_stream_send(host->streams, 0, 0, &head, sizeof(head), &piece, 1);
+    ep_stream_send(group->streams, 0, 0, &head, sizeof(head), &piece, 1);
     /* Until the other rank has seen it. */
-    while (host_check(host) == EP_OK && ep_streams_progress(host->streams, &moved) == EP_OK)
-        host_wait_doorbell(host, host_doorbell(host));
+    while (ep_group_check(group) == EP_OK && ep_streams_progress(group->streams, &moved) == EP_OK)
+        ep_group_wait_doorbell(group, ep_group_doorbell(group));
 }
 
 static void routes_are_checked(void **state)
@@ -282,11 +282,11 @@ static const char *const record_says[RECORDS] = {
 
 static void send_bad_record(struct scene *scene, ep_comm *comm)
 {
-    struct host_comm *host = host_of(comm);
+    struct ep_group *group = ep_group_of(comm);
     const size_t bytes = (size_t)RANKS * TOKENS * HIDDEN * 2;
-    struct host_record record = {
-        .phase = HOST_DISPATCH_READY, .dtype = EP_BF16, .hidden = HIDDEN, .rows = RANKS * TOKENS};
-    struct host_where *at = &record.at[HOST_AT_X];
+    struct ep_group_descriptor record = {
+        .phase = EP_GROUP_DISPATCH_READY, .dtype = EP_BF16, .hidden = HIDDEN, .rows = RANKS * TOKENS};
+    struct ep_group_address *at = &record.at[EP_GROUP_AT_X];
     ep_plan_args args = plan_args();
     struct ep_shm_name *name;
     ep_plan *plan;
@@ -294,17 +294,17 @@ static void send_bad_record(struct scene *scene, ep_comm *comm)
 
     if (ep_alloc(comm, bytes, &out) != EP_OK || ep_plan_new(comm, &args, &plan) != EP_OK)
         return;
-    for (int i = 0; i < HOST_AT_COUNT; i++)
-        record.at[i].slot = HOST_NOWHERE;
-    record.plan_number = ((struct host_plan *)plan->impl)->number;
-    host_find(host, out, bytes, at);
-    name = &host->control->slot[at->slot].name;
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
+        record.at[i].slot = EP_GROUP_UNMAPPED;
+    record.plan_number = ((struct ep_group_plan *)plan->impl)->number;
+    ep_group_find(group, out, bytes, at);
+    name = &group->control->slot[at->slot].name;
     switch (scene->number) {
     case BAD_SLOT:
-        at->slot = HOST_SLOTS;
+        at->slot = EP_GROUP_SLOTS;
         break;
     case BAD_NOWHERE:
-        at->slot = HOST_NOWHERE;
+        at->slot = EP_GROUP_UNMAPPED;
         break;
     case BAD_GENERATION:
         at->generation = 0;
@@ -327,9 +327,9 @@ static void send_bad_record(struct scene *scene, ep_comm *comm)
     default:
         name->bytes = bytes - 1;
     }
-    host_enter(host, plan, &record);
-    while (host_check(host) == EP_OK)
-        host_wait_doorbell(host, host_doorbell(host));
+    host_enter(group, plan, &record);
+    while (ep_group_check(group) == EP_OK)
+        ep_group_wait_doorbell(group, ep_group_doorbell(group));
     ep_plan_free(plan);
 }
 
@@ -389,8 +389,8 @@ static ep_status use_ll(struct scene *scene, ep_comm *comm, void (*between)(stru
         status = ep_ll_combine_sync(ll, &combine);
     if (!between)
         keep(scene, status); /* of the victim */
-    while (between && host_check(host_of(comm)) == EP_OK)
-        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
+    while (between && ep_group_check(ep_group_of(comm)) == EP_OK)
+        ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     ep_ll_free(ll);
     free(out);
     free(received);
@@ -429,7 +429,7 @@ static const struct {
 /* What `sent` announces is changed before it is announced: the counter is the last that a dispatch writes. */
 static void send_bad_slots(struct scene *scene, ep_comm *comm)
 {
-    struct host_comm *host = host_of(comm);
+    struct ep_group *group = ep_group_of(comm);
     struct ll_block *block;
     struct host_ll *inner;
     unsigned char *at;
@@ -452,9 +452,9 @@ static void send_bad_slots(struct scene *scene, ep_comm *comm)
              : (unsigned char *)ll_slot_of(block, inner->slot_bytes, bad_slots[scene->number].slot);
     memcpy(at + bad_slots[scene->number].offset, &bad_slots[scene->number].value, sizeof(int32_t));
     atomic_store(&ll_shared_of(inner, 1)->sent, 1);
-    host_ring_all(host);
-    while (host_check(host) == EP_OK)
-        host_wait_doorbell(host, host_doorbell(host));
+    ep_group_ring_all(group);
+    while (ep_group_check(group) == EP_OK)
+        ep_group_wait_doorbell(group, ep_group_doorbell(group));
     ep_ll_free(ll);
 }
 
@@ -478,13 +478,13 @@ static void offer_badly(struct scene *scene, ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct ll_range *range = &ll_ranges_of(ll, 1, 1)[0];
-    struct host_where *offer = &ll_shared_of(inner, 1)->offer[1].where;
+    struct ep_group_address *offer = &ll_shared_of(inner, 1)->offer[1].where;
     void *buffer;
 
     if (ep_ll_get_combine_buffer(ll, &buffer) != EP_OK)
         return;
     ll_shared_of(inner, 1)->offer[1].call = 1;
-    host_find(inner->host, buffer, 1, offer);
+    ep_group_find(inner->group, buffer, 1, offer);
     switch (scene->number) {
     case RANGE_BEGIN:
         range->begin = -1;
@@ -502,7 +502,7 @@ static void offer_badly(struct scene *scene, ep_ll *ll)
         offer->offset = 4096;
     }
     atomic_store(&ll_shared_of(inner, 1)->offered, 1);
-    host_ring_all(inner->host);
+    ep_group_ring_all(inner->group);
 }
 
 static void send_bad_offer(struct scene *scene, ep_comm *comm)
@@ -536,10 +536,10 @@ static const uint64_t bad_failures[] = {1,
 
 static void publish_failure(ep_comm *comm, uint64_t failure)
 {
-    atomic_store(&host_arbiter(host_of(comm))->group_failure, failure);
-    host_ring_all(host_of(comm));
-    while (!atomic_load(&host_control_of(host_of(comm), 0)->failure))
-        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
+    atomic_store(&ep_group_arbiter(ep_group_of(comm))->group_failure, failure);
+    ep_group_ring_all(ep_group_of(comm));
+    while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure))
+        ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
 }
 
 static void publish_bad_failure(struct scene *scene, ep_comm *comm)
@@ -563,7 +563,7 @@ static void failures_are_checked(void **state)
 /* A proper failure, and beside it a reason that does not end and would write to a terminal. */
 static void publish_endless_reason(struct scene *scene, ep_comm *comm)
 {
-    struct host_control *control = host_of(comm)->control;
+    struct ep_group_control *control = ep_group_of(comm)->control;
     uint64_t failure = (uint64_t)EP_E_VALUE << 48 | 1ull << 32 | 1;
 
     (void)scene;
@@ -591,7 +591,7 @@ static void verdicts_are_checked(void **state)
     static const struct {
         int32_t status, rank;
     } bad[] = {{7, 1}, {-1, 1}, {INT32_MAX, 1}, {EP_E_TIMEOUT, -1}, {EP_E_TIMEOUT, RANKS}, {EP_E_PEER_DEAD, INT32_MIN}};
-    struct host_verdict all[RANKS];
+    struct ep_group_verdict all[RANKS];
     const char *text;
 
     (void)state;
@@ -599,15 +599,15 @@ static void verdicts_are_checked(void **state)
         memset(all, 0, sizeof(all));
         all[1].status = bad[i].status;
         all[1].rank = bad[i].rank;
-        assert_int_equal(host_verdict_judge("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MISMATCH);
+        assert_int_equal(ep_group_verdict_judge("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MISMATCH);
         assert_non_null(strstr(ep_last_error(), "call: what rank 1 has published is damaged: status "));
     }
-    all[1] = (struct host_verdict){.status = EP_E_MEMORY, .rank = 1};
+    all[1] = (struct ep_group_verdict){.status = EP_E_MEMORY, .rank = 1};
     memset(all[1].reason, 0x1b, sizeof(all[1].reason));
-    assert_int_equal(host_verdict_judge("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MEMORY);
+    assert_int_equal(ep_group_verdict_judge("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MEMORY);
     text = strstr(ep_last_error(), "call: rank 1 failed: ???");
     assert_non_null(text);
-    assert_int_equal(strlen(text), strlen("call: rank 1 failed: ") + HOST_REASON_BYTES - 1);
+    assert_int_equal(strlen(text), strlen("call: rank 1 failed: ") + EP_GROUP_REASON_BYTES - 1);
     assert_null(strchr(text, 0x1b));
 }
 
@@ -616,7 +616,7 @@ static void verdicts_are_checked(void **state)
 static void an_abort_behind_a_failure(struct scene *scene, ep_comm *comm)
 {
     (void)scene;
-    host_raise(host_of(comm), EP_E_TIMEOUT, 1, HOST_GATHER);
+    ep_group_set_failure(ep_group_of(comm), EP_E_TIMEOUT, 1, EP_GROUP_GATHER);
     ep_comm_abort(comm);
 }
 
@@ -625,8 +625,8 @@ static ep_status wait_for_abort(struct scene *scene, ep_comm *comm)
     ep_status status;
 
     (void)scene;
-    while ((status = host_check_abort(host_of(comm))) == EP_OK)
-        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
+    while ((status = ep_group_check_abort(ep_group_of(comm))) == EP_OK)
+        ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     return status;
 }
 
@@ -642,13 +642,13 @@ static void aborts_are_heard_behind_failures(void **state)
 
 static void publish_far_counter(struct scene *scene, ep_comm *comm)
 {
-    struct host_control *control = host_of(comm)->control;
+    struct ep_group_control *control = ep_group_of(comm)->control;
 
     (void)scene;
     atomic_store(&control->board_ready, UINT64_MAX / 2);
-    host_ring_all(host_of(comm));
-    while (!atomic_load(&host_control_of(host_of(comm), 0)->failure))
-        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
+    ep_group_ring_all(ep_group_of(comm));
+    while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure))
+        ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
 }
 
 static void counters_are_checked(void **state)
@@ -661,13 +661,13 @@ static void counters_are_checked(void **state)
 
 static void wait_for_nobody(struct scene *scene, ep_comm *comm)
 {
-    struct host_control *control = host_of(comm)->control;
+    struct ep_group_control *control = ep_group_of(comm)->control;
 
     (void)scene;
-    while (!atomic_load(&host_control_of(host_of(comm), 0)->failure)) {
+    while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure)) {
         atomic_store(&control->waiting, UINT32_MAX);
         atomic_store(&control->beat_ns, ep_now_ns());
-        host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
+        ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     }
 }
 

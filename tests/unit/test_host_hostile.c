@@ -88,28 +88,28 @@ struct target {
 
 static volatile uint32_t *find_word(const struct target *target)
 {
-    const struct host_comm *host = host_of(target->comm);
+    const struct ep_group *group = ep_group_of(target->comm);
     struct host_ll *inner = target->ll ? target->ll->impl : NULL;
     size_t at = attack->offset / 4 * 4;
     char *base = NULL;
 
     switch (attack->place) {
     case IN_CONTROL:
-        base = (char *)host->control;
-        at %= offsetof(struct host_control, slot) + 3 * sizeof(struct host_slot);
+        base = (char *)group->control;
+        at %= offsetof(struct ep_group_control, slot) + 3 * sizeof(struct ep_group_slot);
         break;
     case IN_BOARDS:
-        base = (char *)(host->control + 1) + at / 128 % HOST_BOARDS * host->board_row_bytes;
+        base = (char *)(group->control + 1) + at / 128 % EP_GROUP_EXCHANGES * group->board_row_bytes;
         at %= 128;
         break;
     case IN_SHRINK:
         /* The first two attempts. */
-        base = (char *)&host->control->shrink;
+        base = (char *)&group->control->shrink;
         at = (const size_t[]){
-            offsetof(struct host_shrink, attempt),  offsetof(struct host_shrink, vote),
-            offsetof(struct host_shrink, vote) + 4, offsetof(struct host_shrink, opened),
-            offsetof(struct host_shrink, out),      offsetof(struct host_shrink, gathered),
-            offsetof(struct host_shrink, block),    offsetof(struct host_shrink, block) + 40}[at / 4 % 8];
+            offsetof(struct ep_group_shrink, attempt),  offsetof(struct ep_group_shrink, vote),
+            offsetof(struct ep_group_shrink, vote) + 4, offsetof(struct ep_group_shrink, opened),
+            offsetof(struct ep_group_shrink, out),      offsetof(struct ep_group_shrink, gathered),
+            offsetof(struct ep_group_shrink, block),    offsetof(struct ep_group_shrink, block) + 40}[at / 4 % 8];
         break;
     case IN_LL_HEAD:
         base = inner ? (char *)inner->segment : NULL;

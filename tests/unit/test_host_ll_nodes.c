@@ -251,10 +251,10 @@ static ep_status send_much(ep_comm *comm, int rank)
         status = ep_ll_dispatch_sync(ll, &args);
         atomic_store(&sent, 1);
         while (!atomic_load(&received))
-            host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
+            ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     } else {
         while (!atomic_load(&sent))
-            host_wait_doorbell(host_of(comm), host_doorbell(host_of(comm)));
+            ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
         status = ep_ll_dispatch_sync(ll, &args);
     }
     if (status == EP_OK)

@@ -497,7 +497,7 @@ static int free_with_queued_job(const ep_boot *boot, void *argument)
     (void)argument;
     if (!member_init(&member, boot, PATIENT_MS, 0, 0))
         return 1;
-    if (host_submit(host_of(member.comm), NULL, slow_job, &job, sizeof(job)) != EP_OK)
+    if (ep_group_submit(ep_group_of(member.comm), NULL, slow_job, &job, sizeof(job)) != EP_OK)
         return 2;
     ep_ll_free(member.ll);
     seen = atomic_load(&done);

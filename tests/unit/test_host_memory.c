@@ -27,75 +27,75 @@ static int tear_down(void **state)
 static void peers_see_what_is_written(void **state)
 {
     ep_comm **comms = *state;
-    struct host_where where;
+    struct ep_group_address where;
     void *memory, *seen;
 
     assert_int_equal(ep_alloc(comms[0], 10000, &memory), EP_OK);
     assert_int_equal((uintptr_t)memory % 4096, 0);
     strcpy((char *)memory + 4992, "here");
-    assert_true(host_find(host_of(comms[0]), (char *)memory + 4992, 5000, &where));
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_OK);
+    assert_true(ep_group_find(ep_group_of(comms[0]), (char *)memory + 4992, 5000, &where));
+    assert_int_equal(ep_group_map(ep_group_of(comms[1]), 0, &where, 1, &seen), EP_OK);
     assert_string_equal(seen, "here");
     strcpy(seen, "back");
     assert_string_equal((char *)memory + 4992, "back");
-    assert_int_equal(host_map(host_of(comms[0]), 0, &where, 1, &seen), EP_OK);
+    assert_int_equal(ep_group_map(ep_group_of(comms[0]), 0, &where, 1, &seen), EP_OK);
     assert_ptr_equal(seen, (char *)memory + 4992);
 }
 
 static void nowhere_is_no_address(void **state)
 {
     ep_comm **comms = *state;
-    struct host_where where = {.slot = HOST_NOWHERE};
+    struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED};
     void *seen = &where;
 
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 0, &seen), EP_OK);
+    assert_int_equal(ep_group_map(ep_group_of(comms[1]), 0, &where, 0, &seen), EP_OK);
     assert_null(seen);
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_E_MISMATCH);
+    assert_int_equal(ep_group_map(ep_group_of(comms[1]), 0, &where, 1, &seen), EP_E_MISMATCH);
     assert_null(seen);
 }
 
 static void find_knows_the_borders(void **state)
 {
-    struct host_comm *host = host_of(((ep_comm **)*state)[0]);
-    struct host_where where;
+    struct ep_group *group = ep_group_of(((ep_comm **)*state)[0]);
+    struct ep_group_address where;
     int elsewhere;
     void *memory;
     char *bytes;
 
-    assert_int_equal(host_alloc_internal(host, 8192, &memory), EP_OK);
+    assert_int_equal(ep_group_alloc_internal(group, 8192, &memory), EP_OK);
     bytes = memory;
-    assert_true(host_find(host, bytes, 8192, &where));
+    assert_true(ep_group_find(group, bytes, 8192, &where));
     assert_int_equal(where.offset, 0);
-    assert_true(host_find(host, bytes + 8191, 1, &where));
+    assert_true(ep_group_find(group, bytes + 8191, 1, &where));
     assert_int_equal(where.offset, 8191);
-    assert_false(host_find(host, bytes + 1, 8192, &where));
-    assert_false(host_find(host, bytes + 8192, 1, &where));
-    assert_false(host_find(host, bytes - 1, 2, &where));
-    assert_false(host_find(host, bytes, SIZE_MAX, &where));
-    assert_false(host_find(host, &elsewhere, sizeof(elsewhere), &where));
-    host_free_internal(host, memory);
-    assert_false(host_find(host, bytes, 1, &where));
+    assert_false(ep_group_find(group, bytes + 1, 8192, &where));
+    assert_false(ep_group_find(group, bytes + 8192, 1, &where));
+    assert_false(ep_group_find(group, bytes - 1, 2, &where));
+    assert_false(ep_group_find(group, bytes, SIZE_MAX, &where));
+    assert_false(ep_group_find(group, &elsewhere, sizeof(elsewhere), &where));
+    ep_group_free_internal(group, memory);
+    assert_false(ep_group_find(group, bytes, 1, &where));
 }
 
 /* The slot is used again; the mapping that the peer still has is of the old memory. */
 static void a_reused_slot_is_mapped_anew(void **state)
 {
     ep_comm **comms = *state;
-    struct host_where first, second;
+    struct ep_group_address first, second;
     void *memory, *seen;
 
     assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
     strcpy(memory, "first");
-    assert_true(host_find(host_of(comms[0]), memory, 4096, &first));
-    assert_int_equal(host_map(host_of(comms[1]), 0, &first, 1, &seen), EP_OK);
+    assert_true(ep_group_find(ep_group_of(comms[0]), memory, 4096, &first));
+    assert_int_equal(ep_group_map(ep_group_of(comms[1]), 0, &first, 1, &seen), EP_OK);
     assert_string_equal(seen, "first");
     assert_int_equal(ep_free(comms[0], memory), EP_OK);
     assert_int_equal(ep_alloc(comms[0], 100000, &memory), EP_OK);
     strcpy((char *)memory + 90000, "second");
-    assert_true(host_find(host_of(comms[0]), (char *)memory + 90000, 10, &second));
+    assert_true(ep_group_find(ep_group_of(comms[0]), (char *)memory + 90000, 10, &second));
     assert_int_equal(second.slot, first.slot);
     assert_int_not_equal(second.generation, first.generation);
-    assert_int_equal(host_map(host_of(comms[1]), 0, &second, 1, &seen), EP_OK);
+    assert_int_equal(ep_group_map(ep_group_of(comms[1]), 0, &second, 1, &seen), EP_OK);
     assert_string_equal(seen, "second");
 }
 
@@ -103,18 +103,18 @@ static void a_reused_slot_is_mapped_anew(void **state)
 static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
 {
     ep_comm **comms = *state;
-    struct host_peer *peer = &host_of(comms[1])->peers[0];
-    struct host_where kept, freed;
+    struct ep_group_peer *peer = &ep_group_of(comms[1])->peers[0];
+    struct ep_group_address kept, freed;
     void *memory[2], *seen;
 
     for (int i = 0; i < 2; i++)
         assert_int_equal(ep_alloc(comms[0], 4096, &memory[i]), EP_OK);
-    assert_true(host_find(host_of(comms[0]), memory[0], 1, &kept));
-    assert_true(host_find(host_of(comms[0]), memory[1], 1, &freed));
-    assert_int_equal(host_map(host_of(comms[1]), 0, &kept, 1, &seen), EP_OK);
-    assert_int_equal(host_map(host_of(comms[1]), 0, &freed, 1, &seen), EP_OK);
+    assert_true(ep_group_find(ep_group_of(comms[0]), memory[0], 1, &kept));
+    assert_true(ep_group_find(ep_group_of(comms[0]), memory[1], 1, &freed));
+    assert_int_equal(ep_group_map(ep_group_of(comms[1]), 0, &kept, 1, &seen), EP_OK);
+    assert_int_equal(ep_group_map(ep_group_of(comms[1]), 0, &freed, 1, &seen), EP_OK);
     assert_int_equal(ep_free(comms[0], memory[1]), EP_OK);
-    host_sweep(host_of(comms[1]));
+    ep_group_unmap_stale(ep_group_of(comms[1]));
     assert_int_equal(peer->mappings[kept.slot].generation, kept.generation);
     assert_non_null(peer->mappings[kept.slot].shm.base);
     assert_int_equal(peer->mappings[freed.slot].generation, 0);
@@ -125,13 +125,13 @@ static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
 static void memory_that_a_living_rank_has_freed_cannot_be_mapped(void **state)
 {
     ep_comm **comms = *state;
-    struct host_where where;
+    struct ep_group_address where;
     void *memory, *seen = NULL;
 
     assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
-    assert_true(host_find(host_of(comms[0]), memory, 1, &where));
+    assert_true(ep_group_find(ep_group_of(comms[0]), memory, 1, &where));
     assert_int_equal(ep_free(comms[0], memory), EP_OK);
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_E_PEER_LEFT);
+    assert_int_equal(ep_group_map(ep_group_of(comms[1]), 0, &where, 1, &seen), EP_E_PEER_LEFT);
     assert_null(seen);
     assert_non_null(strstr(ep_last_error(), "symmetric memory of rank 0"));
 }
@@ -143,7 +143,7 @@ static void free_takes_only_what_alloc_gave(void **state)
 
     assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
     assert_int_equal(ep_alloc(comms[1], 4096, &other), EP_OK);
-    assert_int_equal(host_stage(host_of(comms[0]), HOST_AT_X, 4096, &staging), EP_OK);
+    assert_int_equal(ep_group_stage(ep_group_of(comms[0]), EP_GROUP_AT_X, 4096, &staging), EP_OK);
     assert_int_equal(ep_free(comms[0], staging), EP_E_ARG);
     assert_int_equal(ep_free(comms[0], (char *)memory + 16), EP_E_ARG);
     assert_int_equal(ep_free(comms[0], other), EP_E_ARG);
@@ -164,19 +164,19 @@ static void an_empty_allocation_is_a_valid_one(void **state)
 
 static void slots_run_out_and_come_back(void **state)
 {
-    struct host_comm *host = host_of(((ep_comm **)*state)[0]);
-    void *memory[HOST_SLOTS], *more;
+    struct ep_group *group = ep_group_of(((ep_comm **)*state)[0]);
+    void *memory[EP_GROUP_SLOTS], *more;
     int n = 0;
 
-    while (n < HOST_SLOTS && host_alloc_internal(host, 1, &memory[n]) == EP_OK)
+    while (n < EP_GROUP_SLOTS && ep_group_alloc_internal(group, 1, &memory[n]) == EP_OK)
         n++;
-    assert_int_equal(n, HOST_SLOTS);
-    assert_int_equal(host_alloc_internal(host, 1, &more), EP_E_MEMORY);
+    assert_int_equal(n, EP_GROUP_SLOTS);
+    assert_int_equal(ep_group_alloc_internal(group, 1, &more), EP_E_MEMORY);
     assert_non_null(strstr(ep_last_error(), "512 allocations"));
-    host_free_internal(host, memory[77]);
-    assert_int_equal(host_alloc_internal(host, 1, &memory[77]), EP_OK);
+    ep_group_free_internal(group, memory[77]);
+    assert_int_equal(ep_group_alloc_internal(group, 1, &memory[77]), EP_OK);
     while (n > 0)
-        host_free_internal(host, memory[--n]);
+        ep_group_free_internal(group, memory[--n]);
 }
 
 static void staging_grows_and_is_counted(void **state)
@@ -188,10 +188,10 @@ static void staging_grows_and_is_counted(void **state)
 
     assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
     before = info.library_bytes;
-    assert_int_equal(host_stage(host_of(comm), HOST_AT_X, 4096, &small), EP_OK);
-    assert_int_equal(host_stage(host_of(comm), HOST_AT_X, 100, &same), EP_OK);
+    assert_int_equal(ep_group_stage(ep_group_of(comm), EP_GROUP_AT_X, 4096, &small), EP_OK);
+    assert_int_equal(ep_group_stage(ep_group_of(comm), EP_GROUP_AT_X, 100, &same), EP_OK);
     assert_ptr_equal(small, same);
-    assert_int_equal(host_stage(host_of(comm), HOST_AT_X, 1 << 20, &large), EP_OK);
+    assert_int_equal(ep_group_stage(ep_group_of(comm), EP_GROUP_AT_X, 1 << 20, &large), EP_OK);
     memset(large, 1, 1 << 20);
     assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
     assert_true(info.library_bytes >= before + (1 << 20));

@@ -562,7 +562,7 @@ static int free_unused(struct member *m)
 
     fill(m, 5, 0);
     args = plan_args(m, &m->routing[0], CAPACITY);
-    for (int i = 0; i < 3 * HOST_BOARDS; i++) {
+    for (int i = 0; i < 3 * EP_GROUP_EXCHANGES; i++) {
         SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
         if (i % 5 == 4)
             SURE(queue_all(m, plan, CAPACITY, 0, &m->fresh, NULL) == EP_OK);

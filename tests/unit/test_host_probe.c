@@ -76,8 +76,8 @@ static void keep(struct scenario *scenario, int rank, ep_status status)
 /* Rank 1 answers that it cannot hand out its segment: it has released it. */
 static int fail_at_owner(ep_comm *comm)
 {
-    struct host_comm *host = host_of(comm);
-    struct host_peer *peer = &host->peers[1];
+    struct ep_group *group = ep_group_of(comm);
+    struct ep_group_peer *peer = &group->peers[1];
     struct ep_shm_name name = {.process = peer->key ^ 1, .serial = UINT64_MAX, .bytes = 4096};
     struct ep_shm shm;
     ep_status status;
@@ -85,7 +85,7 @@ static int fail_at_owner(ep_comm *comm)
     if (ep_shm_serve(&peer->address) != EP_OK)
         return 3;
     peer->key ^= 1; /* as of another process, which has to be asked */
-    status = host_attach(host, 1, &name, PATIENT_MS, &shm);
+    status = ep_group_attach(group, 1, &name, PATIENT_MS, &shm);
     peer->key ^= 1;
     memset(&peer->address, 0, sizeof(peer->address));
     ep_shm_serve_end();
@@ -108,7 +108,7 @@ static int open_probe_after_failure(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_net_probe *probe = NULL;
 
-    host_of(comm)->provider.open = fail_to_open;
+    ep_group_of(comm)->provider.open = fail_to_open;
     if (comm->rank == 0 && fail_at_owner(comm) != 0)
         return 3;
     keep(scenario, comm->rank, ep_net_probe_new(comm, 4096, &probe));
@@ -124,7 +124,7 @@ static int open_ll_after_failure(struct scenario *scenario, ep_comm *comm)
     config.hidden = 128;
     config.n_experts = NRANKS;
     config.topk = 1;
-    host_of(comm)->provider.open = fail_to_open;
+    ep_group_of(comm)->provider.open = fail_to_open;
     if (comm->rank == 0 && fail_at_owner(comm) != 0)
         return 3;
     keep(scenario, comm->rank, ep_ll_new(comm, &config, &ll));
@@ -140,10 +140,10 @@ static int agree_twice(struct scenario *scenario, ep_comm *comm)
         return 3;
     if (comm->rank == 0)
         status = ep_fail(EP_E_MEMORY, "what rank 1 could not hand out");
-    if (host_agree_within(comm, "first step", status) != EP_E_MEMORY)
+    if (ep_group_agree_within(comm, "first step", status) != EP_E_MEMORY)
         return 4;
     status = comm->rank == 0 ? ep_fail(EP_E_SYSTEM, "no descriptors for the network") : EP_OK;
-    keep(scenario, comm->rank, host_agree_within(comm, "second step", status));
+    keep(scenario, comm->rank, ep_group_agree_within(comm, "second step", status));
     return 0;
 }
 
@@ -174,16 +174,16 @@ static void an_earlier_failure_of_a_peer_is_not_blamed_again(void **state)
 /* --- waits -------------------------------------------------------------------------------------------------------- */
 
 /* Until rank 0 says that it waits for this rank in that phase. */
-static void wait_until_waited_for(const struct scenario *scenario, enum host_phase phase)
+static void wait_until_waited_for(const struct scenario *scenario, enum ep_group_phase phase)
 {
-    const struct host_control *control = host_of(scenario->comms[0])->control;
+    const struct ep_group_control *control = ep_group_of(scenario->comms[0])->control;
 
     while (atomic_load(&control->waiting) != (2u << 8 | (uint32_t)phase))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
 static int stay_away(struct scenario *scenario, ep_comm *comm, ep_status (*turn)(struct ep_net_probe *probe),
-                     enum host_phase phase)
+                     enum ep_group_phase phase)
 {
     struct ep_net_probe *probe = NULL;
 
@@ -196,7 +196,7 @@ static int stay_away(struct scenario *scenario, ep_comm *comm, ep_status (*turn)
     } else {
         wait_until_waited_for(scenario, phase);
         ep_comm_abort(comm);
-        while (atomic_load(&host_of(scenario->comms[0])->control->waiting))
+        while (atomic_load(&ep_group_of(scenario->comms[0])->control->waiting))
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     ep_net_probe_free(probe);
@@ -205,12 +205,12 @@ static int stay_away(struct scenario *scenario, ep_comm *comm, ep_status (*turn)
 
 static int stay_away_from_puts(struct scenario *scenario, ep_comm *comm)
 {
-    return stay_away(scenario, comm, ep_net_probe_puts, HOST_PROBE_PUTS);
+    return stay_away(scenario, comm, ep_net_probe_puts, EP_GROUP_PROBE_PUTS);
 }
 
 static int stay_away_from_sockets(struct scenario *scenario, ep_comm *comm)
 {
-    return stay_away(scenario, comm, ep_net_probe_sockets, HOST_PROBE_SOCKETS);
+    return stay_away(scenario, comm, ep_net_probe_sockets, EP_GROUP_PROBE_SOCKETS);
 }
 
 /* Its peers see whom it waits for and in what, so that they can look behind it; and an abort wakes it. */

@@ -46,7 +46,7 @@ static ep_status submit_in(ep_comm *comm, ep_stream stream, const struct job *jo
 {
     if (ret_event)
         *ret_event = NULL;
-    EP_TRY(host_submit(host_of(comm), stream, run_job, job, sizeof(*job)));
+    EP_TRY(ep_group_submit(ep_group_of(comm), stream, run_job, job, sizeof(*job)));
     return ret_event ? ep_event_record(comm, stream, ret_event) : EP_OK;
 }
 
@@ -329,7 +329,7 @@ static void the_worker_blocks_all_but_its_own_faults(void **state)
     sigset_t before, after;
 
     pthread_sigmask(SIG_SETMASK, NULL, &before);
-    assert_int_equal(host_submit(host_of(comm), NULL, read_mask, NULL, 0), EP_OK);
+    assert_int_equal(ep_group_submit(ep_group_of(comm), NULL, read_mask, NULL, 0), EP_OK);
     assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
     pthread_sigmask(SIG_SETMASK, NULL, &after);
     assert_int_equal(sigismember(&worker_mask, SIGINT), 1);

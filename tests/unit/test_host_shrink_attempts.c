@@ -29,16 +29,16 @@ struct history {
     char text[NRANKS][256];
 };
 
-static void write_history(const struct history *history, struct host_shrink *mine, int rank)
+static void write_history(const struct history *history, struct ep_group_shrink *mine, int rank)
 {
     atomic_store(&mine->attempt, rank == LATE ? history->late_attempt : 1);
-    atomic_store(&mine->vote[0], rank == LATE ? shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, LATE)
-                                              : shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank));
+    atomic_store(&mine->vote[0], rank == LATE ? shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, LATE)
+                                              : shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, rank));
     if (rank == LATE)
         atomic_store(&mine->vote[1], history->late_vote);
     if (rank == LATE && history->late_opened) {
         /* It was late for nobody. */
-        atomic_store(&mine->vote[0], shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, LATE));
+        atomic_store(&mine->vote[0], shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, LATE));
         atomic_store(&mine->opened[1], history->late_opened);
     }
 }
@@ -63,10 +63,10 @@ static void wait_until(_Atomic int *word, int least)
 }
 
 /* Until the others are in attempt 2, as their history says that they come to it. */
-static void wait_for_others(const struct host_comm *host)
+static void wait_for_others(const struct ep_group *group)
 {
     for (int rank = 0; rank < LATE; rank++)
-        while (atomic_load(&host->peers[rank].control->shrink.attempt) < 2)
+        while (atomic_load(&group->peers[rank].control->shrink.attempt) < 2)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
@@ -81,15 +81,15 @@ static int live(const ep_boot *boot, void *argument)
     config.timeout_ms = 20000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
-    write_history(history, &host_of(comm)->control->shrink, rank);
+    write_history(history, &ep_group_of(comm)->control->shrink, rank);
     if (ep_comm_barrier(comm) != EP_OK)
         return 1;
     if (rank == LATE && history->late_joins)
-        wait_for_others(host_of(comm));
+        wait_for_others(ep_group_of(comm));
     else if (rank == LATE)
         wait_until(&history->returned, LATE);
     /* A rank that has given up or failed has returned already. */
-    if (rank != LATE || (shrink_kind(history->late_vote) != HOST_VOTE_GIVEN_UP && !history->late_opened))
+    if (rank != LATE || (shrink_kind(history->late_vote) != EP_GROUP_VOTE_GIVEN_UP && !history->late_opened))
         history->first[rank] = shrink_once(comm, history, rank);
     if (rank != LATE && history->others_leave) {
         ep_comm_free(comm);
@@ -124,7 +124,7 @@ static void go_on_from(struct history *history)
 static void who_gave_up_before_the_others_came_fails_them_too(void **state)
 {
     struct history history = {
-        .late_vote = shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_TIMEOUT, 0), .late_attempt = 2, .again = true};
+        .late_vote = shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_TIMEOUT, 0), .late_attempt = 2, .again = true};
 
     (void)state;
     go_on_from(&history);
@@ -141,14 +141,14 @@ static void who_gave_up_before_the_others_came_fails_them_too(void **state)
 /* It has seen attempt 2 fail, or will, and goes on to the third: there they find each other. */
 static void who_voted_before_the_others_came_is_waited_for(void **state)
 {
-    const uint32_t votes[] = {HOST_VOTE_LOCKED, shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, LATE),
-                              shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, LATE)};
+    const uint32_t votes[] = {EP_GROUP_VOTE_LOCKED, shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, LATE),
+                              shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, LATE)};
 
     (void)state;
     for (size_t i = 0; i < sizeof(votes) / sizeof(votes[0]); i++) {
         struct history history = {.late_vote = votes[i], .late_attempt = 2, .late_joins = true};
         /* Banned once more: the others need not wait for it in the third attempt, but it must learn that. */
-        bool banned = shrink_kind(votes[i]) == HOST_VOTE_BANNED;
+        bool banned = shrink_kind(votes[i]) == EP_GROUP_VOTE_BANNED;
 
         go_on_from(&history);
         for (int rank = 0; rank < NRANKS; rank++) {
@@ -161,7 +161,7 @@ static void who_voted_before_the_others_came_is_waited_for(void **state)
 /* It has neither voted nor given up: the others need not wait for it again, and it is excluded when it comes. */
 static void who_comes_after_the_others_is_excluded(void **state)
 {
-    struct history history = {.late_vote = HOST_VOTE_OPEN, .late_attempt = 1};
+    struct history history = {.late_vote = EP_GROUP_VOTE_OPEN, .late_attempt = 1};
 
     (void)state;
     go_on_from(&history);
@@ -174,7 +174,7 @@ static void who_comes_after_the_others_is_excluded(void **state)
 /* It sees none of them in its old group any more, and yet forms no second group of itself. */
 static void who_was_excluded_stays_so_when_the_others_have_left(void **state)
 {
-    struct history history = {.late_vote = HOST_VOTE_OPEN, .late_attempt = 1, .others_leave = true, .again = true};
+    struct history history = {.late_vote = EP_GROUP_VOTE_OPEN, .late_attempt = 1, .others_leave = true, .again = true};
 
     (void)state;
     go_on_from(&history);
@@ -188,9 +188,9 @@ static void who_was_excluded_stays_so_when_the_others_have_left(void **state)
 /* It has locked the view, and failed before it came to an all-gather of the new group: nobody is late there. */
 static void who_failed_before_an_all_gather_is_not_waited_for(void **state)
 {
-    struct history history = {.late_vote = HOST_VOTE_LOCKED,
+    struct history history = {.late_vote = EP_GROUP_VOTE_LOCKED,
                               .late_attempt = 2,
-                              .late_opened = shrink_pack_vote(HOST_VOTE_VETO, EP_E_MEMORY, LATE)};
+                              .late_opened = shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_MEMORY, LATE)};
 
     (void)state;
     go_on_from(&history);
@@ -210,7 +210,7 @@ static int shrink_once_more_than_there_are(const ep_boot *boot, void *argument)
     config.timeout_ms = 20000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
-    atomic_store(&host_of(comm)->control->shrink.attempt, HOST_ATTEMPTS);
+    atomic_store(&ep_group_of(comm)->control->shrink.attempt, EP_GROUP_ATTEMPTS);
     if (ep_comm_barrier(comm) != EP_OK)
         return 1;
     history->first[boot->rank] = shrink_once(comm, history, boot->rank);

@@ -76,7 +76,7 @@ static void shrink(struct scenario *scenario, ep_comm *comm)
 
     scenario->status[rank] = ep_comm_shrink(comm, NULL, &next);
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
-    scenario->deadlines[rank] = host_of(comm)->shrink_deadlines;
+    scenario->deadlines[rank] = ep_group_of(comm)->shrink_deadlines;
     if (scenario->status[rank] == EP_OK && ep_comm_get_info(next, &info) == EP_OK)
         scenario->members[rank] = info.nranks;
     ep_comm_free(next);

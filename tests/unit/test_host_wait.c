@@ -25,9 +25,9 @@ struct group {
     bool beats[RANKS];
 };
 
-static struct host_control *control_of(struct group *group, int rank)
+static struct ep_group_control *control_of(struct group *group, int rank)
 {
-    return host_of(group->comms[rank])->control;
+    return ep_group_of(group->comms[rank])->control;
 }
 
 /* Ranks that wait look around all the time. */
@@ -66,7 +66,7 @@ static int tear_down(void **state)
 static void pretend_to_wait(struct group *group, int rank, int for_rank)
 {
     atomic_store(&control_of(group, rank)->beat_ns, ep_now_ns());
-    atomic_store(&control_of(group, rank)->waiting, (uint32_t)(for_rank + 1) << 8 | HOST_BARRIER);
+    atomic_store(&control_of(group, rank)->waiting, (uint32_t)(for_rank + 1) << 8 | EP_GROUP_BARRIER);
     group->beats[rank] = true;
 }
 
@@ -79,12 +79,12 @@ static void start_beating(struct group *group)
 /* Rank 0 waits for `rank` until something is decided. */
 static ep_status wait_for(struct group *group, int rank)
 {
-    struct host_pause pause;
+    struct ep_group_wait pause;
     ep_status status;
 
-    host_pause_begin(&pause, host_of(group->comms[0]), HOST_DISPATCH_DONE);
+    ep_group_wait_begin(&pause, ep_group_of(group->comms[0]), EP_GROUP_DISPATCH_DONE);
     do
-        status = host_pause(&pause, host_doorbell(host_of(group->comms[0])), rank);
+        status = ep_group_wait(&pause, ep_group_doorbell(ep_group_of(group->comms[0])), rank);
     while (status == EP_OK);
     return status;
 }
@@ -131,17 +131,17 @@ static void who_has_stopped_while_waiting_is_blamed(void **state)
 }
 
 /* The deadline of rank 0 has passed when rank 1 has just ended a wait. */
-static struct host_pause pause_past_deadline(struct group *group)
+static struct ep_group_wait pause_past_deadline(struct group *group)
 {
-    struct host_comm *host = host_of(group->comms[0]);
-    struct host_pause pause;
+    struct ep_group *host = ep_group_of(group->comms[0]);
+    struct ep_group_wait pause;
 
     host->comm->config.timeout_ms = HOST_RANKS_PATIENT_MS;
-    host_pause_begin(&pause, host, HOST_BARRIER);
+    ep_group_wait_begin(&pause, host, EP_GROUP_BARRIER);
     pause.spins = 1 << 20;
     pause.deadline_ns = ep_now_ns();
     atomic_store(&control_of(group, 1)->beat_ns, ep_now_ns());
-    assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_OK);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
     assert_int_equal(group->comms[0]->failed, EP_OK);
     return pause;
 }
@@ -150,11 +150,11 @@ static struct host_pause pause_past_deadline(struct group *group)
 static void who_is_between_two_waits_is_not_blamed(void **state)
 {
     struct group *group = *state;
-    struct host_pause pause = pause_past_deadline(group);
+    struct ep_group_wait pause = pause_past_deadline(group);
 
     pretend_to_wait(group, 1, 2);
     pause.next_look_ns = 0;
-    assert_int_equal(host_pause(&pause, host_doorbell(pause.host), 1), EP_E_TIMEOUT);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
 
@@ -162,13 +162,13 @@ static void who_is_between_two_waits_is_not_blamed(void **state)
 static void who_stays_between_two_waits_is_blamed(void **state)
 {
     struct group *group = *state;
-    struct host_pause pause = pause_past_deadline(group);
+    struct ep_group_wait pause = pause_past_deadline(group);
 
     pause.next_look_ns = 0;
-    assert_int_equal(host_pause(&pause, host_doorbell(pause.host), 1), EP_OK);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_OK);
     pause.blame_ns = ep_now_ns();
     atomic_store(&control_of(group, 1)->beat_ns, ep_now_ns());
-    assert_int_equal(host_pause(&pause, host_doorbell(pause.host), 1), EP_E_TIMEOUT);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 1 did not answer"));
 }
 
@@ -210,15 +210,15 @@ static void a_circle_ends(void **state)
 static void who_has_left_is_looked_at_once_more(void **state)
 {
     struct group *group = *state;
-    struct host_comm *host = host_of(group->comms[0]);
-    struct host_pause pause;
+    struct ep_group *host = ep_group_of(group->comms[0]);
+    struct ep_group_wait pause;
 
-    host_pause_begin(&pause, host, HOST_BARRIER);
+    ep_group_wait_begin(&pause, host, EP_GROUP_BARRIER);
     pause.spins = 1 << 20;
     atomic_store(&control_of(group, 1)->left, 1);
-    assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_OK);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
     assert_int_equal(group->comms[0]->failed, EP_OK);
-    assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_E_PEER_LEFT);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_E_PEER_LEFT);
     assert_string_equal(ep_last_error(), "rank 1 left the group while others waited for it in \"barrier\"");
 }
 
@@ -226,34 +226,34 @@ static void who_has_left_is_looked_at_once_more(void **state)
 static void another_that_has_left_is_looked_at_again_too(void **state)
 {
     struct group *group = *state;
-    struct host_comm *host = host_of(group->comms[0]);
-    struct host_pause pause;
+    struct ep_group *host = ep_group_of(group->comms[0]);
+    struct ep_group_wait pause;
 
-    host_pause_begin(&pause, host, HOST_BARRIER);
+    ep_group_wait_begin(&pause, host, EP_GROUP_BARRIER);
     pause.spins = 1 << 20;
     atomic_store(&control_of(group, 1)->left, 1);
-    assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_OK);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
     atomic_store(&control_of(group, 2)->left, 1);
-    assert_int_equal(host_pause(&pause, host_doorbell(host), 2), EP_OK);
-    assert_int_equal(host_pause(&pause, host_doorbell(host), 2), EP_E_PEER_LEFT);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 2), EP_OK);
+    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 2), EP_E_PEER_LEFT);
 }
 
 /* Its last messages may still be on their way. */
 static void the_network_may_deliver_after_who_has_left(void **state)
 {
     struct group *group = *state;
-    struct host_comm *host = host_of(group->comms[0]);
-    struct host_pause pause;
+    struct ep_group *host = ep_group_of(group->comms[0]);
+    struct ep_group_wait pause;
     ep_status status = EP_OK;
 
-    host_pause_begin(&pause, host, HOST_DISPATCH_MOVE);
+    ep_group_wait_begin(&pause, host, EP_GROUP_DISPATCH_MOVE);
     pause.spins = 1 << 20;
     pause.polls = true;
     atomic_store(&control_of(group, 1)->left, 1);
     for (int i = 0; i < 20; i++)
-        assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_OK);
+        assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
     while (status == EP_OK)
-        status = host_pause(&pause, host_doorbell(host), 1);
+        status = ep_group_wait(&pause, ep_group_doorbell(host), 1);
     assert_int_equal(status, EP_E_PEER_LEFT);
     assert_true(ep_now_ns() >= pause.deadline_ns);
 }
@@ -261,33 +261,34 @@ static void the_network_may_deliver_after_who_has_left(void **state)
 static void tolerant_waits_fail_nobody(void **state)
 {
     struct group *group = *state;
-    struct host_comm *host = host_of(group->comms[0]);
-    struct host_pause pause;
+    struct ep_group *host = ep_group_of(group->comms[0]);
+    struct ep_group_wait pause;
     ep_status status;
 
-    host_pause_begin(&pause, host, HOST_LL_RECV);
+    ep_group_wait_begin(&pause, host, EP_GROUP_LL_RECV);
     pause.tolerant = true;
     do
-        status = host_pause(&pause, host_doorbell(host), 2);
+        status = ep_group_wait(&pause, ep_group_doorbell(host), 2);
     while (status == EP_OK);
     assert_int_equal(status, EP_E_TIMEOUT);
     assert_string_equal(ep_last_error(), "rank 2 in \"low-latency dispatch: rows\"");
     assert_int_equal(group->comms[0]->failed, EP_OK);
     assert_int_equal(atomic_load(&host->control->failure), 0);
-    assert_int_equal(host_check(host), EP_OK);
+    assert_int_equal(ep_group_check(host), EP_OK);
 }
 
 static void the_first_failure_stays(void **state)
 {
     struct group *group = *state;
-    struct host_comm *host = host_of(group->comms[0]);
+    struct ep_group *host = ep_group_of(group->comms[0]);
 
-    assert_int_equal(host_raise(host_of(group->comms[1]), EP_E_TIMEOUT, 2, HOST_BARRIER), EP_E_TIMEOUT);
+    assert_int_equal(ep_group_set_failure(ep_group_of(group->comms[1]), EP_E_TIMEOUT, 2, EP_GROUP_BARRIER),
+                     EP_E_TIMEOUT);
     ep_fail(EP_E_SYSTEM, "something of our own");
-    assert_int_equal(host_raise_own(host, EP_E_SYSTEM, 0, HOST_GATHER), EP_E_TIMEOUT);
+    assert_int_equal(ep_group_set_own_failure(host, EP_E_SYSTEM, 0, EP_GROUP_GATHER), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
-    assert_int_equal(host_raise(host, EP_E_PEER_DEAD, 3, HOST_GATHER), EP_E_TIMEOUT);
-    assert_int_equal(host_check(host), EP_E_TIMEOUT);
+    assert_int_equal(ep_group_set_failure(host, EP_E_PEER_DEAD, 3, EP_GROUP_GATHER), EP_E_TIMEOUT);
+    assert_int_equal(ep_group_check(host), EP_E_TIMEOUT);
 }
 
 /* Two ranks that find two reasons at the same time. */
@@ -304,7 +305,7 @@ static void *find_a_reason(void *argument)
     struct finder *finder = argument;
 
     pthread_barrier_wait(finder->start);
-    host_raise(host_of(finder->comm), finder->status, finder->culprit, HOST_BARRIER);
+    ep_group_set_failure(ep_group_of(finder->comm), finder->status, finder->culprit, EP_GROUP_BARRIER);
     return NULL;
 }
 
@@ -343,8 +344,9 @@ static void reasons_reach_the_peers(void **state)
     struct group *group = *state;
 
     ep_fail(EP_E_MEMORY, "mmap: RLIMIT_AS is 4096");
-    assert_int_equal(host_raise_own(host_of(group->comms[2]), EP_E_MEMORY, 1, HOST_COMBINE_READY), EP_E_MEMORY);
-    assert_int_equal(host_check(host_of(group->comms[3])), EP_E_MEMORY);
+    assert_int_equal(ep_group_set_own_failure(ep_group_of(group->comms[2]), EP_E_MEMORY, 1, EP_GROUP_COMBINE_READY),
+                     EP_E_MEMORY);
+    assert_int_equal(ep_group_check(ep_group_of(group->comms[3])), EP_E_MEMORY);
     assert_string_equal(ep_last_error(), "rank 2 failed with EP_E_MEMORY in \"combine: inputs ready\": mmap: RLIMIT_AS "
                                          "is 4096");
 }
@@ -354,9 +356,10 @@ static void own_words_are_kept(void **state)
     struct group *group = *state;
 
     ep_fail(EP_E_SYSTEM, "open: too many files");
-    assert_int_equal(host_raise_own(host_of(group->comms[0]), EP_E_SYSTEM, 1, HOST_COMBINE_READY), EP_E_SYSTEM);
+    assert_int_equal(ep_group_set_own_failure(ep_group_of(group->comms[0]), EP_E_SYSTEM, 1, EP_GROUP_COMBINE_READY),
+                     EP_E_SYSTEM);
     assert_string_equal(ep_last_error(), "rank 0 failed: open: too many files (in \"combine: inputs ready\")");
-    assert_int_equal(host_check(host_of(group->comms[3])), EP_E_SYSTEM);
+    assert_int_equal(ep_group_check(ep_group_of(group->comms[3])), EP_E_SYSTEM);
 }
 
 static void *abort_later(void *argument)
@@ -372,7 +375,7 @@ static void abort_wakes_a_sleeper(void **state)
     pthread_t thread;
     uint64_t begin;
 
-    host_of(group->comms[0])->comm->config.timeout_ms = HOST_RANKS_PATIENT_MS;
+    ep_group_of(group->comms[0])->comm->config.timeout_ms = HOST_RANKS_PATIENT_MS;
     assert_int_equal(pthread_create(&thread, NULL, abort_later, group->comms[2]), 0);
     /* And not EP_E_TIMEOUT. */
     assert_int_equal(wait_for(group, 1), EP_E_ABORTED);
@@ -380,7 +383,7 @@ static void abort_wakes_a_sleeper(void **state)
     pthread_join(thread, NULL);
     /* It sleeps, whatever has become of the group. */
     begin = ep_now_ns();
-    host_wait_doorbell(host_of(group->comms[0]), host_doorbell(host_of(group->comms[0])));
+    ep_group_wait_doorbell(ep_group_of(group->comms[0]), ep_group_doorbell(ep_group_of(group->comms[0])));
     assert_true(ep_now_ns() - begin > 5000000u);
 }
 
@@ -403,7 +406,7 @@ static void a_slow_yield_is_the_last_one(void **state)
     struct group *group = *state;
     unsigned tries = 0;
 
-    host_of(group->comms[0])->spin = false;
+    ep_group_of(group->comms[0])->spin = false;
     atomic_store(&slow_yields, 1);
     atomic_store(&yields, 0);
     assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
@@ -417,8 +420,8 @@ static void a_slow_yield_is_the_last_one(void **state)
 static void unknown_phases_have_a_name(void **state)
 {
     (void)state;
-    assert_string_equal(host_phase_name(HOST_BARRIER), "barrier");
-    assert_string_equal(host_phase_name((enum host_phase)200), "?");
+    assert_string_equal(ep_group_phase_name(EP_GROUP_BARRIER), "barrier");
+    assert_string_equal(ep_group_phase_name((enum ep_group_phase)200), "?");
 }
 
 /* Of two aborts the first counts, also in the words of the rank that called the second. */

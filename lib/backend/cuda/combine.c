@@ -26,15 +26,15 @@ struct combine {
     size_t row_bytes, weight_bytes; /* of one row */
     bool copies;                    /* the kernel copies into staging */
     bool queued;                    /* something is in the stream */
-    struct cuda_copy copy[HOST_AT_COUNT];
-    size_t staged[HOST_AT_COUNT]; /* bytes of a row, of what is in staging */
+    struct cuda_copy copy[EP_GROUP_AT_COUNT];
+    size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row, of what is in staging */
 };
 
 /* In stream order, before the kernel. */
 static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy, size_t bytes)
 {
     const struct cuda_plan *device = cuda_plan_of(c->plan);
-    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->cuda->host.local, .copy = {*copy}};
+    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->cuda->group.local, .copy = {*copy}};
 
     if (device->fixed)
         return cuda_status(cuda_launch_rows(&rows, c->stream), "rows kernel");
@@ -62,7 +62,7 @@ static ep_status place_input(struct combine *c, int which, const void *input, si
     if (told || !bytes)
         return EP_OK;
     EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
-    if (which == HOST_AT_X)
+    if (which == EP_GROUP_AT_X)
         c->copies = cuda_copies_along(c->cuda, c->plan, row_bytes);
     c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
     if (!c->copies)
@@ -78,14 +78,14 @@ static ep_status fill_terms(struct combine *c, struct cuda_terms *terms)
     const ep_combine_args *args = c->args;
 
     terms->kind = CUDA_COMBINE;
-    terms->tell[CUDA_TELL_PHASE] = HOST_COMBINE_READY;
-    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct host_plan *)c->plan->impl)->number;
+    terms->tell[CUDA_TELL_PHASE] = EP_GROUP_COMBINE_READY;
+    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct ep_group_plan *)c->plan->impl)->number;
     terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
     terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
     terms->tell[CUDA_TELL_OUTPUTS] = (args->out_topk_weights ? 1 : 0) | args->flags << 1;
-    EP_TRY(place_input(c, HOST_AT_X, args->x, c->row_bytes, terms));
+    EP_TRY(place_input(c, EP_GROUP_AT_X, args->x, c->row_bytes, terms));
     if (args->out_topk_weights)
-        EP_TRY(place_input(c, HOST_AT_WEIGHTS, args->topk_weights, c->weight_bytes, terms));
+        EP_TRY(place_input(c, EP_GROUP_AT_WEIGHTS, args->topk_weights, c->weight_bytes, terms));
     terms->tell[CUDA_TELL_COPIES] = c->copies;
     return EP_OK;
 }
@@ -166,10 +166,10 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
                                  .out = args->out,
                                  .out_weights = args->out_topk_weights,
                                  .row_bytes = (int64_t)c->row_bytes};
-    cuda_fill_waits(cuda, HOST_COMBINE_READY, HOST_COMBINE_DONE, &sum->waits);
+    cuda_fill_waits(cuda, EP_GROUP_COMBINE_READY, EP_GROUP_COMBINE_DONE, &sum->waits);
     EP_TRY(order_by_choice(c, sum));
     EP_TRY(fill_terms(c, &sum->terms));
-    EP_TRY(cuda_meet_stages(cuda, c->plan, c->staged, HOST_COMBINE_READY));
+    EP_TRY(cuda_meet_stages(cuda, c->plan, c->staged, EP_GROUP_COMBINE_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(c->call, c->plan, sum, &c->queued);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
@@ -178,8 +178,8 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     divide(sum, shape);
     if (c->copies) {
         cuda_fit_copiers(cuda, (size_t)sum->slot_bytes, &sum->stage, shape);
-        sum->stage.x = c->copy[HOST_AT_X];
-        sum->stage.beside[0] = c->copy[HOST_AT_WEIGHTS];
+        sum->stage.x = c->copy[EP_GROUP_AT_X];
+        sum->stage.beside[0] = c->copy[EP_GROUP_AT_WEIGHTS];
         sum->stage.parts =
             cuda_parts_ahead(&sum->stage, shape, cuda_rows_of_others(cuda, c->plan) * (int64_t)c->row_bytes);
     }

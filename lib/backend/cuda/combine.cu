@@ -67,7 +67,7 @@ __device__ void fetch_unit(const cuda_combine &c, unit &u, uint32_t number, int 
         u.entry = c.route.entry[u.token * c.route.width + lane];
 }
 
-/* Indices of the buffers of a target: as HOST_AT_X ... */
+/* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
 enum { AT_X, AT_WEIGHTS = 3 };
 
 __device__ const unsigned char *row_of(const cuda_combine &c, const targets &from, cuda_entry entry)

@@ -15,7 +15,7 @@ static_assert(sizeof(struct cuda_signals) <= CUDA_GRANULE, "signals are an alloc
 
 #define REPORT_BYTES 4096
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
-#define PLACES_BYTES(cuda) ((size_t)(cuda)->host.nlocal * CUDA_SLOTS * sizeof(struct cuda_place))
+#define PLACES_BYTES(cuda) ((size_t)(cuda)->group.nlocal * CUDA_SLOTS * sizeof(struct cuda_place))
 #define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
 
 /* Where a rank works, for all of the group. */
@@ -32,7 +32,7 @@ static ep_status gather_residences(const struct cuda_comm *cuda, const ep_boot *
     memset(&mine, 0, sizeof(mine));
     ep_process_get_self(&mine.process);
     memcpy(mine.bus_id, cuda->board->bus_id, sizeof(mine.bus_id));
-    return boot->allgather(boot->context, &mine, sizeof(mine), cuda->host.comm->config.timeout_ms, ret_all);
+    return boot->allgather(boot->context, &mine, sizeof(mine), cuda->group.comm->config.timeout_ms, ret_all);
 }
 
 /* Containers of a machine have PID namespaces of their own, and number the GPUs that they have from 0 on. */
@@ -48,11 +48,11 @@ static bool see_same_gpus(const struct ep_process_id *a, const struct ep_process
 static ep_status find_place(struct cuda_comm *cuda, const ep_boot *boot)
 {
     struct residence all[EP_MAX_RANKS];
-    int me = cuda->host.comm->rank;
+    int me = cuda->group.comm->rank;
 
     EP_TRY(gather_residences(cuda, boot, all));
     if (!all[me].process.host[0]) {
-        cuda->place = cuda->host.local;
+        cuda->place = cuda->group.local;
         return EP_OK;
     }
     for (int rank = 0; rank < me; rank++)
@@ -63,7 +63,7 @@ static ep_status find_place(struct cuda_comm *cuda, const ep_boot *boot)
 /* device -1, the default, leaves the choice to the rank's place on the machine. */
 static ep_status choose_device(struct cuda_comm *cuda)
 {
-    const ep_comm *comm = cuda->host.comm;
+    const ep_comm *comm = cuda->group.comm;
     int n = 0, device = comm->config.device, shared = 0, clusters = 0;
 
     CUDA_TRY(cudaGetDeviceCount(&n));
@@ -155,7 +155,7 @@ static ep_status publish(struct cuda_comm *cuda)
 static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
 {
     const struct cuda_peer *peer = &cuda->peers[rank];
-    int device = -1, reach = 0, me = cuda->host.comm->rank;
+    int device = -1, reach = 0, me = cuda->group.comm->rank;
     cudaError_t error = cudaDeviceGetByPCIBusId(&device, peer->bus_id);
 
     /*
@@ -196,22 +196,22 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
     return ep_fail(EP_E_UNSUPPORTED,
                    "ep_comm_new: rank %d (GPU %s) cannot map memory of rank %d on GPU %s, which it does not see: let "
                    "each rank see all GPUs (CUDA_VISIBLE_DEVICES, the batch system), if they have P2P: %s",
-                   cuda->host.comm->rank, cuda->board->bus_id, rank, peer->bus_id, ep_last_error());
+                   cuda->group.comm->rank, cuda->board->bus_id, rank, peer->bus_id, ep_last_error());
 }
 
 static ep_status reach_peers(struct cuda_comm *cuda)
 {
-    const struct host_where board = {.slot = CUDA_BOARD_SLOT, .generation = 1};
-    ep_comm *comm = cuda->host.comm;
+    const struct ep_group_address board = {.slot = CUDA_BOARD_SLOT, .generation = 1};
+    ep_comm *comm = cuda->group.comm;
 
-    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         void *address;
 
-        EP_TRY(host_map(&cuda->host, rank, &board, sizeof(struct cuda_board), &address));
+        EP_TRY(ep_group_map(&cuda->group, rank, &board, sizeof(struct cuda_board), &address));
         peer->board = address;
-        host_read_shared(peer->bus_id, peer->board->bus_id, sizeof(peer->bus_id) - 1);
-        peer->same_process = rank == comm->rank || cuda->host.peers[rank].same_process;
+        ep_group_read_shared(peer->bus_id, peer->board->bus_id, sizeof(peer->bus_id) - 1);
+        peer->same_process = rank == comm->rank || cuda->group.peers[rank].same_process;
         if (rank == comm->rank)
             continue;
         cuda_note_reach(cuda, rank, true);
@@ -223,7 +223,7 @@ static ep_status reach_peers(struct cuda_comm *cuda)
 /* Collective. Ranks of other nodes count, too: tests and small machines have several nodes on a GPU. */
 static ep_status choose_standard_stream(struct cuda_comm *cuda, const ep_boot *boot)
 {
-    const ep_comm *comm = cuda->host.comm;
+    const ep_comm *comm = cuda->group.comm;
     struct residence all[EP_MAX_RANKS], *mine = &all[comm->rank];
 
     EP_TRY(gather_residences(cuda, boot, all));
@@ -237,7 +237,7 @@ static ep_status choose_standard_stream(struct cuda_comm *cuda, const ep_boot *b
 
 static ep_status open_own(struct cuda_comm *cuda)
 {
-    const ep_comm *comm = cuda->host.comm;
+    const ep_comm *comm = cuda->group.comm;
     void *board;
 
     pthread_mutex_init(&cuda->memory_lock, NULL);
@@ -249,7 +249,7 @@ static ep_status open_own(struct cuda_comm *cuda)
     cuda->peers = calloc((size_t)comm->nranks, sizeof(*cuda->peers));
     if (!cuda->peers)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
-    EP_TRY(host_alloc_internal(&cuda->host, sizeof(struct cuda_board), &board));
+    EP_TRY(ep_group_alloc_internal(&cuda->group, sizeof(struct cuda_board), &board));
     cuda->board = board;
     return EP_OK;
 }
@@ -276,29 +276,29 @@ static ep_status check_group(const ep_comm *comm)
 
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
 {
-    static const struct host_backend backend = {.comm_bytes = sizeof(struct cuda_comm), .open = cuda_comm_open};
+    static const struct ep_group_backend backend = {.comm_bytes = sizeof(struct cuda_comm), .open = cuda_comm_open};
     int timeout_ms = comm->config.timeout_ms, previous = -1;
     struct cuda_comm *cuda;
     ep_status status;
 
     EP_TRY(check_group(comm));
-    EP_TRY(host_group_open(comm, boot, &backend));
+    EP_TRY(ep_group_open(comm, boot, &backend));
     cuda = cuda_of(comm);
     if (cudaGetDevice(&previous) != cudaSuccess)
         previous = -1;
-    status = host_agree(boot, timeout_ms, open_own(cuda));
+    status = ep_group_agree(boot, timeout_ms, open_own(cuda));
     if (status == EP_OK)
-        status = host_agree(boot, timeout_ms, find_place(cuda, boot));
+        status = ep_group_agree(boot, timeout_ms, find_place(cuda, boot));
     if (status == EP_OK)
-        status = host_agree(boot, timeout_ms, open_device_own(cuda));
+        status = ep_group_agree(boot, timeout_ms, open_device_own(cuda));
     if (status == EP_OK)
-        status = host_agree(boot, timeout_ms, reach_peers(cuda));
+        status = ep_group_agree(boot, timeout_ms, reach_peers(cuda));
     if (status == EP_OK)
-        status = host_agree(boot, timeout_ms, choose_standard_stream(cuda, boot));
+        status = ep_group_agree(boot, timeout_ms, choose_standard_stream(cuda, boot));
     if (status == EP_OK && comm->nnodes > 1)
-        status = host_agree(boot, timeout_ms, cuda_proxy_open(cuda, boot));
+        status = ep_group_agree(boot, timeout_ms, cuda_proxy_open(cuda, boot));
     if (status == EP_OK)
-        status = host_agree(boot, timeout_ms, cuda_monitor_start(cuda));
+        status = ep_group_agree(boot, timeout_ms, cuda_monitor_start(cuda));
     if (status != EP_OK)
         cuda_comm_close(comm);
     else
@@ -332,7 +332,7 @@ void cuda_comm_close(ep_comm *comm)
 
     if (!cuda)
         return;
-    host_queue_close(&cuda->host);
+    ep_group_queue_close(&cuda->group);
     cuda_ll_nets_stop(cuda);
     if (cuda->peers && cuda->own && cuda_enter(cuda, &scope) == EP_OK) {
         /* No kernel may be running when its memory goes; one that waits for a peer has a deadline. */
@@ -343,7 +343,7 @@ void cuda_comm_close(ep_comm *comm)
         cuda_proxy_close(cuda);
         cuda_monitor_stop(cuda);
         cudaStreamSynchronize(cuda->own);
-        host_leave_group(&cuda->host);
+        ep_group_leave(&cuda->group);
         cuda_count_open(cuda, -1);
         cuda_module_close(cuda);
         cuda_memory_close(cuda);
@@ -360,13 +360,13 @@ void cuda_comm_close(ep_comm *comm)
     pthread_mutex_destroy(&cuda->memory_lock);
     pthread_mutex_destroy(&cuda->map_lock);
     pthread_mutex_destroy(&cuda->unsettled_lock);
-    host_group_close(comm);
+    ep_group_close(comm);
 }
 
 size_t cuda_comm_bytes(const ep_comm *comm)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    size_t bytes = host_comm_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + PLACES_BYTES(cuda) +
+    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + PLACES_BYTES(cuda) +
                    cuda_proxy_bytes(cuda);
 
     pthread_mutex_lock(&cuda->memory_lock);
@@ -382,7 +382,7 @@ size_t cuda_comm_bytes(const ep_comm *comm)
 
 void cuda_abort(ep_comm *comm)
 {
-    host_abort(comm);
+    ep_group_abort(comm);
     cuda_stop_kernels(cuda_of(comm));
 }
 
@@ -394,5 +394,5 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
     cuda_stop_kernels(cuda);
     /* The same device again, whatever this rank's number is among the survivors. */
     next->keep_device = cuda->device + 1;
-    return host_shrink(comm, next);
+    return ep_group_shrink(comm, next);
 }

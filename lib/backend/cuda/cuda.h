@@ -48,10 +48,10 @@ struct cuda_board {
     int32_t device;
     char bus_id[20];
     _Atomic uint32_t reached_by; /* ranks of the node that have memory of this one mapped, a bit for each: leave.c */
-    _Atomic uint32_t frees, allocations;         /* so many there were */
-    _Atomic uint32_t mapped[CUDA_MAX_RANKS];     /* allocations of each rank of the node that this one has mapped */
-    _Atomic uint64_t called;                     /* dispatches and combines: what they need is allocated */
-    _Atomic uint64_t stage_bytes[HOST_AT_COUNT]; /* of staging, once peers can map it */
+    _Atomic uint32_t frees, allocations;             /* so many there were */
+    _Atomic uint32_t mapped[CUDA_MAX_RANKS];         /* allocations of each rank of the node that this one has mapped */
+    _Atomic uint64_t called;                         /* dispatches and combines: what they need is allocated */
+    _Atomic uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* of staging, once peers can map it */
     struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
 };
@@ -90,7 +90,8 @@ struct cuda_peer {
     char bus_id[20]; /* a copy: a string whatever the board holds */
     bool same_process;
     uint32_t frees_seen, allocations_seen;
-    uint64_t stage_bytes[HOST_AT_COUNT]; /* staging of its that need not be asked for any more: mapped, or not needed */
+    uint64_t
+        stage_bytes[EP_GROUP_AT_COUNT]; /* staging of its that need not be asked for any more: mapped, or not needed */
     struct cuda_mapping signals;
     struct cuda_mapping mappings[CUDA_SLOTS];
 };
@@ -109,7 +110,7 @@ struct cuda_ll_net; /* ll_nodes.c */
 struct cuda_lists;  /* lists.h */
 
 struct cuda_comm {
-    struct host_comm host; /* first: comm->impl is both */
+    struct ep_group group; /* first: comm->impl is both */
     int place;             /* of this rank among those of its machine */
     int device, sms, all_sms;
     int default_sms;     /* 0: not asked for yet */
@@ -162,8 +163,8 @@ struct cuda_comm {
     int slots_used; /* slots from here on were never used */
     uint32_t next_generation;
     pthread_mutex_t map_lock; /* mappings of the peers: the caller's thread and the monitor */
-    void *stage[HOST_AT_COUNT];
-    size_t stage_bytes[HOST_AT_COUNT];
+    void *stage[EP_GROUP_AT_COUNT];
+    size_t stage_bytes[EP_GROUP_AT_COUNT];
     struct cuda_block pool[CUDA_POOL];
     struct cuda_kept *kept; /* memory that graphs name and the pool has no place for */
 
@@ -191,7 +192,7 @@ static inline struct cuda_comm *cuda_of(const ep_comm *comm)
 /* Behind the last rank of this node. */
 static inline int cuda_end_of_node(const struct cuda_comm *cuda)
 {
-    return cuda->host.first + cuda->host.nlocal;
+    return cuda->group.first + cuda->group.nlocal;
 }
 
 static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_stream stream)
@@ -224,7 +225,7 @@ ep_status cuda_count_usable(int *ret_gpus);
 
 static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
 {
-    return cuda->host.comm->nnodes > 1;
+    return cuda->group.comm->nnodes > 1;
 }
 /* EP_E_UNSUPPORTED between nodes: `what` is done within one. */
 ep_status cuda_need_one_node(const ep_comm *comm, const char *call, const char *what);
@@ -255,7 +256,7 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 /* The same for the library itself; not collective. */
 ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory);
 ep_status cuda_free(ep_comm *comm, void *memory);
-bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct host_where *ret_where);
+bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_where);
 /* What the words CUDA_TELL_SLOT() and the next one say of `bytes` at `memory`; false if they are not symmetric. */
 bool cuda_tell_place(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
 void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
@@ -276,10 +277,11 @@ ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes);
 ep_status cuda_unregister(ep_comm *comm, void *memory);
 
 /*
- * map.c. The address here of a place in a peer's memory that holds `bytes`: as host_map(). The size of a peer's
+ * map.c. The address here of a place in a peer's memory that holds `bytes`: as ep_group_map(). The size of a peer's
  * allocation is what the peer has published: CUDA tells no size with an IPC handle.
  */
-ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, size_t bytes, void **ret_address);
+ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *where, size_t bytes,
+                   void **ret_address);
 ep_status cuda_map_signals(struct cuda_comm *cuda, int rank);
 /* Maps what the peers have allocated since the last call, for the kernels. Any thread; quick where there is nothing. */
 ep_status cuda_map_new(struct cuda_comm *cuda);
@@ -292,8 +294,8 @@ ep_status cuda_map_new(struct cuda_comm *cuda);
  * call, and what it has allocated is mapped. Hosts meet here alone, and only where staging grows; that the peers have
  * staging for what this rank has in staging is presumed.
  */
-ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[HOST_AT_COUNT],
-                           enum host_phase phase);
+ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
+                           enum ep_group_phase phase);
 /*
  * Have all peers mapped the memory of the caller that the words of cuda_tell_place() tell of? New memory is waited for,
  * which their monitors take some milliseconds for; false: they are held up, so it has to go through staging.
@@ -373,7 +375,7 @@ struct cuda_plan {
 
 static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
 {
-    return ((struct host_plan *)plan->impl)->device;
+    return ((struct ep_group_plan *)plan->impl)->device;
 }
 
 /* Rows that buffers of this rank have: those that it receives, or may receive. */
@@ -451,7 +453,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued);
 /* EP_OK, or the failure that a kernel, this rank or a peer has found. */
 ep_status cuda_check(struct cuda_comm *cuda);
 /* Until the event is complete, or the communicator has failed and what runs has had time to end. Sleeps. */
-ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase);
+ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_group_phase phase);
 /* Waits for all operations that were called. */
 ep_status cuda_drain(struct cuda_comm *cuda);
 ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream);
@@ -487,7 +489,8 @@ bool cuda_has_left(const struct cuda_comm *cuda, int rank);
 ep_status cuda_check_reported(struct cuda_comm *cuda);
 /* Waits until the routing number cuda->counted is counted, in `stream`. */
 ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream);
-void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_phase done, struct cuda_waits *ret_waits);
+void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_group_phase done,
+                     struct cuda_waits *ret_waits);
 
 /* lowlatency.c */
 ep_status cuda_ll_open(ep_ll *ll);

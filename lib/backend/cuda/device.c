@@ -57,7 +57,7 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
     const void **remembered =
         &cuda->good_pointers[((uintptr_t)pointer >> 9 ^ (uintptr_t)pointer >> 21) % CUDA_GOOD_POINTERS];
     struct cudaPointerAttributes attributes;
-    int rank = cuda->host.comm->rank;
+    int rank = cuda->group.comm->rank;
 
     if (!pointer || *remembered == pointer)
         return EP_OK;
@@ -76,7 +76,7 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
 static ep_status cuda_poll(ep_comm *comm)
 {
     EP_TRY(cuda_check_reported(cuda_of(comm)));
-    return host_poll(comm);
+    return ep_group_poll(comm);
 }
 
 ep_status cuda_count_usable(int *ret_gpus)
@@ -122,9 +122,9 @@ const struct ep_backend_ops ep_backend_module = {
     .comm_open = cuda_comm_open,
     .comm_close = cuda_comm_close,
     .comm_bytes = cuda_comm_bytes,
-    .barrier = host_barrier,
+    .barrier = ep_group_barrier,
     .barrier_on = cuda_barrier_on,
-    .allgather = host_allgather,
+    .allgather = ep_group_allgather,
     .abort = cuda_abort,
     .poll = cuda_poll,
     .shrink = cuda_shrink,

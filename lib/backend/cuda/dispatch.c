@@ -20,11 +20,11 @@ struct dispatch {
     const ep_dispatch_args *args;
     const struct cuda_call *call;
     cudaStream_t stream; /* of the call */
-    struct output output[HOST_AT_COUNT];
-    size_t staged[HOST_AT_COUNT]; /* bytes of a row, of what is in staging */
-    bool copies;                  /* the kernel copies out of staging */
-    bool scattered;               /* scales with strides: they go through staging, wherever they are wanted */
-    bool queued;                  /* something is in the stream */
+    struct output output[EP_GROUP_AT_COUNT];
+    size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row, of what is in staging */
+    bool copies;                      /* the kernel copies out of staging */
+    bool scattered;                   /* scales with strides: they go through staging, wherever they are wanted */
+    bool queued;                      /* something is in the stream */
 };
 
 static size_t scale_row_bytes(const ep_dispatch_args *args)
@@ -43,18 +43,18 @@ static void describe_outputs(struct dispatch *d)
     bool expanded = d->plan->args.flags & EP_PLAN_EXPANDED;
 
     d->scattered = args->recv_scale_stride_token || args->recv_scale_stride_block;
-    d->output[HOST_AT_X] =
+    d->output[EP_GROUP_AT_X] =
         (struct output){.wanted = args->recv_x, .bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype)};
-    d->output[HOST_AT_SCALES] = (struct output){.wanted = args->recv_scales, .bytes = scale_row_bytes(args)};
-    d->output[HOST_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
-                                               .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
-    d->output[HOST_AT_WEIGHTS] =
+    d->output[EP_GROUP_AT_SCALES] = (struct output){.wanted = args->recv_scales, .bytes = scale_row_bytes(args)};
+    d->output[EP_GROUP_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
+                                                   .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
+    d->output[EP_GROUP_AT_WEIGHTS] =
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
 }
 
 static bool is_scattered(const struct dispatch *d, int output)
 {
-    return d->scattered && output == HOST_AT_SCALES;
+    return d->scattered && output == EP_GROUP_AT_SCALES;
 }
 
 /* In place, if the output is symmetric memory. */
@@ -74,14 +74,14 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
 {
     size_t rows = (size_t)cuda_plan_rows(d->plan);
 
-    for (int i = 0; i < HOST_AT_COUNT; i++) {
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         struct output *output = &d->output[i];
         uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * i];
         size_t bytes = rows * output->bytes;
         bool told;
 
         /* A rank that receives nothing knows of the others' rows and scales all the same. */
-        if (!output->wanted && i >= HOST_AT_INDEX)
+        if (!output->wanted && i >= EP_GROUP_AT_INDEX)
             continue;
         terms->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
@@ -91,14 +91,14 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
         d->staged[i] = told ? 0 : output->bytes;
         if (told || !bytes)
             continue;
-        if (i == HOST_AT_X)
+        if (i == EP_GROUP_AT_X)
             d->copies = cuda_copies_along(d->cuda, d->plan, output->bytes);
         EP_TRY(cuda_stage(d->cuda, i, bytes, &output->placed));
         if (!cuda_tell_place(d->cuda, output->placed, bytes, place))
             return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
     }
     /* Own rows need no detour. */
-    for (int i = 0; i < HOST_AT_COUNT; i++)
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
         terms->own.at[i] = d->copies && !is_scattered(d, i) ? d->output[i].wanted : d->output[i].placed;
     terms->tell[CUDA_TELL_COPIES] = d->copies;
     return EP_OK;
@@ -109,8 +109,8 @@ static ep_status fill_terms(struct dispatch *d, struct cuda_terms *terms)
     const ep_dispatch_args *args = d->args;
 
     terms->kind = CUDA_DISPATCH;
-    terms->tell[CUDA_TELL_PHASE] = HOST_DISPATCH_READY;
-    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct host_plan *)d->plan->impl)->number;
+    terms->tell[CUDA_TELL_PHASE] = EP_GROUP_DISPATCH_READY;
+    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct ep_group_plan *)d->plan->impl)->number;
     terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
     terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
     terms->tell[CUDA_TELL_SCALE_TYPE] = (uint32_t)args->scale_type;
@@ -166,16 +166,16 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
                                    .weights = args->topk_weights,
                                    .scale_stride_token = args->scale_stride_token,
                                    .scale_stride_block = args->scale_stride_block,
-                                   .row_bytes = (int64_t)d->output[HOST_AT_X].bytes,
-                                   .scale_words = (int32_t)(d->output[HOST_AT_SCALES].bytes / 4)};
+                                   .row_bytes = (int64_t)d->output[EP_GROUP_AT_X].bytes,
+                                   .scale_words = (int32_t)(d->output[EP_GROUP_AT_SCALES].bytes / 4)};
     if (!move->scale_stride_token && !move->scale_stride_block) {
         move->scale_stride_token = move->scale_words;
         move->scale_stride_block = 1;
     }
     move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
-    cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &move->waits);
+    cuda_fill_waits(cuda, EP_GROUP_DISPATCH_READY, EP_GROUP_DISPATCH_DONE, &move->waits);
     EP_TRY(fill_terms(d, &move->terms));
-    EP_TRY(cuda_meet_stages(cuda, d->plan, d->staged, HOST_DISPATCH_READY));
+    EP_TRY(cuda_meet_stages(cuda, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_dispatch(d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0,
                                    &d->queued);
@@ -184,10 +184,10 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     shape->blocks = move->stage.movers;
     if (d->copies) {
         cuda_fit_copiers(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
-        move->stage.x = copy_of(&d->output[HOST_AT_X]);
+        move->stage.x = copy_of(&d->output[EP_GROUP_AT_X]);
         for (int i = 0; i < 3; i++)
-            if (!is_scattered(d, HOST_AT_SCALES + i))
-                move->stage.beside[i] = copy_of(&d->output[HOST_AT_SCALES + i]);
+            if (!is_scattered(d, EP_GROUP_AT_SCALES + i))
+                move->stage.beside[i] = copy_of(&d->output[EP_GROUP_AT_SCALES + i]);
     }
     EP_TRY(cuda_status(cuda_launch_dispatch(move, shape, d->stream), "dispatch kernel"));
     d->queued = true;
@@ -205,20 +205,20 @@ static ep_status finish_outputs(const struct dispatch *d)
     struct cuda_rows rows = {.counts = device->route.counts,
                              .expert_start = expanded ? device->expert_start : NULL,
                              .expert_exact = device->expert_exact,
-                             .rank = d->cuda->host.local,
+                             .rank = d->cuda->group.local,
                              .n_local = d->plan->info.n_local_experts,
                              .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0,
-                             .index_bytes = (int64_t)d->output[HOST_AT_INDEX].bytes,
-                             .weight_bytes = (int64_t)d->output[HOST_AT_WEIGHTS].bytes,
+                             .index_bytes = (int64_t)d->output[EP_GROUP_AT_INDEX].bytes,
+                             .weight_bytes = (int64_t)d->output[EP_GROUP_AT_WEIGHTS].bytes,
                              .capacity = d->plan->args.max_recv_tokens};
 
     wanted = rows.zero;
     if (rows.capacity) {
-        rows.index = d->output[HOST_AT_INDEX].wanted;
-        rows.weights = d->output[HOST_AT_WEIGHTS].wanted;
+        rows.index = d->output[EP_GROUP_AT_INDEX].wanted;
+        rows.weights = d->output[EP_GROUP_AT_WEIGHTS].wanted;
         wanted |= rows.index || rows.weights;
     }
-    for (int i = 0; i < HOST_AT_COUNT; i++) {
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         const struct output *output = &d->output[i];
 
         if (!output->wanted || !output->placed)
@@ -265,7 +265,7 @@ static ep_status dispatch_body(struct dispatch *d)
     describe_outputs(d);
     EP_TRY(launch(d, route));
     EP_TRY(finish_outputs(d));
-    cuda_plan_count(d->plan, d->output[HOST_AT_X].bytes + d->output[HOST_AT_SCALES].bytes);
+    cuda_plan_count(d->plan, d->output[EP_GROUP_AT_X].bytes + d->output[EP_GROUP_AT_SCALES].bytes);
     return EP_OK;
 }
 

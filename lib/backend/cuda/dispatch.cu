@@ -60,7 +60,7 @@ __device__ unit fetch_unit(const cuda_dispatch &d, uint32_t number, int lane)
     return u;
 }
 
-/* Indices of the buffers of a target: as HOST_AT_X ... */
+/* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
 enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
 
 template <typename T> __device__ __forceinline__ T *buffer_of(const cuda_target &to, int buffer)

@@ -49,7 +49,7 @@ enum {
     CUDA_TELL_COPIES = CUDA_TELL_COMPARED, /* its kernel copies between ordinary memory and staging */
     CUDA_TELL_PLACES /* two words for each buffer: CUDA_TELL_SLOT(), then its offset / CUDA_TELL_GRAIN */
 };
-#define CUDA_BUFFERS 4 /* HOST_AT_X ... of each rank */
+#define CUDA_BUFFERS 4 /* EP_GROUP_AT_X ... of each rank */
 #define CUDA_TELL_WORDS (CUDA_TELL_PLACES + 2 * CUDA_BUFFERS)
 #define CUDA_TELL_GRAIN 16
 #define CUDA_GENERATION_BITS 23
@@ -164,7 +164,7 @@ struct cuda_terms {
     int64_t row_bytes[CUDA_BUFFERS]; /* 0: there is no such buffer in this operation */
 };
 
-/* A row that a token becomes: its place on `local` is base[local] + row. k as in struct host_entry. */
+/* A row that a token becomes: its place on `local` is base[local] + row. k as in struct ep_group_entry. */
 struct cuda_entry {
     int32_t row;
     uint16_t local, k;

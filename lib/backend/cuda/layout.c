@@ -60,7 +60,7 @@ static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *
     EP_TRY(zero(l.per_rank, nranks * sizeof(int32_t), call->stream));
     EP_TRY(zero(l.per_node, (size_t)comm->nnodes * sizeof(int32_t), call->stream));
     EP_TRY(zero(l.per_expert, (size_t)args->n_experts * sizeof(int32_t), call->stream));
-    cuda_fill_waits(call->cuda, HOST_PLAN_COUNTS, HOST_PLAN_COUNTS, &l.waits);
+    cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &l.waits);
     return cuda_status(cuda_launch_layout(&l, call->stream), "layout kernel");
 }
 

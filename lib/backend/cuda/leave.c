@@ -26,7 +26,7 @@ struct estate {
     struct estate *next;
     struct ep_shm shm; /* of the board */
     struct cuda_board *board;
-    struct ep_process process[CUDA_MAX_RANKS]; /* of the node, as in struct host_peer, with pidfds of its own */
+    struct ep_process process[CUDA_MAX_RANKS]; /* of the node, as in struct ep_group_peer, with pidfds of its own */
     int device, n;
     void *memory[MOST_MEMORY];
 };
@@ -37,10 +37,10 @@ static int open_on[MOST_DEVICES]; /* communicators of this process */
 
 void cuda_note_reach(struct cuda_comm *cuda, int rank, bool reaches)
 {
-    uint32_t mine = 1u << cuda->host.local;
+    uint32_t mine = 1u << cuda->group.local;
     struct cuda_board *board = cuda->peers[rank].board;
 
-    if (!board || rank == cuda->host.comm->rank)
+    if (!board || rank == cuda->group.comm->rank)
         return;
     if (reaches)
         atomic_fetch_or(&board->reached_by, mine);
@@ -62,13 +62,13 @@ static uint32_t find_reaching(const struct estate *estate, uint32_t of)
 /* Threads of this process may only be able to leave when this one returns: they are not waited for. */
 static void wait_for_processes(const struct cuda_comm *cuda, const struct estate *estate)
 {
-    uint64_t limit = (uint64_t)cuda->host.comm->config.timeout_ms * 1000000u;
+    uint64_t limit = (uint64_t)cuda->group.comm->config.timeout_ms * 1000000u;
     struct timespec nap = {.tv_nsec = 50000};
     uint32_t others = 0;
 
-    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++)
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++)
         if (!cuda->peers[rank].same_process)
-            others |= 1u << (rank - cuda->host.first);
+            others |= 1u << (rank - cuda->group.first);
     limit = ep_now_ns() + (limit < PATIENCE_NS ? limit : PATIENCE_NS);
     while (find_reaching(estate, others) && ep_now_ns() < limit) {
         nanosleep(&nap, NULL);
@@ -135,7 +135,8 @@ void cuda_settle(int own)
 static void note_processes(const struct cuda_comm *cuda, struct estate *estate)
 {
     for (int rank = 0; rank < CUDA_MAX_RANKS; rank++) {
-        const struct host_peer *peer = rank < cuda->host.nlocal ? &cuda->host.peers[cuda->host.first + rank] : NULL;
+        const struct ep_group_peer *peer =
+            rank < cuda->group.nlocal ? &cuda->group.peers[cuda->group.first + rank] : NULL;
 
         estate->process[rank] = peer ? peer->process : (struct ep_process){.pidfd = -1};
         if (peer && peer->process.pidfd >= 0)
@@ -165,7 +166,7 @@ void cuda_leave_memory(struct cuda_comm *cuda)
     estate->device = cuda->device;
     note_processes(cuda, estate);
     /* Attached to once more, so that it stays when the communicator goes. */
-    if (ep_shm_attach(&cuda->host.control->slot[CUDA_BOARD_SLOT].name, NULL, &estate->shm) != EP_OK) {
+    if (ep_shm_attach(&cuda->group.control->slot[CUDA_BOARD_SLOT].name, NULL, &estate->shm) != EP_OK) {
         free_estate(estate);
         return;
     }

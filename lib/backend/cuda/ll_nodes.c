@@ -64,7 +64,7 @@ struct cuda_ll_net {
 
 static bool is_far(const struct cuda_ll_net *net, int rank)
 {
-    return rank < net->cuda->host.first || rank >= cuda_end_of_node(net->cuda);
+    return rank < net->cuda->group.first || rank >= cuda_end_of_node(net->cuda);
 }
 
 static struct cuda_ll_segment *segment_of(const struct pinned *pinned)
@@ -108,8 +108,8 @@ static ep_status receive_line(struct cuda_ll_net *net, int source, bool *ret_mov
 
     for (int i = 0; i < MESSAGES_AT_ONCE && (message = ep_stream_peek(net->streams, source, 0, &bytes)); i++) {
         if (!ll_wire_take(&net->wire, net->landing.base, source, message, bytes, finished))
-            return host_raise_damage(&net->cuda->host, source, HOST_LL_RECV, "the length of a low-latency message",
-                                     (int64_t)bytes);
+            return ep_group_fail_damaged(&net->cuda->group, source, EP_GROUP_LL_RECV,
+                                         "the length of a low-latency message", (int64_t)bytes);
         ep_stream_pop(net->streams, source, 0);
         net->lines[source].quiet_ns = 0;
         *ret_moved = true;
@@ -122,12 +122,12 @@ static ep_status receive_line(struct cuda_ll_net *net, int source, bool *ret_mov
 /* It has died or left, or its connection was cut. */
 static bool is_gone(struct cuda_ll_net *net, int rank)
 {
-    struct host_comm *host = &net->cuda->host;
-    const struct host_control *control = host_control_of(host, rank);
+    struct ep_group *group = &net->cuda->group;
+    const struct ep_group_control *control = ep_group_control_of(group, rank);
 
-    host_net_note_lost(host, ep_streams_get_net(net->streams), rank);
-    return host_peer_dead(host, rank) ||
-           (control ? atomic_load(&control->left) : host->remote && atomic_load(&host->remote[rank].left));
+    ep_group_net_note_lost(group, ep_streams_get_net(net->streams), rank);
+    return ep_group_peer_dead(group, rank) ||
+           (control ? atomic_load(&control->left) : group->remote && atomic_load(&group->remote[rank].left));
 }
 
 /* What a rank has sent is put into the landing segment before it is lost: whether that is enough the kernels know. */
@@ -155,12 +155,12 @@ static void look_for_lost(struct cuda_ll_net *net)
 /* One turn of everything. */
 static ep_status turn(struct cuda_ll_net *net, bool *ret_moved)
 {
-    struct host_comm *host = &net->cuda->host;
+    struct ep_group *group = &net->cuda->group;
     ep_status status = ep_streams_progress(net->streams, ret_moved);
     int broken = ep_streams_broken_peer(net->streams);
 
     if (status != EP_OK)
-        return host_raise_own(host, status, broken < 0 ? net->me : broken, HOST_LL_RECV);
+        return ep_group_set_own_failure(group, status, broken < 0 ? net->me : broken, EP_GROUP_LL_RECV);
     net->unsent = false;
     for (int rank = 0; rank < net->nranks; rank++) {
         if (!is_far(net, rank))
@@ -386,14 +386,14 @@ static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
 
 ep_status cuda_ll_net_open(struct cuda_ll_net *net)
 {
-    struct host_comm *host = &net->cuda->host;
-    ep_boot boot = host_boot(host->comm);
+    struct ep_group *group = &net->cuda->group;
+    ep_boot boot = ep_group_boot(group->comm);
     struct ep_net_provider provider;
     struct ep_net_params params;
     int error;
 
     net->wire = describe(net->device, net->me, net->nranks);
-    host_net_describe_ranks(host, &boot, &provider, &params);
+    ep_group_net_describe_ranks(group, &boot, &provider, &params);
     params.wake = NULL;
     EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->streams));
     error = ep_thread_start(&net->thread, NULL, proxy_main, net);
@@ -408,8 +408,8 @@ void cuda_ll_net_stop(struct cuda_ll_net *net)
     if (!net || !net->started)
         return;
     pthread_mutex_lock(&net->lock);
-    net->limit_ns = ep_deadline_ns(net->cuda->host.comm->config.timeout_ms);
-    if (atomic_load(&net->cuda->host.comm->failed))
+    net->limit_ns = ep_deadline_ns(net->cuda->group.comm->config.timeout_ms);
+    if (atomic_load(&net->cuda->group.comm->failed))
         net->limit_ns = 0;
     net->stop = true;
     pthread_cond_signal(&net->changed);
@@ -445,7 +445,7 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
     for (int rank = 0; net->streams && rank < net->nranks; rank++)
         used[rank] = is_far(net, rank) && ep_streams_get_net(net->streams)->ops->keeps_sources &&
                      !ep_streams_flushed_to(net->streams, rank);
-    if (atomic_load(&net->cuda->host.comm->failed))
+    if (atomic_load(&net->cuda->group.comm->failed))
         ep_streams_abandon(net->streams);
     ep_streams_free(net->streams);
     unpin(&net->landing, false);

@@ -176,21 +176,21 @@ static ep_status open_own(const ep_ll *ll, struct inner *inner)
 }
 
 /* Behind the first meeting nobody writes into the segment any more, and behind the second one somebody may. */
-static ep_status clear_and_reach(struct inner *inner, const struct host_where *all)
+static ep_status clear_and_reach(struct inner *inner, const struct ep_group_address *all)
 {
     struct cuda_comm *cuda = inner->cuda;
     struct cuda_waits *waits = &inner->device.waits;
 
     CUDA_TRY(cudaMemsetAsync(inner->place->memory, 0, (size_t)inner->device.slots_at, cuda->own));
     CUDA_TRY(cudaStreamSynchronize(cuda->own));
-    cuda_fill_waits(cuda, HOST_LL_SEND, HOST_LL_RECV, waits);
+    cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
     /* All ranks are numbered in the group here. */
-    waits->rank = cuda->host.comm->rank;
-    waits->nranks = cuda->host.comm->nranks;
+    waits->rank = cuda->group.comm->rank;
+    waits->nranks = cuda->group.comm->nranks;
     waits->first = 0;
-    inner->device.first = cuda->host.first;
-    inner->device.n_near = cuda->host.nlocal;
-    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
+    inner->device.first = cuda->group.first;
+    inner->device.n_near = cuda->group.nlocal;
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         void *segment;
 
         EP_TRY(cuda_map(cuda, rank, &all[rank], inner->bytes, &segment));
@@ -214,7 +214,7 @@ static void free_inner(struct inner *inner)
 
 ep_status cuda_ll_open(ep_ll *ll)
 {
-    struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS] = {{.slot = HOST_NOWHERE}};
+    struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
     struct cuda_comm *cuda = cuda_of(ll->comm);
     struct inner *inner = calloc(1, sizeof(*inner));
     struct cuda_scope scope;
@@ -233,15 +233,15 @@ ep_status cuda_ll_open(ep_ll *ll)
     status = open_own(ll, inner);
     if (status == EP_OK && !cuda_find(cuda, inner->place->memory, 1, &where))
         status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not where it was");
-    status = host_ll_exchange(ll, status, &where, all);
+    status = ep_group_ll_exchange(ll, status, &where, all);
     if (status == EP_OK && inner->place) /* which no rank is without when all have met without a failure */
         status = clear_and_reach(inner, all);
     if (cuda_crosses_nodes(cuda)) {
-        status = host_agree_within(ll->comm, "ep_ll_new", status);
+        status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
         if (status == EP_OK)
             status = cuda_ll_net_open(inner->net);
     }
-    status = host_agree_within(ll->comm, "ep_ll_new", status);
+    status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
     if (status == EP_OK)
         ll->impl = inner;
     else
@@ -327,7 +327,7 @@ static ep_status run(const ep_ll *ll, int phases)
 {
     struct inner *inner = ll->impl;
     struct cuda_comm *cuda = inner->cuda;
-    enum host_phase phase = inner->in_dispatch ? HOST_LL_RECV : HOST_LL_COMBINE;
+    enum ep_group_phase phase = inner->in_dispatch ? EP_GROUP_LL_RECV : EP_GROUP_LL_COMBINE;
 
     EP_TRY(launch(inner, phases));
     inner->open = !(phases & CUDA_LL_RECEIVE);
@@ -433,7 +433,7 @@ static ep_status begin_call(const struct inner *inner, ep_stream stream, struct 
     if (!inner->net || !ret_call->capture)
         return EP_OK;
     return cuda_call_end(
-        ret_call, cuda_need_one_node(inner->cuda->host.comm, "capture of a stream", "low latency in CUDA graphs"),
+        ret_call, cuda_need_one_node(inner->cuda->group.comm, "capture of a stream", "low latency in CUDA graphs"),
         false);
 }
 
@@ -504,8 +504,8 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     device->max_tokens = answers->max_tokens;
     device->sum_once = args->flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
     device->parts = parts_of(device->sum_once ? rows * ll->config.topk : rows, ll->config.hidden);
-    device->waits.ready_phase = HOST_LL_OFFER;
-    device->waits.done_phase = HOST_LL_COMBINE;
+    device->waits.ready_phase = EP_GROUP_LL_OFFER;
+    device->waits.done_phase = EP_GROUP_LL_COMBINE;
     status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
     if (status == EP_OK)
         inner->handed_out = false;
@@ -570,7 +570,7 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
     ep_status status;
 
     EP_TRY(begin_call(inner, stream, &call));
-    device.waits.ready_phase = device.waits.done_phase = HOST_LL_BARRIER;
+    device.waits.ready_phase = device.waits.done_phase = EP_GROUP_LL_BARRIER;
     device.launch = cuda_ll_net_next(inner->net);
     status = cuda_status(cuda_launch_ll_barrier(&device, call.stream), "barrier kernel");
     if (status == EP_OK)

@@ -33,9 +33,9 @@ static ep_status map_slot(struct cuda_comm *cuda, int rank, const struct cuda_sl
 
     if (mapping->generation == generation)
         return EP_OK;
-    host_read_shared(&base, &slot->base, sizeof(base));
-    host_read_shared(&bytes, &slot->bytes, sizeof(bytes));
-    host_read_shared(&handle, &slot->handle, sizeof(handle));
+    ep_group_read_shared(&base, &slot->base, sizeof(base));
+    ep_group_read_shared(&bytes, &slot->bytes, sizeof(bytes));
+    ep_group_read_shared(&handle, &slot->handle, sizeof(handle));
     unmap(peer, mapping);
     if (!peer->same_process)
         status =
@@ -60,7 +60,7 @@ ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
  */
 static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)
 {
-    size_t at = (size_t)(rank - cuda->host.first) * CUDA_SLOTS + (size_t)slot;
+    size_t at = (size_t)(rank - cuda->group.first) * CUDA_SLOTS + (size_t)slot;
     struct cuda_place *place = &cuda->host_places[at];
 
     /* A place whose generation is right is complete: the generation comes last, and goes first. */
@@ -91,7 +91,7 @@ static ep_status map_peer_slot(struct cuda_comm *cuda, int rank, int slot, uint3
 /* A rank that has gone needs no mapping: who waits for it hears that it is lost. */
 static bool is_gone(const struct cuda_comm *cuda, int rank)
 {
-    return atomic_load(&host_control_of(&cuda->host, rank)->left) || host_peer_dead(&cuda->host, rank);
+    return atomic_load(&ep_group_control_of(&cuda->group, rank)->left) || ep_group_peer_dead(&cuda->group, rank);
 }
 
 static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocations)
@@ -108,7 +108,7 @@ static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocatio
         EP_TRY(status);
     }
     peer->allocations_seen = allocations;
-    atomic_store_explicit(&cuda->board->mapped[rank - cuda->host.first], allocations, memory_order_release);
+    atomic_store_explicit(&cuda->board->mapped[rank - cuda->group.first], allocations, memory_order_release);
     return EP_OK;
 }
 
@@ -116,11 +116,11 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
 {
     ep_status status = EP_OK;
 
-    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda) && status == EP_OK; rank++) {
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda) && status == EP_OK; rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         uint32_t allocations = atomic_load_explicit(&peer->board->allocations, memory_order_acquire);
 
-        if (rank == cuda->host.comm->rank || __atomic_load_n(&peer->allocations_seen, __ATOMIC_RELAXED) == allocations)
+        if (rank == cuda->group.comm->rank || __atomic_load_n(&peer->allocations_seen, __ATOMIC_RELAXED) == allocations)
             continue;
         pthread_mutex_lock(&cuda->map_lock);
         status = map_new_of(cuda, rank, allocations);
@@ -130,20 +130,20 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
 }
 
 /* Has come to the call of that number: what it needs for it is allocated. */
-static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number, enum host_phase phase)
+static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number, enum ep_group_phase phase)
 {
     const struct cuda_board *board = cuda->peers[rank].board;
-    struct host_pause pause;
+    struct ep_group_wait pause;
 
-    host_pause_begin(&pause, &cuda->host, phase);
+    ep_group_wait_begin(&pause, &cuda->group, phase);
     for (;;) {
-        uint32_t seen = host_doorbell(&cuda->host);
+        uint32_t seen = ep_group_doorbell(&cuda->group);
 
         if (atomic_load_explicit(&board->called, memory_order_acquire) >= number)
             break;
-        EP_TRY(host_pause(&pause, seen, rank));
+        EP_TRY(ep_group_wait(&pause, seen, rank));
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     return EP_OK;
 }
 
@@ -151,27 +151,27 @@ static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number
 static uint64_t rows_of(const ep_plan *plan, int rank)
 {
     return (uint64_t)(cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens
-                                                : ((const struct host_plan *)plan->impl)->rows_on[rank]);
+                                                : ((const struct ep_group_plan *)plan->impl)->rows_on[rank]);
 }
 
-ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[HOST_AT_COUNT],
-                           enum host_phase phase)
+ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
+                           enum ep_group_phase phase)
 {
     uint64_t number = ++cuda->called;
     bool news = false;
 
     atomic_store_explicit(&cuda->board->called, number, memory_order_release);
-    for (int i = 0; i < cuda->host.nlocal * HOST_AT_COUNT; i++) {
-        int rank = cuda->host.first + i / HOST_AT_COUNT, which = i % HOST_AT_COUNT;
+    for (int i = 0; i < cuda->group.nlocal * EP_GROUP_AT_COUNT; i++) {
+        int rank = cuda->group.first + i / EP_GROUP_AT_COUNT, which = i % EP_GROUP_AT_COUNT;
         uint64_t needed = rows_of(plan, rank) * row_bytes[which], there;
         struct cuda_peer *peer = &cuda->peers[rank];
 
-        if (rank == cuda->host.comm->rank || needed <= peer->stage_bytes[which])
+        if (rank == cuda->group.comm->rank || needed <= peer->stage_bytes[which])
             continue;
         there = atomic_load_explicit(&peer->board->stage_bytes[which], memory_order_acquire);
         if (there < needed) {
             /* It may be waiting for this rank. */
-            host_ring_rank(&cuda->host, rank);
+            ep_group_ring_rank(&cuda->group, rank);
             EP_TRY(wait_for_call(cuda, rank, number, phase));
             there = needed;
         }
@@ -183,11 +183,11 @@ ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
 
 static bool is_mapped_by_all(const struct cuda_comm *cuda, uint32_t announced)
 {
-    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         const struct cuda_board *board = cuda->peers[rank].board;
 
-        if (rank != cuda->host.comm->rank &&
-            (int32_t)(atomic_load_explicit(&board->mapped[cuda->host.local], memory_order_acquire) - announced) < 0)
+        if (rank != cuda->group.comm->rank &&
+            (int32_t)(atomic_load_explicit(&board->mapped[cuda->group.local], memory_order_acquire) - announced) < 0)
             return false;
     }
     return true;
@@ -215,7 +215,7 @@ ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], boo
     return EP_OK;
 }
 
-static ep_status fail_place(int rank, const struct host_where *where, size_t bytes)
+static ep_status fail_place(int rank, const struct ep_group_address *where, size_t bytes)
 {
     return ep_fail(EP_E_MISMATCH,
                    "what rank %d has published is damaged: %zu bytes at offset %llu of allocation %u, generation %u",
@@ -223,12 +223,12 @@ static ep_status fail_place(int rank, const struct host_where *where, size_t byt
 }
 
 /* Where the allocation is here. */
-static ep_status find_mapping(struct cuda_comm *cuda, int rank, const struct host_where *place,
+static ep_status find_mapping(struct cuda_comm *cuda, int rank, const struct ep_group_address *place,
                               struct cuda_mapping *ret_mapping)
 {
     ep_status status;
 
-    if (rank == cuda->host.comm->rank) {
+    if (rank == cuda->group.comm->rank) {
         pthread_mutex_lock(&cuda->memory_lock);
         *ret_mapping = (struct cuda_mapping){.base = cuda->allocations[place->slot].base,
                                              .bytes = cuda->allocations[place->slot].bytes};
@@ -242,16 +242,17 @@ static ep_status find_mapping(struct cuda_comm *cuda, int rank, const struct hos
     return status;
 }
 
-ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, size_t bytes, void **ret_address)
+ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *where, size_t bytes,
+                   void **ret_address)
 {
     struct cuda_mapping mapping;
-    struct host_where place;
+    struct ep_group_address place;
 
-    host_read_shared(&place, where, sizeof(place));
+    ep_group_read_shared(&place, where, sizeof(place));
     *ret_address = NULL;
     if (!bytes)
         return EP_OK;
-    if (rank < cuda->host.first || rank >= cuda_end_of_node(cuda))
+    if (rank < cuda->group.first || rank >= cuda_end_of_node(cuda))
         return ep_fail(EP_E_UNSUPPORTED, "rank %d is of another node: its memory cannot be mapped", rank);
     if (place.slot >= CUDA_SLOTS || !place.generation)
         return fail_place(rank, &place, bytes);
@@ -267,7 +268,7 @@ void cuda_unmap_freed(struct cuda_comm *cuda)
     const struct cuda_mapping none = {.base = NULL};
 
     pthread_mutex_lock(&cuda->map_lock);
-    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         uint32_t frees = atomic_load_explicit(&peer->board->frees, memory_order_acquire);
 
@@ -287,7 +288,7 @@ void cuda_unmap_freed(struct cuda_comm *cuda)
 
 void cuda_unmap_all(struct cuda_comm *cuda)
 {
-    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++) {
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
 
         for (int slot = 0; slot < CUDA_SLOTS; slot++)

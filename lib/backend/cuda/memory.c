@@ -111,22 +111,22 @@ static bool has_symmetric_memory(struct cuda_comm *cuda)
 void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args)
 {
     size_t tokens = args->n_tokens > RESERVE_TOKENS ? (size_t)args->n_tokens : RESERVE_TOKENS;
-    size_t copies = args->flags & EP_PLAN_EXPANDED ? (size_t)args->topk : (size_t)cuda->host.comm->nranks;
+    size_t copies = args->flags & EP_PLAN_EXPANDED ? (size_t)args->topk : (size_t)cuda->group.comm->nranks;
     size_t rows = args->max_recv_tokens > 0 ? (size_t)args->max_recv_tokens : tokens * copies,
            topk = (size_t)args->topk;
-    size_t row[HOST_AT_COUNT];
+    size_t row[EP_GROUP_AT_COUNT];
     void *memory;
 
     if (has_symmetric_memory(cuda))
         return;
-    row[HOST_AT_X] = RESERVE_ROW;
-    row[HOST_AT_SCALES] = RESERVE_SCALES;
-    row[HOST_AT_INDEX] = topk * sizeof(int64_t);
-    row[HOST_AT_WEIGHTS] = topk * sizeof(float);
+    row[EP_GROUP_AT_X] = RESERVE_ROW;
+    row[EP_GROUP_AT_SCALES] = RESERVE_SCALES;
+    row[EP_GROUP_AT_INDEX] = topk * sizeof(int64_t);
+    row[EP_GROUP_AT_WEIGHTS] = topk * sizeof(float);
     if (rows > RESERVE_MOST / RESERVE_ROW)
         rows = RESERVE_MOST / RESERVE_ROW;
     /* Without it, or with less than they need, operations allocate themselves. */
-    for (int i = 0; i < HOST_AT_COUNT; i++)
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
         if (row[i])
             (void)cuda_stage(cuda, i, rows * row[i], &memory);
 }
@@ -213,9 +213,9 @@ static ep_status free_memory(struct cuda_comm *cuda, void *memory)
     if (!withdraw(cuda, memory))
         return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
     /* An exported allocation may be freed only when nobody has it mapped. */
-    EP_TRY(host_barrier(cuda->host.comm));
+    EP_TRY(ep_group_barrier(cuda->group.comm));
     cuda_unmap_freed(cuda);
-    EP_TRY(host_barrier(cuda->host.comm));
+    EP_TRY(ep_group_barrier(cuda->group.comm));
     return free_withdrawn(cuda);
 }
 
@@ -231,7 +231,7 @@ ep_status cuda_free(ep_comm *comm, void *memory)
     return status;
 }
 
-bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct host_where *ret_where)
+bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_where)
 {
     uintptr_t at = (uintptr_t)memory;
     bool found = false;
@@ -244,7 +244,7 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
         if (!allocation->base || !allocation->window_bytes || at < window || at - window > allocation->window_bytes ||
             allocation->window_bytes - (at - window) < bytes)
             continue;
-        *ret_where = (struct host_where){
+        *ret_where = (struct ep_group_address){
             .slot = (uint32_t)slot, .generation = allocation->generation, .offset = at - (uintptr_t)allocation->base};
         found = true;
     }
@@ -254,7 +254,7 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
 
 bool cuda_tell_place(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2])
 {
-    struct host_where where;
+    struct ep_group_address where;
 
     if ((uintptr_t)memory % CUDA_TELL_GRAIN || !cuda_find(cuda, memory, bytes, &where) ||
         where.offset / CUDA_TELL_GRAIN > UINT32_MAX)

@@ -11,7 +11,7 @@
 /* [R+1] first tokens, then [L] exact counts, then [R,R] the prefix. */
 static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = inner->device;
     size_t n_local = (size_t)plan->info.n_local_experts, nranks = (size_t)plan->comm->nranks;
     size_t bytes = (nranks + 1) * sizeof(int64_t) + (n_local + nranks * nranks) * sizeof(int32_t);
@@ -115,7 +115,7 @@ static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan
                                 .count_exact = dst->count_exact,
                                 .rank_prefix = dst->rank_prefix};
     EP_TRY(find_facts(cuda, plan, m));
-    cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &m->waits);
+    cuda_fill_waits(cuda, EP_GROUP_DISPATCH_READY, EP_GROUP_DISPATCH_DONE, &m->waits);
     return dst->recv_source || dst->recv_slot ? place_sources(cuda, plan, m) : EP_OK;
 }
 

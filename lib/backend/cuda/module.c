@@ -12,7 +12,8 @@
 
 #define FLUSH_BYTES ((size_t)256 << 20) /* several times the cache */
 
-static_assert(sizeof(struct host_where) <= sizeof(struct ep_cuda_place), "a place holds a struct host_where");
+static_assert(sizeof(struct ep_group_address) <= sizeof(struct ep_cuda_place),
+              "a place holds an struct ep_group_address");
 
 /* --- which GPUs there are ---------------------------------------------------------------------------------------- */
 
@@ -210,7 +211,7 @@ static ep_status repeat_bare(ep_comm *comm, int combine)
 
 static ep_status offer(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_place *ret_place)
 {
-    struct host_where where;
+    struct ep_group_address where;
 
     if (!cuda_find(cuda_of(comm), memory, bytes, &where))
         return ep_fail(EP_E_ARG, "offer: %zu bytes at %p are not in symmetric memory", bytes, memory);
@@ -220,7 +221,7 @@ static ep_status offer(ep_comm *comm, const void *memory, size_t bytes, struct e
 
 static ep_status reach(ep_comm *comm, int rank, const struct ep_cuda_place *place, void **ret_memory)
 {
-    struct host_where where;
+    struct ep_group_address where;
 
     memcpy(&where, place->bytes, sizeof(where));
     ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &where, 1, ret_memory));

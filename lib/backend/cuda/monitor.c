@@ -30,14 +30,14 @@ static bool is_lost(const struct cuda_comm *cuda, int local)
 /* What a rank has sent arrives before it is lost: whether that is enough the kernels know alone. */
 static void look_for_lost(struct cuda_comm *cuda)
 {
-    struct host_comm *host = &cuda->host;
+    struct ep_group *group = &cuda->group;
 
-    for (int local = 0; local < host->nlocal; local++) {
-        int rank = host->first + local;
+    for (int local = 0; local < group->nlocal; local++) {
+        int rank = group->first + local;
 
-        if (rank == host->comm->rank || is_lost(cuda, local))
+        if (rank == group->comm->rank || is_lost(cuda, local))
             continue;
-        if (atomic_load(&host_control_of(host, rank)->left) || host_peer_dead(host, rank))
+        if (atomic_load(&ep_group_control_of(group, rank)->left) || ep_group_peer_dead(group, rank))
             __atomic_fetch_or(&cuda->report->lost, 1u << local, __ATOMIC_RELEASE);
     }
 }
@@ -48,38 +48,38 @@ static void look_for_lost(struct cuda_comm *cuda)
  */
 static ep_status look_for_far_dead(struct cuda_comm *cuda)
 {
-    struct host_comm *host = &cuda->host;
+    struct ep_group *group = &cuda->group;
 
-    for (int rank = 0; rank < host->comm->nranks; rank++) {
-        const struct host_control *control = host_control_of(host, rank);
+    for (int rank = 0; rank < group->comm->nranks; rank++) {
+        const struct ep_group_control *control = ep_group_control_of(group, rank);
 
-        if ((rank >= host->first && rank < cuda_end_of_node(cuda)) || !control || atomic_load(&control->left))
+        if ((rank >= group->first && rank < cuda_end_of_node(cuda)) || !control || atomic_load(&control->left))
             continue;
-        if (host_peer_dead(host, rank))
-            return host_raise(host, EP_E_PEER_DEAD, rank, HOST_IDLE);
+        if (ep_group_peer_dead(group, rank))
+            return ep_group_set_failure(group, EP_E_PEER_DEAD, rank, EP_GROUP_IDLE);
     }
     return EP_OK;
 }
 
 static void look_around(struct cuda_comm *cuda, bool *failed)
 {
-    struct host_comm *host = &cuda->host;
+    struct ep_group *group = &cuda->group;
     ep_status status = cuda_check_reported(cuda);
 
     /* Low latency with masking outlives the failures of others, but no abort. */
     if (status == EP_OK)
-        status = atomic_load(&cuda->masking) ? host_check_abort(host) : host_check(host);
+        status = atomic_load(&cuda->masking) ? ep_group_check_abort(group) : ep_group_check(group);
     if (status == EP_OK && !atomic_load(&cuda->masking))
         status = look_for_far_dead(cuda);
     if (status == EP_OK) {
         status = cuda_map_new(cuda);
         if (status != EP_OK)
-            status = host_raise_own(host, status, host->comm->rank, HOST_IDLE);
+            status = ep_group_set_own_failure(group, status, group->comm->rank, EP_GROUP_IDLE);
     }
     if (status != EP_OK && !*failed) {
         *failed = true;
         cuda_stop_kernels(cuda);
-        ep_comm_record(host->comm, status);
+        ep_comm_record(group->comm, status);
     }
     look_for_lost(cuda);
 }
@@ -90,8 +90,8 @@ static nfds_t list_watched(const struct cuda_comm *cuda, struct pollfd *fds)
     nfds_t n = 0;
 
     fds[n++] = (struct pollfd){.fd = cuda->stop, .events = POLLIN};
-    for (int local = 0; local < cuda->host.nlocal; local++) {
-        int pidfd = cuda->host.peers[cuda->host.first + local].process.pidfd;
+    for (int local = 0; local < cuda->group.nlocal; local++) {
+        int pidfd = cuda->group.peers[cuda->group.first + local].process.pidfd;
 
         if (pidfd >= 0 && !is_lost(cuda, local))
             fds[n++] = (struct pollfd){.fd = pidfd, .events = POLLIN};

@@ -42,7 +42,7 @@ static void *on_device(const struct cuda_lists *lists, const void *pointer)
 /* Returns its bytes. */
 static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     size_t nnodes = (size_t)plan->comm->nnodes, topk = (size_t)plan->args.topk, own = 0, rails = 0, at = 0;
     size_t word = sizeof(int32_t), n = (size_t)inner->n_tokens, width = (size_t)cuda_plan_of(plan)->route.width;
 
@@ -66,7 +66,8 @@ static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
 /* Rows that a token of this rank has on `node`. */
 static int rows_there(const ep_plan *plan, int token, int node)
 {
-    const int32_t *index = ((const struct host_plan *)plan->impl)->own.index + (size_t)token * (size_t)plan->args.topk;
+    const int32_t *index =
+        ((const struct ep_group_plan *)plan->impl)->own.index + (size_t)token * (size_t)plan->args.topk;
     int per_rank = plan->info.n_local_experts, per_node = plan->comm->ranks_per_node, n = 0;
     uint64_t ranks = 0;
 
@@ -89,7 +90,7 @@ static int units_of(const ep_plan *plan, int rows)
 
 static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     int n = 0, width = cuda_far_width(plan);
 
     memset(l->far_count, 0, (size_t)inner->n_tokens * sizeof(int32_t));
@@ -112,19 +113,19 @@ static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_li
 
 static void fill_rails(const ep_plan *plan, const struct layout *l)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width;
     int n = 0;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
-        const struct host_route *route = &inner->rail[node];
+        const struct ep_group_route *route = &inner->rail[node];
 
         l->rail[node] = (struct cuda_rail){n, route->n_tokens};
         l->rail_units[n + node] = 0;
         if (route->n_tokens)
             memcpy(l->index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
         for (int i = 0; i < route->n_tokens; i++, n++) {
-            const struct host_entry *from = route->entry + route->start[i];
+            const struct ep_group_entry *from = route->entry + route->start[i];
 
             l->count[n] = route->start[i + 1] - route->start[i];
             l->rail_units[n + node + 1] = l->rail_units[n + node] + units_of(plan, l->count[n]);
@@ -137,7 +138,7 @@ static void fill_rails(const ep_plan *plan, const struct layout *l)
 
 static void point_to(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
 
     lists->net = (struct cuda_list_side){.rail = l->net,
                                          .rail_device = on_device(lists, l->net),
@@ -177,7 +178,7 @@ static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
 /* Positions in the lists are 32 bits wide, and a token's sum takes two units at most. */
 static ep_status check_sizes(const ep_plan *plan)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     int64_t own = 0, rails = 0, entries = 0;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
@@ -270,7 +271,7 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
     const struct cuda_lists *lists = lists_of(plan);
     size_t token_bytes = (size_t)own->row_bytes + ((size_t)own->scale_words + (size_t)weight_words) * 4;
     struct cuda_hop_args args = {.call = "ep_dispatch",
-                                 .phase = HOST_DISPATCH_MOVE,
+                                 .phase = EP_GROUP_DISPATCH_MOVE,
                                  .captured = call->capture != 0,
                                  .tell = own->terms.tell,
                                  .out = cuda_hop_side_of(&lists->net),
@@ -319,10 +320,10 @@ ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const 
     struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     int weight_words = own->out_weights ? plan->args.topk : 0;
-    size_t units = cuda->host.comm->config.partial_type == EP_BF16 ? 1 : 2;
+    size_t units = cuda->group.comm->config.partial_type == EP_BF16 ? 1 : 2;
     size_t token_bytes = units * (size_t)own->row_bytes + (size_t)weight_words * 4;
     struct cuda_hop_args args = {.call = "ep_combine",
-                                 .phase = HOST_COMBINE_MOVE,
+                                 .phase = EP_GROUP_COMBINE_MOVE,
                                  .captured = call->capture != 0,
                                  .tell = own->terms.tell,
                                  .out = cuda_hop_side_of(&lists->rails),
@@ -354,11 +355,11 @@ ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const 
 ep_status cuda_nodes_barrier(const struct cuda_call *call)
 {
     struct cuda_comm *cuda = call->cuda;
-    const ep_comm *comm = cuda->host.comm;
-    const uint32_t tell[CUDA_TELL_COMPARED] = {[CUDA_TELL_PHASE] = HOST_BARRIER};
+    const ep_comm *comm = cuda->group.comm;
+    const uint32_t tell[CUDA_TELL_COMPARED] = {[CUDA_TELL_PHASE] = EP_GROUP_BARRIER};
     struct cuda_rail rail[EP_MAX_RANKS];
     struct cuda_hop_args args = {.call = "ep_barrier_on",
-                                 .phase = HOST_BARRIER,
+                                 .phase = EP_GROUP_BARRIER,
                                  .captured = call->capture != 0,
                                  .tell = tell,
                                  .slot_bytes = 16,
@@ -370,7 +371,7 @@ ep_status cuda_nodes_barrier(const struct cuda_call *call)
     for (int node = 0; node < comm->nnodes; node++)
         rail[node] = (struct cuda_rail){.first = node, .n = node != comm->node};
     args.in = args.out;
-    cuda_fill_waits(cuda, HOST_BARRIER, HOST_BARRIER, &barrier.waits);
+    cuda_fill_waits(cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &barrier.waits);
     EP_TRY(cuda_hop_prepare(cuda, &args, &barrier.op, &barrier.chunks, &in, &hop));
     return end_launch(cuda, hop, cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
 }

@@ -19,7 +19,7 @@
 namespace
 {
 
-/* Indices of the buffers of a target: as HOST_AT_X ... */
+/* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
 enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
 
 /* The next unit of work, for the whole block. */

@@ -107,13 +107,13 @@ static size_t verdict_words(const ep_plan *plan)
 /* Tokens for which there is room in the lists. */
 static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
 {
-    const struct host_comm *host = host_of(plan->comm);
-    const int32_t *most = host_plan_of(plan)->max_tokens;
+    const struct ep_group *group = ep_group_of(plan->comm);
+    const int32_t *most = ep_group_plan_of(plan)->max_tokens;
     int64_t net = (int64_t)most_tokens(plan) * cuda_far_width(plan), rails = 0;
     int32_t rail_most = 0;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
-        int rank = host_rail(host, node);
+        int rank = ep_group_rail(group, node);
 
         if (node == plan->comm->node)
             continue;
@@ -193,7 +193,7 @@ static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
     const ep_comm *comm = plan->comm;
 
     u->words = (struct cuda_chunks){
-        .nnodes = comm->nnodes, .node = comm->node, .most = 1, .tokens = 1, .phase = HOST_PLAN_COUNTS};
+        .nnodes = comm->nnodes, .node = comm->node, .most = 1, .tokens = 1, .phase = EP_GROUP_PLAN_COUNTS};
     u->idx64 = route->wide;
     u->expanded = route->expanded;
     u->bf16_sums = comm->config.partial_type == EP_BF16;
@@ -205,14 +205,14 @@ static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
     u->alignment = plan->args.expert_alignment;
     u->capacity = (int32_t)(plan->args.max_recv_tokens < INT32_MAX ? plan->args.max_recv_tokens : INT32_MAX);
     u->terms = (struct cuda_terms){.kind = CUDA_DISPATCH};
-    u->terms.tell[CUDA_TELL_PHASE] = HOST_PLAN_COUNTS;
-    u->terms.tell[CUDA_TELL_PLAN] = (uint32_t)host_plan_of(plan)->number;
+    u->terms.tell[CUDA_TELL_PHASE] = EP_GROUP_PLAN_COUNTS;
+    u->terms.tell[CUDA_TELL_PLAN] = (uint32_t)ep_group_plan_of(plan)->number;
 }
 
 static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *lists)
 {
     struct cuda_net_update *update = lists->update;
-    struct cuda_nodes_update *u = &update->u, host;
+    struct cuda_nodes_update *u = &update->u, group;
     int nnodes = plan->comm->nnodes;
 
     EP_TRY(size_lists(plan, update));
@@ -225,17 +225,17 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, struct
     EP_TRY(cuda_take(cuda, lay_out(plan, NULL, update, u), &lists->block));
     lay_out(plan, lists->block.memory, update, u);
     lay_out_facts(plan, update->facts->device, update, u);
-    lay_out_facts(plan, update->facts->memory, update, &host);
+    lay_out_facts(plan, update->facts->memory, update, &group);
     describe(plan, u);
-    lists->net = (struct cuda_list_side){.rail = host.net_pinned,
+    lists->net = (struct cuda_list_side){.rail = group.net_pinned,
                                          .rail_device = u->net,
-                                         .units = host.net_units_pinned,
+                                         .units = group.net_units_pinned,
                                          .units_device = u->net_units,
                                          .room = update->net_room,
                                          .most = update->net_most};
-    lists->rails = (struct cuda_list_side){.rail = host.rail_pinned,
+    lists->rails = (struct cuda_list_side){.rail = group.rail_pinned,
                                            .rail_device = u->rail,
-                                           .units = host.rail_units_pinned,
+                                           .units = group.rail_units_pinned,
                                            .units_device = u->rail_units,
                                            .room = u->rail_room,
                                            .most = u->rail_most};
@@ -282,11 +282,11 @@ static ep_status change_lists(const struct cuda_call *call, ep_plan *plan)
     if (cuda_plan_of(plan)->in_graph)
         return ep_fail(EP_E_STATE, "ep_plan_update: between nodes operations of the plan were captured into a graph "
                                    "before its first update, and the graph would not follow: update it once before");
-    if (call->capture && !host_plan_of(plan)->complete)
+    if (call->capture && !ep_group_plan_of(plan)->complete)
         return ep_fail(EP_E_STATE, "ep_plan_update: the stream is being captured: use the plan once before");
-    status = host_plan_complete(&cuda->host, plan);
+    status = ep_group_plan_complete(&cuda->group, plan);
     /* A plan that all ranks refuse is to become of use. */
-    if (status != EP_OK && !host_plan_is_refused(plan))
+    if (status != EP_OK && !ep_group_plan_is_refused(plan))
         return status;
     lists = calloc(1, sizeof(*lists));
     if (!lists)
@@ -315,7 +315,7 @@ static ep_status prepare_words(const struct cuda_call *call, const struct cuda_n
                                struct cuda_net_op *ret_op, struct hops *hops)
 {
     struct cuda_hop_args args = {.call = "ep_plan_update",
-                                 .phase = HOST_PLAN_COUNTS,
+                                 .phase = EP_GROUP_PLAN_COUNTS,
                                  .captured = call->capture != 0,
                                  .tell = update->u.terms.tell,
                                  .slot_bytes = (bytes + 15) / 16 * 16,
@@ -335,7 +335,7 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
     struct cuda_nodes_update *u = &lists->update->u;
     size_t token_bytes = (size_t)plan->args.topk * sizeof(int32_t);
     struct cuda_hop_args args = {.call = "ep_plan_update",
-                                 .phase = HOST_PLAN_ROUTES,
+                                 .phase = EP_GROUP_PLAN_ROUTES,
                                  .captured = call->capture != 0,
                                  .tell = u->terms.tell,
                                  .slot_bytes = (CUDA_CHUNK_TOKENS * token_bytes + 63) / 64 * 64,
@@ -388,7 +388,7 @@ static ep_status update(const struct cuda_call *call, ep_plan *plan, const ep_pl
     if (!device->fixed)
         EP_TRY(change_lists(call, plan));
     u = &device->lists->update->u;
-    cuda_fill_waits(call->cuda, HOST_PLAN_COUNTS, HOST_PLAN_COUNTS, &u->waits);
+    cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
     u->topk_idx = plan->from_mask ? NULL : args->topk_idx;
     u->mask = args->token_in_rank;
     u->mask_experts = args->tokens_per_expert;

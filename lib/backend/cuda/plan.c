@@ -24,7 +24,7 @@ static bool is_made_on_host(const ep_plan *plan)
 /* Memory of a route: entries, counts, indices, and rows of the counting blocks. */
 static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_block_rows)
 {
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     size_t n = (size_t)plan->args.n_tokens, topk = (size_t)plan->args.topk, nranks = (size_t)plan->comm->nranks;
     size_t nlocal = (size_t)plan->comm->ranks_per_node, width = expanded || topk < nlocal ? topk : nlocal;
@@ -65,7 +65,7 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
 
 static void free_route(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = inner ? inner->device : NULL;
 
     if (!device)
@@ -157,7 +157,7 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args
 {
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
     struct cuda_count c = {
         .topk_idx = routing,
@@ -197,13 +197,13 @@ static ep_status place_if_complete(struct cuda_comm *cuda, ep_plan *plan)
 {
     ep_status status;
 
-    if (!((struct host_plan *)plan->impl)->complete)
+    if (!((struct ep_group_plan *)plan->impl)->complete)
         return EP_OK;
     status = place_route(cuda, plan);
     if (status == EP_OK)
         return EP_OK;
     free_route(cuda, plan);
-    host_plan_close(plan);
+    ep_group_plan_close(plan);
     return status;
 }
 
@@ -222,12 +222,12 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
 {
     struct cuda_block copy = {.memory = NULL};
     struct cuda_plan *device;
-    struct host_plan *inner;
+    struct ep_group_plan *inner;
     const void *routing;
     int32_t *block_rows;
     ep_status status;
 
-    EP_TRY(host_plan_prepare(plan));
+    EP_TRY(ep_group_plan_prepare(plan));
     inner = plan->impl;
     free(inner->index);
     inner->index = NULL;
@@ -239,11 +239,11 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     cuda_give(cuda, &copy);
     if (status != EP_OK) {
         free_route(cuda, plan);
-        host_plan_discard(plan);
+        ep_group_plan_discard(plan);
         return status;
     }
     device = inner->device;
-    status = host_plan_publish(plan);
+    status = ep_group_plan_publish(plan);
     if (status == EP_OK)
         return place_if_complete(cuda, plan);
     cuda_give(cuda, &device->block);
@@ -289,7 +289,7 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
     }
     mine.stream = NULL; /* the copy is complete */
     if (status == EP_OK)
-        status = host_plan_open(plan, &mine);
+        status = ep_group_plan_open(plan, &mine);
     free(copy);
     free(counts);
     if (status != EP_OK)
@@ -297,7 +297,7 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
     status = new_route(cuda, plan, &block_rows);
     if (status == EP_OK)
         return place_if_complete(cuda, plan);
-    host_plan_close(plan);
+    ep_group_plan_close(plan);
     return status;
 }
 
@@ -348,13 +348,13 @@ void cuda_plan_close(ep_plan *plan)
             free_route(cuda, plan);
         cuda_leave_uncaptured(&scope);
     }
-    host_plan_close(plan);
+    ep_group_plan_close(plan);
 }
 
 /* The routes that the host has made, in the form of the kernels. */
 static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
 {
-    const struct host_route *own = &((struct host_plan *)plan->impl)->own;
+    const struct ep_group_route *own = &((struct ep_group_plan *)plan->impl)->own;
     struct cuda_route *route = &cuda_plan_of(plan)->route;
     size_t n = (size_t)own->n_tokens, width = (size_t)route->width, topk = (size_t)route->topk;
     struct cuda_entry *entries = calloc(n * width + 1, sizeof(*entries));
@@ -368,7 +368,7 @@ static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
     for (size_t t = 0; t < n; t++) {
         counts[t] = own->start[t + 1] - own->start[t];
         for (int32_t i = 0; i < counts[t]; i++) {
-            const struct host_entry *from = &own->entry[own->start[t] + i];
+            const struct ep_group_entry *from = &own->entry[own->start[t] + i];
 
             entries[t * width + (size_t)i] = (struct cuda_entry){.row = from->row, .local = from->local, .k = from->k};
         }
@@ -394,12 +394,12 @@ free_all:
 
 static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     struct cuda_counts counts = {.base = {0}};
 
-    for (int local = 0; local < cuda->host.nlocal; local++) {
-        int rank = cuda->host.first + local;
+    for (int local = 0; local < cuda->group.nlocal; local++) {
+        int rank = cuda->group.first + local;
 
         counts.base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
         counts.rows_on[local] = inner->rows_on[rank];
@@ -414,7 +414,7 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 
 static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     const struct cuda_plan *device = inner->device;
     size_t n_local = (size_t)plan->info.n_local_experts;
     int32_t start[EP_MAX_EXPERTS + 1];
@@ -454,7 +454,7 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
     if (!device->placed && capturing)
         return ep_fail(EP_E_STATE, "the stream is being captured: use the plan once before");
     device->in_graph |= capturing;
-    EP_TRY(host_plan_complete(&cuda->host, plan));
+    EP_TRY(ep_group_plan_complete(&cuda->group, plan));
     if (device->placed)
         return EP_OK;
     /* What all ranks have reserved for it. */

@@ -47,7 +47,7 @@ struct side {
 
 struct cuda_hop {
     struct cuda_ring_op base;
-    enum host_phase phase;
+    enum ep_group_phase phase;
     uint32_t tell[CUDA_TELL_COMPARED];
     struct half half[2]; /* as they were when the hop was prepared */
     size_t slot_bytes;
@@ -156,7 +156,7 @@ static ep_status check_head(const struct cuda_proxy *p, const struct cuda_hop *h
         EP_E_MISMATCH,
         "ranks disagree: rank %d sent %zu bytes, chunk %u of operation %llu between nodes, and rank %d waits "
         "for %zu bytes, chunk %d of operation %llu",
-        rank, bytes, head.chunk, (unsigned long long)head.number, p->cuda->host.comm->rank, sizeof(head) + expected,
+        rank, bytes, head.chunk, (unsigned long long)head.number, p->cuda->group.comm->rank, sizeof(head) + expected,
         chunk, (unsigned long long)hop->number);
 }
 
@@ -165,7 +165,7 @@ static ep_status take_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int nod
 {
     int32_t *next = cursor(p, &hop->in, node, channel);
     bool *shown = &hop->shown[node * p->channels + channel];
-    int rank = host_rail(&p->cuda->host, node);
+    int rank = ep_group_rail(&p->cuda->group, node);
 
     while (*next < hop->in.chunks[node]) {
         int slot = hop->in.first[node] + *next;
@@ -181,7 +181,7 @@ static ep_status take_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int nod
                 break;
             status = check_head(p, hop, rank, head, bytes, *next, hop->in.bytes[slot]);
             if (status != EP_OK)
-                return host_raise_own(&p->cuda->host, status, rank, hop->phase);
+                return ep_group_set_own_failure(&p->cuda->group, status, rank, hop->phase);
             landed->address = (uint64_t)(uintptr_t)(p->region_device +
                                                     ((const unsigned char *)(head + 1) - (unsigned char *)p->region));
             __atomic_store_n(&landed->number, hop->number, __ATOMIC_RELEASE);
@@ -214,7 +214,7 @@ static bool is_missing(const struct cuda_proxy *p, const struct cuda_hop *hop, i
 {
     size_t bytes;
 
-    if (!cuda_has_left(p->cuda, host_rail(&p->cuda->host, node)) || !ep_streams_ended(p->streams, node))
+    if (!cuda_has_left(p->cuda, ep_group_rail(&p->cuda->group, node)) || !ep_streams_ended(p->streams, node))
         return false;
     for (int channel = 0; channel < p->channels; channel++)
         if (*cursor(p, &hop->in, node, channel) < hop->in.chunks[node] &&
@@ -226,12 +226,13 @@ static bool is_missing(const struct cuda_proxy *p, const struct cuda_hop *hop, i
 /* One turn of everything. */
 static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_moved)
 {
-    struct host_comm *host = &p->cuda->host;
+    struct ep_group *group = &p->cuda->group;
     ep_status status = ep_streams_progress(p->streams, ret_moved);
     int broken = ep_streams_broken_peer(p->streams), blocked;
 
     if (status != EP_OK)
-        return host_raise_own(host, status, broken < 0 ? host->comm->rank : host_rail(host, broken), hop->phase);
+        return ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
+                                        hop->phase);
     for (int node = 0; node < p->nnodes; node++) {
         if (node == p->node)
             continue;
@@ -240,12 +241,12 @@ static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_move
             EP_TRY(take_chunks(p, hop, node, channel, ret_moved));
         }
         if (hop->in.left && is_missing(p, hop, node))
-            return host_raise(host, EP_E_PEER_LEFT, host_rail(host, node), hop->phase);
+            return ep_group_set_failure(group, EP_E_PEER_LEFT, ep_group_rail(group, node), hop->phase);
     }
     if (hop->sent)
         return EP_OK;
     blocked = find_blocked(p, hop);
-    __atomic_store_n(&p->words->blocked, blocked < 0 ? -1 : host_rail(host, blocked), __ATOMIC_RELAXED);
+    __atomic_store_n(&p->words->blocked, blocked < 0 ? -1 : ep_group_rail(group, blocked), __ATOMIC_RELAXED);
     if (blocked >= 0)
         return EP_OK;
     hop->sent = *ret_moved = true;
@@ -332,12 +333,12 @@ static void begin_side(const struct cuda_proxy *p, struct side *side)
 
 static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
 {
-    struct host_comm *host = &p->cuda->host;
+    struct ep_group *group = &p->cuda->group;
     ep_status status = measure_changing(p, hop);
     unsigned tries = 0;
 
     if (status != EP_OK) {
-        host_raise_own(host, status, host->comm->rank, hop->phase);
+        ep_group_set_own_failure(group, status, group->comm->rank, hop->phase);
         p->broken = true;
     }
     hop->number = p->ring.number;
@@ -363,14 +364,15 @@ static void run_hop(struct cuda_proxy *p, struct cuda_hop *hop)
 /* What comes for an operation that this rank's device has not begun: peers need not wait for room. */
 static bool progress_idle(struct cuda_proxy *p)
 {
-    struct host_comm *host = &p->cuda->host;
+    struct ep_group *group = &p->cuda->group;
     bool moved = false;
     ep_status status = ep_streams_progress(p->streams, &moved);
     int broken = ep_streams_broken_peer(p->streams);
 
     if (status == EP_OK)
         return moved;
-    host_raise_own(host, status, broken < 0 ? host->comm->rank : host_rail(host, broken), HOST_IDLE);
+    ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
+                             EP_GROUP_IDLE);
     p->broken = true;
     return false;
 }
@@ -378,7 +380,7 @@ static bool progress_idle(struct cuda_proxy *p)
 /* The next operation that the device has posted; NULL: there will be none. */
 static struct cuda_hop *await_hop(struct cuda_proxy *p)
 {
-    struct host_comm *host = &p->cuda->host;
+    struct ep_group *group = &p->cuda->group;
     unsigned tries = 0;
 
     for (;;) {
@@ -387,7 +389,7 @@ static struct cuda_hop *await_hop(struct cuda_proxy *p)
         ep_status status = cuda_op_ring_take(&p->ring, &op);
 
         if (status != EP_OK) {
-            host_raise_own(host, status, host->comm->rank, HOST_IDLE);
+            ep_group_set_own_failure(group, status, group->comm->rank, EP_GROUP_IDLE);
             p->broken = true;
         }
         if (op || state == CUDA_RING_STOPPED)
@@ -617,7 +619,7 @@ static ep_status start_thread(struct cuda_proxy *p)
 
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
 {
-    const ep_comm *comm = cuda->host.comm;
+    const ep_comm *comm = cuda->group.comm;
     bool few = comm->nnodes <= FEW_NODES;
     struct cuda_proxy *p = calloc(1, sizeof(*p));
     struct ep_net_provider provider;
@@ -625,7 +627,7 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     ep_status status = p ? EP_OK : ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
 
     /* What follows is collective: who cannot take part says so before. */
-    status = host_agree(boot, comm->config.timeout_ms, status);
+    status = ep_group_agree(boot, comm->config.timeout_ms, status);
     if (status != EP_OK) {
         free(p);
         return status;
@@ -636,7 +638,7 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     p->node = comm->node;
     p->channels = few ? CHANNELS : 1;
     cuda_op_ring_init(&p->ring);
-    host_net_describe(&cuda->host, &provider, &params);
+    ep_group_net_describe(&cuda->group, &provider, &params);
     params.boot = boot;
     params.channels = p->channels;
     params.wake = NULL;
@@ -653,7 +655,7 @@ void cuda_proxy_stop(struct cuda_comm *cuda)
 
     if (!p || !p->started)
         return;
-    atomic_store(&p->limit_ns, ep_deadline_ns(cuda->host.comm->config.timeout_ms));
+    atomic_store(&p->limit_ns, ep_deadline_ns(cuda->group.comm->config.timeout_ms));
     cuda_op_ring_stop(&p->ring);
     pthread_join(p->thread, NULL);
     p->started = false;
@@ -668,7 +670,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
     cuda_proxy_stop(cuda);
     if (p->region)
         cudaHostUnregister(p->region);
-    if (p->streams && (atomic_load(&cuda->host.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))
+    if (p->streams && (atomic_load(&cuda->group.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))
         ep_streams_abandon(p->streams);
     ep_streams_free(p->streams);
     cuda_kept_free(&p->kept);

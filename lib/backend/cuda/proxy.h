@@ -30,7 +30,7 @@ struct cuda_hop_side {
 
 struct cuda_hop_args {
     const char *call;
-    enum host_phase phase;
+    enum ep_group_phase phase;
     const uint32_t *tell; /* [CUDA_TELL_COMPARED] what has to be the same on all ranks */
     struct cuda_hop_side out, in;
     size_t slot_bytes; /* the largest chunk that goes out */

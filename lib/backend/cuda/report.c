@@ -18,25 +18,26 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int ra
                                          [CUDA_TELL_SCALE_TYPE] = "scale_type",
                                          [CUDA_TELL_SCALE_WORDS] = "scale_words",
                                          [CUDA_TELL_OUTPUTS] = "the set of outputs and flags"};
-    int me = cuda->host.comm->rank;
+    int me = cuda->group.comm->rank;
 
     if (word == CUDA_TELL_PHASE || word >= CUDA_TELL_COMPARED)
         return ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", me,
-                       host_phase_name((enum host_phase)mine), rank, host_phase_name((enum host_phase)theirs));
+                       ep_group_phase_name((enum ep_group_phase)mine), rank,
+                       ep_group_phase_name((enum ep_group_phase)theirs));
     return ep_fail(EP_E_MISMATCH, "ranks disagree: %s is %d on rank %d and %d on rank %d", fields[word], (int)mine, me,
                    (int)theirs, rank);
 }
 
 bool cuda_has_left(const struct cuda_comm *cuda, int rank)
 {
-    const struct host_control *control = host_control_of(&cuda->host, rank);
+    const struct ep_group_control *control = ep_group_control_of(&cuda->group, rank);
 
-    return control ? atomic_load(&control->left) : cuda->host.remote && atomic_load(&cuda->host.remote[rank].left);
+    return control ? atomic_load(&control->left) : cuda->group.remote && atomic_load(&cuda->group.remote[rank].left);
 }
 
-static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum host_phase phase)
+static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
-    return host_raise(&cuda->host, cuda_has_left(cuda, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, phase);
+    return ep_group_set_failure(&cuda->group, cuda_has_left(cuda, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, phase);
 }
 
 /*
@@ -45,84 +46,85 @@ static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum host_phase ph
  */
 static ep_status wait_for_others_report(struct cuda_comm *cuda)
 {
-    uint64_t limit = ep_now_ns() + (uint64_t)cuda->host.comm->config.timeout_ms * 1000000u / GRACE_PART;
+    uint64_t limit = ep_now_ns() + (uint64_t)cuda->group.comm->config.timeout_ms * 1000000u / GRACE_PART;
     struct cuda_nap nap = {.begin_ns = 0};
-    ep_status status = host_check(&cuda->host);
+    ep_status status = ep_group_check(&cuda->group);
 
     while (status == EP_OK && ep_now_ns() < limit) {
         cuda_nap(&nap);
-        status = host_check(&cuda->host);
+        status = ep_group_check(&cuda->group);
     }
     return status;
 }
 
 /* Who did not answer in time may have died or left: of other nodes no kernel is told so. */
-static ep_status raise_late(struct cuda_comm *cuda, int rank, enum host_phase phase)
+static ep_status raise_late(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
-    bool far = rank < cuda->host.first || rank >= cuda_end_of_node(cuda);
+    bool far = rank < cuda->group.first || rank >= cuda_end_of_node(cuda);
 
-    if (far && cuda->host.nlocal > 1 && !atomic_load(&cuda->masking))
+    if (far && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
         EP_TRY(wait_for_others_report(cuda));
-    if (cuda_has_left(cuda, rank) || host_peer_dead(&cuda->host, rank))
+    if (cuda_has_left(cuda, rank) || ep_group_peer_dead(&cuda->group, rank))
         return raise_lost(cuda, rank, phase);
-    return host_raise(&cuda->host, EP_E_TIMEOUT, rank, phase);
+    return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
 }
 
-static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum host_phase phase)
+static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
-    if (rank != cuda->host.comm->rank)
-        return host_raise(&cuda->host, EP_E_ROUTING, rank, phase);
-    if (phase == HOST_PLAN_COUNTS)
+    if (rank != cuda->group.comm->rank)
+        return ep_group_set_failure(&cuda->group, EP_E_ROUTING, rank, phase);
+    if (phase == EP_GROUP_PLAN_COUNTS)
         ep_fail(EP_E_ROUTING,
                 "new routing of rank %d is not valid: an expert that is none or twice in a token, or "
                 "tokens_per_expert that cannot be of the mask",
                 rank);
     else
         ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid");
-    return host_raise_own(&cuda->host, EP_E_ROUTING, rank, phase);
+    return ep_group_set_own_failure(&cuda->group, EP_E_ROUTING, rank, phase);
 }
 
 static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
 {
-    int rank = (int)(failure >> 8 & 0xffff), me = cuda->host.comm->rank;
-    enum host_phase phase = (enum host_phase)(failure & 0xff);
+    int rank = (int)(failure >> 8 & 0xffff), me = cuda->group.comm->rank;
+    enum ep_group_phase phase = (enum ep_group_phase)(failure & 0xff);
     const volatile uint32_t *detail = cuda->report->detail;
     int none = EP_OK;
 
-    if (rank >= cuda->host.comm->nranks)
+    if (rank >= cuda->group.comm->nranks)
         rank = me;
     switch (failure >> 24) {
     case CUDA_FAILED_MISMATCH:
         return ep_fail(
-            host_raise(&cuda->host, EP_E_MISMATCH, rank, phase),
+            ep_group_set_failure(&cuda->group, EP_E_MISMATCH, rank, phase),
             "ep_ll_dispatch: ranks disagree: out_dtype, scale_type or the rounding of scales is not the same "
             "on rank %d and rank %d, or what rank %d has sent is damaged",
             me, rank, rank);
     case CUDA_FAILED_DISAGREE:
-        return host_raise_own(&cuda->host,
-                              cuda_fail_disagree(cuda, detail[CUDA_DETAIL_WORD], (int)detail[CUDA_DETAIL_RANK],
-                                                 detail[CUDA_DETAIL_MINE], detail[CUDA_DETAIL_THEIRS]),
-                              rank, phase);
+        return ep_group_set_own_failure(&cuda->group,
+                                        cuda_fail_disagree(cuda, detail[CUDA_DETAIL_WORD],
+                                                           (int)detail[CUDA_DETAIL_RANK], detail[CUDA_DETAIL_MINE],
+                                                           detail[CUDA_DETAIL_THEIRS]),
+                                        rank, phase);
     case CUDA_FAILED_DAMAGE:
-        return host_raise_own(
-            &cuda->host,
+        return ep_group_set_own_failure(
+            &cuda->group,
             ep_fail(EP_E_MISMATCH, "what rank %d has told is damaged: the place of a buffer or of a row", rank), rank,
             phase);
     case CUDA_FAILED_UNMAPPED:
-        return host_raise_own(&cuda->host,
-                              ep_fail(EP_E_TIMEOUT, "rank %d has not mapped memory of rank %d within %d ms", me, rank,
-                                      cuda->host.comm->config.timeout_ms),
-                              me, phase);
+        return ep_group_set_own_failure(&cuda->group,
+                                        ep_fail(EP_E_TIMEOUT, "rank %d has not mapped memory of rank %d within %d ms",
+                                                me, rank, cuda->group.comm->config.timeout_ms),
+                                        me, phase);
     case CUDA_FAILED_STRIDE:
-        return host_raise_own(
-            &cuda->host, ep_fail(EP_E_ARG, "ep_plan_get_metadata: rank %d has more tokens than source_stride", rank),
+        return ep_group_set_own_failure(
+            &cuda->group, ep_fail(EP_E_ARG, "ep_plan_get_metadata: rank %d has more tokens than source_stride", rank),
             rank, phase);
     case CUDA_FAILED_EXCLUDED:
-        return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
+        return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, ep_group_phase_name(phase));
     case CUDA_FAILED_LOST:
         return raise_lost(cuda, rank, phase);
     case CUDA_FAILED_OWN_ROUTING:
-        atomic_compare_exchange_strong(&cuda->host.comm->failed, &none, (int)EP_E_ROUTING);
+        atomic_compare_exchange_strong(&cuda->group.comm->failed, &none, (int)EP_E_ROUTING);
         return ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid; the "
                                      "other ranks go on without this one");
     case CUDA_FAILED_ROUTING:
@@ -141,7 +143,7 @@ ep_status cuda_check_reported(struct cuda_comm *cuda)
 
 ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream)
 {
-    uint64_t limit = ep_deadline_ns(cuda->host.comm->config.timeout_ms);
+    uint64_t limit = ep_deadline_ns(cuda->group.comm->config.timeout_ms);
     struct cuda_nap nap = {.begin_ns = 0};
 
     while (__atomic_load_n(&cuda->report->counted, __ATOMIC_ACQUIRE) < cuda->counted) {
@@ -151,27 +153,28 @@ ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream)
             return cuda_status(error, "kernel");
         EP_TRY(cuda_check(cuda));
         if (ep_now_ns() >= limit)
-            return host_raise(&cuda->host, EP_E_TIMEOUT, cuda->host.comm->rank, HOST_PLAN_COUNTS);
+            return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, cuda->group.comm->rank, EP_GROUP_PLAN_COUNTS);
         cuda_nap(&nap);
     }
     return EP_OK;
 }
 
-void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_phase done, struct cuda_waits *ret_waits)
+void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_group_phase done,
+                     struct cuda_waits *ret_waits)
 {
-    const ep_comm *comm = cuda->host.comm;
+    const ep_comm *comm = cuda->group.comm;
 
     *ret_waits = (struct cuda_waits){.mine = cuda->signals,
                                      .report = cuda->report_device,
                                      .places = cuda->places,
                                      .host_places = cuda->host_places_device,
                                      .deadline_ns = (uint64_t)comm->config.timeout_ms * 1000000u,
-                                     .rank = cuda->host.local,
-                                     .nranks = cuda->host.nlocal,
-                                     .first = cuda->host.first,
+                                     .rank = cuda->group.local,
+                                     .nranks = cuda->group.nlocal,
+                                     .first = cuda->group.first,
                                      .ready_phase = (int32_t)ready,
                                      .done_phase = (int32_t)done};
-    for (int local = 0; local < cuda->host.nlocal; local++)
+    for (int local = 0; local < cuda->group.nlocal; local++)
         ret_waits->peer[local] =
-            local == cuda->host.local ? cuda->signals : cuda->peers[cuda->host.first + local].signals.base;
+            local == cuda->group.local ? cuda->signals : cuda->peers[cuda->group.first + local].signals.base;
 }

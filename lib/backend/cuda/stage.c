@@ -25,8 +25,8 @@
 
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
 {
-    const int64_t *first = ((const struct host_plan *)plan->impl)->recv_from_rank;
-    int me = cuda->host.comm->rank;
+    const int64_t *first = ((const struct ep_group_plan *)plan->impl)->recv_from_rank;
+    int me = cuda->group.comm->rank;
 
     if (cuda_plan_of(plan)->fixed)
         return plan->args.max_recv_tokens;
@@ -38,7 +38,7 @@ static int count_sharing(const struct cuda_comm *cuda)
 {
     int n = 0;
 
-    for (int rank = cuda->host.first; rank < cuda_end_of_node(cuda); rank++)
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++)
         n += !strcmp(cuda->peers[rank].bus_id, cuda->board->bus_id);
     return n;
 }

@@ -22,7 +22,7 @@
 ep_status cuda_check(struct cuda_comm *cuda)
 {
     EP_TRY(cuda_check_reported(cuda));
-    return atomic_load(&cuda->masking) ? host_check_abort(&cuda->host) : host_check(&cuda->host);
+    return atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group);
 }
 
 void cuda_nap(struct cuda_nap *nap)
@@ -107,7 +107,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
         status = cuda_status(error, "cudaEventRecord");
     /* The peers' kernels wait for what this rank has begun: they need not do so until the deadline. */
     if (status != EP_OK && queued && !call->capture)
-        status = host_raise_own(&cuda->host, status, cuda->host.comm->rank, HOST_IDLE);
+        status = ep_group_set_own_failure(&cuda->group, status, cuda->group.comm->rank, EP_GROUP_IDLE);
     cuda_leave_uncaptured(&call->scope);
     return status;
 }
@@ -117,10 +117,10 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
 /* Ranks that low latency masks take deadlines of their own. */
 static uint64_t limit_of(const struct cuda_comm *cuda)
 {
-    uint64_t deadline_ns = (uint64_t)cuda->host.comm->config.timeout_ms * 1000000u, deadlines = DEADLINES;
+    uint64_t deadline_ns = (uint64_t)cuda->group.comm->config.timeout_ms * 1000000u, deadlines = DEADLINES;
 
     if (atomic_load(&cuda->masking))
-        deadlines += 2 * (uint64_t)cuda->host.comm->nranks;
+        deadlines += 2 * (uint64_t)cuda->group.comm->nranks;
     return ep_now_ns() + deadlines * deadline_ns;
 }
 
@@ -135,7 +135,7 @@ static void restart_limit(const struct cuda_comm *cuda, uint64_t *moved, uint64_
     *limit = limit_of(cuda);
 }
 
-ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase)
+ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_group_phase phase)
 {
     uint64_t limit = limit_of(cuda), look = ep_now_ns() + LOOK_NS, moved = cuda_proxy_moved(cuda);
     struct cuda_nap nap = {.begin_ns = 0};
@@ -151,8 +151,8 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_p
         look = now + LOOK_NS;
         if (status == EP_OK) {
             restart_limit(cuda, &moved, &limit);
-            status =
-                now < limit ? cuda_check(cuda) : host_raise(&cuda->host, EP_E_TIMEOUT, cuda->host.comm->rank, phase);
+            status = now < limit ? cuda_check(cuda)
+                                 : ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, cuda->group.comm->rank, phase);
             /* Kernels that it ends are given time for it, so that buffers are the caller's again. */
             if (status != EP_OK) {
                 cuda_stop_kernels(cuda);
@@ -164,7 +164,7 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_p
     }
     cudaGetLastError();
     if (status == EP_OK && error != cudaSuccess)
-        status = host_raise_own(&cuda->host, cuda_status(error, "kernel"), cuda->host.comm->rank, phase);
+        status = ep_group_set_own_failure(&cuda->group, cuda_status(error, "kernel"), cuda->group.comm->rank, phase);
     return status == EP_OK ? cuda_check(cuda) : status;
 }
 
@@ -173,7 +173,7 @@ ep_status cuda_drain(struct cuda_comm *cuda)
     ep_status status = EP_OK;
 
     if (cuda->complete < cuda->operations)
-        status = cuda_wait_event(cuda, cuda->order, HOST_IDLE);
+        status = cuda_wait_event(cuda, cuda->order, EP_GROUP_IDLE);
     else
         status = cuda_check(cuda);
     cuda->complete = cuda->operations;
@@ -191,7 +191,7 @@ static ep_status sync_stream(struct cuda_comm *cuda, cudaStream_t stream)
     if (cuda->operations && stream == cuda->stream)
         return cuda_drain(cuda);
     CUDA_TRY(cudaEventRecord(cuda->end, stream));
-    return cuda_wait_event(cuda, cuda->end, HOST_IDLE);
+    return cuda_wait_event(cuda, cuda->end, EP_GROUP_IDLE);
 }
 
 ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream)
@@ -406,7 +406,7 @@ ep_status cuda_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
     if (event->event) {
         error = cudaStreamWaitEvent(cuda_stream_of(cuda, stream), event->event, 0);
     } else {
-        cuda_fill_waits(cuda, HOST_AFTER, HOST_AFTER, &waits);
+        cuda_fill_waits(cuda, EP_GROUP_AFTER, EP_GROUP_AFTER, &waits);
         error = cuda_launch_wait(&waits, word_on_device(cuda, event->word), cuda_stream_of(cuda, stream));
     }
     cuda_leave(&scope);
@@ -429,14 +429,14 @@ ep_status cuda_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn functio
 
 ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
 {
-    struct cuda_terms terms = {.kind = CUDA_DISPATCH, .tell = {[CUDA_TELL_PHASE] = HOST_BARRIER}};
+    struct cuda_terms terms = {.kind = CUDA_DISPATCH, .tell = {[CUDA_TELL_PHASE] = EP_GROUP_BARRIER}};
     struct cuda_waits waits;
     struct cuda_call call;
     bool queued;
     ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(comm), stream, true, &call));
-    cuda_fill_waits(call.cuda, HOST_BARRIER, HOST_BARRIER, &waits);
+    cuda_fill_waits(call.cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &waits);
     status = cuda_status(cuda_launch_barrier(&waits, &terms, call.stream), "barrier kernel");
     queued = status == EP_OK;
     /* All of this node have come, then a rank of each other node says so of its own, then all of this node know. */

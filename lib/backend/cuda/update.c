@@ -133,7 +133,7 @@ static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct rout
                         struct cuda_facts_place *facts, cudaStream_t stream)
 {
     static const char call[] = "ep_plan_update";
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = inner->device;
     struct cuda_update *u = &device->update;
     struct cuda_terms *terms = &u->terms;
@@ -150,16 +150,16 @@ static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct rout
     u->facts = facts ? facts->facts_device : NULL;
     u->number = ++cuda->updates;
     *terms = (struct cuda_terms){.kind = CUDA_DISPATCH};
-    terms->tell[CUDA_TELL_PHASE] = HOST_PLAN_COUNTS;
+    terms->tell[CUDA_TELL_PHASE] = EP_GROUP_PLAN_COUNTS;
     terms->tell[CUDA_TELL_PLAN] = (uint32_t)inner->number;
-    cuda_fill_waits(cuda, HOST_PLAN_COUNTS, HOST_PLAN_COUNTS, &u->waits);
+    cuda_fill_waits(cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
     return cuda_status(cuda_launch_update(u, stream), "update kernels");
 }
 
 /* A plan that was updated tells no counts. */
 static void forget(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct cuda_plan *device = ((struct host_plan *)plan->impl)->device;
+    struct cuda_plan *device = ((struct ep_group_plan *)plan->impl)->device;
 
     pthread_mutex_lock(&cuda->unsettled_lock);
     for (struct cuda_plan **at = &cuda->unsettled; *at; at = &(*at)->next_unsettled)
@@ -185,7 +185,7 @@ static ep_status is_host_memory(const void *memory, bool *ret_is)
 static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = calloc(1, sizeof(*device));
 
     if (!device)
@@ -215,15 +215,15 @@ ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, cons
 {
     struct cuda_comm *cuda = call->cuda;
     struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
-    struct host_plan *inner;
+    struct ep_group_plan *inner;
     struct cuda_plan *device;
     ep_status status;
 
-    EP_TRY(host_plan_prepare(plan));
+    EP_TRY(ep_group_plan_prepare(plan));
     inner = plan->impl;
     free(inner->index);
     inner->index = NULL;
-    inner->number = ++cuda->host.plans;
+    inner->number = ++cuda->group.plans;
     inner->complete = true;
     fill_info(plan);
     status = open_device_part(call, plan, args);
@@ -246,13 +246,13 @@ ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, cons
         return EP_OK;
     }
     cuda_plan_close_fixed(cuda, plan);
-    host_plan_discard(plan);
+    ep_group_plan_discard(plan);
     return status;
 }
 
 void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = inner->device;
 
     if (!device)
@@ -293,7 +293,7 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
 static void settle(struct cuda_plan *device)
 {
     ep_plan *plan = device->plan;
-    struct host_plan *inner = plan->impl;
+    struct ep_group_plan *inner = plan->impl;
     const struct cuda_facts *facts = device->facts->facts;
     int n_local = plan->info.n_local_experts, nranks = plan->comm->nranks, alignment = plan->args.expert_alignment;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;

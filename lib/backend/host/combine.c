@@ -13,7 +13,7 @@
 /* Tokens [begin, end) of this rank, all of whose rows are on this node. */
 static void sum_tokens(const struct host_sum *sum, int begin, int end)
 {
-    const struct host_route *route = &((struct host_plan *)sum->plan->impl)->own;
+    const struct ep_group_route *route = &((struct ep_group_plan *)sum->plan->impl)->own;
     const struct ep_rows_ops *rows = ep_rows_get();
     size_t topk = (size_t)sum->plan->args.topk;
 
@@ -48,10 +48,10 @@ static void sum_tokens(const struct host_sum *sum, int begin, int end)
 
 static ep_status sum_node(const struct host_sum *sum)
 {
-    int n = host_plan_of(sum->plan)->n_tokens;
+    int n = ep_group_plan_of(sum->plan)->n_tokens;
 
     for (int t = 0; t < n; t += BATCH) {
-        EP_TRY(host_check(sum->host));
+        EP_TRY(ep_group_check(sum->group));
         sum_tokens(sum, t, t + BATCH < n ? t + BATCH : n);
     }
     return EP_OK;
@@ -65,19 +65,19 @@ struct combine_job {
 };
 
 /* Publishes one input: in place if it is symmetric memory, else a copy in staging. */
-static ep_status publish_input(struct host_comm *host, int which, const void *input, size_t bytes,
-                               struct host_where *ret_where, uint64_t *ns_copy)
+static ep_status publish_input(struct ep_group *group, int which, const void *input, size_t bytes,
+                               struct ep_group_address *ret_where, uint64_t *ns_copy)
 {
     uint64_t begin = ep_now_ns();
     void *staged;
 
-    ret_where->slot = HOST_NOWHERE;
-    if (!input || !bytes || host_find(host, input, bytes, ret_where))
+    ret_where->slot = EP_GROUP_UNMAPPED;
+    if (!input || !bytes || ep_group_find(group, input, bytes, ret_where))
         return EP_OK;
-    EP_TRY(host_stage(host, which, bytes, &staged));
+    EP_TRY(ep_group_stage(group, which, bytes, &staged));
     memcpy(staged, input, bytes);
     *ns_copy += ep_now_ns() - begin;
-    if (!host_find(host, staged, bytes, ret_where))
+    if (!ep_group_find(group, staged, bytes, ret_where))
         return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
     return EP_OK;
 }
@@ -86,35 +86,35 @@ static ep_status publish_input(struct host_comm *host, int which, const void *in
 static ep_status check_values(const struct host_sum *sum)
 {
     const ep_plan *plan = sum->plan;
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     const float *weights = sum->args->topk_weights;
     bool found = false;
 
-    if (!weights || !(sum->host->comm->config.flags & EP_COMM_CHECK_VALUES))
+    if (!weights || !(sum->group->comm->config.flags & EP_COMM_CHECK_VALUES))
         return EP_OK;
     if (!(plan->args.flags & EP_PLAN_EXPANDED))
         found = host_has_nan(weights, (size_t)plan->full.n_recv * (size_t)plan->args.topk);
     for (int local = 0; plan->args.flags & EP_PLAN_EXPANDED && local < plan->info.n_local_experts; local++)
         found |= host_has_nan(weights + inner->expert_start[local], (size_t)inner->recv_exact[local]);
-    return found ? ep_fail(EP_E_VALUE, "ep_combine: NaN in topk_weights of rank %d", sum->host->comm->rank) : EP_OK;
+    return found ? ep_fail(EP_E_VALUE, "ep_combine: NaN in topk_weights of rank %d", sum->group->comm->rank) : EP_OK;
 }
 
 static ep_status map_inputs(struct host_sum *sum, size_t weights_per_row)
 {
-    struct host_comm *host = sum->host;
+    struct ep_group *group = sum->group;
 
-    for (int local = 0; local < host->nlocal; local++) {
-        int rank = host->first + local;
-        const struct host_record *record = &host->records[local];
+    for (int local = 0; local < group->nlocal; local++) {
+        int rank = group->first + local;
+        const struct ep_group_descriptor *record = &group->records[local];
         size_t rows = (size_t)record->rows;
         void *x, *weights = NULL;
-        ep_status status = host_map(host, rank, &record->at[HOST_AT_X], rows * sum->row_bytes, &x);
+        ep_status status = ep_group_map(group, rank, &record->at[EP_GROUP_AT_X], rows * sum->row_bytes, &x);
 
         if (status == EP_OK && sum->args->out_topk_weights)
-            status =
-                host_map(host, rank, &record->at[HOST_AT_WEIGHTS], rows * weights_per_row * sizeof(float), &weights);
+            status = ep_group_map(group, rank, &record->at[EP_GROUP_AT_WEIGHTS], rows * weights_per_row * sizeof(float),
+                                  &weights);
         if (status != EP_OK)
-            return host_raise_own(host, status, rank, HOST_COMBINE_READY);
+            return ep_group_set_own_failure(group, status, rank, EP_GROUP_COMBINE_READY);
         sum->x[local] = x;
         sum->weights[local] = weights;
     }
@@ -123,82 +123,83 @@ static ep_status map_inputs(struct host_sum *sum, size_t weights_per_row)
 
 static void count_rows(const struct host_sum *sum)
 {
-    const struct host_route *own = &((struct host_plan *)sum->plan->impl)->own;
+    const struct ep_group_route *own = &((struct ep_group_plan *)sum->plan->impl)->own;
 
     for (int64_t i = 0; i < own->n_entries; i++)
-        (*(own->entry[i].local == sum->host->local ? &sum->stats->rows_self : &sum->stats->rows_node))++;
+        (*(own->entry[i].local == sum->group->local ? &sum->stats->rows_self : &sum->stats->rows_node))++;
     sum->stats->bytes_self = sum->stats->rows_self * sum->row_bytes;
     sum->stats->bytes_node = sum->stats->rows_node * sum->row_bytes;
 }
 
 static ep_status combine_body(struct host_sum *sum)
 {
-    struct host_comm *host = sum->host;
+    struct ep_group *group = sum->group;
     const ep_combine_args *args = sum->args;
-    struct host_record record = {.phase = HOST_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
+    struct ep_group_descriptor record = {.phase = EP_GROUP_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
     uint64_t begin = ep_now_ns(), at;
     size_t n_recv, weights_per_row;
     ep_status status;
 
-    EP_TRY(host_plan_complete(host, (ep_plan *)(uintptr_t)sum->plan));
+    EP_TRY(ep_group_plan_complete(group, (ep_plan *)(uintptr_t)sum->plan));
     n_recv = (size_t)sum->plan->full.n_recv;
     weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
     sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
-    sum->stream =
-        (size_t)host_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
+    sum->stream = (size_t)ep_group_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)group->nlocal >
+                  ep_rows_stream_threshold();
     EP_TRY(check_values(sum));
-    host_sweep(host);
-    record.plan_number = ((struct host_plan *)sum->plan->impl)->number;
+    ep_group_unmap_stale(group);
+    record.plan_number = ((struct ep_group_plan *)sum->plan->impl)->number;
     record.outputs = args->out_topk_weights ? 1 : 0;
     record.rows = sum->plan->full.n_recv;
-    for (int i = 0; i < HOST_AT_COUNT; i++)
-        record.at[i].slot = HOST_NOWHERE;
-    EP_TRY(
-        publish_input(host, HOST_AT_X, args->x, n_recv * sum->row_bytes, &record.at[HOST_AT_X], &sum->stats->ns_copy));
-    EP_TRY(publish_input(host, HOST_AT_WEIGHTS, args->topk_weights, n_recv * weights_per_row * sizeof(float),
-                         &record.at[HOST_AT_WEIGHTS], &sum->stats->ns_copy));
-    EP_TRY(host_enter(host, sum->plan, &record));
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
+        record.at[i].slot = EP_GROUP_UNMAPPED;
+    EP_TRY(publish_input(group, EP_GROUP_AT_X, args->x, n_recv * sum->row_bytes, &record.at[EP_GROUP_AT_X],
+                         &sum->stats->ns_copy));
+    EP_TRY(publish_input(group, EP_GROUP_AT_WEIGHTS, args->topk_weights, n_recv * weights_per_row * sizeof(float),
+                         &record.at[EP_GROUP_AT_WEIGHTS], &sum->stats->ns_copy));
+    EP_TRY(host_enter(group, sum->plan, &record));
     EP_TRY(map_inputs(sum, weights_per_row));
     at = ep_now_ns();
     sum->stats->ns_wait_ready = at - begin - sum->stats->ns_copy;
-    status = host->comm->nnodes > 1 ? host_hop_combine(sum) : sum_node(sum);
+    status = group->comm->nnodes > 1 ? host_hop_combine(sum) : sum_node(sum);
     if (status != EP_OK)
-        return host_raise_own(host, status, host->comm->rank, HOST_COMBINE_MOVE);
+        return ep_group_set_own_failure(group, status, group->comm->rank, EP_GROUP_COMBINE_MOVE);
     sum->stats->ns_move = ep_now_ns() - at;
     at = ep_now_ns();
-    EP_TRY(host_leave(host, HOST_COMBINE_DONE));
+    EP_TRY(host_leave(group, EP_GROUP_COMBINE_DONE));
     sum->stats->ns_wait_done = ep_now_ns() - at;
     sum->stats->ns_total = ep_now_ns() - begin;
     count_rows(sum);
-    ep_comm_set_stats(host->comm, sum->stats);
+    ep_comm_set_stats(group->comm, sum->stats);
     return EP_OK;
 }
 
 static ep_status run_combine(void *arguments)
 {
     struct combine_job *job = arguments;
-    struct host_comm *host = host_of(job->plan->comm);
+    struct ep_group *group = ep_group_of(job->plan->comm);
     ep_stats stats = {.size = sizeof(stats)};
-    struct host_sum sum = {.host = host, .plan = job->plan, .args = &job->args, .stats = &stats};
+    struct host_sum sum = {.group = group, .plan = job->plan, .args = &job->args, .stats = &stats};
     ep_status status;
 
-    sum.x = calloc((size_t)host->nlocal, sizeof(*sum.x));
-    sum.weights = calloc((size_t)host->nlocal, sizeof(*sum.weights));
+    sum.x = calloc((size_t)group->nlocal, sizeof(*sum.x));
+    sum.weights = calloc((size_t)group->nlocal, sizeof(*sum.weights));
     if (job->args.flags & EP_COMBINE_BY_CHOICE)
         sum.scratch = calloc((size_t)job->plan->args.topk + 1, (size_t)job->args.hidden * sizeof(*sum.scratch));
     if (sum.x && sum.weights && (sum.scratch || !(job->args.flags & EP_COMBINE_BY_CHOICE)))
         status = combine_body(&sum);
     else
-        status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for %d ranks", host->nlocal);
+        status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for %d ranks", group->nlocal);
     free(sum.x);
     free(sum.weights);
     free(sum.scratch);
-    return host_plan_is_refused(job->plan) ? status : host_fail_queued(host, status, HOST_COMBINE_READY, false);
+    return ep_group_plan_is_refused(job->plan) ? status
+                                               : ep_group_fail_queued(group, status, EP_GROUP_COMBINE_READY, false);
 }
 
 ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
     struct combine_job job = {.plan = plan, .args = *args};
 
-    return host_submit(host_of(plan->comm), stream, run_combine, &job, sizeof(job));
+    return ep_group_submit(ep_group_of(plan->comm), stream, run_combine, &job, sizeof(job));
 }

@@ -26,10 +26,10 @@ static const uint16_t *row_of(const struct host_sum *sum, const struct term *ter
 }
 
 /* The last choice of a token that is on a rank of the node. */
-static int last_choice(const struct host_sum *sum, const struct host_route *route, int t, int local)
+static int last_choice(const struct host_sum *sum, const struct ep_group_route *route, int t, int local)
 {
     const int32_t *index = route->index + (size_t)t * (size_t)sum->plan->args.topk;
-    int n_local = sum->plan->info.n_local_experts, rank = sum->host->first + local;
+    int n_local = sum->plan->info.n_local_experts, rank = sum->group->first + local;
     int k = sum->plan->args.topk - 1;
 
     while (k > 0 && (index[k] < 0 || index[k] / n_local != rank))
@@ -37,13 +37,13 @@ static int last_choice(const struct host_sum *sum, const struct host_route *rout
     return k;
 }
 
-static int sort_terms(const struct host_sum *sum, const struct host_route *route, int t, struct term *ret_terms)
+static int sort_terms(const struct host_sum *sum, const struct ep_group_route *route, int t, struct term *ret_terms)
 {
     bool expanded = sum->plan->args.flags & EP_PLAN_EXPANDED;
     int n = 0;
 
     for (int32_t i = route->start[t]; i < route->start[t + 1]; i++) {
-        const struct host_entry *entry = &route->entry[i];
+        const struct ep_group_entry *entry = &route->entry[i];
         struct term term = {.local = entry->local, .row = entry->row};
 
         term.k = expanded ? entry->k : last_choice(sum, route, t, entry->local);
@@ -76,7 +76,7 @@ static int add_by_rank(const struct host_sum *sum, const struct term *terms, int
     return n_sums;
 }
 
-int host_choice_terms(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_terms)
+int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t, const uint16_t **ret_terms)
 {
     struct term terms[EP_MAX_TOPK];
     int n = sort_terms(sum, route, t, terms);

@@ -16,10 +16,10 @@
 
 static ep_status place_node(const struct host_move *move)
 {
-    int n = host_plan_of(move->plan)->n_tokens;
+    int n = ep_group_plan_of(move->plan)->n_tokens;
 
     for (int t = 0; t < n; t += BATCH) {
-        EP_TRY(host_check(move->host));
+        EP_TRY(ep_group_check(move->group));
         host_place_own(move, t, t + BATCH < n ? t + BATCH : n);
     }
     return EP_OK;
@@ -41,10 +41,10 @@ struct output {
 };
 
 struct dispatch {
-    struct host_comm *host;
+    struct ep_group *group;
     ep_plan *plan;
     const ep_dispatch_args *args;
-    struct output output[HOST_AT_COUNT];
+    struct output output[EP_GROUP_AT_COUNT];
     struct host_move move;
     unsigned char *gathered_scales;
     ep_stats stats;
@@ -68,35 +68,35 @@ static void describe_outputs(struct dispatch *d)
 
     d->move.row_bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype);
     d->move.scale_bytes = scale_row_bytes(args);
-    d->output[HOST_AT_X] = (struct output){.wanted = args->recv_x, .bytes = d->move.row_bytes};
-    d->output[HOST_AT_SCALES] = (struct output){.wanted = args->recv_scales,
-                                                .bytes = d->move.scale_bytes,
-                                                .by_row = args->recv_scale_stride_token,
-                                                .by_word = args->recv_scale_stride_block};
-    d->output[HOST_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
-                                               .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
-    d->output[HOST_AT_WEIGHTS] =
+    d->output[EP_GROUP_AT_X] = (struct output){.wanted = args->recv_x, .bytes = d->move.row_bytes};
+    d->output[EP_GROUP_AT_SCALES] = (struct output){.wanted = args->recv_scales,
+                                                    .bytes = d->move.scale_bytes,
+                                                    .by_row = args->recv_scale_stride_token,
+                                                    .by_word = args->recv_scale_stride_block};
+    d->output[EP_GROUP_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
+                                                   .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
+    d->output[EP_GROUP_AT_WEIGHTS] =
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
 }
 
 /* Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. */
-static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
+static ep_status publish_outputs(struct dispatch *d, struct ep_group_descriptor *record)
 {
     size_t rows = (size_t)d->plan->full.n_recv;
 
-    for (int i = 0; i < HOST_AT_COUNT; i++) {
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         struct output *output = &d->output[i];
         size_t bytes = rows * output->bytes;
 
-        record->at[i].slot = HOST_NOWHERE;
+        record->at[i].slot = EP_GROUP_UNMAPPED;
         if (!output->wanted || !bytes)
             continue;
         output->placed = output->wanted;
         /* Peers place whole rows. */
-        if (!output->by_row && host_find(d->host, output->wanted, bytes, &record->at[i]))
+        if (!output->by_row && ep_group_find(d->group, output->wanted, bytes, &record->at[i]))
             continue;
-        EP_TRY(host_stage(d->host, i, bytes, &output->placed));
-        if (!host_find(d->host, output->placed, bytes, &record->at[i]))
+        EP_TRY(ep_group_stage(d->group, i, bytes, &output->placed));
+        if (!ep_group_find(d->group, output->placed, bytes, &record->at[i]))
             return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
     }
     return EP_OK;
@@ -104,17 +104,17 @@ static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
 
 static ep_status map_outputs(struct dispatch *d)
 {
-    for (int local = 0; local < d->host->nlocal; local++) {
-        int rank = d->host->first + local;
-        const struct host_record *record = &d->host->records[local];
+    for (int local = 0; local < d->group->nlocal; local++) {
+        int rank = d->group->first + local;
+        const struct ep_group_descriptor *record = &d->group->records[local];
 
-        for (int i = 0; i < HOST_AT_COUNT; i++) {
+        for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
             size_t bytes = d->output[i].wanted ? (size_t)record->rows * d->output[i].bytes : 0;
             void *address;
-            ep_status status = host_map(d->host, rank, &record->at[i], bytes, &address);
+            ep_status status = ep_group_map(d->group, rank, &record->at[i], bytes, &address);
 
             if (status != EP_OK)
-                return host_raise_own(d->host, status, rank, HOST_DISPATCH_READY);
+                return ep_group_set_own_failure(d->group, status, rank, EP_GROUP_DISPATCH_READY);
             d->move.out[local][i] = address;
         }
     }
@@ -123,17 +123,17 @@ static ep_status map_outputs(struct dispatch *d)
 
 static ep_status check_values(const struct dispatch *d)
 {
-    size_t n = (size_t)host_plan_of(d->plan)->n_tokens, topk = (size_t)d->plan->args.topk;
+    size_t n = (size_t)ep_group_plan_of(d->plan)->n_tokens, topk = (size_t)d->plan->args.topk;
 
-    if (!(d->host->comm->config.flags & EP_COMM_CHECK_VALUES))
+    if (!(d->group->comm->config.flags & EP_COMM_CHECK_VALUES))
         return EP_OK;
     if (d->args->topk_weights && host_has_nan(d->args->topk_weights, n * topk))
-        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in topk_weights of rank %d", d->host->comm->rank);
+        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in topk_weights of rank %d", d->group->comm->rank);
     if (d->args->scale_type == EP_F32 &&
         host_has_nan((const float *)(const void *)d->move.scales, n * d->move.scale_bytes / 4))
-        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in scales of rank %d", d->host->comm->rank);
+        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in scales of rank %d", d->group->comm->rank);
     if (d->args->scale_type == EP_UE8M0 && n && memchr(d->move.scales, UE8M0_NAN, n * d->move.scale_bytes))
-        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in ue8m0 scales of rank %d", d->host->comm->rank);
+        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in ue8m0 scales of rank %d", d->group->comm->rank);
     return EP_OK;
 }
 
@@ -141,7 +141,7 @@ static ep_status check_values(const struct dispatch *d)
 static ep_status gather_scales(struct dispatch *d)
 {
     const ep_dispatch_args *args = d->args;
-    size_t words = d->move.scale_bytes / 4, n = (size_t)host_plan_of(d->plan)->n_tokens;
+    size_t words = d->move.scale_bytes / 4, n = (size_t)ep_group_plan_of(d->plan)->n_tokens;
     int64_t by_token = args->scale_stride_token, by_block = args->scale_stride_block;
     const uint32_t *from = args->scales;
     uint32_t *to;
@@ -195,11 +195,11 @@ static void zero_range(const struct output *output, int64_t begin, int64_t end)
 static void finish_outputs(struct dispatch *d)
 {
     const ep_plan *plan = d->plan;
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
     int64_t begin = plan->full.n_recv, end = plan->args.max_recv_tokens;
 
-    for (int i = 0; i < HOST_AT_COUNT; i++) {
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         if (!expanded)
             copy_range(&d->output[i], 0, plan->full.n_recv);
         for (int local = 0; expanded && local < plan->info.n_local_experts; local++) {
@@ -210,87 +210,89 @@ static void finish_outputs(struct dispatch *d)
                 zero_range(&d->output[i], last, inner->expert_start[local + 1]);
         }
     }
-    zero_range(&d->output[HOST_AT_WEIGHTS], begin, end);
-    if (d->output[HOST_AT_INDEX].wanted && end > begin)
-        memset((char *)d->args->recv_topk_idx + (size_t)begin * d->output[HOST_AT_INDEX].bytes, 0xff,
-               (size_t)(end - begin) * d->output[HOST_AT_INDEX].bytes);
+    zero_range(&d->output[EP_GROUP_AT_WEIGHTS], begin, end);
+    if (d->output[EP_GROUP_AT_INDEX].wanted && end > begin)
+        memset((char *)d->args->recv_topk_idx + (size_t)begin * d->output[EP_GROUP_AT_INDEX].bytes, 0xff,
+               (size_t)(end - begin) * d->output[EP_GROUP_AT_INDEX].bytes);
 }
 
 static void count_rows(struct dispatch *d)
 {
-    const struct host_route *own = &((struct host_plan *)d->plan->impl)->own;
+    const struct ep_group_route *own = &((struct ep_group_plan *)d->plan->impl)->own;
     uint64_t bytes = d->move.row_bytes + d->move.scale_bytes;
 
     for (int64_t i = 0; i < own->n_entries; i++)
-        (*(own->entry[i].local == d->host->local ? &d->stats.rows_self : &d->stats.rows_node))++;
+        (*(own->entry[i].local == d->group->local ? &d->stats.rows_self : &d->stats.rows_node))++;
     d->stats.bytes_self = d->stats.rows_self * bytes;
     d->stats.bytes_node = d->stats.rows_node * bytes;
 }
 
 static ep_status move_rows(struct dispatch *d)
 {
-    struct host_comm *host = d->host;
-    size_t total = (size_t)host_plan_of(d->plan)->n_send * d->move.row_bytes * (size_t)host->nlocal;
+    struct ep_group *group = d->group;
+    size_t total = (size_t)ep_group_plan_of(d->plan)->n_send * d->move.row_bytes * (size_t)group->nlocal;
 
-    d->move.host = host;
+    d->move.group = group;
     d->move.plan = d->plan;
     d->move.args = d->args;
     d->move.stats = &d->stats;
     d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_get()->copy_stream : ep_rows_get()->copy;
-    return host->comm->nnodes > 1 ? host_hop_dispatch(&d->move) : place_node(&d->move);
+    return group->comm->nnodes > 1 ? host_hop_dispatch(&d->move) : place_node(&d->move);
 }
 
 static ep_status dispatch_body(struct dispatch *d)
 {
-    struct host_record record = {.phase = HOST_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
+    struct ep_group_descriptor record = {
+        .phase = EP_GROUP_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
     uint64_t begin = ep_now_ns(), at;
     ep_status status;
 
-    EP_TRY(host_plan_complete(d->host, d->plan));
+    EP_TRY(ep_group_plan_complete(d->group, d->plan));
     describe_outputs(d);
     EP_TRY(gather_scales(d));
     EP_TRY(check_values(d));
-    host_sweep(d->host);
-    record.plan_number = ((struct host_plan *)d->plan->impl)->number;
+    ep_group_unmap_stale(d->group);
+    record.plan_number = ((struct ep_group_plan *)d->plan->impl)->number;
     record.scale_type = d->args->scale_type;
     record.scale_words = d->args->scale_words;
     record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
     record.rows = d->plan->full.n_recv;
     EP_TRY(publish_outputs(d, &record));
-    EP_TRY(host_enter(d->host, d->plan, &record));
+    EP_TRY(host_enter(d->group, d->plan, &record));
     EP_TRY(map_outputs(d));
     at = ep_now_ns();
     d->stats.ns_wait_ready = at - begin;
     status = move_rows(d);
     if (status != EP_OK)
-        return host_raise_own(d->host, status, d->host->comm->rank, HOST_DISPATCH_MOVE);
+        return ep_group_set_own_failure(d->group, status, d->group->comm->rank, EP_GROUP_DISPATCH_MOVE);
     d->stats.ns_move = ep_now_ns() - at;
     at = ep_now_ns();
-    EP_TRY(host_leave(d->host, HOST_DISPATCH_DONE));
+    EP_TRY(host_leave(d->group, EP_GROUP_DISPATCH_DONE));
     d->stats.ns_wait_done = ep_now_ns() - at;
     at = ep_now_ns();
     finish_outputs(d);
     d->stats.ns_copy = ep_now_ns() - at;
     d->stats.ns_total = ep_now_ns() - begin;
     count_rows(d);
-    ep_comm_set_stats(d->host->comm, &d->stats);
+    ep_comm_set_stats(d->group->comm, &d->stats);
     return EP_OK;
 }
 
 static ep_status run_dispatch(void *arguments)
 {
     struct dispatch_job *job = arguments;
-    struct host_comm *host = host_of(job->plan->comm);
-    struct dispatch d = {.host = host, .plan = job->plan, .args = &job->args, .stats = {.size = sizeof(ep_stats)}};
+    struct ep_group *group = ep_group_of(job->plan->comm);
+    struct dispatch d = {.group = group, .plan = job->plan, .args = &job->args, .stats = {.size = sizeof(ep_stats)}};
     ep_status status;
 
-    d.move.out = calloc((size_t)host->nlocal, sizeof(*d.move.out));
+    d.move.out = calloc((size_t)group->nlocal, sizeof(*d.move.out));
     if (!d.move.out)
-        return ep_fail(EP_E_MEMORY, "ep_dispatch: no memory for %d ranks", host->nlocal);
+        return ep_fail(EP_E_MEMORY, "ep_dispatch: no memory for %d ranks", group->nlocal);
     status = dispatch_body(&d);
     free(d.gathered_scales);
     free(d.move.out);
-    return host_plan_is_refused(job->plan) ? status : host_fail_queued(host, status, HOST_DISPATCH_READY, false);
+    return ep_group_plan_is_refused(job->plan) ? status
+                                               : ep_group_fail_queued(group, status, EP_GROUP_DISPATCH_READY, false);
 }
 
 ep_status host_dispatch_inside(ep_plan *plan, const ep_dispatch_args *args)
@@ -307,5 +309,5 @@ ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream s
 {
     struct dispatch_job job = {.plan = plan, .args = *args};
 
-    return host_submit(host_of(plan->comm), stream, run_dispatch, &job, sizeof(job));
+    return ep_group_submit(ep_group_of(plan->comm), stream, run_dispatch, &job, sizeof(job));
 }

@@ -23,9 +23,9 @@ struct cursors {
 };
 
 struct hop {
-    struct host_comm *host;
+    struct ep_group *group;
     const ep_plan *plan;
-    struct host_plan *inner;
+    struct ep_group_plan *inner;
     int nnodes, node, channels;
     uint32_t shape; /* of the rows: tells ranks with other arguments apart */
     struct cursors *out, *in;
@@ -33,14 +33,14 @@ struct hop {
     int waiting_node; /* for whom we wait when nothing moves; -1: for what is still to leave */
 };
 
-static ep_status hop_init(struct hop *hop, struct host_comm *host, const ep_plan *plan, uint32_t shape)
+static ep_status hop_init(struct hop *hop, struct ep_group *group, const ep_plan *plan, uint32_t shape)
 {
-    *hop = (struct hop){.host = host,
+    *hop = (struct hop){.group = group,
                         .plan = plan,
                         .inner = plan->impl,
-                        .nnodes = host->comm->nnodes,
-                        .node = host->comm->node,
-                        .channels = host->comm->config.channels,
+                        .nnodes = group->comm->nnodes,
+                        .node = group->comm->node,
+                        .channels = group->comm->config.channels,
                         .shape = shape};
     hop->out = calloc((size_t)hop->nnodes, sizeof(*hop->out));
     hop->in = calloc((size_t)hop->nnodes, sizeof(*hop->in));
@@ -67,17 +67,17 @@ static bool through(const struct hop *hop, const struct cursors *cursors, int n)
     return true;
 }
 
-static ep_status disagree(struct hop *hop, int node, const struct host_message *message, enum host_phase phase)
+static ep_status disagree(struct hop *hop, int node, const struct ep_group_message *message, enum ep_group_phase phase)
 {
-    int rank = host_rail(hop->host, node);
+    int rank = ep_group_rail(hop->group, node);
 
-    return host_raise_own(
-        hop->host,
+    return ep_group_set_own_failure(
+        hop->group,
         ep_fail(EP_E_MISMATCH,
                 "ranks disagree: rank %d sent message kind %u, operation %llu, token %llu, shape %08x "
                 "while rank %d is in operation %llu with shape %08x",
                 rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->index,
-                message->detail, hop->host->comm->rank, (unsigned long long)hop->host->operation, hop->shape),
+                message->detail, hop->group->comm->rank, (unsigned long long)hop->group->operation, hop->shape),
         rank, phase);
 }
 
@@ -107,10 +107,10 @@ static bool send_rows(struct hop *hop, const struct host_move *move, int node)
 
         while (*next < hop->inner->n_net_tokens[node]) {
             size_t t = (size_t)hop->inner->net_tokens[node][*next];
-            struct host_message head = {.kind = HOST_MESSAGE_ROW,
-                                        .detail = hop->shape,
-                                        .number = hop->host->operation,
-                                        .index = (uint64_t)*next};
+            struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROW,
+                                            .detail = hop->shape,
+                                            .number = hop->group->operation,
+                                            .index = (uint64_t)*next};
             struct ep_piece pieces[3];
             int n = 0;
 
@@ -120,7 +120,7 @@ static bool send_rows(struct hop *hop, const struct host_move *move, int node)
             if (weight_bytes(move))
                 pieces[n++] =
                     (struct ep_piece){move->args->topk_weights + t * (size_t)move->plan->args.topk, weight_bytes(move)};
-            if (!ep_stream_send(hop->host->streams, node, channel, &head, sizeof(head), pieces, n))
+            if (!ep_stream_send(hop->group->streams, node, channel, &head, sizeof(head), pieces, n))
                 break;
             move->stats->rows_net++;
             move->stats->bytes_net += sizeof(head) + move->row_bytes + move->scale_bytes + weight_bytes(move);
@@ -134,29 +134,29 @@ static bool send_rows(struct hop *hop, const struct host_move *move, int node)
 /* Places what has arrived from `node`. */
 static ep_status forward_rows(struct hop *hop, const struct host_move *move, int node, bool *ret_moved)
 {
-    const struct host_route *route = &hop->inner->rail[node];
-    size_t expected = sizeof(struct host_message) + move->row_bytes + move->scale_bytes + weight_bytes(move);
+    const struct ep_group_route *route = &hop->inner->rail[node];
+    size_t expected = sizeof(struct ep_group_message) + move->row_bytes + move->scale_bytes + weight_bytes(move);
 
     for (int channel = 0; channel < hop->channels; channel++) {
         int *next = &hop->in[node].next[channel];
 
         for (int i = 0; i < BATCH && *next < route->n_tokens; i++) {
             size_t bytes;
-            const struct host_message *message = ep_stream_peek(hop->host->streams, node, channel, &bytes);
+            const struct ep_group_message *message = ep_stream_peek(hop->group->streams, node, channel, &bytes);
             const unsigned char *row;
             int n;
 
             if (!message)
                 break;
-            if (bytes != expected || message->kind != HOST_MESSAGE_ROW || message->detail != hop->shape ||
-                message->number != hop->host->operation || message->index != (uint64_t)*next)
-                return disagree(hop, node, message, HOST_DISPATCH_MOVE);
+            if (bytes != expected || message->kind != EP_GROUP_MESSAGE_ROW || message->detail != hop->shape ||
+                message->number != hop->group->operation || message->index != (uint64_t)*next)
+                return disagree(hop, node, message, EP_GROUP_DISPATCH_MOVE);
             row = (const unsigned char *)(message + 1);
             n = host_place(move, route, *next, row, row + move->row_bytes,
                            (const float *)(const void *)(row + move->row_bytes + move->scale_bytes));
             move->stats->rows_forward += (uint64_t)n;
             move->stats->bytes_forward += (uint64_t)n * (move->row_bytes + move->scale_bytes);
-            ep_stream_pop(hop->host->streams, node, channel);
+            ep_stream_pop(hop->group->streams, node, channel);
             *next += hop->channels;
             *ret_moved = true;
         }
@@ -167,10 +167,10 @@ static ep_status forward_rows(struct hop *hop, const struct host_move *move, int
 /* One turn of everything; *ret_open: not finished. */
 static ep_status dispatch_turn(struct hop *hop, const struct host_move *move, bool *ret_moved, bool *ret_open)
 {
-    int n = host_plan_of(hop->plan)->n_tokens;
+    int n = ep_group_plan_of(hop->plan)->n_tokens;
 
     hop->waiting_node = -1;
-    EP_TRY(host_net_progress(hop->host, HOST_DISPATCH_MOVE, ret_moved));
+    EP_TRY(ep_group_net_progress(hop->group, EP_GROUP_DISPATCH_MOVE, ret_moved));
     if (hop->own_done < n) {
         int end = hop->own_done + BATCH < n ? hop->own_done + BATCH : n;
 
@@ -196,20 +196,20 @@ static ep_status dispatch_turn(struct hop *hop, const struct host_move *move, bo
 ep_status host_hop_dispatch(const struct host_move *move)
 {
     struct hop hop;
-    struct host_pause pause;
-    ep_status status = hop_init(&hop, move->host, move->plan, dispatch_shape(move));
+    struct ep_group_wait pause;
+    ep_status status = hop_init(&hop, move->group, move->plan, dispatch_shape(move));
 
-    host_pause_begin(&pause, move->host, HOST_DISPATCH_MOVE);
+    ep_group_wait_begin(&pause, move->group, EP_GROUP_DISPATCH_MOVE);
     while (status == EP_OK) {
-        uint32_t seen = host_doorbell(move->host);
+        uint32_t seen = ep_group_doorbell(move->group);
         bool moved = false, open;
 
         status = dispatch_turn(&hop, move, &moved, &open);
-        if (status != EP_OK || (!open && ep_streams_flushed(move->host->streams)))
+        if (status != EP_OK || (!open && ep_streams_flushed(move->group->streams)))
             break;
-        status = host_net_step(move->host, &pause, seen, moved, hop.waiting_node);
+        status = ep_group_net_step(move->group, &pause, seen, moved, hop.waiting_node);
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     hop_done(&hop);
     return status;
 }
@@ -227,7 +227,7 @@ struct hop_sum {
 
 static uint32_t combine_shape(const struct host_sum *sum)
 {
-    return (uint32_t)sum->args->hidden << 8 | (uint32_t)sum->host->comm->config.partial_type << 1 |
+    return (uint32_t)sum->args->hidden << 8 | (uint32_t)sum->group->comm->config.partial_type << 1 |
            (sum->args->out_topk_weights ? 1u : 0u);
 }
 
@@ -240,7 +240,7 @@ static size_t sum_weight_bytes(const struct host_sum *sum)
 static unsigned char *take_slot(struct hop_sum *hs)
 {
     if (hs->slots_used == ARENA_SLOTS) {
-        if (!ep_streams_flushed(hs->hop.host->streams))
+        if (!ep_streams_flushed(hs->hop.group->streams))
             return NULL;
         hs->slots_used = 0;
     }
@@ -251,7 +251,7 @@ static unsigned char *take_slot(struct hop_sum *hs)
  * Partial sum of token t of a rail peer: a single row goes as it is (bf16, no copy: it is exact), more of them are
  * added up. Returns the kind of message.
  */
-static uint32_t make_partial(const struct hop_sum *hs, const struct host_route *route, int t, unsigned char *slot,
+static uint32_t make_partial(const struct hop_sum *hs, const struct ep_group_route *route, int t, unsigned char *slot,
                              struct ep_piece *ret_piece)
 {
     const struct host_sum *sum = hs->sum;
@@ -260,30 +260,31 @@ static uint32_t make_partial(const struct hop_sum *hs, const struct host_route *
 
     if (n == 1) {
         *ret_piece = (struct ep_piece){rows[0], sum->row_bytes};
-        return HOST_MESSAGE_PARTIAL_BF16;
+        return EP_GROUP_MESSAGE_PARTIAL_BF16;
     }
-    if (sum->host->comm->config.partial_type == EP_BF16) {
+    if (sum->group->comm->config.partial_type == EP_BF16) {
         ep_rows_get()->sum_bf16((uint16_t *)(void *)slot, rows, n, sum->args->hidden);
         *ret_piece = (struct ep_piece){slot, sum->row_bytes};
-        return HOST_MESSAGE_PARTIAL_BF16;
+        return EP_GROUP_MESSAGE_PARTIAL_BF16;
     }
     ep_rows_get()->sum_to_f32((float *)(void *)slot, rows, n, sum->args->hidden);
     *ret_piece = (struct ep_piece){slot, 2 * sum->row_bytes};
-    return HOST_MESSAGE_PARTIAL_F32;
+    return EP_GROUP_MESSAGE_PARTIAL_F32;
 }
 
 static bool send_partials(struct hop_sum *hs, int node)
 {
     struct hop *hop = &hs->hop;
     const struct host_sum *sum = hs->sum;
-    const struct host_route *route = &hop->inner->rail[node];
+    const struct ep_group_route *route = &hop->inner->rail[node];
     bool moved = false;
 
     for (int channel = 0; channel < hop->channels; channel++) {
         int *next = &hop->out[node].next[channel];
 
         for (int i = 0; i < BATCH && *next < route->n_tokens; i++) {
-            struct host_message head = {.detail = hop->shape, .number = hop->host->operation, .index = (uint64_t)*next};
+            struct ep_group_message head = {
+                .detail = hop->shape, .number = hop->group->operation, .index = (uint64_t)*next};
             unsigned char *slot = take_slot(hs);
             struct ep_piece pieces[2];
             float *weights;
@@ -297,7 +298,7 @@ static bool send_partials(struct hop_sum *hs, int node)
                 memset(weights, 0, pieces[1].bytes);
                 host_sum_weights(sum, route, *next, weights);
             }
-            if (!ep_stream_send(hop->host->streams, node, channel, &head, sizeof(head), pieces,
+            if (!ep_stream_send(hop->group->streams, node, channel, &head, sizeof(head), pieces,
                                 pieces[1].bytes ? 2 : 1))
                 break;
             hs->slots_used++;
@@ -315,38 +316,38 @@ static bool send_partials(struct hop_sum *hs, int node)
 
 /* The partial sum of this rank's token t on `node`, if it has one there: NULL and *ret_wait while it has not arrived.
  */
-static ep_status find_partial(struct hop_sum *hs, int node, int t, const struct host_message **ret_message,
+static ep_status find_partial(struct hop_sum *hs, int node, int t, const struct ep_group_message **ret_message,
                               bool *ret_wait)
 {
     struct hop *hop = &hs->hop;
     int i = hs->taken[node];
     size_t bytes, row_bytes;
-    const struct host_message *message;
+    const struct ep_group_message *message;
 
     *ret_message = NULL;
     if (i >= hop->inner->n_net_tokens[node] || hop->inner->net_tokens[node][i] != t)
         return EP_OK;
-    message = ep_stream_peek(hop->host->streams, node, i % hop->channels, &bytes);
+    message = ep_stream_peek(hop->group->streams, node, i % hop->channels, &bytes);
     if (!message) {
         *ret_wait = true;
         hop->waiting_node = node;
         return EP_OK;
     }
-    row_bytes = message->kind == HOST_MESSAGE_PARTIAL_F32 ? 2 * hs->sum->row_bytes : hs->sum->row_bytes;
-    if ((message->kind != HOST_MESSAGE_PARTIAL_F32 && message->kind != HOST_MESSAGE_PARTIAL_BF16) ||
+    row_bytes = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32 ? 2 * hs->sum->row_bytes : hs->sum->row_bytes;
+    if ((message->kind != EP_GROUP_MESSAGE_PARTIAL_F32 && message->kind != EP_GROUP_MESSAGE_PARTIAL_BF16) ||
         bytes != sizeof(*message) + row_bytes + sum_weight_bytes(hs->sum) || message->detail != hop->shape ||
-        message->number != hop->host->operation || message->index != (uint64_t)i)
-        return disagree(hop, node, message, HOST_COMBINE_MOVE);
+        message->number != hop->group->operation || message->index != (uint64_t)i)
+        return disagree(hop, node, message, EP_GROUP_COMBINE_MOVE);
     *ret_message = message;
     return EP_OK;
 }
 
 /* Adds up token t once all its partial sums are there. */
-static void add_token(struct hop_sum *hs, int t, const struct host_message *const *partials)
+static void add_token(struct hop_sum *hs, int t, const struct ep_group_message *const *partials)
 {
     const struct host_sum *sum = hs->sum;
     struct hop *hop = &hs->hop;
-    const struct host_route *own = &hop->inner->own;
+    const struct ep_group_route *own = &hop->inner->own;
     size_t topk = (size_t)sum->plan->args.topk;
     struct ep_row_term terms[EP_MAX_TOPK + 2 + EP_MAX_RANKS];
     const uint16_t *rows[EP_MAX_TOPK];
@@ -360,7 +361,7 @@ static void add_token(struct hop_sum *hs, int t, const struct host_message *cons
         if (sum->args->bias[b])
             terms[n++] = (struct ep_row_term){(const char *)sum->args->bias[b] + (size_t)t * sum->row_bytes, 0};
     for (int node = 0; node < hop->nnodes; node++) {
-        const struct host_message *message = partials[node];
+        const struct ep_group_message *message = partials[node];
 
         for (int i = 0; node == hop->node && i < n_rows; i++)
             terms[n++] = (struct ep_row_term){rows[i], 0};
@@ -368,7 +369,7 @@ static void add_token(struct hop_sum *hs, int t, const struct host_message *cons
             host_sum_weights(sum, own, t, weights);
         if (!message)
             continue;
-        bool is_f32 = message->kind == HOST_MESSAGE_PARTIAL_F32;
+        bool is_f32 = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32;
         const float *part = (const float *)((const char *)(message + 1) + (is_f32 ? 2 : 1) * sum->row_bytes);
 
         terms[n++] = (struct ep_row_term){message + 1, is_f32};
@@ -384,10 +385,10 @@ static void add_token(struct hop_sum *hs, int t, const struct host_message *cons
 static ep_status finish_tokens(struct hop_sum *hs, bool *ret_moved)
 {
     struct hop *hop = &hs->hop;
-    const struct host_message *partials[EP_MAX_RANKS];
+    const struct ep_group_message *partials[EP_MAX_RANKS];
     int end = hop->own_done + BATCH;
 
-    while (hop->own_done < host_plan_of(hop->plan)->n_tokens && hop->own_done < end) {
+    while (hop->own_done < ep_group_plan_of(hop->plan)->n_tokens && hop->own_done < end) {
         bool wait = false;
 
         for (int node = 0; node < hop->nnodes; node++) {
@@ -400,7 +401,7 @@ static ep_status finish_tokens(struct hop_sum *hs, bool *ret_moved)
         add_token(hs, hop->own_done, partials);
         for (int node = 0; node < hop->nnodes; node++)
             if (partials[node])
-                ep_stream_pop(hop->host->streams, node, hs->taken[node]++ % hop->channels);
+                ep_stream_pop(hop->group->streams, node, hs->taken[node]++ % hop->channels);
         hop->own_done++;
         *ret_moved = true;
     }
@@ -412,9 +413,9 @@ static ep_status combine_turn(struct hop_sum *hs, bool *ret_moved, bool *ret_ope
     struct hop *hop = &hs->hop;
 
     hop->waiting_node = -1;
-    EP_TRY(host_net_progress(hop->host, HOST_COMBINE_MOVE, ret_moved));
+    EP_TRY(ep_group_net_progress(hop->group, EP_GROUP_COMBINE_MOVE, ret_moved));
     EP_TRY(finish_tokens(hs, ret_moved));
-    *ret_open = hop->own_done < host_plan_of(hop->plan)->n_tokens;
+    *ret_open = hop->own_done < ep_group_plan_of(hop->plan)->n_tokens;
     for (int node = 0; node < hop->nnodes; node++) {
         if (node == hop->node)
             continue;
@@ -430,26 +431,26 @@ static ep_status combine_turn(struct hop_sum *hs, bool *ret_moved, bool *ret_ope
 ep_status host_hop_combine(const struct host_sum *sum)
 {
     struct hop_sum hs = {.sum = sum};
-    struct host_pause pause;
-    ep_status status = hop_init(&hs.hop, sum->host, sum->plan, combine_shape(sum));
+    struct ep_group_wait pause;
+    ep_status status = hop_init(&hs.hop, sum->group, sum->plan, combine_shape(sum));
 
     hs.slot_bytes = 2 * sum->row_bytes + (sum_weight_bytes(sum) + 15) / 16 * 16;
-    hs.arena = aligned_alloc(HOST_CACHE_LINE,
-                             (ARENA_SLOTS * hs.slot_bytes + HOST_CACHE_LINE - 1) / HOST_CACHE_LINE * HOST_CACHE_LINE);
+    hs.arena = aligned_alloc(EP_GROUP_CACHE_LINE, (ARENA_SLOTS * hs.slot_bytes + EP_GROUP_CACHE_LINE - 1) /
+                                                      EP_GROUP_CACHE_LINE * EP_GROUP_CACHE_LINE);
     hs.taken = calloc((size_t)hs.hop.nnodes, sizeof(*hs.taken));
     if (status == EP_OK && (!hs.arena || !hs.taken))
         status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for partial sums of %zu bytes", hs.slot_bytes);
-    host_pause_begin(&pause, sum->host, HOST_COMBINE_MOVE);
+    ep_group_wait_begin(&pause, sum->group, EP_GROUP_COMBINE_MOVE);
     while (status == EP_OK) {
-        uint32_t seen = host_doorbell(sum->host);
+        uint32_t seen = ep_group_doorbell(sum->group);
         bool moved = false, open;
 
         status = combine_turn(&hs, &moved, &open);
-        if (status != EP_OK || (!open && ep_streams_flushed(sum->host->streams)))
+        if (status != EP_OK || (!open && ep_streams_flushed(sum->group->streams)))
             break;
-        status = host_net_step(sum->host, &pause, seen, moved, hs.hop.waiting_node);
+        status = ep_group_net_step(sum->group, &pause, seen, moved, hs.hop.waiting_node);
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     free(hs.arena);
     free(hs.taken);
     hop_done(&hs.hop);

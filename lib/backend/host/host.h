@@ -18,8 +18,8 @@
 
 /* A communicator of this backend. */
 struct cpu_comm {
-    struct host_comm group; /* first: comm->impl is both */
-    struct host_ll *lls;    /* with a network, that are not freed */
+    struct ep_group group; /* first: comm->impl is both */
+    struct host_ll *lls;   /* with a network, that are not freed */
 };
 
 /* host.c */
@@ -37,19 +37,19 @@ ep_status host_dispatch_inside(ep_plan *plan, const ep_dispatch_args *args);
 
 /* Rows on their way into the final outputs of this node: dispatch.c, and hop.c for the tokens of rail peers. */
 struct host_move {
-    struct host_comm *host;
+    struct ep_group *group;
     const ep_plan *plan;
     const ep_dispatch_args *args;
-    size_t row_bytes, scale_bytes;        /* of one row */
-    const unsigned char *scales;          /* [N] contiguous rows */
-    unsigned char *(*out)[HOST_AT_COUNT]; /* [nlocal] outputs of the ranks of this node */
+    size_t row_bytes, scale_bytes;            /* of one row */
+    const unsigned char *scales;              /* [N] contiguous rows */
+    unsigned char *(*out)[EP_GROUP_AT_COUNT]; /* [nlocal] outputs of the ranks of this node */
     void (*copy)(void *const *dst, int n, const void *src, size_t bytes);
     ep_stats *stats;
 };
 
 /* Places token t of a route: the row, and what travels with it. Returns the number of rows. */
-int host_place(const struct host_move *move, const struct host_route *route, int t, const void *row, const void *scales,
-               const float *weights);
+int host_place(const struct host_move *move, const struct ep_group_route *route, int t, const void *row,
+               const void *scales, const float *weights);
 
 /* Places this rank's tokens [begin, end) on this node. */
 void host_place_own(const struct host_move *move, int begin, int end);
@@ -59,7 +59,7 @@ ep_status host_hop_dispatch(const struct host_move *move);
 
 /* Sums on their way: combine.c, and hop.c between nodes. */
 struct host_sum {
-    struct host_comm *host;
+    struct ep_group *group;
     const ep_plan *plan;
     const ep_combine_args *args;
     size_t row_bytes;
@@ -71,12 +71,13 @@ struct host_sum {
 };
 
 /* combine_choice.c. The terms of token t in the order of its choices; returns their number, EP_MAX_TOPK at most. */
-int host_choice_terms(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_terms);
+int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
+                      const uint16_t **ret_terms);
 
 /* Adds the weights of token t of a route to sum[K]. */
-void host_sum_weights(const struct host_sum *sum, const struct host_route *route, int t, float *ret_sum);
+void host_sum_weights(const struct host_sum *sum, const struct ep_group_route *route, int t, float *ret_sum);
 /* Pointers to the rows of token t of a route; returns their number. */
-int host_sum_rows(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_rows);
+int host_sum_rows(const struct host_sum *sum, const struct ep_group_route *route, int t, const uint16_t **ret_rows);
 ep_status host_hop_combine(const struct host_sum *sum);
 
 /* For EP_COMM_CHECK_VALUES. */
@@ -93,12 +94,12 @@ static inline bool host_has_nan(const float *values, size_t n)
  * Publishes the record of the next operation on `plan`, waits for those of the node and compares them. Then
  * host->records has them: read them there, not in the control blocks.
  */
-ep_status host_enter(struct host_comm *host, const ep_plan *plan, const struct host_record *record);
+ep_status host_enter(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *record);
 /* Says that this rank has moved its part and waits for the others of the node. */
-ep_status host_leave(struct host_comm *host, enum host_phase phase);
+ep_status host_leave(struct ep_group *group, enum ep_group_phase phase);
 
 /* The threads of low-latency objects with a network: lowlatency_net.c. */
-void host_ll_stop_threads(struct host_comm *host);
+void host_ll_stop_threads(struct ep_group *group);
 
 /* lowlatency.c */
 ep_status host_ll_open(ep_ll *ll);

@@ -46,7 +46,7 @@ static int32_t format_of(const ep_ll_dispatch_args *args)
 
 static ep_status fail_field(ep_ll *ll, int rank, const char *field, int mine, int theirs)
 {
-    return ep_fail(host_raise(((struct host_ll *)ll->impl)->host, EP_E_MISMATCH, rank, HOST_LL_RECV),
+    return ep_fail(ep_group_set_failure(((struct host_ll *)ll->impl)->group, EP_E_MISMATCH, rank, EP_GROUP_LL_RECV),
                    "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", field, mine, ll->comm->rank,
                    theirs, rank);
 }
@@ -66,9 +66,9 @@ static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int ra
             return fail_field(ll, rank, fields[i].name, a, b);
     }
     if (mine != theirs)
-        return ll_damaged(ll, rank, HOST_LL_RECV, "the format of its rows", theirs);
+        return ll_damaged(ll, rank, EP_GROUP_LL_RECV, "the format of its rows", theirs);
     if (head->max_tokens < 1 || head->max_tokens > ll->config.max_tokens)
-        return ll_damaged(ll, rank, HOST_LL_RECV, "its max_tokens", head->max_tokens);
+        return ll_damaged(ll, rank, EP_GROUP_LL_RECV, "its max_tokens", head->max_tokens);
     return head->max_tokens == args->max_tokens
                ? EP_OK
                : fail_field(ll, rank, "max_tokens", args->max_tokens, head->max_tokens);
@@ -141,25 +141,25 @@ static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int s
     int max_tokens = dispatch->args.max_tokens;
     int topk = ll->config.topk, last = -1;
 
-    host_read_shared(&head, block, sizeof(head));
+    ep_group_read_shared(&head, block, sizeof(head));
     if (head.number != dispatch->number) {
-        EP_TRY(ll_check_masks(ll, HOST_LL_RECV));
+        EP_TRY(ll_check_masks(ll, EP_GROUP_LL_RECV));
         if (!(ll->config.flags & EP_LL_MASK_DEAD))
-            return ll_damaged(ll, source, HOST_LL_RECV, "the number of its dispatch", (int64_t)head.number);
+            return ll_damaged(ll, source, EP_GROUP_LL_RECV, "the number of its dispatch", (int64_t)head.number);
         return ep_fail(EP_E_EXCLUDED, "ep_ll_dispatch: rank %d had masked this rank when it sent dispatch %llu", source,
                        (unsigned long long)dispatch->number);
     }
     EP_TRY(check_format(ll, &dispatch->args, source, &head));
     if (head.count < 0 || head.count > max_tokens)
-        return ll_damaged(ll, source, HOST_LL_RECV, "its number of tokens", head.count);
+        return ll_damaged(ll, source, EP_GROUP_LL_RECV, "its number of tokens", head.count);
     for (int i = 0; i < head.count; i++) {
         struct ll_slot *slot = ll_head_of(ll, source, i);
 
-        host_read_shared(slot, ll_slot_of(block, slot_bytes, i), sizeof(*slot) + (size_t)topk * sizeof(int32_t));
+        ep_group_read_shared(slot, ll_slot_of(block, slot_bytes, i), sizeof(*slot) + (size_t)topk * sizeof(int32_t));
         if (slot->token <= last || slot->token >= max_tokens)
-            return ll_damaged(ll, source, HOST_LL_RECV, "the number of a token", slot->token);
+            return ll_damaged(ll, source, EP_GROUP_LL_RECV, "the number of a token", slot->token);
         if (slot->n_experts < 1 || slot->n_experts > topk)
-            return ll_damaged(ll, source, HOST_LL_RECV, "the number of experts of a token", slot->n_experts);
+            return ll_damaged(ll, source, EP_GROUP_LL_RECV, "the number of experts of a token", slot->n_experts);
         last = slot->token;
     }
     inner->n_slots[source] = head.count;
@@ -184,10 +184,10 @@ static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, stru
                 int32_t expert = slot->expert[e];
 
                 if (expert < 0 || expert >= ll->n_local)
-                    return ll_damaged(ll, source, HOST_LL_RECV, "an expert of a token", expert);
+                    return ll_damaged(ll, source, EP_GROUP_LL_RECV, "an expert of a token", expert);
                 /* An expert twice in one token would be rows for which there is no room. */
                 if (++ranges[expert * nranks + source].count > i + 1)
-                    return ll_damaged(ll, source, HOST_LL_RECV, "an expert that a token has twice", expert);
+                    return ll_damaged(ll, source, EP_GROUP_LL_RECV, "an expert that a token has twice", expert);
             }
         }
     }
@@ -264,7 +264,8 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
     int32_t *next = inner->seen; /* [L] used here */
     size_t slot_bytes = ll_slot_bytes(ll, args->out_dtype);
 
-    EP_TRY(ll_wait_timed(ll, offsetof(struct ll_shared, sent), dispatch->number, HOST_LL_RECV, args->wait_cost_add));
+    EP_TRY(
+        ll_wait_timed(ll, offsetof(struct ll_shared, sent), dispatch->number, EP_GROUP_LL_RECV, args->wait_cost_add));
     EP_TRY(make_ranges(ll, dispatch, ranges));
     memcpy(ll_ranges_of(ll, me, dispatch->number), ranges, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
     memset(next, 0, (size_t)ll->n_local * sizeof(*next));
@@ -328,7 +329,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
     inner->index[number & 1] = checked;
     /* The slots of two dispatches ago must have been packed. */
     if (number > 2)
-        EP_TRY(ll_wait_all(ll, ll_taken_word(number), number - 2, HOST_LL_SEND));
+        EP_TRY(ll_wait_all(ll, ll_taken_word(number), number - 2, EP_GROUP_LL_SEND));
     *dispatch = *wanted;
     EP_TRY(find_blocks(ll, dispatch));
     for (int t = 0; t < args->n_tokens; t++)
@@ -389,7 +390,7 @@ static ep_status run_barrier(ep_ll *ll)
     uint64_t number = ++inner->barriers;
 
     ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->barriers, number);
-    return ll_wait_all(ll, offsetof(struct ll_shared, barriers), number, HOST_LL_BARRIER);
+    return ll_wait_all(ll, offsetof(struct ll_shared, barriers), number, EP_GROUP_LL_BARRIER);
 }
 
 static ep_status run_step(const struct ll_job *job)
@@ -430,12 +431,12 @@ static ep_status run_job(void *arguments)
     status = run_step(job);
     ll_net_end(job->ll);
     /* With masking this rank's own failure is not one of the group: it is missed, and masked. */
-    return host_fail_queued(inner->host, status, HOST_LL_SEND, job->ll->config.flags & EP_LL_MASK_DEAD);
+    return ep_group_fail_queued(inner->group, status, EP_GROUP_LL_SEND, job->ll->config.flags & EP_LL_MASK_DEAD);
 }
 
 static ep_status submit(const struct ll_job *job, ep_stream stream)
 {
-    return host_submit(host_of(job->ll->comm), stream, run_job, job, sizeof(*job));
+    return ep_group_submit(ep_group_of(job->ll->comm), stream, run_job, job, sizeof(*job));
 }
 
 ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream)
@@ -502,7 +503,7 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     ep_status status;
 
     /* The caller may write to it at once. */
-    EP_TRY(host_drain(inner->host));
+    EP_TRY(ep_group_drain(inner->group));
     ll_net_begin(ll);
     status = ll_wait_unused(ll, number);
     ll_net_end(ll);
@@ -519,7 +520,7 @@ ep_status host_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
     const struct host_ll *inner = ll->impl;
 
-    host_drain(inner->host);
+    ep_group_drain(inner->group);
     memcpy(ret_masked, inner->masked, (size_t)ll->comm->nranks * sizeof(*ret_masked));
     return EP_OK;
 }

@@ -32,22 +32,22 @@ struct ll_range {
 
 /* The input of a combine, and what all ranks must say alike of it. */
 struct ll_offer {
-    struct host_where where;
+    struct ep_group_address where;
     uint64_t call;
     uint32_t no_partial_reduce, unused;
 };
 
 /* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
 struct ll_shared {
-    alignas(HOST_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
-    _Atomic uint64_t offered;                       /* combines whose input this rank has offered */
-    _Atomic uint64_t taken[2];                      /* last dispatch n at n % 2 that this rank has packed ... */
-    _Atomic uint64_t pulled[2];                     /* ... and combine that it has read from all: halves of calls may be
-                                                       finished out of order */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
+    _Atomic uint64_t offered;                           /* combines whose input this rank has offered */
+    _Atomic uint64_t taken[2];                          /* last dispatch n at n % 2 that this rank has packed ... */
+    _Atomic uint64_t pulled[2]; /* ... and combine that it has read from all: halves of calls may be
+                                   finished out of order */
     _Atomic uint64_t barriers;
     _Atomic uint64_t asked; /* between nodes: combines for which this rank has sent its weights */
     struct ll_offer offer[2];
-    alignas(HOST_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
 };
 
 /* Slots of one source in a receiver's segment: count, then max_tokens slots, as far apart as the format needs. The
@@ -106,7 +106,7 @@ struct ll_combine {
 struct ll_net; /* lowlatency_net.c */
 
 struct host_ll {
-    struct host_comm *host;
+    struct ep_group *group;
     struct host_ll *next;     /* of the communicator, with a network */
     struct ll_net *net;       /* NULL on one node */
     unsigned char **peer;     /* [R] segments; of a rank of another node a copy of its struct ll_shared, and no more */
@@ -156,7 +156,7 @@ static inline bool ll_is_remote(const ep_ll *ll, int rank)
 static inline struct ll_block *ll_local_block(const ep_ll *ll, int receiver, uint64_t number, int source)
 {
     const struct host_ll *inner = ll->impl;
-    int nlocal = inner->host->nlocal;
+    int nlocal = inner->group->nlocal;
     size_t block = (size_t)(number & 1) * (size_t)nlocal + (size_t)(source % nlocal);
 
     return (struct ll_block *)(void *)(inner->peer[receiver] + inner->blocks_at + block * inner->block_bytes);
@@ -195,9 +195,9 @@ void ll_mask_rank(ep_ll *ll, int rank);
 /* Whether that is a reason to mask the rank that was waited for; a failure of this rank's own is none. */
 bool ll_may_mask(const ep_ll *ll, ep_status status);
 /* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
-ep_status ll_check_masks(const ep_ll *ll, enum host_phase phase);
+ep_status ll_check_masks(const ep_ll *ll, enum ep_group_phase phase);
 /* A value that no rank writes: failure of the group, unless its owner has masked this rank. */
-ep_status ll_damaged(ep_ll *ll, int rank, enum host_phase phase, const char *what, int64_t value);
+ep_status ll_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value);
 /* Ranks must be in the same call, and what must be alike is. */
 ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs);
 /* `rank` has `count` rows of `owner` for an expert, and a token needs the one after number i. */
@@ -209,18 +209,18 @@ size_t ll_pulled_word(uint64_t number);
  * Waits until the counter at `word` of all ranks that are not masked has reached `value`. `add` [R]: NULL, or
  * nanoseconds until each of them came are added to it.
  */
-ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase, int64_t *add);
-ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase);
+ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add);
+ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase);
 /* What others wait for while this rank waits. Its failure ends the wait. */
 struct ll_meanwhile {
     ep_status (*run)(void *context);
     void *context;
 };
 /* The same for one rank, which may be masked afterwards. */
-ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase,
+ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
                        const struct ll_meanwhile *meanwhile);
-/* One step of a wait for `rank`: lets the network move, then as host_pause() where nothing has. */
-ep_status ll_pause(ep_ll *ll, struct host_pause *pause, uint32_t seen, int rank);
+/* One step of a wait for `rank`: lets the network move, then as ep_group_wait() where nothing has. */
+ep_status ll_pause(ep_ll *ll, struct ep_group_wait *pause, uint32_t seen, int rank);
 void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value);
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index);
 
@@ -238,7 +238,7 @@ void ll_net_close(ep_ll *ll);
 void ll_net_begin(ep_ll *ll);
 void ll_net_end(ep_ll *ll);
 /* Moves what can be moved, both ways. A broken network fails the group. */
-ep_status ll_net_progress(ep_ll *ll, enum host_phase phase, bool *ret_moved);
+ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved);
 /* Something of `rank` may still be on its way. */
 bool ll_net_holds_back(const ep_ll *ll, int rank);
 /* Nothing wakes a rank that waits for it. */

@@ -139,7 +139,7 @@ static ep_status find_row(struct answer *a, const struct ll_choice *choice, cons
 
     *ret_row = NULL;
     if (expert >= ll->n_local)
-        return ll_damaged(ll, a->rank, HOST_LL_ANSWER, "an expert of a token", expert);
+        return ll_damaged(ll, a->rank, EP_GROUP_LL_ANSWER, "an expert of a token", expert);
     range = &inner->ranges[a->combine->call & 1][(size_t)expert * nranks + (size_t)a->rank];
     i = a->seen[expert]++;
     if (choice->expert < 0)
@@ -159,7 +159,7 @@ static ep_status add_row(struct answer *a, const uint16_t *const *rows, const fl
     size_t row_bytes = (size_t)a->ll->config.hidden * 2;
 
     if (a->made == a->n_rows)
-        return ll_damaged(a->ll, a->rank, HOST_LL_ANSWER, "the number of rows that it asks for", a->n_rows);
+        return ll_damaged(a->ll, a->rank, EP_GROUP_LL_ANSWER, "the number of rows that it asks for", a->n_rows);
     if (n == 1)
         memcpy(a->out, rows[0], row_bytes);
     else
@@ -180,7 +180,7 @@ static ep_status answer_token(struct answer *a, int32_t begin, int32_t *ret_end)
 
     for (; end < a->n_choices && a->choices[end].token == token; end++) {
         if (end - begin == a->ll->config.topk)
-            return ll_damaged(a->ll, a->rank, HOST_LL_ANSWER, "the number of experts of a token", end - begin + 1);
+            return ll_damaged(a->ll, a->rank, EP_GROUP_LL_ANSWER, "the number of experts of a token", end - begin + 1);
         EP_TRY(find_row(a, &a->choices[end], &rows[n]));
         if (!rows[n])
             continue;
@@ -204,12 +204,12 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
     struct ll_request head;
     void *memory;
 
-    host_read_shared(&head, request, sizeof(head));
+    ep_group_read_shared(&head, request, sizeof(head));
     EP_TRY(ll_check_offer(ll, combine, rank, &head.offer));
     if (head.n_choices < 0 || head.n_choices > entries)
-        return ll_damaged(ll, rank, HOST_LL_ANSWER, "the number of its choices", head.n_choices);
+        return ll_damaged(ll, rank, EP_GROUP_LL_ANSWER, "the number of its choices", head.n_choices);
     if (head.n_rows < 0 || head.n_rows > ll_most_rows(ll, combine->max_tokens))
-        return ll_damaged(ll, rank, HOST_LL_ANSWER, "the rows that it asks for", head.n_rows);
+        return ll_damaged(ll, rank, EP_GROUP_LL_ANSWER, "the rows that it asks for", head.n_rows);
     a.choices = request->choices;
     a.n_choices = head.n_choices;
     a.n_rows = head.n_rows;
@@ -219,7 +219,7 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
     for (int32_t i = 0; i < a.n_choices;)
         EP_TRY(answer_token(&a, i, &i));
     if (a.made != a.n_rows)
-        return ll_damaged(ll, rank, HOST_LL_ANSWER, "the number of rows that it asks for", a.n_rows);
+        return ll_damaged(ll, rank, EP_GROUP_LL_ANSWER, "the number of rows that it asks for", a.n_rows);
     EP_TRY(ll_send(ll, rank, combine->number, LL_PARCEL_ROWS, (size_t)a.n_rows * row_bytes));
     EP_TRY(ll_net_get_parcel(ll, rank, combine->number, LL_PARCEL_ANSWER, sizeof(struct ll_offer), &memory));
     *(struct ll_offer *)memory = make_offer(combine);
@@ -268,8 +268,8 @@ ep_status ll_answer(ep_ll *ll, const struct ll_combine *combine)
         int rank = (ll->comm->rank + i) % nranks;
 
         if (ll_is_remote(ll, rank) && !inner->masked[rank])
-            EP_TRY(
-                ll_wait_rank(ll, rank, offsetof(struct ll_shared, asked), combine->number, HOST_LL_ANSWER, &meanwhile));
+            EP_TRY(ll_wait_rank(ll, rank, offsetof(struct ll_shared, asked), combine->number, EP_GROUP_LL_ANSWER,
+                                &meanwhile));
     }
     return inner->net ? answer_all(&answered) : EP_OK;
 }

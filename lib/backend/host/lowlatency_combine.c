@@ -27,8 +27,8 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     inner->reserved_for[number & 1] = max_tokens;
     if (n_rows <= *reserved)
         return EP_OK;
-    EP_TRY(host_reserve(inner->host, inner->combine_buffer[number & 1],
-                        ((size_t)expert * rows + (size_t)*reserved) * row, (size_t)(n_rows - *reserved) * row));
+    EP_TRY(ep_group_reserve(inner->group, inner->combine_buffer[number & 1],
+                            ((size_t)expert * rows + (size_t)*reserved) * row, (size_t)(n_rows - *reserved) * row));
     *reserved = n_rows;
     return EP_OK;
 }
@@ -39,8 +39,8 @@ ep_status ll_take_combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer)
     struct host_ll *inner = ll->impl;
 
     if (!inner->combine_buffer[number & 1])
-        EP_TRY(host_alloc_sparse(inner->host, combine_bytes(ll, ll->config.max_tokens),
-                                 &inner->combine_buffer[number & 1]));
+        EP_TRY(ep_group_alloc_sparse(inner->group, combine_bytes(ll, ll->config.max_tokens),
+                                     &inner->combine_buffer[number & 1]));
     *ret_buffer = inner->combine_buffer[number & 1];
     return EP_OK;
 }
@@ -48,7 +48,7 @@ ep_status ll_take_combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer)
 /* Until what combine number n uses is no longer read by the one before it there. */
 ep_status ll_wait_unused(ep_ll *ll, uint64_t number)
 {
-    return number > 2 ? ll_wait_all(ll, ll_pulled_word(number), number - 2, HOST_LL_OFFER) : EP_OK;
+    return number > 2 ? ll_wait_all(ll, ll_pulled_word(number), number - 2, EP_GROUP_LL_OFFER) : EP_OK;
 }
 
 /* The rows that were received, copied to where peers can read them. */
@@ -80,14 +80,14 @@ static ep_status offer(ep_ll *ll, struct ll_combine *combine)
     mine->no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
     if (combine->args.flags & EP_LL_ZERO_COPY) {
         buffer = inner->combine_buffer[combine->number & 1];
-    } else if (host_find(inner->host, combine->args.x, bytes, &mine->where)) {
+    } else if (ep_group_find(inner->group, combine->args.x, bytes, &mine->where)) {
         combine->in_place = true;
         return EP_OK;
     } else {
         EP_TRY(ll_take_combine_buffer(ll, combine->number, &buffer));
         EP_TRY(copy_rows(ll, combine, buffer));
     }
-    if (!host_find(inner->host, buffer, bytes, &mine->where))
+    if (!ep_group_find(inner->group, buffer, bytes, &mine->where))
         return ep_fail(EP_E_STATE, "ep_ll_combine: the combine buffer is not where it was");
     return EP_OK;
 }
@@ -127,9 +127,9 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
             ret_terms->rows[n++] = NULL;
             continue;
         }
-        host_read_shared(&range, &ll_ranges_of(ll, rank, combine->call)[local * nranks + me], sizeof(range));
+        ep_group_read_shared(&range, &ll_ranges_of(ll, rank, combine->call)[local * nranks + me], sizeof(range));
         if (range.begin < 0 || range.count < 0 || (size_t)range.begin + (size_t)range.count > rows)
-            return ll_damaged(ll, rank, HOST_LL_COMBINE, "where the rows of this rank are",
+            return ll_damaged(ll, rank, EP_GROUP_LL_COMBINE, "where the rows of this rank are",
                               (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
         if (i >= range.count)
             return ll_fail_rows(ll, me, rank, range.count, index[k], t, i);
@@ -218,23 +218,23 @@ static ep_status map_offer(ep_ll *ll, const struct ll_combine *combine, int rank
     ep_status status;
 
     if (ll_is_remote(ll, rank)) {
-        host_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PARCEL_ANSWER), sizeof(theirs));
+        ep_group_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PARCEL_ANSWER), sizeof(theirs));
         return ll_check_offer(ll, combine, rank, &theirs);
     }
-    host_read_shared(&theirs, &ll_shared_of(inner, rank)->offer[combine->number & 1], sizeof(theirs));
+    ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->offer[combine->number & 1], sizeof(theirs));
     EP_TRY(ll_check_offer(ll, combine, rank, &theirs));
-    status = host_map(inner->host, rank, &theirs.where, combine_bytes(ll, combine->max_tokens), ret_offer);
+    status = ep_group_map(inner->group, rank, &theirs.where, combine_bytes(ll, combine->max_tokens), ret_offer);
     if (status == EP_OK)
         return EP_OK;
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
     /* Who has masked this rank may have freed it: no failure of the group. */
-    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
+    EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     ep_fail(status, "%s", reason);
     if ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) && (ll->config.flags & EP_LL_MASK_DEAD)) {
         ll_mask_rank(ll, rank);
         return EP_OK;
     }
-    return host_raise_own(inner->host, status, rank, HOST_LL_COMBINE);
+    return ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_LL_COMBINE);
 }
 
 ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
@@ -246,9 +246,9 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     struct ll_answers answers;
     ep_status status = EP_OK;
 
-    EP_TRY(
-        ll_wait_timed(ll, offsetof(struct ll_shared, offered), combine->number, HOST_LL_COMBINE, args->wait_cost_add));
-    host_sweep(inner->host);
+    EP_TRY(ll_wait_timed(ll, offsetof(struct ll_shared, offered), combine->number, EP_GROUP_LL_COMBINE,
+                         args->wait_cost_add));
+    ep_group_unmap_stale(inner->group);
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
             EP_TRY(map_offer(ll, combine, rank, &offers[rank]));
@@ -257,14 +257,14 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
         status = pull_token(ll, combine, t, offers, &answers);
     if (status == EP_OK)
-        status = ll_check_masks(ll, HOST_LL_COMBINE);
+        status = ll_check_masks(ll, EP_GROUP_LL_COMBINE);
     ll_publish(ll, ll_counter_of(ll, ll->comm->rank, ll_pulled_word(combine->number)), combine->number);
     /* Ranks of other nodes were sent their rows. */
     for (int i = 1; status == EP_OK && combine->in_place && i < nranks; i++) {
         int rank = (ll->comm->rank + i) % nranks;
 
         if (!inner->masked[rank] && !ll_is_remote(ll, rank))
-            status = ll_wait_rank(ll, rank, ll_pulled_word(combine->number), combine->number, HOST_LL_DONE, NULL);
+            status = ll_wait_rank(ll, rank, ll_pulled_word(combine->number), combine->number, EP_GROUP_LL_DONE, NULL);
     }
     return status;
 }

@@ -183,7 +183,7 @@ static bool is_outstanding(const ep_ll *ll)
     const struct host_ll *inner = ll->impl;
 
     /* The second one before any call of this rank has signalled it. */
-    if (atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&inner->host->control->failure))
+    if (atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&inner->group->control->failure))
         return false;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
         if (is_remote(inner->net, rank) && !is_given_up(&inner->net->peers[rank]) &&
@@ -211,7 +211,7 @@ static void take_signals(const ep_ll *ll, struct ll_net *n, int rank)
 
 static ep_status progress(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
 {
-    struct host_comm *host = host_of(ll->comm);
+    struct ep_group *group = ep_group_of(ll->comm);
     const struct ep_net_ops *ops = n->net->ops;
     int me = ll->comm->rank;
 
@@ -223,7 +223,7 @@ static ep_status progress(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
             continue;
         if (*ret_moved)
             take_signals(ll, n, rank);
-        host_net_note_lost(host, n->net, rank);
+        ep_group_net_note_lost(group, n->net, rank);
         peer->ended = ops->ended && ops->ended(n->net, rank);
         if (!peer->ended)
             push_peer(n, me, rank);
@@ -231,7 +231,7 @@ static ep_status progress(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
     return EP_OK;
 }
 
-ep_status ll_net_progress(ep_ll *ll, enum host_phase phase, bool *ret_moved)
+ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved)
 {
     struct ll_net *n = net_of(ll);
     ep_status status;
@@ -246,7 +246,7 @@ ep_status ll_net_progress(ep_ll *ll, enum host_phase phase, bool *ret_moved)
     pthread_mutex_unlock(&n->lock);
     if (status == EP_OK)
         return EP_OK;
-    return host_raise_own(host_of(ll->comm), status, broken_by ? broken_by - 1 : ll->comm->rank, phase);
+    return ep_group_set_own_failure(ep_group_of(ll->comm), status, broken_by ? broken_by - 1 : ll->comm->rank, phase);
 }
 
 bool ll_net_polls(const ep_ll *ll)
@@ -495,42 +495,42 @@ int64_t ll_net_bytes(const ep_ll *ll)
     return (int64_t)lay_out(ll, &n);
 }
 
-static struct host_ll **lls_of(struct host_comm *host)
+static struct host_ll **lls_of(struct ep_group *group)
 {
-    return &((struct cpu_comm *)host)->lls;
+    return &((struct cpu_comm *)group)->lls;
 }
 
 ep_status ll_net_open(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
-    struct host_comm *host = inner->host;
-    ep_boot boot = host_boot(ll->comm);
+    struct ep_group *group = inner->group;
+    ep_boot boot = ep_group_boot(ll->comm);
     struct ep_net_provider provider;
     struct ep_net_params params;
     struct ll_net *n;
 
-    host_net_describe_ranks(host, &boot, &provider, &params);
+    ep_group_net_describe_ranks(group, &boot, &provider, &params);
     n = inner->net;
     params.region_bytes = lay_out(ll, n);
     params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;
     EP_TRY(provider.open(&provider, &params, &n->net));
     EP_TRY(start_thread(ll, n));
-    inner->next = *lls_of(host);
-    *lls_of(host) = inner;
+    inner->next = *lls_of(group);
+    *lls_of(group) = inner;
     return EP_OK;
 }
 
 ep_status ll_net_prepare(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
-    const struct host_comm *host = inner->host;
+    const struct ep_group *group = inner->group;
     struct ll_net *n = calloc(1, sizeof(*n));
 
     if (!n)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    n->nlocal = host->nlocal;
-    n->first = host->first;
-    n->nremote = ll->comm->nranks - host->nlocal;
+    n->nlocal = group->nlocal;
+    n->first = group->first;
+    n->nremote = ll->comm->nranks - group->nlocal;
     pthread_mutex_init(&n->lock, NULL);
     pthread_cond_init(&n->changed, NULL);
     inner->net = n;
@@ -545,13 +545,13 @@ static void flush(ep_ll *ll, struct ll_net *n)
     uint64_t deadline_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
     struct timespec backoff = {.tv_nsec = BACKOFF_LEAST_NS};
 
-    while (host_check(inner->host) == EP_OK && ep_now_ns() < deadline_ns) {
+    while (ep_group_check(inner->group) == EP_OK && ep_now_ns() < deadline_ns) {
         bool all = true, moved;
 
         if (progress(ll, n, &moved) != EP_OK)
             return;
         for (int rank = 0; rank < ll->comm->nranks; rank++)
-            if (is_remote(n, rank) && !inner->masked[rank] && !host_peer_dead(inner->host, rank))
+            if (is_remote(n, rank) && !inner->masked[rank] && !ep_group_peer_dead(inner->group, rank))
                 all &= flushed(n, ll->comm->rank, rank);
         if (all)
             return;
@@ -571,15 +571,15 @@ static void stop_thread(struct ll_net *n)
     n->started = false;
 }
 
-void host_ll_stop_threads(struct host_comm *host)
+void host_ll_stop_threads(struct ep_group *group)
 {
-    for (struct host_ll *inner = *lls_of(host); inner; inner = inner->next)
+    for (struct host_ll *inner = *lls_of(group); inner; inner = inner->next)
         stop_thread(inner->net);
 }
 
 static void unlink_from_host(struct host_ll *inner)
 {
-    struct host_ll **at = lls_of(inner->host);
+    struct host_ll **at = lls_of(inner->group);
 
     while (*at && *at != inner)
         at = &(*at)->next;

@@ -26,7 +26,7 @@ static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
     return inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes;
 }
 
-static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct host_where *where)
+static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct ep_group_address *where)
 {
     if (ll_is_remote(ll, rank)) {
         inner->peer[rank] = (unsigned char *)&inner->copies[rank];
@@ -36,7 +36,7 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
         inner->peer[rank] = inner->segment;
         return EP_OK;
     }
-    EP_TRY(host_attach_slot(inner->host, rank, where, segment_bytes(ll, inner), &inner->shm[rank]));
+    EP_TRY(ep_group_attach_slot(inner->group, rank, where, segment_bytes(ll, inner), &inner->shm[rank]));
     inner->peer[rank] = inner->shm[rank].base;
     return EP_OK;
 }
@@ -44,29 +44,29 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
 /* `inner` NULL: this rank has failed already, and takes part to say so. */
 static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status mine)
 {
-    struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS] = {{.slot = HOST_NOWHERE}};
+    struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
     ep_status status;
 
     if (inner && mine == EP_OK)
-        host_find(inner->host, inner->segment, 1, &where);
-    status = host_ll_exchange(ll, mine, &where, all);
+        ep_group_find(inner->group, inner->segment, 1, &where);
+    status = ep_group_ll_exchange(ll, mine, &where, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
         status = attach_segment(ll, inner, rank, &all[rank]);
         /* The others are to hear of the rank that is gone, not of this one. */
         if (ep_status_is_fatal(status))
-            status = host_raise_own(inner->host, status, rank, HOST_GATHER);
+            status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
     }
     /* Nobody frees its segment before all have it, and creation fails on all ranks or on none. */
-    return host_agree_within(ll->comm, "ep_ll_new", status);
+    return ep_group_agree_within(ll->comm, "ep_ll_new", status);
 }
 
 static void free_inner(struct host_ll *inner, int nranks)
 {
     for (int rank = 0; inner->shm && rank < nranks; rank++)
         ep_shm_done(&inner->shm[rank]);
-    host_free_internal(inner->host, inner->segment);
-    host_free_internal(inner->host, inner->combine_buffer[0]);
-    host_free_internal(inner->host, inner->combine_buffer[1]);
+    ep_group_free_internal(inner->group, inner->segment);
+    ep_group_free_internal(inner->group, inner->combine_buffer[0]);
+    ep_group_free_internal(inner->group, inner->combine_buffer[1]);
     free(inner->copies);
     free(inner->block);
     free(inner->peer);
@@ -106,7 +106,7 @@ static int64_t object_bytes(const ep_ll *ll)
 
 ep_status host_ll_open(ep_ll *ll)
 {
-    struct host_comm *host = host_of(ll->comm);
+    struct ep_group *group = ep_group_of(ll->comm);
     struct host_ll *inner;
     size_t nranks = (size_t)ll->comm->nranks, entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk;
     size_t blocks = (size_t)ll->config.hidden / EP_SCALE_BLOCK;
@@ -115,14 +115,14 @@ ep_status host_ll_open(ep_ll *ll)
     inner = calloc(1, sizeof(*inner));
     if (!inner)
         return exchange_segments(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
-    inner->host = host;
+    inner->group = group;
     ll->impl = inner;
     lay_out(ll, inner);
     inner->peer = calloc(nranks, sizeof(*inner->peer));
     inner->shm = calloc(nranks, sizeof(*inner->shm));
     inner->block = calloc(nranks, sizeof(struct ll_block *));
     /* A multiple of its alignment, as its size is. */
-    inner->copies = aligned_alloc(HOST_CACHE_LINE, nranks * sizeof(*inner->copies));
+    inner->copies = aligned_alloc(EP_GROUP_CACHE_LINE, nranks * sizeof(*inner->copies));
     if (inner->copies)
         memset(inner->copies, 0, nranks * sizeof(*inner->copies));
     inner->masked = calloc(nranks, sizeof(*inner->masked));
@@ -146,26 +146,26 @@ ep_status host_ll_open(ep_ll *ll)
         !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
-        status = host_alloc_internal(host, segment_bytes(ll, inner), &inner->segment);
+        status = ep_group_alloc_internal(group, segment_bytes(ll, inner), &inner->segment);
     if (status == EP_OK && ll->comm->nnodes > 1)
         status = ll_net_prepare(ll);
     status = exchange_segments(ll, inner, status);
     if (status == EP_OK && inner->net)
-        status = host_agree_within(ll->comm, "ep_ll_new", ll_net_open(ll));
+        status = ep_group_agree_within(ll->comm, "ep_ll_new", ll_net_open(ll));
     if (status != EP_OK) {
         ll_net_close(ll);
         free_inner(inner, ll->comm->nranks);
         ll->impl = NULL;
         return status;
     }
-    host->object_bytes += object_bytes(ll);
+    group->object_bytes += object_bytes(ll);
     return EP_OK;
 }
 
 int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
 {
     ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
-    struct host_ll inner = {.host = host_of(comm)};
+    struct host_ll inner = {.group = ep_group_of(comm)};
 
     lay_out(&ll, &inner);
     ll.impl = &inner;
@@ -191,24 +191,24 @@ static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
 static void wait_for_readers(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
-    struct host_pause pause;
-    ep_status status = host_drain(inner->host);
+    struct ep_group_wait pause;
+    ep_status status = ep_group_drain(inner->group);
 
     for (int i = 1; status == EP_OK && i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
         if (ll_is_remote(ll, rank))
             continue;
-        host_pause_begin(&pause, inner->host, HOST_LL_DONE);
+        ep_group_wait_begin(&pause, inner->group, EP_GROUP_LL_DONE);
         pause.tolerant = true; /* that a peer does not come is not our failure: we are leaving */
         while (!inner->masked[rank] && status == EP_OK) {
-            uint32_t seen = host_doorbell(inner->host);
+            uint32_t seen = ep_group_doorbell(inner->group);
 
             if (has_read(ll, rank, ll->combines) || ll_pause(ll, &pause, seen, rank) != EP_OK)
                 break;
-            status = ep_comm_record(ll->comm, host_check(inner->host));
+            status = ep_comm_record(ll->comm, ep_group_check(inner->group));
         }
-        host_pause_end(&pause);
+        ep_group_wait_end(&pause);
     }
 }
 
@@ -217,7 +217,7 @@ void host_ll_close(ep_ll *ll)
     if (!ll->impl)
         return;
     wait_for_readers(ll);
-    host_of(ll->comm)->object_bytes -= object_bytes(ll);
+    ep_group_of(ll->comm)->object_bytes -= object_bytes(ll);
     ll_net_close(ll);
     free_inner(ll->impl, ll->comm->nranks);
     ll->impl = NULL;

@@ -27,9 +27,9 @@ void ll_mask_rank(ep_ll *ll, int rank)
     ll_net_publish_mask(ll, rank, true);
 }
 
-static ep_status fail_excluded(int rank, enum host_phase phase)
+static ep_status fail_excluded(int rank, enum ep_group_phase phase)
 {
-    return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
+    return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, ep_group_phase_name(phase));
 }
 
 static bool is_masked_by(const ep_ll *ll, int rank)
@@ -40,7 +40,7 @@ static bool is_masked_by(const ep_ll *ll, int rank)
 }
 
 /* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
-ep_status ll_check_masks(const ep_ll *ll, enum host_phase phase)
+ep_status ll_check_masks(const ep_ll *ll, enum ep_group_phase phase)
 {
     const struct host_ll *inner = ll->impl;
     int me = ll->comm->rank;
@@ -75,7 +75,7 @@ static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct l
     }
 }
 
-ep_status ll_pause(ep_ll *ll, struct host_pause *pause, uint32_t seen, int rank)
+ep_status ll_pause(ep_ll *ll, struct ep_group_wait *pause, uint32_t seen, int rank)
 {
     struct host_ll *inner = ll->impl;
     bool moved = false;
@@ -84,12 +84,12 @@ ep_status ll_pause(ep_ll *ll, struct host_pause *pause, uint32_t seen, int rank)
     if (moved) {
         /* With masking the rank waited for counts alone: others wait for this one meanwhile, who would mask it. */
         if (!pause->tolerant)
-            host_pause_reset(pause);
-        return pause->tolerant ? host_check_abort(inner->host) : host_check(inner->host);
+            ep_group_wait_reset(pause);
+        return pause->tolerant ? ep_group_check_abort(inner->group) : ep_group_check(inner->group);
     }
     pause->polls = ll_net_polls(ll);
-    pause->held = inner->net ? ll_net_holds_back(ll, rank) ? HOST_HELD : HOST_NOT_HELD : HOST_HELD_UNKNOWN;
-    return host_pause(pause, seen, rank);
+    pause->held = inner->net ? ll_net_holds_back(ll, rank) ? EP_GROUP_HELD : EP_GROUP_NOT_HELD : EP_GROUP_HELD_UNKNOWN;
+    return ep_group_wait(pause, seen, rank);
 }
 
 bool ll_may_mask(const ep_ll *ll, ep_status status)
@@ -100,20 +100,20 @@ bool ll_may_mask(const ep_ll *ll, ep_status status)
 }
 
 /* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
-static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase, struct ll_cost *cost,
-                          const struct ll_meanwhile *meanwhile)
+static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
+                          struct ll_cost *cost, const struct ll_meanwhile *meanwhile)
 {
     struct host_ll *inner = ll->impl;
     _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
     bool mask = ll->config.flags & EP_LL_MASK_DEAD;
-    struct host_pause pause;
+    struct ep_group_wait pause;
     uint64_t at = 0;
     ep_status status = EP_OK, failed = EP_OK;
 
-    host_pause_begin(&pause, inner->host, phase);
+    ep_group_wait_begin(&pause, inner->group, phase);
     pause.tolerant = mask;
     while (status == EP_OK && failed == EP_OK) {
-        uint32_t seen = host_doorbell(inner->host);
+        uint32_t seen = ep_group_doorbell(inner->group);
 
         at = atomic_load_explicit(counter, memory_order_acquire);
         note_arrivals(ll, word, value, cost);
@@ -125,14 +125,14 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         if (failed == EP_OK)
             status = ll_pause(ll, &pause, seen, rank);
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     if (failed != EP_OK)
         return failed;
     if (status != EP_OK && (!mask || !ll_may_mask(ll, status)))
         return status;
     /* Two results at a time: without masking nobody is further ahead. */
     if (!mask && at - value > MOST_AHEAD)
-        return host_raise_damage(inner->host, rank, phase, "a counter of its calls", (int64_t)at);
+        return ep_group_fail_damaged(inner->group, rank, phase, "a counter of its calls", (int64_t)at);
     if (mask && is_masked_by(ll, rank))
         return fail_excluded(rank, phase);
     if (status != EP_OK)
@@ -142,7 +142,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
 
 /* The same for all ranks that are not masked. `add` [R]: NULL, or nanoseconds until each of them came are added to it.
  */
-ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase, int64_t *add)
+ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add)
 {
     const struct host_ll *inner = ll->impl;
     struct ll_cost cost = {.add = add};
@@ -159,12 +159,12 @@ ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase 
     return EP_OK;
 }
 
-ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase)
+ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase)
 {
     return ll_wait_timed(ll, word, value, phase, NULL);
 }
 
-ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase,
+ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
                        const struct ll_meanwhile *meanwhile)
 {
     return wait_one(ll, rank, word, value, phase, NULL, meanwhile);
@@ -185,7 +185,7 @@ void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value)
 {
     ep_rows_stream_end();
     atomic_store_explicit(counter, value, memory_order_release);
-    host_ring_node(((struct host_ll *)ll->impl)->host);
+    ep_group_ring_node(((struct host_ll *)ll->impl)->group);
     ll_net_publish(ll, (size_t)((char *)counter - (char *)ll_shared_of(ll->impl, ll->comm->rank)), value);
 }
 
@@ -201,56 +201,57 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
 }
 
 /* Who has masked this rank writes to its memory without waiting for it: no failure of the group. */
-ep_status ll_damaged(ep_ll *ll, int rank, enum host_phase phase, const char *what, int64_t value)
+ep_status ll_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value)
 {
     EP_TRY(ll_check_masks(ll, phase));
-    return host_raise_damage(((struct host_ll *)ll->impl)->host, rank, phase, what, value);
+    return ep_group_fail_damaged(((struct host_ll *)ll->impl)->group, rank, phase, what, value);
 }
 
 /* Ranks must be in the same call, and it is the same in all ranks' arguments. */
 ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs)
 {
-    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
+    struct ep_group *group = ((struct host_ll *)ll->impl)->group;
     bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
 
     if (theirs->call == combine->call && theirs->no_partial_reduce == (once ? 1 : 0))
         return EP_OK;
-    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
+    EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     if (theirs->call != combine->call)
-        return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+        return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
                        "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
                        (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
-    return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+    return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
                    "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d", once,
                    ll->comm->rank, theirs->no_partial_reduce, rank);
 }
 
 ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
 {
-    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
+    struct ep_group *group = ((struct host_ll *)ll->impl)->group;
 
-    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
-    return ep_fail(host_raise(host, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, HOST_LL_COMBINE),
-                   "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank,
-                   count, owner, expert, token, i + 1);
+    EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
+    return ep_fail(
+        ep_group_set_failure(group, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, EP_GROUP_LL_COMBINE),
+        "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank, count, owner,
+        expert, token, i + 1);
 }
 
 ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
 {
-    struct host_comm *host = host_of(ll->comm);
-    struct host_pause pause;
+    struct ep_group *group = ep_group_of(ll->comm);
+    struct ep_group_wait pause;
     ep_status status = EP_OK;
 
-    host_pause_begin(&pause, host, HOST_LL_SEND);
+    ep_group_wait_begin(&pause, group, EP_GROUP_LL_SEND);
     pause.tolerant = ll->config.flags & EP_LL_MASK_DEAD;
     while (status == EP_OK && bytes) {
-        uint32_t seen = host_doorbell(host);
+        uint32_t seen = ep_group_doorbell(group);
 
         if (ll_net_try_send(ll, rank, number, what, bytes))
             break;
         status = ll_pause(ll, &pause, seen, rank);
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     if (status == EP_OK || !pause.tolerant || !ll_may_mask(ll, status))
         return status;
     ll_mask_rank(ll, rank);

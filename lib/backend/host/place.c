@@ -10,10 +10,10 @@ static void place_choice(const struct host_move *move, const int32_t *index, con
                          int64_t row)
 {
     int topk = move->plan->args.topk, n = move->plan->info.n_local_experts;
-    int first = (move->host->first + local) * n;
+    int first = (move->group->first + local) * n;
     size_t at = (size_t)row * (size_t)topk;
-    unsigned char *out_index = move->out[local][HOST_AT_INDEX];
-    float *out_weights = (float *)(void *)move->out[local][HOST_AT_WEIGHTS];
+    unsigned char *out_index = move->out[local][EP_GROUP_AT_INDEX];
+    float *out_weights = (float *)(void *)move->out[local][EP_GROUP_AT_WEIGHTS];
 
     for (int k = 0; k < topk; k++) {
         bool mine = index[k] >= first && index[k] < first + n;
@@ -27,10 +27,10 @@ static void place_choice(const struct host_move *move, const int32_t *index, con
     }
 }
 
-int host_place(const struct host_move *move, const struct host_route *route, int t, const void *row, const void *scales,
-               const float *weights)
+int host_place(const struct host_move *move, const struct ep_group_route *route, int t, const void *row,
+               const void *scales, const float *weights)
 {
-    const struct host_entry *entry = route->entry + route->start[t];
+    const struct ep_group_entry *entry = route->entry + route->start[t];
     const int32_t *index = route->index + (size_t)t * (size_t)move->plan->args.topk;
     int n = route->start[t + 1] - route->start[t];
     void *dst[EP_MAX_TOPK];
@@ -38,24 +38,24 @@ int host_place(const struct host_move *move, const struct host_route *route, int
     if (n <= 0)
         return 0;
     for (int i = 0; i < n; i++)
-        dst[i] = move->out[entry[i].local][HOST_AT_X] + (size_t)entry[i].row * move->row_bytes;
+        dst[i] = move->out[entry[i].local][EP_GROUP_AT_X] + (size_t)entry[i].row * move->row_bytes;
     move->copy(dst, n, row, move->row_bytes);
     for (int i = 0; i < n; i++) {
         unsigned char **out = move->out[entry[i].local];
 
         if (scales && move->scale_bytes)
-            memcpy(out[HOST_AT_SCALES] + (size_t)entry[i].row * move->scale_bytes, scales, move->scale_bytes);
+            memcpy(out[EP_GROUP_AT_SCALES] + (size_t)entry[i].row * move->scale_bytes, scales, move->scale_bytes);
         if (!(move->plan->args.flags & EP_PLAN_EXPANDED))
             place_choice(move, index, weights, entry[i].local, entry[i].row);
-        else if (out[HOST_AT_WEIGHTS])
-            ((float *)(void *)out[HOST_AT_WEIGHTS])[entry[i].row] = weights[entry[i].k];
+        else if (out[EP_GROUP_AT_WEIGHTS])
+            ((float *)(void *)out[EP_GROUP_AT_WEIGHTS])[entry[i].row] = weights[entry[i].k];
     }
     return n;
 }
 
 void host_place_own(const struct host_move *move, int begin, int end)
 {
-    const struct host_route *route = &((struct host_plan *)move->plan->impl)->own;
+    const struct ep_group_route *route = &((struct ep_group_plan *)move->plan->impl)->own;
     const float *weights = move->args->topk_weights;
     size_t topk = (size_t)move->plan->args.topk;
 

@@ -31,7 +31,7 @@ static void free_sources(struct sources *sources)
 /* On the thread that runs jobs. `with_choice`: in the expanded layout alone. */
 static ep_status exchange_sources(ep_plan *plan, bool with_choice, struct sources *ret_sources)
 {
-    size_t n = (size_t)host_plan_of(plan)->n_tokens, out = (size_t)plan->full.out_rows;
+    size_t n = (size_t)ep_group_plan_of(plan)->n_tokens, out = (size_t)plan->full.out_rows;
     size_t entries = n * (size_t)plan->args.topk;
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     struct sources sources = {.mine = calloc(n + 1, sizeof(*sources.mine)),
@@ -90,7 +90,7 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
 {
     struct sources_job job = {.plan = plan, .ret_rank = ret_rank, .ret_token = ret_token};
 
-    return host_run(host_of(plan->comm), run_sources, &job);
+    return ep_group_run(ep_group_of(plan->comm), run_sources, &job);
 }
 
 /* --- metadata --------------------------------------------------------------------------------------------------- */
@@ -128,7 +128,7 @@ static int compare_numbers(const void *a, const void *b)
 static ep_status list_tokens(const ep_plan *plan, const ep_plan_metadata *dst, const struct source *all,
                              int32_t *tokens)
 {
-    int64_t n = 0, unique = 0, expected = host_plan_of(plan)->recv_from_rank[plan->comm->nranks];
+    int64_t n = 0, unique = 0, expected = ep_group_plan_of(plan)->recv_from_rank[plan->comm->nranks];
 
     for (int64_t row = 0; row < plan->full.n_recv; row++) {
         if (!all[row].rank)
@@ -151,7 +151,7 @@ static ep_status list_tokens(const ep_plan *plan, const ep_plan_metadata *dst, c
 static ep_status place_slots(const ep_plan *plan, const ep_plan_metadata *dst, const struct sources *sources,
                              const int32_t *tokens)
 {
-    size_t n = (size_t)host_plan_of(plan)->recv_from_rank[plan->comm->nranks], topk = (size_t)plan->args.topk;
+    size_t n = (size_t)ep_group_plan_of(plan)->recv_from_rank[plan->comm->nranks], topk = (size_t)plan->args.topk;
 
     for (size_t i = 0; i < n * topk; i++)
         dst->recv_slot[i] = -1;
@@ -172,7 +172,7 @@ static ep_status place_slots(const ep_plan *plan, const ep_plan_metadata *dst, c
 
 static ep_status tell_tokens(const ep_plan *plan, const ep_plan_metadata *dst, const struct sources *sources)
 {
-    int64_t n_rows = plan->full.n_recv, n = host_plan_of(plan)->recv_from_rank[plan->comm->nranks];
+    int64_t n_rows = plan->full.n_recv, n = ep_group_plan_of(plan)->recv_from_rank[plan->comm->nranks];
     int32_t *tokens = malloc(((size_t)n_rows + 1) * sizeof(*tokens));
     ep_status status;
 
@@ -189,7 +189,7 @@ static ep_status tell_tokens(const ep_plan *plan, const ep_plan_metadata *dst, c
 
 static void tell_counts(const ep_plan *plan, const ep_plan_metadata *dst)
 {
-    const struct host_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     size_t nranks = (size_t)plan->comm->nranks;
 
@@ -209,24 +209,24 @@ static void tell_counts(const ep_plan *plan, const ep_plan_metadata *dst)
 static ep_status run_metadata(void *arguments)
 {
     const struct metadata_job *job = arguments;
-    struct host_comm *host = host_of(job->plan->comm);
+    struct ep_group *group = ep_group_of(job->plan->comm);
     const ep_plan_metadata *dst = &job->dst;
     struct sources sources;
     ep_status status;
 
-    EP_TRY(host_plan_complete(host, job->plan));
+    EP_TRY(ep_group_plan_complete(group, job->plan));
     tell_counts(job->plan, dst);
     if (!dst->recv_source && !dst->recv_slot)
         return EP_OK;
     EP_TRY(exchange_sources(job->plan, dst->recv_slot, &sources));
     status = tell_tokens(job->plan, dst, &sources);
     free_sources(&sources);
-    return host_fail_queued(host, status, HOST_DISPATCH_DONE, false);
+    return ep_group_fail_queued(group, status, EP_GROUP_DISPATCH_DONE, false);
 }
 
 ep_status host_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
 {
     struct metadata_job job = {.plan = plan, .dst = *dst};
 
-    return host_submit(host_of(plan->comm), stream, run_metadata, &job, sizeof(job));
+    return ep_group_submit(ep_group_of(plan->comm), stream, run_metadata, &job, sizeof(job));
 }

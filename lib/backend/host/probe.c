@@ -23,7 +23,7 @@ struct plug {
 };
 
 struct ep_net_probe {
-    struct host_comm *host;
+    struct ep_group *group;
     struct ep_net *net;
     int npeers, channels;
     size_t bytes;
@@ -96,25 +96,26 @@ static ep_status puts_pass(struct ep_net_probe *probe, struct flow *flows, bool 
 /* The peers wait for what this rank can no longer do. */
 static ep_status raise_broken(struct ep_net_probe *probe, ep_status status)
 {
-    struct host_comm *host = probe->host;
+    struct ep_group *group = probe->group;
     int broken_by = probe->net->broken_by;
 
-    return host_raise_own(host, status, broken_by ? host_rail(host, broken_by - 1) : host->comm->rank, HOST_PROBE_PUTS);
+    return ep_group_set_own_failure(group, status, broken_by ? ep_group_rail(group, broken_by - 1) : group->comm->rank,
+                                    EP_GROUP_PROBE_PUTS);
 }
 
 ep_status ep_net_probe_puts(struct ep_net_probe *probe)
 {
-    struct host_comm *host = probe->host;
+    struct ep_group *group = probe->group;
     struct flow *flows = calloc((size_t)probe->npeers * (size_t)probe->channels, sizeof(*flows));
-    struct host_pause pause;
+    struct ep_group_wait pause;
     ep_status status = flows ? EP_OK : ep_fail(EP_E_MEMORY, "network probe: no memory");
 
     for (int i = 0; flows && i < probe->npeers * probe->channels; i++)
         flows[i].at = (size_t)(i % probe->channels) * EP_NET_PROBE_CHUNK;
     probe->turns++;
-    host_pause_begin(&pause, host, HOST_PROBE_PUTS);
+    ep_group_wait_begin(&pause, group, EP_GROUP_PROBE_PUTS);
     while (status == EP_OK) {
-        uint32_t seen = host_doorbell(host);
+        uint32_t seen = ep_group_doorbell(group);
         bool moved = false;
         int node;
 
@@ -125,11 +126,11 @@ ep_status ep_net_probe_puts(struct ep_net_probe *probe)
             break;
         pause.polls = !probe->net->sleeps;
         if (moved)
-            host_pause_reset(&pause);
+            ep_group_wait_reset(&pause);
         else
-            status = host_pause(&pause, seen, host_rail(host, node));
+            status = ep_group_wait(&pause, seen, ep_group_rail(group, node));
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     free(flows);
     return status;
 }
@@ -217,7 +218,7 @@ static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *
         ep_status status = move_plug(probe, plug, ret_moved);
 
         if (status != EP_OK)
-            return host_raise_own(probe->host, status, probe->host->comm->rank, HOST_PROBE_SOCKETS);
+            return ep_group_set_own_failure(probe->group, status, probe->group->comm->rank, EP_GROUP_PROBE_SOCKETS);
         if (plug->in == plug->bytes && plug->out == plug->bytes)
             continue;
         *ret_waiting = plug->rank;
@@ -232,13 +233,13 @@ static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *
 
 ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
 {
-    struct host_comm *host = probe->host;
-    struct host_pause pause;
+    struct ep_group *group = probe->group;
+    struct ep_group_wait pause;
     ep_status status = EP_OK;
 
     for (int i = 0; i < probe->npeers * probe->channels; i++)
         probe->plugs[i].out = probe->plugs[i].in = 0;
-    host_pause_begin(&pause, host, HOST_PROBE_SOCKETS);
+    ep_group_wait_begin(&pause, group, EP_GROUP_PROBE_SOCKETS);
     while (status == EP_OK) {
         int n_polls, rank;
         bool moved = false;
@@ -247,14 +248,14 @@ ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
         if (status != EP_OK || rank < 0)
             break;
         if (moved) {
-            host_pause_reset(&pause);
+            ep_group_wait_reset(&pause);
             continue;
         }
-        status = host_pause_check(&pause, rank);
+        status = ep_group_wait_check(&pause, rank);
         if (status == EP_OK)
             (void)poll(probe->polls, (nfds_t)n_polls, SLICE_MS);
     }
-    host_pause_end(&pause);
+    ep_group_wait_end(&pause);
     return status;
 }
 
@@ -289,31 +290,32 @@ static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_pr
     for (int i = 0; status == EP_OK && i < probe->npeers * probe->channels; i++) {
         int peer = i / probe->channels, channel = i % probe->channels;
 
-        probe->plugs[i] = (struct plug){.fd = probe->lines[peer * (probe->channels + 1) + channel].fd,
-                                        .rank = host_rail(probe->host, ep_net_peer(probe->host->comm->node, peer)),
-                                        .slot = peer,
-                                        .channel = channel,
-                                        .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
+        probe->plugs[i] =
+            (struct plug){.fd = probe->lines[peer * (probe->channels + 1) + channel].fd,
+                          .rank = ep_group_rail(probe->group, ep_net_peer(probe->group->comm->node, peer)),
+                          .slot = peer,
+                          .channel = channel,
+                          .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
     }
     return status;
 }
 
 static ep_status open_probe(struct ep_net_probe *probe, ep_comm *comm)
 {
-    ep_boot boot = host_boot(comm);
+    ep_boot boot = ep_group_boot(comm);
     ep_status status = prepare(probe);
     struct ep_net_provider provider;
     struct ep_net_params params;
 
-    (void)host_take_failed_owner(); /* of an earlier failure */
-    host_net_describe(probe->host, &provider, &params);
+    (void)ep_group_get_failed_owner(); /* of an earlier failure */
+    ep_group_net_describe(probe->group, &provider, &params);
     params.boot = &boot;
     params.region_bytes = (size_t)probe->npeers * probe->bytes;
     params.n_signals = (uint32_t)(probe->npeers * probe->channels);
-    EP_TRY(host_agree_within(comm, "network probe", status));
-    EP_TRY(host_agree_within(comm, "network probe", provider.open(&provider, &params, &probe->net)));
+    EP_TRY(ep_group_agree_within(comm, "network probe", status));
+    EP_TRY(ep_group_agree_within(comm, "network probe", provider.open(&provider, &params, &probe->net)));
     if (provider.open == ep_net_tcp.open)
-        return host_agree_within(comm, "network probe", open_sockets(probe, &provider, &params, EP_OK));
+        return ep_group_agree_within(comm, "network probe", open_sockets(probe, &provider, &params, EP_OK));
     free(probe->plugs);
     probe->plugs = NULL;
     return EP_OK;
@@ -329,7 +331,7 @@ ep_status ep_net_probe_new(ep_comm *comm, size_t bytes, struct ep_net_probe **re
     probe = calloc(1, sizeof(*probe));
     if (!probe)
         return ep_fail(EP_E_MEMORY, "network probe: no memory");
-    probe->host = host_of(comm);
+    probe->group = ep_group_of(comm);
     probe->npeers = comm->nnodes - 1;
     probe->channels = comm->config.channels;
     probe->bytes = bytes;
@@ -347,7 +349,7 @@ void ep_net_probe_free(struct ep_net_probe *probe)
     if (!probe)
         return;
     if (probe->net) {
-        probe->net->hurries = atomic_load(&probe->host->comm->failed) != EP_OK;
+        probe->net->hurries = atomic_load(&probe->group->comm->failed) != EP_OK;
         probe->net->ops->free(probe->net);
     }
     for (int i = 0; probe->lines && i < probe->npeers * (probe->channels + 1); i++)
@@ -362,7 +364,7 @@ void ep_net_probe_free(struct ep_net_probe *probe)
 
 uint64_t ep_net_probe_count(const ep_comm *comm)
 {
-    const struct host_comm *host = strcmp(comm->ops->name, "host") == 0 ? host_of(comm) : NULL;
+    const struct ep_group *group = strcmp(comm->ops->name, "host") == 0 ? ep_group_of(comm) : NULL;
 
-    return host && host->streams ? ep_streams_get_net(host->streams)->n_puts : 0;
+    return group && group->streams ? ep_streams_get_net(group->streams)->n_puts : 0;
 }
