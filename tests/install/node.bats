@@ -76,13 +76,14 @@ uninstall() {
 @test "the lock of dpkg is held by another process while steps run: they wait for it, and say for whom" {
     uninstall
     on perl -MFcntl -e 'open(F, "+<", "/var/lib/dpkg/lock-frontend") or die;
-        fcntl(F, F_SETLK, pack("s s x4 q q l x4", F_WRLCK, 0, 0, 0, 0)) or die; sleep 25' 3>&- &
+        my $lock = pack("s s x4 q q l x4", F_WRLCK, 0, 0, 0, 0);
+        fcntl(F, F_SETLK, $lock) or die; sleep 25' 3>&- &
     holds() { [ -n "$(on sh -c 'grep ":$(stat -c %i /var/lib/dpkg/lock-frontend) " /proc/locks')" ]; }
     for _ in $(seq 100); do holds && break; sleep 0.1; done
     on epkit install apply debian-tools
     wait
     grep -q 'waiting for process [0-9]* (perl), which holds /var/lib/dpkg/lock-frontend' "$ROOT"/var/log/epkit/install/debian-tools/*.log
-    same "$BATS_FILE_TMPDIR/applied"
+    same_end "$BATS_FILE_TMPDIR/applied"
 }
 
 @test "an uninstall that was killed between removal and purge leaves no configuration files" {
