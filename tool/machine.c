@@ -2,7 +2,7 @@
 #include "machine.h"
 
 #include "output.h"
-#include "ranks_internal.h"
+#include "ranks/ranks_internal.h"
 
 #include <stdio.h>
 #include <string.h>

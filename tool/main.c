@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main.c - epkit VERB ...: finds the verb, parses its options, runs it. */
 #include "cmd.h"
-#include "help.h"
+#include "help/help.h"
 #include "launch/agent.h"
 #include "output.h"
 #include "process/inherited.h"
 #include "progress.h"
-#include "ranks_internal.h"
+#include "ranks/ranks_internal.h"
 #include "stream.h"
 
 #include <locale.h>

@@ -2,7 +2,7 @@
 #include "output.h"
 #include "cmd.h"
 #include "progress.h"
-#include "ranks_internal.h"
+#include "ranks/ranks_internal.h"
 #include "stream.h"
 
 #include "source/root.h"

@@ -14,7 +14,7 @@
 #define EP_BENCH_BENCH_H
 
 #include "check/routing.h"
-#include "ranks.h"
+#include "ranks/ranks.h"
 
 #include <jansson.h>
 #include <stdbool.h>

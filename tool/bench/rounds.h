@@ -7,7 +7,7 @@
 #define EP_BENCH_ROUNDS_H
 
 #include "bench/stats.h"
-#include "ranks.h"
+#include "ranks/ranks.h"
 
 #include <stdbool.h>
 

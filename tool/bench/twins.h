@@ -9,7 +9,7 @@
 #ifndef EP_BENCH_TWINS_H
 #define EP_BENCH_TWINS_H
 
-#include "ranks.h"
+#include "ranks/ranks.h"
 
 #include <stdbool.h>
 

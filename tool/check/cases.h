@@ -35,7 +35,7 @@
 #ifndef EP_CHECK_CASES_H
 #define EP_CHECK_CASES_H
 
-#include "ranks.h"
+#include "ranks/ranks.h"
 
 /* The names of the matrices; ends with NULL. */
 extern const char *const check_matrices[];

@@ -7,7 +7,7 @@
 
 #include "check/data.h"
 #include "check/reference.h"
-#include "ranks.h"
+#include "ranks/ranks.h"
 
 enum check_where { CHECK_BY_TURNS = -1, CHECK_ORDINARY = 0, CHECK_SYMMETRIC = 1 };
 

@@ -2,8 +2,8 @@
 #include "launch/slow.h"
 
 #include "output.h"
-#include "parse_input.h"
-#include "triangulate.h"
+#include "parse/parse_input.h"
+#include "triangulate/tool_triangulate.h"
 
 #include "source/temporary.h"
 

@@ -2,7 +2,7 @@
 #include "launch/verdict.h"
 
 #include "output.h"
-#include "parse_input.h"
+#include "parse/parse_input.h"
 
 #include <string.h>
 

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_bench.c - epkit bench: how fast dispatch and combine are here, beside memcpy and MPI_Alltoallv. */
+#include "bench/bench.h"
+#include "bench/render.h"
+#include "bench_model.h"
+#include "cmd.h"
+#include "machine.h"
+#include "output.h"
+#include "progress.h"
+#include "ranks/gpu.h"
+#include "ranks/group.h"
+#include "ranks/ranks_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct bench_options {
+    struct group_options group; /* its ranks: the entry of the list that is being measured */
+    struct opt_list ranks, tokens, only, model;
+    const char *machines;
+    int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
+    int dtype;
+    const char *routing;
+    bool sum_once, no_yardsticks, quick, phases, json, csv;
+};
+
+static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
+static const unsigned dtype_masks[] = {BENCH_BF16 | BENCH_FP8, BENCH_BF16, BENCH_FP8};
+static const char *const ops[] = {"dispatch", "combine", "plan", "ll", NULL}; /* bits of BENCH_ALL */
+
+/* clang-format off */
+static const struct opt bench_table[] = {
+    {"only", 'o', "LIST", OPT_LIST, offsetof(struct bench_options, only), .choices = ops,
+     .help = "measure only these: dispatch, combine, plan (its creation, and a new routing's first dispatch), ll (low "
+             "latency)", .heading = "Measurements"},
+    {"tokens", 't', "LIST", OPT_LIST, offsetof(struct bench_options, tokens), .min = 1, .max = 1 << 20,
+     .value = "512", .help = "tokens of each rank; each number is measured"},
+    {"hidden", 'H', "N", OPT_INT, offsetof(struct bench_options, hidden), .min = 8, .max = EP_MAX_HIDDEN,
+     .value = "7168", .help = "elements of a row"},
+    {"topk", 'k', "N", OPT_INT, offsetof(struct bench_options, topk), .min = 1, .max = EP_MAX_TOPK, .value = "8",
+     .help = "experts that a token selects"},
+    {"experts", 'e', "N", OPT_INT, offsetof(struct bench_options, experts), .min = 1, .max = EP_MAX_EXPERTS,
+     .value = "256", .help = "experts of the whole group"},
+    {"ll-tokens", 0, "N", OPT_INT, offsetof(struct bench_options, ll_tokens), .min = 1, .max = 4096, .value = "128",
+     .help = "tokens of each rank, low latency"},
+    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct bench_options, sum_once),
+     .help = "low-latency combine: have every row travel by itself and be added up by the token's rank "
+             "(EP_LL_NO_PARTIAL_REDUCE), instead of one row for each token and rank"},
+    {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct bench_options, dtype), .choices = dtypes, .value = "all",
+     .help = "element type of the dispatched rows"},
+    {"routing", 0, "NAME", OPT_STRING, offsetof(struct bench_options, routing), .value = "uniform",
+     .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty"},
+    {"seed", 's', "N", OPT_INT, offsetof(struct bench_options, seed), .min = 0, .max = INT64_MAX - BENCH_MAX_ITERS,
+     .value = "1", .help = "of routing and contents"},
+    {"iters", 'i', "N", OPT_INT, offsetof(struct bench_options, iters), .min = 1, .max = BENCH_MAX_ITERS,
+     .help = "rounds of each measurement; without it as many as take 0.3 s, at least 5"},
+    {"sms", 0, "N", OPT_INT, offsetof(struct bench_options, sms), .min = 0, .max = 1024, .value = "0",
+     .help = "multiprocessors that an operation occupies on GPUs; 0 leaves it to the library"},
+    {"no-yardsticks", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_yardsticks),
+     .help = "do not measure memcpy and MPI_Alltoallv, or copy engine and bare rows, beside; takes less memory"},
+    {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
+     .help = "a small shape and few rounds: whether it works, not how fast"},
+    {"model", 0, "LIST", OPT_LIST, offsetof(struct bench_options, model), .min = 2, .max = 4096,
+     .help = "start no ranks, but say what ideal machines of so many nodes would do, beside published figures",
+     .heading = "Model"},
+    {"machines", 0, "NAME", OPT_STRING, offsetof(struct bench_options, machines), .value = "b200",
+     .help = "what machines they are: b200, h200, h100, h800"},
+    {"phases", 'p', NULL, OPT_FLAG, offsetof(struct bench_options, phases),
+     .help = "show where the time of each operation goes", .heading = "Output"},
+    {"csv", 0, NULL, OPT_FLAG, offsetof(struct bench_options, csv),
+     .help = "write comma-separated values to standard output instead of text"},
+    OPT_JSON_ROW(struct bench_options, json),
+    {"ranks", 'r', "LIST", OPT_LIST, offsetof(struct bench_options, ranks), .min = 1, .max = EP_MAX_RANKS,
+     .value = "8", .help = "numbers of ranks; each is measured", .heading = "Group"},
+    {"nodes", 'n', "N", OPT_INT, offsetof(struct bench_options, group.nodes), .min = 1, .max = EP_MAX_RANKS,
+     .value = "1", .help = "nodes that the ranks are spread over; must divide the ranks"},
+    {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
+     .help = "how ranks are started: " GROUP_BOOT_HELP "; without it mpi on the host backend where MPI is installed, "
+             "for the sake of the yardstick, else fork"},
+    {"network", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.network), .choices = group_networks,
+     .value = "auto", .help = GROUP_NETWORK_HELP},
+    {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
+     .value = "auto", .help = GROUP_BACKEND_HELP ", and is one for all of --ranks"},
+    {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct bench_options, group.timeout_s), .min = 1, .max = 86400,
+     .value = "120",
+     .help = "deadline of every wait for a peer; ranks that a launcher started wait a minute more between jobs"},
+    {"channels", 0, "N", OPT_INT, offsetof(struct bench_options, group.channels), .min = 1, .max = 16, .value = "4",
+     .help = "independent streams per network peer"},
+    {"partial", 0, "TYPE", OPT_CHOICE, offsetof(struct bench_options, group.partial), .choices = group_partials,
+     .value = "f32", .help = "element type of partial sums on the network"},
+    {0},
+};
+/* clang-format on */
+
+static void take_int(const struct cmd *cmd, const struct cmd_call *call, const char *name, int64_t value,
+                     int64_t *option)
+{
+    if (!cmd_given(cmd, call, name))
+        *option = value;
+}
+
+static void take_list(const struct cmd *cmd, const struct cmd_call *call, const char *name, int64_t value,
+                      struct opt_list *option)
+{
+    if (!cmd_given(cmd, call, name))
+        *option = (struct opt_list){.n = 1, .values = {value}};
+}
+
+/* What --quick changes, and what depends on this machine. Options that were given stay. */
+static void fill_defaults(const struct cmd *cmd, const struct cmd_call *call, struct bench_options *options)
+{
+    int gpu_ranks;
+
+    if (options->quick) {
+        take_list(cmd, call, "ranks", 4, &options->ranks);
+        take_list(cmd, call, "tokens", 64, &options->tokens);
+        take_int(cmd, call, "hidden", 1024, &options->hidden);
+        take_int(cmd, call, "experts", 64, &options->experts);
+        take_int(cmd, call, "ll-tokens", 16, &options->ll_tokens);
+        take_int(cmd, call, "iters", 5, &options->iters);
+    }
+    gpu_ranks = ranks_world_rank() >= 0 ? ranks_world_size() : group_gpu_ranks(&options->group);
+    if (gpu_ranks)
+        take_list(cmd, call, "ranks", gpu_ranks, &options->ranks);
+}
+
+static int make_request(const struct cmd *cmd, const struct bench_options *options, struct bench_request *ret_request)
+{
+    const struct routing_name *routing = routing_find(options->routing);
+    struct bench_request request = {
+        .types = dtype_masks[options->dtype],
+        .seed = (uint64_t)options->seed,
+        .n_token_counts = (int)options->tokens.n,
+        .ll_tokens = (int)options->ll_tokens,
+        .hidden = (int)options->hidden,
+        .topk = (int)options->topk,
+        .experts = (int)options->experts,
+        .iters = (int)options->iters,
+        .yardsticks = !options->no_yardsticks,
+        .sms = (int)options->sms,
+        .sum_once = options->sum_once,
+    };
+
+    if (!routing)
+        return cmd_usage(cmd, "--routing %s: there is no routing of that name", options->routing);
+    if (options->json && options->csv)
+        return cmd_usage(cmd, "--json and --csv exclude each other");
+    request.routing = routing->kind;
+    for (size_t i = 0; i < options->tokens.n; i++)
+        request.tokens[i] = (int)options->tokens.values[i];
+    for (size_t i = 0; i < options->only.n; i++)
+        request.ops |= 1u << options->only.values[i];
+    if (options->only.n == 0)
+        request.ops = BENCH_ALL;
+    *ret_request = request;
+    return CMD_FINE;
+}
+
+/* Specs of all groups, before the first is started: nobody should learn after minutes that the last one is wrong. */
+static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options,
+                      const struct bench_request *request, struct ranks_spec *ret_specs)
+{
+    const char *why;
+
+    for (size_t i = 0; i < options->ranks.n; i++) {
+        struct group_options group = options->group;
+        char buffer[256];
+        const char *wrong;
+        int result;
+
+        group.ranks = options->ranks.values[i];
+        result = group_spec(cmd, call, &group, request->seed, &ret_specs[i]);
+        if (result != CMD_FINE)
+            return result;
+        wrong = bench_check(request, ret_specs[i].nranks, buffer, sizeof(buffer));
+        if (wrong)
+            return cmd_usage(cmd, "%s", wrong);
+    }
+    if (group_choose(&options->group, ret_specs, options->ranks.n))
+        group_tell(&ret_specs[0]);
+    if (ranks_world_rank() >= 0 || cmd_given(cmd, call, "boot"))
+        return CMD_FINE;
+    /* MPI_Alltoallv is a yardstick for host memory. */
+    for (size_t i = 0; i < options->ranks.n; i++)
+        ret_specs[i].boot = !ret_specs[i].network && !gpu_is_backend(ret_specs[i].backend) && ranks_mpi_available(&why)
+                                ? RANKS_MPI
+                                : RANKS_FORK;
+    return CMD_FINE;
+}
+
+struct findings {
+    json_t *rows, *memory, *device, *mpi, *network;
+    double load; /* of the machine before the first rank was started; negative: not known */
+};
+
+static void keep(struct findings *findings, json_t *result)
+{
+    json_array_extend(findings->rows, json_object_get(result, "rows"));
+    json_array_extend(findings->memory, json_object_get(result, "memory"));
+    if (!findings->device) {
+        findings->device = json_incref(json_object_get(result, "device"));
+        findings->mpi = json_incref(json_object_get(result, "mpi"));
+        findings->network = json_incref(json_object_get(result, "network"));
+    }
+    json_decref(result);
+}
+
+static void print_text(const struct bench_options *options, const struct findings *findings, const json_t *machine)
+{
+    const char *device = json_string_value(findings->device);
+    const char *mpi = json_string_value(findings->mpi);
+    const char *why = "";
+    bool gpus = json_object_get(json_array_get(findings->rows, 0), "sms");
+    char sentence[512], where[256];
+
+    bench_sentence(findings->rows, sentence, sizeof(sentence));
+    machine_sentence(machine, where, sizeof(where));
+    out_verdict(OUT_PLAIN, "%s, %s.", device, sentence);
+    bench_print_rows(findings->rows, device, OUT_TABLE);
+    if (options->phases)
+        bench_print_phases(findings->rows, device);
+    bench_print_notes(findings->rows, findings->memory);
+    out_line("All results verified. GB/s are of one rank. Machine: %s.", where);
+    if (options->no_yardsticks)
+        return;
+    if (gpus) {
+        out_line("%s", "Time: between marks in the stream, the slowest rank. Queued: behind other work, which empties "
+                       "the cache and hides the launch. Copy engine: the same bytes from all to all.");
+        return;
+    }
+    if (mpi)
+        out_line("MPI_Alltoallv of %s, packing and adding by hand.", mpi);
+    else if (!ranks_mpi_available(&why))
+        out_line("No column for MPI_Alltoallv: MPI not installed (%s).", why);
+    else
+        out_line("No column for MPI_Alltoallv: the ranks do not run under MPI (--boot mpi).");
+}
+
+static int print_json(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
+                      const struct ranks_spec *specs, const struct findings *findings, json_t *machine)
+{
+    json_t *document = out_document(cmd->name);
+    json_t *parameters = bench_request_to_json(request);
+    json_t *ranks = json_array();
+    char sentence[512];
+
+    for (size_t i = 0; i < options->ranks.n; i++)
+        json_array_append_new(ranks, json_integer(specs[i].nranks));
+    json_object_set_new(parameters, "ranks", ranks);
+    json_object_set_new(parameters, "nodes", json_integer(specs[0].nnodes));
+    json_object_set_new(parameters, "boot", json_string(group_boots[specs[0].boot]));
+    json_object_set_new(parameters, "backend", json_string(specs[0].backend));
+    json_object_set_new(parameters, "backend_why", json_string(specs[0].backend_why));
+    json_object_set_new(parameters, "channels", json_integer(specs[0].channels));
+    json_object_set_new(parameters, "partial", json_string(group_partials[options->group.partial]));
+    bench_sentence(findings->rows, sentence, sizeof(sentence));
+    json_object_set_new(document, "verdict", json_string(sentence));
+    json_object_set(document, "device", findings->device);
+    json_object_set(document, "network", findings->network);
+    json_object_set(document, "mpi", findings->mpi);
+    json_object_set(document, "machine", machine);
+    json_object_set_new(document, "load_before", findings->load < 0 ? json_null() : json_real(findings->load));
+    json_object_set_new(document, "build", bench_provenance());
+    json_object_set_new(document, "parameters", parameters);
+    json_object_set(document, "rows", findings->rows);
+    json_object_set(document, "memory", findings->memory);
+    return out_json(document);
+}
+
+static int print(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
+                 const struct ranks_spec *specs, const struct findings *findings)
+{
+    json_t *machine = machine_describe();
+    int result = 0;
+
+    if (options->json)
+        result = print_json(cmd, options, request, specs, findings, machine);
+    else if (options->csv)
+        result = bench_print_rows(findings->rows, json_string_value(findings->device), OUT_CSV);
+    else
+        print_text(options, findings, machine);
+    json_decref(machine);
+    return result == 0 ? CMD_FINE : CMD_FAILED;
+}
+
+/* --model: no rank is started. */
+static int run_model(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request)
+{
+    char title[128], known[128];
+    json_t *rows = bench_model(request, &options->model, options->machines, title, sizeof(title), known, sizeof(known));
+    struct bench_request modelled = *request;
+    char buffer[128];
+    const char *wrong;
+    json_t *document;
+    int result;
+
+    modelled.ops &= ~(unsigned)BENCH_LL;
+    wrong = bench_check(&modelled, 1, buffer, sizeof(buffer));
+    if (!(request->ops & (BENCH_DISPATCH | BENCH_COMBINE))) {
+        json_decref(rows);
+        return cmd_usage(cmd, "--model is about dispatch and combine, and --only leaves both out");
+    }
+    if (rows && wrong) {
+        json_decref(rows);
+        return cmd_usage(cmd, "--model: %s", wrong);
+    }
+    if (!rows)
+        return cmd_usage(cmd, "--machines %s: not known; there are %s", options->machines, known);
+    if (options->json) {
+        document = out_document(cmd->name);
+        json_object_set_new(document, "machines", json_string(title));
+        json_object_set_new(document, "request", bench_request_to_json(request));
+        json_object_set(document, "model", rows);
+        result = out_json(document);
+    } else {
+        if (!options->csv)
+            out_verdict(OUT_PLAIN, "Model, not measured: ideal nodes of %s.", title);
+        result = bench_model_print(rows, options->csv);
+        if (!options->csv && result == 0)
+            out_line(
+                "GB/s are of one rank. Measured: published figures of such machines. The formula is in docs/model.md.");
+    }
+    json_decref(rows);
+    return result == 0 ? CMD_FINE : CMD_FAILED;
+}
+
+static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
+{
+    struct bench_options options = *(const struct bench_options *)call->options;
+    struct findings findings = {.rows = json_array(), .memory = json_array(), .load = -1};
+    struct ranks_spec specs[OPT_LIST_MAX] = {{0}};
+    struct bench_request request = BENCH_REQUEST_INIT;
+    int result;
+
+    fill_defaults(cmd, call, &options);
+    result = make_request(cmd, &options, &request);
+    if (options.model.n) {
+        json_decref(findings.rows);
+        json_decref(findings.memory);
+        return result == CMD_FINE ? run_model(cmd, &options, &request) : result;
+    }
+    if (result == CMD_FINE)
+        result = make_specs(cmd, call, &options, &request, specs);
+    if (getloadavg(&findings.load, 1) != 1)
+        findings.load = -1;
+    progress_start("bench");
+    for (size_t i = 0; i < options.ranks.n && result == CMD_FINE; i++) {
+        json_t *part;
+
+        result = bench_collect(&specs[i], &request, &part);
+        if (result == CMD_FINE)
+            keep(&findings, part);
+    }
+    progress_stop();
+    if (result == CMD_FINE)
+        result = print(cmd, &options, &request, specs, &findings);
+    json_decref(findings.rows);
+    json_decref(findings.memory);
+    json_decref(findings.device);
+    json_decref(findings.mpi);
+    json_decref(findings.network);
+    return result;
+}
+
+const struct cmd verb_bench = {
+    .name = "bench",
+    .args = "",
+    .summary = "measure dispatch and combine beside memcpy and MPI_Alltoallv",
+    .description =
+        "Starts a group of ranks on this machine and measures dispatch, combine, the creation of plans and the "
+        "low-latency operations on made-up routings, after verifying that their results are right.\n\n" GROUP_BACKEND_TEXT
+        "One backend is measured in one run, so a list of --ranks gets that of its largest number.\n\n"
+        "On GPUs the data is in device memory, and beside it stands what the GPUs give at best: the same rows without "
+        "plan and waits, and the copy engine. An operation by itself is timed with its launch and with the time by which "
+        "the ranks begin apart; ll-pair is a low-latency dispatch and its combine in a row of such pairs, where the "
+        "ranks keep step as in a decoder.\n\n"
+        "On the host backend two yardsticks take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
+        "MPI is installed, dispatch and combine written by hand around MPI_Alltoallv. On a machine that is shared, "
+        "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"
+        "Between nodes two more stand beside: bare puts, the bytes that a rank puts on the network in puts of 256 KiB "
+        "over the same streams, and over sockets the same by send() and recv().\n\n"
+        "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
+        "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s only "
+        "those that travel from one rank to another: one for each token and rank, but each for itself in a low-latency "
+        "combine with --sum-once. A rate above that of memcpy is no mistake: a row that goes to several ranks is "
+        "read once and placed on each of them, where memcpy reads it each time.",
+    .options = bench_table,
+    .options_bytes = sizeof(struct bench_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"epkit bench", "8 ranks with the shape of DeepSeek-V3."},
+            {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "How the rates grow with the tokens."},
+            {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "How the cost grows with the ranks."},
+            {"epkit bench --nodes 2 --phases", "Over two nodes, and where the time goes."},
+            {"epkit bench --model 2,4,8,64,4096 --tokens 4096", "What ideal machines would do."},
+            {"epkit bench --iters 50 --json >record.json", "A record to keep."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "measured, and all results were right"},
+            {CMD_FAILED, "a rank failed, or a result was wrong"},
+            {CMD_USAGE, "wrong usage; no rank was started"},
+            {CMD_UNSUPPORTED, "the library cannot do this on this machine"},
+            {0, NULL},
+        },
+    .run = cmd_bench,
+    .flags = CMD_RANKS,
+};

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* json.c - a diagnosis as JSON, with the facts that nodes are compared by. */
+#include "diagnosis.h"
+
+#include "doctor/network.h"
+#include "output.h"
+#include "software/variables.h"
+#include "topo/topo_view.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *outcome_name(enum doctor_outcome outcome)
+{
+    static const char *const names[] = {"fine", "found", "not_here", "unknown"};
+
+    return names[outcome];
+}
+
+static json_t *or_null(const char *text)
+{
+    char clean[2048];
+
+    if (!*text)
+        return json_null();
+    root_clean(text, clean, sizeof(clean));
+    return out_text(clean);
+}
+
+static json_t *result_json(const struct doctor_result *result)
+{
+    json_t *row = json_pack("{s:s, s:s, s:i, s:s, s:s, s:s}", "id", result->check->id, "group", result->check->group,
+                            "mode", result->check->mode, "title", result->check->title, "outcome",
+                            outcome_name(result->outcome), "text", result->text);
+    json_t *evidence = json_array();
+
+    if (result->outcome == DOCTOR_UNKNOWN) {
+        json_object_set_new(row, "open", json_boolean(doctor_is_open(result)));
+        json_object_set_new(row, "would_tell", out_text(doctor_would_tell(result->tells)));
+    }
+    if (result->outcome != DOCTOR_FOUND) {
+        json_decref(evidence);
+        return row;
+    }
+    for (int i = 0; i < result->n_evidence; i++)
+        json_array_append_new(
+            evidence, json_pack("{s:s, s:s}", "where", result->evidence[i].where, "what", result->evidence[i].what));
+    json_object_set_new(row, "severity", out_text(diagnosis_severity(result->severity)));
+    json_object_set_new(row, "evidence", evidence);
+    json_object_set_new(row, "evidence_left_out", json_integer(result->n_evidence_left_out));
+    json_object_set_new(row, "cause", out_text(result->check->cause));
+    /* Made safe line by line when it was said; its commands stay on lines of their own. */
+    json_object_set_new(row, "fix", *result->fix ? out_text(result->fix) : json_null());
+    json_object_set_new(row, "fix_is_safe", json_boolean(result->fix_is_safe));
+    json_object_set_new(row, "fix_class",
+                        result->fix_class == DOCTOR_FIX_NONE ? json_null()
+                                                             : out_text(diagnosis_fix_class(result->fix_class)));
+    json_object_set_new(row, "fix_cost", or_null(result->fix_cost));
+    json_object_set_new(row, "advice", or_null(result->advice));
+    return row;
+}
+
+/* --- facts --- */
+
+static json_t *gpu_facts(const struct topo *topo)
+{
+    json_t *gpus = json_array();
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        json_array_append_new(gpus, *topo->gpus[i].name ? out_text(topo->gpus[i].name) : json_string("NVIDIA GPU"));
+    return gpus;
+}
+
+static const char *link_layer_name(enum topo_link_layer layer)
+{
+    static const char *const names[] = {"unknown", "InfiniBand", "Ethernet"};
+
+    return names[layer];
+}
+
+/* The first port stands for a NIC: others are added with their number. */
+static json_t *nic_facts(const struct topo *topo)
+{
+    json_t *nics = json_array();
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+
+        for (int p = 0; p < nic->n_ports; p++) {
+            const struct topo_port *port = &nic->ports[p];
+            char name[128];
+
+            snprintf(name, sizeof(name), "%.100s:%d", nic->name, port->number);
+            json_array_append_new(nics, json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state",
+                                                  topo_port_state_name(port->state), "rate_gbps", port->rate_gbps,
+                                                  "link_layer", link_layer_name(port->link_layer), "role",
+                                                  topo_role_name(nic->role), "firmware", or_null(nic->firmware)));
+        }
+    }
+    return nics;
+}
+
+/* Variables of the stack; those that a launcher gives each rank its own value of are no facts of a node. */
+static bool is_fact(const char *name)
+{
+    static const char *const own[] = {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", NULL};
+
+    for (int i = 0; own[i]; i++)
+        if (strcmp(name, own[i]) == 0)
+            return true;
+    return variable_find(name) || variable_is_theirs(name);
+}
+
+static json_t *environment_facts(struct root *root)
+{
+    struct root_environment environment = root_environment(root);
+    json_t *facts = json_object();
+
+    for (size_t i = 0; i < environment.n; i++) {
+        char name[256], value[2048];
+
+        if (!is_fact(environment.variables[i].name))
+            continue;
+        root_clean(environment.variables[i].name, name, sizeof(name));
+        root_clean(environment.variables[i].value, value, sizeof(value));
+        json_object_set_new(facts, name, out_text(value));
+    }
+    return facts;
+}
+
+json_t *diagnosis_facts(const struct doctor_machine *machine)
+{
+    const struct stack *stack = machine->stack;
+    const struct stack_deepep *deepep = &stack->deepep;
+    json_t *facts = json_object();
+
+    json_object_set_new(facts, "kernel", or_null(stack->driver.kernel));
+    json_object_set_new(facts, "driver", or_null(stack->driver.version));
+    json_object_set_new(facts, "doca", or_null(stack->driver.doca));
+    json_object_set_new(facts, "nvshmem", or_null(stack->nvshmem.version));
+    json_object_set_new(facts, "nccl", or_null(stack->nccl.version));
+    json_object_set_new(facts, "deepep",
+                        or_null(deepep->imported >= 0 ? deepep->copies[deepep->imported].version : ""));
+    json_object_set_new(facts, "gpus", gpu_facts(machine->topo));
+    json_object_set_new(facts, "nics", nic_facts(machine->topo));
+    json_object_set_new(facts, "environment", environment_facts(machine->root));
+    return facts;
+}
+
+/* --- between nodes --- */
+
+json_t *diagnosis_network(const struct doctor_machine *machine)
+{
+    static const char *const states[] = {
+        [NETWORK_USABLE] = "usable", [NETWORK_NOT_USABLE] = "not-usable", [NETWORK_NOT_KNOWN] = "not-known"};
+    json_t *object = json_object(), *ports = json_array();
+    struct network network;
+
+    network_read(machine, &network);
+    for (int i = 0; i < network.n_ports; i++)
+        json_array_append_new(ports, out_text(network.ports[i]));
+    json_object_set_new(object, "used", network.has_tcp ? json_string("tcp") : json_null());
+    json_object_set_new(object, "verbs", json_string(states[network.verbs]));
+    json_object_set_new(object, "why", or_null(network.why));
+    json_object_set_new(object, "ports", ports);
+    json_object_set_new(object, "text", or_null(network.text));
+    return object;
+}
+
+/* --- documents --- */
+
+static const char *state_name(int code)
+{
+    return code == CMD_FINE ? "healthy" : code == CMD_FINDINGS ? "findings" : "not-known";
+}
+
+json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
+{
+    json_t *document = out_document(verb), *checks = json_array();
+    char verdict[4096];
+
+    diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
+    for (int i = 0; i < diagnosis->n; i++)
+        json_array_append_new(checks, result_json(&diagnosis->results[i]));
+    json_object_set_new(document, "verdict", out_text(verdict));
+    json_object_set_new(document, "healthy", json_boolean(diagnosis_exit(diagnosis) == CMD_FINE));
+    json_object_set_new(document, "state", json_string(state_name(diagnosis_exit(diagnosis))));
+    json_object_set_new(document, "counts",
+                        json_pack("{s:i, s:i, s:i, s:i, s:i}", "fine", diagnosis->n_fine, "found", diagnosis->n_found,
+                                  "serious", diagnosis->n_errors, "not_here", diagnosis->n_not_here, "unknown",
+                                  diagnosis->n_unknown));
+    json_object_set_new(document, "checks", checks);
+    json_object_set_new(document, "network", diagnosis_network(diagnosis->machine));
+    json_object_set_new(document, "facts", diagnosis_facts(diagnosis->machine));
+    return document;
+}
+
+json_t *diagnosis_list_json(const char *verb, const struct doctor_check *const *checks)
+{
+    json_t *document = out_document(verb), *list = json_array();
+
+    for (int i = 0; checks[i]; i++) {
+        json_t *links = json_array();
+
+        for (int k = 0; checks[i]->links[k]; k++)
+            json_array_append_new(links, out_text(checks[i]->links[k]));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:o}", "id", checks[i]->id, "group",
+                                              checks[i]->group, "mode", checks[i]->mode, "title", checks[i]->title,
+                                              "symptom", checks[i]->symptom, "cause", checks[i]->cause, "remedy",
+                                              checks[i]->remedy, "links", links));
+    }
+    json_object_set_new(document, "list", list);
+    return document;
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * command.c - a command between two looks at the counters.
+ *
+ * The command has epkit's standard input, output and error, its signal mask and its dispositions. Signals that epkit
+ * gets meanwhile are passed on, except those of the terminal, which the command gets from there as well.
+ */
+#include "nics.h"
+#include "output.h"
+#include "process/inherited.h"
+#include "process/supervise.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LOOK_NS 200000000
+
+struct child {
+    pid_t pid;
+    sigset_t waited_for, mask_before;
+    struct sigaction children_before;
+};
+
+static int failed(const char *what, int error_number)
+{
+    out_error("nics: %s: %s", what, strerror(error_number));
+    return CMD_FAILED;
+}
+
+static void block_signals(struct child *child)
+{
+    struct sigaction normal = {.sa_handler = SIG_DFL};
+
+    sigemptyset(&child->waited_for);
+    sigaddset(&child->waited_for, SIGINT);
+    sigaddset(&child->waited_for, SIGTERM);
+    sigaddset(&child->waited_for, SIGHUP);
+    sigaddset(&child->waited_for, SIGQUIT);
+    sigaddset(&child->waited_for, SIGUSR1);
+    sigaddset(&child->waited_for, SIGUSR2);
+    sigaddset(&child->waited_for, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child->waited_for, &child->mask_before);
+    /* Where SIGCHLD is ignored the kernel throws away how a child ended. */
+    sigaction(SIGCHLD, &normal, &child->children_before);
+}
+
+static void restore_signals(const struct child *child)
+{
+    sigaction(SIGCHLD, &child->children_before, NULL);
+    sigprocmask(SIG_SETMASK, &child->mask_before, NULL);
+}
+
+static _Noreturn void become(const struct child *child, char **args, int error_fd)
+{
+    int reason;
+
+    restore_signals(child);
+    inherited_restore();
+    execvp(args[0], args);
+    reason = errno;
+    while (write(error_fd, &reason, sizeof(reason)) < 0 && errno == EINTR)
+        ;
+    _exit(127);
+}
+
+/* Reads why the command could not be started; 0 when it was. */
+static int start_error(int fd)
+{
+    int reason = 0;
+    ssize_t n;
+
+    do
+        n = read(fd, &reason, sizeof(reason));
+    while (n < 0 && errno == EINTR);
+    return n == (ssize_t)sizeof(reason) ? reason : 0;
+}
+
+/* *ret_reason: errno of the command's start, 0 when it runs. */
+static int start(char **args, struct child *child, int *ret_reason)
+{
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return failed("pipe", errno);
+    fflush(NULL);
+    block_signals(child);
+    child->pid = supervise_fork(false, ends[1]);
+    if (child->pid < 0) {
+        int reason = errno;
+
+        restore_signals(child);
+        close(ends[0]);
+        close(ends[1]);
+        return failed("fork", reason);
+    }
+    if (child->pid == 0)
+        become(child, args, ends[1]);
+    close(ends[1]);
+    *ret_reason = start_error(ends[0]);
+    close(ends[0]);
+    return CMD_FINE;
+}
+
+/* A terminal sends to the whole foreground group; the kernel marks that with process number 0. */
+static bool is_for_us_alone(const siginfo_t *info)
+{
+    return info->si_code == SI_USER || info->si_code == SI_QUEUE || info->si_code == SI_TKILL;
+}
+
+static int wait_for(struct nics *nics, const struct child *child)
+{
+    int status = 0;
+
+    for (;;) {
+        siginfo_t info;
+        int signal;
+        pid_t ended = waitpid(child->pid, &status, WNOHANG);
+
+        if (ended == child->pid || (ended < 0 && errno != EINTR))
+            return status;
+        /* A thread of a preloaded library may take SIGCHLD: then only looking tells that the command has ended. */
+        signal = nics_wait(nics, (int64_t)ep_now_ns() + LOOK_NS, &child->waited_for, &info);
+        if (signal != SIGCHLD && signal > 0 && is_for_us_alone(&info))
+            kill(child->pid, signal);
+    }
+}
+
+int nics_run_command(struct nics *nics, struct nics_command *command)
+{
+    struct child child;
+    int reason, status;
+
+    nics_begin(nics);
+    if (start(command->args, &child, &reason) != CMD_FINE)
+        return CMD_FAILED;
+    status = wait_for(nics, &child);
+    nics_look(nics);
+    restore_signals(&child);
+    command->has_started = reason == 0;
+    command->signal = 0;
+    if (reason) {
+        char name[256];
+
+        root_clean(command->args[0], name, sizeof(name));
+        out_error("nics: '%s' could not be started: %s", name, strerror(reason));
+        command->code = reason == ENOENT ? 127 : 126;
+    } else if (WIFSIGNALED(status)) {
+        command->signal = WTERMSIG(status);
+        command->code = 128 + command->signal;
+    } else {
+        command->code = WEXITSTATUS(status);
+    }
+    return CMD_FINE;
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nics.h - what the files of `epkit nics` share: devices, what their counters did in a period, and reports of it.
+ */
+#ifndef EP_TOOL_NICS_H
+#define EP_TOOL_NICS_H
+
+#include "cmd.h"
+#include "hardware/counters.h"
+#include "hardware/topo.h"
+
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+/*
+ * When traffic is called uneven. A machine that uses all of its NICs alike stays far below: the all-to-all of expert
+ * parallelism spreads its tokens by chance, which at these amounts is a matter of a few per cent.
+ */
+#define NICS_JUDGED_BYTES 1000000.0 /* less than this, over all devices, says nothing: the neighbours' small talk */
+#define NICS_CARRIES 0.1            /* a device carries traffic from this part of the average on */
+#define NICS_SPREAD 1.5             /* the busiest device may have this many times the average */
+
+struct nics_device {
+    struct counter_device counter;
+    char name[80], nic[64]; /* counter.name, counter.nic */
+    char label[80];         /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports */
+    double rate_gbps;       /* 0 not known */
+    int n_gpus, gpus[TOPO_MAX_GPUS];
+    bool is_judged; /* counts in the verdict about balance */
+    double carried; /* bytes both ways in all periods */
+};
+
+/* What the counters of a device did in a period. */
+struct nics_tally {
+    struct counter_sample last;       /* of each counter the last value that could be read */
+    uint64_t moved[COUNTER_ROWS_MAX]; /* bytes for data */
+    bool is_counted[COUNTER_ROWS_MAX];
+    bool is_reset[COUNTER_ROWS_MAX];
+    bool was_there, is_there; /* at the begin, at the last look */
+};
+
+struct nics {
+    struct root *root;
+    size_t n;
+    struct nics_device *devices;
+    struct nics_tally *tallies;
+    int64_t begin_ns, end_ns; /* of the period; the same: there was only one look */
+};
+
+/* --- devices.c --- */
+
+/*
+ * The devices in `list` (comma-separated), or all active ports of NICs that carry data if it is NULL. CMD_FINE with
+ * n == 0 where there are none; CMD_USAGE when a name stands for nothing.
+ */
+int nics_choose(const struct cmd *cmd, const struct topo *topo, const char *list, struct nics *ret_nics);
+void nics_done(struct nics *nics);
+
+/* --- sample.c --- */
+
+/* The first look: a period begins. */
+void nics_begin(struct nics *nics);
+
+/* Another look: the period reaches until now. */
+void nics_look(struct nics *nics);
+
+/* A new period begins where the last one ended. */
+void nics_next_period(struct nics *nics);
+
+/*
+ * Waits until `until_ns` (negative: for ever) or a signal in `signals`, which are blocked. Counters that may wrap
+ * around soon are looked at meanwhile. The result is the signal with *ret_info, or 0.
+ */
+int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, siginfo_t *ret_info);
+
+/* Bytes, packets or counts of a kind that moved in the period. */
+uint64_t nics_moved(const struct nics *nics, size_t device, enum counter_kind kind);
+
+/* The counter as it is now, in bytes for data, and the sum of a kind. False if it was never read. */
+bool nics_total(const struct nics *nics, size_t device, size_t row, double *ret_total);
+double nics_total_of(const struct nics *nics, size_t device, enum counter_kind kind);
+
+/* --- command.c --- */
+
+struct nics_command {
+    char **args; /* ends with NULL */
+    int code;    /* as a shell has it: exit status, 128 + signal, 126 or 127 if it could not start */
+    int signal;  /* that ended it, 0 */
+    bool has_started;
+};
+
+/* Runs the command between two looks. CMD_FAILED after saying why when the system did not let it be tried. */
+int nics_run_command(struct nics *nics, struct nics_command *command);
+
+/* --- judge.c --- */
+
+struct nics_verdict {
+    char text[768];
+    bool is_uneven;
+    int n_faults;        /* of links and of the network */
+    char faults[8][160]; /* the first of them: "mlx5_3: the link went down 4 times within 1.0 s" */
+};
+
+enum nics_mode { NICS_BOOT, NICS_WATCH, NICS_COMMAND };
+
+void nics_conclude(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict);
+
+static inline bool nics_is_finding(const struct nics_verdict *verdict)
+{
+    return verdict->is_uneven || verdict->n_faults > 0;
+}
+
+/* Was the traffic of all periods together uneven? */
+bool nics_was_uneven(const struct nics *nics);
+
+/* Was there a fault in this period? */
+bool nics_has_faults(const struct nics *nics);
+
+/* "12.3 GB" */
+void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes);
+
+/* --- report.c --- */
+
+/* The report as a document; `command` may be NULL. */
+json_t *nics_document(const struct nics *nics, enum nics_mode mode, const struct nics_command *command,
+                      const struct nics_verdict *verdict);
+
+/* The same as text. 0, or -1 if it could not be printed. */
+int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const struct nics_verdict *verdict);
+
+/* --- prometheus.c --- */
+
+void nics_print_prometheus(FILE *stream, const struct nics *nics);
+
+#endif

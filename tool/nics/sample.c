@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sample.c - looking at counters again and again, and adding up what they moved. */
+#include "nics.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+/* A counter of 32 bits goes around in 0.34 s at 400 Gbit/s; see counter_may_wrap(). */
+#define CLOSE_LOOK_NS 100000000
+
+static bool is_traffic(enum counter_kind kind)
+{
+    return kind <= COUNTER_RECEIVED_PACKETS;
+}
+
+/* A device whose traffic cannot be read at all is not there, or no longer. */
+static bool is_there(const struct counter_device *device, const struct counter_sample *sample)
+{
+    const struct counter_row *rows;
+    size_t n;
+
+    rows = counter_rows(device->rdma, &n);
+    for (size_t i = 0; i < n; i++)
+        if (is_traffic(rows[i].kind) && sample->states[i] != ROOT_ABSENT && sample->states[i] != ROOT_UNASKED)
+            return true;
+    return false;
+}
+
+static void add_sample(const struct counter_device *device, const struct counter_sample *sample,
+                       struct nics_tally *tally)
+{
+    size_t n;
+
+    (void)counter_rows(device->rdma, &n);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t amount;
+        bool reset;
+
+        /* A look at traffic alone leaves the others as they are. */
+        if (sample->states[i] == ROOT_UNASKED && tally->last.states[i] != ROOT_UNASKED)
+            continue;
+        tally->last.states[i] = sample->states[i];
+        if (counter_moved(device, i, &tally->last, sample, &amount, &reset)) {
+            tally->is_counted[i] = true;
+            tally->is_reset[i] |= reset;
+            if (__builtin_add_overflow(tally->moved[i], amount, &tally->moved[i]))
+                tally->moved[i] = UINT64_MAX;
+        }
+        if (sample->known[i]) {
+            tally->last.known[i] = true;
+            tally->last.values[i] = sample->values[i];
+        }
+    }
+    tally->last.at_ns = sample->at_ns;
+    tally->is_there = is_there(device, sample);
+}
+
+void nics_begin(struct nics *nics)
+{
+    for (size_t i = 0; i < nics->n; i++) {
+        struct nics_tally *tally = &nics->tallies[i];
+
+        memset(tally, 0, sizeof(*tally));
+        counter_read(nics->root, &nics->devices[i].counter, &tally->last);
+        tally->was_there = tally->is_there = is_there(&nics->devices[i].counter, &tally->last);
+    }
+    nics->begin_ns = nics->end_ns = (int64_t)ep_now_ns();
+}
+
+void nics_look(struct nics *nics)
+{
+    for (size_t i = 0; i < nics->n; i++) {
+        struct counter_sample sample;
+
+        counter_read(nics->root, &nics->devices[i].counter, &sample);
+        add_sample(&nics->devices[i].counter, &sample, &nics->tallies[i]);
+    }
+    nics->end_ns = (int64_t)ep_now_ns();
+}
+
+void nics_next_period(struct nics *nics)
+{
+    for (size_t i = 0; i < nics->n; i++) {
+        struct nics_tally *tally = &nics->tallies[i];
+
+        nics->devices[i].carried +=
+            (double)nics_moved(nics, i, COUNTER_SENT) + (double)nics_moved(nics, i, COUNTER_RECEIVED);
+        memset(tally->moved, 0, sizeof(tally->moved));
+        memset(tally->is_counted, 0, sizeof(tally->is_counted));
+        memset(tally->is_reset, 0, sizeof(tally->is_reset));
+        tally->was_there = tally->is_there;
+    }
+    nics->begin_ns = nics->end_ns;
+}
+
+/* Looks at the traffic of those that may wrap around before the next full look. The result is their number. */
+static size_t look_closely(struct nics *nics)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < nics->n; i++) {
+        const struct counter_device *device = &nics->devices[i].counter;
+        struct counter_sample sample;
+
+        if (!counter_may_wrap(device, &nics->tallies[i].last))
+            continue;
+        counter_read_traffic(nics->root, device, &sample);
+        add_sample(device, &sample, &nics->tallies[i]);
+        n++;
+    }
+    return n;
+}
+
+int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, siginfo_t *ret_info)
+{
+    bool is_close = true;
+
+    for (;;) {
+        int64_t left = until_ns < 0 ? INT64_MAX : until_ns - (int64_t)ep_now_ns();
+        int64_t step = is_close && left > CLOSE_LOOK_NS ? CLOSE_LOOK_NS : left;
+        struct timespec time = {.tv_sec = step / 1000000000, .tv_nsec = step % 1000000000};
+        int signal;
+
+        if (left <= 0)
+            return 0;
+        signal = step == INT64_MAX ? sigwaitinfo(signals, ret_info) : sigtimedwait(signals, ret_info, &time);
+        if (signal > 0)
+            return signal;
+        if (errno == EAGAIN && is_close && left > CLOSE_LOOK_NS)
+            is_close = look_closely(nics) > 0;
+    }
+}
+
+uint64_t nics_moved(const struct nics *nics, size_t device, enum counter_kind kind)
+{
+    const struct nics_tally *tally = &nics->tallies[device];
+    const struct counter_row *rows;
+    uint64_t sum = 0;
+    size_t n;
+
+    rows = counter_rows(nics->devices[device].counter.rdma, &n);
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].kind == kind && __builtin_add_overflow(sum, tally->moved[i], &sum))
+            return UINT64_MAX;
+    return sum;
+}
+
+bool nics_total(const struct nics *nics, size_t device, size_t row, double *ret_total)
+{
+    const struct counter_row *rows;
+    size_t n;
+
+    rows = counter_rows(nics->devices[device].counter.rdma, &n);
+    if (row >= n || !nics->tallies[device].last.known[row])
+        return false;
+    *ret_total = (double)nics->tallies[device].last.values[row] * rows[row].scale;
+    return true;
+}
+
+double nics_total_of(const struct nics *nics, size_t device, enum counter_kind kind)
+{
+    const struct counter_row *rows;
+    double sum = 0, total;
+    size_t n;
+
+    rows = counter_rows(nics->devices[device].counter.rdma, &n);
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].kind == kind && nics_total(nics, device, i, &total))
+            sum += total;
+    return sum;
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mpi.c - mpirun as the starter of ranks.
+ *
+ * A rank finds the pipe for its events as a descriptor of the launcher, /proc/<pid>/fd/<fd>: there is no name to leave
+ * behind, and standard output through mpirun, which cuts lines of several ranks at will, is not needed.
+ */
+#include "cmd.h"
+#include "output.h"
+#include "progress.h"
+#include "ranks_internal.h"
+
+#include "base/module.h"
+#include "source/root.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define TEXT_OF(number) #number
+#define TEXT(number) TEXT_OF(number)
+/* By its ABI's name: the plain one belongs to development packages. */
+#define MODULE_FILE "libepkit-mpi.so." TEXT(EP_VERSION_MAJOR)
+#define MAX_ARGS 32
+#define LOAD_MS 30000 /* from a busy file server */
+
+/* MPI's own plugins want its symbols to be global. */
+ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module)
+{
+    const void *table = NULL;
+
+    EP_TRY(ep_module_load(MODULE_FILE, RTLD_GLOBAL, EP_MPI_MODULE_SYMBOL, EP_MPI_MODULE_ABI, &table));
+    *ret_module = table;
+    return EP_OK;
+}
+
+static bool find_program(const char *name)
+{
+    const char *path = getenv("PATH");
+    char file[4096];
+
+    for (const char *at = path ? path : "/usr/bin:/bin"; *at;) {
+        size_t n = strcspn(at, ":");
+
+        snprintf(file, sizeof(file), "%.*s/%s", (int)n, at, name);
+        if (n && access(file, X_OK) == 0)
+            return true;
+        at += n + (at[n] == ':');
+    }
+    return false;
+}
+
+/* Runs in a child: an MPI library brings threads and memory hooks, which a launcher is better without. */
+static json_t *ask_version(void *unused)
+{
+    const struct ep_mpi_module *module = NULL;
+
+    (void)unused;
+    if (ranks_mpi_load(&module) != EP_OK)
+        return json_pack("{s:s}", "why", ep_last_error());
+    return json_pack("{s:s}", "version", module->library_version());
+}
+
+static struct {
+    bool asked, there;
+    char text[512]; /* the version, or why not */
+} mpi;
+
+static void probe_module(void)
+{
+    const char *version = NULL, *why = NULL;
+    struct root *root = NULL;
+    struct root_answer answer;
+
+    if (root_open(NULL, &root) != EP_OK) {
+        snprintf(mpi.text, sizeof(mpi.text), "%s", ep_last_error());
+        return;
+    }
+    answer = root_ask(root, "mpi", ask_version, NULL, LOAD_MS);
+    version = json_string_value(json_object_get(answer.value, "version"));
+    why = json_string_value(json_object_get(answer.value, "why"));
+    mpi.there = version;
+    if (version)
+        snprintf(mpi.text, sizeof(mpi.text), "%.*s", (int)strcspn(version, ",\n"), version);
+    else
+        snprintf(mpi.text, sizeof(mpi.text), "%s does not load: %s", MODULE_FILE, why ? why : answer.why);
+    root_free(root);
+}
+
+static void ask_mpi(void)
+{
+    if (mpi.asked)
+        return;
+    mpi.asked = true;
+    if (find_program("mpirun"))
+        probe_module();
+    else
+        snprintf(mpi.text, sizeof(mpi.text), "mpirun is not in PATH");
+}
+
+int ranks_mpi_available(const char **ret_why)
+{
+    ask_mpi();
+    if (!mpi.there)
+        *ret_why = mpi.text;
+    return mpi.there;
+}
+
+const char *ranks_mpi_version(void)
+{
+    ask_mpi();
+    return mpi.there ? mpi.text : NULL;
+}
+
+static char *events_text(const int *event_fds, int nranks, pid_t launcher)
+{
+    json_t *fds = json_array(), *events;
+    char *text;
+
+    for (int rank = 0; rank < nranks; rank++)
+        json_array_append_new(fds, json_integer(event_fds[rank]));
+    events = json_pack("{s:i, s:o}", "pid", (int)launcher, "fds", fds);
+    text = json_dumps(events, JSON_COMPACT);
+    json_decref(events);
+    return text;
+}
+
+/* Standard input is nobody's here; and Open MPI wants to hear twice that a root, as in containers, is meant. */
+static void settle_mpirun(void)
+{
+    int null_fd = open("/dev/null", O_RDONLY);
+
+    if (null_fd >= 0)
+        dup2(null_fd, STDIN_FILENO);
+    if (geteuid() == 0) {
+        setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+        setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    }
+}
+
+int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json_t *parameters, const int *event_fds,
+                      pid_t launcher)
+{
+    char exe[4096], count[16];
+    const char *args[MAX_ARGS] = {"mpirun", "-n", count};
+    const char *events = events_text(event_fds, spec->nranks, launcher);
+    const char *spec_text = json_dumps(ranks_spec_to_json(spec), JSON_COMPACT);
+    const char *parameter_text = json_dumps(parameters, JSON_COMPACT);
+    ssize_t length = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    int n = 3;
+
+    if (length < 0 || !events || !spec_text || !parameter_text) {
+        fprintf(stderr, "epkit: preparing mpirun: %s\n", length < 0 ? strerror(errno) : "out of memory");
+        return CMD_FAILED;
+    }
+    exe[length] = '\0';
+    snprintf(count, sizeof(count), "%d", spec->nranks);
+    settle_mpirun();
+    if (strncmp(ranks_mpi_version(), "Open MPI", 8) == 0) {
+        args[n++] = "--oversubscribe";
+        args[n++] = "--bind-to";
+        args[n++] = "none";
+    }
+    args[n++] = exe;
+    args[n++] = RANKS_VERB;
+    args[n++] = "--spec";
+    args[n++] = spec_text;
+    args[n++] = "--job";
+    args[n++] = job;
+    args[n++] = "--params";
+    args[n++] = parameter_text;
+    args[n++] = "--events";
+    args[n++] = events;
+    execvp(args[0], (char **)args);
+    fprintf(stderr, "epkit: starting mpirun: %s\n", strerror(errno));
+    return CMD_FAILED;
+}
+
+static void read_death(struct ranks_mpirun *mpirun)
+{
+    const char *found = strstr(mpirun->banner, "noticed that process rank ");
+    const char *by = strstr(mpirun->banner, "exited on signal ");
+
+    if (found && by && mpirun->rank < 0) {
+        mpirun->rank = atoi(found + strlen("noticed that process rank "));
+        mpirun->signal = atoi(by + strlen("exited on signal "));
+    }
+}
+
+/* Open MPI puts what it says itself between lines of dashes. That a rank has ended we say better. */
+static bool is_noise(const char *banner)
+{
+    return strstr(banner, "noticed that process rank ") || strstr(banner, "Primary job ") ||
+           strstr(banner, "exited with non-zero status");
+}
+
+void ranks_mpirun_line(struct ranks_mpirun *mpirun, const char *line, bool quiet)
+{
+    bool dashes = strlen(line) > 20 && strspn(line, "-") == strlen(line);
+
+    if (dashes && mpirun->in_banner) {
+        read_death(mpirun);
+        if (!quiet && !is_noise(mpirun->banner)) {
+            progress_hide();
+            fputs(mpirun->banner, stderr);
+        }
+        mpirun->in_banner = false;
+    } else if (dashes) {
+        mpirun->in_banner = true;
+        mpirun->used = 0;
+        mpirun->banner[0] = '\0';
+    } else if (mpirun->in_banner && mpirun->used < sizeof(mpirun->banner)) {
+        mpirun->used +=
+            (size_t)snprintf(mpirun->banner + mpirun->used, sizeof(mpirun->banner) - mpirun->used, "%s\n", line);
+    } else if (!quiet) {
+        progress_hide();
+        fprintf(stderr, "%s\n", line);
+    }
+}
+
+struct rank_call {
+    json_t *spec, *parameters, *events;
+    const char *job;
+};
+
+static int parse_rank(int argc, char **argv, struct rank_call *ret_call)
+{
+    static const struct option longs[] = {
+        {"spec", required_argument, NULL, 's'},
+        {"job", required_argument, NULL, 'j'},
+        {"params", required_argument, NULL, 'p'},
+        {"events", required_argument, NULL, 'e'},
+        {NULL, 0, NULL, 0},
+    };
+    int value;
+
+    opterr = 0;
+    while ((value = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+        if (value == 's')
+            ret_call->spec = json_loads(optarg, 0, NULL);
+        else if (value == 'j')
+            ret_call->job = optarg;
+        else if (value == 'p')
+            ret_call->parameters = json_loads(optarg, JSON_DECODE_ANY, NULL);
+        else if (value == 'e')
+            ret_call->events = json_loads(optarg, 0, NULL);
+    }
+    return ret_call->spec && ret_call->parameters && ret_call->events && ret_call->job ? 0 : -1;
+}
+
+static int open_events(const json_t *events, int rank)
+{
+    const json_t *fd = json_array_get(json_object_get(events, "fds"), (size_t)rank);
+    char path[64];
+
+    if (!json_is_integer(fd)) {
+        errno = EINVAL;
+        return -1;
+    }
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)json_integer_value(json_object_get(events, "pid")),
+             (int)json_integer_value(fd));
+    return open(path, O_WRONLY | O_CLOEXEC);
+}
+
+/*
+ * The exit code is that of the channel, not of the job: mpirun takes any other one for a crash and ends the other
+ * ranks. The job's code goes to the launcher as an event.
+ */
+static int serve_under_mpi(const struct rank_call *call, const struct ranks_spec *spec,
+                           const struct ep_mpi_module *module)
+{
+    struct ranks_seat seat = {.ctx.spec = spec, .ctx.mpi = module};
+    const ep_boot *boot;
+
+    if (module->start(&seat.ctx.mpi_boot) != EP_OK) {
+        fprintf(stderr, "epkit: starting MPI: %s\n", ep_last_error());
+        return CMD_FAILED;
+    }
+    boot = module->get(seat.ctx.mpi_boot);
+    /* An mpirun of another MPI starts processes that are alone, each a rank 0. */
+    if (boot->nranks != spec->nranks) {
+        fprintf(stderr,
+                "epkit: mpirun was told to start %d ranks, and MPI's answer is %d: it belongs to another MPI than %s\n",
+                spec->nranks, boot->nranks, MODULE_FILE);
+        return CMD_FAILED;
+    }
+    seat.ctx.emit_fd = open_events(call->events, boot->rank);
+    if (seat.ctx.emit_fd < 0) {
+        fprintf(stderr, "epkit: rank %d: reaching the launcher: %s\n", boot->rank, strerror(errno));
+        return CMD_FAILED;
+    }
+    ranks_serve(&seat, boot, call->job, call->parameters);
+    module->stop(seat.ctx.mpi_boot);
+    close(seat.ctx.emit_fd);
+    return CMD_FINE;
+}
+
+int ranks_main(int argc, char **argv)
+{
+    struct rank_call call = {0};
+    const struct ep_mpi_module *module = NULL;
+    struct ranks_spec spec;
+    int result = CMD_USAGE;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGPIPE, SIG_IGN);
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    if (parse_rank(argc, argv, &call) != 0 || ranks_spec_from_json(call.spec, &spec) != 0) {
+        fprintf(stderr, "epkit: %s is for epkit's own use\n", RANKS_VERB);
+        goto free;
+    }
+    if (ranks_mpi_load(&module) == EP_OK) {
+        result = serve_under_mpi(&call, &spec, module);
+    } else {
+        fprintf(stderr, "epkit: loading %s: %s\n", MODULE_FILE, ep_last_error());
+        result = CMD_UNSUPPORTED;
+    }
+free:
+    json_decref(call.spec);
+    json_decref(call.parameters);
+    json_decref(call.events);
+    return result;
+}

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * world.c - epkit started on each rank: "mpirun -n 8 epkit test intranode", or with torchrun's variables.
+ *
+ * Rank 0 runs the verb and renders; the others follow it: they wait for a job, run it, and wait for the next, until
+ * rank 0 is done. So a verb may run several jobs, and what it draws (a seed) is drawn once.
+ */
+#include "cmd.h"
+#include "output.h"
+#include "progress.h"
+#include "ranks_internal.h"
+
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHUNK_BYTES 4096
+#define START_SECONDS 120
+#define AGREE_MS 60000
+/* What ranks wait for each other beyond the deadline of their jobs (--timeout): */
+#define IDLE_MORE_MS 60000  /* followers, between two jobs: rank 0 prints results */
+#define FINE_MORE_MS 30000  /* at the end of a job, a rank that has done its part: others may have more to check */
+#define FAILED_MORE_MS 2000 /* and one that has not: the others meet their deadline as well */
+#define TIMEOUT_MS 30000    /* of a command without that option */
+
+static struct {
+    const ep_boot *boot; /* NULL: there is no world */
+    const struct ep_mpi_module *module;
+    struct ep_boot_mpi *mpi; /* one of the two */
+    ep_boot_tcp *tcp;
+    bool is_starting;
+    bool is_broken; /* an all-gather has failed: no rank waits for another any more */
+    int timeout_ms; /* --timeout of this rank, then that of the last job */
+} world = {.timeout_ms = TIMEOUT_MS};
+
+static void is_late(union sigval unused)
+{
+    static const char text[] =
+        "epkit: error: MPI did not start within 120 s: have all ranks of this launcher started?\n";
+
+    (void)unused;
+    (void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+    _exit(CMD_FAILED);
+}
+
+/* MPI_Init() waits for all ranks, without a deadline of its own, and some errors in it end the process. */
+static ep_status start_mpi(void)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = is_late};
+    struct itimerspec time = {.it_value.tv_sec = START_SECONDS};
+    timer_t timer;
+    bool has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
+    ep_status status;
+
+    world.is_starting = true;
+    status = world.module->start(&world.mpi);
+    world.is_starting = false;
+    if (status == EP_OK)
+        world.boot = world.module->get(world.mpi);
+    if (has_timer)
+        timer_delete(timer);
+    return status;
+}
+
+/* What a user can do about variables that are not those of a launcher that runs. */
+static void hint_claims(void)
+{
+    char text[512];
+
+    ranks_claims_print(text, sizeof(text));
+    out_hint("this process takes itself for a rank because of %s", text);
+    out_hint("start it with the mpirun of the MPI that epkit was built with, or unset these variables");
+}
+
+/* Some of what can be wrong when MPI starts makes it call exit(). */
+static void explain_exit(void)
+{
+    if (!world.is_starting)
+        return;
+    out_error("MPI could not be started, and ended the process");
+    hint_claims();
+    fflush(stderr);
+    _exit(CMD_USAGE);
+}
+
+struct objection {
+    int is_there;
+    char why[252];
+};
+
+/* All ranks get the same answer, that of the first one that objects. */
+static int check_claims(const struct cmd *cmd)
+{
+    const ep_boot *boot = world.boot;
+    struct objection mine = {0}, *all = calloc((size_t)boot->nranks, sizeof(*all)), *first = NULL;
+    int result = CMD_FAILED;
+
+    mine.is_there = !ranks_claims_hold(boot->rank, boot->nranks, mine.why, sizeof(mine.why));
+    if (!all || boot->allgather(boot->context, &mine, sizeof(mine), AGREE_MS, all) != EP_OK) {
+        out_problem("comparing the variables of the launcher on all ranks", NULL,
+                    all ? ep_last_error() : "out of memory", NULL);
+        free(all);
+        return result;
+    }
+    for (int rank = boot->nranks - 1; rank >= 0; rank--)
+        if (all[rank].is_there)
+            first = &all[rank];
+    result = first ? CMD_USAGE : CMD_FINE;
+    if (first && boot->rank == 0) {
+        if (boot->nranks > 1)
+            out_error("%s: rank %d: %s", cmd->name, (int)(first - all), first->why);
+        else
+            out_error("%s: %s", cmd->name, first->why);
+        hint_claims();
+    }
+    free(all);
+    return result;
+}
+
+static void leave(void)
+{
+    if (world.mpi)
+        world.module->stop(world.mpi);
+    ep_boot_tcp_free(world.tcp);
+    world.mpi = NULL;
+    world.tcp = NULL;
+    world.boot = NULL;
+}
+
+static int join_mpi(const struct cmd *cmd)
+{
+    int result;
+
+    atexit(explain_exit);
+    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi() != EP_OK) {
+        world.mpi = NULL;
+        world.boot = NULL;
+        out_problem("joining the ranks of mpirun", NULL, ep_last_error(), NULL);
+        hint_claims();
+        return CMD_UNSUPPORTED;
+    }
+    result = check_claims(cmd);
+    /* A world of one is none. */
+    if (result != CMD_FINE || world.boot->nranks == 1)
+        leave();
+    return result;
+}
+
+static int join_tcp(void)
+{
+    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    ep_status status = ep_boot_tcp_new(&args, &world.tcp);
+    const char *hint;
+
+    if (status == EP_OK) {
+        world.boot = ep_boot_tcp_get(world.tcp);
+        return CMD_FINE;
+    }
+    world.tcp = NULL;
+    if (status == EP_E_TIMEOUT)
+        hint = "have all ranks been started, with one MASTER_ADDR, MASTER_PORT, WORLD_SIZE and EPKIT_SECRET, and can "
+               "their hosts reach that port?";
+    else if (status == EP_E_STATE)
+        hint = "another program listens at that port of this host: choose another MASTER_PORT on all ranks";
+    else
+        hint = ep_status_hint(status);
+    out_problem("joining the ranks that RANK, WORLD_SIZE and MASTER_ADDR speak of", NULL, ep_last_error(), hint);
+    return status == EP_E_ARG ? CMD_USAGE : CMD_FAILED;
+}
+
+/* The value of an option of several choices, if it was given; "" otherwise. */
+static const char *find_choice(const struct cmd *cmd, const struct cmd_call *call, const char *name)
+{
+    if (!call || !cmd_given(cmd, call, name))
+        return "";
+    for (const struct opt *opt = cmd->options; opt->name; opt++)
+        if (strcmp(opt->name, name) == 0 && opt->type == OPT_CHOICE)
+            return opt->choices[*(const int *)(const void *)((const char *)call->options + opt->offset)];
+    return "";
+}
+
+static int find_timeout_ms(const struct cmd *cmd, const struct cmd_call *call)
+{
+    for (const struct opt *opt = cmd->options; call && opt->name; opt++)
+        if (strcmp(opt->name, "timeout") == 0 && opt->type == OPT_INT)
+            return (int)(*(const int64_t *)(const void *)((const char *)call->options + opt->offset) * 1000);
+    return TIMEOUT_MS;
+}
+
+int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const char *boot = find_choice(cmd, call, "boot"), *network = find_choice(cmd, call, "network");
+    bool asked = strcmp(boot, "tcp") == 0;
+
+    world.timeout_ms = find_timeout_ms(cmd, call);
+    if (*boot && !asked && strcmp(boot, "mpi") != 0)
+        return ranks_claims_any() ? join_mpi(cmd) : CMD_FINE;
+    /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
+    if (!asked && ranks_claims_any())
+        return join_mpi(cmd);
+    if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0))
+        return join_tcp();
+    return CMD_FINE;
+}
+
+int ranks_world_rank(void)
+{
+    return world.boot ? world.boot->rank : -1;
+}
+
+int ranks_world_size(void)
+{
+    return world.boot ? world.boot->nranks : 0;
+}
+
+int ranks_world_nodes(void)
+{
+    return world.boot && world.boot->ranks_per_node ? world.boot->nranks / world.boot->ranks_per_node : 1;
+}
+
+enum ranks_boot ranks_world_boot(void)
+{
+    return world.tcp ? RANKS_TCP : RANKS_MPI;
+}
+
+const char *ranks_world_starter(void)
+{
+    return world.tcp ? "RANK and WORLD_SIZE" : "mpirun";
+}
+
+/* Waits for all ranks for the time of a job, and a while longer. */
+static ep_status gather(const void *mine, size_t bytes, int more_ms, void *ret_all)
+{
+    int wait_ms = world.timeout_ms < INT_MAX - more_ms ? world.timeout_ms + more_ms : INT_MAX;
+    ep_status status = EP_E_STATE;
+
+    if (!world.is_broken)
+        status = world.boot->allgather(world.boot->context, mine, bytes, wait_ms, ret_all);
+    world.is_broken = status != EP_OK;
+    return status;
+}
+
+/* Rank 0's text on all ranks: its length, then its pieces. ret_text is the caller's to free. */
+static ep_status broadcast(const char *text, char **ret_text)
+{
+    int nranks = ranks_world_size();
+    unsigned char *all = calloc((size_t)nranks, CHUNK_BYTES);
+    uint64_t length = text ? strlen(text) : 0, *lengths = calloc((size_t)nranks, sizeof(*lengths));
+    char chunk[CHUNK_BYTES] = "", *result = NULL;
+    ep_status status = all && lengths ? gather(&length, sizeof(length), IDLE_MORE_MS, lengths) : EP_E_MEMORY;
+
+    if (status == EP_OK) {
+        result = calloc(1, lengths[0] + 1);
+        status = result ? EP_OK : EP_E_MEMORY;
+    }
+    for (uint64_t at = 0; status == EP_OK && at < lengths[0]; at += CHUNK_BYTES) {
+        size_t n = lengths[0] - at < CHUNK_BYTES ? (size_t)(lengths[0] - at) : CHUNK_BYTES;
+
+        if (text)
+            memcpy(chunk, text + at, n);
+        status = gather(chunk, CHUNK_BYTES, IDLE_MORE_MS, all);
+        if (status == EP_OK)
+            memcpy(result + at, all, n);
+    }
+    if (status == EP_OK) {
+        *ret_text = result;
+        result = NULL;
+    }
+    free(result);
+    free(lengths);
+    free(all);
+    return status;
+}
+
+/*
+ * The worst of all ranks' codes, on all ranks; in *ret_first that of rank 0. Ranks that have failed have done so by
+ * their deadline: a rank that is stopped keeps nobody longer.
+ */
+static int agree(int code, const char *what, int *ret_first)
+{
+    int nranks = ranks_world_size(), worst = code;
+    int *codes = calloc((size_t)nranks, sizeof(*codes));
+
+    if (!codes || gather(&code, sizeof(code), code == CMD_FINE ? FINE_MORE_MS : FAILED_MORE_MS, codes) != EP_OK) {
+        out_problem(what, NULL, codes ? ep_last_error() : "out of memory", NULL);
+        free(codes);
+        return CMD_FAILED;
+    }
+    for (int rank = 0; rank < nranks; rank++)
+        worst = ranks_worse(worst, codes[rank]);
+    *ret_first = codes[0];
+    free(codes);
+    return worst;
+}
+
+struct hearing {
+    ranks_event_fn on_event; /* NULL on followers: their errors are printed, other events have nowhere to go */
+    void *context;
+    json_t *problems;
+};
+
+static void take_event(void *context, const json_t *event)
+{
+    struct hearing *hearing = context;
+    const char *kind = json_string_value(json_object_get(event, "event"));
+
+    if (kind && strcmp(kind, "exit") == 0)
+        return;
+    if (kind && strcmp(kind, "error") == 0)
+        ranks_problem_add(hearing->problems, event);
+    if (hearing->on_event)
+        hearing->on_event(hearing->context, event);
+}
+
+static int serve(const struct ranks_spec *spec, const char *job, const json_t *parameters, struct hearing *hearing)
+{
+    struct ranks_seat seat = {.ctx.spec = spec,
+                              .ctx.mpi = world.module,
+                              .ctx.mpi_boot = world.mpi,
+                              .ctx.emit_fd = -1,
+                              .on_event = take_event,
+                              .context = hearing};
+    int code, first;
+
+    world.timeout_ms = spec->timeout_ms;
+    hearing->problems = json_array();
+    code = ranks_serve(&seat, world.boot, job, parameters);
+    /* Before the ranks agree: if one of them is dead, the others end there. */
+    ranks_problem_print(hearing->problems);
+    json_decref(hearing->problems);
+    return agree(code, "hearing how the job ended on all ranks", &first);
+}
+
+int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
+                    void *context)
+{
+    struct hearing hearing = {on_event, context, NULL};
+    bool was_broken = world.is_broken;
+    char *text, *copy = NULL;
+    json_t *message;
+    ep_status status;
+    int result;
+
+    message = json_pack("{s:o, s:s, s:O}", "spec", ranks_spec_to_json(spec), "job", job, "parameters", parameters);
+    text = json_dumps(message, JSON_COMPACT);
+    json_decref(message);
+    status = text ? broadcast(text, &copy) : EP_E_MEMORY;
+    if (status == EP_OK) {
+        result = serve(spec, job, parameters, &hearing);
+    } else {
+        /* The end of the job before has told of what went wrong there. */
+        if (!was_broken)
+            out_problem("announcing the job to the ranks", NULL, ep_last_error(), ep_status_hint(status));
+        result = CMD_FAILED;
+    }
+    free(copy);
+    free(text);
+    return result;
+}
+
+int ranks_follow(void)
+{
+    for (;;) {
+        struct hearing hearing = {0};
+        struct ranks_spec spec;
+        bool was_broken = world.is_broken;
+        char *text = NULL;
+        json_t *message;
+
+        if (broadcast(NULL, &text) != EP_OK) {
+            /* The end of a job has told of what went wrong there. */
+            if (!was_broken)
+                out_problem("waiting for what rank 0 does next", NULL, ep_last_error(), NULL);
+            return CMD_FAILED;
+        }
+        message = json_loads(text, 0, NULL);
+        free(text);
+        if (ranks_spec_from_json(json_object_get(message, "spec"), &spec) != 0) {
+            /* An empty message: rank 0 is done. */
+            json_decref(message);
+            break;
+        }
+        serve(&spec, json_string_value(json_object_get(message, "job")), json_object_get(message, "parameters"),
+              &hearing);
+        json_decref(message);
+    }
+    return CMD_FINE;
+}
+
+int ranks_world_done(int code, int *ret_first)
+{
+    char *text = NULL;
+    int worst = code;
+
+    *ret_first = code;
+    if (!world.boot)
+        return code;
+    if (ranks_world_rank() == 0)
+        broadcast("{}", &text);
+    free(text);
+    if (world.is_broken)
+        worst = ranks_worse(code, CMD_FAILED);
+    else
+        worst = agree(code, "hearing how the command ended on all ranks", ret_first);
+    leave();
+    /* A signal that interrupted this rank is its own end. */
+    return code > 128 ? code : worst;
+}

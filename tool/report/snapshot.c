@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* snapshot.c - one sentence about the machine of each snapshot in a run folder. */
+#include "report_run.h"
+#include "topo/topo_view.h"
+
+#include "source/root.h"
+
+#include <epkit/epkit.h>
+
+/* The sentence of `epkit topo`; false: ret_text says why there is none. */
+static bool describe(const char *path, char *ret_text, size_t bytes)
+{
+    struct root *root = NULL;
+    struct topo *topo = NULL;
+    struct map *best = NULL;
+    bool good = root_open(path, &root) == EP_OK && topo_read(root, &topo) == EP_OK && map_best(topo, &best) == EP_OK;
+
+    if (good)
+        topo_sentence(&(struct topo_view){.topo = topo, .best = best}, ret_text, bytes);
+    else
+        snprintf(ret_text, bytes, "%s", ep_last_error());
+    map_free(best);
+    topo_free(topo);
+    root_free(root);
+    return good;
+}
+
+json_t *report_snapshots(const struct folder *folder)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < folder->n_files; i++) {
+        char text[512] = "";
+        bool good;
+
+        if (folder->files[i].kind != FOLDER_SNAPSHOT)
+            continue;
+        good = describe(folder->files[i].path, text, sizeof(text));
+        json_array_append_new(
+            list, json_pack("{s:s, s:s, s:b}", "host", folder->files[i].host, "text", text, "is_readable", good));
+    }
+    return list;
+}

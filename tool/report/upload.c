@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* upload.c - copies of a run's files in another place, each of them read back and compared. */
+#include "report_run.h"
+
+#include "output.h"
+#include "process/capture.h"
+#include "progress.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCK (256 << 10)
+#define CLIENT_MS 1800000
+
+/* --- files --- */
+
+static int compare_files(const char *path_a, const char *path_b)
+{
+    FILE *a = fopen(path_a, "re"), *b = fopen(path_b, "re");
+    char *blocks = malloc(2 * BLOCK);
+    int result = a && b && blocks ? 0 : errno ? errno : ENOMEM;
+
+    while (result == 0) {
+        size_t n = fread(blocks, 1, BLOCK, a), m = fread(blocks + BLOCK, 1, BLOCK, b);
+
+        if (ferror(a) || ferror(b))
+            result = EIO;
+        else if (n != m || memcmp(blocks, blocks + BLOCK, n) != 0)
+            result = EILSEQ;
+        if (n == 0)
+            break;
+    }
+    free(blocks);
+    if (a)
+        fclose(a);
+    if (b)
+        fclose(b);
+    return result;
+}
+
+static int copy_bytes(int from, int to)
+{
+    char *block = malloc(BLOCK);
+    int error = block ? 0 : ENOMEM;
+    ssize_t n;
+
+    while (!error && (n = read(from, block, BLOCK)) != 0) {
+        if (n < 0 && errno != EINTR)
+            error = errno;
+        for (ssize_t at = 0; n > 0 && !error && at < n;) {
+            ssize_t written = write(to, block + at, (size_t)(n - at));
+
+            if (written < 0 && errno != EINTR)
+                error = errno;
+            at += written > 0 ? written : 0;
+        }
+    }
+    free(block);
+    return error;
+}
+
+/* Under another name first: a reader of the destination never sees half of a file. */
+static int copy_file(const char *path, const char *dest)
+{
+    char *temporary = NULL;
+    int from = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), to = -1, error = 0;
+
+    if (asprintf(&temporary, "%s.part", dest) < 0)
+        error = ENOMEM;
+    if (!error && from < 0)
+        error = errno;
+    if (!error) {
+        to = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        error = to < 0 ? errno : copy_bytes(from, to);
+    }
+    if (!error && fsync(to) != 0 && errno != EINVAL && errno != ENOSYS)
+        error = errno;
+    if (to >= 0 && close(to) != 0 && !error)
+        error = errno;
+    if (!error && rename(temporary, dest) != 0)
+        error = errno;
+    if (error && to >= 0)
+        unlink(temporary);
+    if (from >= 0)
+        close(from);
+    free(temporary);
+    return error ? error : compare_files(path, dest);
+}
+
+static int make_folders(const char *path)
+{
+    char *copy = strdup(path);
+    int error = copy ? 0 : ENOMEM;
+
+    for (char *at = copy ? copy + 1 : NULL; at && *at && !error; at++) {
+        if (*at != '/')
+            continue;
+        *at = '\0';
+        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
+            error = errno;
+        *at = '/';
+    }
+    free(copy);
+    return error;
+}
+
+/* --- the client of gs:// --- */
+
+static bool is_client(const char *name)
+{
+    const char *search = getenv("PATH");
+    char *path = strdup(search ? search : ""), *rest;
+    bool found = false;
+
+    for (char *dir = path ? strtok_r(path, ":", &rest) : NULL; dir && !found; dir = strtok_r(NULL, ":", &rest)) {
+        char *file = NULL;
+
+        found = asprintf(&file, "%s/%s", dir, name) > 0 && access(file, X_OK) == 0;
+        free(file);
+    }
+    free(path);
+    return found;
+}
+
+/* "gcloud storage cp", or "gsutil cp". false after the error was reported. */
+static bool client_copy(const char *from, const char *to)
+{
+    static char gcloud[] = "gcloud", storage[] = "storage", gsutil[] = "gsutil", cp[] = "cp";
+    char *from_copy = strdup(from), *to_copy = strdup(to);
+    char *with_gcloud[] = {gcloud, storage, cp, from_copy, to_copy, NULL};
+    char *with_gsutil[] = {gsutil, cp, from_copy, to_copy, NULL};
+    struct capture capture = {.argv = is_client(gcloud) ? with_gcloud : with_gsutil};
+    bool good = false;
+
+    if (from_copy && to_copy && capture_run(&capture, 1, 1, CLIENT_MS, NULL, NULL) == 0) {
+        good = !capture.start_error && !capture.late && WIFEXITED(capture.status) && WEXITSTATUS(capture.status) == 0;
+        if (!good)
+            out_error("report: --upload %s: %s %s", to, capture.argv[0],
+                      capture.start_error       ? strerror(capture.start_error)
+                      : capture.late            ? "did not end within 30 minutes"
+                      : capture.error.bytes > 0 ? capture.error.text
+                                                : "failed");
+        capture_done(&capture);
+    }
+    free(from_copy);
+    free(to_copy);
+    return good;
+}
+
+static int upload_gs(const char *path, const char *dest)
+{
+    char back[] = "/tmp/epkit-upload-XXXXXX";
+    int fd = mkstemp(back), error, result = CMD_FAILED;
+
+    if (fd < 0) {
+        out_error("report: --upload: a temporary file to verify with: %s", strerror(errno));
+        return CMD_FAILED;
+    }
+    close(fd);
+    if (client_copy(path, dest) && client_copy(dest, back)) {
+        error = compare_files(path, back);
+        result = error == 0 ? CMD_FINE : CMD_FAILED;
+        if (error)
+            out_error("report: --upload %s: what is there is not what was sent: %s", dest, strerror(error));
+    }
+    unlink(back);
+    return result;
+}
+
+static int upload_local(const char *path, const char *dest)
+{
+    int error = make_folders(dest);
+
+    if (!error)
+        error = copy_file(path, dest);
+    if (!error)
+        return CMD_FINE;
+    out_error("report: --upload %s: %s", dest,
+              error == EILSEQ ? "what is there is not what was written" : strerror(error));
+    return CMD_FAILED;
+}
+
+/* The name of a file below the folder that holds run.json. */
+static const char *name_below(const struct folder *folder, const char *path)
+{
+    size_t n = strlen(folder->base);
+
+    if (strncmp(path, folder->base, n) == 0 && path[n] == '/')
+        return path + n + 1;
+    return strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+}
+
+static int upload_one(const char *path, const char *dest, const char *below, const char *name, int *ret_n)
+{
+    char *target = NULL;
+    int result = CMD_FAILED;
+
+    if (asprintf(&target, "%s/%s%s", dest, below, name) > 0) {
+        progress_update((uint64_t)*ret_n, 0, "uploading %s", name);
+        result = strncmp(dest, "gs://", 5) == 0 ? upload_gs(path, target) : upload_local(path, target);
+    }
+    *ret_n += result == CMD_FINE;
+    free(target);
+    return result;
+}
+
+int report_upload(const struct folder *folder, const char *output, const char *dest, int *ret_n)
+{
+    static const char *const reports[] = {"report.html", "report.json"};
+    int result = CMD_FINE;
+    char *path = NULL;
+
+    *ret_n = 0;
+    if (strncmp(dest, "gs://", 5) == 0 && !is_client("gcloud") && !is_client("gsutil")) {
+        out_error("report: --upload %s: neither gcloud nor gsutil is installed here", dest);
+        out_hint("mount the bucket (gcsfuse) and name the folder, or install the Google Cloud CLI");
+        return CMD_UNSUPPORTED;
+    }
+    for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++)
+        result =
+            upload_one(folder->files[i].path, dest, "testbed-logs/", name_below(folder, folder->files[i].path), ret_n);
+    if (result == CMD_FINE && folder->run && asprintf(&path, "%s/run.json", folder->base) > 0)
+        result = upload_one(path, dest, "testbed-logs/", "run.json", ret_n);
+    free(path);
+    for (size_t i = 0; i < 2 && result == CMD_FINE; i++) {
+        path = NULL;
+        if (asprintf(&path, "%s/%s", output, reports[i]) > 0)
+            result = upload_one(path, dest, "", reports[i], ret_n);
+        free(path);
+    }
+    return result;
+}

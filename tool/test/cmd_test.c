@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_test.c - epkit test MATRIX: the case matrices on a group of ranks. */
+#include "check/cases.h"
+#include "check/routing.h"
+#include "cmd.h"
+#include "output.h"
+#include "progress.h"
+#include "ranks/group.h"
+#include "ranks/ranks_internal.h"
+#include "suite.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_TOPK 8
+#define EXPERTS_PER_RANK 8
+#define DEFAULT_TOKENS 128
+
+struct test_options {
+    struct group_options group;
+    int64_t tokens, hidden, topk, experts, seed, only, repeat;
+    int dtype;
+    const char *routing;
+    bool sum_once, json;
+};
+
+static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
+
+/* clang-format off */
+static const struct opt test_table[] = {
+    {"tokens", 't', "N", OPT_INT, offsetof(struct test_options, tokens), .min = 1, .max = 1 << 20,
+     .help = "tokens of each rank; without it 128, or as many as a routing file holds", .heading = "Cases"},
+    {"hidden", 'H', "N", OPT_INT, offsetof(struct test_options, hidden), .min = 8, .max = EP_MAX_HIDDEN,
+     .value = "2048", .help = "elements of a row"},
+    {"topk", 'k', "N", OPT_INT, offsetof(struct test_options, topk), .min = 1, .max = EP_MAX_TOPK,
+     .help = "experts that a token selects; without it 8, or as many as in a routing file"},
+    {"experts", 'e', "N", OPT_INT, offsetof(struct test_options, experts), .min = 1, .max = EP_MAX_EXPERTS,
+     .help = "experts of the whole group; without it 8 for each rank"},
+    {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct test_options, dtype), .choices = dtypes, .value = "all",
+     .help = "run only the cases of this element type"},
+    {"routing", 0, "NAME|FILE", OPT_FILE, offsetof(struct test_options, routing), .value = "uniform",
+     .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty, or a .npy file with the "
+             "top-k indices, [tokens,topk] or [ranks,tokens,topk]"},
+    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct test_options, sum_once),
+     .help = "lowlatency: have every row travel by itself and be added up by the token's rank (EP_LL_NO_PARTIAL_REDUCE)"},
+    {"seed", 's', "N", OPT_INT, offsetof(struct test_options, seed), .min = 0, .max = SUITE_MAX_SEED,
+     .help = "of all random choices; without it a new one is drawn, and printed"},
+    {"only", 'o', "N", OPT_INT, offsetof(struct test_options, only), .min = 1, .max = 1000,
+     .help = "run only the case of this number"},
+    {"repeat", 0, "N", OPT_INT, offsetof(struct test_options, repeat), .min = 1, .max = 1000000, .value = "1",
+     .help = "run the matrix this many times, each time with the next seed"},
+    OPT_JSON_ROW(struct test_options, json),
+    GROUP_OPTIONS(struct test_options, group, NULL, NULL),
+    {0},
+};
+/* clang-format on */
+
+/* What a matrix runs on when nothing is said. */
+struct test_default {
+    const char *matrix;
+    int64_t ranks, nodes;
+    bool over_nodes; /* runs on the nodes that the ranks come with */
+};
+
+static const struct test_default test_defaults[] = {
+    {"intranode", 8, 1, false},
+    {"internode", 8, 2, true},
+    {"lowlatency", 4, 1, true},
+};
+
+static void fill_defaults(const struct test_options *given, const char *matrix, struct test_options *ret_options)
+{
+    *ret_options = *given;
+    for (size_t i = 0; i < sizeof(test_defaults) / sizeof(test_defaults[0]); i++) {
+        const struct test_default *row = &test_defaults[i];
+
+        if (strcmp(row->matrix, matrix) != 0)
+            continue;
+        if (!ret_options->group.nodes && row->over_nodes && ranks_world_nodes() > 1)
+            ret_options->group.nodes = ranks_world_nodes();
+        if (!ret_options->group.nodes)
+            ret_options->group.nodes = row->nodes;
+        if (!ret_options->group.ranks)
+            ret_options->group.ranks = group_gpu_ranks(&ret_options->group);
+        if (!ret_options->group.ranks)
+            ret_options->group.ranks = row->ranks;
+    }
+}
+
+static int check_matrix_nodes(const struct cmd *cmd, const char *matrix, int nnodes)
+{
+    if (strcmp(matrix, "internode") == 0 && nnodes < 2)
+        return cmd_usage(cmd, "internode needs --nodes 2 or more");
+    if (strcmp(matrix, "intranode") == 0 && nnodes > 1)
+        return cmd_usage(cmd, "%s runs on one node only", matrix);
+    return CMD_FINE;
+}
+
+static int make_request(const struct cmd *cmd, const struct cmd_call *call, const struct test_options *options,
+                        const struct ranks_spec *spec, struct suite_request *ret_request)
+{
+    bool named = routing_find(options->routing) != NULL;
+    struct suite_request request = {
+        .matrix = call->args[0],
+        .tokens = options->tokens || !named ? options->tokens : DEFAULT_TOKENS,
+        .hidden = options->hidden,
+        .topk = options->topk || !named ? options->topk : DEFAULT_TOPK,
+        .experts = options->experts ? options->experts : (int64_t)EXPERTS_PER_RANK * spec->nranks,
+        .dtype = dtypes[options->dtype],
+        .seed = (uint64_t)options->seed,
+        .routing = options->routing,
+        .only = options->only,
+        .sum_once = options->sum_once,
+    };
+    char buffer[512];
+    const char *wrong = suite_check(&request, spec->nranks, buffer, sizeof(buffer));
+
+    if (wrong)
+        return cmd_usage(cmd, "%s", wrong);
+    if (request.sum_once && strcmp(request.matrix, "lowlatency") != 0)
+        return cmd_usage(cmd, "--sum-once is for lowlatency, and %s has no low-latency combine", request.matrix);
+    *ret_request = request;
+    return CMD_FINE;
+}
+
+/* The command that repeats one case of this run, or with index 0 all that it was asked for. */
+static void print_command(const struct cmd *cmd, const struct cmd_call *call, const struct suite_request *request,
+                          int index, char *ret_text, size_t bytes)
+{
+    static const char *const replaced[] = {"seed", "only", "repeat", "json", NULL};
+    const char *backend = getenv("EPKIT_BACKEND");
+    size_t n = 0;
+
+    /* Of the names that group_check_backend() lets through: none needs quotes. */
+    if (backend && *backend && !cmd_given(cmd, call, "backend"))
+        n = (size_t)snprintf(ret_text, bytes, "EPKIT_BACKEND=%s ", backend);
+    if (ranks_world_rank() == 0 && ranks_world_boot() == RANKS_MPI)
+        n += (size_t)snprintf(ret_text + n, bytes - n, "mpirun -n %d ", ranks_world_size());
+    options_print(cmd, call, replaced, ret_text + n, bytes - n);
+    n = strlen(ret_text);
+    n += (size_t)snprintf(ret_text + n, bytes - n, " --seed %" PRIu64, request->seed);
+    if (!index)
+        index = (int)request->only;
+    if (index && n < bytes)
+        snprintf(ret_text + n, bytes - n, " --only %d", index);
+}
+
+struct totals {
+    int passed, failed, total, code;
+    double seconds;
+    json_t *cases, *errors, *commands;
+};
+
+static void add_result(const struct cmd *cmd, const struct cmd_call *call, const struct suite_request *request,
+                       const struct suite_result *result, struct totals *totals)
+{
+    char command[2048];
+    json_t *row;
+    size_t i;
+
+    totals->passed += result->passed;
+    totals->failed += result->failed;
+    totals->total += result->total;
+    totals->seconds += result->seconds;
+    totals->code = ranks_worse(totals->code, result->code);
+    json_array_foreach(result->cases, i, row)
+    {
+        json_object_set_new(row, "seed", json_integer((json_int_t)request->seed));
+        if (json_is_true(json_object_get(row, "passed")))
+            continue;
+        print_command(cmd, call, request, (int)json_integer_value(json_object_get(row, "index")), command,
+                      sizeof(command));
+        json_array_append_new(totals->commands, out_text(command));
+    }
+    /* What is not supported here will not be supported a second time. */
+    if (json_array_size(result->errors) > 0 && result->code != CMD_UNSUPPORTED) {
+        /* The case that the ranks were in is the one after the last that they told of. */
+        print_command(cmd, call, request, 0, command, sizeof(command));
+        json_array_append_new(totals->commands, out_text(command));
+    }
+    json_array_extend(totals->cases, result->cases);
+    json_array_extend(totals->errors, result->errors);
+}
+
+static int run_all(const struct cmd *cmd, const struct cmd_call *call, const struct test_options *options,
+                   const struct ranks_spec *spec, struct suite_request *request, struct totals *totals)
+{
+    int all = suite_count(request) * (int)options->repeat;
+    int interrupted = 0;
+
+    for (int64_t i = 0; i < options->repeat && !interrupted; i++) {
+        struct ranks_spec round = *spec;
+        struct suite_result result;
+
+        round.emulation.seed = request->seed;
+        suite_run(&round, request, options->json ? 0 : SUITE_LINES, totals->passed + totals->failed, all, &result);
+        if (result.code > 128)
+            interrupted = result.code;
+        else
+            add_result(cmd, call, request, &result, totals);
+        suite_done(&result);
+        if (totals->code != CMD_FINE && totals->code != CMD_FAILED)
+            break;
+        request->seed++;
+    }
+    return interrupted;
+}
+
+static void render_text(const struct ranks_spec *spec, const struct suite_request *request, uint64_t seed,
+                        const struct totals *totals)
+{
+    const struct suite_result sum = {.passed = totals->passed, .failed = totals->failed, .total = totals->total};
+    char sentence[128], nodes[32] = "";
+    json_t *command;
+    size_t i;
+
+    suite_sentence(&sum, sentence, sizeof(sentence));
+    if (spec->nnodes > 1)
+        snprintf(nodes, sizeof(nodes), " on %d nodes", spec->nnodes);
+    out_verdict(totals->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s: %s (%d rank%s%s, seed %" PRIu64 ", %.1f s)",
+                request->matrix, sentence, spec->nranks, spec->nranks == 1 ? "" : "s", nodes, seed, totals->seconds);
+    if (json_array_size(totals->commands) == 0)
+        return;
+    out_line("To repeat what failed:");
+    json_array_foreach(totals->commands, i, command)
+    {
+        out_line("    %s", json_string_value(command));
+    }
+}
+
+static int render_json(const struct cmd *cmd, const struct ranks_spec *spec, const struct suite_request *request,
+                       const struct totals *totals)
+{
+    json_t *document = out_document(cmd->name);
+
+    json_object_set_new(document, "matrix", out_text(request->matrix));
+    json_object_set_new(document, "result",
+                        out_text(totals->code == CMD_FINE          ? "passed"
+                                 : totals->code == CMD_UNSUPPORTED ? "unsupported"
+                                                                   : "failed"));
+    json_object_set_new(document, "passed", json_integer(totals->passed));
+    json_object_set_new(document, "failed", json_integer(totals->failed));
+    json_object_set_new(document, "total", json_integer(totals->total));
+    json_object_set_new(document, "seconds", json_real(totals->seconds));
+    json_object_set_new(document, "parameters", suite_parameters(spec, request));
+    json_object_set(document, "cases", totals->cases);
+    json_object_set(document, "errors", totals->errors);
+    json_object_set(document, "repeat_commands", totals->commands);
+    return out_json(document);
+}
+
+static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
+{
+    struct totals totals = {0};
+    struct test_options options;
+    struct suite_request request;
+    struct ranks_spec spec;
+    uint64_t seed;
+    int result;
+
+    fill_defaults(call->options, call->args[0], &options);
+    if (!cmd_given(cmd, call, "seed"))
+        options.seed = (int64_t)group_draw_seed();
+    result = check_matrix_nodes(cmd, call->args[0], (int)options.group.nodes);
+    if (result == CMD_FINE)
+        result = group_spec(cmd, call, &options.group, (uint64_t)options.seed, &spec);
+    if (result == CMD_FINE)
+        result = make_request(cmd, call, &options, &spec, &request);
+    if (result != CMD_FINE)
+        return result;
+    if (group_choose(&options.group, &spec, 1))
+        group_tell(&spec);
+    seed = request.seed;
+    totals.cases = json_array();
+    totals.errors = json_array();
+    totals.commands = json_array();
+    if (options.json || !out_is_terminal(stdout))
+        progress_start("test");
+    result = run_all(cmd, call, &options, &spec, &request, &totals);
+    progress_stop();
+    request.seed = seed;
+    if (!result) {
+        result = totals.code;
+        if (!options.json)
+            render_text(&spec, &request, seed, &totals);
+        else if (render_json(cmd, &spec, &request, &totals) != 0)
+            result = CMD_FAILED;
+    }
+    json_decref(totals.cases);
+    json_decref(totals.errors);
+    json_decref(totals.commands);
+    return result;
+}
+
+const struct cmd verb_test = {
+    .name = "test",
+    .args = "intranode|internode|lowlatency",
+    .min_args = 1,
+    .max_args = 1,
+    .arg_choices = check_matrices,
+    .summary = "check dispatch and combine bit by bit, on a group of ranks",
+    .description =
+        "Starts a group of ranks on this machine, runs a matrix of cases on them and compares every row that arrives "
+        "with a reference that is computed without the library.\n\n"
+        "intranode: 24 cases on one node (8 ranks unless said otherwise). internode: 32 cases over nodes (8 ranks on 2 "
+        "nodes), which are emulated: rows between them travel through a network that can be told to misbehave. "
+        "lowlatency: 32 cases of the fixed-shape operations for decoding (4 ranks), on one node or on several.\n\n" GROUP_BACKEND_TEXT
+        "On GPUs data is made on the host, copied to the GPU, and what comes out is compared on the host. internode "
+        "takes the host backend unless --backend cuda asks for GPUs.\n\n"
+        "All random choices come from one seed, which is printed. When something fails, so is the command that repeats "
+        "it.\n\n"
+        "Started by mpirun, the ranks are those of mpirun.",
+    .options = test_table,
+    .options_bytes = sizeof(struct test_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"epkit test intranode", "All cases on 8 ranks of one node."},
+            {"epkit test internode --ranks 16 --nodes 4 --net-delay-us 200 --net-reorder",
+             "Four nodes over a network that is late and out of order."},
+            {"epkit test intranode --routing routing.npy --experts 256",
+             "The routing of a real model, saved by numpy."},
+            {"epkit test lowlatency --seed 7 --only 3", "Case 3 again, with the same random choices."},
+            {"mpirun -n 8 epkit test internode --nodes 2", "On the ranks of an MPI job."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "all cases passed"},
+            {CMD_FAILED, "a case failed, or a rank did"},
+            {CMD_USAGE, "wrong usage; no rank was started"},
+            {CMD_UNSUPPORTED, "the library cannot do this on this machine"},
+            {0, NULL},
+        },
+    .run = cmd_test,
+    .flags = CMD_RANKS,
+};
