@@ -371,18 +371,24 @@ static enum install_result apply_all(struct install *install)
     return INSTALL_FINE;
 }
 
-enum install_result install_apply(struct install *install)
+enum install_result install_check(struct install *install)
 {
     enum install_result result = check_values(install);
 
+    if (result != INSTALL_FINE || !preflight_refuses(install) || install_changes(install) == 0)
+        return result;
+    for (size_t i = 0; i < install->n_preflight; i++)
+        if (install->preflight[i].result == PREFLIGHT_REFUSE)
+            fail(install, "%s: %.300s", install->preflight[i].name, install->preflight[i].text);
+    return INSTALL_REFUSED;
+}
+
+enum install_result install_apply(struct install *install)
+{
+    enum install_result result = install_check(install);
+
     if (result != INSTALL_FINE)
         return result;
-    if (preflight_refuses(install) && install_changes(install) > 0) {
-        for (size_t i = 0; i < install->n_preflight; i++)
-            if (install->preflight[i].result == PREFLIGHT_REFUSE)
-                fail(install, "%s: %.300s", install->preflight[i].name, install->preflight[i].text);
-        return INSTALL_REFUSED;
-    }
     if (install->options.again)
         journal_add(&install->journal, "again", NULL, NULL);
     else if (install_changes(install) > 0 && journal_count(&install->journal, "stopped", NULL) > 0)
