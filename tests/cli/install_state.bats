@@ -160,3 +160,123 @@ ended() {
     rm -rf /var/log/epkit/install/slow
     rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
 }
+
+# --- the lock of dpkg ---
+
+# prelude.sh with the locks and the database of this folder; dpkg itself is the real one.
+own_prelude() {
+    mkdir -p dpkg/info dpkg/updates dpkg/triggers
+    : >dpkg/status
+    : >dpkg/available
+    sed "s,/var/lib/dpkg/,\${LOCKS:-$PWD/dpkg}/,g" "$EPKIT_SOURCE/ops/install/prelude.sh" >prelude.sh
+    export DPKG_ADMINDIR=$PWD/dpkg EPKIT_STATE=$PWD
+    cat >hold.py <<'END'
+import fcntl, sys
+file = open(sys.argv[1], "a+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+END
+}
+
+@test "the holder of dpkg's lock is that of this file, not of one with the same inode elsewhere" {
+    own_prelude
+    unshare -m true 2>/dev/null || skip 'nothing can be mounted here'
+    cat >inside.sh <<'END'
+set -eu
+for folder in a b; do
+    mkdir $folder
+    mount -t tmpfs none $folder
+    touch $folder/lock-frontend
+done
+test "$(stat -c %i a/lock-frontend)" = "$(stat -c %i b/lock-frontend)"
+mkfifo until
+python3 hold.py b/lock-frontend <until >held &
+exec 8>until
+until grep -q held held; do sleep 0.1; done
+. ./prelude.sh
+LOCKS=$PWD/a epkit_lock_holder >none
+LOCKS=$PWD/b epkit_lock_holder >holder
+echo "$! $PWD/b/lock-frontend" | diff - holder
+test ! -s none
+# A file of a lower layer and of an upper one: numbers of overlayfs are not those of the kernel's list.
+mkdir o o/lower o/up o/work o/all
+mount -t tmpfs none o
+mkdir o/lower o/up o/work o/all
+touch o/lower/lock-frontend
+if mount -t overlay none -o "lowerdir=o/lower,upperdir=o/up,workdir=o/work" o/all 2>/dev/null; then
+    python3 hold.py o/all/lock-frontend <until >held2 8>&- &
+    until grep -q held held2; do sleep 0.1; done
+    LOCKS=$PWD/o/all epkit_lock_holder >holder
+    echo "$! $PWD/o/all/lock-frontend" | diff - holder
+fi
+exec 8>&-
+wait
+END
+    run limited 20 unshare -m sh inside.sh
+    echo "$output"
+    [ "$status" -eq 0 ]
+}
+
+@test "a process outside of the container that holds dpkg's lock is not called by another's name" {
+    own_prelude
+    unshare -pf true 2>/dev/null || skip 'there can be no PID namespace here'
+    mkfifo until
+    python3 hold.py dpkg/lock-frontend <until >held 3>&- &
+    exec 9>until
+    within 20 grep -q held held
+    run limited 20 unshare -pf --mount-proc sh -euc 'sed -i "s/-ge 300/-ge 1/" prelude.sh; . ./prelude.sh; epkit_await_lock'
+    exec 9>&-
+    wait
+    [ "$status" -eq 1 ]
+    [[ "$output" == "waiting for a process that cannot be seen from here, which holds $PWD/dpkg/lock-frontend"* ]]
+}
+
+@test "a process that takes dpkg's lock between the wait for it and dpkg is waited for as well" {
+    [ "$(id -u)" -eq 0 ] || skip 'dpkg --configure needs root'
+    own_prelude
+    cat >inside.sh <<'END'
+set -eu
+# The first wait finds nobody, and then somebody is faster.
+sed 's/^epkit_await_lock()/real_await_lock()/' prelude.sh >renamed.sh
+. ./renamed.sh
+epkit_await_lock() {
+    if [ ! -e raced ]; then
+        : >raced
+        python3 hold.py dpkg/lock-frontend <until >held 8>&- &
+        exec 8>until
+        until grep -q held held; do sleep 0.1; done
+        return 0
+    fi
+    exec 8>&-
+    real_await_lock
+}
+mkfifo until
+epkit_configure
+echo configured
+wait
+END
+    run limited 30 sh inside.sh
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [ "${lines[-1]}" = configured ]
+}
+
+@test "while dpkg runs it has its lock, and what dpkg says of a failure is passed on" {
+    [ "$(id -u)" -eq 0 ] || skip 'dpkg --configure needs root'
+    own_prelude
+    # One package that is unpacked, and whose script tells who has the lock.
+    printf 'Package: %s\nStatus: install ok unpacked\nMaintainer: t\nArchitecture: all\nVersion: 1\nDescription: t\n\n' one >dpkg/status
+    : >dpkg/info/one.list
+    printf '#!/bin/sh\nset -eu\n. %s/prelude.sh\nepkit_lock_holder >%s/seen\n[ ! -e %s/broken ]\n' "$PWD" "$PWD" "$PWD" >dpkg/info/one.postinst
+    chmod +x dpkg/info/one.postinst
+    touch broken
+    run limited 30 sh -euc '. ./prelude.sh; epkit_configure'
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"installed one package post-installation script subprocess returned error exit status 1"* ]]
+    grep -q "^[0-9]* $PWD/dpkg/lock-frontend\$" seen
+    rm broken
+    limited 30 sh -euc '. ./prelude.sh; epkit_configure'
+    grep -q '^Status: install ok installed' dpkg/status
+}
