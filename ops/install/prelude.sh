@@ -490,6 +490,7 @@ epkit_git_fetch() {
         git init -q "$source"
     fi
     rm -f "$source/.git/index.lock" "$source/.git/shallow.lock"
+    echo "fetching $2 from $1"
     git -C "$source" fetch -q --force "$1" "$2"
     fetched=$(git -C "$source" rev-parse 'FETCH_HEAD^{commit}')
     commit=$(git -C "$source" rev-parse --verify --quiet "$3^{commit}") || commit=none
@@ -504,6 +505,7 @@ epkit_git_fetch() {
 # apt's own downloader: it knows the machine's proxies, and its checksum is that of the recipe.
 epkit_download() {
     mkdir -p "$EPKIT_STATE/fetch"
+    echo "downloading $1"
     /usr/lib/apt/apt-helper download-file "$1" "$2" "SHA256:$3"
 }
 
