@@ -221,8 +221,9 @@ static void pip_words(FILE *script, const struct recipe_step *step)
 /* pip checks each file against the checksum that the index gives for it. */
 static void pip_fetch(FILE *script, const struct recipe_step *step)
 {
-    fputs("mkdir -p \"$EPKIT_STATE/fetch/$EPKIT_STEP\"\nepkit_pip download -q -d \"$EPKIT_STATE/fetch/$EPKIT_STEP\"",
-          script);
+    fputs(
+        "mkdir -p \"$EPKIT_STATE/fetch/$EPKIT_STEP\"\necho \"downloading Python packages\"\nepkit_pip download -q -d \"$EPKIT_STATE/fetch/$EPKIT_STEP\"",
+        script);
     if (*arg_text(step, "index")) {
         fputs(" --index-url ", script);
         script_word(script, arg_text(step, "index"));

@@ -57,10 +57,31 @@ static bool is_interrupted(const struct install *install)
     return observer->is_interrupted && observer->is_interrupted(observer->context);
 }
 
-/* The last line of a log that says something. */
+/*
+ * apt says "E: Failed to fetch URL  REASON", and ends with a line that names neither. The reason comes first: it must
+ * not be cut off behind a long URL.
+ */
+static bool reads_as_download(const char *line, char ret_text[200])
+{
+    static const char prefix[] = "E: Failed to fetch ";
+    char reordered[1024];
+    const char *reason;
+
+    if (strncmp(line, prefix, strlen(prefix)) != 0)
+        return false;
+    line += strlen(prefix);
+    reason = strstr(line, "  ");
+    if (!reason)
+        return false;
+    snprintf(reordered, sizeof(reordered), "%.300s: %.*s", reason + 2, (int)(reason - line), line);
+    root_clean(reordered, ret_text, 200);
+    return true;
+}
+
+/* What the log of the last script ends with: why a download failed, else the last line that says something. */
 static void last_words(const struct install *install, const struct recipe_step *step, char ret_text[200])
 {
-    char path[1024], line[1024];
+    char path[1024], line[1024], download[200] = "";
     FILE *file;
 
     ret_text[0] = '\0';
@@ -70,10 +91,14 @@ static void last_words(const struct install *install, const struct recipe_step *
         return;
     while (fgets(line, sizeof(line), file)) {
         line[strcspn(line, "\r\n")] = '\0';
-        if (*line && strncmp(line, "===", 3) != 0)
+        if (strncmp(line, "=== 2", 5) == 0) /* a date: another script begins */
+            ret_text[0] = download[0] = '\0';
+        else if (*line && strncmp(line, "===", 3) != 0 && !reads_as_download(line, download))
             root_clean(line, ret_text, 200);
     }
     fclose(file);
+    if (*download)
+        memcpy(ret_text, download, sizeof(download));
 }
 
 /* Why a log may be empty: it could not be written either. */
@@ -371,18 +396,24 @@ static enum install_result apply_all(struct install *install)
     return INSTALL_FINE;
 }
 
-enum install_result install_apply(struct install *install)
+enum install_result install_check(struct install *install)
 {
     enum install_result result = check_values(install);
 
+    if (result != INSTALL_FINE || !preflight_refuses(install) || install_changes(install) == 0)
+        return result;
+    for (size_t i = 0; i < install->n_preflight; i++)
+        if (install->preflight[i].result == PREFLIGHT_REFUSE)
+            fail(install, "%s: %.300s", install->preflight[i].name, install->preflight[i].text);
+    return INSTALL_REFUSED;
+}
+
+enum install_result install_apply(struct install *install)
+{
+    enum install_result result = install_check(install);
+
     if (result != INSTALL_FINE)
         return result;
-    if (preflight_refuses(install) && install_changes(install) > 0) {
-        for (size_t i = 0; i < install->n_preflight; i++)
-            if (install->preflight[i].result == PREFLIGHT_REFUSE)
-                fail(install, "%s: %.300s", install->preflight[i].name, install->preflight[i].text);
-        return INSTALL_REFUSED;
-    }
     if (install->options.again)
         journal_add(&install->journal, "again", NULL, NULL);
     else if (install_changes(install) > 0 && journal_count(&install->journal, "stopped", NULL) > 0)

@@ -90,7 +90,11 @@ static const char head[] =
     "    echo \"step $1\"\n"
     "    if [ \"$3\" != : ]; then\n"
     "        for wait in 2 4 8 16 0; do\n"
-    "            if (\"${3}${4#apply_}\") 9>&-; then break; fi\n"
+    "            set +e # behind 'if' no failure inside would end the function\n"
+    "            (set -e; \"${3}${4#apply_}\") 9>&-\n"
+    "            code=$?\n"
+    "            set -e\n"
+    "            if [ \"$code\" = 0 ]; then break; fi\n"
     "            if [ \"$wait\" = 0 ]; then echo \"step $1: download failed\" >&2; exit 1; fi\n"
     "            sleep \"$wait\"\n"
     "        done\n"
@@ -117,7 +121,7 @@ static void write_verify(const struct recipe *recipe, FILE *out)
             fprintf(out, "verify() (\n");
             begin(recipe, step, out);
             script_shell(out, verify->run);
-            fputs(")\nif output=$(verify 2>&1)", out);
+            fputs(")\nset +e\noutput=$(set -e; verify 2>&1)\ncode=$?\nset -e\nif [ \"$code\" = 0 ]", out);
             if (verify->expect) {
                 fputs(" && printf '%s\\n' \"$output\" | grep -Eq -e ", out);
                 script_word(out, verify->expect);

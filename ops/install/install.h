@@ -5,8 +5,10 @@
  * What is there is decided by checks of the machine, never by notes about earlier runs: so a run may be killed, lose
  * power, lose its journal or find half of another installation, and the next run goes on from what it sees.
  *
- *     install_open()     reads the recipe's state: where things are, the journal; takes the lock if it will change
+ *     install_open()     reads the recipe's state: where things are, the journal; changes nothing
  *     install_look()     checks each step
+ *     install_check()    says whether apply may begin
+ *     install_begin()    takes the lock and notes what is to be done; looks again, for another run may have ended
  *     install_apply()    applies what is not done, in order; may reboot
  *     install_verify()   runs the recipe's own tests
  *     install_undo()     brings back what was there
@@ -50,7 +52,7 @@ struct install_options {
     int max_reboots; /* -1: what the recipe says */
     bool no_unit;    /* apply leaves no unit that goes on after a reboot */
     bool again;      /* forget the reboots made so far */
-    bool keep;       /* write nothing new into the state when it is opened: to undo, on a disk that may be full */
+    bool keep;       /* write nothing new into the state at the beginning: to undo, on a disk that may be full */
     bool force;      /* undo also what is there without a note that this recipe made it */
     struct install_observer observer;
 };
@@ -95,7 +97,7 @@ enum install_result {
     INSTALL_REBOOTING,    /* the machine goes down now */
     INSTALL_WANTS_REBOOT, /* somebody else has to reboot it */
     INSTALL_STOPPED,      /* too many reboots */
-    INSTALL_REFUSED,      /* preflight, or a value is missing: nothing was changed */
+    INSTALL_REFUSED,      /* preflight, or a value is missing: nothing was changed, nor written */
     INSTALL_BUSY,         /* another run holds the lock */
     INSTALL_INTERRUPTED
 };
@@ -103,9 +105,13 @@ enum install_result {
 /* What a recipe can be told about the machine before it is parsed. Strings live in `ret_kernel` (128 bytes). */
 void install_kernel(const char *root, char ret_kernel[128]);
 
-/* `for_change`: takes the lock (waits for a step that outlived its run), repairs the journal. */
-enum install_result install_open(const struct recipe *recipe, const struct install_options *options, bool for_change,
+enum install_result install_open(const struct recipe *recipe, const struct install_options *options,
                                  struct install *ret_install);
+/* Was it applied, and not uninstalled since? */
+bool install_is_known(const struct install *install);
+/* Takes the lock (waits for a step that outlived its run), repairs the journal, keeps the recipe's text, looks. Until
+ * then nothing is written. */
+enum install_result install_begin(struct install *install);
 void install_close(struct install *install);
 
 /* Fills `states`, which say "unknown" before. Fails only for lack of memory or when the root cannot be opened:
@@ -124,6 +130,8 @@ enum install_result preflight_run(struct install *install, bool with_egress);
 bool preflight_refuses(const struct install *install);
 
 /* --- engine.c --- */
+/* May apply begin, by what was looked at: do all variables have a value, and is the recipe for this machine? */
+enum install_result install_check(struct install *install);
 enum install_result install_apply(struct install *install);
 
 /* --- undo.c --- */

@@ -16,8 +16,15 @@
 
 static bool is_event(const json_t *line)
 {
-    return json_is_object(line) && json_is_string(json_object_get(line, "event")) &&
-           json_is_string(json_object_get(line, "boot"));
+    return json_integer_value(json_object_get(line, "v")) == JOURNAL_VERSION &&
+           json_is_string(json_object_get(line, "event")) && json_is_string(json_object_get(line, "boot"));
+}
+
+static bool is_foreign(const json_t *line)
+{
+    const json_t *version = json_object_get(line, "v");
+
+    return json_is_integer(version) && json_integer_value(version) != JOURNAL_VERSION;
 }
 
 /* Does nesting stay within what an event can have? jansson itself allows thousands. */
@@ -33,18 +40,24 @@ static bool is_shallow(const char *line, size_t bytes)
     return true;
 }
 
-bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole)
+bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole, size_t *ret_foreign)
 {
     json_t *events = json_array();
     size_t at = 0;
 
     *ret_events = events;
     *ret_whole = 0;
+    *ret_foreign = 0;
     while (at < bytes) {
         const char *end = memchr(text + at, '\n', bytes - at);
         size_t n = end ? (size_t)(end - text) - at : bytes - at;
         json_t *line = end && is_shallow(text + at, n) ? json_loadb(text + at, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
 
+        if (is_foreign(line)) {
+            *ret_foreign = json_array_size(events) + 1;
+            json_decref(line);
+            return true;
+        }
         if (!is_event(line)) {
             bool is_last = !end || (size_t)(end - text) + 1 == bytes;
 
@@ -134,7 +147,7 @@ ep_status journal_open(const char *path, const char *boot, bool writable, struct
 {
     struct journal journal = {.fd = -1};
     char *text;
-    size_t bytes, whole;
+    size_t bytes, whole, foreign;
     bool is_readable;
     ep_status status = read_all(path, &text, &bytes);
 
@@ -142,10 +155,17 @@ ep_status journal_open(const char *path, const char *boot, bool writable, struct
         return status;
     journal.path = strdup(path);
     snprintf(journal.boot, sizeof(journal.boot), "%s", boot);
-    is_readable = journal_parse(text, bytes, &journal.events, &whole);
+    is_readable = journal_parse(text, bytes, &journal.events, &whole, &foreign);
     free(text);
     if (!journal.path || !journal.events)
         return ep_fail(EP_E_MEMORY, "%s: no memory", path);
+    if (foreign) {
+        journal_close(&journal);
+        return ep_fail(EP_E_ARG,
+                       "%s:%zu: not of version %d of the journal, the only one that this epkit knows: use the epkit "
+                       "that wrote it, or move the file away, which forgets the attempts and reboots made so far",
+                       path, foreign, JOURNAL_VERSION);
+    }
     journal.n_torn = bytes - whole;
     journal.is_rebuilt = !is_readable;
     if (writable)
@@ -182,8 +202,8 @@ ep_status journal_add(struct journal *journal, const char *event, const char *st
     }
     gmtime_r(&now, &parts);
     strftime(time_text, sizeof(time_text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-    line = json_pack("{s:i,s:s,s:s,s:s,s:s*}", "v", 1, "time", time_text, "boot", journal->boot, "event", event, "step",
-                     step);
+    line = json_pack("{s:i,s:s,s:s,s:s,s:s*}", "v", JOURNAL_VERSION, "time", time_text, "boot", journal->boot, "event",
+                     event, "step", step);
     if (line && more)
         json_object_update(line, more);
     json_decref(more);

@@ -6,7 +6,8 @@
  *
  * The journal counts attempts and reboots; what is installed is decided by the checks alone. So a journal that is lost
  * costs the counts and nothing else. A last line without an end is what a power cut leaves: it is dropped. A journal
- * that cannot be read is moved aside, and a new one begins with the event "rebuilt".
+ * that cannot be read is moved aside, and a new one begins with the event "rebuilt". One of another version is refused:
+ * the epkit that wrote it counts on what it says.
  */
 #ifndef EP_INSTALL_JOURNAL_H
 #define EP_INSTALL_JOURNAL_H
@@ -16,6 +17,7 @@
 #include <stdbool.h>
 
 #define JOURNAL_BYTES_MAX (16u << 20)
+#define JOURNAL_VERSION 1
 
 struct journal {
     char *path;
@@ -27,8 +29,9 @@ struct journal {
 };
 
 /* Takes the lines apart: what is whole goes to ret_events; *ret_whole: bytes up to the end of the last whole line.
- * False: something before the end is no event. */
-bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole);
+ * False: something before the end is no event. *ret_foreign: number of the first line that is of another version, from
+ * 1 on (parsing ends before it), or 0. */
+bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole, size_t *ret_foreign);
 
 /* Opens or begins the journal at `path`. With `writable` it is repaired, else only read (one that is not there is
  * empty). */

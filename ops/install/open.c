@@ -217,7 +217,18 @@ static bool make_state_folder(struct install *install)
     return true;
 }
 
-enum install_result install_open(const struct recipe *recipe, const struct install_options *options, bool for_change,
+static void forget_states(struct install *install)
+{
+    for (size_t i = 0; i < install->recipe->n_steps; i++)
+        state_set(&install->states[i], STEP_UNKNOWN, "not looked at");
+}
+
+static void journal_path(const struct install *install, char ret_path[1024])
+{
+    snprintf(ret_path, 1024, "%.400s%.300s/journal.jsonl", install->root, install->state);
+}
+
+enum install_result install_open(const struct recipe *recipe, const struct install_options *options,
                                  struct install *ret_install)
 {
     struct install *install = ret_install;
@@ -229,8 +240,7 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     install->options = *options;
     install->lock_fd = -1;
     install->journal.fd = -1;
-    for (size_t i = 0; i < recipe->n_steps; i++)
-        state_set(&install->states[i], STEP_UNKNOWN, "not looked at");
+    forget_states(install);
     snprintf(install->state, sizeof(install->state), "%.250s/%s", options->state ? options->state : INSTALL_STATE,
              recipe->name);
     snprintf(install->logs, sizeof(install->logs), INSTALL_LOGS "/%s", recipe->name);
@@ -238,20 +248,53 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     if (result != INSTALL_FINE)
         return result;
     install_kernel(install->is_live ? NULL : install->root, install->kernel);
-    if (for_change) {
-        if (!make_state_folder(install))
-            return INSTALL_FAILED;
-        result = take_lock(install);
-        if (result != INSTALL_FINE)
-            return result;
-    }
-    snprintf(path, sizeof(path), "%.400s%.300s/journal.jsonl", install->root, install->state);
-    if (journal_open(path, install->boot, for_change, &install->journal) != EP_OK ||
-        (for_change && !options->keep && save_recipe(install) != EP_OK)) {
+    journal_path(install, path);
+    if (journal_open(path, install->boot, false, &install->journal) != EP_OK) {
         snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
         return INSTALL_FAILED;
     }
     return INSTALL_FINE;
+}
+
+/* Has the recipe a state: was it applied, and not uninstalled since? */
+bool install_is_known(const struct install *install)
+{
+    static const char *const names[] = {"recipe.yaml", "before", "stamp"};
+    char path[1024];
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%.400s%.300s/%s", install->root, install->state, names[i]);
+        if (access(path, F_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
+enum install_result install_begin(struct install *install)
+{
+    enum install_result result;
+    struct journal journal;
+    char path[1024];
+
+    /* Another run may be changing them. */
+    forget_states(install);
+    if (!make_state_folder(install))
+        return INSTALL_FAILED;
+    result = take_lock(install);
+    if (result != INSTALL_FINE)
+        return result;
+    journal_path(install, path);
+    if (journal_open(path, install->boot, true, &journal) != EP_OK)
+        goto failed;
+    journal_close(&install->journal);
+    install->journal = journal;
+    if (!install->options.keep && save_recipe(install) != EP_OK)
+        goto failed;
+    return install_look(install);
+
+failed:
+    snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
+    return INSTALL_FAILED;
 }
 
 void install_close(struct install *install)

@@ -8,31 +8,60 @@
 
 # --- packages ---
 
-# "PROCESS FILE" of who holds one of dpkg's locks; nothing: nobody. 0: a process outside of this container.
+# "PROCESS FILE" of who holds one of dpkg's locks; nothing: nobody. The kernel is asked for the lock itself: what
+# /proc/locks says of devices and inodes is not what stat says of them on overlayfs and btrfs. 0 is a process outside of
+# this container, -1 one that holds it with its open file. perl is essential on Debian and Ubuntu.
 epkit_lock_holder() {
-    for file in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock; do
-        if [ ! -e "$file" ]; then continue; fi
-        awk -v inode=":$(stat -c %i "$file")$" -v file="$file" \
-            '$2 == "POSIX" && $4 == "WRITE" && $6 ~ inode {print $5, file; exit}' /proc/locks 2>/dev/null
-    done | head -n 1
+    # shellcheck disable=SC2016 # perl's variables
+    perl -MFcntl -e 'for my $path (@ARGV) {
+            my $lock = pack("s s x4 q q l x4", F_WRLCK, 0, 0, 0, 0); # struct flock of 64 bits: all of the file
+            open(FILE, "<", $path) and fcntl(FILE, F_GETLK, $lock) or next;
+            my ($type, $process) = (unpack("s s x4 q q l x4", $lock))[0, 4];
+            if ($type != F_UNLCK) { print "$process $path\n"; last }
+        }' /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock
+}
+
+# epkit_process NUMBER: for people.
+epkit_process() {
+    if [ "$1" -gt 0 ]; then
+        echo "process $1 ($(cat "/proc/$1/comm" 2>/dev/null || echo unknown))"
+    else
+        echo 'a process that cannot be seen from here'
+    fi
 }
 
 # The last line of the log names who is waited for, also where the deadline of the step ends the wait.
 epkit_await_lock() {
     waited=0
     while holder=$(epkit_lock_holder) && [ -n "$holder" ]; do
-        process=${holder%% *}
-        name=$(cat "/proc/$process/comm" 2>/dev/null || echo unknown)
+        process=$(epkit_process "${holder%% *}")
         if [ "$waited" -ge 300 ]; then
-            echo "process $process ($name) has held ${holder#* } for $waited s: let it end, then resume" >&2
+            echo "$process has held ${holder#* } for $waited s: let it end, then resume" >&2
             return 1
         fi
         if [ $((waited % 10)) -eq 0 ]; then
-            echo "waiting for process $process ($name), which holds ${holder#* }"
+            echo "waiting for $process, which holds ${holder#* }"
         fi
         sleep 1
         waited=$((waited + 1))
     done
+}
+
+# epkit_dpkg ARGUMENT...: dpkg, which waits for nobody. Its lock is taken here and kept while it runs, so that who takes it
+# between the wait and dpkg is waited for as well; the deadline of the step ends this.
+epkit_dpkg() {
+    while epkit_await_lock; do
+        code=0
+        # shellcheck disable=SC2016 # perl's variables
+        perl -MFcntl -e '$^F = 255; # the lock stays open when dpkg is executed
+            my ($path, $lock) = (shift, pack("s s x4 q q l x4", F_WRLCK, 0, 0, 0, 0));
+            sysopen(FILE, $path, O_RDWR | O_CREAT, 0640) or die "$path: $!\n";
+            fcntl(FILE, F_SETLK, $lock) or exit 75;
+            $ENV{DPKG_FRONTEND_LOCKED} = 1;
+            exec("dpkg", @ARGV) or die "dpkg: $!\n"' /var/lib/dpkg/lock-frontend "$@" || code=$?
+        if [ "$code" -ne 75 ]; then return "$code"; fi
+    done
+    return 1
 }
 
 # apt keeps its lists and downloads in the folder of the recipe's state: the machine's own stay as they are.
@@ -101,11 +130,9 @@ epkit_packages_note() {
     mv "$EPKIT_BEFORE/after.new" "$EPKIT_BEFORE/after"
 }
 
-# What dpkg has begun and not completed. dpkg does not wait for who holds its lock; apt does, as it is told above, but may
-# not say for whom.
+# What dpkg has begun and not completed. apt waits for the lock by itself, as it is told above.
 epkit_configure() {
-    epkit_await_lock || return 1
-    dpkg --configure -a --force-confold
+    epkit_dpkg --configure -a --force-confold
 }
 
 # What an interrupted dpkg left is completed first. A package whose files were being unpacked has to be unpacked again;
@@ -118,7 +145,7 @@ epkit_packages_repair() {
         # shellcheck disable=SC2086 # a list of words
         if ! { epkit_apt update && epkit_apt install -y --reinstall --no-install-recommends $broken; }; then
             # shellcheck disable=SC2086
-            dpkg --remove --force-remove-reinstreq --force-depends $broken
+            epkit_dpkg --remove --force-remove-reinstreq --force-depends $broken
             if [ -d "$EPKIT_BEFORE" ]; then printf '%s\n' "$broken" >>"$EPKIT_BEFORE/removed"; fi
         fi
     fi
@@ -463,6 +490,7 @@ epkit_git_fetch() {
         git init -q "$source"
     fi
     rm -f "$source/.git/index.lock" "$source/.git/shallow.lock"
+    echo "fetching $2 from $1"
     git -C "$source" fetch -q --force "$1" "$2"
     fetched=$(git -C "$source" rev-parse 'FETCH_HEAD^{commit}')
     commit=$(git -C "$source" rev-parse --verify --quiet "$3^{commit}") || commit=none
@@ -477,6 +505,7 @@ epkit_git_fetch() {
 # apt's own downloader: it knows the machine's proxies, and its checksum is that of the recipe.
 epkit_download() {
     mkdir -p "$EPKIT_STATE/fetch"
+    echo "downloading $1"
     /usr/lib/apt/apt-helper download-file "$1" "$2" "SHA256:$3"
 }
 

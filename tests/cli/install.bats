@@ -786,6 +786,28 @@ END
     [ -e out/y ]
 }
 
+@test "a test of an exported recipe fails where any of its commands fails, in each shell" {
+    cat >verified.yaml <<END
+recipe: verified
+title: a test of two commands
+steps:
+  - {id: one, type: file, title: t, why: w, budget: 5s, path: $PWD/out/one, content: x,
+     verify: [{name: both, run: "test -e $PWD/both\ntrue"}, {name: text, run: "echo a; echo b", expect: "^b$"}]}
+END
+    epkit install export sh ./verified.yaml | sed "s,/var/lib/epkit,$PWD/state,g" >export.sh
+    for shell in sh dash bash; do
+        command -v $shell >/dev/null || continue
+        rm -f both
+        run $shell export.sh
+        [ "$status" -eq 1 ]
+        [[ "$output" == *'FAILED  both'* ]]
+        touch both
+        run $shell export.sh
+        [ "$status" -eq 0 ]
+        [[ "$output" == *'ok      both'*'ok      text'* ]]
+    done
+}
+
 # A wheel with one module: wheel NAME VERSION FOLDER
 wheel() {
     python3 - "$@" <<'END'
@@ -857,6 +879,13 @@ archived" ]
     [ "$status" -eq 0 ]
     [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 2.0 ]
     [ ! -e out/python/thing-1.0.dist-info ]
+    # A download that fails in the middle is none: what is there of the one before is not built.
+    sed -i 's/for wait in 2 4 8 16 0/for wait in 0/' export.sh
+    rm state/install/builds/export/done
+    mkdir state/install/builds/export/fetch/git/.git/index.lock
+    run sh export.sh
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"step git: download failed"* ]]
     # A commit that is there, but not in the history of the ref; a checksum that does not fit.
     rm -rf state
     sed -i 's/for wait in 2 4 8 16 0/for wait in 0/' export.sh

@@ -90,12 +90,15 @@ same_end() {
 
 # Until the recipe is complete, however often somebody else is at it, or until nothing has changed for a minute.
 finish() {
-    local recipe=$1 before='' now stuck=0 round=0
+    local recipe=$1 before='' now stuck=0 round=0 action
     shift
     while [ "$stuck" -lt 30 ] && [ "$round" -lt 100 ]; do
         round=$((round + 1))
         if on epkit install status "$recipe" "$@" >/dev/null 2>&1; then return 0; fi
-        on epkit install resume "$recipe" "$@" >"$BATS_TEST_TMPDIR/resume" 2>&1 || true
+        # What was killed before it noted anything has nothing to resume.
+        action=apply
+        if [ -e "$ROOT/var/lib/epkit/install/$recipe/recipe.yaml" ]; then action=resume; fi
+        on epkit install $action "$recipe" "$@" >"$BATS_TEST_TMPDIR/resume" 2>&1 || true
         now=$(on sh -c "cat /var/lib/epkit/install/*/journal.jsonl /var/log/epkit/install/*/*.log | cksum" || true)
         if [ "$now" = "$before" ]; then stuck=$((stuck + 1)); else stuck=0; fi
         before=$now

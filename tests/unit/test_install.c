@@ -209,6 +209,31 @@ static void test_journal_bytes(void **state)
     temp_remove(folder);
 }
 
+/* A journal of another version is neither read nor moved aside, wherever the line is and whatever else it holds. */
+static void test_journal_version(void **state)
+{
+    static const char *const lines[] = {"{\"v\":99,\"boot\":\"b\",\"event\":\"begin\"}\n",
+                                        "{\"v\":2,\"what\":[1]}\nrubbish\n"};
+    char *folder = temp_folder(), path[PATH_MAX + 64], expected[PATH_MAX + 128];
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/journal", folder);
+    snprintf(expected, sizeof(expected), "%s:2: not of version 1 of the journal", path);
+    for (size_t i = 0; i < 4; i++) {
+        struct journal journal;
+        FILE *file = fopen(path, "w");
+
+        fprintf(file, "{\"v\":1,\"boot\":\"b\",\"event\":\"begin\"}\n%s", lines[i / 2]);
+        fclose(file);
+        assert_int_equal(journal_open(path, "boot-2", i % 2 == 1, &journal), EP_E_ARG);
+        assert_non_null(strstr(ep_last_error(), expected));
+        file = fopen(path, "a");
+        assert_true(ftell(file) > 40);
+        fclose(file);
+    }
+    temp_remove(folder);
+}
+
 /* --- packages --- */
 
 static int compare(const char *a, const char *b)
@@ -276,9 +301,9 @@ static void test_words(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recipe),  cmocka_unit_test(test_values),        cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_journal), cmocka_unit_test(test_journal_bytes), cmocka_unit_test(test_packages),
-        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_recipe),   cmocka_unit_test(test_values),        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_journal),  cmocka_unit_test(test_journal_bytes), cmocka_unit_test(test_journal_version),
+        cmocka_unit_test(test_packages), cmocka_unit_test(test_words),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

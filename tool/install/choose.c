@@ -51,8 +51,8 @@ static void saved_path(const struct install_cmd_options *options, const char *na
              options->state ? options->state : INSTALL_STATE, name, file);
 }
 
-/* The one recipe that has a state. */
-static bool only_saved(const struct install_cmd_options *options, char ret_name[64])
+/* How many recipes have a state, and the name of one. */
+static int count_saved(const struct install_cmd_options *options, char ret_name[64])
 {
     char path[PATH_MAX];
     struct dirent *entry;
@@ -74,7 +74,7 @@ static bool only_saved(const struct install_cmd_options *options, char ret_name[
     }
     if (dir)
         closedir(dir);
-    return n == 1;
+    return n;
 }
 
 /* "NAME=VALUE,NAME=VALUE"; a comma that no NAME= follows belongs to the value. */
@@ -213,11 +213,14 @@ int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *optio
 {
     char path[PATH_MAX], only[64];
     struct stat info;
-    int code;
+    int code, n_saved = !name && prefer_saved ? count_saved(options, only) : 0;
 
     memset(ret_chosen, 0, sizeof(*ret_chosen));
-    if (!name && prefer_saved && only_saved(options, only))
+    if (n_saved == 1)
         name = only;
+    if (!name && prefer_saved && n_saved == 0)
+        return cmd_usage(cmd,
+                         "which recipe? None was applied here; 'epkit install list' names those that are built in");
     if (!name)
         return cmd_usage(cmd, "which recipe? 'epkit install list' names them");
     if (prefer_saved && !is_path(name)) {

@@ -213,13 +213,18 @@ static int do_apply(const struct cmd *cmd, const struct install_cmd_options *opt
                     const char *action)
 {
     static struct verify_result results[VERIFY_MAX];
-    bool had_changes = install_changes(install) > 0;
     enum install_result result;
+    bool had_changes;
     size_t n = 0;
 
-    if (!options->json)
+    result = install_check(install);
+    if (result == INSTALL_FINE)
+        result = install_begin(install);
+    if (!options->json && (result == INSTALL_FINE || result == INSTALL_REFUSED))
         report_plan(install, "apply", false);
-    result = install_apply(install);
+    had_changes = install_changes(install) > 0;
+    if (result == INSTALL_FINE)
+        result = install_apply(install);
     if (result == INSTALL_FINE && had_changes && install->is_live) {
         result = verify(options, install, results, &n);
         if (result == INSTALL_FAILED)
@@ -232,21 +237,40 @@ static int do_apply(const struct cmd *cmd, const struct install_cmd_options *opt
     return finish(cmd, options, install, action, result, results, n);
 }
 
+/* How an uninstall ended well: as much as is true. */
+static void say_uninstalled(const struct install *install, bool was_known)
+{
+    char logs[1024];
+
+    snprintf(logs, sizeof(logs), "%.400s%.500s", install->root, install->logs);
+    if (!was_known)
+        out_verdict(OUT_GOOD, "Nothing to uninstall: recipe %s was not applied here, or is uninstalled already.",
+                    install->recipe->name);
+    else if (access(logs, F_OK) == 0)
+        out_verdict(OUT_GOOD, "Recipe %s is uninstalled; its logs are in %s.", install->recipe->name, logs);
+    else
+        out_verdict(OUT_GOOD, "Recipe %s is uninstalled; it had changed nothing.", install->recipe->name);
+}
+
 static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
 {
-    enum install_result result;
+    bool was_known = install_is_known(install) || options->force;
+    enum install_result result = INSTALL_FINE;
 
-    if (!options->json)
-        out_line("Steps of recipe %s are undone in reverse order, as far as they changed anything.",
-                 install->recipe->name);
-    result = install_undo(install);
-    progress_stop();
-    /* What is said about the steps is what is there now. */
-    if (options->json && install_look(install) != INSTALL_FINE)
-        result = INSTALL_FAILED;
+    if (was_known) {
+        if (!options->json)
+            out_line("Steps of recipe %s are undone in reverse order, as far as they changed anything.",
+                     install->recipe->name);
+        result = install_begin(install);
+        if (result == INSTALL_FINE)
+            result = install_undo(install);
+        progress_stop();
+        /* What is said about the steps is what is there now. */
+        if (options->json && result != INSTALL_BUSY && install_look(install) != INSTALL_FINE)
+            result = INSTALL_FAILED;
+    }
     if (result == INSTALL_FINE && !options->json)
-        out_verdict(OUT_GOOD, "Recipe %s is uninstalled; its logs are in %s%s.", install->recipe->name, install->root,
-                    install->logs);
+        say_uninstalled(install, was_known);
     return finish(cmd, options, install, "uninstall", result, NULL, 0);
 }
 
@@ -276,6 +300,14 @@ static int do_export(const struct cmd *cmd, const struct install_cmd_options *op
     return code == CMD_FINE ? out_finish() : code;
 }
 
+/* A resume begins nothing: what goes on with it is what an apply has left. */
+static int refuse_resume(const struct install *install)
+{
+    out_error("recipe %s was not applied here, or is uninstalled: there is nothing to resume", install->recipe->name);
+    out_hint("'epkit install apply %s' begins; nothing was changed", install->recipe->name);
+    return CMD_USAGE;
+}
+
 /* Everything that looks at the machine. */
 static int act(const struct cmd *cmd, const struct install_cmd_options *options, const char *action, const char *name)
 {
@@ -297,7 +329,11 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
         recipe_release(&chosen);
         return CMD_UNSUPPORTED;
     }
-    result = install_open(chosen.recipe, &engine, changes, &install);
+    result = install_open(chosen.recipe, &engine, &install);
+    if (result == INSTALL_FINE && strcmp(action, "resume") == 0 && !install_is_known(&install)) {
+        code = refuse_resume(&install);
+        goto done;
+    }
     if (result == INSTALL_FINE)
         result = install_look(&install);
     if (result == INSTALL_FINE)
@@ -314,6 +350,7 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
         code = do_uninstall(cmd, options, &install);
     else
         code = do_apply(cmd, options, &install, action);
+done:
     install_close(&install);
     recipe_release(&chosen);
     return code;
@@ -387,9 +424,11 @@ const struct cmd verb_install = {
         },
     .exits =
         (const struct cmd_exit_text[]){
-            {CMD_FINE, "plan: nothing to do; else: done"},
+            {CMD_FINE, "plan, uninstall: nothing to do; else: done"},
             {CMD_FAILED, "a step or a test failed, too many reboots, or another run is installing"},
-            {CMD_USAGE, "wrong usage, a recipe that is refused, or a variable without a value; nothing was changed"},
+            {CMD_USAGE,
+             "wrong usage, a recipe that is refused, a variable without a value, or a resume of what was not "
+             "applied; nothing was changed"},
             {CMD_FINDINGS, "plan, status: something is to be done; verify: a test fails; apply: a reboot is needed"},
             {CMD_UNSUPPORTED, "the recipe is not for this machine; nothing was changed"},
             {0, NULL},

@@ -236,11 +236,14 @@ static bool on_interrupted(void *context)
 
 void observe(bool quiet, struct install_observer *ret_observer)
 {
-    struct sigaction action = {.sa_handler = on_signal};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+    struct sigaction action = {.sa_handler = on_signal}, inherited;
 
     observed.is_quiet = quiet;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        /* nohup goes on meaning what it says. */
+        if (sigaction(numbers[i], NULL, &inherited) == 0 && (numbers[i] != SIGHUP || inherited.sa_handler != SIG_IGN))
+            sigaction(numbers[i], &action, NULL);
     *ret_observer = (struct install_observer){
         .line = on_line, .begin = on_begin, .tick = on_tick, .is_interrupted = on_interrupted};
 }

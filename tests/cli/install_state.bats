@@ -1,0 +1,282 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# What 'epkit install' leaves and finds beside its steps: the state of a recipe, the journal, signals, the lock of dpkg.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+# shellcheck disable=SC2016 # for other shells
+
+load common
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || exit 1
+}
+
+# A recipe of one file: recipe NAME [MORE-LINES-OF-THE-HEAD]
+recipe() {
+    printf 'recipe: %s\ntitle: a file\n%s\nsteps:\n' "$1" "${2:-}"
+    echo '  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}'
+}
+
+@test "a resume of what was never applied is refused by name, and nothing is written" {
+    recipe files >files.yaml
+    mkdir -p m n/bin
+    cp /bin/true n/bin/sh
+    for root in m n; do
+        for name in ./files.yaml debian-tools epkit-only; do
+            run --separate-stderr epkit install resume "$name" --root "$root"
+            [ "$status" -eq 2 ]
+            shown=${name#./}
+            [[ "$stderr" == *"recipe ${shown%.yaml} was not applied here"*"epkit install apply ${shown%.yaml}"* ]]
+        done
+        run epkit install resume --root "$root"
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"None was applied here"* ]]
+    done
+    [ -z "$(ls m)" ]
+    [ "$(find n -type f)" = n/bin/sh ]
+}
+
+@test "an apply that is refused writes nothing, and changes nothing of an earlier one's" {
+    mkdir m
+    printf 'ID=plan9\nVERSION_ID=4\n' >os-release
+    recipe files 'target: {os: unix, release: "7"}' >unix.yaml
+    recipe files 'variables: {word: {kind: word, help: h}}' >word.yaml
+    mkdir -p m/etc
+    cp os-release m/etc/
+    run epkit install apply unix.yaml --root m
+    [ "$status" -eq 4 ]
+    run epkit install apply word.yaml --root m
+    [ "$status" -eq 2 ]
+    run epkit install apply debian-tools --root m
+    [ "$status" -eq 2 ] || [ "$status" -eq 4 ]
+    [ "$(find m -type f)" = m/etc/os-release ]
+    recipe files >files.yaml
+    epkit install apply files.yaml --root m
+    find m -type f -exec sha256sum {} + | sort >before
+    run epkit install apply word.yaml --root m
+    [ "$status" -eq 2 ]
+    rm m/etc/one
+    run epkit install apply unix.yaml --root m
+    [ "$status" -eq 4 ]
+    echo -n x >m/etc/one && echo >>m/etc/one
+    find m -type f -exec sha256sum {} + | sort | diff before -
+    epkit install resume --root m
+}
+
+@test "an uninstall says what is true: of what was never applied, of what had changed nothing, of what is undone" {
+    recipe files >files.yaml
+    mkdir m
+    run epkit install uninstall files.yaml --root m
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"Nothing to uninstall: recipe files was not applied here"* ]]
+    [ -z "$(ls m)" ]
+    run --separate-stderr epkit install uninstall files.yaml --root m --json
+    [ "$status" -eq 0 ]
+    valid install <<<"$output"
+    [ "$(jq -r .steps[0].state <<<"$output")" = todo ]
+    run epkit install uninstall --root m
+    [ "$status" -eq 2 ]
+    [ -z "$(ls m)" ]
+    mkdir m/etc
+    echo x >m/etc/one
+    epkit install apply files.yaml --root m
+    run epkit install uninstall --root m
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"it had changed nothing"* ]]
+    rm m/etc/one
+    epkit install apply files.yaml --root m
+    run epkit install uninstall --root m
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"its logs are in $PWD/m/var/log/epkit/install/files."* ]]
+    [ -e m/var/log/epkit/install/files/one.log ]
+    # And once more.
+    run epkit install uninstall files.yaml --root m
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"Nothing to uninstall"* ]]
+}
+
+@test "a journal of another version is refused with its line, and stays as it is" {
+    recipe files >files.yaml
+    mkdir m
+    epkit install apply files.yaml --root m
+    journal=m/var/lib/epkit/install/files/journal.jsonl
+    echo '{"v":99,"boot":"b","event":"begin"}' >>"$journal"
+    cp "$journal" before
+    for action in status apply resume uninstall; do
+        run epkit install $action files --root m
+        [ "$action" != apply ] || run epkit install apply files.yaml --root m
+        [ "$status" -eq 1 ]
+        [[ "$output" == *"journal.jsonl:$(wc -l <before): not of version 1"*"or move the file away"* ]]
+        cmp "$journal" before
+    done
+    rm "$journal"
+    epkit install uninstall files --root m
+    [ ! -e m/etc ]
+}
+
+# slow_apply PROGRAM...: by this program, an apply of this machine whose step has begun and waits; its number is in $apply.
+slow_apply() {
+    cat >slow.yaml <<END
+recipe: slow
+title: a step that takes its time
+steps:
+  - {id: slow, type: command, title: t, why: w, budget: 90s, run: "echo begun >$PWD/begun; until [ -e $PWD/go ]; do sleep 0.1; done",
+     check: "test -e $PWD/go", undo: "true"}
+END
+    rm -f begun go
+    # As without systemd: who runs the tests may have one.
+    "$@" unshare -m sh -c '[ ! -d /run/systemd ] || mount -t tmpfs none /run/systemd; exec "$@"' - \
+        "$EPKIT" install apply ./slow.yaml --state "$PWD/state" >out 2>&1 3>&- &
+    apply=$!
+    within 20 test -s begun
+}
+
+# ended STATUS: the apply did
+ended() {
+    local status=0
+    wait $apply || status=$?
+    cat out
+    [ "$status" -eq "$1" ]
+}
+
+@test "hang-up, quit, interrupt and termination end an apply with a line that says how to go on" {
+    [ "$(id -u)" -eq 0 ] || skip 'an apply of this machine needs root'
+    for number in 1 2 3 15; do
+        slow_apply env --default-signal=HUP,INT,QUIT,TERM
+        kill "-$number" $apply
+        ended $((128 + number))
+        touch go
+        grep -q "interrupted; what runs now is completed, and 'epkit install resume slow' goes on" out
+        epkit install resume slow --state "$PWD/state"
+        epkit install uninstall slow --state "$PWD/state"
+    done
+    # Under nohup it goes on.
+    slow_apply nohup
+    kill -HUP $apply
+    sleep 1
+    touch go
+    ended 0
+    epkit install uninstall slow --state "$PWD/state"
+    rm -rf /var/log/epkit/install/slow
+    rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
+}
+
+# --- the lock of dpkg ---
+
+# prelude.sh with the locks and the database of this folder; dpkg itself is the real one.
+own_prelude() {
+    mkdir -p dpkg/info dpkg/updates dpkg/triggers
+    : >dpkg/status
+    : >dpkg/available
+    sed "s,/var/lib/dpkg/,\${LOCKS:-$PWD/dpkg}/,g" "$EPKIT_SOURCE/ops/install/prelude.sh" >prelude.sh
+    export DPKG_ADMINDIR=$PWD/dpkg EPKIT_STATE=$PWD
+    cat >hold.py <<'END'
+import fcntl, sys
+file = open(sys.argv[1], "a+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+END
+}
+
+@test "the holder of dpkg's lock is that of this file, not of one with the same inode elsewhere" {
+    own_prelude
+    unshare -m true 2>/dev/null || skip 'nothing can be mounted here'
+    cat >inside.sh <<'END'
+set -eu
+for folder in a b; do
+    mkdir $folder
+    mount -t tmpfs none $folder
+    touch $folder/lock-frontend
+done
+test "$(stat -c %i a/lock-frontend)" = "$(stat -c %i b/lock-frontend)"
+mkfifo until
+python3 hold.py b/lock-frontend <until >held &
+exec 8>until
+until grep -q held held; do sleep 0.1; done
+. ./prelude.sh
+LOCKS=$PWD/a epkit_lock_holder >none
+LOCKS=$PWD/b epkit_lock_holder >holder
+echo "$! $PWD/b/lock-frontend" | diff - holder
+test ! -s none
+# A file of a lower layer and of an upper one: numbers of overlayfs are not those of the kernel's list.
+mkdir o o/lower o/up o/work o/all
+mount -t tmpfs none o
+mkdir o/lower o/up o/work o/all
+touch o/lower/lock-frontend
+if mount -t overlay none -o "lowerdir=o/lower,upperdir=o/up,workdir=o/work" o/all 2>/dev/null; then
+    python3 hold.py o/all/lock-frontend <until >held2 8>&- &
+    until grep -q held held2; do sleep 0.1; done
+    LOCKS=$PWD/o/all epkit_lock_holder >holder
+    echo "$! $PWD/o/all/lock-frontend" | diff - holder
+fi
+exec 8>&-
+wait
+END
+    run limited 20 unshare -m sh inside.sh
+    echo "$output"
+    [ "$status" -eq 0 ]
+}
+
+@test "a process outside of the container that holds dpkg's lock is not called by another's name" {
+    own_prelude
+    unshare -pf true 2>/dev/null || skip 'there can be no PID namespace here'
+    mkfifo until
+    python3 hold.py dpkg/lock-frontend <until >held 3>&- &
+    exec 9>until
+    within 20 grep -q held held
+    run limited 20 unshare -pf --mount-proc sh -euc 'sed -i "s/-ge 300/-ge 1/" prelude.sh; . ./prelude.sh; epkit_await_lock'
+    exec 9>&-
+    wait
+    [ "$status" -eq 1 ]
+    [[ "$output" == "waiting for a process that cannot be seen from here, which holds $PWD/dpkg/lock-frontend"* ]]
+}
+
+@test "a process that takes dpkg's lock between the wait for it and dpkg is waited for as well" {
+    [ "$(id -u)" -eq 0 ] || skip 'dpkg --configure needs root'
+    own_prelude
+    cat >inside.sh <<'END'
+set -eu
+# The first wait finds nobody, and then somebody is faster.
+sed 's/^epkit_await_lock()/real_await_lock()/' prelude.sh >renamed.sh
+. ./renamed.sh
+epkit_await_lock() {
+    if [ ! -e raced ]; then
+        : >raced
+        python3 hold.py dpkg/lock-frontend <until >held 8>&- &
+        exec 8>until
+        until grep -q held held; do sleep 0.1; done
+        return 0
+    fi
+    exec 8>&-
+    real_await_lock
+}
+mkfifo until
+epkit_configure
+echo configured
+wait
+END
+    run limited 30 sh inside.sh
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [ "${lines[-1]}" = configured ]
+}
+
+@test "while dpkg runs it has its lock, and what dpkg says of a failure is passed on" {
+    [ "$(id -u)" -eq 0 ] || skip 'dpkg --configure needs root'
+    own_prelude
+    # One package that is unpacked, and whose script tells who has the lock.
+    printf 'Package: %s\nStatus: install ok unpacked\nMaintainer: t\nArchitecture: all\nVersion: 1\nDescription: t\n\n' one >dpkg/status
+    : >dpkg/info/one.list
+    printf '#!/bin/sh\nset -eu\n. %s/prelude.sh\nepkit_lock_holder >%s/seen\n[ ! -e %s/broken ]\n' "$PWD" "$PWD" "$PWD" >dpkg/info/one.postinst
+    chmod +x dpkg/info/one.postinst
+    touch broken
+    run limited 30 sh -euc '. ./prelude.sh; epkit_configure'
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"installed one package post-installation script subprocess returned error exit status 1"* ]]
+    grep -q "^[0-9]* $PWD/dpkg/lock-frontend\$" seen
+    rm broken
+    limited 30 sh -euc '. ./prelude.sh; epkit_configure'
+    grep -q '^Status: install ok installed' dpkg/status
+}
