@@ -16,7 +16,6 @@
 #define MAGIC 0x31465045u                   /* "EPF1" */
 #define TELL_NS 200000000u                  /* between two lists of who is missing */
 #define SILENCE_NS (10 * (uint64_t)TELL_NS) /* a rank 0 that has told nothing for so long does not run any more */
-#define FAREWELL_MS 200                     /* for a failure or a farewell to leave */
 
 static int n_conns(const struct tcp_star *star)
 {
@@ -30,33 +29,47 @@ static int rank_of(const struct tcp_star *star, const struct conn *conn)
 
 /* --- sending --- */
 
-static void queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
-                        size_t small_bytes, const void *big, size_t big_bytes)
+static size_t write_frame(const struct tcp_star *star, enum frame_kind kind, const void *small, size_t small_bytes,
+                          size_t big_bytes, unsigned char *ret_bytes)
 {
     struct frame frame = {
         .magic = MAGIC, .kind = kind, .number = star->number, .bytes = (uint64_t)small_bytes + big_bytes};
 
-    memcpy(conn->out, &frame, sizeof(frame));
+    memcpy(ret_bytes, &frame, sizeof(frame));
     if (small_bytes)
-        memcpy(conn->out + sizeof(frame), small, small_bytes);
-    conn->out_used = sizeof(frame) + small_bytes;
+        memcpy(ret_bytes + sizeof(frame), small, small_bytes);
+    return sizeof(frame) + small_bytes;
+}
+
+static void queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
+                        size_t small_bytes, const void *big, size_t big_bytes)
+{
+    conn->out_used = write_frame(star, kind, small, small_bytes, big_bytes, conn->out);
     conn->out_at = 0;
     conn->big = big;
     conn->big_bytes = big_bytes;
 }
 
+/* Behind what is under way, which stays whole: the far end would take this for a part of it. */
+static void queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
+                       size_t small_bytes)
+{
+    conn->last_used = write_frame(star, kind, small, small_bytes, 0, conn->last);
+    conn->last_at = 0;
+}
+
 static bool is_idle(const struct conn *conn)
 {
-    return conn->out_at == conn->out_used && conn->big_bytes == 0;
+    return conn->out_at == conn->out_used && conn->big_bytes == 0 && conn->last_at == conn->last_used;
 }
 
 /* EP_OK also when only a part has left; otherwise the connection is lost (errno). */
 ep_status tcp_star_push(struct conn *conn)
 {
     while (!is_idle(conn)) {
-        bool first = conn->out_at < conn->out_used;
-        const unsigned char *at = first ? conn->out + conn->out_at : conn->big;
-        size_t bytes = first ? conn->out_used - conn->out_at : conn->big_bytes;
+        bool first = conn->out_at < conn->out_used, big = !first && conn->big_bytes > 0;
+        const unsigned char *at = first ? conn->out + conn->out_at : big ? conn->big : conn->last + conn->last_at;
+        size_t bytes = first ? conn->out_used - conn->out_at : big ? conn->big_bytes : conn->last_used - conn->last_at;
         ssize_t n = send(conn->fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         if (n < 0 && errno == EINTR)
@@ -65,9 +78,11 @@ ep_status tcp_star_push(struct conn *conn)
             return errno == EAGAIN || errno == EWOULDBLOCK ? EP_OK : EP_E_SYSTEM;
         if (first) {
             conn->out_at += (size_t)n;
-        } else {
+        } else if (big) {
             conn->big += n;
             conn->big_bytes -= (size_t)n;
+        } else {
+            conn->last_at += (size_t)n;
         }
     }
     return EP_OK;
@@ -78,7 +93,7 @@ void tcp_star_close_conn(struct conn *conn)
     if (conn->fd >= 0)
         close(conn->fd);
     conn->fd = -1;
-    conn->out_at = conn->out_used = conn->big_bytes = 0;
+    conn->out_at = conn->out_used = conn->big_bytes = conn->last_at = conn->last_used = 0;
 }
 
 static void print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes)
@@ -141,15 +156,9 @@ static ep_status fail_star(struct tcp_star *star, ep_status status, int culprit)
     star->culprit = culprit;
     snprintf(star->text, sizeof(star->text), "%.*s", TEXT_BYTES - 1, ep_last_error());
     memcpy(failure.text, star->text, sizeof(failure.text));
-    for (int i = 0; i < n_conns(star); i++) {
-        struct conn *conn = &star->conns[i];
-
-        /* In the middle of a result a frame would be taken for a part of it: then the end of the connection says it. */
-        if (conn->fd >= 0 && conn->big_bytes)
-            tcp_star_close_conn(conn);
-        else if (conn->fd >= 0 && is_idle(conn))
-            queue_frame(star, conn, FRAME_FAILURE, &failure, sizeof(failure), NULL, 0);
-    }
+    for (int i = 0; i < n_conns(star); i++)
+        if (star->conns[i].fd >= 0)
+            queue_last(star, &star->conns[i], FRAME_FAILURE, &failure, sizeof(failure));
     drain(star);
     for (int i = 0; i < n_conns(star); i++)
         tcp_star_close_conn(&star->conns[i]);
@@ -175,18 +184,47 @@ static ep_status fail_damaged(struct tcp_star *star, struct conn *conn, const ch
     return fail_star(star, EP_E_MISMATCH, rank_of(star, conn));
 }
 
+/* Of unknown kind: false. Otherwise its text can be printed. */
+static bool check_failure(const struct tcp_star *star, struct failure *failure)
+{
+    failure->text[sizeof(failure->text) - 1] = '\0';
+    for (char *at = failure->text; *at; at++)
+        *at = *at < ' ' || *at > '~' ? '?' : *at;
+    return ep_status_is_failure(failure->status) && failure->rank >= -1 && failure->rank < star->nranks;
+}
+
 /* What rank 0, or a rank that gave up, says. */
 static ep_status take_failure(struct tcp_star *star, struct conn *conn)
 {
     struct failure failure = conn->small.failure;
 
-    if (!ep_status_is_failure(failure.status) || failure.rank < -1 || failure.rank >= star->nranks)
+    if (!check_failure(star, &failure))
         return fail_damaged(star, conn, "a failure of unknown kind");
-    failure.text[sizeof(failure.text) - 1] = '\0';
-    for (char *at = failure.text; *at; at++)
-        *at = *at < ' ' || *at > '~' ? '?' : *at;
     ep_fail((ep_status)failure.status, "%s", failure.text);
     return fail_star(star, (ep_status)failure.status, failure.rank);
+}
+
+bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct failure *ret_failure)
+{
+    enum { LAST = sizeof(struct frame) + sizeof(struct failure) };
+    unsigned char bytes[16 * LAST];
+    struct frame frame;
+    size_t used = 0;
+    ssize_t n;
+
+    while ((n = recv(conn->fd, bytes + used, sizeof(bytes) - used, MSG_DONTWAIT)) > 0) {
+        used += (size_t)n;
+        if (used > LAST) {
+            memmove(bytes, bytes + used - LAST, LAST);
+            used = LAST;
+        }
+    }
+    if (used != LAST)
+        return false;
+    memcpy(&frame, bytes, sizeof(frame));
+    memcpy(ret_failure, bytes + sizeof(frame), sizeof(*ret_failure));
+    return frame.magic == MAGIC && frame.kind == FRAME_FAILURE && frame.bytes == sizeof(*ret_failure) &&
+           check_failure(star, ret_failure);
 }
 
 /* --- who is missing --- */
@@ -236,9 +274,10 @@ ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missin
                 missing->n == 1 ? "" : "s", missing->list);
         return fail_star(star, EP_E_SYSTEM, star->rank);
     }
-    ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s", star->name, missing->n,
+    ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,
             star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
-            dropped ? "; the last connection that was not taken: " : "", dropped ? last : "");
+            dropped ? "; the last connection that was not taken: " : "", dropped ? last : "",
+            *star->gave_up ? "; " : "", star->gave_up);
     return fail_star(star, EP_E_TIMEOUT, missing->first);
 }
 
@@ -395,7 +434,7 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
             continue;
         /* Where sending fails, the other side may have said why before it closed. */
         lost = !is_idle(conn) && tcp_star_push(conn) != EP_OK ? errno : 0;
-        if (lost && !conn->came)
+        if (lost)
             EP_TRY(pull(star, conn, bytes, ret_all));
         if (lost)
             return fail_lost(star, conn, lost);
@@ -583,7 +622,7 @@ void tcp_star_free(struct tcp_star *star)
         return;
     for (int i = 0; i < n_conns(star); i++)
         if (star->conns[i].fd >= 0 && is_idle(&star->conns[i]))
-            queue_frame(star, &star->conns[i], FRAME_BYE, NULL, 0, NULL, 0);
+            queue_last(star, &star->conns[i], FRAME_BYE, NULL, 0);
     drain(star);
     for (int i = 0; i < n_conns(star); i++)
         tcp_star_close_conn(&star->conns[i]);

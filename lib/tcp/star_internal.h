@@ -8,6 +8,7 @@
 #define TEXT_BYTES 256
 #define LIST_BYTES 160
 #define POLL_MOST_MS 20 /* a deadline is never missed by more */
+#define FAREWELL_MS 200 /* for a failure or a farewell to leave */
 
 enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
 
@@ -44,6 +45,8 @@ struct conn {
     size_t out_used, out_at;
     const unsigned char *big; /* behind that */
     size_t big_bytes;
+    unsigned char last[sizeof(struct frame) + sizeof(struct failure)]; /* behind that: why this rank gives up */
+    size_t last_used, last_at;
 };
 
 struct tcp_star {
@@ -59,6 +62,8 @@ struct tcp_star {
     bool delivering;        /* rank 0: all blocks have come, the results leave */
     uint64_t dropped;
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
+    char gave_up[TEXT_BYTES]; /* rank 0, while it waits for all to come: the last that came and gave up, and its reason
+                               */
     tcp_star_poll_fn poll;
     void *poll_context;
     ep_status failed;
@@ -72,6 +77,8 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
 /* Sends what is queued on a connection, as far as it takes it. */
 ep_status tcp_star_push(struct conn *conn);
 void tcp_star_close_conn(struct conn *conn);
+/* The failure with which the far end has ended what is unread, which is thrown away. false: there is none. */
+bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct failure *ret_failure);
 
 /* Who has not come: `rendezvous` to the star, otherwise to the all-gather. tell: the others hear of it now and then. */
 void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing);

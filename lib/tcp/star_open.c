@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
 #define RETRY_MOST_NS 500000000u
@@ -62,6 +63,19 @@ static int count_missing(const struct tcp_star *star)
     return n;
 }
 
+/* Why a rank that has come is missing again, where it said so before it closed. */
+static void note_reason(struct tcp_star *star, int rank)
+{
+    struct conn *conn = &star->conns[rank];
+    char address[TCP_ADDRESS_TEXT];
+    struct failure failure;
+
+    if (!tcp_star_read_last_failure(star, conn, &failure))
+        return;
+    tcp_address_print(&conn->far, address);
+    snprintf(star->gave_up, sizeof(star->gave_up), "rank %d (%s) gave up: %.160s", rank, address, failure.text);
+}
+
 static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t deadline_ns)
 {
     struct missing missing;
@@ -83,11 +97,43 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
             struct conn *conn = &star->conns[rank];
 
             /* A rank that has come and died is missing again: it may be started once more. */
-            if (conn->fd >= 0 && (tcp_star_push(conn) != EP_OK || is_closed(conn->fd)))
+            if (conn->fd >= 0 && (tcp_star_push(conn) != EP_OK || is_closed(conn->fd))) {
+                note_reason(star, rank);
                 tcp_star_close_conn(conn);
+            }
         }
     }
     return EP_OK;
+}
+
+static ep_status refuse_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
+{
+    const struct tcp_star *star = context;
+
+    (void)hs;
+    snprintf(ret_reason, bytes, "%.*s", (int)bytes - 1, star->text);
+    return star->failed;
+}
+
+static void take_nobody(void *context, const struct tcp_handshake *hs, int fd)
+{
+    (void)context;
+    (void)hs;
+    close(fd);
+}
+
+/*
+ * This rank has given up while others shake hands with it: whoever proves itself is told why. Without that it would see
+ * no more than a connection that ends, and look for this rank until its own deadline.
+ */
+static void refuse_all(struct tcp_star *star)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+
+    do {
+        tcp_acceptor_step(star->acceptor, refuse_rank, take_nobody, star);
+        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(star->acceptor, star->polls), 1);
+    } while (star->acceptor->n > 0 && ep_now_ns() < deadline_ns);
 }
 
 static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
@@ -110,6 +156,10 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     /* Nobody else is expected: who connects from now on hears that nothing listens here. */
     star->dropped = star->acceptor->dropped;
     memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
+    if (status != EP_OK) {
+        refuse_all(star);
+        status = ep_fail(status, "%s", star->text);
+    }
     tcp_acceptor_close(star->acceptor);
     free(star->acceptor);
     star->acceptor = NULL;

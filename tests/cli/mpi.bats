@@ -135,3 +135,14 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [ "$status" -eq 2 ]
     [ "$(grep -c "did you mean '--ranks'" <<<"$stderr")" -eq 1 ]
 }
+
+@test "mpirun epkit: MPI_Finalize that does not return is named, and ends" {
+    [ "$EPKIT_SANITIZED" = "" ] || skip "a sanitizer wants to be loaded first"
+    run --separate-stderr limited 100 mpirun -n 2 --oversubscribe --bind-to none \
+        -x LD_PRELOAD="$EPKIT_BUILD/tests/cli/libkept-finalize.so" "$EPKIT" test intranode "${SMALL[@]:2}" --timeout 10
+    echo "$output$stderr"
+    [ "$status" -eq 1 ]
+    [[ "${lines[-1]}" == "intranode: 24/24 cases passed (2 ranks"* ]]
+    [[ "$stderr" == *"epkit: error: rank 0: MPI_Finalize did not return within 20000 ms (--timeout and 10 s more)"* ]]
+    nothing_is_left
+}

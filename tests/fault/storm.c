@@ -19,22 +19,34 @@ enum {
     LONG_FAULTS = 10000,
     SIDE_BY_SIDE = 4, /* storms at once: most of their time they wait */
     MOST_STORMS = 100000,
+    MPI_PERCENT = 5, /* of the storms: each takes seconds to start */
     EXCUSED_PERCENT = 5,
     EXCUSED_FREE = 3, /* of few, one is many percent */
 };
 
+/* By the bits of LIMIT_*. */
+static const char *const limit_names[] = {"no /proc", "no pidfd", "no openat2", "other users", "hidepid"};
+#define N_LIMITS (sizeof(limit_names) / sizeof(limit_names[0]))
+
 struct sums {
-    int storms, passed, faults, starved, unseen, mpirun_crashes;
+    int storms, passed, faults, starved, unseen, mpirun_crashes, orphans;
+    int faults_of[MODES], storms_of[MODES];
+    int faults_under[N_LIMITS];
     int exclusions, excused; /* excused: where the machine had no reason to let ranks be late */
     int excused_loaded;
     int hangs, leftovers, names, changes, wrong, others;
 };
 
-static void add_up(struct sums *sums, const struct storm_verdict *verdict)
+static void add_up(struct sums *sums, const struct storm *storm, const struct storm_verdict *verdict)
 {
     bool passed = !verdict->text[0];
 
     sums->storms++;
+    sums->storms_of[storm->mode]++;
+    sums->faults_of[storm->mode] += verdict->faults;
+    for (size_t i = 0; i < N_LIMITS; i++)
+        sums->faults_under[i] += storm->limits >> i & 1 ? verdict->faults : 0;
+    sums->orphans += verdict->orphans;
     sums->passed += passed;
     sums->faults += verdict->faults;
     sums->starved += verdict->starved;
@@ -57,6 +69,7 @@ struct run {
     struct storm_verdict *verdicts; /* [side_by_side], shared with the conductors */
     int *pids;
     int side_by_side;
+    bool no_ranks, had_ranks; /* under mpirun, in any storm */
     struct sums sums;
 };
 
@@ -77,9 +90,11 @@ static void start_storm(struct run *run, int place, int number)
         exit(0);
     }
     if (run->pids[place] < 0) {
+        struct storm storm = storm_plan(run->seed, number, &run->choice);
+
         storm_complain(verdict, WRONG_OTHER, "fork: %s", strerror(errno));
         run->pids[place] = 0;
-        add_up(&run->sums, verdict);
+        add_up(&run->sums, &storm, verdict);
     }
 }
 
@@ -91,7 +106,12 @@ static void finish_storm(struct run *run, int place)
 
     if (!atomic_load(&verdict->done))
         storm_complain(verdict, WRONG_OTHER, "the conductor did not come to its end");
-    add_up(&run->sums, verdict);
+    add_up(&run->sums, &storm, verdict);
+    run->no_ranks = run->no_ranks || verdict->no_ranks;
+    run->had_ranks = run->had_ranks || (storm.mode == MODE_MPI && !verdict->no_ranks);
+    if (verdict->orphans && !verdict->text[0])
+        printf("note storm %d: a rank was kept by MPI after mpirun's end, and ended itself\n%s", verdict->number,
+               strstr(verdict->history, "       kept after"));
     if (verdict->text[0] || run->programs.verbose) {
         storm_describe(&storm, text, sizeof(text));
         printf("%-4s storm %d (%d ms of processor time): %s%s\n", verdict->text[0] ? "FAIL" : "ok", verdict->number,
@@ -110,7 +130,7 @@ static void run_storms(struct run *run, int first, int last, int faults)
 
     for (;;) {
         for (int place = 0; place < run->side_by_side; place++)
-            if (!run->pids[place] && number <= last && run->sums.faults < faults) {
+            if (!run->pids[place] && number <= last && run->sums.faults < faults && !run->no_ranks) {
                 start_storm(run, place, number++);
                 running += run->pids[place] != 0;
             }
@@ -130,8 +150,9 @@ static void run_storms(struct run *run, int first, int last, int faults)
 static int usage(void)
 {
     fputs("Usage: storm [--seed N] [--storm K] [--faults N] [--mode fork|threads|mpi] [--jobs N] [--plan] [--verbose]\n"
-          "             [--mpirun COMMAND --mpi-rank PROGRAM]\n"
-          "Random faults at random instants: 300 of them, 10000 with EPKIT_TEST_LONG. --storm repeats one.\n",
+          "             [--mpirun COMMAND --mpi-rank PROGRAM [--mpi-percent N]]\n"
+          "Random faults at random instants: 300 of them, 10000 with EPKIT_TEST_LONG. --storm repeats one.\n"
+          "Without --mode all are mixed; with --mpirun N of 100 storms are under MPI (5).\n",
           stderr);
     return 2;
 }
@@ -161,6 +182,15 @@ static int report(const struct run *run)
     printf("%d faults in %d storms: %d hangs, %d leftovers, %d wrong names, %d changed statuses, %d wrong results, "
            "%d others\n",
            s->faults, s->storms, s->hangs, s->leftovers, s->names, s->changes, s->wrong, s->others);
+    printf("faults on forked ranks %d, threads %d, MPI %d (in %d, %d and %d storms)", s->faults_of[MODE_FORK],
+           s->faults_of[MODE_THREADS], s->faults_of[MODE_MPI], s->storms_of[MODE_FORK], s->storms_of[MODE_THREADS],
+           s->storms_of[MODE_MPI]);
+    for (size_t i = 0; i < N_LIMITS; i++)
+        printf("%s %s %d", i ? "," : "; with", limit_names[i], s->faults_under[i]);
+    putchar('\n');
+    if (s->orphans)
+        printf("%d times MPI_Init or MPI_Finalize kept a rank whose mpirun had died, and it ended itself\n",
+               s->orphans);
     if (s->unseen)
         printf("%d times a rank had died before the others had heard of it, and they waited for their deadline\n",
                s->unseen);
@@ -179,25 +209,36 @@ static int report(const struct run *run)
 /* A container may give no namespaces: its storms go without these. */
 static void say_impossible(unsigned possible)
 {
-    static const char *const names[] = {"no /proc", "no pidfd", "no openat2", "other users", "hidepid"};
-
-    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+    for (unsigned i = 0; i < N_LIMITS; i++)
         if (!(possible & 1u << i))
-            printf("no storm here with: %s\n", names[i]);
+            printf("no storm here with: %s\n", limit_names[i]);
+}
+
+/* Open MPI's mpirun refuses root, and more ranks than processors, unless it is told otherwise; others ignore it. */
+static void let_mpirun_start(void)
+{
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
+    setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 0);
 }
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"seed", required_argument, NULL, 's'},   {"storm", required_argument, NULL, 'k'},
-        {"faults", required_argument, NULL, 'f'}, {"mode", required_argument, NULL, 'm'},
-        {"jobs", required_argument, NULL, 'j'},   {"mpirun", required_argument, NULL, 'r'},
-        {"plan", no_argument, NULL, 'p'},         {"mpi-rank", required_argument, NULL, 'R'},
-        {"verbose", no_argument, NULL, 'v'},      {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"seed", required_argument, NULL, 's'},
+                                            {"storm", required_argument, NULL, 'k'},
+                                            {"faults", required_argument, NULL, 'f'},
+                                            {"mode", required_argument, NULL, 'm'},
+                                            {"jobs", required_argument, NULL, 'j'},
+                                            {"mpirun", required_argument, NULL, 'r'},
+                                            {"plan", no_argument, NULL, 'p'},
+                                            {"mpi-rank", required_argument, NULL, 'R'},
+                                            {"verbose", no_argument, NULL, 'v'},
+                                            {"mpi-percent", required_argument, NULL, 'P'},
+                                            {NULL, 0, NULL, 0}};
     struct run run = {.seed = (uint64_t)time(NULL),
                       .choice = {.mode = -1, .limits = storm_possible_limits()},
                       .side_by_side = SIDE_BY_SIDE};
-    int option, only = -1, faults = getenv("EPKIT_TEST_LONG") ? LONG_FAULTS : NORMAL_FAULTS;
+    int option, only = -1, mpi_percent = MPI_PERCENT, faults = getenv("EPKIT_TEST_LONG") ? LONG_FAULTS : NORMAL_FAULTS;
     bool plan_only = false;
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -228,6 +269,9 @@ int main(int argc, char **argv)
         case 'p':
             plan_only = true;
             break;
+        case 'P':
+            mpi_percent = atoi(optarg);
+            break;
         case 'v':
             run.programs.verbose = true;
             break;
@@ -235,9 +279,11 @@ int main(int argc, char **argv)
             return usage();
         }
     }
-    run.choice.mpi = run.programs.mpirun && run.programs.mpi_rank;
-    if (optind < argc || run.side_by_side < 1 || (run.choice.mode == MODE_MPI && !run.choice.mpi))
+    run.choice.mpi_percent = run.programs.mpirun && run.programs.mpi_rank ? mpi_percent : 0;
+    if (optind < argc || run.side_by_side < 1 || mpi_percent < 0 || mpi_percent > 100 ||
+        (run.choice.mode == MODE_MPI && !run.choice.mpi_percent))
         return usage();
+    let_mpirun_start();
     if (plan_only && only >= 0) {
         struct storm storm = storm_plan(run.seed, only, &run.choice);
         char text[1024];

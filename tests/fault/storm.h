@@ -141,6 +141,8 @@ struct storm_table {
     _Atomic int launched;  /* 1 + status of ep_launch() */
     char launch_text[STORM_TEXT], launcher_left_behind[256];
     int exit_code[MOST_RANKS], exit_signal[MOST_RANKS]; /* as ep_launch() says */
+    _Atomic int orphans;                                /* ranks that MPI kept after mpirun's end: see storm_mpi.c */
+    char orphan_stack[STORM_TEXT];                      /* of the last of them */
     struct storm_seat seat[MOST_RANKS];
 };
 
@@ -148,6 +150,8 @@ struct storm_table {
 struct storm_verdict {
     _Atomic int done;
     int number, faults, void_faults, starved, unseen, mpirun_crashes, cpu_ms;
+    int orphans;             /* ranks that ended themselves because MPI kept them after mpirun's end */
+    bool no_ranks;           /* mpirun ended before it had started any: no other storm will do better */
     int exclusions, excused; /* ranks that were left out; those of them that nobody had struck, but that were late */
     bool loaded;             /* the machine has reason to let ranks be late: more than MOST_LOAD */
     int hangs, leftovers, names, changes, wrong, others;
@@ -163,7 +167,7 @@ void storm_complain(struct storm_verdict *verdict, enum storm_kind kind, const c
 
 /* --- storm_plan.c --- */
 struct storm_choice {
-    bool mpi;
+    int mpi_percent;
     unsigned limits; /* that are possible */
     int mode;        /* -1: any */
 };

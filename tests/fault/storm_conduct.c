@@ -37,6 +37,7 @@ struct conductor {
     const struct storm_programs *programs;
     struct storm_table *table;
     char file[64]; /* of the table */
+    char said[64]; /* what mpirun writes to its standard error */
     char folder[32];
     int launcher; /* 0: it has ended */
     int launcher_how;
@@ -102,12 +103,12 @@ static int launch(struct storm_table *table)
 static void run_mpirun(const struct conductor *c)
 {
     char *arguments[64], line[1024], ranks[16];
-    int n = 0, quiet = open("/dev/null", O_WRONLY);
+    int n = 0, quiet = open("/dev/null", O_WRONLY), said = open(c->said, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 
     if (!storm_limit(c->storm->limits))
         _exit(CODE_NO_LIMITS);
     if (!c->programs->verbose)
-        dup2(quiet, 2);
+        dup2(said, 2);
     dup2(quiet, 1);
     setenv("TMPDIR", c->folder, 1);
     snprintf(line, sizeof(line), "%s", c->programs->mpirun);
@@ -120,6 +121,7 @@ static void run_mpirun(const struct conductor *c)
     arguments[n++] = (char *)(uintptr_t)c->file;
     arguments[n] = NULL;
     execvp(arguments[0], arguments);
+    dprintf(STDERR_FILENO, "%s cannot be run: %s\n", arguments[0], strerror(errno));
     _exit(127);
 }
 
@@ -133,6 +135,7 @@ static bool make_table(struct conductor *c)
         if (!mkdtemp(c->folder))
             return false;
         snprintf(c->file, sizeof(c->file), "%s/table", c->folder);
+        snprintf(c->said, sizeof(c->said), "%s/said", c->folder);
         fd = open(c->file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         if (fd < 0 || ftruncate(fd, sizeof(*c->table)) != 0)
             return false;
@@ -550,11 +553,50 @@ static void remove_folder(const struct conductor *c)
     if (!c->folder[0])
         return;
     unlink(c->file);
+    unlink(c->said);
     if (rmdir(c->folder) == 0)
         return;
     snprintf(command, sizeof(command), "rm -rf '%s'", c->folder);
     if (system(command) != 0)
         storm_complain(c->verdict, WRONG_OTHER, "%s cannot be removed", c->folder);
+}
+
+/* The lines that say something, of the first that mpirun wrote: it frames them by others. */
+static void read_said(const struct conductor *c, char *ret_text, size_t bytes)
+{
+    FILE *file = fopen(c->said, "r");
+    char line[256];
+    size_t used = 0;
+
+    ret_text[0] = '\0';
+    while (file && used + 1 < bytes && fgets(line, sizeof(line), file)) {
+        line[strcspn(line, "\n")] = '\0';
+        if (strspn(line, "-= ") < strlen(line))
+            used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s", used ? " " : "", line);
+    }
+    if (file)
+        fclose(file);
+}
+
+/* mpirun has ended by itself, and no rank has begun: what it said is the reason, and no fault of the ranks. */
+static bool has_no_ranks(const struct conductor *c)
+{
+    char said[600];
+
+    if (c->storm->mode != MODE_MPI || c->watch.launcher_killed || c->watch.hung ||
+        (WIFEXITED(c->launcher_how) && WEXITSTATUS(c->launcher_how) == CODE_NO_LIMITS))
+        return false;
+    for (int rank = 0; rank < c->storm->nranks; rank++)
+        if (atomic_load(&c->table->seat[rank].pid))
+            return false;
+    read_said(c, said, sizeof(said));
+    if (WIFSIGNALED(c->launcher_how))
+        storm_complain(c->verdict, WRONG_OTHER, "mpirun died of signal %d before any rank began: %s",
+                       WTERMSIG(c->launcher_how), said);
+    else
+        storm_complain(c->verdict, WRONG_OTHER, "mpirun ended with code %d before any rank began: %s",
+                       WEXITSTATUS(c->launcher_how), *said ? said : "it said nothing");
+    return true;
 }
 
 static bool is_loaded(void)
@@ -597,7 +639,9 @@ void storm_conduct(const struct storm *storm, const struct storm_programs *progr
         ret_verdict->mpirun_crashes++;
     else if (WIFSIGNALED(c.launcher_how) && !c.watch.launcher_killed && !c.watch.hung)
         storm_complain(ret_verdict, WRONG_OTHER, "the launcher died of signal %d", WTERMSIG(c.launcher_how));
-    if (!c.watch.hung)
+    ret_verdict->no_ranks = has_no_ranks(&c);
+    ret_verdict->orphans = atomic_load(&c.table->orphans);
+    if (!c.watch.hung && !ret_verdict->no_ranks)
         storm_judge(c.table, &c.watch, ret_verdict);
     storm_list_outcomes(c.table, &c.watch, ret_verdict->history, sizeof(ret_verdict->history));
     getrusage(RUSAGE_CHILDREN, &usage);

@@ -511,4 +511,6 @@ void storm_list_outcomes(const struct storm_table *table, const struct storm_wat
         if (used < bytes)
             used += (size_t)snprintf(ret_text + used, bytes - used, "\n");
     }
+    if (atomic_load(&table->orphans) && used < bytes)
+        snprintf(ret_text + used, bytes - used, "       kept after mpirun's end by %s\n", table->orphan_stack);
 }

@@ -155,7 +155,10 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
     int mode = below(&state, 100), faults = below(&state, 10);
     struct storm storm = {.seed = seed, .number = number, .timeout_ms = PATIENT_MS};
 
-    storm.mode = choice->mpi && mode < 5 ? MODE_MPI : mode < 27 ? MODE_THREADS : MODE_FORK;
+    /* Of what is not under mpirun, a quarter or so on threads. */
+    storm.mode = mode < choice->mpi_percent                                           ? MODE_MPI
+                 : mode < choice->mpi_percent + (100 - choice->mpi_percent) * 22 / 95 ? MODE_THREADS
+                                                                                      : MODE_FORK;
     if (choice->mode >= 0)
         storm.mode = (enum mode)choice->mode;
     storm.limits = draw_limits(&state, storm.mode, choice->limits);

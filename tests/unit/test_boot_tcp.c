@@ -648,117 +648,6 @@ static void test_rank_0_without_descriptors(void **state)
     with_deadline(lack_descriptors);
 }
 
-/* As lib/tcp/star.c sends it. */
-struct frame {
-    uint32_t magic, kind;
-    uint64_t number, bytes;
-};
-
-#define FRAME_MAGIC 0x31465045u
-
-static struct tcp_star *adopt(int rank, int nranks, int *ret_far)
-{
-    struct tcp_star *star;
-    int fds[MOST_RANKS] = {-1}, pair[2];
-
-    for (int i = rank == 0 ? 1 : 0; i < (rank == 0 ? nranks : 1); i++) {
-        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-        fds[i] = pair[0];
-        ret_far[i] = pair[1];
-    }
-    assert_int_equal(tcp_star_adopt("star", rank, nranks, fds, &star), EP_OK);
-    return star;
-}
-
-/* Rank 0 says once that rank 2 is missing, and stops: then it is rank 0 that does not answer. */
-static void test_rank_0_that_stops_is_named(void **state)
-{
-    struct {
-        struct frame frame;
-        struct {
-            int32_t n, first;
-            char list[160];
-        } missing;
-    } word = {{FRAME_MAGIC, 4, 1, sizeof(word.missing)}, {1, 2, "2 (192.0.2.9:77)"}};
-    int far, mine = 1, all[3];
-    struct tcp_star *star = adopt(1, 3, &far);
-
-    (void)state;
-    assert_int_equal(send(far, &word, sizeof(word), 0), sizeof(word));
-    assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), 2000, all), EP_E_TIMEOUT);
-    print_message("    %s\n", ep_last_error());
-    assert_int_equal(tcp_star_culprit(star), 0);
-    assert_non_null(strstr(ep_last_error(), "rank 0 (an unknown address) has said nothing"));
-    assert_non_null(strstr(ep_last_error(), "waited for rank 2 (192.0.2.9:77)"));
-    tcp_star_free(star);
-    close(far);
-}
-
-struct leaves {
-    int far[MOST_RANKS];
-    size_t bytes;
-    bool ok;
-};
-
-static bool take_result(int fd, size_t bytes)
-{
-    unsigned char buffer[65536];
-    size_t left = sizeof(struct frame) + bytes;
-
-    while (left) {
-        ssize_t n = recv(fd, buffer, left < sizeof(buffer) ? left : sizeof(buffer), 0);
-
-        if (n <= 0)
-            return false;
-        left -= (size_t)n;
-    }
-    return true;
-}
-
-/* Rank 1 takes its result and says farewell; rank 2 begins to read its own when that is done. */
-static void *run_leaves(void *context)
-{
-    struct leaves *leaves = context;
-    struct frame bye = {FRAME_MAGIC, 5, 1, 0}, block = {FRAME_MAGIC, 1, 1, leaves->bytes};
-    unsigned char *mine = calloc(1, leaves->bytes);
-
-    for (int rank = 1; mine && rank < 3; rank++) {
-        leaves->ok = send(leaves->far[rank], &block, sizeof(block), MSG_NOSIGNAL) == sizeof(block) &&
-                     send(leaves->far[rank], mine, leaves->bytes, MSG_NOSIGNAL) == (ssize_t)leaves->bytes;
-        if (!leaves->ok)
-            break;
-    }
-    free(mine);
-    if (leaves->ok)
-        leaves->ok = take_result(leaves->far[1], 3 * leaves->bytes) &&
-                     send(leaves->far[1], &bye, sizeof(bye), MSG_NOSIGNAL) == sizeof(bye);
-    close(leaves->far[1]);
-    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* rank 0 has time to look */
-    leaves->ok = leaves->ok && take_result(leaves->far[2], 3 * leaves->bytes);
-    close(leaves->far[2]);
-    return NULL;
-}
-
-static void test_farewell_before_others_have_the_result(void **state)
-{
-    struct leaves leaves = {.bytes = 1u << 20};
-    unsigned char *mine = calloc(1, leaves.bytes), *all = calloc(3, leaves.bytes);
-    struct tcp_star *star = adopt(0, 3, leaves.far);
-    pthread_t thread;
-
-    (void)state;
-    assert_non_null(mine);
-    assert_non_null(all);
-    assert_int_equal(pthread_create(&thread, NULL, run_leaves, &leaves), 0);
-    if (tcp_star_allgather(star, mine, leaves.bytes, PATIENT_MS, all) != EP_OK)
-        fail_msg("%s", ep_last_error());
-    pthread_join(thread, NULL);
-    assert_true(leaves.ok);
-    tcp_star_free(star);
-    free(mine);
-    free(all);
-}
-
 /* --- the environment --- */
 
 struct setting {
@@ -936,8 +825,6 @@ int main(void)
         cmocka_unit_test(test_other_size),
         cmocka_unit_test(test_rank_that_died_is_started_again),
         cmocka_unit_test(test_silent_program_at_the_port_of_rank_0),
-        cmocka_unit_test(test_rank_0_that_stops_is_named),
-        cmocka_unit_test(test_farewell_before_others_have_the_result),
     };
 
     return cmocka_run_group_tests_name("boot_tcp", tests, NULL, NULL);

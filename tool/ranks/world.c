@@ -12,6 +12,7 @@
 
 #include <limits.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -24,6 +25,7 @@
 #define IDLE_MORE_MS 60000  /* followers, between two jobs: rank 0 prints results */
 #define FINE_MORE_MS 30000  /* at the end of a job, a rank that has done its part: others may have more to check */
 #define FAILED_MORE_MS 2000 /* and one that has not: the others meet their deadline as well */
+#define STOP_MORE_MS 10000  /* in MPI_Finalize, where all come at about the same time */
 #define TIMEOUT_MS 30000    /* of a command without that option */
 
 static struct {
@@ -120,10 +122,48 @@ static int check_claims(const struct cmd *cmd)
     return result;
 }
 
-static void leave(void)
+/* What is_kept() does: the exit code of this rank, and what it says. */
+static struct {
+    int code;
+    char text[256];
+} kept;
+
+static void is_kept(union sigval unused)
+{
+    (void)unused;
+    (void)!write(STDERR_FILENO, kept.text, strlen(kept.text));
+    _exit(kept.code);
+}
+
+/*
+ * MPI_Finalize() waits for mpirun and all ranks, without a deadline of its own; where one of them has died it may never
+ * return. All output has left by then.
+ */
+static void stop_mpi(int code)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = is_kept};
+    int wait_ms = world.timeout_ms < INT_MAX - STOP_MORE_MS ? world.timeout_ms + STOP_MORE_MS : INT_MAX;
+    struct itimerspec time = {.it_value = {.tv_sec = wait_ms / 1000, .tv_nsec = wait_ms % 1000 * 1000000L}};
+    timer_t timer;
+    bool has_timer;
+
+    kept.code = code == CMD_FINE ? CMD_FAILED : code;
+    snprintf(
+        kept.text, sizeof(kept.text),
+        "epkit: error: rank %d: MPI_Finalize did not return within %d ms (--timeout and %d s more): have mpirun or "
+        "other ranks been killed? This rank ends without it\n",
+        world.boot->rank, wait_ms, STOP_MORE_MS / 1000);
+    fflush(NULL);
+    has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
+    world.module->stop(world.mpi);
+    if (has_timer)
+        timer_delete(timer);
+}
+
+static void leave(int code)
 {
     if (world.mpi)
-        world.module->stop(world.mpi);
+        stop_mpi(code);
     ep_boot_tcp_free(world.tcp);
     world.mpi = NULL;
     world.tcp = NULL;
@@ -145,7 +185,7 @@ static int join_mpi(const struct cmd *cmd)
     result = check_claims(cmd);
     /* A world of one is none. */
     if (result != CMD_FINE || world.boot->nranks == 1)
-        leave();
+        leave(result);
     return result;
 }
 
@@ -405,7 +445,8 @@ int ranks_world_done(int code, int *ret_first)
         worst = ranks_worse(code, CMD_FAILED);
     else
         worst = agree(code, "hearing how the command ended on all ranks", ret_first);
-    leave();
     /* A signal that interrupted this rank is its own end. */
-    return code > 128 ? code : worst;
+    worst = code > 128 ? code : worst;
+    leave(worst);
+    return worst;
 }

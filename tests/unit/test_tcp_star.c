@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The star of connections, frame by frame: what a rank says before it closes, to whatever state the other side is in.
+ */
+#include "base/clock.h"
+#include "tcp/star.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MOST_RANKS 8
+#define PATIENT_MS 60000 /* where everybody comes */
+#define SHORT_MS 250     /* where somebody does not come, at first: an attempt that was too slow gets twice the time */
+
+/* As lib/tcp/star.c sends it. */
+struct frame {
+    uint32_t magic, kind;
+    uint64_t number, bytes;
+};
+
+#define FRAME_MAGIC 0x31465045u
+
+static struct tcp_star *adopt(int rank, int nranks, int *ret_far)
+{
+    struct tcp_star *star;
+    int fds[MOST_RANKS] = {-1}, pair[2];
+
+    for (int i = rank == 0 ? 1 : 0; i < (rank == 0 ? nranks : 1); i++) {
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+        fds[i] = pair[0];
+        ret_far[i] = pair[1];
+    }
+    assert_int_equal(tcp_star_adopt("star", rank, nranks, fds, &star), EP_OK);
+    return star;
+}
+
+/* Rank 0 says once that rank 2 is missing, and stops: then it is rank 0 that does not answer. */
+static void test_rank_0_that_stops_is_named(void **state)
+{
+    struct {
+        struct frame frame;
+        struct {
+            int32_t n, first;
+            char list[160];
+        } missing;
+    } word = {{FRAME_MAGIC, 4, 1, sizeof(word.missing)}, {1, 2, "2 (192.0.2.9:77)"}};
+    int far, mine = 1, all[3];
+    struct tcp_star *star = adopt(1, 3, &far);
+
+    (void)state;
+    assert_int_equal(send(far, &word, sizeof(word), 0), sizeof(word));
+    assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), 2000, all), EP_E_TIMEOUT);
+    print_message("    %s\n", ep_last_error());
+    assert_int_equal(tcp_star_culprit(star), 0);
+    assert_non_null(strstr(ep_last_error(), "rank 0 (an unknown address) has said nothing"));
+    assert_non_null(strstr(ep_last_error(), "waited for rank 2 (192.0.2.9:77)"));
+    tcp_star_free(star);
+    close(far);
+}
+
+struct leaves {
+    int far[MOST_RANKS];
+    size_t bytes;
+    bool ok;
+};
+
+static bool take_result(int fd, size_t bytes)
+{
+    unsigned char buffer[65536];
+    size_t left = sizeof(struct frame) + bytes;
+
+    while (left) {
+        ssize_t n = recv(fd, buffer, left < sizeof(buffer) ? left : sizeof(buffer), 0);
+
+        if (n <= 0)
+            return false;
+        left -= (size_t)n;
+    }
+    return true;
+}
+
+/* Rank 1 takes its result and says farewell; rank 2 begins to read its own when that is done. */
+static void *run_leaves(void *context)
+{
+    struct leaves *leaves = context;
+    struct frame bye = {FRAME_MAGIC, 5, 1, 0}, block = {FRAME_MAGIC, 1, 1, leaves->bytes};
+    unsigned char *mine = calloc(1, leaves->bytes);
+
+    for (int rank = 1; mine && rank < 3; rank++) {
+        leaves->ok = send(leaves->far[rank], &block, sizeof(block), MSG_NOSIGNAL) == sizeof(block) &&
+                     send(leaves->far[rank], mine, leaves->bytes, MSG_NOSIGNAL) == (ssize_t)leaves->bytes;
+        if (!leaves->ok)
+            break;
+    }
+    free(mine);
+    if (leaves->ok)
+        leaves->ok = take_result(leaves->far[1], 3 * leaves->bytes) &&
+                     send(leaves->far[1], &bye, sizeof(bye), MSG_NOSIGNAL) == sizeof(bye);
+    close(leaves->far[1]);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* rank 0 has time to look */
+    leaves->ok = leaves->ok && take_result(leaves->far[2], 3 * leaves->bytes);
+    close(leaves->far[2]);
+    return NULL;
+}
+
+static void test_farewell_before_others_have_the_result(void **state)
+{
+    struct leaves leaves = {.bytes = 1u << 20};
+    unsigned char *mine = calloc(1, leaves.bytes), *all = calloc(3, leaves.bytes);
+    struct tcp_star *star = adopt(0, 3, leaves.far);
+    pthread_t thread;
+
+    (void)state;
+    assert_non_null(mine);
+    assert_non_null(all);
+    assert_int_equal(pthread_create(&thread, NULL, run_leaves, &leaves), 0);
+    if (tcp_star_allgather(star, mine, leaves.bytes, PATIENT_MS, all) != EP_OK)
+        fail_msg("%s", ep_last_error());
+    pthread_join(thread, NULL);
+    assert_true(leaves.ok);
+    tcp_star_free(star);
+    free(mine);
+    free(all);
+}
+
+/* --- a rank that gives up says why --- */
+
+enum { BLOCK = 1, FAILURE = 3 };
+
+struct failure {
+    int32_t status, rank;
+    char text[256];
+};
+
+/* Reads frames until the connection ends. The number of the last kind of frame, 0: none, -1: it ended within one. */
+static int read_to_end(int fd, struct failure *ret_failure)
+{
+    int kind = 0;
+
+    assert_int_equal(fcntl(fd, F_SETFL, 0), 0); /* waits */
+    for (;;) {
+        struct frame frame;
+        ssize_t n = recv(fd, &frame, sizeof(frame), MSG_WAITALL);
+
+        if (n <= 0)
+            return kind;
+        if (n != sizeof(frame) || frame.magic != FRAME_MAGIC)
+            return -1;
+        kind = (int)frame.kind;
+        if (kind == FAILURE) {
+            if (recv(fd, ret_failure, sizeof(*ret_failure), MSG_WAITALL) != sizeof(*ret_failure))
+                return -1;
+            continue;
+        }
+        for (uint64_t left = frame.bytes; left; left -= (uint64_t)n) {
+            unsigned char bytes[4096];
+
+            n = recv(fd, bytes, left < sizeof(bytes) ? left : sizeof(bytes), 0);
+            if (n <= 0)
+                return -1;
+        }
+    }
+}
+
+/* In the first call it takes so long that a list of who is missing is due; fails in the second one. */
+static ep_status fail_with_a_list_queued(void *context, int *ret_culprit)
+{
+    int *calls = context;
+
+    if ((*calls)++ == 0) {
+        nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+        return EP_OK;
+    }
+    *ret_culprit = 2;
+    return ep_fail(EP_E_PEER_DEAD, "rank 2 has died of a test");
+}
+
+static void test_reason_behind_a_list_of_the_missing(void **state)
+{
+    int far[MOST_RANKS], mine = 0, all[3];
+    struct tcp_star *star = adopt(0, 3, far);
+    struct {
+        struct frame frame;
+        int block;
+    } said = {{FRAME_MAGIC, BLOCK, 1, sizeof(int)}, 1};
+    struct failure failure;
+    int calls = 0;
+
+    (void)state;
+    /* Rank 1 has come and waits: it is told who is missing. */
+    assert_int_equal(send(far[1], &said, sizeof(said.frame) + sizeof(said.block), 0),
+                     sizeof(said.frame) + sizeof(said.block));
+    tcp_star_set_poll(star, fail_with_a_list_queued, &calls);
+    assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), PATIENT_MS, all), EP_E_PEER_DEAD);
+    for (int rank = 1; rank < 3; rank++) {
+        assert_int_equal(read_to_end(far[rank], &failure), FAILURE);
+        assert_int_equal(failure.status, EP_E_PEER_DEAD);
+        assert_int_equal(failure.rank, 2);
+        assert_string_equal(failure.text, "rank 2 has died of a test");
+        close(far[rank]);
+    }
+    tcp_star_free(star);
+}
+
+struct reader {
+    int fd, last;
+    struct failure failure;
+};
+
+static void *run_reader(void *context)
+{
+    struct reader *reader = context;
+
+    reader->last = read_to_end(reader->fd, &reader->failure);
+    return NULL;
+}
+
+struct half_sent {
+    struct reader reader;
+    pthread_t thread;
+    int calls;
+};
+
+/* Fails when a part of the block has left; what is left the other side takes from then on. */
+static ep_status fail_within_a_block(void *context, int *ret_culprit)
+{
+    struct half_sent *half = context;
+
+    *ret_culprit = 1;
+    if (half->calls++ == 0)
+        return EP_OK;
+    assert_int_equal(pthread_create(&half->thread, NULL, run_reader, &half->reader), 0);
+    return ep_fail(EP_E_ABORTED, "rank 1 has aborted in a test");
+}
+
+/* The other side takes some time for what is left of the block: so much as the machine lets it have, at most in the
+ * last of many attempts. */
+static void test_reason_behind_a_block(void **state)
+{
+    enum { BYTES = 2 << 20, ATTEMPTS = 50 };
+    unsigned char *mine = calloc(1, BYTES), *all = calloc(2, BYTES);
+    bool told = false;
+
+    (void)state;
+    assert_non_null(mine);
+    assert_non_null(all);
+    for (int i = 0; i < ATTEMPTS && !told; i++) {
+        struct half_sent half = {0};
+        struct tcp_star *star = adopt(1, 2, &half.reader.fd);
+
+        tcp_star_set_poll(star, fail_within_a_block, &half);
+        assert_int_equal(tcp_star_allgather(star, mine, BYTES, PATIENT_MS, all), EP_E_ABORTED);
+        pthread_join(half.thread, NULL);
+        told = half.reader.last == FAILURE;
+        if (told)
+            assert_string_equal(half.reader.failure.text, "rank 1 has aborted in a test");
+        close(half.reader.fd);
+        tcp_star_free(star);
+    }
+    assert_true(told);
+    free(mine);
+    free(all);
+}
+
+/* --- rank 0 gives up while ranks come --- */
+
+struct root {
+    struct tcp_star_args args;
+    ep_status status;
+    char text[EP_ERROR_TEXT_BYTES];
+    pthread_t thread;
+};
+
+static void *run_root(void *context)
+{
+    struct root *root = context;
+    struct tcp_star *star = NULL;
+
+    root->status = tcp_star_open(&root->args, &star);
+    snprintf(root->text, sizeof(root->text), "%s", ep_last_error());
+    tcp_star_free(star);
+    return NULL;
+}
+
+static void start_root(struct root *root, int timeout_ms)
+{
+    uint16_t port;
+    int fd;
+
+    assert_int_equal(tcp_listen(NULL, 0, &fd, &port), EP_OK);
+    close(fd);
+    *root = (struct root){.args = {.name = "star", .nranks = 4, .port = port, .timeout_ms = timeout_ms}};
+    tcp_key_make("a secret of this test", "bootstrap", NULL, 0, &root->args.key);
+    assert_int_equal(pthread_create(&root->thread, NULL, run_root, root), 0);
+}
+
+/* Connects as `rank` to what listens there, and says nothing yet. false: nothing listens any more. */
+static bool connect_to_root(const struct root *root, int rank, struct tcp_handshake *ret_hs)
+{
+    const struct tcp_address to = {.family = AF_INET, .port = root->args.port, .bytes = {127, 0, 0, 1}};
+    const struct tcp_hello hello = {.kind = TCP_BOOTSTRAP, .rank = rank, .detail = (uint32_t)root->args.nranks};
+    uint64_t deadline_ns = ep_deadline_ns(root->args.timeout_ms);
+
+    while (ep_now_ns() < deadline_ns) {
+        struct pollfd look = {.events = POLLOUT};
+
+        assert_int_equal(tcp_connect(&to, NULL, &look.fd), EP_OK);
+        if (poll(&look, 1, 1000) == 1 && tcp_connect_error(look.fd) == 0)
+            return tcp_handshake_connect(ret_hs, look.fd, &root->args.key, &hello, &to, ep_deadline_ns(PATIENT_MS)) ==
+                   EP_OK;
+        close(look.fd);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return false;
+}
+
+static enum tcp_handshake_result shake_hands(struct tcp_handshake *hs)
+{
+    enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
+
+    while (result == TCP_HANDSHAKE_PENDING) {
+        (void)poll(&(struct pollfd){.fd = hs->fd, .events = tcp_handshake_events(hs)}, 1, 20);
+        result = tcp_handshake_step(hs);
+    }
+    return result;
+}
+
+/*
+ * Rank 1 has come, rank 2 has connected and shakes hands when rank 0 gives up, rank 3 does not come: both hear why.
+ * True where this process came to it in time.
+ */
+static bool come_while_rank_0_gives_up(int timeout_ms)
+{
+    struct tcp_handshake first = {.fd = -1}, late = {.fd = -1};
+    struct failure failure;
+    struct root root;
+    bool told = false;
+
+    start_root(&root, timeout_ms);
+    if (connect_to_root(&root, 1, &first) && shake_hands(&first) == TCP_HANDSHAKE_DONE &&
+        connect_to_root(&root, 2, &late)) {
+        assert_int_equal(read_to_end(first.fd, &failure), FAILURE); /* whatever else was under way */
+        assert_int_equal(failure.status, EP_E_TIMEOUT);
+        assert_int_equal(failure.rank, 2);
+        assert_non_null(strstr(failure.text, "did not come within"));
+        assert_int_not_equal(shake_hands(&late), TCP_HANDSHAKE_DONE);
+        told = late.refused;
+        if (told) {
+            assert_int_equal(late.status, EP_E_TIMEOUT);
+            assert_non_null(strstr(late.why, "did not come within"));
+        }
+        close(first.fd);
+    } else if (first.fd >= 0) {
+        close(first.fd);
+    }
+    tcp_handshake_drop(&late);
+    pthread_join(root.thread, NULL);
+    assert_int_equal(root.status, EP_E_TIMEOUT);
+    return told;
+}
+
+/* Rank 1 comes, gives up for a reason of its own and closes: rank 0 names the reason. */
+static bool give_up_before_rank_0(int timeout_ms)
+{
+    struct {
+        struct frame block_frame;
+        int64_t block;
+        struct frame frame;
+        struct failure failure;
+    } said = {{FRAME_MAGIC, BLOCK, 1, sizeof(int64_t)},
+              1,
+              {FRAME_MAGIC, FAILURE, 1, sizeof(struct failure)},
+              {EP_E_TIMEOUT, 3, "a reason of its\x1bown"}};
+    struct tcp_handshake hs = {.fd = -1};
+    struct root root;
+    bool came;
+
+    start_root(&root, timeout_ms);
+    came = connect_to_root(&root, 1, &hs) && shake_hands(&hs) == TCP_HANDSHAKE_DONE &&
+           send(hs.fd, &said, sizeof(said), MSG_NOSIGNAL) == sizeof(said);
+    if (hs.fd >= 0)
+        close(hs.fd);
+    pthread_join(root.thread, NULL);
+    assert_int_equal(root.status, EP_E_TIMEOUT);
+    print_message("    %s\n", root.text);
+    return came && strstr(root.text, ") gave up: a reason of its?own");
+}
+
+static void until_told(bool (*attempt)(int timeout_ms))
+{
+    for (int timeout_ms = SHORT_MS; !attempt(timeout_ms); timeout_ms *= 2)
+        assert_true(timeout_ms <= PATIENT_MS);
+}
+
+static void test_rank_0_gives_up_while_ranks_come(void **state)
+{
+    (void)state;
+    until_told(come_while_rank_0_gives_up);
+}
+
+static void test_rank_that_gave_up_before_rank_0(void **state)
+{
+    (void)state;
+    until_told(give_up_before_rank_0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rank_0_that_stops_is_named),
+        cmocka_unit_test(test_farewell_before_others_have_the_result),
+        cmocka_unit_test(test_reason_behind_a_list_of_the_missing),
+        cmocka_unit_test(test_reason_behind_a_block),
+        cmocka_unit_test(test_rank_0_gives_up_while_ranks_come),
+        cmocka_unit_test(test_rank_that_gave_up_before_rank_0),
+    };
+
+    return cmocka_run_group_tests_name("tcp_star", tests, NULL, NULL);
+}
