@@ -2,6 +2,8 @@
 /* options.c - a command line, parsed by the option table of its verb. */
 #include "cmd.h"
 
+#include "source/text.h"
+
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -14,7 +16,6 @@
 #define MAX_ROWS 62
 #define HELP_VALUE 256 /* getopt_long's value of --help */
 #define ROW_VALUE(row) (257 + (row))
-#define SUGGEST_BYTES 64
 
 struct parser {
     const struct cmd *cmd;
@@ -34,38 +35,6 @@ static int __attribute__((format(printf, 2, 3))) reject(struct parser *parser, c
     return CMD_USAGE;
 }
 
-/* Edit distance in which swapping two neighbours counts once; SUGGEST_BYTES - 1 characters of each word count. */
-static int distance(const char *a, const char *b)
-{
-    int rows[3][SUGGEST_BYTES];
-    int *before = rows[0], *above = rows[1], *row = rows[2];
-    size_t n_a = strnlen(a, SUGGEST_BYTES - 1), n_b = strnlen(b, SUGGEST_BYTES - 1);
-
-    for (size_t j = 0; j <= n_b; j++)
-        above[j] = (int)j;
-    for (size_t i = 1; i <= n_a; i++) {
-        int *spare;
-
-        row[0] = (int)i;
-        for (size_t j = 1; j <= n_b; j++) {
-            int cost = above[j - 1] + (a[i - 1] != b[j - 1]);
-
-            if (above[j] + 1 < cost)
-                cost = above[j] + 1;
-            if (row[j - 1] + 1 < cost)
-                cost = row[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < cost)
-                cost = before[j - 2] + 1;
-            row[j] = cost;
-        }
-        spare = before;
-        before = above;
-        above = row;
-        row = spare;
-    }
-    return above[n_b];
-}
-
 const char *options_nearest(const char *word, const char *const *names)
 {
     size_t length = strlen(word);
@@ -78,7 +47,7 @@ const char *options_nearest(const char *word, const char *const *names)
         size_t n = strlen(names[i]);
         /* One letter in three may be wrong: bash is no misspelt tcsh. */
         int allowed = (int)(n > length ? n : length) / 3;
-        int d = distance(word, names[i]);
+        int d = text_distance(word, names[i]);
 
         if (allowed == 0)
             allowed = 1;
@@ -125,15 +94,13 @@ static int parse_choice(struct parser *parser, const struct opt *opt, const char
 {
     const char *near;
     char known[256] = "";
-    size_t length = 0;
 
     for (int64_t i = 0; opt->choices[i]; i++) {
         if (strcmp(opt->choices[i], text) == 0) {
             *ret_index = i;
             return CMD_FINE;
         }
-        if (length < sizeof(known))
-            length += (size_t)snprintf(known + length, sizeof(known) - length, "%s%s", i ? ", " : "", opt->choices[i]);
+        text_append(known, sizeof(known), "%s%s", i ? ", " : "", opt->choices[i]);
     }
     near = options_nearest(text, opt->choices);
     if (near)
@@ -214,7 +181,7 @@ static int store(struct parser *parser, const struct opt *opt, const char *text)
 static int reject_unknown(struct parser *parser, const char *word)
 {
     const char *names[MAX_ROWS + 2];
-    char name[SUGGEST_BYTES];
+    char name[64];
     const char *near;
     size_t n = 0;
 
@@ -330,10 +297,9 @@ static int reject_choice(struct parser *parser, const char *word)
 {
     const char *const *choices = parser->cmd->arg_choices;
     char list[512] = "";
-    size_t n = 0;
 
-    for (size_t i = 0; choices[i] && n < sizeof(list); i++)
-        n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s", i ? ", " : "", choices[i]);
+    for (size_t i = 0; choices[i]; i++)
+        text_append(list, sizeof(list), "%s%s", i ? ", " : "", choices[i]);
     return reject(parser, "unknown argument '%s': it must be one of %s", word, list);
 }
 
@@ -347,11 +313,8 @@ static int check_args(struct parser *parser)
         return reject(parser, "missing argument: %s", cmd->args);
     if (call->n_args > cmd->max_args)
         return reject(parser, "unexpected argument '%s'", call->args[cmd->max_args]);
-    if (!cmd->arg_choices || call->n_args == 0)
+    if (!cmd->arg_choices || call->n_args == 0 || text_is_any(call->args[0], cmd->arg_choices))
         return CMD_FINE;
-    for (size_t i = 0; cmd->arg_choices[i]; i++)
-        if (strcmp(cmd->arg_choices[i], call->args[0]) == 0)
-            return CMD_FINE;
     near = options_nearest(call->args[0], cmd->arg_choices);
     if (near)
         return reject(parser, "unknown argument '%s'; did you mean '%s'?", call->args[0], near);
@@ -401,120 +364,42 @@ bool cmd_given(const struct cmd *cmd, const struct cmd_call *call, const char *n
     return false;
 }
 
-/* A word for a shell, with a space in front. Quoted only where it must be, so that usual commands stay readable. */
-static void print_word(const char *word, char *ret_text, size_t bytes)
-{
-    size_t n = 0;
+/* --- the command line again --- */
 
-    if (*word && !strpbrk(word, " \t\n\r\"'\\$`*?[]<>|&;(){}!#~")) {
-        snprintf(ret_text, bytes, " %s", word);
-        return;
-    }
-    n = (size_t)snprintf(ret_text, bytes, " '");
-    for (; *word && n + 6 < bytes; word++)
-        n += (size_t)snprintf(ret_text + n, bytes - n, *word == '\'' ? "'\\''" : "%c", *word);
-    snprintf(ret_text + n, bytes - n, "'");
-}
-
-/* The field's value as it would be typed. */
-static void print_value(const struct opt *opt, const void *field, char *ret_text, size_t bytes)
+/* What is typed behind the option, as it would be typed; in `room` if it has to be formatted. */
+static const char *value_of(const struct opt *opt, const void *field, char *room, size_t bytes)
 {
-    const struct opt_strings *strings = field;
     const struct opt_list *list = field;
-    size_t n = 0;
 
+    room[0] = '\0';
     switch (opt->type) {
-    case OPT_FLAG:
-        break;
     case OPT_INT:
     case OPT_SIZE:
-        snprintf(ret_text, bytes, " %" PRId64, *(const int64_t *)field);
+        snprintf(room, bytes, "%" PRId64, *(const int64_t *)field);
         break;
     case OPT_STRING:
     case OPT_FILE:
     case OPT_DIR:
-        print_word(*(const char *const *)field, ret_text, bytes);
-        break;
+        return *(const char *const *)field;
     case OPT_CHOICE:
-        snprintf(ret_text, bytes, " %s", opt->choices[*(const int *)field]);
-        break;
-    case OPT_STRINGS:
-        for (size_t i = 0; i < strings->n && n + 1 < bytes; i++) {
-            if (i)
-                n += (size_t)snprintf(ret_text + n, bytes - n, " --%s", opt->name);
-            if (n < bytes)
-                print_word(strings->values[i], ret_text + n, bytes - n);
-            n += strlen(ret_text + n);
-        }
-        break;
+        return opt->choices[*(const int *)field];
     case OPT_LIST:
-        for (size_t i = 0; i < list->n && n < bytes; i++) {
+        for (size_t i = 0; i < list->n; i++)
             if (opt->choices)
-                n += (size_t)snprintf(ret_text + n, bytes - n, "%c%s", i ? ',' : ' ', opt->choices[list->values[i]]);
+                text_append(room, bytes, "%s%s", i ? "," : "", opt->choices[list->values[i]]);
             else
-                n += (size_t)snprintf(ret_text + n, bytes - n, "%c%" PRId64, i ? ',' : ' ', list->values[i]);
-        }
+                text_append(room, bytes, "%s%" PRId64, i ? "," : "", list->values[i]);
+        break;
+    case OPT_FLAG:
+    case OPT_STRINGS:
         break;
     }
+    return room;
 }
 
-static bool is_in(const char *name, const char *const *names)
+static int add_word(json_t *words, const char *word)
 {
-    for (; *names; names++)
-        if (strcmp(name, *names) == 0)
-            return true;
-    return false;
-}
-
-/* Is there an argument that would be taken for an option? */
-static bool has_dashes(const struct cmd_call *call)
-{
-    for (int i = 0; i < call->n_args; i++)
-        if (call->args[i][0] == '-')
-            return true;
-    return false;
-}
-
-/* Behind the first `n` bytes; how many there are then. */
-static size_t print_args(const struct cmd_call *call, char *ret_text, size_t n, size_t bytes)
-{
-    for (int i = 0; i < call->n_args && n < bytes; i++) {
-        print_word(call->args[i], ret_text + n, bytes - n);
-        n += strlen(ret_text + n);
-    }
-    return n;
-}
-
-void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
-                   size_t bytes)
-{
-    size_t n = (size_t)snprintf(ret_text, bytes, "epkit %s", cmd->name);
-    bool is_behind = has_dashes(call);
-
-    if (!is_behind)
-        n = print_args(call, ret_text, n, bytes);
-    for (int row = 0; cmd->options && cmd->options[row].name; row++) {
-        const struct opt *opt = &cmd->options[row];
-        char value[1024] = "";
-
-        if (!(call->given >> row & 1) || is_in(opt->name, except) || n >= bytes)
-            continue;
-        print_value(opt, (const unsigned char *)call->options + opt->offset, value, sizeof(value));
-        n += (size_t)snprintf(ret_text + n, bytes - n, " --%s%s", opt->name, value);
-    }
-    if (is_behind && n < bytes) {
-        n += (size_t)snprintf(ret_text + n, bytes - n, " --");
-        print_args(call, ret_text, n, bytes);
-    }
-}
-
-/* A value as one word; "" for a flag. */
-static void value_of(const struct opt *opt, const void *field, char *ret_text, size_t bytes)
-{
-    char text[1024] = "";
-
-    print_value(opt, field, text, sizeof(text));
-    snprintf(ret_text, bytes, "%s", text + (*text == ' '));
+    return json_array_append_new(words, json_stringn_nocheck(word, strlen(word)));
 }
 
 json_t *options_words(const struct cmd *cmd, const struct cmd_call *call, const char *const *except)
@@ -526,25 +411,71 @@ json_t *options_words(const struct cmd *cmd, const struct cmd_call *call, const 
         const struct opt *opt = &cmd->options[row];
         const void *field = (const unsigned char *)call->options + opt->offset;
         const struct opt_strings *strings = field;
-        char value[1024];
+        char name[128], room[1024];
 
-        if (!(call->given >> row & 1) || is_in(opt->name, except))
+        if (!(call->given >> row & 1) || text_is_any(opt->name, except))
             continue;
-        for (size_t i = 0; opt->type == OPT_STRINGS && i < strings->n; i++) {
-            failed |= json_array_append_new(words, json_sprintf("--%s", opt->name));
-            failed |= json_array_append_new(words, json_string(strings->values[i]));
-        }
-        if (opt->type == OPT_STRINGS)
-            continue;
-        failed |= json_array_append_new(words, json_sprintf("--%s", opt->name));
-        value_of(opt, field, value, sizeof(value));
-        if (opt->type == OPT_STRING || opt->type == OPT_FILE || opt->type == OPT_DIR)
-            failed |= json_array_append_new(words, json_string(*(const char *const *)field));
-        else if (opt->type != OPT_FLAG)
-            failed |= json_array_append_new(words, json_string(value));
+        snprintf(name, sizeof(name), "--%s", opt->name);
+        for (size_t i = 0; opt->type == OPT_STRINGS && i < strings->n; i++)
+            failed |= add_word(words, name) | add_word(words, strings->values[i]);
+        if (opt->type != OPT_STRINGS)
+            failed |= add_word(words, name);
+        if (opt->type != OPT_STRINGS && opt->type != OPT_FLAG)
+            failed |= add_word(words, value_of(opt, field, room, sizeof(room)));
     }
     if (!failed)
         return words;
     json_decref(words);
     return NULL;
+}
+
+/* A word for a shell, with a space in front. Quoted only where it must be, so that usual commands stay readable. */
+static void print_word(const char *word, char *ret_text, size_t bytes)
+{
+    struct text text = {ret_text, bytes, strlen(ret_text)};
+
+    if (*word && !strpbrk(word, " \t\n\r\"'\\$`*?[]<>|&;(){}!#~")) {
+        text_add(&text, " %s", word);
+        return;
+    }
+    text_add(&text, " '");
+    for (; *word && text.n + 6 < bytes; word++)
+        text_add(&text, *word == '\'' ? "'\\''" : "%c", *word);
+    text_add(&text, "'");
+}
+
+/* Is there an argument that would be taken for an option? */
+static bool has_dashes(const struct cmd_call *call)
+{
+    for (int i = 0; i < call->n_args; i++)
+        if (call->args[i][0] == '-')
+            return true;
+    return false;
+}
+
+static void print_args(const struct cmd_call *call, char *ret_text, size_t bytes)
+{
+    for (int i = 0; i < call->n_args; i++)
+        print_word(call->args[i], ret_text, bytes);
+}
+
+void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
+                   size_t bytes)
+{
+    json_t *words = options_words(cmd, call, except), *word;
+    bool is_behind = has_dashes(call);
+    size_t i;
+
+    snprintf(ret_text, bytes, "epkit %s", cmd->name);
+    if (!is_behind)
+        print_args(call, ret_text, bytes);
+    json_array_foreach(words, i, word)
+    {
+        print_word(json_string_value(word), ret_text, bytes);
+    }
+    if (is_behind) {
+        print_word("--", ret_text, bytes);
+        print_args(call, ret_text, bytes);
+    }
+    json_decref(words);
 }

@@ -223,7 +223,8 @@ static const char *cell_text(const struct out_column *column, const json_t *row,
     return room;
 }
 
-json_t *out_rows(const struct out_column *columns, size_t n_columns, const json_t *rows)
+/* The rows cut down to the columns, in their order. */
+static json_t *cut_rows(const struct out_column *columns, size_t n_columns, const json_t *rows)
 {
     json_t *result = json_array();
 
@@ -284,14 +285,19 @@ static bool is_number_column(const struct out_column *column, const json_t *rows
     return true;
 }
 
+static bool says_something(const json_t *value)
+{
+    return json_is_string(value) ? *json_string_value(value) != '\0' : json_number_value(value) != 0;
+}
+
 static bool is_shown(const struct out_column *column, const json_t *rows)
 {
-    if (!(column->flags & OUT_GIVEN))
+    if (!(column->flags & (OUT_GIVEN | OUT_SAID)))
         return !(column->flags & OUT_DATA);
     for (size_t i = 0; i < json_array_size(rows); i++) {
         const json_t *value = json_object_get(json_array_get(rows, i), column->key);
 
-        if (value && !json_is_null(value))
+        if (column->flags & OUT_SAID ? says_something(value) : value && !json_is_null(value))
             return true;
     }
     return false;
@@ -372,7 +378,7 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
         result = print_table(stream, columns, n_columns, rows);
         break;
     case OUT_JSON:
-        cut = out_rows(columns, n_columns, rows);
+        cut = cut_rows(columns, n_columns, rows);
         result = stream_json(stream, cut, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
         json_decref(cut);
         break;
@@ -387,4 +393,12 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
     if (stream == stdout)
         out_error("writing a table: out of memory");
     return -1;
+}
+
+int out_print(const struct out_column *columns, size_t n_columns, json_t *rows)
+{
+    int result = out_table(stdout, columns, n_columns, rows, OUT_TABLE);
+
+    json_decref(rows);
+    return result;
 }

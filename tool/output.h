@@ -8,6 +8,8 @@
 #ifndef EP_TOOL_OUTPUT_H
 #define EP_TOOL_OUTPUT_H
 
+#include "source/text.h"
+
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -22,7 +24,8 @@ enum {
     OUT_RIGHT = 1u << 0, /* text: aligned right; numbers are anyway */
     OUT_TRUNC = 1u << 1, /* text: cut when the terminal is narrow */
     OUT_DATA = 1u << 2,  /* JSON and CSV only */
-    OUT_GIVEN = 1u << 3  /* text: left out when no row has it */
+    OUT_GIVEN = 1u << 3, /* text: left out when no row has it */
+    OUT_SAID = 1u << 4   /* text: left out when it is missing, empty or 0 in every row */
 };
 
 struct out_column {
@@ -39,8 +42,9 @@ struct out_column {
 int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
               enum out_format format);
 
-/* The rows cut down to the columns, in their order: what OUT_JSON prints. A new reference. */
-json_t *out_rows(const struct out_column *columns, size_t n_columns, const json_t *rows);
+/* Prints `rows` as a table on standard output and consumes them; `columns` is an array. As out_table(). */
+#define OUT_PRINT(columns, rows) out_print(columns, COUNT(columns), rows)
+int out_print(const struct out_column *columns, size_t n_columns, json_t *rows);
 
 /* A JSON string of any text: what is no UTF-8 becomes '?', so that no row is lost for it. A new reference. */
 json_t *out_text(const char *text);

@@ -3,6 +3,7 @@
 #include "hardware/counters.h"
 
 #include "base/clock.h"
+#include "source/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -77,13 +78,12 @@ static const struct counter_row net_rows[] = {
     {"collisions", COUNTER_CONGESTION, 1, "collisions while sending"},
 };
 
-_Static_assert(sizeof(rdma_rows) / sizeof(rdma_rows[0]) <= COUNTER_ROWS_MAX, "samples hold all rows");
-_Static_assert(sizeof(net_rows) / sizeof(net_rows[0]) <= COUNTER_ROWS_MAX, "samples hold all rows");
+_Static_assert(COUNT(rdma_rows) <= COUNTER_ROWS_MAX, "samples hold all rows");
+_Static_assert(COUNT(net_rows) <= COUNTER_ROWS_MAX, "samples hold all rows");
 
-const struct counter_row *counter_rows(bool rdma, size_t *ret_n)
+struct counter_rows counter_rows(bool rdma)
 {
-    *ret_n = rdma ? sizeof(rdma_rows) / sizeof(rdma_rows[0]) : sizeof(net_rows) / sizeof(net_rows[0]);
-    return rdma ? rdma_rows : net_rows;
+    return rdma ? (struct counter_rows){COUNT(rdma_rows), rdma_rows} : (struct counter_rows){COUNT(net_rows), net_rows};
 }
 
 static const struct counter_limit limits[] = {
@@ -102,13 +102,13 @@ static const struct counter_limit interface_limits[] = {
 
 const struct counter_limit *counter_interface_limits(size_t *ret_n)
 {
-    *ret_n = sizeof(interface_limits) / sizeof(interface_limits[0]);
+    *ret_n = COUNT(interface_limits);
     return interface_limits;
 }
 
 const struct counter_limit *counter_limits(size_t *ret_n)
 {
-    *ret_n = sizeof(limits) / sizeof(limits[0]);
+    *ret_n = COUNT(limits);
     return limits;
 }
 
@@ -137,15 +137,13 @@ static void read_rows(struct root *root, const struct counter_device *device, en
                       struct counter_sample *ret_sample)
 {
     struct counter_sample sample = {.at_ns = (int64_t)ep_now_ns()};
-    const struct counter_row *rows;
-    size_t n;
+    struct counter_rows rows = counter_rows(device->rdma);
 
-    rows = counter_rows(device->rdma, &n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < rows.n; i++) {
         sample.states[i] = ROOT_UNASKED;
-        if (rows[i].kind > last)
+        if (rows.at[i].kind > last)
             continue;
-        sample.states[i] = read_row(root, device, rows[i].file, &sample.values[i]);
+        sample.states[i] = read_row(root, device, rows.at[i].file, &sample.values[i]);
         sample.known[i] = sample.states[i] == ROOT_OK;
     }
     *ret_sample = sample;
@@ -163,13 +161,11 @@ void counter_read_traffic(struct root *root, const struct counter_device *device
 
 bool counter_may_wrap(const struct counter_device *device, const struct counter_sample *sample)
 {
-    const struct counter_row *rows;
+    struct counter_rows rows = counter_rows(device->rdma);
     bool any = false;
-    size_t n;
 
-    rows = counter_rows(device->rdma, &n);
-    for (size_t i = 0; i < n; i++) {
-        if (rows[i].kind != COUNTER_SENT && rows[i].kind != COUNTER_RECEIVED)
+    for (size_t i = 0; i < rows.n; i++) {
+        if (rows.at[i].kind != COUNTER_SENT && rows.at[i].kind != COUNTER_RECEIVED)
             continue;
         if (!sample->known[i])
             continue;
@@ -199,15 +195,13 @@ static uint64_t moved(uint64_t before, uint64_t after, bool *ret_reset)
 bool counter_moved(const struct counter_device *device, size_t row, const struct counter_sample *before,
                    const struct counter_sample *after, uint64_t *ret_amount, bool *ret_reset)
 {
-    const struct counter_row *rows;
+    struct counter_rows rows = counter_rows(device->rdma);
     uint64_t amount;
-    size_t n;
 
-    rows = counter_rows(device->rdma, &n);
-    if (row >= n || !before->known[row] || !after->known[row])
+    if (row >= rows.n || !before->known[row] || !after->known[row])
         return false;
     amount = moved(before->values[row], after->values[row], ret_reset);
-    if (__builtin_mul_overflow(amount, (uint64_t)rows[row].scale, &amount))
+    if (__builtin_mul_overflow(amount, (uint64_t)rows.at[row].scale, &amount))
         amount = UINT64_MAX;
     *ret_amount = amount;
     return true;

@@ -34,7 +34,11 @@ struct counter_row {
 #define COUNTER_ROWS_MAX 48
 
 /* The counters of RDMA ports, or of network interfaces. */
-const struct counter_row *counter_rows(bool rdma, size_t *ret_n);
+struct counter_rows {
+    size_t n;
+    const struct counter_row *at;
+};
+struct counter_rows counter_rows(bool rdma);
 
 /*
  * Counters that tell of a fault of the link itself. Since boot a port has seen its switch restart, and what all ports

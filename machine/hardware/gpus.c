@@ -34,40 +34,31 @@ static int get_truth(const json_t *object, const char *key)
     return json_is_boolean(value) ? json_is_true(value) : -1;
 }
 
-/* The list of GPUs in an answer, and how many of them are looked at. */
-static const json_t *get_gpus(const json_t *answer, size_t *ret_n)
+/* GPU number `i` of an answer; NULL behind the last that is looked at. */
+static const json_t *get_gpu(const json_t *answer, size_t i)
 {
-    const json_t *gpus = json_object_get(answer, "gpus");
-
-    *ret_n = json_array_size(gpus) < TOPO_MAX_GPUS ? json_array_size(gpus) : TOPO_MAX_GPUS;
-    return gpus;
+    return i < TOPO_MAX_GPUS ? json_array_get(json_object_get(answer, "gpus"), i) : NULL;
 }
 
 /* Is the PCI device among the GPUs of an answer? */
 static bool is_answered(const struct topo *topo, int pci, const json_t *answer)
 {
-    const json_t *gpus;
-    size_t n;
+    const json_t *gpu;
 
-    gpus = get_gpus(answer, &n);
-    for (size_t i = 0; i < n; i++)
-        if (topo_find_pci(topo, get_text(json_array_get(gpus, i), "pci")) == pci)
+    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++)
+        if (topo_find_pci(topo, get_text(gpu, "pci")) == pci)
             return true;
     return false;
 }
 
 void nvml_wish(const json_t *answer, struct pci_set *set)
 {
-    const json_t *gpus;
-    size_t n;
+    struct pci_address address;
+    const json_t *gpu;
 
-    gpus = get_gpus(answer, &n);
-    for (size_t i = 0; i < n; i++) {
-        struct pci_address address;
-
-        if (parse_pci_address(get_text(json_array_get(gpus, i), "pci"), &address))
+    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++)
+        if (parse_pci_address(get_text(gpu, "pci"), &address))
             pci_set_add(set, &address);
-    }
 }
 
 static int find_gpu_at(const struct topo *topo, const char *address)
@@ -133,11 +124,9 @@ static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answ
 
 static void read_answer(struct topo *topo, const json_t *answer)
 {
-    const json_t *gpus;
-    size_t n;
+    const json_t *gpu;
 
-    gpus = get_gpus(answer, &n);
-    topo->nvml = json_is_array(gpus);
+    topo->nvml = json_is_array(json_object_get(answer, "gpus"));
     if (!topo->nvml) {
         topo->nvml_why = *get_text(answer, "error") ? topo_keep(topo, get_text(answer, "error"))
                                                     : "the answer is not of the form that epkit writes";
@@ -145,8 +134,7 @@ static void read_answer(struct topo *topo, const json_t *answer)
     }
     if (!*topo->driver)
         topo->driver = topo_keep(topo, get_text(answer, "driver"));
-    for (size_t i = 0; i < n; i++) {
-        const json_t *gpu = json_array_get(gpus, i);
+    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
         int index = find_gpu_at(topo, get_text(gpu, "pci"));
 
         if (index >= 0 && !topo->gpus[index].answered)
@@ -258,17 +246,15 @@ static void add_gpu(struct topo *topo, int pci)
 /* The GPUs of NVML's answer, in its order. The result is whether it was an answer at all. */
 static bool add_answered(struct topo *topo, const json_t *answer)
 {
-    const json_t *gpus;
-    size_t n;
+    const json_t *gpu;
 
-    gpus = get_gpus(answer, &n);
-    for (size_t i = 0; i < n; i++) {
-        int pci = topo_find_pci(topo, get_text(json_array_get(gpus, i), "pci"));
+    for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
+        int pci = topo_find_pci(topo, get_text(gpu, "pci"));
 
         if (pci >= 0 && is_gpu(topo, pci, answer) && find_gpu_at(topo, topo->pci[pci].address) < 0)
             add_gpu(topo, pci);
     }
-    return json_is_array(gpus);
+    return json_is_array(json_object_get(answer, "gpus"));
 }
 
 /*
@@ -304,7 +290,7 @@ ep_status gpus_read(struct topo *topo, const json_t *answer)
     bool has_answered, is_shut;
 
     topo->driver = driver_version(topo);
-    topo->gpus = calloc(TOPO_MAX_GPUS, sizeof(*topo->gpus));
+    topo->gpus = root_alloc(topo->root, TOPO_MAX_GPUS * sizeof(*topo->gpus));
     if (!topo->gpus)
         return ep_fail(EP_E_MEMORY, "no memory for a list of GPUs");
     has_answered = add_answered(topo, answer);

@@ -18,7 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_PLACES (TOPO_MAX_NICS * TOPO_MAX_PORTS)
+#define MAX_ROWS (2 * TOPO_MAX_GPUS) /* GPUs of this process, and those of others */
+#define MAX_PLACES                                                                                                     \
+    (TOPO_MAX_NICS * TOPO_MAX_PORTS) /* a port with several places is one of fewer than there are GPUs                 \
+                                      */
 #define FAR INT64_MAX
 
 /*
@@ -51,20 +54,20 @@ static int64_t path_cost(enum topo_path path)
 /* The GPUs of an assignment, by PCI address: indices into topo.pci, and into topo.gpus or -1 for one that is hidden. */
 struct rows {
     int n;
-    int pci[2 * TOPO_MAX_GPUS], gpu[2 * TOPO_MAX_GPUS];
+    int pci[MAX_ROWS], gpu[MAX_ROWS];
 };
 
 struct problem {
     int n_gpus, n_places;
-    int64_t *costs;         /* n_gpus x n_places */
-    int *port_of;           /* by place; ascending, of one port the extra place last */
-    int64_t *gpu_prices;    /* cost[g][p] >= gpu_prices[g] + place_prices[p], equal where matched */
-    int64_t *place_prices;  /* never positive; a place with a negative one is taken in every best assignment */
-    int *gpu_at;            /* by place: the GPU there, -1 none */
-    int *place_of;          /* by GPU */
-    int64_t *slack;         /* by place, during a search */
-    int *from;              /* by place: the place before it on the way to it */
-    bool *visited, *usable; /* by place */
+    int64_t costs[MAX_ROWS][MAX_PLACES];
+    int port_of[MAX_PLACES];          /* ascending, of one port the extra place last */
+    int64_t gpu_prices[MAX_ROWS];     /* cost[g][p] >= gpu_prices[g] + place_prices[p], equal where matched */
+    int64_t place_prices[MAX_PLACES]; /* never positive; one with a negative price is always taken */
+    int gpu_at[MAX_PLACES];           /* the GPU there, -1 none */
+    int place_of[MAX_ROWS];           /* by GPU */
+    int64_t slack[MAX_PLACES];        /* during a search */
+    int from[MAX_PLACES];             /* the place before it on the way to it */
+    bool visited[MAX_PLACES], usable[MAX_PLACES];
 };
 
 int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS])
@@ -85,63 +88,30 @@ int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_N
 
 /* --- the problem --- */
 
-static void problem_done(struct problem *problem)
+/* `problem` is all zeros. */
+static void problem_init(const struct topo *topo, const struct rows *rows, const struct map_port *ports, int n_ports,
+                         struct problem *problem)
 {
-    free(problem->costs);
-    free(problem->port_of);
-    free(problem->gpu_prices);
-    free(problem->place_prices);
-    free(problem->gpu_at);
-    free(problem->place_of);
-    free(problem->slack);
-    free(problem->from);
-    free(problem->visited);
-    free(problem->usable);
-}
-
-static ep_status problem_init(const struct topo *topo, const struct rows *rows, const struct map_port *ports,
-                              int n_ports, struct problem *ret_problem)
-{
-    size_t gpus = (size_t)rows->n;
     int base = rows->n / n_ports;
     int per_port = rows->n % n_ports ? base + 1 : base;
-    size_t places = (size_t)n_ports * (size_t)per_port;
-    struct problem problem = {.n_gpus = rows->n, .n_places = (int)places};
 
-    problem.costs = calloc(gpus * places, sizeof(*problem.costs));
-    problem.port_of = calloc(places, sizeof(*problem.port_of));
-    problem.gpu_prices = calloc(gpus, sizeof(*problem.gpu_prices));
-    problem.place_prices = calloc(places, sizeof(*problem.place_prices));
-    problem.gpu_at = calloc(places, sizeof(*problem.gpu_at));
-    problem.place_of = calloc(gpus, sizeof(*problem.place_of));
-    problem.slack = calloc(places, sizeof(*problem.slack));
-    problem.from = calloc(places, sizeof(*problem.from));
-    problem.visited = calloc(places, sizeof(*problem.visited));
-    problem.usable = calloc(places, sizeof(*problem.usable));
-    if (!problem.costs || !problem.port_of || !problem.gpu_prices || !problem.place_prices || !problem.gpu_at ||
-        !problem.place_of || !problem.slack || !problem.from || !problem.visited || !problem.usable) {
-        problem_done(&problem);
-        return ep_fail(EP_E_MEMORY, "no memory to map %d GPUs to %d ports", rows->n, n_ports);
-    }
-    for (size_t place = 0; place < places; place++) {
-        int port = (int)place / per_port;
-        bool is_extra = (int)place % per_port >= base && base > 0;
+    problem->n_gpus = rows->n;
+    problem->n_places = n_ports * per_port;
+    for (int place = 0; place < problem->n_places; place++) {
+        int port = place / per_port;
+        bool is_extra = place % per_port >= base && base > 0;
 
-        problem.port_of[place] = port;
-        problem.gpu_at[place] = -1;
-        for (size_t gpu = 0; gpu < gpus; gpu++)
-            problem.costs[gpu * places + place] =
-                path_cost(topo_path(topo, rows->pci[gpu], topo->nics[ports[port].nic].pci)) +
-                (is_extra ? EXTRA_COST : 0);
+        problem->port_of[place] = port;
+        problem->gpu_at[place] = -1;
+        for (int gpu = 0; gpu < rows->n; gpu++)
+            problem->costs[gpu][place] = path_cost(topo_path(topo, rows->pci[gpu], topo->nics[ports[port].nic].pci)) +
+                                         (is_extra ? EXTRA_COST : 0);
     }
-    *ret_problem = problem;
-    return EP_OK;
 }
 
 static int64_t reduced_cost(const struct problem *problem, int gpu, int place)
 {
-    return problem->costs[(size_t)gpu * (size_t)problem->n_places + (size_t)place] - problem->gpu_prices[gpu] -
-           problem->place_prices[place];
+    return problem->costs[gpu][place] - problem->gpu_prices[gpu] - problem->place_prices[place];
 }
 
 /* Prices move so that a new pair becomes tight; matched pairs stay so. */
@@ -292,43 +262,24 @@ ep_status map_new(const struct topo *topo, struct map **ret_map)
     if (!map)
         return ep_fail(EP_E_MEMORY, "no memory for a map of GPUs to NICs");
     map->n = topo_usable_gpus(topo);
-    map->choices = calloc((size_t)topo->n_gpus + 1, sizeof(*map->choices));
-    map->idle = calloc((size_t)topo->n_nics + 1, sizeof(*map->idle));
-    if (!map->choices || !map->idle) {
-        map_free(map);
-        return ep_fail(EP_E_MEMORY, "no memory for a map of %d GPUs", topo->n_gpus);
-    }
     for (int i = 0; i < topo->n_gpus; i++)
-        map->choices[i] = (struct map_choice){.gpu = i, .nic = -1, .port = -1, .path = TOPO_SYS, .why = NULL};
+        map->choices[i] = (struct map_choice){.gpu = i, .nic = -1, .port = -1, .path = TOPO_SYS};
     *ret_map = map;
     return EP_OK;
 }
 
 void map_free(struct map *map)
 {
-    if (!map)
-        return;
-    for (int i = 0; map->choices && i < map->n; i++)
-        free((char *)map->choices[i].why);
-    free(map->choices);
-    free(map->idle);
     free(map);
 }
 
-ep_status map_explain(struct map *map, int gpu, const char *format, ...)
+void map_explain(struct map_choice *choice, const char *format, ...)
 {
-    char *text = NULL;
     va_list args;
-    int n;
 
     va_start(args, format);
-    n = vasprintf(&text, format, args);
+    vsnprintf(choice->why, sizeof(choice->why), format, args);
     va_end(args);
-    if (n < 0)
-        return ep_fail(EP_E_MEMORY, "no memory to explain the NIC of GPU %d", gpu);
-    free((char *)map->choices[gpu].why);
-    map->choices[gpu].why = text;
-    return EP_OK;
 }
 
 void map_finish(const struct topo *topo, struct map *map)
@@ -426,13 +377,15 @@ static void list_rows(const struct topo *topo, struct rows *ret_rows)
 static ep_status assign_once(const struct topo *topo, const struct rows *rows, const struct map_port *ports,
                              int n_ports, int *ret_ports)
 {
-    struct problem problem = {0};
+    struct problem *problem = calloc(1, sizeof(*problem));
 
-    EP_TRY(problem_init(topo, rows, ports, n_ports, &problem));
-    solve(&problem);
+    if (!problem)
+        return ep_fail(EP_E_MEMORY, "no memory to map %d GPUs to %d ports", rows->n, n_ports);
+    problem_init(topo, rows, ports, n_ports, problem);
+    solve(problem);
     for (int row = 0; row < rows->n; row++)
-        ret_ports[row] = problem.port_of[problem.place_of[row]];
-    problem_done(&problem);
+        ret_ports[row] = problem->port_of[problem->place_of[row]];
+    free(problem);
     return EP_OK;
 }
 
@@ -467,7 +420,7 @@ static ep_status assign(const struct topo *topo, const struct rows *rows, const 
                         struct map *map)
 {
     struct map_port ports[MAX_PLACES];
-    int taken[2 * TOPO_MAX_GPUS], n_ports = n_all;
+    int taken[MAX_ROWS], n_ports = n_all;
     ep_status status = EP_OK;
 
     memcpy(ports, all, (size_t)n_all * sizeof(*ports));
@@ -506,23 +459,21 @@ ep_status map_best(const struct topo *topo, struct map **ret_map)
     struct map_port ports[MAX_PLACES];
     int left[TOPO_MAX_NICS], n_left, n_ports = map_data_ports(topo, ports);
     struct rows rows;
-    struct map *map;
+    struct map *map = NULL;
     ep_status status;
 
     EP_TRY(map_new(topo, &map));
     list_rows(topo, &rows);
     status = assign(topo, &rows, ports, n_ports, map);
-    if (status == EP_OK) {
-        n_left = map->n_idle;
-        memcpy(left, map->idle, (size_t)n_left * sizeof(*left));
-        map_finish(topo, map);
-        keep_idle(map, left, n_left);
-        status = map_explain_best(topo, map, ports, n_ports);
-    }
     if (status != EP_OK) {
         map_free(map);
         return status;
     }
+    n_left = map->n_idle;
+    memcpy(left, map->idle, (size_t)n_left * sizeof(*left));
+    map_finish(topo, map);
+    keep_idle(map, left, n_left);
+    map_explain_best(topo, map, ports, n_ports);
     *ret_map = map;
     return EP_OK;
 }

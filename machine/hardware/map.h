@@ -8,6 +8,7 @@
 #include "hardware/topo.h"
 
 #define MAP_MAX_MORE 15
+#define MAP_WHY_BYTES 768
 
 /* A port of a NIC. */
 struct map_port {
@@ -21,16 +22,16 @@ struct map_choice {
     int sharers; /* GPUs that use this NIC and port, itself included */
     int n_more;  /* further ports for it alone, where there are several for each GPU: NCCL uses all of them */
     struct map_port more[MAP_MAX_MORE];
-    const char *why; /* belongs to the map: "nearest, PIX; of those as near mlx5_1 goes to GPU 1" */
+    char why[MAP_WHY_BYTES]; /* "nearest, PIX; of those as near mlx5_1 goes to GPU 1" */
 };
 
 struct map {
-    int n;                      /* topo_usable_gpus() */
-    struct map_choice *choices; /* by GPU */
+    int n;                                    /* topo_usable_gpus() */
+    struct map_choice choices[TOPO_MAX_GPUS]; /* by GPU */
     int n_idle;
-    int *idle;    /* NICs with role DATA that no GPU uses, nor one that this process is not given */
-    int distance; /* sum over the GPUs: PIX 0, PXB 1, PHB 2, NODE 3, SYS 4 */
-    int n_shared; /* NICs that more than one GPU uses */
+    int idle[TOPO_MAX_NICS]; /* NICs with role DATA that no GPU uses, nor one that this process is not given */
+    int distance;            /* sum over the GPUs: PIX 0, PXB 1, PHB 2, NODE 3, SYS 4 */
+    int n_shared;            /* NICs that more than one GPU uses */
 };
 
 /*

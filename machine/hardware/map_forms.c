@@ -76,7 +76,8 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
                        topo->nics[nic].n_ports);
     map->choices[gpu].nic = nic;
     map->choices[gpu].port = port;
-    return map_explain(map, gpu, "entry %d of the text: %s", n, clean);
+    map_explain(&map->choices[gpu], "entry %d of the text: %s", n, clean);
+    return EP_OK;
 }
 
 static ep_status parse(const struct topo *topo, const char *text, struct map *map)
@@ -99,7 +100,7 @@ static ep_status parse(const struct topo *topo, const char *text, struct map *ma
     }
     for (int gpu = 0; gpu < map->n; gpu++)
         if (map->choices[gpu].nic < 0)
-            EP_TRY(map_explain(map, gpu, "the text does not name this GPU"));
+            map_explain(&map->choices[gpu], "the text does not name this GPU");
     map_finish(topo, map);
     return EP_OK;
 }

@@ -14,11 +14,11 @@ ep_status map_new(const struct topo *topo, struct map **ret_map);
 /* Fills in what follows from the NICs and ports of the choices: paths, sharers, idle NICs, sums. */
 void map_finish(const struct topo *topo, struct map *map);
 
-/* Gives choice `gpu` its reason. printf-like. */
-ep_status map_explain(struct map *map, int gpu, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Gives a choice its reason. printf-like. */
+void map_explain(struct map_choice *choice, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Reasons of map_best(); after map_finish(). */
-ep_status map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports);
+void map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports);
 
 /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports; safe to print. */
 void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, size_t bytes);

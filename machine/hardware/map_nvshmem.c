@@ -201,22 +201,23 @@ static ep_status choose_by_distance(const struct topo *topo, const struct map_po
 
 /* --- the map --- */
 
-static ep_status explain(const struct topo *topo, const struct map_nvshmem *how, int n_ports, struct map *map, int gpu)
+static void explain(const struct topo *topo, const struct map_nvshmem *how, int n_ports, struct map_choice *choice)
 {
-    const struct map_choice *choice = &map->choices[gpu];
     const char *path = topo_path_name(choice->path);
+    int pe = how->one_world_per_gpu ? 0 : choice->gpu;
 
     if (choice->nic < 0)
-        return map_explain(
-            map, gpu, topo->n_nics == 0 ? "there is no NIC" : "no active port fits the prefix and the list of HCAs");
-    if (n_ports == 1)
-        return map_explain(map, gpu, "the only candidate, %s", path);
-    if (how->pe_mapping)
-        return map_explain(map, gpu, "NVSHMEM_ENABLE_NIC_PE_MAPPING: local PE %d takes candidate %d of %d, %s",
-                           how->one_world_per_gpu ? 0 : gpu, how->one_world_per_gpu ? 0 : gpu % n_ports, n_ports, path);
-    if (how->one_world_per_gpu)
-        return map_explain(map, gpu, "the first of its nearest, %s; a world of one GPU does not see the others", path);
-    return map_explain(map, gpu, "%s, by distance and then balanced within the job", path);
+        map_explain(choice,
+                    topo->n_nics == 0 ? "there is no NIC" : "no active port fits the prefix and the list of HCAs");
+    else if (n_ports == 1)
+        map_explain(choice, "the only candidate, %s", path);
+    else if (how->pe_mapping)
+        map_explain(choice, "NVSHMEM_ENABLE_NIC_PE_MAPPING: local PE %d takes candidate %d of %d, %s", pe, pe % n_ports,
+                    n_ports, path);
+    else if (how->one_world_per_gpu)
+        map_explain(choice, "the first of its nearest, %s; a world of one GPU does not see the others", path);
+    else
+        map_explain(choice, "%s, by distance and then balanced within the job", path);
 }
 
 ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, struct map **ret_map)
@@ -238,13 +239,13 @@ ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, st
         map->choices[gpu].nic = ports[choices[gpu]].nic;
         map->choices[gpu].port = ports[choices[gpu]].port;
     }
-    map_finish(topo, map);
-    for (int gpu = 0; gpu < map->n && status == EP_OK; gpu++)
-        status = explain(topo, how, n_ports, map, gpu);
     if (status != EP_OK) {
         map_free(map);
         return status;
     }
+    map_finish(topo, map);
+    for (int gpu = 0; gpu < map->n; gpu++)
+        explain(topo, how, n_ports, &map->choices[gpu]);
     *ret_map = map;
     return EP_OK;
 }

@@ -2,30 +2,12 @@
 /* map_why.c - why a GPU has the NIC that it has, in words. */
 #include "map_internal.h"
 
-#include <stdarg.h>
+#include "source/text.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #define NAMED 3 /* alternatives that are named; the others are counted */
-
-struct text {
-    char bytes[768];
-    size_t n;
-};
-
-static void __attribute__((format(printf, 2, 3))) add(struct text *text, const char *format, ...)
-{
-    va_list args;
-    int n;
-
-    va_start(args, format);
-    n = vsnprintf(text->bytes + text->n, sizeof(text->bytes) - text->n, format, args);
-    va_end(args);
-    if (n > 0)
-        text->n += (size_t)n;
-    if (text->n >= sizeof(text->bytes))
-        text->n = sizeof(text->bytes) - 1;
-}
 
 void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, size_t bytes)
 {
@@ -80,14 +62,14 @@ static int add_others(struct text *text, const struct topo *topo, const struct m
             continue;
         map_port_name(topo, ports[i].nic, ports[i].port, name, sizeof(name));
         if (user >= 0)
-            add(text, "%s%s goes to GPU %d", n > 1 ? ", " : "", name, user);
+            text_add(text, "%s%s goes to GPU %d", n > 1 ? ", " : "", name, user);
         else
-            add(text, "%s%s %s", n > 1 ? ", " : "", name,
-                is_idle(map, ports[i].nic) ? "comes later in order and stays idle"
-                                           : "goes to a GPU that this process is not given");
+            text_add(text, "%s%s %s", n > 1 ? ", " : "", name,
+                     is_idle(map, ports[i].nic) ? "comes later in order and stays idle"
+                                                : "goes to a GPU that this process is not given");
     }
     if (n > NAMED)
-        add(text, " and %d more", n - NAMED);
+        text_add(text, " and %d more", n - NAMED);
     return n;
 }
 
@@ -97,21 +79,22 @@ static void add_sharing(struct text *text, const struct map *map, const struct m
 
     if (choice->sharers < 2)
         return;
-    add(text, "; shared with GPU ");
+    text_add(text, "; shared with GPU ");
     for (int i = 0; i < map->n; i++) {
         if (i == choice->gpu || map->choices[i].nic != choice->nic || map->choices[i].port != choice->port)
             continue;
-        add(text, "%s%d", is_first ? "" : ", ", i);
+        text_add(text, "%s%d", is_first ? "" : ", ", i);
         is_first = false;
     }
-    add(text, ", because %d GPUs have %d port%s", map->n, n_ports, n_ports == 1 ? "" : "s");
+    text_add(text, ", because %d GPUs have %d port%s", map->n, n_ports, n_ports == 1 ? "" : "s");
 }
 
-static ep_status explain(const struct topo *topo, struct map *map, struct map_choice *choice,
-                         const struct map_port *ports, int n_ports)
+static void explain(const struct topo *topo, const struct map *map, struct map_choice *choice,
+                    const struct map_port *ports, int n_ports)
 {
     enum topo_path nearest = TOPO_SYS;
-    struct text text = {.n = 0}, others = {.n = 0};
+    char room[MAP_WHY_BYTES];
+    struct text text = text_in(choice->why, sizeof(choice->why)), others = text_in(room, sizeof(room));
     int n;
 
     for (int i = 0; i < n_ports; i++) {
@@ -122,35 +105,33 @@ static ep_status explain(const struct topo *topo, struct map *map, struct map_ch
     }
     n = add_others(&others, topo, map, choice, ports, n_ports, nearest);
     if (choice->path == nearest && n == 0) {
-        add(&text, n_ports == 1 ? "the only one, %s" : "nearest, %s; no other is as near", topo_path_name(nearest));
+        text_add(&text, n_ports == 1 ? "the only one, %s" : "nearest, %s; no other is as near",
+                 topo_path_name(nearest));
     } else if (choice->path == nearest) {
-        add(&text, "nearest, %s; of those as near %s", topo_path_name(nearest), others.bytes);
+        text_add(&text, "nearest, %s; of those as near %s", topo_path_name(nearest), others.bytes);
     } else {
-        add(&text, "%s, not the nearest: %s (%s); ", topo_path_name(choice->path), others.bytes,
-            topo_path_name(nearest));
-        add(&text, map->n <= n_ports ? "no port serves two GPUs while another is free"
-                                     : "the ports serve equally many GPUs, within one");
+        text_add(&text, "%s, not the nearest: %s (%s); ", topo_path_name(choice->path), others.bytes,
+                 topo_path_name(nearest));
+        text_add(&text, map->n <= n_ports ? "no port serves two GPUs while another is free"
+                                          : "the ports serve equally many GPUs, within one");
     }
     add_sharing(&text, map, choice, n_ports);
     for (int i = 0; i < choice->n_more; i++) {
         char name[80];
 
         map_port_name(topo, choice->more[i].nic, choice->more[i].port, name, sizeof(name));
-        add(&text, "%s%s", i ? ", " : "; NCCL also uses ", name);
+        text_add(&text, "%s%s", i ? ", " : "; NCCL also uses ", name);
     }
-    return map_explain(map, choice->gpu, "%s", text.bytes);
 }
 
-ep_status map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports)
+void map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports)
 {
-    ep_status status = EP_OK;
+    for (int i = 0; i < map->n; i++) {
+        struct map_choice *choice = &map->choices[i];
 
-    for (int i = 0; i < map->n && status == EP_OK; i++) {
-        if (map->choices[i].nic < 0)
-            status = map_explain(
-                map, i, topo->n_nics ? "none of the NICs carries data over an active port" : "there is no NIC");
+        if (choice->nic >= 0)
+            explain(topo, map, choice, ports, n_ports);
         else
-            status = explain(topo, map, &map->choices[i], ports, n_ports);
+            map_explain(choice, topo->n_nics ? "none of the NICs carries data over an active port" : "there is no NIC");
     }
-    return status;
 }

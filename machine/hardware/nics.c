@@ -47,7 +47,7 @@ static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct
     port->gids_state = names.state;
     if (names.n == 0)
         return EP_OK;
-    port->gids = calloc(TOPO_MAX_GIDS, sizeof(*port->gids));
+    port->gids = root_alloc(topo->root, TOPO_MAX_GIDS * sizeof(*port->gids));
     if (!port->gids)
         return ep_fail(EP_E_MEMORY, "no memory for a list of GIDs");
     for (size_t i = 0; i < names.n && port->n_gids < TOPO_MAX_GIDS; i++) {
@@ -193,7 +193,7 @@ ep_status nics_read(struct topo *topo)
     struct root_names names = root_list(topo->root, CLASS);
     ep_status status = EP_OK;
 
-    topo->nics = calloc(TOPO_MAX_NICS, sizeof(*topo->nics));
+    topo->nics = root_alloc(topo->root, TOPO_MAX_NICS * sizeof(*topo->nics));
     if (!topo->nics)
         return ep_fail(EP_E_MEMORY, "no memory for a list of NICs");
     if (names.n > TOPO_MAX_NICS)

@@ -34,7 +34,7 @@ ep_status numa_read(struct topo *topo)
 {
     struct root_names names = root_list(topo->root, "/sys/devices/system/node");
 
-    topo->numa = calloc(TOPO_MAX_NUMA, sizeof(*topo->numa));
+    topo->numa = root_alloc(topo->root, TOPO_MAX_NUMA * sizeof(*topo->numa));
     if (!topo->numa)
         return ep_fail(EP_E_MEMORY, "no memory for a list of NUMA nodes");
     for (size_t i = 0; i < names.n; i++) {

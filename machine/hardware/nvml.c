@@ -55,26 +55,32 @@ struct nvml_memory {
 
 #define NVML_FABRIC_VERSION ((unsigned)sizeof(struct nvml_fabric) | 2u << 24)
 
+/* X(name in the library, member, is it needed?, result, parameters) */
+/* clang-format off */
+#define NVML_FUNCTIONS(X) \
+    X(nvmlInit_v2, init, true, nvml_return, (void)) \
+    X(nvmlErrorString, error, true, const char *, (nvml_return result)) \
+    X(nvmlSystemGetDriverVersion, driver_version, true, nvml_return, (char *version, unsigned bytes)) \
+    X(nvmlDeviceGetCount_v2, count, true, nvml_return, (unsigned *ret_n)) \
+    X(nvmlDeviceGetHandleByIndex_v2, by_index, true, nvml_return, (unsigned index, nvml_device *ret_device)) \
+    X(nvmlDeviceGetPciInfo_v3, pci, true, nvml_return, (nvml_device device, struct nvml_pci *ret_pci)) \
+    X(nvmlDeviceGetName, name, false, nvml_return, (nvml_device device, char *name, unsigned bytes)) \
+    X(nvmlDeviceGetUUID, uuid, false, nvml_return, (nvml_device device, char *uuid, unsigned bytes)) \
+    X(nvmlDeviceGetMinorNumber, minor, false, nvml_return, (nvml_device device, unsigned *ret_minor)) \
+    X(nvmlDeviceGetCudaComputeCapability, capability, false, nvml_return, (nvml_device device, int *ret_major, int *ret_minor)) \
+    X(nvmlDeviceGetTotalEccErrors, ecc_errors, false, nvml_return, (nvml_device device, int error, int counter, unsigned long long *ret_n)) \
+    X(nvmlDeviceGetRemappedRows, remapped, false, nvml_return, (nvml_device device, unsigned *ret_corrected, unsigned *ret_uncorrected, unsigned *ret_pending, unsigned *ret_failed)) \
+    X(nvmlDeviceGetMigMode, mig_mode, false, nvml_return, (nvml_device device, unsigned *ret_current, unsigned *ret_pending)) \
+    X(nvmlDeviceGetMemoryInfo, memory, false, nvml_return, (nvml_device device, struct nvml_memory *ret_memory)) \
+    X(nvmlDeviceGetNvLinkState, link_state, false, nvml_return, (nvml_device device, unsigned link, unsigned *ret_active)) \
+    X(nvmlDeviceGetNvLinkRemotePciInfo_v2, link_pci, false, nvml_return, (nvml_device device, unsigned link, struct nvml_pci *ret_pci)) \
+    X(nvmlDeviceGetNvLinkRemoteDeviceType, link_type, false, nvml_return, (nvml_device device, unsigned link, int *ret_type)) \
+    X(nvmlDeviceGetGpuFabricInfoV, fabric, false, nvml_return, (nvml_device device, struct nvml_fabric *fabric))
+/* clang-format on */
+
 struct nvml {
-    nvml_return (*init)(void);
-    const char *(*error)(nvml_return result);
-    nvml_return (*driver_version)(char *version, unsigned bytes);
-    nvml_return (*count)(unsigned *ret_n);
-    nvml_return (*by_index)(unsigned index, nvml_device *ret_device);
-    nvml_return (*pci)(nvml_device device, struct nvml_pci *ret_pci);
-    nvml_return (*name)(nvml_device device, char *name, unsigned bytes);
-    nvml_return (*uuid)(nvml_device device, char *uuid, unsigned bytes);
-    nvml_return (*minor)(nvml_device device, unsigned *ret_minor);
-    nvml_return (*capability)(nvml_device device, int *ret_major, int *ret_minor);
-    nvml_return (*ecc_errors)(nvml_device device, int error, int counter, unsigned long long *ret_n);
-    nvml_return (*remapped)(nvml_device device, unsigned *ret_corrected, unsigned *ret_uncorrected,
-                            unsigned *ret_pending, unsigned *ret_failed);
-    nvml_return (*mig_mode)(nvml_device device, unsigned *ret_current, unsigned *ret_pending);
-    nvml_return (*memory)(nvml_device device, struct nvml_memory *ret_memory);
-    nvml_return (*link_state)(nvml_device device, unsigned link, unsigned *ret_active);
-    nvml_return (*link_pci)(nvml_device device, unsigned link, struct nvml_pci *ret_pci);
-    nvml_return (*link_type)(nvml_device device, unsigned link, int *ret_type);
-    nvml_return (*fabric)(nvml_device device, struct nvml_fabric *fabric);
+#define MEMBER(name, member, needed, result, parameters) result(*member) parameters;
+    NVML_FUNCTIONS(MEMBER)
 };
 
 struct nvml_symbol {
@@ -84,25 +90,8 @@ struct nvml_symbol {
 };
 
 static const struct nvml_symbol nvml_symbols[] = {
-    {"nvmlInit_v2", offsetof(struct nvml, init), true},
-    {"nvmlErrorString", offsetof(struct nvml, error), true},
-    {"nvmlSystemGetDriverVersion", offsetof(struct nvml, driver_version), true},
-    {"nvmlDeviceGetCount_v2", offsetof(struct nvml, count), true},
-    {"nvmlDeviceGetHandleByIndex_v2", offsetof(struct nvml, by_index), true},
-    {"nvmlDeviceGetPciInfo_v3", offsetof(struct nvml, pci), true},
-    {"nvmlDeviceGetName", offsetof(struct nvml, name), false},
-    {"nvmlDeviceGetUUID", offsetof(struct nvml, uuid), false},
-    {"nvmlDeviceGetMinorNumber", offsetof(struct nvml, minor), false},
-    {"nvmlDeviceGetCudaComputeCapability", offsetof(struct nvml, capability), false},
-    {"nvmlDeviceGetTotalEccErrors", offsetof(struct nvml, ecc_errors), false},
-    {"nvmlDeviceGetRemappedRows", offsetof(struct nvml, remapped), false},
-    {"nvmlDeviceGetMigMode", offsetof(struct nvml, mig_mode), false},
-    {"nvmlDeviceGetMemoryInfo", offsetof(struct nvml, memory), false},
-    {"nvmlDeviceGetNvLinkState", offsetof(struct nvml, link_state), false},
-    {"nvmlDeviceGetNvLinkRemotePciInfo_v2", offsetof(struct nvml, link_pci), false},
-    {"nvmlDeviceGetNvLinkRemoteDeviceType", offsetof(struct nvml, link_type), false},
-    {"nvmlDeviceGetGpuFabricInfoV", offsetof(struct nvml, fabric), false},
-};
+#define SYMBOL(name, member, needed, result, parameters) {#name, offsetof(struct nvml, member), needed},
+    NVML_FUNCTIONS(SYMBOL)};
 
 /*
  * Where drivers put it when the dynamic linker does not know it: GKE mounts the driver there, and only containers that
@@ -160,22 +149,29 @@ static const char *fabric_name(const struct nvml_fabric *fabric)
     }
 }
 
-static json_t *ask_link(const struct nvml *nvml, nvml_device device, unsigned link)
+/* The PCI address that NVML gives; false when it is none. */
+static bool print_address(struct nvml_pci *pci, char ret_text[20])
 {
     struct pci_address address;
+
+    pci->bus_id[sizeof(pci->bus_id) - 1] = '\0';
+    if (!parse_pci_address(pci->bus_id, &address))
+        return false;
+    print_pci_address(&address, ret_text);
+    return true;
+}
+
+static json_t *ask_link(const struct nvml *nvml, nvml_device device, unsigned link)
+{
     struct nvml_pci pci = {0};
     char text[20];
     int type = -1;
 
     if (nvml->link_type && nvml->link_type(device, link, &type) == NVML_SUCCESS && type == NVML_LINK_TO_SWITCH)
         return json_string("switch");
-    if (type == NVML_LINK_TO_GPU && nvml->link_pci && nvml->link_pci(device, link, &pci) == NVML_SUCCESS) {
-        pci.bus_id[sizeof(pci.bus_id) - 1] = '\0';
-        if (parse_pci_address(pci.bus_id, &address)) {
-            print_pci_address(&address, text);
-            return json_string(text);
-        }
-    }
+    if (type == NVML_LINK_TO_GPU && nvml->link_pci && nvml->link_pci(device, link, &pci) == NVML_SUCCESS &&
+        print_address(&pci, text))
+        return json_string(text);
     return json_string("up");
 }
 
@@ -246,7 +242,6 @@ static bool is_lost(const struct nvml *nvml, nvml_device device)
 
 static json_t *ask_gpu(const struct nvml *nvml, unsigned index)
 {
-    struct pci_address address;
     struct nvml_pci pci = {0};
     nvml_device device;
     char text[20];
@@ -254,12 +249,8 @@ static json_t *ask_gpu(const struct nvml *nvml, unsigned index)
 
     /* A GPU that has fallen off the bus has no handle. That it is on the list of PCI devices alone tells of it. */
     if (nvml->by_index(index, &device) != NVML_SUCCESS || nvml->pci(device, &pci) != NVML_SUCCESS ||
-        is_lost(nvml, device))
+        is_lost(nvml, device) || !print_address(&pci, text))
         return NULL;
-    pci.bus_id[sizeof(pci.bus_id) - 1] = '\0';
-    if (!parse_pci_address(pci.bus_id, &address))
-        return NULL;
-    print_pci_address(&address, text);
     gpu = json_pack("{s:s}", "pci", text);
     ask_identity(nvml, device, gpu);
     ask_health(nvml, device, gpu);

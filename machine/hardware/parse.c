@@ -52,20 +52,14 @@ void print_pci_address(const struct pci_address *address, char ret_text[20])
              address->function & 7);
 }
 
-static int compare(unsigned a, unsigned b)
+static uint64_t place_of(const struct pci_address *address)
 {
-    return (a > b) - (a < b);
+    return (uint64_t)address->domain << 32 | address->bus << 16 | address->device << 8 | address->function;
 }
 
 int compare_pci_addresses(const struct pci_address *a, const struct pci_address *b)
 {
-    int order = compare(a->domain, b->domain);
-
-    if (order == 0)
-        order = compare(a->bus, b->bus);
-    if (order == 0)
-        order = compare(a->device, b->device);
-    return order ? order : compare(a->function, b->function);
+    return (place_of(a) > place_of(b)) - (place_of(a) < place_of(b));
 }
 
 bool parse_host_bridge(const char *text, struct pci_address *ret_address)

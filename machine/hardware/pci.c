@@ -202,41 +202,28 @@ static void list_host_bridges(struct topo *topo, const struct hops *hops, struct
     topo->n_host_bridges = n;
 }
 
+static int is_at(const void *address, const void *hop)
+{
+    return compare_pci_addresses(address, &((const struct hop *)hop)->address);
+}
+
 static int find_hop(const struct hops *hops, const struct pci_address *address)
 {
-    int first = 0, last = hops->n - 1;
+    const struct hop *hop = bsearch(address, hops->hops, (size_t)hops->n, sizeof(*hop), is_at);
 
-    while (first <= last) {
-        int middle = (first + last) / 2, order = compare_pci_addresses(address, &hops->hops[middle].address);
-
-        if (order == 0)
-            return middle;
-        if (order < 0)
-            last = middle - 1;
-        else
-            first = middle + 1;
-    }
-    return -1;
+    return hop ? (int)(hop - hops->hops) : -1;
 }
 
 /* --- what they are --- */
 
-static unsigned read_id(struct root *root, const char *address, const char *file)
+/* A number from 0 to `most`, else `otherwise`. */
+static int read_attribute(struct root *root, const char *address, const char *file, int64_t most, int otherwise)
 {
     int64_t value;
 
     if (root_number(root, &value, "/sys/bus/pci/devices/%s/%s", address, file) != ROOT_OK)
-        return 0;
-    return value >= 0 && value <= 0xffffff ? (unsigned)value : 0;
-}
-
-static int read_width(struct root *root, const char *address, const char *file)
-{
-    int64_t value;
-
-    if (root_number(root, &value, "/sys/bus/pci/devices/%s/%s", address, file) != ROOT_OK)
-        return 0;
-    return value > 0 && value <= MAX_LINK_WIDTH ? (int)value : 0;
+        return otherwise;
+    return value >= 0 && value <= most ? (int)value : otherwise;
 }
 
 static double read_speed(struct root *root, const char *address, const char *file)
@@ -248,20 +235,16 @@ static void describe(struct topo *topo, struct topo_pci *pci)
 {
     struct root *root = topo->root;
     const char *address = pci->address, *driver;
-    int64_t node;
 
-    pci->vendor = read_id(root, address, "vendor") & 0xffff;
-    pci->device = read_id(root, address, "device") & 0xffff;
-    pci->class_code = read_id(root, address, "class");
-    pci->numa_node = -1;
-    if (root_number(root, &node, "/sys/bus/pci/devices/%s/numa_node", address) == ROOT_OK && node >= 0 &&
-        node < INT16_MAX)
-        pci->numa_node = (int)node;
+    pci->vendor = (unsigned)read_attribute(root, address, "vendor", 0xffffff, 0) & 0xffff;
+    pci->device = (unsigned)read_attribute(root, address, "device", 0xffffff, 0) & 0xffff;
+    pci->class_code = (unsigned)read_attribute(root, address, "class", 0xffffff, 0);
+    pci->numa_node = read_attribute(root, address, "numa_node", INT16_MAX - 1, -1);
     pci->local_cpus = root_line(root, "/sys/bus/pci/devices/%s/local_cpulist", address).text;
     pci->link_gts = read_speed(root, address, "current_link_speed");
     pci->link_gts_max = read_speed(root, address, "max_link_speed");
-    pci->link_width = read_width(root, address, "current_link_width");
-    pci->link_width_max = read_width(root, address, "max_link_width");
+    pci->link_width = read_attribute(root, address, "current_link_width", MAX_LINK_WIDTH, 0);
+    pci->link_width_max = read_attribute(root, address, "max_link_width", MAX_LINK_WIDTH, 0);
     driver = strrchr(root_resolve(root, "/sys/bus/pci/devices/%s/driver", address).text, '/');
     pci->driver = driver ? topo_keep(topo, driver + 1) : "";
 }
@@ -270,7 +253,7 @@ static ep_status make_tree(struct topo *topo, const struct hops *hops)
 {
     struct pci_address bridges[MAX_HOST_BRIDGES];
 
-    topo->pci = calloc((size_t)hops->n + 1, sizeof(*topo->pci));
+    topo->pci = root_alloc(topo->root, ((size_t)hops->n + 1) * sizeof(*topo->pci));
     if (!topo->pci)
         return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", hops->n);
     topo->n_pci = hops->n;

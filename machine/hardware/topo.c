@@ -125,39 +125,25 @@ ep_status topo_read(struct root *root, struct topo **ret_topo)
 
 void topo_free(struct topo *topo)
 {
-    if (!topo)
-        return;
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int j = 0; j < topo->nics[i].n_ports; j++)
-            free(topo->nics[i].ports[j].gids);
-    free(topo->pci);
-    free(topo->gpus);
-    free(topo->nics);
-    free(topo->numa);
     free(topo);
+}
+
+static int is_at(const void *address, const void *pci)
+{
+    struct pci_address found = {0};
+
+    parse_pci_address(((const struct topo_pci *)pci)->address, &found);
+    return compare_pci_addresses(address, &found);
 }
 
 int topo_find_pci(const struct topo *topo, const char *address)
 {
-    struct pci_address wanted, found;
-    int first = 0, last = topo->n_pci - 1;
+    struct pci_address wanted;
+    const struct topo_pci *pci = NULL;
 
-    if (!parse_pci_address(address, &wanted))
-        return -1;
-    while (first <= last) {
-        int middle = (first + last) / 2, order;
-
-        if (!parse_pci_address(topo->pci[middle].address, &found))
-            return -1;
-        order = compare_pci_addresses(&wanted, &found);
-        if (order == 0)
-            return middle;
-        if (order < 0)
-            last = middle - 1;
-        else
-            first = middle + 1;
-    }
-    return -1;
+    if (topo->n_pci > 0 && parse_pci_address(address, &wanted))
+        pci = bsearch(&wanted, topo->pci, (size_t)topo->n_pci, sizeof(*pci), is_at);
+    return pci ? (int)(pci - topo->pci) : -1;
 }
 
 int topo_find_nic(const struct topo *topo, const char *name)

@@ -2,14 +2,14 @@
 /* variables.c - looking up environment variables of the stack, and judging their values. */
 #include "software/variables.h"
 
+#include "source/text.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-
-#define NAME_MAX_BYTES 64 /* longer than every name of the table */
 
 const struct variable *variable_find(const char *name)
 {
@@ -33,43 +33,7 @@ const struct variable *variable_find(const char *name)
 
 bool variable_is_theirs(const char *name)
 {
-    static const char *const prefixes[] = {"NVSHMEM_", "NCCL_", "DEEP_EP_"};
-
-    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++)
-        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
-            return true;
-    return false;
-}
-
-/* Letters to change, insert, leave out or swap with their neighbour to get from `a` to `b`; at most `limit` + 1. */
-static int distance(const char *a, const char *b, int limit)
-{
-    int rows[3][NAME_MAX_BYTES + 1];
-    int *before = rows[0], *last = rows[1], *now = rows[2];
-    int n_a = (int)strlen(a), n_b = (int)strlen(b);
-
-    if (n_b > NAME_MAX_BYTES || abs(n_a - n_b) > limit)
-        return limit + 1;
-    for (int j = 0; j <= n_b; j++)
-        last[j] = j;
-    for (int i = 1; i <= n_a; i++) {
-        int *spare = before;
-
-        now[0] = i;
-        for (int j = 1; j <= n_b; j++) {
-            int best = last[j - 1] + (a[i - 1] != b[j - 1]);
-
-            best = last[j] + 1 < best ? last[j] + 1 : best;
-            best = now[j - 1] + 1 < best ? now[j - 1] + 1 : best;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < best)
-                best = before[j - 2] + 1;
-            now[j] = best;
-        }
-        before = last;
-        last = now;
-        now = spare;
-    }
-    return last[n_b];
+    return text_begins_any(name, TEXTS("NVSHMEM_", "NCCL_", "DEEP_EP_"));
 }
 
 const char *variable_nearest(const char *name)
@@ -78,7 +42,7 @@ const char *variable_nearest(const char *name)
     int least = 3; /* two slips are a typing error, more are another name */
 
     for (const struct variable *variable = variables; variable->name; variable++) {
-        int slips = variable->effect == VARIABLE_WORKS ? distance(name, variable->name, 2) : 3;
+        int slips = variable->effect == VARIABLE_WORKS ? text_distance(name, variable->name) : 3;
 
         if (slips < least) {
             least = slips;

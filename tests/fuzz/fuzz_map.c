@@ -40,7 +40,7 @@ static void check_map(struct map *map)
             abort();
         if (choice->nic >= 0 && choice->port > machine.nics[choice->nic].n_ports)
             abort();
-        if (!choice->why || !*choice->why)
+        if (!*choice->why)
             abort();
         users += choice->sharers > 0;
     }

@@ -17,7 +17,6 @@ struct made {
     struct machine hardware;
     struct stack stack;
     struct map map;
-    struct map_choice choices[TOPO_MAX_GPUS];
     struct advice advice;
     struct audit audit;
     struct topo_gid gids[TOPO_MAX_NICS][4];
@@ -116,7 +115,7 @@ static inline void made_hardware(struct made *made)
         made->gids[i][3] = (struct topo_gid){3, TOPO_GID_ROCE2, TOPO_GID_IPV4};
         nic->ports[0].gids = made->gids[i];
         nic->ports[0].n_gids = 4;
-        made->choices[i] = (struct map_choice){.gpu = i, .nic = i, .port = 1, .why = ""};
+        made->map.choices[i] = (struct map_choice){.gpu = i, .nic = i, .port = 1};
     }
     for (int i = 0; i < hardware->topo.n_pci; i++) {
         struct topo_pci *pci = &hardware->pci[i];
@@ -201,7 +200,6 @@ static inline void made_init(struct made *made)
     made_software(made);
     made_files(made);
     made->map.n = 4;
-    made->map.choices = made->choices;
     made->doctor.topo = &made->hardware.topo;
     made->doctor.stack = &made->stack;
     made->doctor.map = &made->map;

@@ -13,12 +13,10 @@ static const struct counter_device interface = {.name = "eth0", .nic = "eth0"};
 
 static size_t row_of(bool rdma, const char *file)
 {
-    const struct counter_row *rows;
-    size_t n;
+    struct counter_rows rows = counter_rows(rdma);
 
-    rows = counter_rows(rdma, &n);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(rows[i].file, file) == 0)
+    for (size_t i = 0; i < rows.n; i++)
+        if (strcmp(rows.at[i].file, file) == 0)
             return i;
     fail_msg("no counter %s", file);
     return 0;
@@ -28,19 +26,17 @@ static void rows_are_sound(void **state)
 {
     (void)state;
     for (int rdma = 0; rdma < 2; rdma++) {
-        const struct counter_row *rows;
+        struct counter_rows rows = counter_rows(rdma);
         int kinds[COUNTER_CONGESTION + 1] = {0};
-        size_t n;
 
-        rows = counter_rows(rdma, &n);
-        for (size_t i = 0; i < n; i++) {
-            bool is_data = rows[i].kind == COUNTER_SENT || rows[i].kind == COUNTER_RECEIVED;
+        for (size_t i = 0; i < rows.n; i++) {
+            bool is_data = rows.at[i].kind == COUNTER_SENT || rows.at[i].kind == COUNTER_RECEIVED;
 
-            kinds[rows[i].kind]++;
-            assert_int_equal(rows[i].scale, rdma && is_data ? 4 : 1);
-            assert_true(*rows[i].text);
+            kinds[rows.at[i].kind]++;
+            assert_int_equal(rows.at[i].scale, rdma && is_data ? 4 : 1);
+            assert_true(*rows.at[i].text);
             for (size_t k = 0; k < i; k++)
-                assert_string_not_equal(rows[i].file, rows[k].file);
+                assert_string_not_equal(rows.at[i].file, rows.at[k].file);
         }
         for (int kind = COUNTER_SENT; kind <= COUNTER_RECEIVED_PACKETS; kind++)
             assert_int_equal(kinds[kind], 1);

@@ -282,7 +282,7 @@ static void print_findings(const struct verdict *verdict, const json_t *all, con
     out_verdict(verdict->n_errors ? OUT_BAD : verdict->n_warnings ? OUT_WARN : OUT_GOOD, "%s", text);
     if (json_array_size(findings) > 0) {
         out_line("%s", "");
-        out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), findings, OUT_TABLE);
+        out_table(stdout, columns, COUNT(columns), findings, OUT_TABLE);
     }
     json_array_foreach(findings, i, finding)
     {

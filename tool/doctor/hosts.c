@@ -250,8 +250,7 @@ static void print_differences(const json_t *differences)
         }
     }
     out_line("\nDifferences:");
-    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
 }
 
 static void print_silent(const struct answers *answers)
@@ -265,8 +264,7 @@ static void print_silent(const struct answers *answers)
             json_array_append_new(rows, json_pack("{s:s, s:s, s:s}", "node", answers->nodes[i].name, "layer",
                                                   answers->nodes[i].layer, "why", answers->nodes[i].why));
     out_line("\nNo answer from:");
-    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
 }
 
 static void print_findings(const json_t *findings)
@@ -284,8 +282,7 @@ static void print_findings(const json_t *findings)
         json_array_append_new(rows, row);
     }
     out_line("\nFindings:");
-    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
 }
 
 struct outcome {

@@ -4,8 +4,8 @@
 
 #include "doctor/network.h"
 #include "output.h"
+#include "source/text.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,16 +26,6 @@ const char *diagnosis_fix_class(enum doctor_fix_class class)
                                         [DOCTOR_FIX_CUTS_OFF] = "cuts-off"};
 
     return names[class];
-}
-
-static void __attribute__((format(printf, 3, 4))) add(char *text, size_t bytes, const char *format, ...)
-{
-    size_t used = strlen(text);
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text + used, bytes - used, format, args);
-    va_end(args);
 }
 
 /* The gravest finding, of several the first. */
@@ -72,7 +62,7 @@ static void add_unknown(const struct diagnosis *diagnosis, char *text, size_t by
     bool for_root =
         root_is_live(diagnosis->machine->root) && geteuid() != 0 && diagnosis->n_denied == diagnosis->n_unknown;
 
-    add(text, bytes, "%d could not be told%s", diagnosis->n_unknown, for_root ? " without root" : "");
+    text_append(text, bytes, "%d could not be told%s", diagnosis->n_unknown, for_root ? " without root" : "");
 }
 
 void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes)
@@ -85,28 +75,29 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
     diagnosis_inventory(diagnosis->machine->topo, inventory, sizeof(inventory));
     *ret_text = '\0';
     if (first) {
-        add(ret_text, bytes, "%d finding%s on %s", diagnosis->n_found, diagnosis->n_found == 1 ? "" : "s", name);
+        text_append(ret_text, bytes, "%d finding%s on %s", diagnosis->n_found, diagnosis->n_found == 1 ? "" : "s",
+                    name);
         if (diagnosis->n_found == 1)
-            add(ret_text, bytes, "%s", diagnosis->n_errors ? ", a serious one" : "");
+            text_append(ret_text, bytes, "%s", diagnosis->n_errors ? ", a serious one" : "");
         else if (diagnosis->n_errors)
-            add(ret_text, bytes, ", %d of them serious", diagnosis->n_errors);
-        add(ret_text, bytes, ": %s%s", first->text, diagnosis->n_found > 1 ? "; and more." : ".");
+            text_append(ret_text, bytes, ", %d of them serious", diagnosis->n_errors);
+        text_append(ret_text, bytes, ": %s%s", first->text, diagnosis->n_found > 1 ? "; and more." : ".");
     } else if (n_applied == 0) {
-        add(ret_text, bytes, "Nothing to find on %s: none of the %d checks applies to it.", name, diagnosis->n);
+        text_append(ret_text, bytes, "Nothing to find on %s: none of the %d checks applies to it.", name, diagnosis->n);
     } else if (diagnosis_exit(diagnosis) == CMD_NOT_KNOWN) {
         first = first_unknown(diagnosis);
-        add(ret_text, bytes, "Not known whether %s is healthy: %d check%s found nothing, ", name, diagnosis->n_fine,
-            diagnosis->n_fine == 1 ? "" : "s");
+        text_append(ret_text, bytes, "Not known whether %s is healthy: %d check%s found nothing, ", name,
+                    diagnosis->n_fine, diagnosis->n_fine == 1 ? "" : "s");
         add_unknown(diagnosis, ret_text, bytes);
-        add(ret_text, bytes, "; %s: %s.", first->check->id, first->text);
+        text_append(ret_text, bytes, "; %s: %s.", first->check->id, first->text);
     } else {
-        add(ret_text, bytes, "Healthy: %s%d check%s, nothing found", inventory, diagnosis->n_fine,
-            diagnosis->n_fine == 1 ? "" : "s");
+        text_append(ret_text, bytes, "Healthy: %s%d check%s, nothing found", inventory, diagnosis->n_fine,
+                    diagnosis->n_fine == 1 ? "" : "s");
         if (diagnosis->n_unknown) {
-            add(ret_text, bytes, "; ");
+            text_append(ret_text, bytes, "; ");
             add_unknown(diagnosis, ret_text, bytes);
         }
-        add(ret_text, bytes, ".");
+        text_append(ret_text, bytes, ".");
     }
 }
 
@@ -191,8 +182,7 @@ static void print_findings_table(const struct diagnosis *diagnosis)
                                                       "group", result->check->group, "what", result->text));
         }
     out_line("%s", "");
-    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
 }
 
 /* What could not be told, and what would tell. */
@@ -224,8 +214,7 @@ static void print_all_checks(const struct diagnosis *diagnosis)
                                         "outcome", outcomes[result->outcome], "reason", result->text));
     }
     out_line("%s", "");
-    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
 }
 
 /* What of this the library needs itself. */
@@ -276,8 +265,7 @@ void diagnosis_print_list(const struct doctor_check *const *checks)
     for (int i = 0; checks[i]; i++)
         json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:s}", "id", checks[i]->id, "group", checks[i]->group,
                                               "mode", checks[i]->mode, "title", checks[i]->title));
-    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
 }
 
 void diagnosis_explain(const struct doctor_check *check)

@@ -68,16 +68,12 @@ static bool lacks_nics(const struct doctor_machine *machine)
  */
 static bool is_advice(const struct doctor_machine *machine, const struct audit_row *row)
 {
-    static const char *const of_nics[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PREFIX"};
+    static const char *const of_nics[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PREFIX",
+                                          NULL};
 
-    if (row->kind == AUDIT_DIFFERS)
-        return true;
-    if (row->kind != AUDIT_MISSING)
-        return false;
-    for (size_t i = 0; i < sizeof(of_nics) / sizeof(of_nics[0]); i++)
-        if (strcmp(row->name, of_nics[i]) == 0)
-            return !machine->audit->uses_stack || !lacks_nics(machine);
-    return true;
+    if (row->kind != AUDIT_MISSING || !text_is_any(row->name, of_nics))
+        return row->kind == AUDIT_MISSING || row->kind == AUDIT_DIFFERS;
+    return !machine->audit->uses_stack || !lacks_nics(machine);
 }
 
 static json_t *row_json(const struct audit_row *row)
@@ -136,7 +132,7 @@ static void print_rows(const char *title, const json_t *rows)
     if (json_array_size(rows) == 0)
         return;
     out_line("\n%s", title);
-    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+    out_table(stdout, columns, COUNT(columns), rows, OUT_TABLE);
 }
 
 static int print_audit(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,

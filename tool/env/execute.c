@@ -19,28 +19,17 @@ static const char *own_env(void *unused, const char *name)
     return getenv(name);
 }
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return slash ? slash + 1 : path;
-}
-
 /* What starts programs, here or elsewhere: a library preloaded into it reaches everything that it starts. */
 static bool is_launcher(char **command)
 {
-    static const char *const names[] = {"mpirun",    "mpiexec", "orterun", "prterun", "srun",  "sbatch",
-                                        "salloc",    "ssh",     "pdsh",    "flux",    "jsrun", "torchrun",
-                                        "deepspeed", "docker",  "podman",  "kubectl", NULL};
-    const char *name = base_name(command[0]);
-
-    for (size_t i = 0; names[i]; i++)
-        if (strcmp(name, names[i]) == 0)
-            return true;
+    if (text_is_any(text_base(command[0]),
+                    TEXTS("mpirun", "mpiexec", "orterun", "prterun", "srun", "sbatch", "salloc", "ssh", "pdsh", "flux",
+                          "jsrun", "torchrun", "deepspeed", "docker", "podman", "kubectl")))
+        return true;
     /* python3 -m torch.distributed.run is torchrun */
     for (; command[0] && command[1]; command++)
         if (strcmp(command[0], "-m") == 0 &&
-            (strcmp(command[1], "torch.distributed.run") == 0 || strcmp(command[1], "torch.distributed.launch") == 0))
+            text_is_any(command[1], TEXTS("torch.distributed.run", "torch.distributed.launch")))
             return true;
     return false;
 }
@@ -60,8 +49,8 @@ static bool preload_is_wanted(const struct advice_row *row, char **command)
 {
     if (is_launcher(command)) {
         out_warning("%s is left out: %s would load the library too, and whatever it starts", row->name,
-                    base_name(command[0]));
-        out_hint("put 'epkit env --' in front of the program: %s ... epkit env -- PROGRAM", base_name(command[0]));
+                    text_base(command[0]));
+        out_hint("put 'epkit env --' in front of the program: %s ... epkit env -- PROGRAM", text_base(command[0]));
         return false;
     }
     if (access(row->value, R_OK) != 0) {

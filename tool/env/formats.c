@@ -115,60 +115,56 @@ static bool comment_row(FILE *stream, const struct advice_row *row)
     return row->scope == ADVICE_RANK || row->scope == ADVICE_PROGRAM;
 }
 
-static void comment_prepend(FILE *stream, const struct advice_row *row)
+static void print_docker(FILE *stream, const struct advice_row *row)
 {
-    fprintf(stream, "# It replaces the %s of the image: append what that has, if it is needed.\n", row->name);
+    fprintf(stream, "%s=%s\n", row->name, row->value);
 }
 
-static void write_docker(FILE *stream, const struct env_script *script)
+static void print_k8s(FILE *stream, const struct advice_row *row)
 {
-    env_comment(stream, "",
-                "For 'docker run --env-file FILE', and podman. A value reaches to the end of its line and "
-                "is taken as it stands.");
-    for (int i = 0; i < script->advice->n; i++) {
-        const struct advice_row *row = &script->advice->rows[i];
-
-        if (!env_has(script, row))
-            continue;
-        putc('\n', stream);
-        if (comment_row(stream, row))
-            continue;
-        if (row->unset) {
-            fprintf(stream, "# %s must not be set. A file like this cannot unset it: take it out of the image.\n",
-                    row->name);
-            continue;
-        }
-        if (row->prepend)
-            comment_prepend(stream, row);
-        fprintf(stream, "%s=%s\n", row->name, row->value);
-    }
+    fprintf(stream, "- name: %s\n  value: ", row->name);
+    quote_yaml(stream, row->value);
+    putc('\n', stream);
 }
 
-static void write_k8s(FILE *stream, const struct env_script *script)
+/* The formats that are lists: they cannot unset a variable, nor put something in front of one. */
+static const struct list_format {
+    const char *use, *name;
+    const char *before; /* each row */
+    void (*print)(FILE *stream, const struct advice_row *row);
+    const char *empty; /* instead of rows */
+} list_formats[] = {
+    [ENV_DOCKER] = {"For 'docker run --env-file FILE', and podman. A value reaches to the end of its line and is taken "
+                    "as it stands.",
+                    "file like this", "\n", print_docker, ""},
+    [ENV_K8S] = {"For 'env:' of a container in a pod.", "pod", "", print_k8s, "[]\n"},
+};
+
+static void write_list(FILE *stream, const struct env_script *script, const struct list_format *format)
 {
     int n = 0;
 
-    env_comment(stream, "", "For 'env:' of a container in a pod.");
+    env_comment(stream, "", format->use);
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
         if (!env_has(script, row))
             continue;
+        fputs(format->before, stream);
         if (comment_row(stream, row))
             continue;
         if (row->unset) {
-            fprintf(stream, "# %s must not be set. A pod cannot unset it: take it out of the image.\n", row->name);
+            fprintf(stream, "# %s must not be set. A %s cannot unset it: take it out of the image.\n", row->name,
+                    format->name);
             continue;
         }
         if (row->prepend)
-            comment_prepend(stream, row);
-        fprintf(stream, "- name: %s\n  value: ", row->name);
-        quote_yaml(stream, row->value);
-        putc('\n', stream);
+            fprintf(stream, "# It replaces the %s of the image: append what that has, if it is needed.\n", row->name);
+        format->print(stream, row);
         n++;
     }
     if (n == 0)
-        fputs("[]\n", stream);
+        fputs(format->empty, stream);
 }
 
 void env_write(FILE *stream, const struct env_script *script, enum env_format format)
@@ -179,10 +175,8 @@ void env_write(FILE *stream, const struct env_script *script, enum env_format fo
         any = any || env_has(script, &script->advice->rows[i]);
     switch (format) {
     case ENV_DOCKER:
-        write_docker(stream, script);
-        break;
     case ENV_K8S:
-        write_k8s(stream, script);
+        write_list(stream, script, &list_formats[format]);
         break;
     case ENV_SLURM:
         env_write_slurm(stream, script);

@@ -2,9 +2,10 @@
 /* help.c - help texts from the verb table. Eighty columns wide, whatever the terminal, so that they can be compared. */
 #include "help.h"
 
+#include "source/text.h"
+
 #include <epkit/types.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <string.h>
 
 #define WIDTH 80
@@ -37,16 +38,6 @@ static void print_wrapped(FILE *stream, const char *text, int column, int indent
     fputc('\n', stream);
 }
 
-static void __attribute__((format(printf, 3, 4))) append(char *text, size_t bytes, const char *format, ...)
-{
-    size_t length = strlen(text);
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text + length, bytes - length, format, args);
-    va_end(args);
-}
-
 static bool has_range(const struct opt *opt)
 {
     return opt->type == OPT_INT || (opt->type == OPT_LIST && !opt->choices);
@@ -57,16 +48,16 @@ void help_option_facts(const struct opt *opt, char *ret_text, size_t bytes)
     *ret_text = '\0';
     if (opt->choices) {
         for (size_t i = 0; opt->choices[i]; i++)
-            append(ret_text, bytes, "%s%s", i ? ", " : " (", opt->choices[i]);
+            text_append(ret_text, bytes, "%s%s", i ? ", " : " (", opt->choices[i]);
     } else if (has_range(opt) && opt->max != INT64_MAX) {
-        append(ret_text, bytes, " (%" PRId64 "..%" PRId64, opt->min, opt->max);
+        text_append(ret_text, bytes, " (%" PRId64 "..%" PRId64, opt->min, opt->max);
     }
     if (opt->type == OPT_LIST)
-        append(ret_text, bytes, "%scomma-separated", *ret_text ? "; " : " (");
+        text_append(ret_text, bytes, "%scomma-separated", *ret_text ? "; " : " (");
     if (opt->value)
-        append(ret_text, bytes, "%sdefault %s", *ret_text ? "; " : " (", opt->value);
+        text_append(ret_text, bytes, "%sdefault %s", *ret_text ? "; " : " (", opt->value);
     if (*ret_text)
-        append(ret_text, bytes, ")");
+        text_append(ret_text, bytes, ")");
 }
 
 static void print_option(FILE *stream, const char *name, char letter, const char *arg, const char *help)

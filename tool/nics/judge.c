@@ -2,6 +2,8 @@
 /* judge.c - did all NICs carry the traffic? */
 #include "nics.h"
 
+#include "source/text.h"
+
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,22 +24,14 @@ void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes)
     size_t unit = 0;
 
     /* 999.95 kB would be printed as 1000.0 kB. */
-    while (bytes >= (unit ? 999.95 : 1000) && unit + 1 < sizeof(units) / sizeof(units[0])) {
+    while (bytes >= (unit ? 999.95 : 1000) && unit + 1 < COUNT(units)) {
         bytes /= 1000;
         unit++;
     }
     snprintf(ret_text, text_bytes, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
 }
 
-static void __attribute__((format(printf, 2, 3))) say(struct nics_verdict *verdict, const char *format, ...)
-{
-    size_t n = strlen(verdict->text);
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(verdict->text + n, sizeof(verdict->text) - n, format, args);
-    va_end(args);
-}
+#define say(verdict, ...) text_append((verdict)->text, sizeof((verdict)->text), __VA_ARGS__)
 
 static bool carries(const struct balance *balance, size_t device)
 {
@@ -182,11 +176,10 @@ add_fault(const struct nics_device *device, struct nics_verdict *verdict, const 
 /* The row of a counter of RDMA ports. */
 static size_t row_of(const char *file)
 {
-    const struct counter_row *rows;
-    size_t n, i = 0;
+    struct counter_rows rows = counter_rows(true);
+    size_t i = 0;
 
-    rows = counter_rows(true, &n);
-    while (i < n && strcmp(rows[i].file, file) != 0)
+    while (i < rows.n && strcmp(rows.at[i].file, file) != 0)
         i++;
     return i;
 }

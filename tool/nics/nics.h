@@ -121,6 +121,10 @@ bool nics_has_faults(const struct nics *nics);
 /* "12.3 GB" */
 void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes);
 
+/* "0,1": the GPUs that use the device. */
+#define NICS_GPUS_BYTES (TOPO_MAX_GPUS * 4)
+void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BYTES]);
+
 /* --- report.c --- */
 
 /* The report as a document; `command` may be NULL. */

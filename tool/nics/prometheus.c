@@ -35,13 +35,11 @@ static void print_label(FILE *stream, const char *name, const char *value)
 
 static void print_labels(FILE *stream, const struct nics_device *device)
 {
-    char port[16] = "", gpus[TOPO_MAX_GPUS * 4] = "";
-    size_t n = 0;
+    char port[16] = "", gpus[NICS_GPUS_BYTES];
 
     if (device->counter.rdma)
         snprintf(port, sizeof(port), "%d", device->counter.port);
-    for (int g = 0; g < device->n_gpus && n < sizeof(gpus); g++)
-        n += (size_t)snprintf(gpus + n, sizeof(gpus) - n, "%s%d", g ? "," : "", device->gpus[g]);
+    nics_gpus_text(device, gpus);
     fputc('{', stream);
     print_label(stream, "device", device->nic);
     fputc(',', stream);
@@ -65,23 +63,21 @@ static void print_value(FILE *stream, uint64_t value, int scale)
 /* One counter of all devices of a kind. The result says whether there was any, and so a header. */
 static bool print_counter(FILE *stream, const struct nics *nics, bool rdma, size_t row, bool has_header)
 {
-    const struct counter_row *rows;
+    struct counter_rows rows = counter_rows(rdma);
     char name[96];
-    size_t n;
 
-    rows = counter_rows(rdma, &n);
-    metric_name(&rows[row], name, sizeof(name));
+    metric_name(&rows.at[row], name, sizeof(name));
     for (size_t i = 0; i < nics->n; i++) {
         const struct counter_sample *last = &nics->tallies[i].last;
 
         if (nics->devices[i].counter.rdma != rdma || !last->known[row])
             continue;
         if (!has_header)
-            fprintf(stream, "# HELP %s %s\n# TYPE %s counter\n", name, rows[row].text, name);
+            fprintf(stream, "# HELP %s %s\n# TYPE %s counter\n", name, rows.at[row].text, name);
         has_header = true;
         fputs(name, stream);
         print_labels(stream, &nics->devices[i]);
-        print_value(stream, last->values[row], rows[row].scale);
+        print_value(stream, last->values[row], rows.at[row].scale);
     }
     return has_header;
 }
@@ -106,20 +102,17 @@ static void print_rates(FILE *stream, const struct nics *nics)
 
 void nics_print_prometheus(FILE *stream, const struct nics *nics)
 {
-    const struct counter_row *rows;
-    size_t n;
+    const struct counter_rows of_ports = counter_rows(true), of_interfaces = counter_rows(false);
 
-    rows = counter_rows(true, &n);
-    for (size_t row = 0; row < n; row++) {
+    for (size_t row = 0; row < of_ports.n; row++) {
         bool has_header = print_counter(stream, nics, true, row, false);
 
         /* The samples of a metric stand together: traffic of interfaces has the names of that of ports. */
-        if (rows[row].kind <= COUNTER_RECEIVED_PACKETS)
+        if (of_ports.at[row].kind <= COUNTER_RECEIVED_PACKETS)
             (void)print_counter(stream, nics, false, row, has_header);
     }
-    rows = counter_rows(false, &n);
-    for (size_t row = 0; row < n; row++)
-        if (rows[row].kind > COUNTER_RECEIVED_PACKETS)
+    for (size_t row = 0; row < of_interfaces.n; row++)
+        if (of_interfaces.at[row].kind > COUNTER_RECEIVED_PACKETS)
             (void)print_counter(stream, nics, false, row, false);
     print_rates(stream, nics);
 }

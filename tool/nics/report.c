@@ -74,21 +74,19 @@ static const char *state_text(enum root_state state)
 
 static void note_rows(json_t *notes, const struct nics_device *device, const struct nics_tally *tally)
 {
-    const struct counter_row *rows;
-    size_t n;
+    struct counter_rows rows = counter_rows(device->counter.rdma);
 
-    rows = counter_rows(device->counter.rdma, &n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < rows.n; i++) {
         enum root_state state = tally->last.states[i];
-        bool is_traffic = rows[i].kind <= COUNTER_RECEIVED_PACKETS;
+        bool is_traffic = rows.at[i].kind <= COUNTER_RECEIVED_PACKETS;
 
         if (tally->is_reset[i])
             note(notes, "%s: %s was set back meanwhile; what it moved is what it shows since", device->label,
-                 rows[i].file);
+                 rows.at[i].file);
         /* Devices differ in the errors that they count, and snapshots in what they hold. */
         if (state == ROOT_OK || (!is_traffic && (state == ROOT_ABSENT || state == ROOT_UNASKED)))
             continue;
-        note(notes, "%s: %s could not be read: %s", device->label, rows[i].file, state_text(state));
+        note(notes, "%s: %s could not be read: %s", device->label, rows.at[i].file, state_text(state));
     }
 }
 
@@ -118,21 +116,19 @@ static json_t *counters_of(const struct nics *nics, size_t device)
 {
     static const char *const kinds[] = {"sent", "received", "sent packets", "received packets", "error", "congestion"};
     const struct nics_tally *tally = &nics->tallies[device];
-    const struct counter_row *rows;
+    struct counter_rows rows = counter_rows(nics->devices[device].counter.rdma);
     json_t *list = json_array();
-    size_t n;
 
-    rows = counter_rows(nics->devices[device].counter.rdma, &n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < rows.n; i++) {
         double total;
 
         if (!nics_total(nics, device, i, &total))
             continue;
         json_array_append_new(list,
-                              json_pack("{s:s, s:s, s:s, s:o, s:o, s:b}", "name", rows[i].file, "kind",
-                                        kinds[rows[i].kind], "text", rows[i].text, "total", number(total), "moved",
-                                        tally->is_counted[i] ? number((double)tally->moved[i]) : json_null(), "reset",
-                                        tally->is_reset[i]));
+                              json_pack("{s:s, s:s, s:s, s:o, s:o, s:b}", "name", rows.at[i].file, "kind",
+                                        kinds[rows.at[i].kind], "text", rows.at[i].text, "total", number(total),
+                                        "moved", tally->is_counted[i] ? number((double)tally->moved[i]) : json_null(),
+                                        "reset", tally->is_reset[i]));
     }
     return list;
 }
@@ -226,6 +222,14 @@ json_t *nics_document(const struct nics *nics, enum nics_mode mode, const struct
 
 /* --- text --- */
 
+void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BYTES])
+{
+    struct text text = text_in(ret_text, NICS_GPUS_BYTES);
+
+    for (int i = 0; i < device->n_gpus; i++)
+        text_add(&text, "%s%d", i ? "," : "", device->gpus[i]);
+}
+
 /* What the table shows: totals since boot, or what moved in the period. */
 static double shown(const struct nics *nics, enum nics_mode mode, size_t device, enum counter_kind kind)
 {
@@ -244,11 +248,9 @@ static json_t *table_row(const struct nics *nics, enum nics_mode mode, size_t i)
 {
     const struct nics_device *device = &nics->devices[i];
     json_t *row = json_object();
-    char gpus[TOPO_MAX_GPUS * 4] = "";
-    size_t n = 0;
+    char gpus[NICS_GPUS_BYTES];
 
-    for (int g = 0; g < device->n_gpus && n < sizeof(gpus); g++)
-        n += (size_t)snprintf(gpus + n, sizeof(gpus) - n, "%s%d", g ? "," : "", device->gpus[g]);
+    nics_gpus_text(device, gpus);
     json_object_set_new(row, "device", text(device->label));
     json_object_set_new(row, "gpus", out_text(gpus));
     set_bytes(row, "sent", shown(nics, mode, i, COUNTER_SENT));
@@ -266,48 +268,27 @@ static json_t *table_row(const struct nics *nics, enum nics_mode mode, size_t i)
     return row;
 }
 
-/* A column of which no cell says anything is left out. */
-static bool says_something(const json_t *rows, const char *key)
-{
-    json_t *row;
-    size_t i;
-
-    json_array_foreach(rows, i, row)
-    {
-        const json_t *cell = json_object_get(row, key);
-
-        if (json_is_string(cell) ? *json_string_value(cell) != '\0' : json_number_value(cell) != 0)
-            return true;
-    }
-    return false;
-}
-
 static int print_devices(FILE *stream, const struct nics *nics, enum nics_mode mode)
 {
-    static const struct out_column all[] = {
-        {"DEVICE", "device", 0, 0},
-        {"GPU", "gpus", 0, 0},
-        {"SENT", "sent", 0, OUT_RIGHT},
-        {"RECEIVED", "received", 0, OUT_RIGHT},
-        {"GB/s OUT", "sent_gbs", 3, OUT_RIGHT},
-        {"GB/s IN", "received_gbs", 3, OUT_RIGHT},
-        {"% OF RATE", "load", 1, OUT_RIGHT},
-        {"PACKETS OUT", "sent_packets", 0, OUT_RIGHT},
-        {"PACKETS IN", "received_packets", 0, OUT_RIGHT},
-        {"ERRORS", "errors", 0, OUT_RIGHT},
-        {"CONGESTION", "congestion", 0, OUT_RIGHT},
+    static const struct out_column columns[] = {
+        {"DEVICE", "device", 0, OUT_SAID},
+        {"GPU", "gpus", 0, OUT_SAID},
+        {"SENT", "sent", 0, OUT_RIGHT | OUT_SAID},
+        {"RECEIVED", "received", 0, OUT_RIGHT | OUT_SAID},
+        {"GB/s OUT", "sent_gbs", 3, OUT_RIGHT | OUT_SAID},
+        {"GB/s IN", "received_gbs", 3, OUT_RIGHT | OUT_SAID},
+        {"% OF RATE", "load", 1, OUT_RIGHT | OUT_SAID},
+        {"PACKETS OUT", "sent_packets", 0, OUT_RIGHT | OUT_SAID},
+        {"PACKETS IN", "received_packets", 0, OUT_RIGHT | OUT_SAID},
+        {"ERRORS", "errors", 0, OUT_RIGHT | OUT_SAID},
+        {"CONGESTION", "congestion", 0, OUT_RIGHT | OUT_SAID},
     };
-    struct out_column columns[sizeof(all) / sizeof(all[0])];
     json_t *rows = json_array();
-    size_t n = 0;
     int result;
 
     for (size_t i = 0; i < nics->n; i++)
         json_array_append_new(rows, table_row(nics, mode, i));
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        if (says_something(rows, all[i].key))
-            columns[n++] = all[i];
-    result = out_table(stream, columns, n, rows, OUT_TABLE);
+    result = out_table(stream, columns, COUNT(columns), rows, OUT_TABLE);
     json_decref(rows);
     return result;
 }
@@ -315,20 +296,18 @@ static int print_devices(FILE *stream, const struct nics *nics, enum nics_mode m
 static void add_details(const struct nics *nics, enum nics_mode mode, size_t device, json_t *rows)
 {
     const struct nics_tally *tally = &nics->tallies[device];
-    const struct counter_row *counters;
-    size_t n;
+    struct counter_rows counters = counter_rows(nics->devices[device].counter.rdma);
 
-    counters = counter_rows(nics->devices[device].counter.rdma, &n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < counters.n; i++) {
         double total = 0, moved = (double)tally->moved[i];
         json_t *row;
 
-        if (counters[i].kind < COUNTER_ERROR || !nics_total(nics, device, i, &total))
+        if (counters.at[i].kind < COUNTER_ERROR || !nics_total(nics, device, i, &total))
             continue;
         if (mode == NICS_BOOT ? total == 0 : moved == 0)
             continue;
-        row = json_pack("{s:o, s:s, s:o, s:s}", "device", text(nics->devices[device].label), "name", counters[i].file,
-                        "total", number(total), "text", counters[i].text);
+        row = json_pack("{s:o, s:s, s:o, s:s}", "device", text(nics->devices[device].label), "name",
+                        counters.at[i].file, "total", number(total), "text", counters.at[i].text);
         if (moved > 0)
             json_object_set_new(row, "moved", number(moved));
         json_array_append_new(rows, row);
@@ -337,24 +316,21 @@ static void add_details(const struct nics *nics, enum nics_mode mode, size_t dev
 
 static int print_details(FILE *stream, const struct nics *nics, enum nics_mode mode)
 {
-    static const struct out_column all[] = {
-        {"DEVICE", "device", 0, 0},       {"COUNTER", "name", 0, 0},
-        {"MOVED", "moved", 0, OUT_RIGHT}, {"SINCE BOOT", "total", 0, OUT_RIGHT},
-        {"MEANING", "text", 0, 0},
+    static const struct out_column columns[] = {
+        {"DEVICE", "device", 0, OUT_SAID},
+        {"COUNTER", "name", 0, OUT_SAID},
+        {"MOVED", "moved", 0, OUT_RIGHT | OUT_SAID},
+        {"SINCE BOOT", "total", 0, OUT_RIGHT | OUT_SAID},
+        {"MEANING", "text", 0, OUT_SAID},
     };
-    struct out_column columns[sizeof(all) / sizeof(all[0])];
     json_t *rows = json_array();
-    size_t n = 0;
     int result = 0;
 
     for (size_t i = 0; i < nics->n; i++)
         add_details(nics, mode, i, rows);
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        if (says_something(rows, all[i].key))
-            columns[n++] = all[i];
     if (json_array_size(rows) > 0) {
         fprintf(stream, "\nErrors and congestion %s:\n", mode == NICS_BOOT ? "since boot" : "meanwhile");
-        result = out_table(stream, columns, n, rows, OUT_TABLE);
+        result = out_table(stream, columns, COUNT(columns), rows, OUT_TABLE);
     }
     json_decref(rows);
     return result;

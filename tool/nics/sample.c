@@ -19,12 +19,10 @@ static bool is_traffic(enum counter_kind kind)
 /* A device whose traffic cannot be read at all is not there, or no longer. */
 static bool is_there(const struct counter_device *device, const struct counter_sample *sample)
 {
-    const struct counter_row *rows;
-    size_t n;
+    struct counter_rows rows = counter_rows(device->rdma);
 
-    rows = counter_rows(device->rdma, &n);
-    for (size_t i = 0; i < n; i++)
-        if (is_traffic(rows[i].kind) && sample->states[i] != ROOT_ABSENT && sample->states[i] != ROOT_UNASKED)
+    for (size_t i = 0; i < rows.n; i++)
+        if (is_traffic(rows.at[i].kind) && sample->states[i] != ROOT_ABSENT && sample->states[i] != ROOT_UNASKED)
             return true;
     return false;
 }
@@ -32,10 +30,9 @@ static bool is_there(const struct counter_device *device, const struct counter_s
 static void add_sample(const struct counter_device *device, const struct counter_sample *sample,
                        struct nics_tally *tally)
 {
-    size_t n;
+    struct counter_rows rows = counter_rows(device->rdma);
 
-    (void)counter_rows(device->rdma, &n);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < rows.n; i++) {
         uint64_t amount;
         bool reset;
 
@@ -137,38 +134,32 @@ int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, sigi
 uint64_t nics_moved(const struct nics *nics, size_t device, enum counter_kind kind)
 {
     const struct nics_tally *tally = &nics->tallies[device];
-    const struct counter_row *rows;
+    struct counter_rows rows = counter_rows(nics->devices[device].counter.rdma);
     uint64_t sum = 0;
-    size_t n;
 
-    rows = counter_rows(nics->devices[device].counter.rdma, &n);
-    for (size_t i = 0; i < n; i++)
-        if (rows[i].kind == kind && __builtin_add_overflow(sum, tally->moved[i], &sum))
+    for (size_t i = 0; i < rows.n; i++)
+        if (rows.at[i].kind == kind && __builtin_add_overflow(sum, tally->moved[i], &sum))
             return UINT64_MAX;
     return sum;
 }
 
 bool nics_total(const struct nics *nics, size_t device, size_t row, double *ret_total)
 {
-    const struct counter_row *rows;
-    size_t n;
+    struct counter_rows rows = counter_rows(nics->devices[device].counter.rdma);
 
-    rows = counter_rows(nics->devices[device].counter.rdma, &n);
-    if (row >= n || !nics->tallies[device].last.known[row])
+    if (row >= rows.n || !nics->tallies[device].last.known[row])
         return false;
-    *ret_total = (double)nics->tallies[device].last.values[row] * rows[row].scale;
+    *ret_total = (double)nics->tallies[device].last.values[row] * rows.at[row].scale;
     return true;
 }
 
 double nics_total_of(const struct nics *nics, size_t device, enum counter_kind kind)
 {
-    const struct counter_row *rows;
+    struct counter_rows rows = counter_rows(nics->devices[device].counter.rdma);
     double sum = 0, total;
-    size_t n;
 
-    rows = counter_rows(nics->devices[device].counter.rdma, &n);
-    for (size_t i = 0; i < n; i++)
-        if (rows[i].kind == kind && nics_total(nics, device, i, &total))
+    for (size_t i = 0; i < rows.n; i++)
+        if (rows.at[i].kind == kind && nics_total(nics, device, i, &total))
             sum += total;
     return sum;
 }

@@ -423,8 +423,7 @@ static void print_table(const struct run *run)
                                                      (int)json_integer_value(json_object_get(item, "tokens"))),
                                         "ranks", json_object_get(item, "ranks"), "result", text));
     }
-    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
 }
 
 static int conclude(const struct cmd *cmd, const struct run_options *options, const struct run *run, json_t *machine,

@@ -56,24 +56,20 @@ int topo_save_check(const struct cmd *cmd, const char *file)
 static void read_counters(const struct doctor_machine *machine)
 {
     struct root *root = machine->root;
-    const struct counter_row *rows;
-    struct root_names interfaces;
-    size_t n;
+    const struct counter_rows of_ports = counter_rows(true), of_interfaces = counter_rows(false);
+    struct root_names interfaces = root_list(root, "/sys/class/net");
 
-    rows = counter_rows(true, &n);
     for (int i = 0; i < machine->topo->n_nics; i++) {
         const struct topo_nic *nic = &machine->topo->nics[i];
 
         for (int j = 0; j < nic->n_ports; j++)
-            for (size_t row = 0; row < n; row++)
+            for (size_t row = 0; row < of_ports.n; row++)
                 root_line(root, "/sys/class/infiniband/%s/ports/%d/%s%s", nic->name, nic->ports[j].number,
-                          strchr(rows[row].file, '/') ? "" : "counters/", rows[row].file);
+                          strchr(of_ports.at[row].file, '/') ? "" : "counters/", of_ports.at[row].file);
     }
-    rows = counter_rows(false, &n);
-    interfaces = root_list(root, "/sys/class/net");
     for (size_t i = 0; i < interfaces.n && i < TOPO_MAX_NICS; i++)
-        for (size_t row = 0; row < n; row++)
-            root_line(root, "/sys/class/net/%s/statistics/%s", interfaces.names[i], rows[row].file);
+        for (size_t row = 0; row < of_interfaces.n; row++)
+            root_line(root, "/sys/class/net/%s/statistics/%s", interfaces.names[i], of_interfaces.at[row].file);
 }
 
 void topo_save_read(const struct doctor_machine *machine)

@@ -3,7 +3,8 @@
 #include "output.h"
 #include "topo_view.h"
 
-#include <stdarg.h>
+#include "source/text.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,25 +12,6 @@
 #define NAMED 4 /* NICs that are named; the others are counted */
 
 /* --- sentence --- */
-
-struct text {
-    char *bytes;
-    size_t room, n;
-};
-
-static void __attribute__((format(printf, 2, 3))) add(struct text *text, const char *format, ...)
-{
-    va_list args;
-    int n;
-
-    va_start(args, format);
-    n = vsnprintf(text->bytes + text->n, text->room - text->n, format, args);
-    va_end(args);
-    if (n > 0)
-        text->n += (size_t)n;
-    if (text->n >= text->room)
-        text->n = text->room - 1;
-}
 
 /* Length of `name` without the number at its end, which is *ret_number; -1 without one. */
 static size_t stem(const char *name, int *ret_number)
@@ -63,23 +45,22 @@ static int end_of_row(const struct topo *topo, const int *nics, int n, int first
 
 void topo_nic_names(const struct topo *topo, const int *nics, int n, char *ret_text, size_t bytes)
 {
-    struct text text = {ret_text, bytes, 0};
+    struct text text = text_in(ret_text, bytes);
     int first = 0;
 
-    ret_text[0] = '\0';
     for (int parts = 0; first < n && (parts < NAMED || n - first == 1); parts++) {
         int end = end_of_row(topo, nics, n, first);
         bool is_row = end - first > 2;
 
         if (!is_row)
             end = first + 1;
-        add(&text, "%s%s", first == 0 ? "" : end == n ? " and " : ", ", topo->nics[nics[first]].name);
+        text_add(&text, "%s%s", first == 0 ? "" : end == n ? " and " : ", ", topo->nics[nics[first]].name);
         if (is_row)
-            add(&text, "..%s", topo->nics[nics[end - 1]].name);
+            text_add(&text, "..%s", topo->nics[nics[end - 1]].name);
         first = end;
     }
     if (first < n)
-        add(&text, " and %d more", n - first);
+        text_add(&text, " and %d more", n - first);
 }
 
 /* "8 x NVIDIA B200", several kinds with commas. */
@@ -88,7 +69,7 @@ static void add_gpus(struct text *text, const struct topo *topo)
     bool counted[TOPO_MAX_GPUS] = {false};
 
     if (topo->n_gpus == 0)
-        add(text, "No NVIDIA GPU");
+        text_add(text, "No NVIDIA GPU");
     for (int i = 0; i < topo->n_gpus; i++) {
         char name[256], other[256];
         int n = 0;
@@ -103,13 +84,13 @@ static void add_gpus(struct text *text, const struct topo *topo)
                 n++;
             }
         }
-        add(text, "%s%d x %s", i ? ", " : "", n, name);
+        text_add(text, "%s%d x %s", i ? ", " : "", n, name);
     }
     if (topo_usable_gpus(topo) < topo->n_gpus)
-        add(text, " (%d of them the driver does not answer for)", topo->n_gpus - topo_usable_gpus(topo));
+        text_add(text, " (%d of them the driver does not answer for)", topo->n_gpus - topo_usable_gpus(topo));
     if (topo->n_hidden_gpus)
-        add(text, " (%d more on the PCI bus %s not offered to this process)", topo->n_hidden_gpus,
-            topo->n_hidden_gpus == 1 ? "is" : "are");
+        text_add(text, " (%d more on the PCI bus %s not offered to this process)", topo->n_hidden_gpus,
+                 topo->n_hidden_gpus == 1 ? "is" : "are");
 }
 
 static void add_rates(struct text *text, const struct topo *topo, const int *nics, int n)
@@ -133,12 +114,12 @@ static void add_rates(struct text *text, const struct topo *topo, const int *nic
         }
     }
     if (fastest > slowest)
-        add(text, ", %g to %g Gb/s", slowest, fastest);
+        text_add(text, ", %g to %g Gb/s", slowest, fastest);
     else if (fastest > 0)
-        add(text, ", %g Gb/s", fastest);
+        text_add(text, ", %g Gb/s", fastest);
     for (int i = TOPO_LINK_INFINIBAND, before = 0; i <= TOPO_LINK_ETHERNET; i++)
         if (kinds[i])
-            add(text, "%s%s", before++ ? " and " : " ", topo_link_name((enum topo_link_layer)i));
+            text_add(text, "%s%s", before++ ? " and " : " ", topo_link_name((enum topo_link_layer)i));
 }
 
 /* Is there an active port of a data NIC nearer to the GPU than the one that it has? */
@@ -160,13 +141,13 @@ static void add_map(struct text *text, const struct topo *topo, const struct map
             most = map->choices[i].sharers;
     }
     if (map->n == 1)
-        add(text, ", %s", n_far ? "the GPU's NIC is not the nearest one" : "the nearest one for the GPU");
+        text_add(text, ", %s", n_far ? "the GPU's NIC is not the nearest one" : "the nearest one for the GPU");
     else if (map->n_shared == 0 && n_far == 0)
-        add(text, ", each GPU its own nearest NIC");
+        text_add(text, ", each GPU its own nearest NIC");
     else if (map->n_shared == 0)
-        add(text, ", each GPU its own NIC, for %d not the nearest one", n_far);
+        text_add(text, ", each GPU its own NIC, for %d not the nearest one", n_far);
     else
-        add(text, ", %d of the NICs shared by up to %d GPUs", map->n_shared, most);
+        text_add(text, ", %d of the NICs shared by up to %d GPUs", map->n_shared, most);
 }
 
 /* May this process use one of them, as far as can be told? */
@@ -181,28 +162,28 @@ static bool has_access(const struct topo *topo, const int *nics, int n)
 void topo_sentence(const struct topo_view *view, char *ret_text, size_t bytes)
 {
     const struct topo *topo = view->topo;
-    struct text text = {ret_text, bytes, 0};
+    struct text text = text_in(ret_text, bytes);
     int nics[TOPO_MAX_NICS] = {0}, n = 0;
     char names[512];
 
-    ret_text[0] = '\0';
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].role == TOPO_ROLE_DATA)
             nics[n++] = i;
     topo_nic_names(topo, nics, n, names, sizeof(names));
     add_gpus(&text, topo);
     if (n == 0) {
-        add(&text, topo->n_nics ? " and no NIC that can carry data (%d excluded)." : " and no RDMA NIC.", topo->n_nics);
+        text_add(&text, topo->n_nics ? " and no NIC that can carry data (%d excluded)." : " and no RDMA NIC.",
+                 topo->n_nics);
         return;
     }
-    add(&text, " and %d NIC%s (%s", n, n == 1 ? "" : "s", names);
+    text_add(&text, " and %d NIC%s (%s", n, n == 1 ? "" : "s", names);
     add_rates(&text, topo, nics, n);
-    add(&text, ")");
+    text_add(&text, ")");
     if (!has_access(topo, nics, n))
-        add(&text, ", none of which this process may use");
+        text_add(&text, ", none of which this process may use");
     if (view->best->n > 0)
         add_map(&text, topo, view->best);
-    add(&text, ".");
+    text_add(&text, ".");
 }
 
 /* --- tree --- */
@@ -229,30 +210,30 @@ static void add_link(struct text *text, const struct topo_pci *pci)
 {
     if (pci->link_gts <= 0 || pci->link_width == 0)
         return;
-    add(text, "  PCIe %g GT/s x%d", pci->link_gts, pci->link_width);
+    text_add(text, "  PCIe %g GT/s x%d", pci->link_gts, pci->link_width);
     if (pci->link_gts < pci->link_gts_max || pci->link_width < pci->link_width_max)
-        add(text, " (of %g GT/s x%d)", pci->link_gts_max, pci->link_width_max);
+        text_add(text, " (of %g GT/s x%d)", pci->link_gts_max, pci->link_width_max);
 }
 
 static void add_nic(struct text *text, const struct topo_nic *nic)
 {
-    add(text, "  %s ", nic->name);
+    text_add(text, "  %s ", nic->name);
     for (int i = 0; i < nic->n_ports; i++) {
         const struct topo_port *port = &nic->ports[i];
 
-        add(text, "%s", i ? ";" : "");
+        text_add(text, "%s", i ? ";" : "");
         if (nic->n_ports > 1)
-            add(text, " port %d:", port->number);
+            text_add(text, " port %d:", port->number);
         if (port->active && port->rate_gbps > 0)
-            add(text, " %g Gb/s", port->rate_gbps);
-        add(text, "%s%s", *topo_link_name(port->link_layer) ? " " : "", topo_link_name(port->link_layer));
+            text_add(text, " %g Gb/s", port->rate_gbps);
+        text_add(text, "%s%s", *topo_link_name(port->link_layer) ? " " : "", topo_link_name(port->link_layer));
         if (!port->active)
-            add(text, " %s", port->state ? topo_port_state_name(port->state) : "state not known");
+            text_add(text, " %s", port->state ? topo_port_state_name(port->state) : "state not known");
         if (*port->netdev)
-            add(text, " (%s)", port->netdev);
+            text_add(text, " (%s)", port->netdev);
     }
     if (nic->role != TOPO_ROLE_DATA)
-        add(text, "  %s", topo_role_name(nic->role));
+        text_add(text, "  %s", topo_role_name(nic->role));
 }
 
 /* What is at the PCI device itself: a GPU, NICs (one device may have several), or nothing. */
@@ -260,16 +241,15 @@ static void print_device(const struct tree *tree, int pci, int indent)
 {
     const struct topo *topo = tree->topo;
     char bytes[1024], name[256];
-    struct text text = {bytes, sizeof(bytes), 0};
+    struct text text = text_in(bytes, sizeof(bytes));
 
-    bytes[0] = '\0';
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].pci == pci) {
             topo_gpu_name(topo, &topo->gpus[i], name, sizeof(name));
             if (i < topo_usable_gpus(topo))
-                add(&text, "  GPU %d  %s", i, name);
+                text_add(&text, "  GPU %d  %s", i, name);
             else
-                add(&text, "  GPU  %s, the driver does not answer for it", name);
+                text_add(&text, "  GPU  %s, the driver does not answer for it", name);
         }
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].pci == pci)
@@ -307,10 +287,9 @@ static void print_host_bridge(const struct tree *tree, int bridge)
             char where[300] = "";
 
             if (pci->numa_node >= 0)
-                snprintf(where, sizeof(where), "  NUMA node %d", pci->numa_node);
+                text_append(where, sizeof(where), "  NUMA node %d", pci->numa_node);
             if (*pci->local_cpus)
-                snprintf(where + strlen(where), sizeof(where) - strlen(where), "%s CPUs %.200s", *where ? "," : " ",
-                         pci->local_cpus);
+                text_append(where, sizeof(where), "%s CPUs %.200s", *where ? "," : " ", pci->local_cpus);
             out_line("%s%s", bridge >= 0 ? topo->host_bridge_names[bridge] : "not in sysfs", where);
             has_begun = true;
         }
@@ -318,8 +297,9 @@ static void print_host_bridge(const struct tree *tree, int bridge)
     }
 }
 
-static int print_tree(const struct topo *topo)
+static int print_tree(const struct topo_view *view)
 {
+    const struct topo *topo = view->topo;
     struct tree tree = {.topo = topo};
     char bytes[512];
 
@@ -337,7 +317,7 @@ static int print_tree(const struct topo *topo)
     free(tree.below);
     free(tree.branches);
     for (int i = 0; i < topo->n_nics; i++) {
-        struct text text = {bytes, sizeof(bytes), 0};
+        struct text text = text_in(bytes, sizeof(bytes));
 
         if (topo->nics[i].pci >= 0)
             continue;
@@ -407,11 +387,11 @@ static void print_excluded(const struct topo *topo)
 /* "mlx5_0:1, mlx5_1:1" */
 static json_t *join_devices(const json_t *devices)
 {
-    char text[512] = "";
-    struct text all = {text, sizeof(text), 0};
+    char text[512];
+    struct text all = text_in(text, sizeof(text));
 
     for (size_t i = 0; i < json_array_size(devices); i++)
-        add(&all, "%s%s", i ? ", " : "", json_string_value(json_array_get(devices, i)));
+        text_add(&all, "%s%s", i ? ", " : "", json_string_value(json_array_get(devices, i)));
     return *text ? json_string(text) : json_null();
 }
 
@@ -423,7 +403,6 @@ static int print_map_table(const struct topo_view *view)
     };
     json_t *rows = topo_map_rows(view), *row;
     size_t i;
-    int result;
 
     json_array_foreach(rows, i, row)
     {
@@ -432,9 +411,7 @@ static int print_map_table(const struct topo_view *view)
         json_object_set_new(row, "rate", rate > 0 ? json_sprintf("%g", rate) : json_null());
         json_object_set_new(row, "ports", join_devices(json_object_get(row, "devices")));
     }
-    result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
-    return result;
+    return OUT_PRINT(columns, rows);
 }
 
 static int print_forms(const struct topo_view *view)
@@ -445,14 +422,11 @@ static int print_forms(const struct topo_view *view)
         {.title = "UCX_NET_DEVICES", .key = "UCX_NET_DEVICES"},
     };
     json_t *rows = topo_rank_rows(view);
-    int result;
 
     out_line("\nFor all processes:\n    DEEP_EP_DEVICE_TO_HCA_MAPPING=%s\n    NCCL_IB_HCA=%s",
              map_deepep(view->topo, view->best), map_nccl(view->topo));
     out_line("\nFor each process, one for each GPU:");
-    result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
-    return result;
+    return OUT_PRINT(columns, rows);
 }
 
 /* NICs that more than one GPU uses, in their order. */
@@ -483,7 +457,6 @@ static int print_nvshmem(const struct topo_view *view)
     int shared[TOPO_MAX_NICS] = {0}, n_shared;
     char idle_names[512], shared_names[512];
     json_t *rows;
-    int result;
 
     n_shared = list_shared(view->topo, map, shared);
     topo_nic_names(view->topo, shared, n_shared, shared_names, sizeof(shared_names));
@@ -498,9 +471,7 @@ static int print_nvshmem(const struct topo_view *view)
         out_line("\nWhat NVSHMEM would choose by itself: several GPUs would share %s%s%s%s.", shared_names,
                  map->n_idle ? ", and " : "", map->n_idle ? idle_names : "", map->n_idle ? " would be idle" : "");
     rows = topo_nvshmem_rows(view);
-    result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
-    return result;
+    return OUT_PRINT(columns, rows);
 }
 
 static int print_map(const struct topo_view *view)
@@ -540,7 +511,7 @@ static int print_nics(const struct topo_view *view)
     };
     json_t *rows = topo_port_rows(view), *row;
     bool has_gid = false;
-    int result = 0;
+    int result;
     size_t i;
 
     json_array_foreach(rows, i, row)
@@ -548,11 +519,12 @@ static int print_nics(const struct topo_view *view)
         has_gid = has_gid || json_is_integer(json_object_get(row, "gid"));
     }
 
-    if (json_array_size(rows) == 0)
+    if (json_array_size(rows) == 0) {
         out_line("There is no RDMA NIC with a port.");
-    else
-        result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
+        json_decref(rows);
+        return 0;
+    }
+    result = OUT_PRINT(columns, rows);
     if (has_gid && result == 0)
         out_line("GID is the index of the address for RoCE v2 over IPv4.");
     return result;
@@ -560,6 +532,11 @@ static int print_nics(const struct topo_view *view)
 
 int topo_text(const struct topo_view *view)
 {
+    const struct {
+        bool is_wanted;
+        int (*print)(const struct topo_view *view);
+    } sections[] = {
+        {view->tree, print_tree}, {view->matrix, print_matrix}, {view->map, print_map}, {view->nics, print_nics}};
     bool is_good = view->best->n > 0 && view->best->n_shared == 0 && view->best->choices[0].nic >= 0;
     char sentence[1024];
     int result = 0;
@@ -568,21 +545,10 @@ int topo_text(const struct topo_view *view)
     out_verdict(is_good ? OUT_GOOD : OUT_PLAIN, "%s", sentence);
     if (*view->topo->not_read)
         out_line("Devices may be missing, these could not be read: %s", view->topo->not_read);
-    if (view->tree) {
-        out_line("%s", "");
-        result = print_tree(view->topo);
-    }
-    if (view->matrix && result == 0) {
-        out_line("%s", "");
-        result = print_matrix(view);
-    }
-    if (view->map && result == 0) {
-        out_line("%s", "");
-        result = print_map(view);
-    }
-    if (view->nics && result == 0) {
-        out_line("%s", "");
-        result = print_nics(view);
-    }
+    for (size_t i = 0; i < COUNT(sections) && result == 0; i++)
+        if (sections[i].is_wanted) {
+            out_line("%s", "");
+            result = sections[i].print(view);
+        }
     return result;
 }
