@@ -53,49 +53,62 @@ class Config(NamedTuple):
 class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
 
-    All but the first are made when they are asked for, in torch's current stream: programs hand a handle on and seldom
-    look into it.
+    All but the first get their contents when one is asked for, in torch's current stream: programs hand a handle on and
+    seldom look into it. The tensors themselves are there from the beginning: torch.compile reads the tuple past its methods.
 
     rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
     recv_channel_prefix_matrix int32 [R, 1], recv_src_idx int32 [n] (token index on its source rank), is_token_in_rank bool
     [N, R], send_head int32 [N, R] (number of the token among those for that rank, or -1).
     """
     plan: epkit.Plan
-    _sources: torch.Tensor
-    _in_rank: Optional[torch.Tensor] = None  # of a handle that a program has made of six tensors
     _mark: Optional[Mark] = None
-    _all: Optional[Tuple[torch.Tensor, ...]] = None
+    _filled = True  # of a handle that a program has made of six tensors
 
     @classmethod
     def of(cls, plan: epkit.Plan, data: epkit.Metadata, in_rank: torch.Tensor, mark: Optional[Mark]) -> "Handle":
-        n_recv = plan.n_recv if plan.n_recv is not None else plan.out_rows
-        handle = cls((data.rank_prefix,) * 6)
-        handle.plan, handle._sources, handle._in_rank = plan, data.recv_source[:n_recv], in_rank
+        """In the communication stream. The handle keeps the tensors of `data` but the first for its own contents."""
+        prefix, n_recv = data.rank_prefix, plan.n_recv if plan.n_recv is not None else plan.out_rows
+        handle = cls((prefix, prefix.new_empty((plan.comm.size, 1)), data.psum_rank.view(-1, 1), data.recv_source[:n_recv],
+                      in_rank, prefix.new_empty((plan.n_tokens, plan.comm.size))))
+        handle.plan, handle._filled = plan, False
         if mark is not None and mark.capturing:
-            handle._make()
+            handle._every()
         handle._mark = mark
         return handle
 
-    def _make(self) -> Tuple[torch.Tensor, ...]:
-        if self._all is None and self._in_rank is None:
-            self._all = tuple(super().__iter__())
-        elif self._all is None:
-            assert self._in_rank is not None
+    def _every(self) -> Tuple[torch.Tensor, ...]:
+        """All six, with their contents."""
+        every = tuple(super().__iter__())
+        if not self._filled:
+            self._filled = True
             if self._mark is not None:
-                self._mark.wait()
-            prefix, in_rank = super().__getitem__(0), self._in_rank.to(torch.bool)
-            own = prefix[:, self.plan.comm.rank]
-            counts = torch.diff(own, prepend=own.new_zeros(1))
-            number = in_rank.cumsum(0, dtype=torch.int32) - 1
-            self._all = (prefix, in_rank.sum(0, dtype=torch.int32).view(-1, 1), counts.view(-1, 1), self._sources % _STRIDE,
-                         self._in_rank, torch.where(in_rank, number, -1))
-        return self._all
+                self._mark.wait(*every)
+            with torch.inference_mode():  # outside of which tensors that were made within it cannot be written
+                self._fill(*every)
+        return every
+
+    def _fill(self, prefix: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, source: torch.Tensor,
+              in_rank: torch.Tensor, head: torch.Tensor) -> None:
+        chosen, own = in_rank.to(torch.bool), prefix[:, self.plan.comm.rank]
+        sent.copy_(chosen.sum(0, dtype=torch.int32).view(-1, 1))
+        received.copy_(torch.diff(own, prepend=own.new_zeros(1)).view(-1, 1))
+        source.remainder_(_STRIDE)
+        head.copy_(torch.where(chosen, chosen.cumsum(0, dtype=torch.int32) - 1, -1))
 
     def __getitem__(self, index: Any) -> Any:
-        return super().__getitem__(0) if index == 0 else self._make()[index]
+        return super().__getitem__(0) if index == 0 else self._every()[index]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._make())
+        return iter(self._every())
+
+    def __add__(self, other: Any) -> Any:
+        return self._every() + tuple(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return tuple(other) + self._every()
+
+    def __repr__(self) -> str:
+        return repr(self._every())
 
 
 class _Call(NamedTuple):
@@ -105,7 +118,7 @@ class _Call(NamedTuple):
     most: int
 
 
-class LowLatencyHandle(Tuple[Any, ...]):
+class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
     """(src_info int32 [L, R*M], layout_range int64 [L, R], M, H, E), and the call behind them."""
     behind: _Call
 
@@ -132,7 +145,7 @@ class _Runtime:
         return self._comm.device.index or 0
 
 
-class Buffer:
+class Buffer(OfThisProcess):
     """Expert-parallel communication of a group of ranks on one host: dispatch and combine, also with low latency.
 
     Attributes: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_sms (of the class), runtime.
@@ -302,7 +315,7 @@ class Buffer:
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
         handle = Handle.of(plan, data, is_token_in_rank, order.mark())
         _origins[handle[0]] = plan
-        return handle, (data.rank_prefix, data.recv_source, is_token_in_rank)
+        return handle, tuple(tuple.__iter__(handle))
 
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
