@@ -8,7 +8,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import epkit
-from epkit._tensors import OfThisProcess
+from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
 from ._order import Event, Mark, Order, new_comm_stream
 from .utils.envs import check_torch_deterministic
@@ -245,6 +245,8 @@ class Buffer(OfThisProcess):
         DeepEP shows its communication memory here, which programs write zeros to after a failure. Here it is memory of
         the buffer that no call reads or writes, zeros at first: what calls use is always clean.
         """
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"get_local_buffer_tensor: dtype is a {type(dtype).__name__}, must be a torch.dtype")
         total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         if not 0 <= offset <= total or offset % dtype.itemsize:
             raise epkit.ArgumentError(f"get_local_buffer_tensor: offset is {offset}, must be a multiple of {dtype.itemsize} up to "
@@ -302,6 +304,12 @@ class Buffer(OfThisProcess):
         if num_tokens_per_expert is None or (topk_idx is None and is_token_in_rank is None):
             raise AssertionError("dispatch: without a handle give num_tokens_per_rank, is_token_in_rank and "
                                  "num_tokens_per_expert of get_dispatch_layout()")
+        want_tensor(num_tokens_per_expert, "dispatch", "num_tokens_per_expert", "[E]")
+        if is_token_in_rank is not None:
+            want_tensor(is_token_in_rank, "dispatch", "is_token_in_rank", "[N, R]")
+            if topk_idx is not None and is_token_in_rank.shape != (topk_idx.shape[0], self.group_size):
+                raise epkit.ArgumentError(f"dispatch: is_token_in_rank: shape is {list(is_token_in_rank.shape)}, must be "
+                                          f"{[topk_idx.shape[0], self.group_size]}")
         mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
         return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
                                alignment=alignment, max_recv_tokens=worst, stream=order.stream)
@@ -439,8 +447,13 @@ class Buffer(OfThisProcess):
                                       "quantise behind the dispatch")
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
-        most = num_max_dispatch_tokens_per_rank
-        if not 0 <= x.shape[0] <= most:
+        want_tensor(x, "low_latency_dispatch", "x", "[N, H]")
+        want_tensor(topk_idx, "low_latency_dispatch", "topk_idx", "[N, K]")
+        most = want_integer(num_max_dispatch_tokens_per_rank, "low_latency_dispatch", "num_max_dispatch_tokens_per_rank")
+        num_experts = want_integer(num_experts, "low_latency_dispatch", "num_experts")
+        if most < 1:
+            raise epkit.ArgumentError(f"low_latency_dispatch: num_max_dispatch_tokens_per_rank is {most}, must be 1 or more")
+        if x.shape[0] > most:
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
@@ -455,7 +468,7 @@ class Buffer(OfThisProcess):
         return out, rows.count, handle, event, rows.finish
 
     def _own_row(self, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-        return stats[self.rank] if stats is not None and stats.dim() == 2 else stats
+        return stats[self.rank] if isinstance(stats, torch.Tensor) and stats.dim() == 2 else stats
 
     def _low_latency_of(self, handle: Any, call: str) -> _Call:
         known = getattr(handle, "behind", None) or _origin_of(handle, 5)
