@@ -138,11 +138,14 @@ class Mark:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(stream)
 
-    def wait(self) -> None:
-        """torch's current stream is behind it from here on. One that is being captured cannot wait for what is not in the
-        capture: the program has waited before."""
+    def wait(self, *tensors: torch.Tensor) -> None:
+        """torch's current stream is behind it from here on, and may write to the tensors. One that is being captured cannot
+        wait for what is not in the capture: the program has waited before."""
         if self._event is not None and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().wait_event(self._event)
+            current = torch.cuda.current_stream()
+            current.wait_event(self._event)
+            for tensor in tensors:  # of the communication stream: its allocator has to know who else uses them
+                tensor.record_stream(current)
 
 
 def new_comm_stream(comm: epkit.Communicator) -> Optional[torch.cuda.Stream]:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import epkit
-from epkit._tensors import OfThisProcess
+from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
 from ._order import Event, Mark, Order, new_comm_stream
 from .utils.envs import check_torch_deterministic
@@ -53,49 +53,62 @@ class Config(NamedTuple):
 class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
 
-    All but the first are made when they are asked for, in torch's current stream: programs hand a handle on and seldom
-    look into it.
+    All but the first get their contents when one is asked for, in torch's current stream: programs hand a handle on and
+    seldom look into it. The tensors themselves are there from the beginning: torch.compile reads the tuple past its methods.
 
     rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
     recv_channel_prefix_matrix int32 [R, 1], recv_src_idx int32 [n] (token index on its source rank), is_token_in_rank bool
     [N, R], send_head int32 [N, R] (number of the token among those for that rank, or -1).
     """
     plan: epkit.Plan
-    _sources: torch.Tensor
-    _in_rank: Optional[torch.Tensor] = None  # of a handle that a program has made of six tensors
     _mark: Optional[Mark] = None
-    _all: Optional[Tuple[torch.Tensor, ...]] = None
+    _filled = True  # of a handle that a program has made of six tensors
 
     @classmethod
     def of(cls, plan: epkit.Plan, data: epkit.Metadata, in_rank: torch.Tensor, mark: Optional[Mark]) -> "Handle":
-        n_recv = plan.n_recv if plan.n_recv is not None else plan.out_rows
-        handle = cls((data.rank_prefix,) * 6)
-        handle.plan, handle._sources, handle._in_rank = plan, data.recv_source[:n_recv], in_rank
+        """In the communication stream. The handle keeps the tensors of `data` but the first for its own contents."""
+        prefix, n_recv = data.rank_prefix, plan.n_recv if plan.n_recv is not None else plan.out_rows
+        handle = cls((prefix, prefix.new_empty((plan.comm.size, 1)), data.psum_rank.view(-1, 1), data.recv_source[:n_recv],
+                      in_rank, prefix.new_empty((plan.n_tokens, plan.comm.size))))
+        handle.plan, handle._filled = plan, False
         if mark is not None and mark.capturing:
-            handle._make()
+            handle._every()
         handle._mark = mark
         return handle
 
-    def _make(self) -> Tuple[torch.Tensor, ...]:
-        if self._all is None and self._in_rank is None:
-            self._all = tuple(super().__iter__())
-        elif self._all is None:
-            assert self._in_rank is not None
+    def _every(self) -> Tuple[torch.Tensor, ...]:
+        """All six, with their contents."""
+        every = tuple(super().__iter__())
+        if not self._filled:
+            self._filled = True
             if self._mark is not None:
-                self._mark.wait()
-            prefix, in_rank = super().__getitem__(0), self._in_rank.to(torch.bool)
-            own = prefix[:, self.plan.comm.rank]
-            counts = torch.diff(own, prepend=own.new_zeros(1))
-            number = in_rank.cumsum(0, dtype=torch.int32) - 1
-            self._all = (prefix, in_rank.sum(0, dtype=torch.int32).view(-1, 1), counts.view(-1, 1), self._sources % _STRIDE,
-                         self._in_rank, torch.where(in_rank, number, -1))
-        return self._all
+                self._mark.wait(*every)
+            with torch.inference_mode():  # outside of which tensors that were made within it cannot be written
+                self._fill(*every)
+        return every
+
+    def _fill(self, prefix: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, source: torch.Tensor,
+              in_rank: torch.Tensor, head: torch.Tensor) -> None:
+        chosen, own = in_rank.to(torch.bool), prefix[:, self.plan.comm.rank]
+        sent.copy_(chosen.sum(0, dtype=torch.int32).view(-1, 1))
+        received.copy_(torch.diff(own, prepend=own.new_zeros(1)).view(-1, 1))
+        source.remainder_(_STRIDE)
+        head.copy_(torch.where(chosen, chosen.cumsum(0, dtype=torch.int32) - 1, -1))
 
     def __getitem__(self, index: Any) -> Any:
-        return super().__getitem__(0) if index == 0 else self._make()[index]
+        return super().__getitem__(0) if index == 0 else self._every()[index]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._make())
+        return iter(self._every())
+
+    def __add__(self, other: Any) -> Any:
+        return self._every() + tuple(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return tuple(other) + self._every()
+
+    def __repr__(self) -> str:
+        return repr(self._every())
 
 
 class _Call(NamedTuple):
@@ -105,7 +118,7 @@ class _Call(NamedTuple):
     most: int
 
 
-class LowLatencyHandle(Tuple[Any, ...]):
+class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
     """(src_info int32 [L, R*M], layout_range int64 [L, R], M, H, E), and the call behind them."""
     behind: _Call
 
@@ -132,7 +145,7 @@ class _Runtime:
         return self._comm.device.index or 0
 
 
-class Buffer:
+class Buffer(OfThisProcess):
     """Expert-parallel communication of a group of ranks on one host: dispatch and combine, also with low latency.
 
     Attributes: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_sms (of the class), runtime.
@@ -232,6 +245,8 @@ class Buffer:
         DeepEP shows its communication memory here, which programs write zeros to after a failure. Here it is memory of
         the buffer that no call reads or writes, zeros at first: what calls use is always clean.
         """
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"get_local_buffer_tensor: dtype is a {type(dtype).__name__}, must be a torch.dtype")
         total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         if not 0 <= offset <= total or offset % dtype.itemsize:
             raise epkit.ArgumentError(f"get_local_buffer_tensor: offset is {offset}, must be a multiple of {dtype.itemsize} up to "
@@ -289,6 +304,12 @@ class Buffer:
         if num_tokens_per_expert is None or (topk_idx is None and is_token_in_rank is None):
             raise AssertionError("dispatch: without a handle give num_tokens_per_rank, is_token_in_rank and "
                                  "num_tokens_per_expert of get_dispatch_layout()")
+        want_tensor(num_tokens_per_expert, "dispatch", "num_tokens_per_expert", "[E]")
+        if is_token_in_rank is not None:
+            want_tensor(is_token_in_rank, "dispatch", "is_token_in_rank", "[N, R]")
+            if topk_idx is not None and is_token_in_rank.shape != (topk_idx.shape[0], self.group_size):
+                raise epkit.ArgumentError(f"dispatch: is_token_in_rank: shape is {list(is_token_in_rank.shape)}, must be "
+                                          f"{[topk_idx.shape[0], self.group_size]}")
         mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
         return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
                                alignment=alignment, max_recv_tokens=worst, stream=order.stream)
@@ -302,7 +323,7 @@ class Buffer:
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
         handle = Handle.of(plan, data, is_token_in_rank, order.mark())
         _origins[handle[0]] = plan
-        return handle, (data.rank_prefix, data.recv_source, is_token_in_rank)
+        return handle, tuple(tuple.__iter__(handle))
 
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
@@ -426,8 +447,13 @@ class Buffer:
                                       "quantise behind the dispatch")
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
-        most = num_max_dispatch_tokens_per_rank
-        if not 0 <= x.shape[0] <= most:
+        want_tensor(x, "low_latency_dispatch", "x", "[N, H]")
+        want_tensor(topk_idx, "low_latency_dispatch", "topk_idx", "[N, K]")
+        most = want_integer(num_max_dispatch_tokens_per_rank, "low_latency_dispatch", "num_max_dispatch_tokens_per_rank")
+        num_experts = want_integer(num_experts, "low_latency_dispatch", "num_experts")
+        if most < 1:
+            raise epkit.ArgumentError(f"low_latency_dispatch: num_max_dispatch_tokens_per_rank is {most}, must be 1 or more")
+        if x.shape[0] > most:
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
@@ -442,7 +468,7 @@ class Buffer:
         return out, rows.count, handle, event, rows.finish
 
     def _own_row(self, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-        return stats[self.rank] if stats is not None and stats.dim() == 2 else stats
+        return stats[self.rank] if isinstance(stats, torch.Tensor) and stats.dim() == 2 else stats
 
     def _low_latency_of(self, handle: Any, call: str) -> _Call:
         known = getattr(handle, "behind", None) or _origin_of(handle, 5)

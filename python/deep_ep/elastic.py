@@ -115,7 +115,7 @@ _PP = "use torch.distributed.send and recv (NCCL) between pipeline stages"
 _AGRS = "use torch.distributed.all_gather_into_tensor and reduce_scatter_tensor (NCCL)"
 
 
-class ElasticBuffer:
+class ElasticBuffer(OfThisProcess):
     """Dispatch and combine of a group of ranks on one host.
 
     Arguments:
@@ -139,6 +139,8 @@ class ElasticBuffer:
                  allow_hybrid_mode: bool = True, allow_multiple_reduction: bool = True,
                  prefer_overlap_with_compute: bool = True, sl_idx: int = 3, num_allocated_qps: int = 0,
                  num_cpu_timeout_secs: int = 300, num_gpu_timeout_secs: int = 100, explicitly_destroy: bool = False) -> None:
+        if group is None:
+            raise ValueError("ElasticBuffer: group is None, must be a process group")
         self._comm = epkit.Communicator(group, timeout=num_cpu_timeout_secs)
         self._comm_stream = new_comm_stream(self._comm)
         self.group = group

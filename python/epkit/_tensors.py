@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small helpers around tensors and streams that every call uses."""
 import contextlib
+import operator
 import threading
 from typing import Any, ContextManager, Dict, NoReturn, Optional, Protocol, Sequence, Tuple, TypeVar, Union, overload
 
 import torch
+
+from ._native import ArgumentError
 
 ALIGNMENT = 16  # of every pointer that the library takes
 
@@ -32,6 +35,22 @@ class OfThisProcess:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(f"{type(self).__module__}.{type(self).__name__} cannot be pickled: it belongs to a communicator of "
                         "this process; make one in each process")
+
+
+def want_tensor(value: Any, call: str, name: str, dims: Optional[str] = None) -> None:
+    """Refuses what is no tensor; with `dims`, such as "[N, K]", one of another number of dimensions."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{call}: {name} is a {type(value).__name__}, must be a tensor")
+    if dims is not None and value.dim() != dims.count(",") + 1:
+        raise ArgumentError(f"{call}: {name}: shape is {list(value.shape)}, must be {dims}")
+
+
+def want_integer(value: Any, call: str, name: str) -> int:
+    """The number that an integer of any type is; refuses what is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{call}: {name} is a {type(value).__name__}, must be an integer") from None
 
 
 @overload

@@ -2,12 +2,15 @@
 """Differentiable dispatch and combine, and a mixture-of-experts layer of the two.
 
 The gradient of a dispatch is a combine on the same plan, and the other way round, so that gradients are added up in the
-same order in every run, too. Rows are bfloat16.
+same order in every run, too. Rows are bfloat16. There are no gradients of gradients.
 """
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
+from ._native import ArgumentError
+from ._tensors import zeros
 from .communicator import Communicator
 from .plan import Plan
 
@@ -23,6 +26,7 @@ class _Dispatch(torch.autograd.Function):
         return rows.x, rows.topk_weights
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_x: torch.Tensor, grad_weights: Optional[torch.Tensor] = None) -> Any:
         plan: Plan = ctx.plan
         if grad_weights is not None:
@@ -40,9 +44,12 @@ class _Combine(torch.autograd.Function):
         return plan.combine(x)[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         plan: Plan = ctx.plan
-        rows = plan.dispatch(grad.to(torch.bfloat16).contiguous()).x
+        # Where the capacity is fixed, what the dispatch leaves unwritten is the gradient of rows that are nobody's.
+        out = zeros((max(ctx.rows, plan.out_rows), grad.shape[1]), torch.bfloat16, grad.device) if plan.fixed else None
+        rows = plan.dispatch(grad.to(torch.bfloat16).contiguous(), out=out).x
         if plan.expanded and plan.comm.is_cuda and plan.expert_start is not None and not plan.zero_padding:
             _zero_padding(plan, rows)
         return None, rows[:ctx.rows]
@@ -89,4 +96,7 @@ def moe(comm: Communicator, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
     rows, weights = dispatch(plan, x, topk_weights)
     assert weights is not None
     y = experts(rows, plan.recv_per_expert)
+    if not isinstance(y, torch.Tensor) or y.shape != rows.shape:
+        what = list(y.shape) if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
+        raise ArgumentError(f"moe: experts returned {what}, must return a tensor of the shape of its rows, {list(rows.shape)}")
     return combine(plan, (y.float() * weights.unsqueeze(1)).to(torch.bfloat16))

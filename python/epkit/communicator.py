@@ -3,6 +3,7 @@
 import atexit
 import datetime
 import functools
+import numbers
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, Union
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from . import _native
 from ._native import _C
-from ._tensors import OfThisProcess, Stream, stream_pointer
+from ._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
 
 if TYPE_CHECKING:
     from .lowlatency import LowLatency
@@ -51,6 +52,13 @@ def _meaning(error: RuntimeError) -> Exception:
     return error
 
 
+def _rank_in(group: Any) -> int:
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"Communicator: group is a {type(group).__name__}, must be a process group of torch.distributed, or a "
+                        "communicator of mpi4py")
+    return dist.get_rank(group)
+
+
 def _gather_of_group(group: Optional[dist.ProcessGroup]) -> _Gather:
     """An all-gather of bytes over a process group of torch.distributed: what the library asks for while it is created."""
     size = dist.get_world_size(group)
@@ -78,11 +86,15 @@ def _gather_of_mpi(comm: Any) -> _Gather:
 
 
 def _choose_backend(backend: Optional[str], device: Union[None, str, torch.device]) -> str:
-    if device is not None and backend is None:
-        backend = "cuda" if torch.device(device).type == "cuda" else "host"
+    if device is not None:
+        kind = torch.device(device).type
+        if kind not in ("cuda", "cpu"):
+            raise ValueError(f"Communicator: device is {str(device)!r}, must be a CUDA device or the CPU")
+        backend = backend or ("cuda" if kind == "cuda" else "host")
+    name = "backend" if backend else "$EPKIT_BACKEND"
     backend = backend or os.environ.get("EPKIT_BACKEND") or ("cuda" if torch.cuda.is_available() else "host")
     if backend not in ("cuda", "host"):
-        raise ValueError(f"Communicator: backend is {backend!r}, neither 'cuda' nor 'host'")
+        raise ValueError(f"Communicator: {name} is {backend!r}, neither 'cuda' nor 'host'")
     return backend
 
 
@@ -90,6 +102,8 @@ def _milliseconds(timeout: Optional[float]) -> int:
     """What the library takes as a deadline: 0 is its default."""
     if timeout is None:
         return 0
+    if not isinstance(timeout, numbers.Real):
+        raise TypeError(f"Communicator: timeout is a {type(timeout).__name__}, must be a number of seconds")
     if not timeout > 0:
         raise ValueError(f"Communicator: timeout is {timeout}, must be more than 0 seconds")
     return max(1, int(min(timeout * 1000, 2**31 - 1)))
@@ -126,9 +140,10 @@ class Communicator(OfThisProcess):
         elif not dist.is_initialized():
             raise RuntimeError("Communicator: call torch.distributed.init_process_group() first, or give a communicator of mpi4py")
         else:
-            rank, size, gather = dist.get_rank(group), dist.get_world_size(group), _gather_of_group(group)
-            if rank < 0:
+            # A subgroup that this process is not in is another object, of no type that torch tells of.
+            if group is dist.GroupMember.NON_GROUP_MEMBER or (rank := _rank_in(group)) < 0:
                 raise ValueError("Communicator: this process is no member of the group")
+            size, gather = dist.get_world_size(group), _gather_of_group(group)
         self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout),
                             self.device.index if self.is_cuda else -1,
                             _native.COMM_CHECK_VALUES if check_values else 0))
@@ -271,9 +286,8 @@ class Communicator(OfThisProcess):
 
         Returns (tokens_per_rank int32 [R], tokens_per_expert int32 [E], token_in_rank bool [N, R]).
         """
-        if topk_idx.dim() != 2:
-            raise _native.ArgumentError(f"layout: topk_idx: shape is {list(topk_idx.shape)}, must be [N, K]")
-        if num_experts < 1 or num_experts % self.size:
+        want_tensor(topk_idx, "layout", "topk_idx", "[N, K]")
+        if want_integer(num_experts, "layout", "num_experts") < 1 or num_experts % self.size:
             raise _native.ArgumentError(f"layout: num_experts is {num_experts}, no multiple of {self.size} ranks")
         per_rank = torch.empty(self.size, dtype=torch.int32, device=self.device)
         per_expert = torch.empty(num_experts, dtype=torch.int32, device=self.device)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from . import _native
-from ._tensors import OfThisProcess, Stream, aligned, stream_pointer, zeros
+from ._tensors import OfThisProcess, Stream, aligned, stream_pointer, want_integer, want_tensor, zeros
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -84,10 +84,10 @@ class LowLatency(OfThisProcess):
             recv_stats: int32 [L]: rows received are added to it. wait_cost: int64 [R]: nanoseconds of waiting.
             hook: only send; `finish` of the result receives.
         """
-        max_tokens = max_tokens or self.max_tokens
+        max_tokens = self.max_tokens if max_tokens is None else max_tokens
         if fp8 and ue8m0 and self.hidden % 512:
             raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
-        device, rows = self.comm.device, self.comm.size * max_tokens
+        device, rows = self.comm.device, self.comm.size * want_integer(max_tokens, "low_latency_dispatch", "max_tokens")
         # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
         make = torch.empty if self.comm.is_cuda else zeros
         recv_x = make((self.num_local, rows, self.hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16, device=device)
@@ -122,7 +122,8 @@ class LowLatency(OfThisProcess):
 
         Returns (out [N, H] bfloat16, finish or None).
         """
-        max_tokens = max_tokens or self.max_tokens
+        max_tokens = self.max_tokens if max_tokens is None else max_tokens
+        want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
         if out is None:
             out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
@@ -138,7 +139,7 @@ class LowLatency(OfThisProcess):
 
         Valid until that combine: ask for it before each.
         """
-        max_tokens = max_tokens or self.max_tokens
+        max_tokens = self.max_tokens if max_tokens is None else max_tokens
         memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._native.combine_buffer(max_tokens))
         return memory.view(torch.bfloat16).view(self.num_local, self.comm.size * max_tokens, self.hidden)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple, Union
 import torch
 
 from . import _native
-from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer, zeros
+from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer, want_tensor, zeros
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -105,7 +105,7 @@ class Plan(OfThisProcess):
     def _outputs(self, rows: torch.Tensor, scales: Optional[torch.Tensor], want_weights: bool, want_topk_idx: bool,
                  column_major_scales: bool, recv_x: Optional[torch.Tensor]) -> Rows:
         recv_scales = recv_idx = recv_weights = None
-        _want_tensor(rows, "dispatch")
+        want_tensor(rows, "dispatch", "x")
         if recv_x is None:
             recv_x = self._new(self.out_rows, rows.shape[-1], dtype=rows.dtype)
         n = recv_x.shape[0]
@@ -139,7 +139,7 @@ class Plan(OfThisProcess):
             raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
         first, second = (aligned(biases[i]) if i < len(biases) else None for i in range(2))
         if out is None:
-            _want_tensor(x, "combine")
+            want_tensor(x, "combine", "x")
             out = torch.empty((self.n_tokens, x.shape[-1]), dtype=torch.bfloat16, device=self.comm.device)
         weights = None
         if topk_weights is not None:
@@ -179,11 +179,6 @@ class Plan(OfThisProcess):
                             new(1), new(ranks), new(local), new(local), new(ranks, ranks))
             self._native.metadata(*data, source_stride, pointer)
         return data
-
-
-def _want_tensor(x: Any, call: str) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{call}: x is a {type(x).__name__}, must be a tensor")
 
 
 def _tokens(topk_idx: Optional[torch.Tensor], token_in_rank: Optional[torch.Tensor]) -> int:

@@ -12,6 +12,11 @@ struct ll_object {
     ep_ll *ll;     /* NULL: freed */
     bool exported; /* a tensor showed its buffer: the communicator frees it */
     int max_tokens, hidden, n_experts, n_local, topk;
+    uint64_t last_call; /* of a dispatch */
+    struct {
+        uint64_t call;
+        int64_t max_tokens;
+    } dispatched[2]; /* those that a combine may still answer, by call % 2 */
 };
 
 /* Memory of an ep_ll that became a tensor lives as long as the tensor: it goes with the communicator then. */
@@ -80,6 +85,26 @@ PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nar
     ll->member.noun = "low-latency object";
     member_add(comm, &ll->member);
     return (PyObject *)ll;
+}
+
+static void note_dispatch(struct ll_object *ll, uint64_t call, int64_t max_tokens)
+{
+    ll->last_call = call;
+    ll->dispatched[call % 2].call = call;
+    ll->dispatched[call % 2].max_tokens = max_tokens;
+}
+
+/* The library takes x of a combine to have as many rows as the dispatch gave, and asks for no number. */
+static bool answers_size(const struct ll_object *ll, uint64_t call, int64_t max_tokens)
+{
+    const uint64_t number = call ? call : ll->last_call;
+    const int64_t had = ll->dispatched[number % 2].max_tokens;
+
+    if (!number || ll->dispatched[number % 2].call != number || had == max_tokens)
+        return true;
+    raise_arg("low_latency_combine: max_tokens is %lld, but the dispatch that it answers had %lld",
+              (long long)max_tokens, (long long)had);
+    return false;
 }
 
 /* One tensor of a call: reads it as `want` says. */
@@ -182,7 +207,10 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     Py_BEGIN_ALLOW_THREADS;
     status = comm->cuda ? ep_ll_dispatch(ll->ll, &dispatch, stream) : ep_ll_dispatch_sync(ll->ll, &dispatch);
     Py_END_ALLOW_THREADS;
-    return status == EP_OK ? PyLong_FromUnsignedLongLong(number) : raise_status(status);
+    if (status != EP_OK)
+        return raise_status(status);
+    note_dispatch(ll, number, max_tokens);
+    return PyLong_FromUnsignedLongLong(number);
 }
 
 static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -207,7 +235,7 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     max_tokens = want_int(args[5], call, "max_tokens", &ok);
     combine.flags = (uint32_t)want_int(args[7], call, "flags", &ok);
     stream = stream_of(args[8]);
-    if (!ok || PyErr_Occurred() ||
+    if (!ok || PyErr_Occurred() || !answers_size(ll, (uint64_t)number, max_tokens) ||
         !get(ll, args[0],
              (struct want){call, "x", IS(BF16), 3, {ll->n_local, max_tokens * comm->nranks, ll->hidden}, false, false},
              &x) ||

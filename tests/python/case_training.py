@@ -7,7 +7,7 @@ import tempfile
 import epkit
 import torch
 import torch.distributed as dist
-from ranks import need_operators, run
+from ranks import need_operators, raises, run
 
 TOKENS, HIDDEN, EXPERTS, TOPK, STEPS, INNER = 32, 64, 8, 2, 6, 32
 
@@ -184,3 +184,40 @@ def gradients(rank, size):
 
 def test_gradients_are_exact():
     run(2, gradients)
+
+
+def limits(rank, size):
+    """What a layer cannot do is refused, instead of a result that looks like one."""
+    comm = epkit.Communicator()
+    torch.manual_seed(rank)
+    topk_idx, weights = torch.rand(6, 2 * size).topk(2).indices, torch.rand(6, 2).requires_grad_()
+    x = torch.randn(6, 32).to(torch.bfloat16).requires_grad_()
+    for experts, words in ((lambda rows, counts: rows[:1], "experts [1, 32]"), (lambda rows, counts: None, "experts NoneType")):
+        raises(epkit.ArgumentError, "moe shape " + words, epkit.moe, comm, x, topk_idx, weights, 2 * size, experts)
+    out = epkit.moe(comm, x, topk_idx, weights, 2 * size, lambda rows, counts: rows * rows)
+    grads = torch.autograd.grad(out.float().sum(), (x, weights), create_graph=True)
+    for grad in grads:  # of which a gradient would have to go through dispatch and combine again
+        raises(RuntimeError, "twice once_differentiable", grad.float().sum().backward)
+
+
+def test_limits_of_a_layer():
+    run(2, limits)
+
+
+def spare(rank, size):
+    """A plan of fixed capacity: rows that nobody sent get a gradient of 0, as many as there are."""
+    comm = epkit.Communicator()
+    torch.manual_seed(rank)
+    topk_idx = torch.rand(6, 2 * size).topk(2).indices
+    for expanded in (False, True):
+        plan = comm.plan(topk_idx, 2 * size, expanded=expanded, max_recv_tokens=40)
+        data = plan.metadata(6)
+        received = int(data.count_exact.sum() if expanded else data.n_recv_tokens)
+        for rows in (40, 50, received):
+            y = torch.randn(rows, 32).to(torch.bfloat16).requires_grad_()
+            epkit.combine(plan, y).float().sum().backward()
+            assert torch.equal(y.grad[:received], torch.ones_like(y)[:received]) and not y.grad[received:].any()
+
+
+def test_gradients_of_spare_rows_are_0():
+    run(2, spare)

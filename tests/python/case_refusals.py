@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that are of another kind, or do not fit each other: the exception names the argument, before anything is sent."""
+import functools
+import os
+
+import deep_ep
+import epkit
+import torch
+import torch.distributed as dist
+from ranks import raises, run
+
+H = 128
+
+
+def setting(size):
+    topk_idx = torch.arange(12).view(6, 2) % (2 * size)
+    return topk_idx, torch.ones(6, H, dtype=torch.bfloat16), torch.rand(6, 2)
+
+
+def kinds(rank, size):
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 12)
+    topk_idx, x, weights = setting(size)
+    experts, bad = 2 * size, epkit.ArgumentError
+    send = buffer.low_latency_dispatch
+    raises(TypeError, "low_latency_dispatch x NoneType tensor", send, None, topk_idx, 8, experts)
+    raises(TypeError, "low_latency_dispatch x tuple tensor", send, (x, x), topk_idx, 8, experts)
+    raises(TypeError, "low_latency_dispatch topk_idx list", send, x, [[1, 2]], 8, experts)
+    raises(bad, "low_latency_dispatch x shape [N, H]", send, x[0], topk_idx, 8, experts)
+    raises(bad, "low_latency_dispatch topk_idx shape [N, K]", send, x, topk_idx[:, 0], 8, experts)
+    raises(TypeError, "num_max_dispatch_tokens_per_rank NoneType integer", send, x, topk_idx, None, experts)
+    raises(TypeError, "num_max_dispatch_tokens_per_rank float integer", send, x, topk_idx, 8.0, experts)
+    raises(TypeError, "num_experts NoneType integer", send, x, topk_idx, 8, None)
+    for most in (0, -1):
+        raises(bad, f"num_max_dispatch_tokens_per_rank {most}", send, x[:0], topk_idx[:0], most, experts)
+    raises(TypeError, "wait_cost list", functools.partial(send, dispatch_wait_recv_cost_stats=[0, 0]), x, topk_idx, 8, experts)
+    rows, _, handle, _, _ = send(x, topk_idx, 8, experts, use_fp8=False)
+    raises(TypeError, "low_latency_combine topk_idx NoneType", buffer.low_latency_combine, rows, None, weights, handle)
+    raises(TypeError, "layout topk_idx NoneType", buffer.get_dispatch_layout, None, experts)
+    raises(TypeError, "layout num_experts NoneType", buffer.get_dispatch_layout, topk_idx, None)
+    raises(TypeError, "get_local_buffer_tensor dtype NoneType", buffer.get_local_buffer_tensor, None)
+    layout = buffer.get_dispatch_layout(topk_idx, experts)
+    args = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2],
+            "topk_idx": topk_idx, "topk_weights": weights}
+    raises(TypeError, "num_tokens_per_expert list", buffer.dispatch, x, **{**args, "num_tokens_per_expert": [1, 2]})
+    raises(TypeError, "is_token_in_rank list", buffer.dispatch, x, **{**args, "is_token_in_rank": layout[3].tolist()})
+    raises(bad, "is_token_in_rank shape", buffer.dispatch, x, **{**args, "is_token_in_rank": layout[3][1:]})
+    got, _, _, _, handle, _ = buffer.dispatch(x, **args)
+    assert torch.equal(buffer.combine(got, handle)[0].float(), x.float() * layout[3].sum(1, keepdim=True))
+
+
+def test_kinds_of_arguments():
+    run(2, kinds)
+
+
+def sizes(rank, size):
+    """A combine of fewer rows than its dispatch gave would read what lies behind them."""
+    comm = epkit.Communicator()
+    topk_idx, x, weights = setting(size)
+    calls, bad = comm.low_latency(8, H, 2 * size, 2), epkit.ArgumentError
+    raises(bad, "max_tokens 0", calls.dispatch, x[:0], topk_idx[:0], max_tokens=0)
+    for most in (8, 6):
+        rows = calls.dispatch(x, topk_idx, max_tokens=most)
+        other = torch.full((2, size * 7, H), 7, dtype=torch.bfloat16)
+        for call in (rows.call, 0):
+            raises(bad, f"low_latency_combine max_tokens 7 {most}", calls.combine, other, topk_idx, weights, call=call,
+                   max_tokens=7)
+        out, _ = calls.combine(rows.x, topk_idx, torch.ones_like(weights), call=rows.call, max_tokens=most)
+        assert torch.equal(out, x * 2)
+    before = calls.dispatch(x, topk_idx, max_tokens=7)  # the one before is remembered as well
+    calls.dispatch(x, topk_idx, max_tokens=6)
+    raises(bad, "max_tokens 6 7", calls.combine, rows.x, topk_idx, weights, call=before.call, max_tokens=6)
+    out, _ = calls.combine(before.x, topk_idx, torch.ones_like(weights), call=before.call, max_tokens=7)
+    assert torch.equal(out, x * 2)
+
+
+def test_a_combine_has_the_size_of_its_dispatch():
+    run(2, sizes)
+
+
+def groups(rank, size):
+    half = [dist.new_group([0, 2]), dist.new_group([3, 1])]
+    mine, other = half if rank in (0, 2) else half[::-1]
+    for make in (deep_ep.Buffer, deep_ep.ElasticBuffer, epkit.Communicator):
+        raises(ValueError, "Communicator no member group", make, other)
+        raises(TypeError, "group list process", make, [0, 1])
+        raises(TypeError, "group str process", make, "0")
+    raises(ValueError, "ElasticBuffer group None", deep_ep.ElasticBuffer, None)
+    raises(ValueError, "device meta CUDA CPU", epkit.Communicator, device="meta")
+    raises(TypeError, "timeout str seconds", epkit.Communicator, timeout="30")
+    before = os.environ["EPKIT_BACKEND"]
+    os.environ["EPKIT_BACKEND"] = "rocm"
+    raises(ValueError, "$EPKIT_BACKEND rocm", epkit.Communicator)
+    os.environ["EPKIT_BACKEND"] = before
+    # Two groups in turn, one of them in another order than its ranks.
+    pair, every = deep_ep.Buffer(mine), deep_ep.Buffer(dist.group.WORLD)
+    assert pair.group_size == 2 and pair.rank == dist.get_rank(mine) and every.rank == rank
+    for step in range(3):
+        torch.manual_seed(10 * step + rank)
+        for buffer in (pair, every):
+            experts = 2 * buffer.group_size
+            topk_idx = torch.rand(6, experts).topk(2).indices
+            x = torch.randint(-8, 8, (6, H)).to(torch.bfloat16)
+            layout = buffer.get_dispatch_layout(topk_idx, experts)
+            rows, _, _, _, handle, _ = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx)
+            out = buffer.combine(rows, handle)[0]
+            assert torch.equal(out.float(), x.float() * layout[3].sum(1, keepdim=True))
+
+
+def test_groups():
+    run(4, groups)
