@@ -77,11 +77,29 @@ epkit_apt() {
 
 epkit_apt_install() {
     epkit_await_lock || return 1
-    epkit_apt install -y --no-install-recommends --allow-downgrades --allow-change-held-packages "$@"
+    epkit_apt install -y --no-install-recommends --allow-downgrades "$@"
 }
 
 epkit_apt_mark() {
     apt-mark -o Dir::State::lists="$EPKIT_STATE/apt/lists" -o Dir::Cache="$EPKIT_STATE/apt/cache" "$@"
+}
+
+# Somebody's hold of a package that the recipe names gives way to the recipe, and is there again afterwards; that of any
+# other package stays, and apt refuses what would break it. A run that was killed left it noted.
+# epkit_hold WORD NAME...: WORD is hold or unhold; names that were not held are passed over.
+epkit_hold() {
+    if [ ! -s "$EPKIT_BEFORE/hold" ]; then return 0; fi
+    word=$1
+    shift
+    for name in "$@"; do
+        case $name in
+        *.deb) name=$(dpkg-deb -f "$name" Package) ;;
+        *) name=${name%%=*} ;;
+        esac
+        if grep -qx "$name\(:[a-z0-9]*\)\{0,1\}" "$EPKIT_BEFORE/hold" && dpkg-query -W "$name" >/dev/null 2>&1; then
+            epkit_apt_mark "$word" "$name"
+        fi
+    done
 }
 
 # "NAME VERSION" of what is installed, or half installed.
@@ -117,6 +135,7 @@ epkit_packages_keep() {
     epkit_copy_files "$EPKIT_BEFORE/books" $epkit_accounts $epkit_books
     epkit_apt_mark showauto | sort >"$EPKIT_BEFORE/auto"
     epkit_packages_residue >"$EPKIT_BEFORE/residue"
+    epkit_apt_mark showhold | sort >"$EPKIT_BEFORE/hold"
     epkit_packages >"$EPKIT_BEFORE/packages.new"
     sync
     mv "$EPKIT_BEFORE/packages.new" "$EPKIT_BEFORE/packages"
@@ -157,13 +176,17 @@ epkit_packages_fetch() {
     epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
     epkit_configure || true # apt does nothing before this; what is left of it, apply repairs
     epkit_apt update
-    epkit_apt_install --download-only "$@"
+    epkit_apt_install --allow-change-held-packages --download-only "$@"
 }
 
 epkit_packages_apply() {
     epkit_packages_keep
     epkit_packages_repair
-    epkit_apt_install "$@"
+    epkit_hold unhold "$@"
+    code=0
+    epkit_apt_install "$@" || code=$?
+    epkit_hold hold "$@"
+    if [ "$code" -ne 0 ]; then return "$code"; fi
     epkit_packages_mark "$@"
     epkit_packages_note
 }
@@ -211,7 +234,7 @@ epkit_packages_changes() {
 # One transaction. If it would remove anything else (somebody has installed what needs it), nothing is done.
 epkit_packages_revert() {
     case " $* " in *=*) epkit_apt update ;; esac
-    removed=$(epkit_apt_install -s "$@" | sed -n 's/^\(Remv\|Purg\) \([^ ]*\).*/\2/p')
+    removed=$(epkit_apt_install --allow-change-held-packages -s "$@" | sed -n 's/^\(Remv\|Purg\) \([^ ]*\).*/\2/p')
     for package in $removed; do
         for mine in "$@"; do
             case $mine in "$package-" | "$package:"*-) continue 2 ;; esac
@@ -219,7 +242,7 @@ epkit_packages_revert() {
         echo "not undone: $package was installed later and needs what this step installed; remove it first" >&2
         return 1
     done
-    epkit_apt_install "$@"
+    epkit_apt_install --allow-change-held-packages "$@"
 }
 
 # Purges what the step brought and has been removed: also by an undo that was killed between the two. What had been removed
@@ -248,6 +271,8 @@ epkit_packages_undo() {
     # shellcheck disable=SC2086
     if [ -n "$changes" ]; then epkit_packages_revert $changes; fi
     epkit_packages_purge "$@"
+    # shellcheck disable=SC2046
+    epkit_hold hold $(cut -d: -f1 "$EPKIT_BEFORE/hold" 2>/dev/null)
     if [ -e "$EPKIT_BEFORE/packages" ]; then epkit_books_restore; fi
     rm -f "$EPKIT_STATE/now"
 }
