@@ -427,21 +427,31 @@ epkit_copy() {
     done
 }
 
+# epkit_keep_name NAME: what is in the folder under a name of the set is kept, once, before the set first replaces it.
+# What an earlier set has put there is not. A name of bin/ is kept apart, for bin itself is nobody's.
+epkit_keep_name() {
+    if grep -qsxF -e "$1" "$EPKIT_BEFORE/examined" "$list"; then return 0; fi
+    if [ -e "$to/$1" ] || [ -L "$to/$1" ]; then
+        case $1 in
+        bin/*) kept="$EPKIT_BEFORE/kept-bin" ;;
+        *) kept="$EPKIT_BEFORE/kept" ;;
+        esac
+        rm -rf "$EPKIT_BEFORE/kept.new"
+        mkdir -p "$kept"
+        cp -a "$to/$1" "$EPKIT_BEFORE/kept.new"
+        mv -fT "$EPKIT_BEFORE/kept.new" "$kept/${1##*/}"
+    fi
+    printf '%s\n' "$1" >>"$EPKIT_BEFORE/examined"
+}
+
 # The whole set is there: it is moved in, name by name. A name that was there is replaced, never copied into. What an
 # earlier set had and this one has not is removed.
 epkit_copies_end() {
-    sync
     sort -u "$list.new" -o "$list.new"
+    while read -r name; do epkit_keep_name "$name"; done <"$list.new"
+    sync
     while read -r name; do
-        if [ -e "$to/$name" ] || [ -L "$to/$name" ]; then
-            if { [ ! -e "$list" ] || ! grep -qxF "$name" "$list"; } && [ ! -e "$EPKIT_BEFORE/kept/$name" ] &&
-                ! diff -rq "$to/$name" "$new/$name" >/dev/null 2>&1; then
-                rm -rf "$EPKIT_BEFORE/kept/.new"
-                cp -a "$to/$name" "$EPKIT_BEFORE/kept/.new"
-                mv -fT "$EPKIT_BEFORE/kept/.new" "$EPKIT_BEFORE/kept/$name"
-            fi
-            if [ -d "$to/$name" ] && [ ! -L "$to/$name" ]; then rm -rf "${to:?}/$name"; fi
-        fi
+        if [ -d "$to/$name" ] && [ ! -L "$to/$name" ]; then rm -rf "${to:?}/$name"; fi
         mv -fT "$new/$name" "$to/$name"
     done <"$list.new"
     rmdir "$new"
@@ -460,11 +470,14 @@ epkit_copies_undo() {
         if [ ! -e "$list" ]; then continue; fi
         while read -r name; do rm -rf "${to:?}/$name"; done <"$list"
     done
+    rm -rf "$EPKIT_BEFORE/kept/.new" # of a version that kept it there
     if [ -d "$EPKIT_BEFORE/kept" ]; then
-        rm -rf "$EPKIT_BEFORE/kept/.new"
         find "$EPKIT_BEFORE/kept" -mindepth 1 -maxdepth 1 -exec cp -a -t "$to" {} +
     fi
-    if [ -d "$to/bin" ]; then rmdir "$to/bin" 2>/dev/null || true; fi
+    if [ -d "$EPKIT_BEFORE/kept-bin" ]; then
+        find "$EPKIT_BEFORE/kept-bin" -mindepth 1 -maxdepth 1 -exec cp -a -t "$to/bin" {} +
+    fi
+    if [ -d "$to/bin" ] && [ ! -e "$EPKIT_BEFORE/bin" ]; then rmdir "$to/bin" 2>/dev/null || true; fi
     epkit_remove_folders "$EPKIT_BEFORE/folders"
     rm -rf "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new" \
         "$EPKIT_STATE/stamp/$EPKIT_STEP" "$EPKIT_STATE/fetch/$EPKIT_STEP"
@@ -476,33 +489,44 @@ epkit_pip() {
     python3 -m pip --disable-pip-version-check --no-cache-dir "$@"
 }
 
-# epkit_pip_apply TARGET PACKAGE...: from what was downloaded, complete beside its place first. What an earlier set had
-# goes before: two versions of a package must never lie side by side.
+# epkit_pip_apply TARGET PACKAGE...: from what was downloaded, complete beside its place first. What is there of these
+# packages is kept and goes before: two versions of a package must never lie side by side.
 epkit_pip_apply() {
     to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
     shift
     if [ ! -e "$EPKIT_BEFORE/known" ]; then
         mkdir -p "$EPKIT_BEFORE"
         epkit_missing_folders "$to" >"$EPKIT_BEFORE/folders"
+        if [ -e "$to/bin" ]; then : >"$EPKIT_BEFORE/bin"; fi
         : >"$EPKIT_BEFORE/known"
     fi
     rm -rf "$new"
     mkdir -p "$to" "$EPKIT_STATE/copies"
     epkit_pip install -q --no-index --no-compile --find-links "$EPKIT_STATE/fetch/$EPKIT_STEP" --target "$new" "$@"
-    (cd "$new" && find . -mindepth 1 -maxdepth 1 ! -name bin && find . -mindepth 2 -maxdepth 2 -path './bin/*') |
-        sort >"$list.new"
-    for old in "$list" "$list.new"; do
+    epkit_pip_names "$new" >"$list.new"
+    {
+        cat "$list.new"
+        for name in "$new"/*.dist-info; do
+            name=${name##*/}
+            find "$to" -mindepth 1 -maxdepth 1 -name "${name%%-*}-*.dist-info" -printf '%f\n'
+        done
+    } >"$list.gone"
+    while read -r name; do epkit_keep_name "$name"; done <"$list.gone"
+    sync
+    for old in "$list" "$list.gone"; do
         if [ -e "$old" ]; then while read -r name; do rm -rf "${to:?}/$name"; done <"$old"; fi
-    done
-    for name in "$new"/*.dist-info; do
-        name=${name##*/}
-        rm -rf "$to/${name%%-*}"-*.dist-info
     done
     mv -f "$list.new" "$list"
     cp -a "$new/." "$to"
     sync
-    rm -rf "$new"
+    rm -rf "$new" "$list.gone"
 }
+
+# epkit_pip_names FOLDER: what is in it, and what is in its bin.
+epkit_pip_names() (
+    cd "$1" || exit
+    { find . -mindepth 1 -maxdepth 1 ! -name bin && find . -mindepth 2 -maxdepth 2 -path './bin/*'; } | cut -c3- | sort
+)
 
 # --- sources ---
 

@@ -6,6 +6,7 @@
 # shellcheck disable=SC2016 # for other shells
 
 load common
+load install
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || exit 1
@@ -158,6 +159,34 @@ ended() {
     ended 0
     epkit install uninstall slow --state "$PWD/state"
     rm -rf /var/log/epkit/install/slow
+    rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
+}
+
+@test "Python packages that were in the folder before are brought back, also after a kill in the middle" {
+    [ "$(id -u)" -eq 0 ] || skip 'pip for this machine needs root'
+    python3 -m pip --version >/dev/null 2>&1 || skip 'pip is not installed'
+    wheels index thing 1.0 2.0
+    mkdir -p target/bin
+    wheel thing 0.5 .
+    python3 -m zipfile -e thing-0.5-py3-none-any.whl target
+    echo mine >target/other.py
+    cp -a target before
+    recipe() {
+        printf 'recipe: python\ntitle: t\nsteps:\n  - {id: one, type: pip, title: t, why: w, budget: 9s, target: "%s", index: "%s", packages: {thing: "%s"}}\n' \
+            "$PWD/target" "file://$PWD/index" "$1" >python.yaml
+    }
+    recipe 1.0
+    epkit install apply ./python.yaml --state "$PWD/state"
+    # As if it had been killed while it moved the packages in, before it noted them.
+    rm -r state/python/copies/one state/python/stamp state/python/before/one/complete target/thing.py
+    epkit install resume python --state "$PWD/state"
+    recipe 2.0
+    epkit install apply ./python.yaml --state "$PWD/state"
+    [ "$(PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=target python3 -c 'import thing; print(thing.version)')" = 2.0 ]
+    [ "$(cd target && echo *.dist-info)" = thing-2.0.dist-info ]
+    epkit install uninstall python --state "$PWD/state"
+    diff -r before target
+    rm -rf /var/log/epkit/install/python
     rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
 }
 
