@@ -3,7 +3,7 @@
 # What 'epkit install' leaves and finds beside its steps: the state of a recipe, the journal, signals, the lock of dpkg.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
-# shellcheck disable=SC2016 # for other shells
+# shellcheck disable=SC2016,SC1003 # for other shells, lines that go on
 
 load common
 load install
@@ -188,6 +188,39 @@ ended() {
     diff -r before target
     rm -rf /var/log/epkit/install/python
     rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
+}
+
+@test "an option of a module that something sets later is not taken for configured, wherever that is" {
+    cat >options.yaml <<'END'
+recipe: options
+title: t
+steps:
+  - {id: one, type: modprobe, title: t, why: w, budget: 5s, module: some-module, options: {an_option: "1"}}
+END
+    mkdir -p m/proc m/etc/modprobe.d m/run/modprobe.d m/usr/lib/modprobe.d
+    epkit install apply options.yaml --root m
+    state() { epkit install plan options.yaml --root m --json | jq -r '.steps[0] | .state + " " + .text'; }
+    # later FILE LINE...: this file has these lines, and does set it later
+    later() {
+        printf '%s\n' "${@:2}" >"m$1"
+        [ "$(state)" = "wrong $1 sets the same option later, and the last one counts" ]
+        rm "m$1"
+    }
+    later /etc/modprobe.d/zzz.conf 'options some_module an_option=0'
+    later /etc/modprobe.d/zzz.conf '# options' '  options some-module  b=2 an-option=0'
+    later /etc/modprobe.d/zzz.conf 'options some-module b=2 \' '  an_option=0'
+    later /run/modprobe.d/zzz.conf 'options some-module an_option=0'
+    later /usr/lib/modprobe.d/zzz.conf 'options some-module an_option=0'
+    later /proc/cmdline 'quiet some_module.an_option=0 splash'
+    # What does not.
+    for line in 'options some_module_b an_option=0' 'options some_module other_an_option=0 an_option2=0' '#options some_module an_option=0'; do
+        echo "$line" >m/etc/modprobe.d/zzz.conf
+        [[ "$(state)" == "done "* ]]
+    done
+    echo 'options some_module an_option=0' >m/usr/lib/modprobe.d/zzz.conf # its namesake in /etc is read
+    echo 'options some_module an_option=0' >m/etc/modprobe.d/aaa.conf
+    echo 'some_module_b.an_option=0 an_option=0' >m/proc/cmdline
+    [[ "$(state)" == "done "* ]]
 }
 
 # --- the lock of dpkg ---
