@@ -42,6 +42,7 @@ static void take(const char *from, const char *end, struct dpkg_package *package
     if (!field(from, end, "Version: ", version, sizeof(version)))
         version[0] = '\0';
     package->is_installed = strstr(status, " ok installed") != NULL;
+    package->is_held = package->is_installed && strncmp(status, "hold ", 5) == 0;
     package->is_broken = !package->is_installed && !strstr(status, "not-installed") && !strstr(status, "config-files");
     if (package->is_installed || package->is_broken)
         memcpy(package->version, version, sizeof(version));
@@ -109,8 +110,8 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
             return;
         }
         if (package.is_installed && !fits(pin, package.version)) {
-            state_set(ret_state, STEP_WRONG, "%s %s is installed, %s than %s", name, package.version,
-                      direction(context, package.version, pin), pin);
+            state_set(ret_state, STEP_WRONG, "%s %s is installed%s, %s than %s", name, package.version,
+                      package.is_held ? " and held" : "", direction(context, package.version, pin), pin);
             return;
         }
         n_fine += package.is_installed;

@@ -58,30 +58,45 @@ static bool is_interrupted(const struct install *install)
 }
 
 /*
- * apt says "E: Failed to fetch URL  REASON", and ends with a line that names neither. The reason comes first: it must
- * not be cut off behind a long URL.
+ * What apt and dpkg say of one address or package, before they end with lines that name neither cause. The reason of a
+ * download comes first: it must not be cut off behind a long URL.
  */
-static bool reads_as_download(const char *line, char ret_text[200])
+static void take_cause(const char *line, char cause[200])
 {
-    static const char prefix[] = "E: Failed to fetch ";
+    static const char fetch[] = "E: Failed to fetch ", package[] = "dpkg: error processing ";
+    const char *url = line + strlen(fetch), *reason;
     char reordered[1024];
-    const char *reason;
 
-    if (strncmp(line, prefix, strlen(prefix)) != 0)
-        return false;
-    line += strlen(prefix);
-    reason = strstr(line, "  ");
-    if (!reason)
-        return false;
-    snprintf(reordered, sizeof(reordered), "%.300s: %.*s", reason + 2, (int)(reason - line), line);
-    root_clean(reordered, ret_text, 200);
-    return true;
+    if (strncmp(line, package, strlen(package)) == 0)
+        root_clean(line, cause, 200);
+    if (strncmp(line, fetch, strlen(fetch)) != 0 || !(reason = strstr(url, "  ")))
+        return;
+    snprintf(reordered, sizeof(reordered), "%.300s: %.*s", reason + 2, (int)(reason - url), url);
+    root_clean(reordered, cause, 200);
 }
 
-/* What the log of the last script ends with: why a download failed, else the last line that says something. */
+/* Does a line say no more than that something before it failed? */
+static bool is_summary(const char *line)
+{
+    static const char *const beginnings[] = {"E: Failed to fetch",
+                                             "E: Download Failed",
+                                             "E: Unable to fetch",
+                                             "E: Some index files failed",
+                                             "E: Sub-process ",
+                                             "Errors were ",
+                                             " "};
+
+    for (size_t i = 0; i < sizeof(beginnings) / sizeof(beginnings[0]); i++)
+        if (strncmp(line, beginnings[i], strlen(beginnings[i])) == 0)
+            return true;
+    return false;
+}
+
+/* What the log of the last script ends with: its last line that says something, or what that one is about. */
 static void last_words(const struct install *install, const struct recipe_step *step, char ret_text[200])
 {
-    char path[1024], line[1024], download[200] = "";
+    char path[1024], line[1024], cause[200] = "";
+    bool is_about = false;
     FILE *file;
 
     ret_text[0] = '\0';
@@ -92,13 +107,16 @@ static void last_words(const struct install *install, const struct recipe_step *
     while (fgets(line, sizeof(line), file)) {
         line[strcspn(line, "\r\n")] = '\0';
         if (strncmp(line, "=== 2", 5) == 0) /* a date: another script begins */
-            ret_text[0] = download[0] = '\0';
-        else if (*line && strncmp(line, "===", 3) != 0 && !reads_as_download(line, download))
-            root_clean(line, ret_text, 200);
+            ret_text[0] = cause[0] = '\0';
+        if (!*line || strncmp(line, "===", 3) == 0)
+            continue;
+        take_cause(line, cause);
+        is_about = is_summary(line);
+        root_clean(line, ret_text, 200);
     }
     fclose(file);
-    if (*download)
-        memcpy(ret_text, download, sizeof(download));
+    if (is_about && *cause)
+        memcpy(ret_text, cause, sizeof(cause));
 }
 
 /* Why a log may be empty: it could not be written either. */

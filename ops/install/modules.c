@@ -55,50 +55,96 @@ static char *modprobe_content(const struct recipe_step *step)
     return text;
 }
 
-/* Does a line of a configuration file set an option of the module? */
-static bool sets_option(const char *text, const char *module, const json_t *options)
+/* Of names of modules and options '-' and '_' are one character. */
+static bool is_same_name(const char *a, const char *b, size_t n)
 {
-    while (text && *text) {
-        const char *end = strchr(text, '\n');
-        size_t n = end ? (size_t)(end - text) : strlen(text);
-        char line[1024], word[256], *rest;
-        int at = 0;
-        const char *key;
-        json_t *value;
+    for (size_t i = 0; i < n; i++)
+        if ((a[i] == '-' ? '_' : a[i]) != (b[i] == '-' ? '_' : b[i]) || !a[i])
+            return false;
+    return true;
+}
 
-        snprintf(line, sizeof(line), "%.*s", (int)n, text);
-        if (sscanf(line, " options %255s %n", word, &at) == 1 && at > 0 && strcmp(word, module) == 0) {
-            rest = line + at;
-            json_object_foreach((json_t *)options, key, value)
-            {
-                const char *found = strstr(rest, key);
+/* Is one of the options set in a list of words NAME=VALUE? `prefix`: what stands before each name, or "". */
+static bool has_option(const char *words, const char *prefix, const json_t *options)
+{
+    size_t skip = strlen(prefix);
+    const char *key;
+    json_t *value;
 
-                if (found && found[strlen(key)] == '=' && (found == rest || found[-1] == ' ' || found[-1] == '\t'))
-                    return true;
-            }
-        }
-        text = end ? end + 1 : NULL;
+    for (words += strspn(words, " \t\n"); *words; words += strspn(words, " \t\n")) {
+        size_t n = strcspn(words, " \t\n"), name = strcspn(words, "= \t\n");
+
+        if (words[name] == '=' && name > skip && is_same_name(words, prefix, skip))
+            json_object_foreach((json_t *)options, key,
+                                value) if (strlen(key) == name - skip &&
+                                           is_same_name(words + skip, key, name - skip)) return true;
+        words += n;
     }
     return false;
 }
 
-/* A file whose lines come behind ours and set the same option, or NULL. */
-static const char *overriding(const struct check_context *context, const struct recipe_step *step, const char *own)
+/* Does a line of a configuration file set an option of the module? A line goes on behind a backslash at its end. */
+static bool sets_option(const char *text, const char *module, const json_t *options)
 {
-    struct root_names names = root_list(context->root, "/etc/modprobe.d");
-    const char *own_name = strrchr(own, '/') + 1;
+    while (text && *text) {
+        char line[2048], word[256];
+        size_t n = 0;
+        int at = 0;
 
-    for (size_t i = 0; i < names.n; i++) {
-        const char *name = names.names[i];
-        size_t n = strlen(name);
-
-        if (n < 6 || strcmp(name + n - 5, ".conf") != 0 || strcmp(name, own_name) <= 0)
-            continue;
-        if (sets_option(root_read(context->root, "/etc/modprobe.d/%s", name).text, arg_text(step, "module"),
-                        json_object_get(step->args, "options")))
-            return name;
+        for (; *text && *text != '\n'; text++) {
+            if (text[0] == '\\' && text[1] == '\n')
+                text++;
+            if (n < sizeof(line) - 1)
+                line[n++] = *text == '\n' ? ' ' : *text;
+        }
+        line[n] = '\0';
+        if (sscanf(line, " options %255s %n", word, &at) == 1 && at > 0 && strlen(word) == strlen(module) &&
+            is_same_name(word, module, strlen(module)) && has_option(line + at, "", options))
+            return true;
+        text += *text == '\n';
     }
-    return NULL;
+    return false;
+}
+
+/* modprobe's folders: a file of an earlier one is read in the place of its namesakes, and all of them by their names.
+ */
+static const char *const modprobe_folders[] = {"/etc/modprobe.d",     "/run/modprobe.d", "/usr/local/lib/modprobe.d",
+                                               "/usr/lib/modprobe.d", "/lib/modprobe.d", NULL};
+
+static bool is_shadowed(struct root *root, size_t folder, const char *name)
+{
+    for (size_t i = 0; i < folder; i++)
+        if (root_stat(root, "%s/%s", modprobe_folders[i], name).state == ROOT_OK)
+            return true;
+    return false;
+}
+
+/* What sets the same option behind our file: another one, or the command line of the kernel, which counts last. */
+static bool find_overriding(const struct check_context *context, const struct recipe_step *step, const char *own,
+                            char ret_path[256])
+{
+    const json_t *options = json_object_get(step->args, "options");
+    const char *own_name = strrchr(own, '/') + 1, *module = arg_text(step, "module");
+    char prefix[160];
+
+    for (size_t folder = 0; modprobe_folders[folder]; folder++) {
+        struct root_names names = root_list(context->root, "%s", modprobe_folders[folder]);
+
+        for (size_t i = 0; i < names.n; i++) {
+            const char *name = names.names[i];
+            size_t n = strlen(name);
+
+            if (n < 6 || strcmp(name + n - 5, ".conf") != 0 || strcmp(name, own_name) <= 0 ||
+                is_shadowed(context->root, folder, name))
+                continue;
+            snprintf(ret_path, 256, "%s/%.200s", modprobe_folders[folder], name);
+            if (sets_option(root_read(context->root, "%s", ret_path).text, module, options))
+                return true;
+        }
+    }
+    snprintf(prefix, sizeof(prefix), "%.150s.", module);
+    snprintf(ret_path, 256, "/proc/cmdline");
+    return has_option(root_read(context->root, "/proc/cmdline").text, prefix, options);
 }
 
 static bool is_effective(const char *text, const json_t *any)
@@ -113,13 +159,14 @@ static bool is_effective(const char *text, const json_t *any)
 static void modprobe_check(const struct check_context *context, const struct recipe_step *step,
                            struct step_state *ret_state)
 {
-    const char *effect = arg_text(step, "effect_file"), *later;
-    char path[256], *content = modprobe_content(step);
+    const char *effect = arg_text(step, "effect_file");
+    char path[256], later[256], *content = modprobe_content(step);
     struct root_text text, live;
+    bool is_overridden;
 
     modprobe_path(step, path);
     text = root_read(context->root, "%s", path);
-    later = overriding(context, step, path);
+    is_overridden = find_overriding(context, step, path, later);
     live = *effect ? root_read(context->root, "%s", effect) : (struct root_text){.state = ROOT_ABSENT, .text = ""};
     if (!content)
         state_set(ret_state, STEP_UNKNOWN, "no memory");
@@ -127,9 +174,8 @@ static void modprobe_check(const struct check_context *context, const struct rec
         state_set(ret_state, STEP_TODO, "%s is not there", path);
     else if (text.state != ROOT_OK || strcmp(text.text, content) != 0)
         state_set(ret_state, STEP_WRONG, "%s has other content", path);
-    else if (later)
-        state_set(ret_state, STEP_WRONG, "/etc/modprobe.d/%.100s sets the same option later, and the last one counts",
-                  later);
+    else if (is_overridden)
+        state_set(ret_state, STEP_WRONG, "%.180s sets the same option later, and the last one counts", later);
     else if (!*effect || live.state == ROOT_ABSENT)
         state_set(ret_state, STEP_DONE, "configured; it takes effect when %s is loaded", arg_text(step, "module"));
     else if (is_effective(live.text, json_object_get(step->args, "effect_any")))

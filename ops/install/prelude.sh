@@ -77,11 +77,29 @@ epkit_apt() {
 
 epkit_apt_install() {
     epkit_await_lock || return 1
-    epkit_apt install -y --no-install-recommends --allow-downgrades --allow-change-held-packages "$@"
+    epkit_apt install -y --no-install-recommends --allow-downgrades "$@"
 }
 
 epkit_apt_mark() {
     apt-mark -o Dir::State::lists="$EPKIT_STATE/apt/lists" -o Dir::Cache="$EPKIT_STATE/apt/cache" "$@"
+}
+
+# Somebody's hold of a package that the recipe names gives way to the recipe, and is there again afterwards; that of any
+# other package stays, and apt refuses what would break it. A run that was killed left it noted.
+# epkit_hold WORD NAME...: WORD is hold or unhold; names that were not held are passed over.
+epkit_hold() {
+    if [ ! -s "$EPKIT_BEFORE/hold" ]; then return 0; fi
+    word=$1
+    shift
+    for name in "$@"; do
+        case $name in
+        *.deb) name=$(dpkg-deb -f "$name" Package) ;;
+        *) name=${name%%=*} ;;
+        esac
+        if grep -qx "$name\(:[a-z0-9]*\)\{0,1\}" "$EPKIT_BEFORE/hold" && dpkg-query -W "$name" >/dev/null 2>&1; then
+            epkit_apt_mark "$word" "$name"
+        fi
+    done
 }
 
 # "NAME VERSION" of what is installed, or half installed.
@@ -117,6 +135,7 @@ epkit_packages_keep() {
     epkit_copy_files "$EPKIT_BEFORE/books" $epkit_accounts $epkit_books
     epkit_apt_mark showauto | sort >"$EPKIT_BEFORE/auto"
     epkit_packages_residue >"$EPKIT_BEFORE/residue"
+    epkit_apt_mark showhold | sort >"$EPKIT_BEFORE/hold"
     epkit_packages >"$EPKIT_BEFORE/packages.new"
     sync
     mv "$EPKIT_BEFORE/packages.new" "$EPKIT_BEFORE/packages"
@@ -157,13 +176,17 @@ epkit_packages_fetch() {
     epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
     epkit_configure || true # apt does nothing before this; what is left of it, apply repairs
     epkit_apt update
-    epkit_apt_install --download-only "$@"
+    epkit_apt_install --allow-change-held-packages --download-only "$@"
 }
 
 epkit_packages_apply() {
     epkit_packages_keep
     epkit_packages_repair
-    epkit_apt_install "$@"
+    epkit_hold unhold "$@"
+    code=0
+    epkit_apt_install "$@" || code=$?
+    epkit_hold hold "$@"
+    if [ "$code" -ne 0 ]; then return "$code"; fi
     epkit_packages_mark "$@"
     epkit_packages_note
 }
@@ -211,7 +234,7 @@ epkit_packages_changes() {
 # One transaction. If it would remove anything else (somebody has installed what needs it), nothing is done.
 epkit_packages_revert() {
     case " $* " in *=*) epkit_apt update ;; esac
-    removed=$(epkit_apt_install -s "$@" | sed -n 's/^\(Remv\|Purg\) \([^ ]*\).*/\2/p')
+    removed=$(epkit_apt_install --allow-change-held-packages -s "$@" | sed -n 's/^\(Remv\|Purg\) \([^ ]*\).*/\2/p')
     for package in $removed; do
         for mine in "$@"; do
             case $mine in "$package-" | "$package:"*-) continue 2 ;; esac
@@ -219,7 +242,7 @@ epkit_packages_revert() {
         echo "not undone: $package was installed later and needs what this step installed; remove it first" >&2
         return 1
     done
-    epkit_apt_install "$@"
+    epkit_apt_install --allow-change-held-packages "$@"
 }
 
 # Purges what the step brought and has been removed: also by an undo that was killed between the two. What had been removed
@@ -248,6 +271,8 @@ epkit_packages_undo() {
     # shellcheck disable=SC2086
     if [ -n "$changes" ]; then epkit_packages_revert $changes; fi
     epkit_packages_purge "$@"
+    # shellcheck disable=SC2046
+    epkit_hold hold $(cut -d: -f1 "$EPKIT_BEFORE/hold" 2>/dev/null)
     if [ -e "$EPKIT_BEFORE/packages" ]; then epkit_books_restore; fi
     rm -f "$EPKIT_STATE/now"
 }
@@ -402,21 +427,31 @@ epkit_copy() {
     done
 }
 
+# epkit_keep_name NAME: what is in the folder under a name of the set is kept, once, before the set first replaces it.
+# What an earlier set has put there is not. A name of bin/ is kept apart, for bin itself is nobody's.
+epkit_keep_name() {
+    if grep -qsxF -e "$1" "$EPKIT_BEFORE/examined" "$list"; then return 0; fi
+    if [ -e "$to/$1" ] || [ -L "$to/$1" ]; then
+        case $1 in
+        bin/*) kept="$EPKIT_BEFORE/kept-bin" ;;
+        *) kept="$EPKIT_BEFORE/kept" ;;
+        esac
+        rm -rf "$EPKIT_BEFORE/kept.new"
+        mkdir -p "$kept"
+        cp -a "$to/$1" "$EPKIT_BEFORE/kept.new"
+        mv -fT "$EPKIT_BEFORE/kept.new" "$kept/${1##*/}"
+    fi
+    printf '%s\n' "$1" >>"$EPKIT_BEFORE/examined"
+}
+
 # The whole set is there: it is moved in, name by name. A name that was there is replaced, never copied into. What an
 # earlier set had and this one has not is removed.
 epkit_copies_end() {
-    sync
     sort -u "$list.new" -o "$list.new"
+    while read -r name; do epkit_keep_name "$name"; done <"$list.new"
+    sync
     while read -r name; do
-        if [ -e "$to/$name" ] || [ -L "$to/$name" ]; then
-            if { [ ! -e "$list" ] || ! grep -qxF "$name" "$list"; } && [ ! -e "$EPKIT_BEFORE/kept/$name" ] &&
-                ! diff -rq "$to/$name" "$new/$name" >/dev/null 2>&1; then
-                rm -rf "$EPKIT_BEFORE/kept/.new"
-                cp -a "$to/$name" "$EPKIT_BEFORE/kept/.new"
-                mv -fT "$EPKIT_BEFORE/kept/.new" "$EPKIT_BEFORE/kept/$name"
-            fi
-            if [ -d "$to/$name" ] && [ ! -L "$to/$name" ]; then rm -rf "${to:?}/$name"; fi
-        fi
+        if [ -d "$to/$name" ] && [ ! -L "$to/$name" ]; then rm -rf "${to:?}/$name"; fi
         mv -fT "$new/$name" "$to/$name"
     done <"$list.new"
     rmdir "$new"
@@ -435,11 +470,14 @@ epkit_copies_undo() {
         if [ ! -e "$list" ]; then continue; fi
         while read -r name; do rm -rf "${to:?}/$name"; done <"$list"
     done
+    rm -rf "$EPKIT_BEFORE/kept/.new" # of a version that kept it there
     if [ -d "$EPKIT_BEFORE/kept" ]; then
-        rm -rf "$EPKIT_BEFORE/kept/.new"
         find "$EPKIT_BEFORE/kept" -mindepth 1 -maxdepth 1 -exec cp -a -t "$to" {} +
     fi
-    if [ -d "$to/bin" ]; then rmdir "$to/bin" 2>/dev/null || true; fi
+    if [ -d "$EPKIT_BEFORE/kept-bin" ]; then
+        find "$EPKIT_BEFORE/kept-bin" -mindepth 1 -maxdepth 1 -exec cp -a -t "$to/bin" {} +
+    fi
+    if [ -d "$to/bin" ] && [ ! -e "$EPKIT_BEFORE/bin" ]; then rmdir "$to/bin" 2>/dev/null || true; fi
     epkit_remove_folders "$EPKIT_BEFORE/folders"
     rm -rf "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new" \
         "$EPKIT_STATE/stamp/$EPKIT_STEP" "$EPKIT_STATE/fetch/$EPKIT_STEP"
@@ -451,33 +489,44 @@ epkit_pip() {
     python3 -m pip --disable-pip-version-check --no-cache-dir "$@"
 }
 
-# epkit_pip_apply TARGET PACKAGE...: from what was downloaded, complete beside its place first. What an earlier set had
-# goes before: two versions of a package must never lie side by side.
+# epkit_pip_apply TARGET PACKAGE...: from what was downloaded, complete beside its place first. What is there of these
+# packages is kept and goes before: two versions of a package must never lie side by side.
 epkit_pip_apply() {
     to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
     shift
     if [ ! -e "$EPKIT_BEFORE/known" ]; then
         mkdir -p "$EPKIT_BEFORE"
         epkit_missing_folders "$to" >"$EPKIT_BEFORE/folders"
+        if [ -e "$to/bin" ]; then : >"$EPKIT_BEFORE/bin"; fi
         : >"$EPKIT_BEFORE/known"
     fi
     rm -rf "$new"
     mkdir -p "$to" "$EPKIT_STATE/copies"
     epkit_pip install -q --no-index --no-compile --find-links "$EPKIT_STATE/fetch/$EPKIT_STEP" --target "$new" "$@"
-    (cd "$new" && find . -mindepth 1 -maxdepth 1 ! -name bin && find . -mindepth 2 -maxdepth 2 -path './bin/*') |
-        sort >"$list.new"
-    for old in "$list" "$list.new"; do
+    epkit_pip_names "$new" >"$list.new"
+    {
+        cat "$list.new"
+        for name in "$new"/*.dist-info; do
+            name=${name##*/}
+            find "$to" -mindepth 1 -maxdepth 1 -name "${name%%-*}-*.dist-info" -printf '%f\n'
+        done
+    } >"$list.gone"
+    while read -r name; do epkit_keep_name "$name"; done <"$list.gone"
+    sync
+    for old in "$list" "$list.gone"; do
         if [ -e "$old" ]; then while read -r name; do rm -rf "${to:?}/$name"; done <"$old"; fi
-    done
-    for name in "$new"/*.dist-info; do
-        name=${name##*/}
-        rm -rf "$to/${name%%-*}"-*.dist-info
     done
     mv -f "$list.new" "$list"
     cp -a "$new/." "$to"
     sync
-    rm -rf "$new"
+    rm -rf "$new" "$list.gone"
 }
+
+# epkit_pip_names FOLDER: what is in it, and what is in its bin.
+epkit_pip_names() (
+    cd "$1" || exit
+    { find . -mindepth 1 -maxdepth 1 ! -name bin && find . -mindepth 2 -maxdepth 2 -path './bin/*'; } | cut -c3- | sort
+)
 
 # --- sources ---
 

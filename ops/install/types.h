@@ -128,6 +128,7 @@ void script_restore(FILE *script, const char *path);
 struct dpkg_package {
     char version[128];
     bool is_installed, is_broken; /* broken: half-installed, unpacked or half-configured */
+    bool is_held;                 /* somebody wants it to stay in its version */
 };
 
 /* False: there is no package database (ret_package is zeroed). */

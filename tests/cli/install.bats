@@ -7,6 +7,7 @@
 # shellcheck disable=SC2016 # what recipes hold
 
 load common
+load install
 
 RECIPES=(debian-tools epkit-only gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy gke-driver-copy)
 SUM=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
@@ -577,6 +578,8 @@ END
     mkdir -p m/src/folder m/dst
     echo core >m/src/libcore.so.1
     echo theirs >m/dst/libcore.so.1
+    echo same >m/src/libcore.so.2
+    echo same >m/dst/libcore.so.2
     echo inside >m/src/folder/file
     cat >copies.yaml <<'END'
 recipe: copies
@@ -608,7 +611,8 @@ END
     [ ! -e m/dst/libprovider-old.so ]
     [ ! -e m/dst/folder/folder ]
     epkit install uninstall copies --root m
-    [ "$(ls m/dst)" = libcore.so.1 ]
+    [ "$(ls m/dst)" = 'libcore.so.1
+libcore.so.2' ]
     [ "$(cat m/dst/libcore.so.1)" = theirs ]
 }
 
@@ -808,20 +812,6 @@ END
     done
 }
 
-# A wheel with one module: wheel NAME VERSION FOLDER
-wheel() {
-    python3 - "$@" <<'END'
-import sys, zipfile
-name, version, folder = sys.argv[1:]
-info = f"{name}-{version}.dist-info"
-with zipfile.ZipFile(f"{folder}/{name}-{version}-py3-none-any.whl", "w") as wheel:
-    wheel.writestr(f"{name}.py", f"version = '{version}'\n")
-    wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-    wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
-END
-}
-
 # builds.yaml as a script, its state below this folder
 exported() {
     epkit install export sh ./builds.yaml >export.sh
@@ -846,12 +836,10 @@ exported() {
     other=$(git -C repo rev-parse HEAD)
     git -C repo checkout -q -
     main=$(git -C repo symbolic-ref HEAD)
-    mkdir -p archive index/thing
+    mkdir archive
     echo archived >archive/tool
     tar -czf archive.tar.gz archive
-    wheel thing 1.0 index/thing
-    wheel thing 2.0 index/thing
-    (cd index/thing && for file in *.whl; do echo "<a href=\"$file\">$file</a>"; done >index.html)
+    wheels index thing 1.0 2.0
     cat >builds.yaml <<END
 recipe: builds
 title: builds

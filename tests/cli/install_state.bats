@@ -3,9 +3,10 @@
 # What 'epkit install' leaves and finds beside its steps: the state of a recipe, the journal, signals, the lock of dpkg.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
-# shellcheck disable=SC2016 # for other shells
+# shellcheck disable=SC2016,SC1003 # for other shells, lines that go on
 
 load common
+load install
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || exit 1
@@ -159,6 +160,67 @@ ended() {
     epkit install uninstall slow --state "$PWD/state"
     rm -rf /var/log/epkit/install/slow
     rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
+}
+
+@test "Python packages that were in the folder before are brought back, also after a kill in the middle" {
+    [ "$(id -u)" -eq 0 ] || skip 'pip for this machine needs root'
+    python3 -m pip --version >/dev/null 2>&1 || skip 'pip is not installed'
+    wheels index thing 1.0 2.0
+    mkdir -p target/bin
+    wheel thing 0.5 .
+    python3 -m zipfile -e thing-0.5-py3-none-any.whl target
+    echo mine >target/other.py
+    cp -a target before
+    recipe() {
+        printf 'recipe: python\ntitle: t\nsteps:\n  - {id: one, type: pip, title: t, why: w, budget: 9s, target: "%s", index: "%s", packages: {thing: "%s"}}\n' \
+            "$PWD/target" "file://$PWD/index" "$1" >python.yaml
+    }
+    recipe 1.0
+    epkit install apply ./python.yaml --state "$PWD/state"
+    # As if it had been killed while it moved the packages in, before it noted them.
+    rm -r state/python/copies/one state/python/stamp state/python/before/one/complete target/thing.py
+    epkit install resume python --state "$PWD/state"
+    recipe 2.0
+    epkit install apply ./python.yaml --state "$PWD/state"
+    [ "$(PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=target python3 -c 'import thing; print(thing.version)')" = 2.0 ]
+    [ "$(cd target && echo *.dist-info)" = thing-2.0.dist-info ]
+    epkit install uninstall python --state "$PWD/state"
+    diff -r before target
+    rm -rf /var/log/epkit/install/python
+    rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
+}
+
+@test "an option of a module that something sets later is not taken for configured, wherever that is" {
+    cat >options.yaml <<'END'
+recipe: options
+title: t
+steps:
+  - {id: one, type: modprobe, title: t, why: w, budget: 5s, module: some-module, options: {an_option: "1"}}
+END
+    mkdir -p m/proc m/etc/modprobe.d m/run/modprobe.d m/usr/lib/modprobe.d
+    epkit install apply options.yaml --root m
+    state() { epkit install plan options.yaml --root m --json | jq -r '.steps[0] | .state + " " + .text'; }
+    # later FILE LINE...: this file has these lines, and does set it later
+    later() {
+        printf '%s\n' "${@:2}" >"m$1"
+        [ "$(state)" = "wrong $1 sets the same option later, and the last one counts" ]
+        rm "m$1"
+    }
+    later /etc/modprobe.d/zzz.conf 'options some_module an_option=0'
+    later /etc/modprobe.d/zzz.conf '# options' '  options some-module  b=2 an-option=0'
+    later /etc/modprobe.d/zzz.conf 'options some-module b=2 \' '  an_option=0'
+    later /run/modprobe.d/zzz.conf 'options some-module an_option=0'
+    later /usr/lib/modprobe.d/zzz.conf 'options some-module an_option=0'
+    later /proc/cmdline 'quiet some_module.an_option=0 splash'
+    # What does not.
+    for line in 'options some_module_b an_option=0' 'options some_module other_an_option=0 an_option2=0' '#options some_module an_option=0'; do
+        echo "$line" >m/etc/modprobe.d/zzz.conf
+        [[ "$(state)" == "done "* ]]
+    done
+    echo 'options some_module an_option=0' >m/usr/lib/modprobe.d/zzz.conf # its namesake in /etc is read
+    echo 'options some_module an_option=0' >m/etc/modprobe.d/aaa.conf
+    echo 'some_module_b.an_option=0 an_option=0' >m/proc/cmdline
+    [[ "$(state)" == "done "* ]]
 }
 
 # --- the lock of dpkg ---

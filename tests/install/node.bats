@@ -169,6 +169,41 @@ uninstall() {
     on sh -c 'apt-get -qy purge --autoremove perftest libfabric1' >/dev/null 2>&1
 }
 
+@test "packages that are held: the plan says so, they are held in their new version, and in their old one afterwards" {
+    on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends perftest=0.9-1 libfabric1=0.9-1'
+    on apt-mark hold perftest libfabric1
+    snapshot >"$BATS_TEST_TMPDIR/held"
+    run on epkit install plan debian-tools
+    [[ "$output" == *"perftest 0.9-1 is installed and held, older than"* ]]
+    on epkit install apply debian-tools >"$BATS_TEST_TMPDIR/out" 2>&1
+    run on apt-mark -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= showhold
+    [ "$output" = "libfabric1
+perftest" ]
+    run on dpkg-query -W -f='${db:Status-Abbrev}${Version} ' perftest libfabric1
+    [[ "$output" == 'hi '*' hi '* ]]
+    [[ "$output" != *0.9-1* ]]
+    uninstall
+    same "$BATS_TEST_TMPDIR/held"
+    on sh -c 'apt-mark unhold perftest libfabric1; apt-get -qy purge --autoremove perftest libfabric1' >/dev/null 2>&1
+    rm -rf "$ROOT"/var/lib/apt/lists/* "$ROOT"/var/cache/apt/*.bin
+}
+
+@test "a package of somebody else's that cannot be configured is named by the step that dpkg fails for it" {
+    on sh -ec 'mkdir -p /root/bad/DEBIAN
+        printf "Package: bad\nVersion: 1\nArchitecture: all\nMaintainer: t\nDescription: t\n" >/root/bad/DEBIAN/control
+        printf "#!/bin/sh\nexit 1\n" >/root/bad/DEBIAN/postinst
+        chmod 755 /root/bad/DEBIAN/postinst
+        dpkg-deb -b /root/bad /root/bad.deb'
+    run on dpkg -i /root/bad.deb
+    [ "$status" -ne 0 ]
+    run on epkit install apply debian-tools
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"step 'rdma-core' failed (apply, "*"dpkg: error processing package bad (--configure)"* ]]
+    on dpkg --purge bad
+    on epkit install resume debian-tools
+    uninstall
+}
+
 @test "configuration files of a package that had been removed before, and not purged, stay as they were" {
     local file="$ROOT/etc/openmpi/openmpi-mca-params.conf"
     on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends openmpi-bin'
