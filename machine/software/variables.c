@@ -41,6 +41,11 @@ bool variable_is_theirs(const char *name)
     return false;
 }
 
+bool variable_is_own(const char *name)
+{
+    return strncmp(name, "EPKIT_", 6) == 0 || strcmp(name, "NO_COLOR") == 0;
+}
+
 /* Letters to change, insert, leave out or swap with their neighbour to get from `a` to `b`; at most `limit` + 1. */
 static int distance(const char *a, const char *b, int limit)
 {

@@ -449,6 +449,8 @@ static int print_forms(const struct topo_view *view)
 
     out_line("\nFor all processes:\n    DEEP_EP_DEVICE_TO_HCA_MAPPING=%s\n    NCCL_IB_HCA=%s",
              map_deepep(view->topo, view->best), map_nccl(view->topo));
+    if (*map_verbs(view->topo, view->best))
+        out_line("    EPKIT_VERBS_DEVICE=%s", map_verbs(view->topo, view->best));
     out_line("\nFor each process, one for each GPU:");
     result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
     json_decref(rows);
