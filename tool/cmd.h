@@ -151,14 +151,6 @@ extern const struct cmd *const verbs[]; /* ends with NULL */
 
 const struct cmd *verb_find(const char *name);
 
-/* An environment variable that the command or the library reads. */
-struct env_text {
-    const char *name; /* the list ends with NULL */
-    const char *text;
-};
-
-extern const struct env_text env_texts[];
-
 /* As cmd_usage, for a name that is no verb: suggests the nearest one. */
 int verb_unknown(const char *name);
 

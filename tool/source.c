@@ -84,11 +84,17 @@ void source_read(void)
 int source_open(const struct cmd *cmd, const struct source_options *options, struct root **ret_root)
 {
     struct root *root;
+    ep_status status;
 
     if (options->pid && options->from)
         return cmd_usage(cmd, "--pid is a process of this machine, --from is another machine: give one of them");
-    if (root_open(options->from, &root) != EP_OK)
+    status = root_open(options->from, &root);
+    if (status == EP_E_ARG)
         return cmd_usage(cmd, "--from: %s", ep_last_error());
+    if (status != EP_OK) {
+        out_problem("opening the machine to look at", NULL, ep_last_error(), ep_status_hint(status));
+        return CMD_FAILED;
+    }
     if (options->pid && root_set_process(root, (pid_t)options->pid) != EP_OK) {
         root_free(root);
         return cmd_usage(cmd, "--pid: %s", ep_last_error());

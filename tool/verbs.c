@@ -15,29 +15,6 @@ const struct cmd *const verbs[] = {
     &verb_report, &verb_help, &verb_version, &verb_completion, NULL,
 };
 
-const struct env_text env_texts[] = {
-    {"EPKIT_ADDRESS", "host and port of rank 0 for ranks that find each other over TCP, instead of MASTER_ADDR and "
-                      "MASTER_PORT"},
-    {"EPKIT_BACKEND", "backend of the library when --backend is not given: host or cuda"},
-    {"EPKIT_COMMAND", "set by 'epkit install' for the tests of a recipe: the epkit to ask"},
-    {"EPKIT_HOST_ISA", "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
-    {"EPKIT_PRELOAD",
-     "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},
-    {"EPKIT_SECRET", "what ranks that find each other over TCP must know; 'epkit launch' draws one for its own test"},
-    {"EPKIT_SSH", "program that 'epkit doctor --hosts' and 'epkit launch' connect with, and its options; default: ssh"},
-    {"EPKIT_SSH_PORT", "port of sshd that 'epkit launch' uses when neither --port nor a node names one; default: 222"},
-    {"EPKIT_TCP_INTERFACE", "network interfaces for the connections between ranks: beginnings of names, '=eth0', "
-                            "'^docker', or an address"},
-    {"EPKIT_TIMEOUT_MS", "deadline of the library's waits where the caller sets none"},
-    {"EPKIT_VERBS_DEVICE", "RDMA ports of the network verbs, for the ranks of a node in turn: 'mlx5_0,mlx5_1:2'"},
-    {"EPKIT_VERBS_GID_INDEX",
-     "address of a RoCE port by its index, for the network verbs; default: RoCE v2, IPv4 first"},
-    {"EPKIT_VERBS_SERVICE_LEVEL", "service level of InfiniBand for the network verbs, 0..15"},
-    {"EPKIT_VERBS_TRAFFIC_CLASS", "traffic class of RoCE packets for the network verbs, 0..255"},
-    {"NO_COLOR", "if not empty, output is never coloured"},
-    {NULL, NULL},
-};
-
 #define MAX_VERBS (sizeof(verbs) / sizeof(verbs[0]))
 
 const struct cmd *verb_find(const char *name)

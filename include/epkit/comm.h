@@ -183,7 +183,9 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  *
  * The new group is there on all of its ranks, or the call fails on all with the same status, naming the same rank: then
  * it may be called again, by all. ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was
- * called after this rank or a peer that it waits for began the call.
+ * called after this rank or a peer that it waits for began the call. Between hosts, where nobody can tell which was
+ * first, an abort ends the call at once if its rank was in the call, and otherwise after half the deadline, at most two
+ * seconds, unless its rank begins the call within that time: then it was the reason to shrink.
  *
  * `config` NULL keeps the old one; when the survivors no longer fill their nodes evenly, they become one node. So they
  * do with a `config` whose ranks_per_node is 0: they share a host. The old communicator stays failed and must still be

@@ -123,7 +123,8 @@ struct ep_group_shrink {
     /* Over control links: a shrink has passed without these ranks (shrink_linked.c). */
     _Atomic uint32_t passed;
     _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
-    _Atomic uint64_t gathered; /* all-gathers among the survivors */
+    _Atomic uint32_t aborts_before; /* 1 + calls of ep_comm_abort before its last call began; 0: none has */
+    _Atomic uint64_t gathered;      /* all-gathers among the survivors */
     unsigned char block[2][EP_GROUP_GATHER_BYTES];
 };
 
@@ -198,6 +199,7 @@ struct ep_group_remote {
     _Atomic uint64_t reason_for; /* as in its control block */
     char reason[EP_GROUP_REASON_BYTES];
     _Atomic uint32_t aborts;   /* as in its control block: also those behind a failure, which come as none */
+    _Atomic uint32_t shrinks;  /* it has begun a shrink since the last of these; written before them */
     _Atomic uint32_t excludes; /* a shrink has passed there without this rank */
 };
 

@@ -33,7 +33,7 @@ struct line {
     int rank;
     uint64_t heartbeat_ns; /* when the next one is due */
     bool said_failure, said_left, said_shrunk;
-    uint32_t said_aborts; /* of all ranks of the node */
+    uint32_t said_calls; /* count_calls() */
     unsigned char *out;
     size_t out_used, out_at;
     struct link_reader reader;
@@ -66,6 +66,7 @@ static void take_heartbeat(struct line *line, const struct link_entry *entries)
 
         atomic_store(&remote->beat_ns, age_ns < now ? now - age_ns : 0);
         atomic_store(&remote->waiting, entries[i].waiting);
+        atomic_store(&remote->shrinks, (entries[i].flags & LINK_RANK_SHRINKS) != 0);
         atomic_store(&remote->aborts, entries[i].aborts);
         if (entries[i].flags & LINK_RANK_LEFT)
             atomic_store(&remote->left, 1);
@@ -151,20 +152,29 @@ static void queue(struct line *line, enum link_kind kind, const void *payload, s
     line->out_at = 0;
 }
 
-static uint32_t count_aborts(const struct ep_group *group)
+/* Of all ranks of the node, aborts and begun shrinks: changes with each of them, which leaves at once. */
+static uint32_t count_calls(const struct ep_group *group)
 {
     uint32_t n = 0;
 
-    for (int i = 0; i < group->nlocal; i++)
-        n += atomic_load(&group->peers[group->first + i].control->aborts);
+    for (int i = 0; i < group->nlocal; i++) {
+        const struct ep_group_control *control = group->peers[group->first + i].control;
+
+        n += atomic_load(&control->aborts) + atomic_load(&control->shrink.aborts_before);
+    }
     return n;
+}
+
+static bool shrinks(const struct ep_group_control *control, uint32_t aborts)
+{
+    return atomic_load(&control->shrink.aborts_before) == aborts + 1;
 }
 
 static void queue_heartbeat(struct line *line, uint64_t now)
 {
     struct ep_group *group = line->link->group;
 
-    line->said_aborts = count_aborts(group);
+    line->said_calls = count_calls(group);
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_control *control = group->peers[group->first + i].control;
         uint64_t beat_ns = atomic_load(&control->beat_ns), age_ms = now > beat_ns ? (now - beat_ns) / 1000000u : 0;
@@ -175,6 +185,8 @@ static void queue_heartbeat(struct line *line, uint64_t now)
 
         if (i != group->local && ep_group_peer_dead(group, group->first + i))
             entry.flags |= LINK_RANK_DEAD;
+        if (shrinks(control, entry.aborts))
+            entry.flags |= LINK_RANK_SHRINKS;
         memcpy(line->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
     }
     queue(line, LINK_HEARTBEAT, NULL, (size_t)group->nlocal * sizeof(struct link_entry));
@@ -219,7 +231,7 @@ static bool choose(struct line *line, uint64_t now)
         if (atomic_load(&link->group->control->left))
             queue(line, LINK_LEFT, NULL, 0);
         line->said_left = true;
-    } else if (now >= line->heartbeat_ns || line->said_aborts != count_aborts(link->group)) {
+    } else if (now >= line->heartbeat_ns || line->said_calls != count_calls(link->group)) {
         queue_heartbeat(line, now);
     } else {
         return false;

@@ -19,7 +19,11 @@ struct link_head {
     uint64_t bytes; /* behind it */
 };
 
-enum { LINK_RANK_LEFT = 1u << 0, LINK_RANK_DEAD = 1u << 1 };
+enum {
+    LINK_RANK_LEFT = 1u << 0,
+    LINK_RANK_DEAD = 1u << 1,
+    LINK_RANK_SHRINKS = 1u << 2 /* it has begun a shrink since the last of its aborts */
+};
 
 struct link_entry {
     uint32_t waiting; /* ep_group_control.waiting */

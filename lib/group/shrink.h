@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shrink.h - a call of ep_comm_shrink: shrink.c lets the survivors agree on who is left, shrink_vote.c counts their
- * votes, shrink_group.c makes the new group of them, over control links shrink_linked.c does all of that.
+ * votes, shrink_group.c makes the new group of them, over control links shrink_linked.c does all of that, with
+ * shrink_aborts.c.
  */
 #ifndef EP_GROUP_SHRINK_H
 #define EP_GROUP_SHRINK_H
@@ -31,6 +32,21 @@ int shrink_find_failed_rank(const struct shrink_group *g, const ep_comm *comm);
 
 /* shrink_linked.c: all of a shrink whose ranks are on several hosts. */
 ep_status shrink_linked(struct ep_group *group, ep_comm *next);
+
+/* --- shrink_aborts.c: which aborts end a shrink over control links --- */
+
+struct shrink_aborts {
+    struct ep_group *group;
+    int most_ms;
+    uint32_t *before;   /* [R] calls of ep_comm_abort that do not end this call */
+    uint64_t *heard_ns; /* [R] when another one was heard of; 0: none */
+};
+
+/* When the call begins, which it tells the others. done() is fine after a failure. */
+ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group, int timeout_ms);
+void shrink_aborts_done(struct shrink_aborts *aborts);
+/* The rank whose abort ends this call, or -1. */
+int shrink_aborts_find(struct shrink_aborts *aborts);
 
 struct shrink {
     struct ep_group *group;

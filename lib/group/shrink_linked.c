@@ -15,6 +15,8 @@
  * own host says so, or its host refuses the connection; one that is only silent counts as living.
  *
  * Who is left out learns it from the ranks of its own node, by their control blocks, and from its rail peers.
+ *
+ * Who aborts while it shrinks tells its leader, which ends the shrink for all; other aborts are shrink_aborts.c's.
  */
 #include "group/shrink.h"
 #include "net/tcp.h"
@@ -59,7 +61,8 @@ struct linked {
     int *fds;                    /* [R] leader: connections of those that have come */
     size_t *used;                /* [R] bytes of the join that are there */
     struct join *joins;          /* [R] */
-    uint32_t *aborts;            /* [R] as they were when the call began */
+    struct shrink_aborts aborts;
+    int aborted_by; /* leader: who has come, and aborted; -1: nobody */
     struct decision decision;
 };
 
@@ -108,25 +111,10 @@ static bool is_excluded(const struct linked *l)
     return false;
 }
 
-static uint32_t aborts_of(const struct ep_group *group, int rank)
-{
-    const struct ep_group_control *control = group->peers[rank].control;
-
-    return atomic_load(control ? &control->aborts : &group->remote[rank].aborts);
-}
-
-static int find_abort(const struct linked *l)
-{
-    for (int rank = 0; rank < l->nranks; rank++)
-        if ((int32_t)(aborts_of(l->group, rank) - l->aborts[rank]) > 0)
-            return rank;
-    return -1;
-}
-
 /* EP_OK, or why this call ends now. */
-static ep_status check(const struct linked *l, int *ret_failed_rank)
+static ep_status check(struct linked *l, int *ret_failed_rank)
 {
-    int abort = find_abort(l);
+    int abort = l->aborted_by >= 0 ? l->aborted_by : shrink_aborts_find(&l->aborts);
 
     *ret_failed_rank = l->me;
     if (is_excluded(l))
@@ -206,8 +194,13 @@ static void read_joins(struct linked *l)
         if (!has_come(l, rank)) {
             if (receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
                 drop(l, rank);
-        } else if (recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
-            drop(l, rank); /* it has given up, or died */
+        } else {
+            ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+            if (n > 0 && l->aborted_by < 0 && tcp_star_peek_failure(l->fds[rank]) == EP_E_ABORTED)
+                l->aborted_by = rank;
+            if (n == 0)
+                drop(l, rank); /* it has given up, or died */
         }
         for (int word = 0; word < WORDS && has_come(l, rank); word++)
             l->dead[word] |= l->joins[rank].dead[word];
@@ -389,8 +382,12 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
             silent_ns = ep_deadline_ns(l->timeout_ms);
         }
         *ret_status = check(l, &failed_rank);
-        if (*ret_status != EP_OK)
+        if (*ret_status != EP_OK) {
+            /* As in the star that the leader may be making of this connection by now. */
+            if (*ret_status == EP_E_ABORTED && failed_rank == l->me)
+                tcp_star_send_failure(fd, *ret_status, ep_last_error());
             return ENDED;
+        }
         look_for_dead(l);
         now = ep_now_ns();
         l->group->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
@@ -582,25 +579,17 @@ static ep_status form_group(struct linked *l, ep_comm *next)
 static ep_status prepare(struct linked *l)
 {
     size_t n = (size_t)l->nranks;
-    int aborted_by = ep_group_aborted_by(l->group);
-
     l->acceptor = calloc(1, sizeof(*l->acceptor));
     l->fds = malloc(n * sizeof(*l->fds));
     l->used = calloc(n, sizeof(*l->used));
     l->joins = calloc(n, sizeof(*l->joins));
-    l->aborts = calloc(n, sizeof(*l->aborts));
+    l->aborted_by = -1;
     for (size_t i = 0; l->fds && i < n; i++)
         l->fds[i] = -1;
-    if (!l->acceptor || !l->fds || !l->used || !l->joins || !l->aborts)
+    if (!l->acceptor || !l->fds || !l->used || !l->joins)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %zu ranks", n);
     l->acceptor->fd = -1;
-    for (int rank = 0; rank < l->nranks; rank++) {
-        l->aborts[rank] = aborts_of(l->group, rank);
-        /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
-        if (rank == aborted_by && l->aborts[rank] == 0)
-            l->aborts[rank] = 1;
-    }
-    return EP_OK;
+    return shrink_aborts_init(&l->aborts, l->group, l->timeout_ms);
 }
 
 ep_status shrink_linked(struct ep_group *group, ep_comm *next)
@@ -623,6 +612,6 @@ ep_status shrink_linked(struct ep_group *group, ep_comm *next)
     free(l.fds);
     free(l.used);
     free(l.joins);
-    free(l.aborts);
+    shrink_aborts_done(&l.aborts);
     return status;
 }

@@ -227,6 +227,29 @@ bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct
            check_failure(star, ret_failure);
 }
 
+void tcp_star_send_failure(int fd, ep_status status, const char *text)
+{
+    struct failure_message message;
+
+    memset(&message, 0, sizeof(message));
+    message.frame = (struct frame){.magic = MAGIC, .kind = FRAME_FAILURE, .bytes = sizeof(message.failure)};
+    message.failure.status = (int32_t)status;
+    message.failure.rank = -1;
+    snprintf(message.failure.text, sizeof(message.failure.text), "%.*s", TEXT_BYTES - 1, text);
+    (void)!send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+ep_status tcp_star_peek_failure(int fd)
+{
+    struct failure_message message;
+
+    if (recv(fd, &message, sizeof(message), MSG_PEEK | MSG_DONTWAIT) != sizeof(message) ||
+        message.frame.magic != MAGIC || message.frame.kind != FRAME_FAILURE ||
+        !ep_status_is_failure(message.failure.status))
+        return EP_OK;
+    return (ep_status)message.failure.status;
+}
+
 /* --- who is missing --- */
 
 static bool is_missing(const struct tcp_star *star, int rank, bool rendezvous)

@@ -23,6 +23,11 @@ struct failure {
     char text[TEXT_BYTES];
 };
 
+struct failure_message {
+    struct frame frame;
+    struct failure failure;
+};
+
 struct missing {
     int32_t n, first;
     char list[LIST_BYTES];

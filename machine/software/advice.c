@@ -366,6 +366,16 @@ static void advise_nccl(struct advice_work *work)
             "NCCL would use all NICs, also those for management and storage, which are not in this list.");
 }
 
+/* --- the network verbs --- */
+
+static void advise_verbs(struct advice_work *work)
+{
+    if (work->topo->n_gpus > 1 && *map_verbs(work->topo, work->map))
+        set(work, "EPKIT_VERBS_DEVICE", map_verbs(work->topo, work->map),
+            "Programs with libepkit over the network verbs: each rank takes the entry of its place on the node, the port "
+            "of its GPU. The commands of epkit choose so themselves.");
+}
+
 /* --- what is set and should not be --- */
 
 /* Why a value that is a path is of no use here; NULL if it is, or is no path. */
@@ -429,6 +439,7 @@ ep_status advice_make(const struct topo *topo, const struct stack *stack, const 
         status = advise_nvshmem(&work);
         advise_deepep(&work);
         advise_nccl(&work);
+        advise_verbs(&work);
     }
     if (status == EP_OK)
         status = advice_paths(&work);

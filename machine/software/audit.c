@@ -272,6 +272,24 @@ static bool judge_driver_entry(struct audit_work *work, const struct root_variab
                   clean(work, entry));
 }
 
+/* An entry is NAME or NAME:PORT. */
+static bool judge_verbs_entry(struct audit_work *work, const struct root_variable *variable, const char *entry)
+{
+    size_t n = strcspn(entry, ":");
+
+    for (int i = 0; i < work->topo->n_nics; i++)
+        if (strlen(work->topo->nics[i].name) == n && strncmp(work->topo->nics[i].name, entry, n) == 0)
+            return false;
+    return report(work, AUDIT_VALUE, variable,
+                  "There is no RDMA device \"%.64s\" here: the network verbs does not start. Correct it, or unset it.",
+                  clean(work, entry));
+}
+
+static bool judge_verbs_device(struct audit_work *work, const struct root_variable *variable)
+{
+    return any_entry(work, variable, ",", judge_verbs_entry);
+}
+
 static bool judge_drivers(struct audit_work *work, const struct root_variable *variable)
 {
     return any_entry(work, variable, ":;,", judge_driver_entry);
@@ -349,6 +367,7 @@ static const struct {
     {"NVSHMEM_IB_GID_INDEX", judge_gid_index},
     {"NVSHMEM_DISABLE_CUDA_VMM", judge_vmm},
     {"DEEP_EP_DEVICE_TO_HCA_MAPPING", judge_mapping},
+    {"EPKIT_VERBS_DEVICE", judge_verbs_device},
     {"RDMAV_DRIVERS", judge_drivers},
     {"IBV_DRIVERS", judge_drivers},
     {"NCCL_NET", judge_net},
@@ -359,11 +378,16 @@ static const struct {
 
 /* --- judges by the table --- */
 
+static bool is_judged(const char *name)
+{
+    return variable_is_theirs(name) || variable_is_own(name);
+}
+
 static bool judge_unknown(struct audit_work *work, const struct root_variable *variable)
 {
     const char *near, *version = work->stack->nvshmem.version;
 
-    if (!variable_is_theirs(variable->name))
+    if (!is_judged(variable->name))
         return false;
     near = variable_nearest(variable->name);
     if (near)
@@ -393,9 +417,9 @@ static bool judge_by_table(struct audit_work *work, const struct variable *known
     if (known->effect == VARIABLE_BUILD_ONLY && !is_path)
         return report(work, AUDIT_VOID, variable, "It does nothing in a running program: %s. Unset it.", known->text);
     if (!variable_takes(known, variable->value, why, sizeof(why)) &&
-        (variable_is_theirs(known->name) || known->effect != VARIABLE_WORKS))
+        (is_judged(known->name) || known->effect != VARIABLE_WORKS))
         return report(work, AUDIT_VALUE, variable, "Its value %s. Correct it, or unset it: %s.", why, known->text);
-    if (!*variable->value && variable_is_theirs(known->name) && known->values && strcmp(known->values, "bool") != 0)
+    if (!*variable->value && is_judged(known->name) && known->values && strcmp(known->values, "bool") != 0)
         return report(work, AUDIT_VOID, variable,
                       "It is set, and empty: that does nothing. Unset it, or give it a value.");
     return judge_file(work, known, variable);
@@ -450,9 +474,10 @@ static void find_missing(struct audit_work *work)
         const char *value =
             row->scope == ADVICE_RANK && gpu >= 0 && gpu < row->n_values ? row->values[gpu] : row->value;
 
-        /* What to preload is for one program, which may or may not be the one that is looked at. */
-        if (row->unset || row->scope == ADVICE_PROGRAM || (row->scope == ADVICE_RANK && gpu < 0) ||
-            root_env(work->root, row->name))
+        /* What to preload is for one program, which may or may not be the one that is looked at; epkit's commands
+         * choose by themselves. */
+        if (row->unset || variable_is_own(row->name) || row->scope == ADVICE_PROGRAM ||
+            (row->scope == ADVICE_RANK && gpu < 0) || root_env(work->root, row->name))
             continue;
         work->audit->rows[work->audit->n++] = (struct audit_row){
             .kind = AUDIT_MISSING, .name = row->name, .value = "", .advised = value, .text = row->reason};

@@ -36,6 +36,11 @@ bool variable_is_theirs(const char *name)
     return text_begins_any(name, TEXTS("NVSHMEM_", "NCCL_", "DEEP_EP_"));
 }
 
+bool variable_is_own(const char *name)
+{
+    return text_begins(name, "EPKIT_") || strcmp(name, "NO_COLOR") == 0;
+}
+
 const char *variable_nearest(const char *name)
 {
     const char *nearest = NULL;

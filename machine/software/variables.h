@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * variables.h - the environment variables of the stack: which there are, what they really do, and which values they
- * take.
+ * variables.h - the environment variables of the stack and of epkit: which there are, what they really do, and which
+ * values they take.
  *
  * One table (variables_table.c, which names its sources), sorted by name.
  */
@@ -31,6 +31,9 @@ const struct variable *variable_find(const char *name);
 
 /* Would NVSHMEM, NCCL or DeepEP read a variable of this name (a prefix of theirs) if they knew it? */
 bool variable_is_theirs(const char *name);
+
+/* Does epkit read it, the command or the library? NO_COLOR is one. */
+bool variable_is_own(const char *name);
 
 /* The known name nearest to an unknown one (a typing error), or NULL. */
 const char *variable_nearest(const char *name);

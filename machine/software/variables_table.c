@@ -5,7 +5,7 @@
  * Sources: "Environment Variables" of the NVSHMEM 3.5 documentation and src/modules/transport/common/env_defs.h of
  * NVSHMEM 3.4 and 3.5 (kinds, defaults, the ones that are not documented); "Environment Variables" of the NCCL user
  * guide for 2.27 to 2.30; deep_ep/buffer.py of DeepEP 1.2.1 (what it sets itself); ibv_fork_init(3) and mlx5dv(7) of
- * rdma-core; ld.so(8). What a variable does is what the code does with it where the documentation says otherwise:
+ * rdma-core; ld.so(8). Those of epkit itself are here as well: the only list of them. What a variable does is what the code does with it where the documentation says otherwise:
  * NVSHMEM_HCA_LIST, for one, works without NVSHMEM_ENABLE_NIC_PE_MAPPING.
  *
  * Ranges are as wide as the code allows; where it sets none, they are generous, to catch slips and nothing else.
@@ -23,6 +23,34 @@ const struct variable variables[] = {
     {"DEEPEP_HOME", VARIABLE_BUILD_ONLY, "path", "", "folder of DeepEP for scripts"},
     {"DEEP_EP_DEVICE_TO_HCA_MAPPING", VARIABLE_WORKS, "list", "",
      "GPU:NIC:port; DeepEP with commit 8a07e7e of its pull request 466 makes NVSHMEM_HCA_LIST of it"},
+    {"EPKIT_ADDRESS", VARIABLE_WORKS, "text", "",
+     "host and port of rank 0 for ranks that find each other over TCP, instead of MASTER_ADDR and MASTER_PORT"},
+    {"EPKIT_BACKEND", VARIABLE_WORKS, "host|cuda", "",
+     "backend of the library when --backend is not given: host or cuda"},
+    {"EPKIT_COMMAND", VARIABLE_WORKS, "text", "",
+     "set by 'epkit install' for the tests of a recipe: the epkit to ask"},
+    {"EPKIT_HOST_ISA", VARIABLE_WORKS, "portable|avx2|avx512", "",
+     "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
+    {"EPKIT_PRELOAD", VARIABLE_WORKS, "path", "",
+     "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},
+    {"EPKIT_SECRET", VARIABLE_WORKS, "text", "",
+     "what ranks that find each other over TCP must know; 'epkit launch' draws one for its own test"},
+    {"EPKIT_SSH", VARIABLE_WORKS, "text", "ssh",
+     "program that 'epkit doctor --hosts' and 'epkit launch' connect with, and its options; default: ssh"},
+    {"EPKIT_SSH_PORT", VARIABLE_WORKS, "int 1..65535", "222",
+     "port of sshd that 'epkit launch' uses when neither --port nor a node names one; default: 222"},
+    {"EPKIT_TCP_INTERFACE", VARIABLE_WORKS, "list", "",
+     "network interfaces for the connections between ranks: beginnings of names, '=eth0', '^docker', or an address"},
+    {"EPKIT_TIMEOUT_MS", VARIABLE_WORKS, "int 1..2147483647", "30000",
+     "deadline of the library's waits where the caller sets none"},
+    {"EPKIT_VERBS_DEVICE", VARIABLE_WORKS, "list", "",
+     "RDMA ports of the network verbs, for the ranks of a node in turn: 'mlx5_0,mlx5_1:2'"},
+    {"EPKIT_VERBS_GID_INDEX", VARIABLE_WORKS, "int 0..255", "",
+     "address of a RoCE port by its index, for the network verbs; default: RoCE v2, IPv4 first"},
+    {"EPKIT_VERBS_SERVICE_LEVEL", VARIABLE_WORKS, "int 0..15", "0",
+     "service level of InfiniBand for the network verbs, 0..15"},
+    {"EPKIT_VERBS_TRAFFIC_CLASS", VARIABLE_WORKS, "int 0..255", "0",
+     "traffic class of RoCE packets for the network verbs, 0..255"},
     {"GDRCOPY_HOME", VARIABLE_BUILD_ONLY, "path", "", "folder of GDRCopy for builds"},
     {"IBV_DRIVERS", VARIABLE_WORKS, "list", "", "the old name of RDMAV_DRIVERS"},
     {"IBV_FORK_SAFE", VARIABLE_WORKS, NULL, "", "the old name of RDMAV_FORK_SAFE"},
@@ -235,6 +263,7 @@ const struct variable variables[] = {
      "address space set aside for each rank's windows"},
     {"NCCL_WORK_ARGS_BYTES", VARIABLE_WORKS, "int 1..2147483647", "", "bytes of work that a kernel gets as arguments"},
     {"NCCL_WORK_FIFO_BYTES", VARIABLE_WORKS, "int 1..2147483647", "1048576", "bytes of the queue of work"},
+    {"NO_COLOR", VARIABLE_WORKS, NULL, "", "if not empty, output is never coloured"},
     {"NVSHMEM_ASSERT_ATOMICS_SYNC", VARIABLE_WORKS, "bool", "0", "leaves out a flush of waits"},
     {"NVSHMEM_BARRIER_DISSEM_KVAL", VARIABLE_WORKS, "int 1..1024", "2", "radix of barriers"},
     {"NVSHMEM_BARRIER_TG_DISSEM_KVAL", VARIABLE_WORKS, "int 1..1024", "2", "radix of barriers of thread groups"},

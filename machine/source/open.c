@@ -77,6 +77,14 @@ static ep_status read_document(int fd, const char *what, char **ret_text, size_t
     return EP_OK;
 }
 
+/* What is named may be right, and this process lack something: that is no mistake of the caller. */
+static ep_status fail_open(int error, const char *what)
+{
+    bool lacks = error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
+
+    return ep_fail_errno(lacks ? EP_E_SYSTEM : EP_E_ARG, error, "%s: cannot be opened", what);
+}
+
 static ep_status load_document(struct root *root, int fd, const char *what)
 {
     size_t bytes = 0;
@@ -100,7 +108,7 @@ static ep_status load_overlay(struct root *root)
         return EP_OK;
     snprintf(what, sizeof(what), "%s/%s", root->name, ROOT_OVERLAY);
     if (fd < 0)
-        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be opened", what);
+        return fail_open(errno, what);
     status = load_document(root, fd, what);
     close(fd);
     if (status == EP_OK && json_object_update(root->given, root->kept[KEEP_FILES]) < 0)
@@ -112,7 +120,7 @@ static ep_status open_folder(struct root *root, const char *from)
 {
     root->fd = open(from, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (root->fd < 0)
-        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be opened", from);
+        return fail_open(errno, from);
     live_probe(root);
     return root->is_live ? EP_OK : load_overlay(root);
 }
@@ -123,7 +131,7 @@ static ep_status open_snapshot(struct root *root, const char *from)
     ep_status status;
 
     if (fd < 0)
-        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be opened", from);
+        return fail_open(errno, from);
     status = load_document(root, fd, from);
     close(fd);
     return status;
@@ -137,7 +145,7 @@ ep_status root_open(const char *from, struct root **ret_root)
     ep_status status;
 
     if (!is_live && stat(from, &info) < 0)
-        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be opened", from);
+        return fail_open(errno, from);
     EP_TRY(keep_new(is_live ? "this machine" : from, &root));
     root->is_live = is_live;
     status = is_live || S_ISDIR(info.st_mode) ? open_folder(root, is_live ? "/" : from) : open_snapshot(root, from);

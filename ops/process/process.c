@@ -82,10 +82,11 @@ int process_fork(process_become execute, const void *context, bool has_input, st
     struct process process = {.in = -1, .out = -1, .err = -1};
     int result = 0;
 
-    if (has_input)
+    if (has_input || (pipes[IN][0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
         result = pipe2(pipes[IN], O_CLOEXEC);
-    else
-        result = (pipes[IN][0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0;
+    /* Without a /dev/null, as in some containers: a pipe that nobody writes to is as empty. */
+    if (!has_input)
+        process_close_fd(&pipes[IN][1]);
     if (result != 0 || pipe2(pipes[OUT], O_CLOEXEC) != 0 || pipe2(pipes[ERR], O_CLOEXEC) != 0 ||
         pipe2(failure, O_CLOEXEC) != 0 || (process.pid = supervise_fork(true, failure[1])) < 0)
         result = errno;

@@ -251,6 +251,38 @@ gone() {
     done
 }
 
+@test "few descriptors for a machine that is named: no wrong usage" {
+    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
+    local said=
+    for n in 4 5 6 7; do # the test's own descriptors are some of them, and libraries need one
+        for arguments in "topo --from a4" "env --check --from a4" "doctor --from a4"; do
+            code=0
+            # shellcheck disable=SC2086 # words
+            with "nofile=$n" -- $arguments >out 2>err || code=$?
+            echo "$n: $arguments: $code $(cat err)"
+            [ "$code" -le 1 ] || [ "$code" -eq 127 ]
+            if grep -q -- '--from\|a4.*Too many open files' err; then
+                said=1
+                [ "$code" -eq 1 ]
+                [ "$(grep -c -- --help err)" -eq 0 ]
+            fi
+        done
+    done
+    [ "$said" ]
+}
+
+@test "no /dev/null: programs are started all the same" {
+    unshare --mount true 2>/dev/null || skip "no mount namespaces here"
+    printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >ssh
+    chmod +x ssh
+    # shellcheck disable=SC2016 # expanded by the inner shell
+    run --separate-stderr timeout 1200 unshare --mount sh -c 'mount -t tmpfs none /dev && exec "$@"' sh \
+        "$EPKIT" launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --no-logs --hosts a -- sh -c 'cat && echo read'
+    echo "$status $output $stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"a: read"* ]]
+}
+
 @test "the limit of descriptors is lowered while ranks run" {
     command -v prlimit >/dev/null || skip "no prlimit"
     "$EPKIT" "${LONG[@]}" --ranks 4 --only 2 --repeat 30 >out 2>err &

@@ -62,6 +62,7 @@ path() {
     run epkit topo --from a4 --only map
     [[ "$output" == *"DEEP_EP_DEVICE_TO_HCA_MAPPING=$map"* ]]
     [[ "$output" == *"NCCL_IB_HCA==mlx5_0:1,"* ]]
+    [[ "$output" == *"EPKIT_VERBS_DEVICE=mlx5_0:1,"* ]]
     [[ "$output" == *"would share mlx5_0, mlx5_2, mlx5_4 and mlx5_6, and mlx5_1, mlx5_3, mlx5_5 and mlx5_7 would be idle."* ]]
 }
 

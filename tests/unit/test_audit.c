@@ -122,6 +122,31 @@ static void test_order(void **state)
     advised_done(&advised);
 }
 
+/* Those of epkit are of the same table; that they are not set lacks nothing, and is no use of the stack. */
+static void test_own(void **state)
+{
+    (void)state;
+    make((const char *const[]){"EPKIT_BACKEND=gpu", "EPKIT_VERBS_DEVCE=mlx5_0", "EPKIT_VERBS_GID_INDEX=256",
+                               "EPKIT_VERBS_DEVICE=mlx5_0,mlx5_9:1", "EPKIT_TIMEOUT_MS=", "EPKIT_LAUNCH=1",
+                               "EPKIT_SECRET=x", "NO_COLOR=1", NULL});
+    assert_int_equal(find("EPKIT_BACKEND")->kind, AUDIT_VALUE);
+    assert_non_null(strstr(find("EPKIT_BACKEND")->text, "is not one of host, cuda"));
+    assert_int_equal(find("EPKIT_VERBS_DEVCE")->kind, AUDIT_UNKNOWN);
+    assert_non_null(strstr(find("EPKIT_VERBS_DEVCE")->text, "Is EPKIT_VERBS_DEVICE meant?"));
+    assert_int_equal(find("EPKIT_VERBS_GID_INDEX")->kind, AUDIT_VALUE);
+    assert_int_equal(find("EPKIT_VERBS_DEVICE")->kind, AUDIT_VALUE);
+    assert_non_null(strstr(find("EPKIT_VERBS_DEVICE")->text, "no RDMA device \"mlx5_9:1\" here"));
+    assert_non_null(find("EPKIT_TIMEOUT_MS"));
+    assert_null(find("EPKIT_LAUNCH"));
+    assert_null(find("EPKIT_SECRET"));
+    assert_null(find("NO_COLOR"));
+    assert_false(advised.audit->uses_stack);
+    advised_done(&advised);
+    make((const char *const[]){NULL});
+    assert_null(find("EPKIT_VERBS_DEVICE"));
+    advised_done(&advised);
+}
+
 /* A list of one NIC makes the switch harmless, as the single candidate is taken. */
 static void test_mapping_with_list(void **state)
 {
@@ -284,17 +309,12 @@ static void test_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_variables),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_mapping_with_list),
-        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_advised),
-        cmocka_unit_test(test_gib),
-        cmocka_unit_test(test_net_without_its_plugin),
-        cmocka_unit_test(test_mapping),
-        cmocka_unit_test(test_later_nvshmem),
-        cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_variables), cmocka_unit_test(test_order),
+        cmocka_unit_test(test_own),       cmocka_unit_test(test_mapping_with_list),
+        cmocka_unit_test(test_ranks),     cmocka_unit_test(test_advised),
+        cmocka_unit_test(test_gib),       cmocka_unit_test(test_net_without_its_plugin),
+        cmocka_unit_test(test_mapping),   cmocka_unit_test(test_later_nvshmem),
+        cmocka_unit_test(test_hostile),   cmocka_unit_test(test_many),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,6 +26,7 @@ struct scenario {
     int n_stopped;       /* the lowest ranks, before they call */
     bool leader_stops;   /* rank 0, when two others have come to it, and before rank 4 calls */
     int aborts;          /* rank that aborts when two others have come to rank 0; rank 4 does not call */
+    bool comes;          /* it is none of those that wait, and shrinks as soon as it has aborted; rank 4, too */
     _Atomic pid_t pids[NRANKS];
     _Atomic int stopped, returned;
     ep_status status[NRANKS];
@@ -79,6 +80,21 @@ static void shrink(struct scenario *scenario, ep_comm *comm)
     scenario->deadlines[rank] = ep_group_of(comm)->shrink_deadlines;
     if (scenario->status[rank] == EP_OK && ep_comm_get_info(next, &info) == EP_OK)
         scenario->members[rank] = info.nranks;
+    ep_comm_free(next);
+}
+
+/* All call it, and nothing else has happened since. */
+static void shrink_again(struct scenario *scenario, ep_comm *comm)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+    ep_comm *next = NULL;
+
+    if (ep_comm_shrink(comm, NULL, &next) != EP_OK)
+        fprintf(stderr, "rank %d, again: %s\n", comm->rank, ep_last_error());
+    else if (ep_comm_get_info(next, &info) == EP_OK)
+        scenario->members[comm->rank] = info.nranks;
+    atomic_fetch_add(&scenario->returned, 1);
+    wait_until(&scenario->returned, 2 * NRANKS);
     ep_comm_free(next);
 }
 
@@ -215,41 +231,73 @@ static int live_beside_an_abort(const ep_boot *boot, void *argument)
         return 2;
     if (rank == 0)
         atomic_store(&counts, true);
-    if (rank < 3)
+    if (rank == scenario->aborts && scenario->comes)
+        pthread_join(thread, NULL);
+    if (rank < 3 || scenario->comes)
         shrink(scenario, comm);
-    if (rank == scenario->aborts)
+    if (rank == scenario->aborts && !scenario->comes)
         pthread_join(thread, NULL);
     atomic_fetch_add(&scenario->returned, 1);
     wait_until(&scenario->returned, NRANKS);
+    if (!scenario->comes) /* its count may still be on its way to some */
+        shrink_again(scenario, comm);
     ep_comm_free(comm);
     return 0;
 }
 
-/* Of any rank, on whatever host, and whether it takes part in the shrink or not. */
+static void run_beside_an_abort(struct scenario *scenario)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    atomic_store(&counts, false);
+    atomic_store(&taken, 0);
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = live_beside_an_abort;
+    launch.argument = scenario;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < NRANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
+}
+
+/* Of any rank, on whatever host, and whether it takes part in the shrink or not. The next call is none of its affair.
+ */
 static void an_abort_wakes_all_between_hosts(void **state)
 {
     (void)state;
     for (int aborts = 0; aborts < NRANKS; aborts++) {
         struct scenario scenario = {.aborts = aborts};
-        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-        ep_rank_exit exits[NRANKS];
         char expected[64];
 
-        atomic_store(&counts, false);
-        atomic_store(&taken, 0);
-        launch.mode = EP_LAUNCH_THREADS;
-        launch.nranks = NRANKS;
-        launch.run = live_beside_an_abort;
-        launch.argument = &scenario;
-        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        run_beside_an_abort(&scenario);
         snprintf(expected, sizeof(expected), "ep_comm_shrink: rank %d called ep_comm_abort", aborts);
-        for (int rank = 0; rank < NRANKS; rank++)
-            assert_int_equal(exits[rank].code, 0);
         for (int rank = 0; rank < 3; rank++) {
             assert_int_equal(scenario.status[rank], EP_E_ABORTED);
             assert_string_equal(scenario.text[rank], expected);
             assert_int_equal(scenario.deadlines[rank], 0);
         }
+        for (int rank = 0; rank < NRANKS; rank++)
+            assert_int_equal(scenario.members[rank], NRANKS);
+    }
+}
+
+/*
+ * It was the reason to shrink, and those that had begun before have heard of it late, as by a heartbeat that was under
+ * way: nothing tells the two apart.
+ */
+static void an_abort_of_a_rank_that_comes_ends_nothing_between_hosts(void **state)
+{
+    struct scenario scenario = {.aborts = 3, .comes = true};
+
+    (void)state;
+    run_beside_an_abort(&scenario);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        if (scenario.status[rank] != EP_OK)
+            print_error("rank %d: %s\n", rank, scenario.text[rank]);
+        assert_int_equal(scenario.status[rank], EP_OK);
+        assert_int_equal(scenario.members[rank], NRANKS);
+        assert_int_equal(scenario.deadlines[rank], 0);
     }
 }
 
@@ -262,6 +310,7 @@ int main(void)
         cmocka_unit_test(each_further_one_costs_one_more),
         cmocka_unit_test(a_leader_that_stops_while_it_waits_costs_no_more),
         cmocka_unit_test(an_abort_wakes_all_between_hosts),
+        cmocka_unit_test(an_abort_of_a_rank_that_comes_ends_nothing_between_hosts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

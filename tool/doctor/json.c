@@ -109,7 +109,8 @@ static bool is_fact(const char *name)
     for (int i = 0; own[i]; i++)
         if (strcmp(name, own[i]) == 0)
             return true;
-    return variable_find(name) || variable_is_theirs(name);
+    /* Those of epkit are of one run of it, and one is a secret. */
+    return (variable_find(name) && !variable_is_own(name)) || variable_is_theirs(name);
 }
 
 static json_t *environment_facts(struct root *root)

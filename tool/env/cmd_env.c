@@ -282,7 +282,7 @@ const struct cmd verb_env = {
     .max_args = 1 << 20,
     .summary = "write the environment that is right for a machine, or run a command under it",
     .description =
-        "Writes the variables of NVSHMEM, DeepEP and NCCL that have an effect on this machine, each with its reason, and "
+        "Writes the variables of NVSHMEM, DeepEP, NCCL and libepkit that have an effect on this machine, each with its reason, and "
         "the folders of libraries that exist and are needed. What differs from rank to rank (NVSHMEM_HCA_LIST) is chosen "
         "by the rank's number on its node, which launchers give in LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, "
         "MPI_LOCALRANKID, PMI_LOCAL_RANK or SLURM_LOCALID. It is not set where a launcher starts a single process on a "

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 enum env_format { ENV_SH, ENV_DOCKER, ENV_K8S, ENV_SLURM, ENV_JSON };
-enum env_group { ENV_NVSHMEM, ENV_NCCL, ENV_DEEPEP, ENV_PATHS, ENV_GROUPS };
+enum env_group { ENV_NVSHMEM, ENV_NCCL, ENV_DEEPEP, ENV_EPKIT, ENV_PATHS, ENV_GROUPS };
 
 extern const char *const env_format_names[]; /* end with NULL */
 extern const char *const env_group_names[];

@@ -8,7 +8,7 @@
 #define LINE_WIDTH 118
 
 const char *const env_format_names[] = {"sh", "docker", "k8s", "slurm", "json", NULL};
-const char *const env_group_names[] = {"nvshmem", "nccl", "deepep", "paths", NULL};
+const char *const env_group_names[] = {"nvshmem", "nccl", "deepep", "epkit", "paths", NULL};
 
 enum env_group env_group_of(const struct advice_row *row)
 {
@@ -16,6 +16,8 @@ enum env_group env_group_of(const struct advice_row *row)
         return ENV_NCCL;
     if (strncmp(row->name, "DEEP_EP_", 8) == 0)
         return ENV_DEEPEP;
+    if (strncmp(row->name, "EPKIT_", 6) == 0)
+        return ENV_EPKIT;
     if (strncmp(row->name, "LD_", 3) == 0 || strcmp(row->name, "PYTHONPATH") == 0)
         return ENV_PATHS;
     return ENV_NVSHMEM;

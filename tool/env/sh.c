@@ -152,8 +152,8 @@ static void write_ranks_sh(FILE *stream, const struct env_script *script)
         fputs("esac\n", stream);
     }
     if (knows_files(script->topo))
-        fputs("# The mapping counts by the numbers of the node.\n"
-              "if [ -n \"${_epkit_some-}\" ]; then unset DEEP_EP_DEVICE_TO_HCA_MAPPING; fi\n",
+        fputs("# These count by the numbers of the node.\n"
+              "if [ -n \"${_epkit_some-}\" ]; then unset DEEP_EP_DEVICE_TO_HCA_MAPPING EPKIT_VERBS_DEVICE; fi\n",
               stream);
     fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }
@@ -288,7 +288,8 @@ void env_write_slurm(FILE *stream, const struct env_script *script)
         if (env_has(script, &script->advice->rows[i]))
             write_row_slurm(stream, &script->advice->rows[i]);
     if (env_first(script, ADVICE_RANK) && knows_files(script->topo))
-        fputs("# The mapping counts by the numbers of the node.\n"
-              "if [ -n \"${_epkit_some-}\" ]; then echo 'unset DEEP_EP_DEVICE_TO_HCA_MAPPING'; fi\n",
+        fputs("# These count by the numbers of the node.\n"
+              "if [ -n \"${_epkit_some-}\" ]; then echo 'unset DEEP_EP_DEVICE_TO_HCA_MAPPING'; "
+              "echo 'unset EPKIT_VERBS_DEVICE'; fi\n",
               stream);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* help.c - help texts from the verb table. Eighty columns wide, whatever the terminal, so that they can be compared. */
 #include "help.h"
+#include "software/variables.h"
 
 #include "source/text.h"
 
@@ -129,7 +130,9 @@ void help_all(FILE *stream)
         print_wrapped(stream, verbs[i]->summary, 14, 14);
     }
     fputs("\nEnvironment:\n", stream);
-    for (const struct env_text *env = env_texts; env->name; env++) {
+    for (const struct variable *env = variables; env->name; env++) {
+        if (!variable_is_own(env->name))
+            continue;
         fprintf(stream, strlen(env->name) < 18 ? "  %-18s" : "  %s\n                    ", env->name);
         print_wrapped(stream, env->text, 20, 20);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* man.c - man pages from the verb table, as source for scdoc. */
 #include "help.h"
+#include "software/variables.h"
 
 #include <ctype.h>
 #include <string.h>
@@ -53,7 +54,9 @@ static void print_options(FILE *stream, const struct cmd *cmd)
 static void print_environment(FILE *stream)
 {
     fputs("# ENVIRONMENT\n\n", stream);
-    for (const struct env_text *env = env_texts; env->name; env++) {
+    for (const struct variable *env = variables; env->name; env++) {
+        if (!variable_is_own(env->name))
+            continue;
         print_marked(stream, '*', env->name);
         fputs("\n\t", stream);
         print_escaped(stream, env->text);

@@ -321,10 +321,12 @@ static void add_map(const struct topo_view *view, json_t *document)
     json_object_set_new(document, "map_distance", json_integer(view->best->distance));
     json_object_set_new(document, "map_shared", json_integer(view->best->n_shared));
     json_object_set_new(document, "map_idle", idle_names(topo, view->best));
-    json_object_set_new(document, "forms",
-                        json_pack("{s:o, s:o, s:o}", "DEEP_EP_DEVICE_TO_HCA_MAPPING",
-                                  has_map ? out_text(map_deepep(topo, view->best)) : json_null(), "NCCL_IB_HCA",
-                                  has_map ? out_text(map_nccl(topo)) : json_null(), "ranks", topo_rank_rows(view)));
+    json_object_set_new(
+        document, "forms",
+        json_pack("{s:o, s:o, s:o, s:o}", "EPKIT_VERBS_DEVICE",
+                  has_map && *map_verbs(topo, view->best) ? out_text(map_verbs(topo, view->best)) : json_null(),
+                  "DEEP_EP_DEVICE_TO_HCA_MAPPING", has_map ? out_text(map_deepep(topo, view->best)) : json_null(),
+                  "NCCL_IB_HCA", has_map ? out_text(map_nccl(topo)) : json_null(), "ranks", topo_rank_rows(view)));
     json_object_set_new(document, "nvshmem",
                         json_pack("{s:o, s:i, s:o}", "map", topo_nvshmem_rows(view), "shared", view->nvshmem->n_shared,
                                   "idle", idle_names(topo, view->nvshmem)));

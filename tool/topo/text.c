@@ -425,6 +425,8 @@ static int print_forms(const struct topo_view *view)
 
     out_line("\nFor all processes:\n    DEEP_EP_DEVICE_TO_HCA_MAPPING=%s\n    NCCL_IB_HCA=%s",
              map_deepep(view->topo, view->best), map_nccl(view->topo));
+    if (*map_verbs(view->topo, view->best))
+        out_line("    EPKIT_VERBS_DEVICE=%s", map_verbs(view->topo, view->best));
     out_line("\nFor each process, one for each GPU:");
     return OUT_PRINT(columns, rows);
 }
