@@ -104,12 +104,8 @@ static json_t *nic_facts(const struct topo *topo)
 /* Variables of the stack; those that a launcher gives each rank its own value of are no facts of a node. */
 static bool is_fact(const char *name)
 {
-    static const char *const own[] = {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", NULL};
-
-    for (int i = 0; own[i]; i++)
-        if (strcmp(name, own[i]) == 0)
-            return true;
-    return variable_find(name) || variable_is_theirs(name);
+    return text_is_any(name, TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")) ||
+           variable_find(name) || variable_is_theirs(name);
 }
 
 static json_t *environment_facts(struct root *root)

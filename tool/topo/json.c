@@ -67,14 +67,6 @@ static const char *pci_text(const struct topo *topo, int pci)
     return pci >= 0 ? topo->pci[pci].address : "";
 }
 
-static const struct topo_port *find_port(const struct topo *topo, int nic, int number)
-{
-    for (int i = 0; nic >= 0 && i < topo->nics[nic].n_ports; i++)
-        if (topo->nics[nic].ports[i].number == number)
-            return &topo->nics[nic].ports[i];
-    return NULL;
-}
-
 /* "mlx5_0:1"; null without a NIC. */
 static json_t *device_text(const struct topo *topo, const struct map_choice *choice)
 {
@@ -254,7 +246,7 @@ json_t *topo_map_rows(const struct topo_view *view)
 
     for (int i = 0; i < view->best->n; i++) {
         const struct map_choice *choice = &view->best->choices[i];
-        const struct topo_port *port = find_port(topo, choice->nic, choice->port);
+        const struct topo_port *port = topo_find_port(topo, choice->nic, choice->port);
         int pci = topo->gpus[choice->gpu].pci;
 
         json_array_append_new(
