@@ -22,10 +22,8 @@ static json_t *or_null(const char *text)
 {
     char clean[2048];
 
-    if (!*text)
-        return json_null();
     root_clean(text, clean, sizeof(clean));
-    return out_text(clean);
+    return out_text_or_null(clean);
 }
 
 static json_t *result_json(const struct doctor_result *result)
