@@ -4,6 +4,7 @@
  *
  *   ranks.c         a rank: communicator, job, events
  *   launch.c        the launcher: starts processes, listens to the ranks, ends them
+ *   hear.c          what the ranks say, by pipes
  *   mpi.c           mpirun as the starter, and libepkit-mpi
  *   claims.c        what variables of launchers say about this process
  *   world.c         epkit itself started by mpirun
