@@ -39,14 +39,10 @@ void scan_take(const struct scan *scan, size_t at, size_t n, char ret_name[SCAN_
 int scan_number(const struct scan *scan, enum scrub_map map, size_t at, size_t n)
 {
     char key[SCAN_NAME_BYTES + 40];
-    uint64_t hash = 14695981039346656037u;
 
     scan_take(scan, at, n, key);
-    if (n >= SCAN_NAME_BYTES) {
-        for (size_t i = 0; i < n; i++)
-            hash = (hash ^ (unsigned char)scan->text[at + i]) * 1099511628211u;
-        snprintf(key + strlen(key), 40, "%016llx%zu", (unsigned long long)hash, n);
-    }
+    if (n >= SCAN_NAME_BYTES)
+        text_append(key, sizeof(key), "%016llx%zu", (unsigned long long)root_hash(scan->text + at, n), n);
     return scrub_number(scan->scrub, map, key);
 }
 
