@@ -23,15 +23,14 @@ void machine_read(struct root *root, json_t *machine);
 /* --- machine_limits.c --- */
 
 /*
- * What the control groups of this process allow, the tightest of its own and those above, version 1 or 2. `root` is put
- * before /proc and /sys: "", but for tests.
+ * What the control groups of this process allow, the tightest of its own and those above, version 1 or 2.
  */
 struct machine_limits {
     uint64_t memory_bytes; /* UINT64_MAX: no limit */
     double cpus;           /* of time; 0: no limit */
 };
 
-void machine_limits(const char *root, struct machine_limits *ret_limits);
+void machine_limits(struct root *root, struct machine_limits *ret_limits);
 
 /* Memory and cores that this process may use: of the machine, of its affinity, of its control groups. */
 uint64_t machine_memory_bytes(void);

@@ -7,42 +7,24 @@
  */
 #include "machine.h"
 
-#include <inttypes.h>
+#include "source/text.h"
+
 #include <sched.h>
-#include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* Version 1 has no word for "no limit" but a number near 2^63. */
-#define NO_LIMIT_V1 (UINT64_C(1) << 62)
+#define NO_LIMIT_V1 (INT64_C(1) << 62)
 
-static bool read_line(const char *folder, const char *file, char *ret_line, int bytes)
+static void limit_memory(struct machine_limits *limits, struct root *root, const char *folder, const char *file)
 {
-    char path[4096];
-    FILE *stream;
-    bool good;
-
-    if (snprintf(path, sizeof(path), "%s/%s", folder, file) >= (int)sizeof(path))
-        return false;
-    stream = fopen(path, "re");
-    if (!stream)
-        return false;
-    good = fgets(ret_line, bytes, stream) != NULL;
-    fclose(stream);
-    return good;
-}
-
-static void limit_memory(struct machine_limits *limits, const char *folder, const char *file)
-{
-    char line[64];
-    uint64_t bytes;
+    int64_t bytes;
 
     /* "max" is no number. */
-    if (read_line(folder, file, line, sizeof(line)) && sscanf(line, "%" SCNu64, &bytes) == 1 && bytes < NO_LIMIT_V1 &&
-        bytes < limits->memory_bytes)
-        limits->memory_bytes = bytes;
+    if (root_number(root, &bytes, "%s/%s", folder, file) == ROOT_OK && bytes >= 0 && bytes < NO_LIMIT_V1 &&
+        (uint64_t)bytes < limits->memory_bytes)
+        limits->memory_bytes = (uint64_t)bytes;
 }
 
 static void limit_cpus(struct machine_limits *limits, double quota_us, double period_us)
@@ -51,109 +33,114 @@ static void limit_cpus(struct machine_limits *limits, double quota_us, double pe
         limits->cpus = quota_us / period_us;
 }
 
-static void look_v2(struct machine_limits *limits, const char *folder)
+static void look_v2(struct machine_limits *limits, struct root *root, const char *folder)
 {
-    char line[64];
     double quota_us, period_us;
 
-    limit_memory(limits, folder, "memory.max");
-    if (read_line(folder, "cpu.max", line, sizeof(line)) && sscanf(line, "%lf %lf", &quota_us, &period_us) == 2)
+    limit_memory(limits, root, folder, "memory.max");
+    if (sscanf(root_line(root, "%s/cpu.max", folder).text, "%lf %lf", &quota_us, &period_us) == 2)
         limit_cpus(limits, quota_us, period_us);
 }
 
-static void look_v1_memory(struct machine_limits *limits, const char *folder)
+static void look_v1_memory(struct machine_limits *limits, struct root *root, const char *folder)
 {
-    limit_memory(limits, folder, "memory.limit_in_bytes");
+    limit_memory(limits, root, folder, "memory.limit_in_bytes");
 }
 
-static void look_v1_cpu(struct machine_limits *limits, const char *folder)
+static void look_v1_cpu(struct machine_limits *limits, struct root *root, const char *folder)
 {
-    char quota[64], period[64];
+    int64_t quota_us, period_us;
 
-    if (read_line(folder, "cpu.cfs_quota_us", quota, sizeof(quota)) &&
-        read_line(folder, "cpu.cfs_period_us", period, sizeof(period)))
-        limit_cpus(limits, strtod(quota, NULL), strtod(period, NULL));
+    if (root_number(root, &quota_us, "%s/cpu.cfs_quota_us", folder) == ROOT_OK &&
+        root_number(root, &period_us, "%s/cpu.cfs_period_us", folder) == ROOT_OK)
+        limit_cpus(limits, (double)quota_us, (double)period_us);
 }
 
-typedef void (*look_fn)(struct machine_limits *limits, const char *folder);
+/* By the controller that /proc/self/cgroup names; version 2 names none. */
+static const struct hierarchy {
+    const char *controller, *mount;
+    void (*look)(struct machine_limits *limits, struct root *root, const char *folder);
+} hierarchies[] = {{"", "/sys/fs/cgroup", look_v2},
+                   {"memory", "/sys/fs/cgroup/memory", look_v1_memory},
+                   {"cpu", "/sys/fs/cgroup/cpu", look_v1_cpu}};
 
 /* Looks at the group `path` below the mount point and at all above it. Folders that are not there have no say. */
-static void climb(struct machine_limits *limits, const char *root, const char *mount, const char *path, look_fn look)
+static void climb(struct machine_limits *limits, struct root *root, const struct hierarchy *hierarchy, const char *path)
 {
-    char folder[4096];
-    size_t base = (size_t)snprintf(folder, sizeof(folder), "%s/sys/fs/cgroup%s", root, mount);
-    char *slash;
+    size_t base = strlen(hierarchy->mount);
+    char folder[4096], *slash;
 
-    if (base >= sizeof(folder) ||
-        snprintf(folder + base, sizeof(folder) - base, "%s", path) >= (int)(sizeof(folder) - base))
+    if (snprintf(folder, sizeof(folder), "%s%s", hierarchy->mount, path) >= (int)sizeof(folder))
         return;
-    look(limits, folder);
+    hierarchy->look(limits, root, folder);
     while ((slash = strrchr(folder + base, '/'))) {
         *slash = '\0';
-        look(limits, folder);
+        hierarchy->look(limits, root, folder);
     }
 }
 
-/* Is `name` one of the comma-separated `list`? */
-static bool is_listed(const char *name, const char *list)
+/* Is `name` one of the list, in which commas stand between them and a colon behind? */
+static bool is_listed(const char *name, struct piece list)
 {
-    size_t length = strlen(name);
+    const char *at = list.text;
 
-    for (; list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL)
-        if (strncmp(list, name, length) == 0 && (list[length] == ',' || list[length] == '\0'))
+    do {
+        struct piece one = text_take(&at, ",:");
+
+        if (one.n == strlen(name) && strncmp(one.text, name, one.n) == 0)
             return true;
+    } while (at <= list.text + list.n);
     return false;
 }
 
-void machine_limits(const char *root, struct machine_limits *ret_limits)
+void machine_limits(struct root *root, struct machine_limits *ret_limits)
+{
+    const char *at = root_read(root, "/proc/self/cgroup").text;
+
+    *ret_limits = (struct machine_limits){.memory_bytes = UINT64_MAX};
+    while (*at) {
+        struct piece line = text_take(&at, "\n"), controllers;
+        const char *path = root_printf(root, "%.*s", (int)line.n, line.text);
+
+        /* "hierarchy:controllers:path" */
+        text_take(&path, ":");
+        controllers = text_take(&path, ":");
+        for (size_t i = 0; i < COUNT(hierarchies) && *path; i++)
+            if (is_listed(hierarchies[i].controller, controllers))
+                climb(ret_limits, root, &hierarchies[i], path);
+    }
+}
+
+static struct machine_limits own_limits(void)
 {
     struct machine_limits limits = {.memory_bytes = UINT64_MAX};
-    char line[4096];
-    FILE *stream;
+    struct root *root;
 
-    snprintf(line, sizeof(line), "%s/proc/self/cgroup", root);
-    stream = fopen(line, "re");
-    while (stream && fgets(line, sizeof(line), stream)) {
-        /* "hierarchy:controllers:path"; version 2 has no controllers there. */
-        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
-
-        if (!path)
-            continue;
-        *controllers++ = '\0';
-        *path++ = '\0';
-        path[strcspn(path, "\n")] = '\0';
-        if (!*controllers)
-            climb(&limits, root, "", path, look_v2);
-        if (is_listed("memory", controllers))
-            climb(&limits, root, "/memory", path, look_v1_memory);
-        if (is_listed("cpu", controllers))
-            climb(&limits, root, "/cpu", path, look_v1_cpu);
+    if (root_open(NULL, &root) == EP_OK) {
+        machine_limits(root, &limits);
+        root_free(root);
     }
-    if (stream)
-        fclose(stream);
-    *ret_limits = limits;
+    return limits;
 }
 
 uint64_t machine_memory_bytes(void)
 {
     uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    struct machine_limits limits;
+    uint64_t limit = own_limits().memory_bytes;
 
-    machine_limits("", &limits);
-    return limits.memory_bytes < bytes ? limits.memory_bytes : bytes;
+    return limit < bytes ? limit : bytes;
 }
 
 int machine_cores(void)
 {
     int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    struct machine_limits limits;
+    double limit = own_limits().cpus;
     cpu_set_t set;
 
     if (sched_getaffinity(0, sizeof(set), &set) == 0)
         cores = CPU_COUNT(&set);
-    machine_limits("", &limits);
     /* Half a processor more is one more that something can run on. */
-    if (limits.cpus > 0 && limits.cpus < cores)
-        cores = (int)limits.cpus + (limits.cpus > (int)limits.cpus);
+    if (limit > 0 && limit < cores)
+        cores = (int)limit + (limit > (int)limit);
     return cores < 1 ? 1 : cores;
 }

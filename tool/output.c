@@ -187,6 +187,11 @@ json_t *out_text(const char *text)
     return string;
 }
 
+json_t *out_text_or_null(const char *text)
+{
+    return *text ? out_text(text) : json_null();
+}
+
 json_t *out_document(const char *verb)
 {
     return json_pack("{s:i, s:s, s:s}", "schema_version", OUT_SCHEMA_VERSION, "epkit", ep_version(), "verb", verb);

@@ -49,6 +49,9 @@ int out_print(const struct out_column *columns, size_t n_columns, json_t *rows);
 /* A JSON string of any text: what is no UTF-8 becomes '?', so that no row is lost for it. A new reference. */
 json_t *out_text(const char *text);
 
+/* The same; null for "". */
+json_t *out_text_or_null(const char *text);
+
 /* {"schema_version", "epkit": version, "verb"}: the start of every --json document. */
 json_t *out_document(const char *verb);
 

@@ -4,6 +4,7 @@
 #include "process/inherited.h"
 
 #include "source/root.h"
+#include "source/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -47,7 +48,7 @@ static bool is_ending(void)
 
     if (sigpending(&pending) != 0)
         return false;
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+    for (size_t i = 0; i < COUNT(numbers); i++)
         if (sigismember(&pending, numbers[i]) > 0)
             return true;
     return false;

@@ -27,14 +27,6 @@ static int number(const char *text, size_t n, int most)
     return value <= most ? value : -1;
 }
 
-static const struct topo_port *find_port(const struct topo_nic *nic, int number_of)
-{
-    for (int i = 0; i < nic->n_ports && i < TOPO_MAX_PORTS; i++)
-        if (nic->ports[i].number == number_of)
-            return &nic->ports[i];
-    return NULL;
-}
-
 /* Without a number it is the first active port, as NVSHMEM takes it; without an active one the first. */
 static int first_port(const struct topo_nic *nic)
 {
@@ -71,7 +63,7 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     if (nic < 0)
         return ep_fail(EP_E_ARG, "entry %d, '%s': no NIC has that name", n, clean);
     port = port_text ? number(port_text, strlen(port_text), 255) : first_port(&topo->nics[nic]);
-    if (port_text && (port < 0 || !find_port(&topo->nics[nic], port)))
+    if (port_text && (port < 0 || !topo_find_port(topo, nic, port)))
         return ep_fail(EP_E_ARG, "entry %d, '%s': the NIC has no such port; it has %d", n, clean,
                        topo->nics[nic].n_ports);
     map->choices[gpu].nic = nic;

@@ -146,6 +146,25 @@ int topo_find_pci(const struct topo *topo, const char *address)
     return pci ? (int)(pci - topo->pci) : -1;
 }
 
+const struct topo_port *topo_find_port(const struct topo *topo, int nic, int number)
+{
+    for (int i = 0; nic >= 0 && i < topo->nics[nic].n_ports; i++)
+        if (topo->nics[nic].ports[i].number == number)
+            return &topo->nics[nic].ports[i];
+    return NULL;
+}
+
+int topo_data_ports(const struct topo *topo, const struct topo_port *ret_ports[TOPO_MAX_DATA_PORTS])
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
+            if (topo->nics[i].ports[p].active)
+                ret_ports[n++] = &topo->nics[i].ports[p];
+    return n;
+}
+
 int topo_find_nic(const struct topo *topo, const char *name)
 {
     for (int i = 0; i < topo->n_nics; i++)

@@ -198,6 +198,13 @@ bool topo_is_same_card(const struct topo *topo, int a, int b);
 /* "PIX"; TOPO_NVLINK is "NV". */
 const char *topo_path_name(enum topo_path path);
 
+/* The port of a NIC (index) with this number; NULL if there is none. */
+const struct topo_port *topo_find_port(const struct topo *topo, int nic, int number);
+
+/* Active ports of NICs for data, in their order; their number. */
+#define TOPO_MAX_DATA_PORTS (TOPO_MAX_NICS * TOPO_MAX_PORTS)
+int topo_data_ports(const struct topo *topo, const struct topo_port *ret_ports[TOPO_MAX_DATA_PORTS]);
+
 /* Index of the PCI device of this address ("0000:0f:00.0", or as NVML writes it "00000000:0F:00.0"), or -1. */
 int topo_find_pci(const struct topo *topo, const char *address);
 

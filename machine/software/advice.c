@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "software/variables.h"
+#include "source/text.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -44,14 +45,11 @@ const struct advice_row *advice_find(const struct advice *advice, const char *na
 
 /* --- NICs --- */
 
-int advice_data_ports(const struct topo *topo)
+static int count_data_ports(const struct topo *topo)
 {
-    int n = 0;
+    const struct topo_port *ports[TOPO_MAX_DATA_PORTS];
 
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
-            n += topo->nics[i].ports[p].active;
-    return n;
+    return topo_data_ports(topo, ports);
 }
 
 #define MELLANOX 0x15b3
@@ -160,29 +158,23 @@ static bool port_has_right_gid(const struct topo_port *port, int index)
 /* NVSHMEM picks the RoCE v2 GID with an IPv4 address by itself; it needs help where a port has several. */
 static void advise_gid_index(struct advice_work *work)
 {
-    const struct topo_port *crowded = NULL;
-    const struct topo *topo = work->topo;
-    int index = -1;
+    const struct topo_port *ports[TOPO_MAX_DATA_PORTS], *crowded = NULL;
+    int n_ports = topo_data_ports(work->topo, ports), index = -1;
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++) {
-            const struct topo_port *port = &topo->nics[i].ports[p];
-            int n = 0;
+    for (int i = 0; i < n_ports && !crowded; i++) {
+        int n = 0;
 
-            for (int g = 0; g < port->n_gids && port->active && port->link_layer == TOPO_LINK_ETHERNET; g++)
-                n += is_right_gid(&port->gids[g]);
-            if (n > 1 && !crowded)
-                crowded = port;
-        }
+        for (int g = 0; g < ports[i]->n_gids && ports[i]->link_layer == TOPO_LINK_ETHERNET; g++)
+            n += is_right_gid(&ports[i]->gids[g]);
+        if (n > 1)
+            crowded = ports[i];
     }
     for (int g = 0; crowded && g < crowded->n_gids && index < 0; g++) {
         bool is_everywhere = is_right_gid(&crowded->gids[g]);
 
-        for (int i = 0; i < topo->n_nics; i++)
-            for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
-                if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].link_layer == TOPO_LINK_ETHERNET)
-                    is_everywhere =
-                        is_everywhere && port_has_right_gid(&topo->nics[i].ports[p], crowded->gids[g].index);
+        for (int i = 0; i < n_ports; i++)
+            if (ports[i]->link_layer == TOPO_LINK_ETHERNET)
+                is_everywhere = is_everywhere && port_has_right_gid(ports[i], crowded->gids[g].index);
         index = is_everywhere ? crowded->gids[g].index : -1;
     }
     if (index >= 0)
@@ -194,24 +186,25 @@ static void advise_gid_index(struct advice_work *work)
 /* Have all RoCE ports for data GIDs with IPv6 addresses, and none with an IPv4 address? */
 static bool is_ipv6_only(const struct topo *topo)
 {
-    int n = 0;
+    const struct topo_port *ports[TOPO_MAX_DATA_PORTS];
+    int n_ports = topo_data_ports(topo, ports), n = 0;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++) {
-            const struct topo_port *port = &topo->nics[i].ports[p];
-            bool ipv6 = false;
+    for (int i = 0; i < n_ports; i++) {
+        bool ipv6 = false;
 
-            if (!port->active || port->link_layer != TOPO_LINK_ETHERNET)
-                continue;
-            for (int g = 0; g < port->n_gids; g++) {
-                if (port->gids[g].kind == TOPO_GID_IPV4)
-                    return false;
-                ipv6 = ipv6 || (port->gids[g].type == TOPO_GID_ROCE2 && port->gids[g].kind == TOPO_GID_OTHER);
-            }
-            if (!ipv6)
+        if (ports[i]->link_layer != TOPO_LINK_ETHERNET)
+            continue;
+        for (int g = 0; g < ports[i]->n_gids; g++) {
+            const struct topo_gid *gid = &ports[i]->gids[g];
+
+            if (gid->kind == TOPO_GID_IPV4)
                 return false;
-            n++;
+            ipv6 = ipv6 || (gid->type == TOPO_GID_ROCE2 && gid->kind == TOPO_GID_OTHER);
         }
+        if (!ipv6)
+            return false;
+        n++;
+    }
     return n > 0;
 }
 
@@ -239,7 +232,7 @@ static ep_status advise_ibgda(struct advice_work *work)
     }
     if (map_is_whole(work->map))
         EP_TRY(advise_hca_list(work));
-    if (advice_data_ports(work->topo) > 1)
+    if (count_data_ports(work->topo) > 1)
         unset(work, "NVSHMEM_ENABLE_NIC_PE_MAPPING",
               "It counts PEs per NVSHMEM job; DeepEP makes a job for each GPU of a node, so all of them would take the "
               "first NIC.");
@@ -302,7 +295,7 @@ static const struct {
 
 static const char *gib_reason(struct advice_work *work, const char *name)
 {
-    for (size_t i = 0; i < sizeof(gib_settings) / sizeof(gib_settings[0]); i++)
+    for (size_t i = 0; i < COUNT(gib_settings); i++)
         if (strcmp(gib_settings[i].name, name) == 0)
             return gib_settings[i].reason;
     return root_printf(work->root, "%s sets it.", work->stack->nccl.script);
@@ -312,7 +305,7 @@ static const char *gib_reason(struct advice_work *work, const char *name)
 static void advise_gib_settings(struct advice_work *work)
 {
     const struct stack_nccl *nccl = &work->stack->nccl;
-    size_t n_known = sizeof(gib_settings) / sizeof(gib_settings[0]);
+    size_t n_known = COUNT(gib_settings);
 
     for (int i = 0; i < nccl->n_settings; i++) {
         const struct stack_setting *setting = &nccl->settings[i];
@@ -435,7 +428,7 @@ ep_status advice_make(const struct topo *topo, const struct stack *stack, const 
         *ret_advice = advice;
         return EP_OK;
     }
-    if (topo->n_gpus > 0 && advice_data_ports(topo) > 0) {
+    if (topo->n_gpus > 0 && count_data_ports(topo) > 0) {
         status = advise_nvshmem(&work);
         advise_deepep(&work);
         advise_nccl(&work);

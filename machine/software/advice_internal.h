@@ -21,9 +21,6 @@ struct advice_row *advice_add(struct advice_work *work, const char *name, const 
 /* Library paths, what to preload, and Python's path (advice_paths.c). */
 ep_status advice_paths(struct advice_work *work);
 
-/* The active ports of NICs for data. */
-int advice_data_ports(const struct topo *topo);
-
 /*
  * The copy of libnvshmem_host.so.3 that belongs into the program: the one that DeepEP is linked with, else the one that
  * is installed apart from PyTorch's. "" if there is none.

@@ -7,6 +7,7 @@
  */
 #include "software/advice_internal.h"
 #include "software/libs_search.h"
+#include "software/read.h"
 
 #include "base/error.h"
 
@@ -238,16 +239,13 @@ static bool replaces(struct root *root, const char *folder, const char *own)
  */
 static void keep_bundle_before(struct advice_work *work, struct folders *folders, const char *folder)
 {
-    static const char suffix[] = "/nccl/lib/libnccl.so.2";
-    const char *bundled = work->stack->nccl.bundled, *top;
-    size_t n = strlen(bundled);
+    const char *top = stack_without(work->root, work->stack->nccl.bundled, "/nccl/lib/libnccl.so.2");
     struct root_names packages;
 
     if (folders->nvshmem && root_stat(work->root, "%s/" HOST_LIBRARY, folder).state == ROOT_OK)
         put_first(folders, folders->nvshmem, "");
-    if (n < sizeof(suffix) || strcmp(bundled + n - strlen(suffix), suffix) != 0)
+    if (!*top)
         return;
-    top = root_printf(work->root, "%.*s", (int)(n - strlen(suffix)), bundled);
     packages = root_list(work->root, "%s", top);
     for (size_t i = 0; i < packages.n && i < BUNDLE_MAX; i++) {
         const char *own = root_printf(work->root, "%s/%s/lib", top, packages.names[i]);

@@ -9,6 +9,7 @@
 #include "software/variables.h"
 
 #include "base/error.h"
+#include "source/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -455,7 +456,7 @@ static void judge_variable(struct audit_work *work, const struct root_variable *
     }
     if (judge_by_table(work, known, variable))
         return;
-    for (size_t i = 0; i < sizeof(judges) / sizeof(judges[0]); i++)
+    for (size_t i = 0; i < COUNT(judges); i++)
         if (strcmp(judges[i].name, variable->name) == 0 && judges[i].judge(work, variable))
             return;
     /* A switch of PEs to NICs is judged with the list beside it, above. */

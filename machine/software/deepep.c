@@ -11,13 +11,9 @@ static const char *find_extension(struct root *root, const char *folder)
 {
     struct root_names names = root_list(root, "%s", folder);
 
-    for (size_t i = 0; i < names.n; i++) {
-        size_t length = strlen(names.names[i]);
-
-        if (strncmp(names.names[i], "deep_ep_cpp", 11) == 0 && length > 3 &&
-            strcmp(names.names[i] + length - 3, ".so") == 0)
+    for (size_t i = 0; i < names.n; i++)
+        if (text_begins(names.names[i], "deep_ep_cpp") && text_ends(names.names[i], ".so"))
             return root_printf(root, "%s/%s", folder, names.names[i]);
-    }
     return "";
 }
 

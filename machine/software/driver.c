@@ -2,6 +2,7 @@
 /* driver.c - the NVIDIA driver, its options, and the modules beside it. */
 #include "software/parse.h"
 #include "software/read.h"
+#include "source/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,6 @@
 #define PARAMS "/proc/driver/nvidia/params"
 #define DPKG "/var/lib/dpkg/status"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MAX_FILES 1024
 
 /* --- options --- */
@@ -46,13 +46,10 @@ static size_t list_files(struct root *root, struct conf_file *ret_files)
         struct root_names names = root_list(root, "%s", modprobe_folders[f]);
         size_t before = n;
 
-        for (size_t i = 0; i < names.n && n < MAX_FILES; i++) {
-            size_t length = strlen(names.names[i]);
-
-            if (length > 5 && strcmp(names.names[i] + length - 5, ".conf") == 0 &&
+        for (size_t i = 0; i < names.n && n < MAX_FILES; i++)
+            if (text_ends(names.names[i], ".conf") && strlen(names.names[i]) > 5 &&
                 !is_hidden(ret_files, before, names.names[i]))
                 ret_files[n++] = (struct conf_file){.name = names.names[i], .folder = modprobe_folders[f]};
-        }
     }
     qsort(ret_files, n, sizeof(*ret_files), compare_files);
     return n;

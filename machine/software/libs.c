@@ -6,6 +6,7 @@
  */
 #include "software/libs.h"
 #include "software/libs_search.h"
+#include "source/text.h"
 
 #include <elf.h>
 #include <limits.h>
@@ -26,8 +27,6 @@ static const char *const default_folders[] = {
     "/lib64",
     "/usr/lib64",
 };
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 struct libs_setting libs_setting_of(struct root *root)
 {
@@ -208,13 +207,6 @@ bool libs_next_preload(struct root *root, const char **at, const char **ret_name
     return true;
 }
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return slash ? slash + 1 : path;
-}
-
 /* Is a preloaded library the one that `name` asks for? By its file name or by the name that it gives itself. */
 static bool find_preloaded(struct root *root, const struct libs_setting *setting, const struct libs_list *list,
                            const char *name, struct lib_place *place)
@@ -228,7 +220,7 @@ static bool find_preloaded(struct root *root, const struct libs_setting *setting
 
         if (!there || found.state != ROOT_OK)
             continue;
-        if (strcmp(base_name(preload), name) != 0 && strcmp(root_elf(root, "%s", found.path).soname, name) != 0)
+        if (strcmp(text_base(preload), name) != 0 && strcmp(root_elf(root, "%s", found.path).soname, name) != 0)
             continue;
         *place = found;
         place->found_by = "LD_PRELOAD";
@@ -314,7 +306,7 @@ struct root_names libs_mapped(struct root *root, const char *part)
         size_t n = strcspn(line, "\n");
         const char *path = memmem(line, n, part, strlen(part)) ? mapped_path(root, line, n) : NULL;
 
-        if (path && strstr(base_name(path), part) && !has_name(paths, names.n, path))
+        if (path && strstr(text_base(path), part) && !has_name(paths, names.n, path))
             paths[names.n++] = path;
         line += n + (line[n] == '\n');
     }

@@ -47,13 +47,16 @@ struct lib_version_gap {
     const char *version;
 };
 
+#define LIBS_MAX 512
+#define LIBS_MAX_GAPS 256
+
 /* Everything that loading one file brings along, breadth first as ld.so loads. */
 struct libs_closure {
     int n, n_gaps;
-    struct lib *libs;
-    struct lib_version_gap *gaps;
+    struct lib libs[LIBS_MAX];
+    struct lib_version_gap gaps[LIBS_MAX_GAPS];
     int first_missing; /* index of the first that is nowhere, -1 if none */
-    bool cut;          /* more than 512 libraries */
+    bool cut;          /* more than LIBS_MAX libraries */
 };
 
 ep_status libs_load(struct root *root, const struct libs_setting *setting, const char *path,

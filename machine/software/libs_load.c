@@ -7,15 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_LIBS 512
-#define MAX_GAPS 256
 #define MAX_WORK 20000000 /* comparisons of names: a real closure takes some ten thousand, a made up one no second */
 
 struct load {
     struct root *root;
     const struct libs_setting *setting;
     struct libs_closure *closure;
-    const char *sonames[MAX_LIBS];
+    const char *sonames[LIBS_MAX];
     int work;
     int machine;             /* of the file that is loaded: libraries for another are passed over */
     struct libs_list front;  /* LD_LIBRARY_PATH */
@@ -28,7 +26,7 @@ static int add_lib(struct load *load, struct lib_place place, const char *name, 
 {
     struct libs_closure *closure = load->closure;
 
-    if (closure->n == MAX_LIBS) {
+    if (closure->n == LIBS_MAX) {
         closure->cut = true;
         return -1;
     }
@@ -171,7 +169,7 @@ static void find_gaps(struct load *load, int user)
     struct libs_closure *closure = load->closure;
     struct elf_facts facts = root_elf(load->root, "%s", closure->libs[user].place.path);
 
-    for (size_t i = 0; i < facts.n_needs && closure->n_gaps < MAX_GAPS && !is_enough(load); i++) {
+    for (size_t i = 0; i < facts.n_needs && closure->n_gaps < LIBS_MAX_GAPS && !is_enough(load); i++) {
         int provider = find_by_name(load, facts.needs[i].file);
         struct elf_facts provided;
 
@@ -186,63 +184,43 @@ static void find_gaps(struct load *load, int user)
     }
 }
 
-static ep_status closure_new(struct libs_closure **ret_closure)
-{
-    struct libs_closure *closure = calloc(1, sizeof(*closure));
-
-    if (closure) {
-        closure->libs = calloc(MAX_LIBS, sizeof(*closure->libs));
-        closure->gaps = calloc(MAX_GAPS, sizeof(*closure->gaps));
-        closure->first_missing = -1;
-    }
-    if (!closure || !closure->libs || !closure->gaps) {
-        libs_closure_free(closure);
-        return ep_fail(EP_E_MEMORY, "the list of libraries");
-    }
-    *ret_closure = closure;
-    return EP_OK;
-}
-
 ep_status libs_load(struct root *root, const struct libs_setting *setting, const char *path,
                     struct libs_closure **ret_closure)
 {
     struct load *load = calloc(1, sizeof(*load));
+    struct libs_closure *closure = calloc(1, sizeof(*closure));
     struct lib_place start = libs_nowhere();
-    ep_status status;
 
-    if (!load)
+    if (!load || !closure) {
+        free(load);
+        free(closure);
         return ep_fail(EP_E_MEMORY, "the search for libraries");
-    *load = (struct load){.root = root, .setting = setting};
-    status = closure_new(&load->closure);
-    if (status == EP_OK) {
-        libs_list_split(root, &load->front, setting->library_path, ":;", NULL, "LD_LIBRARY_PATH");
-        libs_list_system(root, &load->back);
-        load->machine = root_elf(root, "%s", path).machine;
-        libs_try(root, path, 0, "its path", &start);
-        if (start.state != ROOT_OK) {
-            start.path = root_printf(root, "%s", path);
-            load->closure->first_missing = 0;
-        }
-        add_lib(load, start, root_printf(root, "%s", path), -1);
-        load_preloads(load);
-        for (int i = 0; i < load->closure->n; i++)
-            if (load->closure->libs[i].place.state == ROOT_OK)
-                load_needed(load, i);
-        for (int i = 0; i < load->closure->n; i++)
-            if (load->closure->libs[i].place.state == ROOT_OK)
-                find_gaps(load, i);
-        *ret_closure = load->closure;
     }
+    closure->first_missing = -1;
+    *load = (struct load){.root = root, .setting = setting, .closure = closure};
+    libs_list_split(root, &load->front, setting->library_path, ":;", NULL, "LD_LIBRARY_PATH");
+    libs_list_system(root, &load->back);
+    load->machine = root_elf(root, "%s", path).machine;
+    libs_try(root, path, 0, "its path", &start);
+    if (start.state != ROOT_OK) {
+        start.path = root_printf(root, "%s", path);
+        closure->first_missing = 0;
+    }
+    add_lib(load, start, root_printf(root, "%s", path), -1);
+    load_preloads(load);
+    for (int i = 0; i < closure->n; i++)
+        if (closure->libs[i].place.state == ROOT_OK)
+            load_needed(load, i);
+    for (int i = 0; i < closure->n; i++)
+        if (closure->libs[i].place.state == ROOT_OK)
+            find_gaps(load, i);
     free(load);
-    return status;
+    *ret_closure = closure;
+    return EP_OK;
 }
 
 void libs_closure_free(struct libs_closure *closure)
 {
-    if (!closure)
-        return;
-    free(closure->libs);
-    free(closure->gaps);
     free(closure);
 }
 

@@ -2,25 +2,22 @@
 /* nccl.c - NCCL, the network plugin that it loads, and gIB. */
 #include "software/parse.h"
 #include "software/read.h"
+#include "source/text.h"
 
 #include <string.h>
 #include <strings.h>
 
 #define LIB "libnccl.so.2"
 #define GIB "/usr/local/gib"
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* A wheel's library has the interface's number alone in its name; its version is that of the package. */
 static const char *nccl_version(struct root *root, const char *path)
 {
-    static const char suffix[] = "/nvidia/nccl/lib/" LIB;
     struct root_text real = root_resolve(root, "%s", path);
     const char *version = stack_name_version(root, real.state == ROOT_OK ? real.text : path);
-    size_t n = strlen(path), n_suffix = strlen(suffix);
+    const char *site = stack_without(root, path, "/nvidia/nccl/lib/" LIB);
 
-    if (!*version && n > n_suffix && strcmp(path + n - n_suffix, suffix) == 0)
-        version = python_version(root, root_printf(root, "%.*s", (int)(n - n_suffix), path), "nvidia_nccl_cu");
-    return version;
+    return *version || !*site ? version : python_version(root, site, "nvidia_nccl_cu");
 }
 
 bool stack_is_internal_net(const char *net)

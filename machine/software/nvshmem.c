@@ -1,30 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nvshmem.c - the NVSHMEM that a process would take, and the one that PyTorch brings along. */
+#include "software/libs_search.h"
 #include "software/parse.h"
 #include "software/read.h"
+#include "source/text.h"
 
 #include <string.h>
 
 #define HOST "libnvshmem_host.so.3"
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-static const char *folder_of(struct root *root, const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return slash ? root_printf(root, "%.*s", (int)(slash - path), path) : "";
-}
-
-static const char *base_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return slash ? slash + 1 : path;
-}
 
 const char *stack_name_version(struct root *root, const char *real)
 {
-    const char *so = strstr(base_of(real), ".so.");
+    const char *so = strstr(text_base(real), ".so.");
     const char *version = so ? so + 4 : "";
 
     /* "3" alone is that of the interface. */
@@ -33,12 +20,17 @@ const char *stack_name_version(struct root *root, const char *real)
     return root_printf(root, "%s", version);
 }
 
+const char *stack_without(struct root *root, const char *path, const char *end)
+{
+    return text_ends(path, end) ? root_printf(root, "%.*s", (int)(strlen(path) - strlen(end)), path) : "";
+}
+
 const char *stack_first_with(struct root *root, const char *folder, const char *prefix)
 {
     struct root_names names = root_list(root, "%s", folder);
 
     for (size_t i = 0; i < names.n; i++)
-        if (strncmp(names.names[i], prefix, strlen(prefix)) == 0)
+        if (text_begins(names.names[i], prefix))
             return names.names[i];
     return "";
 }
@@ -65,20 +57,17 @@ static const char *header_version(struct root *root, const char *home)
  */
 static const char *wheel_version(struct root *root, const char *home)
 {
-    static const char suffix[] = "/nvidia/nvshmem";
-    size_t n = strlen(home), n_suffix = strlen(suffix);
+    const char *site = stack_without(root, home, "/nvidia/nvshmem");
 
-    if (n <= n_suffix || strcmp(home + n - n_suffix, suffix) != 0)
-        return "";
-    return python_version(root, root_printf(root, "%.*s", (int)(n - n_suffix), home), "nvidia_nvshmem_cu");
+    return *site ? python_version(root, site, "nvidia_nvshmem_cu") : "";
 }
 
 /* The folder above lib or lib64; "" when the library lies in a folder of another kind. */
 static const char *home_of(struct root *root, const char *path)
 {
-    const char *folder = folder_of(root, path), *name = base_of(folder);
+    const char *folder = libs_folder_of(root, path), *name = text_base(folder);
 
-    return strcmp(name, "lib") == 0 || strcmp(name, "lib64") == 0 ? folder_of(root, folder) : "";
+    return strcmp(name, "lib") == 0 || strcmp(name, "lib64") == 0 ? libs_folder_of(root, folder) : "";
 }
 
 const char *stack_nvshmem_version(struct root *root, const char *path)
@@ -140,7 +129,7 @@ void stack_read_nvshmem(struct root *root, const struct python *python, const st
     path = nvshmem->host.state == ROOT_OK ? nvshmem->host.path : find_installed(root);
     nvshmem->home = home_of(root, path);
     nvshmem->version = *path ? stack_nvshmem_version(root, path) : "";
-    folder = folder_of(root, path);
+    folder = libs_folder_of(root, path);
     name = *folder ? stack_first_with(root, folder, "nvshmem_transport_ibgda.so.") : "";
     nvshmem->transport_ibgda = *name ? root_printf(root, "%s/%s", folder, name) : "";
     nvshmem->bundled = python_find(root, python, "nvidia/nvshmem/lib/" HOST);

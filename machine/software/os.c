@@ -2,6 +2,7 @@
 #include "software/os.h"
 
 #include "software/parse.h"
+#include "source/text.h"
 
 #include <string.h>
 
@@ -47,7 +48,7 @@ static enum os_family family_of(struct piece ids)
         {"amzn", OS_RHEL},   {"suse", OS_SUSE},    {"sles", OS_SUSE},     {"opensuse-leap", OS_SUSE},
     };
 
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+    for (size_t i = 0; i < COUNT(known); i++)
         if (has_word(ids, known[i].id))
             return known[i].family;
     return OS_OTHER;
@@ -79,7 +80,7 @@ static bool is_in_container(struct root *root)
 
     if ((container && *container) || root_env(root, "KUBERNETES_SERVICE_HOST"))
         return true;
-    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
+    for (size_t i = 0; i < COUNT(marks); i++)
         if (root_stat(root, "%s", marks[i]).state == ROOT_OK)
             return true;
     return root_is_layered(root);

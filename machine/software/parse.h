@@ -7,11 +7,7 @@
 #define EP_STACK_PARSE_H
 
 #include "source/root.h"
-
-struct piece {
-    const char *text;
-    size_t n;
-};
+#include "source/text.h"
 
 bool piece_is(struct piece piece, const char *text);
 bool piece_begins(struct piece piece, const char *text);

@@ -7,6 +7,7 @@
  * there, is never called, and get_dispatch_config() has lost its decorator. No Python is needed to tell them apart.
  */
 #include "software/parse.h"
+#include "source/text.h"
 
 #include <string.h>
 
@@ -17,12 +18,7 @@
 /* A decorator after which a method has no `self`? */
 static bool is_decorator(const char *text)
 {
-    static const char *const decorators[] = {"@staticmethod", "@classmethod", "@property"};
-
-    for (size_t i = 0; i < sizeof(decorators) / sizeof(decorators[0]); i++)
-        if (strncmp(text, decorators[i], strlen(decorators[i])) == 0)
-            return true;
-    return false;
+    return text_begins_any(text, TEXTS("@staticmethod", "@classmethod", "@property"));
 }
 
 static bool is_name_byte(char c)

@@ -5,11 +5,11 @@
  */
 #include "software/parse.h"
 #include "software/read.h"
+#include "source/text.h"
 
 #include <limits.h>
 #include <string.h>
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MAX_PTH 64 /* .pth files of one folder */
 
 /* Where scripts that are passed around leave DeepEP without making it known to Python. */
@@ -58,14 +58,11 @@ static void add_site(struct root *root, struct python *python, const char *folde
     if (python->n == before)
         return;
     names = root_list(root, "%s", folder);
-    for (size_t i = 0; i < names.n && n_files < MAX_PTH; i++) {
-        size_t length = strlen(names.names[i]);
-
-        if (length > 4 && strcmp(names.names[i] + length - 4, ".pth") == 0) {
+    for (size_t i = 0; i < names.n && n_files < MAX_PTH; i++)
+        if (text_ends(names.names[i], ".pth") && strlen(names.names[i]) > 4) {
             add_pth(root, python, folder, names.names[i], on_path);
             n_files++;
         }
-    }
 }
 
 /* <prefix>/lib/python3.<minor>/<site>, the latest Python first. */
@@ -83,13 +80,12 @@ static void add_pythonpath(struct root *root, struct python *python)
     const char *list = root_env(root, "PYTHONPATH");
 
     while (list && *list) {
-        size_t n = strcspn(list, ":"), used = n;
+        struct piece folder = text_take(&list, ":");
 
-        while (used > 1 && list[used - 1] == '/')
-            used--;
-        if (used && used < PATH_MAX)
-            add_folder(root, python, root_printf(root, "%.*s", (int)used, list), true);
-        list += n + (list[n] != '\0');
+        while (folder.n > 1 && folder.text[folder.n - 1] == '/')
+            folder.n--;
+        if (folder.n && folder.n < PATH_MAX)
+            add_folder(root, python, root_printf(root, "%.*s", (int)folder.n, folder.text), true);
     }
 }
 

@@ -43,6 +43,9 @@ const char *python_version(struct root *root, const char *folder, const char *na
  */
 const char *stack_name_version(struct root *root, const char *real);
 
+/* `path` without this end; "" if it has another one, or nothing else. */
+const char *stack_without(struct root *root, const char *path, const char *end);
+
 /* The first name in a folder that begins with `prefix`; "" none. */
 const char *stack_first_with(struct root *root, const char *folder, const char *prefix);
 

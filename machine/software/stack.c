@@ -2,6 +2,7 @@
 /* stack.c - the software of a machine, read in one go. */
 #include "base/error.h"
 #include "software/read.h"
+#include "source/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@ static const char *find_cuda(struct root *root)
     const char *const homes[] = {root_env(root, "CUDA_HOME"), root_env(root, "CUDA_PATH"), "/usr/local/cuda"};
     struct root_names names;
 
-    for (size_t i = 0; i < sizeof(homes) / sizeof(homes[0]); i++)
+    for (size_t i = 0; i < COUNT(homes); i++)
         if (homes[i] && *homes[i] == '/' && root_is_folder(root_stat(root, "%s", homes[i])))
             return root_printf(root, "%s", homes[i]);
     names = root_list(root, "/usr/local");

@@ -10,13 +10,13 @@
  */
 #include "software/parse.h"
 #include "software/read.h"
+#include "source/text.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define PRIVATE "IBVERBS_PRIVATE_"
 #define CONFIG "/etc/libibverbs.d"
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Compiled in: "libibverbs" in the library folder of the distribution. */
 static const char *const provider_folders[] = {"/usr/lib/x86_64-linux-gnu/libibverbs",
@@ -129,12 +129,8 @@ static void try_environment(struct search *search)
 
     if (!list)
         list = root_env(search->root, "IBV_DRIVERS");
-    while (list && *list) {
-        size_t n = strcspn(list, ":;");
-
-        try_name(search, (struct piece){.text = list, .n = n});
-        list += n + (list[n] != '\0');
-    }
+    while (list && *list)
+        try_name(search, text_take(&list, ":;"));
 }
 
 static void try_config(struct search *search)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* elf.c - what the headers of an ELF file say: read once, kept, and presented as plain arrays. */
 #include "source/elf.h"
-#include "source/keep.h"
+#include "source/state.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -91,22 +91,17 @@ static void fill(struct root *root, const json_t *entry, struct elf_facts *facts
 
 struct elf_facts root_elf(struct root *root, const char *format, ...)
 {
-    struct elf_facts facts = {.state = ROOT_FAILED, .why = "", .soname = "", .rpath = "", .runpath = ""}, *kept;
+    struct elf_facts facts = {.soname = "", .rpath = "", .runpath = ""}, *kept;
     char path[PATH_MAX];
     const json_t *entry;
     va_list args;
 
     va_start(args, format);
-    facts.why = keep_path(path, format, args);
+    entry = keep_ask(root, KEEP_ELF, describe, path, format, args);
     va_end(args);
-    if (facts.why)
-        return facts;
     kept = keep_derived(root, KEEP_ELF, path);
     if (kept)
         return *kept;
-    entry = keep_look_up(root, KEEP_ELF, path);
-    if (!entry)
-        entry = keep_put(root, KEEP_ELF, path, describe(root, path));
     facts.state = keep_state(entry, &facts.why);
     if (facts.state != ROOT_OK)
         return facts;

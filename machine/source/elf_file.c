@@ -276,25 +276,40 @@ static bool read_needs_of(struct reader *reader, Elf_Data *data, uint64_t at, co
     return true;
 }
 
+/* The section at `address` with the versions that go into a new list under `key`; *ret_data is NULL where `n` is 0. */
+static bool begin_versions(struct reader *reader, const char *key, uint64_t address, uint64_t n, Elf_Type type,
+                           json_t **ret_list, Elf_Data **ret_data)
+{
+    bool is_need = type == ELF_T_VNEED;
+    uint64_t offset, left;
+
+    *ret_data = NULL;
+    *ret_list = json_array();
+    if (!*ret_list || json_object_set_new(reader->facts, key, *ret_list) < 0)
+        return refuse_memory(reader);
+    if (n == 0)
+        return true;
+    if (n > (is_need ? ELF_MAX_NEEDED : ELF_MAX_VERSIONS))
+        return refuse(
+            reader,
+            is_need ? "damaged: needs versions of %" PRIu64 " libraries" : "damaged: defines %" PRIu64 " versions", n);
+    if (!find_address(reader, address, &offset, &left))
+        return refuse(reader, "damaged or cut off: %s are not in the file",
+                      is_need ? "its needed versions" : "the versions that it defines");
+    *ret_data = get_chunk(reader, offset, left, VERSIONS_MAX, type, is_need ? "needed versions" : "defined versions");
+    return *ret_data;
+}
+
 static bool read_needs(struct reader *reader, const struct dynamic *dynamic)
 {
-    json_t *list = json_array();
-    uint64_t offset, left, at = 0;
+    uint64_t at = 0;
     Elf_Data *data;
+    json_t *list;
     GElf_Verneed need;
 
-    if (!list || json_object_set_new(reader->facts, "needs", list) < 0)
-        return refuse_memory(reader);
-    if (dynamic->n_needs == 0)
-        return true;
-    if (dynamic->n_needs > ELF_MAX_NEEDED)
-        return refuse(reader, "damaged: needs versions of %" PRIu64 " libraries", dynamic->n_needs);
-    if (!find_address(reader, dynamic->needs, &offset, &left))
-        return refuse(reader, "damaged or cut off: its needed versions are not in the file");
-    data = get_chunk(reader, offset, left, VERSIONS_MAX, ELF_T_VNEED, "needed versions");
-    if (!data)
+    if (!begin_versions(reader, "needs", dynamic->needs, dynamic->n_needs, ELF_T_VNEED, &list, &data))
         return false;
-    for (uint64_t i = 0; i < dynamic->n_needs; i++) {
+    for (uint64_t i = 0; data && i < dynamic->n_needs; i++) {
         if (at >= data->d_size || !gelf_getverneed(data, (int)at, &need))
             return refuse(reader, "damaged: needed versions lie outside of their section");
         if (!read_needs_of(reader, data, at, &need, list))
@@ -319,23 +334,14 @@ static bool append_definition(struct reader *reader, Elf_Data *data, uint64_t at
 
 static bool read_definitions(struct reader *reader, const struct dynamic *dynamic)
 {
-    json_t *list = json_array();
-    uint64_t offset, left, at = 0;
+    uint64_t at = 0;
     Elf_Data *data;
+    json_t *list;
     GElf_Verdef definition;
 
-    if (!list || json_object_set_new(reader->facts, "definitions", list) < 0)
-        return refuse_memory(reader);
-    if (dynamic->n_definitions == 0)
-        return true;
-    if (dynamic->n_definitions > ELF_MAX_VERSIONS)
-        return refuse(reader, "damaged: defines %" PRIu64 " versions", dynamic->n_definitions);
-    if (!find_address(reader, dynamic->definitions, &offset, &left))
-        return refuse(reader, "damaged or cut off: the versions that it defines are not in the file");
-    data = get_chunk(reader, offset, left, VERSIONS_MAX, ELF_T_VDEF, "defined versions");
-    if (!data)
+    if (!begin_versions(reader, "definitions", dynamic->definitions, dynamic->n_definitions, ELF_T_VDEF, &list, &data))
         return false;
-    for (uint64_t i = 0; i < dynamic->n_definitions; i++) {
+    for (uint64_t i = 0; data && i < dynamic->n_definitions; i++) {
         if (at >= data->d_size || !gelf_getverdef(data, (int)at, &definition))
             return refuse(reader, "damaged: defined versions lie outside of their section");
         /* The base stands for the file itself and bears its name. */

@@ -131,9 +131,27 @@ const char *keep_path(char ret_path[PATH_MAX], const char *format, va_list args)
     char path[PATH_MAX];
     int n = vsnprintf(path, sizeof(path), format, args);
 
+    ret_path[0] = '\0';
     if (n < 0 || n >= PATH_MAX)
         return "the path is too long";
     return keep_plain_path(path, ret_path);
+}
+
+/* The entry of a question that cannot be asked; made once for each reason. */
+static const json_t *refuse(struct root *root, const char *why)
+{
+    if (!json_object_get(root->refused, why))
+        json_object_set_new(root->refused, why, keep_failure(ROOT_FAILED, why));
+    return json_object_get(root->refused, why);
+}
+
+const json_t *keep_ask(struct root *root, enum keep_kind kind, keep_maker *make, char ret_path[PATH_MAX],
+                       const char *format, va_list args)
+{
+    const char *why = keep_path(ret_path, format, args);
+    const json_t *entry = why ? refuse(root, why) : keep_look_up(root, kind, ret_path);
+
+    return entry ? entry : keep_put(root, kind, ret_path, make(root, ret_path));
 }
 
 /* --- entries --- */
@@ -260,9 +278,10 @@ ep_status keep_new(const char *name, struct root **ret_root)
     root->lines = json_object();
     root->names = json_object();
     root->unasked = json_object();
+    root->refused = json_object();
     root->full = keep_failure(ROOT_FAILED, "more than 64 MiB were read from this machine");
-    complete = root->name && root->given && root->lines && root->names && root->unasked && root->full &&
-               json_object_set_new(root->unasked, "state", json_string("unasked")) == 0 &&
+    complete = root->name && root->given && root->lines && root->names && root->unasked && root->refused &&
+               root->full && json_object_set_new(root->unasked, "state", json_string("unasked")) == 0 &&
                json_object_set_new(root->unasked, "why", json_string("the snapshot does not say")) == 0;
     for (int kind = 0; kind < KEEP_KINDS; kind++) {
         root->kept[kind] = json_object();
@@ -293,6 +312,7 @@ void root_free(struct root *root)
     json_decref(root->lines);
     json_decref(root->names);
     json_decref(root->unasked);
+    json_decref(root->refused);
     json_decref(root->full);
     if (root->fd >= 0)
         close(root->fd);

@@ -31,23 +31,16 @@ json_t *keep_file(struct root *root, const char *path)
     return entry;
 }
 
-static struct root_text read_path(struct root *root, const char *path)
-{
-    const json_t *entry = keep_look_up(root, KEEP_FILES, path);
-
-    return keep_text(entry ? entry : keep_put(root, KEEP_FILES, path, keep_file(root, path)));
-}
-
 struct root_text root_read(struct root *root, const char *path, ...)
 {
-    struct root_text text = {.state = ROOT_FAILED, .text = ""};
+    const json_t *entry;
     char full[PATH_MAX];
     va_list args;
 
     va_start(args, path);
-    text.why = keep_path(full, path, args);
+    entry = keep_ask(root, KEEP_FILES, keep_file, full, path, args);
     va_end(args);
-    return text.why ? text : read_path(root, full);
+    return keep_text(entry);
 }
 
 /* --- hashes --- */
@@ -80,11 +73,11 @@ static void cut_line(const char *text, char *ret_line, size_t bytes)
     root_clean(raw, ret_line, bytes);
 }
 
-static struct root_text line_of(struct root *root, const char *path)
+static struct root_text line_of(struct root *root, const char *format, va_list args)
 {
-    struct root_text text = read_path(root, path);
+    char path[PATH_MAX], line[LINE_BYTES];
+    struct root_text text = keep_text(keep_ask(root, KEEP_FILES, keep_file, path, format, args));
     json_t *kept = json_object_get(root->lines, path);
-    char line[LINE_BYTES];
 
     if (text.state != ROOT_OK)
         return text;
@@ -101,14 +94,13 @@ static struct root_text line_of(struct root *root, const char *path)
 
 struct root_text root_line(struct root *root, const char *path, ...)
 {
-    struct root_text text = {.state = ROOT_FAILED, .text = ""};
-    char full[PATH_MAX];
+    struct root_text text;
     va_list args;
 
     va_start(args, path);
-    text.why = keep_path(full, path, args);
+    text = line_of(root, path, args);
     va_end(args);
-    return text.why ? text : line_of(root, full);
+    return text;
 }
 
 static enum root_state parse_number(const char *line, int64_t *ret_value)
@@ -131,16 +123,11 @@ static enum root_state parse_number(const char *line, int64_t *ret_value)
 enum root_state root_number(struct root *root, int64_t *ret_value, const char *path, ...)
 {
     struct root_text text;
-    char full[PATH_MAX];
-    const char *why;
     va_list args;
 
     va_start(args, path);
-    why = keep_path(full, path, args);
+    text = line_of(root, path, args);
     va_end(args);
-    if (why)
-        return ROOT_FAILED;
-    text = line_of(root, full);
     return text.state == ROOT_OK ? parse_number(text.text, ret_value) : text.state;
 }
 
@@ -163,30 +150,26 @@ static enum root_state parse_counter(const char *line, uint64_t *ret_value)
 enum root_state root_number_now(struct root *root, uint64_t *ret_value, const char *path, ...)
 {
     char full[PATH_MAX], line[64];
-    enum root_state state;
+    json_t *now = NULL;
     struct root_text text;
-    json_t *entry = NULL;
-    const char *why;
-    va_list args;
+    va_list args, again;
 
     va_start(args, path);
-    why = keep_path(full, path, args);
-    va_end(args);
-    if (why)
-        return ROOT_FAILED;
-    if (root->fd >= 0 && !json_object_get(root->given, full)) {
-        entry = keep_file(root, full);
-        text = keep_text(entry ? entry : root->full);
+    va_copy(again, args);
+    if (root->fd >= 0 && !keep_path(full, path, args) && !json_object_get(root->given, full)) {
+        now = keep_file(root, full);
+        text = keep_text(now ? now : root->full);
     } else {
-        text = read_path(root, full);
+        text = keep_text(keep_ask(root, KEEP_FILES, keep_file, full, path, again));
     }
-    state = text.state;
-    if (state == ROOT_OK) {
+    va_end(again);
+    va_end(args);
+    if (text.state == ROOT_OK) {
         cut_line(text.text, line, sizeof(line));
-        state = parse_counter(line, ret_value);
+        text.state = parse_counter(line, ret_value);
     }
-    json_decref(entry);
-    return state;
+    json_decref(now);
+    return text.state;
 }
 
 /* --- folders --- */
@@ -299,19 +282,14 @@ static struct root_names *names_of(struct root *root, const char *path, const js
 
 struct root_names root_list(struct root *root, const char *path, ...)
 {
-    struct root_names names = {.state = ROOT_FAILED}, *derived;
+    struct root_names names = {.n = 0}, *derived;
     const json_t *entry;
     char full[PATH_MAX];
     va_list args;
 
     va_start(args, path);
-    names.why = keep_path(full, path, args);
+    entry = keep_ask(root, KEEP_FOLDERS, make_folder, full, path, args);
     va_end(args);
-    if (names.why)
-        return names;
-    entry = keep_look_up(root, KEEP_FOLDERS, full);
-    if (!entry)
-        entry = keep_put(root, KEEP_FOLDERS, full, make_folder(root, full));
     names.state = keep_state(entry, &names.why);
     if (names.state != ROOT_OK)
         return names;
@@ -345,18 +323,14 @@ static json_t *make_link(struct root *root, const char *path)
 
 struct root_text root_resolve(struct root *root, const char *path, ...)
 {
-    struct root_text text = {.state = ROOT_FAILED, .text = ""};
     const json_t *entry;
     char full[PATH_MAX];
     va_list args;
 
     va_start(args, path);
-    text.why = keep_path(full, path, args);
+    entry = keep_ask(root, KEEP_LINKS, make_link, full, path, args);
     va_end(args);
-    if (text.why)
-        return text;
-    entry = keep_look_up(root, KEEP_LINKS, full);
-    return keep_text(entry ? entry : keep_put(root, KEEP_LINKS, full, make_link(root, full)));
+    return keep_text(entry);
 }
 
 /* --- what is there --- */
@@ -428,16 +402,12 @@ static struct root_stat stat_of(const json_t *entry)
 
 struct root_stat root_stat(struct root *root, const char *path, ...)
 {
-    struct root_stat stat = {.state = ROOT_FAILED, .kind = ROOT_OTHER};
     const json_t *entry;
     char full[PATH_MAX];
     va_list args;
 
     va_start(args, path);
-    stat.why = keep_path(full, path, args);
+    entry = keep_ask(root, KEEP_STATS, make_stat, full, path, args);
     va_end(args);
-    if (stat.why)
-        return stat;
-    entry = keep_look_up(root, KEEP_STATS, full);
-    return stat_of(entry ? entry : keep_put(root, KEEP_STATS, full, make_stat(root, full)));
+    return stat_of(entry);
 }

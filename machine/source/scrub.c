@@ -8,6 +8,7 @@
  * place is to be added as well.
  */
 #include "source/scrub.h"
+#include "source/text.h"
 
 #include "base/error.h"
 
@@ -116,11 +117,11 @@ static bool matches_any(const char *const *patterns, size_t n, const char *text)
 
 const char *scrub_pattern(enum keep_kind kind, size_t i)
 {
-    if (kind == KEEP_FILES && i < sizeof(file_rows) / sizeof(file_rows[0]))
+    if (kind == KEEP_FILES && i < COUNT(file_rows))
         return file_rows[i].pattern;
-    if (kind == KEEP_LINES && i < sizeof(line_rows) / sizeof(line_rows[0]))
+    if (kind == KEEP_LINES && i < COUNT(line_rows))
         return line_rows[i].pattern;
-    if (kind == KEEP_FACTS && i < sizeof(fact_rows) / sizeof(fact_rows[0]))
+    if (kind == KEEP_FACTS && i < COUNT(fact_rows))
         return fact_rows[i].pattern;
     return NULL;
 }
@@ -226,7 +227,7 @@ static json_t *scrub_value(struct scrub *scrub, const json_t *value)
 /* Names of a folder: all where a row says so, else those that say nothing about their owner. */
 static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t *names)
 {
-    bool all = matches_any(folder_rows, sizeof(folder_rows) / sizeof(folder_rows[0]), folder);
+    bool all = matches_any(folder_rows, COUNT(folder_rows), folder);
     json_t *copy = json_array(), *name;
     size_t i;
 
@@ -331,12 +332,12 @@ static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char 
     if (kind == KEEP_LINES && n < sizeof(path)) {
         memcpy(path, key, n);
         path[n] = '\0';
-        rule = rule_of(line_rows, sizeof(line_rows) / sizeof(line_rows[0]), path);
+        rule = rule_of(line_rows, COUNT(line_rows), path);
     } else if (kind == KEEP_FILES) {
-        rule = rule_of(file_rows, sizeof(file_rows) / sizeof(file_rows[0]), key);
+        rule = rule_of(file_rows, COUNT(file_rows), key);
     } else if (kind == KEEP_FACTS && key[n]) {
-        rule = rule_of(fact_rows, sizeof(fact_rows) / sizeof(fact_rows[0]), key + n + 1);
-    } else if (kind == KEEP_ANSWERS && !matches_any(answer_rows, sizeof(answer_rows) / sizeof(answer_rows[0]), key)) {
+        rule = rule_of(fact_rows, COUNT(fact_rows), key + n + 1);
+    } else if (kind == KEEP_ANSWERS && !matches_any(answer_rows, COUNT(answer_rows), key)) {
         rule = NULL;
     }
     /* That something is not there, or why it could not be read, may be known of everything. */
@@ -425,17 +426,14 @@ static void learn_host(struct scrub *scrub, const char *name)
 
 static void learn_variable(struct scrub *scrub, const char *name, const char *value)
 {
-    static const char *const users[] = {"USER", "LOGNAME", "SUDO_USER", "USERNAME"};
     static const char *const hosts[] = {
-        "HOSTNAME",    "HOST",         "NODE_NAME",   "SLURMD_NODENAME", "POD_NAME",
-        "MASTER_ADDR", "NCCL_COMM_ID", "NCCL_HOSTID", "MASTER_HOST",     "SLURM_SUBMIT_HOST"};
+        "HOSTNAME",     "HOST",        "NODE_NAME",   "SLURMD_NODENAME",   "POD_NAME", "MASTER_ADDR",
+        "NCCL_COMM_ID", "NCCL_HOSTID", "MASTER_HOST", "SLURM_SUBMIT_HOST", NULL};
 
-    for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++)
-        if (strcmp(name, users[i]) == 0)
-            scrub_learn_name(scrub, SCRUB_USER, value);
-    for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++)
-        if (strcmp(name, hosts[i]) == 0)
-            learn_host(scrub, value);
+    if (text_is_any(name, TEXTS("USER", "LOGNAME", "SUDO_USER", "USERNAME")))
+        scrub_learn_name(scrub, SCRUB_USER, value);
+    if (text_is_any(name, hosts))
+        learn_host(scrub, value);
     if (strncmp(name, "SLURM_", 6) == 0 && scrub_match("**NODELIST", name))
         scrub_learn_hosts(scrub, value);
     if (strcmp(name, "HOME") == 0 && strrchr(value, '/'))

@@ -4,6 +4,7 @@
  * users, hosts, secrets and paths; addresses are in scrub_address.c.
  */
 #include "source/scrub_scan.h"
+#include "source/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,14 +39,10 @@ void scan_take(const struct scan *scan, size_t at, size_t n, char ret_name[SCAN_
 int scan_number(const struct scan *scan, enum scrub_map map, size_t at, size_t n)
 {
     char key[SCAN_NAME_BYTES + 40];
-    uint64_t hash = 14695981039346656037u;
 
     scan_take(scan, at, n, key);
-    if (n >= SCAN_NAME_BYTES) {
-        for (size_t i = 0; i < n; i++)
-            hash = (hash ^ (unsigned char)scan->text[at + i]) * 1099511628211u;
-        snprintf(key + strlen(key), 40, "%016llx%zu", (unsigned long long)hash, n);
-    }
+    if (n >= SCAN_NAME_BYTES)
+        text_append(key, sizeof(key), "%016llx%zu", (unsigned long long)root_hash(scan->text + at, n), n);
     return scrub_number(scan->scrub, map, key);
 }
 
@@ -65,13 +62,6 @@ int scrub_number(struct scrub *scrub, enum scrub_map map, const char *key)
 
 /* --- users and hosts --- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), n_end = strlen(end);
-
-    return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
 /* Places that everybody knows. */
 static bool is_public_host(const char *host)
 {
@@ -79,10 +69,10 @@ static bool is_public_host(const char *host)
                                         "kernel.org", "gnu.org",    "apache.org",  "llvm.org",
                                         "debian.org", "ubuntu.com", "nvcr.io",     "opensource.org"};
 
-    for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++) {
+    for (size_t i = 0; i < COUNT(hosts); i++) {
         size_t n = strlen(host), n_public = strlen(hosts[i]);
 
-        if (ends_with(host, hosts[i]) && (n == n_public || host[n - n_public - 1] == '.'))
+        if (text_ends(host, hosts[i]) && (n == n_public || host[n - n_public - 1] == '.'))
             return true;
     }
     return false;
@@ -160,13 +150,13 @@ static size_t see_mail(struct scan *scan, size_t at)
 /* A name with dots whose last part is one of the net. Programs are full of the shorter ones. */
 static size_t see_host(struct scan *scan, size_t at)
 {
-    static const char *const ends[] = {".internal", ".local", ".cluster.local", ".amazonaws.com",
-                                       ".lan",      ".corp",  ".intra",         ".home.arpa"};
-    static const char *const nets[] = {".com", ".net", ".org", ".io", ".edu", ".gov", ".cloud", ".dev",    ".ai",
-                                       ".de",  ".cn",  ".eu",  ".uk", ".fr",  ".jp",  ".co",    ".example"};
+    static const char *const ends[] = {
+        ".internal", ".local", ".cluster.local", ".amazonaws.com", ".lan", ".corp", ".intra", ".home.arpa", NULL};
+    static const char *const nets[] = {".com", ".net", ".org", ".io", ".edu", ".gov", ".cloud", ".dev",     ".ai",
+                                       ".de",  ".cn",  ".eu",  ".uk", ".fr",  ".jp",  ".co",    ".example", NULL};
     char host[SCAN_NAME_BYTES];
-    bool known = false;
     int dots = 0;
+    bool known;
     size_t n;
 
     if (!is_alnum(scan_at(scan, at)) || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_' ||
@@ -178,10 +168,7 @@ static size_t see_host(struct scan *scan, size_t at)
     scan_take(scan, at, n, host);
     for (size_t i = 0; host[i]; i++)
         dots += host[i] == '.';
-    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-        known = known || (ends_with(host, ends[i]) && dots >= 1);
-    for (size_t i = 0; !(scan->flags & SCRUB_VERSIONS) && i < sizeof(nets) / sizeof(nets[0]); i++)
-        known = known || ends_with(host, nets[i]);
+    known = (dots >= 1 && text_ends_any(host, ends)) || (!(scan->flags & SCRUB_VERSIONS) && text_ends_any(host, nets));
     if (!known || n >= SCAN_NAME_BYTES)
         return 0;
     write_host(scan, at, n);
@@ -191,10 +178,10 @@ static size_t see_host(struct scan *scan, size_t at)
 void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
 {
     /* Names that say nothing, and that are words of paths, packages and devices as well. */
-    static const char *const common[] = {"root",  "ubuntu", "debian", "nvidia",  "admin", "user",       "users",
-                                         "test",  "home",   "local",  "lib",     "opt",   "kubernetes", "nobody",
-                                         "slurm", "docker", "node",   "host",    "gpu",   "localhost",  "none",
-                                         "cuda",  "python", "nccl",   "nvshmem", "data",  "work",       "workspace"};
+    static const char *const common[] = {
+        "root", "ubuntu", "debian",     "nvidia", "admin",   "user",   "users", "test",      "home", "local",
+        "lib",  "opt",    "kubernetes", "nobody", "slurm",   "docker", "node",  "host",      "gpu",  "localhost",
+        "none", "cuda",   "python",     "nccl",   "nvshmem", "data",   "work",  "workspace", NULL};
     char lower[SCAN_NAME_BYTES];
     size_t n = strlen(name);
 
@@ -202,9 +189,8 @@ void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
         return;
     for (size_t i = 0; i <= n; i++)
         lower[i] = (char)tolower((unsigned char)name[i]);
-    for (size_t i = 0; i < sizeof(common) / sizeof(common[0]); i++)
-        if (strcmp(lower, common[i]) == 0)
-            return;
+    if (text_is_any(lower, common))
+        return;
     if (json_object_set_new_nocheck(scrub->names, lower, json_integer(map)) < 0)
         scrub->failed = true;
 }
@@ -330,18 +316,15 @@ static size_t see_assignment(struct scan *scan, size_t at)
 {
     static const char *const words[] = {"password",    "passwd",   "passphrase", "secret",      "token",
                                         "apikey",      "api_key",  "access_key", "private_key", "credential",
-                                        "credentials", "username", "user"};
+                                        "credentials", "username", "user",       NULL};
     size_t n = scan_run(scan, at, "_"), start, length = 0;
     char word[SCAN_NAME_BYTES];
-    bool known = false;
 
     if (n == 0 || n > 64 || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_')
         return 0;
     scan_take(scan, at, n, word);
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-        known = known || ends_with(word, words[i]);
     start = at + n;
-    if (!known || (scan_at(scan, start) != '=' && scan_at(scan, start) != ':'))
+    if (!text_ends_any(word, words) || (scan_at(scan, start) != '=' && scan_at(scan, start) != ':'))
         return 0;
     start++;
     while (scan_at(scan, start) == ' ' || scan_at(scan, start) == '"' || scan_at(scan, start) == '\'')
@@ -381,14 +364,11 @@ static size_t see_serial(struct scan *scan, size_t at)
 
 static bool begins_as_secret(const char *text, size_t n)
 {
-    static const char *const beginnings[] = {"hf_",    "ghp_",   "gho_", "ghs_",     "github_pat_", "sk-",
-                                             "xoxb-",  "xoxp-",  "AKIA", "ASIA",     "AIza",        "ya29",
-                                             "glpat-", "nvapi-", "eyJ",  "dckr_pat_"};
+    static const char *const beginnings[] = {"hf_",    "ghp_",   "gho_", "ghs_",      "github_pat_", "sk-",
+                                             "xoxb-",  "xoxp-",  "AKIA", "ASIA",      "AIza",        "ya29",
+                                             "glpat-", "nvapi-", "eyJ",  "dckr_pat_", NULL};
 
-    for (size_t i = 0; i < sizeof(beginnings) / sizeof(beginnings[0]); i++)
-        if (n >= 12 && strncmp(text, beginnings[i], strlen(beginnings[i])) == 0)
-            return true;
-    return false;
+    return n >= 12 && text_begins_any(text, beginnings);
 }
 
 /* "_ZN3c10...", a symbol of C++, which looks like a token: letters of both cases and digits. */
@@ -552,7 +532,7 @@ void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned fl
     while (at < bytes) {
         size_t n = 0;
 
-        for (size_t i = 0; n == 0 && i < sizeof(recognisers) / sizeof(recognisers[0]); i++)
+        for (size_t i = 0; n == 0 && i < COUNT(recognisers); i++)
             n = recognisers[i](&scan, at);
         if (n == 0)
             fputc((unsigned char)text[at++], out);

@@ -11,6 +11,7 @@
 #include "source/scrub.h"
 #include "source/state.h"
 #include "source/temporary.h"
+#include "source/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -276,16 +277,12 @@ static const char *check_names(const json_t *entry)
 
 static const char *check_stat(const json_t *entry)
 {
-    static const char *const kinds[] = {"file", "folder", "char", "other"};
     const char *kind = string_in(entry, "kind"), *access = string_in(entry, "access");
     const json_t *bytes = json_object_get(entry, "bytes");
-    bool known = false;
 
     if (!json_is_object(entry))
         return "is no object";
-    for (size_t i = 0; kind && i < sizeof(kinds) / sizeof(kinds[0]); i++)
-        known = known || strcmp(kind, kinds[i]) == 0;
-    if (!known)
+    if (!kind || !text_is_any(kind, TEXTS("file", "folder", "char", "other")))
         return "\"kind\" is none of file, folder, char, other";
     if (!json_is_integer(bytes) || json_integer_value(bytes) < 0)
         return "\"bytes\" is no number of bytes";

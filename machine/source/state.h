@@ -24,6 +24,7 @@ struct root {
     json_t *lines;               /* first lines of files by path */
     json_t *names;               /* strings that stay at their address, as keys */
     json_t *unasked, *full;      /* entries */
+    json_t *refused;             /* entries by reason: of paths that are none */
     size_t kept_bytes;
     bool is_full;
     struct root_block *blocks;
@@ -38,6 +39,14 @@ ep_status keep_new(const char *name, struct root **ret_root);
 
 /* A copy of `text` at an address that does not change; the same text has the same. "" for lack of memory. */
 const char *keep_name(struct root *root, const char *text);
+
+/*
+ * The entry of a question about the path that `format` and `args` make, in ret_path: the one that is kept, else a new
+ * one by `make` from the live side.
+ */
+typedef json_t *keep_maker(struct root *root, const char *path);
+const json_t *keep_ask(struct root *root, enum keep_kind kind, keep_maker *make, char ret_path[PATH_MAX],
+                       const char *format, va_list args);
 
 /* What keep_path() does, for a path that is complete. */
 const char *keep_plain_path(const char *path, char ret_path[PATH_MAX]);

@@ -3,7 +3,7 @@
  * Any bytes as what a rank says to the launcher: what is handed on is an event, what ends a rank's job has an exit
  * code, and what is neither becomes a problem that can be printed.
  */
-#include "ranks/launch.c"
+#include "ranks/hear.c"
 #include "ranks/report.c"
 
 #include <stdint.h>
@@ -31,15 +31,15 @@ static void check_event(void *context, const json_t *event)
 }
 
 /* All of `data` through a descriptor, as from a rank that then ends. */
-static void hear_all(struct launch *launch, int rank, const uint8_t *data, size_t size)
+static void hear_all(struct hearing *hearing, int rank, const uint8_t *data, size_t size)
 {
-    struct listener *listener = &launch->listeners[rank];
+    struct listener *listener = &hearing->listeners[rank];
 
     listener->fds[0] = memfd_create("events", MFD_CLOEXEC);
     listener->fds[1] = -1;
     check(listener->fds[0] >= 0 && write(listener->fds[0], data, size) == (ssize_t)size &&
           lseek(listener->fds[0], 0, SEEK_SET) == 0);
-    hear(launch, rank);
+    hearing_read(hearing, rank);
     check(listener->fds[0] == -1);
     /* What is left is a line without an end. */
     check(listener->used == 0 || !memchr(listener->text, '\n', listener->used));
@@ -52,7 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct ranks_spec spec = {.nranks = NRANKS, .timeout_ms = 1000};
     struct listener listeners[NRANKS + 1] = {0};
     int n_events = 0, n_lines = 0, n_exits = 0;
-    struct launch launch = {
+    struct hearing hearing = {
         .spec = &spec, .on_event = check_event, .context = &n_events, .listeners = listeners, .problems = json_array()};
     json_t *problem;
     size_t i;
@@ -60,19 +60,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (i = 0; i < size; i++)
         n_lines += data[i] == '\n';
     for (int rank = 0; rank < NRANKS; rank++) {
-        hear_all(&launch, rank, data, size);
+        hear_all(&hearing, rank, data, size);
         n_exits += listeners[rank].finished;
     }
     check(n_events + n_exits <= NRANKS * n_lines);
     /* Nothing that was said is lost. */
-    check(n_lines == 0 || n_events + n_exits > 0 || json_array_size(launch.problems) > 0);
-    json_array_foreach(launch.problems, i, problem)
+    check(n_lines == 0 || n_events + n_exits > 0 || json_array_size(hearing.problems) > 0);
+    json_array_foreach(hearing.problems, i, problem)
     {
         char where[64];
 
         list_ranks(json_object_get(problem, "ranks"), where, sizeof(where));
         check(strlen(where) > strlen("rank "));
     }
-    json_decref(launch.problems);
+    json_decref(hearing.problems);
     return 0;
 }

@@ -11,20 +11,20 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-struct text {
+struct input {
     const char *begin;
     size_t bytes;
 };
 
 /* An empty piece may lie anywhere. */
-static void check(struct text text, struct piece piece)
+static void check(struct input text, struct piece piece)
 {
     if (piece.n &&
         (piece.text < text.begin || piece.n > text.bytes || (size_t)(piece.text - text.begin) > text.bytes - piece.n))
         abort();
 }
 
-static void read_modprobe(struct text text)
+static void read_modprobe(struct input text)
 {
     struct parse_modprobe state = {.at = text.begin};
     struct parse_option option;
@@ -41,7 +41,7 @@ static void read_modprobe(struct text text)
     }
 }
 
-static void read_cmdline(struct text text)
+static void read_cmdline(struct input text)
 {
     struct parse_option option;
     const char *at = text.begin;
@@ -55,7 +55,7 @@ static void read_cmdline(struct text text)
     }
 }
 
-static void read_packages(struct text text)
+static void read_packages(struct input text)
 {
     struct parse_package package;
     const char *at = text.begin;
@@ -69,7 +69,7 @@ static void read_packages(struct text text)
     }
 }
 
-static void read_conf(struct text text)
+static void read_conf(struct input text)
 {
     struct libs_conf_line line;
     const char *at = text.begin;
@@ -82,14 +82,14 @@ static void read_conf(struct text text)
     }
 }
 
-static void read_small(struct text text)
+static void read_small(struct input text)
 {
     check(text, parse_field(text.begin, "Version", ':'));
     check(text, parse_version(text.begin));
     check(text, parse_define(text.begin, "NVSHMEM_VENDOR_MAJOR_VERSION"));
 }
 
-static void read_buffer(struct text text)
+static void read_buffer(struct input text)
 {
     struct parse_buffer facts = parse_buffer_py(text.begin);
 
@@ -99,8 +99,8 @@ static void read_buffer(struct text text)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static void (*const readers[])(struct text) = {read_modprobe, read_cmdline, read_packages,
-                                                   read_conf,     read_small,   read_buffer};
+    static void (*const readers[])(struct input) = {read_modprobe, read_cmdline, read_packages,
+                                                    read_conf,     read_small,   read_buffer};
     char *copy;
 
     if (size == 0)
@@ -110,7 +110,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     memcpy(copy, data + 1, size - 1);
     copy[size - 1] = '\0';
-    readers[data[0] % (sizeof(readers) / sizeof(readers[0]))]((struct text){.begin = copy, .bytes = strlen(copy)});
+    readers[data[0] % (sizeof(readers) / sizeof(readers[0]))]((struct input){.begin = copy, .bytes = strlen(copy)});
     free(copy);
     return 0;
 }

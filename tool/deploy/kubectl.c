@@ -92,11 +92,35 @@ static int split_program(struct calls *calls)
     return calls->n_words > 0 ? 0 : -1;
 }
 
-static void calls_done(struct calls *calls)
+/* Calls of one round; NULL for lack of memory, or where --kubectl names no program. */
+static struct calls *calls_new(const struct kubectl *kubectl)
 {
+    struct calls *calls = calloc(1, sizeof(*calls));
+
+    if (!calls)
+        return NULL;
+    calls->kubectl = kubectl;
+    if (split_program(calls) == 0)
+        return calls;
+    free(calls->program);
+    free(calls);
+    return NULL;
+}
+
+/* All of them side by side; false for lack of memory. */
+static bool calls_run(struct calls *calls)
+{
+    return capture_run(calls->captures, calls->n, WIDTH, calls->kubectl->timeout_ms, on_end, calls) == 0;
+}
+
+static void calls_free(struct calls *calls)
+{
+    if (!calls)
+        return;
     for (int i = 0; i < calls->n; i++)
         capture_done(&calls->captures[i]);
     free(calls->program);
+    free(calls);
 }
 
 /* --- first round: is there a cluster, and what does it serve? --- */
@@ -146,26 +170,22 @@ static json_t *text_at(const char *text, const char *first, const char *second, 
 
 static int ask_cluster(const struct kubectl *kubectl, json_t *snapshot)
 {
-    struct calls *calls = calloc(1, sizeof(*calls));
+    bool is_named = kubectl->program[strspn(kubectl->program, " ")] != '\0';
+    struct calls *calls = calls_new(kubectl);
     int code = CMD_FINE;
 
-    if (!calls)
-        return CMD_FAILED;
-    calls->kubectl = kubectl;
-    if (split_program(calls) != 0) {
-        out_error("--kubectl is empty");
-        code = CMD_USAGE;
-    } else {
-        add_call(calls, (const char *const[]){"version", "-o", "json", NULL});
-        add_call(calls, (const char *const[]){"get", "--raw", "/apis", NULL});
-        add_call(calls, (const char *const[]){"auth", "whoami", "-o", "json", NULL});
-        if (capture_run(calls->captures, calls->n, WIDTH, kubectl->timeout_ms, on_end, calls) != 0)
-            code = CMD_FAILED;
-        else if (!succeeded(&calls->captures[ROUND_VERSION]))
-            code = say_failure(calls, &calls->captures[ROUND_VERSION]);
-        else if (!succeeded(&calls->captures[ROUND_GROUPS]))
-            code = say_failure(calls, &calls->captures[ROUND_GROUPS]);
+    if (!calls) {
+        out_error("%s", is_named ? "no memory to ask the cluster" : "--kubectl is empty");
+        return is_named ? CMD_FAILED : CMD_USAGE;
     }
+    add_call(calls, TEXTS("version", "-o", "json"));
+    add_call(calls, TEXTS("get", "--raw", "/apis"));
+    add_call(calls, TEXTS("auth", "whoami", "-o", "json"));
+    if (!calls_run(calls))
+        code = CMD_FAILED;
+    for (int round = ROUND_VERSION; round <= ROUND_GROUPS && code == CMD_FINE; round++)
+        if (!succeeded(&calls->captures[round]))
+            code = say_failure(calls, &calls->captures[round]);
     if (code == CMD_FINE) {
         json_object_set_new(snapshot, "version",
                             text_at(calls->captures[ROUND_VERSION].output.text, "serverVersion", "gitVersion", NULL));
@@ -173,8 +193,7 @@ static int ask_cluster(const struct kubectl *kubectl, json_t *snapshot)
         json_object_set_new(snapshot, "user",
                             text_at(calls->captures[ROUND_USER].output.text, "status", "userInfo", "username"));
     }
-    calls_done(calls);
-    free(calls);
+    calls_free(calls);
     return code;
 }
 
@@ -273,7 +292,7 @@ static int add_rights(struct calls *calls, const json_t *documents, const char *
         if (!*plural || known < n || calls->n == CALLS_MAX)
             continue;
         ret_plurals[n++] = plural;
-        add_call(calls, (const char *const[]){"auth", "can-i", "create", plural, "-n", calls->kubectl->space, NULL});
+        add_call(calls, TEXTS("auth", "can-i", "create", plural, "-n", calls->kubectl->space));
     }
     return n;
 }
@@ -289,31 +308,27 @@ static void keep_right(json_t *snapshot, const char *plural, const struct captur
 
 static int read_objects(const struct kubectl *kubectl, const json_t *documents, json_t *snapshot)
 {
-    struct calls *calls = calloc(1, sizeof(*calls));
+    struct calls *calls = calls_new(kubectl);
     const struct deploy_resource *asked[CALLS_MAX];
     const char *plurals[CALLS_MAX];
-    int n = 0, n_plurals, code = CMD_FINE;
+    int n = 0, n_plurals;
+    bool good;
 
     if (!calls)
         return CMD_FAILED;
-    calls->kubectl = kubectl;
-    if (split_program(calls) != 0)
-        code = CMD_FAILED;
-    for (const struct deploy_resource *resource = deploy_resources; resource->name && code == CMD_FINE; resource++)
+    for (const struct deploy_resource *resource = deploy_resources; resource->name; resource++)
         if (is_served(snapshot, resource->group)) {
             asked[n++] = resource;
             add_resource(calls, resource);
         }
     n_plurals = add_rights(calls, documents, plurals);
-    if (code == CMD_FINE && capture_run(calls->captures, calls->n, WIDTH, kubectl->timeout_ms, on_end, calls) != 0)
-        code = CMD_FAILED;
-    for (int i = 0; i < n && code == CMD_FINE; i++)
+    good = calls_run(calls);
+    for (int i = 0; i < n && good; i++)
         keep_resource(snapshot, asked[i], &calls->captures[i]);
-    for (int i = 0; i < n_plurals && code == CMD_FINE; i++)
+    for (int i = 0; i < n_plurals && good; i++)
         keep_right(snapshot, plurals[i], &calls->captures[n + i]);
-    calls_done(calls);
-    free(calls);
-    return code;
+    calls_free(calls);
+    return good ? CMD_FINE : CMD_FAILED;
 }
 
 /* --- third round: the API server's own word --- */
@@ -368,10 +383,10 @@ static int ask(struct calls *calls, json_t *questions, const struct temporary *f
         code = write_question(folder, (int)i, question, paths[i], sizeof(paths[i]));
         /* kubectl refuses another namespace than that of the object. */
         is_placed = *namespace_of(json_object_get(question, "document")) != '\0';
-        add_call(calls, (const char *const[]){"create", "--dry-run=server", "-o", "name", "-f", paths[i],
-                                              is_placed ? NULL : "-n", is_placed ? NULL : calls->kubectl->space, NULL});
+        add_call(calls, TEXTS("create", "--dry-run=server", "-o", "name", "-f", paths[i], is_placed ? NULL : "-n",
+                              calls->kubectl->space));
     }
-    if (!code && capture_run(calls->captures, calls->n, WIDTH, calls->kubectl->timeout_ms, on_end, calls) != 0)
+    if (!code && !calls_run(calls))
         code = ENOMEM;
     for (int n = 0; n < calls->n && !code; n++)
         keep_answer(snapshot, json_array_get(questions, (size_t)n), &calls->captures[n]);
@@ -382,24 +397,22 @@ static int ask(struct calls *calls, json_t *questions, const struct temporary *f
 void kubectl_ask(const struct kubectl *kubectl, const struct deploy_job *job, json_t *snapshot)
 {
     const char *parent = getenv("TMPDIR");
-    struct calls *calls = calloc(1, sizeof(*calls));
+    struct calls *calls = calls_new(kubectl);
     json_t *questions = deploy_questions(job);
     struct temporary folder = {0};
     int code = calls ? temporary_folder_in(parent && *parent ? parent : "/tmp", "epkit-deploy", &folder) : ENOMEM;
 
     json_object_set_new(snapshot, "answers", json_object());
     if (!code) {
-        calls->kubectl = kubectl;
         progress_start("asking the API server");
-        code = split_program(calls) == 0 ? ask(calls, questions, &folder, snapshot) : EINVAL;
+        code = ask(calls, questions, &folder, snapshot);
         progress_stop();
-        calls_done(calls);
         temporary_remove(&folder);
     }
     if (code)
         json_object_set_new(json_object_get(snapshot, "unread"), "answers to dry runs", json_string(strerror(code)));
     json_decref(questions);
-    free(calls);
+    calls_free(calls);
 }
 
 int kubectl_snapshot(const struct kubectl *kubectl, const json_t *documents, json_t **ret_snapshot)

@@ -5,6 +5,8 @@
  */
 #include "diagnosis.h"
 
+#include "source/text.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +113,7 @@ static json_t *flatten(const json_t *document)
     char text[TEXT_BYTES];
 
     set(flat, "epkit", text_of(json_object_get(document, "epkit"), text, sizeof(text)));
-    for (size_t i = 0; i < sizeof(versions) / sizeof(versions[0]); i++) {
+    for (size_t i = 0; i < COUNT(versions); i++) {
         text_of(json_object_get(facts, versions[i][0]), text, sizeof(text));
         set(flat, versions[i][1], *text ? text : "none");
     }
@@ -149,6 +151,26 @@ static bool is_said(const json_t *flat, const char *fact)
     return value && strcmp(value, all[0] == 'N' ? NO_NIC : NO_VARIABLE) == 0;
 }
 
+/* Adds a node to those of the row that says the same under `keys` (ends with NULL), which is made if there is none. */
+static void add_node(json_t *rows, json_t *said, const char *const *keys, const char *node)
+{
+    json_t *row = NULL;
+
+    for (size_t i = 0; i < json_array_size(rows) && !row; i++) {
+        row = json_array_get(rows, i);
+        for (const char *const *key = keys; *key && row; key++)
+            if (!json_equal(json_object_get(row, *key), json_object_get(said, *key)))
+                row = NULL;
+    }
+    if (!row) {
+        row = said;
+        json_object_set_new(row, "nodes", json_array());
+        json_array_append(rows, row);
+    }
+    json_array_append_new(json_object_get(row, "nodes"), json_string(node));
+    json_decref(said);
+}
+
 /* The values of one fact: an array of {"value", "nodes": [names]}, in the order in which they turn up. */
 static json_t *tally(const char *fact, const struct node *nodes, json_t *const *flats, int n)
 {
@@ -156,19 +178,9 @@ static json_t *tally(const char *fact, const struct node *nodes, json_t *const *
 
     for (int i = 0; i < n; i++) {
         const char *value = flats[i] ? json_string_value(json_object_get(flats[i], fact)) : NULL;
-        json_t *row = NULL;
 
-        if (!flats[i] || is_said(flats[i], fact))
-            continue;
-        value = value ? value : missing(fact);
-        for (size_t k = 0; k < json_array_size(values) && !row; k++)
-            if (strcmp(json_string_value(json_object_get(json_array_get(values, k), "value")), value) == 0)
-                row = json_array_get(values, k);
-        if (!row) {
-            row = json_pack("{s:s, s:[]}", "value", value, "nodes");
-            json_array_append_new(values, row);
-        }
-        json_array_append_new(json_object_get(row, "nodes"), json_string(nodes[i].name));
+        if (flats[i] && !is_said(flats[i], fact))
+            add_node(values, json_pack("{s:s}", "value", value ? value : missing(fact)), TEXTS("value"), nodes[i].name);
     }
     return values;
 }
@@ -218,20 +230,12 @@ static void set_apart(const struct node *nodes, json_t **flats, int n, json_t *d
     }
     for (int i = 0; i < n; i++) {
         char text[TEXT_BYTES + 64];
-        json_t *row = NULL;
 
         if (!flats[i] || strcmp(kind_of(flats[i]), kind_of(flats[best])) == 0)
             continue;
         snprintf(text, sizeof(text), "%s%s; not compared further", json_string_value(json_object_get(flats[i], "GPUs")),
                  strcmp(json_string_value(json_object_get(flats[i], ALL_NICS)), NO_NIC) == 0 ? ", no NIC" : "");
-        for (size_t k = 0; k < json_array_size(others) && !row; k++)
-            if (strcmp(json_string_value(json_object_get(json_array_get(others, k), "value")), text) == 0)
-                row = json_array_get(others, k);
-        if (!row) {
-            row = json_pack("{s:s, s:[]}", "value", text, "nodes");
-            json_array_append_new(others, row);
-        }
-        json_array_append_new(json_object_get(row, "nodes"), json_string(nodes[i].name));
+        add_node(others, json_pack("{s:s}", "value", text), TEXTS("value"), nodes[i].name);
     }
     if (json_array_size(others)) {
         json_array_append_new(differences,
@@ -290,25 +294,14 @@ json_t *compare_findings(const struct node *nodes, int n)
         for (size_t c = 0; c < json_array_size(checks) && c < FACTS_MAX; c++) {
             const json_t *check = json_array_get(checks, c);
             char id[64], severity[32], text[TEXT_BYTES];
-            json_t *row = NULL;
 
             if (!is_finding(check))
                 continue;
             text_of(json_object_get(check, "id"), id, sizeof(id));
             text_of(json_object_get(check, "severity"), severity, sizeof(severity));
             text_of(json_object_get(check, "text"), text, sizeof(text));
-            for (size_t k = 0; k < json_array_size(findings) && !row; k++) {
-                json_t *known = json_array_get(findings, k);
-
-                if (strcmp(json_string_value(json_object_get(known, "id")), id) == 0 &&
-                    strcmp(json_string_value(json_object_get(known, "text")), text) == 0)
-                    row = known;
-            }
-            if (!row) {
-                row = json_pack("{s:s, s:s, s:s, s:[]}", "severity", severity, "id", id, "text", text, "nodes");
-                json_array_append_new(findings, row);
-            }
-            json_array_append_new(json_object_get(row, "nodes"), json_string(nodes[i].name));
+            add_node(findings, json_pack("{s:s, s:s, s:s}", "severity", severity, "id", id, "text", text),
+                     TEXTS("id", "text"), nodes[i].name);
         }
     }
     return findings;

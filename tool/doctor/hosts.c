@@ -193,14 +193,13 @@ static void judge(const struct remote *remote, struct node *node)
 /* "node1, node2 and 5 more" */
 static void name_nodes(const json_t *names, char *ret_text, size_t bytes)
 {
-    size_t n = json_array_size(names), used = 0;
+    size_t n = json_array_size(names);
+    struct text text = text_in(ret_text, bytes);
 
-    ret_text[0] = '\0';
-    for (size_t i = 0; i < n && i < SHOWN_NODES && used < bytes; i++)
-        used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s", i ? ", " : "",
-                                 json_string_value(json_array_get(names, i)));
-    if (n > SHOWN_NODES && used < bytes)
-        snprintf(ret_text + used, bytes - used, " and %zu more", n - SHOWN_NODES);
+    for (size_t i = 0; i < n && i < SHOWN_NODES; i++)
+        text_add(&text, "%s%s", i ? ", " : "", json_string_value(json_array_get(names, i)));
+    if (n > SHOWN_NODES)
+        text_add(&text, " and %zu more", n - SHOWN_NODES);
 }
 
 /* Two values cut in the same way, so that what differs is seen. --json has them whole. */

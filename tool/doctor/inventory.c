@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* inventory.c - what a diagnosis has looked at, in a few words: "8 x H200, 8 x 400 Gb/s RoCE". */
 #include "diagnosis.h"
+#include "source/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -39,7 +40,7 @@ static void short_name(const char *name, char *ret_text, size_t bytes)
     if (strncmp(name, "NVIDIA ", 7) == 0)
         name += 7;
     snprintf(ret_text, bytes, "%s", *name ? name : "GPU");
-    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+    for (size_t i = 0; i < COUNT(ends); i++)
         if ((end = strstr(ret_text, ends[i])))
             *end = '\0';
     n = strlen(ret_text);

@@ -22,10 +22,8 @@ static json_t *or_null(const char *text)
 {
     char clean[2048];
 
-    if (!*text)
-        return json_null();
     root_clean(text, clean, sizeof(clean));
-    return out_text(clean);
+    return out_text_or_null(clean);
 }
 
 static json_t *result_json(const struct doctor_result *result)
@@ -104,13 +102,9 @@ static json_t *nic_facts(const struct topo *topo)
 /* Variables of the stack; those that a launcher gives each rank its own value of are no facts of a node. */
 static bool is_fact(const char *name)
 {
-    static const char *const own[] = {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", NULL};
-
-    for (int i = 0; own[i]; i++)
-        if (strcmp(name, own[i]) == 0)
-            return true;
     /* Those of epkit are of one run of it, and one is a secret. */
-    return (variable_find(name) && !variable_is_own(name)) || variable_is_theirs(name);
+    return text_is_any(name, TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")) ||
+           (variable_find(name) && !variable_is_own(name)) || variable_is_theirs(name);
 }
 
 static json_t *environment_facts(struct root *root)

@@ -125,11 +125,59 @@ static const char rank_text[] =
     "needs DEEP_EP_DEVICE_TO_HCA_MAPPING, where its DeepEP reads that, or has to set them before it initialises "
     "NVSHMEM.";
 
-static void write_value_sh(FILE *stream, const char *indent, const char *name, const char *value)
+/*
+ * Two scripts: one whose exports count, and a prolog, which prints them. Slurm takes what stands behind '=' to the end
+ * of the line as it is.
+ */
+static void write_export(FILE *stream, const char *name, bool is_prolog)
 {
-    fprintf(stream, "%sexport %s=", indent, name);
-    env_quote_sh(stream, value);
+    fprintf(stream, is_prolog ? "printf 'export %s=%%s\\n' " : "export %s=", name);
+}
+
+static void write_unset(FILE *stream, const char *name, bool is_prolog)
+{
+    fprintf(stream, is_prolog ? "echo 'unset %s'" : "unset %s", name);
+}
+
+/* A row that is the same for all ranks. */
+static void write_row(FILE *stream, const struct advice_row *row, bool is_prolog)
+{
+    if (row->unset) {
+        write_unset(stream, row->name, is_prolog);
+    } else if (row->prepend) {
+        fputs("_epkit_prepend ", stream);
+        env_quote_sh(stream, row->value);
+        fprintf(stream, " \"${%s-}\"\n", row->name);
+        write_export(stream, row->name, is_prolog);
+        fputs("\"$_epkit_path\"", stream);
+    } else {
+        write_export(stream, row->name, is_prolog);
+        env_quote_sh(stream, row->value);
+    }
     putc('\n', stream);
+}
+
+static void write_cases(FILE *stream, const struct advice_row *row, bool is_prolog)
+{
+    fputs("case $_epkit_gpu in\n", stream);
+    for (int gpu = 0; gpu < row->n_values; gpu++) {
+        fprintf(stream, is_prolog ? "%d)\n    " : "%d) ", gpu);
+        write_export(stream, row->name, is_prolog);
+        env_quote_sh(stream, row->values[gpu]);
+        fputs(is_prolog ? "\n    ;;\n" : " ;;\n", stream);
+    }
+    fputs("esac\n", stream);
+}
+
+static void write_mapping_end(FILE *stream, const struct topo *topo, bool is_prolog)
+{
+    if (!knows_files(topo))
+        return;
+    fputs("# These count by the numbers of the node.\nif [ -n \"${_epkit_some-}\" ]; then ", stream);
+    write_unset(stream, "DEEP_EP_DEVICE_TO_HCA_MAPPING", is_prolog);
+    fputs("; ", stream);
+    write_unset(stream, "EPKIT_VERBS_DEVICE", is_prolog);
+    fputs("; fi\n", stream);
 }
 
 static void write_ranks_sh(FILE *stream, const struct env_script *script)
@@ -143,18 +191,9 @@ static void write_ranks_sh(FILE *stream, const struct env_script *script)
         if (row->scope != ADVICE_RANK || !env_has(script, row))
             continue;
         env_comment(stream, "", row->reason);
-        fputs("case $_epkit_gpu in\n", stream);
-        for (int gpu = 0; gpu < row->n_values; gpu++) {
-            fprintf(stream, "%d) export %s=", gpu, row->name);
-            env_quote_sh(stream, row->values[gpu]);
-            fputs(" ;;\n", stream);
-        }
-        fputs("esac\n", stream);
+        write_cases(stream, row, false);
     }
-    if (knows_files(script->topo))
-        fputs("# These count by the numbers of the node.\n"
-              "if [ -n \"${_epkit_some-}\" ]; then unset DEEP_EP_DEVICE_TO_HCA_MAPPING EPKIT_VERBS_DEVICE; fi\n",
-              stream);
+    write_mapping_end(stream, script->topo, false);
     fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }
 
@@ -178,7 +217,7 @@ static void write_preload_sh(FILE *stream, const struct advice_row *row)
     env_comment(stream, "",
                 "It is not exported: shells, launchers and ssh would load it too. 'epkit_preload PROGRAM' starts one "
                 "program with it. EPKIT_PRELOAD tells child shells and 'epkit doctor' that this is arranged.");
-    write_value_sh(stream, "", "EPKIT_PRELOAD", row->value);
+    write_row(stream, &(struct advice_row){.name = "EPKIT_PRELOAD", .value = row->value}, false);
     fputs(preload_function, stream);
 }
 
@@ -219,15 +258,7 @@ void env_write_sh(FILE *stream, const struct env_script *script)
         }
         putc('\n', stream);
         env_comment(stream, "", row->reason);
-        if (row->unset) {
-            fprintf(stream, "unset %s\n", row->name);
-        } else if (row->prepend) {
-            fputs("_epkit_prepend ", stream);
-            env_quote_sh(stream, row->value);
-            fprintf(stream, " \"${%s-}\"\nexport %s=\"$_epkit_path\"\n", row->name, row->name);
-        } else {
-            write_value_sh(stream, "", row->name, row->value);
-        }
+        write_row(stream, row, false);
     }
     if (env_first(script, ADVICE_RANK))
         write_ranks_sh(stream, script);
@@ -236,14 +267,6 @@ void env_write_sh(FILE *stream, const struct env_script *script)
 }
 
 /* --- Slurm --- */
-
-/* Slurm takes what stands behind '=' to the end of the line as it is. */
-static void say_sh(FILE *stream, const char *indent, const char *name, const char *value)
-{
-    fprintf(stream, "%sprintf 'export %s=%%s\\n' ", indent, name);
-    env_quote_sh(stream, value);
-    putc('\n', stream);
-}
 
 static void write_row_slurm(FILE *stream, const struct advice_row *row)
 {
@@ -255,21 +278,9 @@ static void write_row_slurm(FILE *stream, const struct advice_row *row)
                 "#     srun --task-prolog=FILE epkit env -- PROGRAM\n",
                 row->name, row->value);
     } else if (row->scope == ADVICE_RANK) {
-        fputs("case $_epkit_gpu in\n", stream);
-        for (int gpu = 0; gpu < row->n_values; gpu++) {
-            fprintf(stream, "%d)\n", gpu);
-            say_sh(stream, "    ", row->name, row->values[gpu]);
-            fputs("    ;;\n", stream);
-        }
-        fputs("esac\n", stream);
-    } else if (row->unset) {
-        fprintf(stream, "echo 'unset %s'\n", row->name);
-    } else if (row->prepend) {
-        fputs("_epkit_prepend ", stream);
-        env_quote_sh(stream, row->value);
-        fprintf(stream, " \"${%s-}\"\nprintf 'export %s=%%s\\n' \"$_epkit_path\"\n", row->name, row->name);
+        write_cases(stream, row, true);
     } else {
-        say_sh(stream, "", row->name, row->value);
+        write_row(stream, row, true);
     }
 }
 
@@ -287,9 +298,6 @@ void env_write_slurm(FILE *stream, const struct env_script *script)
     for (int i = 0; i < script->advice->n; i++)
         if (env_has(script, &script->advice->rows[i]))
             write_row_slurm(stream, &script->advice->rows[i]);
-    if (env_first(script, ADVICE_RANK) && knows_files(script->topo))
-        fputs("# These count by the numbers of the node.\n"
-              "if [ -n \"${_epkit_some-}\" ]; then echo 'unset DEEP_EP_DEVICE_TO_HCA_MAPPING'; "
-              "echo 'unset EPKIT_VERBS_DEVICE'; fi\n",
-              stream);
+    if (env_first(script, ADVICE_RANK))
+        write_mapping_end(stream, script->topo, true);
 }

@@ -40,12 +40,9 @@ int group_check_backend(const struct cmd *cmd)
 {
     const char *name = getenv("EPKIT_BACKEND");
 
-    if (!name || !*name)
-        return CMD_FINE;
     /* "auto" is a word of --backend alone. */
-    for (size_t i = 1; group_backends[i]; i++)
-        if (strcmp(group_backends[i], name) == 0)
-            return CMD_FINE;
+    if (!name || !*name || text_is_any(name, group_backends + 1))
+        return CMD_FINE;
     return cmd_usage(cmd, "EPKIT_BACKEND: '%s' is none of host, cuda", name);
 }
 
@@ -56,7 +53,7 @@ static int check_network(const struct cmd *cmd, const struct cmd_call *call)
     static const char *const names[] = {"channels",    "partial",  "network",  "net-delay-us",
                                         "net-reorder", "net-ring", "net-split"};
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+    for (size_t i = 0; i < COUNT(names); i++)
         /* --network tcp has said how the ranks were started. */
         if (cmd_given(cmd, call, names[i]) && !(over_tcp && strcmp(names[i], "network") == 0))
             return cmd_usage(cmd, "--%s needs --nodes 2 or more", names[i]);
@@ -70,7 +67,7 @@ static int check_engine(const struct cmd *cmd, const struct cmd_call *call, cons
     static const char *const names[] = {"net-delay-us", "net-reorder", "net-ring", "net-split"};
     const char *network = group_networks[group->network];
 
-    for (size_t i = 0; group->network > 1 && i < sizeof(names) / sizeof(names[0]); i++)
+    for (size_t i = 0; group->network > 1 && i < COUNT(names); i++)
         if (cmd_given(cmd, call, names[i]))
             return cmd_usage(cmd, "--%s is for the emulated network, not for --network %s", names[i], network);
     if (strcmp(network, "mpi") == 0 && boot != RANKS_MPI)

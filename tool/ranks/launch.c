@@ -1,27 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * launch.c - starts the processes of a job, listens to their ranks, and leaves none behind.
+ * launch.c - starts the processes of a job, listens to their ranks (hear.c), and leaves none behind.
  *
- * One pipe a rank carries its events, so that long lines of different ranks cannot mix. Signals are taken through a
- * descriptor: the loop is the only place where anything happens. Children die with the launcher (PR_SET_PDEATHSIG).
+ * Signals are taken through a descriptor: the loop is the only place where anything happens. Children die with the
+ * launcher (PR_SET_PDEATHSIG).
  */
 #include "cmd.h"
+#include "hear.h"
 #include "output.h"
 #include "process/inherited.h"
 #include "progress.h"
-#include "ranks_internal.h"
 
 #include "base/clock.h"
 #include "testing/launch.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -40,35 +38,21 @@ struct child {
     int status; /* of waitpid() */
 };
 
-struct listener {
-    int fds[2]; /* -1 when closed */
-    char *text;
-    size_t used, room;
-    bool finished; /* the rank has said {"event":"exit"} */
-    int code;
-};
-
 struct launch {
     const struct ranks_spec *spec;
     const char *job;
     const json_t *parameters;
-    ranks_event_fn on_event;
-    void *context;
-    struct listener *listeners; /* [nranks + 1]: the last one hears what mpirun says on standard error */
+    struct hearing hearing;
     struct child *children;
     int n_children, n_running;
     struct pollfd *polls;
-    json_t *problems;
     int signal_fd;
     sigset_t old_mask;
     int interrupted;                         /* the signal that did, or 0 */
     bool late;                               /* the deadline of the job has passed */
     bool ending;                             /* the children have been told to end */
     uint64_t deadline_ns, kill_ns, leave_ns; /* 0: none */
-    struct ranks_mpirun mpirun;
 };
-
-/* --- events --- */
 
 /*
  * A rank has ended, well or not: the others, who work together with it, end soon as well, or within their deadline
@@ -82,116 +66,13 @@ static void hurry(struct launch *launch)
         launch->deadline_ns = deadline_ns;
 }
 
-static bool is_within(const json_t *value, json_int_t most)
-{
-    return json_is_integer(value) && json_integer_value(value) >= 0 && json_integer_value(value) <= most;
-}
-
-/* Has it what the launcher itself needs? An end without an exit code must not pass for a good one. */
-static bool is_event(const struct launch *launch, const json_t *event)
-{
-    const char *kind = json_string_value(json_object_get(event, "event"));
-
-    if (!kind)
-        return false;
-    if (strcmp(kind, "exit") == 0)
-        return is_within(json_object_get(event, "code"), 255);
-    return strcmp(kind, "error") != 0 || is_within(json_object_get(event, "rank"), launch->spec->nranks - 1);
-}
-
-static void refuse_line(struct launch *launch, int rank, const char *line)
-{
-    char shown[81];
-    json_t *problem;
-    size_t n;
-
-    /* Half a character, or what is none, would not go into JSON. */
-    for (n = 0; line[n] && n + 1 < sizeof(shown); n++)
-        shown[n] = line[n] < 0x20 || line[n] > 0x7e ? '?' : line[n];
-    shown[n] = '\0';
-    problem = ranks_problem_new(rank, "hearing a rank", "", "malformed event: %s", shown);
-    ranks_problem_add(launch->problems, problem);
-    json_decref(problem);
-}
-
-static void take_event(struct launch *launch, int rank, const char *line)
-{
-    json_t *event = json_loads(line, 0, NULL);
-    const char *kind = json_string_value(json_object_get(event, "event"));
-
-    if (!is_event(launch, event)) {
-        refuse_line(launch, rank, line);
-    } else if (strcmp(kind, "exit") == 0) {
-        launch->listeners[rank].finished = true;
-        launch->listeners[rank].code = (int)json_integer_value(json_object_get(event, "code"));
-        hurry(launch);
-    } else {
-        if (strcmp(kind, "error") == 0)
-            ranks_problem_add(launch->problems, event);
-        launch->on_event(launch->context, event);
-    }
-    json_decref(event);
-}
-
-static void take_lines(struct launch *launch, int index)
-{
-    struct listener *listener = &launch->listeners[index];
-    char *line = listener->text, *end;
-
-    while ((end = memchr(line, '\n', listener->used - (size_t)(line - listener->text)))) {
-        *end = '\0';
-        if (index < launch->spec->nranks)
-            take_event(launch, index, line);
-        else
-            ranks_mpirun_line(&launch->mpirun, line, launch->ending);
-        line = end + 1;
-    }
-    listener->used -= (size_t)(line - listener->text);
-    memmove(listener->text, line, listener->used);
-}
-
-/* Reads what is there. */
 static void hear(struct launch *launch, int index)
 {
-    struct listener *listener = &launch->listeners[index];
-
-    while (listener->fds[0] >= 0) {
-        ssize_t n;
-
-        if (listener->room - listener->used < 4096) {
-            char *text = realloc(listener->text, listener->room * 2 + 8192);
-
-            if (!text)
-                return;
-            listener->text = text;
-            listener->room = listener->room * 2 + 8192;
-        }
-        n = read(listener->fds[0], listener->text + listener->used, listener->room - listener->used);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && errno == EAGAIN)
-            return;
-        if (n <= 0) {
-            close(listener->fds[0]);
-            listener->fds[0] = -1;
-            return;
-        }
-        listener->used += (size_t)n;
-        take_lines(launch, index);
-    }
+    if (hearing_read(&launch->hearing, index))
+        hurry(launch);
 }
 
 /* --- processes --- */
-
-static void allow_descriptors(int n)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < (rlim_t)n) {
-        limit.rlim_cur = limit.rlim_max < (rlim_t)n ? limit.rlim_max : (rlim_t)n;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
 
 /* The first things a child does: end with the launcher, forget its signal handling, keep standard output clean. */
 static void settle_child(const struct launch *launch, pid_t launcher, int end_signal)
@@ -216,7 +97,7 @@ static int run_rank(const ep_boot *boot, void *argument)
 {
     const struct thread_argument *thread = argument;
     const struct launch *launch = thread->launch;
-    struct ranks_seat seat = {.ctx.spec = launch->spec, .ctx.emit_fd = launch->listeners[boot->rank].fds[1]};
+    struct ranks_seat seat = {.ctx.spec = launch->spec, .ctx.emit_fd = launch->hearing.listeners[boot->rank].fds[1]};
     json_t *parameters = json_loads(thread->parameters, 0, NULL);
     int code = ranks_serve(&seat, boot, launch->job, parameters);
 
@@ -262,8 +143,8 @@ static void run_mpirun(struct launch *launch, pid_t launcher)
         _exit(CMD_FAILED);
     /* The launcher's end, not this copy's, is what the ranks open. */
     for (int rank = 0; rank < nranks; rank++)
-        fds[rank] = launch->listeners[rank].fds[1];
-    dup2(launch->listeners[nranks].fds[1], STDERR_FILENO);
+        fds[rank] = launch->hearing.listeners[rank].fds[1];
+    dup2(launch->hearing.listeners[nranks].fds[1], STDERR_FILENO);
     dup2(STDERR_FILENO, STDOUT_FILENO);
     setpgid(0, 0);
     _exit(ranks_exec_mpirun(launch->spec, launch->job, launch->parameters, fds, launcher));
@@ -309,8 +190,8 @@ static int start_all(struct launch *launch, ep_boot_shm *place, const char *para
         return start_child(launch, 0, nranks, NULL, parameters);
     for (int rank = 0; rank < nranks && result == CMD_FINE; rank++) {
         result = start_child(launch, rank, 1, place, parameters);
-        close(launch->listeners[rank].fds[1]);
-        launch->listeners[rank].fds[1] = -1;
+        close(launch->hearing.listeners[rank].fds[1]);
+        launch->hearing.listeners[rank].fds[1] = -1;
     }
     return result;
 }
@@ -333,7 +214,7 @@ static void end_children(struct launch *launch)
 {
     if (launch->ending)
         return;
-    launch->ending = true;
+    launch->ending = launch->hearing.is_quiet = true;
     tell_children(launch, launch->spec->boot == RANKS_MPI ? SIGTERM : SIGKILL);
     launch->kill_ns = ep_deadline_ns(TERM_GRACE_MS);
 }
@@ -352,7 +233,7 @@ static void reap(struct launch *launch)
         child->running = false;
         launch->n_running--;
         hear(launch, child->first);
-        if (!launch->listeners[child->first].finished)
+        if (!launch->hearing.listeners[child->first].finished)
             hurry(launch);
     }
 }
@@ -411,7 +292,7 @@ static void wait_for_news(struct launch *launch, int n)
     int ready;
 
     for (int i = 0; i < n; i++)
-        launch->polls[i] = (struct pollfd){launch->listeners[i].fds[0], POLLIN, 0};
+        launch->polls[i] = (struct pollfd){launch->hearing.listeners[i].fds[0], POLLIN, 0};
     launch->polls[n] = (struct pollfd){launch->signal_fd, POLLIN, 0};
     ready = poll(launch->polls, (nfds_t)n + 1, TICK_MS);
     if (ready < 0 && errno != EINTR)
@@ -440,32 +321,27 @@ static void listen_all(struct launch *launch)
 
 /* --- how it ended --- */
 
-static void add_problem(struct launch *launch, json_t *problem)
-{
-    ranks_problem_add(launch->problems, problem);
-    launch->on_event(launch->context, problem);
-    json_decref(problem);
-}
-
 static void judge_rank(struct launch *launch, const struct child *child, int rank)
 {
     bool mpi = launch->spec->boot == RANKS_MPI;
 
     if (child->lost)
-        add_problem(launch, ranks_problem_new(rank, "a rank ended early", "", "how it ended is not known"));
+        hearing_add_problem(&launch->hearing,
+                            ranks_problem_new(rank, "a rank ended early", "", "how it ended is not known"));
     else if (launch->late && WIFSIGNALED(child->status))
-        add_problem(launch,
-                    ranks_problem_new(rank, "a rank did not come to an end", "", "its deadline passed; it was killed"));
-    else if (mpi && launch->mpirun.rank >= 0 && launch->mpirun.rank != rank)
+        hearing_add_problem(&launch->hearing, ranks_problem_new(rank, "a rank did not come to an end", "",
+                                                                "its deadline passed; it was killed"));
+    else if (mpi && launch->hearing.mpirun.rank >= 0 && launch->hearing.mpirun.rank != rank)
         return; /* mpirun ended it because of the other one */
-    else if (mpi && launch->mpirun.rank == rank && launch->mpirun.signal > 0)
-        add_problem(launch, ranks_problem_signal(rank, launch->mpirun.signal));
+    else if (mpi && launch->hearing.mpirun.rank == rank && launch->hearing.mpirun.signal > 0)
+        hearing_add_problem(&launch->hearing, ranks_problem_signal(rank, launch->hearing.mpirun.signal));
     else if (WIFSIGNALED(child->status))
-        add_problem(launch, ranks_problem_signal(rank, WTERMSIG(child->status)));
+        hearing_add_problem(&launch->hearing, ranks_problem_signal(rank, WTERMSIG(child->status)));
     else
-        add_problem(launch,
-                    ranks_problem_new(rank, mpi ? "mpirun ended before the rank did" : "a rank ended early",
-                                      "what it wrote above may say why", "exit code %d", WEXITSTATUS(child->status)));
+        hearing_add_problem(&launch->hearing,
+                            ranks_problem_new(rank, mpi ? "mpirun ended before the rank did" : "a rank ended early",
+                                              "what it wrote above may say why", "exit code %d",
+                                              WEXITSTATUS(child->status)));
 }
 
 static int judge(struct launch *launch)
@@ -478,7 +354,7 @@ static int judge(struct launch *launch)
         const struct child *child = &launch->children[i];
 
         for (int rank = child->first; rank < child->first + child->n; rank++) {
-            const struct listener *listener = &launch->listeners[rank];
+            const struct listener *listener = &launch->hearing.listeners[rank];
 
             if (!listener->finished)
                 judge_rank(launch, child, rank);
@@ -489,37 +365,6 @@ static int judge(struct launch *launch)
 }
 
 /* --- set-up --- */
-
-static int open_listeners(struct launch *launch)
-{
-    int n = launch->spec->nranks + 1;
-
-    launch->listeners = calloc((size_t)n, sizeof(*launch->listeners));
-    launch->children = calloc((size_t)launch->spec->nranks, sizeof(*launch->children));
-    launch->polls = calloc((size_t)n + 1, sizeof(*launch->polls));
-    launch->problems = json_array();
-    if (!launch->listeners || !launch->children || !launch->polls || !launch->problems) {
-        out_error("out of memory");
-        return CMD_FAILED;
-    }
-    for (int i = 0; i < n; i++)
-        launch->listeners[i].fds[0] = launch->listeners[i].fds[1] = -1;
-    allow_descriptors(2 * n + 64);
-    for (int i = 0; i < n; i++) {
-        if (i == n - 1 && launch->spec->boot != RANKS_MPI)
-            break;
-        if (pipe2(launch->listeners[i].fds, O_CLOEXEC) != 0) {
-            int reason = errno;
-
-            out_error("creating a pipe for rank %d: %s", i, strerror(reason));
-            if (reason == EMFILE)
-                out_hint("raise the limit of open files: ulimit -n");
-            return CMD_FAILED;
-        }
-        fcntl(launch->listeners[i].fds[0], F_SETFL, O_NONBLOCK);
-    }
-    return CMD_FINE;
-}
 
 static int open_signals(struct launch *launch)
 {
@@ -542,34 +387,22 @@ static int open_signals(struct launch *launch)
 
 static void close_all(struct launch *launch)
 {
-    for (int i = 0; launch->listeners && i <= launch->spec->nranks; i++) {
-        for (int end = 0; end < 2; end++)
-            if (launch->listeners[i].fds[end] >= 0)
-                close(launch->listeners[i].fds[end]);
-        free(launch->listeners[i].text);
-    }
+    hearing_done(&launch->hearing);
     if (launch->signal_fd >= 0)
         close(launch->signal_fd);
-    free(launch->listeners);
     free(launch->children);
     free(launch->polls);
-    json_decref(launch->problems);
     sigprocmask(SIG_SETMASK, &launch->old_mask, NULL);
 }
 
 int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
               void *context)
 {
-    struct launch launch = {.spec = spec,
-                            .job = job,
-                            .parameters = parameters,
-                            .on_event = on_event,
-                            .context = context,
-                            .signal_fd = -1,
-                            .mpirun.rank = -1};
+    struct launch launch = {.spec = spec, .job = job, .parameters = parameters, .signal_fd = -1};
     ep_boot_shm *place = NULL;
     const char *why;
     char *text = NULL;
+    bool has_memory;
     int result;
 
     if (ranks_world_rank() == 0)
@@ -580,13 +413,16 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
     }
     result = open_signals(&launch);
     if (result == CMD_FINE)
-        result = open_listeners(&launch);
+        result = hearing_init(spec, on_event, context, &launch.hearing);
     if (result != CMD_FINE)
         goto close;
     result = CMD_FAILED;
     text = json_dumps(parameters, JSON_COMPACT);
-    if (!text || (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &place) != EP_OK)) {
-        out_error("preparing the ranks: %s", text ? ep_last_error() : "out of memory");
+    launch.children = calloc((size_t)spec->nranks, sizeof(*launch.children));
+    launch.polls = calloc((size_t)spec->nranks + 2, sizeof(*launch.polls));
+    has_memory = text && launch.children && launch.polls;
+    if (!has_memory || (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &place) != EP_OK)) {
+        out_error("preparing the ranks: %s", has_memory ? ep_last_error() : "out of memory");
         goto close;
     }
     if (spec->job_timeout_ms > 0)
@@ -598,7 +434,7 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
     if (result == CMD_FINE)
         result = judge(&launch);
     if (!launch.interrupted)
-        ranks_problem_print(launch.problems);
+        ranks_problem_print(launch.hearing.problems);
 close:
     ep_boot_shm_free(place);
     free(text);

@@ -16,7 +16,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,17 +118,14 @@ const char *ranks_mpi_version(void)
     return mpi.there ? mpi.text : NULL;
 }
 
-static char *events_text(const int *event_fds, int nranks, pid_t launcher)
+/* Where each rank finds the pipe for its events. */
+static json_t *list_events(const int *event_fds, int nranks, pid_t launcher)
 {
-    json_t *fds = json_array(), *events;
-    char *text;
+    json_t *fds = json_array();
 
     for (int rank = 0; rank < nranks; rank++)
         json_array_append_new(fds, json_integer(event_fds[rank]));
-    events = json_pack("{s:i, s:o}", "pid", (int)launcher, "fds", fds);
-    text = json_dumps(events, JSON_COMPACT);
-    json_decref(events);
-    return text;
+    return json_pack("{s:i, s:o}", "pid", (int)launcher, "fds", fds);
 }
 
 /* Standard input is nobody's here; and Open MPI wants to hear twice that a root, as in containers, is meant. */
@@ -150,13 +146,11 @@ int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json
 {
     char exe[4096], count[16];
     const char *args[MAX_ARGS] = {"mpirun", "-n", count};
-    const char *events = events_text(event_fds, spec->nranks, launcher);
-    const char *spec_text = json_dumps(ranks_spec_to_json(spec), JSON_COMPACT);
-    const char *parameter_text = json_dumps(parameters, JSON_COMPACT);
+    const char *order = ranks_order_print(spec, job, parameters, list_events(event_fds, spec->nranks, launcher));
     ssize_t length = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
     int n = 3;
 
-    if (length < 0 || !events || !spec_text || !parameter_text) {
+    if (length < 0 || !order) {
         fprintf(stderr, "epkit: preparing mpirun: %s\n", length < 0 ? strerror(errno) : "out of memory");
         return CMD_FAILED;
     }
@@ -170,14 +164,7 @@ int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json
     }
     args[n++] = exe;
     args[n++] = RANKS_VERB;
-    args[n++] = "--spec";
-    args[n++] = spec_text;
-    args[n++] = "--job";
-    args[n++] = job;
-    args[n++] = "--params";
-    args[n++] = parameter_text;
-    args[n++] = "--events";
-    args[n++] = events;
+    args[n++] = order;
     execvp(args[0], (char **)args);
     fprintf(stderr, "epkit: starting mpirun: %s\n", strerror(errno));
     return CMD_FAILED;
@@ -225,36 +212,6 @@ void ranks_mpirun_line(struct ranks_mpirun *mpirun, const char *line, bool quiet
     }
 }
 
-struct rank_call {
-    json_t *spec, *parameters, *events;
-    const char *job;
-};
-
-static int parse_rank(int argc, char **argv, struct rank_call *ret_call)
-{
-    static const struct option longs[] = {
-        {"spec", required_argument, NULL, 's'},
-        {"job", required_argument, NULL, 'j'},
-        {"params", required_argument, NULL, 'p'},
-        {"events", required_argument, NULL, 'e'},
-        {NULL, 0, NULL, 0},
-    };
-    int value;
-
-    opterr = 0;
-    while ((value = getopt_long(argc, argv, "", longs, NULL)) != -1) {
-        if (value == 's')
-            ret_call->spec = json_loads(optarg, 0, NULL);
-        else if (value == 'j')
-            ret_call->job = optarg;
-        else if (value == 'p')
-            ret_call->parameters = json_loads(optarg, JSON_DECODE_ANY, NULL);
-        else if (value == 'e')
-            ret_call->events = json_loads(optarg, 0, NULL);
-    }
-    return ret_call->spec && ret_call->parameters && ret_call->events && ret_call->job ? 0 : -1;
-}
-
 static int open_events(const json_t *events, int rank)
 {
     const json_t *fd = json_array_get(json_object_get(events, "fds"), (size_t)rank);
@@ -273,9 +230,9 @@ static int open_events(const json_t *events, int rank)
  * The exit code is that of the channel, not of the job: mpirun takes any other one for a crash and ends the other
  * ranks. The job's code goes to the launcher as an event.
  */
-static int serve_under_mpi(const struct rank_call *call, const struct ranks_spec *spec,
-                           const struct ep_mpi_module *module)
+static int serve_under_mpi(const struct ranks_order *order, const json_t *events, const struct ep_mpi_module *module)
 {
+    const struct ranks_spec *spec = &order->spec;
     struct ranks_seat seat = {.ctx.spec = spec, .ctx.mpi = module};
     const ep_boot *boot;
 
@@ -291,12 +248,12 @@ static int serve_under_mpi(const struct rank_call *call, const struct ranks_spec
                 spec->nranks, boot->nranks, MODULE_FILE);
         return CMD_FAILED;
     }
-    seat.ctx.emit_fd = open_events(call->events, boot->rank);
+    seat.ctx.emit_fd = open_events(events, boot->rank);
     if (seat.ctx.emit_fd < 0) {
         fprintf(stderr, "epkit: rank %d: reaching the launcher: %s\n", boot->rank, strerror(errno));
         return CMD_FAILED;
     }
-    ranks_serve(&seat, boot, call->job, call->parameters);
+    ranks_serve(&seat, boot, order->job, order->parameters);
     module->stop(seat.ctx.mpi_boot);
     close(seat.ctx.emit_fd);
     return CMD_FINE;
@@ -304,27 +261,22 @@ static int serve_under_mpi(const struct rank_call *call, const struct ranks_spec
 
 int ranks_main(int argc, char **argv)
 {
-    struct rank_call call = {0};
+    json_t *message = argc == 2 ? json_loads(argv[1], 0, NULL) : NULL;
     const struct ep_mpi_module *module = NULL;
-    struct ranks_spec spec;
+    struct ranks_order order;
     int result = CMD_USAGE;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGPIPE, SIG_IGN);
     dup2(STDERR_FILENO, STDOUT_FILENO);
-    if (parse_rank(argc, argv, &call) != 0 || ranks_spec_from_json(call.spec, &spec) != 0) {
+    if (ranks_order_parse(message, &order) != 0) {
         fprintf(stderr, "epkit: %s is for epkit's own use\n", RANKS_VERB);
-        goto free;
-    }
-    if (ranks_mpi_load(&module) == EP_OK) {
-        result = serve_under_mpi(&call, &spec, module);
+    } else if (ranks_mpi_load(&module) == EP_OK) {
+        result = serve_under_mpi(&order, json_object_get(message, "events"), module);
     } else {
         fprintf(stderr, "epkit: loading %s: %s\n", MODULE_FILE, ep_last_error());
         result = CMD_UNSUPPORTED;
     }
-free:
-    json_decref(call.spec);
-    json_decref(call.parameters);
-    json_decref(call.events);
+    json_decref(message);
     return result;
 }

@@ -6,6 +6,7 @@
 #include "gpu.h"
 
 #include "source/root.h"
+#include "source/text.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@ int ranks_worse(int a, int b)
     static const int order[] = {CMD_FINE, CMD_FINDINGS, CMD_UNSUPPORTED, CMD_USAGE, CMD_FAILED};
     int place_a = -1, place_b = -1;
 
-    for (int i = 0; i < (int)(sizeof(order) / sizeof(order[0])); i++) {
+    for (int i = 0; i < (int)(COUNT(order)); i++) {
         place_a = a == order[i] ? i : place_a;
         place_b = b == order[i] ? i : place_b;
     }
@@ -199,4 +200,23 @@ int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
     emulation->seed = (uint64_t)seed;
     *ret_spec = spec;
     return 0;
+}
+
+char *ranks_order_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events)
+{
+    json_t *message = json_pack("{s:o, s:s, s:O, s:o*}", "spec", ranks_spec_to_json(spec), "job", job, "parameters",
+                                parameters, "events", events);
+    char *text = json_dumps(message, JSON_COMPACT);
+
+    json_decref(message);
+    return text;
+}
+
+int ranks_order_parse(const json_t *message, struct ranks_order *ret_order)
+{
+    ret_order->job = json_string_value(json_object_get(message, "job"));
+    ret_order->parameters = json_object_get(message, "parameters");
+    return ret_order->job && ret_order->parameters
+               ? ranks_spec_from_json(json_object_get(message, "spec"), &ret_order->spec)
+               : -1;
 }

@@ -4,6 +4,7 @@
  *
  *   ranks.c         a rank: communicator, job, events
  *   launch.c        the launcher: starts processes, listens to the ranks, ends them
+ *   hear.c          what the ranks say, by pipes
  *   mpi.c           mpirun as the starter, and libepkit-mpi
  *   claims.c        what variables of launchers say about this process
  *   world.c         epkit itself started by mpirun
@@ -47,6 +48,19 @@ json_t *ranks_spec_to_json(const struct ranks_spec *spec);
 
 /* Strings are borrowed from `json`. 0, or -1 if it does not describe a spec. */
 int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec);
+
+/* What a rank has to be told: its group and its job. */
+struct ranks_order {
+    struct ranks_spec spec;
+    const char *job;
+    const json_t *parameters;
+};
+
+/* As a message, for free(); NULL for lack of memory. `events` says where the rank reaches its launcher; may be NULL. */
+char *ranks_order_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events);
+
+/* From a message; everything is borrowed from it. 0, or -1 if it is none. */
+int ranks_order_parse(const json_t *message, struct ranks_order *ret_order);
 
 /* Of two exit codes the one that matters more: failed, wrong usage, not supported, findings, fine. */
 int ranks_worse(int a, int b);

@@ -379,15 +379,10 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
 {
     struct hearing hearing = {on_event, context, NULL};
     bool was_broken = world.is_broken;
-    char *text, *copy = NULL;
-    json_t *message;
-    ep_status status;
+    char *text = ranks_order_print(spec, job, parameters, NULL), *copy = NULL;
+    ep_status status = text ? broadcast(text, &copy) : EP_E_MEMORY;
     int result;
 
-    message = json_pack("{s:o, s:s, s:O}", "spec", ranks_spec_to_json(spec), "job", job, "parameters", parameters);
-    text = json_dumps(message, JSON_COMPACT);
-    json_decref(message);
-    status = text ? broadcast(text, &copy) : EP_E_MEMORY;
     if (status == EP_OK) {
         result = serve(spec, job, parameters, &hearing);
     } else {
@@ -405,7 +400,7 @@ int ranks_follow(void)
 {
     for (;;) {
         struct hearing hearing = {0};
-        struct ranks_spec spec;
+        struct ranks_order order;
         bool was_broken = world.is_broken;
         char *text = NULL;
         json_t *message;
@@ -418,13 +413,12 @@ int ranks_follow(void)
         }
         message = json_loads(text, 0, NULL);
         free(text);
-        if (ranks_spec_from_json(json_object_get(message, "spec"), &spec) != 0) {
+        if (ranks_order_parse(message, &order) != 0) {
             /* An empty message: rank 0 is done. */
             json_decref(message);
             break;
         }
-        serve(&spec, json_string_value(json_object_get(message, "job")), json_object_get(message, "parameters"),
-              &hearing);
+        serve(&order.spec, order.job, order.parameters, &hearing);
         json_decref(message);
     }
     return CMD_FINE;

@@ -73,7 +73,7 @@ static const struct test_default test_defaults[] = {
 static void fill_defaults(const struct test_options *given, const char *matrix, struct test_options *ret_options)
 {
     *ret_options = *given;
-    for (size_t i = 0; i < sizeof(test_defaults) / sizeof(test_defaults[0]); i++) {
+    for (size_t i = 0; i < COUNT(test_defaults); i++) {
         const struct test_default *row = &test_defaults[i];
 
         if (strcmp(row->matrix, matrix) != 0)

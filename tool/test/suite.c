@@ -24,7 +24,7 @@ static const struct check_matrix *const matrices[] = {
 
 static const struct check_matrix *find_matrix(const char *name)
 {
-    for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++)
+    for (size_t i = 0; i < COUNT(matrices); i++)
         if (strcmp(matrices[i]->name, name) == 0)
             return matrices[i];
     return NULL;

@@ -11,12 +11,6 @@
 
 /* --- small things --- */
 
-/* null for "". */
-static json_t *text_or_null(const char *text)
-{
-    return *text ? out_text(text) : json_null();
-}
-
 static json_t *number_or_null(int64_t number, int64_t unknown)
 {
     return number == unknown ? json_null() : json_integer(number);
@@ -67,14 +61,6 @@ static const char *pci_text(const struct topo *topo, int pci)
     return pci >= 0 ? topo->pci[pci].address : "";
 }
 
-static const struct topo_port *find_port(const struct topo *topo, int nic, int number)
-{
-    for (int i = 0; nic >= 0 && i < topo->nics[nic].n_ports; i++)
-        if (topo->nics[nic].ports[i].number == number)
-            return &topo->nics[nic].ports[i];
-    return NULL;
-}
-
 /* "mlx5_0:1"; null without a NIC. */
 static json_t *device_text(const struct topo *topo, const struct map_choice *choice)
 {
@@ -103,7 +89,7 @@ static json_t *pci_json(const struct topo *topo, const struct topo_pci *pci)
     json_t *row = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "address", pci->address, "vendor",
                             json_sprintf("0x%04x", pci->vendor), "device", json_sprintf("0x%04x", pci->device), "class",
                             json_sprintf("0x%06x", pci->class_code), "parent",
-                            text_or_null(pci_text(topo, pci->parent)), "host_bridge",
+                            out_text_or_null(pci_text(topo, pci->parent)), "host_bridge",
                             pci->host_bridge >= 0 ? out_text(topo->host_bridge_names[pci->host_bridge]) : json_null(),
                             "numa_node", number_or_null(pci->numa_node, -1), "local_cpus", pci->local_cpus);
 
@@ -111,7 +97,7 @@ static json_t *pci_json(const struct topo *topo, const struct topo_pci *pci)
     json_object_set_new(row, "link_gts_max", real_or_null(pci->link_gts_max));
     json_object_set_new(row, "link_width", number_or_null(pci->link_width, 0));
     json_object_set_new(row, "link_width_max", number_or_null(pci->link_width_max, 0));
-    json_object_set_new(row, "driver", text_or_null(pci->driver));
+    json_object_set_new(row, "driver", out_text_or_null(pci->driver));
     return row;
 }
 
@@ -155,8 +141,8 @@ static void add_tree(const struct topo *topo, json_t *document)
     for (int i = 0; i < topo->n_gpus; i++)
         json_array_append_new(gpus, gpu_json(topo, &topo->gpus[i]));
     json_object_set_new(document, "driver",
-                        json_pack("{s:o, s:b, s:o}", "version", text_or_null(topo->driver), "answered", topo->nvml,
-                                  "why_not", text_or_null(topo->nvml ? "" : topo->nvml_why)));
+                        json_pack("{s:o, s:b, s:o}", "version", out_text_or_null(topo->driver), "answered", topo->nvml,
+                                  "why_not", out_text_or_null(topo->nvml ? "" : topo->nvml_why)));
     json_object_set_new(document, "hidden_gpus", json_integer(topo->n_hidden_gpus));
     json_object_set_new(document, "cut", json_boolean(topo->cut));
     json_object_set_new(document, "numa", numa);
@@ -254,7 +240,7 @@ json_t *topo_map_rows(const struct topo_view *view)
 
     for (int i = 0; i < view->best->n; i++) {
         const struct map_choice *choice = &view->best->choices[i];
-        const struct topo_port *port = find_port(topo, choice->nic, choice->port);
+        const struct topo_port *port = topo_find_port(topo, choice->nic, choice->port);
         int pci = topo->gpus[choice->gpu].pci;
 
         json_array_append_new(
@@ -352,10 +338,10 @@ static json_t *port_json(const struct topo_port *port)
     for (int i = 0; i < port->n_gids; i++)
         json_array_append_new(gids, gid_json(&port->gids[i]));
     return json_pack("{s:i, s:o, s:o, s:b, s:o, s:o, s:o, s:s, s:o}", "number", port->number, "state",
-                     text_or_null(topo_port_state_name(port->state)), "phys_state",
-                     text_or_null(topo_phys_state_name(port->phys_state)), "active", port->active, "rate_gbps",
-                     real_or_null(port->rate_gbps), "link", text_or_null(topo_link_name(port->link_layer)), "netdev",
-                     text_or_null(port->netdev), "gids_state", states[port->gids_state], "gids", gids);
+                     out_text_or_null(topo_port_state_name(port->state)), "phys_state",
+                     out_text_or_null(topo_phys_state_name(port->phys_state)), "active", port->active, "rate_gbps",
+                     real_or_null(port->rate_gbps), "link", out_text_or_null(topo_link_name(port->link_layer)),
+                     "netdev", out_text_or_null(port->netdev), "gids_state", states[port->gids_state], "gids", gids);
 }
 
 static void add_nics(const struct topo *topo, json_t *document)
@@ -368,11 +354,11 @@ static void add_nics(const struct topo *topo, json_t *document)
 
         for (int j = 0; j < nic->n_ports; j++)
             json_array_append_new(ports, port_json(&nic->ports[j]));
-        json_array_append_new(nics, json_pack("{s:s, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "name", nic->name, "pci",
-                                              text_or_null(pci_text(topo, nic->pci)), "hca", text_or_null(nic->hca),
-                                              "firmware", text_or_null(nic->firmware), "uverbs",
-                                              text_or_null(nic->uverbs), "role", topo_role_name(nic->role), "role_why",
-                                              text_or_null(nic->role_why), "ports", ports));
+        json_array_append_new(
+            nics, json_pack("{s:s, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "name", nic->name, "pci",
+                            out_text_or_null(pci_text(topo, nic->pci)), "hca", out_text_or_null(nic->hca), "firmware",
+                            out_text_or_null(nic->firmware), "uverbs", out_text_or_null(nic->uverbs), "role",
+                            topo_role_name(nic->role), "role_why", out_text_or_null(nic->role_why), "ports", ports));
     }
     json_object_set_new(document, "nics", nics);
 }
@@ -400,11 +386,11 @@ json_t *topo_port_rows(const struct topo_view *view)
             json_array_append_new(
                 rows, json_pack("{s:o, s:o, s:s, s:o, s:s, s:s, s:o, s:o, s:s}", "device",
                                 json_sprintf("%s:%d", nic->name, port->number), "pci",
-                                text_or_null(pci_text(topo, nic->pci)), "state", topo_port_state_name(port->state),
+                                out_text_or_null(pci_text(topo, nic->pci)), "state", topo_port_state_name(port->state),
                                 "rate_gbps", port->rate_gbps > 0 ? json_sprintf("%g", port->rate_gbps) : json_null(),
                                 "link", topo_link_name(port->link_layer), "netdev", port->netdev, "gid",
-                                number_or_null(roce2_ipv4(port), -1), "firmware", text_or_null(nic->firmware), "role",
-                                topo_role_name(nic->role)));
+                                number_or_null(roce2_ipv4(port), -1), "firmware", out_text_or_null(nic->firmware),
+                                "role", topo_role_name(nic->role)));
         }
     }
     return rows;
@@ -416,7 +402,7 @@ void topo_json(const struct topo_view *view, json_t *document)
 
     topo_sentence(view, sentence, sizeof(sentence));
     json_object_set_new(document, "verdict", out_text(sentence));
-    json_object_set_new(document, "not_read", text_or_null(view->topo->not_read));
+    json_object_set_new(document, "not_read", out_text_or_null(view->topo->not_read));
     if (view->tree)
         add_tree(view->topo, document);
     if (view->matrix)
