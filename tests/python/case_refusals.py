@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are of another kind, or do not fit each other: the exception names the argument, before anything is sent."""
+import contextlib
 import functools
+import io
 import os
 
 import deep_ep
 import epkit
+import epkit.selftest
 import torch
 import torch.distributed as dist
 from ranks import raises, run
@@ -137,3 +140,12 @@ def groups(rank, size):
 
 def test_groups():
     run(4, groups)
+
+
+def test_a_selftest_of_no_ranks():
+    """Ranks that are not there prove nothing."""
+    for words in (["0"], ["00"], ["-1"], ["two"], ["\u00b2"], ["2", "2"]):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            assert epkit.selftest.main(words) == 2, words
+        assert "python -m epkit.selftest" in said.getvalue()
