@@ -9,7 +9,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._order import Event, Mark, Order, new_comm_stream
+from ._order import Event, Mark, Order, new_comm_stream, run_as_written
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
@@ -580,3 +580,8 @@ def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[to
     for one in biases:
         want_tensor(one, "combine", "bias")
     return biases
+
+
+run_as_written(Handle.__getitem__, Handle.__iter__, Handle.__add__, Handle.__radd__, Handle.__repr__, Buffer.get_dispatch_layout,
+               Buffer.dispatch, Buffer.combine, Buffer.low_latency_dispatch, Buffer.low_latency_combine,
+               Buffer.get_next_low_latency_combine_buffer)

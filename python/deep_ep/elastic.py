@@ -9,7 +9,7 @@ import torch.distributed as dist
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._order import Mark, Order, new_comm_stream
+from ._order import Mark, Order, new_comm_stream, run_as_written
 from .buffer import _as_given, _biases
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
@@ -396,3 +396,6 @@ class ElasticBuffer(OfThisProcess):
         if enabled:
             self.create_agrs_session()
         yield
+
+
+run_as_written(EPHandle.__getattr__, ElasticBuffer.dispatch, ElasticBuffer.combine, ElasticBuffer.barrier)
