@@ -575,10 +575,11 @@ def _as_given(x: Any, rows: Any) -> Rows:
 
 
 def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:
-    """None, one or several, as a tuple."""
+    """None, one or several, of which any may be None, as a tuple."""
     biases = tuple(bias) if isinstance(bias, (tuple, list)) else () if bias is None else (bias,)
     for one in biases:
-        want_tensor(one, "combine", "bias")
+        if one is not None:
+            want_tensor(one, "combine", "bias")
     return biases
 
 

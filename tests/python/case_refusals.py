@@ -66,7 +66,7 @@ def more_kinds(rank, size):
     for name in ("num_experts", "num_max_tokens_per_rank", "expert_alignment"):
         raises(TypeError, f"dispatch {name} float integer", send, x, topk_idx, weights, **{name: 8.5})
     rows, _, _, handle, _ = send(x, topk_idx, weights)
-    for bias in (3, (x, None)):
+    for bias in (3, (x, "x"), [3]):
         raises(TypeError, "combine bias tensor", elastic.combine, rows, handle, None, bias)
     assert torch.equal(elastic.combine(rows, handle)[0].float(), x.float() * (len(set(map(int, topk_idx[0] // 2)))))
     # Nothing is known of the counts: the field is a bound, as the others are.
