@@ -148,6 +148,16 @@ class Mark:
                 tensor.record_stream(current)
 
 
+def run_as_written(*functions: Any) -> None:
+    """torch.compile runs these, and what they call, without looking into them, as torch.compiler.disable() would have it. That
+    imports torch._dynamo, which takes seconds, and lengthens each call; torch before 2.7 has nothing else, and looks into them."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        for function in functions:
+            frames.set_code_exec_strategy(function.__code__, skip)
+
+
 def new_comm_stream(comm: epkit.Communicator) -> Optional[torch.cuda.Stream]:
     """The communication stream of a buffer; None on the CPU."""
     return torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None  # type: ignore[no-untyped-call]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
-import operator
 import os
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
@@ -10,7 +9,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._order import Event, Mark, Order, new_comm_stream
+from ._order import Event, Mark, Order, new_comm_stream, run_as_written
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
@@ -208,8 +207,8 @@ class Buffer(OfThisProcess):
 
         Without it, and without another number in `config`, the library takes as many as fill the links.
         """
-        if operator.index(new_num_sms) % 2:
-            raise AssertionError(f"the number of multiprocessors must be even, not {new_num_sms}")
+        if want_integer(new_num_sms, "set_num_sms", "new_num_sms") < 0 or new_num_sms % 2:
+            raise AssertionError(f"the number of multiprocessors must be even and not negative, not {new_num_sms}")
         Buffer.num_sms, Buffer._num_sms_set = new_num_sms, True
 
     def _take_sms(self, config: Optional[Config]) -> None:
@@ -524,7 +523,7 @@ class Buffer(OfThisProcess):
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Leaves a rank out of low-latency calls from now on, or waits for it again."""
         self._need_shrink("low_latency_update_mask_buffer")
-        if not 0 <= rank_to_mask < self.group_size:
+        if not 0 <= want_integer(rank_to_mask, "low_latency_update_mask_buffer", "rank_to_mask") < self.group_size:
             raise epkit.ArgumentError(f"low_latency_update_mask_buffer: rank_to_mask is {rank_to_mask}, must be 0 to "
                                       f"{self.group_size - 1}")
         self._masked[rank_to_mask] = bool(mask)
@@ -534,6 +533,7 @@ class Buffer(OfThisProcess):
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """mask_status int32 [R] becomes 1 for ranks that are masked, 0 for others."""
         self._need_shrink("low_latency_query_mask_buffer")
+        want_tensor(mask_status, "low_latency_query_mask_buffer", "mask_status")
         if mask_status.dtype != torch.int32 or list(mask_status.shape) != [self.group_size]:
             raise epkit.ArgumentError(f"low_latency_query_mask_buffer: mask_status: shape is {list(mask_status.shape)} of "
                                       f"{mask_status.dtype}, must be [{self.group_size}] of torch.int32")
@@ -575,5 +575,14 @@ def _as_given(x: Any, rows: Any) -> Rows:
 
 
 def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:
-    """None, one or several, as a tuple."""
-    return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+    """None, one or several, of which any may be None, as a tuple."""
+    biases = tuple(bias) if isinstance(bias, (tuple, list)) else () if bias is None else (bias,)
+    for one in biases:
+        if one is not None:
+            want_tensor(one, "combine", "bias")
+    return biases
+
+
+run_as_written(Handle.__getitem__, Handle.__iter__, Handle.__add__, Handle.__radd__, Handle.__repr__, Buffer.get_dispatch_layout,
+               Buffer.dispatch, Buffer.combine, Buffer.low_latency_dispatch, Buffer.low_latency_combine,
+               Buffer.get_next_low_latency_combine_buffer)

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 import epkit
-from epkit._tensors import OfThisProcess
+from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._order import Mark, Order, new_comm_stream
+from ._order import Mark, Order, new_comm_stream, run_as_written
 from .buffer import _as_given, _biases
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
@@ -20,6 +20,12 @@ Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 _ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
 _COPY_SMS = 24  # that the library takes by itself for rows outside of its own memory (epkit/cuda.h)
+
+
+def _worst_expanded(ranks: int, most: int, topk: int, num_experts: int, alignment: int) -> int:
+    """Rows of the expanded layout in the worst case."""
+    local = num_experts // ranks
+    return align(ranks * most * min(topk, local) + (alignment - 1) * local, alignment)
 
 
 class EPHandle(OfThisProcess):
@@ -67,7 +73,8 @@ class EPHandle(OfThisProcess):
         self.psum_num_recv_tokens_per_expert = data.psum_expert
         self.num_unaligned_recv_tokens_per_expert = data.count_exact
         self.num_recv_tokens_per_expert_list = list(plan.recv_per_expert)
-        self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert)
+        self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert) if not plan.fixed else \
+            _worst_expanded(plan.comm.size, self.num_max_tokens_per_rank, plan.topk, self.num_experts, self.expert_alignment)
         if mark is not None and mark.capturing:
             self._fill_rest()
         self._mark = mark
@@ -234,20 +241,18 @@ class ElasticBuffer(OfThisProcess):
                                       f"{handle.plan.comm.size} ranks in which this is rank {handle.plan.comm.rank}")
         return handle.plan
 
-    def _worst_rows(self, topk: int, num_experts: int, most: int, alignment: int, expanded: bool) -> int:
-        if not expanded:
-            return self.num_ranks * most
-        local = num_experts // self.num_ranks
-        return align(self.num_ranks * most * min(topk, local) + (alignment - 1) * local, alignment)
-
     def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,
                     num_sms: int, do_copy: bool, cpu_sync: bool, expand: bool) -> EPHandle:
         if num_experts is None or not most:
             raise AssertionError("dispatch: without a handle give num_experts, and num_max_tokens_per_rank here or to "
                                  "ElasticBuffer()")
+        want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
+        for name, number in (("num_experts", num_experts), ("num_max_tokens_per_rank", most), ("expert_alignment", alignment)):
+            want_integer(number, "dispatch", name)
         if topk_idx.shape[0] > most:
             raise epkit.ArgumentError(f"dispatch: topk_idx has {topk_idx.shape[0]} tokens, num_max_tokens_per_rank is {most}")
-        worst = 0 if cpu_sync else self._worst_rows(topk_idx.shape[1], num_experts, most, alignment, expand)
+        worst = 0 if cpu_sync else _worst_expanded(self.num_ranks, most, topk_idx.shape[1], num_experts, alignment) if expand else \
+            self.num_ranks * most
         plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
                                max_recv_tokens=worst, stream=order.stream)
         if do_copy:
@@ -295,7 +300,7 @@ class ElasticBuffer(OfThisProcess):
                 raise AssertionError("dispatch: give topk_idx or a handle")
             self._check_stats(stats, num_experts)
             handle = self._new_handle(order, topk_idx, num_experts, value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
-                                      value_or(expert_alignment, 1), num_sms, do_handle_copy, value_or(do_cpu_sync, True),
+                                      expert_alignment or 1, num_sms, do_handle_copy, value_or(do_cpu_sync, True),
                                       bool(do_expand))
             fresh = True
         else:
@@ -318,8 +323,11 @@ class ElasticBuffer(OfThisProcess):
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, handle, event
 
     def _check_stats(self, stats: Optional[torch.Tensor], num_experts: Optional[int]) -> None:
-        local = value_or(num_experts, 0) // self.num_ranks
-        if stats is not None and (stats.dtype != torch.int32 or list(stats.shape) != [local]):
+        if stats is None:
+            return
+        want_tensor(stats, "dispatch", "cumulative_local_expert_recv_stats")
+        local = want_integer(value_or(num_experts, 0), "dispatch", "num_experts") // self.num_ranks
+        if stats.dtype != torch.int32 or list(stats.shape) != [local]:
             raise epkit.ArgumentError(f"dispatch: cumulative_local_expert_recv_stats: shape is {list(stats.shape)} of {stats.dtype}, "
                                       f"must be [{local}] of torch.int32")
 
@@ -388,3 +396,6 @@ class ElasticBuffer(OfThisProcess):
         if enabled:
             self.create_agrs_session()
         yield
+
+
+run_as_written(EPHandle.__getattr__, ElasticBuffer.dispatch, ElasticBuffer.combine, ElasticBuffer.barrier)

@@ -70,7 +70,7 @@ def _rank(rank: int, ranks: int, store: str) -> None:
 
 def main(argv: List[str]) -> int:
     """Starts the ranks; the number of GPUs, or 2."""
-    if len(argv) > 1 or (argv and not argv[0].isdigit()):
+    if len(argv) > 1 or (argv and not (argv[0].isdecimal() and int(argv[0]))):
         print(__doc__, file=sys.stderr)
         return 2
     host = os.environ.get("EPKIT_BACKEND") == "host" or not torch.cuda.is_available()

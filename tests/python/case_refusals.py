@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are of another kind, or do not fit each other: the exception names the argument, before anything is sent."""
+import contextlib
 import functools
+import io
 import os
 
 import deep_ep
 import epkit
+import epkit.selftest
 import torch
 import torch.distributed as dist
 from ranks import raises, run
@@ -50,6 +53,35 @@ def kinds(rank, size):
 
 def test_kinds_of_arguments():
     run(2, kinds)
+
+
+def more_kinds(rank, size):
+    buffer = deep_ep.Buffer(dist.group.WORLD, enable_shrink=True)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
+    topk_idx, x, weights = setting(size)
+    send = functools.partial(elastic.dispatch, num_experts=2 * size)
+    raises(TypeError, "dispatch topk_idx list tensor", send, x, [[1, 2]], weights)
+    raises(epkit.ArgumentError, "dispatch topk_idx shape [N, K]", send, x, topk_idx[0], weights)
+    raises(TypeError, "dispatch stats list tensor", send, x, topk_idx, weights, [0, 0])
+    for name in ("num_experts", "num_max_tokens_per_rank", "expert_alignment"):
+        raises(TypeError, f"dispatch {name} float integer", send, x, topk_idx, weights, **{name: 8.5})
+    rows, _, _, handle, _ = send(x, topk_idx, weights)
+    for bias in (3, (x, "x"), [3]):
+        raises(TypeError, "combine bias tensor", elastic.combine, rows, handle, None, bias)
+    assert torch.equal(elastic.combine(rows, handle)[0].float(), x.float() * (len(set(map(int, topk_idx[0] // 2)))))
+    # Nothing is known of the counts: the field is a bound, as the others are.
+    for alignment in (0, 1, 8):
+        bounds = [send(x, topk_idx, weights, expert_alignment=alignment, do_cpu_sync=False, do_expand=expand)[3].num_expanded_tokens
+                  for expand in (False, True)]
+        assert bounds[0] == bounds[1] >= size * 8 * 2
+    raises(TypeError, "rank_to_mask str integer", buffer.low_latency_update_mask_buffer, "0")
+    raises(TypeError, "mask_status NoneType tensor", buffer.low_latency_query_mask_buffer, None)
+    raises(AssertionError, "negative -2", deep_ep.Buffer.set_num_sms, -2)
+    raises(TypeError, "new_num_sms float integer", deep_ep.Buffer.set_num_sms, 8.0)
+
+
+def test_more_kinds_of_arguments():
+    run(2, more_kinds)
 
 
 def sizes(rank, size):
@@ -108,3 +140,12 @@ def groups(rank, size):
 
 def test_groups():
     run(4, groups)
+
+
+def test_a_selftest_of_no_ranks():
+    """Ranks that are not there prove nothing."""
+    for words in (["0"], ["00"], ["-1"], ["two"], ["\u00b2"], ["2", "2"]):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            assert epkit.selftest.main(words) == 2, words
+        assert "python -m epkit.selftest" in said.getvalue()
