@@ -46,7 +46,7 @@ int group_check_backend(const struct cmd *cmd)
     for (size_t i = 1; group_backends[i]; i++)
         if (strcmp(group_backends[i], name) == 0)
             return CMD_FINE;
-    return cmd_usage(cmd, "EPKIT_BACKEND: '%s' is none of host, cuda", name);
+    return cmd_refuse(cmd, "EPKIT_BACKEND", "'%s' is none of host, cuda", name);
 }
 
 /* What has no meaning without a network is not taken in silence: figures would be read as if it had been in effect. */
