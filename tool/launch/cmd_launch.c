@@ -470,6 +470,11 @@ static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, c
 {
     if (canned && canned->argv_of && options->hosts.n < 2)
         return cmd_refuse(cmd, NULL, "%s needs two nodes or more", canned->name);
+    /* Open MPI takes names of letters, digits, dots and hyphens, and addresses of IPv4. It would wait without end. */
+    for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
+        if (strchr(host_name(&options->hosts.list[i]), ':'))
+            return cmd_refuse(cmd, NULL, "%s: mpirun takes no addresses of IPv6: give the node a name (/etc/hosts)",
+                              options->hosts.list[i].word);
     for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
         if (*options->hosts.list[i].port)
             return cmd_refuse(
