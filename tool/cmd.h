@@ -125,6 +125,13 @@ bool cmd_given(const struct cmd *cmd, const struct cmd_call *call, const char *n
 /* Reports wrong usage found after parsing ("epkit test: <text>", and where the help is) and returns CMD_USAGE. */
 int cmd_usage(const struct cmd *cmd, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/*
+ * The command line is right, and the verb cannot begin: a file that it names cannot be read or written, a host, device
+ * or variable is not what it has to be. Reports "epkit test: WHERE: <text>" (WHERE: the option or the file; NULL: the
+ * text says it) and returns CMD_USAGE; unlike cmd_usage() it leaves a program that reads --json its document.
+ */
+int cmd_refuse(const struct cmd *cmd, const char *where, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
 /* --- options.c --- */
 
 /*

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main.c - epkit VERB ...: finds the verb, parses its options, runs it. */
 #include "cmd.h"
+#include "ending.h"
 #include "help/help.h"
 #include "launch/agent.h"
 #include "output.h"
@@ -27,9 +28,14 @@ static int run_verb(const struct cmd *cmd, int argc, char **argv)
         options_done(&call);
         return result;
     }
+    if (!is_mistaken && cmd_given(cmd, &call, "json"))
+        ending_expect(cmd->name);
     if (cmd->flags & CMD_RANKS)
         joined = ranks_world_join(cmd, result == CMD_FINE ? &call : NULL);
     follows = ranks_world_rank() > 0;
+    /* Rank 0 writes the document, also where the ranks do not come together. */
+    if (follows || (joined != CMD_FINE && ranks_claims_follower()))
+        ending_dismiss();
     if (joined != CMD_FINE)
         result = joined;
     else if (follows)
@@ -41,6 +47,8 @@ static int run_verb(const struct cmd *cmd, int argc, char **argv)
     if (follows && is_mistaken && first != CMD_USAGE)
         cmd_usage(cmd, "%s", error);
     progress_stop();
+    if (result != CMD_FINE)
+        ending_write(result, NULL);
     options_done(&call);
     return result;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "output.h"
 #include "cmd.h"
+#include "ending.h"
 #include "progress.h"
 #include "ranks/ranks_internal.h"
 #include "stream.h"
@@ -52,6 +53,7 @@ void out_verdict(enum out_tone tone, const char *format, ...)
     va_list args;
 
     progress_hide();
+    ending_dismiss();
     out_tone(stdout, tone);
     va_start(args, format);
     vprintf(format, args);
@@ -66,6 +68,7 @@ void out_line(const char *format, ...)
     va_list args;
 
     progress_hide();
+    ending_dismiss();
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
@@ -73,8 +76,8 @@ void out_line(const char *format, ...)
     fflush(stdout);
 }
 
-/* One line on standard error: a newline that comes with a name would start another message. */
-static void __attribute__((format(printf, 1, 0))) print_line(const char *format, va_list args)
+/* The text that the message is, in one line: a newline that comes with a name would start another. To be freed. */
+static char *__attribute__((format(printf, 1, 0))) make_line(const char *format, va_list args)
 {
     char *text = NULL;
 
@@ -83,13 +86,16 @@ static void __attribute__((format(printf, 1, 0))) print_line(const char *format,
     for (char *at = text; at && *at; at++)
         if (*at == '\n')
             *at = ' ';
-    fprintf(stderr, "%s\n", text ? text : "out of memory");
-    fflush(stderr);
-    free(text);
+    return text;
 }
 
-static void __attribute__((format(printf, 3, 0)))
-print_message(enum out_tone tone, const char *label, const char *format, va_list args)
+static void print_line(const char *text)
+{
+    fprintf(stderr, "%s\n", text ? text : "out of memory");
+    fflush(stderr);
+}
+
+static void print_message(enum out_tone tone, const char *label, const char *text)
 {
     progress_hide();
     fflush(stdout);
@@ -97,44 +103,75 @@ print_message(enum out_tone tone, const char *label, const char *format, va_list
     out_tone(stderr, tone);
     fputs(label, stderr);
     out_tone(stderr, OUT_PLAIN);
-    print_line(format, args);
+    print_line(text);
 }
 
 void out_error(const char *format, ...)
 {
     va_list args;
+    char *text;
 
     va_start(args, format);
-    print_message(OUT_BAD, "error: ", format, args);
+    text = make_line(format, args);
     va_end(args);
+    print_message(OUT_BAD, "error: ", text);
+    ending_add(text ? text : "out of memory");
+    free(text);
 }
 
 void out_warning(const char *format, ...)
 {
     va_list args;
+    char *text;
 
     va_start(args, format);
-    print_message(OUT_WARN, "warning: ", format, args);
+    text = make_line(format, args);
     va_end(args);
+    print_message(OUT_WARN, "warning: ", text);
+    free(text);
 }
 
 void out_note(const char *format, ...)
 {
     va_list args;
+    char *text;
 
     va_start(args, format);
-    print_message(OUT_PLAIN, "", format, args);
+    text = make_line(format, args);
     va_end(args);
+    print_message(OUT_PLAIN, "", text);
+    free(text);
+}
+
+/* A line below an error, which the document of --json has as `key` of that error. */
+static void __attribute__((format(printf, 3, 0)))
+print_detail(const char *key, const char *label, const char *format, va_list args)
+{
+    char *text = make_line(format, args);
+
+    progress_hide();
+    fprintf(stderr, "       %s", label);
+    print_line(text);
+    ending_detail(key, text ? text : "out of memory");
+    free(text);
 }
 
 void out_hint(const char *format, ...)
 {
     va_list args;
 
-    progress_hide();
-    fputs("       ", stderr);
     va_start(args, format);
-    print_line(format, args);
+    print_detail("hint", "", format, args);
+    va_end(args);
+}
+
+static void __attribute__((format(printf, 3, 4)))
+print_part(const char *key, const char *label, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    print_detail(key, label, format, args);
     va_end(args);
 }
 
@@ -142,11 +179,11 @@ void out_problem(const char *what, const char *where, const char *why, const cha
 {
     out_error("%s", what);
     if (where && *where)
-        out_hint("where: %s", where);
+        print_part("where", "where: ", "%s", where);
     if (why && *why)
-        out_hint("why:   %s", why);
+        print_part("why", "why:   ", "%s", why);
     if (hint && *hint)
-        out_hint("hint:  %s", hint);
+        print_part("hint", "hint:  ", "%s", hint);
 }
 
 int out_finish(void)
@@ -200,6 +237,7 @@ json_t *out_document(const char *verb)
 int out_json(json_t *document)
 {
     progress_hide();
+    ending_dismiss();
     if (!document || stream_json(stdout, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0) {
         if (out_finish() == CMD_FINE)
             out_error("making the JSON document: out of memory");
@@ -378,6 +416,8 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
     int result = 0;
 
     progress_hide();
+    if (stream == stdout)
+        ending_dismiss();
     switch (format) {
     case OUT_TABLE:
         result = print_table(stream, columns, n_columns, rows);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "source.h"
 
+#include "ending.h"
 #include "output.h"
 
 #include <errno.h>
@@ -11,7 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The watchdog is a thread, because a system call that does not return cannot be interrupted from inside. */
+/*
+ * The watchdog is a thread, because a system call that does not return cannot be interrupted from inside. For the same
+ * reason it takes the signals that end the command: a handler would not run in a thread that waits for a file system
+ * whose server is gone.
+ */
 static struct {
     pthread_t thread;
     pthread_mutex_t lock;
@@ -19,11 +24,26 @@ static struct {
     bool is_running, is_over;
     struct timespec until;
     int64_t seconds;
-    const struct root *root;
+    const char *name;        /* what is read, while there is no root yet */
+    const struct root *root; /* set under the lock */
+    sigset_t mask;           /* of the main thread, before */
 } watchdog = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Standard error may belong to the thread that hangs: it is written without its lock. */
+static void say_late(const struct root *root)
+{
+    static const char hint[] = "is that a file system whose server is gone? --timeout S gives more time";
+    const char *path = root ? root_now_reading(root) : "", *name = root ? root_name(root) : watchdog.name;
+    char what[512];
+
+    snprintf(what, sizeof(what), "reading %.200s took longer than %lld s", name, (long long)watchdog.seconds);
+    dprintf(STDERR_FILENO, "epkit: error: %s%s%s\n       hint:  %s\n", what, *path ? ", at " : "", path, hint);
+    ending_write_late(CMD_FAILED, what, *path ? path : name, "the deadline of --timeout has passed", hint);
+}
 
 static void *watch(void *unused)
 {
+    const struct root *root;
     bool is_late = false;
 
     (void)unused;
@@ -31,25 +51,22 @@ static void *watch(void *unused)
     while (!watchdog.is_over && !is_late)
         is_late = pthread_cond_timedwait(&watchdog.changed, &watchdog.lock, &watchdog.until) == ETIMEDOUT;
     is_late = is_late && !watchdog.is_over;
+    root = watchdog.root;
     pthread_mutex_unlock(&watchdog.lock);
     if (is_late) {
-        const char *path = root_now_reading(watchdog.root);
-
-        /* Standard error may belong to the thread that hangs: it is written without its lock. */
-        dprintf(STDERR_FILENO,
-                "epkit: error: reading %s took longer than %lld s%s%s\n"
-                "       hint:  is that a file system whose server is gone? --timeout S gives more time\n",
-                root_name(watchdog.root), (long long)watchdog.seconds, *path ? ", at " : "", path);
+        say_late(root);
         _exit(CMD_FAILED);
     }
     return NULL;
 }
 
-static void start_watchdog(const struct root *root, int64_t seconds)
+static void start_watchdog(const char *name, int64_t seconds)
 {
     pthread_condattr_t attributes;
-    sigset_t all, before;
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+    sigset_t ending, mask, before;
 
+    pthread_sigmask(SIG_SETMASK, NULL, &before);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&watchdog.changed, &attributes);
@@ -57,13 +74,23 @@ static void start_watchdog(const struct root *root, int64_t seconds)
     clock_gettime(CLOCK_MONOTONIC, &watchdog.until);
     watchdog.until.tv_sec += seconds;
     watchdog.seconds = seconds;
-    watchdog.root = root;
+    watchdog.name = name;
+    watchdog.root = NULL;
     watchdog.is_over = false;
-    /* Signals are for the main thread. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigemptyset(&ending);
+    sigfillset(&mask);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
+        if (sigismember(&before, signals[i]))
+            continue;
+        sigaddset(&ending, signals[i]);
+        sigdelset(&mask, signals[i]);
+    }
+    pthread_sigmask(SIG_SETMASK, &mask, NULL);
     watchdog.is_running = pthread_create(&watchdog.thread, NULL, watch, NULL) == 0;
+    watchdog.mask = before;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (watchdog.is_running)
+        pthread_sigmask(SIG_BLOCK, &ending, NULL);
     if (!watchdog.is_running)
         out_warning("no thread could be started: --timeout has no effect");
 }
@@ -79,6 +106,7 @@ void source_read(void)
     pthread_join(watchdog.thread, NULL);
     pthread_cond_destroy(&watchdog.changed);
     watchdog.is_running = false;
+    pthread_sigmask(SIG_SETMASK, &watchdog.mask, NULL);
 }
 
 int source_open(const struct cmd *cmd, const struct source_options *options, struct root **ret_root)
@@ -88,18 +116,24 @@ int source_open(const struct cmd *cmd, const struct source_options *options, str
 
     if (options->pid && options->from)
         return cmd_usage(cmd, "--pid is a process of this machine, --from is another machine: give one of them");
+    /* Opening a folder may take as long as reading below it. */
+    start_watchdog(options->from ? options->from : "this machine", options->timeout);
     status = root_open(options->from, &root);
-    if (status == EP_E_ARG)
-        return cmd_usage(cmd, "--from: %s", ep_last_error());
     if (status != EP_OK) {
+        source_read();
+        if (status == EP_E_ARG)
+            return cmd_refuse(cmd, "--from", "%s", ep_last_error());
         out_problem("opening the machine to look at", NULL, ep_last_error(), ep_status_hint(status));
         return CMD_FAILED;
     }
+    pthread_mutex_lock(&watchdog.lock);
+    watchdog.root = root;
+    pthread_mutex_unlock(&watchdog.lock);
     if (options->pid && root_set_process(root, (pid_t)options->pid) != EP_OK) {
+        source_read();
         root_free(root);
-        return cmd_usage(cmd, "--pid: %s", ep_last_error());
+        return cmd_refuse(cmd, "--pid", "%s", ep_last_error());
     }
-    start_watchdog(root, options->timeout);
     *ret_root = root;
     return CMD_FINE;
 }

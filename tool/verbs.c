@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verbs.c - the verbs there are: one row each, in the order of the help. */
 #include "cmd.h"
+#include "ending.h"
 #include "output.h"
 
 #include <stdarg.h>
@@ -48,6 +49,12 @@ int verb_unknown(const char *name)
     return CMD_USAGE;
 }
 
+static int hint_usage(const struct cmd *cmd)
+{
+    out_hint("'epkit %s --help' explains it", cmd->name);
+    return CMD_USAGE;
+}
+
 int cmd_usage(const struct cmd *cmd, const char *format, ...)
 {
     char text[512];
@@ -56,7 +63,25 @@ int cmd_usage(const struct cmd *cmd, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    ending_dismiss();
     out_error("%s: %s", cmd->name, text);
-    out_hint("'epkit %s --help' explains it", cmd->name);
-    return CMD_USAGE;
+    return hint_usage(cmd);
+}
+
+int cmd_refuse(const struct cmd *cmd, const char *where, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (where)
+        out_error("%s: %s: %s", cmd->name, where, text);
+    else
+        out_error("%s: %s", cmd->name, text);
+    if (where)
+        ending_detail("where", where);
+    ending_detail("why", text);
+    return hint_usage(cmd);
 }

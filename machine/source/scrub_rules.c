@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_rules.c - what stays of the contents of files, one rule for each kind of file. */
 #include "source/scrub.h"
+#include "source/secret.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -271,18 +272,6 @@ static const char variables_kept[] =
     "SLURM_LOCALID SLURM_NODEID SLURM_PROCID GLOO_SOCKET_IFNAME USE_NVPEERMEM DISABLE_SM90_FEATURES OMP_NUM_THREADS "
     "PYTORCH_CUDA_ALLOC_CONF FI_PROVIDER EP_* EPKIT_*";
 
-/* Of those: a secret, or a text that somebody chose for this machine. */
-static bool is_private_variable(const char *name)
-{
-    static const char *const parts[] = {"SECRET", "TOKEN",   "PASSW", "CREDENTIAL", "_PSK",
-                                        "MAGIC",  "API_KEY", "AUTH",  "PRIVATE"};
-
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
-        if (strstr(name, parts[i]))
-            return true;
-    return false;
-}
-
 /* Values that name a host, where no pattern tells it from any other word. */
 static bool is_host_variable(const char *name)
 {
@@ -362,7 +351,7 @@ static bool is_plain_count(const char *value)
 bool scrub_keeps_variable(const char *name)
 {
     return is_plain_name(name) && strlen(name) < 128 && is_among(name, strlen(name), variables_kept) &&
-           !is_private_variable(name);
+           !secret_is_name(name);
 }
 
 void scrub_variable(struct scrub *scrub, const char *text, size_t bytes, FILE *out)

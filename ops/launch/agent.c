@@ -173,15 +173,36 @@ static bool may_have_left(const struct agent *agent)
            errno != ECHILD;
 }
 
+/*
+ * Has the launcher asked again for the end, as it does when its user interrupts it twice? Nothing else that it may ask
+ * matters by now, so the requests are not taken apart.
+ */
+static bool is_hurried(void)
+{
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    char data[4096];
+
+    while (poll(&input, 1, 0) > 0) {
+        ssize_t n = read(STDIN_FILENO, data, sizeof(data) - 1);
+
+        if (n <= 0)
+            return false;
+        data[n] = '\0';
+        if (strstr(data, "\"do\":\"end\""))
+            return true;
+    }
+    return false;
+}
+
 static void do_end(struct agent *agent, const json_t *request)
 {
     const char *lost = job_text(request, "launch", NULL);
     int left = 0, killed = 0, grace_s = job_number(request, "grace_s", GRACE_S);
 
     if (lost)
-        killed = mark_kill(lost, grace_s * 1000, &left);
+        killed = mark_kill(lost, grace_s * 1000, is_hurried, &left);
     else if (may_have_left(agent))
-        killed = mark_kill(agent->id, grace_s * 1000, &left);
+        killed = mark_kill(agent->id, grace_s * 1000, is_hurried, &left);
     /* It may have begun to wait only now: a script may launch one job after the other. */
     if (json_object_get(request, "code"))
         for (uint64_t until_ns = ep_deadline_ns(FOLLOW_MS);
@@ -349,7 +370,7 @@ int agent_main(agent_self self)
         keep_lease(&agent);
     }
     if (may_have_left(&agent))
-        mark_kill(agent.id, GRACE_S * 1000, &left);
+        mark_kill(agent.id, GRACE_S * 1000, NULL, &left);
     agent_free_ranks(&agent);
     agent_remove_files(&agent);
     json_decref(agent.spec);

@@ -56,7 +56,8 @@ static bool split_port(char *text, char *ret_port)
 
     if (open && close && close > open) {
         /* Only addresses of IPv6 stand in brackets. */
-        if ((close[1] && close[1] != ':') || !memchr(open, ':', (size_t)(close - open)))
+        if ((open > text && open[-1] != '@') || (close[1] && close[1] != ':') ||
+            !memchr(open, ':', (size_t)(close - open)))
             return false;
         port = close[1] ? close + 2 : NULL;
         *close = '\0';

@@ -8,6 +8,7 @@
 #include "source/root.h"
 
 #include <errno.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,6 +179,23 @@ static ep_status source_scripts(const json_t *scripts, struct variables *variabl
 
 /* --- a rank --- */
 
+/*
+ * The first node as this one can resolve it: the name that the user gave, else what ssh's configuration on the launcher
+ * made of it. Only where these differ is a name server asked, which may take as long as its own deadline.
+ */
+static const char *find_master(const json_t *spec)
+{
+    const char *given = job_text(spec, "master", "localhost"), *other = job_text(spec, "master_host", NULL);
+    struct addrinfo *found = NULL;
+
+    if (!other || getaddrinfo(given, NULL, NULL, &found) == 0) {
+        if (found)
+            freeaddrinfo(found);
+        return given;
+    }
+    return other;
+}
+
 static void set_ranks(const json_t *spec, int node, int local, struct variables *variables)
 {
     int nodes = job_number(spec, "nodes", 1), per_node = job_number(spec, "per_node", 1);
@@ -190,7 +208,7 @@ static void set_ranks(const json_t *spec, int node, int local, struct variables 
     set_number(variables, "LOCAL_RANK", local);
     set_number(variables, "LOCAL_WORLD_SIZE", per_node);
     set_number(variables, "GPUS_PER_NODE", job_number(spec, "gpus", 8));
-    set(variables, "MASTER_ADDR", job_text(spec, "master", "localhost"));
+    set(variables, "MASTER_ADDR", find_master(spec));
     set_number(variables, "MASTER_PORT", job_number(spec, "port", 29500));
     set(variables, JOB_MARK, job_text(spec, "launch", "none"));
 }

@@ -75,9 +75,9 @@ int job_number(const json_t *spec, const char *key, int other);
 
 /*
  * Kills the processes of this user whose environment has JOB_MARK=id, and all that this process has started: by
- * SIGTERM, and after `grace_ms` by SIGKILL, until there are none, for at most two seconds more. Returns how many there
- * were at first; *ret_left is how many are left.
+ * SIGTERM, and after `grace_ms`, or when is_hurried() (may be NULL) says so, by SIGKILL, until there are none, for at
+ * most two seconds more. Returns how many there were at first; *ret_left is how many are left.
  */
-int mark_kill(const char *id, int grace_ms, int *ret_left);
+int mark_kill(const char *id, int grace_ms, bool (*is_hurried)(void), int *ret_left);
 
 #endif

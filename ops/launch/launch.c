@@ -52,6 +52,17 @@ void node_send(struct node *node, json_t *request)
 
 /* --- the loop --- */
 
+/* Somebody does not want to wait for what has been asked to end. */
+static void hurry(struct launch *launch, int signal)
+{
+    if (!launch->is_hurried)
+        launch_note(launch, "%s: killing at once what has not ended yet", strsignal(signal));
+    launch->is_hurried = true;
+    for (int i = 0; i < launch->n; i++)
+        if (launch->nodes[i].state == NODE_READY)
+            node_send(&launch->nodes[i], json_pack("{s:s, s:i}", "do", "end", "grace_s", 0));
+}
+
 static void take_signals(struct launch *launch)
 {
     struct signalfd_siginfo info;
@@ -59,6 +70,8 @@ static void take_signals(struct launch *launch)
     while (read(launch->signals, &info, sizeof(info)) == sizeof(info)) {
         if (!launch->interrupted && !launch->is_ending)
             launch_note(launch, "%s: ending everything on all nodes", strsignal((int)info.ssi_signo));
+        else if (launch->is_ending)
+            hurry(launch, (int)info.ssi_signo);
         launch->interrupted = (int)info.ssi_signo;
     }
 }

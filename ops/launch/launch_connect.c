@@ -306,6 +306,14 @@ static void take_diagnosis(struct launch *launch, const struct node *node)
     json_t *document = json_loads(text, 0, NULL), *check;
     size_t i;
 
+    /* The one that says why there is no report: schema/ending.json. A node without GPU and NIC has one, without checks.
+     */
+    if (document && json_object_get(document, "errors")) {
+        launch_note(launch, "%s: the doctor failed: %.300s", node->name,
+                    job_text(document, "verdict", "no reason given"));
+        json_decref(document);
+        return;
+    }
     if (!document) {
         launch_note(launch, "%s: the doctor gave no answer within %d s", node->name, check_seconds(launch));
         return;

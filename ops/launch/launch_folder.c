@@ -3,13 +3,13 @@
 #include "launch/launch_internal.h"
 
 #include "base/error.h"
+#include "source/secret.h"
 
 #include <epkit/types.h>
 
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -79,37 +79,9 @@ ep_status folder_open(struct launch *launch)
     return EP_OK;
 }
 
-/* "scheme://user:password@host". */
-static bool has_password(const char *value)
-{
-    for (const char *at = value; (at = strstr(at, "://")) != NULL;) {
-        size_t name, length;
-
-        at += 3;
-        name = strcspn(at, ":@/ ");
-        if (at[name] != ':')
-            continue;
-        length = strcspn(at + name + 1, "@/ ");
-        if (length && at[name + 1 + length] == '@')
-            return true;
-    }
-    return false;
-}
-
 bool launch_is_secret(const char *name, const char *value)
 {
-    static const char *const words[] = {"TOKEN",   "SECRET", "PASS",       "CREDENTIAL", "PRIVATE",
-                                        "API_KEY", "APIKEY", "ACCESS_KEY", "_AUTH",      "COOKIE"};
-    static const char *const ends[] = {"_KEY", "_PWD", "_PAT"};
-    size_t length = strlen(name);
-
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-        if (strcasestr(name, words[i]))
-            return true;
-    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-        if (length > strlen(ends[i]) && strcasecmp(name + length - strlen(ends[i]), ends[i]) == 0)
-            return true;
-    return has_password(value);
+    return secret_is_name(name) || secret_is_in_address(value);
 }
 
 static json_t *environment_document(const struct launch *launch)

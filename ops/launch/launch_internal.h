@@ -87,7 +87,7 @@ struct launch {
     const char *reason; /* why it ended early; NULL */
     struct node *failed;
     int code;
-    bool is_ending;
+    bool is_ending, is_hurried;
 
     struct process mpirun;
     int mpirun_status;

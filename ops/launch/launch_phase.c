@@ -90,6 +90,7 @@ static void count_nics(struct launch *launch)
 static json_t *make_spec(const struct launch *launch)
 {
     const struct launch_job *job = &launch->options->job;
+    const struct node *first = launch->order[0];
     json_t *spec = json_deep_copy(job->spec), *names = json_array();
 
     json_object_set_new(spec, "do", json_string("run"));
@@ -98,7 +99,10 @@ static json_t *make_spec(const struct launch *launch)
     json_object_set_new(spec, "per_node", json_integer(launch->per_node));
     json_object_set_new(spec, "gpus", json_integer(launch->gpus));
     json_object_set_new(spec, "world", json_string(job->by_rank ? "ranks" : "nodes"));
-    json_object_set_new(spec, "master", json_string(launch->order[0]->address));
+    json_object_set_new(spec, "master", json_string(first->address));
+    /* An alias of ssh's configuration here says nothing on the nodes. */
+    if (*first->remote->host_name && strcmp(first->remote->host_name, first->address) != 0)
+        json_object_set_new(spec, "master_host", json_string(first->remote->host_name));
     json_object_set_new(spec, "port", json_integer(launch->options->master_port));
     json_object_set_new(spec, "mpi", json_boolean(job->starter == LAUNCH_MPIRUN));
     for (int i = 0; i < launch->n; i++)

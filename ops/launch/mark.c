@@ -97,17 +97,17 @@ static int signal_marked(const char *entry, int signal, char *buffer)
     return n;
 }
 
-static int wait_for_end(const char *entry, int signal, int timeout_ms, char *buffer)
+static int wait_for_end(const char *entry, int signal, int timeout_ms, bool (*is_hurried)(void), char *buffer)
 {
     uint64_t until_ns = ep_deadline_ns(timeout_ms);
     int left;
 
-    while ((left = signal_marked(entry, signal, buffer)) > 0 && ep_now_ns() < until_ns)
+    while ((left = signal_marked(entry, signal, buffer)) > 0 && ep_now_ns() < until_ns && !(is_hurried && is_hurried()))
         poll(NULL, 0, POLL_MS);
     return left;
 }
 
-int mark_kill(const char *id, int grace_ms, int *ret_left)
+int mark_kill(const char *id, int grace_ms, bool (*is_hurried)(void), int *ret_left)
 {
     char *buffer = malloc(ENVIRONMENT_MAX), entry[64];
     int n = 0, left = 0;
@@ -119,10 +119,10 @@ int mark_kill(const char *id, int grace_ms, int *ret_left)
         if (n > 0)
             signal_marked(entry, SIGCONT, buffer);
         if (n > 0)
-            left = wait_for_end(entry, 0, grace_ms, buffer);
+            left = wait_for_end(entry, 0, grace_ms, is_hurried, buffer);
         /* Again and again: a process may fork between being seen and being killed. */
         if (left > 0)
-            left = wait_for_end(entry, SIGKILL, KILL_MS, buffer);
+            left = wait_for_end(entry, SIGKILL, KILL_MS, NULL, buffer);
     }
     free(buffer);
     *ret_left = left;

@@ -34,11 +34,28 @@ static void reach(struct remote *remote, enum remote_layer layer)
         remote->pool->n_connecting--;
     remote->layer = layer;
     remote->layer_ns = ep_now_ns();
+    /* A banner may have any words, and what a start-up file of the shell complained of did not keep the host from
+     * answering: neither is why the connection ends later. */
+    if (layer >= REMOTE_COMMAND) {
+        remote->said_layer = NULL;
+        remote->said[0] = '\0';
+    }
 }
 
 void remote_set_up(struct remote *remote)
 {
     reach(remote, REMOTE_UP);
+}
+
+/* "HOST:PORT as 'USER'": HOST is what ssh's configuration (HostName) makes of an alias. */
+static void take_host(struct remote *remote, const char *text)
+{
+    const char *end = strstr(text, " as '");
+
+    while (end && end > text && *end != ':')
+        end--;
+    if (end && end > text && (size_t)(end - text) < sizeof(remote->host_name))
+        snprintf(remote->host_name, sizeof(remote->host_name), "%.*s", (int)(end - text), text);
 }
 
 /* What OpenSSH says with LogLevel DEBUG1, from reading its configuration to the start of the command. */
@@ -54,6 +71,8 @@ static void follow(struct remote *remote, const char *line)
         {"Entering interactive session", REMOTE_COMMAND}, {"mux_client_request_session", REMOTE_COMMAND},
     };
 
+    if (strncmp(line, "Authenticating to ", 18) == 0)
+        take_host(remote, line + 18);
     for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++)
         if (strncmp(line, steps[i].text, strlen(steps[i].text)) == 0)
             reach(remote, steps[i].layer);
@@ -93,12 +112,15 @@ static const char *layer_of(const char *line)
     return NULL;
 }
 
+static const char key_changed[] = "its host key is not the one that ssh knows (REMOTE HOST IDENTIFICATION HAS "
+                                  "CHANGED): if it was installed anew, ssh-keygen -R forgets the old key";
+
 static void take_error_line(struct remote *remote)
 {
-    char *line = remote->error_line;
-    const char *layer;
+    const char *line = remote->error_line, *layer;
+    bool is_login;
 
-    line[strcspn(line, "\r")] = '\0';
+    remote->error_line[strcspn(line, "\r")] = '\0';
     if (strncmp(line, "debug1: ", 8) == 0) {
         follow(remote, line + 8);
         return;
@@ -109,10 +131,15 @@ static void take_error_line(struct remote *remote)
         strncmp(line, "Warning: Permanently added ", 27) == 0)
         return;
     layer = layer_of(line);
-    if (layer && !remote->said_layer) {
+    /* Here the host may show a banner of any words, and of ssh's own only these can follow. */
+    is_login = remote->layer == REMOTE_LOGIN;
+    if (is_login && layer && strcmp(layer, "authentication") != 0 && !strstr(line, "Connection closed by") &&
+        !strstr(line, "Connection reset"))
+        layer = NULL;
+    if (layer && strstr(line, "REMOTE HOST IDENTIFICATION HAS CHANGED"))
+        line = key_changed;
+    if (!remote->said_layer || (layer && is_login && strcmp(remote->said, key_changed) != 0)) {
         remote->said_layer = layer;
-        root_clean(line, remote->said, sizeof(remote->said));
-    } else if (!remote->said_layer) {
         root_clean(line, remote->said, sizeof(remote->said));
     }
 }

@@ -53,6 +53,7 @@ struct remote {
 
     enum remote_layer layer;
     uint64_t started_ns, layer_ns;
+    char host_name[256]; /* what ssh's configuration makes of the host's name; "" while ssh has not said it */
     struct process process;
     bool is_started, is_ended;
 

@@ -159,6 +159,9 @@ bool deepep_ll_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
 bool perftest_line(struct parser *parser, const char *line);
+
+/* Does the line tell of a failure of perftest, whatever is in front? For lines that nothing else knows. */
+bool perftest_failure(struct parser *parser, const char *line);
 bool perftest_is_title(const char *line);
 bool epkit_line(struct parser *parser, const char *line);
 

@@ -168,7 +168,8 @@ static bool row(struct parser *parser, const char *line)
     return true;
 }
 
-static bool failure(struct parser *parser, const char *line)
+/* `is_whole`: the text begins the line; what is in front may be the name of a host, which tells whose run failed. */
+static bool failure(struct parser *parser, const char *line, bool is_whole)
 {
     static const char *const texts[] = {
         "Couldn't connect to",  "Failed to modify",        "Completion with error",
@@ -178,7 +179,10 @@ static bool failure(struct parser *parser, const char *line)
     struct parse_run *run;
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-        if (!strstr(line, texts[i]) || (strcmp(texts[i], "IB device ") == 0 && !strstr(line, "not found")))
+        const char *at = strstr(line, texts[i]);
+
+        if (!at || (is_whole && at > line + strspn(line, " ")) ||
+            (strcmp(texts[i], "IB device ") == 0 && !strstr(line, "not found")))
             continue;
         run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
         if (run)
@@ -229,5 +233,10 @@ bool perftest_line(struct parser *parser, const char *line)
         stream->perftest_unit = UNIT_NONE;
         return true;
     }
-    return row(parser, line) || failure(parser, line);
+    return row(parser, line) || failure(parser, line, true);
+}
+
+bool perftest_failure(struct parser *parser, const char *line)
+{
+    return failure(parser, line, false);
 }

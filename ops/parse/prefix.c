@@ -348,10 +348,22 @@ const char *prefix_next_tag(const char *line)
     return NULL;
 }
 
+/* UTF-16 has one in each character of ASCII, also within the escape sequences of colours. */
+static size_t drop_zeros(char *text, size_t n)
+{
+    size_t used = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (text[i])
+            text[used++] = text[i];
+    return used;
+}
+
 size_t prefix_clean(char *text, size_t n)
 {
     size_t used = 0;
 
+    n = drop_zeros(text, n);
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)text[i];
 

@@ -146,6 +146,7 @@ static void logical_line(struct parser *parser, char *text)
         }
         parser->current_stream = before;
     }
+    parser->totals.recognised += perftest_failure(parser, text);
     fault_line(parser, text);
 }
 

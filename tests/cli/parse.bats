@@ -276,3 +276,28 @@ END
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"it is compressed"* ]]
 }
+
+@test "colours in UTF-16, and hosts in front of what perftest says of its failure" {
+    cd "$BATS_TEST_TMPDIR"
+    printf '\033[32m[ 1/1] bf16 random, sync ... passed 1 ms\033[0m\n' >log
+    for code in UTF-16 UTF-16BE; do
+        iconv -f UTF-8 -t "$code" log >coded
+        run epkit parse coded
+        [ "$status" -eq 0 ]
+        [ "${lines[0]}" = "epkit test: 1/1 cases passed." ]
+    done
+    printf '%s\n' '                    RDMA_Write BW Test' ' Dual-port       : OFF          Device         : mlx5_5' \
+        " Couldn't connect to 192.0.2.7:18515" ' Unable to init the socket connection' >log
+    for front in '' 'node1: ' '[2026-11-23 10:00:00,123] node1: '; do
+        sed "s/^/$front/" log >fronted
+        run epkit parse fronted
+        echo "$output"
+        [ "$status" -eq 1 ]
+        [ "${lines[0]}" = "ib_write_bw on mlx5_5: nothing was measured; Couldn't connect to 192.0.2.7:18515." ]
+    done
+    # What no prefix explains is a failure all the same.
+    echo "who knows what 77 Couldn't connect to 192.0.2.7:18515" >log
+    run epkit parse log
+    [ "$status" -eq 1 ]
+    [[ "${lines[0]}" == "perftest: nothing was measured; "*"Couldn't connect to"* ]]
+}

@@ -4,6 +4,7 @@
  * same. Who reads a new file adds it to `places`, with what identifies a machine in such a file.
  */
 #include "source/scrub.h"
+#include "source/secret.h"
 #include "source/state.h"
 #include "tree.h"
 
@@ -642,6 +643,27 @@ static void serial_numbers_leave_configuration_space(void **state)
     tree_done(&tree);
 }
 
+/* The one list for snapshots, reports and the record of a run. */
+static void secrets_have_names(void **state)
+{
+    static const char *const secrets[] = {"HF_TOKEN",     "AWS_SECRET_ACCESS_KEY", "MYSQL_PWD", "GITHUB_PAT",
+                                          "PGPASSWORD",   "wandb_api_key",         "DB_PASS",   "SSH_AUTH_SOCK",
+                                          "SLURM_COOKIE", "ssh_passphrase",        "PASS",      "NCCL_IB_PRIVATE"};
+    static const char *const plain[] = {
+        "NCCL_DEBUG", "NVSHMEM_IB_ENABLE_IBGDA", "KEYBOARD", "NCCL_BYPASS", "PATH", "COMPASS", "EP_KEYS"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(secrets) / sizeof(secrets[0]); i++)
+        if (!secret_is_name(secrets[i]))
+            fail_msg("%s is a secret", secrets[i]);
+    for (size_t i = 0; i < sizeof(plain) / sizeof(plain[0]); i++)
+        if (secret_is_name(plain[i]))
+            fail_msg("%s is none", plain[i]);
+    assert_true(secret_is_in_address("http://proxy:3128,https://me:word@proxy:3128/"));
+    assert_false(secret_is_in_address("http://proxy:3128/a@b"));
+    assert_false(secret_is_in_address("https://me@proxy"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -652,6 +674,7 @@ int main(void)
         cmocka_unit_test(names_of_common_software_stay),
         cmocka_unit_test(patterns_match),
         cmocka_unit_test(serial_numbers_leave_configuration_space),
+        cmocka_unit_test(secrets_have_names),
     };
 
     return cmocka_run_group_tests_name("root_scrub", tests, NULL, NULL);

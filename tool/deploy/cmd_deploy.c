@@ -113,8 +113,10 @@ static char *read_file(const char *path, size_t bytes_max, size_t *ret_bytes)
 
     if (stream && stream != stdin)
         fclose(stream);
-    if (!text)
+    if (!text) {
         out_error("%s cannot be read: %s", path, why);
+        out_hint("--file and --from name files; '-' is standard input");
+    }
     return text;
 }
 

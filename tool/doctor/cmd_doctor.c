@@ -173,7 +173,7 @@ static int read_machine(const struct cmd *cmd, const struct source_options *sour
     if (expect && doctor_expect(machine, expect) != EP_OK) {
         source_read();
         doctor_machine_free(machine);
-        return cmd_usage(cmd, "%s", ep_last_error());
+        return cmd_refuse(cmd, NULL, "%s", ep_last_error());
     }
     *ret_machine = machine;
     return CMD_FINE;

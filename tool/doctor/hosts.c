@@ -180,7 +180,12 @@ static void judge(const struct remote *remote, struct node *node)
         snprintf(node->why, sizeof(node->why), "its epkit answers in version %lld of the format, this one reads %d",
                  (long long)json_integer_value(json_object_get(document, "schema_version")), OUT_SCHEMA_VERSION);
     } else if (document) {
-        snprintf(node->why, sizeof(node->why), "the answer is not that of epkit doctor");
+        /* It could not diagnose, and says why. */
+        const char *verdict = json_string_value(json_object_get(document, "verdict"));
+        char text[160];
+
+        root_clean(verdict ? verdict : "the answer is not that of epkit doctor", text, sizeof(text));
+        snprintf(node->why, sizeof(node->why), "%s", text);
     } else if (remote->failed_at) {
         node->layer = strcmp(remote->failed_at, "command") == 0 ? "answer" : remote->failed_at;
         snprintf(node->why, sizeof(node->why), "%s", remote->why);
@@ -372,9 +377,9 @@ static int read_hosts(const struct cmd *cmd, const struct hosts_how *how, struct
     /* A list has what names of files rarely have; a file of that name comes first. */
     is_list = strpbrk(how->file, ",[ \n") && access(how->file, F_OK) != 0;
     if (is_list && hosts_add_list("--hosts", how->file, &answers->hosts) != EP_OK)
-        return cmd_usage(cmd, "%s", ep_last_error());
+        return cmd_refuse(cmd, NULL, "%s", ep_last_error());
     if (!is_list && hosts_add_file(how->file, HOSTS_OPEN_MPI, &answers->hosts) != EP_OK)
-        return cmd_usage(cmd, "--hosts: %s", ep_last_error());
+        return cmd_refuse(cmd, "--hosts", "%s", ep_last_error());
     return CMD_FINE;
 }
 

@@ -3,6 +3,7 @@
 #include "cmd.h"
 
 #include "base/error.h"
+#include "ending.h"
 #include "file.h"
 #include "launch/hosts.h"
 #include "launch/jobs.h"
@@ -136,13 +137,13 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
      * there. */
     if (files && n > 2 && strncmp(text, "#!", 2) == 0 && memchr(text, '\n', n) &&
         ((char *)memchr(text, '\n', n))[-1] == '\r') {
-        cmd_usage(cmd, "--workload %s: its lines end in CR LF: sed -i 's/\\r$//' %s", file, file);
+        cmd_refuse(cmd, NULL, "--workload %s: its lines end in CR LF: sed -i 's/\\r$//' %s", file, file);
         json_decref(files);
         files = NULL;
     } else if (!stream || !files) {
         json_decref(files);
-        cmd_usage(cmd, "--workload %s: %s", file,
-                  stream ? "not a script: a regular file with text of at most 1 MiB" : "it cannot be read");
+        cmd_refuse(cmd, NULL, "--workload %s: %s", file,
+                   stream ? "not a script: a regular file with text of at most 1 MiB" : "it cannot be read");
         files = NULL;
     }
     if (stream)
@@ -185,7 +186,7 @@ static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call,
     if (code != CMD_FINE)
         return code;
     if (n_nodes < 2 && strcmp(call->args[1], "internode") == 0)
-        return cmd_usage(cmd, "epkit-test internode needs two nodes or more");
+        return cmd_refuse(cmd, NULL, "epkit-test internode needs two nodes or more");
     if (n_nodes > 1 && strcmp(call->args[1], "intranode") != 0) {
         snprintf(count, sizeof(count), "%d", n_nodes);
         json_array_append_new(argv, json_string("--nodes"));
@@ -282,7 +283,7 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
                              *own_names[i].option ? "; see " : "", own_names[i].option);
     value = word[length] ? word + length + 1 : getenv(name);
     if (!value)
-        return cmd_usage(cmd, "--env %s: it is not set here; give NAME=VALUE", name);
+        return cmd_refuse(cmd, NULL, "--env %s: it is not set here; give NAME=VALUE", name);
     if (json_object_set_new(env, name, json_string(value)) != 0)
         return cmd_usage(cmd, "--env %s: its value is no UTF-8", name);
     return CMD_FINE;
@@ -402,9 +403,9 @@ static int find_hosts(const struct cmd *cmd, const struct launch_args *args, str
     } else {
         status = hosts_discover(hosts, source);
         if (status == EP_E_STATE)
-            return cmd_usage(cmd, "%s; give --hosts or --hostfile", ep_last_error());
+            return cmd_refuse(cmd, NULL, "%s; give --hosts or --hostfile", ep_last_error());
     }
-    return status == EP_OK ? CMD_FINE : cmd_usage(cmd, "%s", ep_last_error());
+    return status == EP_OK ? CMD_FINE : cmd_refuse(cmd, NULL, "%s", ep_last_error());
 }
 
 static int make_location(const struct cmd *cmd, const struct launch_args *args, struct launch_options *options)
@@ -419,7 +420,7 @@ static int make_location(const struct cmd *cmd, const struct launch_args *args, 
     if (!args->topology)
         return CMD_FINE;
     options->topology = location_read_file(args->topology);
-    return options->topology ? CMD_FINE : cmd_usage(cmd, "--topology %s", ep_last_error());
+    return options->topology ? CMD_FINE : cmd_refuse(cmd, "--topology", "%s", ep_last_error());
 }
 
 /* Arguments travel as JSON. */
@@ -468,13 +469,19 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
 static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, const struct launch_options *options)
 {
     if (canned && canned->argv_of && options->hosts.n < 2)
-        return cmd_usage(cmd, "%s needs two nodes or more", canned->name);
+        return cmd_refuse(cmd, NULL, "%s needs two nodes or more", canned->name);
+    /* Open MPI takes names of letters, digits, dots and hyphens, and addresses of IPv4. It would wait without end. */
+    for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
+        if (strchr(host_name(&options->hosts.list[i]), ':'))
+            return cmd_refuse(cmd, NULL, "%s: mpirun takes no addresses of IPv6: give the node a name (/etc/hosts)",
+                              options->hosts.list[i].word);
     for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
         if (*options->hosts.list[i].port)
-            return cmd_usage(cmd,
-                             "%s: mpirun knows no ports of single nodes: write it into ssh's configuration, and --port "
-                             "0",
-                             options->hosts.list[i].word);
+            return cmd_refuse(
+                cmd, NULL,
+                "%s: mpirun knows no ports of single nodes: write it into ssh's configuration, and --port "
+                "0",
+                options->hosts.list[i].word);
     return CMD_FINE;
 }
 
@@ -529,7 +536,7 @@ static int check_port(const struct cmd *cmd, const char *name, int least)
     if (!text || !*text ||
         (strlen(text) < 6 && strspn(text, "0123456789") == strlen(text) && atoi(text) >= least && atoi(text) < 65536))
         return CMD_FINE;
-    return cmd_usage(cmd, "the variable %s is '%.40s', not a port from %d to 65535", name, text, least);
+    return cmd_refuse(cmd, NULL, "the variable %s is '%.40s', not a port from %d to 65535", name, text, least);
 }
 
 static int check_ports(const struct cmd *cmd, const struct cmd_call *call, bool is_pods)
@@ -630,6 +637,7 @@ static int leave(int code, bool is_interrupted)
 {
     if (code <= 128 || is_interrupted)
         return code;
+    ending_write(code, NULL);
     exit(out_finish() == CMD_FINE ? code : CMD_FAILED);
 }
 
@@ -654,7 +662,8 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
     }
     /* The other pods would end with the run, and their sshd with them. */
     if (code == CMD_FINE && args->triangulate && source.is_pods)
-        code = cmd_usage(cmd, "--triangulate: not in pods, which end with the run; see 'epkit help triangulate'");
+        code =
+            cmd_refuse(cmd, NULL, "--triangulate: not in pods, which end with the run; see 'epkit help triangulate'");
     if (code == CMD_FINE) {
         options.source = source.text;
         code = make_location(cmd, args, &options);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/show.h"
 
+#include "ending.h"
 #include "launch/follow.h"
 #include "launch/slow.h"
 #include "launch/verdict.h"
@@ -145,19 +146,25 @@ int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct
 
 int follow_leader(const struct hosts_source *source, const char *leader, int64_t wait_s, int64_t deadline_s)
 {
-    char why[200];
+    char why[200], text[600];
     int code;
 
     if (!source->is_pods) {
-        fprintf(stderr, "epkit: %s: task %d leaves the launch to task 0 (%s)\n", source->text, source->index, leader);
+        snprintf(text, sizeof(text), "%s: task %d leaves the launch to task 0 (%s)", source->text, source->index,
+                 leader);
+        out_note("%s", text);
+        ending_write(CMD_FINE, text);
         return CMD_FINE;
     }
     fprintf(stderr, "epkit: %s: pod %d waits for the launch by the first one (%s)\n", source->text, source->index,
             leader);
     code = follow_wait(wait_s, deadline_s, why, sizeof(why));
-    if (*why)
+    if (*why) {
         out_error("launch: %s", why);
-    else
-        fprintf(stderr, "epkit: the launch has ended with status %d\n", code);
+    } else {
+        snprintf(text, sizeof(text), "the launch by %s has ended with status %d", leader, code);
+        out_note("%s", text);
+        ending_write(code, text);
+    }
     return code;
 }

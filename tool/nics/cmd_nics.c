@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_nics.c - epkit nics: what the NICs carry, and whether all of them do. */
 #include "cmd.h"
+#include "ending.h"
 #include "nics.h"
 #include "output.h"
 #include "progress.h"
@@ -106,6 +107,7 @@ static int report(FILE *stream, const struct nics_options *options, const struct
         size_t style = mode == NICS_WATCH ? JSON_COMPACT : JSON_INDENT(2);
         json_t *document = nics_document(nics, mode, command, &verdict);
 
+        ending_dismiss();
         failed = stream_json(stream, document, style | JSON_REAL_PRECISION(9));
         json_decref(document);
     } else {
@@ -207,6 +209,7 @@ static int leave(int code, bool is_command)
 
     if (is_command && code != CMD_FINE && !is_interrupt) {
         progress_stop();
+        ending_write(code, NULL);
         (void)out_finish();
         exit(code);
     }
@@ -227,7 +230,13 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "--count goes with --watch");
     if (options->prometheus && (options->watch || is_command || options->json))
         return cmd_usage(cmd, "--prometheus shows the counters since boot: without --watch, --json and a command");
-    if (is_snapshot(options) && (options->watch || is_command || cmd_given(cmd, call, "interval")))
+    return CMD_FINE;
+}
+
+/* After the source was opened, whose deadline counts here too. */
+static int check_rates(const struct cmd *cmd, const struct cmd_call *call, const struct nics_options *options)
+{
+    if ((options->watch || call->n_args > 0 || cmd_given(cmd, call, "interval")) && is_snapshot(options))
         return cmd_usage(cmd, "--from %s: a snapshot holds the counters of one moment, so there are no rates in it",
                          options->source.from);
     return CMD_FINE;
@@ -287,10 +296,15 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
         result = source_open(cmd, &options->source, &root);
     if (result != CMD_FINE)
         return result;
-    if (topo_read(root, &topo) != EP_OK) {
+    result = check_rates(cmd, call, options);
+    if (result == CMD_FINE && topo_read(root, &topo) != EP_OK) {
         out_error("nics: %s", ep_last_error());
+        result = CMD_FAILED;
+    }
+    if (result != CMD_FINE) {
+        source_read();
         root_free(root);
-        return CMD_FAILED;
+        return result;
     }
     result = nics_choose(cmd, topo, options->devices, &nics);
     if (result == CMD_FINE && nics.n > 0)

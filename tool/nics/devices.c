@@ -95,7 +95,7 @@ static int unknown(const struct cmd *cmd, const struct topo *topo, const char *n
     list_known(topo, known, sizeof(known));
     root_clean(known, all, sizeof(all));
     root_clean(name, clean, sizeof(clean));
-    return cmd_usage(cmd, "--devices: %s has no device '%s'; it has: %s", root_name(topo->root), clean, all);
+    return cmd_refuse(cmd, "--devices", "%s has no device '%s'; it has: %s", root_name(topo->root), clean, all);
 }
 
 /* The part behind the colon; -1 if it is no number of a port. */
@@ -116,8 +116,8 @@ static int add_rdma(const struct cmd *cmd, const struct topo_nic *nic, const cha
         if (!port_text || nic->ports[p].number == wanted)
             result = add_port(nic, &nic->ports[p], nics);
     if (result == CMD_FINE && nics->n == before)
-        return cmd_usage(cmd, "--devices: %s has no port '%s'; it has %d", nic->name, port_text ? port_text : "",
-                         nic->n_ports);
+        return cmd_refuse(cmd, "--devices", "%s has no port '%s'; it has %d", nic->name, port_text ? port_text : "",
+                          nic->n_ports);
     return result;
 }
 

@@ -87,8 +87,7 @@ static int read_argument(const struct cmd *cmd, struct parser *parser, const cha
     if (strcmp(path, "-") == 0 || stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
         return input_read(cmd, parser, path);
     if (!runfolder_open(path, &folder, error, sizeof(error))) {
-        out_error("parse: %s: %s", path, error);
-        return CMD_USAGE;
+        return cmd_refuse(cmd, path, "%s", error);
     }
     if (*folder->run_error)
         out_warning("parse: %s/run.json: %s; it is left out", folder->base, folder->run_error);

@@ -80,7 +80,7 @@ static int read_file(const struct cmd *cmd, struct parser *parser, const char *p
         out_error("%s: %s: it is a device, not a log", cmd->name, reading);
         return CMD_USAGE;
     }
-    out_error("%s: %s: %s", cmd->name, reading, strerror(error));
+    cmd_refuse(cmd, reading, "%s", strerror(error));
     return error == ENOENT || error == EISDIR || error == EACCES || error == ENOTDIR ? CMD_USAGE : CMD_FAILED;
 }
 

@@ -103,6 +103,17 @@ bool ranks_claims_any(void)
     return false;
 }
 
+bool ranks_claims_follower(void)
+{
+    struct claim rank = read_claim("RANK");
+
+    read_claims();
+    for (size_t i = 0; i < N_FAMILIES; i++)
+        if (counts(i))
+            return claims.ranks[i].number > 0;
+    return rank.number > 0 && getenv("WORLD_SIZE");
+}
+
 bool ranks_claims_tcp(bool asked)
 {
     const char *size = getenv("WORLD_SIZE"), *rank = getenv("RANK"), *torchrun = getenv("TORCHELASTIC_RUN_ID");

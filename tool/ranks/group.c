@@ -43,7 +43,7 @@ int group_check_backend(const struct cmd *cmd)
     /* "auto" is a word of --backend alone. */
     if (!name || !*name || text_is_any(name, group_backends + 1))
         return CMD_FINE;
-    return cmd_usage(cmd, "EPKIT_BACKEND: '%s' is none of host, cuda", name);
+    return cmd_refuse(cmd, "EPKIT_BACKEND", "'%s' is none of host, cuda", name);
 }
 
 /* What has no meaning without a network is not taken in silence: figures would be read as if it had been in effect. */

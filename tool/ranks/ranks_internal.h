@@ -96,6 +96,9 @@ int ranks_main(int argc, char **argv);
 /* Do variables of a launcher say that this process is one of several ranks? */
 bool ranks_claims_any(void);
 
+/* Do they say that it is one of those behind the first? Not what MPI says, which may not have been asked. */
+bool ranks_claims_follower(void);
+
 /* Those that do, "PMI_RANK=0, PMI_SIZE=4". */
 void ranks_claims_print(char *ret_text, size_t bytes);
 

@@ -79,6 +79,7 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
         document = runfolder_load_json(path, error, sizeof(error));
         if (!json_is_object(json_object_get(document, "figures"))) {
             out_error("report: %s: %s", path, document ? "it is no report.json of a run" : error);
+            out_hint("name the folder of a run (docs/run-folder.md), or the report.json that epkit made of one");
             json_decref(document);
             return NULL;
         }
@@ -86,6 +87,7 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
     }
     if (!runfolder_open(path, &folder, error, sizeof(error))) {
         out_error("report: %s: %s", path, error);
+        out_hint("name the folder of a run (docs/run-folder.md), or the report.json that epkit made of one");
         return NULL;
     }
     if (*folder->run_error)

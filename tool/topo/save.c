@@ -42,12 +42,12 @@ int topo_save_check(const struct cmd *cmd, const char *file)
     if (!*file)
         result = cmd_usage(cmd, "--save: the name of the file is empty");
     else if (stat(file, &info) == 0 && S_ISDIR(info.st_mode))
-        result = cmd_usage(cmd, "--save: '%s' is a folder; name a file in it", file);
+        result = cmd_refuse(cmd, "--save", "'%s' is a folder; name a file in it", file);
     /* A snapshot is a new file that takes the place of an old one. */
     else if (folder && (access(folder, W_OK | X_OK) != 0 || is_removed(folder)))
-        result = cmd_usage(cmd, "--save: nothing can be written in '%s': %s", folder, strerror(errno));
+        result = cmd_refuse(cmd, "--save", "nothing can be written in '%s': %s", folder, strerror(errno));
     else if (access(file, W_OK) != 0 && errno != ENOENT)
-        result = cmd_usage(cmd, "--save: '%s' cannot be written: %s", file, strerror(errno));
+        result = cmd_refuse(cmd, "--save", "'%s' cannot be written: %s", file, strerror(errno));
     free(folder);
     return result;
 }

@@ -314,8 +314,7 @@ int triangulate_recorded(const struct cmd *cmd, const struct triangulate_call *o
     int result;
 
     if (stat(options->from, &info) != 0) {
-        out_error("triangulate: --from %s: %s", options->from, strerror(errno));
-        result = CMD_USAGE;
+        result = cmd_refuse(cmd, NULL, "--from %s: %s", options->from, strerror(errno));
     } else {
         result = S_ISDIR(info.st_mode) ? add_folders(cmd, options->from, reference, wanted, runs, weak)
                                        : add_file(options->from, runs);

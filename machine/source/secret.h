@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* secret.h - which variables nobody should read in a report or a snapshot. */
+#ifndef EP_ROOT_SECRET_H
+#define EP_ROOT_SECRET_H
+
+#include <stdbool.h>
+
+/* Does the name of an environment variable say that its value is a secret? In capitals or not. */
+bool secret_is_name(const char *name);
+
+/* Is there a password in an address, "scheme://user:password@host"? */
+bool secret_is_in_address(const char *value);
+
+#endif

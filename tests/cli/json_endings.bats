@@ -1,0 +1,361 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# A verb with --json writes one JSON document also when it is refused, fails before it begins or is interrupted: what
+# reads it need not know why. Standard output stays empty only for a command line that is wrong by itself.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return
+    export EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
+    # Nothing of a cluster or a launcher that the tests may run below.
+    unset "${!SLURM_@}" "${!OMPI_@}" "${!PMI_@}" RANK WORLD_SIZE MASTER_ADDR EPKIT_BACKEND
+    export EPKIT_SSH_PORT=0
+    : >file
+    mkdir empty run hang root
+    : >root/file
+    echo '[Cluster 0] 1: 2 ms' >run/worker-a.log
+    printf '#!/bin/sh\nexec sleep 600\n' >slow
+    printf '#!/bin/sh\necho "ssh: Could not resolve hostname: Name or service not known" >&2\nexit 255\n' >noname
+    printf '#!/bin/sh\necho "Unable to connect to the server: no such host" >&2\nexit 1\n' >nocluster
+    chmod +x slow noname nocluster
+    mkfifo fifo
+}
+
+teardown() {
+    living | xargs --no-run-if-empty kill -KILL
+    umount -l hang 2>/dev/null || true
+}
+
+# judged VERB CODE FILE: one document of that verb which fits its schema, or that of endings, with that exit code
+judged() {
+    local schema="$1"
+    [ "$(jq -s length "$3")" -eq 1 ]
+    [ "$(jq -r .verb "$3")" = "$1" ]
+    [ "$(jq -r .schema_version "$3")" = 1 ]
+    # No report has both.
+    if [ "$(jq 'has("errors") and has("exit_code")' "$3")" = true ]; then
+        schema=ending
+        [ "$(jq -r .exit_code "$3")" -eq "$2" ]
+        # Of an error everything is said that a person would have to know.
+        [ "$2" -gt 128 ] || [ "$(jq '[.errors[] | .what != "" and has("where") and has("why") and has("hint")] | all and length > 0' "$3")" = true ]
+    fi
+    [ "$(jq -r '.verdict // .result // "" | length' "$3")" -gt 0 ]
+    valid "$schema" "$3"
+}
+
+# ends CODE ARGUMENT...: one document, and what a person reads on standard error is what a program reads in it
+ends() {
+    local code="$1"
+    shift
+    run --separate-stderr epkit "$@"
+    echo "epkit $*: $status: $output$stderr"
+    [ "$status" -eq "$code" ]
+    echo "$output" >document
+    judged "$1" "$code" document
+}
+
+# empty ARGUMENT...: a command line that is wrong by itself
+empty() {
+    run --separate-stderr epkit "$@"
+    echo "epkit $*: $status: $output$stderr"
+    [ "$status" -eq 2 ]
+    [ -z "$output" ]
+    [ -n "$stderr" ]
+}
+
+# Command lines of VERB for an early failure of KIND: "CODE ARGUMENT...", one a line; "-" where there is no such thing.
+# A new verb with --json, and a new kind, needs a row: another word ends the test.
+early() {
+    case $1:$2 in
+        bench:unreadable | test:unreadable | run:unreadable) echo - ;; # read nothing that a user names
+        deploy:unreadable)
+            echo "2 check -f none.yaml --from none.json"
+            echo "2 check -f empty"
+            echo "2 check --gpus 8 --from none.json"
+            ;;
+        doctor:unreadable)
+            echo "2 --from none"
+            echo "2 --expect none"
+            echo "2 --hosts none"
+            ;;
+        env:unreadable | nics:unreadable | topo:unreadable) echo "2 --from none" ;;
+        install:unreadable)
+            echo "2 plan none.yaml"
+            echo "2 plan ./empty"
+            ;;
+        launch:unreadable)
+            echo "2 --hostfile none hostname"
+            echo "2 --hosts a --workload none"
+            echo "2 --hosts a --topology none hostname"
+            ;;
+        parse:unreadable)
+            echo "2 none"
+            echo "2 empty"
+            echo "2 --reference none file"
+            ;;
+        report:unreadable)
+            echo "2 none"
+            echo "2 --compare none run"
+            ;;
+        triangulate:unreadable)
+            echo "2 --from none"
+            echo "2 --from file"
+            echo "2 --hosts @none --run x{hosts}"
+            ;;
+
+        bench:unwritable | doctor:unwritable | env:unwritable | parse:unwritable | test:unwritable) echo - ;;
+        triangulate:unwritable) echo - ;;
+        deploy:unwritable) echo "1 check --gpus 8 --kubectl ./nocluster --save file/x" ;;
+        install:unwritable) echo "1 apply ./recipe.yaml --state /file/x --root $PWD/root" ;;
+        launch:unwritable) echo "1 --out file/run --checks skip --hosts localhost hostname" ;;
+        nics:unwritable) echo "1 --devices lo --output file/x" ;;
+        report:unwritable) echo "1 run --output file/x" ;;
+        run:unwritable)
+            echo "2 --output file"
+            echo "2 --output file/x/y"
+            ;;
+        topo:unwritable) echo "2 --save file/x" ;;
+
+        bench:host | test:host | run:host) echo - ;; # below, by variables
+        env:host | install:host | nics:host | parse:host | report:host | topo:host) echo - ;;
+        deploy:host) echo "1 check --gpus 8 --kubectl ./nocluster" ;;
+        doctor:host) echo "1 --hosts a,b --ssh ./noname" ;;
+        launch:host)
+            echo "1 --no-logs --ssh ./noname --hosts a,b hostname"
+            echo "2 --no-logs hostname"
+            ;;
+        triangulate:host) echo "3 --hosts a,b --run false{hosts}" ;;
+
+        bench:gpu) echo "4 --backend cuda" ;;
+        test:gpu) echo "4 intranode --backend cuda" ;;
+        run:gpu) echo - ;; # chooses itself
+        doctor:gpu | topo:gpu | env:gpu) echo "4 --from empty" ;;
+        nics:gpu)
+            echo "4 --from empty"
+            echo "2 --devices mlx5_77"
+            ;;
+        deploy:gpu | install:gpu | launch:gpu | parse:gpu | report:gpu | triangulate:gpu) echo - ;;
+        *) false ;;
+    esac
+}
+
+json_verbs() {
+    local verb
+    for verb in $(verbs); do
+        if epkit help "$verb" | grep -q -- '--json ' && [ "$verb" != version ]; then # version cannot fail
+            echo "$verb"
+        fi
+    done
+}
+
+# every KIND: the rows of all verbs
+every() {
+    local verb code words n=0
+    cat >recipe.yaml <<'END'
+recipe: tiny
+title: a file
+steps:
+  - id: before
+    type: file
+    title: a file
+    why: for the test
+    budget: 5s
+    path: /etc/epkit-test-tiny
+    content: x
+END
+    for verb in $(json_verbs); do
+        early "$verb" "$1" >rows
+        while read -r code words; do
+            [ "$code" != - ] || continue
+            # shellcheck disable=SC2086 # words
+            ends "$code" "$verb" --json $words
+            n=$((n + 1))
+        done <rows
+    done
+    echo "$n command lines"
+    [ "$n" -ge 4 ]
+}
+
+@test "input that cannot be read: one document of every verb" {
+    every unreadable
+}
+
+@test "output that cannot be written" {
+    every unwritable
+}
+
+@test "hosts that are not there" {
+    every host
+    # Ranks that their launcher sends to a host without a name.
+    for words in "test intranode" bench; do
+        # shellcheck disable=SC2086 # words
+        RANK=1 WORLD_SIZE=2 MASTER_ADDR=none.invalid MASTER_PORT=29999 EPKIT_SECRET=x EPKIT_TIMEOUT_MS=1000 \
+            run --separate-stderr epkit $words --json --boot tcp --timeout 1
+        echo "$status: $output$stderr"
+        [ "$status" -eq 1 ] || [ "$status" -eq 2 ]
+        [ -z "$output" ] # it is rank 0 that writes
+        # shellcheck disable=SC2086 # words
+        RANK=0 WORLD_SIZE=2 MASTER_ADDR=none.invalid MASTER_PORT=29999 EPKIT_SECRET=x EPKIT_TIMEOUT_MS=1000 \
+            run --separate-stderr epkit $words --json --boot tcp --timeout 1
+        echo "$status: $output$stderr"
+        [ "$status" -ne 0 ]
+        echo "$output" >document
+        judged "${words%% *}" "$status" document
+    done
+}
+
+@test "GPUs and NICs that are not there" {
+    [ "$(EPKIT_BACKEND=cuda "$EPKIT" test intranode "${SMALL[@]}" --only 2 >/dev/null 2>&1; echo $?)" -eq 4 ] ||
+        skip "there is a cuda backend"
+    every gpu
+}
+
+@test "a deadline that passes" {
+    printf 'a\n' >hosts
+    ends 1 doctor --json --hosts hosts --ssh ./slow --timeout 1
+    ends 1 launch --json --no-logs --hosts a --ssh ./slow --connect-timeout 1 hostname
+    ends 1 deploy --json check --gpus 8 --kubectl ./slow --timeout 1
+    ends 3 triangulate --json --hosts a,b --run 'sleep 600; echo {hosts}' --timeout 1
+    for words in "test intranode" bench; do
+        # shellcheck disable=SC2086 # words
+        RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 10000)) EPKIT_SECRET=x EPKIT_TIMEOUT_MS=1000 \
+            ends 1 $words --json --boot tcp --timeout 1
+    done
+}
+
+@test "a machine on a file system that does not answer: its deadline, and one document" {
+    why=$("$EPKIT_SOURCE/tests/cli/hang.py" --check 2>&1) || skip "$why"
+    for verb in doctor env nics topo; do
+        run --separate-stderr "$EPKIT_SOURCE/tests/cli/hang.py" hang timeout 120 "$EPKIT" "$verb" --json --timeout 1 --from hang
+        echo "$verb: $status: $output$stderr"
+        [ "$status" -eq 1 ]
+        [[ "$stderr" == *"reading hang took longer than 1 s"* ]]
+        echo "$output" >document
+        judged "$verb" 1 document
+        [ "$(jq -r '.errors[0].where' document)" = hang ]
+    done
+}
+
+# struck SIGNAL ARGUMENT...: the command gets the signal once it waits for something that never comes
+struck() {
+    local signal="$1" code=0
+    shift
+    env --default-signal=HUP,INT,QUIT,TERM "$EPKIT" "$@" >document 2>err <fifo &
+    struck=$!
+    exec 9>fifo
+    # It has opened its standard input, and waits somewhere: until it has said so to the kernel.
+    within 10 waits "$struck"
+    kill "-$signal" "$struck"
+    limited 20 tail --pid="$struck" -f /dev/null
+    wait "$struck" || code=$?
+    exec 9>&-
+    echo "SIG$signal: epkit $*: $code: $(cat document err)"
+    [ "$code" -eq $((128 + $(kill -l "$signal"))) ]
+    judged "$1" "$code" document
+}
+
+# It waits for a child; or it sleeps, and has used no time of the processor for 0.3 s.
+waits() {
+    local before after
+    ! pgrep --parent "$1" >/dev/null || return 0
+    before=$(cut -d' ' -f3,14,15 "/proc/$1/stat") || return
+    sleep 0.3
+    after=$(cut -d' ' -f3,14,15 "/proc/$1/stat") || return
+    [ "$before" = "$after" ] && [ "${after%% *}" = S ] && grep -q epkit "/proc/$1/comm"
+}
+
+@test "a signal: one document, and the exit code is that of the signal" {
+    printf 'a\n' >hosts
+    for signal in TERM INT HUP; do
+        struck "$signal" parse --json -
+        struck "$signal" deploy --json check --file - --from file
+        struck "$signal" deploy --json check --gpus 8 --kubectl ./slow
+        struck "$signal" doctor --json --hosts hosts --ssh ./slow --timeout 600
+        struck "$signal" launch --json --no-logs --hosts a --ssh ./slow --connect-timeout 600 hostname
+        struck "$signal" triangulate --json --hosts a,b --run 'sleep 600; echo {hosts}'
+        struck "$signal" nics --json --devices lo --interval 600
+    done
+    # No child of theirs writes one, too, and none stays.
+    [ -z "$(living)" ]
+}
+
+@test "a signal to ranks that run: one document of test, bench and run" {
+    for words in "test intranode --ranks 3 --tokens 512 --hidden 4096 --repeat 1000" "bench --ranks 2 --iters 100000" \
+        "run --output none"; do
+        # shellcheck disable=SC2086 # words
+        env --default-signal=HUP "$EPKIT" $words --json >document 2>err &
+        struck=$!
+        within 20 pgrep --parent "$struck" >/dev/null
+        sleep 0.2
+        kill -TERM "$struck"
+        code=0
+        wait "$struck" || code=$?
+        echo "$words: $code: $(cat document err)"
+        [ "$code" -eq 143 ]
+        judged "${words%% *}" 143 document
+    done
+    [ -z "$(living)" ]
+}
+
+@test "a signal while a machine is read" {
+    why=$("$EPKIT_SOURCE/tests/cli/hang.py" --check 2>&1) || skip "$why"
+    for verb in doctor env nics topo; do
+        "$EPKIT_SOURCE/tests/cli/hang.py" hang timeout 120 "$EPKIT" "$verb" --json --from hang >document 2>err &
+        hanging=$!
+        within 10 pgrep -f "^$EPKIT $verb --json --from hang" >number
+        sleep 0.3
+        kill -TERM "$(cat number)"
+        wait "$hanging" || true
+        cat document err
+        judged "$verb" 143 document
+    done
+}
+
+@test "a launch that cannot begin: hosts, variables, files" {
+    : >none
+    printf 'a slots=x\n' >bad
+    ends 2 launch --json --hostfile bad hostname
+    ends 2 launch --json --hostfile none hostname
+    ends 2 launch --json --hosts 'a[' hostname
+    ends 2 launch --json --hosts a ib-write-bw
+    EPKIT_SSH_PORT=x ends 2 launch --json --hosts a hostname
+    # The secret that was not found is named.
+    ends 2 launch --json --hosts a --env HF_TOKEN_OF_NOBODY hostname
+    [[ "$(jq -r '.errors[0].what' <<<"$output")" == *HF_TOKEN_OF_NOBODY* ]]
+    # A folder of logs that cannot be made.
+    ends 1 launch --json --out file/run --checks skip --hosts localhost hostname
+    [[ "$(jq -r .verdict <<<"$output")" == *file/run* ]]
+    # Nodes that do not answer: the report has them.
+    ends 1 launch --json --no-logs --checks skip --ssh ./noname --hosts a hostname
+    [ "$(jq -r '.hosts[0].failed_at' <<<"$output")" != null ]
+}
+
+@test "a command line that is wrong by itself leaves standard output empty" {
+    empty launch --json --nonsense
+    empty launch --json --hosts a --hostfile file hostname
+    empty launch --json --hosts a
+    empty launch --json --hosts a --env RANK=1 hostname
+    empty doctor --json --fix
+    empty doctor --json --only nothing
+    empty env --json --format sh
+    empty test --json intranode --nodes 2
+    empty bench --json --csv
+    empty report --json --compare a
+    empty triangulate --json
+    empty deploy --json check
+    empty nics --json --prometheus
+    empty install --json plan
+}
+
+@test "what is wrong, where, why and what to do are apart" {
+    ends 2 topo --json --from none
+    [ "$(jq -r '.errors[0].where' <<<"$output")" = --from ]
+    [[ "$(jq -r '.errors[0].why' <<<"$output")" == "none: "* ]]
+    [ "$(jq -r '.errors[0].hint' <<<"$output")" = "'epkit topo --help' explains it" ]
+    [[ "$stderr" == *"$(jq -r .verdict <<<"$output")"*"$(jq -r '.errors[0].hint' <<<"$output")"* ]]
+    # Names with line breaks and bytes that are no text are still one document.
+    ends 2 parse --json $'none\n{"a": \xff\xfe'
+}
