@@ -202,11 +202,13 @@ EP_API ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer);
 EP_API ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 
 /*
- * Masks in the order of the stream, with EP_LL_MASK_DEAD (else EP_E_STATE). Not collective. set: `rank`, another one
- * than this, is masked (on: 1) or is waited for again (0), which it must be able to follow: one that has missed a call
- * is masked again at the deadline. One that this rank masked for a single dispatch got no rows of it, and hears so
- * in that dispatch: EP_E_EXCLUDED. clear: all ranks are waited for again. query: `out` [R], in memory as other outputs,
- * becomes 1 for ranks that are masked, 0 for others.
+ * Masks in the order of the stream. Not collective. set and clear need EP_LL_MASK_DEAD (else EP_E_STATE).
+ * set: `rank`, another one than this, is masked (on: 1) or is waited for again (on: 0). A rank that is masked while it
+ * works hears so as one that was late does, EP_E_EXCLUDED, also in a call that began before. One that is waited for
+ * again must be able to follow: if it has missed a call it is masked again at the deadline. If it was masked for a
+ * single dispatch it got no rows of that one, and hears so in it: EP_E_EXCLUDED.
+ * clear: all ranks are waited for again.
+ * query: `out` [R], in memory as other outputs, becomes 1 for ranks that are masked, 0 for others.
  */
 EP_API ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream);
 EP_API ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream);

@@ -51,6 +51,9 @@ struct ep_shm_owner {
     bool *ret_at_owner;                   /* set when it is the owner that has failed; NULL: not wanted */
 };
 
+/* Rounded up to pages; at least one. */
+EP_PRIVATE_API size_t ep_shm_mapped_bytes(size_t bytes);
+
 /* EP_E_MEMORY names the limit that `bytes` do not fit into. */
 EP_PRIVATE_API ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm);
 

@@ -40,7 +40,7 @@ static ep_status load_boot(const ep_boot *boot, ep_boot *ret_boot)
     if (ret_boot->ranks_per_node && ret_boot->nranks % ret_boot->ranks_per_node)
         return ep_fail(EP_E_ARG, "ep_comm_new: boot.ranks_per_node %d does not divide the %d ranks",
                        ret_boot->ranks_per_node, ret_boot->nranks);
-    return EP_OK;
+    return ep_check_reserved("ep_comm_new", (uint32_t)ret_boot->reserved);
 }
 
 static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_config *config)

@@ -196,6 +196,10 @@ static void bad_boots_are_refused(void **state)
     assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
     bad.nranks = EP_MAX_RANKS + 1;
     assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    bad = good;
+    bad.reserved = 1;
+    assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "reserved is 1"));
     assert_null(comm);
     assert_int_equal(mock.opened, 0);
 }

@@ -171,7 +171,7 @@ int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
     ll.impl = &inner;
     *ret_combine_bytes =
         2 * (int64_t)config->n_experts * config->max_tokens * config->hidden * (int64_t)sizeof(uint16_t);
-    return (int64_t)segment_bytes(&ll, &inner) + object_bytes(&ll);
+    return (int64_t)ep_shm_mapped_bytes(segment_bytes(&ll, &inner)) + object_bytes(&ll);
 }
 
 static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
