@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "source.h"
 
+#include "base/thread.h"
 #include "output.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -47,23 +47,13 @@ static void *watch(void *unused)
 
 static void start_watchdog(const struct root *root, int64_t seconds)
 {
-    pthread_condattr_t attributes;
-    sigset_t all, before;
-
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&watchdog.changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    ep_cond_init(&watchdog.changed);
     clock_gettime(CLOCK_MONOTONIC, &watchdog.until);
     watchdog.until.tv_sec += seconds;
     watchdog.seconds = seconds;
     watchdog.root = root;
     watchdog.is_over = false;
-    /* Signals are for the main thread. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    watchdog.is_running = pthread_create(&watchdog.thread, NULL, watch, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    watchdog.is_running = ep_thread_start(&watchdog.thread, NULL, watch, NULL) == 0;
     if (!watchdog.is_running)
         out_warning("no thread could be started: --timeout has no effect");
 }
