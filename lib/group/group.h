@@ -329,6 +329,20 @@ ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks);
 /* As ep_group_agree() among the ranks of a communicator that is there. */
 ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine);
+
+/* An int32_t in a struct that ranks tell each other, which has to be the same in those of two ranks. */
+struct ep_group_field {
+    const char *name;
+    size_t at;
+};
+/* EP_E_MISMATCH with the first of the fields that differs in `mine`, of rank `me`, and `theirs`. call: "ep_...: ", or
+ * "". */
+ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
+                           const void *theirs, int rank);
+/* EP_E_MISMATCH and its text alone. */
+ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank);
+ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank);
+
 /*
  * ep_ll_new: tells all ranks this one's status so far and its segment, and compares configurations; ret_all [R] has the
  * segments. Then creation succeeds on all ranks or on none: ep_group_agree_within().
@@ -476,11 +490,16 @@ static inline int ep_group_rail(const struct ep_group *group, int node)
 /*
  * exchange.c: all-gather of rows of at most board_row_bytes - 16 bytes. start publishes without waiting for peers
  * unless they are EP_GROUP_EXCHANGES exchanges behind; complete makes all rows readable; release gives them up. In
- * order.
+ * order. Rows of other bytes than this rank's are a mismatch of the field that `extent` names, NULL: of the bytes.
  */
+struct ep_group_extent {
+    const char *field; /* a row has `fixed` bytes, and `each` for each of it */
+    size_t fixed, each;
+};
 ep_status ep_group_exchange_start(struct ep_group *group, enum ep_group_phase phase, const void *row, size_t bytes,
                                   uint64_t *ret_number);
-ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, enum ep_group_phase phase);
+ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, enum ep_group_phase phase,
+                                     const struct ep_group_extent *extent);
 /* Copies `bytes` of the row of `rank` in an exchange between complete and release. */
 void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int rank, void *ret_row, size_t bytes);
 void ep_group_exchange_release(struct ep_group *group, uint64_t number);
