@@ -120,7 +120,7 @@ static ep_status find_file(const void *memory, size_t bytes, struct map_line *re
     FILE *maps = fopen("/proc/self/maps", "re");
 
     if (!maps)
-        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "/proc/self/maps, which tells what is mapped there");
+        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "/proc/self/maps, which lists what is mapped there");
     while (at < end && read_map_line(maps, &line)) {
         if (line.end <= at)
             continue;

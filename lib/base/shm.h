@@ -32,7 +32,7 @@ struct ep_shm_name {
     uint64_t process; /* the owner's ep_process_id.key */
     int32_t pid;      /* in the owner's PID namespace */
     int32_t fd;
-    uint64_t inode; /* tells a reused descriptor number from the segment meant */
+    uint64_t inode; /* distinguishes the segment from a reused descriptor number */
     uint64_t serial;
     uint64_t bytes;
 };

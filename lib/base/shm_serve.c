@@ -26,7 +26,7 @@
 /* A program may close all descriptors, the socket among them: the thread notices that it should end this often. */
 #define RECEIVE_SECONDS 1
 
-/* A request is sent again, because only sending tells that the owner has ended. */
+/* A request is sent again, because only sending shows that the owner has ended. */
 #define REPEAT_MS 200
 
 struct request {

@@ -84,7 +84,8 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
     mine = given;
     mine.allgather = gather_with_reason;
     mine.context = &given;
-    /* From here on this rank can tell the others what is wrong, so they need not wait for it until their deadline. */
+    /* From here on this rank can report to the others what is wrong, so they need not wait for it until their deadline.
+     */
     comm = new_comm();
     status = resolve_new(comm, &mine, config);
     if (status == EP_OK)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Steps of creation that succeed on all ranks or on none. Each ends in an all-gather of the boot, in which a rank that
- * has failed tells the others why: so nobody waits for it, and everybody knows whom to look at.
+ * has failed sends the others its reason: so nobody waits for it, and each can name it.
  */
 #include "group/group.h"
 

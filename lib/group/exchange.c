@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* In front of every row, so that ranks in different calls are told apart instead of reading each other's bytes. */
+/* In front of every row, so that ranks in different calls are detected instead of reading each other's bytes. */
 struct row_head {
     int32_t phase;
     uint32_t bytes;

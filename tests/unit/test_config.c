@@ -436,7 +436,7 @@ static void hosts_that_make_no_nodes_are_named(void **state)
         {{"app", "app", "app", "bpp"}, "ranks 0 to 2 share a host and rank 3 another one"},
         {{"app", "bpp", "app", "bpp"}, "ranks 0 and 2 share a host and rank 1 between them is on another one"},
         {{"app", "bpp", "cpp", "bpp"}, "ranks 1 and 3 share a host and rank 2 between them is on another one"},
-        {{"app", "app", "?pp", "bpp"}, "rank 2 cannot tell its host"},
+        {{"app", "app", "?pp", "bpp"}, "rank 2 cannot identify its host"},
     };
     struct meeting meeting;
     char text[EP_ERROR_TEXT_BYTES];

@@ -52,7 +52,7 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
     status = ep_group_ll_exchange(ll, mine, &where, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
         status = attach_segment(ll, inner, rank, &all[rank]);
-        /* The others are to hear of the rank that is gone, not of this one. */
+        /* The others get the rank that is gone as the cause, not this one. */
         if (ep_status_is_fatal(status))
             status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
     }
