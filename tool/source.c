@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "source.h"
 
+#include "base/thread.h"
 #include "ending.h"
 #include "output.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -62,15 +62,11 @@ static void *watch(void *unused)
 
 static void start_watchdog(const char *name, int64_t seconds)
 {
-    pthread_condattr_t attributes;
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
     sigset_t ending, mask, before;
 
     pthread_sigmask(SIG_SETMASK, NULL, &before);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&watchdog.changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    ep_cond_init(&watchdog.changed);
     clock_gettime(CLOCK_MONOTONIC, &watchdog.until);
     watchdog.until.tv_sec += seconds;
     watchdog.seconds = seconds;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * epkit/boot.h - how the ranks of a group meet.
+ * epkit/boot.h - bootstrap: how the ranks of a group find each other.
  *
  * A communicator needs one thing of its surroundings while it is created: an all-gather of small blocks. Four ways:
  *   - ep_boot_shm_*:   ranks that are threads of one process or forked children of it (below);
@@ -52,11 +52,11 @@ EP_API ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place);
 /*
  * Fills *ret_boot for `rank`. Once a rank: EP_E_STATE for the second. The boot borrows `place`, which must live until
  * ep_comm_new() has returned. An all-gather that fails on any rank makes the place void: the others fail at once or
- * with their next one, because nobody could tell any more which all-gather a rank is in.
+ * with their next one, because it is no longer known which all-gather a rank is in.
  *
  * A rank that dies before it has come to an all-gather fails it at once, from its first all-gather on, with
  * EP_E_PEER_DEAD and its number. Ranks in PID namespaces of their own or without /proc cannot be watched: the others
- * meet their deadline.
+ * wait until their deadline.
  */
 EP_API ep_status ep_boot_shm_join(ep_boot_shm *place, int rank, ep_boot *ret_boot);
 
@@ -68,7 +68,7 @@ EP_API void ep_boot_shm_free(ep_boot_shm *place);
  * secret (HMAC-SHA256 over nonces of both sides). Fields that are NULL or 0 come from the environment, as torchrun, a
  * JobSet, `epkit launch` and most launchers set it. It brings the network "tcp" with it.
  *
- * The secret keeps strangers and ranks of other jobs out; what the ranks then tell each other is neither encrypted nor
+ * The secret keeps strangers and ranks of other jobs out; what the ranks then send each other is neither encrypted nor
  * authenticated, so it has to be a network whose packets nobody changes. Without a secret whoever speaks the protocol
  * and comes first can take the place of a rank.
  */
@@ -93,9 +93,9 @@ typedef struct ep_boot_tcp_args {
 
 /*
  * Collective. Returns when all ranks have come, or by the deadline with EP_E_TIMEOUT and the ranks that have not, with
- * addresses where they are known. The deadline of rank 0 counts for all that have reached it; one that hears nothing of
- * rank 0 any more waits timeout_ms from when it reached it. Until then a rank tries again: rank 0 may come later, its
- * host name may not be known yet or still lead elsewhere, and a rank that came and died may be started once more.
+ * addresses where they are known. The deadline of rank 0 counts for all that have reached it; one that receives nothing
+ * from rank 0 any more waits timeout_ms from when it reached it. Until then a rank tries again: rank 0 may come later,
+ * its host name may not be known yet or still lead elsewhere, and a rank that came and died may be started once more.
  * EP_E_MISMATCH: another number of ranks, another ranks_per_node, or a rank that is there already. With another secret
  * a rank tries until its deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text says
  * so. EP_E_STATE: rank 0 cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others. Connections

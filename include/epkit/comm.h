@@ -18,10 +18,10 @@
  * have held locks when it forked. The child can make communicators of its own. Any thread may fork at any time.
  *
  * Peers. A peer is dead (EP_E_PEER_DEAD) when the kernel says that its process has ended: by a pidfd, or where there
- * are none by its process number and /proc. It has left (EP_E_PEER_LEFT) when it says so itself, or has freed what a
- * call needs of it. Everything else - no pidfd, a /proc that hides it (hidepid, another user, another PID namespace) -
- * tells nothing: such a peer is waited for until the deadline, then it is late (EP_E_TIMEOUT), and the error text adds
- * that nobody can tell here whether it lives. A rank that lives is never reported dead; of a rank of another host only
+ * are none by its process number and /proc. It has left (EP_E_PEER_LEFT) when it has freed its communicator, or what a
+ * call needs of it. Where neither is known - no pidfd, a /proc that hides it (hidepid, another user, another PID
+ * namespace) - the peer is waited for until the deadline, then it is late (EP_E_TIMEOUT), and the error text adds that
+ * its state cannot be read here. A rank that lives is never reported dead; of a rank of another host only
  * the end of its connections can be seen (networks "tcp" and "verbs"), and the text says that it died or was cut off.
  *
  * Failure. When a communicator has failed, each later collective call returns the same status at once, on every rank,
@@ -29,8 +29,8 @@
  * the first that any of them finds. Outputs of the failed call are undefined. ep_comm_shrink() builds a new group of
  * the survivors; ep_comm_free() is always allowed. A status of the 3xx or 4xx kind means that it has failed. One of the
  * 1xx or 2xx kind found before anything was sent leaves it as it was - but the peers, had they made the call correctly,
- * are waiting: correct and repeat the call, or abort. Found when the ranks have already met (a kernel that fails,
- * memory that cannot be had or mapped), or in a call that was only queued (invalid routing, a NaN), it fails the
+ * are waiting: correct and repeat the call, or abort. Found when the ranks have already synchronised (a kernel that
+ * fails, memory that cannot be had or mapped), or in a call that was only queued (invalid routing, a NaN), it fails the
  * communicator, and the peers get a status that names this rank.
  *
  * Damage. What a rank publishes for the others is checked before it is used. A peer that lives but whose memory is
@@ -97,13 +97,13 @@ typedef struct ep_comm_config {
  * Nodes that neither the configuration nor the boot knows are found from the hosts: ranks share one when they run under
  * one kernel and in one PID or network namespace, because only those can share memory. Each host must then have equally
  * many ranks, numbered in a row; otherwise EP_E_ARG names ranks that are in the way, and ranks_per_node has to be set.
- * Where a rank cannot tell its host (no /proc), all are taken for one node, unless others are on several hosts: then
- * EP_E_ARG names that rank. ep_comm_get_info() has the result.
+ * Where a rank cannot identify its host (no /proc), all are taken for one node, unless others are on several hosts:
+ * then EP_E_ARG names that rank. ep_comm_get_info() has the result.
  *
- * A rank whose own arguments are bad, or whose backend does not work there, says so in that comparison, so nobody waits
- * for it: the others get its status, with its number and its reason in the text. So it is with all that a rank finds
- * missing later on: memory, descriptors, a way to a peer. Only with a bad `boot` it cannot. A rank that dies meanwhile
- * is noticed by the boot, if it can (epkit/boot.h, epkit/mpi.h): EP_E_PEER_DEAD at once.
+ * A rank whose own arguments are bad, or whose backend does not work there, reports that in the comparison, so nobody
+ * waits for it: the others get its status, with its number and its reason in the text. So it is with all that a rank
+ * finds missing later on: memory, descriptors, a way to a peer. Only with a bad `boot` it cannot. A rank that dies
+ * meanwhile is noticed by the boot, if it can (epkit/boot.h, epkit/mpi.h): EP_E_PEER_DEAD at once.
  *
  * Ranks of one host share memory, which comes from peer to peer as a descriptor: through /proc/PID/fd or pidfd_getfd(),
  * or, when some rank of the group cannot be reached so, over a socket with an abstract name that only this process and
@@ -148,8 +148,8 @@ EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes
 
 /*
  * Wakes every wait of every rank of this host, now: they return EP_E_ABORTED naming this rank. Ranks on other hosts are
- * told over the networks "tcp" and "verbs"; over MPI they are not, and meet their own deadline. Any thread, any time,
- * repeatedly; async-signal-safe on the host backend, errno is kept. Returns at once.
+ * notified over the networks "tcp" and "verbs"; over MPI they are not, and wait until their own deadline. Any thread,
+ * any time, repeatedly; async-signal-safe on the host backend, errno is kept. Returns at once.
  */
 EP_API void ep_comm_abort(ep_comm *comm);
 
@@ -170,7 +170,7 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * order. Called by every survivor. Also works without a failure.
  *
  * Each waits for the others within the deadline. Who has not come then is left out, if those who have come are more
- * than half of the ranks that are known to live (neither dead nor gone by ep_comm_free(); one of which nobody can tell
+ * than half of the ranks that are known to live (neither dead nor gone by ep_comm_free(); one whose state is not known
  * counts as living); a rank that is left out gets EP_E_EXCLUDED when it comes, and each time. Are they not, they wait
  * for one more deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that
  * come later. So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are
@@ -188,12 +188,12 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * seconds, unless its rank begins the call within that time: then it was the reason to shrink.
  *
  * `config` NULL keeps the old one; when the survivors no longer fill their nodes evenly, they become one node. So they
- * do with a `config` whose ranks_per_node is 0: they share a host. The old communicator stays failed and must still be
- * freed; its memory of ep_alloc is not part of the new group.
- * With the networks "tcp" and "verbs" it works across hosts, too. A rank of another host counts as dead when its
- * connections have ended; one whose host is only silent counts as living. The ranks of a new node are then as many as
- * divide the survivors of each old node, unless `config` has another ranks_per_node than 0 and the old one.
- * EP_E_UNSUPPORTED over MPI when the ranks are on several hosts.
+ * do with a `config` whose ranks_per_node is 0: they share a host. The old communicator stays as it is, failed or not,
+ * and must still be freed; its memory of ep_alloc is not part of the new group. With the networks "tcp" and "verbs" it
+ * works across hosts, too. A rank of another host counts as dead when its connections have ended; one whose host is
+ * only silent counts as living. The ranks of a new node are then as many as divide the survivors of each old node,
+ * unless `config` has another ranks_per_node than 0 and the old one. EP_E_UNSUPPORTED over MPI when the ranks are on
+ * several hosts.
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 

@@ -75,13 +75,13 @@ typedef struct ep_ll_config {
 typedef struct ep_ll_sizes {
     size_t size;           /* EP_LL_SIZES_INIT sets it */
     int64_t rows;          /* L*R*M: rows of recv_x, recv_scales, recv_source and of a combine's x */
-    int64_t library_bytes; /* what ep_ll_new() takes of this rank's memory at once; -1: the backend does not tell */
+    int64_t library_bytes; /* what ep_ll_new() takes of this rank's memory at once; -1: not known for this backend */
     int64_t combine_bytes; /* the most that combine buffers take besides, as rows come */
 } ep_ll_sizes;
 
 #define EP_LL_SIZES_INIT EP_INIT(ep_ll_sizes)
 
-/* Not collective. The checks of ep_ll_new(), but for what only the peers can tell. */
+/* Not collective. The checks of ep_ll_new(), but for those that compare ranks. */
 EP_API ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll_sizes *ret_sizes);
 
 /* Collective. It is there on all ranks, or the call fails on all, naming the same rank. Before ep_comm_free(). */
@@ -202,11 +202,13 @@ EP_API ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer);
 EP_API ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 
 /*
- * Masks in the order of the stream, with EP_LL_MASK_DEAD (else EP_E_STATE). Not collective. set: `rank`, another one
- * than this, is masked (on: 1) or is waited for again (0), which it must be able to follow: one that has missed a call
- * is masked again at the deadline. One that this rank masked for a single dispatch got no rows of it, and hears so
- * in that dispatch: EP_E_EXCLUDED. clear: all ranks are waited for again. query: `out` [R], in memory as other outputs,
- * becomes 1 for ranks that are masked, 0 for others.
+ * Masks in the order of the stream. Not collective. set and clear need EP_LL_MASK_DEAD (else EP_E_STATE).
+ * set: `rank`, another one than this, is masked (on: 1) or is waited for again (on: 0). A rank that is masked while it
+ * works gets EP_E_EXCLUDED, as one that was late does, also in a call that began before. One that is waited for again
+ * must be able to follow: if it has missed a call it is masked again at the deadline. If it was masked for a single
+ * dispatch it got no rows of that one, which then fails with EP_E_EXCLUDED.
+ * clear: all ranks are waited for again.
+ * query: `out` [R], in memory as other outputs, becomes 1 for ranks that are masked, 0 for others.
  */
 EP_API ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream);
 EP_API ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream);

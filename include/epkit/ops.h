@@ -9,9 +9,9 @@
  * Buffers must stay valid, and inputs unchanged, until the operation is complete.
  *
  * Nothing works in place: an output that has a byte in common with an input or with another output is EP_E_ARG naming
- * both fields. What counts is what each field holds by its shape (outputs of a dispatch: out_rows rows; strided scales:
- * the scales, not the gaps between them; strided recv_scales: all from the first to the last). Inputs may overlap each
- * other.
+ * both fields. What counts is what each field holds by its shape (outputs of a dispatch, and inputs of a combine while
+ * n_recv is not known: out_rows rows; strided scales: the scales, not the gaps between them; strided recv_scales: all
+ * from the first to the last). Inputs may overlap each other.
  */
 #ifndef EPKIT_OPS_H
 #define EPKIT_OPS_H
@@ -73,7 +73,8 @@ enum {
 
 typedef struct ep_combine_args {
     size_t size;               /* EP_COMBINE_ARGS_INIT sets it */
-    const void *x;             /* [n_recv,H] bf16: one row for each received row; padding rows are not read */
+    const void *x;             /* [n_recv,H] bf16: one row for each received row; padding rows are not read. Has room
+                                  for out_rows, where the plan has a fixed capacity, and so have its weights */
     int32_t dtype;             /* EP_BF16 */
     int32_t hidden;            /* H */
     const float *topk_weights; /* rank layout [n_recv,K], expanded [n_recv]; NULL: none */

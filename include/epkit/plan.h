@@ -81,7 +81,7 @@ EP_API void ep_plan_free(ep_plan *plan);
 /*
  * Rows that suffice for every routing: what to take for max_recv_tokens, and to allocate. `args` as for ep_plan_new(),
  * of which topk, n_experts, flags, expert_alignment and max_tokens (0: n_tokens) count; max_tokens must be the most of
- * any rank, and whether tokens_per_expert is given tells a plan from a mask. A plan's capacity and max_tokens are
+ * any rank, and tokens_per_expert, if given, means a plan from a mask. A plan's capacity and max_tokens are
  * fixed: who will update it with more tokens asks with the larger max_tokens and makes the plan with both. Not
  * collective.
  */

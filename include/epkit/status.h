@@ -35,7 +35,7 @@ extern "C" {
       "free memory, raise the limit that the error text names, or use smaller buffers")                                \
     X(EP_E_SYSTEM, 202, "system call failed", "the error text holds the call and its errno")                           \
     X(EP_E_UNSUPPORTED, 203, "not supported here", "the error text says what is missing on this machine")              \
-    X(EP_E_DEVICE, 204, "device error", "the error text holds the driver's words")                                     \
+    X(EP_E_DEVICE, 204, "device error", "the error text holds the driver's message")                                   \
     X(EP_E_TIMEOUT, 301, "a peer did not answer within the deadline",                                                  \
       "look at the named rank: stopped, overloaded, or in another call; then ep_comm_shrink()")                        \
     X(EP_E_PEER_DEAD, 302, "a peer died", "look at the named rank's log; go on without it with ep_comm_shrink()")      \
@@ -68,9 +68,9 @@ EP_API const char *ep_last_error(void);
 EP_API void ep_set_last_error(const char *reason);
 
 /*
- * What the library has to tell beyond the status of a call: a communicator that opens or fails, a rank that is masked,
+ * What the library reports beyond the status of a call: a communicator that opens or fails, a rank that is masked,
  * a group that shrinks. One line without its end. Called on the thread where it happens, which may be one of the
- * library's, and on several at a time; it may call nothing of the library. NULL: nobody is told, as in the beginning.
+ * library's, and on several at a time; it may call nothing of the library. NULL, the initial value: no log.
  * For all of the process; returns when no call of the former function is under way.
  */
 typedef enum ep_log_level { EP_LOG_INFO = 1, EP_LOG_WARNING = 2, EP_LOG_ERROR = 3 } ep_log_level;

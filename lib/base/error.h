@@ -37,7 +37,7 @@ static inline bool ep_status_is_failure(int64_t status)
 }
 
 #ifdef __clang_analyzer__
-/* The analyzer sees one file at a time: it has to be told that these return what they are given. */
+/* The analyzer sees one file at a time: the attribute says that these return what they are given. */
 static inline ep_status ep_given_(ep_status given, ep_status returned)
 {
     (void)returned;

@@ -10,7 +10,7 @@
 /*
  * Moves a new descriptor above the standard streams. In a process that was started with one of them closed the kernel
  * gives out its number, and what the program then prints would land in the middle of shared memory. -1 stays -1; errno
- * tells why the move failed.
+ * says why the move failed.
  */
 static inline int ep_fd_keep(int fd)
 {

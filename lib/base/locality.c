@@ -94,7 +94,7 @@ int ep_locality_find_nodes(const void *all, size_t stride, int nranks, char ret_
         if (ep_locality_is_known(get(all, stride, rank)))
             continue;
         if (ret_why)
-            snprintf(ret_why, EP_ERROR_TEXT_BYTES, "rank %d cannot tell its host", rank);
+            snprintf(ret_why, EP_ERROR_TEXT_BYTES, "rank %d cannot identify its host", rank);
         return 0;
     }
     for (;;) {

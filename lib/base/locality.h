@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * locality.h - where a rank runs, as it tells its peers: which ranks can share memory, and the nodes that follow.
+ * locality.h - where a rank runs, as it sends it to its peers: which ranks can share memory, and the nodes that follow.
  *
  * Shared memory passes between processes of one kernel as a descriptor: by /proc/PID/fd or pidfd_getfd(), which take
  * one PID namespace, or over a socket with an abstract name, which takes one network namespace. So two containers of

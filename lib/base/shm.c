@@ -25,7 +25,7 @@ static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const
 
 /* --- making segments --------------------------------------------------------------------------------------------- */
 
-static size_t mapped_bytes(size_t bytes)
+size_t ep_shm_mapped_bytes(size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
@@ -45,7 +45,7 @@ static ep_status map_fd(int fd, size_t mapped, void **ret_base)
 static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
 {
     struct ep_shm shm = {.bytes = bytes};
-    size_t mapped = mapped_bytes(bytes);
+    size_t mapped = ep_shm_mapped_bytes(bytes);
     ep_status status;
 
     if (mapped < bytes || mapped > (size_t)INT64_MAX)
@@ -120,7 +120,7 @@ static ep_status find_file(const void *memory, size_t bytes, struct map_line *re
     FILE *maps = fopen("/proc/self/maps", "re");
 
     if (!maps)
-        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "/proc/self/maps, which tells what is mapped there");
+        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "/proc/self/maps, which lists what is mapped there");
     while (at < end && read_map_line(maps, &line)) {
         if (line.end <= at)
             continue;
@@ -139,13 +139,10 @@ static ep_status find_file(const void *memory, size_t bytes, struct map_line *re
                                "beginning, to be read and written");
 }
 
-static bool is_descriptor_of(int fd, const struct map_line *file)
+static bool is_file(const struct stat *info, const struct map_line *file)
 {
-    struct stat info;
-
-    return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_ino == file->inode &&
-           major(info.st_dev) == file->major && minor(info.st_dev) == file->minor &&
-           (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
+    return S_ISREG(info->st_mode) && (uint64_t)info->st_ino == file->inode && major(info->st_dev) == file->major &&
+           minor(info->st_dev) == file->minor;
 }
 
 /* A copy of this process's descriptor of a file; -1: it has none. */
@@ -153,15 +150,16 @@ static int find_descriptor(const struct map_line *file)
 {
     DIR *folder = opendir("/proc/self/fd");
     const struct dirent *entry;
+    struct stat info;
     int found = -1;
 
     while (folder && found < 0 && (entry = readdir(folder))) {
-        int fd = atoi(entry->d_name);
-
-        if (is_descriptor_of(fd, file))
-            found = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        /* By its name: other threads close theirs at any time, which ThreadSanitizer takes for a race with fstat(). */
+        if (fstatat(dirfd(folder), entry->d_name, &info, 0) == 0 && is_file(&info, file))
+            found = fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
         /* Another thread may have closed it meanwhile, and opened something else in its place. */
-        if (found >= 0 && !is_descriptor_of(found, file)) {
+        if (found >= 0 &&
+            (fstat(found, &info) != 0 || !is_file(&info, file) || (fcntl(found, F_GETFL) & O_ACCMODE) != O_RDWR)) {
             close(found);
             found = -1;
         }
@@ -227,7 +225,7 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
 {
     struct ep_shm shm = {.base = memory, .bytes = bytes};
     struct map_line file = {.inode = 0};
-    size_t mapped = mapped_bytes(bytes);
+    size_t mapped = ep_shm_mapped_bytes(bytes);
     struct stat info;
     ep_status status;
 
@@ -300,7 +298,7 @@ static ep_status check_segment(int fd, const struct ep_shm_name *name)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: fstat of descriptor %d", fd);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return fail_size(name, (uint64_t)info.st_size, " that may be cut off");
-    if (name->bytes > (uint64_t)INT64_MAX || (uint64_t)info.st_size < mapped_bytes((size_t)name->bytes))
+    if (name->bytes > (uint64_t)INT64_MAX || (uint64_t)info.st_size < ep_shm_mapped_bytes((size_t)name->bytes))
         return fail_size(name, (uint64_t)info.st_size, "");
     return EP_OK;
 }
@@ -437,7 +435,7 @@ ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owne
     EP_TRY(get_fd(name, owner, &fd));
     status = check_segment(fd, name);
     if (status == EP_OK)
-        status = map_fd(fd, mapped_bytes(name->bytes), &shm.base);
+        status = map_fd(fd, ep_shm_mapped_bytes(name->bytes), &shm.base);
     close(fd);
     if (status == EP_OK)
         *ret_shm = shm;
@@ -451,7 +449,7 @@ void ep_shm_done(struct ep_shm *shm)
     if (shm->serial)
         ep_segments_release(shm->serial, shm->fd);
     else
-        munmap(shm->base, mapped_bytes(shm->bytes));
+        munmap(shm->base, ep_shm_mapped_bytes(shm->bytes));
     if (shm->fd >= 0)
         close(shm->fd);
     *shm = (struct ep_shm){.fd = -1};

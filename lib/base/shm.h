@@ -32,7 +32,7 @@ struct ep_shm_name {
     uint64_t process; /* the owner's ep_process_id.key */
     int32_t pid;      /* in the owner's PID namespace */
     int32_t fd;
-    uint64_t inode; /* tells a reused descriptor number from the segment meant */
+    uint64_t inode; /* distinguishes the segment from a reused descriptor number */
     uint64_t serial;
     uint64_t bytes;
 };
@@ -50,6 +50,9 @@ struct ep_shm_owner {
     int timeout_ms;                       /* for an answer on the socket */
     bool *ret_at_owner;                   /* set when it is the owner that has failed; NULL: not wanted */
 };
+
+/* Rounded up to pages; at least one. */
+EP_PRIVATE_API size_t ep_shm_mapped_bytes(size_t bytes);
 
 /* EP_E_MEMORY names the limit that `bytes` do not fit into. */
 EP_PRIVATE_API ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm);

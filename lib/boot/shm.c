@@ -31,7 +31,7 @@
 #define LOOKS 32
 
 struct block {
-    uint64_t total_bytes; /* of the all-gather that the block is a part of: tells ranks in different calls apart */
+    uint64_t total_bytes; /* of the all-gather that the block is a part of: to detect ranks in different calls */
     unsigned char data[BLOCK_BYTES];
 };
 
@@ -56,8 +56,8 @@ struct ep_boot_shm {
 };
 
 /* 9 bits of status, 11 of the rank that gave up + 1, 11 of the rank that it gave up for + 1; 0: none */
-#define FAILED_PACK(status, rank, culprit)                                                                             \
-    ((uint32_t)(status) << 22 | ((uint32_t)(rank) + 1) << 11 | ((uint32_t)(culprit) + 1))
+#define FAILED_PACK(status, rank, failed_rank)                                                                         \
+    ((uint32_t)(status) << 22 | ((uint32_t)(rank) + 1) << 11 | ((uint32_t)(failed_rank) + 1))
 #define FAILED_STATUS(failed) ((ep_status)((failed) >> 22))
 #define FAILED_RANK(failed) ((int)((failed) >> 11 & 0x7ff) - 1)
 #define FAILED_CULPRIT(failed) ((int)((failed)&0x7ff) - 1)
@@ -163,12 +163,12 @@ static ep_status fail_broken(struct slot *mine, uint32_t failed)
                    ep_status_text(status));
 }
 
-static ep_status break_place(struct slot *mine, ep_status status, int culprit)
+static ep_status break_place(struct slot *mine, ep_status status, int failed_rank)
 {
     uint32_t none = 0;
 
     /* One failure for all: who comes second reports the first. */
-    if (!atomic_compare_exchange_strong(&mine->place->failed, &none, FAILED_PACK(status, mine->rank, culprit)))
+    if (!atomic_compare_exchange_strong(&mine->place->failed, &none, FAILED_PACK(status, mine->rank, failed_rank)))
         return fail_broken(mine, none);
     for (int rank = 0; rank < mine->place->nranks; rank++)
         ep_futex_wake(&mine->place->slots[rank].posted);

@@ -40,7 +40,7 @@ static ep_status load_boot(const ep_boot *boot, ep_boot *ret_boot)
     if (ret_boot->ranks_per_node && ret_boot->nranks % ret_boot->ranks_per_node)
         return ep_fail(EP_E_ARG, "ep_comm_new: boot.ranks_per_node %d does not divide the %d ranks",
                        ret_boot->ranks_per_node, ret_boot->nranks);
-    return EP_OK;
+    return ep_check_reserved("ep_comm_new", (uint32_t)ret_boot->reserved);
 }
 
 static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_config *config)
@@ -84,7 +84,8 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
     mine = given;
     mine.allgather = gather_with_reason;
     mine.context = &given;
-    /* From here on this rank can tell the others what is wrong, so they need not wait for it until their deadline. */
+    /* From here on this rank can report to the others what is wrong, so they need not wait for it until their deadline.
+     */
     comm = new_comm();
     status = resolve_new(comm, &mine, config);
     if (status == EP_OK)

@@ -164,7 +164,7 @@ const char *ep_config_network(const ep_comm *comm)
 }
 
 /*
- * What ranks tell each other first. Plain data of a fixed size for ever, so that ranks with different libraries can at
+ * What ranks send each other first. Plain data of a fixed size for ever, so that ranks with different libraries can at
  * least compare `version`; a library that changes the rest changes `format`.
  */
 struct digest {
@@ -276,7 +276,7 @@ static ep_status compare_nodes(const struct digest *all, int nranks, const char 
     return EP_OK;
 }
 
-/* Do all ranks share one host, as far as anybody can tell? */
+/* Do all ranks share one host, as far as is known? */
 static bool is_one_host(const struct digest *all, int nranks)
 {
     for (int a = 0; a < nranks; a++)

@@ -34,7 +34,7 @@ struct ep_comm {
     ep_stats stats;
     bool shrunk;                      /* a newer group has replaced this one */
     bool excluded;                    /* the others have formed a newer group without this rank */
-    bool told;                        /* its failure is in the log; under error_lock */
+    bool logged;                      /* its failure is in the log; under error_lock */
     int keep_device;                  /* 1 + the device of the group that this one continues; 0: it may choose */
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
     char reason[EP_ERROR_TEXT_BYTES]; /* of the failure in `failed` */
@@ -52,7 +52,7 @@ struct ep_plan {
     ep_plan_info full; /* with their counts, once `counted` is set: maybe by a worker while the caller looks on */
     _Atomic bool counted;
     bool from_mask; /* made from token_in_rank: args.topk is then the number of ranks */
-    bool updated;   /* info tells no counts any more */
+    bool updated;   /* info has no counts any more */
 };
 
 /* What is known of the plan now. Read all of a plan's info through this. */

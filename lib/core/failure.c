@@ -52,8 +52,8 @@ ep_status ep_comm_record(ep_comm *comm, ep_status status)
     /* It may have been set before there were words for it (ep_comm_abort() in a signal handler). */
     if (fatal && !comm->reason[0] && (ep_status)atomic_load(&comm->failed) == status)
         memcpy(comm->reason, comm->error, sizeof(comm->reason));
-    first = fatal && !comm->told;
-    comm->told |= fatal;
+    first = fatal && !comm->logged;
+    comm->logged |= fatal;
     pthread_mutex_unlock(&comm->error_lock);
     if (first)
         ep_log(EP_LOG_ERROR, "rank %d of %d: the communicator has failed: %s: %s", comm->rank, comm->nranks,

@@ -359,7 +359,8 @@ ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream)
     EP_TRY_ON(ll->comm, ep_check_range(__func__, "rank", rank, 0, ll->comm->nranks - 1));
     if (rank == ll->comm->rank)
         return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: rank %d is this one", __func__, rank));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, rank, on != 0, stream));
+    EP_TRY_ON(ll->comm, ep_check_range(__func__, "on", on, 0, 1));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, rank, on, stream));
 }
 
 ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream)

@@ -101,7 +101,7 @@ static ep_status check_recv_scales(const ep_dispatch_args *args, int64_t *ret_by
     return EP_OK;
 }
 
-/* `scale_type` tells whether there are scales: a rank without tokens may have no pointer. */
+/* `scale_type` says whether there are scales: a rank without tokens may have no pointer. */
 static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct ep_buffer *buffers)
 {
     int64_t bytes = 0;

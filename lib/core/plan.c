@@ -28,7 +28,7 @@ static ep_status check_mask(const char *call, const ep_comm *comm, ep_plan_args 
     if (args->idx_type)
         return ep_fail(EP_E_ARG, "%s: idx_type is %d with token_in_rank", call, args->idx_type);
     if (args->flags & EP_PLAN_EXPANDED)
-        return ep_fail(EP_E_ARG, "%s: EP_PLAN_EXPANDED with token_in_rank, which tells no expert", call);
+        return ep_fail(EP_E_ARG, "%s: EP_PLAN_EXPANDED with token_in_rank, which names no experts", call);
     if (comm->nranks > EP_MAX_TOPK)
         return ep_fail(EP_E_UNSUPPORTED, "%s: token_in_rank is for groups of up to %d ranks", call, EP_MAX_TOPK);
     args->topk = comm->nranks;
@@ -77,7 +77,7 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
     return EP_OK;
 }
 
-/* In the expanded layout as many choices as can meet on one rank, each expert's rows rounded up. */
+/* In the expanded layout as many choices as one rank can have, each expert's rows rounded up. */
 static int64_t max_rows(const ep_comm *comm, const ep_plan_args *args)
 {
     int64_t tokens = (int64_t)comm->nranks * (args->max_tokens > args->n_tokens ? args->max_tokens : args->n_tokens);

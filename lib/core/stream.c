@@ -12,8 +12,8 @@ const ep_comm *ep_comm_note_calling(const ep_comm *comm)
 }
 
 /*
- * What an event reports is the business of who asks: the work behind it has already told the communicator when it
- * failed, and a wait that the caller cut short is no failure of the group. So waits and queries record nothing.
+ * What an event reports is the business of who asks: the work behind it has already been recorded in the communicator
+ * when it failed, and a wait that the caller cut short is no failure of the group. So waits and queries record nothing.
  */
 
 /* An event that the backend has made, or not. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Steps of creation that succeed on all ranks or on none. Each ends in an all-gather of the boot, in which a rank that
- * has failed tells the others why: so nobody waits for it, and everybody knows whom to look at.
+ * has failed sends the others its reason: so nobody waits for it, and each can name it.
  */
 #include "group/group.h"
 
@@ -135,6 +135,32 @@ ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
 /* --- ep_ll_new ------------------------------------------------------------------------------------------------- */
 
 /* What must agree, and where the segment is. */
+ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank)
+{
+    return ep_fail(EP_E_MISMATCH, "%sranks disagree: %s is %lld on rank %d and %lld on rank %d", call, field,
+                   (long long)mine, me, (long long)theirs, rank);
+}
+
+ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank)
+{
+    return ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", me,
+                   ep_group_phase_name((enum ep_group_phase)mine), rank,
+                   ep_group_phase_name((enum ep_group_phase)theirs));
+}
+
+ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
+                           const void *theirs, int rank)
+{
+    for (size_t i = 0; i < n; i++) {
+        int32_t here = *(const int32_t *)((const char *)mine + fields[i].at);
+        int32_t there = *(const int32_t *)((const char *)theirs + fields[i].at);
+
+        if (here != there)
+            return ep_group_fail_disagree(call, fields[i].name, here, me, there, rank);
+    }
+    return EP_OK;
+}
+
 struct ll_hello {
     struct ep_group_verdict verdict;
     ep_ll_config config;
@@ -143,25 +169,15 @@ struct ll_hello {
 
 static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
 {
-    static const struct {
-        const char *name;
-        size_t at;
-    } fields[] = {
+    static const struct ep_group_field fields[] = {
         {"max_tokens", offsetof(ep_ll_config, max_tokens)}, {"hidden", offsetof(ep_ll_config, hidden)},
         {"n_experts", offsetof(ep_ll_config, n_experts)},   {"topk", offsetof(ep_ll_config, topk)},
         {"flags", offsetof(ep_ll_config, flags)},
     };
 
-    for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-            int32_t first = *(const int32_t *)((const char *)&all[0].config + fields[i].at);
-            int32_t other = *(const int32_t *)((const char *)&all[rank].config + fields[i].at);
-
-            if (first != other)
-                return ep_fail(EP_E_MISMATCH, "ep_ll_new: ranks disagree: %s is %d on rank 0 and %d on rank %d",
-                               fields[i].name, first, other, rank);
-        }
-    }
+    for (int rank = 1; rank < ll->comm->nranks; rank++)
+        EP_TRY(ep_group_compare("ep_ll_new: ", fields, sizeof(fields) / sizeof(fields[0]), &all[0].config, 0,
+                                &all[rank].config, rank));
     return EP_OK;
 }
 

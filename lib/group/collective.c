@@ -7,7 +7,7 @@ static ep_status exchange_now(struct ep_group *group, enum ep_group_phase phase,
 {
     EP_TRY(ep_group_plan_complete(group, NULL));
     EP_TRY(ep_group_exchange_start(group, phase, row, bytes, ret_number));
-    return ep_group_exchange_complete(group, *ret_number, phase);
+    return ep_group_exchange_complete(group, *ret_number, phase, NULL);
 }
 
 static ep_status run_barrier(void *arguments)

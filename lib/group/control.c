@@ -57,7 +57,7 @@ static bool is_apart(const struct ep_group *group, int rank)
     return !same_node(group, rank) && ep_net_is_linked(group->comm->config.network);
 }
 
-/* A host that cannot be told from another one, because a rank has no /proc, is tried as the same one. */
+/* A host that cannot be distinguished from another one, because a rank has no /proc, is tried as the same one. */
 static bool may_share_host(const struct identity *a, const struct identity *b)
 {
     return !a->process.host[0] || !b->process.host[0] ||
@@ -149,7 +149,7 @@ static ep_status attach_by_socket(struct introduction *intro, int rank, const st
             return EP_OK;
         owner.timeout_ms = left_ms(intro->deadline_ns);
         status = ep_shm_request_pidfd(&owner, &peer->process.pidfd);
-        /* It has none: then nobody can tell whether it lives. */
+        /* It has none: then it is not known whether it lives. */
         if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
             return EP_OK;
         if (status == EP_E_UNSUPPORTED) {

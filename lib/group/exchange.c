@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* In front of every row, so that ranks in different calls are told apart instead of reading each other's bytes. */
+/* In front of every row, so that ranks in different calls are detected instead of reading each other's bytes. */
 struct row_head {
     int32_t phase;
     uint32_t bytes;
@@ -118,8 +118,17 @@ static const struct row_head *row_of(const struct ep_group *group, uint64_t numb
     return board_row(group, ep_group_control_of(group, group->first + local), number, node);
 }
 
-ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, enum ep_group_phase phase)
+static int64_t extent_of(const struct row_head *row, const struct ep_group_extent *extent)
 {
+    return ((int64_t)row->bytes - (int64_t)extent->fixed) / (int64_t)extent->each;
+}
+
+ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, enum ep_group_phase phase,
+                                     const struct ep_group_extent *extent)
+{
+    static const struct ep_group_extent bytes = {"bytes", 0, 1};
+    const struct ep_group_extent *what = extent ? extent : &bytes;
+    int me = group->comm->rank;
     struct row_head mine;
 
     ep_group_read_shared(&mine, board_row(group, group->control, number, group->comm->node), sizeof(mine));
@@ -136,17 +145,11 @@ ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, en
 
         if (row.phase != mine.phase)
             return ep_group_set_own_failure(
-                group,
-                ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"",
-                        group->comm->rank, ep_group_phase_name((enum ep_group_phase)mine.phase), rank,
-                        ep_group_phase_name((enum ep_group_phase)row.phase)),
-                rank, phase);
+                group, ep_group_fail_calls((uint32_t)mine.phase, me, (uint32_t)row.phase, rank), rank, phase);
         if (row.bytes != mine.bytes)
-            return ep_group_set_own_failure(group,
-                                            ep_fail(EP_E_MISMATCH,
-                                                    "ranks disagree: bytes is %u on rank %d and %u on rank %d",
-                                                    mine.bytes, group->comm->rank, row.bytes, rank),
-                                            rank, phase);
+            return ep_group_set_own_failure(
+                group, ep_group_fail_disagree("", what->field, extent_of(&mine, what), me, extent_of(&row, what), rank),
+                rank, phase);
         if (row.number != number)
             return ep_group_fail_damaged(group, rank, phase, "the number of its exchange", (int64_t)row.number);
     }

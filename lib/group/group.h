@@ -39,7 +39,7 @@
 #define EP_GROUP_EXCHANGES 4 /* exchanges in flight: plans whose counts nobody has asked for yet */
 #define EP_GROUP_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
 #define EP_GROUP_GATHER_BYTES 4096
-#define EP_GROUP_REASON_BYTES 256      /* of a failure, as its peers hear it; longer ones are cut */
+#define EP_GROUP_REASON_BYTES 256      /* of a failure, as its peers get it; longer ones are cut */
 #define EP_GROUP_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
 
 /* What a rank is waiting for or doing; the names are what error texts show. */
@@ -89,7 +89,7 @@ enum { EP_GROUP_AT_X, EP_GROUP_AT_SCALES, EP_GROUP_AT_INDEX, EP_GROUP_AT_WEIGHTS
 
 /* What a rank publishes when it enters a dispatch or combine. */
 struct ep_group_descriptor {
-    int32_t phase; /* EP_GROUP_DISPATCH_READY or EP_GROUP_COMBINE_READY: tells two ranks in different calls apart */
+    int32_t phase; /* EP_GROUP_DISPATCH_READY or EP_GROUP_COMBINE_READY: to detect two ranks in different calls */
     int32_t plan_number;
     int32_t dtype, hidden, scale_type, scale_words, outputs;
     int64_t rows;   /* that the buffers below hold: all ranks compute the same number from the plan */
@@ -331,8 +331,22 @@ ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks);
 /* As ep_group_agree() among the ranks of a communicator that is there. */
 ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine);
+
+/* An int32_t in a struct that ranks send each other, which has to be the same in those of two ranks. */
+struct ep_group_field {
+    const char *name;
+    size_t at;
+};
+/* EP_E_MISMATCH with the first of the fields that differs in `mine`, of rank `me`, and `theirs`. call: "ep_...: ", or
+ * "". */
+ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
+                           const void *theirs, int rank);
+/* EP_E_MISMATCH and its text alone. */
+ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank);
+ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank);
+
 /*
- * ep_ll_new: tells all ranks this one's status so far and its segment, and compares configurations; ret_all [R] has the
+ * ep_ll_new: sends all ranks this one's status so far and its segment, and compares configurations; ret_all [R] has the
  * segments. Then creation succeeds on all ranks or on none: ep_group_agree_within().
  */
 ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_address *where,
@@ -403,7 +417,7 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
 /* Publishes a failure and wakes everybody; returns `status` with text. */
 ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase);
 /*
- * The same for a status whose text is the thread's last error: keeps that text, which the peers hear as well, unless
+ * The same for a status whose text is the thread's last error: keeps that text, which the peers get as well, unless
  * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `failed_rank` is,
  * unless that is a peer that could not hand out its segment. The text names the rank that failed before any other.
  */
@@ -448,7 +462,7 @@ void ep_group_link_close(struct ep_group *group);
 struct ep_group_message {
     uint32_t kind;   /* EP_GROUP_MESSAGE_* */
     uint32_t detail; /* board: bytes; route: tokens in this message; row and partial: check of the shape */
-    uint64_t number; /* of the exchange or operation; tells ranks in different calls apart */
+    uint64_t number; /* of the exchange or operation; to detect ranks in different calls */
     uint64_t index;  /* of the first token, in the order of the route */
     uint64_t unused; /* keeps what follows aligned to 16 bytes */
 };
@@ -478,11 +492,16 @@ static inline int ep_group_rail(const struct ep_group *group, int node)
 /*
  * exchange.c: all-gather of rows of at most board_row_bytes - 16 bytes. start publishes without waiting for peers
  * unless they are EP_GROUP_EXCHANGES exchanges behind; complete makes all rows readable; release gives them up. In
- * order.
+ * order. Rows of other bytes than this rank's are a mismatch of the field that `extent` names, NULL: of the bytes.
  */
+struct ep_group_extent {
+    const char *field; /* a row has `fixed` bytes, and `each` for each of it */
+    size_t fixed, each;
+};
 ep_status ep_group_exchange_start(struct ep_group *group, enum ep_group_phase phase, const void *row, size_t bytes,
                                   uint64_t *ret_number);
-ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, enum ep_group_phase phase);
+ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, enum ep_group_phase phase,
+                                     const struct ep_group_extent *extent);
 /* Copies `bytes` of the row of `rank` in an exchange between complete and release. */
 void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int rank, void *ret_row, size_t bytes);
 void ep_group_exchange_release(struct ep_group *group, uint64_t number);
@@ -633,7 +652,7 @@ ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
  * The same in two steps for a backend that counts by itself: prepare makes plan->impl, whose tokens_per_rank and
  * tokens_per_expert the caller fills; publish does the rest. With inner->index freed and NULL no routes are made: the
- * caller keeps them, and first_row tells where its rows begin. One node only. Both undo everything when they fail;
+ * caller keeps them, and first_row says where its rows begin. One node only. Both undo everything when they fail;
  * discard does it for a plan that is not published.
  */
 ep_status ep_group_plan_prepare(ep_plan *plan);

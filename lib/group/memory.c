@@ -160,7 +160,7 @@ static bool is_taken(const struct ep_group *group, const void *memory, size_t by
     for (int index = 0; index < EP_GROUP_SLOTS; index++) {
         const struct ep_shm *shm = &group->allocations[index].shm;
         uintptr_t base = (uintptr_t)shm->base;
-        size_t pages = shm->bytes / page + (shm->bytes % page || !shm->bytes);
+        size_t pages = ep_shm_mapped_bytes(shm->bytes) / page;
 
         if (base && (at < base ? base - at < bytes : (at - base) / page < pages))
             return true;

@@ -110,10 +110,7 @@ static const int32_t *expert_counts(const struct ep_group_completion *c, int ran
 
 static ep_status compare_rows(const struct ep_group_completion *c)
 {
-    static const struct {
-        const char *name;
-        size_t at;
-    } fields[] = {
+    static const struct ep_group_field fields[] = {
         {"topk", offsetof(struct plan_row, topk)},
         {"n_experts", offsetof(struct plan_row, n_experts)},
         {"idx_type", offsetof(struct plan_row, idx_type)},
@@ -123,18 +120,11 @@ static ep_status compare_rows(const struct ep_group_completion *c)
     };
 
     for (int rank = 1; rank < c->plan->comm->nranks; rank++) {
-        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-            int32_t first = *(const int32_t *)((const char *)c->rows[0] + fields[i].at);
-            int32_t other = *(const int32_t *)((const char *)c->rows[rank] + fields[i].at);
-
-            if (first != other)
-                return ep_fail(EP_E_MISMATCH, "ep_plan_new: ranks disagree: %s is %d on rank 0 and %d on rank %d",
-                               fields[i].name, first, other, rank);
-        }
+        EP_TRY(ep_group_compare("ep_plan_new: ", fields, sizeof(fields) / sizeof(fields[0]), c->rows[0], 0,
+                                c->rows[rank], rank));
         if ((c->rows[0]->max_recv_tokens > 0) != (c->rows[rank]->max_recv_tokens > 0))
-            return ep_fail(EP_E_MISMATCH,
-                           "ep_plan_new: ranks disagree: max_recv_tokens is %lld on rank 0 and %lld on rank %d",
-                           (long long)c->rows[0]->max_recv_tokens, (long long)c->rows[rank]->max_recv_tokens, rank);
+            return ep_group_fail_disagree("ep_plan_new: ", "max_recv_tokens", c->rows[0]->max_recv_tokens, 0,
+                                          c->rows[rank]->max_recv_tokens, rank);
     }
     return EP_OK;
 }
@@ -346,10 +336,12 @@ static ep_status complete(struct ep_group *group, ep_plan *plan)
     size_t bases = nranks > (size_t)plan->args.n_experts ? nranks : (size_t)plan->args.n_experts;
     size_t row_bytes = (plan_row_bytes(plan) + 7) / 8 * 8;
     struct ep_group_completion c = {.plan = plan, .inner = inner, .group = group};
+    const struct ep_group_extent extent = {
+        "n_experts", plan_row_bytes(plan) - (size_t)plan->args.n_experts * sizeof(int32_t), sizeof(int32_t)};
     unsigned char *copies = NULL;
     ep_status status;
 
-    status = ep_group_exchange_complete(group, inner->exchange, EP_GROUP_PLAN_COUNTS);
+    status = ep_group_exchange_complete(group, inner->exchange, EP_GROUP_PLAN_COUNTS, &extent);
     if (status != EP_OK)
         goto done;
     copies = malloc(nranks * row_bytes);

@@ -131,7 +131,7 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
 
 /*
  * One failure for the whole group: the first that is written at the arbiter. Two ranks that find a reason at the same
- * time would otherwise tell different stories. Kept in the own block as well, for the time when the arbiter's is gone.
+ * time would otherwise report different ones. Kept in the own block as well, for the time when the arbiter's is gone.
  * Async-signal-safe.
  */
 static uint64_t decide(struct ep_group *group, uint64_t failure)
@@ -392,7 +392,7 @@ static int find_failed_rank(struct ep_group *group, int rank)
         if (ep_group_peer_dead(group, rank) || !read_wait(group, rank, &wait))
             return rank;
         next = waits_for(group, &wait, now);
-        /* One that waits for us was merely slow, but late it is. */
+        /* One that waits for us was only slow, but it is late. */
         if (next < 0 || next == group->comm->rank)
             return rank;
         rank = next;
@@ -634,7 +634,7 @@ ep_status ep_group_net_progress(struct ep_group *group, enum ep_group_phase phas
     ep_status status = ep_streams_progress(group->streams, ret_moved);
     int node;
 
-    /* The peers wait for what this rank can no longer do: they are to hear why. */
+    /* The peers wait for what this rank can no longer do: they get the reason. */
     if (status == EP_OK)
         return EP_OK;
     node = ep_streams_broken_peer(group->streams);

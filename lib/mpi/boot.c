@@ -214,7 +214,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
             ep_backoff(&tries);
             continue;
         }
-        /* Also at the deadline: a rank that was stopped itself may meet it with its first look. */
+        /* Also at the deadline: a rank that was stopped itself may reach it with its first check. */
         status = look_for_dead(boot, gather);
         if (status == EP_OK && now >= deadline_ns)
             status = fail_late(gather, timeout_ms);

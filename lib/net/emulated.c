@@ -492,7 +492,7 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
 }
 
 /* Two exchanges: nobody frees its segment before the peers have it. */
-static ep_status meet(struct emulated *e, const struct ep_net_params *params, ep_status status)
+static ep_status introduce(struct emulated *e, const struct ep_net_params *params, ep_status status)
 {
     const char *name = e->net.ops->name;
     struct introduction mine = {.capacity = e->capacity}, *all = calloc((size_t)params->nranks, sizeof(*all));
@@ -541,7 +541,7 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
     e->random = seed_random(params->emulation.seed, params->rank, params->rank, EP_NET_MAX_CHANNELS);
     e->stall_end_ns =
         params->emulation.stall_ms && params->emulation.stall_rank == (uint32_t)params->rank ? 0 : UINT64_MAX;
-    status = meet(e, params, prepare(e, params));
+    status = introduce(e, params, prepare(e, params));
     if (status != EP_OK) {
         emulated_free(&e->net);
         return status;

@@ -51,7 +51,7 @@ struct ep_net_ops {
     /* Moves what can be moved. EP_OK, or the error of a broken network; *ret_moved: something changed. */
     ep_status (*progress)(struct ep_net *net, bool *ret_moved);
     void (*free)(struct ep_net *net);
-    /* NULL: no peer is heard of in this way. All that `peer` has put is here, and it will put nothing more. */
+    /* NULL: the network does not report it. All that `peer` has put is here, and it will put nothing more. */
     bool (*ended)(struct ep_net *net, int peer);
     /* NULL: none. The connected socket of the control link to `peer`, which is the caller's from now on; -1: taken. */
     int (*take_link)(struct ep_net *net, int peer);
@@ -126,7 +126,7 @@ extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
 extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
 
-/* What the ranks tell each other when an endpoint is opened; what an engine adds lies behind it. */
+/* What the ranks send each other when an endpoint is opened; what an engine adds lies behind it. */
 struct ep_net_introduction {
     uint64_t status, abi, ranks_per_node, channels, region_bytes, n_signals;
     char reason[256]; /* of the status */

@@ -445,11 +445,6 @@ bool ep_streams_sleeps(const struct ep_streams *streams)
     return streams->net->sleeps;
 }
 
-const char *ep_streams_network(const struct ep_streams *streams)
-{
-    return streams->net->ops->name;
-}
-
 size_t ep_streams_bytes(const struct ep_streams *streams)
 {
     const struct ep_net *net = streams->net;

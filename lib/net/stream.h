@@ -68,7 +68,6 @@ void ep_streams_abandon(struct ep_streams *streams);
 
 /* ep_net.sleeps of the endpoint. */
 bool ep_streams_sleeps(const struct ep_streams *streams);
-const char *ep_streams_network(const struct ep_streams *streams);
 
 /* Bytes of memory held by the streams and the endpoint. */
 size_t ep_streams_bytes(const struct ep_streams *streams);

@@ -26,7 +26,7 @@
 /* Read from one connection before the others have their turn. */
 #define TURN_BYTES (1u << 20)
 #define EVENTS 64
-/* A connection that ended without a farewell: the control link tells of a death sooner. */
+/* A connection that ended without a farewell: the control link reports a death sooner. */
 #define CUT_MS 1000
 /* The peer's kernel takes what is on its way when this endpoint is freed. */
 #define FREE_MS 2000
@@ -192,7 +192,7 @@ static bool add_record(struct stream *stream, uint32_t kind, uint64_t place, uin
     if (stream->count == RECORDS && !(push(stream) && stream->count < RECORDS) && !stream->discards)
         return false;
     if (stream->discards)
-        return true; /* it has left or died: whoever waits for it hears so */
+        return true; /* it has left or died: who waits for it gets that failure */
     record = &stream->records[(stream->first + stream->count++) % RECORDS];
     *record = (struct record){.head = {.kind = kind, .number = stream->number++, .place = place, .amount = amount},
                               .data = data,

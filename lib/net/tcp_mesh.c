@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each rank listens at a port of its own and tells the others its addresses by the boot's all-gather. The rank of the
+ * Each rank listens at a port of its own and sends the others its addresses by the boot's all-gather. The rank of the
  * higher node connects, address by address, until it has proved itself to the right one; a second all-gather says
  * whether all have all their connections.
  */
@@ -108,7 +108,7 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
     return EP_OK;
 }
 
-/* --- what the ranks tell each other --- */
+/* --- what the ranks send each other --- */
 
 static ep_status agree(struct mesh *mesh, struct introduction *mine, ep_status status)
 {

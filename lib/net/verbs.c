@@ -13,7 +13,7 @@
 #define BATCH 32
 /* Batches of one progress(): bounded, so that a flood cannot keep the caller from its own work. */
 #define BATCHES 16
-/* A queue pair that failed without a farewell: the control link tells of a death sooner. */
+/* A queue pair that failed without a farewell: the control link reports a death sooner. */
 #define CUT_MS 1000
 /* The peers' NICs take what is on its way when this endpoint is freed. */
 #define FREE_MS 2000
@@ -125,7 +125,7 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
     if (v->broken != EP_OK)
         return false;
     if (line->discards)
-        return true; /* it has left or died: whoever waits for it hears so */
+        return true; /* it has left or died: who waits for it gets that failure */
     forget_padding(line);
     if (offset > net->region_bytes || bytes > net->region_bytes - offset || bytes > v->ring_bytes ||
         operations_of(v, bytes) > VERBS_SENDS) {
@@ -201,7 +201,7 @@ static bool is_of_peer(enum ibv_wc_status why)
            why == IBV_WC_REM_ABORT_ERR || why == IBV_WC_REM_OP_ERR;
 }
 
-/* A queue pair cannot tell the peer's end of the cable from this one, the port can. */
+/* A queue pair cannot distinguish the peer's end of the cable from this one, the port can. */
 static ep_status check_port(struct verbs_net *v, const struct verbs_line *line, enum ibv_wc_status why)
 {
     struct ibv_port_attr port;

@@ -34,7 +34,7 @@ typedef struct ep_rank_exit {
 
 /*
  * Runs nranks ranks and waits for all of them. Returns EP_OK when all of them ran to their end, whatever their codes;
- * ret_exits [nranks] tells how each ended. Children die with the launcher, also when it is killed by SIGKILL
+ * ret_exits [nranks] says how each ended. Children die with the launcher, also when it is killed by SIGKILL
  * (PR_SET_PDEATHSIG); the calling thread must therefore outlive the call. stdout and stderr are inherited.
  *
  * The boot knows which processes are its ranks, also those that have not come to an all-gather yet: one that dies fails

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which GPUs libepkit-cuda finds, by a CUDA runtime that is made up: four of its calls are wrapped by the linker; and
- * which groups it refuses before it opens anything. Needs no GPU.
+ * Which GPUs libepkit-cuda finds, by a CUDA runtime that is made up: four of its calls are wrapped by the linker; which
+ * of them each rank takes; and which groups it refuses before it opens anything. Needs no GPU.
  */
 #include "backend/cuda/cuda.h"
 #include "base/error.h"
+#include "testing/launch.h"
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -30,8 +31,12 @@ cudaError_t __wrap_cudaGetDeviceCount(int *ret_n)
     return machine.broken;
 }
 
+/* The GPU that was asked last by each thread. */
+static _Thread_local int asked;
+
 cudaError_t __wrap_cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute, int device)
 {
+    asked = device;
     *ret_value = attribute == cudaDevAttrComputeCapabilityMajor ? machine.major[device] : 0;
     return cudaSuccess;
 }
@@ -132,6 +137,52 @@ static bool run_group(const char *name, int nranks, int nnodes, ep_status expect
     return good;
 }
 
+/* Which GPU each of two ranks takes: all are too old, so each asks one, and no more is opened. */
+static const struct choice {
+    const char *name;
+    int device[2], taken[2];
+    ep_status status;
+} choices[] = {
+    {"by place", {-1, -1}, {0, 1}, EP_E_UNSUPPORTED}, {"device 0 is device 0", {0, 0}, {0, 0}, EP_E_UNSUPPORTED},
+    {"crosswise", {1, 0}, {1, 0}, EP_E_UNSUPPORTED},  {"one by place", {1, -1}, {1, 1}, EP_E_UNSUPPORTED},
+    {"none of these", {2, 2}, {-1, -1}, EP_E_ARG},    {"below the default", {-2, -2}, {-1, -1}, EP_E_ARG},
+};
+
+static int choose(const ep_boot *boot, void *argument)
+{
+    const struct choice *choice = argument;
+    ep_comm comm = {.rank = boot->rank,
+                    .nranks = 2,
+                    .nnodes = 1,
+                    .ranks_per_node = 2,
+                    .config = {.timeout_ms = 10000, .device = choice->device[boot->rank]}};
+    ep_status status;
+
+    asked = -1;
+    status = cuda_comm_open(&comm, boot);
+    if (status == choice->status && asked == choice->taken[boot->rank])
+        return 0;
+    printf("    rank %d asked GPU %d, not %d, %s: %s\n", boot->rank, asked, choice->taken[boot->rank],
+           ep_status_name(status), ep_last_error());
+    return 1;
+}
+
+static bool run_choice(const struct choice *choice)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[2];
+    bool good;
+
+    machine = (struct machine){2, {8, 8}, -1, -1, cudaSuccess};
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = 2;
+    launch.run = choose;
+    launch.argument = (void *)choice;
+    good = ep_launch(&launch, exits) == EP_OK && exits[0].code == 0 && exits[1].code == 0;
+    printf("device, %s: %s\n", choice->name, good ? "ok" : "FAILED");
+    return good;
+}
+
 int main(void)
 {
     bool good = true;
@@ -142,6 +193,8 @@ int main(void)
     good &= run_group("too many ranks", CUDA_MAX_RANKS + 1, 1, EP_E_UNSUPPORTED, "up to 32 ranks, not 33");
     /* One that is served gets as far as its first exchange. */
     good &= run_group("as many as there may be", CUDA_MAX_RANKS, 1, EP_E_STATE, "the all-gather was called");
+    for (size_t i = 0; i < sizeof(choices) / sizeof(choices[0]); i++)
+        good &= run_choice(&choices[i]);
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
         good &= run(&tests[i]);
     return good ? 0 : 1;

@@ -259,6 +259,8 @@ static void ll_masks_have_arguments(void **state)
     assert_int_equal(ep_ll_set_mask(ll, comm->rank, 1, NULL), EP_E_ARG);
     assert_int_equal(ep_ll_set_mask(ll, RANKS, 1, NULL), EP_E_ARG);
     assert_int_equal(ep_ll_set_mask(ll, -1, 1, NULL), EP_E_ARG);
+    assert_int_equal(ep_ll_set_mask(ll, comm->rank ? 0 : 1, 2, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "on is 2"));
     /* What this backend has not got. */
     assert_int_equal(ep_ll_barrier(ll, NULL), EP_E_UNSUPPORTED);
     assert_int_equal(ep_ll_clear_mask(ll, NULL), EP_E_UNSUPPORTED);

@@ -196,6 +196,10 @@ static void bad_boots_are_refused(void **state)
     assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
     bad.nranks = EP_MAX_RANKS + 1;
     assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    bad = good;
+    bad.reserved = 1;
+    assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "reserved is 1"));
     assert_null(comm);
     assert_int_equal(mock.opened, 0);
 }
@@ -432,7 +436,7 @@ static void hosts_that_make_no_nodes_are_named(void **state)
         {{"app", "app", "app", "bpp"}, "ranks 0 to 2 share a host and rank 3 another one"},
         {{"app", "bpp", "app", "bpp"}, "ranks 0 and 2 share a host and rank 1 between them is on another one"},
         {{"app", "bpp", "cpp", "bpp"}, "ranks 1 and 3 share a host and rank 2 between them is on another one"},
-        {{"app", "app", "?pp", "bpp"}, "rank 2 cannot tell its host"},
+        {{"app", "app", "?pp", "bpp"}, "rank 2 cannot identify its host"},
     };
     struct meeting meeting;
     char text[EP_ERROR_TEXT_BYTES];

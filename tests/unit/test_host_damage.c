@@ -146,7 +146,7 @@ static void publish_counts(ep_comm *comm, const struct counts *row, size_t bytes
     uint64_t number;
 
     if (ep_group_exchange_start(group, EP_GROUP_PLAN_COUNTS, row, bytes, &number) == EP_OK &&
-        ep_group_exchange_complete(group, number, EP_GROUP_PLAN_COUNTS) == EP_OK)
+        ep_group_exchange_complete(group, number, EP_GROUP_PLAN_COUNTS, NULL) == EP_OK)
         ep_group_exchange_release(group, number);
 }
 

@@ -309,15 +309,25 @@ static int run_sizes(const ep_boot *boot, void *argument)
         const struct shape *shape = &((const struct shape *)argument)[i];
         ep_ll_config config = EP_LL_CONFIG_INIT;
         ep_ll_sizes sizes = EP_LL_SIZES_INIT;
+        ep_comm_info before = EP_COMM_INFO_INIT, after = EP_COMM_INFO_INIT;
         ep_comm *comm = NULL;
+        ep_ll *ll = NULL;
 
         config.max_tokens = TOKENS;
         config.hidden = HIDDEN;
         config.n_experts = EXPERTS;
         config.topk = TOPK;
-        if (new_comm(boot, shape, &comm) != EP_OK || ep_ll_get_sizes(comm, &config, &sizes) != EP_OK)
+        if (new_comm(boot, shape, &comm) != EP_OK || ep_ll_get_sizes(comm, &config, &sizes) != EP_OK ||
+            ep_comm_get_info(comm, &before) != EP_OK || ep_ll_new(comm, &config, &ll) != EP_OK ||
+            ep_comm_get_info(comm, &after) != EP_OK)
             return 1;
         bytes[i] = sizes.library_bytes;
+        if (after.library_bytes - before.library_bytes != (size_t)bytes[i]) {
+            fprintf(stderr, "ep_ll_new took %zu bytes, ep_ll_get_sizes says %lld\n",
+                    after.library_bytes - before.library_bytes, (long long)bytes[i]);
+            return 1;
+        }
+        ep_ll_free(ll);
         ep_comm_free(comm);
     }
     /* Two calls, rows of two ranks for each of the most experts that a token has on one. */

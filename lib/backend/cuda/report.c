@@ -21,11 +21,8 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int ra
     int me = cuda->group.comm->rank;
 
     if (word == CUDA_TELL_PHASE || word >= CUDA_TELL_COMPARED)
-        return ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", me,
-                       ep_group_phase_name((enum ep_group_phase)mine), rank,
-                       ep_group_phase_name((enum ep_group_phase)theirs));
-    return ep_fail(EP_E_MISMATCH, "ranks disagree: %s is %d on rank %d and %d on rank %d", fields[word], (int)mine, me,
-                   (int)theirs, rank);
+        return ep_group_fail_calls(mine, me, theirs, rank);
+    return ep_group_fail_disagree("", fields[word], (int32_t)mine, me, (int32_t)theirs, rank);
 }
 
 bool cuda_has_left(const struct cuda_comm *cuda, int rank)

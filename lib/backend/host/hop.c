@@ -27,7 +27,7 @@ struct hop {
     const ep_plan *plan;
     struct ep_group_plan *inner;
     int nnodes, node, channels;
-    uint32_t shape; /* of the rows: tells ranks with other arguments apart */
+    uint32_t shape; /* of the rows: to detect ranks with other arguments */
     struct cursors *out, *in;
     int own_done;     /* tokens of this rank that are through */
     int waiting_node; /* for whom we wait when nothing moves; -1: for what is still to leave */

@@ -52,7 +52,7 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
     status = ep_group_ll_exchange(ll, mine, &where, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
         status = attach_segment(ll, inner, rank, &all[rank]);
-        /* The others are to hear of the rank that is gone, not of this one. */
+        /* The others get the rank that is gone as the cause, not this one. */
         if (ep_status_is_fatal(status))
             status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
     }
@@ -171,7 +171,7 @@ int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
     ll.impl = &inner;
     *ret_combine_bytes =
         2 * (int64_t)config->n_experts * config->max_tokens * config->hidden * (int64_t)sizeof(uint16_t);
-    return (int64_t)segment_bytes(&ll, &inner) + object_bytes(&ll);
+    return (int64_t)ep_shm_mapped_bytes(segment_bytes(&ll, &inner)) + object_bytes(&ll);
 }
 
 static bool has_read(const ep_ll *ll, int rank, uint64_t combine)

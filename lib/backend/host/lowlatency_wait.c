@@ -11,7 +11,7 @@
 #define MOST_AHEAD 8
 
 /*
- * A masked rank may merely have overslept. It gets no rows any more, and buffers are reused without waiting for it, but
+ * A masked rank may only have been late. It gets no rows any more, and buffers are reused without waiting for it, but
  * the counters go on; so the mask is published before any of that happens, and who finds itself masked leaves.
  */
 void ll_mask_rank(ep_ll *ll, int rank)

@@ -25,10 +25,7 @@ static ep_status check_record(struct ep_group *group, const ep_plan *plan, int r
 
 ep_status host_enter(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *record)
 {
-    static const struct {
-        const char *name;
-        size_t at;
-    } fields[] = {
+    static const struct ep_group_field fields[] = {
         {"the plan (in order of creation)", offsetof(struct ep_group_descriptor, plan_number)},
         {"dtype", offsetof(struct ep_group_descriptor, dtype)},
         {"hidden", offsetof(struct ep_group_descriptor, hidden)},
@@ -45,26 +42,16 @@ ep_status host_enter(struct ep_group *group, const ep_plan *plan, const struct e
     EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, entered), operation, phase));
     for (int rank = group->first; rank < group->first + group->nlocal; rank++) {
         const struct ep_group_descriptor *other = &group->records[rank - group->first];
+        int me = group->comm->rank;
+        ep_status status;
 
         EP_TRY(check_record(group, plan, rank, record));
         if (other->phase != record->phase)
-            return ep_group_set_own_failure(
-                group,
-                ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"",
-                        group->comm->rank, ep_group_phase_name(phase), rank,
-                        ep_group_phase_name((enum ep_group_phase)other->phase)),
-                rank, phase);
-        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-            int32_t mine = *(const int32_t *)((const char *)record + fields[i].at);
-            int32_t theirs = *(const int32_t *)((const char *)other + fields[i].at);
-
-            if (mine != theirs)
-                return ep_group_set_own_failure(group,
-                                                ep_fail(EP_E_MISMATCH,
-                                                        "ranks disagree: %s is %d on rank %d and %d on rank %d",
-                                                        fields[i].name, mine, group->comm->rank, theirs, rank),
-                                                rank, phase);
-        }
+            status = ep_group_fail_calls((uint32_t)phase, me, (uint32_t)other->phase, rank);
+        else
+            status = ep_group_compare("", fields, sizeof(fields) / sizeof(fields[0]), record, me, other, rank);
+        if (status != EP_OK)
+            return ep_group_set_own_failure(group, status, rank, phase);
     }
     return EP_OK;
 }

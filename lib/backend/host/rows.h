@@ -70,7 +70,7 @@ void ep_rows_stream_end(void);
 /* Bytes of destinations above which the stream forms win here: the last-level cache, read from sysfs once. */
 size_t ep_rows_stream_threshold(void);
 
-/* Bytes of the data cache of the highest level below a sysfs directory ".../cpuN/cache"; 0 if it does not tell. */
+/* Bytes of the data cache of the highest level below a sysfs directory ".../cpuN/cache"; 0 if it is not known. */
 size_t ep_rows_last_level_cache(const char *directory);
 
 #endif

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two ranks that give a collective call different arguments, or are in different calls: both get EP_E_MISMATCH, with
+ * the field by the name that the caller knows it by, both ranks and both values. Ranks are threads.
+ */
+#include "testing/launch.h"
+
+#include <epkit/epkit.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { NRANKS = 2, HIDDEN = 512 };
+
+/* What the second rank gives in place of what the first one does. */
+enum deviation {
+    PLAN_EXPERTS,
+    PLAN_TOPK,
+    PLAN_TYPE,
+    PLAN_FLAGS,
+    PLAN_ALIGNMENT,
+    PLAN_MASK,
+    DISPATCH_HIDDEN,
+    DISPATCH_TYPE,
+    DISPATCH_OUTPUTS,
+    DISPATCH_WORDS,
+    DISPATCH_COMBINE,
+    GATHER_BYTES,
+    GATHER_BARRIER,
+    LL_TOKENS,
+    LL_TOPK
+};
+
+static const struct scenario {
+    enum deviation deviation;
+    const char *field;
+    int value[NRANKS];
+} scenarios[] = {
+    {PLAN_EXPERTS, "n_experts", {4, 6}},
+    {PLAN_TOPK, "topk", {2, 1}},
+    {PLAN_TYPE, "idx_type", {EP_I32, EP_I64}},
+    {PLAN_FLAGS, "flags", {0, EP_PLAN_EXPANDED}},
+    {PLAN_ALIGNMENT, "expert_alignment", {1, 8}},
+    {PLAN_MASK, "token_in_rank in place of topk_idx", {0, 1}},
+    {DISPATCH_HIDDEN, "hidden", {512, 256}},
+    {DISPATCH_TYPE, "dtype", {EP_BF16, EP_F8E4M3}},
+    {DISPATCH_OUTPUTS, "the set of outputs", {0, 1}},
+    {DISPATCH_WORDS, "scale_words", {2, 3}},
+    {DISPATCH_COMBINE, NULL, {0, 0}},
+    {GATHER_BYTES, "bytes", {16, 8}},
+    {GATHER_BARRIER, NULL, {0, 0}},
+    {LL_TOKENS, "max_tokens", {2, 3}},
+    {LL_TOPK, "topk", {1, 2}},
+};
+
+static ep_status new_plan(ep_comm *comm, enum deviation deviation, int rank, ep_plan **ret_plan)
+{
+    static const int32_t experts[4] = {0, 1, 2, 3}, counts[4] = {1, 0, 0, 0};
+    static const uint8_t mask[NRANKS] = {1, 0};
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    bool other = rank == 1;
+
+    args.topk_idx = experts;
+    args.idx_type = other && deviation == PLAN_TYPE ? EP_I64 : EP_I32;
+    args.n_tokens = other && deviation == PLAN_TYPE ? 0 : 1;
+    args.topk = other && deviation == PLAN_TOPK ? 1 : 2;
+    args.n_experts = other && deviation == PLAN_EXPERTS ? 6 : 4;
+    args.flags = other && deviation == PLAN_FLAGS ? EP_PLAN_EXPANDED : 0;
+    args.expert_alignment = other && deviation == PLAN_ALIGNMENT ? 8 : 1;
+    if (other && deviation == PLAN_MASK) {
+        args.topk_idx = NULL;
+        args.topk = 0;
+        args.idx_type = 0;
+        args.token_in_rank = mask;
+        args.tokens_per_expert = counts;
+    }
+    return ep_plan_new(comm, &args, ret_plan);
+}
+
+static ep_status use_plan(ep_plan *plan, enum deviation deviation, int rank)
+{
+    _Alignas(16) static unsigned char x[NRANKS][HIDDEN * 2], out[NRANKS][8 * HIDDEN * 2];
+    _Alignas(16) static int32_t words[NRANKS][4], out_words[NRANKS][32], index[NRANKS][16];
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    bool other = rank == 1;
+
+    if (other && deviation == DISPATCH_COMBINE) {
+        combine.x = out[rank];
+        combine.dtype = EP_BF16;
+        combine.hidden = HIDDEN;
+        combine.out = x[rank];
+        return ep_combine_sync(plan, &combine);
+    }
+    dispatch.x = x[rank];
+    dispatch.dtype = other && deviation == DISPATCH_TYPE ? EP_F8E4M3 : EP_BF16;
+    dispatch.hidden = other && deviation == DISPATCH_HIDDEN ? HIDDEN / 2 : HIDDEN;
+    dispatch.recv_x = out[rank];
+    dispatch.out_rows = 8;
+    if (deviation == DISPATCH_WORDS) {
+        dispatch.scales = words[rank];
+        dispatch.scale_type = EP_I32;
+        dispatch.scale_words = other ? 3 : 2;
+        dispatch.recv_scales = out_words[rank];
+    }
+    if (other && deviation == DISPATCH_OUTPUTS)
+        dispatch.recv_topk_idx = index[rank];
+    return ep_dispatch_sync(plan, &dispatch);
+}
+
+static ep_status gather(ep_comm *comm, enum deviation deviation, int rank)
+{
+    char mine[16] = {0}, all[NRANKS * 16];
+
+    if (rank == 1 && deviation == GATHER_BARRIER)
+        return ep_comm_barrier(comm);
+    return ep_comm_allgather(comm, mine, rank == 1 ? 8 : 16, all);
+}
+
+static ep_status new_ll(ep_comm *comm, enum deviation deviation, int rank)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll *ll = NULL;
+
+    config.max_tokens = rank == 1 && deviation == LL_TOKENS ? 3 : 2;
+    config.hidden = 128;
+    config.n_experts = 4;
+    config.topk = rank == 1 && deviation == LL_TOPK ? 2 : 1;
+    return ep_ll_new(comm, &config, &ll);
+}
+
+static int deviate(const ep_boot *boot, void *argument)
+{
+    const struct scenario *scenario = argument;
+    const int *value = scenario->value;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    ep_plan *plan = NULL;
+    ep_status status;
+    char forth[100], back[100];
+
+    config.backend = "host";
+    config.timeout_ms = 60000;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    status = new_plan(comm, scenario->deviation, boot->rank, &plan);
+    if (status == EP_OK && scenario->deviation >= LL_TOKENS)
+        status = new_ll(comm, scenario->deviation, boot->rank);
+    else if (status == EP_OK && scenario->deviation >= GATHER_BYTES)
+        status = gather(comm, scenario->deviation, boot->rank);
+    else if (status == EP_OK)
+        status = use_plan(plan, scenario->deviation, boot->rank);
+    snprintf(forth, sizeof(forth), "ranks are in different calls: rank ");
+    snprintf(back, sizeof(back), "%s", forth);
+    if (scenario->field) {
+        snprintf(forth, sizeof(forth), "ranks disagree: %s is %d on rank 0 and %d on rank 1", scenario->field, value[0],
+                 value[1]);
+        snprintf(back, sizeof(back), "ranks disagree: %s is %d on rank 1 and %d on rank 0", scenario->field, value[1],
+                 value[0]);
+    }
+    if (status != EP_E_MISMATCH || (!strstr(ep_last_error(), forth) && !strstr(ep_last_error(), back))) {
+        fprintf(stderr, "rank %d: %s: \"%s\", expected \"...%s...\"\n", boot->rank, ep_status_name(status),
+                ep_last_error(), forth);
+        return 2;
+    }
+    ep_plan_free(plan);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void both_ranks_hear_the_field_and_the_values(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+        ep_rank_exit exits[NRANKS];
+
+        launch.mode = EP_LAUNCH_THREADS;
+        launch.nranks = NRANKS;
+        launch.run = deviate;
+        launch.argument = (void *)&scenarios[i];
+        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        for (int rank = 0; rank < NRANKS; rank++)
+            if (exits[rank].code)
+                fail_msg("scenario %zu: rank %d ended with %d", i, rank, exits[rank].code);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(both_ranks_hear_the_field_and_the_values),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
