@@ -310,7 +310,6 @@ static ep_status launch(struct inner *inner, int phases)
 {
     cudaError_t error;
 
-    inner->dispatch.ll.launch = inner->combine.ll.launch = cuda_ll_net_next(inner->net);
     if (inner->in_dispatch) {
         inner->dispatch.phases = phases;
         error = cuda_launch_ll_dispatch(&inner->dispatch, inner->blocks, inner->stream);
@@ -319,7 +318,7 @@ static ep_status launch(struct inner *inner, int phases)
         error = cuda_launch_ll_combine(&inner->combine, inner->blocks, inner->stream);
     }
     EP_TRY(cuda_status(error, "low-latency kernel"));
-    return cuda_ll_net_launched(inner->net, inner->stream);
+    return cuda_ll_net_launched(inner->net, inner->stream, inner->capture);
 }
 
 /* Starts a part of the call and, for the forms that wait, waits for it. */
@@ -426,23 +425,12 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
     return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
 }
 
-/* Between nodes the proxy is told of each launch by the host. */
-static ep_status begin_call(const struct inner *inner, ep_stream stream, struct cuda_call *ret_call)
-{
-    EP_TRY(cuda_call_begin(inner->cuda, stream, true, ret_call));
-    if (!inner->net || !ret_call->capture)
-        return EP_OK;
-    return cuda_call_end(
-        ret_call, cuda_need_one_node(inner->cuda->group.comm, "capture of a stream", "low latency in CUDA graphs"),
-        false);
-}
-
 /* What the call has queued is behind the last operation, and the next one behind it. */
 static ep_status begin(ep_ll *ll, ep_stream stream, struct cuda_call *ret_call)
 {
     struct inner *inner = ll->impl;
 
-    EP_TRY(begin_call(inner, stream, ret_call));
+    EP_TRY(cuda_call_begin(inner->cuda, stream, true, ret_call));
     inner->stream = ret_call->stream;
     inner->capture = ret_call->capture;
     inner->waits = ll->comm->blocking && !ret_call->capture;
@@ -540,13 +528,12 @@ static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out,
     struct cuda_call call;
     ep_status status;
 
-    EP_TRY(begin_call(inner, stream, &call));
-    mask.ll.launch = cuda_ll_net_next(inner->net);
+    EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
     status = cuda_check_pointer(inner->cuda, "ep_ll_query_mask", "out", out);
     if (status == EP_OK)
         status = cuda_status(cuda_launch_ll_mask(&mask, call.stream), "mask kernel");
     if (status == EP_OK)
-        status = cuda_ll_net_launched(inner->net, call.stream);
+        status = cuda_ll_net_launched(inner->net, call.stream, call.capture);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 
@@ -569,12 +556,11 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
     struct cuda_call call;
     ep_status status;
 
-    EP_TRY(begin_call(inner, stream, &call));
+    EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
     device.waits.ready_phase = device.waits.done_phase = EP_GROUP_LL_BARRIER;
-    device.launch = cuda_ll_net_next(inner->net);
     status = cuda_status(cuda_launch_ll_barrier(&device, call.stream), "barrier kernel");
     if (status == EP_OK)
-        status = cuda_ll_net_launched(inner->net, call.stream);
+        status = cuda_ll_net_launched(inner->net, call.stream, call.capture);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 
