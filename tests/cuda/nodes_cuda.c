@@ -2,7 +2,8 @@
 /*
  * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENE]: between nodes, what test_cuda, which
  * compares the bits, does not look at. Calls that there are within one node alone say so and change nothing; barriers
- * hold across nodes; a thousand operations are queued ahead of the network; ranks that disagree hear who. Exit 77 when
+ * hold across nodes; a thousand operations are queued ahead of the network; pinned memory has a limit, and is reserved;
+ * ranks that disagree hear who. Exit 77 when
  * there is no GPU.
  */
 #include "case.h"
@@ -279,12 +280,40 @@ static int run_different_calls(struct state *s)
     return run_disagree(s, true);
 }
 
+/* A limit refuses what needs more, by name; then the same is done with more, and without taking anything new. */
+static int run_memory(struct state *s)
+{
+    ep_comm *comm = s->group->cuda;
+    size_t held, needed, before;
+
+    TRY(make_plan(s));
+    TRY(make_buffers(s));
+    CALL(ep_cuda_get_net_memory(comm, &before, NULL));
+    CALL(ep_cuda_set_net_memory(comm, 0, before + 1));
+    TRY(expect_status("ep_dispatch", dispatch(s, 0, HIDDEN), EP_E_MEMORY, "ep_cuda_set_net_memory"));
+    CALL(ep_cuda_get_net_memory(comm, &held, &needed));
+    EXPECT(held == before && needed > before, "%zu bytes are held and %zu needed", held, needed);
+    TRY(group_meet(s->group));
+    CALL(ep_cuda_set_net_memory(comm, 4 * needed, 0));
+    CALL(ep_cuda_get_net_memory(comm, &before, NULL));
+    EXPECT(before >= 4 * needed, "%zu bytes were reserved, not %zu", before, 4 * needed);
+    TRY(group_meet(s->group));
+    CALL(dispatch(s, 0, HIDDEN));
+    CALL(combine(s, 0));
+    CALL(ep_stream_sync(comm, s->group->stream));
+    CALL(ep_cuda_get_net_memory(comm, &held, &needed));
+    EXPECT(held == before && needed <= held, "%zu bytes are held of %zu, %zu needed", held, before, needed);
+    TRY(expect_status("ep_cuda_set_net_memory", ep_cuda_set_net_memory(comm, 2, 1), EP_E_ARG, "reserve"));
+    return check_sound(s);
+}
+
 static const struct scene {
     const char *name;
     int (*run)(struct state *s);
 } scenes[] = {{"refused", run_refused},
               {"barrier", run_barrier},
               {"ahead", run_ahead},
+              {"memory", run_memory},
               {"disagree-arguments", run_different_arguments},
               {"disagree-calls", run_different_calls}};
 

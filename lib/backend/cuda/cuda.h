@@ -12,8 +12,9 @@
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
  *   lowlatency.c            the low-latency calls;  ll_nodes.c  what they send to other nodes
- *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there;  proxy.c  the thread that sends and
- * receives for them;  op_ring.c  which is next module.c    device memory, clocks and yardsticks for the command
+ *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there;  hop.c  what each sends and receives;
+ *   proxy.c     the thread that does it;  op_ring.c  which is next;  arenas.c, pinned.c  their memory
+ *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *
  * Control is the group layer's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation
