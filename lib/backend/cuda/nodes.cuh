@@ -6,6 +6,9 @@
 #include "backend/cuda/meet.cuh"
 #include "backend/cuda/nodes.h"
 
+#define LEAST_PAUSE_NS 200u
+#define MOST_PAUSE_NS 16000u
+
 /* Past all caches: the network, or a peer, has written it while kernels ran. */
 __device__ __forceinline__ uint4 load_vector(const unsigned char *from)
 {
@@ -82,22 +85,23 @@ __device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_
     waits.mine->net_operation = run.number;
 }
 
-/* Of a word in host memory: threads of many blocks that read it without a pause take PCIe from the rows. */
-__device__ __forceinline__ bool has_number(const uint64_t *word, uint64_t number)
-{
-    if (load_acquire(word) >= number)
-        return true;
-    __nanosleep(200);
-    return false;
-}
-
-struct has_landed {
-    const cuda_landed *landed;
+/*
+ * Has a word in host memory that number? Every warp of a grid may wait for one. Without a pause their reads take PCIe
+ * from the rows, and with a short one a driver that works for another process on this GPU (bench/NOTES.md): so pauses
+ * grow.
+ */
+struct has_number {
+    const uint64_t *word;
     uint64_t number;
+    uint32_t pause_ns;
 
-    __device__ __forceinline__ bool operator()() const
+    __device__ __forceinline__ bool operator()()
     {
-        return has_number(&landed->number, number);
+        if (load_acquire(word) >= number)
+            return true;
+        __nanosleep(pause_ns);
+        pause_ns = min(2 * pause_ns, MOST_PAUSE_NS);
+        return false;
     }
 };
 
@@ -122,7 +126,7 @@ __device__ inline const unsigned char *await_chunk(const cuda_waits &waits, cons
                                                    const cuda_chunks &c, int node, int slot)
 {
     const cuda_landed *landed = run.half->landed + slot;
-    wait_end end = wait_while_moving(waits, has_landed{landed, run.number}, op.moved + node);
+    wait_end end = wait_while_moving(waits, has_number{&landed->number, run.number, LEAST_PAUSE_NS}, op.moved + node);
 
     if (end != WAIT_MET) {
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
@@ -147,16 +151,6 @@ __device__ __forceinline__ void send_chunk(const net_run &run, int slot)
         store_release(&run.half->ready[slot], run.number);
 }
 
-struct has_left {
-    const cuda_proxy_words *words;
-    uint64_t number;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return has_number(&words->sent, number);
-    }
-};
-
 /*
  * May the arena be written, in which the chunks of the operation before the last were packed? Then this one is posted.
  * By all threads of each block; false: leave.
@@ -167,7 +161,8 @@ __device__ inline bool await_arena(const cuda_waits &waits, const cuda_net_op &o
     bool sound = true;
 
     if (threadIdx.x == 0 && run.number > 2) {
-        wait_end end = wait_while_moving(waits, has_left{op.words, run.number - 2}, op.moved + c.nnodes);
+        wait_end end =
+            wait_while_moving(waits, has_number{&op.words->sent, run.number - 2, LEAST_PAUSE_NS}, op.moved + c.nnodes);
         int blocked = *(const volatile int32_t *)&op.words->blocked;
 
         sound = end == WAIT_MET;
