@@ -288,6 +288,8 @@ static int meet_fault(struct state *s)
     }
     if (s->kind->fault == AMID)
         CALL(ep_cuda_set_sms(s->group.cuda, SLOW_SMS));
+    /* A fault while another rank still waits for the first operations would be one of those. */
+    TRY(group_meet(&s->group));
     begin = now_ms();
     if (s->group.rank == s->victim)
         TRY(suffer(s));

@@ -7,7 +7,7 @@
 #include "backend/cuda/nodes.h"
 
 #define LEAST_PAUSE_NS 200u
-#define MOST_PAUSE_NS 16000u
+#define MOST_PAUSE_NS 1000u
 
 /* Past all caches: the network, or a peer, has written it while kernels ran. */
 __device__ __forceinline__ uint4 load_vector(const unsigned char *from)
@@ -86,22 +86,62 @@ __device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_
 }
 
 /*
- * Has a word in host memory that number? Every warp of a grid may wait for one. Without a pause their reads take PCIe
- * from the rows, and with a short one a driver that works for another process on this GPU (bench/NOTES.md): so pauses
- * grow.
+ * Has a word of the proxy, in host memory, that number? Of all threads of the grid that wait one watches the proxy's
+ * count of events in host memory, and tells the others in device memory, who look for themselves when it has changed:
+ * where every warp reads host memory, the driver is held up that works for another process on this GPU
+ * (bench/NOTES.md).
  */
 struct has_number {
-    const uint64_t *word;
+    const uint64_t *word, *events;
     uint64_t number;
+    cuda_signals *mine;
+    uint64_t seen; /* events that were told when this thread last looked */
     uint32_t pause_ns;
+    bool watches;
 
     __device__ __forceinline__ bool operator()()
     {
-        if (load_acquire(word) >= number)
-            return true;
+        uint64_t told = load_acquire(&mine->net_events);
+
+        if (told != seen) {
+            seen = told;
+            pause_ns = LEAST_PAUSE_NS;
+            if (load_acquire(word) >= number) {
+                leave();
+                return true;
+            }
+        }
+        if (!watches)
+            watches = !*(volatile uint32_t *)&mine->net_watched && !atomicCAS(&mine->net_watched, 0u, 1u);
+        if (watches) {
+            uint64_t now = load_acquire(events);
+
+            if (now != told) {
+                store_release(&mine->net_events, now);
+                return false;
+            }
+        }
         __nanosleep(pause_ns);
-        pause_ns = min(2 * pause_ns, MOST_PAUSE_NS);
+        if (!watches)
+            pause_ns = min(2 * pause_ns, MOST_PAUSE_NS);
         return false;
+    }
+
+    /* Before its thread waits no more: another one watches. */
+    __device__ __forceinline__ void leave()
+    {
+        if (watches)
+            atomicExch(&mine->net_watched, 0u);
+        watches = false;
+    }
+};
+
+struct ask_number {
+    has_number *of;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return (*of)();
     }
 };
 
@@ -112,13 +152,17 @@ __device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
 }
 
 /*
- * Waits for the network. The deadline begins anew when *moved changes: chunks that are waited for together may take
- * longer than one.
+ * Waits until a word of the proxy has that number. The deadline begins anew when *moved changes: chunks that are waited
+ * for together may take longer than one.
  */
-template <typename Met>
-__device__ inline wait_end wait_while_moving(const cuda_waits &waits, Met met, const uint64_t *moved)
+__device__ inline wait_end wait_while_moving(const cuda_waits &waits, const cuda_net_op &op, const uint64_t *word,
+                                             uint64_t number, const uint64_t *moved)
 {
-    return wait_for(waits, met, &waits.report->none, 0, 1, count_moves<uint64_t>{moved, 0});
+    has_number met = {word, &op.words->events, number, waits.mine, ~0ull, LEAST_PAUSE_NS, false};
+    wait_end end = wait_for(waits, ask_number{&met}, &waits.report->none, 0, 1, count_moves<uint64_t>{moved, 0});
+
+    met.leave();
+    return end;
 }
 
 /* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
@@ -126,7 +170,7 @@ __device__ inline const unsigned char *await_chunk(const cuda_waits &waits, cons
                                                    const cuda_chunks &c, int node, int slot)
 {
     const cuda_landed *landed = run.half->landed + slot;
-    wait_end end = wait_while_moving(waits, has_number{&landed->number, run.number, LEAST_PAUSE_NS}, op.moved + node);
+    wait_end end = wait_while_moving(waits, op, &landed->number, run.number, op.moved + node);
 
     if (end != WAIT_MET) {
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
@@ -161,8 +205,7 @@ __device__ inline bool await_arena(const cuda_waits &waits, const cuda_net_op &o
     bool sound = true;
 
     if (threadIdx.x == 0 && run.number > 2) {
-        wait_end end =
-            wait_while_moving(waits, has_number{&op.words->sent, run.number - 2, LEAST_PAUSE_NS}, op.moved + c.nnodes);
+        wait_end end = wait_while_moving(waits, op, &op.words->sent, run.number - 2, op.moved + c.nnodes);
         int blocked = *(const volatile int32_t *)&op.words->blocked;
 
         sound = end == WAIT_MET;

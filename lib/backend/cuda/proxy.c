@@ -54,6 +54,12 @@ static void note_moved(struct cuda_proxy *p, int which)
     __atomic_store_n(&p->moved[which], p->moved[which] + 1, __ATOMIC_RELAXED);
 }
 
+/* Behind what the kernels are to see. */
+static void note_event(struct cuda_proxy *p)
+{
+    __atomic_store_n(&p->words->events, p->words->events + 1, __ATOMIC_RELEASE);
+}
+
 /* Sends what is packed, as far as the channel takes it. */
 static bool send_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, int channel)
 {
@@ -124,6 +130,7 @@ static ep_status take_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int nod
             landed->address = (uint64_t)(uintptr_t)(p->region_device +
                                                     ((const unsigned char *)(head + 1) - (unsigned char *)p->region));
             __atomic_store_n(&landed->number, hop->number, __ATOMIC_RELEASE);
+            note_event(p);
             *shown = *ret_moved = true;
             note_moved(p, node);
         }
@@ -190,6 +197,7 @@ static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_move
         return EP_OK;
     hop->sent = *ret_moved = true;
     __atomic_store_n(&p->words->sent, hop->number, __ATOMIC_RELEASE);
+    note_event(p);
     return EP_OK;
 }
 
