@@ -382,7 +382,7 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
 
     /* What follows is collective: who cannot take part says so before. */
     status = ep_group_agree(boot, comm->config.timeout_ms, status);
-    if (status != EP_OK) {
+    if (status != EP_OK || !p) {
         free(p);
         return status;
     }
