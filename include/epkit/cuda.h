@@ -24,16 +24,14 @@
  * Between nodes: plans, their updates and metadata, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on
  * nodes of up to 32 ranks. A plan waits for its routing and, without max_recv_tokens, for its peers. A token may have
  * experts on up to 32 other nodes. Low latency, of up to 32 ranks in all: see lowlatency.h. EP_E_UNSUPPORTED: in a
- * stream that is being captured new plans and low latency; rank_prefix of ep_plan_get_metadata() after
+ * stream that is being captured new plans; rank_prefix of ep_plan_get_metadata() after
  * ep_plan_update(); recv_source and recv_slot of the expanded layout on more than 32 ranks. A plan with max_recv_tokens
  * whose operations were captured before its first ep_plan_update() cannot be updated any more (EP_E_STATE): update it
  * before them, in the capture or earlier. It has to have been used once before a capture. Rows between nodes go through
- * pinned host memory that the communicator holds until it is freed: twice what the largest operation sends - of a plan
- * that was updated, can send: max_tokens rows for each other node or choice, whichever is fewer, and back max_tokens of
- * each rail peer -, what operations before it took while they grew, and rings of 16 MiB for each peer (1 MiB on more
- * than nine nodes). It also keeps some kilobytes for each captured operation and, once there is one, a thread that
- * wakes up to look for launches, every millisecond when nothing happens. ep_comm_config.channels is for plans alone.
- * ep_comm_free() sends what peers still wait for, for one deadline at most.
+ * pinned host memory that the communicator holds until it is freed: that of ep_cuda_set_net_memory(), and rings of 16
+ * MiB for each peer (1 MiB on more than nine nodes). It also keeps some kilobytes for each captured operation and, once
+ * there is one, a thread that wakes up to look for launches, every millisecond when nothing happens.
+ * ep_comm_config.channels is for plans alone. ep_comm_free() sends what peers still wait for, for one deadline at most.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H
@@ -55,6 +53,27 @@ EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 
 /* The device of this rank and the multiprocessors that an operation occupies. Either may be NULL. */
 EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms);
+
+/*
+ * Between nodes: pinned host memory in which rows lie until they have left. An operation needs twice its chunks, which
+ * are of up to 32 tokens for one node: of a dispatch hidden bytes (fp8) or 2 * hidden (bf16) a token, its scales and
+ * its weights, of a combine 4 * hidden, 2 * hidden where the partial sum is a single row or partial_type is EP_BF16,
+ * and its weights. Those of a dispatch are the tokens that this rank sends to other nodes, once for each; those of a
+ * combine are the tokens that its rail peers have sent here. Of a plan that was updated they are what can be:
+ * max_tokens for each other node or choice, whichever is fewer, and back max_tokens of each rail peer.
+ *
+ * It is taken when an operation needs more than there is, before anything of it is launched; that takes some tenths of
+ * a second for each GB, in which the peers wait for this rank. Larger memory has room for some more, and what was there
+ * before stays, because what is queued and captured may use it: all together are at most five times the largest need.
+ *
+ * set: takes `reserve` bytes now if there are fewer, and refuses operations that would need more than `limit` (0: none)
+ * with EP_E_MEMORY, before anything changes. EP_E_ARG: reserve is more than the limit. EP_E_MEMORY: it is not to be had
+ * within the limit, which is the one from before then. Not collective, but an operation that is refused on one
+ * rank is waited for by the others. get: the bytes that are held now, and what the largest operation so far needed, if
+ * it was refused, too. Either may be NULL. On one node nothing is taken, and both are 0.
+ */
+EP_API ep_status ep_cuda_set_net_memory(ep_comm *comm, size_t reserve, size_t limit);
+EP_API ep_status ep_cuda_get_net_memory(ep_comm *comm, size_t *ret_held, size_t *ret_needed);
 
 #ifdef __cplusplus
 }

@@ -88,12 +88,26 @@ ep_status ep_comm_usable(ep_comm *comm, const char *call)
                    reason[0] ? reason : ep_status_text(failed));
 }
 
+static bool has_reason(ep_comm *comm)
+{
+    bool has;
+
+    pthread_mutex_lock(&comm->error_lock);
+    has = comm->reason[0] != '\0';
+    pthread_mutex_unlock(&comm->error_lock);
+    return has;
+}
+
 ep_status ep_comm_async_error(const ep_comm *comm)
 {
+    ep_comm *own = (ep_comm *)comm; /* what is noted is no change that the caller could see */
+    ep_status status = EP_OK;
+
     EP_CHECK_OWN(comm, comm);
-    if (atomic_load(&comm->failed) == EP_OK && comm->ops->poll)
-        return ep_comm_record((ep_comm *)comm, comm->ops->poll((ep_comm *)comm)); /* as the next call would */
-    return (ep_status)atomic_load(&comm->failed);
+    /* As the next call would; also where a signal handler or another thread of this rank has set it without words. */
+    if ((atomic_load(&comm->failed) == EP_OK || !has_reason(own)) && comm->ops->poll)
+        status = ep_comm_record(own, comm->ops->poll(own));
+    return status == EP_OK ? (ep_status)atomic_load(&comm->failed) : status;
 }
 
 const char *ep_comm_last_error(const ep_comm *comm)

@@ -22,7 +22,7 @@
 #define KILL_AFTER 5 /* ms after they began */
 #define LONG_TOKENS 65536
 
-#define AWAY_MS 500  /* that hosts do something else, with a call under way */
+#define AWAY_MS 500  /* after which the victim dies, while hosts do something else, with a call under way */
 #define REPLAYS 1000 /* of a graph; the victim is killed */
 #define KILL_AT 500  /* ... when it has launched so many */
 
@@ -162,13 +162,20 @@ static void leave(struct state *s)
     s->group.cuda = NULL;
 }
 
-/* Nobody is in a call when the victim dies, nor later: what is under way ends, and the communicator tells. */
+/*
+ * Nobody is in a call when the victim dies, nor later: what is under way ends, and the communicator tells. A process
+ * has died when the driver has taken down what it had on the GPU.
+ */
 static int look_later(struct state *s, ep_status *ret_status)
 {
+    double limit = now_ms() + TIMEOUT_MS + SLACK_MS;
+
     TRY(call_operation(s, s->kind->combines, false, ret_status));
     CALL(*ret_status);
-    sleep_ms(AWAY_MS);
-    *ret_status = ep_comm_async_error(s->group.cuda);
+    do {
+        sleep_ms(10);
+        *ret_status = ep_comm_async_error(s->group.cuda);
+    } while (*ret_status == EP_OK && now_ms() < limit);
     ep_set_last_error(ep_comm_last_error(s->group.cuda));
     return 0;
 }
@@ -281,6 +288,8 @@ static int meet_fault(struct state *s)
     }
     if (s->kind->fault == AMID)
         CALL(ep_cuda_set_sms(s->group.cuda, SLOW_SMS));
+    /* A fault while another rank still waits for the first operations would be one of those. */
+    TRY(group_meet(&s->group));
     begin = now_ms();
     if (s->group.rank == s->victim)
         TRY(suffer(s));

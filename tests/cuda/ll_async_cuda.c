@@ -497,7 +497,7 @@ static int run_scene(struct options *options, int index)
     scene.sum = index % 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
     scene.run = scene.bad ? run_bad : index == N_BADS ? run_flight : run_hooks;
     launch.name = scene.bad ? scene.bad->name : index == N_BADS ? "flight" : "hooks";
-    if (!options_want(options, launch.name) || (group_division.nodes > 1 && scene.bad && scene.bad->how == GRAPHS))
+    if (!options_want(options, launch.name))
         return SKIPPED;
     scene.go = share(2 * (size_t)PASSES * sizeof(*scene.go));
     if (ep_boot_shm_new(options->ranks, &scene.second) == EP_OK &&

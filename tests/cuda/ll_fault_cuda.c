@@ -479,7 +479,7 @@ static int run_scene(struct options *options, const struct scene *scene)
                             .argument = &start};
     int code = 1;
 
-    if (!options_want(options, scene->name) || (scene->ways & GRAPH && group_division.nodes > 1))
+    if (!options_want(options, scene->name))
         return SKIPPED;
     start.page = share(sizeof(*start.page));
     if (start.page) {

@@ -166,16 +166,13 @@ static int take_turns(struct exchange **x, uint32_t flags, bool reversed)
 
 static int use_objects(struct group *g, const struct scene *scene, struct exchange **x)
 {
-    bool graphs = group_division.nodes < 2;
-    cudaGraphExec_t exec = NULL;
+    cudaGraphExec_t exec;
     int code = PASSED;
 
-    if (graphs) {
-        TRY(capture_begin(g));
-        TRY(take_turns(x, 0, false));
-        TRY(take_turns(x, 0, true));
-        TRY(capture_end(g, &exec));
-    }
+    TRY(capture_begin(g));
+    TRY(take_turns(x, 0, false));
+    TRY(take_turns(x, 0, true));
+    TRY(capture_end(g, &exec));
     for (int step = 0; step < TURNS; step++) {
         say_where(g, scene, step);
         for (int i = 0; i < 2; i++)
@@ -185,16 +182,13 @@ static int use_objects(struct group *g, const struct scene *scene, struct exchan
         CALL(exchange_dispatch(x[0], ASYNC));
         CALL(exchange_combine(x[0], ASYNC));
         code |= compare_all(x, 2, "in turn");
-        for (int i = 0; i < 2 && graphs; i++)
+        for (int i = 0; i < 2; i++)
             TRY(exchange_poison(x[i]));
-        if (graphs) {
-            CUDA(cudaGraphLaunch(exec, g->stream));
-            code |= compare_all(x, 2, "in turn in a graph");
-        }
+        CUDA(cudaGraphLaunch(exec, g->stream));
+        code |= compare_all(x, 2, "in turn in a graph");
         CALL(ep_comm_async_error(g->cuda));
     }
-    if (graphs)
-        CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphExecDestroy(exec));
     return code;
 }
 
@@ -394,8 +388,6 @@ static int run_scene(struct options *options, struct scene *scene)
     struct launch launch = {
         .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = scene};
 
-    if (group_division.nodes > 1 && scene->run == run_graph)
-        return SKIPPED;
     scene->seed = options->seed;
     return launch_scene(options, "ll_mix_cuda", &launch, &scene->second);
 }

@@ -325,8 +325,6 @@ static int run_scene(struct options *options, struct scene *scene)
     struct launch launch = {
         .name = scene->name, .ranks = options->ranks, .seconds = 100, .victim = -1, .run = run_rank, .argument = scene};
 
-    if (group_division.nodes > 1 && scene->graph)
-        return SKIPPED;
     scene->seed = options->seed;
     return launch_scene(options, "ll_weights_cuda", &launch, &scene->second);
 }

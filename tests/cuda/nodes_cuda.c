@@ -2,7 +2,8 @@
 /*
  * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENE]: between nodes, what test_cuda, which
  * compares the bits, does not look at. Calls that there are within one node alone say so and change nothing; barriers
- * hold across nodes; a thousand operations are queued ahead of the network; ranks that disagree hear who. Exit 77 when
+ * hold across nodes; a thousand operations are queued ahead of the network; pinned memory has a limit, and is reserved;
+ * ranks that disagree hear who. Exit 77 when
  * there is no GPU.
  */
 #include "case.h"
@@ -143,35 +144,18 @@ static const char says[] = "within one node";
 /* What there is in a capture within one node alone. */
 static int check_captures(struct state *s)
 {
-    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
-    ep_ll_config config = EP_LL_CONFIG_INIT;
     ep_plan_args args = plan_args(s);
-    ep_status statuses[2];
     cudaGraph_t graph;
     ep_plan *plan = NULL;
-    ep_ll *ll;
+    ep_status status;
 
-    config.max_tokens = 1;
-    config.hidden = HIDDEN;
-    config.n_experts = EXPERTS * s->group->nranks;
-    config.topk = TOPK;
-    CALL(ep_ll_new(s->group->cuda, &config, &ll));
-    dispatch.x = s->x[0];
-    dispatch.idx_type = EP_I64;
-    dispatch.out_dtype = EP_BF16;
-    dispatch.recv_x = s->recv;
-    dispatch.recv_count = s->out[0];
     args.max_recv_tokens = TOKENS * TOPK * s->group->nranks;
     args.stream = s->group->stream;
     CUDA(cudaStreamBeginCapture(s->group->stream, cudaStreamCaptureModeRelaxed));
-    statuses[0] = ep_plan_new(s->group->cuda, &args, &plan);
-    statuses[1] = ep_ll_dispatch(ll, &dispatch, s->group->stream);
+    status = ep_plan_new(s->group->cuda, &args, &plan);
     CUDA(cudaStreamEndCapture(s->group->stream, &graph));
     CUDA(cudaGraphDestroy(graph));
-    TRY(expect_status("ep_plan_new in a capture", statuses[0], EP_E_UNSUPPORTED, NULL));
-    TRY(expect_status("ep_ll_dispatch in a capture", statuses[1], EP_E_UNSUPPORTED, says));
-    ep_ll_free(ll);
-    return 0;
+    return expect_status("ep_plan_new in a capture", status, EP_E_UNSUPPORTED, NULL);
 }
 
 /* What all ranks have for each other nobody knows once a plan was updated. */
@@ -296,12 +280,40 @@ static int run_different_calls(struct state *s)
     return run_disagree(s, true);
 }
 
+/* A limit refuses what needs more, by name; then the same is done with more, and without taking anything new. */
+static int run_memory(struct state *s)
+{
+    ep_comm *comm = s->group->cuda;
+    size_t held, needed, before;
+
+    TRY(make_plan(s));
+    TRY(make_buffers(s));
+    CALL(ep_cuda_get_net_memory(comm, &before, NULL));
+    CALL(ep_cuda_set_net_memory(comm, 0, before + 1));
+    TRY(expect_status("ep_dispatch", dispatch(s, 0, HIDDEN), EP_E_MEMORY, "ep_cuda_set_net_memory"));
+    CALL(ep_cuda_get_net_memory(comm, &held, &needed));
+    EXPECT(held == before && needed > before, "%zu bytes are held and %zu needed", held, needed);
+    TRY(group_meet(s->group));
+    CALL(ep_cuda_set_net_memory(comm, 4 * needed, 0));
+    CALL(ep_cuda_get_net_memory(comm, &before, NULL));
+    EXPECT(before >= 4 * needed, "%zu bytes were reserved, not %zu", before, 4 * needed);
+    TRY(group_meet(s->group));
+    CALL(dispatch(s, 0, HIDDEN));
+    CALL(combine(s, 0));
+    CALL(ep_stream_sync(comm, s->group->stream));
+    CALL(ep_cuda_get_net_memory(comm, &held, &needed));
+    EXPECT(held == before && needed <= held, "%zu bytes are held of %zu, %zu needed", held, before, needed);
+    TRY(expect_status("ep_cuda_set_net_memory", ep_cuda_set_net_memory(comm, 2, 1), EP_E_ARG, "reserve"));
+    return check_sound(s);
+}
+
 static const struct scene {
     const char *name;
     int (*run)(struct state *s);
 } scenes[] = {{"refused", run_refused},
               {"barrier", run_barrier},
               {"ahead", run_ahead},
+              {"memory", run_memory},
               {"disagree-arguments", run_different_arguments},
               {"disagree-calls", run_different_calls}};
 

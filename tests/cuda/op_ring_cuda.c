@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The descriptor ring between kernels and the proxy: which operation is next, as posts say that are written here in
- * place of a kernel's. The calls of CUDA that make the memory known to a device are wrapped by the linker: needs no
- * GPU.
+ * place of a kernel's. Needs no GPU (no_device.h).
  */
 #include "backend/cuda/op_ring.h"
 #include "call.h"
@@ -12,28 +11,6 @@
 #include <unistd.h>
 
 enum { MANY = 300, SECONDS = 60 };
-
-cudaError_t __wrap_cudaHostRegister(void *memory, size_t bytes, unsigned flags);
-cudaError_t __wrap_cudaHostUnregister(void *memory);
-cudaError_t __wrap_cudaHostGetDevicePointer(void **ret_device, void *memory, unsigned flags);
-
-cudaError_t __wrap_cudaHostRegister(void *memory, size_t bytes, unsigned flags)
-{
-    (void)flags;
-    return memory && bytes ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-cudaError_t __wrap_cudaHostUnregister(void *memory)
-{
-    return memory ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-cudaError_t __wrap_cudaHostGetDevicePointer(void **ret_device, void *memory, unsigned flags)
-{
-    (void)flags;
-    *ret_device = memory;
-    return cudaSuccess;
-}
 
 /* As a kernel does. */
 static void post(const struct cuda_op_ring *ring, uint64_t id, uint64_t number)

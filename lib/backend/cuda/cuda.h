@@ -11,9 +11,10 @@
  *   stream.c    calls in their streams, waits of the host for them, events
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
- *   lowlatency.c            the low-latency calls;  ll_nodes.c  what they send to other nodes
- *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there;  proxy.c  the thread that sends and
- * receives for them;  op_ring.c  which is next module.c    device memory, clocks and yardsticks for the command
+ *   lowlatency.c, ll_open.c  low latency: its calls, its beginning and end;  ll_nodes.c  what goes to other nodes
+ *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there;  hop.c  what each sends
+ *   proxy.c     the thread that sends and receives;  op_ring.c  which is next;  arenas.c, pinned.c  memory for it
+ *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *
  * Control is the group layer's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation
@@ -492,9 +493,14 @@ ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream);
 void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_group_phase done,
                      struct cuda_waits *ret_waits);
 
-/* lowlatency.c */
+/* ll_open.c */
 ep_status cuda_ll_open(ep_ll *ll);
 void cuda_ll_close(ep_ll *ll);
+int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
+/* Multiprocessors that a low-latency call takes: all, shared with the ranks that are threads on the same device. */
+int cuda_ll_sms(const struct cuda_comm *cuda);
+
+/* lowlatency.c */
 ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
 ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
 ep_status cuda_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
@@ -503,9 +509,6 @@ ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream);
 ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream);
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
-int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
-/* Multiprocessors that a low-latency call takes: all, shared with the ranks that are threads on the same device. */
-int cuda_ll_sms(const struct cuda_comm *cuda);
 
 /* module.c */
 void cuda_module_close(struct cuda_comm *cuda);

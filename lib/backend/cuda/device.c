@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/proxy.h"
 
 #include <epkit/cuda.h>
 #include <string.h>
@@ -211,6 +211,33 @@ ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms)
         *ret_device = cuda_of(comm)->device;
     if (ret_sms)
         *ret_sms = cuda_of(comm)->sms;
+    return EP_OK;
+}
+
+ep_status ep_cuda_set_net_memory(ep_comm *comm, size_t reserve, size_t limit)
+{
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(check_comm(comm, __func__));
+    if (limit && reserve > limit)
+        return ep_fail(EP_E_ARG, "%s: reserve is %zu, more than the limit of %zu", __func__, reserve, limit);
+    EP_TRY(cuda_enter_uncaptured(cuda_of(comm), &scope));
+    status = cuda_proxy_set_memory(cuda_of(comm), reserve, limit);
+    cuda_leave_uncaptured(&scope);
+    return status;
+}
+
+ep_status ep_cuda_get_net_memory(ep_comm *comm, size_t *ret_held, size_t *ret_needed)
+{
+    size_t held, needed;
+
+    EP_TRY(check_comm(comm, __func__));
+    cuda_proxy_get_memory(cuda_of(comm), &held, &needed);
+    if (ret_held)
+        *ret_held = held;
+    if (ret_needed)
+        *ret_needed = needed;
     return EP_OK;
 }
 

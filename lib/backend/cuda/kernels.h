@@ -98,6 +98,8 @@ struct cuda_signals {
     uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has moved all that it moves in it */
     uint64_t operation;                                  /* the last that is complete; the owner's own */
     uint64_t net_operation;                              /* the same of those between nodes alone */
+    uint64_t net_events;                                 /* of the proxy, as far as told; the owner's own */
+    uint32_t net_watched;                                /* a thread watches them; 0 between kernels; as above */
     uint32_t blocks;                                     /* of the running kernel that have finished; the owner's own */
     uint32_t next; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
     uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_WORD(): how far its rows are, for the owner; stage.cuh */

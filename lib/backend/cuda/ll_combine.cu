@@ -6,11 +6,8 @@
  * its token here goes as it is. Receiving: a block takes a token, waits for its rows, and adds them up in the order of
  * their first choices.
  */
-#include "backend/cuda/lowlatency.cuh"
-#include "backend/cuda/sums.cuh"
+#include "backend/cuda/ll_sum.cuh"
 
-#define TERMS 4   /* rows of which a thread of the receiver loads ... */
-#define AT_ONCE 2 /* ... so many vectors at once */
 #define ROOM 7168 /* bytes of each of a warp's two slots, for all rows of a piece together */
 #define GRAIN 8   /* vectors: pieces and parts of rows are multiples */
 #define SHARED_BYTES (CUDA_LL_THREADS / WARP * 2 * ROOM)
@@ -23,12 +20,6 @@ namespace
  * same: its place is another row's in a later call.
  */
 #define LEFT_OUT 0xffffffffu
-
-/* The choices of the dispatch that it answers. */
-__device__ __forceinline__ const int32_t *index_of(const cuda_ll &ll, const ll_call &call)
-{
-    return ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * ll.topk);
-}
 
 /*
  * Is this thread's part of the routing that of the dispatch, less what it leaves out? All threads of each block
@@ -223,17 +214,6 @@ __device__ void await_rows(passage &through, int slot)
     through.parity ^= 1u << slot;
 }
 
-__device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
-{
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        sum[2 * i] = __fmaf_rn(weight, __uint_as_float(words[i] << 16), sum[2 * i]);
-        sum[2 * i + 1] = __fmaf_rn(weight, __uint_as_float(words[i] & 0xffff0000u), sum[2 * i + 1]);
-    }
-}
-
 /* A row that the combine has kept alone of its token goes as it is, in place of the first. By all lanes. */
 __device__ void keep_alone(const piece &p, const passage &through, int slot)
 {
@@ -370,150 +350,6 @@ __device__ void send(const cuda_ll_combine &c, const ll_call &call, piece p, pas
     __syncwarp();
     /* With masking nothing above ends early; without it what ends early has given up. */
     ll_tell(ll, call, &cuda_ll_segment::sent, true);
-}
-
-/* --- receiving --------------------------------------------------------------------------------------------------- */
-
-struct terms {
-    const uint4 *row[CUDA_LL_MAX_TOPK]; /* those that a token has */
-    float weight[CUDA_LL_MAX_TOPK];
-    int n;
-};
-
-/* The choices of its token that are on the same rank as this lane's; 0 where it has none that counts. By all lanes. */
-__device__ uint32_t same_rank(const cuda_ll &ll, int rank)
-{
-    uint32_t same = 0;
-
-    for (int i = 0; i < ll.topk; i++)
-        same |= (uint32_t)(__shfl_sync(ALL_LANES, rank, i) == rank) << i;
-    return rank < 0 ? 0 : same;
-}
-
-/*
- * Waits for the rows of token t, a warp for each of their parts, and lists them in the order of their first choices
- * that are kept. By all threads; false: leave. Of sums two deadlines: who has not sent one may be waiting for another
- * rank's weights, and is to say who that is.
- */
-__device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
-{
-    const cuda_ll &ll = c.ll;
-    int part = (int)threadIdx.x / WARP, k = (int)threadIdx.x % WARP, me = ll.waits.rank;
-    int64_t place = (int64_t)t * ll.topk + k;
-    bool sound = true;
-
-    if (part < ll.parts) {
-        bool kept = k < ll.topk && read_choice(c.topk_idx, c.wide, place) >= 0;
-        int expert = k < ll.topk ? __ldg(index_of(ll, call) + place) : -1;
-        int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
-        uint32_t group = ll.sum_once ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
-        uint32_t added = group & __ballot_sync(ALL_LANES, kept);
-        uint32_t votes = __ballot_sync(ALL_LANES, added && __ffs((int)added) - 1 == k);
-
-        if (votes >> k & 1 && part == 0) {
-            int at = __popc(votes & ((1u << k) - 1)), sent_as = __ffs((int)group) - 1;
-
-            terms.row[at] = ll_at<uint4>(ll, me, rank, ll.rows_at) + ((int64_t)t * ll.topk + sent_as) * (ll.hidden / 8);
-            /* Where several rows are added up already, their weights are in. */
-            terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + place);
-        }
-        if (group && __ffs((int)group) - 1 == k)
-            sound = ll_wait_until(ll, ll_at<uint64_t>(ll, me, rank, ll.row_flag_at) + place * ll.parts + part,
-                                  call.number, rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
-        if (threadIdx.x == 0)
-            terms.n = __popc(votes);
-    }
-    return __syncthreads_and(sound);
-}
-
-/* The sums of vectors i, i + blockDim.x ... */
-__device__ void sum_vectors(const terms &terms, int i, int end, uint4 *out)
-{
-    float sum[AT_ONCE][8] = {};
-
-    for (int first = 0; first < terms.n; first += TERMS) {
-        uint4 v[TERMS][AT_ONCE];
-
-#pragma unroll
-        for (int j = 0; j < TERMS; j++)
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
-                if (first + j < terms.n && i + k * (int)blockDim.x < end)
-                    v[j][k] = load_far(terms.row[first + j] + i + k * (int)blockDim.x);
-#pragma unroll
-        for (int j = 0; j < TERMS; j++)
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
-                if (first + j < terms.n)
-                    add_weighted(sum[k], v[j][k], terms.weight[first + j]);
-    }
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; k++)
-        if (i + k * (int)blockDim.x < end)
-            out[i + k * (int)blockDim.x] = round_vector(sum[k]);
-}
-
-/* The rank whose row choice k of a token begins; -1: none. */
-__device__ int rank_of_row(const cuda_ll &ll, const int32_t *index, int k)
-{
-    int rank = index[k] < 0 ? -1 : index[k] / ll.n_local;
-
-    for (int i = 0; i < k && rank >= 0 && !ll.sum_once; i++)
-        if (index[i] >= 0 && index[i] / ll.n_local == rank)
-            return -1;
-    return rank;
-}
-
-/*
- * Without masking: adds the time until all rows of each rank were here. Of a row that is here when it is looked at the
- * time is not known, and not the last. By all threads of a block; false: leave.
- */
-__device__ bool time_rows(const cuda_ll_combine &c, const ll_call &call)
-{
-    __shared__ unsigned long long longest[CUDA_MAX_RANKS];
-    const cuda_ll &ll = c.ll;
-    const int32_t *index = index_of(ll, call);
-    uint64_t begin = global_ns();
-    int me = ll.waits.rank, i = (int)threadIdx.x;
-    bool sound = true;
-
-    if (i < CUDA_MAX_RANKS)
-        longest[i] = 0;
-    __syncthreads();
-    for (int at = i; at < c.n_tokens * ll.topk * ll.parts && sound; at += (int)blockDim.x) {
-        int place = at / ll.parts, k = place % ll.topk, rank = rank_of_row(ll, index + place - k, k);
-        const uint64_t *flag = ll_at<uint64_t>(ll, me, rank < 0 ? me : rank, ll.row_flag_at) + at;
-
-        if (rank < 0 || load_acquire(flag) >= call.number)
-            continue;
-        sound = ll_wait_until(ll, flag, call.number, rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
-        atomicMax(&longest[rank], (unsigned long long)(global_ns() - begin));
-    }
-    sound = __syncthreads_and(sound);
-    if (i < ll.waits.nranks && i != me && sound)
-        c.wait_added[i] += (int64_t)longest[i];
-    return sound;
-}
-
-__device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
-{
-    const cuda_ll &ll = c.ll;
-    int vectors = ll.hidden / 8;
-
-    if (ll.masking &&
-        !ll_meet(ll, call, &cuda_ll_segment::sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, c.wait_added))
-        return;
-    if (c.wait_added && !ll.masking && blockIdx.x == 0 && !time_rows(c, call))
-        return;
-    for (int t = (int)blockIdx.x; t < c.n_tokens; t += (int)gridDim.x) {
-        uint4 *out = reinterpret_cast<uint4 *>(c.out) + (int64_t)t * vectors;
-
-        if (!gather_terms(c, call, t, terms))
-            return;
-        for (int i = (int)threadIdx.x; i < vectors; i += AT_ONCE * (int)blockDim.x)
-            sum_vectors(terms, i, vectors, out);
-        __syncthreads();
-    }
 }
 
 /*

@@ -42,13 +42,13 @@ __global__ void __launch_bounds__(2 * WARP) ll_barrier_kernel(const __grid_const
 {
     cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int i = (int)threadIdx.x, n = ll.waits.nranks, phase = ll.waits.done_phase;
-    uint64_t number = mine->barrier + 1;
+    uint64_t number = mine->barrier + 1, turn = i < WARP ? ll_ask(ll, i == 0) : 0;
     bool sound = true;
 
     if (i < n)
         store_release(&ll.peer[i]->barriers[ll.waits.rank], number);
     if (i < n)
-        sound = ll.masking ? wait_or_mask(ll, ll_from(ll, i)->barriers + i, number, i, phase)
+        sound = ll.masking ? wait_or_mask(ll, ll_from(ll, i)->barriers + i, number, i, phase, turn)
                            : ll_wait_until(ll, ll_from(ll, i)->barriers + i, number, i, phase);
     else if (i == n)
         sound = may_begin(ll.waits, phase);

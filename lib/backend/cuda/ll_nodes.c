@@ -18,6 +18,12 @@
 #define LOOK_NS UINT64_C(10000000)
 #define QUIET_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
 #define IDLE_NS UINT64_C(20000000)   /* between two looks while no call is under way */
+/*
+ * Between two looks for the launch of a graph, which nothing announces: while steps follow each other short ones, which
+ * grow while nothing comes.
+ */
+#define LEAST_NAP_NS UINT64_C(50000)
+#define MOST_NAP_NS UINT64_C(1000000)
 
 #define RANGES 3
 /* Pinned memory: of a segment only what is used. */
@@ -52,13 +58,15 @@ struct cuda_ll_net {
     uint64_t looked_ns;
     bool broken; /* the proxy's own */
 
-    cudaEvent_t event; /* behind the last kernel */
+    cudaEvent_t event; /* behind the last kernel that is in no graph */
     pthread_t thread;
     bool started, unsent;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint64_t launches; /* these under the lock */
+    bool captured;     /* some of them into graphs */
     bool stop;
+    uint64_t nap_ns;
     uint64_t limit_ns;
 };
 
@@ -190,9 +198,11 @@ static bool may_end(const struct cuda_ll_net *net, bool moved)
 /* Under the lock: until something changes or a while has passed. What comes meanwhile the network keeps. */
 static void sleep_while_idle(struct cuda_ll_net *net)
 {
-    struct timespec until = ep_timespec(ep_now_ns() + IDLE_NS);
+    bool naps = net->captured && !has_failed(net);
+    struct timespec until = ep_timespec(ep_now_ns() + (naps ? net->nap_ns : IDLE_NS));
 
     pthread_cond_timedwait(&net->changed, &net->lock, &until);
+    net->nap_ns = net->nap_ns * 2 < MOST_NAP_NS ? net->nap_ns * 2 : MOST_NAP_NS;
 }
 
 static void *proxy_main(void *argument)
@@ -206,7 +216,7 @@ static void *proxy_main(void *argument)
     cudaThreadExchangeStreamCaptureMode(&mode);
     pthread_mutex_lock(&net->lock);
     for (;;) {
-        uint64_t launches = net->launches;
+        uint64_t launches = net->launches, asked = __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE);
         /* Asked before the turn, which then sees all that the kernels have written. */
         bool idle = tries >= EP_BACKOFF_YIELDS && cudaEventQuery(net->event) != cudaErrorNotReady, moved = false;
 
@@ -216,35 +226,35 @@ static void *proxy_main(void *argument)
             /* With masking the monitor does not look at what this rank has raised. */
             cuda_stop_kernels(net->cuda);
         }
-        __atomic_store_n(&net->report->looked, launches, __ATOMIC_RELEASE);
+        __atomic_store_n(&net->report->looked, asked, __ATOMIC_RELEASE);
         tries = moved ? 0 : tries;
-        if (!moved && !idle)
+        if (!moved && (!idle || net->unsent))
             ep_backoff(&tries);
         pthread_mutex_lock(&net->lock);
         if (may_end(net, moved))
             break;
-        if (launches != net->launches)
+        if (launches != net->launches || asked != __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE))
             tries = 0;
-        if (has_failed(net) || (idle && !moved && !net->unsent && launches == net->launches && !net->stop))
+        if (!tries)
+            net->nap_ns = LEAST_NAP_NS;
+        if (has_failed(net) || (idle && tries && !moved && !net->unsent && !net->stop))
             sleep_while_idle(net);
     }
     pthread_mutex_unlock(&net->lock);
     return NULL;
 }
 
-uint64_t cuda_ll_net_next(const struct cuda_ll_net *net)
+ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream, uint64_t capture)
 {
-    return net ? net->launches + 1 : 0; /* which the caller's thread alone changes */
-}
-
-ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream)
-{
-    cudaError_t error;
+    cudaError_t error = cudaSuccess;
 
     if (!net)
         return EP_OK;
     pthread_mutex_lock(&net->lock);
-    error = cudaEventRecord(net->event, stream);
+    if (capture)
+        net->captured = true;
+    else
+        error = cudaEventRecord(net->event, stream);
     net->launches++;
     pthread_cond_signal(&net->changed);
     pthread_mutex_unlock(&net->lock);
@@ -346,6 +356,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     net->report = report;
     net->me = ll->comm->rank;
     net->nranks = ll->comm->nranks;
+    net->nap_ns = LEAST_NAP_NS;
     pthread_mutex_init(&net->lock, NULL);
     ep_cond_init(&net->changed);
     net->next = cuda->ll_nets;

@@ -21,10 +21,11 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
                               struct cuda_ll_net **ret_net);
 /* Collective; `device` of the preparation is complete. Starts the thread. */
 ep_status cuda_ll_net_open(struct cuda_ll_net *net);
-/* The number of the kernel that is launched next, for `device`. */
-uint64_t cuda_ll_net_next(const struct cuda_ll_net *net);
-/* A kernel of the ep_ll is in the stream: there may be something to do until it has ended. NULL: nothing. */
-ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream);
+/*
+ * A kernel of the ep_ll is in the stream: there may be something to do until it has ended. Or in `capture`, not 0: its
+ * launches nobody announces, so the thread looks for them from now on. net NULL: nothing.
+ */
+ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream, uint64_t capture);
 /*
  * No kernel of it runs any more. Ends the thread; what the peers still wait for is sent before, for as long as the
  * deadline of the communicator, unless the group has failed.

@@ -41,6 +41,7 @@ struct cuda_ll_segment {
     uint64_t dispatches, combines;        /* that are complete */
     uint64_t last_dispatch, last_combine; /* their calls */
     uint64_t barrier;                     /* the last that is complete */
+    uint64_t asked;                       /* as in struct cuda_ll_report */
     uint64_t verdict[CUDA_LL_MEETINGS];   /* call << 32 | masks, of each meeting; only with masking */
     uint32_t mask;                        /* ranks that are masked */
     uint32_t blocks[3];                   /* of the running kernel that have sent rows, ended, sent weights */

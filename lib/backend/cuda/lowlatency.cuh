@@ -186,21 +186,41 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 }
 
 /*
- * Has the rank masked this one? Of a rank of another node what counts is what had come when this kernel was launched:
- * one that was away sees what it has missed.
+ * With masking, between nodes: asks the proxy for a turn that begins after this. By a warp, of which one lane `asks`.
+ * Returns the number of the turn. Counted on the device, because nobody is there when a graph is launched.
  */
-__device__ inline bool has_masked_this(const cuda_ll &ll, int rank)
+__device__ inline uint64_t ll_ask(const cuda_ll &ll, bool asks)
+{
+    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    uint32_t votes = __ballot_sync(ALL_LANES, asks);
+    uint64_t turn = 0;
+
+    if (!ll.masking || !ll.landing)
+        return 0;
+    if (asks) {
+        turn = ++mine->asked;
+        store_release(&ll.report->asked, turn);
+    }
+    return __shfl_sync(ALL_LANES, turn, __ffs((int)votes) - 1);
+}
+
+/*
+ * Has the rank masked this one? Of a rank of another node what counts is what had come when this kernel asked for
+ * `turn`: one that was away sees what it has missed.
+ */
+__device__ inline bool has_masked_this(const cuda_ll &ll, int rank, uint64_t turn)
 {
     if (ll_is_far(ll, rank))
-        wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->looked, ll.launch}}, &ll.report->far_lost, rank);
+        wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->looked, turn}}, &ll.report->far_lost, rank);
     return *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank];
 }
 
 /*
  * A thread of block 0 waits for one rank, which it masks when it does not come. False: this rank is to leave. A rank
- * that the caller has masked here may have masked this one in turn.
+ * that the caller has masked here may have masked this one in turn. `turn`: of ll_ask().
  */
-__device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase)
+__device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase,
+                                    uint64_t turn)
 {
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     bool masked = *(const volatile uint32_t *)&mine->mask >> rank & 1;
@@ -212,7 +232,7 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
         give_up(ll.waits, 0, rank, phase);
         return false;
     }
-    if (!masked && has_masked_this(ll, rank)) {
+    if (!masked && has_masked_this(ll, rank, turn)) {
         give_up(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
     }
@@ -248,8 +268,8 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, ll_words words,
                                  : i == n ? may_begin(ll.waits, phase)
                                           : true);
     if (blockIdx.x == 0) {
-        uint64_t begin = added ? global_ns() : 0;
-        bool came = i >= n || wait_or_mask(ll, word, value, i, phase);
+        uint64_t begin = added ? global_ns() : 0, turn = i < WARP ? ll_ask(ll, i == 0) : 0;
+        bool came = i >= n || wait_or_mask(ll, word, value, i, phase, turn);
 
         if (i < n && came)
             note_wait(ll, added, i, begin);

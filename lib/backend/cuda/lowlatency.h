@@ -38,7 +38,8 @@ struct cuda_ll_report {
     uint32_t far_lost;  /* host: ranks of other nodes that have died or left. What they had sent is here */
     uint32_t mask_told; /* host: ranks of other nodes that have been sent that they are masked */
     uint64_t finished;  /* device: calls that are complete */
-    uint64_t looked;    /* host: what had come when launch number so many was made is in the landing segment */
+    uint64_t asked;     /* device: turns of the proxy that kernels have asked for ... */
+    uint64_t looked;    /* host: ... and so many were made: what had come before is in the landing segment */
 };
 
 /* What is the same for each call of an ep_ll. */
@@ -49,7 +50,6 @@ struct cuda_ll {
     const struct cuda_ll_segment *landing; /* what ranks of other nodes have written for this one; NULL: one node */
     struct cuda_ll_report *report;
     int32_t first, n_near; /* ranks of this node. All ranks here are numbered in the group, those of `waits` too */
-    uint64_t launch;       /* number of the kernel; between nodes */
     int32_t most_tokens;   /* M of ep_ll_new() */
     int32_t max_tokens;    /* M of the call */
     int32_t hidden, topk, n_local;

@@ -6,6 +6,9 @@
 #include "backend/cuda/meet.cuh"
 #include "backend/cuda/nodes.h"
 
+#define LEAST_PAUSE_NS 200u
+#define MOST_PAUSE_NS 1000u
+
 /* Past all caches: the network, or a peer, has written it while kernels ran. */
 __device__ __forceinline__ uint4 load_vector(const unsigned char *from)
 {
@@ -82,22 +85,63 @@ __device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_
     waits.mine->net_operation = run.number;
 }
 
-/* Of a word in host memory: threads of many blocks that read it without a pause take PCIe from the rows. */
-__device__ __forceinline__ bool has_number(const uint64_t *word, uint64_t number)
-{
-    if (load_acquire(word) >= number)
-        return true;
-    __nanosleep(200);
-    return false;
-}
-
-struct has_landed {
-    const cuda_landed *landed;
+/*
+ * Has a word of the proxy, in host memory, that number? Of all threads of the grid that wait one watches the proxy's
+ * count of events in host memory, and tells the others in device memory, who look for themselves when it has changed:
+ * where every warp reads host memory, the driver is held up that works for another process on this GPU
+ * (bench/NOTES.md).
+ */
+struct has_number {
+    const uint64_t *word, *events;
     uint64_t number;
+    cuda_signals *mine;
+    uint64_t seen; /* events that were told when this thread last looked */
+    uint32_t pause_ns;
+    bool watches;
+
+    __device__ __forceinline__ bool operator()()
+    {
+        uint64_t told = load_acquire(&mine->net_events);
+
+        if (told != seen) {
+            seen = told;
+            pause_ns = LEAST_PAUSE_NS;
+            if (load_acquire(word) >= number) {
+                leave();
+                return true;
+            }
+        }
+        if (!watches)
+            watches = !*(volatile uint32_t *)&mine->net_watched && !atomicCAS(&mine->net_watched, 0u, 1u);
+        if (watches) {
+            uint64_t now = load_acquire(events);
+
+            if (now != told) {
+                store_release(&mine->net_events, now);
+                return false;
+            }
+        }
+        __nanosleep(pause_ns);
+        if (!watches)
+            pause_ns = min(2 * pause_ns, MOST_PAUSE_NS);
+        return false;
+    }
+
+    /* Before its thread waits no more: another one watches. */
+    __device__ __forceinline__ void leave()
+    {
+        if (watches)
+            atomicExch(&mine->net_watched, 0u);
+        watches = false;
+    }
+};
+
+struct ask_number {
+    has_number *of;
 
     __device__ __forceinline__ bool operator()() const
     {
-        return has_number(&landed->number, number);
+        return (*of)();
     }
 };
 
@@ -108,13 +152,17 @@ __device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
 }
 
 /*
- * Waits for the network. The deadline begins anew when *moved changes: chunks that are waited for together may take
- * longer than one.
+ * Waits until a word of the proxy has that number. The deadline begins anew when *moved changes: chunks that are waited
+ * for together may take longer than one.
  */
-template <typename Met>
-__device__ inline wait_end wait_while_moving(const cuda_waits &waits, Met met, const uint64_t *moved)
+__device__ inline wait_end wait_while_moving(const cuda_waits &waits, const cuda_net_op &op, const uint64_t *word,
+                                             uint64_t number, const uint64_t *moved)
 {
-    return wait_for(waits, met, &waits.report->none, 0, 1, count_moves<uint64_t>{moved, 0});
+    has_number met = {word, &op.words->events, number, waits.mine, ~0ull, LEAST_PAUSE_NS, false};
+    wait_end end = wait_for(waits, ask_number{&met}, &waits.report->none, 0, 1, count_moves<uint64_t>{moved, 0});
+
+    met.leave();
+    return end;
 }
 
 /* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
@@ -122,7 +170,7 @@ __device__ inline const unsigned char *await_chunk(const cuda_waits &waits, cons
                                                    const cuda_chunks &c, int node, int slot)
 {
     const cuda_landed *landed = run.half->landed + slot;
-    wait_end end = wait_while_moving(waits, has_landed{landed, run.number}, op.moved + node);
+    wait_end end = wait_while_moving(waits, op, &landed->number, run.number, op.moved + node);
 
     if (end != WAIT_MET) {
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
@@ -147,16 +195,6 @@ __device__ __forceinline__ void send_chunk(const net_run &run, int slot)
         store_release(&run.half->ready[slot], run.number);
 }
 
-struct has_left {
-    const cuda_proxy_words *words;
-    uint64_t number;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return has_number(&words->sent, number);
-    }
-};
-
 /*
  * May the arena be written, in which the chunks of the operation before the last were packed? Then this one is posted.
  * By all threads of each block; false: leave.
@@ -167,7 +205,7 @@ __device__ inline bool await_arena(const cuda_waits &waits, const cuda_net_op &o
     bool sound = true;
 
     if (threadIdx.x == 0 && run.number > 2) {
-        wait_end end = wait_while_moving(waits, has_left{op.words, run.number - 2}, op.moved + c.nnodes);
+        wait_end end = wait_while_moving(waits, op, &op.words->sent, run.number - 2, op.moved + c.nnodes);
         int blocked = *(const volatile int32_t *)&op.words->blocked;
 
         sound = end == WAIT_MET;

@@ -73,6 +73,7 @@ struct cuda_op_post {
 /* What the proxy tells the kernels, in host memory. */
 struct cuda_proxy_words {
     uint64_t sent;   /* operations whose chunks have all left */
+    uint64_t events; /* counts changes of `sent` and of all `landed`, behind each */
     int32_t blocked; /* rank of the group to which something has still to go; -1: none */
     int32_t unused;
 };

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/proxy.h"
+#include "backend/cuda/hop.h"
 
-#include "backend/cuda/op_ring.h"
-#include "backend/cuda/pinned.h"
 #include "base/backoff.h"
 #include "base/thread.h"
 
@@ -17,69 +15,10 @@
 #define RING_LEAST ((size_t)1 << 20)
 #define CHANNELS 8
 #define FEW_NODES 9 /* up to these, CHANNELS with RING_BYTES; beyond, one with RING_LEAST */
-#define MORE_SLOTS 64
-
-/* In front of each chunk. A multiple of 16 bytes, so that the rows are aligned. */
-struct head {
-    uint64_t number;
-    uint32_t chunk, bytes;
-    uint32_t tell[(CUDA_TELL_COMPARED + 3) / 4 * 4];
-};
-
-/* What two hops in turn use: a kernel may pack the next one while the last one is still leaving. */
-struct half {
-    unsigned char *arena, *arena_device; /* pinned, as all here but `taken` */
-    size_t arena_bytes;
-    int slots;
-    uint64_t *words; /* [slots] ready, [slots] used, then [slots] struct cuda_landed */
-    uint64_t *words_device;
-    uint32_t *taken; /* device memory, [slots] */
-};
-
-/* Of one direction: [nnodes] chunks and first slots; [nnodes, channels] next chunk. */
-struct side {
-    int32_t *chunks, *first, *next;
-    uint32_t *bytes; /* [slots] of each chunk */
-    int n_chunks;
-    int left;                 /* of these */
-    uint64_t rows, all_bytes; /* of all chunks */
-};
-
-struct cuda_hop {
-    struct cuda_ring_op base;
-    enum ep_group_phase phase;
-    uint32_t tell[CUDA_TELL_COMPARED];
-    struct half half[2]; /* as they were when the hop was prepared */
-    size_t slot_bytes;
-    struct side out, in;
-    struct cuda_hop_side changing[2]; /* what they are measured by in each run, out and in; room 0: once for all */
-    /* Of the run that is under way. */
-    uint64_t number;
-    bool *shown; /* [nnodes, channels] the next chunk has been shown to the kernels */
-    bool sent;
-};
-
-struct cuda_proxy {
-    struct cuda_comm *cuda;
-    struct ep_streams *streams;
-    void *region; /* registered with CUDA, and its address on the device */
-    unsigned char *region_device;
-    int nnodes, node, channels;
-    struct half half[2];                           /* for even and odd numbers */
-    struct cuda_kept kept;                         /* memory that kernels may still use, until the communicator ends */
-    struct cuda_proxy_words *words, *words_device; /* with [nnodes + 1] words behind: struct cuda_chunks.moved */
-    uint64_t *moved;
-
-    pthread_t thread;
-    bool started;
-    struct cuda_op_ring ring;
-    _Atomic uint64_t limit_ns; /* not 0: the communicator closes, and peers that take nothing are left by then */
-    bool broken;               /* the proxy's own */
-};
 
 /* --- one hop, by the proxy ---------------------------------------------------------------------------------------- */
 
-static const struct half *half_of(const struct cuda_hop *hop)
+static const struct hop_half *half_of(const struct cuda_hop *hop)
 {
     return &hop->half[hop->number % 2];
 }
@@ -104,7 +43,7 @@ static bool has_come(const uint64_t *word, uint64_t number)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE) >= number;
 }
 
-static int32_t *cursor(const struct cuda_proxy *p, const struct side *side, int node, int channel)
+static int32_t *cursor(const struct cuda_proxy *p, const struct hop_side *side, int node, int channel)
 {
     return &side->next[node * p->channels + channel];
 }
@@ -115,6 +54,12 @@ static void note_moved(struct cuda_proxy *p, int which)
     __atomic_store_n(&p->moved[which], p->moved[which] + 1, __ATOMIC_RELAXED);
 }
 
+/* Behind what the kernels are to see. */
+static void note_event(struct cuda_proxy *p)
+{
+    __atomic_store_n(&p->words->events, p->words->events + 1, __ATOMIC_RELEASE);
+}
+
 /* Sends what is packed, as far as the channel takes it. */
 static bool send_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, int channel)
 {
@@ -123,7 +68,7 @@ static bool send_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, in
 
     while (*next < hop->out.chunks[node]) {
         int slot = hop->out.first[node] + *next;
-        struct head head = {.number = hop->number, .chunk = (uint32_t)*next, .bytes = hop->out.bytes[slot]};
+        struct hop_head head = {.number = hop->number, .chunk = (uint32_t)*next, .bytes = hop->out.bytes[slot]};
         struct ep_piece piece = {half_of(hop)->arena + (size_t)slot * hop->slot_bytes, head.bytes};
 
         memcpy(head.tell, hop->tell, sizeof(hop->tell));
@@ -139,10 +84,10 @@ static bool send_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int node, in
 }
 
 /* EP_OK, or what is wrong with a chunk that has come from `rank`: what it has told before anything else. */
-static ep_status check_head(const struct cuda_proxy *p, const struct cuda_hop *hop, int rank, const struct head *theirs,
-                            size_t bytes, int32_t chunk, uint32_t expected)
+static ep_status check_head(const struct cuda_proxy *p, const struct cuda_hop *hop, int rank,
+                            const struct hop_head *theirs, size_t bytes, int32_t chunk, uint32_t expected)
 {
-    struct head head = {.number = 0};
+    struct hop_head head = {.number = 0};
 
     if (bytes >= sizeof(head))
         memcpy(&head, theirs, sizeof(head));
@@ -172,7 +117,7 @@ static ep_status take_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int nod
 
         if (!*shown) {
             struct cuda_landed *landed = landed_at(hop, slot);
-            const struct head *head;
+            const struct hop_head *head;
             size_t bytes;
             ep_status status;
 
@@ -185,6 +130,7 @@ static ep_status take_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int nod
             landed->address = (uint64_t)(uintptr_t)(p->region_device +
                                                     ((const unsigned char *)(head + 1) - (unsigned char *)p->region));
             __atomic_store_n(&landed->number, hop->number, __ATOMIC_RELEASE);
+            note_event(p);
             *shown = *ret_moved = true;
             note_moved(p, node);
         }
@@ -251,6 +197,7 @@ static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_move
         return EP_OK;
     hop->sent = *ret_moved = true;
     __atomic_store_n(&p->words->sent, hop->number, __ATOMIC_RELEASE);
+    note_event(p);
     return EP_OK;
 }
 
@@ -261,37 +208,6 @@ static bool has_failed(const struct cuda_proxy *p)
 
     return p->broken || (limit_ns && ep_now_ns() >= limit_ns) ||
            __atomic_load_n(&p->cuda->report->abort, __ATOMIC_ACQUIRE);
-}
-
-static int chunks_of(const struct cuda_hop_side *side, int node)
-{
-    return (side->rail[node].n + side->tokens - 1) / side->tokens;
-}
-
-/* Bytes of each chunk, by its slot, and of all. */
-static void measure(const struct cuda_proxy *p, const struct cuda_hop_side *from, struct side *side)
-{
-    side->n_chunks = 0;
-    side->rows = side->all_bytes = 0;
-    for (int node = 0; node < p->nnodes; node++) {
-        const struct cuda_rail *rail = &from->rail[node];
-
-        side->chunks[node] = chunks_of(from, node);
-        side->first[node] = CUDA_CHUNK_SLOT(rail->first, from->tokens, node, 0);
-        side->n_chunks += side->chunks[node];
-        side->rows += (uint64_t)rail->n;
-        for (int i = 0; i < side->chunks[node]; i++) {
-            int first = rail->first + i * from->tokens, end = first + from->tokens, all = rail->first + rail->n;
-            size_t bytes;
-
-            end = end < all ? end : all;
-            bytes = (size_t)(end - first) * from->token_bytes;
-            if (from->units)
-                bytes += (size_t)(from->units[end + node] - from->units[first + node]) * from->unit_bytes;
-            side->bytes[side->first[node] + i] = (uint32_t)bytes;
-            side->all_bytes += sizeof(struct head) + bytes;
-        }
-    }
 }
 
 /* What the device has written of lists that change. */
@@ -312,18 +228,18 @@ static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_hop_s
 
 static ep_status measure_changing(const struct cuda_proxy *p, struct cuda_hop *hop)
 {
-    struct side *sides[] = {&hop->out, &hop->in};
+    struct hop_side *sides[] = {&hop->out, &hop->in};
 
     for (int i = 0; i < 2; i++) {
         if (!hop->changing[i].room)
             continue;
         EP_TRY(check_lists(p, &hop->changing[i]));
-        measure(p, &hop->changing[i], sides[i]);
+        cuda_hop_measure(p, &hop->changing[i], sides[i]);
     }
     return EP_OK;
 }
 
-static void begin_side(const struct cuda_proxy *p, struct side *side)
+static void begin_side(const struct cuda_proxy *p, struct hop_side *side)
 {
     side->left = side->n_chunks;
     for (int node = 0; node < p->nnodes; node++)
@@ -418,168 +334,6 @@ static void *proxy_main(void *argument)
     return NULL;
 }
 
-/* --- making hops, by the caller's thread ---------------------------------------------------------------------------
- */
-
-size_t cuda_proxy_most(const struct cuda_comm *cuda)
-{
-    return ep_streams_max_message(cuda->proxy->streams) - sizeof(struct head);
-}
-
-/* Slots of all chunks: the last list's end counts, whichever node has it. */
-static int slots_of(const struct cuda_proxy *p, const struct cuda_hop_side *side)
-{
-    const struct cuda_rail *last = &side->rail[p->nnodes - 1];
-
-    return CUDA_CHUNK_SLOT(side->room ? side->room : last->first + last->n, side->tokens, p->nnodes, 1);
-}
-
-static ep_status grow_words(struct cuda_proxy *p, struct half *half, int slots)
-{
-    int wanted = slots + slots / 2 + MORE_SLOTS;
-    struct cuda_pinned words;
-    void *taken;
-
-    if (half->slots >= slots)
-        return EP_OK;
-    EP_TRY(cuda_keep_pinned(&p->kept, (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed)), &words));
-    EP_TRY(cuda_keep_device(&p->kept, (size_t)wanted * sizeof(uint32_t), &taken));
-    CUDA_TRY(cudaMemsetAsync(taken, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(p->cuda->own));
-    half->slots = wanted;
-    half->words = words.memory;
-    half->words_device = words.device;
-    half->taken = taken;
-    return EP_OK;
-}
-
-static ep_status grow_arena(struct cuda_proxy *p, struct half *half, size_t bytes)
-{
-    struct cuda_pinned arena;
-
-    if (half->arena_bytes >= bytes)
-        return EP_OK;
-    EP_TRY(cuda_keep_pinned(&p->kept, bytes + bytes / 8, &arena));
-    half->arena = arena.memory;
-    half->arena_device = arena.device;
-    half->arena_bytes = arena.bytes;
-    return EP_OK;
-}
-
-static void *place_at(struct cuda_hop *hop, size_t offset)
-{
-    return hop ? (char *)hop + offset : NULL;
-}
-
-/* NULL: how large it is. */
-static size_t lay_out(const struct cuda_proxy *p, struct cuda_hop *hop, int slots_out, int slots_in)
-{
-    struct cuda_hop unused, *to = hop ? hop : &unused;
-    size_t nodes = (size_t)p->nnodes * sizeof(int32_t), pairs = nodes * (size_t)p->channels, at = 0;
-    struct side *sides[] = {&to->out, &to->in};
-
-    cuda_carve(&at, sizeof(*hop));
-    for (int i = 0; i < 2; i++) {
-        sides[i]->chunks = place_at(hop, cuda_carve(&at, nodes));
-        sides[i]->first = place_at(hop, cuda_carve(&at, nodes));
-        sides[i]->next = place_at(hop, cuda_carve(&at, pairs));
-        sides[i]->bytes = place_at(hop, cuda_carve(&at, (size_t)(i ? slots_in : slots_out) * sizeof(uint32_t)));
-    }
-    to->shown = place_at(hop, cuda_carve(&at, (size_t)(p->nnodes * p->channels)));
-    return at;
-}
-
-static struct cuda_chunks describe(const struct cuda_proxy *p, const struct cuda_hop_args *args,
-                                   const struct cuda_hop_side *side)
-{
-    struct cuda_chunks chunks = {.rail = side->device,
-                                 .nnodes = p->nnodes,
-                                 .node = p->node,
-                                 .tokens = side->tokens,
-                                 .phase = (int32_t)args->phase};
-
-    if (side->room)
-        chunks.most = (side->most + side->tokens - 1) / side->tokens;
-    for (int node = 0; !side->room && node < p->nnodes; node++)
-        if (chunks_of(side, node) > chunks.most)
-            chunks.most = chunks_of(side, node);
-    return chunks;
-}
-
-static struct cuda_half half_on_device(const struct half *half)
-{
-    return (struct cuda_half){.arena = half->arena_device,
-                              .ready = half->words_device,
-                              .used = half->words_device + half->slots,
-                              .landed =
-                                  (const struct cuda_landed *)(const void *)(half->words_device + 2 * half->slots),
-                              .taken = half->taken};
-}
-
-static struct cuda_hop *new_hop(const struct cuda_proxy *p, const struct cuda_hop_args *args, int slots_out,
-                                int slots_in)
-{
-    struct cuda_hop *hop = calloc(1, lay_out(p, NULL, slots_out, slots_in));
-
-    if (!hop)
-        return NULL;
-    lay_out(p, hop, slots_out, slots_in);
-    hop->base.captured = args->captured;
-    hop->phase = args->phase;
-    memcpy(hop->tell, args->tell, sizeof(hop->tell));
-    memcpy(hop->half, p->half, sizeof(hop->half));
-    hop->slot_bytes = args->slot_bytes;
-    if (args->out.room)
-        hop->changing[0] = args->out;
-    else
-        measure(p, &args->out, &hop->out);
-    if (args->in.room)
-        hop->changing[1] = args->in;
-    else
-        measure(p, &args->in, &hop->in);
-    return hop;
-}
-
-ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *args, struct cuda_net_op *ret_op,
-                           struct cuda_chunks *ret_out, struct cuda_chunks *ret_in, struct cuda_hop **ret_hop)
-{
-    struct cuda_proxy *p = cuda->proxy;
-    int slots_out = slots_of(p, &args->out), slots_in = slots_of(p, &args->in);
-    struct cuda_hop *hop;
-    ep_status status;
-
-    /* Which of the two it gets the device knows. */
-    for (int i = 0; i < 2; i++) {
-        EP_TRY(grow_words(p, &p->half[i], slots_out > slots_in ? slots_out : slots_in));
-        EP_TRY(grow_arena(p, &p->half[i], (size_t)slots_out * args->slot_bytes));
-    }
-    hop = new_hop(p, args, slots_out, slots_in);
-    if (!hop)
-        return ep_fail(EP_E_MEMORY, "%s: no memory for %d chunks", args->call, slots_out + slots_in);
-    cuda->net_rows = hop->out.rows;
-    cuda->net_bytes = hop->out.all_bytes;
-    status = cuda_op_ring_add(&p->ring, &hop->base);
-    if (status != EP_OK) {
-        free(hop);
-        return status;
-    }
-    *ret_op = (struct cuda_net_op){.half = {half_on_device(&p->half[0]), half_on_device(&p->half[1])},
-                                   .posts = p->ring.posts_device,
-                                   .op = hop->base.id,
-                                   .slot_bytes = args->slot_bytes,
-                                   .words = p->words_device,
-                                   .moved = (const uint64_t *)(const void *)(p->words_device + 1)};
-    *ret_out = describe(p, args, &args->out);
-    *ret_in = describe(p, args, &args->in);
-    *ret_hop = hop;
-    return EP_OK;
-}
-
-void cuda_hop_discard(struct cuda_comm *cuda, struct cuda_hop *hop)
-{
-    cuda_op_ring_remove(&cuda->proxy->ring, &hop->base);
-}
-
 /* --- opening and closing -------------------------------------------------------------------------------------------
  */
 
@@ -628,12 +382,13 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
 
     /* What follows is collective: who cannot take part says so before. */
     status = ep_group_agree(boot, comm->config.timeout_ms, status);
-    if (status != EP_OK) {
+    if (status != EP_OK || !p) {
         free(p);
         return status;
     }
     cuda->proxy = p;
     p->cuda = cuda;
+    p->arenas.kept = &p->kept;
     p->nnodes = comm->nnodes;
     p->node = comm->node;
     p->channels = few ? CHANNELS : 1;

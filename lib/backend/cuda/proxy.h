@@ -33,7 +33,7 @@ struct cuda_hop_args {
     enum ep_group_phase phase;
     const uint32_t *tell; /* [CUDA_TELL_COMPARED] what has to be the same on all ranks */
     struct cuda_hop_side out, in;
-    size_t slot_bytes; /* the largest chunk that goes out */
+    size_t slot_bytes; /* the largest chunk that may go out */
     bool captured;     /* its kernels go into a graph */
 };
 
@@ -62,6 +62,9 @@ uint64_t cuda_proxy_moved(const struct cuda_comm *cuda);
 ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *args, struct cuda_net_op *ret_op,
                            struct cuda_chunks *ret_out, struct cuda_chunks *ret_in, struct cuda_hop **ret_hop);
 void cuda_hop_discard(struct cuda_comm *cuda, struct cuda_hop *hop);
+/* As ep_cuda_set_net_memory() and ep_cuda_get_net_memory(); on one node there is nothing to set. */
+ep_status cuda_proxy_set_memory(struct cuda_comm *cuda, size_t reserve, size_t limit);
+void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_t *ret_needed);
 
 /* nodes.c. The lists of a plan between nodes, in device memory; freed with it. */
 ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan);

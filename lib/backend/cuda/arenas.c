@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/arenas.h"
+
+#include "base/error.h"
+#include "net/stream.h"
+
+/* What one is to have instead, in whole pages. */
+static size_t larger_than(size_t now, size_t bytes)
+{
+    size_t more = bytes + bytes / 8, step = now + now / 2;
+
+    return ep_net_whole_pages(more > step ? more : step);
+}
+
+/* Bytes that are new when both have at least `bytes`. */
+static size_t count_new(const struct cuda_arenas *arenas, size_t bytes, bool ahead)
+{
+    size_t all = 0;
+
+    for (int i = 0; i < 2; i++)
+        if (arenas->of[i].bytes < bytes)
+            all += ahead ? larger_than(arenas->of[i].bytes, bytes) : ep_net_whole_pages(bytes);
+    return all;
+}
+
+static bool exceeds(const struct cuda_arenas *arenas, size_t more)
+{
+    return more && arenas->limit && (arenas->held > arenas->limit || more > arenas->limit - arenas->held);
+}
+
+static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
+{
+    /* Near the limit without room for what may come. */
+    bool roomy = ahead && !exceeds(arenas, count_new(arenas, bytes, true));
+    size_t more = count_new(arenas, bytes, roomy);
+
+    if (exceeds(arenas, more))
+        return ep_fail(EP_E_MEMORY,
+                       "%s: rows for other nodes need %zu bytes of pinned memory, %zu more than the %zu that are held, "
+                       "and the limit is %zu: raise it, or reserve enough at the beginning (ep_cuda_set_net_memory)",
+                       call, 2 * bytes, more, arenas->held, arenas->limit);
+    for (int i = 0; i < 2; i++) {
+        struct cuda_pinned made;
+
+        if (arenas->of[i].bytes >= bytes)
+            continue;
+        EP_TRY(cuda_keep_pinned(arenas->kept, roomy ? larger_than(arenas->of[i].bytes, bytes) : bytes, &made));
+        arenas->of[i] = made;
+        arenas->held += made.bytes;
+    }
+    return EP_OK;
+}
+
+ep_status cuda_arenas_grow(struct cuda_arenas *arenas, const char *call, size_t bytes)
+{
+    if (arenas->needed < 2 * bytes)
+        arenas->needed = 2 * bytes;
+    return grow(arenas, call, bytes, true);
+}
+
+ep_status cuda_arenas_reserve(struct cuda_arenas *arenas, const char *call, size_t bytes)
+{
+    return grow(arenas, call, bytes, false);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ll_inner.h - an ep_ll of the CUDA backend: ll_open.c makes it, lowlatency.c has its calls. */
+#ifndef EP_CUDA_LL_INNER_H
+#define EP_CUDA_LL_INNER_H
+
+#include "backend/cuda/ll_nodes.h"
+
+struct cuda_ll_inner {
+    struct cuda_comm *cuda;
+    struct cuda_ll device; /* what every launch is told */
+    struct cuda_ll_report *report;
+    struct cuda_ll_place *place;
+    struct cuda_ll_net *net;          /* NULL on one node */
+    struct cuda_block combine_buffer; /* made on first use */
+    bool handed_out;                  /* ... for the combine that is next */
+    cudaEvent_t done;
+    int blocks;
+    size_t bytes;     /* of each rank's segment */
+    bool in_dispatch; /* the call that ep_ll_finish() completes */
+    bool open;        /* it is to be completed, */
+    uint64_t number;  /* ... the dispatch that it is, or answers, */
+    uint64_t in;      /* ... and the capture that it was made in; 0: none */
+    struct cuda_ll_dispatch dispatch;
+    struct cuda_ll_combine combine;
+    cudaStream_t stream; /* of the call under way, */
+    uint64_t capture;    /* ... its capture; 0: none */
+    bool waits;          /* ... which the host waits for */
+};
+
+/* Of the buffer that a combine reads without a copy. */
+size_t cuda_ll_combine_buffer_bytes(const ep_ll_config *config);
+
+#endif

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Low latency on GPUs: how large segments are, and how an ep_ll begins and ends. */
+#include "backend/cuda/ll_inner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t take(int64_t *at, int64_t bytes)
+{
+    int64_t begin = *at;
+
+    *at += (bytes + 127) / 128 * 128;
+    return begin;
+}
+
+/* Returns the bytes of a segment. */
+static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
+{
+    int64_t n = ll->comm->nranks, m = ll->config.max_tokens, k = ll->config.topk, local = ll->n_local;
+    int64_t hidden = ll->config.hidden, at = 0;
+
+    device->most_tokens = device->max_tokens = ll->config.max_tokens;
+    device->hidden = ll->config.hidden;
+    device->topk = ll->config.topk;
+    device->n_local = ll->n_local;
+    device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
+    /* With fewer rows than a call can have there are more parts, but never more than with those of a token alone. */
+    device->parts = CUDA_LL_MOST_PARTS;
+    device->scales_at = (k * 8 + 15) / 16 * 16;
+    device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
+    device->slot_bytes = device->row_at + 2 * hidden;
+    take(&at, (int64_t)sizeof(struct cuda_ll_segment));
+    device->counts_at = take(&at, 2 * n * (local + 1) * 8);
+    device->slot_flag_at = take(&at, n * m * 8);
+    device->row_flag_at = take(&at, m * k * device->parts * 8);
+    device->weight_at = take(&at, n * m * k * 8);
+    device->index_at = take(&at, 2 * m * k * 4);
+    device->origin_at = take(&at, 2 * n * m * k * 4);
+    device->slots_at = take(&at, n * m * device->slot_bytes);
+    device->rows_at = take(&at, m * k * hidden * 2);
+    return (size_t)at;
+}
+
+/* Kernels of ranks that are threads of one process run on one GPU at the same time, if they are: all must fit. */
+int cuda_ll_sms(const struct cuda_comm *cuda)
+{
+    return cuda->all_sms / cuda->sharing ? cuda->all_sms / cuda->sharing : 1;
+}
+
+/* A segment that a former ep_ll has left, or a new one. */
+static ep_status take_place(struct cuda_comm *cuda, size_t bytes, struct cuda_ll_place **ret_place)
+{
+    struct cuda_ll_place *empty = NULL;
+
+    for (int i = 0; i < CUDA_LL_PLACES; i++) {
+        struct cuda_ll_place *place = &cuda->ll_places[i];
+
+        if (!place->memory)
+            empty = empty ? empty : place;
+        if (!place->memory || place->used || place->bytes < bytes)
+            continue;
+        place->used = true;
+        *ret_place = place;
+        return EP_OK;
+    }
+    if (!empty)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: this rank already has %d layouts of other sizes", CUDA_LL_PLACES);
+    EP_TRY(cuda_alloc_internal(cuda, bytes, &empty->memory));
+    empty->bytes = bytes;
+    empty->used = true;
+    *ret_place = empty;
+    return EP_OK;
+}
+
+/* What the kernels can number. */
+static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, const char *call)
+{
+    int64_t rows = config->max_tokens;
+
+    if (comm->nranks > CUDA_MAX_RANKS)
+        return ep_fail(EP_E_UNSUPPORTED, "%s: the CUDA backend has low latency for up to %d ranks, not %d", call,
+                       CUDA_MAX_RANKS, comm->nranks);
+    if (config->topk > CUDA_LL_MAX_TOPK)
+        return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
+                       config->topk, CUDA_LL_MAX_TOPK);
+    /* Kernels number rows and what warps do by 32 bits. */
+    if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * CUDA_LL_MOST_PARTS > INT32_MAX)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "%s: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
+                       "more rows than the CUDA backend numbers",
+                       call, config->max_tokens, config->n_experts, config->topk, comm->nranks);
+    return EP_OK;
+}
+
+size_t cuda_ll_combine_buffer_bytes(const ep_ll_config *config)
+{
+    return (size_t)config->n_experts * (size_t)config->max_tokens * (size_t)config->hidden * 2;
+}
+
+int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
+{
+    ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
+    struct cuda_ll device;
+    size_t bytes;
+
+    if (check_numbers(comm, config, "ep_ll_get_sizes") != EP_OK)
+        return -1;
+    *ret_combine_bytes = (int64_t)cuda_block_bytes(cuda_ll_combine_buffer_bytes(config));
+    bytes = lay_out(&ll, &device);
+    return (int64_t)(cuda_whole_bytes(bytes) + cuda_ll_net_bytes(&ll, &device, bytes));
+}
+
+static ep_status open_own(const ep_ll *ll, struct cuda_ll_inner *inner)
+{
+    struct cuda_comm *cuda = inner->cuda;
+    size_t bytes;
+    void *report;
+
+    EP_TRY(check_numbers(ll->comm, &ll->config, "ep_ll_new"));
+    bytes = lay_out(ll, &inner->device);
+    inner->bytes = bytes;
+    EP_TRY(take_place(cuda, bytes, &inner->place));
+    CUDA_TRY(cudaEventCreateWithFlags(&inner->done, cudaEventDisableTiming));
+    CUDA_TRY(cudaHostAlloc((void **)&inner->report, sizeof(*inner->report), cudaHostAllocMapped));
+    memset(inner->report, 0, sizeof(*inner->report));
+    CUDA_TRY(cudaHostGetDevicePointer(&report, inner->report, 0));
+    inner->device.report = report;
+    inner->blocks = cuda_ll_sms(cuda);
+    if (cuda_crosses_nodes(cuda))
+        EP_TRY(cuda_ll_net_prepare(ll, &inner->device, bytes, inner->report, &inner->net));
+    /* What an earlier ep_ll has queued is over before the peers hear of this one. */
+    return cuda_drain(cuda);
+}
+
+/* Behind the first meeting nobody writes into the segment any more, and behind the second one somebody may. */
+static ep_status clear_and_reach(struct cuda_ll_inner *inner, const struct ep_group_address *all)
+{
+    struct cuda_comm *cuda = inner->cuda;
+    struct cuda_waits *waits = &inner->device.waits;
+
+    CUDA_TRY(cudaMemsetAsync(inner->place->memory, 0, (size_t)inner->device.slots_at, cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
+    /* All ranks are numbered in the group here. */
+    waits->rank = cuda->group.comm->rank;
+    waits->nranks = cuda->group.comm->nranks;
+    waits->first = 0;
+    inner->device.first = cuda->group.first;
+    inner->device.n_near = cuda->group.nlocal;
+    for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
+        void *segment;
+
+        EP_TRY(cuda_map(cuda, rank, &all[rank], inner->bytes, &segment));
+        inner->device.peer[rank] = segment;
+    }
+    return EP_OK;
+}
+
+static void free_inner(struct cuda_ll_inner *inner)
+{
+    if (inner->done)
+        cudaEventDestroy(inner->done);
+    cuda_ll_net_close(inner->net); /* which uses the report */
+    cudaFreeHost(inner->report);
+    cuda_give(inner->cuda, &inner->combine_buffer);
+    if (inner->place)
+        inner->place->used = false;
+    cudaGetLastError();
+    free(inner);
+}
+
+ep_status cuda_ll_open(ep_ll *ll)
+{
+    struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
+    struct cuda_comm *cuda = cuda_of(ll->comm);
+    struct cuda_ll_inner *inner = calloc(1, sizeof(*inner));
+    struct cuda_scope scope;
+    ep_status status;
+
+    if (!inner)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    inner->cuda = cuda;
+    status = cuda_check(cuda);
+    if (status == EP_OK)
+        status = cuda_enter(cuda, &scope);
+    if (status != EP_OK) {
+        free(inner);
+        return status;
+    }
+    status = open_own(ll, inner);
+    if (status == EP_OK && !cuda_find(cuda, inner->place->memory, 1, &where))
+        status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not where it was");
+    status = ep_group_ll_exchange(ll, status, &where, all);
+    if (status == EP_OK && inner->place) /* which no rank is without when all have met without a failure */
+        status = clear_and_reach(inner, all);
+    if (cuda_crosses_nodes(cuda)) {
+        status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
+        if (status == EP_OK)
+            status = cuda_ll_net_open(inner->net);
+    }
+    status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
+    if (status == EP_OK)
+        ll->impl = inner;
+    else
+        free_inner(inner);
+    if (status == EP_OK && inner->device.masking)
+        atomic_fetch_add(&cuda->masking, 1);
+    cuda_leave(&scope);
+    return status;
+}
+
+void cuda_ll_close(ep_ll *ll)
+{
+    struct cuda_ll_inner *inner = ll->impl;
+    struct cuda_comm *cuda;
+    struct cuda_scope scope;
+
+    if (!inner)
+        return;
+    cuda = inner->cuda;
+    if (cuda_enter(cuda, &scope) == EP_OK) {
+        /* Kernels that wait for a peer have a deadline; of a failed group many may be queued, each with its own. */
+        if (atomic_load(&ll->comm->failed))
+            cuda_stop_kernels(cuda);
+        cuda_drain(cuda);
+        if (inner->device.masking)
+            atomic_fetch_sub(&cuda->masking, 1);
+        free_inner(inner);
+        cuda_leave(&scope);
+    } else {
+        cuda_ll_net_stop(inner->net);
+    }
+    ll->impl = NULL;
+}

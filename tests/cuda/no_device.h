@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* no_device.h - pinned memory without a GPU. */
+#ifndef NO_DEVICE_H
+#define NO_DEVICE_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+
+/* Bytes that were registered since the program began. */
+extern size_t no_device_registered;
+
+#endif
