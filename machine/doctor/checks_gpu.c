@@ -295,6 +295,14 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     const char *manager = driver->fabric_manager, *version = driver->version;
     int n_major = (int)strcspn(version, ".");
 
+    /* Hopper and before: whoever has the switches runs the fabric manager. Those of Blackwell are not on the bus. */
+    if (look_virtual(machine->root) == LOOK_VIRTUAL && inventory_nvswitches(machine) == 0 &&
+        machine->topo->gpus[0].cc_major < 10) {
+        doctor_advise(machine, result,
+                      "The host of this virtual machine keeps the NVSwitches. Its fabric manager sets up the fabric "
+                      "and the partition with these GPUs: nothing in here does. Tell who runs the host.");
+        return;
+    }
     if (*manager)
         doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is %s, the driver is %s", manager,
                         strcmp(driver->fabric_manager_from, STACK_FABRIC_LOG) == 0 ? "what was started last"
@@ -328,6 +336,10 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
     if (!machine->topo->nvml) {
         doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
         result->tells = look_nvml_tells(machine);
+        return;
+    }
+    if (look_keeps_gpus_apart(machine->topo)) {
+        doctor_not_here(machine, result, "confidential computing keeps the GPUs apart, as the check confidential says");
         return;
     }
     count = count_nvlinks(machine);

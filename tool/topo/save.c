@@ -58,16 +58,25 @@ static void read_counters(const struct doctor_machine *machine)
     struct root *root = machine->root;
     const struct counter_row *rows;
     struct root_names interfaces;
+    char path[COUNTER_PATH_BYTES];
     size_t n;
 
     rows = counter_rows(true, &n);
     for (int i = 0; i < machine->topo->n_nics; i++) {
         const struct topo_nic *nic = &machine->topo->nics[i];
 
-        for (int j = 0; j < nic->n_ports; j++)
+        for (int j = 0; j < nic->n_ports; j++) {
+            const char *netdev = nic->ports[j].netdev;
+            struct counter_device device = {
+                .rdma = true, .nic = nic->name, .port = nic->ports[j].number, .netdev = netdev};
+
             for (size_t row = 0; row < n; row++)
-                root_line(root, "/sys/class/infiniband/%s/ports/%d/%s%s", nic->name, nic->ports[j].number,
-                          strchr(rows[row].file, '/') ? "" : "counters/", rows[row].file);
+                if (*counter_path(&device, rows[row].file, path))
+                    root_line(root, "%s", path);
+            if (*netdev)
+                root_ask(root, root_printf(root, COUNTER_QUESTION, netdev), ethtool_ask, (void *)netdev,
+                         COUNTER_DEADLINE_MS);
+        }
     }
     rows = counter_rows(false, &n);
     interfaces = root_list(root, "/sys/class/net");
