@@ -323,8 +323,11 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
         machine, result,
         "nvidia-fabricmanager has to run, in the very version of the driver, %s (in a virtual machine: on the "
         "host; in a container: on the node). 'nv-fabricmanager --version' says its own, and its journal why "
-        "it does not run.",
-        *version ? version : "which is not known");
+        "it does not run.%s",
+        *version ? version : "which is not known",
+        machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0
+            ? " On this board NVLink's subnet manager has to be installed beside it (package nvlsm)."
+            : "");
 }
 
 static void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define VERSION "/proc/driver/nvidia/version"
-#define LOCKDOWN "/sys/kernel/security/lockdown"
 #define SIG_ENFORCE "/sys/module/module/parameters/sig_enforce"
 
 struct undriven {
@@ -74,11 +73,11 @@ static json_t *read_module(const char *dep, size_t bytes)
     return json_boolean(found);
 }
 
-/* "none [integrity] confidentiality" of a kernel that is locked down, "Y" of one that takes signed modules alone. */
-static json_t *read_strict(const char *text, size_t bytes)
+/* "Y" of a kernel that takes signed modules alone. */
+static json_t *read_enforced(const char *text, size_t bytes)
 {
     (void)bytes;
-    return json_boolean(*text == 'Y' || strstr(text, "[integrity]") || strstr(text, "[confidentiality]"));
+    return json_boolean(*text == 'Y');
 }
 
 /* Lines of mod_verify_sig() and of the lockdown, which name no module. */
@@ -128,16 +127,12 @@ static bool has_refused(const struct doctor_machine *machine, struct doctor_resu
 
 static bool is_strict(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    static const char *const files[] = {LOCKDOWN, SIG_ENFORCE};
-    bool strict = false;
+    bool locked = look_is_locked_down(machine->root),
+         enforced = root_fact_is(root_fact(machine->root, "signed-modules", read_enforced, "%s", SIG_ENFORCE));
 
-    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
-        if (!root_fact_is(root_fact(machine->root, "strict-modules", read_strict, "%s", files[i])))
-            continue;
-        doctor_evidence(machine, result, files[i], "the kernel takes signed modules alone");
-        strict = true;
-    }
-    return strict;
+    if (locked || enforced)
+        doctor_evidence(machine, result, locked ? LOOK_LOCKDOWN : SIG_ENFORCE, "the kernel takes signed modules alone");
+    return locked || enforced;
 }
 
 /*

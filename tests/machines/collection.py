@@ -112,6 +112,8 @@ def judge(epkit, name, expected, folder, plants, live_only):
         return
     where = save(epkit, machine, folder)
     yield from differences(live, doctor(epkit, machine, where)[0])
+    if name in MAPS:
+        yield from judge_map(epkit, machine, where, MAPS[name])
     if plants:
         yield from judge_planted(epkit, machine, folder, where)
 

@@ -11,6 +11,8 @@ import tree as trees
 import variants
 from field import (CPUS_H100, UNKNOWN_LINK, X86_64, Tree, azure, bare, container, deepep, ethernet, hgx, management,
                    memory, nvswitches, product, system)
+from kinds import remove_nic, without_rdma
+from rules import off_the_bus
 from sites import forget_device
 from variants import driver_not_loaded, nic_port, pci_folder
 
@@ -464,3 +466,133 @@ def hugepages():
     tree.put("/proc/sys/vm/max_map_count", "65530\n")
     tree.append("/proc/self/mounts", "hugetlbfs /dev/hugepages hugetlbfs rw,relatime,pagesize=1024M 0 0\n")
     return tree
+
+
+# --- boards and hosts that look like others ---
+
+
+@machine("gb200-nvl4", each("mlx5_{}", range(4)))
+def nvl4():
+    """GB200 NVL4: four GPUs tied to each other on one board, and no rack whose fabric they could join."""
+    tree = golden.gb200()
+    addresses = [gpu["pci"] for gpu in tree.answers["nvml"]["gpus"]]
+    for i, gpu in enumerate(tree.answers["nvml"]["gpus"]):
+        gpu["fabric"] = "none"
+        gpu["nvlinks"] = [other for k, other in enumerate(addresses) if k != i for _ in range(6)]
+    no_imex(tree)
+    return tree
+
+
+def no_imex(tree):
+    for i in range(4):
+        forget_device(tree, f"/dev/nvidia-caps-imex-channels/channel{i}")
+    tree.replace("/proc/devices", "509 nvidia-caps-imex-channels\n", "")
+
+
+@machine("dgx-station-gb300", [["mlx5_0"]])
+def station():
+    """A workstation with one GB300 and a ConnectX-8: no rack either, and one GPU is all."""
+    tree = golden.gb200()
+    for address, minor in (("0009:01:00.0", 1), ("0018:01:00.0", 2), ("0019:01:00.0", 3)):
+        off_the_bus(tree, address, minor)
+    for i in (1, 2, 3):
+        remove_nic(tree, f"mlx5_{i}")
+    gpu = tree.nvml(0)
+    gpu.update({"name": "NVIDIA GB300", "cc": [10, 3], "fabric": "none", "nvlinks": []})
+    tree.put(f"{pci_folder(tree, gpu['pci'])}/device", "0x31c2\n")
+    no_imex(tree)
+    return tree
+
+
+@machine("vgpu-host", each("mlx5_{}"))
+def vgpu_host():
+    """A host that offers virtual GPUs: functions of each GPU that nobody has bound yet, beside the GPUs themselves."""
+    tree = hgx("H100")
+    ethernet(tree)
+    nvswitches(tree, 4)
+    bare(tree)
+    for gpu in list(tree.answers["nvml"]["gpus"]):
+        folder = pci_folder(tree, gpu["pci"])
+        parent, address = folder.rsplit("/", 1)
+        numa = int(tree.text(f"{folder}/numa_node"))
+        for function in range(4, 8):
+            pci = tree.pci(address[:-1] + str(function), parent, trees.NVIDIA, 0x2330, 0x030200, numa=numa,
+                           cpus=CPUS_H100[numa])
+            tree.link(f"{pci}/physfn", f"../{address}")
+    return tree
+
+
+@machine("passthrough-host", each("mlx5_{}", range(4)))
+def passthrough_host():
+    """A host that has handed four of its GPUs and their NICs to a guest, and works with the others."""
+    tree = hgx("H100")
+    ethernet(tree)
+    nvswitches(tree, 4)
+    bare(tree)
+    for gpu in tree.answers["nvml"]["gpus"][4:]:
+        folder = pci_folder(tree, gpu["pci"])
+        tree.link(f"{folder}/driver", trees.relative(folder, "/sys/bus/pci/drivers/vfio-pci"))
+        tree.remove(f"/proc/driver/nvidia/gpus/{gpu['pci']}")
+        forget_device(tree, f"/dev/nvidia{gpu['minor']}")
+    tree.folder("/sys/bus/pci/drivers/vfio-pci")
+    tree.answers["nvml"]["gpus"] = tree.answers["nvml"]["gpus"][:4]
+    for i in range(4, 8):
+        folder = variants.nic_folder(tree, f"mlx5_{i}").split("/infiniband/")[0]
+        without_rdma(tree, f"mlx5_{i}")
+        tree.link(f"{folder}/driver", trees.relative(folder, "/sys/bus/pci/drivers/vfio-pci"))
+    return tree
+
+
+@machine("vgpu-whole", [["mlx5_0"]] * 2)
+def vgpu_whole():
+    """A guest with two virtual GPUs of the whole memory each, which is the profile with NVLink, and one NIC."""
+    tree = Tree()
+    ports(tree, "vgpu-whole", 2, nics=1, fabric=None)
+    guest(tree)
+    return tree
+
+
+trees.GPU_MODELS["vgpu-whole"] = ("NVIDIA H100XM-80C", 0x2330, 0x030200, (9, 0), 18, "00.00.00.00.00")
+
+
+@machine("kvm-topology-file", each("mlx5_{}", (1, 0, 3, 2, 5, 4, 7, 6)))
+def kvm_pairs():
+    """A guest with a port for each device on one bus, and the cloud's file for NCCL with two levels of switches."""
+    tree = Tree()
+    ports(tree, "H200", 8, nics=8)
+    guest(tree)
+    order = (1, 0, 3, 2, 5, 4, 7, 6)
+    switches = [(f"ffff:f{i}:00.0", [(f"0000:{0x10 + i:02X}:00.0", "0x030200"),
+                                     (f"0000:{0x30 + order[i]:02X}:00.0", "0x020700")]) for i in range(8)]
+    nccl_topology(tree, "/etc/nccl-topo-h200.xml", [switches[:4], switches[4:]])
+    tree.replace("/etc/nccl-topo-h200.xml", '  <cpu numaid="0"', '  <!-- <pci busid="0000:99:00.0"/> -->\n  <cpu numaid="0"')
+    return tree
+
+
+@change("h100/acs-locked", "acs")
+def acs_of_a_locked_kernel(tree):
+    """With Secure Boot the kernel lets nobody write PCI configuration space, so that setpci does not help."""
+    variants.by_name["h100/acs"].change(tree)
+    secure_boot(tree)
+
+
+@machine("kvm-acs-in-guest", each("mlx5_{}"))
+def acs_in_guest():
+    """A guest with a virtual IOMMU: ACS is on at the ports that the hypervisor makes up, and says nothing of the host."""
+    tree = Tree()
+    ports(tree, "H200", 8, nics=8)
+    guest(tree)
+    for slot in (*range(2, 10), *range(0x10, 0x18)):
+        address = f"0000:00:{slot:02x}.0"
+        tree.put(f"{pci_folder(tree, address)}/config",
+                 trees.pci_config(0x1B36, 0x000C, trees.PCI_BRIDGE, trees.ROOT_PORT, acs=0x001D))
+    golden.iommu_groups(tree, "DMA-FQ")
+    return tree
+
+
+@change("dgx-b200/fabric", "nvlink")
+def fabric_of_blackwell(tree):
+    """The fabric manager of Blackwell needs NVLink's subnet manager beside it."""
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu["fabric"] = "starting"
+    tree.put("/sys/module/ib_umad/initstate", "live\n")
