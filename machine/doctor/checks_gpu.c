@@ -260,6 +260,19 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
     return count;
 }
 
+/* All GPUs of a board with NVSwitches have lost links, all as many. */
+static bool is_switch_gone(const struct doctor_machine *machine, const struct nvlink_count *count)
+{
+    const struct topo *topo = machine->topo;
+
+    if (count->n_down < 2 || count->n_down != topo->n_gpus || inventory_nvswitches(machine) == 0)
+        return false;
+    for (int i = 1; i < topo->n_gpus; i++)
+        if (topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up)
+            return false;
+    return true;
+}
+
 static void say_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     for (int i = 0; i < machine->topo->n_gpus; i++) {
@@ -377,11 +390,19 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                      links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
                      links_due(machine->topo, count.first_down), look_gpu_name(machine, count.first_down),
                      count.n_down > 1 ? ", and of more GPUs" : "");
-        doctor_advise(
-            machine, result,
-            "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; reset the "
-            "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
-            machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
+        if (is_switch_gone(machine, &count)) {
+            doctor_evidence(machine, result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
+            doctor_advise(
+                machine, result,
+                "Each GPU has lost as many links: they lead to one NVSwitch that is gone or has failed. Look for "
+                "it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; take the node "
+                "out of service and cycle its power. A GPU's reset does not bring a switch back.");
+        } else
+            doctor_advise(
+                machine, result,
+                "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; reset the "
+                "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
+                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
     }
     say_nvlinks(machine, result);
 }

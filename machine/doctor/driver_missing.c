@@ -190,7 +190,9 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
         doctor_found(machine, result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s",
                      kernel, gpus);
         doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s", kernel), "no nvidia.ko");
-        doctor_advise(machine, result, "Install it: epkit install, or the distribution's packages.");
+        doctor_advise(
+            machine, result,
+            "Install it: epkit install, the distribution's packages, or the GPU operator's driver container.");
     } else if (has_refused(machine, result)) {
         is_strict(machine, result);
         doctor_found(machine, result, DOCTOR_ERROR,

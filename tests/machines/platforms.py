@@ -596,3 +596,78 @@ def fabric_of_blackwell(tree):
     for gpu in tree.answers["nvml"]["gpus"]:
         gpu["fabric"] = "starting"
     tree.put("/sys/module/ib_umad/initstate", "live\n")
+
+
+@machine("hgx-h100-lambda", each("mlx5_{}"))
+def full_passthrough():
+    """A guest with a whole board, its four switches too: the fabric manager is the guest's own here."""
+    tree = Tree()
+    ports(tree, "H100", 8, nics=8)
+    nvswitches(tree, 4)
+    guest(tree)
+    tree.append("/var/lib/dpkg/status", software.package("nvidia-fabricmanager-580", f"{software.DRIVER}-1"))
+    return tree
+
+
+@change("hgx-h100-lambda/fabric", "nvlink")
+def fabric_of_the_guest(tree):
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu["fabric"] = "starting"
+
+
+@change("dgx-h100-superpod/switch-gone", "nvlink")
+def switch_gone(tree):
+    """One of four NVSwitches has left the bus, and with it the same five links of each GPU."""
+    tree.remove("/sys/bus/pci/devices/0000:08:00.0")
+    tree.remove(next(path for path in tree.entries if path.endswith("/0000:08:00.0/class")).rsplit("/", 1)[0])
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu["nvlinks"] = ["switch"] * 13 + ["down"] * 5
+
+
+def representor(tree, nic, number, name):
+    """Switchdev mode: a port of the RDMA device for each virtual function, with the interface that stands for it."""
+    folder = variants.nic_folder(tree, nic)
+    pci = folder.split("/infiniband/")[0]
+    tree.port(f"{folder}/ports/{number}", "400 Gb/sec (4X NDR)", "Ethernet", "0200:5eff:fe00:53ff", name, 0, 0)
+    tree.netdev(name, pci, speed=400000)
+    tree.put(f"{tree.real(f'/sys/class/net/{name}')}/phys_port_name", f"pf0vf{number - 2}\n")
+
+
+@machine("hgx-h200-switchdev", each("mlx5_{}"))
+def switchdev():
+    """RoCE rails in switchdev mode with three virtual functions each, whose representors are ports of the rails."""
+    tree = hgx("H200", layer="Ethernet")
+    ethernet(tree)
+    nvswitches(tree, 4)
+    bare(tree)
+    for i in range(8):
+        tree.put(f"{tree.real(f'/sys/class/net/ens{i}np0')}/phys_port_name", "p0\n")
+        for number in (2, 3, 4):
+            representor(tree, f"mlx5_{i}", number, f"ens{i}npf0vf{number - 2}")
+            if number == 4:
+                port = f"{variants.nic_folder(tree, f'mlx5_{i}')}/ports/4"
+                tree.put(f"{port}/state", "1: DOWN\n")
+                tree.put(f"{port}/phys_state", "3: Disabled\n")
+    return tree
+
+
+@change("hgx-h200-switchdev/down", "port-down")
+def switchdev_rail_down(tree):
+    """The uplink of a rail: its representors are up as before."""
+    tree.put(f"{nic_port(tree, 'mlx5_6')}/state", "1: DOWN\n")
+    tree.put(f"{nic_port(tree, 'mlx5_6')}/phys_state", "3: Disabled\n")
+
+
+@machine("hgx-h100-vmd", each("mlx5_{}"))
+def volume_management():
+    """Disks behind Intel's VMD, whose PCI domains have five digits, and a firmware that names no NUMA node of GPUs."""
+    tree = hgx("H100")
+    ethernet(tree)
+    nvswitches(tree, 4)
+    bare(tree)
+    for i in range(2):
+        tree.pci(f"1000{i}:e1:00.0", f"/sys/devices/pci0000:e0/pci1000{i}:e0", trees.INTEL, 0x0A54, 0x010802,
+                 driver="nvme")
+    for gpu in tree.answers["nvml"]["gpus"]:
+        tree.put(f"{pci_folder(tree, gpu['pci'])}/numa_node", "-1\n")
+    return tree
