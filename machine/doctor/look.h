@@ -82,8 +82,7 @@ bool look_has_multinode_nvlink(const struct topo *topo);
  */
 enum topo_link_layer look_odd_layer(const struct doctor_machine *machine);
 
-/* Confidential computing is on; in the mode in which each GPU is alone, and there are several. */
-bool look_is_confidential(const struct topo *topo);
+/* Confidential computing is on in the mode in which each GPU is alone, and there are several. */
 bool look_keeps_gpus_apart(const struct topo *topo);
 
 /* What would tell what NVML does not. */

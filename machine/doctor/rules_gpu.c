@@ -214,11 +214,6 @@ const struct doctor_check check_mig = {
 
 /* --- confidential --- */
 
-bool look_is_confidential(const struct topo *topo)
-{
-    return topo->cc_feature == 1 || topo->cc_mode == TOPO_CC_PROTECTED_PCIE;
-}
-
 bool look_keeps_gpus_apart(const struct topo *topo)
 {
     return topo->cc_feature == 1 && topo->cc_mode == TOPO_CC_NONE && topo->n_gpus > 1;
@@ -229,7 +224,7 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
     const struct topo *topo = machine->topo;
     const char *smi = os_driver_program(machine->root, &machine->stack->os, "nvidia-smi");
 
-    if (!look_is_confidential(topo)) {
+    if (!topo_is_confidential(topo)) {
         doctor_not_here(machine, result, "%s",
                         topo->cc_feature < 0 ? "the driver does not tell of confidential computing"
                                              : "confidential computing is off");

@@ -304,6 +304,11 @@ static bool are_all_denied(struct topo *topo, const json_t *answer)
     return n > 0;
 }
 
+bool topo_is_confidential(const struct topo *topo)
+{
+    return topo->cc_feature == 1 || topo->cc_mode == TOPO_CC_PROTECTED_PCIE;
+}
+
 ep_status gpus_read(struct topo *topo, const json_t *answer)
 {
     bool has_answered, is_shut;

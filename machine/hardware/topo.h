@@ -192,6 +192,9 @@ void topo_free(struct topo *topo);
  */
 int topo_usable_gpus(const struct topo *topo);
 
+/* Does the memory of the GPUs belong to a confidential guest? No NIC reaches it then. */
+bool topo_is_confidential(const struct topo *topo);
+
 /*
  * Path between two PCI devices (indices). A device without a place (-1) is TOPO_SYS away from everything.
  * topo_bus_path() goes by the bus alone, as programs do that do not read NCCL's topology file.

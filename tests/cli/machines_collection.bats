@@ -73,6 +73,14 @@ remedy() {
     [[ "$(jq -r '.checks[] | select(.id == "nvlink").advice' said)" == "The host of this virtual machine"* ]]
 }
 
+@test "env does not switch on in a confidential guest what the doctor calls a fault there" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    python3 "$MACHINES/machines.py" tdx-hgx-b200-nics/gdr guest
+    epkit env --from guest >said
+    grep --line-regexp --quiet "unset NVSHMEM_IB_ENABLE_IBGDA" said
+    ! grep --quiet "^export NVSHMEM_IB" said
+}
+
 @test "WSL 2 is named, and not judged" {
     cd "$BATS_TEST_TMPDIR" || return 1
     python3 "$MACHINES/machines.py" wsl2 wsl2

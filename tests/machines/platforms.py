@@ -24,6 +24,14 @@ maps = {}  # name -> NICs of each GPU, in the order of NVML
 others = {}  # machines that epkit does not judge
 machine, change = variants.machines_into(machines, maps), variants.changes_into(changes, maps)
 
+def node(model="H100", nics=None, **rest):
+    """Eight GPUs and eight rails on bare metal, an onboard port with the default route."""
+    tree = hgx(model, **(nics or {}))
+    ethernet(tree)
+    nvswitches(tree, 4)
+    return bare(tree, **rest)
+
+
 LOG = "1970-01-01T00:00:21.000000+00:00 node kernel: "
 
 
@@ -45,10 +53,7 @@ def secure_boot(tree):
 @machine("hgx-h100-secure-boot", each("mlx5_{}"))
 def signed():
     """Secure Boot, and modules of the driver that are signed with a key that the firmware has."""
-    tree = hgx("H100")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree)
+    tree = node()
     secure_boot(tree)
     return tree
 
@@ -56,10 +61,7 @@ def signed():
 @machine("hgx-h100-tainted")
 def tainted():
     """No Secure Boot: the kernel loads modules of DKMS without a signature, says so, and calls itself tainted."""
-    tree = hgx("H100")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree)
+    tree = node()
     tree.put("/sys/kernel/security/lockdown", "[none] integrity confidentiality\n")
     tree.put("/sys/module/module/parameters/sig_enforce", "N\n")
     tree.append("/var/log/kern.log", LOG + "nvidia: loading out-of-tree module taints kernel.\n" + LOG
@@ -224,16 +226,15 @@ def confidential_with_nics():
 @change("tdx-hgx-b200-nics/gdr", "confidential")
 def direct_rdma(tree):
     """A job that is told to have NICs reach GPU memory, which is protected from them."""
-    tree.environment.update({"NVSHMEM_IB_ENABLE_IBGDA": "1", "NVSHMEM_HCA_PREFIX": "mlx5"})
+    software.nvshmem(tree, X86_64)
+    tree.environment.update({"NVSHMEM_IB_ENABLE_IBGDA": "1", "NVSHMEM_HOME": "/opt/deepep/nvshmem",
+                             "LD_LIBRARY_PATH": "/opt/deepep/nvshmem/lib"})
 
 
 @machine("h200-cc-off", each("mlx5_{}"))
 def confidential_off():
     """A driver that knows of confidential computing, and has it switched off, on a node like any other."""
-    tree = hgx("H200")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree)
+    tree = node("H200")
     tree.answers["nvml"]["cc"] = {"feature": False, "ready": True, "multi_gpu": "none"}
     return tree
 
@@ -350,10 +351,7 @@ def wsl2():
 @machine("ngc-image-forward-compatible", each("mlx5_{}"))
 def forward_compatible():
     """An image for CUDA 13 on a node with driver 570: its package cuda-compat brings the newer libcuda."""
-    tree = hgx("H100")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree, version="570.172.08")
+    tree = node(version="570.172.08")
     tree.answers["nvml"]["driver"] = "570.172.08"
     container(tree)
     software.torch(tree, X86_64)
@@ -440,10 +438,7 @@ def ethtool(tree, port, **counters):
 @machine("hgx-h100-pfc", each("mlx5_{}"))
 def flow_control():
     """RoCE with flow control on priority 3, which has paused everybody now and then."""
-    tree = hgx("H100", layer="Ethernet")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree)
+    tree = node("H100", {"layer": "Ethernet"})
     for i in range(8):
         ethtool(tree, f"ens{i}np0", rx_prio3_pause=4_000_000 + i, tx_prio3_pause=900_000 + i, rx_discards_phy=12)
     return tree
@@ -458,10 +453,7 @@ def discards(tree):
 @machine("hugepages-database", each("mlx5_{}"))
 def hugepages():
     """Half of the memory is reserved as huge pages, and vm.max_map_count is the kernel's own."""
-    tree = hgx("H100")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree, cmdline="iommu=pt default_hugepagesz=1G hugepagesz=1G hugepages=1024")
+    tree = node(cmdline="iommu=pt default_hugepagesz=1G hugepagesz=1G hugepages=1024")
     tree.append("/proc/meminfo", "HugePages_Total:    1024\nHugePages_Free:     1024\nHugepagesize:    1048576 kB\n")
     tree.put("/proc/sys/vm/max_map_count", "65530\n")
     tree.append("/proc/self/mounts", "hugetlbfs /dev/hugepages hugetlbfs rw,relatime,pagesize=1024M 0 0\n")
@@ -507,10 +499,7 @@ def station():
 @machine("vgpu-host", each("mlx5_{}"))
 def vgpu_host():
     """A host that offers virtual GPUs: functions of each GPU that nobody has bound yet, beside the GPUs themselves."""
-    tree = hgx("H100")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree)
+    tree = node()
     for gpu in list(tree.answers["nvml"]["gpus"]):
         folder = pci_folder(tree, gpu["pci"])
         parent, address = folder.rsplit("/", 1)
@@ -525,10 +514,7 @@ def vgpu_host():
 @machine("passthrough-host", each("mlx5_{}", range(4)))
 def passthrough_host():
     """A host that has handed four of its GPUs and their NICs to a guest, and works with the others."""
-    tree = hgx("H100")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree)
+    tree = node()
     for gpu in tree.answers["nvml"]["gpus"][4:]:
         folder = pci_folder(tree, gpu["pci"])
         tree.link(f"{folder}/driver", trees.relative(folder, "/sys/bus/pci/drivers/vfio-pci"))
@@ -636,10 +622,7 @@ def representor(tree, nic, number, name):
 @machine("hgx-h200-switchdev", each("mlx5_{}"))
 def switchdev():
     """RoCE rails in switchdev mode with three virtual functions each, whose representors are ports of the rails."""
-    tree = hgx("H200", layer="Ethernet")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree)
+    tree = node("H200", {"layer": "Ethernet"})
     for i in range(8):
         tree.put(f"{tree.real(f'/sys/class/net/ens{i}np0')}/phys_port_name", "p0\n")
         for number in (2, 3, 4):
@@ -661,10 +644,7 @@ def switchdev_rail_down(tree):
 @machine("hgx-h100-vmd", each("mlx5_{}"))
 def volume_management():
     """Disks behind Intel's VMD, whose PCI domains have five digits, and a firmware that names no NUMA node of GPUs."""
-    tree = hgx("H100")
-    ethernet(tree)
-    nvswitches(tree, 4)
-    bare(tree)
+    tree = node()
     for i in range(2):
         tree.pci(f"1000{i}:e1:00.0", f"/sys/devices/pci0000:e0/pci1000{i}:e0", trees.INTEL, 0x0A54, 0x010802,
                  driver="nvme")
