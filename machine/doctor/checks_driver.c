@@ -256,19 +256,12 @@ static bool same_version(const char *a, const char *b)
     return n == m && n > 0 && strncmp(a, b, n) == 0;
 }
 
-/* "libnvidia-ml.so.570.124.06" has the version of the driver that it is for in its name; "" if it has none. */
+/* The version of the driver that libnvidia-ml is for, by its file's name; "" if that does not tell. */
 static const char *library_version(const struct doctor_machine *machine, struct libs_setting setting,
                                    struct lib_place *ret_place)
 {
-    const char *base, *version;
-
     *ret_place = libs_find(machine->root, &setting, "libnvidia-ml.so.1");
-    if (ret_place->state != ROOT_OK)
-        return "";
-    base = strrchr(ret_place->real, '/');
-    version = strstr(base ? base : ret_place->real, ".so.");
-    /* A stub, or a file whose name is "libnvidia-ml.so.1" itself, says nothing. */
-    return version && strchr(version + 4, '.') ? version + 4 : "";
+    return ret_place->state == ROOT_OK ? libs_file_version(ret_place->real) : "";
 }
 
 /*

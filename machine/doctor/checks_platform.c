@@ -151,14 +151,6 @@ static const char *other_place(const struct doctor_machine *machine)
     return "";
 }
 
-/* "580.126.09" of "/usr/lib/libcuda.so.580.126.09"; "" of a file whose name does not tell. */
-static const char *version_in_name(const char *path)
-{
-    const char *slash = strrchr(path, '/'), *version = strstr(slash ? slash : path, ".so.");
-
-    return version && strchr(version + 4, '.') ? version + 4 : "";
-}
-
 static const char *folder_of(const struct doctor_machine *machine, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -184,7 +176,7 @@ static bool is_compat_for_games(const struct doctor_machine *machine, const char
 static void judge_found(const struct doctor_machine *machine, struct doctor_result *result,
                         const struct libs_setting *setting, const struct lib_place *place)
 {
-    const char *folder = folder_of(machine, place->path), *version = version_in_name(place->real);
+    const char *folder = folder_of(machine, place->path), *version = libs_file_version(place->real);
     bool is_stub = strstr(place->path, "/stubs/") || strstr(place->real, "/stubs/");
     bool is_newer = is_compat_for_games(machine, version);
     struct lib_place ml = libs_find(machine->root, setting, "libnvidia-ml.so.1"), own;

@@ -319,8 +319,8 @@ static int driver_for_programs(const struct doctor_machine *machine)
 {
     struct libs_setting setting = libs_setting_of(machine->root);
     struct lib_place libcuda = libs_find(machine->root, &setting, "libcuda.so.1");
-    const char *name = libcuda.state == ROOT_OK ? strstr(libcuda.real, "/libcuda.so.") : NULL;
-    int loaded = atoi(machine->stack->driver.version), found = name ? atoi(name + strlen("/libcuda.so.")) : 0;
+    int loaded = atoi(machine->stack->driver.version),
+        found = libcuda.state == ROOT_OK ? atoi(libs_file_version(libcuda.real)) : 0;
 
     return found > loaded ? found : loaded;
 }

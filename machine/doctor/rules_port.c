@@ -8,7 +8,6 @@
 #include "doctor/shell.h"
 #include "hardware/counters.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* --- what the rules share --- */
@@ -46,13 +45,6 @@ static int64_t counter(const struct doctor_machine *machine, const struct rail *
     return *counter_path(&device, file, path) && root_number(machine->root, &value, "%s", path) == ROOT_OK ? value : 0;
 }
 
-static int compare_numbers(const void *left, const void *right)
-{
-    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
-
-    return a < b ? -1 : a > b;
-}
-
 /* What the others have: the median over all rails but one. 0 without others. */
 static int64_t median_of_others(const struct rail *rails, int n, int self)
 {
@@ -62,10 +54,7 @@ static int64_t median_of_others(const struct rail *rails, int n, int self)
     for (int i = 0; i < n; i++)
         if (i != self)
             values[n_others++] = rails[i].value;
-    if (n_others == 0)
-        return 0;
-    qsort(values, (size_t)n_others, sizeof(values[0]), compare_numbers);
-    return values[n_others / 2];
+    return counter_median(values, (size_t)n_others);
 }
 
 static const char *rail_name(const struct doctor_machine *machine, const struct rail *rail)

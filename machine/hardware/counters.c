@@ -5,6 +5,7 @@
 #include "base/clock.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define TWO_32 (UINT64_C(1) << 32)
@@ -126,6 +127,19 @@ const struct counter_limit *counter_limits(size_t *ret_n)
 {
     *ret_n = sizeof(limits) / sizeof(limits[0]);
     return limits;
+}
+
+static int compare_numbers(const void *left, const void *right)
+{
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+
+    return a < b ? -1 : a > b;
+}
+
+int64_t counter_median(int64_t *values, size_t n)
+{
+    qsort(values, n, sizeof(*values), compare_numbers);
+    return n ? values[n / 2] : 0;
 }
 
 bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others)

@@ -68,6 +68,8 @@ struct counter_limit {
 };
 
 const struct counter_limit *counter_limits(size_t *ret_n);
+/* Of values in any order, which are sorted for it; 0 of none. */
+int64_t counter_median(int64_t *values, size_t n);
 bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others);
 
 /* "the link went down 73 times" */
