@@ -74,6 +74,16 @@ static json_t *read_switches(const char *text, size_t bytes)
     return devices;
 }
 
+/* A file for some of the GPUs alone is one for another machine: NICs near to these would be the rails of all. */
+static bool knows_all_gpus(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_pci; i++)
+        if (topo->pci[i].vendor == PCI_VENDOR_NVIDIA && topo->pci[i].class_code >> 16 == PCI_CLASS_DISPLAY &&
+            !topo->pci[i].told_switch)
+            return false;
+    return true;
+}
+
 void nccl_topology_read(struct topo *topo)
 {
     const char *file = root_env(topo->root, "NCCL_TOPO_FILE");
@@ -94,4 +104,9 @@ void nccl_topology_read(struct topo *topo)
         topo->pci[pci].told_switch = (int)number;
         topo->told_by = root_printf(topo->root, "%s", file);
     }
+    if (!*topo->told_by || knows_all_gpus(topo))
+        return;
+    topo->told_by = "";
+    for (int p = 0; p < topo->n_pci; p++)
+        topo->pci[p].told_switch = 0;
 }

@@ -651,3 +651,102 @@ def volume_management():
     for gpu in tree.answers["nvml"]["gpus"]:
         tree.put(f"{pci_folder(tree, gpu['pci'])}/numa_node", "-1\n")
     return tree
+
+
+# --- further sites ---
+
+
+@machine("gke-a4x-max", [[f"mlx5_{2 * i}", f"mlx5_{2 * i + 1}"] for i in range(4)])
+def a4x_max():
+    """A pod on A4X Max (GB300): each GPU below the switch of its ConnectX-8, which shows a function for each plane."""
+    tree = Tree()
+    cpus = ["0-71", "72-143"]
+    for i, domain in enumerate((0x0000, 0x0002, 0x0010, 0x0012)):
+        place = {"numa": i // 2, "cpus": cpus[i // 2]}
+        port = tree.bridge(f"{domain:04x}:00:00.0", f"/sys/devices/pci{domain:04x}:00", vendor=trees.NVIDIA,
+                           device=0x22B1, **place)
+        up = tree.bridge(f"{domain:04x}:01:00.0", port, vendor=trees.MELLANOX, device=0x197C,
+                         port_type=trees.UPSTREAM, **place)
+        for slot in range(3):
+            down = tree.bridge(f"{domain:04x}:02:{slot:02x}.0", up, vendor=trees.MELLANOX, device=0x197C,
+                               port_type=trees.DOWNSTREAM, **place)
+            if slot < 2:
+                tree.nic(f"mlx5_{2 * i + slot}", f"{domain:04x}:03:00.{slot}", down, netdev=f"gpu{i}rdma{slot}",
+                         **{**field.CX8, "rate": "400 Gb/sec (2X XDR)"}, **place)
+            else:
+                tree.gpu(f"{domain:04x}:04:00.0", down, i, "GB300", driver_version=software.DRIVER, fabric="ready",
+                         **place)
+    tree.interface("eth0", "0006:00:01.0", "/sys/devices/pci0006:00", trees.GOOGLE, 0x0042, speed=200000, numa=0,
+                   cpus=cpus[0], driver="gve", link=UNKNOWN_LINK)
+    tree.default_route("eth0")
+    system(tree, release="6.8.0-1040-gke-64k", arch=field.AARCH64, n_cpus=144, memory=960, cmdline="")
+    tree.replace("/proc/devices", "508 nvidia-caps\n", "508 nvidia-caps\n509 nvidia-caps-imex-channels\n")
+    tree.device_node("/dev/nvidia-caps-imex-channels/channel0")
+    container(tree, kubernetes=True)
+    return tree
+
+
+@change("gke-a4x-max/plane-down", "port-down")
+def plane_of_a_pod_down(tree):
+    tree.put(f"{nic_port(tree, 'mlx5_5')}/state", "1: DOWN\n")
+    tree.put(f"{nic_port(tree, 'mlx5_5')}/phys_state", "2: Polling\n")
+
+
+@change("gke-a4x-max/no-channel", "imex")
+def claim_without_a_domain(tree):
+    """The pod asks for GPUs, and for no ComputeDomain."""
+    forget_device(tree, "/dev/nvidia-caps-imex-channels/channel0")
+
+
+@machine("kata-pod", [["mlx5_0"], ["mlx5_1"]])
+def kata():
+    """A pod in a virtual machine of its own (Kata): a container inside of a guest, with two GPUs and two functions."""
+    tree = Tree()
+    ports(tree, "H200", 2, nics=2, nvlinks="down", fabric="none")
+    guest(tree)
+    container(tree, kubernetes=True)
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu["nvlinks"] = []
+    return tree
+
+
+@machine("tdx-gke-h100-cos", [[]])
+def confidential_gke():
+    """GKE's confidential node with one H100 (a3-highgpu-1g, TDX): Container-Optimized OS, seen from a pod."""
+    tree = Tree()
+    ports(tree, "H100", 1, cpus="0-25", nvlinks="down", fabric=None)
+    system(tree, release="6.6.113+", hypervisor=True, n_cpus=26, memory=234, nodes=1, cmdline="", doca=False,
+           peermem=False)
+    product(tree, "Google Compute Engine", "Google")
+    secure_boot(tree)
+    container(tree, kubernetes=True)
+    confidential(tree)
+    return tree
+
+
+@change("hgx-h100-tainted/debian", "driver-skew")
+def debian_not_loaded(tree):
+    """Debian calls the module nvidia-current: it is there."""
+    driver_not_loaded(tree)
+    for path in [path for path in tree.entries if path.endswith("/modules.dep") and not hasattr(tree.entries[path], "target")]:
+        tree.replace(path, "updates/dkms/nvidia.ko:", "updates/dkms/nvidia-current.ko:")
+
+
+@change("azure-nd-h100-v5-pairs/some-only", nics=each("mlx5_ib{}"))
+def half_a_topology(tree):
+    """What is right: a file that knows the devices of one processor alone is for another machine."""
+    path = "/opt/microsoft/ndv5-topo.xml"
+    text = tree.text(path)
+    first, second = text.index("  <cpu "), text.index("  </cpu>\n") + len("  </cpu>\n")
+    tree.put(path, text[:first] + text[second:])
+
+
+@change("azure-nd-h100-v5-pairs/rail-down", "port-down")
+def rail_of_a_pair_down(tree):
+    tree.put(f"{nic_port(tree, 'mlx5_ib6')}/state", "1: DOWN\n")
+    tree.put(f"{nic_port(tree, 'mlx5_ib6')}/phys_state", "2: Polling\n")
+
+
+@change("hgx-h100-pfc/flap", "link-errors")
+def carrier_lost(tree):
+    tree.put(f"{tree.real('/sys/class/net/ens2np0')}/carrier_down_count", "57\n")
