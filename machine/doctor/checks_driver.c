@@ -256,106 +256,12 @@ static bool same_version(const char *a, const char *b)
     return n == m && n > 0 && strncmp(a, b, n) == 0;
 }
 
-/* "libnvidia-ml.so.570.124.06" has the version of the driver that it is for in its name; "" if it has none. */
+/* The version of the driver that libnvidia-ml is for, by its file's name; "" if that does not tell. */
 static const char *library_version(const struct doctor_machine *machine, struct libs_setting setting,
                                    struct lib_place *ret_place)
 {
-    const char *base, *version;
-
     *ret_place = libs_find(machine->root, &setting, "libnvidia-ml.so.1");
-    if (ret_place->state != ROOT_OK)
-        return "";
-    base = strrchr(ret_place->real, '/');
-    version = strstr(base ? base : ret_place->real, ".so.");
-    /* A stub, or a file whose name is "libnvidia-ml.so.1" itself, says nothing. */
-    return version && strchr(version + 4, '.') ? version + 4 : "";
-}
-
-struct undriven {
-    int n, n_nouveau, n_vfio;
-};
-
-/* GPUs that another driver than NVIDIA's has, or none: boards for computing; others may have their reasons. */
-static struct undriven count_undriven(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct topo *topo = machine->topo;
-    struct undriven count = {.n = 0};
-
-    for (int i = 0; i < topo->n_gpus; i++) {
-        const struct topo_pci *pci = topo->gpus[i].pci >= 0 ? &topo->pci[topo->gpus[i].pci] : NULL;
-        bool is_nouveau = pci && strcmp(pci->driver, "nouveau") == 0;
-
-        if (pci && strncmp(pci->driver, "vfio", 4) == 0)
-            count.n_vfio++;
-        /* 0x0302 is a 3D controller, and a board with it is for computing. */
-        if (!pci || (*pci->driver && !is_nouveau) || (!is_nouveau && pci->class_code >> 8 != 0x0302))
-            continue;
-        doctor_evidence(machine, result, pci->address, is_nouveau ? "driver nouveau" : "no driver");
-        count.n++;
-        count.n_nouveau += is_nouveau;
-    }
-    return count;
-}
-
-static void found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n)
-{
-    const char *initramfs = os_initramfs(&machine->stack->os);
-
-    doctor_found(machine, result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, with which no CUDA program runs", n,
-                 n == 1 ? " is" : "s are");
-    if (*initramfs)
-        doctor_fix(machine, result, false,
-                   "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf\n%s\nsudo reboot",
-                   initramfs);
-    doctor_cost(machine, result, DOCTOR_FIX_RESTART,
-                "The machine starts anew; a screen at the GPU stays dark where NVIDIA's driver is not installed.");
-    doctor_advise(machine, result, "NVIDIA's driver cannot take GPUs that nouveau has. %s",
-                  *initramfs || machine->stack->os.in_container
-                      ? "Install it first; its packages keep nouveau away."
-                      : os_kernel_argument(machine->root, &machine->stack->os, true, "modprobe.blacklist=nouveau"));
-}
-
-/* GPUs on the bus, and NVIDIA's driver does not drive them. */
-static void without_driver(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    struct root_text version = root_line(machine->root, VERSION);
-    struct undriven count;
-
-    if (version.state != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, VERSION ": %s",
-                           version.state == ROOT_OK ? "no version in it" : look_why(version.state, version.why));
-        return;
-    }
-    count = count_undriven(machine, result);
-    if (count.n_nouveau) {
-        found_nouveau(machine, result, count.n_nouveau);
-        return;
-    }
-    if (count.n_vfio == machine->topo->n_gpus) {
-        doctor_cannot_tell(machine, result, "the GPUs are handed to virtual machines (driver vfio)");
-        return;
-    }
-    if (count.n == 0) {
-        doctor_not_here(machine, result, "the NVIDIA driver is not in use");
-        return;
-    }
-    doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %d GPU%s on the bus", count.n,
-                 count.n == 1 ? " is" : "s are");
-    if (machine->stack->os.in_container)
-        doctor_advise(machine, result, "Load it on the node, outside of this container.");
-    else if (machine->stack->os.family == OS_COS) {
-        doctor_fix(machine, result, false, "sudo cos-extensions install gpu");
-        doctor_advise(machine, result,
-                      "On GKE the node pool's gpu-driver-version has it installed, or the DaemonSet of the installer.");
-    } else if (machine->stack->os.family == OS_OSTREE)
-        doctor_advise(machine, result,
-                      "A container loads it here: of the GPU operator look at the pod nvidia-driver-daemonset.");
-    else {
-        doctor_fix(machine, result, false, "sudo modprobe nvidia");
-        doctor_advise(machine, result,
-                      "If modprobe does not find it, install the driver; if it fails, the kernel log says why "
-                      "(sudo dmesg | grep -i nvrm).");
-    }
+    return ret_place->state == ROOT_OK ? libs_file_version(ret_place->real) : "";
 }
 
 /*
@@ -426,7 +332,7 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
         n_nouveau += is_nouveau;
     }
     if (n_nouveau > 0)
-        found_nouveau(machine, result, n_nouveau);
+        driver_found_nouveau(machine, result, n_nouveau);
     else if (n > 0) {
         doctor_found(machine, result, DOCTOR_ERROR, "the GPU at %s has no driver%s, while others like it have NVIDIA's",
                      topo->pci[first].address, n > 1 ? ", and more have none" : "");
@@ -448,7 +354,7 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
     if (!look_has_gpus(machine, result))
         return;
     if (!*driver->version) {
-        without_driver(machine, result);
+        driver_missing(machine, result);
         return;
     }
     library = library_version(machine, libs_setting_of(machine->root), &place);
@@ -492,7 +398,8 @@ const struct doctor_check check_driver_skew = {
     .title = "the NVIDIA driver is loaded, and all its parts are of one version",
     .symptom = "\"Driver/library version mismatch\", \"API mismatch\"; programs find no GPU.",
     .cause = "The kernel module in memory, the module on disk and the libraries of the driver work together in one "
-             "version only. After an update the old module stays loaded until a reboot.",
+             "version only. After an update the old module stays loaded until a reboot. It is not loaded at all where "
+             "it was not built for the running kernel, or where Secure Boot has the kernel refuse its signature.",
     .remedy = "Align the versions and reboot.",
     .links = (const char *const[]){VERSION, "/sys/module/nvidia/version", NULL},
     .run = run_driver_skew,

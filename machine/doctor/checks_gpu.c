@@ -260,6 +260,19 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
     return count;
 }
 
+/* All GPUs of a board with NVSwitches have lost links, all as many. */
+static bool is_switch_gone(const struct doctor_machine *machine, const struct nvlink_count *count)
+{
+    const struct topo *topo = machine->topo;
+
+    if (count->n_down < 2 || count->n_down != topo->n_gpus || inventory_nvswitches(machine) == 0)
+        return false;
+    for (int i = 1; i < topo->n_gpus; i++)
+        if (topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up)
+            return false;
+    return true;
+}
+
 static void say_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     for (int i = 0; i < machine->topo->n_gpus; i++) {
@@ -295,6 +308,14 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     const char *manager = driver->fabric_manager, *version = driver->version;
     int n_major = (int)strcspn(version, ".");
 
+    /* Hopper and before: whoever has the switches runs the fabric manager. Those of Blackwell are not on the bus. */
+    if (look_virtual(machine->root) == LOOK_VIRTUAL && inventory_nvswitches(machine) == 0 &&
+        machine->topo->gpus[0].cc_major < 10) {
+        doctor_advise(machine, result,
+                      "The host of this virtual machine keeps the NVSwitches. Its fabric manager sets up the fabric "
+                      "and the partition with these GPUs: nothing in here does. Tell who runs the host.");
+        return;
+    }
     if (*manager)
         doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is %s, the driver is %s", manager,
                         strcmp(driver->fabric_manager_from, STACK_FABRIC_LOG) == 0 ? "what was started last"
@@ -315,8 +336,11 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
         machine, result,
         "nvidia-fabricmanager has to run, in the very version of the driver, %s (in a virtual machine: on the "
         "host; in a container: on the node). 'nv-fabricmanager --version' says its own, and its journal why "
-        "it does not run.",
-        *version ? version : "which is not known");
+        "it does not run.%s",
+        *version ? version : "which is not known",
+        machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0
+            ? " On this board NVLink's subnet manager has to be installed beside it (package nvlsm)."
+            : "");
 }
 
 static void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
@@ -328,6 +352,10 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
     if (!machine->topo->nvml) {
         doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
         result->tells = look_nvml_tells(machine);
+        return;
+    }
+    if (look_keeps_gpus_apart(machine->topo)) {
+        doctor_not_here(machine, result, "confidential computing keeps the GPUs apart, as the check confidential says");
         return;
     }
     count = count_nvlinks(machine);
@@ -362,11 +390,19 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                      links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
                      links_due(machine->topo, count.first_down), look_gpu_name(machine, count.first_down),
                      count.n_down > 1 ? ", and of more GPUs" : "");
-        doctor_advise(
-            machine, result,
-            "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; reset the "
-            "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
-            machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
+        if (is_switch_gone(machine, &count)) {
+            doctor_evidence(machine, result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
+            doctor_advise(
+                machine, result,
+                "Each GPU has lost as many links: they lead to one NVSwitch that is gone or has failed. Look for "
+                "it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; take the node "
+                "out of service and cycle its power. A GPU's reset does not bring a switch back.");
+        } else
+            doctor_advise(
+                machine, result,
+                "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; reset the "
+                "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
+                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
     }
     say_nvlinks(machine, result);
 }

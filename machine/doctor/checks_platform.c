@@ -151,14 +151,6 @@ static const char *other_place(const struct doctor_machine *machine)
     return "";
 }
 
-/* "580.126.09" of "/usr/lib/libcuda.so.580.126.09"; "" of a file whose name does not tell. */
-static const char *version_in_name(const char *path)
-{
-    const char *slash = strrchr(path, '/'), *version = strstr(slash ? slash : path, ".so.");
-
-    return version && strchr(version + 4, '.') ? version + 4 : "";
-}
-
 static const char *folder_of(const struct doctor_machine *machine, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -166,29 +158,42 @@ static const char *folder_of(const struct doctor_machine *machine, const char *p
     return root_printf(machine->root, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
+/* A newer libcuda than the driver, on a card for games: "CUDA Compatibility" has it for data centers alone. */
+static bool is_compat_for_games(const struct doctor_machine *machine, const char *version)
+{
+    for (int i = 0; i < machine->topo->n_gpus; i++)
+        if (strstr(machine->topo->gpus[i].name, "GeForce"))
+            return *version && libs_version_compare(version, machine->stack->driver.version) > 0;
+    return false;
+}
+
 /*
  * One that is found and does not work: the toolkit's stub, which has the names alone; or one that is older than the
- * driver, as of the package cuda-compat in an old image, which is for drivers older than itself ("CUDA Compatibility").
+ * driver, as of the package cuda-compat in an old image, which is for drivers older than itself ("CUDA Compatibility");
+ * or that package beside a card for games.
  * Where libnvidia-ml is from the same folder, both are the matter of driver-skew.
  */
 static void judge_found(const struct doctor_machine *machine, struct doctor_result *result,
                         const struct libs_setting *setting, const struct lib_place *place)
 {
-    const char *folder = folder_of(machine, place->path), *version = version_in_name(place->real);
+    const char *folder = folder_of(machine, place->path), *version = libs_file_version(place->real);
     bool is_stub = strstr(place->path, "/stubs/") || strstr(place->real, "/stubs/");
+    bool is_newer = is_compat_for_games(machine, version);
     struct lib_place ml = libs_find(machine->root, setting, "libnvidia-ml.so.1"), own;
     struct libs_setting plain = {.library_path = "", .preload = ""};
 
-    if (!is_stub && (!*version || libs_version_compare(version, machine->stack->driver.version) >= 0 ||
-                     (ml.state == ROOT_OK && strcmp(folder_of(machine, ml.path), folder) == 0)))
+    if (!is_stub && !is_newer &&
+        (!*version || libs_version_compare(version, machine->stack->driver.version) >= 0 ||
+         (ml.state == ROOT_OK && strcmp(folder_of(machine, ml.path), folder) == 0)))
         return;
     if (is_stub)
         doctor_found(machine, result, DOCTOR_ERROR,
                      "the libcuda.so.1 that programs find is the stub of the CUDA toolkit, which is for linking alone");
     else
         doctor_found(machine, result, DOCTOR_ERROR,
-                     "the libcuda.so.1 that programs find is of driver %s, older than the one that is loaded (%s)",
-                     version, machine->stack->driver.version);
+                     "the libcuda.so.1 that programs find is of driver %s, %s than the one that is loaded (%s)%s",
+                     version, is_newer ? "newer" : "older", machine->stack->driver.version,
+                     is_newer ? ", which GPUs for data centers alone allow" : "");
     doctor_evidence(machine, result, place->path, "found by %s", place->found_by);
     own = libs_find(machine->root, &plain, "libcuda.so.1");
     if (own.state == ROOT_OK && strcmp(own.path, place->path) != 0 && !strstr(own.real, "/stubs/"))

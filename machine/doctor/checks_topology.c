@@ -36,6 +36,17 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
     return false;
 }
 
+/* The same GPUs on boards of their own (GB200 NVL4, a workstation): the driver says that none of them needs a fabric.
+ */
+static bool has_no_fabric(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        n += topo->gpus[i].fabric == TOPO_FABRIC_NONE;
+    return n > 0 && n == topo->n_gpus;
+}
+
 static void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct root_names channels;
@@ -43,7 +54,7 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
 
     if (!look_has_driver(machine, result))
         return;
-    if (!look_has_multinode_nvlink(machine->topo)) {
+    if (!look_has_multinode_nvlink(machine->topo) || has_no_fabric(machine->topo)) {
         doctor_not_here(machine, result, "no GPUs whose NVLinks lead to other nodes");
         return;
     }
@@ -400,13 +411,17 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
             machine, result, DOCTOR_WARNING,
             "%d of %d PCIe bridges above GPUs and NICs send traffic between devices through the processor (ACS)",
             count.n_redirecting, count.n);
-        doctor_fix(machine, result, false, "%s", count.fix);
-        doctor_cost(machine, result, DOCTOR_FIX_SAFE,
-                    "It costs isolation: these devices are then no longer kept apart, as virtual machines need.");
+        if (!look_is_locked_down(machine->root)) {
+            doctor_fix(machine, result, false, "%s", count.fix);
+            doctor_cost(machine, result, DOCTOR_FIX_SAFE,
+                        "It costs isolation: these devices are then no longer kept apart, as virtual machines need.");
+        }
         doctor_advise(
-            machine, result,
-            "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next start. Keep it on a "
-            "host that hands devices to virtual machines: it keeps them apart.");
+            machine, result, "%s Keep it on a host that hands devices to virtual machines: it keeps them apart.",
+            *result->fix ? "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next "
+                           "start."
+                         : "Switch ACS off in the BIOS, or VT-d with it: the kernel is locked down, as Secure "
+                           "Boot has it, and lets nobody write it (setpci).");
     } else if (count.n_hidden) {
         doctor_cannot_tell(machine, result, "ACS of %d of %d bridges: their configuration space is for root only",
                            count.n_hidden, count.n);

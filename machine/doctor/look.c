@@ -419,6 +419,18 @@ enum look_virtual look_virtual(struct root *root)
     return *text.text ? LOOK_VIRTUAL : LOOK_BARE;
 }
 
+/* "none [integrity] confidentiality" */
+static json_t *read_lockdown(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(strstr(text, "[integrity]") || strstr(text, "[confidentiality]"));
+}
+
+bool look_is_locked_down(struct root *root)
+{
+    return root_fact_is(root_fact(root, "lockdown", read_lockdown, "%s", LOOK_LOCKDOWN));
+}
+
 const char *look_field(struct root *root, const char *text, const char *name)
 {
     size_t length = strlen(name);

@@ -82,6 +82,9 @@ bool look_has_multinode_nvlink(const struct topo *topo);
  */
 enum topo_link_layer look_odd_layer(const struct doctor_machine *machine);
 
+/* Confidential computing is on in the mode in which each GPU is alone, and there are several. */
+bool look_keeps_gpus_apart(const struct topo *topo);
+
 /* What would tell what NVML does not. */
 enum doctor_tells look_nvml_tells(const struct doctor_machine *machine);
 
@@ -89,6 +92,10 @@ enum look_virtual { LOOK_BARE, LOOK_VIRTUAL, LOOK_NOT_KNOWN };
 
 /* Is it a virtual machine? By the names that hypervisors give to their boards, and by the flag of the processors. */
 enum look_virtual look_virtual(struct root *root);
+
+/* Does the kernel keep even root from changing it, as it does after Secure Boot (kernel_lockdown(7))? */
+#define LOOK_LOCKDOWN "/sys/kernel/security/lockdown"
+bool look_is_locked_down(struct root *root);
 
 /* The value behind "name:" in a file of such lines, "" if it is not there. */
 const char *look_field(struct root *root, const char *text, const char *name);

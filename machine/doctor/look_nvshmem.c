@@ -81,6 +81,11 @@ bool look_uses_ibgda(const struct doctor_machine *machine, struct doctor_result 
     const char *transport = root_env(machine->root, "NVSHMEM_REMOTE_TRANSPORT");
     bool is_on = variable_is_true(root_env(machine->root, "NVSHMEM_IB_ENABLE_IBGDA"));
 
+    if (topo_is_confidential(machine->topo)) {
+        doctor_not_here(machine, result,
+                        "confidential computing keeps NICs from GPU memory, as the check confidential says");
+        return false;
+    }
     if (!look_has_mlx5(machine, result))
         return false;
     if (nvshmem->host.state != ROOT_OK && !*nvshmem->home) {

@@ -141,19 +141,45 @@ const struct doctor_check check_inventory = {
 
 /* --- mig --- */
 
+/* "NVIDIA H100XM-1-10C": a virtual GPU of one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" is
+ * whole. */
+static bool is_virtual_instance(const struct topo_gpu *gpu)
+{
+    const char *last = strrchr(gpu->name, '-'), *at = last;
+    size_t n = last ? 1 + strspn(last + 1, "0123456789") : 0;
+
+    while (at && at > gpu->name && strchr("0123456789", at[-1]))
+        at--;
+    return n > 1 && strchr("ABCQ", last[n]) && last[n] && at < last && at > gpu->name && at[-1] == '-';
+}
+
 static void run_mig(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, first = -1;
+    int n = 0, n_virtual = 0, first = -1;
 
     for (int i = 0; i < topo->n_gpus; i++) {
         n += topo->gpus[i].mig == 1;
+        n_virtual += is_virtual_instance(&topo->gpus[i]);
         first = first < 0 && topo->gpus[i].mig == 1 ? i : first;
     }
-    if (n == 0)
+    if (n + n_virtual == 0)
         return;
     if (!look_has_ranks(machine)) {
         doctor_not_here(machine, result, "one GPU, and nothing asks for several ranks");
+        return;
+    }
+    if (n_virtual > 0) {
+        doctor_found(
+            machine, result, DOCTOR_ERROR,
+            "%d of %d GPUs are virtual ones of a part of a GPU, which have neither NVLink nor access to others",
+            n_virtual, topo->n_gpus);
+        for (int i = 0; i < topo->n_gpus; i++)
+            if (is_virtual_instance(&topo->gpus[i]))
+                doctor_evidence(machine, result, look_gpu_name(machine, i), "%s", topo->gpus[i].name);
+        doctor_advise(machine, result,
+                      "Ask who runs the host for whole GPUs: passed through, or by a profile of the "
+                      "whole memory, which is the one with a single number in its name.");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
@@ -184,6 +210,82 @@ const struct doctor_check check_mig = {
     .needs = DOCTOR_NEEDS_NVML,
     .links = (const char *const[]){"nvidia-smi -mig", "CUDA_VISIBLE_DEVICES", NULL},
     .run = run_mig,
+};
+
+/* --- confidential --- */
+
+bool look_keeps_gpus_apart(const struct topo *topo)
+{
+    return topo->cc_feature == 1 && topo->cc_mode == TOPO_CC_NONE && topo->n_gpus > 1;
+}
+
+static void run_confidential(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    const char *smi = os_driver_program(machine->root, &machine->stack->os, "nvidia-smi");
+
+    if (!topo_is_confidential(topo)) {
+        doctor_not_here(machine, result, "%s",
+                        topo->cc_feature < 0 ? "the driver does not tell of confidential computing"
+                                             : "confidential computing is off");
+        return;
+    }
+    if (topo->cc_ready == 0) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "confidential computing is on, and the GPUs take no work: their ready state is off");
+        doctor_advise(machine, result,
+                      "Whoever started this guest has to attest the GPUs and set their ready state then: sudo %s "
+                      "conf-compute -srs 1. It is lost when the driver is loaded anew, so that attestation belongs "
+                      "into the start of the guest.",
+                      smi);
+    } else if (look_keeps_gpus_apart(topo)) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "confidential computing is on in the mode for single GPUs, and keeps the %d GPUs apart",
+                     topo->n_gpus);
+        doctor_advise(machine, result,
+                      "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole board with "
+                      "its switches) or with encrypted NVLinks (Blackwell). The mode is one of the host, set while no "
+                      "guest has the GPUs.");
+    } else if (topo->n_gpus > 1 && look_asks_for_rdma(machine) && look_has_data_nics(machine, result)) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "confidential computing is on: NICs cannot reach the memory of the GPUs, and something asks for "
+                     "RDMA");
+        doctor_advise(
+            machine, result,
+            "GPUDirect RDMA and IBGDA do not work with it. Between nodes take a transport that copies through "
+            "host memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential "
+            "computing.%s",
+            topo->cc_mode == TOPO_CC_PROTECTED_PCIE
+                ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
+                : "");
+    } else {
+        result->outcome = DOCTOR_FINE;
+        return;
+    }
+    doctor_evidence(machine, result, "NVML", "confidential computing %s, ready state %s, multi-GPU mode %s",
+                    topo->cc_feature == 1 ? "on" : "off",
+                    topo->cc_ready == 1   ? "on"
+                    : topo->cc_ready == 0 ? "off"
+                                          : "not known",
+                    topo->cc_mode == TOPO_CC_PROTECTED_PCIE      ? "protected PCIe"
+                    : topo->cc_mode == TOPO_CC_NVLINK_ENCRYPTION ? "encrypted NVLinks"
+                    : topo->cc_mode == TOPO_CC_NONE              ? "none"
+                                                                 : "not known");
+}
+
+const struct doctor_check check_confidential = {
+    .id = "confidential",
+    .group = "driver",
+    .mode = 56,
+    .title = "confidential computing lets the GPUs work, and together",
+    .symptom = "CUDA fails with \"system not yet initialized\" or \"operation not permitted\"; GPUs have no peer "
+               "access; NCCL and NVSHMEM fail to register GPU memory with a NIC.",
+    .cause = "In a confidential guest GPUs protect their memory. They take no work before somebody has set their ready "
+             "state, reach each other only in a mode for several GPUs, and are not to be reached by NICs.",
+    .remedy = "Set the ready state after attestation; have the host choose the mode for several GPUs.",
+    .needs = DOCTOR_NEEDS_DRIVER,
+    .links = (const char *const[]){"nvidia-smi conf-compute", NULL},
+    .run = run_confidential,
 };
 
 /* --- uvm --- */

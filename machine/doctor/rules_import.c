@@ -305,55 +305,88 @@ static int cuda_of(const struct elf_facts *facts)
     return 0;
 }
 
-static void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const char *path = extension_of(machine, result), *torch, *libraries = root_env(machine->root, "LD_LIBRARY_PATH");
-    int cuda, cuda_torch, driver = atoi(machine->stack->driver.version);
-    struct elf_facts facts;
+/* Who brings a CUDA runtime: DeepEP's extension first, with which PyTorch has to agree. */
+struct cuda_user {
+    const char *what, *path;
+    int cuda; /* 0: none, or it could not be read */
+};
 
-    if (!*path)
-        return;
-    facts = root_elf(machine->root, "%s", path);
-    cuda = cuda_of(&facts);
-    torch = torch_of(machine->root);
-    if (cuda == 0) {
-        doctor_not_here(machine, result, "the extension needs no CUDA runtime of its own");
-        return;
-    }
-    facts = root_elf(machine->root, "%s/lib/libtorch_cuda.so", torch);
-    cuda_torch = *torch && facts.state == ROOT_OK ? cuda_of(&facts) : 0;
-    if (cuda_torch && cuda_torch != cuda) {
-        doctor_found(machine, result, DOCTOR_ERROR, "DeepEP's extension is for CUDA %d, and PyTorch for CUDA %d", cuda,
-                     cuda_torch);
-        doctor_evidence(machine, result, path, "NEEDED libcudart.so.%d", cuda);
-        doctor_evidence(machine, result, torch, "NEEDED libcudart.so.%d", cuda_torch);
-        doctor_advise(machine, result, "Build DeepEP again with the toolkit of CUDA %d.", cuda_torch);
-        return;
-    }
+enum { USER_DEEPEP, USER_TORCH, USER_NVSHMEM, USERS };
+
+/* The version of the driver that programs get: the loaded one's, or that of a newer libcuda (the package cuda-compat).
+ */
+static int driver_for_programs(const struct doctor_machine *machine)
+{
+    struct libs_setting setting = libs_setting_of(machine->root);
+    struct lib_place libcuda = libs_find(machine->root, &setting, "libcuda.so.1");
+    int loaded = atoi(machine->stack->driver.version),
+        found = libcuda.state == ROOT_OK ? atoi(libs_file_version(libcuda.real)) : 0;
+
+    return found > loaded ? found : loaded;
+}
+
+static void need_driver(const struct doctor_machine *machine, struct doctor_result *result,
+                        const struct cuda_user *user)
+{
     for (size_t i = 0; i < sizeof(oldest_drivers) / sizeof(oldest_drivers[0]); i++) {
-        /* The package cuda-compat brings a newer libcuda for older drivers of data centers. */
-        if (oldest_drivers[i].cuda != cuda || driver >= oldest_drivers[i].driver ||
-            (libraries && strstr(libraries, "/compat")))
+        if (oldest_drivers[i].cuda != user->cuda || driver_for_programs(machine) >= oldest_drivers[i].driver)
             continue;
-        doctor_found(machine, result, DOCTOR_ERROR, "CUDA %d needs driver %d or later, and %s is loaded", cuda,
-                     oldest_drivers[i].driver, machine->stack->driver.version);
-        doctor_evidence(machine, result, path, "NEEDED libcudart.so.%d", cuda);
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "CUDA %d, for which %s was built, needs driver %d or later, and %s "
+                     "is loaded",
+                     user->cuda, user->what, oldest_drivers[i].driver, machine->stack->driver.version);
+        doctor_evidence(machine, result, user->path, "NEEDED libcudart.so.%d", user->cuda);
         doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", machine->stack->driver.version);
         doctor_advise(machine, result,
                       "Update the driver of the node; on GPUs for data centers the package cuda-compat-%d-<minor> and "
-                      "its folder in LD_LIBRARY_PATH help as well. Or use a PyTorch and a DeepEP for CUDA %d.",
-                      cuda, cuda - 1);
+                      "its folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
+                      user->cuda, user->cuda - 1);
     }
+}
+
+static void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *torch = torch_of(machine->root);
+    struct cuda_user users[USERS] = {
+        [USER_DEEPEP] = {"DeepEP", extension_of(machine, result), 0},
+        [USER_TORCH] = {"PyTorch", *torch ? root_printf(machine->root, "%s/lib/libtorch_cuda.so", torch) : "", 0},
+        [USER_NVSHMEM] = {"NVSHMEM", machine->stack->nvshmem.host.path, 0}};
+    bool any = false;
+
+    if (result->outcome == DOCTOR_UNKNOWN)
+        return;
+    for (int i = 0; i < USERS; i++) {
+        struct elf_facts facts = {.n_needed = 0};
+
+        if (*users[i].path)
+            facts = root_elf(machine->root, "%s", users[i].path);
+        users[i].cuda = facts.state == ROOT_OK ? cuda_of(&facts) : 0;
+        any = any || users[i].cuda;
+    }
+    if (!any) {
+        doctor_not_here(machine, result, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own");
+        return;
+    }
+    result->outcome = DOCTOR_FINE;
+    if (users[USER_DEEPEP].cuda && users[USER_TORCH].cuda && users[USER_DEEPEP].cuda != users[USER_TORCH].cuda) {
+        doctor_found(machine, result, DOCTOR_ERROR, "DeepEP's extension is for CUDA %d, and PyTorch for CUDA %d",
+                     users[USER_DEEPEP].cuda, users[USER_TORCH].cuda);
+        for (int i = USER_DEEPEP; i <= USER_TORCH; i++)
+            doctor_evidence(machine, result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
+        doctor_advise(machine, result, "Build DeepEP again with the toolkit of CUDA %d.", users[USER_TORCH].cuda);
+    }
+    for (int i = 0; i < USERS && result->outcome != DOCTOR_FOUND; i++)
+        need_driver(machine, result, &users[i]);
 }
 
 const struct doctor_check check_cuda_major = {
     .id = "cuda-major",
     .group = "deepep",
     .mode = 54,
-    .title = "DeepEP, PyTorch and the driver are for one CUDA",
+    .title = "DeepEP, PyTorch, NVSHMEM and the driver are for one CUDA",
     .symptom = "\"CUDA driver version is insufficient for CUDA runtime version\", or two CUDA runtimes in a process.",
-    .cause = "The extension was built with another major version of CUDA than PyTorch, or with one that the driver is "
-             "too old for.",
+    .cause = "The extension was built with another major version of CUDA than PyTorch, or something with one that the "
+             "driver is too old for.",
     .remedy = "Build DeepEP with PyTorch's CUDA; update the driver.",
     .needs = DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_ENVIRONMENT,
     .links = (const char *const[]){"/proc/driver/nvidia/version", "deep_ep_cpp*.so", NULL},

@@ -8,16 +8,13 @@
 #include "doctor/shell.h"
 #include "hardware/counters.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* --- what the rules share --- */
 
-#define RAIL_VALUES 8
-
 struct rail {
     int nic, port; /* indices */
-    int64_t values[RAIL_VALUES];
+    int64_t value; /* that is compared */
 };
 
 #define RAILS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
@@ -36,38 +33,28 @@ static int list_rails(const struct doctor_machine *machine, enum topo_link_layer
     return n;
 }
 
-/* A counter of a port; 0 where it has none. */
+/* A counter of a port, or of its interface, by its name in counters.c; 0 where it has none. */
 static int64_t counter(const struct doctor_machine *machine, const struct rail *rail, const char *file)
 {
     const struct topo_nic *nic = &machine->topo->nics[rail->nic];
+    const struct topo_port *port = &nic->ports[rail->port];
+    struct counter_device device = {.rdma = true, .nic = nic->name, .port = port->number, .netdev = port->netdev};
+    char path[COUNTER_PATH_BYTES];
     int64_t value;
 
-    return root_number(machine->root, &value, "/sys/class/infiniband/%s/ports/%d/%s", nic->name,
-                       nic->ports[rail->port].number, file) == ROOT_OK
-               ? value
-               : 0;
+    return *counter_path(&device, file, path) && root_number(machine->root, &value, "%s", path) == ROOT_OK ? value : 0;
 }
 
-static int compare_numbers(const void *left, const void *right)
-{
-    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
-
-    return a < b ? -1 : a > b;
-}
-
-/* What the others have: the median of value `k` over all rails but one. 0 without others. */
-static int64_t median_of_others(const struct rail *rails, int n, int self, int k)
+/* What the others have: the median over all rails but one. 0 without others. */
+static int64_t median_of_others(const struct rail *rails, int n, int self)
 {
     int64_t values[RAILS_MAX];
     int n_others = 0;
 
     for (int i = 0; i < n; i++)
         if (i != self)
-            values[n_others++] = rails[i].values[k];
-    if (n_others == 0)
-        return 0;
-    qsort(values, (size_t)n_others, sizeof(values[0]), compare_numbers);
-    return values[n_others / 2];
+            values[n_others++] = rails[i].value;
+    return counter_median(values, (size_t)n_others);
 }
 
 static const char *rail_name(const struct doctor_machine *machine, const struct rail *rail)
@@ -77,39 +64,6 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 /* --- link-errors --- */
 
-/* A counter of the interface of a port; 0 where it has none. */
-static int64_t interface_counter(const struct doctor_machine *machine, const struct rail *rail, const char *file)
-{
-    const char *netdev = machine->topo->nics[rail->nic].ports[rail->port].netdev;
-    int64_t value;
-
-    return *netdev && root_number(machine->root, &value, "/sys/class/net/%s/%s", netdev, file) == ROOT_OK ? value : 0;
-}
-
-/* Compares the rails by these counters, which `rails` has; *ret_first is the first rail that stands out. */
-static void compare_links(const struct doctor_machine *machine, struct doctor_result *result,
-                          const struct counter_limit *limits, size_t n_limits, const struct rail *rails, int n,
-                          int *ret_first)
-{
-    char text[128];
-
-    for (int i = 0; i < n; i++) {
-        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++) {
-            const char *name = rail_name(machine, &rails[i]);
-            int64_t value = rails[i].values[k];
-
-            if (!counter_stands_out(&limits[k], value, median_of_others(rails, n, i, (int)k)))
-                continue;
-            counter_limit_text(&limits[k], value, text, sizeof(text));
-            if (*ret_first < 0)
-                doctor_found(machine, result, DOCTOR_WARNING, "%s has a bad link: %s", name, text);
-            *ret_first = *ret_first < 0 ? i : *ret_first;
-            doctor_evidence(machine, result, root_printf(machine->root, "%s %s", name, limits[k].file), "%lld",
-                            (long long)value);
-        }
-    }
-}
-
 static void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct rail rails[RAILS_MAX];
@@ -118,15 +72,24 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
     size_t n_limits;
 
     limits = counter_limits(&n_limits);
-    for (int i = 0; i < n; i++)
-        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++)
-            rails[i].values[k] = counter(machine, &rails[i], root_printf(machine->root, "counters/%s", limits[k].file));
-    compare_links(machine, result, limits, n_limits, rails, n, &first);
-    limits = counter_interface_limits(&n_limits);
-    for (int i = 0; i < n; i++)
-        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++)
-            rails[i].values[k] = interface_counter(machine, &rails[i], limits[k].file);
-    compare_links(machine, result, limits, n_limits, rails, n, &first);
+    for (size_t k = 0; k < n_limits; k++) {
+        for (int i = 0; i < n; i++)
+            rails[i].value = counter(machine, &rails[i], limits[k].file);
+        for (int i = 0; i < n; i++) {
+            const char *name = rail_name(machine, &rails[i]);
+            int64_t value = rails[i].value;
+            char text[128];
+
+            if (!counter_stands_out(&limits[k], value, median_of_others(rails, n, i)))
+                continue;
+            counter_limit_text(&limits[k], value, text, sizeof(text));
+            if (first < 0)
+                doctor_found(machine, result, DOCTOR_WARNING, "%s has a bad link: %s", name, text);
+            first = first < 0 ? i : first;
+            doctor_evidence(machine, result, root_printf(machine->root, "%s %s", name, limits[k].file), "%lld",
+                            (long long)value);
+        }
+    }
     if (first >= 0)
         doctor_advise(machine, result,
                       "Counted since the driver was loaded. Look whether it goes on (epkit nics), then at cable, "
@@ -171,10 +134,10 @@ static struct loss loss_of(const struct doctor_machine *machine, const struct ra
 {
     int64_t overtaken = counter(machine, rail, COUNTER_OVERTAKEN), again = counter(machine, rail, COUNTER_AGAIN);
     struct loss sent = {.lost = counter(machine, rail, COUNTER_LOST) + counter(machine, rail, COUNTER_TIMED_OUT),
-                        .all = counter(machine, rail, "counters/port_xmit_packets")};
+                        .all = counter(machine, rail, "port_xmit_packets")};
     struct loss received = {.is_of_received = true,
                             .lost = again < overtaken ? again : overtaken,
-                            .all = counter(machine, rail, "counters/port_rcv_packets")};
+                            .all = counter(machine, rail, "port_rcv_packets")};
 
     sent.ratio = sent.all > 0 ? (double)sent.lost / (double)sent.all : 0;
     received.ratio = received.all > 0 ? (double)received.lost / (double)received.all : 0;
@@ -251,6 +214,34 @@ static int rdma_mtu(int64_t mtu)
     return 0;
 }
 
+/* A member of a bond may be set to an MTU of its own behind the back of the bond, which then loses what it gives it. */
+static void compare_members(const struct doctor_machine *machine, struct doctor_result *result, const struct rail *rail)
+{
+    const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev;
+    struct root_text members = {.text = ""};
+
+    if (*bond)
+        members = root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond);
+    for (const char *at = members.text; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+        const char *member = root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        int64_t mtu;
+
+        if (root_number(machine->root, &mtu, "/sys/class/net/%s/mtu", member) != ROOT_OK || mtu >= rail->value)
+            continue;
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "%s, a member of %s, has an MTU of %lld, and the bond one of %lld: larger packets are lost on it",
+                     member, bond, (long long)mtu, (long long)rail->value);
+        doctor_evidence(machine, result, root_printf(machine->root, "/sys/class/net/%s/mtu", member), "%lld",
+                        (long long)mtu);
+        doctor_advise(
+            machine, result,
+            "ip link set dev %s mtu %lld gives it the MTU of the bond; its link is away for a moment. Have the "
+            "network's configuration say it as well, which outlasts a restart.",
+            shell_word(machine->root, member), (long long)rail->value);
+        return;
+    }
+}
+
 static void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct rail rails[RAILS_MAX];
@@ -259,13 +250,17 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
     for (int i = 0; i < n; i++) {
         const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
 
-        rails[i].values[0] = 0;
-        if (*netdev && root_number(machine->root, &rails[i].values[0], "/sys/class/net/%s/mtu", netdev) != ROOT_OK)
-            rails[i].values[0] = 0;
-        n_known += rails[i].values[0] > 0;
-        if (rdma_mtu(rails[i].values[0]) > largest)
-            largest = rdma_mtu(rails[i].values[0]);
+        rails[i].value = 0;
+        if (*netdev && root_number(machine->root, &rails[i].value, "/sys/class/net/%s/mtu", netdev) != ROOT_OK)
+            rails[i].value = 0;
+        n_known += rails[i].value > 0;
+        if (rdma_mtu(rails[i].value) > largest)
+            largest = rdma_mtu(rails[i].value);
     }
+    for (int i = 0; i < n && result->outcome != DOCTOR_FOUND; i++)
+        compare_members(machine, result, &rails[i]);
+    if (result->outcome == DOCTOR_FOUND)
+        return;
     if (n_known < 2) {
         doctor_not_here(machine, result, "fewer than two RoCE ports whose interface tells its MTU");
         return;
@@ -273,12 +268,12 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
     for (int i = 0; i < n; i++) {
         const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
 
-        if (rails[i].values[0] <= 0 || rdma_mtu(rails[i].values[0]) == largest)
+        if (rails[i].value <= 0 || rdma_mtu(rails[i].value) == largest)
             continue;
         if (result->outcome != DOCTOR_FOUND) {
-            doctor_found(
-                machine, result, DOCTOR_WARNING, "%s sends packets of %d bytes, other rails of %d: its MTU is %lld",
-                rail_name(machine, &rails[i]), rdma_mtu(rails[i].values[0]), largest, (long long)rails[i].values[0]);
+            doctor_found(machine, result, DOCTOR_WARNING,
+                         "%s sends packets of %d bytes, other rails of %d: its MTU is %lld",
+                         rail_name(machine, &rails[i]), rdma_mtu(rails[i].value), largest, (long long)rails[i].value);
             doctor_advise(machine, result,
                           "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu "
                           "<MTU of the others>, and the same in the network's configuration, which outlasts a restart. "
@@ -286,7 +281,7 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
                           shell_word(machine->root, netdev));
         }
         doctor_evidence(machine, result, root_printf(machine->root, "/sys/class/net/%s/mtu", netdev), "%lld",
-                        (long long)rails[i].values[0]);
+                        (long long)rails[i].value);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "source/text.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define TWO_32 (UINT64_C(1) << 32)
@@ -15,6 +16,15 @@
  * PortCountersExtended; data in words of 4 bytes), which RoCE devices give as well; below ports/<n>/hw_counters, those
  * of the driver, here mlx5. A device that lacks one of them is nothing special.
  */
+#define PRIORITY(n)                                                                                                    \
+    {COUNTER_ETHTOOL "rx_prio" n "_pause", COUNTER_CONGESTION, 1,                                                      \
+     "times it was told to pause on priority " n " (PFC)"},                                                            \
+        {COUNTER_ETHTOOL "tx_prio" n "_pause", COUNTER_CONGESTION, 1, "times it told others to pause on priority " n}, \
+    {                                                                                                                  \
+        COUNTER_ETHTOOL "rx_prio" n "_discards", COUNTER_ERROR, 1,                                                     \
+            "packets of priority " n " dropped for lack of buffers"                                                    \
+    }
+
 static const struct counter_row rdma_rows[] = {
     {"port_xmit_data", COUNTER_SENT, 4, "bytes sent"},
     {"port_rcv_data", COUNTER_RECEIVED, 4, "bytes received"},
@@ -54,6 +64,21 @@ static const struct counter_row rdma_rows[] = {
     {"hw_counters/np_ecn_marked_roce_packets", COUNTER_CONGESTION, 1, "packets received with a congestion mark (ECN)"},
     {"hw_counters/rp_cnp_handled", COUNTER_CONGESTION, 1, "congestion notices (CNP) obeyed"},
     {"hw_counters/rp_cnp_ignored", COUNTER_CONGESTION, 1, "congestion notices (CNP) ignored"},
+    /* Of the interface of an Ethernet port: what happens to the link, mlx5 does not count at the RDMA device. */
+    {COUNTER_NET "carrier_down_count", COUNTER_ERROR, 1, "times the interface lost its carrier"},
+    {COUNTER_NET "statistics/rx_crc_errors", COUNTER_ERROR, 1, "frames received with a wrong checksum"},
+    /* Names of mlx5 (Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst of Linux). */
+    {COUNTER_ETHTOOL "rx_discards_phy", COUNTER_ERROR, 1, "packets dropped at the port for lack of buffers"},
+    {COUNTER_ETHTOOL "tx_discards_phy", COUNTER_ERROR, 1, "packets dropped at the port instead of sent"},
+    {COUNTER_ETHTOOL "tx_pause_storm_error_events", COUNTER_ERROR, 1, "pause storms: it stopped others for too long"},
+    PRIORITY("0"),
+    PRIORITY("1"),
+    PRIORITY("2"),
+    PRIORITY("3"),
+    PRIORITY("4"),
+    PRIORITY("5"),
+    PRIORITY("6"),
+    PRIORITY("7"),
 };
 
 /* Network interfaces: below statistics (Documentation/ABI/testing/sysfs-class-net-statistics of Linux). */
@@ -92,24 +117,29 @@ static const struct counter_limit limits[] = {
     {"link_error_recovery", "the link recovered from errors %lld times", 10, 200},
     {"port_rcv_errors", "%lld packets came damaged", 1000, 10000000},
     {"local_link_integrity_errors", "errors on the link passed the threshold %lld times", 10, 10000},
+    {COUNTER_NET "carrier_down_count", "the link went down %lld times", 10, 200},
+    {COUNTER_NET "statistics/rx_crc_errors", "%lld frames came damaged", 1000, 10000000},
+    {COUNTER_ETHTOOL "rx_discards_phy", "%lld packets were dropped at the port", 10000, 100000000},
+    {COUNTER_ETHTOOL "tx_pause_storm_error_events", "it stopped others for too long %lld times", 1, 100},
 };
-
-/* Of Ethernet: mlx5 does not count what happens to the link among the counters of the RDMA port. */
-static const struct counter_limit interface_limits[] = {
-    {"carrier_down_count", "the link went down %lld times", 10, 200},
-    {"statistics/rx_crc_errors", "%lld frames came damaged", 1000, 10000000},
-};
-
-const struct counter_limit *counter_interface_limits(size_t *ret_n)
-{
-    *ret_n = COUNT(interface_limits);
-    return interface_limits;
-}
 
 const struct counter_limit *counter_limits(size_t *ret_n)
 {
     *ret_n = COUNT(limits);
     return limits;
+}
+
+static int compare_numbers(const void *left, const void *right)
+{
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+
+    return a < b ? -1 : a > b;
+}
+
+int64_t counter_median(int64_t *values, size_t n)
+{
+    qsort(values, n, sizeof(*values), compare_numbers);
+    return n ? values[n / 2] : 0;
 }
 
 bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others)
@@ -124,13 +154,35 @@ void counter_limit_text(const struct counter_limit *limit, int64_t value, char *
     snprintf(ret_text, bytes, "%.*s%lld%s", (int)(place - limit->text), limit->text, (long long)value, place + 4);
 }
 
-static enum root_state read_row(struct root *root, const struct counter_device *device, const char *file,
-                                uint64_t *ret_value)
+const char *counter_path(const struct counter_device *device, const char *file, char ret_path[COUNTER_PATH_BYTES])
 {
-    if (!device->rdma)
-        return root_number_now(root, ret_value, "/sys/class/net/%s/statistics/%s", device->nic, file);
-    return root_number_now(root, ret_value, "/sys/class/infiniband/%s/ports/%d/%s%s", device->nic, device->port,
-                           strchr(file, '/') ? "" : "counters/", file);
+    bool is_net = strncmp(file, COUNTER_NET, strlen(COUNTER_NET)) == 0;
+
+    *ret_path = '\0';
+    if (strncmp(file, COUNTER_ETHTOOL, strlen(COUNTER_ETHTOOL)) == 0 ||
+        (is_net && (!device->netdev || !*device->netdev)))
+        return ret_path;
+    if (is_net)
+        snprintf(ret_path, COUNTER_PATH_BYTES, "/sys/class/net/%s/%s", device->netdev, file + strlen(COUNTER_NET));
+    else if (device->rdma)
+        snprintf(ret_path, COUNTER_PATH_BYTES, "/sys/class/infiniband/%s/ports/%d/%s%s", device->nic, device->port,
+                 strchr(file, '/') ? "" : "counters/", file);
+    else
+        snprintf(ret_path, COUNTER_PATH_BYTES, "/sys/class/net/%s/statistics/%s", device->nic, file);
+    return ret_path;
+}
+
+/* What the driver counts, to be released. */
+static json_t *ask_driver(struct root *root, const struct counter_device *device)
+{
+    char question[COUNTER_PATH_BYTES];
+
+    if (!device->netdev || !*device->netdev)
+        return NULL;
+    if (root_is_live(root))
+        return ethtool_ask((void *)device->netdev);
+    snprintf(question, sizeof(question), COUNTER_QUESTION, device->netdev);
+    return json_incref((json_t *)root_ask(root, question, ethtool_ask, (void *)device->netdev, 0).value);
 }
 
 static void read_rows(struct root *root, const struct counter_device *device, enum counter_kind last,
@@ -138,14 +190,25 @@ static void read_rows(struct root *root, const struct counter_device *device, en
 {
     struct counter_sample sample = {.at_ns = (int64_t)ep_now_ns()};
     struct counter_rows rows = counter_rows(device->rdma);
+    json_t *driver = last == COUNTER_CONGESTION ? ask_driver(root, device) : NULL;
+    char path[COUNTER_PATH_BYTES];
 
     for (size_t i = 0; i < rows.n; i++) {
+        const char *slash = strchr(rows.at[i].file, '/');
+        const json_t *value = slash ? json_object_get(driver, slash + 1) : NULL;
+
         sample.states[i] = ROOT_UNASKED;
         if (rows.at[i].kind > last)
             continue;
-        sample.states[i] = read_row(root, device, rows.at[i].file, &sample.values[i]);
+        if (*counter_path(device, rows.at[i].file, path)) {
+            sample.states[i] = root_number_now(root, &sample.values[i], "%s", path);
+        } else {
+            sample.states[i] = json_is_integer(value) && json_integer_value(value) >= 0 ? ROOT_OK : ROOT_ABSENT;
+            sample.values[i] = sample.states[i] == ROOT_OK ? (uint64_t)json_integer_value(value) : 0;
+        }
         sample.known[i] = sample.states[i] == ROOT_OK;
     }
+    json_decref(driver);
     *ret_sample = sample;
 }
 

@@ -7,12 +7,15 @@
 
 #include "hardware/topo.h"
 
+#include <jansson.h>
+
 /* A device whose counters are read: a port of an RDMA device, or a network interface. */
 struct counter_device {
     const char *name; /* "mlx5_0:1", "eth0" */
     bool rdma;
     const char *nic; /* "mlx5_0" or "eth0" */
     int port;
+    const char *netdev; /* the interface of a port of Ethernet; NULL or "" none */
 };
 
 enum counter_kind {
@@ -25,13 +28,20 @@ enum counter_kind {
 };
 
 struct counter_row {
-    const char *file; /* below the device's folder of counters: "port_xmit_data", "hw_counters/np_cnp_sent" */
+    /*
+     * Below the device's folder of counters: "port_xmit_data", "hw_counters/np_cnp_sent". Of the interface of a port:
+     * "net/carrier_down_count" in sysfs, "ethtool/rx_discards_phy" by its driver.
+     */
+    const char *file;
     enum counter_kind kind;
     int scale; /* bytes per unit: 4 for the data counters of RDMA ports (IB specification: in words of 4 bytes) */
     const char *text; /* what it counts, for people */
 };
 
-#define COUNTER_ROWS_MAX 48
+#define COUNTER_ROWS_MAX 72
+#define COUNTER_NET "net/"
+#define COUNTER_ETHTOOL "ethtool/"
+#define COUNTER_PATH_BYTES 320
 
 /* The counters of RDMA ports, or of network interfaces. */
 struct counter_rows {
@@ -39,6 +49,17 @@ struct counter_rows {
     const struct counter_row *at;
 };
 struct counter_rows counter_rows(bool rdma);
+
+/* The file of a counter in sysfs; "" where there is none: no interface, or one that the driver is asked for. */
+const char *counter_path(const struct counter_device *device, const char *file, char ret_path[COUNTER_PATH_BYTES]);
+
+/*
+ * What the driver of an interface counts: {"rx_prio3_pause": 12, ...}, of COUNTER_ETHTOOL alone; NULL: nothing. A live
+ * machine is asked at each look; a snapshot has the answer under the question of this name and the interface's.
+ */
+#define COUNTER_QUESTION "ethtool:%s"
+#define COUNTER_DEADLINE_MS 1000
+json_t *ethtool_ask(void *interface);
 
 /*
  * Counters that tell of a fault of the link itself. Since boot a port has seen its switch restart, and what all ports
@@ -51,7 +72,8 @@ struct counter_limit {
 };
 
 const struct counter_limit *counter_limits(size_t *ret_n);
-const struct counter_limit *counter_interface_limits(size_t *ret_n); /* files below /sys/class/net/<interface> */
+/* Of values in any order, which are sorted for it; 0 of none. */
+int64_t counter_median(int64_t *values, size_t n);
 bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others);
 
 /* "the link went down 73 times" */

@@ -91,15 +91,17 @@ static void read_links(const struct topo *topo, struct topo_gpu *gpu, const json
     }
 }
 
-static int fabric_number(const char *text)
+/* The place of a text among `names`, which end with NULL; -1 it is none of them: not known. */
+static int number_of(const char *text, const char *const *names)
 {
-    static const char *const names[] = {"none", "starting", "ready", "failed"};
-
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; names[i]; i++)
         if (strcmp(text, names[i]) == 0)
             return i;
-    return TOPO_FABRIC_UNKNOWN;
+    return -1;
 }
+
+static const char *const fabric_names[] = {"none", "starting", "ready", "failed", NULL}; /* enum topo_fabric */
+static const char *const cc_modes[] = {"none", "ppcie", "nvle", NULL};                   /* enum topo_cc_mode */
 
 static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answer)
 {
@@ -118,7 +120,7 @@ static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answ
     gpu->remap_failed = get_truth(answer, "remap_failed");
     gpu->mig = get_truth(answer, "mig");
     gpu->memory_bytes = get_number(json_object_get(answer, "memory_bytes"), 0, INT64_MAX, -1);
-    gpu->fabric = fabric_number(get_text(answer, "fabric"));
+    gpu->fabric = number_of(get_text(answer, "fabric"), fabric_names);
     read_links(topo, gpu, json_object_get(answer, "nvlinks"));
 }
 
@@ -134,6 +136,9 @@ static void read_answer(struct topo *topo, const json_t *answer)
     }
     if (!*topo->driver)
         topo->driver = topo_keep(topo, get_text(answer, "driver"));
+    topo->cc_feature = get_truth(json_object_get(answer, "cc"), "feature");
+    topo->cc_ready = get_truth(json_object_get(answer, "cc"), "ready");
+    topo->cc_mode = (enum topo_cc_mode)number_of(get_text(json_object_get(answer, "cc"), "multi_gpu"), cc_modes);
     for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
         int index = find_gpu_at(topo, get_text(gpu, "pci"));
 
@@ -285,11 +290,18 @@ static bool are_all_denied(struct topo *topo, const json_t *answer)
     return n > 0;
 }
 
+bool topo_is_confidential(const struct topo *topo)
+{
+    return topo->cc_feature == 1 || topo->cc_mode == TOPO_CC_PROTECTED_PCIE;
+}
+
 ep_status gpus_read(struct topo *topo, const json_t *answer)
 {
     bool has_answered, is_shut;
 
     topo->driver = driver_version(topo);
+    topo->cc_feature = topo->cc_ready = -1;
+    topo->cc_mode = TOPO_CC_UNKNOWN;
     topo->gpus = root_alloc(topo->root, TOPO_MAX_GPUS * sizeof(*topo->gpus));
     if (!topo->gpus)
         return ep_fail(EP_E_MEMORY, "no memory for a list of GPUs");

@@ -97,7 +97,7 @@ static void sort_pairs(const struct topo *topo, const struct map_port *ports, st
     for (enum topo_path path = TOPO_SELF; path <= TOPO_SYS; path++)
         for (int pe = 0; pe < job->n_pes; pe++)
             for (int c = 0; c < job->n_candidates; c++)
-                if (topo_gpu_nic_path(topo, job->gpus[pe], ports[c].nic) == path)
+                if (topo_bus_path(topo, topo->gpus[job->gpus[pe]].pci, topo->nics[ports[c].nic].pci) == path)
                     job->pairs[job->n_pairs++] = (struct pair){pe, c, path};
 }
 
@@ -244,8 +244,14 @@ ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, st
         return status;
     }
     map_finish(topo, map);
-    for (int gpu = 0; gpu < map->n; gpu++)
-        explain(topo, how, n_ports, &map->choices[gpu]);
+    for (int gpu = 0; gpu < map->n; gpu++) {
+        struct map_choice *choice = &map->choices[gpu];
+
+        /* It does not read NCCL's topology file. */
+        if (choice->nic >= 0)
+            choice->path = topo_bus_path(topo, topo->gpus[choice->gpu].pci, topo->nics[choice->nic].pci);
+        explain(topo, how, n_ports, choice);
+    }
     *ret_map = map;
     return EP_OK;
 }

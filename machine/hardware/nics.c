@@ -120,6 +120,24 @@ static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int nu
     return read_gids(topo, nic, port);
 }
 
+/*
+ * In switchdev mode a port of the RDMA device stands for each virtual function: "pf0vf2", "pf0sf1" by the name of its
+ * interface's port (Documentation/networking/representors.rst of Linux). Nothing is sent over it.
+ */
+static json_t *read_representor(const char *name, size_t bytes)
+{
+    size_t n = strncmp(name, "pf", 2) == 0 ? 2 + strspn(name + 2, "0123456789") : 0;
+
+    (void)bytes;
+    return json_boolean(n > 2 && (strncmp(name + n, "vf", 2) == 0 || strncmp(name + n, "sf", 2) == 0));
+}
+
+static bool is_representor(struct topo *topo, const char *netdev)
+{
+    return *netdev && root_fact_is(root_fact(topo->root, "representor", read_representor,
+                                             "/sys/class/net/%s/phys_port_name", netdev));
+}
+
 static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
 {
     struct root_names names = root_list(topo->root, CLASS "/%s/ports", nic->name);
@@ -134,7 +152,13 @@ static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
             topo->cut = true;
             break;
         }
-        status = read_port(topo, nic, atoi(names.names[i]), &nic->ports[nic->n_ports++]);
+        status = read_port(topo, nic, atoi(names.names[i]), &nic->ports[nic->n_ports]);
+        if (is_representor(topo, nic->ports[nic->n_ports].netdev)) {
+            free(nic->ports[nic->n_ports].gids);
+            nic->ports[nic->n_ports] = (struct topo_port){.netdev = ""};
+        } else {
+            nic->n_ports++;
+        }
     }
     return status;
 }

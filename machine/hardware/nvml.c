@@ -53,6 +53,16 @@ struct nvml_memory {
     unsigned long long total, free, used;
 };
 
+/* nvmlConfComputeSystemState_t; nvmlSystemConfComputeSettings_v1_t, which has the mode for several GPUs as well. */
+struct nvml_cc_state {
+    unsigned environment, feature, devtools;
+};
+
+struct nvml_cc_settings {
+    unsigned version, environment, feature, devtools, multi_gpu;
+};
+
+#define NVML_CC_SETTINGS_VERSION ((unsigned)sizeof(struct nvml_cc_settings) | 1u << 24)
 #define NVML_FABRIC_VERSION ((unsigned)sizeof(struct nvml_fabric) | 2u << 24)
 
 /* X(name in the library, member, is it needed?, result, parameters) */
@@ -75,7 +85,10 @@ struct nvml_memory {
     X(nvmlDeviceGetNvLinkState, link_state, false, nvml_return, (nvml_device device, unsigned link, unsigned *ret_active)) \
     X(nvmlDeviceGetNvLinkRemotePciInfo_v2, link_pci, false, nvml_return, (nvml_device device, unsigned link, struct nvml_pci *ret_pci)) \
     X(nvmlDeviceGetNvLinkRemoteDeviceType, link_type, false, nvml_return, (nvml_device device, unsigned link, int *ret_type)) \
-    X(nvmlDeviceGetGpuFabricInfoV, fabric, false, nvml_return, (nvml_device device, struct nvml_fabric *fabric))
+    X(nvmlDeviceGetGpuFabricInfoV, fabric, false, nvml_return, (nvml_device device, struct nvml_fabric *fabric)) \
+    X(nvmlSystemGetConfComputeState, cc_state, false, nvml_return, (struct nvml_cc_state *ret_state)) \
+    X(nvmlSystemGetConfComputeGpusReadyState, cc_ready, false, nvml_return, (unsigned *ret_is_accepting)) \
+    X(nvmlSystemGetConfComputeSettings, cc_settings, false, nvml_return, (struct nvml_cc_settings *settings))
 /* clang-format on */
 
 struct nvml {
@@ -257,6 +270,26 @@ static json_t *ask_gpu(const struct nvml *nvml, unsigned index)
     return gpu;
 }
 
+/* Confidential computing is a matter of the whole system. NULL: the driver does not know of it. */
+static json_t *ask_confidential(const struct nvml *nvml)
+{
+    static const char *const modes[] = {"none", "ppcie", "nvle"};
+    struct nvml_cc_settings settings = {.version = NVML_CC_SETTINGS_VERSION};
+    struct nvml_cc_state state = {0};
+    unsigned ready;
+    json_t *cc;
+
+    if (!nvml->cc_state || nvml->cc_state(&state) != NVML_SUCCESS)
+        return NULL;
+    cc = json_pack("{s:b}", "feature", state.feature != 0);
+    if (nvml->cc_ready && nvml->cc_ready(&ready) == NVML_SUCCESS)
+        json_object_set_new(cc, "ready", json_boolean(ready));
+    if (nvml->cc_settings && nvml->cc_settings(&settings) == NVML_SUCCESS &&
+        settings.multi_gpu < sizeof(modes) / sizeof(modes[0]))
+        json_object_set_new(cc, "multi_gpu", json_string(modes[settings.multi_gpu]));
+    return cc;
+}
+
 json_t *nvml_ask(void *unused)
 {
     char driver[NVML_DRIVER_BYTES] = "";
@@ -277,6 +310,7 @@ json_t *nvml_ask(void *unused)
     answer = json_pack("{s:o}", "gpus", gpus);
     if (nvml.driver_version(driver, sizeof(driver) - 1) == NVML_SUCCESS)
         json_object_set_new(answer, "driver", json_string(driver));
+    json_object_set_new(answer, "cc", ask_confidential(&nvml));
     for (unsigned i = 0; i < n && i < TOPO_MAX_GPUS; i++)
         json_array_append_new(gpus, ask_gpu(&nvml, i));
     /* No nvmlShutdown(): the child ends now, and tearing down takes as long as starting. */

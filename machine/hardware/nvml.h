@@ -8,6 +8,7 @@
  *
  *     {
  *       "driver": "570.124.06",
+ *       "cc": {"feature": true, "ready": true, "multi_gpu": "none"},
  *       "gpus": [
  *         {
  *           "pci": "0000:0f:00.0",
@@ -27,6 +28,9 @@
  *     }
  *
  * "pci" is required; every other key is left out where the driver does not answer or the board has no such thing.
+ *     cc (of the whole) confidential computing: the feature is on, the GPUs take work, and how several of them protect
+ *                       each other: "none", "ppcie" (protected PCIe, NVLink in the clear), "nvle" (NVLink encrypted);
+ *                       each left out where the driver does not know of it
  *     minor             of /dev/nvidia<minor>
  *     cc                compute capability, major and minor
  *     ecc_uncorrected   uncorrected ECC errors since the driver was loaded (volatile)

@@ -49,7 +49,7 @@ int topo_usable_gpus(const struct topo *topo)
     return n;
 }
 
-enum topo_path topo_path(const struct topo *topo, int a, int b)
+enum topo_path topo_bus_path(const struct topo *topo, int a, int b)
 {
     const struct topo_pci *pci_a, *pci_b;
 
@@ -65,6 +65,16 @@ enum topo_path topo_path(const struct topo *topo, int a, int b)
         return climb(topo, a, b);
     /* A machine that does not say where its devices are has one NUMA node, as far as anybody can tell. */
     return pci_a->numa_node == pci_b->numa_node || topo->n_numa <= 1 ? TOPO_NODE : TOPO_SYS;
+}
+
+enum topo_path topo_path(const struct topo *topo, int a, int b)
+{
+    enum topo_path path = topo_bus_path(topo, a, b);
+
+    return path > TOPO_PXB && a >= 0 && b >= 0 && topo->pci[a].told_switch &&
+                   topo->pci[a].told_switch == topo->pci[b].told_switch
+               ? TOPO_PIX
+               : path;
 }
 
 enum topo_path topo_gpu_nic_path(const struct topo *topo, int gpu, int nic)

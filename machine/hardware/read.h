@@ -36,6 +36,9 @@ bool pci_of_path(const char *path, struct pci_address *ret_address);
 /* Before pci_read(): the PCI devices of GPUs that the answer of NVML has. NULL: no answer. */
 void nvml_wish(const json_t *answer, struct pci_set *set);
 
+/* After pci_read(): the switches that a cloud tells NCCL of. */
+void nccl_topology_read(struct topo *topo);
+
 /* After pci_read(). `answer`: what NVML said, or NULL. */
 ep_status gpus_read(struct topo *topo, const json_t *answer);
 

@@ -65,7 +65,12 @@ static const char *explain_empty(struct topo *topo, const struct pci_set *set)
     else
         rdma = root_printf(topo->root, "RDMA devices could not be read (/sys/class/infiniband: %s)",
                            *nics.why ? nics.why : "not known");
-    return root_printf(topo->root, "Neither a GPU nor an RDMA NIC: %s, %s.", gpus, rdma);
+    return root_printf(
+        topo->root, "Neither a GPU nor an RDMA NIC: %s, %s.%s", gpus, rdma,
+        root_stat(topo->root, "/dev/dxg").state == ROOT_OK
+            ? " This is WSL 2: its GPUs are those of Windows, by way of /dev/dxg. CUDA programs find them; "
+              "NVLinks, PCI places and RDMA cannot be seen or used from here."
+            : "");
 }
 
 /* Lists that are there and that nobody could read: devices may be missing without a trace otherwise. */
@@ -90,6 +95,8 @@ static ep_status read_all(struct topo *topo, struct pci_set *set)
     nvml_wish(answer, set);
     nics_wish(topo->root, set);
     status = pci_read(topo, set);
+    if (status == EP_OK)
+        nccl_topology_read(topo);
     if (status == EP_OK)
         status = gpus_read(topo, answer);
     if (status == EP_OK)

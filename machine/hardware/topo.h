@@ -37,6 +37,7 @@ struct topo_pci {
     int parent;                          /* index of the bridge above it, -1 directly below a host bridge */
     int host_bridge;                     /* 0, 1, ... in the order of their names (pci0000:00); -1 not in sysfs */
     int numa_node;                       /* -1: the machine does not say */
+    int told_switch;                     /* number of the PCIe switch that told_by puts it below; 0 nobody says */
     const char *local_cpus;              /* as sysfs lists them: "0-55,112-167" */
     double link_gts, link_gts_max;       /* transfers per second and lane in 10^9: 32 is PCIe 5; 0 not known */
     int link_width, link_width_max;      /* lanes; 0 not known */
@@ -73,6 +74,9 @@ enum topo_fabric {
     TOPO_FABRIC_READY,
     TOPO_FABRIC_FAILED
 };
+
+/* Confidential computing with several GPUs: each alone, or all of a board by protected PCIe or encrypted NVLinks. */
+enum topo_cc_mode { TOPO_CC_UNKNOWN = -1, TOPO_CC_NONE, TOPO_CC_PROTECTED_PCIE, TOPO_CC_NVLINK_ENCRYPTION };
 
 enum topo_gid_type { TOPO_GID_IB, TOPO_GID_ROCE1, TOPO_GID_ROCE2, TOPO_GID_UNKNOWN };
 enum topo_gid_kind { TOPO_GID_LINK_LOCAL, TOPO_GID_IPV4, TOPO_GID_OTHER };
@@ -167,9 +171,12 @@ struct topo {
     const char *driver;                 /* version of the NVIDIA driver */
     bool nvml;                          /* did the driver answer? */
     const char *nvml_why;               /* else why not */
+    int cc_feature, cc_ready;           /* confidential computing is on; GPUs take work: 0, 1, -1 not known */
+    enum topo_cc_mode cc_mode;          /* of several GPUs */
     int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container, a job of Slurm) */
     int n_denied_gpus;                  /* of these: the device file is there, and this process may not open it */
     int hidden_gpus[TOPO_MAX_GPUS];     /* of these as many as fit: indices into `pci`, by address */
+    const char *told_by;                /* the cloud's file for NCCL with switches that the bus hides; "" none */
     bool cut;                           /* more devices than fit */
     const char *not_read;               /* lists of devices that are there and could not be read, and why; "" */
     const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */
@@ -185,8 +192,15 @@ void topo_free(struct topo *topo);
  */
 int topo_usable_gpus(const struct topo *topo);
 
-/* Path between two PCI devices (indices). A device without a place (-1) is TOPO_SYS away from everything. */
+/* Does the memory of the GPUs belong to a confidential guest? No NIC reaches it then. */
+bool topo_is_confidential(const struct topo *topo);
+
+/*
+ * Path between two PCI devices (indices). A device without a place (-1) is TOPO_SYS away from everything.
+ * topo_bus_path() goes by the bus alone, as programs do that do not read NCCL's topology file.
+ */
 enum topo_path topo_path(const struct topo *topo, int a, int b);
+enum topo_path topo_bus_path(const struct topo *topo, int a, int b);
 enum topo_path topo_gpu_nic_path(const struct topo *topo, int gpu, int nic);
 
 /* Between two GPUs (indices): TOPO_NVLINK with the number of links, that of the one with fewer behind an NVSwitch. */

@@ -222,6 +222,11 @@ static ep_status advise_ibgda(struct advice_work *work)
 
     if (!advice_has_mlx5(work->topo))
         return EP_OK;
+    if (topo_is_confidential(work->topo)) {
+        unset(work, "NVSHMEM_IB_ENABLE_IBGDA",
+              "Confidential computing keeps NICs from GPU memory, and GPUs from their doorbells.");
+        return EP_OK;
+    }
     if (*nvshmem->transport_ibgda) {
         root_clean(nvshmem->transport_ibgda, path, sizeof(path));
         set(work, "NVSHMEM_IB_ENABLE_IBGDA", "1",

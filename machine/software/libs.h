@@ -69,6 +69,9 @@ int libs_closure_find(const struct libs_closure *closure, const char *soname);
 /* Files that the process which the root looks at has mapped (/proc/self/maps) with `part` in their base name. */
 struct root_names libs_mapped(struct root *root, const char *part);
 
+/* "580.126.09" of "/usr/lib/libcuda.so.580.126.09"; "" of a stub, and of a file that has its soname alone. */
+const char *libs_file_version(const char *path);
+
 /*
  * Compares version texts number by number ("3.5.19-1" > "3.5.9", "6.14.0-1021-gcp" > "6.8"): <0, 0, >0.
  */

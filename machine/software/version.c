@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* version.c - which of two versions is later. */
+/* version.c - which of two versions is later, and the version in the name of a library. */
 #include "software/libs.h"
 
 #include <string.h>
@@ -55,4 +55,11 @@ int libs_version_compare(const char *a, const char *b)
     while (result == 0 && (*a || *b))
         result = compare_runs(next_run(&a), next_run(&b));
     return result;
+}
+
+const char *libs_file_version(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *version = strstr(slash ? slash : path, ".so.");
+
+    return version && strchr(version + 4, '.') ? version + 4 : "";
 }

@@ -95,6 +95,7 @@ static const struct row fact_rows[] = {{"version", scrub_version},
                                        {"xids", scrub_event},
                                        {"sxids", scrub_event},
                                        {"gib-settings", scrub_words},
+                                       {"nccl-switches", scrub_event},
                                        {"fabric-manager*", scrub_version},
                                        {KEEP_ENVIRONMENT_FACT, scrub_variable}};
 
@@ -105,7 +106,7 @@ static const char *const folder_rows[] = {
     "/lib/modules/**", "/usr/lib/modules/**"};
 
 /* Answers whose strings stay, after the general pass. */
-static const char *const answer_rows[] = {"nvml", "load:**"};
+static const char *const answer_rows[] = {"nvml", "load:**", "ethtool:**"};
 
 static bool matches_any(const char *const *patterns, size_t n, const char *text)
 {

@@ -54,7 +54,7 @@ static const char *const common_names[] = {
     /* Devices. */
     "infiniband", "uverbs#", "umad#", "rdma_cm", "nvidia#", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
     "nvidia-modeset", "nvidia-caps", "nvidia-cap#", "nvidia-caps-imex-channels", "channel#", "gdrdrv", "kmsg", "null",
-    "nvidia-nvswitch#", "nvidia-nvswitchctl",
+    "nvidia-nvswitch#", "nvidia-nvswitchctl", "dxg",
     /* Libraries and programs. */
     "lib*.so", "lib*.so.*", "nvshmem_*.so", "nvshmem_*.so.*", "lib*.a", "*.ko", "*.ko.*", "python", "python#",
     "ld-linux-x86-64.so.#", "ld-linux-aarch64.so.#", "nvidia-smi", "nvidia-modprobe", "nvcc", "ofed_info", "plugins",
@@ -190,15 +190,21 @@ static bool is_of_kernel(const char *path)
            strcmp(path, "/proc") == 0;
 }
 
-/* A kernel release below lib/modules. */
-static bool ends_in_modules(const char *folder)
+/* Kernel releases: below lib/modules, and below a version of the driver in DKMS's book-keeping. */
+static bool holds_releases(const char *folder)
 {
-    return scrub_match("**/lib/modules", folder);
+    return scrub_match("**/lib/modules", folder) || scrub_match("/var/lib/dkms/nvidia/#", folder);
+}
+
+/* A version of the driver there; a fourth number would be that of an address. */
+static bool is_driver_version(const char *folder, const char *name)
+{
+    return strcmp(folder, "/var/lib/dkms/nvidia") == 0 && scrub_match("#.#", name) && !scrub_match("*.*.*.*", name);
 }
 
 bool scrub_is_common(const char *folder, const char *name)
 {
-    if (is_of_kernel(folder) || ends_in_modules(folder))
+    if (is_of_kernel(folder) || holds_releases(folder) || is_driver_version(folder, name))
         return true;
     /* Users, but for the place where GKE mounts its driver. */
     if (scrub_match("**/home", folder) || scrub_match("**/users", folder))
@@ -222,7 +228,7 @@ static bool holds_confs(const char *folder)
 
 void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE *out)
 {
-    if (ends_in_modules(folder))
+    if (holds_releases(folder))
         scrub_release(scrub, name, strlen(name), out);
     else if (scrub_is_conf(name) && holds_confs(folder))
         scrub_write_conf(scrub, name, out);

@@ -41,6 +41,58 @@ unless_sanitized() {
     collection nodes --only aws-p5-docker
 }
 
+@test "Secure Boot, confidential guests, hidden switches, forward compatibility: what is beneath a machine" {
+    unless_sanitized
+    collection platforms
+}
+
+# remedy NAME: what is said and advised about why the driver is not loaded
+remedy() {
+    [ -e "${1/\//.}" ] || python3 "$MACHINES/machines.py" "$1" "${1/\//.}"
+    epkit doctor --from "${1/\//.}" --only driver-skew --json |
+        jq -r '.checks[] | select(.id == "driver-skew") | .text + " " + .fix + " " + .advice + " " + (.evidence[0] | .where + ": " + .what)'
+}
+
+@test "a driver that is not loaded: refused, not built, not installed or just not loaded, with the remedy for each" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    [[ "$(remedy hgx-h100-secure-boot/unsigned)" == *"refused a module"*"mokutil --import"*"/var/log/kern.log: "* ]]
+    [[ "$(remedy hgx-h100-secure-boot/unsigned)" != *"modprobe nvidia "* ]]
+    [[ "$(remedy hgx-h100-secure-boot/unsigned-no-log)" == *"may have refused it sudo modprobe nvidia"*"mokutil"* ]]
+    [[ "$(remedy hgx-h100-tainted/locked-down)" == *"refused a module"* ]]
+    [[ "$(remedy hgx-h100-tainted/not-built)" == *"was not built for the running kernel"*"sudo dkms autoinstall"* ]]
+    [[ "$(remedy hgx-h100-tainted/not-installed)" == *"there is no NVIDIA driver for the running kernel"* ]]
+    [[ "$(remedy hgx-h100-tainted/not-installed)" != *"modprobe"* ]]
+    [[ "$(remedy hgx-h100-tainted/not-loaded)" == *" sudo modprobe nvidia "* ]]
+}
+
+@test "the fabric manager of a host is not asked of its guest" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    python3 "$MACHINES/machines.py" kvm-shared-nvswitch/fabric guest
+    epkit doctor --from guest --json >said || [ $? -eq 3 ]
+    [ "$(jq -r '.checks[] | select(.id == "nvlink").fix' said)" = "" ] || [ "$(jq '.checks[] | select(.id == "nvlink").fix' said)" = null ]
+    [[ "$(jq -r '.checks[] | select(.id == "nvlink").advice' said)" == "The host of this virtual machine"* ]]
+}
+
+@test "env does not switch on in a confidential guest what the doctor calls a fault there" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    python3 "$MACHINES/machines.py" tdx-hgx-b200-nics/gdr guest
+    epkit env --from guest >said
+    grep --line-regexp --quiet "unset NVSHMEM_IB_ENABLE_IBGDA" said
+    ! grep --quiet "^export NVSHMEM_IB" said
+}
+
+@test "WSL 2 is named, and not judged" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    python3 "$MACHINES/machines.py" wsl2 wsl2
+    run epkit doctor --from wsl2
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"This is WSL 2"* ]]
+    epkit topo --from wsl2 --save saved >/dev/null || [ $? -eq 4 ]
+    run epkit doctor --from saved
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"This is WSL 2"* ]]
+}
+
 @test "single details of healthy nodes, unusual or wrong" {
     unless_sanitized
     collection details
@@ -157,7 +209,8 @@ kind_of() {
 @test "epkit nics finds a flapping link, damaged symbols and loss; what all ports have alike is no finding" {
     cd "$BATS_TEST_TMPDIR" || return 1
     local name
-    for name in hgx-h100-worn/flaps dgx-b200/symbols hgx-h100-worn/loss hgx-h100-worn dgx-b200/switch-restarts; do
+    for name in hgx-h100-worn/flaps dgx-b200/symbols hgx-h100-worn/loss hgx-h100-worn dgx-b200/switch-restarts \
+        hgx-h100-pfc hgx-h100-pfc/discards hgx-h100-deepep-roce/carrier; do
         python3 "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit topo --from "${name/\//.}" --save saved >/dev/null
         run --separate-stderr epkit nics --from saved --json
@@ -172,5 +225,13 @@ dgx-b200/symbols 3 1
 hgx-h100-worn/loss 3 8
 hgx-h100-worn 0 0
 dgx-b200/switch-restarts 0 0
+hgx-h100-pfc 0 0
+hgx-h100-pfc/discards 3 1
+hgx-h100-deepep-roce/carrier 3 1
 END
+    jq -e '.devices[5].counters[] | select(.name == "ethtool/rx_prio0_discards").total == 9000000' hgx-h100-pfc.discards.json
+    jq -e '.devices[5].counters[] | select(.name == "ethtool/rx_prio3_pause").total == 0' hgx-h100-pfc.discards.json
+    # Live, folder and snapshot say the same.
+    epkit nics --from hgx-h100-pfc.discards --json | jq .faults >folder || [ $? -eq 3 ]
+    diff folder <(jq .faults hgx-h100-pfc.discards.json)
 }

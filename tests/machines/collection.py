@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|sites|nodes|details|all [--live] [--only TEXT]
+usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|all [--live] [--only TEXT]
 
 For each machine: the findings are those expected, and on a healthy one no check could not tell; a snapshot says the
-very same; the NICs of each GPU are those that were written down; and (not with "rules", "sites", "nodes" and "details", most of
-whose machines are variants of others) after identifiers of every kind were planted into each file that was read, the
+very same; the NICs of each GPU are those that were written down; and (with "field" and "all" alone, as most
+machines of the others are variants) after identifiers of every kind were planted into each file that was read, the
 snapshot holds none of them and still says what the machine says. With --live no snapshots: the findings alone, which is what an epkit with sanitizers is to be taken through. Prints a line for
 each machine that is not as it should be; fails if there is any.
 """
@@ -28,9 +28,14 @@ import identifiers  # noqa: E402
 import machines  # noqa: E402
 import nodes  # noqa: E402
 import planted  # noqa: E402
+import platforms  # noqa: E402
 import rules  # noqa: E402
 import sites  # noqa: E402
 import variants  # noqa: E402
+
+COLLECTIONS = {"field": field, "rules": rules, "sites": sites, "nodes": nodes, "details": details,
+               "platforms": platforms}
+MAPS = {**nodes.maps, **platforms.maps}
 
 # Machines that are not yet judged rightly, for a reason that is known: "NAME: reason" a line.
 WAITING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "waiting.txt")
@@ -39,19 +44,10 @@ WAITING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "waiting.txt"
 def expectations(which):
     """Name -> ids that must be found; with '?' in front, those that must leave open whether the machine is healthy."""
     expected = {}
-    if which in ("field", "all"):
-        expected.update({name: () for name in field.machines})
-    if which in ("rules", "all"):
-        expected.update({variant.name: variant.findings for variant in rules.changes})
-    if which in ("sites", "all"):
-        expected.update({name: () for name in sites.machines})
-        expected.update({variant.name: variant.findings for variant in sites.changes})
-    if which in ("nodes", "all"):
-        expected.update({name: () for name in nodes.machines})
-        expected.update({variant.name: variant.findings for variant in nodes.changes})
-    if which in ("details", "all"):
-        expected.update({name: () for name in details.machines})
-        expected.update({variant.name: variant.findings for variant in details.changes})
+    for name, module in COLLECTIONS.items():
+        if which in (name, "all"):
+            expected.update({machine: () for machine in getattr(module, "machines", ())})
+            expected.update({variant.name: variant.findings for variant in getattr(module, "changes", ())})
     if which == "all":
         expected.update({name: () for name in golden.MACHINES if name != "empty"})
         expected.update({variant.name: variant.findings for variant in variants.faults})
@@ -110,12 +106,14 @@ def judge(epkit, name, expected, folder, plants, live_only):
         yield f"left open by {sorted(unknown)}, not by {sorted(left_open)}"
     if code != (3 if found else 5 if left_open else 0):
         yield f"exit code {code}"
-    if name in nodes.maps:
-        yield from judge_map(epkit, machine, folder, nodes.maps[name])
+    if name in MAPS:
+        yield from judge_map(epkit, machine, folder, MAPS[name])
     if live_only:
         return
     where = save(epkit, machine, folder)
     yield from differences(live, doctor(epkit, machine, where)[0])
+    if name in MAPS:
+        yield from judge_map(epkit, machine, where, MAPS[name])
     if plants:
         yield from judge_planted(epkit, machine, folder, where)
 
@@ -152,7 +150,7 @@ def main(arguments):
     live_only = "--live" in arguments
     arguments = [argument for argument in arguments if argument != "--live"]
     only = arguments[3] if arguments[2:3] == ["--only"] else ""
-    if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "sites", "nodes", "details", "all"):
+    if len(arguments) not in (2, 4) or arguments[1] not in (*COLLECTIONS, "all"):
         sys.exit(__doc__)
     epkit = os.path.abspath(arguments[0])
     n = n_wrong = n_waiting = 0

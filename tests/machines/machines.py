@@ -23,6 +23,7 @@ import hostile  # noqa: E402
 import identifiers  # noqa: E402
 import kinds  # noqa: E402,F401
 import nodes  # noqa: E402
+import platforms  # noqa: E402
 import rules  # noqa: E402
 import sites  # noqa: E402
 import variants  # noqa: E402
@@ -33,7 +34,8 @@ variants.register("a4/identifiers", identifiers.mark)
 
 def build(name):
     machine, _, variant = name.partition("/")
-    known = {**golden.MACHINES, **field.machines, **sites.machines, **nodes.machines, **details.machines}
+    known = {**golden.MACHINES, **field.machines, **sites.machines, **nodes.machines, **details.machines,
+             **platforms.machines, **platforms.others}
     if machine not in known:
         sys.exit(f"machines.py: no machine '{machine}'; --list and --field name them")
     tree = known[machine]()

@@ -42,6 +42,19 @@ def limits(tree, soft, hard):
 # --- GPUs as a set ---
 
 
+@change("azure-ncc-h100-v5/not-ready", "confidential")
+def gpu_of_a_confidential_guest(tree):
+    """Nobody has attested the GPU and let it take work."""
+    tree.answers["nvml"]["cc"]["ready"] = False
+
+
+@change("azure-ncc-h100-v5/old-driver")
+def confidential_with_an_older_driver(tree):
+    """What is right: a single GPU that takes work, and a driver that does not tell of modes for several."""
+    del tree.answers["nvml"]["cc"]["multi_gpu"]
+
+
+
 @change("dgx-h100-superpod/gpu-gone", "inventory")
 def gpu_gone(tree):
     off_the_bus(tree, "0000:1b:00.0", 0)

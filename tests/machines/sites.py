@@ -180,6 +180,7 @@ def lag(tree, i):
     tree.append("/sys/class/net/bonding_masters", f"{bond} ")
     for member in members:
         folder = tree.real(f"/sys/class/net/{member}")
+        tree.put(f"{folder}/mtu", "9000\n")
         tree.put_all(f"{folder}/bonding_slave", {"mii_status": "up\n", "state": "active 0\n"})
         tree.link(f"{folder}/master", relative(folder, f"/sys/class/net/{bond}"))
         tree.link(f"/sys/class/net/{bond}/lower_{member}", f"../{member}")

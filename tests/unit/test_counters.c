@@ -193,11 +193,46 @@ static void read_files(void **state)
     assert_int_equal(system(command), 0); /* NOLINT(cert-env33-c) */
 }
 
+/* The loopback of this machine, an interface that is not there, and a name that no interface can have. */
+static void drivers_are_asked(void **state)
+{
+    static const char *const names[] = {"lo", "epkit-none", "an-interface-with-a-name-too-long"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        json_t *answer = ethtool_ask((void *)names[i]), *value;
+        const char *key;
+
+        assert_true(!answer || i == 0);
+        json_object_foreach(answer, key, value) assert_true(json_is_integer(value));
+        json_decref(answer);
+    }
+}
+
+static void paths_of_an_interface(void **state)
+{
+    struct counter_device roce = {.rdma = true, .nic = "mlx5_0", .port = 1, .netdev = "ens1np0"};
+    char path[COUNTER_PATH_BYTES];
+
+    (void)state;
+    assert_string_equal(counter_path(&roce, "net/carrier_down_count", path),
+                        "/sys/class/net/ens1np0/carrier_down_count");
+    assert_string_equal(counter_path(&roce, "ethtool/rx_prio3_pause", path), "");
+    assert_string_equal(counter_path(&roce, "symbol_error", path),
+                        "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error");
+    assert_string_equal(counter_path(&port, "net/carrier_down_count", path), "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_sound), cmocka_unit_test(amounts),    cmocka_unit_test(words_and_bytes),
-        cmocka_unit_test(may_wrap),       cmocka_unit_test(read_files),
+        cmocka_unit_test(rows_are_sound),
+        cmocka_unit_test(amounts),
+        cmocka_unit_test(words_and_bytes),
+        cmocka_unit_test(may_wrap),
+        cmocka_unit_test(read_files),
+        cmocka_unit_test(drivers_are_asked),
+        cmocka_unit_test(paths_of_an_interface),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -35,6 +35,7 @@ static int add_port(const struct topo_nic *nic, const struct topo_port *port, st
     snprintf(device->nic, sizeof(device->nic), "%s", nic->name);
     snprintf(device->name, sizeof(device->name), "%s:%d", device->nic, port->number);
     snprintf(device->label, sizeof(device->label), "%s", is_only ? device->nic : device->name);
+    snprintf(device->netdev, sizeof(device->netdev), "%s", port->netdev);
     device->rate_gbps = port->rate_gbps;
     device->counter.rdma = true;
     device->counter.port = port->number;
@@ -178,6 +179,7 @@ static int add_gpus(const struct topo *topo, bool is_list, struct nics *nics)
 
         device->counter.name = device->name;
         device->counter.nic = device->nic;
+        device->counter.netdev = device->netdev;
         for (int gpu = 0; gpu < map->n; gpu++) {
             const struct map_choice *choice = &map->choices[gpu];
 

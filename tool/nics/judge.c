@@ -192,13 +192,6 @@ static int64_t total_of(const struct nics *nics, size_t device, size_t row)
                                                                                                        : 0;
 }
 
-static int compare_numbers(const void *left, const void *right)
-{
-    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
-
-    return a < b ? -1 : a > b;
-}
-
 /* The median of what the other ports have; 0 without others. */
 static int64_t median_of_others(const struct nics *nics, size_t self, size_t row)
 {
@@ -208,10 +201,8 @@ static int64_t median_of_others(const struct nics *nics, size_t self, size_t row
     for (size_t i = 0; values && i < nics->n; i++)
         if (i != self && nics->devices[i].counter.rdma && nics->devices[i].is_judged)
             values[n++] = total_of(nics, i, row);
-    if (n > 0) {
-        qsort(values, n, sizeof(*values), compare_numbers);
-        median = values[n / 2];
-    }
+    if (values)
+        median = counter_median(values, n);
     free(values);
     return median;
 }

@@ -24,9 +24,9 @@
 
 struct nics_device {
     struct counter_device counter;
-    char name[80], nic[64]; /* counter.name, counter.nic */
-    char label[80];         /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports */
-    double rate_gbps;       /* 0 not known */
+    char name[80], nic[64], netdev[64]; /* counter.name, counter.nic, counter.netdev */
+    char label[80];                     /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports */
+    double rate_gbps;                   /* 0 not known */
     int n_gpus, gpus[TOPO_MAX_GPUS];
     bool is_judged; /* counts in the verdict about balance */
     double carried; /* bytes both ways in all periods */

@@ -7,12 +7,16 @@
 
 static const char *const traffic_names[] = {"sent_bytes", "received_bytes", "sent_packets", "received_packets"};
 
-/* "hw_counters/np_cnp_sent" becomes np_cnp_sent. Files of other folders have no names in common with these. */
+/*
+ * "hw_counters/np_cnp_sent" becomes np_cnp_sent. Files of other folders have no names in common with these, but for
+ * those of the interface of a port, which an interface has as well.
+ */
 static void metric_name(const struct counter_row *row, char *ret_name, size_t bytes)
 {
     const char *slash = strrchr(row->file, '/');
 
-    snprintf(ret_name, bytes, "epkit_nic_%s_total",
+    snprintf(ret_name, bytes, "epkit_nic_%s%s_total",
+             strncmp(row->file, COUNTER_NET, strlen(COUNTER_NET)) == 0 ? "interface_" : "",
              row->kind <= COUNTER_RECEIVED_PACKETS ? traffic_names[row->kind]
              : slash                               ? slash + 1
                                                    : row->file);

@@ -58,14 +58,23 @@ static void read_counters(const struct doctor_machine *machine)
     struct root *root = machine->root;
     const struct counter_rows of_ports = counter_rows(true), of_interfaces = counter_rows(false);
     struct root_names interfaces = root_list(root, "/sys/class/net");
+    char path[COUNTER_PATH_BYTES];
 
     for (int i = 0; i < machine->topo->n_nics; i++) {
         const struct topo_nic *nic = &machine->topo->nics[i];
 
-        for (int j = 0; j < nic->n_ports; j++)
+        for (int j = 0; j < nic->n_ports; j++) {
+            const char *netdev = nic->ports[j].netdev;
+            struct counter_device device = {
+                .rdma = true, .nic = nic->name, .port = nic->ports[j].number, .netdev = netdev};
+
             for (size_t row = 0; row < of_ports.n; row++)
-                root_line(root, "/sys/class/infiniband/%s/ports/%d/%s%s", nic->name, nic->ports[j].number,
-                          strchr(of_ports.at[row].file, '/') ? "" : "counters/", of_ports.at[row].file);
+                if (*counter_path(&device, of_ports.at[row].file, path))
+                    root_line(root, "%s", path);
+            if (*netdev)
+                root_ask(root, root_printf(root, COUNTER_QUESTION, netdev), ethtool_ask, (void *)netdev,
+                         COUNTER_DEADLINE_MS);
+        }
     }
     for (size_t i = 0; i < interfaces.n && i < TOPO_MAX_NICS; i++)
         for (size_t row = 0; row < of_interfaces.n; row++)

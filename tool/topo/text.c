@@ -131,6 +131,22 @@ static bool has_nearer(const struct topo *topo, const struct map_choice *choice)
     return false;
 }
 
+/* Several GPUs and NICs for data, none of which shares a switch, and all of which are equally far: a flat bus. */
+static bool is_flat(const struct topo *topo, const struct map *map)
+{
+    int n_nics = 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (topo->nics[i].role != TOPO_ROLE_DATA)
+            continue;
+        n_nics++;
+        for (int g = 0; g < map->n; g++)
+            if (topo_gpu_nic_path(topo, map->choices[g].gpu, i) != map->choices[0].path)
+                return false;
+    }
+    return map->n > 1 && n_nics > 1 && map->choices[0].path >= TOPO_PHB;
+}
+
 static void add_map(struct text *text, const struct topo *topo, const struct map *map)
 {
     int n_far = 0, most = 1;
@@ -142,6 +158,8 @@ static void add_map(struct text *text, const struct topo *topo, const struct map
     }
     if (map->n == 1)
         text_add(text, ", %s", n_far ? "the GPU's NIC is not the nearest one" : "the nearest one for the GPU");
+    else if (map->n_shared == 0 && is_flat(topo, map))
+        text_add(text, ", each GPU its own NIC, in the order of addresses: the bus shows all of them as near");
     else if (map->n_shared == 0 && n_far == 0)
         text_add(text, ", each GPU its own nearest NIC");
     else if (map->n_shared == 0)
@@ -326,6 +344,8 @@ static int print_tree(const struct topo_view *view)
     }
     if (*topo->driver)
         out_line("NVIDIA driver %s", topo->driver);
+    if (*topo->told_by)
+        out_line("Devices that share a PCIe switch on the host: by %s, as the bus does not show it.", topo->told_by);
     if (!topo->nvml && topo->n_gpus)
         out_line("The driver did not answer (%s): NVLinks and compute capabilities are not known.", topo->nvml_why);
     if (topo->cut)

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* driver_missing.c - why NVIDIA's driver does not have the GPUs that are on the bus. */
+#include "doctor/driver_fix.h"
+#include "doctor/kernel_log.h"
+#include "doctor/look.h"
+
+#include <string.h>
+
+#define VERSION "/proc/driver/nvidia/version"
+#define SIG_ENFORCE "/sys/module/module/parameters/sig_enforce"
+
+struct undriven {
+    int n, n_nouveau, n_vfio;
+};
+
+/*
+ * GPUs that another driver than NVIDIA's has, or none: boards for computing; others may have their reasons. Says which,
+ * unless `result` is NULL: behind the evidence for the cause, of which none may be left out.
+ */
+static struct undriven count_undriven(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    struct undriven count = {.n = 0};
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_pci *pci = topo->gpus[i].pci >= 0 ? &topo->pci[topo->gpus[i].pci] : NULL;
+        bool is_nouveau = pci && strcmp(pci->driver, "nouveau") == 0;
+
+        if (pci && strncmp(pci->driver, "vfio", 4) == 0)
+            count.n_vfio++;
+        /* 0x0302 is a 3D controller, and a board with it is for computing. */
+        if (!pci || (*pci->driver && !is_nouveau) || (!is_nouveau && pci->class_code >> 8 != 0x0302))
+            continue;
+        if (result)
+            doctor_evidence(machine, result, pci->address, is_nouveau ? "driver nouveau" : "no driver");
+        count.n++;
+        count.n_nouveau += is_nouveau;
+    }
+    return count;
+}
+
+void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n)
+{
+    const char *initramfs = os_initramfs(&machine->stack->os);
+
+    doctor_found(machine, result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, with which no CUDA program runs", n,
+                 n == 1 ? " is" : "s are");
+    if (*initramfs)
+        doctor_fix(machine, result, false,
+                   "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf\n%s\nsudo reboot",
+                   initramfs);
+    doctor_cost(machine, result, DOCTOR_FIX_RESTART,
+                "The machine starts anew; a screen at the GPU stays dark where NVIDIA's driver is not installed.");
+    doctor_advise(machine, result, "NVIDIA's driver cannot take GPUs that nouveau has. %s",
+                  *initramfs || machine->stack->os.in_container
+                      ? "Install it first; its packages keep nouveau away."
+                      : os_kernel_argument(machine->root, &machine->stack->os, true, "modprobe.blacklist=nouveau"));
+}
+
+/* --- why it is not loaded --- */
+
+/* Does a line of modules.dep begin with the driver's module, which Debian calls nvidia-current? */
+static json_t *read_module(const char *dep, size_t bytes)
+{
+    bool found = false;
+
+    (void)bytes;
+    for (const char *line = dep; *line && !found; line += strcspn(line, "\n"), line += *line == '\n') {
+        size_t n = strcspn(line, ":\n");
+
+        found = memmem(line, n, "/nvidia.ko", 10) || memmem(line, n, "/nvidia-current.ko", 18);
+    }
+    return json_boolean(found);
+}
+
+/* "Y" of a kernel that takes signed modules alone. */
+static json_t *read_enforced(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(*text == 'Y');
+}
+
+/* Lines of mod_verify_sig() and of the lockdown, which name no module. */
+static json_t *read_refusals(const char *text, size_t bytes)
+{
+    int n = 0;
+
+    (void)bytes;
+    for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        size_t length = strcspn(line, "\n");
+
+        n += (memmem(line, length, "Loading of ", 11) && memmem(line, length, " is rejected", 12)) ||
+             memmem(line, length, "unsigned module loading is restricted", 37);
+    }
+    return json_integer(n);
+}
+
+/* The module for the running kernel is there, is not, or that is not known: a container, no depmod. */
+enum presence { PRESENT, MISSING, NOT_KNOWN };
+
+static enum presence module_presence(const struct doctor_machine *machine)
+{
+    const char *release = machine->stack->driver.kernel;
+    struct root_answer dep =
+        root_fact(machine->root, "nvidia-module", read_module, "/lib/modules/%s/modules.dep", release);
+
+    return !*release || dep.state != ROOT_OK ? NOT_KNOWN : root_fact_is(dep) ? PRESENT : MISSING;
+}
+
+/* Has it refused a module, as its log says? Notes the line and what makes it strict. */
+static bool has_refused(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
+    static const char *const needles[][2] = {{"module-rejected", " is rejected"},
+                                             {"module-restricted", "module loading is restricted"}};
+    json_int_t n = 0;
+
+    for (size_t i = 0; i < sizeof(logs) / sizeof(logs[0]) && n == 0; i++) {
+        for (size_t k = 0; k < sizeof(needles) / sizeof(needles[0]); k++)
+            n += json_integer_value(
+                root_log_fact(machine->root, needles[k][0], read_refusals, needles[k][1], "%s", logs[i]).value);
+        if (n > 0)
+            doctor_evidence(machine, result, logs[i], "the kernel has refused a module for its signature");
+    }
+    return n > 0;
+}
+
+static bool is_strict(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    bool locked = look_is_locked_down(machine->root),
+         enforced = root_fact_is(root_fact(machine->root, "signed-modules", read_enforced, "%s", SIG_ENFORCE));
+
+    if (locked || enforced)
+        doctor_evidence(machine, result, locked ? LOOK_LOCKDOWN : SIG_ENFORCE, "the kernel takes signed modules alone");
+    return locked || enforced;
+}
+
+/*
+ * Whether the driver is installed at all: by DKMS or a package. "" where nothing says so, as on a machine without dpkg
+ * and without DKMS.
+ */
+static const char *installed_version(const struct doctor_machine *machine, bool *ret_is_dkms)
+{
+    struct root_names versions = root_list(machine->root, "/var/lib/dkms/nvidia");
+
+    *ret_is_dkms = versions.n > 0;
+    if (*machine->stack->driver.installed_version)
+        return machine->stack->driver.installed_version;
+    for (size_t i = versions.n; i-- > 0;)
+        if (strchr("0123456789", versions.names[i][0]))
+            return versions.names[i];
+    return "";
+}
+
+/* Names for DKMS to build for the running kernel; "" where DKMS does not have the driver. */
+static const char *build_commands(const struct doctor_machine *machine, bool is_dkms)
+{
+    const char *headers =
+        os_install(machine->root, &machine->stack->os, "linux-headers-$(uname -r)", "kernel-devel-$(uname -r)");
+
+    return is_dkms && *headers ? root_printf(machine->root, "%s\nsudo dkms autoinstall\nsudo modprobe nvidia", headers)
+                               : "";
+}
+
+static const char signing[] =
+    "Take modules that are signed with a key that the firmware knows (of Ubuntu linux-modules-nvidia-<branch>-"
+    "<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, "
+    "elsewhere /var/lib/dkms/mok.pub; the next start asks for it at the console. 'sudo modprobe nvidia' answers \"Key "
+    "was rejected by service\" or \"Operation not permitted\" as long as it is refused.";
+
+/* On a system whose modules come from packages or from DKMS. */
+static void explain(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)
+{
+    enum presence module = module_presence(machine);
+    bool is_dkms;
+    const char *version = installed_version(machine, &is_dkms), *kernel = machine->stack->driver.kernel;
+
+    if (module == MISSING && *version) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the NVIDIA driver %s is installed, and its module was not built for the running kernel %s; %s",
+                     version, kernel, gpus);
+        doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s", kernel), "no nvidia.ko");
+        doctor_fix(machine, result, false, "%s", build_commands(machine, is_dkms));
+        doctor_advise(machine, result,
+                      "DKMS builds it as soon as the headers of this kernel are there; where the build fails, "
+                      "/var/lib/dkms/nvidia/%s/build/make.log says why. Of modules that come as packages install the "
+                      "one for this kernel, or start the kernel before.",
+                      version);
+    } else if (module == MISSING) {
+        doctor_found(machine, result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s",
+                     kernel, gpus);
+        doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s", kernel), "no nvidia.ko");
+        doctor_advise(
+            machine, result,
+            "Install it: epkit install, the distribution's packages, or the GPU operator's driver container.");
+    } else if (has_refused(machine, result)) {
+        is_strict(machine, result);
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the kernel refused a module without a signature that it trusts, the NVIDIA driver is not loaded, "
+                     "and %s",
+                     gpus);
+        doctor_advise(machine, result, "%s", signing);
+    } else if (is_strict(machine, result)) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the NVIDIA driver is not loaded, and %s; the kernel takes signed modules alone (Secure Boot), "
+                     "and may have refused it",
+                     gpus);
+        doctor_fix(machine, result, false, "sudo modprobe nvidia");
+        doctor_advise(machine, result, "It loads a module that is signed. %s", signing);
+    } else {
+        doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %s", gpus);
+        doctor_fix(machine, result, false, "sudo modprobe nvidia");
+        doctor_advise(machine, result,
+                      "If modprobe does not find it, install the driver; if it fails, the kernel log says why "
+                      "(sudo dmesg | grep -i nvrm).");
+    }
+}
+
+/* GPUs on the bus, and NVIDIA's driver does not drive them. */
+void driver_missing(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_text version = root_line(machine->root, VERSION);
+    struct undriven count;
+    const char *gpus;
+
+    if (version.state != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, VERSION ": %s",
+                           version.state == ROOT_OK ? "no version in it" : look_why(version.state, version.why));
+        return;
+    }
+    count = count_undriven(machine, NULL);
+    if (count.n_nouveau) {
+        count_undriven(machine, result);
+        driver_found_nouveau(machine, result, count.n_nouveau);
+        return;
+    }
+    if (count.n_vfio == machine->topo->n_gpus) {
+        doctor_cannot_tell(machine, result, "the GPUs are handed to virtual machines (driver vfio)");
+        return;
+    }
+    if (count.n == 0) {
+        doctor_not_here(machine, result, "the NVIDIA driver is not in use");
+        return;
+    }
+    gpus = root_printf(machine->root, "%d GPU%s on the bus", count.n, count.n == 1 ? " is" : "s are");
+    if (!machine->stack->os.in_container && machine->stack->os.family != OS_COS &&
+        machine->stack->os.family != OS_OSTREE) {
+        explain(machine, result, gpus);
+        count_undriven(machine, result);
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %s", gpus);
+    count_undriven(machine, result);
+    if (machine->stack->os.in_container)
+        doctor_advise(machine, result, "Load it on the node, outside of this container.");
+    else if (machine->stack->os.family == OS_COS) {
+        doctor_fix(machine, result, false, "sudo cos-extensions install gpu");
+        doctor_advise(machine, result,
+                      "On GKE the node pool's gpu-driver-version has it installed, or the DaemonSet of the installer.");
+    } else
+        doctor_advise(machine, result,
+                      "A container loads it here: of the GPU operator look at the pod nvidia-driver-daemonset.");
+}

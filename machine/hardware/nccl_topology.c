@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nccl_topology.c - the PCIe switches that a hypervisor hides, from the file that its cloud gives to NCCL.
+ *
+ * Azure and others show each GPU and each NIC on a bus of its own, and say in an XML file which of them share a switch
+ * of the host: NCCL_TOPO_FILE, or the one that NCCL looks for by itself (NCCL user guide, "NCCL_TOPO_FILE"). NCCL takes
+ * what the file says for what is; so does the map. Only switches are read from it, and only of a file that is whole.
+ */
+#include "hardware/read.h"
+
+#include <string.h>
+
+#define DEFAULT_FILE "/var/run/nvidia-topologyd/virtualTopology.xml"
+#define MAX_DEPTH 32
+#define ADDRESS_BYTES 32
+
+/* The value of an attribute of the tag at `tag`, of `n` bytes; NULL none. */
+static const char *attribute(const char *tag, size_t n, const char *name, size_t *ret_n)
+{
+    const char *at = memmem(tag, n, name, strlen(name)), *end;
+
+    if (!at)
+        return NULL;
+    at += strlen(name);
+    end = memchr(at, '"', n - (size_t)(at - tag));
+    *ret_n = end ? (size_t)(end - at) : 0;
+    return end ? at : NULL;
+}
+
+/* The switches around an element: their numbers, 0 for an element that is no switch. */
+struct ways {
+    int n, n_switches;
+    int above[MAX_DEPTH];
+};
+
+/* A tag <pci ...>: notes where a device is, and what is around those behind it. False: this is no such file. */
+static bool read_device(struct ways *ways, const char *tag, size_t n, json_t *devices)
+{
+    size_t n_class = 0, n_address = 0;
+    const char *class = attribute(tag, n, " class=\"", &n_class), *address = attribute(tag, n, " busid=\"", &n_address);
+    bool is_bridge = class && n_class >= 6 && strncmp(class, "0x0604", 6) == 0, is_leaf = n > 0 && tag[n - 1] == '/';
+
+    if (!address || n_address >= ADDRESS_BYTES || (!is_leaf && ways->n == MAX_DEPTH) ||
+        json_array_size(devices) >= TOPO_MAX_GPUS + TOPO_MAX_NICS)
+        return false;
+    if (!is_bridge && ways->n > 0 && ways->above[ways->n - 1])
+        json_array_append_new(devices, json_pack("[o, i]", json_stringn(address, n_address), ways->above[ways->n - 1]));
+    if (!is_leaf)
+        ways->above[ways->n++] = is_bridge ? ++ways->n_switches : 0;
+    return true;
+}
+
+/* [["0001:00:00.0", 1], ...]: devices, and the number of the switch that each is below. Empty: a file of another form.
+ */
+static json_t *read_switches(const char *text, size_t bytes)
+{
+    json_t *devices = json_array();
+    struct ways ways = {.n = 0};
+    bool is_whole = strstr(text, "</system>") != NULL;
+
+    (void)bytes;
+    for (const char *tag = strchr(text, '<'); tag && is_whole; tag = strchr(tag, '<')) {
+        size_t n = strcspn(++tag, ">");
+
+        if (strncmp(tag, "!--", 3) == 0)
+            tag = strstr(tag, "-->") ? strstr(tag, "-->") : tag + strlen(tag);
+        else if (strncmp(tag, "/pci", 4) == 0)
+            is_whole = ways.n-- > 0;
+        else if (strncmp(tag, "pci ", 4) == 0)
+            is_whole = read_device(&ways, tag, n, devices);
+    }
+    if (!is_whole || ways.n != 0)
+        json_array_clear(devices);
+    return devices;
+}
+
+/* A file for some of the GPUs alone is one for another machine: NICs near to these would be the rails of all. */
+static bool knows_all_gpus(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_pci; i++)
+        if (topo->pci[i].vendor == PCI_VENDOR_NVIDIA && topo->pci[i].class_code >> 16 == PCI_CLASS_DISPLAY &&
+            !topo->pci[i].told_switch)
+            return false;
+    return true;
+}
+
+void nccl_topology_read(struct topo *topo)
+{
+    const char *file = root_env(topo->root, "NCCL_TOPO_FILE");
+    const json_t *device, *devices;
+    size_t i;
+
+    topo->told_by = "";
+    file = file && *file ? file : DEFAULT_FILE;
+    devices = root_fact(topo->root, "nccl-switches", read_switches, "%s", file).value;
+    json_array_foreach(devices, i, device)
+    {
+        const char *address = json_string_value(json_array_get(device, 0));
+        json_int_t number = json_integer_value(json_array_get(device, 1));
+        int pci = address ? topo_find_pci(topo, address) : -1;
+
+        if (pci < 0 || number <= 0 || number > TOPO_MAX_PCI)
+            continue;
+        topo->pci[pci].told_switch = (int)number;
+        topo->told_by = root_printf(topo->root, "%s", file);
+    }
+    if (!*topo->told_by || knows_all_gpus(topo))
+        return;
+    topo->told_by = "";
+    for (int p = 0; p < topo->n_pci; p++)
+        topo->pci[p].told_switch = 0;
+}
