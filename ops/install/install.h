@@ -107,7 +107,7 @@ void install_kernel(const char *root, char ret_kernel[128]);
 
 enum install_result install_open(const struct recipe *recipe, const struct install_options *options,
                                  struct install *ret_install);
-/* Was it applied, and not uninstalled since? */
+/* Was it applied, and not wholly uninstalled since? */
 bool install_is_known(const struct install *install);
 /* Takes the lock (waits for a step that outlived its run), repairs the journal, keeps the recipe's text, looks. Until
  * then nothing is written. */
@@ -136,6 +136,8 @@ enum install_result install_apply(struct install *install);
 
 /* --- undo.c --- */
 enum install_result install_undo(struct install *install);
+/* Where the state goes before it is removed, so that no other run finds half of it. */
+void install_removed_path(const struct install *install, char ret_path[1024]);
 int remove_tree(const char *path); /* 0, or -1 with errno; fine if it is not there */
 
 /* --- earlier.c: steps as they were applied before, with other values or from an earlier version of the recipe --- */
