@@ -24,6 +24,8 @@
 #include "types.h"
 
 #define INSTALL_STATE "/var/lib/epkit/install"
+#define INSTALL_STATE_MAX 250 /* characters of another folder */
+#define INSTALL_ROOT_MAX 380  /* characters of the path of a root */
 #define INSTALL_LOGS "/var/log/epkit/install"
 #define INSTALL_REBOOT_TEXT "Rebooting the node to load driver and modules..."
 

@@ -178,8 +178,13 @@ static enum install_result set_root(struct install *install, const char *root)
         first_line("/proc/sys/kernel/random/boot_id", install->boot, sizeof(install->boot));
         return INSTALL_FINE;
     }
-    if (!realpath(root, install->root) || strlen(install->root) > 380) {
+    if (!realpath(root, install->root)) {
         snprintf(install->failure, sizeof(install->failure), "%.300s: %s", root, strerror(errno));
+        return INSTALL_FAILED;
+    }
+    if (strlen(install->root) > INSTALL_ROOT_MAX) {
+        snprintf(install->failure, sizeof(install->failure), "%.300s...: its path is longer than %d characters",
+                 install->root, INSTALL_ROOT_MAX);
         return INSTALL_FAILED;
     }
     snprintf(shell, sizeof(shell), "%.380s/bin/sh", install->root);
