@@ -109,8 +109,10 @@ void install_kernel(const char *root, char ret_kernel[128]);
 
 enum install_result install_open(const struct recipe *recipe, const struct install_options *options,
                                  struct install *ret_install);
-/* Was it applied, and not wholly uninstalled since? */
+/* Was it applied, and not uninstalled since? */
 bool install_is_known(const struct install *install);
+/* Is something left of an uninstall that was killed when all steps were undone? */
+bool install_is_half_removed(const struct install *install);
 /* Takes the lock (waits for a step that outlived its run), repairs the journal, keeps the recipe's text, looks. Until
  * then nothing is written. */
 enum install_result install_begin(struct install *install);

@@ -302,6 +302,13 @@ bool install_is_known(const struct install *install)
         if (access(path, F_OK) == 0)
             return true;
     }
+    return false;
+}
+
+bool install_is_half_removed(const struct install *install)
+{
+    char path[1024];
+
     install_removed_path(install, path);
     return access(path, F_OK) == 0;
 }

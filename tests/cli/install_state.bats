@@ -145,6 +145,8 @@ ended() {
     mkdir m
     epkit install apply files.yaml --root m
     mv m/var/lib/epkit/install/files m/var/lib/epkit/install/.files.removed
+    run epkit install resume ./files.yaml --root m
+    [ "$status" -eq 2 ]
     run epkit install uninstall files.yaml --root m
     [ "$status" -eq 0 ]
     [[ "$output" != *"Nothing to uninstall"* ]]

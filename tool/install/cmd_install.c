@@ -254,7 +254,7 @@ static void say_uninstalled(const struct install *install, bool was_known)
 
 static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
 {
-    bool was_known = install_is_known(install) || options->force;
+    bool was_known = install_is_known(install) || install_is_half_removed(install) || options->force;
     enum install_result result = INSTALL_FINE;
 
     if (was_known) {
