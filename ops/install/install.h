@@ -24,6 +24,8 @@
 #include "types.h"
 
 #define INSTALL_STATE "/var/lib/epkit/install"
+#define INSTALL_STATE_MAX 250 /* characters of another folder */
+#define INSTALL_ROOT_MAX 380  /* characters of the path of a root */
 #define INSTALL_LOGS "/var/log/epkit/install"
 #define INSTALL_REBOOT_TEXT "Rebooting the node to load driver and modules..."
 
@@ -109,6 +111,8 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
                                  struct install *ret_install);
 /* Was it applied, and not uninstalled since? */
 bool install_is_known(const struct install *install);
+/* Is something left of an uninstall that was killed when all steps were undone? */
+bool install_is_half_removed(const struct install *install);
 /* Takes the lock (waits for a step that outlived its run), repairs the journal, keeps the recipe's text, looks. Until
  * then nothing is written. */
 enum install_result install_begin(struct install *install);
@@ -136,6 +140,8 @@ enum install_result install_apply(struct install *install);
 
 /* --- undo.c --- */
 enum install_result install_undo(struct install *install);
+/* Where the state goes before it is removed, so that no other run finds half of it. */
+void install_removed_path(const struct install *install, char ret_path[1024]);
 int remove_tree(const char *path); /* 0, or -1 with errno; fine if it is not there */
 
 /* --- earlier.c: steps as they were applied before, with other values or from an earlier version of the recipe --- */

@@ -98,6 +98,22 @@ static int longest_deadline(const struct recipe *recipe)
     return longest;
 }
 
+/* An uninstall takes the lock away with the state, also between the opening of it and the locking. */
+static bool is_gone(int lock_fd, const char *path)
+{
+    struct stat held, there;
+
+    return fstat(lock_fd, &held) != 0 || stat(path, &there) != 0 || held.st_ino != there.st_ino ||
+           held.st_dev != there.st_dev;
+}
+
+static enum install_result just_uninstalled(struct install *install)
+{
+    snprintf(install->failure, sizeof(install->failure), "another run has just uninstalled this recipe");
+    snprintf(install->hint, sizeof(install->hint), "nothing was changed; run this again");
+    return INSTALL_BUSY;
+}
+
 /* A step that outlived its run holds the lock that it inherited: it is waited for. */
 static enum install_result take_lock(struct install *install)
 {
@@ -109,6 +125,8 @@ static enum install_result take_lock(struct install *install)
 
     snprintf(path, sizeof(path), "%.400s%.300s/lock", install->root, install->state);
     install->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (install->lock_fd < 0 && errno == ENOENT)
+        return just_uninstalled(install);
     if (install->lock_fd < 0) {
         snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
         return INSTALL_FAILED;
@@ -138,6 +156,8 @@ static enum install_result take_lock(struct install *install)
             return INSTALL_INTERRUPTED;
         poll(NULL, 0, 200);
     }
+    if (is_gone(install->lock_fd, path))
+        return just_uninstalled(install);
     snprintf(text, sizeof(text), "%d\n", (int)getpid());
     if (ftruncate(install->lock_fd, 0) != 0 || pwrite(install->lock_fd, text, strlen(text), 0) < 0) {
         snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
@@ -158,8 +178,13 @@ static enum install_result set_root(struct install *install, const char *root)
         first_line("/proc/sys/kernel/random/boot_id", install->boot, sizeof(install->boot));
         return INSTALL_FINE;
     }
-    if (!realpath(root, install->root) || strlen(install->root) > 380) {
+    if (!realpath(root, install->root)) {
         snprintf(install->failure, sizeof(install->failure), "%.300s: %s", root, strerror(errno));
+        return INSTALL_FAILED;
+    }
+    if (strlen(install->root) > INSTALL_ROOT_MAX) {
+        snprintf(install->failure, sizeof(install->failure), "%.300s...: its path is longer than %d characters",
+                 install->root, INSTALL_ROOT_MAX);
         return INSTALL_FAILED;
     }
     snprintf(shell, sizeof(shell), "%.380s/bin/sh", install->root);
@@ -201,15 +226,25 @@ static ep_status save_recipe(const struct install *install)
     return save(install, "recipe.yaml", install->recipe->text, install->recipe->bytes);
 }
 
+/* A folder that an uninstall takes away meanwhile is made again, once for each. */
 static bool make_state_folder(struct install *install)
 {
+    int n_gone = 0;
     char path[1024];
 
     snprintf(path, sizeof(path), "%.400s%.300s/", install->root, install->state);
     for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+        int error;
+
         *at = '\0';
-        if (mkdir(path, 0755) != 0 && errno != EEXIST) {
-            snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+        error = mkdir(path, 0755) != 0 && errno != EEXIST ? errno : 0;
+        if (error == ENOENT && n_gone++ < 3) {
+            *at = '/';
+            at = path;
+            continue;
+        }
+        if (error) {
+            snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(error));
             return false;
         }
         *at = '/';
@@ -268,6 +303,14 @@ bool install_is_known(const struct install *install)
             return true;
     }
     return false;
+}
+
+bool install_is_half_removed(const struct install *install)
+{
+    char path[1024];
+
+    install_removed_path(install, path);
+    return access(path, F_OK) == 0;
 }
 
 enum install_result install_begin(struct install *install)

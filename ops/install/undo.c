@@ -19,7 +19,7 @@ static int remove_one(const char *path, const struct stat *stat, int kind, struc
     (void)stat;
     (void)kind;
     (void)walk;
-    return remove(path);
+    return remove(path) == 0 || errno == ENOENT ? 0 : -1; /* another run may be removing it as well */
 }
 
 int remove_tree(const char *path)
@@ -28,7 +28,9 @@ int remove_tree(const char *path)
 
     if (lstat(path, &stat) != 0)
         return errno == ENOENT ? 0 : -1;
-    return nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT) == 0)
+        return 0;
+    return lstat(path, &stat) != 0 && errno == ENOENT ? 0 : -1;
 }
 
 static void below_state(const struct install *install, const char *name, const char *id, char ret_path[1024])
@@ -90,6 +92,27 @@ static enum install_result undo_step(struct install *install, const struct recip
     return INSTALL_FINE;
 }
 
+void install_removed_path(const struct install *install, char ret_path[1024])
+{
+    const char *name = install->recipe->name;
+
+    snprintf(ret_path, 1024, "%.400s%.*s.%.64s.removed", install->root, (int)(strlen(install->state) - strlen(name)),
+             install->state, name);
+}
+
+/* In one instant for other runs; what an uninstall that was killed here has left goes as well. */
+static bool remove_state(struct install *install)
+{
+    char path[1024], removed[1024];
+
+    snprintf(path, sizeof(path), "%.400s%.300s", install->root, install->state);
+    install_removed_path(install, removed);
+    if (remove_tree(removed) == 0 && rename(path, removed) == 0 && remove_tree(removed) == 0)
+        return true;
+    snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+    return false;
+}
+
 enum install_result install_undo(struct install *install)
 {
     char path[1024];
@@ -122,11 +145,9 @@ enum install_result install_undo(struct install *install)
             return result;
     }
     journal_add(&install->journal, "uninstalled", NULL, NULL);
-    snprintf(path, sizeof(path), "%.400s%.300s", install->root, install->state);
-    if (remove_tree(path) != 0) {
-        snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+    if (!remove_state(install))
         return INSTALL_FAILED;
-    }
+    snprintf(path, sizeof(path), "%.400s%.300s", install->root, install->state);
     /* The folders above it, if nothing else is in them. */
     for (int i = 0; i < 2; i++) {
         *strrchr(path, '/') = '\0';

@@ -140,6 +140,86 @@ ended() {
     [ "$status" -eq "$1" ]
 }
 
+@test "an uninstall that was killed while it removed the state is completed by the next one" {
+    recipe files >files.yaml
+    mkdir m
+    epkit install apply files.yaml --root m
+    mv m/var/lib/epkit/install/files m/var/lib/epkit/install/.files.removed
+    run epkit install resume ./files.yaml --root m
+    [ "$status" -eq 2 ]
+    run epkit install uninstall files.yaml --root m
+    [ "$status" -eq 0 ]
+    [[ "$output" != *"Nothing to uninstall"* ]]
+    [ ! -e m/var/lib/epkit ]
+}
+
+@test "runs of apply and uninstall at the same time are told of each other, and of nothing else" {
+    recipe files >files.yaml
+    mkdir m
+    for action in apply uninstall uninstall; do
+        for _ in $(seq 40); do epkit install $action files.yaml --root m || true; done >/dev/null 2>>errors 3>&- &
+        started+=($!)
+    done
+    wait "${started[@]}" || true
+    grep error: errors | grep -v -e 'is installing this recipe now' -e 'another run has just uninstalled' >others || true
+    cat others
+    [ ! -s others ]
+    epkit install apply files.yaml --root m
+    epkit install uninstall files --root m
+    [ ! -e m/etc ]
+    [ ! -e m/var/lib/epkit ]
+}
+
+@test "folders whose path is too long are refused, and no other is taken for them" {
+    recipe files >files.yaml
+    mkdir m
+    long=$(printf '/%.0saaaaaaaaa' $(seq 30))
+    run epkit install apply files.yaml --root m --state "$long"
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--state: it is longer than 250 characters"* ]]
+    [ -z "$(ls m)" ]
+    mkdir -p "m$long$long"
+    run epkit install apply files.yaml --root "m$long$long"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"its path is longer than 380 characters"* ]]
+    [ -z "$(find m -type f)" ]
+}
+
+@test "a root that cannot be written is said to be so, and can be planned" {
+    unshare -m mount -t tmpfs none /mnt 2>/dev/null || skip 'nothing can be mounted here'
+    recipe files >files.yaml
+    mkdir m
+    cat >inside.sh <<'END'
+set -eu
+mount -t tmpfs none m
+mkdir m/etc
+mount -o remount,ro m
+code=0
+"$1" install plan files.yaml --root m || code=$?
+test $code = 3
+"$1" install uninstall files.yaml --root m
+code=0
+"$1" install apply files.yaml --root m || code=$?
+test $code = 1
+# Written, and then no longer.
+mount -o remount,rw m
+"$1" install apply files.yaml --root m
+mount -o remount,ro m
+"$1" install status files --root m
+code=0
+"$1" install uninstall files --root m || code=$?
+test $code = 1
+mount -o remount,rw m
+"$1" install uninstall files --root m
+test ! -e m/etc/one
+END
+    run limited 60 unshare -m sh inside.sh "$EPKIT"
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [ "$(grep -c 'epkit: error: .*Read-only file system' <<<"$output")" -eq 2 ]
+    [[ "$output" == *"Nothing to uninstall"* ]]
+}
+
 @test "hang-up, quit, interrupt and termination end an apply with a line that says how to go on" {
     [ "$(id -u)" -eq 0 ] || skip 'an apply of this machine needs root'
     for number in 1 2 3 15; do

@@ -254,7 +254,7 @@ static void say_uninstalled(const struct install *install, bool was_known)
 
 static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
 {
-    bool was_known = install_is_known(install) || options->force;
+    bool was_known = install_is_known(install) || install_is_half_removed(install) || options->force;
     enum install_result result = INSTALL_FINE;
 
     if (was_known) {
@@ -367,6 +367,8 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
         setenv("EPKIT_COMMAND", self, 0);
     if (options->state && (options->state[0] != '/' || variable_fault(KIND_PATH, options->state)))
         return cmd_usage(cmd, "--state: %s", variable_fault(KIND_PATH, options->state));
+    if (options->state && strlen(options->state) > INSTALL_STATE_MAX)
+        return cmd_usage(cmd, "--state: it is longer than %d characters", INSTALL_STATE_MAX);
     if (strcmp(action, "export") == 0)
         return do_export(cmd, options, first, call->n_args > 2 ? call->args[2] : NULL);
     if (call->n_args > 2)
