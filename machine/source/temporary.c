@@ -238,19 +238,35 @@ mode_t temporary_usual_mode(void)
     return (0644 & ~mask) | 0600;
 }
 
+void temporary_hold_signals(sigset_t *ret_before)
+{
+    sigset_t all;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, ret_before);
+}
+
+void temporary_release_signals(const sigset_t *before)
+{
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
 int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode)
 {
     struct temporary temporary;
-    int number = temporary_file(dest, &temporary);
+    sigset_t before;
+    int number;
 
-    if (number)
-        return number;
-    number = temporary_write(&temporary, text, bytes);
+    temporary_hold_signals(&before);
+    number = temporary_file(dest, &temporary);
+    if (number == 0)
+        number = temporary_write(&temporary, text, bytes);
     /* File systems without fsync() say EINVAL. */
     if (number == 0 && (fchmod(temporary.fd, mode) != 0 || (fsync(temporary.fd) != 0 && errno != EINVAL)))
         number = errno;
     if (number == 0)
         number = temporary_rename(&temporary, dest);
     temporary_remove(&temporary);
+    temporary_release_signals(&before);
     return number;
 }

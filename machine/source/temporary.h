@@ -10,6 +10,7 @@
 #ifndef EP_MACHINE_SOURCE_TEMPORARY_H
 #define EP_MACHINE_SOURCE_TEMPORARY_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
@@ -38,6 +39,13 @@ int temporary_rename(struct temporary *temporary, const char *dest);
 
 /* Removes it; a folder with the files in it. Also of one that was renamed, or never made: nothing happens. */
 void temporary_remove(struct temporary *temporary);
+
+/*
+ * Signals wait while something is under another name, which takes milliseconds: whatever ends the process, but SIGKILL,
+ * leaves nothing behind. Of this thread; those of the command that run beside it take none.
+ */
+void temporary_hold_signals(sigset_t *ret_before);
+void temporary_release_signals(const sigset_t *before);
 
 /* All of that at once: a file with this text. */
 int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode);

@@ -273,6 +273,7 @@ gone() {
 
 @test "no /dev/null: programs are started all the same" {
     unshare --mount true 2>/dev/null || skip "no mount namespaces here"
+    # shellcheck disable=SC2016 # expanded by the inner shell
     printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >ssh
     chmod +x ssh
     # shellcheck disable=SC2016 # expanded by the inner shell

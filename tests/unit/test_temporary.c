@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -194,13 +195,43 @@ static void test_at_once(void **state)
     assert_int_equal(count("."), 0);
 }
 
+/* A process that does nothing else but save, ended by a signal at any instant: nothing is left but what is whole. */
+static void test_signals(void **state)
+{
+    static const int signals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGXCPU};
+    enum { ROUNDS = 60, BYTES = 20000 };
+    static char text[BYTES];
+    struct stat info;
+
+    (void)state;
+    assert_int_equal(mkdir("signals", 0700), 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        int number = signals[(size_t)i % (sizeof(signals) / sizeof(signals[0]))], how;
+        pid_t pid = fork();
+
+        assert_true(pid >= 0);
+        while (pid == 0)
+            if (temporary_save("signals/saved", text, sizeof(text), 0600) != 0)
+                _exit(1);
+        while (i == 0 && stat("signals/saved", &info) != 0)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000 + i * 37000}, NULL);
+        assert_int_equal(kill(pid, number), 0);
+        assert_int_equal(waitpid(pid, &how, 0), pid);
+        assert_true(WIFSIGNALED(how) && WTERMSIG(how) == number);
+        assert_int_equal(count("signals"), 1);
+        assert_int_equal(stat("signals/saved", &info), 0);
+        assert_int_equal(info.st_size, BYTES);
+    }
+    assert_int_equal(unlink("signals/saved"), 0);
+    assert_int_equal(rmdir("signals"), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_others),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_at_once),
+        cmocka_unit_test(test_killed),  cmocka_unit_test(test_others),  cmocka_unit_test(test_names),
+        cmocka_unit_test(test_at_once), cmocka_unit_test(test_signals),
     };
 
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -69,15 +69,6 @@ bool report_check(const char *folder)
     return good || refuse(folder, strerror(errno));
 }
 
-/* What is written must not be left halfway: signals wait for it, which takes milliseconds. */
-static void hold_signals(sigset_t *ret_before)
-{
-    sigset_t all;
-
-    sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, ret_before);
-}
-
 typedef void (*write_fn)(FILE *stream, const json_t *document);
 
 static void write_json(FILE *stream, const json_t *document)
@@ -193,9 +184,9 @@ bool report_write(const char *folder, const json_t *document)
             out_error("making %s of %s: %s", files[i].name, folder, strerror(errno));
     }
     if (good) {
-        hold_signals(&before);
+        temporary_hold_signals(&before);
         good = write_files(folder, files, n);
-        sigprocmask(SIG_SETMASK, &before, NULL);
+        temporary_release_signals(&before);
     }
     for (size_t i = 0; i < n; i++)
         free(files[i].text);
