@@ -14,7 +14,10 @@
 #ifndef EPKIT_PYTHON_BIND_H
 #define EPKIT_PYTHON_BIND_H
 
-#define PY_SSIZE_T_CLEAN
+/*
+ * Without PY_SSIZE_T_CLEAN, and so without "#" in formats: the headers of 3.13 and those before disagree on which
+ * functions take these, and a module compiled with either has to run on all from 3.10 on.
+ */
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 

@@ -302,7 +302,8 @@ static ep_status gather_bytes(void *context, const void *mine, size_t bytes, int
 {
     struct gather *gather = context;
     PyGILState_STATE lock = PyGILState_Ensure();
-    PyObject *all = PyObject_CallFunction(gather->function, "y#i", mine, (Py_ssize_t)bytes, timeout_ms);
+    PyObject *own = PyBytes_FromStringAndSize(mine, (Py_ssize_t)bytes);
+    PyObject *all = own ? PyObject_CallFunction(gather->function, "Oi", own, timeout_ms) : NULL;
     ep_status status = EP_OK;
     char *data = NULL;
     Py_ssize_t size = 0;
@@ -319,6 +320,7 @@ static ep_status gather_bytes(void *context, const void *mine, size_t bytes, int
     else
         status = keep_exception(gather);
     Py_XDECREF(all);
+    Py_XDECREF(own);
     PyGILState_Release(lock);
     return status;
 }

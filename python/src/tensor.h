@@ -8,7 +8,6 @@
 #ifndef EPKIT_PYTHON_TENSOR_H
 #define EPKIT_PYTHON_TENSOR_H
 
-#define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030A0000
 #endif
