@@ -268,6 +268,17 @@ refused() {
     refused "JobSet big has more than 16 groups of pods" check -f big.json --from cluster.json
     jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [{name: "a", template: {spec: {}}}, {name: "b", replicas: 2000000, template: {spec: {}}}]}}' >big.json
     refused "more than 1000000 pods in one" check -f big.json --from cluster.json
+    # What the API server cannot decode is no job without it.
+    printf 'kind: Job\nmetadata: {name: x}\nspec: hello\n' >typed.yaml
+    refused "typed.yaml: Job x: spec is a text and has to be a mapping" check -f typed.yaml --from cluster.json
+    printf 'kind: Job\nmetadata: {name: x}\nspec: {parallelism: 1e9, template: {spec: {containers: []}}}\n' >typed.yaml
+    refused "spec.parallelism is a" check -f typed.yaml --from cluster.json
+    printf 'kind: Job\nmetadata: {name: x}\nspec: {template: {spec: {containers: {name: a}}}}\n' >typed.yaml
+    refused "spec.template.spec.containers is a mapping and has to be a list" check -f typed.yaml --from cluster.json
+    printf 'kind: JobSet\nmetadata: {name: x}\nspec: {replicatedJobs: [{template: {spec: {template: {spec: {tolerations: [a]}}}}}]}\n' >typed.yaml
+    refused "spec.replicatedJobs[0].template.spec.template.spec.tolerations[0] has to be a mapping" check -f typed.yaml --from cluster.json
+    printf 'kind: LeaderWorkerSet\nmetadata: {name: x}\nspec: {leaderWorkerTemplate: {size: "2"}}\n' >typed.yaml
+    refused "spec.leaderWorkerTemplate.size is a text and has to be a whole number" check -f typed.yaml --from cluster.json
     echo '{' >broken.json
     refused "broken.json is no JSON: line " check -f job.yaml --from broken.json
     echo '{"a": 1}' >other.json

@@ -117,6 +117,11 @@ setup() {
     report --compare --json a/report.json c
     [ "$status" -eq 3 ]
     valid report <<<"$output"
+    # One that a newer epkit wrote may mean something else by the same names.
+    jq '.schema_version = 2' a/report.json >newer.json
+    report --compare newer.json c
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"newer.json: it is in version 2 of the format, this epkit reads 1"* ]]
     report --compare --noise 40 a c
     [ "$status" -eq 0 ]
     report --compare c a

@@ -125,6 +125,10 @@ is_gone() {
         [ "$status" -eq 2 ]
         [[ "$stderr" == *"runs[1] needs"* ]]
     done
+    echo '{"schema_version": 2, "runs": [{"hosts": ["a"], "ratio": 1}]}' >runs.json
+    run --separate-stderr epkit triangulate --from runs.json
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"it is in version 2 of the format, this epkit reads 1"* ]]
 }
 
 @test "a command that measures nothing says nothing about a node" {

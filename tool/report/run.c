@@ -61,6 +61,27 @@ static bool write_both(const char *folder, const json_t *document, void (*page)(
     return good;
 }
 
+/* A report.json; NULL after saying why not. */
+static json_t *load_report(const char *path)
+{
+    char error[200];
+    json_t *document = runfolder_load_json(path, error, sizeof(error));
+    json_int_t version = json_integer_value(json_object_get(document, "schema_version"));
+
+    if (version > OUT_SCHEMA_VERSION) {
+        out_error("report: %s: it is in version %lld of the format, this epkit reads %d", path, (long long)version,
+                  OUT_SCHEMA_VERSION);
+        out_hint("compare them with the newer epkit");
+    } else if (!json_is_object(json_object_get(document, "figures"))) {
+        out_error("report: %s: %s", path, document ? "it is no report.json of a run" : error);
+        out_hint("name the folder of a run (docs/run-folder.md), or the report.json that epkit made of one");
+    } else {
+        return document;
+    }
+    json_decref(document);
+    return NULL;
+}
+
 /* --- documents --- */
 
 /* The document of a run: from its report.json, or from its folder. NULL after the error was reported. */
@@ -75,16 +96,8 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
     json_t *document = NULL, *parsed;
     struct stat info;
 
-    if (stat(path, &info) == 0 && S_ISREG(info.st_mode)) {
-        document = runfolder_load_json(path, error, sizeof(error));
-        if (!json_is_object(json_object_get(document, "figures"))) {
-            out_error("report: %s: %s", path, document ? "it is no report.json of a run" : error);
-            out_hint("name the folder of a run (docs/run-folder.md), or the report.json that epkit made of one");
-            json_decref(document);
-            return NULL;
-        }
-        return document;
-    }
+    if (stat(path, &info) == 0 && S_ISREG(info.st_mode))
+        return load_report(path);
     if (!runfolder_open(path, &folder, error, sizeof(error))) {
         out_error("report: %s: %s", path, error);
         out_hint("name the folder of a run (docs/run-folder.md), or the report.json that epkit made of one");

@@ -146,6 +146,13 @@ static int add_file(const char *path, json_t *runs)
     json_t *document = runfolder_load_json(path, error, sizeof(error)), *run;
     size_t i;
 
+    if (json_integer_value(json_object_get(document, "schema_version")) > OUT_SCHEMA_VERSION) {
+        out_error("triangulate: --from %s: it is in version %lld of the format, this epkit reads %d", path,
+                  (long long)json_integer_value(json_object_get(document, "schema_version")), OUT_SCHEMA_VERSION);
+        out_hint("use the newer epkit that wrote it");
+        json_decref(document);
+        return CMD_USAGE;
+    }
     if (!json_is_array(json_object_get(document, "runs"))) {
         out_error("triangulate: --from %s: %s", path, document ? "there is no list 'runs' in it" : error);
         json_decref(document);
@@ -255,7 +262,8 @@ static void describe(const struct groups *groups, const int *suspects, int n, bo
     used = (size_t)snprintf(ret_text, bytes, "%s", is_proof ? "Slow: " : "Among these is a slow node: ");
     for (int k = 0; k < n && used < bytes - 200; k++)
         used += (size_t)snprintf(ret_text + used, bytes - used, "%s%.100s", k ? ", " : "", groups->names[suspects[k]]);
-    used += (size_t)snprintf(ret_text + used, bytes - used, ", by %d runs, %d of them slow.", groups->n, n_slow);
+    used += (size_t)snprintf(ret_text + used, bytes - used, ", by %d run%s, %d of them slow.", groups->n,
+                             groups->n == 1 ? "" : "s", n_slow);
     json_array_foreach(weak, i, nic)
     {
         const char *host = json_string_value(json_object_get(nic, "host"));
