@@ -135,32 +135,6 @@ ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
 /* --- ep_ll_new ------------------------------------------------------------------------------------------------- */
 
 /* What must agree, and where the segment is. */
-ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank)
-{
-    return ep_fail(EP_E_MISMATCH, "%sranks disagree: %s is %lld on rank %d and %lld on rank %d", call, field,
-                   (long long)mine, me, (long long)theirs, rank);
-}
-
-ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank)
-{
-    return ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", me,
-                   ep_group_phase_name((enum ep_group_phase)mine), rank,
-                   ep_group_phase_name((enum ep_group_phase)theirs));
-}
-
-ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
-                           const void *theirs, int rank)
-{
-    for (size_t i = 0; i < n; i++) {
-        int32_t here = *(const int32_t *)((const char *)mine + fields[i].at);
-        int32_t there = *(const int32_t *)((const char *)theirs + fields[i].at);
-
-        if (here != there)
-            return ep_group_fail_disagree(call, fields[i].name, here, me, there, rank);
-    }
-    return EP_OK;
-}
-
 struct ll_hello {
     struct ep_group_verdict verdict;
     ep_ll_config config;

@@ -3,7 +3,8 @@
  * group.h - the layer that makes a group of ranks: what every backend shares, and no backend's data path.
  *
  *   control.c   the control block of each rank, attaching to those of the peers;  agree.c  agreement of all ranks
- *   wait.c      every wait: doorbell, deadline, liveness, failure and who is to blame
+ *   failure.c   the failure of the group, and what it says on each rank
+ *   wait.c      every wait: doorbell, deadline, liveness and who is to blame
  *   link.c      the control link to each rail peer of another host: what control blocks are within one
  *   exchange.c  all-gather of small rows over control blocks (and rails between nodes)
  *   collective.c  barrier and all-gather of the caller
@@ -332,19 +333,6 @@ ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mi
 /* As ep_group_agree() among the ranks of a communicator that is there. */
 ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine);
 
-/* An int32_t in a struct that ranks send each other, which has to be the same in those of two ranks. */
-struct ep_group_field {
-    const char *name;
-    size_t at;
-};
-/* EP_E_MISMATCH with the first of the fields that differs in `mine`, of rank `me`, and `theirs`. call: "ep_...: ", or
- * "". */
-ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
-                           const void *theirs, int rank);
-/* EP_E_MISMATCH and its text alone. */
-ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank);
-ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank);
-
 /*
  * ep_ll_new: sends all ranks this one's status so far and its segment, and compares configurations; ret_all [R] has the
  * segments. Then creation succeeds on all ranks or on none: ep_group_agree_within().
@@ -352,7 +340,7 @@ ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank);
 ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_address *where,
                                struct ep_group_address *ret_all);
 
-/* wait.c */
+/* wait.c, failure.c */
 /* Copies a reason that a peer may be overwriting: it ends within its bytes and holds no control characters. */
 void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GROUP_REASON_BYTES]);
 
@@ -423,6 +411,19 @@ ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int fai
  */
 ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank,
                                    enum ep_group_phase phase);
+
+/* An int32_t in a struct that ranks send each other, which has to be the same in those of two ranks. */
+struct ep_group_field {
+    const char *name;
+    size_t at;
+};
+/* EP_E_MISMATCH with the first of the fields that differs in `mine`, of rank `me`, and `theirs`. call: "ep_...: ", or
+ * "". */
+ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
+                           const void *theirs, int rank);
+/* EP_E_MISMATCH and its text alone. */
+ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank);
+ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank);
 
 /* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
 ep_status ep_group_fail_damaged(struct ep_group *group, int rank, enum ep_group_phase phase, const char *what,

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The failure of a group: one word, which the first that finds one publishes, and what it says on each rank. */
+#include "group/group.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const phase_names[] = {
+#define PHASE_NAME(name, text) [name] = text,
+    EP_GROUP_PHASES(PHASE_NAME)
+#undef PHASE_NAME
+};
+
+const char *ep_group_phase_name(enum ep_group_phase phase)
+{
+    if ((size_t)phase >= sizeof(phase_names) / sizeof(phase_names[0]))
+        return "?";
+    return phase_names[phase];
+}
+
+/* A failure in one word, so that it can be published and taken over in one store. */
+static uint64_t pack_failure(ep_status status, int failed_rank, enum ep_group_phase phase, int reporter)
+{
+    return (uint64_t)status << 48 | (uint64_t)(uint16_t)failed_rank << 32 | (uint64_t)(uint16_t)phase << 16 |
+           (uint64_t)(uint16_t)reporter;
+}
+
+/*
+ * A word that says of a failure: 0, or one that pack_failure() makes of a rank of this group. Another one means that
+ * the memory of `rank`, where it was read, is damaged.
+ */
+static uint64_t failure_of(const struct ep_group *group, uint64_t word, int rank)
+{
+    int nranks = group->comm->nranks;
+
+    if (!word ||
+        (ep_status_is_failure((int64_t)(word >> 48)) && (uint16_t)(word >> 32) < nranks && (uint16_t)word < nranks))
+        return word;
+    return pack_failure(EP_E_MISMATCH, rank, EP_GROUP_IDLE, group->comm->rank);
+}
+
+/* What this rank has found or taken over. */
+static uint64_t own_failure(const struct ep_group *group)
+{
+    return failure_of(group, atomic_load_explicit(&group->control->failure, memory_order_acquire), group->comm->rank);
+}
+
+void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GROUP_REASON_BYTES])
+{
+    ep_group_read_shared(ret, from, EP_GROUP_REASON_BYTES);
+    ret[EP_GROUP_REASON_BYTES - 1] = '\0';
+    for (char *at = ret; *at; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7f)
+            *at = '?';
+}
+
+/* Why the rank that raised the failure did so, as far as it said. */
+static void read_reason(const struct ep_group *group, uint64_t failure, char text[EP_GROUP_REASON_BYTES + 2])
+{
+    const struct ep_group_control *control = group->peers[(uint16_t)failure].control;
+
+    text[0] = '\0';
+    if (!control && group->remote) {
+        const struct ep_group_remote *remote = &group->remote[(uint16_t)failure];
+
+        if (atomic_load_explicit(&remote->reason_for, memory_order_acquire) != failure)
+            return;
+        memcpy(text, ": ", 2);
+        ep_group_read_reason(text + 2, remote->reason);
+        return;
+    }
+    if (!control || atomic_load_explicit(&control->reason_for, memory_order_acquire) != failure)
+        return;
+    memcpy(text, ": ", 2);
+    ep_group_read_reason(text + 2, control->reason);
+}
+
+const char *ep_group_describe_unwatched(const struct ep_group *group, int rank)
+{
+    const struct ep_group_peer *peer = &group->peers[rank];
+
+    if (peer->same_process || !peer->control || rank == group->comm->rank ||
+        ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
+        return "";
+    return "; whether it lives cannot be told here (no pidfd, and /proc does not show it)";
+}
+
+static ep_status fail_with(struct ep_group *group, uint64_t failure)
+{
+    ep_status status = (ep_status)(failure >> 48);
+    int failed_rank = (uint16_t)(failure >> 32), reporter = (uint16_t)failure;
+    const char *phase = ep_group_phase_name((enum ep_group_phase)(uint16_t)(failure >> 16));
+    char seen_by[48] = "", reason[EP_GROUP_REASON_BYTES + 2];
+    int none = EP_OK;
+
+    atomic_compare_exchange_strong(&group->comm->failed, &none, (int)status);
+    read_reason(group, failure, reason);
+    if (reporter != group->comm->rank && reporter != failed_rank)
+        snprintf(seen_by, sizeof(seen_by), " (seen by rank %d)", reporter);
+    switch (status) {
+    case EP_E_TIMEOUT:
+        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", failed_rank,
+                       group->comm->config.timeout_ms, phase, seen_by, ep_group_describe_unwatched(group, failed_rank));
+    case EP_E_PEER_DEAD:
+        return ep_fail(status, "rank %d died%s while others were in \"%s\"%s%s", failed_rank,
+                       group->remote && !group->peers[failed_rank].control ? " or was cut off" : "", phase, seen_by,
+                       reason);
+    case EP_E_PEER_LEFT:
+        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s%s", failed_rank, phase,
+                       seen_by, reason);
+    case EP_E_ABORTED:
+        return ep_fail(status, "rank %d called ep_comm_abort while it was in \"%s\"", failed_rank, phase);
+    default:
+        return ep_fail(status, "rank %d failed with %s in \"%s\"%s%s", failed_rank, ep_status_name(status), phase,
+                       seen_by, reason);
+    }
+}
+
+/*
+ * One failure for the whole group: the first that is written at the arbiter. Two ranks that find a reason at the same
+ * time would otherwise report different ones. Kept in the own block as well, for the time when the arbiter's is gone.
+ * Async-signal-safe.
+ */
+static uint64_t decide(struct ep_group *group, uint64_t failure)
+{
+    uint64_t own = own_failure(group), none = 0;
+
+    if (own)
+        return own;
+    if (!atomic_compare_exchange_strong(&ep_group_arbiter(group)->group_failure, &none, failure))
+        failure = failure_of(group, none, group->arbiter);
+    none = 0;
+    return atomic_compare_exchange_strong(&group->control->failure, &none, failure) ? failure : own_failure(group);
+}
+
+ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase)
+{
+    uint64_t failure = decide(group, pack_failure(status, failed_rank, phase, group->comm->rank));
+
+    ep_group_ring_all(group);
+    ep_group_link_wake(group);
+    return fail_with(group, failure);
+}
+
+void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from)
+{
+    decide(group, failure_of(group, word, from));
+    ep_group_ring_all(group);
+}
+
+uint64_t ep_group_own_report(const struct ep_group *group)
+{
+    uint64_t failure = own_failure(group);
+
+    return (uint16_t)failure == group->comm->rank ? failure : 0;
+}
+
+/* For the peers. The first reason of this rank only: one that a peer may be reading must not change. */
+static void publish_reason(struct ep_group *group, uint64_t failure, const char *text)
+{
+    struct ep_group_control *control = group->control;
+
+    if (atomic_exchange(&control->reason_taken, 1))
+        return;
+    snprintf(control->reason, sizeof(control->reason), "%.*s", EP_GROUP_REASON_BYTES - 1, text);
+    atomic_store_explicit(&control->reason_for, failure, memory_order_release);
+}
+
+ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase)
+{
+    char text[EP_ERROR_TEXT_BYTES];
+    int owner = ep_group_get_failed_owner();
+    ep_status raised;
+    uint64_t mine;
+
+    /* Raised before by the function that found it: its text says more than the failure's word. */
+    mine = own_failure(group);
+    if (mine && (ep_status)(mine >> 48) == status && (uint16_t)mine == group->comm->rank)
+        return status;
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    /* What we have met may be the consequence of a failure that a peer has seen already. */
+    EP_TRY(ep_group_check(group));
+    if (!ep_status_is_fatal(status) && owner != failed_rank)
+        failed_rank = group->comm->rank;
+    publish_reason(group, pack_failure(status, failed_rank, phase, group->comm->rank), text);
+    raised = ep_group_set_failure(group, status, failed_rank, phase);
+    if (raised != status)
+        return raised;
+    if (failed_rank != group->comm->rank)
+        return ep_fail(status, "%s (in \"%s\")", text, ep_group_phase_name(phase));
+    return ep_fail(status, "rank %d failed: %s (in \"%s\")", failed_rank, text, ep_group_phase_name(phase));
+}
+
+ep_status ep_group_fail_damaged(struct ep_group *group, int rank, enum ep_group_phase phase, const char *what,
+                                int64_t value)
+{
+    return ep_group_set_own_failure(
+        group,
+        ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: %s is %lld", rank, what, (long long)value), rank,
+        phase);
+}
+
+ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank)
+{
+    return ep_fail(EP_E_MISMATCH, "%sranks disagree: %s is %lld on rank %d and %lld on rank %d", call, field,
+                   (long long)mine, me, (long long)theirs, rank);
+}
+
+ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank)
+{
+    return ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", me,
+                   ep_group_phase_name((enum ep_group_phase)mine), rank,
+                   ep_group_phase_name((enum ep_group_phase)theirs));
+}
+
+ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
+                           const void *theirs, int rank)
+{
+    for (size_t i = 0; i < n; i++) {
+        int32_t here = *(const int32_t *)((const char *)mine + fields[i].at);
+        int32_t there = *(const int32_t *)((const char *)theirs + fields[i].at);
+
+        if (here != there)
+            return ep_group_fail_disagree(call, fields[i].name, here, me, there, rank);
+    }
+    return EP_OK;
+}
+
+ep_status ep_group_check(struct ep_group *group)
+{
+    uint64_t failure = own_failure(group);
+
+    if (failure)
+        return fail_with(group, failure);
+    failure = failure_of(group, atomic_load_explicit(&ep_group_arbiter(group)->group_failure, memory_order_acquire),
+                         group->arbiter);
+    if (!failure)
+        return EP_OK;
+    /* Taken over, so that every later call gives the same answer. */
+    return fail_with(group, decide(group, failure));
+}
+
+ep_status ep_group_check_abort(struct ep_group *group)
+{
+    static const _Atomic uint32_t none;
+
+    for (int rank = 0; rank < group->comm->nranks; rank++) {
+        const struct ep_group_control *control = group->peers[rank].control;
+
+        /* Behind another failure an abort ends the wait all the same, with that failure. */
+        if (atomic_load(control ? &control->aborts : group->remote ? &group->remote[rank].aborts : &none))
+            return ep_group_check(group);
+    }
+    /* One of another host comes as a failure. */
+    if (group->remote && ep_group_aborted_by(group) >= 0)
+        return ep_group_check(group);
+    return EP_OK;
+}
+
+int ep_group_aborted_by(const struct ep_group *group)
+{
+    uint64_t failure = own_failure(group);
+
+    return (ep_status)(failure >> 48) == EP_E_ABORTED ? (uint16_t)(failure >> 32) : -1;
+}
+
+ep_status ep_group_poll(ep_comm *comm)
+{
+    return ep_group_check(ep_group_of(comm));
+}
+
+void ep_group_abort(ep_comm *comm)
+{
+    struct ep_group *group = ep_group_of(comm);
+    uint32_t waiting = atomic_load(&group->control->waiting);
+    int clean = EP_OK, saved_errno = errno; /* a signal handler may have interrupted anything */
+    uint64_t failure =
+        decide(group, pack_failure(EP_E_ABORTED, comm->rank, (enum ep_group_phase)(waiting & 0xff), comm->rank));
+
+    atomic_compare_exchange_strong(&comm->failed, &clean, (int)(failure >> 48));
+    /* After the failure: who sees the count finds it. */
+    atomic_fetch_add(&group->control->aborts, 1);
+    ep_group_ring_all(group);
+    ep_group_link_wake(group);
+    errno = saved_errno;
+}
