@@ -163,7 +163,7 @@ static void say_errors(const struct nics *nics, struct nics_verdict *verdict)
 static void __attribute__((format(printf, 3, 4)))
 add_fault(const struct nics_device *device, struct nics_verdict *verdict, const char *format, ...)
 {
-    char text[64];
+    char text[78];
     va_list args;
 
     va_start(args, format);
@@ -218,7 +218,7 @@ static void judge_links(const struct nics *nics, size_t device, bool since_boot,
         size_t row = row_of(limits[k].file);
         uint64_t moved = row < COUNTER_ROWS_MAX ? nics->tallies[device].moved[row] : 0;
         int64_t total = total_of(nics, device, row);
-        char text[40];
+        char text[64];
 
         if (moved > 0 && moved <= INT64_MAX) {
             counter_limit_text(&limits[k], (int64_t)moved, text, sizeof(text));
