@@ -153,12 +153,10 @@ static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
             break;
         }
         status = read_port(topo, nic, atoi(names.names[i]), &nic->ports[nic->n_ports]);
-        if (is_representor(topo, nic->ports[nic->n_ports].netdev)) {
-            free(nic->ports[nic->n_ports].gids);
+        if (is_representor(topo, nic->ports[nic->n_ports].netdev))
             nic->ports[nic->n_ports] = (struct topo_port){.netdev = ""};
-        } else {
+        else
             nic->n_ports++;
-        }
     }
     return status;
 }
