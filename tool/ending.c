@@ -85,9 +85,15 @@ void ending_expect(const char *verb)
         json_decref(document);
     }
     atomic_store(&ending.state, EXPECTED);
-    for (size_t i = 0; i < N_SIGNALS; i++)
+    for (size_t i = 0; i < N_SIGNALS; i++) {
+        /* Another one must not end the process while this one writes. */
+        sigemptyset(&action.sa_mask);
+        for (size_t k = 0; k < N_SIGNALS; k++)
+            if (k != i)
+                sigaddset(&action.sa_mask, signals[k]);
         if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(signals[i], &action, NULL);
+    }
 }
 
 /* Is the document still to be written, by this process? From here on it is not. */

@@ -90,7 +90,8 @@ EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **re
 
 /*
  * Not collective. Waits for what is queued, and until the peers of this host have read what its last combine offers
- * them, for one deadline at most. In a forked child it does nothing. NULL is fine.
+ * them, for one deadline at most. Launches of graphs that hold calls of it must have ended before: it does not know of
+ * them. In a forked child it does nothing. NULL is fine.
  */
 EP_API void ep_ll_free(ep_ll *ll);
 

@@ -112,15 +112,15 @@ struct counter_rows counter_rows(bool rdma)
 }
 
 static const struct counter_limit limits[] = {
-    {"link_downed", "the link went down %lld times", 10, 200},
-    {"symbol_error", "%lld symbols were damaged on the link", 1000, 10000000},
-    {"link_error_recovery", "the link recovered from errors %lld times", 10, 200},
-    {"port_rcv_errors", "%lld packets came damaged", 1000, 10000000},
-    {"local_link_integrity_errors", "errors on the link passed the threshold %lld times", 10, 10000},
-    {COUNTER_NET "carrier_down_count", "the link went down %lld times", 10, 200},
-    {COUNTER_NET "statistics/rx_crc_errors", "%lld frames came damaged", 1000, 10000000},
-    {COUNTER_ETHTOOL "rx_discards_phy", "%lld packets were dropped at the port", 10000, 100000000},
-    {COUNTER_ETHTOOL "tx_pause_storm_error_events", "it stopped others for too long %lld times", 1, 100},
+    {"link_downed", "the link went down %lld times", 10, 200, 1},
+    {"symbol_error", "%lld symbols were damaged on the link", 1000, 10000000, 1},
+    {"link_error_recovery", "the link recovered from errors %lld times", 10, 200, 1},
+    {"port_rcv_errors", "%lld packets came damaged", 1000, 10000000, 1},
+    {"local_link_integrity_errors", "errors on the link passed the threshold %lld times", 10, 10000, 1},
+    {COUNTER_NET "carrier_down_count", "the link went down %lld times", 10, 200, 1},
+    {COUNTER_NET "statistics/rx_crc_errors", "%lld frames came damaged", 1000, 10000000, 1},
+    {COUNTER_ETHTOOL "rx_discards_phy", "%lld packets were dropped at the port", 10000, 100000000, 100},
+    {COUNTER_ETHTOOL "tx_pause_storm_error_events", "it stopped others for too long %lld times", 1, 100, 1},
 };
 
 const struct counter_limit *counter_limits(size_t *ret_n)

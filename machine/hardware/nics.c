@@ -122,13 +122,17 @@ static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int nu
 
 /*
  * In switchdev mode a port of the RDMA device stands for each virtual function: "pf0vf2", "pf0sf1" by the name of its
- * interface's port (Documentation/networking/representors.rst of Linux). Nothing is sent over it.
+ * interface's port, behind "c1" for the controller of a host where a DPU says it
+ * (Documentation/networking/representors.rst of Linux). Nothing is sent over it.
  */
 static json_t *read_representor(const char *name, size_t bytes)
 {
-    size_t n = strncmp(name, "pf", 2) == 0 ? 2 + strspn(name + 2, "0123456789") : 0;
+    size_t n;
 
     (void)bytes;
+    if (*name == 'c')
+        name += 1 + strspn(name + 1, "0123456789");
+    n = strncmp(name, "pf", 2) == 0 ? 2 + strspn(name + 2, "0123456789") : 0;
     return json_boolean(n > 2 && (strncmp(name + n, "vf", 2) == 0 || strncmp(name + n, "sf", 2) == 0));
 }
 

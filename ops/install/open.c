@@ -152,8 +152,12 @@ static enum install_result take_lock(struct install *install)
         if (!said && observer->line)
             observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
         said = true;
-        if (observer->is_interrupted && observer->is_interrupted(observer->context))
+        if (observer->is_interrupted && observer->is_interrupted(observer->context)) {
+            /* Who has no lock has begun nothing. */
+            close(install->lock_fd);
+            install->lock_fd = -1;
             return INSTALL_INTERRUPTED;
+        }
         poll(NULL, 0, 200);
     }
     if (is_gone(install->lock_fd, path))

@@ -271,8 +271,13 @@ epkit_packages_undo() {
     # shellcheck disable=SC2086
     if [ -n "$changes" ]; then epkit_packages_revert $changes; fi
     epkit_packages_purge "$@"
-    # shellcheck disable=SC2046
-    epkit_hold hold $(cut -d: -f1 "$EPKIT_BEFORE/hold" 2>/dev/null)
+    # Of this step's packages alone: what else was held may have been set free since.
+    epkit_hold hold "$@"
+    for change in $changes; do
+        change=${change%%=*}
+        change=${change%-}
+        epkit_hold hold "${change%%:*}"
+    done
     if [ -e "$EPKIT_BEFORE/packages" ]; then epkit_books_restore; fi
     rm -f "$EPKIT_STATE/now"
 }
@@ -439,6 +444,8 @@ epkit_keep_name() {
         rm -rf "$EPKIT_BEFORE/kept.new"
         mkdir -p "$kept"
         cp -a "$to/$1" "$EPKIT_BEFORE/kept.new"
+        # From a run that ended before it could note the name: nothing was replaced since.
+        rm -rf "${kept:?}/${1##*/}"
         mv -fT "$EPKIT_BEFORE/kept.new" "$kept/${1##*/}"
     fi
     printf '%s\n' "$1" >>"$EPKIT_BEFORE/examined"
@@ -468,7 +475,13 @@ epkit_copies_undo() {
     rm -rf "$to/.epkit-$EPKIT_STEP" "$to.epkit-$EPKIT_STEP"
     for list in "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new"; do
         if [ ! -e "$list" ]; then continue; fi
-        while read -r name; do rm -rf "${to:?}/$name"; done <"$list"
+        while read -r name; do
+            # Of a set that was not put there yet, only what was looked at before: nothing else has been replaced.
+            case $list in
+            *.new) if ! grep -qsxF -e "$name" "$EPKIT_BEFORE/examined"; then continue; fi ;;
+            esac
+            rm -rf "${to:?}/$name"
+        done <"$list"
     done
     rm -rf "$EPKIT_BEFORE/kept/.new" # of a version that kept it there
     if [ -d "$EPKIT_BEFORE/kept" ]; then

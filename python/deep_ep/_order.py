@@ -2,8 +2,10 @@
 """Stream rules that Buffer and ElasticBuffer share.
 
 On CUDA each call runs on the buffer's communication stream. Before it that stream waits for `previous_event`, or for
-what the current stream holds when the call is made. After it the current stream waits for it, or, if the call is
-asynchronous, the returned event says when it is complete; it keeps the call's tensors until somebody has waited.
+what the current stream holds when the call is made. With a `previous_event` outputs are allocated on the communication
+stream: memory of the current stream may still be in use by what that was given behind the event. After the call the
+current stream waits for it, or, if the call is asynchronous, the returned event says when it is complete; it keeps the
+call's tensors until somebody has waited.
 
 On the CPU a call is complete when it returns, and all events are complete.
 """
@@ -40,7 +42,9 @@ class Order:
         self._device = device
         self._stream = comm_stream
         self._previous, self._another = _handle_of(previous_event), _handle_of(another_event)
-        self._on_comm = allocate_on_comm_stream
+        # In a capture nothing tells the allocator of a second stream, and a graph is one order of all its work.
+        apart = comm_stream is not None and self._previous is not None and not torch.cuda.is_current_stream_capturing()
+        self._on_comm = allocate_on_comm_stream or apart
         self._waited = self._copied = False
 
     @overload

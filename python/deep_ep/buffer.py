@@ -79,11 +79,11 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
         """All six, with their contents."""
         every = tuple(super().__iter__())
         if not self._filled:
-            self._filled = True
             if self._mark is not None:
                 self._mark.wait(*every)
             with torch.inference_mode():  # outside of which tensors that were made within it cannot be written
                 self._fill(*every)
+            self._filled = True  # not before: a fill that failed is repeated, and two threads that fill write the same
         return every
 
     def _fill(self, prefix: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, source: torch.Tensor,

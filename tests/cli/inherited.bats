@@ -273,12 +273,15 @@ gone() {
 
 @test "no /dev/null: programs are started all the same" {
     unshare --mount true 2>/dev/null || skip "no mount namespaces here"
+    # Not below /dev, where the folders of tests may lie.
+    folder=$(mktemp -d /var/tmp/epkit-test.XXXXXX)
     # shellcheck disable=SC2016 # expanded by the inner shell
-    printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >ssh
-    chmod +x ssh
+    printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >"$folder/ssh"
+    chmod +x "$folder/ssh"
     # shellcheck disable=SC2016 # expanded by the inner shell
     run --separate-stderr timeout 1200 unshare --mount sh -c 'mount -t tmpfs none /dev && exec "$@"' sh \
-        "$EPKIT" launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --no-logs --hosts a -- sh -c 'cat && echo read'
+        "$EPKIT" launch --ssh "$folder/ssh" --connect-timeout 60 --checks skip --no-logs --hosts a -- sh -c 'cat && echo read'
+    rm -r "$folder"
     echo "$status $output $stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"a: read"* ]]

@@ -339,7 +339,7 @@ static enum tcp_handshake_result shake_hands(struct tcp_handshake *hs)
 static bool come_while_rank_0_gives_up(int timeout_ms)
 {
     struct tcp_handshake first = {.fd = -1}, late = {.fd = -1};
-    struct failure failure;
+    struct failure failure = {0};
     struct root root;
     bool told = false;
 

@@ -220,7 +220,7 @@ static void judge_links(const struct nics *nics, size_t device, bool since_boot,
         int64_t total = total_of(nics, device, row);
         char text[64];
 
-        if (moved > 0 && moved <= INT64_MAX) {
+        if (moved >= (uint64_t)limits[k].watched && moved <= INT64_MAX) {
             counter_limit_text(&limits[k], (int64_t)moved, text, sizeof(text));
             add_fault(&nics->devices[device], verdict, "%s %s", text, when);
         } else if (since_boot && counter_stands_out(&limits[k], total, median_of_others(nics, device, row))) {

@@ -189,10 +189,13 @@ static bool has_failed(const struct cuda_ll_net *net)
     return net->broken || __atomic_load_n(&net->cuda->report->abort, __ATOMIC_ACQUIRE);
 }
 
-/* Under the lock. Nothing more is to be done before the communicator closes. */
-static bool may_end(const struct cuda_ll_net *net, bool moved)
+/*
+ * Under the lock. Nothing more is to be done before the communicator closes: `was_stopped` before a turn in which
+ * nothing moved, so that the turn has seen what the last kernels wrote.
+ */
+static bool may_end(const struct cuda_ll_net *net, bool was_stopped, bool moved)
 {
-    return net->stop && (has_failed(net) || ep_now_ns() >= net->limit_ns || (!moved && !net->unsent));
+    return net->stop && (has_failed(net) || ep_now_ns() >= net->limit_ns || (was_stopped && !moved && !net->unsent));
 }
 
 /* Under the lock: until something changes or a while has passed. What comes meanwhile the network keeps. */
@@ -219,6 +222,7 @@ static void *proxy_main(void *argument)
         uint64_t launches = net->launches, asked = __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE);
         /* Asked before the turn, which then sees all that the kernels have written. */
         bool idle = tries >= EP_BACKOFF_YIELDS && cudaEventQuery(net->event) != cudaErrorNotReady, moved = false;
+        bool was_stopped = net->stop;
 
         pthread_mutex_unlock(&net->lock);
         if (!has_failed(net) && turn(net, &moved) != EP_OK) {
@@ -231,7 +235,7 @@ static void *proxy_main(void *argument)
         if (!moved && (!idle || net->unsent))
             ep_backoff(&tries);
         pthread_mutex_lock(&net->lock);
-        if (may_end(net, moved))
+        if (may_end(net, was_stopped, moved))
             break;
         if (launches != net->launches || asked != __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE))
             tries = 0;
