@@ -270,6 +270,36 @@ END
     rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
 }
 
+@test "a set of copies that broke off: nothing that was there before is lost, by an uninstall or a resume" {
+    mkdir -p m/src/folder m/dst/folder
+    echo core >m/src/libcore.so.1
+    echo inside >m/src/folder/file
+    echo theirs >m/dst/libcore.so.1
+    echo theirs >m/dst/folder/file
+    cp -a m/dst before
+    cat >copies.yaml <<'END'
+recipe: copies
+title: a set
+steps:
+  - {id: set, type: copyset, title: t, why: w, budget: 5s, to: /dst, files: [/src/libcore.so*, /src/folder, /src/libprovider*.so]}
+END
+    run epkit install apply ./copies.yaml --root m
+    [ "$status" -eq 1 ]
+    epkit install uninstall copies --root m
+    diff -r before m/dst
+    # As if it had been killed when it had kept the folder, before it noted that.
+    run epkit install apply ./copies.yaml --root m
+    [ "$status" -eq 1 ]
+    kept=$(find m -path '*/before/set' -type d)/kept
+    mkdir -p "$kept"
+    cp -a m/dst/folder "$kept"
+    echo provider >m/src/libprovider-1.so
+    epkit install apply ./copies.yaml --root m
+    [ "$(cat m/dst/folder/file)" = inside ]
+    epkit install uninstall copies --root m
+    diff -r before m/dst
+}
+
 @test "an option of a module that something sets later is not taken for configured, wherever that is" {
     cat >options.yaml <<'END'
 recipe: options
