@@ -30,12 +30,10 @@ static bool has_begun(const struct ep_group *group, int rank, uint32_t count)
                    : atomic_load(&group->remote[rank].shrinks) != 0;
 }
 
-/* It has died or left: no shrink waits for it, and its aborts end none. */
+/* No shrink waits for it, and its aborts end none. */
 static bool is_gone(const struct ep_group *group, int rank)
 {
-    const struct ep_group_control *control = group->peers[rank].control;
-
-    return ep_group_peer_dead(group, rank) || atomic_load(control ? &control->left : &group->remote[rank].left);
+    return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
 }
 
 ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group, int timeout_ms)

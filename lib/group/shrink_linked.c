@@ -78,17 +78,10 @@ static void add(uint64_t *bits, int rank)
 
 /* --- what this rank knows --- */
 
-static bool has_left(const struct ep_group *group, int rank)
-{
-    const struct ep_group_control *control = group->peers[rank].control;
-
-    return atomic_load(control ? &control->left : &group->remote[rank].left);
-}
-
 static void look_for_dead(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++)
-        if (rank != l->me && (ep_group_peer_dead(l->group, rank) || has_left(l->group, rank)))
+        if (rank != l->me && (ep_group_peer_dead(l->group, rank) || ep_group_has_left(l->group, rank)))
             add(l->dead, rank);
 }
 

@@ -159,7 +159,7 @@ void ep_group_wait_reset(struct ep_group_wait *pause)
     pause->spins = 0;
 }
 
-static bool has_left(const struct ep_group *group, int rank)
+bool ep_group_has_left(const struct ep_group *group, int rank)
 {
     struct ep_group_control *control = group->peers[rank].control;
 
@@ -192,7 +192,8 @@ static bool is_between_waits(struct ep_group_wait *pause, int rank, uint64_t now
     uint64_t part_ns = (uint64_t)group->comm->config.timeout_ms * 1000000u / GRACE_PART;
     struct wait_of wait;
 
-    if (ep_group_peer_dead(group, rank) || has_left(group, rank) || !read_wait(group, rank, &wait) || wait.waiting)
+    if (ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank) || !read_wait(group, rank, &wait) ||
+        wait.waiting)
         return false;
     if (!pause->blame_ns)
         pause->blame_ns = now + part_ns;
@@ -209,7 +210,7 @@ static bool is_held_up(struct ep_group_wait *pause, int rank, uint64_t now)
     struct wait_of wait;
     int next;
 
-    if (ep_group_peer_dead(group, rank) || has_left(group, rank) || !read_wait(group, rank, &wait))
+    if (ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank) || !read_wait(group, rank, &wait))
         return false;
     next = waits_for(group, &wait, now);
     if (next < 0 && pause->its_waits < group->comm->nranks)
@@ -230,7 +231,7 @@ static ep_status look_around(struct ep_group_wait *pause, int rank, uint64_t now
     struct ep_group *group = pause->group;
     int dead = find_dead(group, pause->tolerant ? rank : -1), failed_rank;
     /* While the network holds back something, that may be the last that the rank sent before it left. */
-    bool left = has_left(group, rank) && (!is_held_back(pause, rank) || now >= pause->deadline_ns);
+    bool left = ep_group_has_left(group, rank) && (!is_held_back(pause, rank) || now >= pause->deadline_ns);
     ep_status status;
 
     pause->next_look_ns = now + LOOK_NS;
@@ -246,7 +247,7 @@ static ep_status look_around(struct ep_group_wait *pause, int rank, uint64_t now
         pause->next_look_ns = now;
         return EP_OK;
     }
-    status = has_left(group, failed_rank) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
+    status = ep_group_has_left(group, failed_rank) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
     /* A rank that the blamed one waited for may have died since the last look. */
     if (status == EP_E_TIMEOUT && ep_group_peer_dead(group, failed_rank))
         status = EP_E_PEER_DEAD;

@@ -10,10 +10,10 @@ import variants
 from field import (AARCH64, BROADCOM, CPUS_H100, DGX_SWITCHES, DOWNSTREAM, NVIDIA, UNKNOWN_LINK, UPSTREAM, X86_64, Tree,
                    aws, bare, container, efa, ethernet, hgx, iommu_groups, management, memory, nvswitches, product,
                    relative, system)
-from kinds import remove_nic, set_state, take_uverbs
+from kinds import remove_nic, take_uverbs
 from rules import extension, log
 from sites import forget_device
-from variants import nic_folder, nic_port, pci_folder
+from variants import nic_folder, nic_port, pci_folder, set_state
 
 machines = {}
 changes = []

@@ -8,7 +8,7 @@ that could not tell: then the verdict is not known.
 import software
 from software import X86_64
 from tree import NVIDIA, relative
-from variants import core_and_provider_of_different_sets, driver_not_loaded, fault, nic_folder, nic_port, pci_folder, unload
+from variants import core_and_provider_of_different_sets, driver_not_loaded, fault, nic_folder, nic_port, pci_folder, set_state, unload
 
 AMAZON, BNXT = 0x1D0F, 0x14E4
 
@@ -73,11 +73,6 @@ def set_make(tree, name, vendor, device, hca):
     tree.put(f"{pci}/vendor", f"0x{vendor:04x}\n")
     tree.put(f"{pci}/device", f"0x{device:04x}\n")
     tree.put(f"{nic_folder(tree, name)}/hca_type", f"{hca}\n")
-
-
-def set_state(tree, name, state, phys_state):
-    tree.put(f"{nic_port(tree, name)}/state", f"{state}\n")
-    tree.put(f"{nic_port(tree, name)}/phys_state", f"{phys_state}\n")
 
 
 def bond(tree, bond_name, *members):

@@ -12,11 +12,11 @@ import variants
 from field import (AARCH64, BROADCOM, CPUS_H100, CX6, DOWNSTREAM, INTEL, NVIDIA, UNKNOWN_LINK, UPSTREAM, X86_64, Tree,
                    aws, azure, bare, container, deepep, ethernet, hgx, management, mapping, memory, nvswitches,
                    peer_mapping, product, slurm_task, system)
-from kinds import (closed, deny, forget_interfaces, remove_nic, set_make, set_state, take_uverbs, without_driver,
+from kinds import (closed, deny, forget_interfaces, remove_nic, set_make, take_uverbs, without_driver,
                    without_rdma)
 from rules import without_peermem
 from sites import as_rpm, dnf_log, forget_device, four_superchips, netvsc
-from variants import nic_folder, nic_port
+from variants import nic_folder, nic_port, set_state
 
 trees.GPU_MODELS.update({
     "V100": ("Tesla V100-SXM2-32GB", 0x1DB5, 0x030200, (7, 0), 6, "88.00.00.00.01"),

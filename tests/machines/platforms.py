@@ -14,7 +14,7 @@ from field import (CPUS_H100, UNKNOWN_LINK, X86_64, Tree, azure, bare, container
 from kinds import remove_nic, without_rdma
 from rules import off_the_bus
 from sites import forget_device
-from variants import driver_not_loaded, nic_port, pci_folder
+from variants import driver_not_loaded, pci_folder, set_state
 
 MICROSOFT = 0x1414
 
@@ -414,8 +414,7 @@ def two_planes():
 @change("gb300-two-planes/plane-down", "port-down")
 def plane_down(tree):
     """One port of sixteen."""
-    tree.put(f"{nic_port(tree, 'mlx5_7')}/state", "1: DOWN\n")
-    tree.put(f"{nic_port(tree, 'mlx5_7')}/phys_state", "2: Polling\n")
+    set_state(tree, "mlx5_7", "1: DOWN", "2: Polling")
 
 
 @change("hgx-h20-bonded-rails/member-mtu", "mtu")
@@ -637,8 +636,7 @@ def switchdev():
 @change("hgx-h200-switchdev/down", "port-down")
 def switchdev_rail_down(tree):
     """The uplink of a rail: its representors are up as before."""
-    tree.put(f"{nic_port(tree, 'mlx5_6')}/state", "1: DOWN\n")
-    tree.put(f"{nic_port(tree, 'mlx5_6')}/phys_state", "3: Disabled\n")
+    set_state(tree, "mlx5_6", "1: DOWN", "3: Disabled")
 
 
 @machine("hgx-h100-vmd", each("mlx5_{}"))
@@ -688,8 +686,7 @@ def a4x_max():
 
 @change("gke-a4x-max/plane-down", "port-down")
 def plane_of_a_pod_down(tree):
-    tree.put(f"{nic_port(tree, 'mlx5_5')}/state", "1: DOWN\n")
-    tree.put(f"{nic_port(tree, 'mlx5_5')}/phys_state", "2: Polling\n")
+    set_state(tree, "mlx5_5", "1: DOWN", "2: Polling")
 
 
 @change("gke-a4x-max/no-channel", "imex")
@@ -743,8 +740,7 @@ def half_a_topology(tree):
 
 @change("azure-nd-h100-v5-pairs/rail-down", "port-down")
 def rail_of_a_pair_down(tree):
-    tree.put(f"{nic_port(tree, 'mlx5_ib6')}/state", "1: DOWN\n")
-    tree.put(f"{nic_port(tree, 'mlx5_ib6')}/phys_state", "2: Polling\n")
+    set_state(tree, "mlx5_ib6", "1: DOWN", "2: Polling")
 
 
 @change("hgx-h100-pfc/flap", "link-errors")

@@ -13,7 +13,7 @@ from field import (AMAZON, AARCH64, BLUEFIELD3, BROADCOM, CPUS_H100, CX6, CX8, D
                    cpu_lists, deepep, ethernet, hgx, management, memory, nvswitches, product, relative, system)
 from kinds import remove_nic, without_rdma
 from rules import log, off_the_bus, without_peermem
-from variants import nic_folder, nic_port, pci_folder
+from variants import nic_folder, nic_port, pci_folder, set_state
 
 HPE = 0x17DB
 EFA_400 = "400 Gb/sec (4X NDR)"
@@ -458,8 +458,7 @@ def dgx_spark():
             tree.nic(name, f"{domain}:01:00.{function}", port, netdev=f"en{prefix}s0f{function}np{function}",
                      rate="200 Gb/sec (4X HDR)", link=("32.0 GT/s PCIe", 4), **place)
             if function == 1:
-                tree.put(f"{nic_port(tree, name)}/state", "1: DOWN\n")
-                tree.put(f"{nic_port(tree, name)}/phys_state", "3: Disabled\n")
+                set_state(tree, name, "1: DOWN", "3: Disabled")
                 tree.put(f"{tree.real(f'/sys/class/net/en{prefix}s0f1np1')}/operstate", "down\n")
     tree.interface("enP7s7", "0007:01:00.0", "/sys/devices/pci0007:00", 0x10EC, 0x8127, speed=10000, driver="r8127",
                    link=("8.0 GT/s PCIe", 1), **place)
@@ -709,8 +708,7 @@ def one_port_of_a_card(tree):
 
 @change("oci-bm-h100/port-down", "port-down")
 def one_port_without_link(tree):
-    tree.put(f"{nic_port(tree, 'mlx5_5')}/state", "1: DOWN\n")
-    tree.put(f"{nic_port(tree, 'mlx5_5')}/phys_state", "2: Polling\n")
+    set_state(tree, "mlx5_5", "1: DOWN", "2: Polling")
 
 
 @change("oci-bm-h100/gpu-gone", "inventory")
@@ -766,8 +764,7 @@ def odd_cx8(tree):
 
 @change("gb300-nvl72/nic-down", "port-down")
 def cx8_down(tree):
-    tree.put(f"{nic_port(tree, 'mlx5_2')}/state", "1: DOWN\n")
-    tree.put(f"{nic_port(tree, 'mlx5_2')}/phys_state", "2: Polling\n")
+    set_state(tree, "mlx5_2", "1: DOWN", "2: Polling")
 
 
 @change("gb300-nvl72/imex", "imex")
@@ -820,8 +817,7 @@ def no_cable_and_a_job(tree):
     """No port has a link, and NCCL is told to use them."""
     for prefix in ("p1", "P2p1"):
         name = f"roce{prefix}s0f0"
-        tree.put(f"{nic_port(tree, name)}/state", "1: DOWN\n")
-        tree.put(f"{nic_port(tree, name)}/phys_state", "3: Disabled\n")
+        set_state(tree, name, "1: DOWN", "3: Disabled")
     tree.environment["NCCL_IB_HCA"] = "rocep1s0f0,roceP2p1s0f0"
 
 

@@ -72,6 +72,11 @@ def nic_port(tree, name):
     return nic_folder(tree, name) + "/ports/1"
 
 
+def set_state(tree, name, state, phys_state):
+    tree.put(f"{nic_port(tree, name)}/state", f"{state}\n")
+    tree.put(f"{nic_port(tree, name)}/phys_state", f"{phys_state}\n")
+
+
 def pci_folder(tree, address):
     return next(path for path in tree.entries if path.endswith(f"/{address}/vendor")).rsplit("/", 1)[0]
 
@@ -291,15 +296,13 @@ def index_of_a_roce_v1_gid(tree):
 
 @fault("h100/port-down", "port-down")
 def cable_pulled(tree):
-    tree.put(f"{nic_port(tree, 'mlx5_9')}/state", "1: DOWN\n")
-    tree.put(f"{nic_port(tree, 'mlx5_9')}/phys_state", "2: Polling\n")
+    set_state(tree, "mlx5_9", "1: DOWN", "2: Polling")
 
 
 @fault("a4/port-down", "port-down", "shared-nic")
 def cable_pulled_under_a_mapping(tree):
     """Two things to repair: the port, and until then the environment, which gives it to a GPU."""
-    tree.put(f"{nic_port(tree, 'mlx5_3')}/state", "1: DOWN\n")
-    tree.put(f"{nic_port(tree, 'mlx5_3')}/phys_state", "3: Disabled\n")
+    set_state(tree, "mlx5_3", "1: DOWN", "3: Disabled")
 
 
 @fault("h100/link-layer", "link-layer")

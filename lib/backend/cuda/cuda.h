@@ -484,8 +484,6 @@ void cuda_stop_kernels(struct cuda_comm *cuda);
 
 /* report.c. Two ranks have told different words: CUDA_TELL_.... */
 ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs);
-/* Has a rank freed its communicator, as far as this one has heard? */
-bool cuda_has_left(const struct cuda_comm *cuda, int rank);
 /* The failure that a kernel has reported, or EP_OK. Any thread. */
 ep_status cuda_check_reported(struct cuda_comm *cuda);
 /* Waits until the routing number cuda->counted is counted, in `stream`. */

@@ -131,11 +131,9 @@ static ep_status receive_line(struct cuda_ll_net *net, int source, bool *ret_mov
 static bool is_gone(struct cuda_ll_net *net, int rank)
 {
     struct ep_group *group = &net->cuda->group;
-    const struct ep_group_control *control = ep_group_control_of(group, rank);
 
     ep_group_net_note_lost(group, ep_streams_get_net(net->streams), rank);
-    return ep_group_peer_dead(group, rank) ||
-           (control ? atomic_load(&control->left) : group->remote && atomic_load(&group->remote[rank].left));
+    return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
 }
 
 /* What a rank has sent is put into the landing segment before it is lost: whether that is enough the kernels know. */

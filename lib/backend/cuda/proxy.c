@@ -160,7 +160,8 @@ static bool is_missing(const struct cuda_proxy *p, const struct cuda_hop *hop, i
 {
     size_t bytes;
 
-    if (!cuda_has_left(p->cuda, ep_group_rail(&p->cuda->group, node)) || !ep_streams_ended(p->streams, node))
+    if (!ep_group_has_left(&p->cuda->group, ep_group_rail(&p->cuda->group, node)) ||
+        !ep_streams_ended(p->streams, node))
         return false;
     for (int channel = 0; channel < p->channels; channel++)
         if (*cursor(p, &hop->in, node, channel) < hop->in.chunks[node] &&

@@ -25,16 +25,10 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int ra
     return ep_group_fail_disagree("", fields[word], (int32_t)mine, me, (int32_t)theirs, rank);
 }
 
-bool cuda_has_left(const struct cuda_comm *cuda, int rank)
-{
-    const struct ep_group_control *control = ep_group_control_of(&cuda->group, rank);
-
-    return control ? atomic_load(&control->left) : cuda->group.remote && atomic_load(&cuda->group.remote[rank].left);
-}
-
 static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
-    return ep_group_set_failure(&cuda->group, cuda_has_left(cuda, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, phase);
+    return ep_group_set_failure(&cuda->group, ep_group_has_left(&cuda->group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
+                                rank, phase);
 }
 
 /*
@@ -61,7 +55,7 @@ static ep_status raise_late(struct cuda_comm *cuda, int rank, enum ep_group_phas
 
     if (far && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
         EP_TRY(wait_for_others_report(cuda));
-    if (cuda_has_left(cuda, rank) || ep_group_peer_dead(&cuda->group, rank))
+    if (ep_group_has_left(&cuda->group, rank) || ep_group_peer_dead(&cuda->group, rank))
         return raise_lost(cuda, rank, phase);
     return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
 }
