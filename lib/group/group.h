@@ -655,8 +655,8 @@ ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
  * The same in two steps for a backend that counts by itself: prepare makes plan->impl, whose tokens_per_rank and
  * tokens_per_expert the caller fills; publish does the rest. With inner->index freed and NULL no routes are made: the
- * caller keeps them, and first_row says where its rows begin. One node only. Both undo everything when they fail;
- * discard does it for a plan that is not published.
+ * caller keeps them, and first_row says where its rows begin. One node only, or no rows. Both undo everything when they
+ * fail; discard does it for a plan that is not published.
  */
 ep_status ep_group_plan_prepare(ep_plan *plan);
 ep_status ep_group_plan_publish(ep_plan *plan);

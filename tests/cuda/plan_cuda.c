@@ -2,8 +2,9 @@
 /*
  * plan_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENE]: plans of fixed capacity
  * that are updated in stream order, with new routing each round, against the host backend. Rank and expanded layout, in
- * calls and in a graph that is captured once; ordinary and symmetric memory. And updates that must not be: too many
- * rows, bad routing.
+ * calls and in a graph that is captured once; ordinary and symmetric memory. Plans that are made in captures, before
+ * anything was called: two graphs in turns, the second with the memory that the first one's plan has given back. And
+ * updates that must not be: too many rows, bad routing.
  *
  * Exit 77 when there is no GPU.
  */
@@ -21,19 +22,22 @@ enum { X, WEIGHTS, INDEX, RECV, RECV_INDEX, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_BU
 
 struct scene {
     const char *name;
-    bool expanded, graph, symmetric, refused, bad;
+    bool expanded, graph, made, symmetric, refused, bad; /* made: in the capture */
 };
 
 static const struct scene scenes[] = {
-    {"rank", false, false, false, false, false},
-    {"rank-symmetric", false, false, true, false, false},
-    {"rank-graph", false, true, false, false, false},
-    {"expanded", true, false, false, false, false},
-    {"expanded-symmetric", true, false, true, false, false},
-    {"expanded-graph", true, true, true, false, false},
-    {"refused", false, false, false, true, false},
-    {"refused-expanded", true, false, true, true, false},
-    {"bad", true, false, false, false, true},
+    {.name = "rank"},
+    {.name = "rank-symmetric", .symmetric = true},
+    {.name = "rank-graph", .graph = true},
+    {.name = "rank-made", .graph = true, .made = true},
+    {.name = "expanded", .expanded = true},
+    {.name = "expanded-symmetric", .expanded = true, .symmetric = true},
+    {.name = "expanded-graph", .expanded = true, .graph = true, .symmetric = true},
+    {.name = "expanded-made", .expanded = true, .graph = true, .made = true, .symmetric = true},
+    {.name = "refused", .refused = true},
+    {.name = "refused-made", .graph = true, .made = true, .refused = true},
+    {.name = "refused-expanded", .expanded = true, .symmetric = true, .refused = true},
+    {.name = "bad", .expanded = true, .bad = true},
 };
 
 struct state {
@@ -134,24 +138,28 @@ static int sync(struct state *s, int device)
     return 0;
 }
 
+static int make_plan(struct state *s, int device)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+    args.topk_idx = at(s, INDEX, device);
+    args.idx_type = EP_I32;
+    args.n_tokens = s->n_tokens;
+    args.topk = TOPK;
+    args.n_experts = s->experts;
+    args.max_recv_tokens = s->capacity;
+    args.max_tokens = TOKENS;
+    args.expert_alignment = s->scene->expanded ? ALIGNMENT : 1;
+    args.flags = s->scene->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
+    args.stream = stream_on(s, device);
+    CALL(ep_plan_new(device ? s->group.cuda : s->group.host, &args, &s->plan[device]));
+    return 0;
+}
+
 static int make_plans(struct state *s)
 {
-    for (int device = 0; device < 2; device++) {
-        ep_plan_args args = EP_PLAN_ARGS_INIT;
-
-        args.topk_idx = at(s, INDEX, device);
-        args.idx_type = EP_I32;
-        args.n_tokens = s->n_tokens;
-        args.topk = TOPK;
-        args.n_experts = s->experts;
-        args.max_recv_tokens = s->capacity;
-        args.max_tokens = TOKENS;
-        args.expert_alignment = s->scene->expanded ? ALIGNMENT : 1;
-        args.flags = s->scene->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
-        args.stream = stream_on(s, device);
-        CALL(ep_plan_new(device ? s->group.cuda : s->group.host, &args, &s->plan[device]));
-    }
-    return 0;
+    TRY(make_plan(s, 0));
+    return make_plan(s, 1);
 }
 
 static int compare(struct state *s, int round)
@@ -162,6 +170,88 @@ static int compare(struct state *s, int round)
     snprintf(phase, sizeof(phase), "round %d, %d tokens", round, s->n_tokens);
     for (int i = RECV; i < N_BUFFERS; i++)
         code |= twin_compare(&s->group, &s->b[i], phase);
+    return code;
+}
+
+/* The plan is the graph's, and freed before that is launched; it tells the host no counts. */
+static int capture_made(struct state *s, cudaGraphExec_t *ret_exec)
+{
+    ep_plan_info info = {.size = sizeof(info)};
+
+    TRY(capture_begin(&s->group));
+    TRY(make_plan(s, 1));
+    TRY(call_pair(s, 1));
+    TRY(capture_end(&s->group, ret_exec));
+    CALL(ep_plan_get_info(s->plan[1], &info));
+    EXPECT(info.n_recv == -1 && info.n_send == -1 && info.n_wire == -1 && info.out_rows == s->capacity &&
+               info.n_tokens == TOKENS && !info.recv_per_expert,
+           "%lld rows received, %lld sent, %lld of them to others; room for %lld; %d tokens", (long long)info.n_recv,
+           (long long)info.n_send, (long long)info.n_wire, (long long)info.out_rows, info.n_tokens);
+    ep_plan_free(s->plan[1]);
+    s->plan[1] = NULL;
+    return 0;
+}
+
+static int check_round(struct state *s, int round, cudaGraphExec_t exec)
+{
+    int code;
+
+    if (round) {
+        TRY(load(s, round));
+        CALL(call_update(s, 0));
+    }
+    TRY(call_pair(s, 0));
+    TRY(sync(s, 0));
+    CUDA(cudaGraphLaunch(exec, s->group.stream));
+    TRY(sync(s, 1));
+    code = compare(s, round);
+    TRY(group_worst(&s->group, code, &code));
+    return code;
+}
+
+static int run_made(struct state *s)
+{
+    cudaGraphExec_t exec[2];
+    int code = PASSED;
+
+    TRY(load(s, 0));
+    TRY(make_plan(s, 0));
+    for (int i = 0; i < 2; i++)
+        TRY(capture_made(s, &exec[i]));
+    for (int round = 0; round < s->rounds && !code; round++)
+        code = check_round(s, round, exec[round % 2]);
+    for (int i = 0; i < 2; i++)
+        CUDA(cudaGraphExecDestroy(exec[i]));
+    return code;
+}
+
+/* All tokens go to the experts of rank 0, which has room for less. */
+static int load_too_many(struct state *s)
+{
+    int32_t *index = (int32_t *)(void *)s->b[INDEX].host;
+
+    TRY(load(s, 5));
+    for (int i = 0; i < TOKENS * TOPK; i++)
+        index[i] = i % TOPK;
+    return twin_push(&s->group, &s->b[INDEX]);
+}
+
+/* A launch that all ranks refuse, between two that they do not. */
+static int run_refused_made(struct state *s)
+{
+    cudaGraphExec_t exec;
+    int code;
+
+    TRY(load(s, 0));
+    TRY(make_plan(s, 0));
+    TRY(capture_made(s, &exec));
+    code = check_round(s, 0, exec);
+    TRY(load_too_many(s));
+    CUDA(cudaGraphLaunch(exec, s->group.stream));
+    TRY(expect_status("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_CAPACITY, "rank 0"));
+    CALL(ep_comm_async_error(s->group.cuda));
+    code |= check_round(s, 6, exec);
+    CUDA(cudaGraphExecDestroy(exec));
     return code;
 }
 
@@ -207,21 +297,16 @@ static int run_rounds(struct state *s)
     return code;
 }
 
-/* All tokens to the experts of rank 0, which has room for less; the group goes on with the next routing. */
+/* The group goes on with the next routing. */
 static int run_refused(struct state *s)
 {
-    int32_t *index;
     ep_status status;
 
     TRY(load(s, 0));
     TRY(make_plans(s));
     TRY(call_pair(s, 1));
     TRY(sync(s, 1));
-    TRY(load(s, 5));
-    index = (int32_t *)(void *)s->b[INDEX].host;
-    for (int i = 0; i < TOKENS * TOPK; i++)
-        index[i] = i % TOPK;
-    TRY(twin_push(&s->group, &s->b[INDEX]));
+    TRY(load_too_many(s));
     CALL(call_update(s, 1));
     TRY(call_pair(s, 1));
     status = ep_stream_sync(s->group.cuda, s->group.stream);
@@ -258,6 +343,13 @@ static int run_bad(struct state *s)
     return group_meet(&s->group);
 }
 
+static int run_scene(struct state *s)
+{
+    if (s->scene->made)
+        return s->scene->refused ? run_refused_made(s) : run_made(s);
+    return s->scene->refused ? run_refused(s) : s->scene->bad ? run_bad(s) : run_rounds(s);
+}
+
 static int run_all(struct state *s)
 {
     int code;
@@ -268,7 +360,7 @@ static int run_all(struct state *s)
     if (s->scene->refused)
         s->capacity -= s->scene->expanded ? s->capacity / 8 : 1;
     TRY(make_buffers(s));
-    code = s->scene->refused ? run_refused(s) : s->scene->bad ? run_bad(s) : run_rounds(s);
+    code = run_scene(s);
     for (int i = 0; i < N_BUFFERS; i++)
         code |= twin_free(&s->group, s->scene->bad || code & FAILED, &s->b[i]);
     ep_plan_free(s->plan[1]);

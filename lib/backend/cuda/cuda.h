@@ -410,6 +410,8 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
 
 /* plan.c */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
+/* What a route is by the plan's arguments, without its memory. */
+struct cuda_route cuda_route_shape(const ep_plan *plan);
 /* A copy of `bytes` of routing in host memory, in the order of `stream`; the caller frees it. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
 void cuda_plan_close(ep_plan *plan);

@@ -49,6 +49,12 @@ struct cuda_hop_side cuda_hop_side_of(const struct cuda_list_side *lists);
 
 /* nodes_update.c */
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/*
+ * A new plan of fixed capacity in a capture. Waits for the hosts of all ranks, which are to make it in theirs. On
+ * failure nothing of the plan is left.
+ */
+ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args,
+                                  bool *ret_queued);
 void cuda_net_update_free(struct cuda_net_update *update);
 /* Where the counts of an updated plan are, for its metadata. */
 void cuda_net_update_tell(const struct cuda_net_update *update, struct cuda_metadata *m);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Updates of plans between nodes. A plan of fixed capacity is made on the host, as all are there; its first update
- * gives it lists that the devices write, and from then on the host knows no counts of it. What the proxy has to know,
- * how much goes to each node, the devices write into pinned memory.
+ * gives it lists that the devices write, and from then on the host knows no counts of it. One that is made in a capture
+ * has them from the beginning. What the proxy has to know, how much goes to each node, the devices write into pinned
+ * memory.
  */
 #include "backend/cuda/nodes_update.h"
 
@@ -14,13 +15,13 @@
 /*
  * Pinned memory of a plan, for the next one when it goes. Kernels write it behind an exchange with all other nodes,
  * which the proxy takes part in behind every operation that was called before: so it never reads what is of a later
- * plan.
+ * plan. As device memory (struct cuda_block), that of plans made in captures is for such plans alone.
  */
 struct cuda_net_facts {
     struct cuda_net_facts *next;
     char *memory, *device;
     size_t bytes;
-    bool used;
+    bool used, captured;
 };
 
 struct cuda_net_update {
@@ -30,19 +31,25 @@ struct cuda_net_update {
     int32_t net_room, net_most;
 };
 
-static ep_status take_facts(struct cuda_comm *cuda, size_t bytes, struct cuda_net_facts **ret_facts)
+static ep_status fail_memory(void)
+{
+    return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that devices write");
+}
+
+static ep_status take_facts(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_net_facts **ret_facts)
 {
     struct cuda_net_facts *facts = cuda->net_facts;
 
-    while (facts && (facts->used || facts->bytes < bytes))
+    while (facts && (facts->used || facts->captured != captured || facts->bytes < bytes))
         facts = facts->next;
     if (!facts) {
         facts = calloc(1, sizeof(*facts));
         if (!facts)
-            return ep_fail(EP_E_MEMORY, "ep_plan_update: no memory");
+            return fail_memory();
         facts->next = cuda->net_facts;
         cuda->net_facts = facts;
         facts->used = true; /* until it has memory */
+        facts->captured = captured;
         CUDA_TRY(cudaHostAlloc((void **)&facts->memory, bytes, cudaHostAllocMapped));
         CUDA_TRY(cudaHostGetDevicePointer((void **)&facts->device, facts->memory, 0));
         facts->bytes = bytes;
@@ -122,8 +129,8 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
     }
     if (net >= INT32_MAX / 2 || rails * cuda_plan_of(plan)->route.width >= INT32_MAX / 2)
         return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_plan_update: max_tokens of %d here, and of %lld on the rail peers, are too many between %d "
-                       "nodes",
+                       "plan: max_tokens of %d here, and of %lld on the rail peers, are too many between %d nodes for "
+                       "routing that devices exchange",
                        most_tokens(plan), (long long)rails, plan->comm->nnodes);
     /* Where there can be none, lists that change have room for one all the same. */
     update->net_room = net ? (int32_t)net : 1;
@@ -213,16 +220,17 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, struct
 {
     struct cuda_net_update *update = lists->update;
     struct cuda_nodes_update *u = &update->u, group;
+    const struct cuda_plan *device = cuda_plan_of(plan);
     int nnodes = plan->comm->nnodes;
 
     EP_TRY(size_lists(plan, update));
     update->words = calloc((size_t)nnodes, sizeof(*update->words));
     if (!update->words)
-        return ep_fail(EP_E_MEMORY, "ep_plan_update: no memory");
+        return fail_memory();
     for (int node = 0; node < nnodes; node++)
         update->words[node] = (struct cuda_rail){.first = node, .n = node != plan->comm->node};
-    EP_TRY(take_facts(cuda, lay_out_facts(plan, NULL, update, u), &update->facts));
-    EP_TRY(cuda_take(cuda, lay_out(plan, NULL, update, u), &lists->block));
+    EP_TRY(take_facts(cuda, lay_out_facts(plan, NULL, update, u), device->captured, &update->facts));
+    EP_TRY(cuda_take_for(cuda, device, lay_out(plan, NULL, update, u), &lists->block));
     lay_out(plan, lists->block.memory, update, u);
     lay_out_facts(plan, update->facts->device, update, u);
     lay_out_facts(plan, update->facts->memory, update, &group);
@@ -272,27 +280,16 @@ static void hand_over(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *
     device->route.counts = u->counts;
 }
 
-/* Before the first update. */
-static ep_status change_lists(const struct cuda_call *call, ep_plan *plan)
+/* Gives the plan lists that the devices write. */
+static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct cuda_comm *cuda = call->cuda;
-    struct cuda_lists *lists;
+    struct cuda_lists *lists = calloc(1, sizeof(*lists));
     ep_status status;
 
-    if (cuda_plan_of(plan)->in_graph)
-        return ep_fail(EP_E_STATE, "ep_plan_update: between nodes operations of the plan were captured into a graph "
-                                   "before its first update, and the graph would not follow: update it once before");
-    if (call->capture && !ep_group_plan_of(plan)->complete)
-        return ep_fail(EP_E_STATE, "ep_plan_update: the stream is being captured: use the plan once before");
-    status = ep_group_plan_complete(&cuda->group, plan);
-    /* A plan that all ranks refuse is to become of use. */
-    if (status != EP_OK && !ep_group_plan_is_refused(plan))
-        return status;
-    lists = calloc(1, sizeof(*lists));
     if (!lists)
-        return ep_fail(EP_E_MEMORY, "ep_plan_update: no memory");
+        return fail_memory();
     lists->update = calloc(1, sizeof(*lists->update));
-    status = lists->update ? open_memory(cuda, plan, lists) : ep_fail(EP_E_MEMORY, "ep_plan_update: no memory");
+    status = lists->update ? open_memory(cuda, plan, lists) : fail_memory();
     if (status == EP_OK) {
         hand_over(cuda, plan, lists);
         return EP_OK;
@@ -301,6 +298,21 @@ static ep_status change_lists(const struct cuda_call *call, ep_plan *plan)
     cuda_net_update_free(lists->update);
     free(lists);
     return status;
+}
+
+/* Before the first update. */
+static ep_status change_lists(const struct cuda_call *call, ep_plan *plan)
+{
+    ep_status status;
+
+    if (cuda_plan_of(plan)->in_graph)
+        return ep_fail(EP_E_STATE, "ep_plan_update: between nodes operations of the plan were captured into a graph "
+                                   "before its first update, and the graph would not follow: update it once before");
+    if (call->capture && !ep_group_plan_of(plan)->complete)
+        return ep_fail(EP_E_STATE, "ep_plan_update: the stream is being captured: use the plan once before");
+    status = ep_group_plan_complete(&call->cuda->group, plan);
+    /* A plan that all ranks refuse is to become of use. */
+    return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan) : status;
 }
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
@@ -357,10 +369,8 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
     return EP_OK;
 }
 
-static ep_status check_pointers(struct cuda_comm *cuda, const ep_plan_update_args *args)
+static ep_status check_pointers(struct cuda_comm *cuda, const char *name, const ep_plan_update_args *args)
 {
-    static const char name[] = "ep_plan_update";
-
     EP_TRY(cuda_check_pointer(cuda, name, "topk_idx", args->n_tokens ? args->topk_idx : NULL));
     EP_TRY(cuda_check_pointer(cuda, name, "token_in_rank", args->n_tokens ? args->token_in_rank : NULL));
     return cuda_check_pointer(cuda, name, "tokens_per_expert", args->tokens_per_expert);
@@ -376,18 +386,15 @@ static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, 
     return prepare_lists(call, plan, pack, hops);
 }
 
-static ep_status update(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args, bool *ret_queued)
+/* Of a plan with lists that the devices write, and of arrays that they reach. */
+static ep_status queue(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args, bool *ret_queued)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
     struct hops hops = {.n = 0};
-    struct cuda_nodes_update *u;
+    struct cuda_nodes_update *u = &device->lists->update->u;
     struct cuda_pack pack;
     ep_status status;
 
-    EP_TRY(check_pointers(call->cuda, args));
-    if (!device->fixed)
-        EP_TRY(change_lists(call, plan));
-    u = &device->lists->update->u;
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
     u->topk_idx = plan->from_mask ? NULL : args->topk_idx;
     u->mask = args->token_in_rank;
@@ -405,6 +412,14 @@ static ep_status update(const struct cuda_call *call, ep_plan *plan, const ep_pl
     return cuda_status(cuda_launch_lists(u, &pack, call->stream), "update kernels");
 }
 
+static ep_status update(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args, bool *ret_queued)
+{
+    EP_TRY(check_pointers(call->cuda, "ep_plan_update", args));
+    if (!cuda_plan_of(plan)->fixed)
+        EP_TRY(change_lists(call, plan));
+    return queue(call, plan, args, ret_queued);
+}
+
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
 {
     struct cuda_call call;
@@ -414,4 +429,62 @@ ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args,
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
     status = update(&call, plan, args, &queued);
     return cuda_call_end(&call, status, queued);
+}
+
+/* --- plans that are made in a capture ------------------------------------------------------------------------------
+ */
+
+/*
+ * The hosts exchange a plan of no rows: so they know that they agree, and how many tokens each rank may have. What has
+ * become of the counts when a graph runs they never hear.
+ */
+static ep_status exchange_sizes(struct cuda_comm *cuda, ep_plan *plan)
+{
+    struct ep_group_plan *inner;
+
+    EP_TRY(ep_group_plan_prepare(plan));
+    inner = ep_group_plan_of(plan);
+    free(inner->index);
+    inner->index = NULL;
+    EP_TRY(ep_group_plan_publish(plan));
+    EP_TRY(ep_group_plan_complete(&cuda->group, plan));
+    plan->info.n_send = plan->info.n_wire = plan->info.n_net = -1;
+    atomic_store(&plan->counted, false);
+    return EP_OK;
+}
+
+static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
+{
+    struct cuda_plan *device = calloc(1, sizeof(*device));
+
+    if (!device)
+        return fail_memory();
+    ep_group_plan_of(plan)->device = device;
+    device->captured = true;
+    device->route = cuda_route_shape(plan);
+    return make_lists(cuda, plan);
+}
+
+ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args,
+                                  bool *ret_queued)
+{
+    const ep_plan_update_args routing = {.size = sizeof(routing),
+                                         .topk_idx = args->topk_idx,
+                                         .token_in_rank = args->token_in_rank,
+                                         .tokens_per_expert = args->tokens_per_expert,
+                                         .n_tokens = args->n_tokens};
+    ep_status status;
+
+    EP_TRY(check_pointers(call->cuda, "ep_plan_new", &routing));
+    status = exchange_sizes(call->cuda, plan);
+    if (status == EP_OK)
+        status = new_captured(call->cuda, plan);
+    if (status == EP_OK)
+        status = queue(call, plan, &routing, ret_queued);
+    if (status == EP_OK)
+        return EP_OK;
+    if (plan->impl)
+        cuda_plan_close_fixed(call->cuda, plan);
+    ep_group_plan_close(plan);
+    return status;
 }

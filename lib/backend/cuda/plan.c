@@ -4,6 +4,7 @@
  * host, which exchanges them with its peers on the boards of the control plane: the rest of a row's place is one number
  * per destination. The expanded layout takes the routing to the host and its routes back, and so do both between nodes.
  */
+#include "backend/cuda/lists.h"
 #include "backend/cuda/proxy.h"
 
 #include "core/routing.h"
@@ -21,13 +22,27 @@ static bool is_made_on_host(const ep_plan *plan)
     return plan->args.flags & EP_PLAN_EXPANDED || plan->comm->nnodes > 1;
 }
 
+struct cuda_route cuda_route_shape(const ep_plan *plan)
+{
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+    int topk = plan->args.topk, nlocal = plan->comm->ranks_per_node;
+
+    return (struct cuda_route){.width = expanded || topk < nlocal ? topk : nlocal,
+                               .n_tokens = plan->args.n_tokens,
+                               .topk = topk,
+                               .n_local_experts = plan->args.n_experts / plan->comm->nranks,
+                               .expanded = expanded,
+                               .wide = plan->args.idx_type == EP_I64};
+}
+
 /* Memory of a route: entries, counts, indices, and rows of the counting blocks. */
 static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_block_rows)
 {
+    struct cuda_route route = cuda_route_shape(plan);
     struct ep_group_plan *inner = plan->impl;
-    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+    bool expanded = route.expanded;
     size_t n = (size_t)plan->args.n_tokens, topk = (size_t)plan->args.topk, nranks = (size_t)plan->comm->nranks;
-    size_t nlocal = (size_t)plan->comm->ranks_per_node, width = expanded || topk < nlocal ? topk : nlocal;
+    size_t width = (size_t)route.width;
     size_t entries = align16(n * width * sizeof(struct cuda_entry)), counts = align16(n * sizeof(int32_t));
     size_t indices = align16(n * topk * sizeof(int32_t)), blocks = n / CUDA_COUNT_TOKENS + 1;
     size_t rows = align16(blocks * nranks * sizeof(int32_t));
@@ -46,15 +61,10 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
     }
     inner->device = device;
     memory = device->block.memory;
-    device->route = (struct cuda_route){.entry = (const struct cuda_entry *)memory,
-                                        .count = (const int32_t *)(memory + entries),
-                                        .index = (const int32_t *)(memory + entries + counts),
-                                        .width = (int32_t)width,
-                                        .n_tokens = plan->args.n_tokens,
-                                        .topk = plan->args.topk,
-                                        .n_local_experts = plan->args.n_experts / plan->comm->nranks,
-                                        .expanded = expanded,
-                                        .wide = plan->args.idx_type == EP_I64};
+    route.entry = (const struct cuda_entry *)memory;
+    route.count = (const int32_t *)(memory + entries);
+    route.index = (const int32_t *)(memory + entries + counts);
+    device->route = route;
     *ret_block_rows = (int32_t *)(memory + entries + counts + indices);
     device->route.block_rows = is_made_on_host(plan) ? NULL : *ret_block_rows;
     device->expert_start = (int32_t *)(memory + entries + counts + indices + rows);
@@ -273,14 +283,8 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
     ep_plan_args mine = *args;
     void *copy = NULL, *counts = NULL;
     int32_t *block_rows;
-    int nodes = plan->comm->nnodes - 1;
     ep_status status;
 
-    if (nodes > CUDA_MOST_FAR && plan->args.topk > CUDA_MOST_FAR)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_plan_new: topk is %d on %d nodes, but with the CUDA backend a token has experts on up to %d "
-                       "other nodes",
-                       plan->args.topk, nodes + 1, CUDA_MOST_FAR);
     if (plan->from_mask) {
         status = fetch_mask(cuda, plan, args, &mine, &copy, &counts);
     } else {
@@ -301,6 +305,19 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
     return status;
 }
 
+/* A token may have experts on as many other nodes as the kernels look at. */
+static ep_status check_nodes(const ep_plan *plan)
+{
+    int nodes = plan->comm->nnodes;
+
+    if (nodes - 1 <= CUDA_MOST_FAR || plan->args.topk <= CUDA_MOST_FAR)
+        return EP_OK;
+    return ep_fail(EP_E_UNSUPPORTED,
+                   "ep_plan_new: topk is %d on %d nodes, but with the CUDA backend a token has experts on up to %d "
+                   "other nodes",
+                   plan->args.topk, nodes, CUDA_MOST_FAR);
+}
+
 /* Otherwise by the devices, and nobody meets. */
 static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
 {
@@ -313,13 +330,14 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
 
     if (!is_counted_by_hosts(cuda, args))
         return cuda_plan_open_fixed(call, plan, args, ret_queued);
-    if (call->capture && args->max_recv_tokens > 0)
-        return cuda_need_one_node(plan->comm, "ep_plan_new", "plans that are made in a capture");
-    if (call->capture)
+    if (call->capture && args->max_recv_tokens <= 0)
         return ep_fail(EP_E_STATE,
                        "ep_plan_new: the stream is being captured, in which a plan needs max_recv_tokens: make "
                        "it before");
+    EP_TRY(check_nodes(plan));
     cuda_reserve_stages(cuda, args);
+    if (call->capture)
+        return cuda_nodes_plan_capture(call, plan, args, ret_queued);
     return is_made_on_host(plan) ? open_on_host(cuda, plan, args) : open_rank_layout(cuda, plan, args);
 }
 
