@@ -199,8 +199,7 @@ static int update(struct state *s, int device)
 static ep_status ask(struct state *s, int device, int round, int stride)
 {
     ep_plan_metadata dst = EP_PLAN_METADATA_INIT;
-    /* Between nodes nobody has what all ranks of other nodes have for each other, once the plan was updated. */
-    bool all = round % 4 == 0, prefix = group_division.nodes < 2 || !s->scene->fixed;
+    bool all = round % 4 == 0;
 
     dst.recv_source = all || round % 4 == 1 ? words(s, SOURCE, device) : NULL;
     dst.recv_slot = s->scene->expanded && (all || round % 4 == 2) ? words(s, SLOT, device) : NULL;
@@ -208,7 +207,7 @@ static ep_status ask(struct state *s, int device, int round, int stride)
     dst.psum_rank = all || round % 4 == 2 ? words(s, PSUM_RANK, device) : NULL;
     dst.psum_expert = all || round % 4 == 3 ? words(s, PSUM_EXPERT, device) : NULL;
     dst.count_exact = all || round % 4 == 2 ? words(s, COUNT_EXACT, device) : NULL;
-    dst.rank_prefix = prefix && (all || round % 4 == 3) ? words(s, PREFIX, device) : NULL;
+    dst.rank_prefix = all || round % 4 == 3 ? words(s, PREFIX, device) : NULL;
     dst.source_stride = stride;
     return ep_plan_get_metadata(s->plan[device], &dst, stream_on(s, device));
 }

@@ -228,8 +228,6 @@ static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
 {
     return cuda->group.comm->nnodes > 1;
 }
-/* EP_E_UNSUPPORTED between nodes: `what` is done within one. */
-ep_status cuda_need_one_node(const ep_comm *comm, const char *call, const char *what);
 
 /* The calling thread's current device becomes that of the communicator until cuda_leave(). */
 struct cuda_scope {

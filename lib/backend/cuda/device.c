@@ -17,14 +17,6 @@ ep_status cuda_status(cudaError_t error, const char *call)
                    cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-ep_status cuda_need_one_node(const ep_comm *comm, const char *call, const char *what)
-{
-    if (comm->nnodes == 1)
-        return EP_OK;
-    return ep_fail(EP_E_UNSUPPORTED, "%s: the CUDA backend has %s within one node, and these %d ranks are on %d", call,
-                   what, comm->nranks, comm->nnodes);
-}
-
 ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
 {
     CUDA_TRY(cudaGetDevice(&ret_scope->previous));

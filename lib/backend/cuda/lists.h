@@ -56,6 +56,8 @@ ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args,
 ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args,
                                   bool *ret_queued);
 void cuda_net_update_free(struct cuda_net_update *update);
+/* rank_prefix of an updated plan, which no node has alone: an operation between nodes. */
+ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix, bool *ret_queued);
 /* Where the counts of an updated plan are, for its metadata. */
 void cuda_net_update_tell(const struct cuda_net_update *update, struct cuda_metadata *m);
 /* Pinned memory of all plans of the communicator. */

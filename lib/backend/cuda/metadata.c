@@ -80,6 +80,7 @@ static ep_status find_facts(struct cuda_comm *cuda, const ep_plan *plan, struct 
 
     m->exact = device->expert_exact;
     if (device->fixed && device->lists) {
+        m->rank_prefix = NULL; /* of cuda_nodes_plan_prefix() */
         cuda_net_update_tell(device->lists->update, m);
         return EP_OK;
     }
@@ -137,7 +138,6 @@ static ep_status check_pointers(struct cuda_comm *cuda, const ep_plan *plan, con
 static ep_status check_supported(const ep_plan *plan, const ep_plan_metadata *dst)
 {
     static const char call[] = "ep_plan_get_metadata";
-    const struct cuda_plan *device = cuda_plan_of(plan);
 
     if (plan->args.flags & EP_PLAN_EXPANDED && (dst->recv_source || dst->recv_slot) &&
         plan->comm->nranks > CUDA_MAX_RANKS)
@@ -146,8 +146,6 @@ static ep_status check_supported(const ep_plan *plan, const ep_plan_metadata *ds
             "%s: with the CUDA backend recv_source and recv_slot of the expanded layout are for groups of up "
             "to %d ranks, not %d",
             call, CUDA_MAX_RANKS, plan->comm->nranks);
-    if (device->fixed && device->lists && dst->rank_prefix)
-        return cuda_need_one_node(plan->comm, call, "rank_prefix of a plan that was updated");
     return EP_OK;
 }
 
@@ -174,6 +172,7 @@ static ep_status send_sources(ep_plan *plan, const struct cuda_metadata *m, ep_s
 static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream,
                           bool *ret_queued)
 {
+    const struct cuda_plan *device = cuda_plan_of(plan);
     const struct cuda_route *route;
     struct cuda_metadata m;
 
@@ -183,6 +182,8 @@ static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_
     EP_TRY(fill(call->cuda, plan, dst, route, &m));
     EP_TRY(cuda_status(cuda_launch_facts(&m, call->stream), "metadata kernel"));
     *ret_queued = true;
+    if (dst->rank_prefix && device->fixed && device->lists)
+        EP_TRY(cuda_nodes_plan_prefix(call, plan, dst->rank_prefix, ret_queued));
     if (!m.rows)
         return EP_OK;
     EP_TRY(send_sources(plan, &m, stream));

@@ -161,6 +161,7 @@ static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_u
     u->first = carve(memory, &at, nranks + 1, sizeof(*u->first));
     u->start = carve(memory, &at, nranks, word);
     u->rail_start = carve(memory, &at, nranks, word);
+    u->prefix = carve(memory, &at, nranks * (size_t)plan->comm->ranks_per_node, word);
     u->counts = carve(memory, &at, 1, sizeof(*u->counts));
     u->expert_start = carve(memory, &at, n_local + 1, word);
     u->expert_exact = carve(memory, &at, n_local, word);
@@ -324,20 +325,18 @@ struct hops {
 };
 
 static ep_status prepare_words(const struct cuda_call *call, const struct cuda_net_update *update, size_t bytes,
-                               struct cuda_net_op *ret_op, struct hops *hops)
+                               const uint32_t *tell, struct cuda_net_op *ret_op, struct cuda_hop **ret_hop)
 {
-    struct cuda_hop_args args = {.call = "ep_plan_update",
+    struct cuda_hop_args args = {.call = "plan",
                                  .phase = EP_GROUP_PLAN_COUNTS,
                                  .captured = call->capture != 0,
-                                 .tell = update->u.terms.tell,
+                                 .tell = tell,
                                  .slot_bytes = (bytes + 15) / 16 * 16,
                                  .out = {.rail = update->words, .tokens = 1, .token_bytes = (bytes + 15) / 16 * 16}};
     struct cuda_chunks out, in;
 
     args.in = args.out;
-    EP_TRY(cuda_hop_prepare(call->cuda, &args, ret_op, &out, &in, &hops->hop[hops->n]));
-    hops->n++;
-    return EP_OK;
+    return cuda_hop_prepare(call->cuda, &args, ret_op, &out, &in, ret_hop);
 }
 
 static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan, struct cuda_pack *pack,
@@ -346,7 +345,7 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
     const struct cuda_lists *lists = cuda_plan_of(plan)->lists;
     struct cuda_nodes_update *u = &lists->update->u;
     size_t token_bytes = (size_t)plan->args.topk * sizeof(int32_t);
-    struct cuda_hop_args args = {.call = "ep_plan_update",
+    struct cuda_hop_args args = {.call = "plan",
                                  .phase = EP_GROUP_PLAN_ROUTES,
                                  .captured = call->capture != 0,
                                  .tell = u->terms.tell,
@@ -380,9 +379,14 @@ static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, 
                              struct hops *hops)
 {
     struct cuda_net_update *update = cuda_plan_of(plan)->lists->update;
+    struct cuda_nodes_update *u = &update->u;
 
-    EP_TRY(prepare_words(call, update, slice_words(plan) * sizeof(int32_t), &update->u.slices, hops));
-    EP_TRY(prepare_words(call, update, verdict_words(plan) * sizeof(int32_t), &update->u.verdicts, hops));
+    EP_TRY(prepare_words(call, update, slice_words(plan) * sizeof(int32_t), u->terms.tell, &u->slices,
+                         &hops->hop[hops->n]));
+    hops->n++;
+    EP_TRY(prepare_words(call, update, verdict_words(plan) * sizeof(int32_t), u->terms.tell, &u->verdicts,
+                         &hops->hop[hops->n]));
+    hops->n++;
     return prepare_lists(call, plan, pack, hops);
 }
 
@@ -429,6 +433,30 @@ ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args,
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
     status = update(&call, plan, args, &queued);
     return cuda_call_end(&call, status, queued);
+}
+
+/* --- metadata ------------------------------------------------------------------------------------------------------
+ */
+
+ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix, bool *ret_queued)
+{
+    const struct cuda_net_update *update = cuda_plan_of(plan)->lists->update;
+    size_t words = (size_t)plan->comm->nranks * (size_t)plan->comm->ranks_per_node;
+    struct cuda_nodes_update u = update->u;
+    struct cuda_hop *hop;
+    ep_status status;
+
+    cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u.waits);
+    u.all_prefix = prefix;
+    /* No update: who is in one has another word. */
+    u.terms.tell[CUDA_TELL_OUTPUTS] = 1;
+    EP_TRY(prepare_words(call, update, words * sizeof(int32_t), u.terms.tell, &u.prefixes, &hop));
+    status = cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel");
+    if (status == EP_OK)
+        *ret_queued = true;
+    else
+        cuda_hop_discard(call->cuda, hop);
+    return status;
 }
 
 /* --- plans that are made in a capture ------------------------------------------------------------------------------

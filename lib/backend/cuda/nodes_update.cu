@@ -127,9 +127,21 @@ __device__ void send_words(const cuda_nodes_update &u, const net_run &run)
             store_release(&run.half->ready[slot_of(node)], run.number);
 }
 
-/* `words` of each other node to ret[node, words]. By all threads; false: leave. */
+/* [node, words] */
+struct store_rows {
+    int32_t *to;
+    int words;
+
+    __device__ __forceinline__ void operator()(int node, int word, int32_t value) const
+    {
+        to[(size_t)node * words + word] = value;
+    }
+};
+
+/* `words` of each other node, to where `store` has them. By all threads; false: leave. */
+template <typename Store>
 __device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op &op, const net_run &run, int words,
-                              uint32_t *ret)
+                              const Store &store)
 {
     __shared__ const unsigned char *landed;
 
@@ -142,7 +154,7 @@ __device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op &op,
         if (!landed)
             return false;
         for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x)
-            ret[(size_t)node * words + i] = load_word(reinterpret_cast<const uint32_t *>(landed) + i);
+            store(node, i, load_word(reinterpret_cast<const int32_t *>(landed) + i));
         __syncthreads();
         if (threadIdx.x == 0)
             give_back(run, slot_of(node));
@@ -182,7 +194,7 @@ __device__ bool swap_slices(const cuda_nodes_update &u, const net_run &run)
         to[word] = word_of_slice(u, node, word);
     }
     send_words(u, run);
-    if (!receive_words(u, u.slices, run, words, reinterpret_cast<uint32_t *>(u.slice)))
+    if (!receive_words(u, u.slices, run, words, store_rows{u.slice, words}))
         return false;
     __syncthreads();
     return slices_are_sound(u);
@@ -230,6 +242,8 @@ __device__ bool take_target(const cuda_nodes_update &u, uint64_t number, int at,
         if (at == u.waits.rank)
             u.first[source] = total;
         total += n;
+        if (at < nlocal)
+            u.prefix[source * nlocal + at] = (int32_t)total;
     }
     if (at == u.waits.rank)
         u.first[nodes_of(u) * nlocal] = total;
@@ -327,7 +341,7 @@ __device__ bool swap_verdicts(const cuda_nodes_update &u, const net_run &run, co
         to[word] = word_of_verdict(u, x, node, word);
     }
     send_words(u, run);
-    if (!receive_words(u, u.verdicts, run, words, reinterpret_cast<uint32_t *>(u.verdict)))
+    if (!receive_words(u, u.verdicts, run, words, store_rows{u.verdict, words}))
         return false;
     __syncthreads();
     return true;
@@ -424,6 +438,43 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     }
 }
 
+/* Columns of the caller's matrix, which a node has of its ranks. Of a plan that is refused nobody learns anything. */
+struct store_columns {
+    const cuda_nodes_update &u;
+    bool refused;
+
+    __device__ __forceinline__ void operator()(int node, int word, int32_t value) const
+    {
+        int nlocal = u.waits.nranks, source = word / nlocal, local = word % nlocal;
+
+        if (!refused)
+            u.all_prefix[(size_t)source * (nodes_of(u) * nlocal) + node * nlocal + local] = value;
+    }
+};
+
+__global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
+    exchange_prefix_kernel(const __grid_constant__ cuda_nodes_update u)
+{
+    int words = nodes_of(u) * u.waits.nranks * u.waits.nranks;
+    net_run run = run_of(u.waits, u.prefixes);
+    store_columns store = {u, u.counts->refused[0] != 0};
+
+    if (!__syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase)) ||
+        !await_arena(u.waits, u.prefixes, run, u.words))
+        return;
+    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
+        int node = i / words, word = i % words, value = u.prefix[word];
+
+        if (node == node_of(u))
+            store(node, word, value);
+        else
+            reinterpret_cast<int32_t *>(run.half->arena + (size_t)slot_of(node) * u.prefixes.slot_bytes)[word] = value;
+    }
+    send_words(u, run);
+    if (receive_words(u, u.prefixes, run, words, store) && threadIdx.x == 0)
+        complete_net(u.waits, run);
+}
+
 } /* namespace */
 
 cudaError_t cuda_launch_slices(const struct cuda_nodes_update *update, cudaStream_t stream)
@@ -441,10 +492,18 @@ cudaError_t cuda_launch_slices(const struct cuda_nodes_update *update, cudaStrea
     return cudaGetLastError();
 }
 
+cudaError_t cuda_launch_prefix(const struct cuda_nodes_update *update, cudaStream_t stream)
+{
+    exchange_prefix_kernel<<<1, EXCHANGE_THREADS, 0, stream>>>(*update);
+    return cudaGetLastError();
+}
+
 cudaError_t cuda_slices_load(void)
 {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, read_routing_kernel);
 
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, exchange_prefix_kernel);
     return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, exchange_slices_kernel) : error;
 }

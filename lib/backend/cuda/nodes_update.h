@@ -36,6 +36,7 @@ struct cuda_nodes_update {
     struct cuda_waits waits;
     struct cuda_terms terms;             /* of the ranks of the node */
     struct cuda_net_op slices, verdicts; /* operations of one chunk for each node */
+    struct cuda_net_op prefixes;         /* the same, of cuda_launch_prefix() */
     struct cuda_net_op lists;            /* the experts of tokens */
     struct cuda_chunks words, in;        /* of the first two, both ways; of the third, those that come */
     const void *topk_idx;                /* NULL: a mask */
@@ -53,6 +54,8 @@ struct cuda_nodes_update {
     int64_t *first;      /* [R+1] tokens for this rank of the ranks before each */
     int32_t *start;      /* [R] tokens for each rank of the ranks before this one */
     int32_t *rail_start; /* [nnodes, ranks of the node] the same for the rank of each node on this rail */
+    int32_t *prefix;     /* [R, ranks of the node] (i, j): tokens of the ranks 0..i for rank j of this node */
+    int32_t *all_prefix; /* of the caller, [R,R] */
     struct cuda_counts *counts;
     int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
     int32_t *index, *count;               /* [N,K], [N] this rank's tokens, on this node */
@@ -75,6 +78,8 @@ static inline size_t cuda_update_totals(int nnodes, int nranks, int n_experts)
 cudaError_t cuda_launch_slices(const struct cuda_nodes_update *update, cudaStream_t stream);
 cudaError_t cuda_launch_lists(const struct cuda_nodes_update *update, const struct cuda_pack *pack,
                               cudaStream_t stream);
+/* Behind an update: what this node knows of the tokens for its ranks, and what the others know of theirs. */
+cudaError_t cuda_launch_prefix(const struct cuda_nodes_update *update, cudaStream_t stream);
 cudaError_t cuda_slices_load(void);
 cudaError_t cuda_lists_load(void);
 
