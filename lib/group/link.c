@@ -6,7 +6,8 @@
  * Heartbeats carry what a rank's peers on its own host read in control blocks: for whom each rank of the node waits and
  * when it last looked around. So a rank whose deadline passes follows the chain of who waits for whom across hosts. A
  * failure goes from the rank that raises it to its rail peers, one on each host, which publish it there; a process that
- * dies is known by the end of its connections, a host that is cut off by the age of its heartbeats.
+ * dies is known by the end of its connections, a host that is cut off by the age of its heartbeats. To ranks that have
+ * no connection to that process a rank of its node tells it, which watches the processes of its node.
  *
  * At most one message of a link is on its way at a time: a peer that does not read costs no memory.
  */
@@ -15,6 +16,7 @@
 #include "base/fd.h"
 #include "base/thread.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +35,7 @@ struct line {
     int rank;
     uint64_t heartbeat_ns; /* when the next one is due */
     bool said_failure, said_left, said_shrunk;
-    uint32_t said_calls; /* count_calls() */
+    uint32_t said_events; /* count_events() */
     unsigned char *out;
     size_t out_used, out_at;
     struct link_reader reader;
@@ -44,8 +46,11 @@ struct ep_group_link {
     struct ep_group *group;
     int n;
     struct line *lines;
-    struct pollfd *polls;
+    struct pollfd *polls;  /* of the lines, of link_event, of the processes of this node */
     uint64_t heartbeat_ns; /* between two */
+    bool *dead;            /* [nlocal] its process was seen to end */
+    uint32_t n_dead;
+    bool watches; /* processes, so that a death is told at once */
     pthread_t thread;
     bool started;
     _Atomic bool stops;
@@ -152,10 +157,11 @@ static void queue(struct line *line, enum link_kind kind, const void *payload, s
     line->out_at = 0;
 }
 
-/* Of all ranks of the node, aborts and begun shrinks: changes with each of them, which leaves at once. */
-static uint32_t count_calls(const struct ep_group *group)
+/* Of all ranks of the node, aborts, begun shrinks and deaths: changes with each of them, which leaves at once. */
+static uint32_t count_events(const struct ep_group_link *link)
 {
-    uint32_t n = 0;
+    const struct ep_group *group = link->group;
+    uint32_t n = link->n_dead;
 
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_control *control = group->peers[group->first + i].control;
@@ -174,7 +180,7 @@ static void queue_heartbeat(struct line *line, uint64_t now)
 {
     struct ep_group *group = line->link->group;
 
-    line->said_calls = count_calls(group);
+    line->said_events = count_events(line->link);
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_control *control = group->peers[group->first + i].control;
         uint64_t beat_ns = atomic_load(&control->beat_ns), age_ms = now > beat_ns ? (now - beat_ns) / 1000000u : 0;
@@ -231,7 +237,7 @@ static bool choose(struct line *line, uint64_t now)
         if (atomic_load(&link->group->control->left))
             queue(line, LINK_LEFT, NULL, 0);
         line->said_left = true;
-    } else if (now >= line->heartbeat_ns || line->said_calls != count_calls(link->group)) {
+    } else if (now >= line->heartbeat_ns || line->said_events != count_events(link)) {
         queue_heartbeat(line, now);
     } else {
         return false;
@@ -274,10 +280,32 @@ static int wait_ms(const struct ep_group_link *link, uint64_t now)
     return next > now ? (int)((next - now) / 1000000u) + 1 : 0;
 }
 
+/* Of the processes of this node that have not ended; -1: of no interest to poll(). */
+static void list_processes(const struct ep_group_link *link, struct pollfd *polls)
+{
+    const struct ep_group *group = link->group;
+
+    for (int i = 0; i < group->nlocal; i++) {
+        bool wanted = link->watches && i != group->local && !link->dead[i];
+
+        polls[i] = (struct pollfd){.fd = wanted ? group->peers[group->first + i].process.pidfd : -1, .events = POLLIN};
+    }
+}
+
+static void note_ended(struct ep_group_link *link, const struct pollfd *polls)
+{
+    for (int i = 0; i < link->group->nlocal; i++) {
+        if (!polls[i].revents)
+            continue;
+        link->dead[i] = true;
+        link->n_dead++;
+    }
+}
+
 static void serve(struct ep_group_link *link)
 {
     uint64_t now = ep_now_ns(), events;
-    int n = 0;
+    int n = 0, n_processes = link->watches ? link->group->nlocal : 0, ready;
 
     for (int i = 0; i < link->n; i++)
         send_all(&link->lines[i], now);
@@ -288,8 +316,14 @@ static void serve(struct ep_group_link *link)
             (struct pollfd){.fd = line->fd, .events = (short)(POLLIN | (line->out_at < line->out_used ? POLLOUT : 0))};
     }
     link->polls[n++] = (struct pollfd){.fd = link->group->link_event, .events = POLLIN};
-    if (poll(link->polls, (nfds_t)n, wait_ms(link, now)) <= 0)
+    list_processes(link, link->polls + n);
+    ready = poll(link->polls, (nfds_t)(n + n_processes), wait_ms(link, now));
+    /* More than RLIMIT_NOFILE allows by now: deaths go with the next heartbeat. */
+    if (ready < 0 && errno == EINVAL)
+        link->watches = false;
+    if (ready <= 0)
         return;
+    note_ended(link, link->polls + n);
     for (int i = 0; i < link->n; i++)
         if (link->lines[i].fd >= 0 && link->polls[i].revents)
             receive(&link->lines[i]);
@@ -365,11 +399,13 @@ ep_status ep_group_link_open(struct ep_group *group)
 
     if (link) {
         link->lines = calloc(n, sizeof(*link->lines));
-        link->polls = calloc(n + 1, sizeof(*link->polls));
+        link->polls = calloc(n + 1 + (size_t)group->nlocal, sizeof(*link->polls));
+        link->dead = calloc((size_t)group->nlocal, sizeof(*link->dead));
+        link->watches = true;
     }
     group->link = link;
     group->remote = calloc((size_t)group->comm->nranks, sizeof(*group->remote));
-    if (!link || !link->lines || !link->polls || !group->remote)
+    if (!link || !link->lines || !link->polls || !link->dead || !group->remote)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %zu control links", n);
     if (heartbeat_ms < HEARTBEAT_LEAST_MS)
         heartbeat_ms = HEARTBEAT_LEAST_MS;
@@ -405,6 +441,7 @@ void ep_group_link_close(struct ep_group *group)
     free(link->memory);
     free(link->lines);
     free(link->polls);
+    free(link->dead);
     free(link);
     group->link = NULL;
 }

@@ -35,6 +35,8 @@
 #define LEAF_DEADLINES 4
 /* In a deadline a leader says so often that it still waits. */
 #define BEATS 8
+/* For the rest of a handshake with a leader that runs, so that it can be told of an abort. */
+#define FAREWELL_MS 200
 
 /* What a survivor says to the leader. */
 struct join {
@@ -184,10 +186,9 @@ static void read_joins(struct linked *l)
 
         if (l->fds[rank] < 0)
             continue;
-        if (!has_come(l, rank)) {
-            if (receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
-                drop(l, rank);
-        } else {
+        if (!has_come(l, rank) && receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
+            drop(l, rank);
+        if (l->fds[rank] >= 0 && has_come(l, rank)) {
             ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 
             if (n > 0 && l->aborted_by < 0 && tcp_star_peek_failure(l->fds[rank]) == EP_E_ABORTED)
@@ -277,7 +278,7 @@ static ep_status await_joins(struct linked *l, int *ret_failed_rank)
     }
 }
 
-/* After the status of this rank's wait: what goes to all that have come. */
+/* After the status of this rank's wait: what goes to all that have come, a failure also to those that are coming. */
 static void decide(struct linked *l, ep_status status, int failed_rank)
 {
     l->decision = (struct decision){.status = (int32_t)status, .failed_rank = failed_rank};
@@ -287,7 +288,8 @@ static void decide(struct linked *l, ep_status status, int failed_rank)
         if (has_come(l, rank))
             add(l->decision.survivors, rank);
     for (int rank = 0; rank < l->nranks; rank++)
-        if (l->fds[rank] >= 0 && (!has_come(l, rank) || !send_whole(l->fds[rank], &l->decision, sizeof(l->decision))))
+        if (l->fds[rank] >= 0 &&
+            ((status == EP_OK && !has_come(l, rank)) || !send_whole(l->fds[rank], &l->decision, sizeof(l->decision))))
             drop(l, rank); /* found missing in the first all-gather, which fails for all then */
 }
 
@@ -308,6 +310,38 @@ static ep_status lead(struct linked *l)
 /* --- the others --- */
 
 enum outcome { JOINED, ENDED, SILENT, DEAD };
+
+static bool send_join(const struct linked *l, int fd)
+{
+    struct join join;
+
+    memcpy(join.dead, l->dead, sizeof(join.dead));
+    return send_whole(fd, &join, sizeof(join));
+}
+
+/*
+ * This rank ends its call, with ep_last_error(), amid a handshake. Of its own abort the leader is told, as far as it
+ * answers: by heartbeats alone nobody could tell it from an abort that was the reason to shrink.
+ */
+static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum tcp_handshake_result result,
+                          ep_status status, int failed_rank)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+    bool aborted = status == EP_E_ABORTED && failed_rank == l->me;
+    char text[EP_ERROR_TEXT_BYTES];
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    while (aborted && result == TCP_HANDSHAKE_PENDING && ep_now_ns() < deadline_ns) {
+        struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
+
+        (void)poll(&look, 1, POLL_MS);
+        result = tcp_handshake_step(hs);
+    }
+    if (aborted && result == TCP_HANDSHAKE_DONE && send_join(l, hs->fd))
+        tcp_star_send_failure(hs->fd, status, text);
+    tcp_handshake_drop(hs);
+    ep_fail(status, "%s", text); /* the handshake may have had a failure of its own */
+}
 
 /* To the end of the handshake. */
 static enum outcome connect_to(struct linked *l, int leader, const struct tcp_address *to, ep_status *ret_status,
@@ -332,9 +366,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
         result = tcp_handshake_step(&hs);
         *ret_status = check(l, &failed_rank);
         if (*ret_status != EP_OK) {
-            if (result == TCP_HANDSHAKE_DONE)
-                close(hs.fd);
-            tcp_handshake_drop(&hs);
+            end_handshake(l, &hs, result, *ret_status, failed_rank);
             return ENDED;
         }
         look_for_dead(l);
@@ -355,12 +387,10 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
 {
     uint64_t limit_ns = ep_now_ns() + LEAF_DEADLINES * (uint64_t)l->timeout_ms * 1000000u;
     uint64_t silent_ns = ep_deadline_ns(l->timeout_ms), now;
-    struct join join;
     size_t used = 0;
     int failed_rank;
 
-    memcpy(join.dead, l->dead, sizeof(join.dead));
-    if (!send_whole(fd, &join, sizeof(join)))
+    if (!send_join(l, fd))
         return SILENT;
     for (;;) {
         struct pollfd look = {.fd = fd, .events = POLLIN};

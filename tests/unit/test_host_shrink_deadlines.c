@@ -27,9 +27,10 @@ struct scenario {
     bool leader_stops;   /* rank 0, when two others have come to it, and before rank 4 calls */
     int aborts;          /* rank that aborts when two others have come to rank 0; rank 4 does not call */
     bool comes;          /* it is none of those that wait, and shrinks as soon as it has aborted; rank 4, too */
+    bool amid_handshake; /* it aborts while it connects to rank 0, to which all others have come */
     _Atomic pid_t pids[NRANKS];
     _Atomic int stopped, returned;
-    ep_status status[NRANKS];
+    ep_status first[NRANKS], status[NRANKS];
     int deadlines[NRANKS], members[NRANKS];
     char text[NRANKS][256];
 };
@@ -61,6 +62,32 @@ void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_
         raise(SIGSTOP);
     }
     __real_tcp_acceptor_step(acceptor, check, count_taken, context);
+}
+
+static _Thread_local ep_comm *aborts_amid_handshake;
+
+static void wait_until(_Atomic int *word, int least);
+ep_status __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                       const struct tcp_hello *hello, const struct tcp_address *to,
+                                       uint64_t deadline_ns);
+ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                       const struct tcp_hello *hello, const struct tcp_address *to,
+                                       uint64_t deadline_ns);
+
+ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                       const struct tcp_hello *hello, const struct tcp_address *to,
+                                       uint64_t deadline_ns)
+{
+    ep_comm *comm = aborts_amid_handshake;
+    ep_status status;
+
+    if (comm)
+        wait_until(&taken, NRANKS - 2);
+    status = __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
+    aborts_amid_handshake = NULL;
+    if (comm)
+        ep_comm_abort(comm);
+    return status;
 }
 
 static void wait_until(_Atomic int *word, int least)
@@ -227,19 +254,27 @@ static int live_beside_an_abort(const ep_boot *boot, void *argument)
     config.ranks_per_node = 1;
     if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
-    if (rank == scenario->aborts && pthread_create(&thread, NULL, abort_when_they_wait, comm) != 0)
+    if (rank == scenario->aborts && scenario->amid_handshake)
+        aborts_amid_handshake = comm;
+    else if (rank == scenario->aborts && pthread_create(&thread, NULL, abort_when_they_wait, comm) != 0)
         return 2;
     if (rank == 0)
         atomic_store(&counts, true);
     if (rank == scenario->aborts && scenario->comes)
         pthread_join(thread, NULL);
-    if (rank < 3 || scenario->comes)
+    if (rank < 3 || scenario->comes || scenario->amid_handshake)
         shrink(scenario, comm);
-    if (rank == scenario->aborts && !scenario->comes)
+    if (rank == scenario->aborts && !scenario->comes && !scenario->amid_handshake)
         pthread_join(thread, NULL);
+    if (scenario->amid_handshake) {
+        scenario->first[rank] = scenario->status[rank];
+        /* At once: for who has not been told of the abort it was the reason for this call. */
+        if (scenario->first[rank] == EP_E_ABORTED)
+            shrink(scenario, comm);
+    }
     atomic_fetch_add(&scenario->returned, 1);
     wait_until(&scenario->returned, NRANKS);
-    if (!scenario->comes) /* its count may still be on its way to some */
+    if (!scenario->comes && !scenario->amid_handshake) /* its count may still be on its way to some */
         shrink_again(scenario, comm);
     ep_comm_free(comm);
     return 0;
@@ -282,6 +317,21 @@ static void an_abort_wakes_all_between_hosts(void **state)
     }
 }
 
+/* The others have come to their leader, which has accepted the connection of the one that aborts and no more. */
+static void an_abort_amid_a_handshake_ends_the_call_of_all(void **state)
+{
+    struct scenario scenario = {.aborts = 2, .amid_handshake = true};
+
+    (void)state;
+    run_beside_an_abort(&scenario);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(scenario.first[rank], EP_E_ABORTED);
+        assert_int_equal(scenario.status[rank], EP_OK);
+        assert_int_equal(scenario.members[rank], NRANKS);
+        assert_int_equal(scenario.deadlines[rank], 0);
+    }
+}
+
 /*
  * It was the reason to shrink, and those that had begun before have heard of it late, as by a heartbeat that was under
  * way: nothing tells the two apart.
@@ -310,6 +360,7 @@ int main(void)
         cmocka_unit_test(each_further_one_costs_one_more),
         cmocka_unit_test(a_leader_that_stops_while_it_waits_costs_no_more),
         cmocka_unit_test(an_abort_wakes_all_between_hosts),
+        cmocka_unit_test(an_abort_amid_a_handshake_ends_the_call_of_all),
         cmocka_unit_test(an_abort_of_a_rank_that_comes_ends_nothing_between_hosts),
     };
 

@@ -124,6 +124,16 @@ static void run(struct pair *p)
     assert_true(ep_streams_flushed_to(p->streams[0], 1));
 }
 
+/* All that rank 0 has sent has come to rank 1, which has taken nothing of it. */
+static bool are_flushed(struct pair *p)
+{
+    bool moved, came;
+
+    assert_int_equal(ep_streams_progress(p->streams[0], &moved), EP_OK);
+    assert_int_equal(ep_streams_progress(p->streams[1], &came), EP_OK);
+    return ep_streams_flushed_to(p->streams[0], 1) && !moved && !came;
+}
+
 /* --- as kernels write and read --------------------------------------------------------------------------------------
  */
 
@@ -334,6 +344,29 @@ static void words_only_grow(void **state)
     assert_int_equal(landing->moved[0], 2);
 }
 
+/* More messages than are taken at once: who looks for the last word is told that it is not there yet. */
+static void messages_that_are_left_are_reported(void **state)
+{
+    struct pair *p = *state;
+    struct cuda_ll_segment *out = words_of(p->out), *landing = words_of(p->landing);
+    struct ll_received received;
+    uint64_t barriers = LL_WIRE_AT_ONCE + 10;
+
+    for (out->barriers[0] = 1; out->barriers[0] <= barriers; out->barriers[0]++) {
+        /* Each message leaves by itself, and nothing is taken meanwhile. */
+        for (bool sent = ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender); !sent || !are_flushed(p);)
+            sent |= ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender);
+    }
+    assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
+    assert_int_equal(received.n, LL_WIRE_AT_ONCE);
+    assert_true(received.more);
+    assert_int_equal(landing->barriers[0], LL_WIRE_AT_ONCE);
+    assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
+    assert_int_equal(received.n, 10);
+    assert_false(received.more);
+    assert_int_equal(landing->barriers[0], barriers);
+}
+
 static void what_no_rank_sends_is_refused(void **state)
 {
     static const struct {
@@ -383,10 +416,10 @@ static void what_no_rank_sends_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(every_row_of_a_dispatch_lands),   CASE(weights_come_before_the_rows_are_there),
-        CASE(two_calls_are_told_at_once),      CASE(calls_without_the_rank_are_passed_over),
-        CASE(what_comes_late_changes_nothing), CASE(words_only_grow),
-        CASE(what_no_rank_sends_is_refused),
+        CASE(every_row_of_a_dispatch_lands),       CASE(weights_come_before_the_rows_are_there),
+        CASE(two_calls_are_told_at_once),          CASE(calls_without_the_rank_are_passed_over),
+        CASE(what_comes_late_changes_nothing),     CASE(words_only_grow),
+        CASE(messages_that_are_left_are_reported), CASE(what_no_rank_sends_is_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

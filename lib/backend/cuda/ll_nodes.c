@@ -14,7 +14,6 @@
 
 /* Rings of the streams: several of the largest rows. */
 #define RING_BYTES ((size_t)1 << 20)
-#define MESSAGES_AT_ONCE 64 /* from one rank before the others get their turn */
 #define LOOK_NS UINT64_C(10000000)
 #define QUIET_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
 #define IDLE_NS UINT64_C(20000000)   /* between two looks while no call is under way */
@@ -70,6 +69,12 @@ struct cuda_ll_net {
     uint64_t limit_ns;
 };
 
+/* What a turn has done. */
+struct progress {
+    bool moved;
+    bool more; /* messages that had come are not in the landing segment yet */
+};
+
 static bool is_far(const struct cuda_ll_net *net, int rank)
 {
     return rank < net->cuda->group.first || rank >= cuda_end_of_node(net->cuda);
@@ -108,20 +113,18 @@ static void note_told(struct cuda_ll_net *net, int rank)
     }
 }
 
-static ep_status receive_line(struct cuda_ll_net *net, int source, bool *ret_moved)
+static ep_status receive_line(struct cuda_ll_net *net, int source, struct progress *progress)
 {
     uint64_t finished = __atomic_load_n(&net->report->finished, __ATOMIC_ACQUIRE);
-    const void *message;
-    size_t bytes;
+    struct ll_received received;
 
-    for (int i = 0; i < MESSAGES_AT_ONCE && (message = ep_stream_peek(net->streams, source, 0, &bytes)); i++) {
-        if (!ll_wire_take(&net->wire, net->landing.base, source, message, bytes, finished))
-            return ep_group_fail_damaged(&net->cuda->group, source, EP_GROUP_LL_RECV,
-                                         "the length of a low-latency message", (int64_t)bytes);
-        ep_stream_pop(net->streams, source, 0);
+    if (!ll_wire_receive(&net->wire, net->streams, net->landing.base, source, finished, &received))
+        return ep_group_fail_damaged(&net->cuda->group, source, EP_GROUP_LL_RECV, "the length of a low-latency message",
+                                     (int64_t)received.damaged_bytes);
+    if (received.n)
         net->lines[source].quiet_ns = 0;
-        *ret_moved = true;
-    }
+    progress->moved |= received.n > 0;
+    progress->more |= received.more;
     return EP_OK;
 }
 
@@ -159,10 +162,10 @@ static void look_for_lost(struct cuda_ll_net *net)
 }
 
 /* One turn of everything. */
-static ep_status turn(struct cuda_ll_net *net, bool *ret_moved)
+static ep_status turn(struct cuda_ll_net *net, struct progress *progress)
 {
     struct ep_group *group = &net->cuda->group;
-    ep_status status = ep_streams_progress(net->streams, ret_moved);
+    ep_status status = ep_streams_progress(net->streams, &progress->moved);
     int broken = ep_streams_broken_peer(net->streams);
 
     if (status != EP_OK)
@@ -172,8 +175,8 @@ static ep_status turn(struct cuda_ll_net *net, bool *ret_moved)
         if (!is_far(net, rank))
             continue;
         if (!net->lines[rank].lost)
-            *ret_moved |= ll_wire_send(&net->wire, net->streams, rank, &net->lines[rank].sender);
-        EP_TRY(receive_line(net, rank, ret_moved));
+            progress->moved |= ll_wire_send(&net->wire, net->streams, rank, &net->lines[rank].sender);
+        EP_TRY(receive_line(net, rank, progress));
         net->unsent |= holds_back(net, rank);
         note_told(net, rank);
     }
@@ -219,16 +222,20 @@ static void *proxy_main(void *argument)
     for (;;) {
         uint64_t launches = net->launches, asked = __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE);
         /* Asked before the turn, which then sees all that the kernels have written. */
-        bool idle = tries >= EP_BACKOFF_YIELDS && cudaEventQuery(net->event) != cudaErrorNotReady, moved = false;
-        bool was_stopped = net->stop;
+        bool idle = tries >= EP_BACKOFF_YIELDS && cudaEventQuery(net->event) != cudaErrorNotReady;
+        bool was_stopped = net->stop, moved;
+        struct progress progress = {.moved = false};
 
         pthread_mutex_unlock(&net->lock);
-        if (!has_failed(net) && turn(net, &moved) != EP_OK) {
+        if (!has_failed(net) && turn(net, &progress) != EP_OK) {
             net->broken = true;
             /* With masking the monitor does not look at what this rank has raised. */
             cuda_stop_kernels(net->cuda);
         }
-        __atomic_store_n(&net->report->looked, asked, __ATOMIC_RELEASE);
+        /* A rank may be masked by what is not there then, so everything that had come has to be there. */
+        if (!progress.more)
+            __atomic_store_n(&net->report->looked, asked, __ATOMIC_RELEASE);
+        moved = progress.moved;
         tries = moved ? 0 : tries;
         if (!moved && (!idle || net->unsent))
             ep_backoff(&tries);

@@ -359,3 +359,27 @@ bool ll_wire_take(const struct ll_wire *wire, unsigned char *landing, int source
     store(&segment->moved[source], segment->moved[source] + 1);
     return true;
 }
+
+bool ll_wire_receive(const struct ll_wire *wire, struct ep_streams *streams, unsigned char *landing, int source,
+                     uint64_t finished, struct ll_received *ret_received)
+{
+    struct ll_received received = {.n = 0};
+    const void *message;
+    size_t bytes;
+
+    while ((message = ep_stream_peek(streams, source, 0, &bytes))) {
+        if (received.n == LL_WIRE_AT_ONCE) {
+            received.more = true;
+            break;
+        }
+        if (!ll_wire_take(wire, landing, source, message, bytes, finished)) {
+            received.damaged_bytes = bytes;
+            *ret_received = received;
+            return false;
+        }
+        ep_stream_pop(streams, source, 0);
+        received.n++;
+    }
+    *ret_received = received;
+    return true;
+}

@@ -55,4 +55,16 @@ bool ll_wire_has_more(const struct ll_wire *wire, const struct ll_sender *sender
 bool ll_wire_take(const struct ll_wire *wire, unsigned char *landing, int source, const void *message, size_t bytes,
                   uint64_t finished);
 
+#define LL_WIRE_AT_ONCE 64 /* messages from one rank before the others get their turn */
+
+struct ll_received {
+    int n;     /* messages that were taken */
+    bool more; /* further ones are there: what had come is not all in the landing segment */
+    size_t damaged_bytes;
+};
+
+/* Takes messages of `source` that have come, LL_WIRE_AT_ONCE at most. false: one of damaged_bytes is none. */
+bool ll_wire_receive(const struct ll_wire *wire, struct ep_streams *streams, unsigned char *landing, int source,
+                     uint64_t finished, struct ll_received *ret_received);
+
 #endif

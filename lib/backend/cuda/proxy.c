@@ -155,19 +155,27 @@ static int find_blocked(const struct cuda_proxy *p, const struct cuda_hop *hop)
     return ep_streams_unflushed_peer(p->streams);
 }
 
-/* A rail peer that has left has sent all that it had to send; false also where the network cannot tell. */
-static bool is_missing(const struct cuda_proxy *p, const struct cuda_hop *hop, int node)
+/*
+ * A rail peer that has left or died has sent all that it had to send, and of what had come nothing is lost. EP_OK also
+ * where the network cannot tell. Connections that end while the process lives on the network itself gives up later.
+ */
+static ep_status check_missing(const struct cuda_proxy *p, const struct cuda_hop *hop, int node)
 {
+    struct ep_group *group = &p->cuda->group;
+    int rank = ep_group_rail(group, node);
     size_t bytes;
+    bool left;
 
-    if (!ep_group_has_left(&p->cuda->group, ep_group_rail(&p->cuda->group, node)) ||
-        !ep_streams_ended(p->streams, node))
-        return false;
+    if (!ep_streams_ended(p->streams, node))
+        return EP_OK;
+    left = ep_group_has_left(group, rank);
+    if (!left && !ep_group_peer_dead(group, rank))
+        return EP_OK;
     for (int channel = 0; channel < p->channels; channel++)
         if (*cursor(p, &hop->in, node, channel) < hop->in.chunks[node] &&
             !ep_stream_peek(p->streams, node, channel, &bytes))
-            return true;
-    return false;
+            return ep_group_set_failure(group, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, hop->phase);
+    return EP_OK;
 }
 
 /* One turn of everything. */
@@ -187,8 +195,8 @@ static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_move
             *ret_moved |= send_chunks(p, hop, node, channel);
             EP_TRY(take_chunks(p, hop, node, channel, ret_moved));
         }
-        if (hop->in.left && is_missing(p, hop, node))
-            return ep_group_set_failure(group, EP_E_PEER_LEFT, ep_group_rail(group, node), hop->phase);
+        if (hop->in.left)
+            EP_TRY(check_missing(p, hop, node));
     }
     if (hop->sent)
         return EP_OK;

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the control links tell without waiting for the next heartbeat: two nodes of two processes, whose heartbeats are
+ * an hour apart, and none of which is in a call.
+ */
+#include "group/link.c"
+
+#include "testing/launch.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { NRANKS = 4, PER_NODE = 2, VICTIM = 3, HOUR_S = 3600, PATIENCE_S = 60 };
+
+struct scenario {
+    _Atomic int quiet; /* ranks whose last heartbeat has left */
+};
+
+static uint64_t hours_ns(void)
+{
+    return (uint64_t)HOUR_S * 1000000000u;
+}
+
+/* The thread of the links takes over the new interval with the heartbeat that is due. */
+static bool is_quiet(const struct ep_group_link *link)
+{
+    for (int i = 0; i < link->n; i++)
+        if (__atomic_load_n(&link->lines[i].heartbeat_ns, __ATOMIC_RELAXED) < ep_now_ns() + hours_ns() / 2)
+            return false;
+    return true;
+}
+
+static bool await_death(const struct ep_group *group, int rank)
+{
+    uint64_t limit_ns = ep_now_ns() + (uint64_t)PATIENCE_S * 1000000000u;
+
+    while (ep_now_ns() < limit_ns) {
+        if (ep_group_peer_dead(group, rank))
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return false;
+}
+
+static int live(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    struct ep_group *group;
+    bool seen;
+
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = PER_NODE;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    group = ep_group_of(comm);
+    __atomic_store_n(&group->link->heartbeat_ns, hours_ns(), __ATOMIC_RELAXED);
+    while (!is_quiet(group->link))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    atomic_fetch_add(&scenario->quiet, 1);
+    while (atomic_load(&scenario->quiet) < NRANKS)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (boot->rank == VICTIM)
+        raise(SIGKILL);
+    seen = await_death(group, VICTIM);
+    ep_comm_free(comm);
+    return seen ? 0 : 2;
+}
+
+/* Rank 0 has no connection to it: a rank of its node tells. */
+static void a_death_is_told_at_once(void **state)
+{
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    assert_true(scenario != MAP_FAILED);
+    launch.mode = EP_LAUNCH_FORK;
+    launch.nranks = NRANKS;
+    launch.run = live;
+    launch.argument = scenario;
+    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(exits[rank].signal, rank == VICTIM ? SIGKILL : 0);
+        if (rank != VICTIM)
+            assert_int_equal(exits[rank].code, 0);
+    }
+    munmap(scenario, sizeof(*scenario));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_death_is_told_at_once),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
