@@ -157,6 +157,7 @@ faults() {
         step 400 "$programs/ll_fault_cuda" --ranks 2 --nodes 2 --network tcp
         step 200 "$programs/ll_edge_cuda" --ranks 2 --nodes 2
         step 200 "$programs/ll_free_cuda" --ranks 2 --nodes 2
+        step 200 "$programs/ll_copy_cuda" --ranks 2 --nodes 2
     done
 }
 

@@ -36,8 +36,8 @@
  * The CUDA backend has it for up to 32 ranks and a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a
  * time. Between nodes each ep_ll has an endpoint of its own there, too, a thread that sends and receives, rings of 1
  * MiB for each rank, and pinned host memory for what travels: max_tokens * (topk + 1) rows for each rank of another
- * node, as much as its segment in device memory for what comes (ep_ll_get_sizes() counts all of it). Once a call was
- * captured the thread wakes up to look for launches, every millisecond when nothing happens. ep_ll_free() sends what
+ * node, as much as its segment in device memory for what comes (ep_ll_get_sizes() counts all of it). Once there
+ * was a call the thread wakes up to look for kernels, every millisecond when nothing happens. ep_ll_free() sends what
  * peers still wait for, for one deadline at most.
  */
 #ifndef EPKIT_LOWLATENCY_H

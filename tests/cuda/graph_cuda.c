@@ -107,11 +107,11 @@ static int call_all(struct state *s)
     return call_low_latency(s, s->ll[1], s->at[LL_ONCE_OUT]);
 }
 
-static int make_plan(struct state *s, ep_plan **ret_plan, ep_status *ret_status)
+static int make_plan(struct state *s, const void *topk_idx, ep_plan **ret_plan, ep_status *ret_status)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
 
-    args.topk_idx = s->at[IDX];
+    args.topk_idx = topk_idx;
     args.idx_type = EP_I64;
     args.n_tokens = TOKENS;
     args.topk = TOPK;
@@ -198,7 +198,7 @@ static int check_refusals(struct state *s)
     combine.dtype = EP_BF16;
     combine.hidden = HIDDEN;
     CUDA(cudaStreamBeginCapture(s->group.stream, cudaStreamCaptureModeGlobal));
-    TRY(make_plan(s, &plan, &status));
+    TRY(make_plan(s, s->at[IDX], &plan, &status));
     TRY(expect_status("ep_plan_new in a capture", status, EP_E_STATE, NULL));
     CUDA(cudaStreamEndCapture(s->group.stream, &graph));
     CUDA(cudaGraphDestroy(graph));
@@ -211,6 +211,8 @@ static int check_refusals(struct state *s)
 static int check_other_gpu(struct state *s)
 {
     ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_plan *plan = NULL;
+    ep_status status;
     int n, device;
     void *elsewhere;
 
@@ -227,6 +229,8 @@ static int check_other_gpu(struct state *s)
     combine.out = elsewhere;
     TRY(expect_status("ep_combine into another GPU", ep_combine(s->plan, &combine, s->group.stream), EP_E_ARG,
                       "is memory of GPU"));
+    TRY(make_plan(s, elsewhere, &plan, &status));
+    TRY(expect_status("ep_plan_new of a routing on another GPU", status, EP_E_ARG, "is memory of GPU"));
     CUDA(cudaFree(elsewhere));
     return 0;
 }
@@ -256,7 +260,7 @@ static int run_all(struct state *s)
     ep_status status;
 
     TRY(new_buffers(s));
-    TRY(make_plan(s, &s->plan, &status));
+    TRY(make_plan(s, s->at[IDX], &s->plan, &status));
     CALL(status);
     CALL(ep_plan_get_info(s->plan, &info));
     s->n_recv = info.n_recv;

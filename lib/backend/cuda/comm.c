@@ -303,8 +303,7 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
         cuda_comm_close(comm);
     else
         ep_cuda_set_sms(comm, 0);
-    if (previous >= 0)
-        cudaSetDevice(previous);
+    cuda_return_to(previous);
     return status;
 }
 

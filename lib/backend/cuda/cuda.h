@@ -231,10 +231,14 @@ static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
 
 /* The calling thread's current device becomes that of the communicator until cuda_leave(). */
 struct cuda_scope {
-    int previous;
+    int previous; /* -1: it was the communicator's */
     enum cudaStreamCaptureMode mode;
 };
 ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
+/* Makes `device` the current one again; not where this process has no context on it (nor for -1). */
+void cuda_return_to(int device);
+/* A function of the driver, by the runtime: the module does not link it. */
+ep_status cuda_find_driver(const char *name, void **ret_function);
 void cuda_leave(const struct cuda_scope *scope);
 /* The same; memory that is allocated or mapped in between is no part of a capture. */
 ep_status cuda_enter_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);

@@ -17,17 +17,52 @@ ep_status cuda_status(cudaError_t error, const char *call)
                    cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
+ep_status cuda_find_driver(const char *name, void **ret_function)
+{
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+
+#if CUDART_VERSION >= 12050
+    CUDA_TRY(cudaGetDriverEntryPointByVersion(name, ret_function, 12000, cudaEnableDefault, &result));
+#else
+    CUDA_TRY(cudaGetDriverEntryPoint(name, ret_function, cudaEnableDefault, &result));
+#endif
+    return result == cudaDriverEntryPointSuccess ? EP_OK
+                                                 : ep_fail(EP_E_UNSUPPORTED, "the driver of CUDA has no %s()", name);
+}
+
+/* cuDevicePrimaryCtxGetState() of the driver: 0 or what went wrong. */
+typedef int context_state_fn(int device, unsigned *ret_flags, int *ret_active);
+
+void cuda_return_to(int device)
+{
+    static context_state_fn *known;
+    context_state_fn *get_state = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    unsigned flags;
+    int active = 0;
+
+    /* From CUDA 12 on cudaSetDevice() makes the context where there is none: half a GB of a GPU that nobody uses here.
+     */
+    if (device >= 0 && !get_state && cuda_find_driver("cuDevicePrimaryCtxGetState", (void **)&get_state) == EP_OK)
+        __atomic_store_n(&known, get_state, __ATOMIC_RELAXED);
+    if (device >= 0 && get_state && get_state(device, &flags, &active) == 0 && active)
+        cudaSetDevice(device);
+    cudaGetLastError();
+}
+
 ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
 {
     CUDA_TRY(cudaGetDevice(&ret_scope->previous));
-    if (ret_scope->previous != cuda->device)
+    if (ret_scope->previous == cuda->device)
+        ret_scope->previous = -1;
+    else
         CUDA_TRY(cudaSetDevice(cuda->device));
     return EP_OK;
 }
 
 void cuda_leave(const struct cuda_scope *scope)
 {
-    cudaSetDevice(scope->previous);
+    if (scope->previous >= 0)
+        cuda_return_to(scope->previous);
 }
 
 ep_status cuda_enter_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)

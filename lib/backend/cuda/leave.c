@@ -7,8 +7,9 @@
  * freed by a later call here: waiting for that would hang a program that frees the communicators of its threads one by
  * one. Should the process end before, the driver frees it.
  *
- * cudaFree() may wait for all that runs on its device, a kernel among it that waits for a rank of this process. So one
- * rank frees memory of another one's device only where no communicator is open on that.
+ * cudaFree() may wait for all that runs on its device and on its peers', a kernel among it that waits for a rank of
+ * this process. So one rank frees memory of another one's device only where no communicator is open on that, and no
+ * operation frees what is kept.
  */
 #include "backend/cuda/cuda.h"
 
@@ -84,7 +85,7 @@ static void free_estate(struct estate *estate)
     if (cudaGetDevice(&previous) == cudaSuccess && cudaSetDevice(estate->device) == cudaSuccess) {
         for (int i = 0; i < estate->n; i++)
             cudaFree(estate->memory[i]);
-        cudaSetDevice(previous);
+        cuda_return_to(previous);
     }
     cudaGetLastError();
     for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)

@@ -17,9 +17,10 @@
 #define LOOK_NS UINT64_C(10000000)
 #define QUIET_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
 #define IDLE_NS UINT64_C(20000000)   /* between two looks while no call is under way */
+#define AWAKE_NS UINT64_C(20000000)  /* since something moved or was launched, until it naps */
 /*
- * Between two looks for the launch of a graph, which nothing announces: while steps follow each other short ones, which
- * grow while nothing comes.
+ * Between two looks for what kernels want: nothing announces when one begins that was queued, or launched with a graph.
+ * While steps follow each other short ones, which grow while nothing comes.
  */
 #define LEAST_NAP_NS UINT64_C(50000)
 #define MOST_NAP_NS UINT64_C(1000000)
@@ -57,13 +58,11 @@ struct cuda_ll_net {
     uint64_t looked_ns;
     bool broken; /* the proxy's own */
 
-    cudaEvent_t event; /* behind the last kernel that is in no graph */
     pthread_t thread;
     bool started, unsent;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint64_t launches; /* these under the lock */
-    bool captured;     /* some of them into graphs */
     bool stop;
     uint64_t nap_ns;
     uint64_t limit_ns;
@@ -202,7 +201,7 @@ static bool may_end(const struct cuda_ll_net *net, bool was_stopped, bool moved)
 /* Under the lock: until something changes or a while has passed. What comes meanwhile the network keeps. */
 static void sleep_while_idle(struct cuda_ll_net *net)
 {
-    bool naps = net->captured && !has_failed(net);
+    bool naps = net->launches && !has_failed(net); /* kernels may have begun since */
     struct timespec until = ep_timespec(ep_now_ns() + (naps ? net->nap_ns : IDLE_NS));
 
     pthread_cond_timedwait(&net->changed, &net->lock, &until);
@@ -212,17 +211,14 @@ static void sleep_while_idle(struct cuda_ll_net *net)
 static void *proxy_main(void *argument)
 {
     struct cuda_ll_net *net = argument;
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    uint64_t moved_ns = ep_now_ns();
     unsigned tries = 0;
 
-    cudaSetDevice(net->cuda->device);
-    /* What it does concerns no capture of other threads. */
-    cudaThreadExchangeStreamCaptureMode(&mode);
     pthread_mutex_lock(&net->lock);
     for (;;) {
         uint64_t launches = net->launches, asked = __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE);
-        /* Asked before the turn, which then sees all that the kernels have written. */
-        bool idle = tries >= EP_BACKOFF_YIELDS && cudaEventQuery(net->event) != cudaErrorNotReady;
+        /* By the clock, not by an event: a call of CUDA may wait for a kernel that waits for this thread. */
+        bool idle = tries >= EP_BACKOFF_YIELDS && ep_now_ns() - moved_ns > AWAKE_NS;
         bool was_stopped = net->stop, moved;
         struct progress progress = {.moved = false};
 
@@ -244,8 +240,10 @@ static void *proxy_main(void *argument)
             break;
         if (launches != net->launches || asked != __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE))
             tries = 0;
-        if (!tries)
+        if (!tries) {
             net->nap_ns = LEAST_NAP_NS;
+            moved_ns = ep_now_ns();
+        }
         if (has_failed(net) || (idle && tries && !moved && !net->unsent && !net->stop))
             sleep_while_idle(net);
     }
@@ -253,21 +251,14 @@ static void *proxy_main(void *argument)
     return NULL;
 }
 
-ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream, uint64_t capture)
+void cuda_ll_net_launched(struct cuda_ll_net *net)
 {
-    cudaError_t error = cudaSuccess;
-
     if (!net)
-        return EP_OK;
+        return;
     pthread_mutex_lock(&net->lock);
-    if (capture)
-        net->captured = true;
-    else
-        error = cudaEventRecord(net->event, stream);
     net->launches++;
     pthread_cond_signal(&net->changed);
     pthread_mutex_unlock(&net->lock);
-    return cuda_status(error, "cudaEventRecord");
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -370,7 +361,6 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     ep_cond_init(&net->changed);
     net->next = cuda->ll_nets;
     cuda->ll_nets = net;
-    CUDA_TRY(cudaEventCreateWithFlags(&net->event, cudaEventDisableTiming));
     add_range(&net->landing, 0, (int64_t)bytes);
     EP_TRY(pin(&net->landing, bytes));
     device->landing = segment_of(&net->landing);
@@ -471,8 +461,6 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
     unpin(&net->landing, false);
     for (int rank = 0; rank < net->nranks; rank++)
         unpin(&net->lines[rank].out, used[rank]);
-    if (net->event)
-        cudaEventDestroy(net->event);
     pthread_cond_destroy(&net->changed);
     pthread_mutex_destroy(&net->lock);
     free(net);

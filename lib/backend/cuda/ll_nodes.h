@@ -22,10 +22,10 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
 /* Collective; `device` of the preparation is complete. Starts the thread. */
 ep_status cuda_ll_net_open(struct cuda_ll_net *net);
 /*
- * A kernel of the ep_ll is in the stream: there may be something to do until it has ended. Or in `capture`, not 0: its
- * launches nobody announces, so the thread looks for them from now on. net NULL: nothing.
+ * A kernel of the ep_ll is in a stream, or in a graph: from now on the thread looks whether there is something to do,
+ * each millisecond at least. net NULL: nothing.
  */
-ep_status cuda_ll_net_launched(struct cuda_ll_net *net, cudaStream_t stream, uint64_t capture);
+void cuda_ll_net_launched(struct cuda_ll_net *net);
 /*
  * No kernel of it runs any more. Ends the thread; what the peers still wait for is sent before, for as long as the
  * deadline of the communicator, unless the group has failed.

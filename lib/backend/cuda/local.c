@@ -7,23 +7,10 @@
  */
 #include "backend/cuda/cuda.h"
 
-/* Functions of the driver, by the runtime: the module does not link it. Their results are 0 or what went wrong. */
+/* Functions of the driver. Their results are 0 or what went wrong. */
 typedef int address_range_fn(unsigned long long *ret_base, size_t *ret_bytes, unsigned long long address);
 typedef int pointer_attribute_fn(void *ret_value, int attribute, unsigned long long address);
 enum { ATTRIBUTE_BUFFER_ID = 7 }; /* CU_POINTER_ATTRIBUTE_BUFFER_ID of cuda.h */
-
-static ep_status find_driver(const char *name, void **ret_function)
-{
-    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-
-#if CUDART_VERSION >= 12050
-    CUDA_TRY(cudaGetDriverEntryPointByVersion(name, ret_function, 12000, cudaEnableDefault, &result));
-#else
-    CUDA_TRY(cudaGetDriverEntryPoint(name, ret_function, cudaEnableDefault, &result));
-#endif
-    return result == cudaDriverEntryPointSuccess ? EP_OK
-                                                 : ep_fail(EP_E_UNSUPPORTED, "the driver of CUDA has no %s()", name);
-}
 
 /* --- memory of this rank ------------------------------------------------------------------------------------------ */
 
@@ -113,8 +100,8 @@ static ep_status find_whole(const void *memory, size_t bytes, struct cuda_alloca
     address_range_fn *get_range;
     size_t whole = 0;
 
-    EP_TRY(find_driver("cuMemGetAddressRange", (void **)&get_range));
-    EP_TRY(find_driver("cuPointerGetAttribute", (void **)&get_attribute));
+    EP_TRY(cuda_find_driver("cuMemGetAddressRange", (void **)&get_range));
+    EP_TRY(cuda_find_driver("cuPointerGetAttribute", (void **)&get_attribute));
     if (get_range(&base, &whole, at) != 0 || get_attribute(&number, ATTRIBUTE_BUFFER_ID, at) != 0)
         return ep_fail(EP_E_UNSUPPORTED, "the driver does not tell which allocation it is in");
     if (bytes > whole - (at - base))

@@ -50,7 +50,8 @@ static ep_status launch(struct cuda_ll_inner *inner, int phases)
         error = cuda_launch_ll_combine(&inner->combine, inner->blocks, inner->stream);
     }
     EP_TRY(cuda_status(error, "low-latency kernel"));
-    return cuda_ll_net_launched(inner->net, inner->stream, inner->capture);
+    cuda_ll_net_launched(inner->net);
+    return EP_OK;
 }
 
 /* Starts a part of the call and, for the forms that wait, waits for it. */
@@ -279,7 +280,7 @@ static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out,
     if (status == EP_OK)
         status = cuda_status(cuda_launch_ll_mask(&mask, call.stream), "mask kernel");
     if (status == EP_OK)
-        status = cuda_ll_net_launched(inner->net, call.stream, call.capture);
+        cuda_ll_net_launched(inner->net);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 
@@ -306,7 +307,7 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
     device.waits.ready_phase = device.waits.done_phase = EP_GROUP_LL_BARRIER;
     status = cuda_status(cuda_launch_ll_barrier(&device, call.stream), "barrier kernel");
     if (status == EP_OK)
-        status = cuda_ll_net_launched(inner->net, call.stream, call.capture);
+        cuda_ll_net_launched(inner->net);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 

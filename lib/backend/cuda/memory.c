@@ -59,8 +59,12 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
     cudaError_t error;
     ep_status status;
 
-    /* Freeing waits for what runs on the device: not in a call that may come at any time. */
-    if (kind != CUDA_MEMORY_LOCAL)
+    /*
+     * Freeing waits for what runs on the device and on those that reach it (cudaFree() with peer access enabled): not
+     * in ep_alloc_local(), which may come at any time, nor in an operation, whose peers' kernels may wait for this
+     * rank.
+     */
+    if (kind == CUDA_MEMORY_SYMMETRIC)
         cuda_settle(cuda->device);
     error = cudaMalloc(&base, whole);
     if (error == cudaErrorMemoryAllocation) {
@@ -208,6 +212,8 @@ static ep_status free_withdrawn(struct cuda_comm *cuda)
 
 static ep_status free_memory(struct cuda_comm *cuda, void *memory)
 {
+    ep_status status;
+
     /* What was called before may name it. */
     EP_TRY(cuda_drain(cuda));
     if (!withdraw(cuda, memory))
@@ -216,7 +222,9 @@ static ep_status free_memory(struct cuda_comm *cuda, void *memory)
     EP_TRY(ep_group_barrier(cuda->group.comm));
     cuda_unmap_freed(cuda);
     EP_TRY(ep_group_barrier(cuda->group.comm));
-    return free_withdrawn(cuda);
+    status = free_withdrawn(cuda);
+    /* No peer launches what waits for this rank while it is in cudaFree(), which may wait for that in turn. */
+    return status == EP_OK ? ep_group_barrier(cuda->group.comm) : status;
 }
 
 ep_status cuda_free(ep_comm *comm, void *memory)

@@ -190,9 +190,8 @@ struct terms {
 
 #define FP32 1ull
 
-__device__ void add_fp32(float (&sum)[8], const unsigned char *from, bool first)
+__device__ __forceinline__ void add_fp32(float (&sum)[8], const uint4 (&v)[2], bool first)
 {
-    uint4 v[2] = {load_vector(from), load_vector(from + VECTOR)};
     const uint32_t words[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
 
 #pragma unroll
@@ -200,21 +199,41 @@ __device__ void add_fp32(float (&sum)[8], const unsigned char *from, bool first)
         sum[i] = first ? __uint_as_float(words[i]) : __fadd_rn(sum[i], __uint_as_float(words[i]));
 }
 
+__device__ __forceinline__ void add_term(float (&sum)[8], bool fp32, const uint4 (&v)[2], bool first)
+{
+    if (fp32)
+        add_fp32(sum, v, first);
+    else if (first)
+        add_vector<true>(sum, v[0]);
+    else
+        add_vector<false>(sum, v[0]);
+}
+
+#define TERMS_AT_ONCE 4 /* loads under way: a row of a peer comes over its link */
+
 /* Elements [offset / 2, + 8) of the sum. */
 __device__ __forceinline__ void add_terms(float (&sum)[8], const terms &t, int n, int64_t offset)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++)
         sum[i] = 0.0f;
-    for (int i = 0; i < n; i++) {
-        const unsigned char *from = reinterpret_cast<const unsigned char *>(t.at[i] & ~FP32);
+    for (int begin = 0; begin < n; begin += TERMS_AT_ONCE) {
+        uint4 v[TERMS_AT_ONCE][2];
 
-        if (t.at[i] & FP32)
-            add_fp32(sum, from + 2 * offset, i == 0);
-        else if (i == 0)
-            add_vector<true>(sum, load_vector(from + offset));
-        else
-            add_vector<false>(sum, load_vector(from + offset));
+#pragma unroll
+        for (int i = 0; i < TERMS_AT_ONCE; i++)
+            if (begin + i < n) {
+                unsigned long long at = t.at[begin + i];
+                const unsigned char *from = reinterpret_cast<const unsigned char *>(at & ~FP32);
+
+                v[i][0] = load_vector(from + (at & FP32 ? 2 * offset : offset));
+                if (at & FP32)
+                    v[i][1] = load_vector(from + 2 * offset + VECTOR);
+            }
+#pragma unroll
+        for (int i = 0; i < TERMS_AT_ONCE; i++)
+            if (begin + i < n)
+                add_term(sum, t.at[begin + i] & FP32, v[i], begin + i == 0);
     }
 }
 

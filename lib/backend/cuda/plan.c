@@ -148,7 +148,7 @@ static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, con
         return EP_OK;
     CUDA_TRY(cudaPointerGetAttributes(&attributes, topk_idx));
     if (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged)
-        return EP_OK;
+        return cuda_check_pointer(cuda, "ep_plan_new", "topk_idx", topk_idx);
     EP_TRY(cuda_take(cuda, routing_bytes(args), ret_copy));
     *ret_routing = ret_copy->memory;
     CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, topk_idx, routing_bytes(args), cudaMemcpyDefault,

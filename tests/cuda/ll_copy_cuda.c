@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ll_copy_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N]: low-latency calls in CUDA's legacy default
+ * stream, and right behind each a copy of what it gives into pageable memory, as a program that reads its results does
+ * without a thought; the last rank comes late. Until the copy is done, CUDA may keep every other thread of the process
+ * waiting that calls it: what the kernel waits for must not depend on one. Exit 77 when there is no GPU.
+ */
+#include "ll_model.h"
+
+#include <epkit/cuda.h>
+#include <stdlib.h>
+
+#define TIMEOUT_MS 4000
+#define LATE_MS 60 /* the thread that serves the network has gone through all its ways of waiting by then */
+
+enum { TOKENS = 64, HIDDEN = 2048 };
+
+static const struct scene {
+    const char *name;
+    bool late_dispatch, late_combine;
+} scenes[] = {{"dispatch", true, false}, {"combine", false, true}, {"both", true, true}};
+
+/* The first part of what the call gives; waits for the call. */
+static int copy_out(const void *from, void *pageable)
+{
+    CUDA(cudaMemcpy(pageable, from, (size_t)HIDDEN * 2, cudaMemcpyDeviceToHost));
+    return 0;
+}
+
+static int run_round(const struct scene *scene, struct model *m, int round, void *pageable)
+{
+    const struct group *g = m->group;
+    uint32_t all = (uint32_t)(((uint64_t)1 << g->nranks) - 1);
+    bool last = g->rank == g->nranks - 1;
+
+    test_where("rank %d of %d, %s, round %d", g->rank, g->nranks, scene->name, round);
+    TRY(model_load(m, round));
+    TRY(group_meet(g));
+    if (last && scene->late_dispatch)
+        sleep_ms(LATE_MS);
+    CALL(model_dispatch(m, TEST_ASYNC));
+    TRY(copy_out(m->recv, pageable));
+    if (last && scene->late_combine)
+        sleep_ms(LATE_MS);
+    CALL(model_combine(m, TEST_ASYNC));
+    TRY(copy_out(m->out, pageable));
+    CALL(ep_comm_async_error(g->cuda));
+    return model_check(m, all, all);
+}
+
+static int run(const struct scene_run *run, const struct group *group)
+{
+    void *pageable = malloc((size_t)HIDDEN * 2);
+    struct group g = *group;
+    struct model model;
+    int code;
+
+    if (!pageable) {
+        test_say("no memory");
+        return FAILED;
+    }
+    g.stream = NULL;
+    code = model_open(&g, TOKENS, HIDDEN, 0, NULL, &model);
+    for (int round = 0; round < run->rounds && !code; round++)
+        code = run_round(run->scene, &model, round, pageable);
+    model_close(&model);
+    free(pageable);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .rounds = 4, .seed = 1};
+
+    if (!options_read(argc, argv, 2, &options))
+        return 2;
+    return run_group_scenes(
+        &options, (struct scene_run){.program = "ll_copy_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 60, .run = run},
+        scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+}
