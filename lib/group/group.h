@@ -445,6 +445,8 @@ const char *ep_group_describe_unwatched(const struct ep_group *group, int rank);
 bool ep_group_peer_dead(const struct ep_group *group, int rank);
 /* It has freed its communicator, on whatever host, as far as this rank has heard. */
 bool ep_group_has_left(const struct ep_group *group, int rank);
+/* Dead, or left: nobody waits for it any more. */
+bool ep_group_is_gone(const struct ep_group *group, int rank);
 
 /* What a rank of another host has raised, as its control link says: `word` may be rubbish of rank `from`. */
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from);

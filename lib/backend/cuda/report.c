@@ -55,7 +55,7 @@ static ep_status raise_late(struct cuda_comm *cuda, int rank, enum ep_group_phas
 
     if (far && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
         EP_TRY(wait_for_others_report(cuda));
-    if (ep_group_has_left(&cuda->group, rank) || ep_group_peer_dead(&cuda->group, rank))
+    if (ep_group_is_gone(&cuda->group, rank))
         return raise_lost(cuda, rank, phase);
     return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
 }
