@@ -86,8 +86,10 @@ void verify_poison_received(struct bench_case *bench, const struct bench_route *
 int verify_dispatch(struct bench_case *bench, const struct routing *routing, const struct bench_route *route,
                     bool is_fp8);
 void verify_fill_returned(struct bench_case *bench);
-/* `ranks_per_node`: of the order of addition. */
-int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, const char *what);
+/* Sums of what verify_fill_returned() has filled in, or of rows with keys of PATTERN_LL_RETURN. `ranks_per_node`: of
+ * the order of addition. */
+int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, bool low_latency,
+                   const char *what);
 /* Results of MPI_Alltoallv against those of the library, which have been verified. */
 int verify_byhand_dispatch(struct bench_case *bench, bool is_fp8);
 

@@ -13,8 +13,6 @@
 #include "core/quantize.h"
 
 #include <epkit/lowlatency.h>
-#include <epkit/numeric.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -261,84 +259,12 @@ static int check_dispatch(struct lowlat *lowlat)
     return verify_agree(lowlat->bench.ctx, "verifying low-latency dispatch", wrong);
 }
 
-/* What a low-latency combine must give for one token. */
-struct oracle {
-    float *sum, *partial, *term; /* [H] */
-};
-
-static void oracle_add(const struct lowlat *lowlat, const struct oracle *oracle, int token, int k, float *sum)
-{
-    const struct bench_route *route = &lowlat->bench.route;
-    size_t choice = (size_t)token * (size_t)route->topk + (size_t)k;
-    int hidden = lowlat->bench.request->hidden;
-
-    pattern_floats(oracle->term, hidden, return_key(lowlat, route->experts[choice], route->rank, token));
-    for (int i = 0; i < hidden; i++)
-        sum[i] = fmaf(route->weights[choice], oracle->term[i], sum[i]);
-}
-
-/*
- * Choices that are added up before they are added to others: the k-th and those behind it on the same rank. `ranks`: of
- * the choices of a token; -1 for holes and what has been in a group before.
- */
-static int next_group(const struct lowlat *lowlat, int *ranks, int k, int *ret_group)
-{
-    int rank = ranks[k], n = 0;
-
-    for (int i = k; rank >= 0 && i < lowlat->bench.route.topk; i++) {
-        if (ranks[i] != rank || (n > 0 && lowlat->bench.request->sum_once))
-            continue;
-        ret_group[n++] = i;
-        ranks[i] = -1;
-    }
-    return n;
-}
-
-static void oracle_sum(const struct lowlat *lowlat, const struct oracle *oracle, int token)
-{
-    const struct bench_route *route = &lowlat->bench.route;
-    const int32_t *experts = route->experts + (size_t)token * (size_t)route->topk;
-    int hidden = lowlat->bench.request->hidden, ranks[EP_MAX_TOPK], group[EP_MAX_TOPK];
-
-    for (int k = 0; k < route->topk; k++)
-        ranks[k] = experts[k] < 0 ? -1 : experts[k] / route->n_local_experts;
-    memset(oracle->sum, 0, (size_t)hidden * sizeof(float));
-    for (int k = 0; k < route->topk; k++) {
-        int n = next_group(lowlat, ranks, k, group);
-
-        if (n == 1)
-            oracle_add(lowlat, oracle, token, k, oracle->sum);
-        if (n < 2)
-            continue;
-        memset(oracle->partial, 0, (size_t)hidden * sizeof(float));
-        for (int i = 0; i < n; i++)
-            oracle_add(lowlat, oracle, token, group[i], oracle->partial);
-        for (int i = 0; i < hidden; i++)
-            oracle->sum[i] += ep_bf16_to_f32(ep_bf16_from_f32(oracle->partial[i]));
-    }
-}
-
 static int check_combine(struct lowlat *lowlat)
 {
-    const struct bench_route *route = &lowlat->bench.route;
-    int hidden = lowlat->bench.request->hidden;
-    float *sum = malloc(3 * (size_t)hidden * sizeof(*sum));
-    const char *wrong = "";
-    struct oracle oracle;
+    struct bench_case *bench = &lowlat->bench;
 
-    if (!sum)
-        return ranks_emit_error(lowlat->bench.ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"),
-                                "verifying low-latency combine");
-    oracle = (struct oracle){.sum = sum, .partial = sum + hidden, .term = sum + 2 * (size_t)hidden};
-    twins_pull(&lowlat->twins, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)hidden);
-    for (int token = 0; token < route->n_tokens; token++) {
-        oracle_sum(lowlat, &oracle, token);
-        for (int i = 0; i < hidden; i++)
-            if (lowlat->out[(size_t)token * (size_t)hidden + (size_t)i] != ep_bf16_from_f32(sum[i]))
-                wrong = "a sum is wrong";
-    }
-    free(sum);
-    return verify_agree(lowlat->bench.ctx, "verifying low-latency combine", wrong);
+    twins_pull(&lowlat->twins, lowlat->out, (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden);
+    return verify_combine(bench, lowlat->out, bench->ctx->nranks, true, "verifying low-latency combine");
 }
 
 /* Dispatch and combine once, into poisoned outputs, everything compared. */

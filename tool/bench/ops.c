@@ -148,7 +148,7 @@ static int check_combine(struct op *op)
     twins_push(&bench->twins, bench->out, bytes);
     code = run_checked(op, run_combine, "combine");
     twins_pull(&bench->twins, bench->out, bytes);
-    return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, "verifying combine");
+    return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, false, "verifying combine");
 }
 
 /* After the rounds; the receiving buffers hold what the last turn left. */
@@ -160,7 +160,7 @@ static int check_byhand(struct op *op, bool is_combine)
         return 0;
     /* It knows no nodes: one row after the other, by rank. */
     if (is_combine)
-        return verify_combine(bench, bench->out_byhand, bench->ctx->nranks, "verifying MPI_Alltoallv");
+        return verify_combine(bench, bench->out_byhand, bench->ctx->nranks, false, "verifying MPI_Alltoallv");
     return verify_byhand_dispatch(bench, op->is_fp8);
 }
 
