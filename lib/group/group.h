@@ -86,6 +86,9 @@ struct ep_group_address {
 
 #define EP_GROUP_UNMAPPED UINT32_MAX
 
+/* Which optional outputs a call gives, a bit for each: the same on all ranks. */
+enum { EP_GROUP_RECV_INDEX = 1, EP_GROUP_RECV_WEIGHTS = 2, EP_GROUP_OUT_WEIGHTS = 4 };
+
 enum { EP_GROUP_AT_X, EP_GROUP_AT_SCALES, EP_GROUP_AT_INDEX, EP_GROUP_AT_WEIGHTS, EP_GROUP_AT_COUNT };
 
 /* What a rank publishes when it enters a dispatch or combine. */
@@ -424,6 +427,8 @@ ep_status ep_group_compare(const char *call, const struct ep_group_field *fields
 /* EP_E_MISMATCH and its text alone. */
 ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank);
 ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank);
+/* `mine` and `theirs`: EP_GROUP_RECV_INDEX ... */
+ep_status ep_group_fail_outputs(uint32_t mine, int me, uint32_t theirs, int rank);
 
 /* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
 ep_status ep_group_fail_damaged(struct ep_group *group, int rank, enum ep_group_phase phase, const char *what,

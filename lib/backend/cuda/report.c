@@ -16,12 +16,13 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int ra
                                          [CUDA_TELL_DTYPE] = "dtype",
                                          [CUDA_TELL_HIDDEN] = "hidden",
                                          [CUDA_TELL_SCALE_TYPE] = "scale_type",
-                                         [CUDA_TELL_SCALE_WORDS] = "scale_words",
-                                         [CUDA_TELL_OUTPUTS] = "the set of outputs and flags"};
+                                         [CUDA_TELL_SCALE_WORDS] = "scale_words"};
     int me = cuda->group.comm->rank;
 
     if (word == CUDA_TELL_PHASE || word >= CUDA_TELL_COMPARED)
         return ep_group_fail_calls(mine, me, theirs, rank);
+    if (word == CUDA_TELL_OUTPUTS)
+        return ep_group_fail_outputs(mine, me, theirs, rank);
     return ep_group_fail_disagree("", fields[word], (int32_t)mine, me, (int32_t)theirs, rank);
 }
 
