@@ -296,7 +296,7 @@ static void requests_survive_the_way(void **state)
     request.n_token_counts = 2;
     request.tokens[1] = 77;
     request.iters = 50;
-    request.yardsticks = false;
+    request.baselines = false;
     request.sum_once = true;
     json = bench_request_to_json(&request);
     assert_int_equal(bench_request_from_json(json, &back), 0);
@@ -312,7 +312,7 @@ static void requests_survive_the_way(void **state)
     assert_int_equal(back.topk, request.topk);
     assert_int_equal(back.experts, request.experts);
     assert_int_equal(back.iters, 50);
-    assert_false(back.yardsticks);
+    assert_false(back.baselines);
     assert_true(back.sum_once);
     json_object_set_new(json, "routing", json_string("nonsense"));
     assert_int_equal(bench_request_from_json(json, &back), -1);

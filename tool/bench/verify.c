@@ -44,25 +44,25 @@ void verify_fill_x(struct bench_case *bench, bool is_fp8)
         if (is_fp8)
             pattern_fill(bench->x_scales + (size_t)token * scales, scales * sizeof(float), PATTERN_SCALES, scale_key);
     }
-    twins_push(&bench->twins, bench->x, (size_t)bench->tokens * row_bytes);
-    twins_push(&bench->twins, bench->x_scales, is_fp8 ? (size_t)bench->tokens * scales * sizeof(float) : 0);
+    mirrors_push(&bench->mirrors, bench->x, (size_t)bench->tokens * row_bytes);
+    mirrors_push(&bench->mirrors, bench->x_scales, is_fp8 ? (size_t)bench->tokens * scales * sizeof(float) : 0);
 }
 
-static void twins_push_to(struct bench_twins *twins, void *host, size_t bytes)
+static void mirrors_push_to(struct bench_mirrors *mirrors, void *host, size_t bytes)
 {
-    twins_push(twins, host, bytes);
+    mirrors_push(mirrors, host, bytes);
 }
 
 static void each_received(struct bench_case *bench, size_t rows,
-                          void (*act)(struct bench_twins *twins, void *host, size_t bytes))
+                          void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
 {
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
 
-    act(&bench->twins, bench->recv_x, rows * 2 * hidden);
-    act(&bench->twins, bench->recv_scales, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float));
-    act(&bench->twins, bench->recv_experts, rows * topk * sizeof(int32_t));
-    act(&bench->twins, bench->recv_weights, rows * topk * sizeof(float));
+    act(&bench->mirrors, bench->recv_x, rows * 2 * hidden);
+    act(&bench->mirrors, bench->recv_scales, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float));
+    act(&bench->mirrors, bench->recv_experts, rows * topk * sizeof(int32_t));
+    act(&bench->mirrors, bench->recv_weights, rows * topk * sizeof(float));
 }
 
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route)
@@ -75,7 +75,7 @@ void verify_poison_received(struct bench_case *bench, const struct bench_route *
     memset(bench->recv_scales, PATTERN_POISON, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float));
     memset(bench->recv_experts, PATTERN_POISON, rows * topk * sizeof(int32_t));
     memset(bench->recv_weights, PATTERN_POISON, rows * topk * sizeof(float));
-    each_received(bench, rows, twins_push_to);
+    each_received(bench, rows, mirrors_push_to);
 }
 
 /* Everything that came with received row `row`, which must be `token` of `source`. NULL, or what differs. */
@@ -110,7 +110,7 @@ int verify_dispatch(struct bench_case *bench, const struct routing *routing, con
 {
     char wrong[160] = "";
 
-    each_received(bench, (size_t)route->n_recv, twins_pull);
+    each_received(bench, (size_t)route->n_recv, mirrors_pull);
     for (int source = 0; source < route->n_ranks && !*wrong; source++) {
         for (int32_t row = route->recv_start[source]; row < route->recv_start[source + 1] && !*wrong; row++) {
             const char *what = check_row(bench, routing, route, source, route->recv_token[row], (size_t)row, is_fp8);
@@ -133,7 +133,7 @@ void verify_fill_returned(struct bench_case *bench)
             pattern_fill(
                 (unsigned char *)bench->recv_x + (size_t)row * row_bytes, row_bytes, PATTERN_BF16,
                 pattern_key(bench->request->seed, PATTERN_RETURN, bench->ctx->rank, source, route->recv_token[row]));
-    twins_push(&bench->twins, bench->recv_x, (size_t)route->n_recv * row_bytes);
+    mirrors_push(&bench->mirrors, bench->recv_x, (size_t)route->n_recv * row_bytes);
 }
 
 struct sums {
@@ -208,9 +208,9 @@ int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_
     return verify_agree(bench->ctx, what, wrong);
 }
 
-int verify_byhand_dispatch(struct bench_case *bench, bool is_fp8)
+int verify_naive_dispatch(struct bench_case *bench, bool is_fp8)
 {
-    const struct byhand *hand = &bench->hand;
+    const struct naive *hand = &bench->hand;
     size_t rows = (size_t)bench->route.n_recv;
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
