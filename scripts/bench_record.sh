@@ -18,7 +18,7 @@ source=$(git -C "$here" describe --always --dirty --abbrev=10)
 case "$source" in
 *-dirty) echo "bench_record.sh: $here has changes that are not committed" >&2; exit 1 ;;
 esac
-built=$("$epkit" bench --quick --boot fork --only plan --no-yardsticks --json | jq -r .build.commit)
+built=$("$epkit" bench --quick --boot fork --only plan --no-baselines --json | jq -r .build.commit)
 [ "$built" = "$source" ] || { echo "bench_record.sh: $epkit was built from $built, but $here is at $source: build again" >&2; exit 1; }
 
 # measure NAME OPTION...: one document, with the command line that made it.

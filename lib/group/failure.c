@@ -214,6 +214,19 @@ ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank)
                    ep_group_phase_name((enum ep_group_phase)theirs));
 }
 
+ep_status ep_group_fail_outputs(uint32_t mine, int me, uint32_t theirs, int rank)
+{
+    uint32_t differ = mine ^ theirs;
+    const char *name = differ & EP_GROUP_RECV_INDEX     ? "recv_topk_idx"
+                       : differ & EP_GROUP_RECV_WEIGHTS ? "recv_topk_weights"
+                       : differ & EP_GROUP_OUT_WEIGHTS  ? "out_topk_weights"
+                                                        : "an output";
+    bool have = mine & differ & -differ;
+
+    return ep_fail(EP_E_MISMATCH, "ranks disagree: %s is given on rank %d and NULL on rank %d", name, have ? me : rank,
+                   have ? rank : me);
+}
+
 ep_status ep_group_compare(const char *call, const struct ep_group_field *fields, size_t n, const void *mine, int me,
                            const void *theirs, int rank)
 {

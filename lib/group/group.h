@@ -2,7 +2,8 @@
 /*
  * group.h - the layer that makes a group of ranks: what every backend shares, and no backend's data path.
  *
- *   control.c   the control block of each rank, attaching to those of the peers;  agree.c  agreement of all ranks
+ *   control.h   the control block of each rank;  control.c  attaching to those of the peers
+ *   agree.c     agreement of all ranks
  *   failure.c   the failure of the group, and what it says on each rank
  *   wait.c      every wait: doorbell, deadline, liveness and who is to blame
  *   link.c      the control link to each rail peer of another host: what control blocks are within one
@@ -29,129 +30,11 @@
 #include "base/clock.h"
 #include "base/shm.h"
 #include "core/core.h"
+#include "group/control.h"
 #include "net/stream.h"
 
 #include <pthread.h>
-#include <stdalign.h>
 #include <string.h>
-
-#define EP_GROUP_CACHE_LINE 64
-#define EP_GROUP_SLOTS 512   /* symmetric allocations of one rank, staging included */
-#define EP_GROUP_EXCHANGES 4 /* exchanges in flight: plans whose counts nobody has asked for yet */
-#define EP_GROUP_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
-#define EP_GROUP_GATHER_BYTES 4096
-#define EP_GROUP_REASON_BYTES 256      /* of a failure, as its peers get it; longer ones are cut */
-#define EP_GROUP_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
-
-/* What a rank is waiting for or doing; the names are what error texts show. */
-#define EP_GROUP_PHASES(X)                                                                                             \
-    X(EP_GROUP_IDLE, "no call")                                                                                        \
-    X(EP_GROUP_OPEN, "creation: rendezvous")                                                                           \
-    X(EP_GROUP_BARRIER, "barrier")                                                                                     \
-    X(EP_GROUP_GATHER, "all-gather")                                                                                   \
-    X(EP_GROUP_PLAN_SLOT, "plan: earlier counts read")                                                                 \
-    X(EP_GROUP_PLAN_COUNTS, "plan: exchange of counts")                                                                \
-    X(EP_GROUP_PLAN_ROUTES, "plan: exchange of routes between nodes")                                                  \
-    X(EP_GROUP_DISPATCH_READY, "dispatch: outputs ready")                                                              \
-    X(EP_GROUP_DISPATCH_MOVE, "dispatch: rows between nodes")                                                          \
-    X(EP_GROUP_DISPATCH_DONE, "dispatch: rows placed")                                                                 \
-    X(EP_GROUP_COMBINE_READY, "combine: inputs ready")                                                                 \
-    X(EP_GROUP_COMBINE_MOVE, "combine: partial sums between nodes")                                                    \
-    X(EP_GROUP_COMBINE_DONE, "combine: inputs read")                                                                   \
-    X(EP_GROUP_LL_SEND, "low-latency dispatch: buffer free")                                                           \
-    X(EP_GROUP_LL_RECV, "low-latency dispatch: rows")                                                                  \
-    X(EP_GROUP_LL_OFFER, "low-latency combine: buffer free")                                                           \
-    X(EP_GROUP_LL_ANSWER, "low-latency combine: weights of other nodes")                                               \
-    X(EP_GROUP_LL_COMBINE, "low-latency combine: inputs ready")                                                        \
-    X(EP_GROUP_LL_DONE, "low-latency combine: inputs read")                                                            \
-    X(EP_GROUP_LL_BARRIER, "low-latency barrier")                                                                      \
-    X(EP_GROUP_SHRINK, "shrink: survivors")                                                                            \
-    X(EP_GROUP_AFTER, "waiting for the event of ep_stream_wait")                                                       \
-    X(EP_GROUP_ATTACH, "mapping memory of a peer")                                                                     \
-    X(EP_GROUP_PROBE_PUTS, "network probe: puts")                                                                      \
-    X(EP_GROUP_PROBE_SOCKETS, "network probe: plain sockets")
-
-enum ep_group_phase {
-#define EP_GROUP_PHASE_ENUM(name, text) name,
-    EP_GROUP_PHASES(EP_GROUP_PHASE_ENUM)
-#undef EP_GROUP_PHASE_ENUM
-};
-
-/* A place in a rank's symmetric memory. */
-struct ep_group_address {
-    uint32_t slot; /* EP_GROUP_UNMAPPED: none */
-    uint32_t generation;
-    uint64_t offset;
-};
-
-#define EP_GROUP_UNMAPPED UINT32_MAX
-
-enum { EP_GROUP_AT_X, EP_GROUP_AT_SCALES, EP_GROUP_AT_INDEX, EP_GROUP_AT_WEIGHTS, EP_GROUP_AT_COUNT };
-
-/* What a rank publishes when it enters a dispatch or combine. */
-struct ep_group_descriptor {
-    int32_t phase; /* EP_GROUP_DISPATCH_READY or EP_GROUP_COMBINE_READY: to detect two ranks in different calls */
-    int32_t plan_number;
-    int32_t dtype, hidden, scale_type, scale_words, outputs;
-    int64_t rows;   /* that the buffers below hold: all ranks compute the same number from the plan */
-    int32_t copies; /* CUDA: its kernel copies rows between ordinary memory and `at`; ranks may differ */
-    struct ep_group_address at[EP_GROUP_AT_COUNT];
-};
-
-struct ep_group_slot {
-    _Atomic uint32_t generation; /* 0: empty */
-    struct ep_shm_name name;
-};
-
-/*
- * Votes of ep_comm_shrink, in the lowest byte; see shrink_vote.c. Besides doorbells the only words that peers write:
- * those against the group, by compare-exchange from OPEN.
- */
-enum {
-    EP_GROUP_VOTE_OPEN = 0,
-    EP_GROUP_VOTE_LOCKED,
-    EP_GROUP_VOTE_VETO,
-    EP_GROUP_VOTE_BANNED,
-    EP_GROUP_VOTE_GIVEN_UP,
-    EP_GROUP_VOTE_LEFT_OUT
-};
-
-struct ep_group_shrink {
-    _Atomic uint32_t attempt;                                   /* 0: not come yet; else the attempt this rank is in */
-    _Atomic uint32_t vote[EP_GROUP_ATTEMPTS];                   /* on who is left */
-    _Atomic uint32_t opened[EP_GROUP_ATTEMPTS];                 /* on whether the new group is there */
-    _Atomic uint64_t out[EP_GROUP_ATTEMPTS][EP_MAX_RANKS / 64]; /* ranks to leave out; bits are only added */
-    /* Over control links: a shrink has passed without these ranks (shrink_linked.c). */
-    _Atomic uint32_t passed;
-    _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
-    _Atomic uint32_t aborts_before; /* 1 + calls of ep_comm_abort before its last call began; 0: none has */
-    _Atomic uint64_t gathered;      /* all-gathers among the survivors */
-    unsigned char block[2][EP_GROUP_GATHER_BYTES];
-};
-
-struct ep_group_control {
-    alignas(EP_GROUP_CACHE_LINE) _Atomic uint32_t doorbell; /* any rank adds 1 */
-    _Atomic uint32_t sleeping;                              /* the owner is in the futex call, or about to */
-    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t entered;
-    _Atomic uint64_t finished;
-    _Atomic uint64_t board_ready; /* exchanges whose rows (own and rail peers') are on the board */
-    _Atomic uint64_t board_read;  /* exchanges that this rank has read from all boards */
-    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
-    _Atomic uint32_t left;                                 /* ep_comm_free was called */
-    _Atomic uint32_t aborts;                               /* calls of ep_comm_abort: wakes a shrink */
-    _Atomic uint32_t waiting;                              /* (rank waited for + 1) << 8 | phase; 0: not waiting */
-    _Atomic uint64_t beat_ns;                              /* when the owner last looked around while waiting */
-    struct ep_group_descriptor record[2];
-    _Atomic uint64_t group_failure; /* of the lowest rank on this host alone: what all ranks report. First writer wins,
-                                       and every rank writes here */
-    _Atomic uint32_t reason_taken;
-    _Atomic uint64_t reason_for; /* the failure that the owner has raised with this reason; 0: none */
-    char reason[EP_GROUP_REASON_BYTES];
-    _Atomic uint32_t frees; /* counts releases in slot[], so that peers drop stale mappings */
-    struct ep_group_slot slot[EP_GROUP_SLOTS];
-    struct ep_group_shrink shrink;
-    /* Then EP_GROUP_EXCHANGES boards of nnodes rows of board_row_bytes. */
-};
 
 /* A peer's allocation, mapped here. */
 struct ep_group_mapping {
@@ -424,6 +307,8 @@ ep_status ep_group_compare(const char *call, const struct ep_group_field *fields
 /* EP_E_MISMATCH and its text alone. */
 ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank);
 ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank);
+/* `mine` and `theirs`: EP_GROUP_RECV_INDEX ... */
+ep_status ep_group_fail_outputs(uint32_t mine, int me, uint32_t theirs, int rank);
 
 /* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
 ep_status ep_group_fail_damaged(struct ep_group *group, int rank, enum ep_group_phase phase, const char *what,
@@ -445,6 +330,8 @@ const char *ep_group_describe_unwatched(const struct ep_group *group, int rank);
 bool ep_group_peer_dead(const struct ep_group *group, int rank);
 /* It has freed its communicator, on whatever host, as far as this rank has heard. */
 bool ep_group_has_left(const struct ep_group *group, int rank);
+/* Dead, or left: nobody waits for it any more. */
+bool ep_group_is_gone(const struct ep_group *group, int rank);
 
 /* What a rank of another host has raised, as its control link says: `word` may be rubbish of rank `from`. */
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from);

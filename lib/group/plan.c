@@ -4,8 +4,8 @@
  * computes the final row of each of its tokens on each destination, so that data is placed once, where it stays.
  *
  * opening:     check the routing, count, publish (does not wait)
- * completion:  read all rows, compute positions; between nodes send each rail peer the rows on its node. At once, or
- *              with the first operation for plans with max_recv_tokens.
+ * completion:  read all rows, compute positions (plan_rows.c); between nodes send each rail peer the rows on its node.
+ * At once, or with the first operation for plans with max_recv_tokens.
  */
 #include "group/plan.h"
 #include "core/routing.h"
@@ -19,11 +19,6 @@ static size_t plan_row_bytes(const ep_plan *plan)
     size_t counts = (size_t)plan->comm->nranks + (size_t)plan->comm->nnodes + (size_t)plan->args.n_experts;
 
     return sizeof(struct plan_row) + counts * sizeof(int32_t);
-}
-
-static int64_t round_up(int64_t value, int64_t multiple)
-{
-    return (value + multiple - 1) / multiple * multiple;
 }
 
 static void fill_row(const ep_plan *plan, struct plan_row *row)
@@ -103,232 +98,6 @@ static void free_inner(struct ep_group_plan *inner, int nnodes)
 
 /* --- completion ------------------------------------------------------------------------------------------------- */
 
-static const int32_t *expert_counts(const struct ep_group_completion *c, int rank)
-{
-    return c->rows[rank]->counts + c->plan->comm->nranks + c->plan->comm->nnodes;
-}
-
-static ep_status compare_rows(const struct ep_group_completion *c)
-{
-    static const struct ep_group_field fields[] = {
-        {"topk", offsetof(struct plan_row, topk)},
-        {"n_experts", offsetof(struct plan_row, n_experts)},
-        {"idx_type", offsetof(struct plan_row, idx_type)},
-        {"flags", offsetof(struct plan_row, flags)},
-        {"expert_alignment", offsetof(struct plan_row, expert_alignment)},
-        {"token_in_rank in place of topk_idx", offsetof(struct plan_row, from_mask)},
-    };
-
-    for (int rank = 1; rank < c->plan->comm->nranks; rank++) {
-        EP_TRY(ep_group_compare("ep_plan_new: ", fields, sizeof(fields) / sizeof(fields[0]), c->rows[0], 0,
-                                c->rows[rank], rank));
-        if ((c->rows[0]->max_recv_tokens > 0) != (c->rows[rank]->max_recv_tokens > 0))
-            return ep_group_fail_disagree("ep_plan_new: ", "max_recv_tokens", c->rows[0]->max_recv_tokens, 0,
-                                          c->rows[rank]->max_recv_tokens, rank);
-    }
-    return EP_OK;
-}
-
-/* A count is one of tokens: what cannot be is damage. The final row of every token follows from them. */
-static const char *check_counts(const struct ep_group_completion *c, int rank, int64_t *ret_value)
-{
-    const struct plan_row *row = c->rows[rank];
-    const int32_t *per_expert = expert_counts(c, rank), *per_node = row->counts + c->plan->comm->nranks;
-    int n_local = c->plan->info.n_local_experts, per = c->plan->comm->ranks_per_node, nnodes = c->plan->comm->nnodes;
-
-    *ret_value = row->n_tokens;
-    if (row->n_tokens < 0 || (int64_t)row->n_tokens * c->plan->args.topk > INT32_MAX)
-        return "its number of tokens";
-    *ret_value = row->max_recv_tokens;
-    if (row->max_recv_tokens < 0)
-        return "its max_recv_tokens";
-    *ret_value = row->max_tokens;
-    if (row->max_tokens < row->n_tokens)
-        return "its max_tokens";
-    for (int to = 0; to < c->plan->comm->nranks; to++) {
-        int64_t sum = 0;
-
-        *ret_value = row->counts[to];
-        /* Of one node the CUDA backend counts its tokens for ranks alone. */
-        if (row->counts[to] < 0 || row->counts[to] > (nnodes > 1 ? per_node[to / per] : row->n_tokens))
-            return "its number of tokens for a rank";
-        for (int expert = to * n_local; expert < (to + 1) * n_local; expert++) {
-            *ret_value = per_expert[expert];
-            if (per_expert[expert] < 0 || per_expert[expert] > row->counts[to])
-                return "its number of tokens for an expert";
-            sum += per_expert[expert];
-        }
-        *ret_value = sum;
-        if (sum < row->counts[to])
-            return "the sum of its tokens for the experts of a rank";
-    }
-    for (int node = 0; node < nnodes; node++) {
-        *ret_value = per_node[node];
-        if (per_node[node] < 0 || per_node[node] > row->n_tokens)
-            return "its number of tokens for a node";
-    }
-    return NULL;
-}
-
-static ep_status check_rows(struct ep_group_completion *c)
-{
-    for (int rank = 0; rank < c->plan->comm->nranks; rank++) {
-        int64_t value;
-        const char *what = check_counts(c, rank, &value);
-
-        if (what)
-            return ep_group_fail_damaged(c->group, rank, EP_GROUP_PLAN_COUNTS, what, value);
-    }
-    return EP_OK;
-}
-
-/* Rows that `rank` receives; sets what this rank's tokens begin at there. */
-static int64_t place_on_rank(struct ep_group_completion *c, int rank)
-{
-    const ep_plan *plan = c->plan;
-    int me = plan->comm->rank, n_local = plan->info.n_local_experts;
-    int64_t total = 0;
-
-    if (!(plan->args.flags & EP_PLAN_EXPANDED)) {
-        for (int source = 0; source < plan->comm->nranks; source++) {
-            if (source == me)
-                c->base[rank] = total;
-            total += c->rows[source]->counts[rank];
-        }
-        return total;
-    }
-    for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
-        for (int source = 0; source < plan->comm->nranks; source++) {
-            if (source == me)
-                c->base[expert] = total;
-            total += expert_counts(c, source)[expert];
-        }
-        total = round_up(total, plan->args.expert_alignment);
-    }
-    return total;
-}
-
-static ep_status place_all(struct ep_group_completion *c)
-{
-    ep_plan *plan = c->plan;
-
-    for (int rank = 0; rank < plan->comm->nranks; rank++) {
-        int64_t total = place_on_rank(c, rank);
-        int64_t worst = c->rows[rank]->max_recv_tokens;
-
-        if (total > INT32_MAX)
-            return ep_fail(EP_E_OVERFLOW, "plan: rank %d would receive %lld rows", rank, (long long)total);
-        if (worst > 0 && total > worst)
-            return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its max_recv_tokens is %lld", rank,
-                           (long long)total, (long long)worst);
-        c->inner->rows_on[rank] = total;
-        if (rank == plan->comm->rank)
-            plan->full.n_recv = total;
-    }
-    plan->full.out_rows = plan->args.max_recv_tokens > 0 ? plan->args.max_recv_tokens : plan->full.n_recv;
-    return EP_OK;
-}
-
-/* What this rank receives: per expert, per source. */
-static void count_received(struct ep_group_completion *c)
-{
-    ep_plan *plan = c->plan;
-    struct ep_group_plan *inner = c->inner;
-    int me = plan->comm->rank, n_local = plan->info.n_local_experts, nranks = plan->comm->nranks;
-    int64_t start = 0;
-
-    for (int local = 0; local < n_local; local++) {
-        int64_t n = 0;
-
-        for (int source = 0; source < nranks; source++)
-            n += expert_counts(c, source)[me * n_local + local];
-        inner->recv_exact[local] = (int32_t)n;
-        n = round_up(n, plan->args.expert_alignment);
-        inner->recv_per_expert[local] = (int32_t)n;
-        inner->expert_start[local] = start;
-        start += n;
-    }
-    inner->expert_start[n_local] = start;
-    inner->recv_from_rank[0] = 0;
-    for (int source = 0; source < nranks; source++) {
-        int32_t *prefix = inner->prefix + (size_t)source * (size_t)nranks;
-
-        inner->recv_from_rank[source + 1] = inner->recv_from_rank[source] + c->rows[source]->counts[me];
-        for (int rank = 0; rank < nranks; rank++)
-            prefix[rank] = c->rows[source]->counts[rank] + (source ? prefix[rank - nranks] : 0);
-    }
-    plan->full.recv_per_expert = inner->recv_per_expert;
-    if (plan->args.flags & EP_PLAN_EXPANDED)
-        plan->full.expert_start = inner->expert_start;
-    else
-        plan->full.recv_from_rank = inner->recv_from_rank;
-}
-
-/* The final row of each (token, k) on its destination. */
-static void assign_rows(struct ep_group_completion *c)
-{
-    const ep_plan *plan = c->plan;
-    const int32_t *index = c->inner->index;
-    int topk = plan->args.topk;
-    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
-    int64_t row_on[EP_MAX_RANKS];
-    int32_t seen_at[EP_MAX_RANKS];
-
-    memset(seen_at, 0xff, sizeof(seen_at));
-    for (int32_t t = 0; t < c->inner->n_tokens; t++) {
-        for (int k = 0; k < topk; k++) {
-            size_t at = (size_t)t * (size_t)topk + (size_t)k;
-            int32_t expert = index[at];
-            int rank = expert < 0 ? -1 : c->home[expert];
-
-            if (rank < 0) {
-                c->row[at] = -1;
-            } else if (expanded) {
-                c->row[at] = (int32_t)c->base[expert]++;
-            } else {
-                if (seen_at[rank] != t) {
-                    seen_at[rank] = t;
-                    row_on[rank] = c->base[rank]++;
-                }
-                c->row[at] = (int32_t)row_on[rank];
-            }
-        }
-    }
-}
-
-/* --- completion, all of it -------------------------------------------------------------------------------------- */
-
-static ep_status build(struct ep_group_completion *c)
-{
-    ep_plan *plan = c->plan;
-    struct ep_group_plan *inner = c->inner;
-    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
-
-    EP_TRY(compare_rows(c));
-    EP_TRY(check_rows(c));
-    for (int rank = 0; rank < plan->comm->nranks; rank++)
-        inner->max_tokens[rank] = c->rows[rank]->max_tokens;
-    /* What the caller has read of the plan stays with it: an update changes what the worker knows alone. */
-    if (!atomic_load_explicit(&plan->counted, memory_order_relaxed))
-        plan->full = plan->info;
-    EP_TRY(place_all(c));
-    count_received(c);
-    if (!expanded)
-        memcpy(inner->first_row, c->base, (size_t)plan->comm->nranks * sizeof(*c->base));
-    if (!inner->index) {
-        atomic_store_explicit(&plan->counted, true, memory_order_release);
-        return EP_OK;
-    }
-    assign_rows(c);
-    if (plan->comm->nnodes > 1)
-        EP_TRY(ep_group_plan_exchange_routes(c));
-    EP_TRY(ep_group_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->home, c->group->first,
-                               c->group->nlocal, expanded, inner->index, c->row));
-    inner->index = NULL; /* the route's now */
-    atomic_store_explicit(&plan->counted, true, memory_order_release);
-    return EP_OK;
-}
-
 static ep_status complete(struct ep_group *group, ep_plan *plan)
 {
     struct ep_group_plan *inner = plan->impl;
@@ -361,7 +130,7 @@ static ep_status complete(struct ep_group *group, ep_plan *plan)
     }
     for (int expert = 0; expert < plan->args.n_experts; expert++)
         c.home[expert] = expert / plan->info.n_local_experts;
-    status = build(&c);
+    status = ep_group_plan_build(&c);
 release:
     ep_group_exchange_release(group, inner->exchange);
     free(copies);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h - what plan.c, plan_rails.c and plan_routing.c share. */
+/* plan.h - what plan.c, plan_rows.c, plan_rails.c and plan_routing.c share. */
 #ifndef EP_GROUP_PLAN_H
 #define EP_GROUP_PLAN_H
 
@@ -26,9 +26,12 @@ struct ep_group_completion {
     int32_t *home;                /* [E] rank of each expert: looked up, because divisions would cost half the plan */
 };
 
+/* plan_rows.c. Checks what the ranks have published, computes counts and rows, and makes the routes. */
+ep_status ep_group_plan_build(struct ep_group_completion *c);
+
 /*
- * Between nodes: every rank sends its rail peers the experts and rows of the tokens that they will place for it, and
- * makes routes of what it receives. Fills net_tokens and rail of the plan.
+ * plan_rails.c. Between nodes: every rank sends its rail peers the experts and rows of the tokens that they will place
+ * for it, and makes routes of what it receives. Fills net_tokens and rail of the plan.
  */
 ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c);
 

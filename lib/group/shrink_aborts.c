@@ -30,12 +30,6 @@ static bool has_begun(const struct ep_group *group, int rank, uint32_t count)
                    : atomic_load(&group->remote[rank].shrinks) != 0;
 }
 
-/* No shrink waits for it, and its aborts end none. */
-static bool is_gone(const struct ep_group *group, int rank)
-{
-    return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
-}
-
 ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group, int timeout_ms)
 {
     int nranks = group->comm->nranks, me = group->comm->rank, aborted_by = ep_group_aborted_by(group);
@@ -80,7 +74,8 @@ int shrink_aborts_find(struct shrink_aborts *aborts)
             aborts->heard_ns[rank] = 0;
         } else if (!aborts->heard_ns[rank]) {
             aborts->heard_ns[rank] = now;
-        } else if (now - aborts->heard_ns[rank] >= (uint64_t)aborts->most_ms * 1000000u && !is_gone(group, rank)) {
+        } else if (now - aborts->heard_ns[rank] >= (uint64_t)aborts->most_ms * 1000000u &&
+                   !ep_group_is_gone(group, rank)) {
             return rank;
         }
     }

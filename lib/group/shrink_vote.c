@@ -45,8 +45,7 @@ static ep_status status_in(uint32_t word)
 
 bool shrink_is_gone(const struct shrink *s, int rank)
 {
-    return rank != s->group->comm->rank &&
-           (ep_group_peer_dead(s->group, rank) || atomic_load(&s->group->peers[rank].control->left));
+    return rank != s->group->comm->rank && ep_group_is_gone(s->group, rank);
 }
 
 uint32_t shrink_attempt_of(const struct shrink *s, int rank)

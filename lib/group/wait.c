@@ -168,6 +168,11 @@ bool ep_group_has_left(const struct ep_group *group, int rank)
     return control && atomic_load(&control->left);
 }
 
+bool ep_group_is_gone(const struct ep_group *group, int rank)
+{
+    return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
+}
+
 /* May the network still hold back the last that a rank sent before it left? */
 static bool is_held_back(const struct ep_group_wait *pause, int rank)
 {
@@ -192,8 +197,7 @@ static bool is_between_waits(struct ep_group_wait *pause, int rank, uint64_t now
     uint64_t part_ns = (uint64_t)group->comm->config.timeout_ms * 1000000u / GRACE_PART;
     struct wait_of wait;
 
-    if (ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank) || !read_wait(group, rank, &wait) ||
-        wait.waiting)
+    if (ep_group_is_gone(group, rank) || !read_wait(group, rank, &wait) || wait.waiting)
         return false;
     if (!pause->blame_ns)
         pause->blame_ns = now + part_ns;
@@ -210,7 +214,7 @@ static bool is_held_up(struct ep_group_wait *pause, int rank, uint64_t now)
     struct wait_of wait;
     int next;
 
-    if (ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank) || !read_wait(group, rank, &wait))
+    if (ep_group_is_gone(group, rank) || !read_wait(group, rank, &wait))
         return false;
     next = waits_for(group, &wait, now);
     if (next < 0 && pause->its_waits < group->comm->nranks)

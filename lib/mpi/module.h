@@ -17,7 +17,7 @@ struct ep_mpi_module {
     void (*stop)(struct ep_boot_mpi *boot);
     const ep_boot *(*get)(const struct ep_boot_mpi *boot);
     /*
-     * Plain MPI_Alltoallv in units of unit_bytes, for the benchmark's yardstick. Counts and offsets in units. The one
+     * Plain MPI_Alltoallv in units of unit_bytes, for the benchmark's baseline. Counts and offsets in units. The one
      * wait without a deadline of its own: the job's deadline ends it.
      */
     ep_status (*alltoallv)(struct ep_boot_mpi *boot, const void *send, const int *send_counts, const int *send_offsets,

@@ -42,7 +42,7 @@ valid() {
 
 @test "bench: a low-latency combine sends a row per token and rank, and with --sum-once one per choice" {
     rows() {
-        bench --quick --only ll --dtype bf16 --no-yardsticks --json "$@" >"$BATS_TEST_TMPDIR/bench.json"
+        bench --quick --only ll --dtype bf16 --no-baselines --json "$@" >"$BATS_TEST_TMPDIR/bench.json"
         valid "$BATS_TEST_TMPDIR/bench.json"
         jq -c '[.parameters.sum_once, (.rows[] | .rows, .wire_rows | floor)]' "$BATS_TEST_TMPDIR/bench.json"
     }
@@ -95,10 +95,10 @@ valid() {
     [ "$status" -eq 0 ]
 }
 
-@test "bench: without yardsticks there are none, and no empty columns for them" {
-    bench --quick --no-yardsticks --only combine --json | jq -e '.rows[0].memcpy == null and .rows[0].vs_memcpy == null'
+@test "bench: without baselines there are none, and no empty columns for them" {
+    bench --quick --no-baselines --only combine --json | jq -e '.rows[0].memcpy == null and .rows[0].vs_memcpy == null'
     bench --quick --only combine | grep -q 'x memcpy'
-    run bench --quick --no-yardsticks --only combine
+    run bench --quick --no-baselines --only combine
     [[ "$output" == *"LOGICAL GB/s"* ]]
     [[ "$output" != *"x memcpy"* && "$output" != *"x alltoallv"* ]]
 }
@@ -127,7 +127,7 @@ valid() {
     [[ "$output" == *"GiB of memory"* ]]
 }
 
-@test "bench: under MPI there is a second yardstick" {
+@test "bench: under MPI there is a second baseline" {
     if ! mpirun --version >/dev/null 2>&1 || ! "$EPKIT" bench --quick --boot mpi --only combine >/dev/null 2>&1; then
         skip "no MPI here"
     fi

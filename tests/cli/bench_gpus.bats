@@ -7,9 +7,9 @@
 load common
 load gpus
 
-# Yardsticks of GPUs need GPUs.
+# Baselines of GPUs need GPUs.
 bench() {
-    epkit bench --quick --no-yardsticks --only dispatch --dtype bf16 "$@"
+    epkit bench --quick --no-baselines --only dispatch --dtype bf16 "$@"
 }
 
 @test "bench: a list of ranks that all get GPUs" {

@@ -137,7 +137,7 @@ static ep_status fill(ep_comm *comm, void *to, int byte, size_t bytes)
     return EP_OK;
 }
 
-/* --- clock and yardsticks ---------------------------------------------------------------------------------------- */
+/* --- clock and baselines ---------------------------------------------------------------------------------------- */
 
 static _Thread_local uint64_t started_ns, stopped_ns;
 
@@ -177,7 +177,7 @@ static ep_status get_sms(ep_comm *comm, int low_latency, int *ret_sms)
     return EP_OK;
 }
 
-/* Without yardsticks, which need GPUs (--no-yardsticks). */
+/* Without baselines, which need GPUs (--no-baselines). */
 const struct ep_cuda_module ep_cuda_module = {
     .abi = EP_CUDA_MODULE_ABI,
     .look = look,

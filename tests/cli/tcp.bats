@@ -148,7 +148,7 @@ link_local() {
 }
 
 @test "forked ranks over sockets of this host" {
-    run --separate-stderr "$EPKIT" bench --quick --no-yardsticks --ranks 4 --nodes 2 --network tcp --only dispatch --json
+    run --separate-stderr "$EPKIT" bench --quick --no-baselines --ranks 4 --nodes 2 --network tcp --only dispatch --json
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [ "$(jq -r .network <<<"$output")" = tcp ]

@@ -371,6 +371,19 @@ static int answer(struct state *s)
     return push(s, RECV_WEIGHTS);
 }
 
+enum { RANK_ORDER, CHOICE_ORDER, MIXED_ORDERS, N_ORDERS };
+static const char *const order_names[] = {"combine", "combine by choice", "combine in an order of each rank"};
+
+/* Ranks may add up in different orders: each its own tokens. */
+static uint32_t flags_of_order(const struct state *s, int order)
+{
+    static const uint32_t of_rank[] = {EP_COMBINE_BY_CHOICE, 0, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL};
+
+    if (order == MIXED_ORDERS)
+        return of_rank[s->group->rank % 3];
+    return order == RANK_ORDER ? 0 : EP_COMBINE_BY_CHOICE | (s->shape->topk % 2 ? EP_COMBINE_ROUND_PARTIAL : 0);
+}
+
 static int run_all(struct state *s)
 {
     int code;
@@ -388,15 +401,15 @@ static int run_all(struct state *s)
     if (code & FAILED)
         return code;
     TRY(answer(s));
-    for (int by_choice = 0; by_choice < (group_division.nodes > 1 ? 1 : 2) && !(code & FAILED); by_choice++) {
-        s->combine_flags = !by_choice ? 0 : EP_COMBINE_BY_CHOICE | (s->shape->topk % 2 ? EP_COMBINE_ROUND_PARTIAL : 0);
+    for (int order = 0; order < (group_division.nodes > 1 ? 1 : N_ORDERS) && !(code & FAILED); order++) {
+        s->combine_flags = flags_of_order(s, order);
         TRY(twin_poison(s->group, &s->b[OUT]));
         TRY(twin_poison(s->group, &s->b[OUT_WEIGHTS]));
         CUDA(cudaStreamSynchronize(s->group->stream));
         TRY(combine(s, false));
         TRY(combine(s, true));
-        code |= compare(s, OUT, by_choice ? "combine by choice" : "combine");
-        code |= compare(s, OUT_WEIGHTS, by_choice ? "combine by choice" : "combine");
+        code |= compare(s, OUT, order_names[order]);
+        code |= compare(s, OUT_WEIGHTS, order_names[order]);
     }
     return code;
 }

@@ -26,14 +26,16 @@ static void draw_token(struct random *random, int topk, int first, int n, int32_
     }
 }
 
-static void draw_tokens(const struct shape *shape, int plan, int rank, int n_tokens, int32_t *experts, float *weights)
+static void draw_tokens(const struct shape *shape, int plan, int version, int rank, int32_t *experts, float *weights)
 {
-    struct random random = stream_of(shape, STREAM_ROUTING, (uint64_t)plan, (uint64_t)rank);
-    struct random weight = stream_of(shape, STREAM_WEIGHTS, (uint64_t)plan, (uint64_t)rank);
-    int n_local = shape->n_experts / shape->nranks, style = shape->plans[plan].style;
+    const struct version_shape *drawn = &shape->plans[plan].versions[version];
+    uint64_t which = (uint64_t)(plan + version * MOST_PLANS);
+    struct random random = stream_of(shape, STREAM_ROUTING, which, (uint64_t)rank);
+    struct random weight = stream_of(shape, STREAM_WEIGHTS, which, (uint64_t)rank);
+    int n_local = shape->n_experts / shape->nranks, style = drawn->style;
     int hot = (int)(shape->seed % (uint64_t)shape->nranks) * n_local;
 
-    for (int t = 0; t < n_tokens; t++) {
+    for (int t = 0; t < drawn->n_tokens[rank]; t++) {
         int32_t *token = experts + (size_t)t * (size_t)shape->topk;
 
         /* 0, 1: anywhere; 2: one rank; 3: many holes; 4: nobody */
@@ -46,8 +48,9 @@ static void draw_tokens(const struct shape *shape, int plan, int rank, int n_tok
     }
 }
 
-bool draw_routing(const struct shape *shape, int plan, struct reference_group *ret_group)
+bool draw_routing(const struct shape *shape, int plan, int version, struct reference_group *ret_group)
 {
+    const int *n_tokens = shape->plans[plan].versions[version].n_tokens;
     struct reference_group group = {.n_ranks = shape->nranks,
                                     .n_nodes = shape->nnodes,
                                     .ranks_per_node = shape->nranks / shape->nnodes,
@@ -62,14 +65,14 @@ bool draw_routing(const struct shape *shape, int plan, struct reference_group *r
     if (!group.n_tokens || !group.experts || !group.weights)
         goto free_group;
     for (int rank = 0; rank < shape->nranks; rank++) {
-        size_t n = (size_t)shape->plans[plan].n_tokens[rank] * (size_t)shape->topk;
+        size_t n = (size_t)n_tokens[rank] * (size_t)shape->topk;
 
-        group.n_tokens[rank] = shape->plans[plan].n_tokens[rank];
+        group.n_tokens[rank] = n_tokens[rank];
         group.experts[rank] = calloc(n + 1, sizeof(int32_t));
         group.weights[rank] = calloc(n + 1, sizeof(float));
         if (!group.experts[rank] || !group.weights[rank])
             goto free_group;
-        draw_tokens(shape, plan, rank, group.n_tokens[rank], group.experts[rank], group.weights[rank]);
+        draw_tokens(shape, plan, version, rank, group.experts[rank], group.weights[rank]);
     }
     *ret_group = group;
     return true;
@@ -78,8 +81,11 @@ free_group:
     return false;
 }
 
-/* Exponents of 2^-10 .. 2^9; one in 16 a zero or a denormal. */
-static uint16_t finite_bf16(uint64_t bits)
+/*
+ * Exponents of 2^-10 .. 2^9; one in 16 a zero or a denormal. Of what is added up a third is +-2^27: where two of those
+ * cancel out, what was added between them has lost its last bits, so the order shows.
+ */
+static uint16_t finite_bf16(uint64_t bits, bool term)
 {
     uint16_t sign = (uint16_t)(bits & 0x8000), mantissa = (uint16_t)(bits & 0x7f);
     unsigned lot = (unsigned)(bits >> 7 & 0xff);
@@ -88,6 +94,8 @@ static uint16_t finite_bf16(uint64_t bits)
         return sign;
     if (lot < 16)
         return sign | mantissa;
+    if (term && lot >= 176)
+        return (uint16_t)(sign | 154 << 7);
     return (uint16_t)(sign | (uint16_t)((117 + lot % 20) << 7) | mantissa);
 }
 
@@ -103,7 +111,7 @@ void fill_row(const struct shape *shape, enum stream stream, uint64_t use, uint6
 
         if (finite) {
             for (int i = 0; i < 4; i++)
-                numbers[i] = finite_bf16(bits >> 16 * i);
+                numbers[i] = finite_bf16(bits >> 16 * i, stream == STREAM_REPLY || stream == STREAM_BIAS);
             memcpy(&bits, numbers, sizeof(bits));
         }
         memcpy(row + at, &bits, bytes - at < 8 ? bytes - at : 8);

@@ -276,7 +276,7 @@ static bool open_group(struct lowlatency *low, int plan)
     struct run *run = low->run;
     ep_ll_config config = EP_LL_CONFIG_INIT;
 
-    if (!draw_routing(run->shape, plan, &low->group)) {
+    if (!draw_routing(run->shape, plan, 0, &low->group)) {
         fail_check(run, "no memory");
         return false;
     }

@@ -9,6 +9,8 @@
  *   data.c        rows and routings that every rank can compute, buffers with guards
  *   use.c         a dispatch or a combine from its arguments to the check of its outputs
  *   ll_use.c      the same for the low-latency layout
+ *   plan_use.c    plans: made, updated, asked
+ *   order.c       the sums of a combine by choice order
  *   run.c         the program of a rank
  *   property_host.c  options, ranks
  */
@@ -32,6 +34,7 @@ enum {
     MOST_TOPK = 16,
     MOST_HIDDEN = 1024,
     MOST_PLANS = 8,
+    MOST_VERSIONS = 6,
     MOST_OPS = 16,
     MOST_USES = 6
 };
@@ -41,16 +44,23 @@ struct plan_shape {
     int idx_type;
     uint32_t flags;
     int alignment;
-    bool worst;
-    int n_tokens[MOST_RANKS];
-    int style; /* of the routing */
+    bool worst; /* fixed capacity */
+    bool mask;  /* made from a mask, not from choices */
+    int n_versions;
+    /* The routing that the plan begins with, and those of its updates. */
+    struct version_shape {
+        int n_tokens[MOST_RANKS];
+        int style;
+    } versions[MOST_VERSIONS];
 };
 
 enum op_kind {
     OP_PLAN = 0, /* creates the next plan */
+    OP_UPDATE,
     OP_DISPATCH,
     OP_COMBINE,
     OP_SOURCES,
+    OP_METADATA,
     OP_FREE,
     OP_BARRIER,
     OP_GATHER,
@@ -65,7 +75,8 @@ struct op {
     bool index, weights; /* which outputs are wanted */
     bool echo;           /* a combine of the rows that the dispatch before it has received */
     int n_bias;
-    int rounds; /* low latency */
+    int rounds;  /* low latency */
+    int version; /* of an update */
 };
 
 struct shape {
@@ -90,8 +101,8 @@ enum stream { STREAM_SHAPE = 1, STREAM_LOCAL, STREAM_ROUTING, STREAM_WEIGHTS, ST
 
 struct random stream_of(const struct shape *shape, enum stream stream, uint64_t a, uint64_t b);
 
-/* The routing of a plan on all ranks; weights in 1/1024. Freed by reference_group_done(). */
-bool draw_routing(const struct shape *shape, int plan, struct reference_group *ret_group);
+/* A version of a plan's routing on all ranks; weights in 1/1024. Freed by reference_group_done(). */
+bool draw_routing(const struct shape *shape, int plan, int version, struct reference_group *ret_group);
 
 /* Any bits; with `finite` only bf16 numbers whose sums stay finite, zeros of both signs and denormals among them. */
 void fill_row(const struct shape *shape, enum stream stream, uint64_t use, uint64_t place, bool finite, void *ret_row,
@@ -119,15 +130,26 @@ struct arena {
     size_t bytes, used;
 };
 
-/* --- run.c --- */
-struct plan_state {
-    ep_plan *plan;
+/* --- plan_use.c --- */
+/* A version of a plan's routing, and the arrays that the plan reads it from. */
+struct version {
     struct reference_group group;
     struct reference_layout layout;
+    void *index;
+    uint8_t *mask;
+    int32_t *per_expert;
+};
+
+struct plan_state {
+    ep_plan *plan;
+    struct version versions[MOST_VERSIONS];
+    int version; /* of the operations that are called now; 0: never updated */
     int64_t max_recv_tokens;
+    int max_tokens; /* of any rank, in any version */
     bool used;
 };
 
+/* --- run.c --- */
 enum slot {
     SLOT_X = 0,
     SLOT_SCALES,
@@ -149,10 +171,12 @@ struct use {
     const struct op *op;
     int number; /* of the operation */
     struct plan_state *state;
+    const struct version *version;
     struct buffer buffer[SLOTS];
     int64_t out_rows;
     int64_t stride_token, stride_block;
     const struct use *echo; /* the dispatch whose rows are combined */
+    uint32_t flags;         /* of a combine; this rank's own choice */
     ep_event *event;        /* NULL: it was synchronous */
     ep_event *signal;       /* that the stream waits for: the filler completes it */
     ep_stream stream;
@@ -177,6 +201,9 @@ struct run {
 /* Ranks of one case run this; the argument is a struct shape. Result 0 or 1. */
 int run_rank(const ep_boot *boot, void *argument);
 
+/* Finishes all that is under way; then nothing uses the arenas. */
+void drain(struct run *run);
+
 /* Reports what is wrong, once a rank. */
 void fail_check(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* EP_OK goes by; anything else is reported, and the group given up. Returns whether all is well. */
@@ -187,6 +214,18 @@ bool buffer_new(struct run *run, size_t bytes, struct buffer *ret_buffer);
 /* Frees it and says whether its guards are whole. */
 bool buffer_free(struct buffer *buffer);
 bool all_bytes(const unsigned char *memory, size_t bytes, unsigned char value);
+
+void make_plan(struct run *run, const struct op *op);
+void update_plan(struct run *run, const struct op *op);
+void check_sources(struct run *run, const struct op *op);
+void check_metadata(struct run *run, const struct op *op);
+void plan_done(struct plan_state *state);
+
+/* --- order.c --- */
+/* The row that EP_COMBINE_BY_CHOICE gives; `flags` as in ep_combine_args. Arguments as for reference_combine_row(). */
+void combine_by_choice(const struct reference_group *group, const struct reference_combine *combine, uint32_t flags,
+                       bool mask, int rank, int token, const uint16_t *const bias[2], struct reference_scratch *scratch,
+                       uint16_t *ret_row);
 
 /* --- use.c --- */
 bool use_dispatch(struct run *run, const struct op *op, struct use *use);

@@ -29,11 +29,13 @@ static void describe(const struct shape *shape)
         const struct plan_shape *plan = &shape->plans[op->plan];
 
         printf("  %2d %-11s plan %d", i, op_name(op->kind), op->plan);
-        if (op->kind == OP_PLAN) {
-            printf(": %s, flags %u, alignment %d%s, routing %d, tokens", ep_dtype_name((ep_dtype)plan->idx_type),
-                   plan->flags, plan->alignment, plan->worst ? ", worst case" : "", plan->style);
+        if (op->kind == OP_PLAN)
+            printf(": %s, flags %u, alignment %d%s%s", ep_dtype_name((ep_dtype)plan->idx_type), plan->flags,
+                   plan->alignment, plan->worst ? ", worst case" : "", plan->mask ? ", mask" : "");
+        if (op->kind == OP_PLAN || op->kind == OP_UPDATE) {
+            printf(", routing %d, tokens", plan->versions[op->version].style);
             for (int rank = 0; rank < shape->nranks; rank++)
-                printf(" %d", plan->n_tokens[rank]);
+                printf(" %d", plan->versions[op->version].n_tokens[rank]);
         }
         if (op->kind == OP_DISPATCH || op->kind == OP_COMBINE)
             printf(": hidden %d, %s, scales %s%s%s%s, %d bias", op->hidden, ep_dtype_name((ep_dtype)op->dtype),

@@ -3,8 +3,8 @@
 
 const char *op_name(enum op_kind kind)
 {
-    static const char *const names[] = {"plan",    "dispatch", "combine", "sources",    "free",
-                                        "barrier", "gather",   "arena",   "low latency"};
+    static const char *const names[] = {"plan", "update",  "dispatch", "combine", "sources",    "metadata",
+                                        "free", "barrier", "gather",   "arena",   "low latency"};
 
     return names[kind];
 }
@@ -60,13 +60,19 @@ static void draw_plan(struct random *random, const struct shape *shape, struct p
     if (ret_plan->flags && one_in(random, 2))
         ret_plan->flags |= EP_PLAN_ZERO_PADDING;
     ret_plan->alignment = alignments[random_below(random, 8)];
-    ret_plan->worst = shape->burst || one_in(random, 3);
-    ret_plan->style = between(random, 0, 4);
+    ret_plan->worst = shape->burst || one_in(random, 2);
+    ret_plan->mask = !ret_plan->flags && one_in(random, 3);
     /* A tiny ring takes hundreds of turns for a large row. */
     if (shape->nnodes > 1 && shape->emulation.ring_bytes)
         most = most > 40 ? 40 : most;
-    for (int rank = 0; rank < shape->nranks; rank++)
-        ret_plan->n_tokens[rank] = one_in(random, 6) ? 0 : between(random, 0, most);
+    for (int v = 0; v < MOST_VERSIONS; v++) {
+        struct version_shape *version = &ret_plan->versions[v];
+
+        version->style = between(random, 0, 4);
+        for (int rank = 0; rank < shape->nranks; rank++)
+            version->n_tokens[rank] = one_in(random, 6) ? 0 : between(random, 0, most);
+    }
+    ret_plan->n_versions = 1;
 }
 
 static void draw_format(struct random *random, struct op *op)
@@ -91,12 +97,16 @@ static enum op_kind draw_kind(struct random *random, const struct shape *shape, 
 
     if (plans_live == 0 || (lot < 25 && plans_made < shape->n_plans))
         return plans_made < shape->n_plans ? OP_PLAN : OP_BARRIER;
-    if (lot < 55)
+    if (lot < 35)
+        return OP_UPDATE;
+    if (lot < 57)
         return OP_DISPATCH;
-    if (lot < 80)
+    if (lot < 79)
         return OP_COMBINE;
-    if (lot < 84)
+    if (lot < 82)
         return OP_SOURCES;
+    if (lot < 85)
+        return OP_METADATA;
     if (lot < 88)
         return OP_FREE;
     if (lot < 91)
@@ -104,6 +114,15 @@ static enum op_kind draw_kind(struct random *random, const struct shape *shape, 
     if (lot < 94)
         return OP_GATHER;
     return lot < 96 ? OP_ARENA : OP_LOWLATENCY;
+}
+
+/* A plan that takes no update, or no more of them, is dispatched on. */
+static void draw_update(struct plan_shape *plan, struct op *op)
+{
+    if (op->kind == OP_UPDATE && (!plan->worst || plan->n_versions == MOST_VERSIONS))
+        op->kind = OP_DISPATCH;
+    if (op->kind == OP_UPDATE)
+        op->version = plan->n_versions++;
 }
 
 static void draw_ops(struct random *random, struct shape *shape)
@@ -118,7 +137,10 @@ static void draw_ops(struct random *random, struct shape *shape)
         which = n_live ? random_below(random, (uint32_t)n_live) : 0;
         op->plan = op->kind == OP_PLAN ? made : n_live ? live[which] : 0;
         op->rounds = between(random, 1, 4);
+        draw_update(&shape->plans[op->plan], op);
         draw_format(random, op);
+        if (shape->plans[op->plan].mask)
+            op->index = op->weights = false;
         if (op->kind == OP_PLAN)
             live[n_live++] = made++;
         if (op->kind == OP_FREE)

@@ -27,7 +27,7 @@ static size_t index_bytes(const struct use *use)
 
 static int own_tokens(const struct use *use)
 {
-    return use->state->group.n_tokens[use->run->rank];
+    return use->version->group.n_tokens[use->run->rank];
 }
 
 /* --- inputs ----------------------------------------------------------------------------------------------------- */
@@ -67,7 +67,7 @@ static void fill_dispatch(struct use *use)
             fill_scales(use, t);
     }
     if (use->op->weights)
-        memcpy(use->buffer[SLOT_WEIGHTS].at, use->state->group.weights[run->rank],
+        memcpy(use->buffer[SLOT_WEIGHTS].at, use->version->group.weights[run->rank],
                (size_t)own_tokens(use) * topk * sizeof(float));
 }
 
@@ -88,7 +88,7 @@ static void reply(void *context, int rank, int expert, int source, int token, ui
 static void fill_combine(struct use *use)
 {
     const struct run *run = use->run;
-    const struct reference_layout *layout = &use->state->layout;
+    const struct reference_layout *layout = &use->version->layout;
     size_t bytes = row_bytes(use->op), topk = (size_t)run->shape->topk;
     float *weights = (float *)(void *)use->buffer[SLOT_WEIGHTS].at;
 
@@ -102,7 +102,7 @@ static void fill_combine(struct use *use)
         if (row->rank < 0)
             continue;
         if (layout->expanded)
-            expert = use->state->group.experts[row->rank][(size_t)row->token * topk + (size_t)row->k];
+            expert = use->version->group.experts[row->rank][(size_t)row->token * topk + (size_t)row->k];
         if (!use->op->echo)
             reply(use, run->rank, expert, row->rank, row->token, (uint16_t *)(void *)x);
         if (use->op->weights && layout->expanded)
@@ -221,11 +221,12 @@ bool use_dispatch(struct run *run, const struct op *op, struct use *use)
     bool async = random_below(&run->local, 2);
     ep_event *after;
 
-    *use = (struct use){.run = run, .op = op, .number = run->op, .state = state};
+    *use = (struct use){
+        .run = run, .op = op, .number = run->op, .state = state, .version = &state->versions[state->version]};
     if (async)
         use->stream = run->queues[random_below(&run->local, N_QUEUES)];
     use->out_rows =
-        (state->max_recv_tokens ? state->max_recv_tokens : state->layout.n_rows) + random_below(&run->local, 3);
+        (state->max_recv_tokens ? state->max_recv_tokens : use->version->layout.n_rows) + random_below(&run->local, 3);
     if (!take_dispatch_buffers(use) || !prepare(use, &after))
         return false;
     args.x = use->buffer[SLOT_X].at;
@@ -264,6 +265,16 @@ static bool take_combine_buffers(struct use *use)
     return taken && take_buffer(use, SLOT_RECV, n * row_bytes(op));
 }
 
+/* Each rank adds up its own tokens, in an order of its own. */
+static uint32_t draw_order(struct run *run)
+{
+    uint32_t lot = random_below(&run->local, 4);
+
+    if (run->shape->nnodes > 1 || lot < 2)
+        return 0;
+    return lot == 2 ? EP_COMBINE_BY_CHOICE : EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL;
+}
+
 bool use_combine(struct run *run, const struct op *op, struct use *use)
 {
     struct plan_state *state = &run->plans[op->plan];
@@ -271,10 +282,12 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
     bool async = random_below(&run->local, 2);
     ep_event *after;
 
-    *use = (struct use){.run = run, .op = op, .number = run->op, .state = state};
+    *use = (struct use){
+        .run = run, .op = op, .number = run->op, .state = state, .version = &state->versions[state->version]};
     if (async)
         use->stream = run->queues[random_below(&run->local, N_QUEUES)];
-    use->out_rows = state->max_recv_tokens ? state->max_recv_tokens : state->layout.n_rows;
+    use->out_rows = state->max_recv_tokens ? state->max_recv_tokens : use->version->layout.n_rows;
+    use->flags = draw_order(run);
     use->echo = op->echo ? &run->uses[run->n_uses - 1] : NULL;
     if (!take_combine_buffers(use) || !prepare(use, &after))
         return false;
@@ -291,6 +304,7 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
     }
     args.out = use->buffer[SLOT_RECV].at;
     args.out_topk_weights = (float *)(void *)use->buffer[SLOT_RECV_WEIGHTS].at;
+    args.flags = use->flags;
     state->used = true;
     if (!passed(run, start_wait(use, after), "ep_stream_wait"))
         return false;
@@ -309,7 +323,7 @@ static void check_selections(struct use *use, int64_t i, const struct reference_
     int32_t experts[MOST_TOPK];
     float weights[MOST_TOPK];
 
-    reference_row_selections(&use->state->group, &use->state->layout, row, experts, weights);
+    reference_row_selections(&use->version->group, &use->version->layout, row, experts, weights);
     for (size_t k = 0; k < topk; k++) {
         const unsigned char *index = use->buffer[SLOT_RECV_INDEX].at;
         const float *weight = (const float *)(const void *)use->buffer[SLOT_RECV_WEIGHTS].at;
@@ -330,7 +344,7 @@ static void check_selections(struct use *use, int64_t i, const struct reference_
 static void check_received_row(struct use *use, int64_t i)
 {
     const struct op *op = use->op;
-    const struct reference_row *row = &use->state->layout.rows[i];
+    const struct reference_row *row = &use->version->layout.rows[i];
     unsigned char expected[2 * MOST_HIDDEN];
     const unsigned char *got = use->buffer[SLOT_RECV].at + (size_t)i * row_bytes(op);
     const float *weight = (const float *)(const void *)use->buffer[SLOT_RECV_WEIGHTS].at;
@@ -353,16 +367,16 @@ static void check_received_row(struct use *use, int64_t i)
         if (memcmp(words, use->buffer[SLOT_RECV_SCALES].at + (size_t)i * bytes, bytes) != 0)
             fail_check(use->run, "scales of received row %lld", (long long)i);
     }
-    if (!use->state->layout.expanded)
+    if (!use->version->layout.expanded)
         check_selections(use, i, row);
-    else if (weight && weight[i] != reference_row_weight(&use->state->group, row))
+    else if (weight && weight[i] != reference_row_weight(&use->version->group, row))
         fail_check(use->run, "weight of received row %lld is %g", (long long)i, (double)weight[i]);
 }
 
 /* Behind the last row: marks as far as max_recv_tokens, nothing behind them. */
 static void check_rest(struct use *use)
 {
-    int64_t n = use->state->layout.n_rows, marked = use->state->max_recv_tokens ? use->state->max_recv_tokens : n;
+    int64_t n = use->version->layout.n_rows, marked = use->state->max_recv_tokens ? use->state->max_recv_tokens : n;
     size_t topk = (size_t)use->run->shape->topk, index_row = topk * index_bytes(use);
     size_t weight_row = (is_expanded(use) ? 1 : topk) * sizeof(float), row = row_bytes(use->op);
     const unsigned char *index = use->buffer[SLOT_RECV_INDEX].at, *weights = use->buffer[SLOT_RECV_WEIGHTS].at;
@@ -381,7 +395,7 @@ static void check_rest(struct use *use)
 static float expected_weight(const struct use *use, int token, int k)
 {
     const struct run *run = use->run;
-    const struct reference_group *group = &use->state->group;
+    const struct reference_group *group = &use->version->group;
     const int32_t *experts = group->experts[run->rank] + (size_t)token * (size_t)group->topk;
     float sum = 0;
 
@@ -419,9 +433,13 @@ static void check_sums(struct use *use)
 
         for (int b = 0; b < use->op->n_bias; b++)
             bias[b] = (const uint16_t *)(const void *)(use->buffer[SLOT_BIAS + b].at + (size_t)t * bytes);
-        reference_combine_row(&use->state->group, &combine, run->rank, t, bias, &scratch, expected);
+        if (use->flags)
+            combine_by_choice(&use->version->group, &combine, use->flags, run->shape->plans[use->op->plan].mask,
+                              run->rank, t, bias, &scratch, expected);
+        else
+            reference_combine_row(&use->version->group, &combine, run->rank, t, bias, &scratch, expected);
         if (memcmp(expected, use->buffer[SLOT_RECV].at + (size_t)t * bytes, bytes) != 0)
-            fail_check(run, "combined row of token %d", t);
+            fail_check(run, "combined row of token %d, flags %u", t, use->flags);
         for (int k = 0; weights && k < run->shape->topk; k++)
             if (weights[t * run->shape->topk + k] != expected_weight(use, t, k))
                 fail_check(run, "out_topk_weights[%d][%d] is %g, should be %g", t, k,
@@ -443,7 +461,7 @@ void use_finish(struct use *use)
     if (use->filling)
         pthread_join(use->filler, NULL);
     run->op = use->number;
-    for (int64_t i = 0; use->op->kind == OP_DISPATCH && !run->wrong && i < use->state->layout.n_rows; i++)
+    for (int64_t i = 0; use->op->kind == OP_DISPATCH && !run->wrong && i < use->version->layout.n_rows; i++)
         check_received_row(use, i);
     if (use->op->kind == OP_DISPATCH && !run->wrong)
         check_rest(use);

@@ -28,6 +28,7 @@ enum deviation {
     DISPATCH_HIDDEN,
     DISPATCH_TYPE,
     DISPATCH_OUTPUTS,
+    COMBINE_OUTPUTS,
     DISPATCH_WORDS,
     DISPATCH_COMBINE,
     GATHER_BYTES,
@@ -49,7 +50,8 @@ static const struct scenario {
     {PLAN_MASK, "token_in_rank in place of topk_idx", {0, 1}},
     {DISPATCH_HIDDEN, "hidden", {512, 256}},
     {DISPATCH_TYPE, "dtype", {EP_BF16, EP_F8E4M3}},
-    {DISPATCH_OUTPUTS, "the set of outputs", {0, 1}},
+    {DISPATCH_OUTPUTS, "recv_topk_idx", {0, 1}},
+    {COMBINE_OUTPUTS, "out_topk_weights", {1, 0}},
     {DISPATCH_WORDS, "scale_words", {2, 3}},
     {DISPATCH_COMBINE, NULL, {0, 0}},
     {GATHER_BYTES, "bytes", {16, 8}},
@@ -86,15 +88,20 @@ static ep_status use_plan(ep_plan *plan, enum deviation deviation, int rank)
 {
     _Alignas(16) static unsigned char x[NRANKS][HIDDEN * 2], out[NRANKS][8 * HIDDEN * 2];
     _Alignas(16) static int32_t words[NRANKS][4], out_words[NRANKS][32], index[NRANKS][16];
+    _Alignas(16) static float weights[NRANKS][16], out_weights[NRANKS][16];
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
     ep_combine_args combine = EP_COMBINE_ARGS_INIT;
     bool other = rank == 1;
 
-    if (other && deviation == DISPATCH_COMBINE) {
+    if (deviation == COMBINE_OUTPUTS || (other && deviation == DISPATCH_COMBINE)) {
         combine.x = out[rank];
         combine.dtype = EP_BF16;
         combine.hidden = HIDDEN;
         combine.out = x[rank];
+        if (!other && deviation == COMBINE_OUTPUTS) {
+            combine.topk_weights = weights[rank];
+            combine.out_topk_weights = out_weights[rank];
+        }
         return ep_combine_sync(plan, &combine);
     }
     dispatch.x = x[rank];
@@ -157,7 +164,11 @@ static int deviate(const ep_boot *boot, void *argument)
         status = use_plan(plan, scenario->deviation, boot->rank);
     snprintf(forth, sizeof(forth), "ranks are in different calls: rank ");
     snprintf(back, sizeof(back), "%s", forth);
-    if (scenario->field) {
+    if (scenario->deviation == DISPATCH_OUTPUTS || scenario->deviation == COMBINE_OUTPUTS) {
+        snprintf(forth, sizeof(forth), "ranks disagree: %s is given on rank %d and NULL on rank %d", scenario->field,
+                 value[1], value[0]);
+        snprintf(back, sizeof(back), "%s", forth);
+    } else if (scenario->field) {
         snprintf(forth, sizeof(forth), "ranks disagree: %s is %d on rank 0 and %d on rank 1", scenario->field, value[0],
                  value[1]);
         snprintf(back, sizeof(back), "ranks disagree: %s is %d on rank 1 and %d on rank 0", scenario->field, value[1],

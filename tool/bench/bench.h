@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench.h - measure dispatch and combine, beside yardsticks, on every rank of a group.
+ * bench.h - measure dispatch and combine, beside baselines, on every rank of a group.
  *
  * Launcher's side: fill a request, call bench_collect(), render the rows. Rank's side: bench_job(), one row of
  * ranks_jobs[]; its parameters are the request as JSON.
  *
- * How a figure comes about. Operation and yardsticks take turns in rounds, in an order that rotates, so that noise of
+ * How a figure comes about. Operation and baselines take turns in rounds, in an order that rotates, so that noise of
  * the machine hits all alike. Each turn starts at a barrier; its time is from the first rank's start to the last
  * rank's end. Buffers have been touched and results verified before the rounds, and results are verified once more
  * after them.
@@ -48,9 +48,8 @@ struct bench_request {
     int tokens[BENCH_MAX_TOKEN_COUNTS]; /* per rank; each is measured */
     int ll_tokens;                      /* per rank, low latency */
     int hidden, topk, experts;
-    int iters; /* rounds of each measurement; 0: as many as make a stable figure, at least 5 */
-    bool
-        yardsticks; /* memcpy, and MPI_Alltoallv where the ranks run under MPI; on GPUs the copy engine and bare rows */
+    int iters;      /* rounds of each measurement; 0: as many as make a stable figure, at least 5 */
+    bool baselines; /* memcpy, and MPI_Alltoallv where the ranks run under MPI; on GPUs the copy engine and bare rows */
     int sms;        /* multiprocessors of an operation on GPUs; 0: the backend's default */
     bool sum_once;  /* low latency: EP_LL_NO_PARTIAL_REDUCE */
 };
@@ -60,7 +59,7 @@ struct bench_request {
 #define BENCH_REQUEST_INIT                                                                                             \
     {                                                                                                                  \
         .ops = BENCH_ALL, .types = BENCH_BF16, .routing = ROUTING_UNIFORM, .seed = 1, .n_token_counts = 1,             \
-        .tokens = {512}, .ll_tokens = 128, .hidden = 7168, .topk = 8, .experts = 256, .yardsticks = true               \
+        .tokens = {512}, .ll_tokens = 128, .hidden = 7168, .topk = 8, .experts = 256, .baselines = true                \
     }
 
 /*
@@ -87,10 +86,10 @@ uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool unde
  * What the rates of a row are held against in one figure: memcpy of the same bytes on the host, the copy engine from
  * all to all on GPUs. `key` is its object in the row; vs_<key> the ratio.
  */
-struct bench_yardstick {
+struct bench_baseline {
     const char *key, *name;
 };
-struct bench_yardstick bench_yardstick_of(const json_t *row);
+struct bench_baseline bench_baseline_of(const json_t *row);
 
 /* What was measured, for records: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
 json_t *bench_provenance(void);

@@ -25,7 +25,7 @@ int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request
 
 static void *take(struct bench_case *bench, int64_t rows, size_t row_bytes)
 {
-    return twins_take(&bench->twins, (size_t)rows * row_bytes, 0);
+    return mirrors_alloc(&bench->mirrors, (size_t)rows * row_bytes, 0);
 }
 
 static void *take_symmetric(struct bench_case *bench, size_t row_bytes)
@@ -33,17 +33,17 @@ static void *take_symmetric(struct bench_case *bench, size_t row_bytes)
     size_t bytes = (size_t)bench->room_rows * row_bytes;
 
     bench->symmetric_bytes += (int64_t)bytes;
-    return twins_take(&bench->twins, bytes, TWINS_SYMMETRIC);
+    return mirrors_alloc(&bench->mirrors, bytes, MIRRORS_SYMMETRIC);
 }
 
-void bench_mirror_route(struct bench_twins *twins, const struct bench_route *route)
+void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route *route)
 {
     size_t choices = (size_t)route->n_tokens * (size_t)route->topk;
 
     if (!choices)
         return;
-    twins_mirror(twins, route->experts, choices * sizeof(int32_t));
-    twins_mirror(twins, route->weights, choices * sizeof(float));
+    mirrors_add(mirrors, route->experts, choices * sizeof(int32_t));
+    mirrors_add(mirrors, route->weights, choices * sizeof(float));
 }
 
 static ep_status take_buffers(struct bench_case *bench)
@@ -53,7 +53,7 @@ static ep_status take_buffers(struct bench_case *bench)
     size_t scales = hidden / EP_SCALE_BLOCK * sizeof(float);
     int64_t n_tokens = bench->tokens; /* another variant of the routing may have more on this rank */
 
-    bench->twins.ctx = bench->ctx;
+    bench->mirrors.ctx = bench->ctx;
     bench->recv_x = take_symmetric(bench, 2 * hidden);
     bench->recv_scales = take_symmetric(bench, scales);
     bench->recv_experts = take_symmetric(bench, topk * sizeof(int32_t));
@@ -62,18 +62,18 @@ static ep_status take_buffers(struct bench_case *bench)
     bench->x = take(bench, n_tokens, 2 * hidden);
     bench->x_scales = take(bench, n_tokens, scales);
     bench->out = take(bench, n_tokens, 2 * hidden);
-    bench_mirror_route(&bench->twins, &bench->route);
-    if (bench_has_yardsticks(bench)) {
+    bench_mirror_route(&bench->mirrors, &bench->route);
+    if (bench_has_baselines(bench)) {
         bench->copy_to = take_symmetric(bench, 2 * hidden);
         /* Sources of what this rank receives, and of what it sends to one other: with a skewed routing either is more.
          */
         bench->copy_from = take(bench, bench->room_rows > n_tokens ? bench->room_rows : n_tokens, 2 * hidden);
-        bench->out_byhand = take(bench, n_tokens, 2 * hidden);
+        bench->out_naive = take(bench, n_tokens, 2 * hidden);
     }
-    EP_TRY(twins_status(&bench->twins));
+    EP_TRY(mirrors_status(&bench->mirrors));
     if (!bench_has_mpi(bench))
         return EP_OK;
-    return byhand_init(&bench->hand, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden);
+    return naive_init(&bench->hand, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden);
 }
 
 int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,
@@ -103,19 +103,19 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
 void bench_case_done(struct bench_case *bench)
 {
     ep_plan_free(bench->plan);
-    byhand_done(&bench->hand);
-    twins_drop(&bench->twins);
+    naive_done(&bench->hand);
+    mirrors_free(&bench->mirrors);
     bench_route_done(&bench->route);
     routing_free(bench->routing);
     memset(bench, 0, sizeof(*bench));
 }
 
-ep_status bench_plan_new(struct bench_case *bench, const struct bench_twins *twins, const struct bench_route *route,
+ep_status bench_plan_new(struct bench_case *bench, const struct bench_mirrors *mirrors, const struct bench_route *route,
                          ep_plan **ret_plan)
 {
     const ep_plan_args args = {
         .size = sizeof(args),
-        .topk_idx = route->n_tokens ? twins_place(twins, route->experts) : NULL,
+        .topk_idx = route->n_tokens ? mirrors_address(mirrors, route->experts) : NULL,
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
         .topk = route->topk,
@@ -129,16 +129,16 @@ void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatc
 {
     *ret_args = (ep_dispatch_args){
         .size = sizeof(*ret_args),
-        .x = twins_place(&bench->twins, bench->x),
+        .x = mirrors_address(&bench->mirrors, bench->x),
         .dtype = is_fp8 ? EP_F8E4M3 : EP_BF16,
         .hidden = bench->request->hidden,
-        .scales = is_fp8 ? twins_place(&bench->twins, bench->x_scales) : NULL,
+        .scales = is_fp8 ? mirrors_address(&bench->mirrors, bench->x_scales) : NULL,
         .scale_type = is_fp8 ? EP_F32 : 0,
-        .topk_weights = twins_place(&bench->twins, bench->route.weights),
-        .recv_x = twins_place(&bench->twins, bench->recv_x),
-        .recv_scales = is_fp8 ? twins_place(&bench->twins, bench->recv_scales) : NULL,
-        .recv_topk_idx = twins_place(&bench->twins, bench->recv_experts),
-        .recv_topk_weights = twins_place(&bench->twins, bench->recv_weights),
+        .topk_weights = mirrors_address(&bench->mirrors, bench->route.weights),
+        .recv_x = mirrors_address(&bench->mirrors, bench->recv_x),
+        .recv_scales = is_fp8 ? mirrors_address(&bench->mirrors, bench->recv_scales) : NULL,
+        .recv_topk_idx = mirrors_address(&bench->mirrors, bench->recv_experts),
+        .recv_topk_weights = mirrors_address(&bench->mirrors, bench->recv_weights),
         .out_rows = bench->room_rows,
     };
 }

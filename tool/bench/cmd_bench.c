@@ -23,7 +23,7 @@ struct bench_options {
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
-    bool sum_once, no_yardsticks, quick, phases, json, csv;
+    bool sum_once, no_baselines, quick, phases, json, csv;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -58,7 +58,7 @@ static const struct opt bench_table[] = {
      .help = "rounds of each measurement; without it as many as take 0.3 s, at least 5"},
     {"sms", 0, "N", OPT_INT, offsetof(struct bench_options, sms), .min = 0, .max = 1024, .value = "0",
      .help = "multiprocessors that an operation occupies on GPUs; 0 leaves it to the library"},
-    {"no-yardsticks", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_yardsticks),
+    {"no-baselines", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_baselines),
      .help = "do not measure memcpy and MPI_Alltoallv, or copy engine and bare rows, beside; takes less memory"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
      .help = "a small shape and few rounds: whether it works, not how fast"},
@@ -78,7 +78,7 @@ static const struct opt bench_table[] = {
      .value = "1", .help = "nodes that the ranks are spread over; must divide the ranks"},
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
      .help = "how ranks are started: " GROUP_BOOT_HELP "; without it mpi on the host backend where MPI is installed, "
-             "for the sake of the yardstick, else fork"},
+             "for the sake of the baseline, else fork"},
     {"network", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.network), .choices = group_networks,
      .value = "auto", .help = GROUP_NETWORK_HELP},
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
@@ -138,7 +138,7 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
         .topk = (int)options->topk,
         .experts = (int)options->experts,
         .iters = (int)options->iters,
-        .yardsticks = !options->no_yardsticks,
+        .baselines = !options->no_baselines,
         .sms = (int)options->sms,
         .sum_once = options->sum_once,
     };
@@ -182,7 +182,7 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         group_tell(&ret_specs[0]);
     if (ranks_world_rank() >= 0 || cmd_given(cmd, call, "boot"))
         return CMD_FINE;
-    /* MPI_Alltoallv is a yardstick for host memory. */
+    /* MPI_Alltoallv is a baseline for host memory. */
     for (size_t i = 0; i < options->ranks.n; i++)
         ret_specs[i].boot = !ret_specs[i].network && !gpu_is_backend(ret_specs[i].backend) && ranks_mpi_available(&why)
                                 ? RANKS_MPI
@@ -223,7 +223,7 @@ static void print_text(const struct bench_options *options, const struct finding
         bench_print_phases(findings->rows, device);
     bench_print_notes(findings->rows, findings->memory);
     out_line("All results verified. GB/s are of one rank. Machine: %s.", where);
-    if (options->no_yardsticks)
+    if (options->no_baselines)
         return;
     if (gpus) {
         out_line("%s", "Time: between marks in the stream, the slowest rank. Queued: behind other work, which empties "
@@ -376,7 +376,7 @@ const struct cmd verb_bench = {
         "plan and waits, and the copy engine. An operation by itself is timed with its launch and with the time by which "
         "the ranks begin apart; ll-pair is a low-latency dispatch and its combine in a row of such pairs, where the "
         "ranks keep step as in a decoder.\n\n"
-        "On the host backend two yardsticks take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
+        "On the host backend two baselines take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
         "MPI is installed, dispatch and combine written by hand around MPI_Alltoallv. On a machine that is shared, "
         "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"
         "Between nodes two more stand beside: bare puts, the bytes that a rank puts on the network in puts of 256 KiB "

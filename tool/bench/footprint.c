@@ -79,13 +79,13 @@ static ep_status take_plan(struct bench_case *bench)
 {
     ep_dispatch_args dispatch;
     const ep_combine_args combine = {.size = sizeof(combine),
-                                     .x = twins_place(&bench->twins, bench->recv_x),
+                                     .x = mirrors_address(&bench->mirrors, bench->recv_x),
                                      .dtype = EP_BF16,
                                      .hidden = bench->request->hidden,
-                                     .out = twins_place(&bench->twins, bench->out)};
+                                     .out = mirrors_address(&bench->mirrors, bench->out)};
 
     bench_dispatch_args(bench, false, &dispatch);
-    EP_TRY(bench_plan_new(bench, &bench->twins, &bench->route, &bench->plan));
+    EP_TRY(bench_plan_new(bench, &bench->mirrors, &bench->route, &bench->plan));
     EP_TRY(ep_dispatch_sync(bench->plan, &dispatch));
     return ep_combine_sync(bench->plan, &combine);
 }

@@ -3,7 +3,7 @@
  * lowlat.c - dispatch and combine in the low-latency layout. Logical bytes are counted as the peers count them, per
  * (token, expert); bytes on the wire as rows travel (account.h).
  *
- * The layout is sparse, so the yardstick of memcpy copies as many bytes, but in one piece.
+ * The layout is sparse, so the baseline of memcpy copies as many bytes, but in one piece.
  */
 #include "bench/case.h"
 
@@ -13,8 +13,6 @@
 #include "core/quantize.h"
 
 #include <epkit/lowlatency.h>
-#include <epkit/numeric.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +21,7 @@
 
 struct lowlat {
     struct bench_case bench; /* only what is independent of the layout: routing, route */
-    struct bench_twins twins;
+    struct bench_mirrors mirrors;
     bool is_fp8;
     ep_ll *ll;
     uint16_t *x, *out; /* [N,H] */
@@ -44,15 +42,15 @@ static ep_status run_dispatch(void *context)
     const struct bench_route *route = &lowlat->bench.route;
     const ep_ll_dispatch_args args = {
         .size = sizeof(args),
-        .x = twins_place(&lowlat->twins, lowlat->x),
-        .topk_idx = twins_place(&lowlat->twins, route->experts),
+        .x = mirrors_address(&lowlat->mirrors, lowlat->x),
+        .topk_idx = mirrors_address(&lowlat->mirrors, route->experts),
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
         .out_dtype = lowlat->is_fp8 ? EP_F8E4M3 : EP_BF16,
         .scale_type = lowlat->is_fp8 ? EP_F32 : 0,
-        .recv_x = twins_place(&lowlat->twins, lowlat->recv_x),
-        .recv_scales = lowlat->is_fp8 ? twins_place(&lowlat->twins, lowlat->recv_scales) : NULL,
-        .recv_count = twins_place(&lowlat->twins, lowlat->recv_count),
+        .recv_x = mirrors_address(&lowlat->mirrors, lowlat->recv_x),
+        .recv_scales = lowlat->is_fp8 ? mirrors_address(&lowlat->mirrors, lowlat->recv_scales) : NULL,
+        .recv_count = mirrors_address(&lowlat->mirrors, lowlat->recv_count),
     };
 
     return lowlat->bench.ctx->gpu ? ep_ll_dispatch(lowlat->ll, &args, NULL) : ep_ll_dispatch_sync(lowlat->ll, &args);
@@ -64,12 +62,12 @@ static ep_status run_combine(void *context)
     const struct bench_route *route = &lowlat->bench.route;
     const ep_ll_combine_args args = {
         .size = sizeof(args),
-        .x = twins_place(&lowlat->twins, lowlat->returned),
-        .topk_idx = twins_place(&lowlat->twins, route->experts),
+        .x = mirrors_address(&lowlat->mirrors, lowlat->returned),
+        .topk_idx = mirrors_address(&lowlat->mirrors, route->experts),
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
-        .topk_weights = twins_place(&lowlat->twins, route->weights),
-        .out = twins_place(&lowlat->twins, lowlat->out),
+        .topk_weights = mirrors_address(&lowlat->mirrors, route->weights),
+        .out = mirrors_address(&lowlat->mirrors, lowlat->out),
         .flags = lowlat->bench.request->sum_once ? EP_LL_NO_PARTIAL_REDUCE : 0,
     };
 
@@ -192,18 +190,18 @@ static bool poison_row(struct lowlat *lowlat, int local, int64_t slot, int sourc
     return true;
 }
 
-/* The received rows and their scales, to or from their twins. Behind each_row(), which counts them. */
+/* The received rows and their scales, to or from their mirrors. Behind each_row(), which counts them. */
 static void each_expert(struct lowlat *lowlat, void *rows, size_t bytes,
-                        void (*act)(struct bench_twins *twins, void *host, size_t bytes))
+                        void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
 {
     for (int local = 0; local < lowlat->bench.route.n_local_experts; local++)
-        act(&lowlat->twins, (unsigned char *)rows + (size_t)(local * lowlat->slots) * bytes,
+        act(&lowlat->mirrors, (unsigned char *)rows + (size_t)(local * lowlat->slots) * bytes,
             (size_t)lowlat->expected[local] * bytes);
 }
 
-static void push(struct bench_twins *twins, void *host, size_t bytes)
+static void push(struct bench_mirrors *mirrors, void *host, size_t bytes)
 {
-    twins_push(twins, host, bytes);
+    mirrors_push(mirrors, host, bytes);
 }
 
 static size_t scale_bytes(const struct lowlat *lowlat)
@@ -251,9 +249,9 @@ static int check_dispatch(struct lowlat *lowlat)
     const char *wrong = "";
 
     each_row(lowlat, count_row);
-    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), twins_pull);
-    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), twins_pull);
-    twins_pull(&lowlat->twins, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
+    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), mirrors_pull);
+    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), mirrors_pull);
+    mirrors_pull(&lowlat->mirrors, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
     if (!each_row(lowlat, check_row))
         wrong = "a received row differs from what was sent";
     else if (memcmp(lowlat->recv_count, lowlat->expected, (size_t)route->n_local_experts * sizeof(int32_t)) != 0)
@@ -261,84 +259,12 @@ static int check_dispatch(struct lowlat *lowlat)
     return verify_agree(lowlat->bench.ctx, "verifying low-latency dispatch", wrong);
 }
 
-/* What a low-latency combine must give for one token. */
-struct oracle {
-    float *sum, *partial, *term; /* [H] */
-};
-
-static void oracle_add(const struct lowlat *lowlat, const struct oracle *oracle, int token, int k, float *sum)
-{
-    const struct bench_route *route = &lowlat->bench.route;
-    size_t choice = (size_t)token * (size_t)route->topk + (size_t)k;
-    int hidden = lowlat->bench.request->hidden;
-
-    pattern_floats(oracle->term, hidden, return_key(lowlat, route->experts[choice], route->rank, token));
-    for (int i = 0; i < hidden; i++)
-        sum[i] = fmaf(route->weights[choice], oracle->term[i], sum[i]);
-}
-
-/*
- * Choices that are added up before they are added to others: the k-th and those behind it on the same rank. `ranks`: of
- * the choices of a token; -1 for holes and what has been in a group before.
- */
-static int next_group(const struct lowlat *lowlat, int *ranks, int k, int *ret_group)
-{
-    int rank = ranks[k], n = 0;
-
-    for (int i = k; rank >= 0 && i < lowlat->bench.route.topk; i++) {
-        if (ranks[i] != rank || (n > 0 && lowlat->bench.request->sum_once))
-            continue;
-        ret_group[n++] = i;
-        ranks[i] = -1;
-    }
-    return n;
-}
-
-static void oracle_sum(const struct lowlat *lowlat, const struct oracle *oracle, int token)
-{
-    const struct bench_route *route = &lowlat->bench.route;
-    const int32_t *experts = route->experts + (size_t)token * (size_t)route->topk;
-    int hidden = lowlat->bench.request->hidden, ranks[EP_MAX_TOPK], group[EP_MAX_TOPK];
-
-    for (int k = 0; k < route->topk; k++)
-        ranks[k] = experts[k] < 0 ? -1 : experts[k] / route->n_local_experts;
-    memset(oracle->sum, 0, (size_t)hidden * sizeof(float));
-    for (int k = 0; k < route->topk; k++) {
-        int n = next_group(lowlat, ranks, k, group);
-
-        if (n == 1)
-            oracle_add(lowlat, oracle, token, k, oracle->sum);
-        if (n < 2)
-            continue;
-        memset(oracle->partial, 0, (size_t)hidden * sizeof(float));
-        for (int i = 0; i < n; i++)
-            oracle_add(lowlat, oracle, token, group[i], oracle->partial);
-        for (int i = 0; i < hidden; i++)
-            oracle->sum[i] += ep_bf16_to_f32(ep_bf16_from_f32(oracle->partial[i]));
-    }
-}
-
 static int check_combine(struct lowlat *lowlat)
 {
-    const struct bench_route *route = &lowlat->bench.route;
-    int hidden = lowlat->bench.request->hidden;
-    float *sum = malloc(3 * (size_t)hidden * sizeof(*sum));
-    const char *wrong = "";
-    struct oracle oracle;
+    struct bench_case *bench = &lowlat->bench;
 
-    if (!sum)
-        return ranks_emit_error(lowlat->bench.ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"),
-                                "verifying low-latency combine");
-    oracle = (struct oracle){.sum = sum, .partial = sum + hidden, .term = sum + 2 * (size_t)hidden};
-    twins_pull(&lowlat->twins, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)hidden);
-    for (int token = 0; token < route->n_tokens; token++) {
-        oracle_sum(lowlat, &oracle, token);
-        for (int i = 0; i < hidden; i++)
-            if (lowlat->out[(size_t)token * (size_t)hidden + (size_t)i] != ep_bf16_from_f32(sum[i]))
-                wrong = "a sum is wrong";
-    }
-    free(sum);
-    return verify_agree(lowlat->bench.ctx, "verifying low-latency combine", wrong);
+    mirrors_pull(&lowlat->mirrors, lowlat->out, (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden);
+    return verify_combine(bench, lowlat->out, bench->ctx->nranks, true, "verifying low-latency combine");
 }
 
 /* Dispatch and combine once, into poisoned outputs, everything compared. */
@@ -353,9 +279,9 @@ static int check_both(struct lowlat *lowlat)
     memset(lowlat->out, PATTERN_POISON, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
     each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), push);
     each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), push);
-    twins_push(&lowlat->twins, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
-    twins_push(&lowlat->twins, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    status = twins_status(&lowlat->twins);
+    mirrors_push(&lowlat->mirrors, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
+    mirrors_push(&lowlat->mirrors, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
+    status = mirrors_status(&lowlat->mirrors);
     if (status == EP_OK)
         status = run_dispatch(lowlat);
     if (status == EP_OK)
@@ -383,7 +309,7 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     struct bench_turn combine = {
         .what = "low-latency combine", .prepare = prepare_combine, .run = run_combine, .context = lowlat};
     bool gpu = bench->ctx->gpu;
-    int n_turns = gpu || bench->request->yardsticks ? 2 : 1;
+    int n_turns = gpu || bench->request->baselines ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "ll-combine" : "ll-dispatch",
         .type = lowlat->is_fp8 && !is_combine ? "fp8" : "bf16",
@@ -448,7 +374,7 @@ static int measure_pairs(struct lowlat *lowlat)
 static ep_status take_memory(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    struct bench_twins *twins = &lowlat->twins;
+    struct bench_mirrors *mirrors = &lowlat->mirrors;
     size_t row = 2 * (size_t)lowlat->bench.request->hidden;
     size_t x_bytes = ((size_t)lowlat->bench.tokens + 1) * row;
     size_t layout = (size_t)route->n_local_experts * (size_t)lowlat->slots;
@@ -460,18 +386,18 @@ static ep_status take_memory(struct lowlat *lowlat)
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d low-latency tokens", lowlat->bench.tokens);
     each_row(lowlat, count_row);
     received = ((size_t)count_rows(lowlat) + 1) * row;
-    lowlat->recv_count = twins_take(twins, (size_t)route->n_local_experts * sizeof(int32_t), 0);
-    lowlat->x = twins_take(twins, x_bytes, 0);
-    lowlat->out = twins_take(twins, x_bytes, 0);
-    lowlat->recv_x = twins_take(twins, layout * row, TWINS_SYMMETRIC | TWINS_UNTOUCHED);
-    lowlat->recv_scales = twins_take(twins, layout * scale_bytes(lowlat), TWINS_SYMMETRIC | TWINS_UNTOUCHED);
-    lowlat->returned = twins_take(twins, layout * row, TWINS_SYMMETRIC | TWINS_UNTOUCHED);
-    bench_mirror_route(twins, route);
-    if (lowlat->bench.request->yardsticks && !lowlat->bench.ctx->gpu) {
-        lowlat->copy_to = twins_take(twins, received, TWINS_SYMMETRIC);
-        lowlat->copy_from = twins_take(twins, received, 0);
+    lowlat->recv_count = mirrors_alloc(mirrors, (size_t)route->n_local_experts * sizeof(int32_t), 0);
+    lowlat->x = mirrors_alloc(mirrors, x_bytes, 0);
+    lowlat->out = mirrors_alloc(mirrors, x_bytes, 0);
+    lowlat->recv_x = mirrors_alloc(mirrors, layout * row, MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
+    lowlat->recv_scales = mirrors_alloc(mirrors, layout * scale_bytes(lowlat), MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
+    lowlat->returned = mirrors_alloc(mirrors, layout * row, MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
+    bench_mirror_route(mirrors, route);
+    if (lowlat->bench.request->baselines && !lowlat->bench.ctx->gpu) {
+        lowlat->copy_to = mirrors_alloc(mirrors, received, MIRRORS_SYMMETRIC);
+        lowlat->copy_from = mirrors_alloc(mirrors, received, 0);
     }
-    return twins_status(twins);
+    return mirrors_status(mirrors);
 }
 
 static ep_status open_layout(struct lowlat *lowlat)
@@ -490,17 +416,17 @@ static ep_status open_layout(struct lowlat *lowlat)
         pattern_fill(lowlat->x + (size_t)token * (size_t)request->hidden, 2 * (size_t)request->hidden, PATTERN_BF16,
                      pattern_key(request->seed, PATTERN_X, 0, lowlat->bench.ctx->rank, token));
     each_row(lowlat, fill_returned);
-    twins_push(&lowlat->twins, lowlat->x,
-               (size_t)lowlat->bench.route.n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
+    mirrors_push(&lowlat->mirrors, lowlat->x,
+                 (size_t)lowlat->bench.route.n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
     each_expert(lowlat, lowlat->returned, 2 * (size_t)lowlat->bench.request->hidden, push);
-    EP_TRY(twins_status(&lowlat->twins));
+    EP_TRY(mirrors_status(&lowlat->mirrors));
     return ep_ll_new(lowlat->bench.ctx->comm, &config, &lowlat->ll);
 }
 
 static void done(struct lowlat *lowlat)
 {
     ep_ll_free(lowlat->ll);
-    twins_drop(&lowlat->twins);
+    mirrors_free(&lowlat->mirrors);
     free(lowlat->scratch);
     free(lowlat->expected);
     bench_route_done(&lowlat->bench.route);
@@ -530,7 +456,7 @@ int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request,
 {
     struct lowlat lowlat = {
         .bench = {.ctx = ctx, .request = request, .tokens = request->ll_tokens, .one_clock = one_clock},
-        .twins = {.ctx = ctx},
+        .mirrors = {.ctx = ctx},
         .slots = (int64_t)ctx->nranks * request->ll_tokens,
     };
     ep_status status;

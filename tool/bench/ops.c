@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops.c - dispatch and combine on a plan, beside memcpy and MPI_Alltoallv; on GPUs beside their ceilings. */
+/* ops.c - dispatch and combine on a plan, beside memcpy and MPI_Alltoallv; on GPUs beside their roofline. */
 #include "bench/case.h"
 
 #include "backend/cuda/module.h"
@@ -15,8 +15,8 @@ struct op {
     ep_dispatch_args dispatch;
     ep_combine_args combine;
     struct bench_phases phases;
-    struct bench_ceilings ceilings;
-    struct ep_net_probe *probe; /* between nodes, with yardsticks */
+    struct bench_roofline roofline;
+    struct ep_net_probe *probe; /* between nodes, with baselines */
     double probe_bytes;         /* of one rank in a turn of it */
     double puts;                /* of one operation */
     size_t copy_bytes;          /* the row bytes that this rank receives */
@@ -78,18 +78,18 @@ static ep_status run_copy(void *context)
     return EP_OK;
 }
 
-static ep_status run_byhand_dispatch(void *context)
+static ep_status run_naive_dispatch(void *context)
 {
     struct op *op = context;
 
-    return byhand_dispatch(&op->bench->hand, op->bench->x, op->bench->x_scales, op->is_fp8);
+    return naive_dispatch(&op->bench->hand, op->bench->x, op->bench->x_scales, op->is_fp8);
 }
 
-static ep_status run_byhand_combine(void *context)
+static ep_status run_naive_combine(void *context)
 {
     struct op *op = context;
 
-    return byhand_combine(&op->bench->hand, op->bench->recv_x, op->bench->out_byhand);
+    return naive_combine(&op->bench->hand, op->bench->recv_x, op->bench->out_naive);
 }
 
 static ep_status run_puts(void *context)
@@ -106,7 +106,7 @@ static ep_status run_sockets(void *context)
  * A rank that is done must not sleep in our barrier while MPI still has something of it to deliver: it goes on only
  * when all are done.
  */
-static ep_status after_byhand(void *context, int round)
+static ep_status after_naive(void *context, int round)
 {
     struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
 
@@ -116,7 +116,7 @@ static ep_status after_byhand(void *context, int round)
 
 static int run_checked(struct op *op, ep_status (*run)(void *), const char *what)
 {
-    ep_status status = twins_status(&op->bench->twins);
+    ep_status status = mirrors_status(&op->bench->mirrors);
     uint64_t puts = ep_net_probe_count(op->bench->ctx->comm);
 
     if (status == EP_OK)
@@ -145,14 +145,14 @@ static int check_combine(struct op *op)
     int code;
 
     memset(bench->out, PATTERN_POISON, bytes);
-    twins_push(&bench->twins, bench->out, bytes);
+    mirrors_push(&bench->mirrors, bench->out, bytes);
     code = run_checked(op, run_combine, "combine");
-    twins_pull(&bench->twins, bench->out, bytes);
-    return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, "verifying combine");
+    mirrors_pull(&bench->mirrors, bench->out, bytes);
+    return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, false, "verifying combine");
 }
 
 /* After the rounds; the receiving buffers hold what the last turn left. */
-static int check_byhand(struct op *op, bool is_combine)
+static int check_naive(struct op *op, bool is_combine)
 {
     struct bench_case *bench = op->bench;
 
@@ -160,8 +160,8 @@ static int check_byhand(struct op *op, bool is_combine)
         return 0;
     /* It knows no nodes: one row after the other, by rank. */
     if (is_combine)
-        return verify_combine(bench, bench->out_byhand, bench->ctx->nranks, "verifying MPI_Alltoallv");
-    return verify_byhand_dispatch(bench, op->is_fp8);
+        return verify_combine(bench, bench->out_naive, bench->ctx->nranks, false, "verifying MPI_Alltoallv");
+    return verify_naive_dispatch(bench, op->is_fp8);
 }
 
 /* As many bytes to each rail peer as the operation that was last made has sent on the mean. Collective. */
@@ -208,18 +208,18 @@ static void host_turns(struct op *op, bool is_combine, struct bench_turn *turns,
     struct bench_case *bench = op->bench;
 
     turns[TURN_COPY] = (struct bench_turn){.what = "memcpy", .run = run_copy, .context = op};
-    turns[TURN_BYHAND] = (struct bench_turn){.what = "MPI_Alltoallv",
-                                             .run = is_combine ? run_byhand_combine : run_byhand_dispatch,
-                                             .after = after_byhand,
-                                             .context = op};
-    measurement->copy = bench_has_yardsticks(bench) ? &turns[TURN_COPY] : NULL;
-    measurement->byhand = bench_has_mpi(bench) ? &turns[TURN_BYHAND] : NULL;
+    turns[TURN_NAIVE] = (struct bench_turn){.what = "MPI_Alltoallv",
+                                            .run = is_combine ? run_naive_combine : run_naive_dispatch,
+                                            .after = after_naive,
+                                            .context = op};
+    measurement->copy = bench_has_baselines(bench) ? &turns[TURN_COPY] : NULL;
+    measurement->naive = bench_has_mpi(bench) ? &turns[TURN_NAIVE] : NULL;
 }
 
-/* Yardsticks of GPUs that reach each other: between nodes other kernels run, and no copy engine goes there. */
-static bool has_ceilings(const struct bench_case *bench)
+/* Baselines of GPUs that reach each other: between nodes other kernels run, and no copy engine goes there. */
+static bool has_roofline(const struct bench_case *bench)
 {
-    return bench->ctx->gpu && bench_has_yardsticks(bench) && bench->ctx->nnodes < 2;
+    return bench->ctx->gpu && bench_has_baselines(bench) && bench->ctx->nnodes < 2;
 }
 
 /* The operation once more behind other work; the same rows without waits; the copy engine. */
@@ -230,16 +230,16 @@ static void gpu_turns(struct op *op, bool is_combine, struct bench_turn *turns, 
     turns[TURN_BARE] = (struct bench_turn){
         .what = "bare rows", .run = is_combine ? run_bare_combine : run_bare_dispatch, .queued = true, .context = op};
     turns[TURN_ENGINE_PAIR] = (struct bench_turn){
-        .what = "copy engine, one pair", .run = bench_engine_pair, .queued = true, .context = &op->ceilings};
+        .what = "copy engine, one pair", .run = bench_engine_pair, .queued = true, .context = &op->roofline};
     turns[TURN_ENGINE_ALL] = (struct bench_turn){
-        .what = "copy engine, all to all", .run = bench_engine_all, .queued = true, .context = &op->ceilings};
+        .what = "copy engine, all to all", .run = bench_engine_all, .queued = true, .context = &op->roofline};
     measurement->queued = &turns[TURN_QUEUED];
-    if (!has_ceilings(op->bench))
+    if (!has_roofline(op->bench))
         return;
     measurement->bare = &turns[TURN_BARE];
     measurement->engine_pair = &turns[TURN_ENGINE_PAIR];
     measurement->engine_all = &turns[TURN_ENGINE_ALL];
-    measurement->pair_bytes = (double)op->ceilings.pair_bytes;
+    measurement->pair_bytes = (double)op->roofline.pair_bytes;
 }
 
 static int measure(struct op *op, bool is_combine)
@@ -253,7 +253,7 @@ static int measure(struct op *op, bool is_combine)
                        .after = after_ours,
                        .context = op},
     };
-    int n_turns = gpu ? (has_ceilings(bench) ? 5 : 2) : bench_has_mpi(bench) ? 3 : bench_has_yardsticks(bench) ? 2 : 1;
+    int n_turns = gpu ? (has_roofline(bench) ? 5 : 2) : bench_has_mpi(bench) ? 3 : bench_has_baselines(bench) ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "combine" : "dispatch",
         .type = op->is_fp8 ? "fp8" : "bf16",
@@ -263,15 +263,15 @@ static int measure(struct op *op, bool is_combine)
         .phases = &op->phases,
         .ours = &turns[TURN_OURS],
     };
-    int code = has_ceilings(bench) ? bench_ceilings_init(&op->ceilings, bench) : 0;
+    int code = has_roofline(bench) ? bench_roofline_init(&op->roofline, bench) : 0;
 
-    op->ceilings.row_bytes = (size_t)measurement.row_bytes;
+    op->roofline.row_bytes = (size_t)measurement.row_bytes;
     (gpu ? gpu_turns : host_turns)(op, is_combine, turns, &measurement);
     op->copy_bytes = (size_t)(bench->route.n_recv * measurement.row_bytes);
     memset(&op->phases, 0, sizeof(op->phases));
     if (code == 0)
         code = is_combine ? check_combine(op) : check_dispatch(op);
-    if (code == 0 && !gpu && bench_has_yardsticks(bench) && bench->ctx->nnodes > 1)
+    if (code == 0 && !gpu && bench_has_baselines(bench) && bench->ctx->nnodes > 1)
         code = probe_init(op);
     net_turns(op, &n_turns, turns, &measurement);
     if (code == 0)
@@ -279,10 +279,10 @@ static int measure(struct op *op, bool is_combine)
     if (code == 0)
         code = is_combine ? check_combine(op) : check_dispatch(op);
     if (code == 0)
-        code = check_byhand(op, is_combine);
+        code = check_naive(op, is_combine);
     if (code == 0)
         code = bench_emit_row(bench, &measurement);
-    bench_ceilings_done(&op->ceilings);
+    bench_roofline_done(&op->roofline);
     ep_net_probe_free(op->probe);
     op->probe = NULL;
     return code;
@@ -302,10 +302,10 @@ static int measure_combine(struct bench_case *bench)
     struct op op = {
         .bench = bench,
         .combine = {.size = sizeof(ep_combine_args),
-                    .x = twins_place(&bench->twins, bench->recv_x),
+                    .x = mirrors_address(&bench->mirrors, bench->recv_x),
                     .dtype = EP_BF16,
                     .hidden = bench->request->hidden,
-                    .out = twins_place(&bench->twins, bench->out)},
+                    .out = mirrors_address(&bench->mirrors, bench->out)},
     };
 
     verify_fill_returned(bench);

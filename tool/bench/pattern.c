@@ -58,16 +58,3 @@ bool pattern_holds(const void *row, size_t bytes, enum pattern_kind kind, uint64
     }
     return different == 0;
 }
-
-void pattern_floats(float *ret_values, int count, uint64_t key)
-{
-    for (int i = 0; i < count; i += 4) {
-        uint64_t word = word_at(PATTERN_BF16, key, (size_t)i / 4);
-
-        for (int j = 0; j < 4 && i + j < count; j++) {
-            uint32_t bits = (uint32_t)(word >> (16 * j) & 0xffff) << 16;
-
-            memcpy(&ret_values[i + j], &bits, 4);
-        }
-    }
-}

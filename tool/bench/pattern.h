@@ -31,7 +31,4 @@ uint64_t pattern_key(uint64_t seed, enum pattern_stream stream, int holder, int 
 void pattern_fill(void *row, size_t bytes, enum pattern_kind kind, uint64_t key);
 bool pattern_holds(const void *row, size_t bytes, enum pattern_kind kind, uint64_t key);
 
-/* The row of PATTERN_BF16 with this key as floats. `count` is even. */
-void pattern_floats(float *ret_values, int count, uint64_t key);
-
 #endif

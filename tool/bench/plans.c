@@ -11,7 +11,7 @@ struct plans {
     struct bench_case *bench;
     struct routing *routing[BENCH_VARIANTS];
     struct bench_route route[BENCH_VARIANTS];
-    struct bench_twins twins; /* of the routes */
+    struct bench_mirrors mirrors; /* of the routes */
     ep_dispatch_args dispatch;
     ep_plan *plan;
     int next;
@@ -48,7 +48,7 @@ static ep_status prepare_new(void *context, int round)
     struct plans *plans = context;
 
     plans->next = (round + BENCH_WARM_UP) % BENCH_VARIANTS;
-    plans->dispatch.topk_weights = twins_place(&plans->twins, plans->route[plans->next].weights);
+    plans->dispatch.topk_weights = mirrors_address(&plans->mirrors, plans->route[plans->next].weights);
     return EP_OK;
 }
 
@@ -56,14 +56,14 @@ static ep_status run_plan(void *context)
 {
     struct plans *plans = context;
 
-    return bench_plan_new(plans->bench, &plans->twins, &plans->route[plans->next], &plans->plan);
+    return bench_plan_new(plans->bench, &plans->mirrors, &plans->route[plans->next], &plans->plan);
 }
 
 static ep_status run_first(void *context)
 {
     struct plans *plans = context;
 
-    EP_TRY(bench_plan_new(plans->bench, &plans->twins, &plans->route[plans->next], &plans->plan));
+    EP_TRY(bench_plan_new(plans->bench, &plans->mirrors, &plans->route[plans->next], &plans->plan));
     return ep_dispatch_sync(plans->plan, &plans->dispatch);
 }
 
@@ -82,7 +82,7 @@ static ep_status run_cached(void *context)
     struct plans *plans = context;
     ep_dispatch_args args = plans->dispatch;
 
-    args.topk_weights = twins_place(&plans->bench->twins, plans->bench->route.weights);
+    args.topk_weights = mirrors_address(&plans->bench->mirrors, plans->bench->route.weights);
     return ep_dispatch_sync(plans->bench->plan, &args);
 }
 
@@ -93,7 +93,7 @@ static int check_first(struct plans *plans, int variant)
     ep_status status;
 
     plans->next = variant;
-    plans->dispatch.topk_weights = twins_place(&plans->twins, route->weights);
+    plans->dispatch.topk_weights = mirrors_address(&plans->mirrors, route->weights);
     verify_poison_received(bench, route);
     status = run_first(plans);
     if (status != EP_OK)
@@ -150,7 +150,7 @@ static int measure(struct plans *plans)
 
 int bench_run_plans(struct bench_case *bench)
 {
-    struct plans plans = {.bench = bench, .twins = {.ctx = bench->ctx}};
+    struct plans plans = {.bench = bench, .mirrors = {.ctx = bench->ctx}};
     int code = 0;
 
     for (int v = 0; v < BENCH_VARIANTS && code == 0; v++) {
@@ -161,16 +161,16 @@ int bench_run_plans(struct bench_case *bench)
                 ranks_emit_error(bench->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %d tokens", bench->tokens),
                                  "preparing the benchmark");
         if (code == 0)
-            bench_mirror_route(&plans.twins, &plans.route[v]);
+            bench_mirror_route(&plans.mirrors, &plans.route[v]);
     }
-    if (code == 0 && twins_status(&plans.twins) != EP_OK)
-        code = ranks_emit_error(bench->ctx, twins_status(&plans.twins), "preparing the benchmark");
+    if (code == 0 && mirrors_status(&plans.mirrors) != EP_OK)
+        code = ranks_emit_error(bench->ctx, mirrors_status(&plans.mirrors), "preparing the benchmark");
     verify_fill_x(bench, false);
     bench_dispatch_args(bench, false, &plans.dispatch);
     if (code == 0)
         code = measure(&plans);
     ep_plan_free(plans.plan);
-    twins_drop(&plans.twins);
+    mirrors_free(&plans.mirrors);
     for (int v = 0; v < BENCH_VARIANTS; v++) {
         bench_route_done(&plans.route[v]);
         routing_free(plans.routing[v]);

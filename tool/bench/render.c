@@ -187,23 +187,23 @@ static const json_t *largest(const json_t *rows, const char *op)
     return best;
 }
 
-struct bench_yardstick bench_yardstick_of(const json_t *row)
+struct bench_baseline bench_baseline_of(const json_t *row)
 {
-    static const struct bench_yardstick memcpy_yardstick = {"memcpy", "memcpy"};
-    static const struct bench_yardstick engine_yardstick = {"engine_all", "the copy engine"};
+    static const struct bench_baseline memcpy_baseline = {"memcpy", "memcpy"};
+    static const struct bench_baseline engine_baseline = {"engine_all", "the copy engine"};
 
-    return json_object_get(row, "sms") ? engine_yardstick : memcpy_yardstick;
+    return json_object_get(row, "sms") ? engine_baseline : memcpy_baseline;
 }
 
 static const json_t *ratio_of(const json_t *row)
 {
     char key[64];
 
-    snprintf(key, sizeof(key), "vs_%s", bench_yardstick_of(row).key);
+    snprintf(key, sizeof(key), "vs_%s", bench_baseline_of(row).key);
     return json_object_get(row, key);
 }
 
-static bool has_yardstick(const json_t *row)
+static bool has_baseline(const json_t *row)
 {
     return ratio_of(row);
 }
@@ -214,7 +214,7 @@ static void write_ratio(FILE *text, const json_t *row)
         fprintf(text, " moves %.0f GB/s,", number(row, "logical_gbps"));
     else
         fputs(" runs at", text);
-    fprintf(text, " %.2f of %s", json_number_value(ratio_of(row)), bench_yardstick_of(row).name);
+    fprintf(text, " %.2f of %s", json_number_value(ratio_of(row)), bench_baseline_of(row).name);
 }
 
 static void write_sentence(FILE *text, const json_t *rows)
@@ -229,7 +229,7 @@ static void write_sentence(FILE *text, const json_t *rows)
         if (!row)
             continue;
         fprintf(text, "%s %s", n++ ? ";" : ":", ops[i]);
-        if (!has_yardstick(row)) {
+        if (!has_baseline(row)) {
             fprintf(text, " takes %.0f us", number(row, "time_us"));
             continue;
         }

@@ -2,7 +2,7 @@
 #include "bench/request.h"
 
 #include "bench/account.h"
-#include "bench/byhand.h"
+#include "bench/naive.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -63,7 +63,7 @@ json_t *bench_request_to_json(const struct bench_request *request)
                      mask_to_json(request->ops, op_names), "types", mask_to_json(request->types, type_names), "routing",
                      routing_to_name(request->routing), "seed", (json_int_t)request->seed, "tokens", tokens,
                      "ll_tokens", request->ll_tokens, "hidden", request->hidden, "topk", request->topk, "experts",
-                     request->experts, "iters", request->iters, "yardsticks", (int)request->yardsticks, "sms",
+                     request->experts, "iters", request->iters, "baselines", (int)request->baselines, "sms",
                      request->sms, "sum_once", (int)request->sum_once);
 }
 
@@ -74,13 +74,12 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
     json_t *ops, *types, *tokens;
     const char *name;
     json_int_t seed;
-    int yardsticks, sum_once;
+    int baselines, sum_once;
 
     if (json_unpack((json_t *)json, "{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "ops", &ops,
                     "types", &types, "routing", &name, "seed", &seed, "tokens", &tokens, "ll_tokens",
                     &request.ll_tokens, "hidden", &request.hidden, "topk", &request.topk, "experts", &request.experts,
-                    "iters", &request.iters, "yardsticks", &yardsticks, "sms", &request.sms, "sum_once",
-                    &sum_once) != 0)
+                    "iters", &request.iters, "baselines", &baselines, "sms", &request.sms, "sum_once", &sum_once) != 0)
         return -1;
     routing = routing_find(name);
     if (!routing || mask_from_json(ops, op_names, &request.ops) != 0 ||
@@ -89,7 +88,7 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
         return -1;
     request.routing = routing->kind;
     request.seed = (uint64_t)seed;
-    request.yardsticks = yardsticks != 0;
+    request.baselines = baselines != 0;
     request.sum_once = sum_once != 0;
     request.n_token_counts = (int)json_array_size(tokens);
     for (int i = 0; i < request.n_token_counts; i++)
@@ -119,7 +118,7 @@ const char *bench_check(const struct bench_request *request, int n_ranks, char *
 
 uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool under_mpi)
 {
-    bool yardsticks = request->yardsticks && (request->ops & (BENCH_DISPATCH | BENCH_COMBINE));
+    bool baselines = request->baselines && (request->ops & (BENCH_DISPATCH | BENCH_COMBINE));
     int fan_out = request->topk < n_ranks ? request->topk : n_ranks;
     uint64_t row = 2 * (uint64_t)request->hidden;
     uint64_t most = 0;
@@ -128,10 +127,10 @@ uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool unde
     for (int i = 0; i < request->n_token_counts; i++) {
         uint64_t tokens = (uint64_t)request->tokens[i] * (uint64_t)n_ranks;
         uint64_t rows = tokens * (uint64_t)fan_out;
-        uint64_t bytes = tokens * row * 3 + rows * row * (yardsticks ? 3 : 1);
+        uint64_t bytes = tokens * row * 3 + rows * row * (baselines ? 3 : 1);
 
-        if (under_mpi && yardsticks)
-            bytes += byhand_bytes((int64_t)rows, (int64_t)rows, request->hidden, request->topk);
+        if (under_mpi && baselines)
+            bytes += naive_bytes((int64_t)rows, (int64_t)rows, request->hidden, request->topk);
         most = bytes > most && (request->ops & ~(unsigned)BENCH_LL) ? bytes : most;
     }
     if (request->ops & BENCH_LL) {

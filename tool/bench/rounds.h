@@ -30,7 +30,7 @@ struct bench_turn {
 };
 
 /*
- * Makes the rounds: turns[0] is what is measured, the others are yardsticks. Collective. `iters` 0: as many rounds as
+ * Makes the rounds: turns[0] is what is measured, the others are baselines. Collective. `iters` 0: as many rounds as
  * give turns[0] 0.3 s, 5 at least. The result is 0, or an exit code after a failure that has been emitted.
  */
 int bench_rounds(struct ranks_ctx *ctx, struct bench_turn *turns, int n_turns, int iters, bool one_clock);

@@ -81,27 +81,27 @@ static void set_times(json_t *object, const struct bench_summary *summary)
     json_object_set_new(object, "max_us", json_real(summary->max * 1e6));
 }
 
-/* A yardstick beside what was measured. vs_NAME: how many times as fast as the yardstick. */
-static void set_yardstick(json_t *row, const char *name, const struct bench_turn *ours,
-                          const struct bench_turn *yardstick, double bytes)
+/* A baseline beside what was measured. vs_NAME: how many times as fast as the baseline. */
+static void set_baseline(json_t *row, const char *name, const struct bench_turn *ours,
+                         const struct bench_turn *baseline, double bytes)
 {
     char key[64];
     json_t *object;
 
-    if (!yardstick) {
+    if (!baseline) {
         json_object_set_new(row, name, json_null());
         return;
     }
     object = json_object();
-    set_times(object, &yardstick->summary);
-    json_object_set_new(object, "gbps", json_real(bytes * 1e-9 / yardstick->summary.median));
+    set_times(object, &baseline->summary);
+    json_object_set_new(object, "gbps", json_real(bytes * 1e-9 / baseline->summary.median));
     json_object_set_new(row, name, object);
-    if (yardstick == ours)
+    if (baseline == ours)
         return;
     snprintf(key, sizeof(key), "vs_%s", name);
-    json_object_set_new(row, key, json_real(yardstick->summary.median / ours->summary.median));
+    json_object_set_new(row, key, json_real(baseline->summary.median / ours->summary.median));
     snprintf(key, sizeof(key), "vs_%s_rounds", name);
-    json_object_set_new(row, key, json_real(yardstick->ratio));
+    json_object_set_new(row, key, json_real(baseline->ratio));
 }
 
 /* On GPUs: the operation behind other work, and what the machine gives at best. GB/s of the pair: on the wire. */
@@ -115,12 +115,12 @@ static void set_gpu(json_t *row, const struct bench_case *bench, const struct be
     if (ctx->gpu->get_sms(ctx->comm, strncmp(measurement->op, "ll-", 3) == 0, &sms) == EP_OK)
         json_object_set_new(row, "sms", json_integer(sms));
     if (measurement->queued)
-        set_yardstick(row, "queued", ours, ours, bytes);
+        set_baseline(row, "queued", ours, ours, bytes);
     if (!measurement->bare)
         return;
-    set_yardstick(row, "bare", ours, measurement->bare, bytes);
-    set_yardstick(row, "engine_all", ours, measurement->engine_all, bytes);
-    set_yardstick(row, "engine_pair", measurement->engine_pair, measurement->engine_pair, measurement->pair_bytes);
+    set_baseline(row, "bare", ours, measurement->bare, bytes);
+    set_baseline(row, "engine_all", ours, measurement->engine_all, bytes);
+    set_baseline(row, "engine_pair", measurement->engine_pair, measurement->engine_pair, measurement->pair_bytes);
 }
 
 static void set_rates(json_t *row, const struct bench_case *bench, const struct bench_measurement *measurement,
@@ -152,11 +152,11 @@ static void set_network(json_t *row, const struct bench_measurement *measurement
         return;
     puts = measurement->net_bytes * 1e-9 / measurement->puts->summary.median;
     json_object_set_new(row, "puts_per_operation", json_real(measurement->n_puts));
-    set_yardstick(row, "puts", measurement->puts, measurement->puts, measurement->net_bytes);
+    set_baseline(row, "puts", measurement->puts, measurement->puts, measurement->net_bytes);
     json_object_set_new(row, "net_vs_puts", json_real(net / puts));
     if (!measurement->sockets)
         return;
-    set_yardstick(row, "sockets", measurement->sockets, measurement->sockets, measurement->net_bytes);
+    set_baseline(row, "sockets", measurement->sockets, measurement->sockets, measurement->net_bytes);
     json_object_set_new(row, "puts_vs_sockets",
                         json_real(measurement->sockets->summary.median / measurement->puts->summary.median));
 }
@@ -183,10 +183,10 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
     set_times(row, &ours->summary);
     set_rates(row, bench, measurement, &sum);
     json_object_set_new(row, "phases_us", describe_phases(&sum.phases));
-    set_yardstick(row, "memcpy", ours, measurement->copy, bytes);
-    set_yardstick(row, "alltoallv", ours, measurement->byhand, bytes);
+    set_baseline(row, "memcpy", ours, measurement->copy, bytes);
+    set_baseline(row, "alltoallv", ours, measurement->naive, bytes);
     if (measurement->cached)
-        set_yardstick(row, "cached", ours, measurement->cached, bytes);
+        set_baseline(row, "cached", ours, measurement->cached, bytes);
     set_network(row, measurement);
     if (ctx->gpu)
         set_gpu(row, bench, measurement, bytes);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "bench/pattern.h"
+#include "check/reference.h"
 
 #include <epkit/numeric.h>
 #include <stdio.h>
@@ -43,25 +44,25 @@ void verify_fill_x(struct bench_case *bench, bool is_fp8)
         if (is_fp8)
             pattern_fill(bench->x_scales + (size_t)token * scales, scales * sizeof(float), PATTERN_SCALES, scale_key);
     }
-    twins_push(&bench->twins, bench->x, (size_t)bench->tokens * row_bytes);
-    twins_push(&bench->twins, bench->x_scales, is_fp8 ? (size_t)bench->tokens * scales * sizeof(float) : 0);
+    mirrors_push(&bench->mirrors, bench->x, (size_t)bench->tokens * row_bytes);
+    mirrors_push(&bench->mirrors, bench->x_scales, is_fp8 ? (size_t)bench->tokens * scales * sizeof(float) : 0);
 }
 
-static void twins_push_to(struct bench_twins *twins, void *host, size_t bytes)
+static void mirrors_push_to(struct bench_mirrors *mirrors, void *host, size_t bytes)
 {
-    twins_push(twins, host, bytes);
+    mirrors_push(mirrors, host, bytes);
 }
 
 static void each_received(struct bench_case *bench, size_t rows,
-                          void (*act)(struct bench_twins *twins, void *host, size_t bytes))
+                          void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
 {
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
 
-    act(&bench->twins, bench->recv_x, rows * 2 * hidden);
-    act(&bench->twins, bench->recv_scales, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float));
-    act(&bench->twins, bench->recv_experts, rows * topk * sizeof(int32_t));
-    act(&bench->twins, bench->recv_weights, rows * topk * sizeof(float));
+    act(&bench->mirrors, bench->recv_x, rows * 2 * hidden);
+    act(&bench->mirrors, bench->recv_scales, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float));
+    act(&bench->mirrors, bench->recv_experts, rows * topk * sizeof(int32_t));
+    act(&bench->mirrors, bench->recv_weights, rows * topk * sizeof(float));
 }
 
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route)
@@ -74,7 +75,7 @@ void verify_poison_received(struct bench_case *bench, const struct bench_route *
     memset(bench->recv_scales, PATTERN_POISON, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float));
     memset(bench->recv_experts, PATTERN_POISON, rows * topk * sizeof(int32_t));
     memset(bench->recv_weights, PATTERN_POISON, rows * topk * sizeof(float));
-    each_received(bench, rows, twins_push_to);
+    each_received(bench, rows, mirrors_push_to);
 }
 
 /* Everything that came with received row `row`, which must be `token` of `source`. NULL, or what differs. */
@@ -109,7 +110,7 @@ int verify_dispatch(struct bench_case *bench, const struct routing *routing, con
 {
     char wrong[160] = "";
 
-    each_received(bench, (size_t)route->n_recv, twins_pull);
+    each_received(bench, (size_t)route->n_recv, mirrors_pull);
     for (int source = 0; source < route->n_ranks && !*wrong; source++) {
         for (int32_t row = route->recv_start[source]; row < route->recv_start[source + 1] && !*wrong; row++) {
             const char *what = check_row(bench, routing, route, source, route->recv_token[row], (size_t)row, is_fp8);
@@ -132,109 +133,84 @@ void verify_fill_returned(struct bench_case *bench)
             pattern_fill(
                 (unsigned char *)bench->recv_x + (size_t)row * row_bytes, row_bytes, PATTERN_BF16,
                 pattern_key(bench->request->seed, PATTERN_RETURN, bench->ctx->rank, source, route->recv_token[row]));
-    twins_push(&bench->twins, bench->recv_x, (size_t)route->n_recv * row_bytes);
+    mirrors_push(&bench->mirrors, bench->recv_x, (size_t)route->n_recv * row_bytes);
 }
 
-struct combine_oracle {
-    float *term, *partial, *sum;
-    int hidden;
+struct sums {
+    const struct bench_case *bench;
+    struct reference_combine combine;
+    struct reference_scratch scratch;
+    bool low_latency;
 };
 
-/* A partial sum as it arrives over the network. */
-static void round_partial(const struct bench_case *bench, float *partial, int n)
+/* What a rank has returned, or an expert in the low-latency layout. */
+static void make_returned(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
 {
-    if (bench->ctx->spec->partial_type != EP_BF16)
-        return;
-    for (int i = 0; i < n; i++)
-        partial[i] = ep_bf16_to_f32(ep_bf16_from_f32(partial[i]));
+    const struct sums *sums = context;
+    uint64_t key = pattern_key(sums->bench->request->seed, sums->low_latency ? PATTERN_LL_RETURN : PATTERN_RETURN,
+                               sums->low_latency ? expert : rank, source, token);
+
+    pattern_fill(ret_row, 2 * (size_t)sums->combine.hidden, PATTERN_BF16, key);
 }
 
-/* total += term, or total = term if it is the first. */
-static void accumulate(float *total, const float *term, int n, bool first)
+/* Compares the sums of this rank's tokens with those of the reference. `row`: [H]. Says what differs first. */
+static void check_sums(struct sums *sums, const uint16_t *out, int ranks_per_node, uint16_t *row, char *ret_wrong,
+                       size_t bytes)
 {
-    if (first) {
-        memcpy(total, term, (size_t)n * sizeof(*term));
-        return;
+    static const uint16_t *const no_bias[2];
+    const struct bench_route *route = &sums->bench->route;
+    int32_t *experts[EP_MAX_RANKS] = {[0] = NULL};
+    float *weights[EP_MAX_RANKS] = {[0] = NULL};
+    struct reference_group group = {.n_ranks = route->n_ranks,
+                                    .n_nodes = route->n_ranks / ranks_per_node,
+                                    .ranks_per_node = ranks_per_node,
+                                    .topk = route->topk,
+                                    .n_experts = route->n_experts,
+                                    .n_local = route->n_local_experts,
+                                    .experts = experts,
+                                    .weights = weights};
+    int hidden = sums->combine.hidden, rank = route->rank;
+
+    experts[rank] = route->experts;
+    weights[rank] = route->weights;
+    for (int token = 0; token < route->n_tokens && !*ret_wrong; token++, out += hidden) {
+        if (sums->low_latency)
+            reference_ll_combine_row(&group, &sums->combine, rank, token, &sums->scratch, row);
+        else
+            reference_combine_row(&group, &sums->combine, rank, token, no_bias, &sums->scratch, row);
+        for (int i = 0; i < hidden && !*ret_wrong; i++)
+            if (out[i] != row[i])
+                snprintf(ret_wrong, bytes, "token %d, element %d: %g instead of %g", token, i,
+                         (double)ep_bf16_to_f32(out[i]), (double)ep_bf16_to_f32(row[i]));
     }
-    for (int i = 0; i < n; i++)
-        total[i] += term[i];
 }
 
-/* The order of ep_combine(): rows of the own node one by one, each other node as one partial sum; nodes ascending. */
-static bool sum_token(const struct bench_case *bench, int token, int ranks_per_node, struct combine_oracle *oracle)
+int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, bool low_latency,
+                   const char *what)
 {
-    const struct bench_route *route = &bench->route;
-    int own = route->rank / ranks_per_node;
-    bool any = false;
-    int open = -1; /* node whose partial sum is being added up */
-    int holder = 0;
-
-    for (int32_t p = route->part_start[token]; p < route->part_start[token + 1]; p++) {
-        int node;
-
-        while (route->part[p] >= route->send_start[holder + 1])
-            holder++;
-        node = holder / ranks_per_node;
-        if (open >= 0 && open != node) {
-            round_partial(bench, oracle->partial, oracle->hidden);
-            accumulate(oracle->sum, oracle->partial, oracle->hidden, !any);
-            any = true;
-            open = -1;
-        }
-        pattern_floats(oracle->term, oracle->hidden,
-                       pattern_key(bench->request->seed, PATTERN_RETURN, holder, route->rank, token));
-        if (node == own) {
-            accumulate(oracle->sum, oracle->term, oracle->hidden, !any);
-            any = true;
-        } else {
-            accumulate(oracle->partial, oracle->term, oracle->hidden, open != node);
-            open = node;
-        }
-    }
-    if (open >= 0) {
-        round_partial(bench, oracle->partial, oracle->hidden);
-        accumulate(oracle->sum, oracle->partial, oracle->hidden, !any);
-        any = true;
-    }
-    return any;
-}
-
-static int first_difference(const uint16_t *out, const float *sum, int n, bool any)
-{
-    for (int i = 0; i < n; i++)
-        if (out[i] != (any ? ep_bf16_from_f32(sum[i]) : 0))
-            return i;
-    return -1;
-}
-
-int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, const char *what)
-{
-    size_t hidden = (size_t)bench->request->hidden;
-    struct combine_oracle oracle = {.hidden = (int)hidden};
-    float *memory = malloc(3 * hidden * sizeof(*memory));
+    struct sums sums = {.bench = bench,
+                        .low_latency = low_latency,
+                        .combine = {.hidden = bench->request->hidden,
+                                    .bf16_partials = bench->ctx->spec->partial_type == EP_BF16,
+                                    .sum_once = bench->request->sum_once,
+                                    .reply = make_returned,
+                                    .context = &sums}};
+    uint16_t *row = malloc((size_t)sums.combine.hidden * sizeof(*row));
     char wrong[160] = "";
 
-    if (!memory)
+    if (!row || !reference_scratch_init(sums.combine.hidden, &sums.scratch, NULL)) {
+        free(row);
         return ranks_emit_error(bench->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"), what);
-    oracle.term = memory;
-    oracle.partial = memory + hidden;
-    oracle.sum = memory + 2 * hidden;
-    for (int token = 0; token < bench->route.n_tokens && !*wrong; token++) {
-        bool any = sum_token(bench, token, ranks_per_node, &oracle);
-        int at = first_difference(out + (size_t)token * hidden, oracle.sum, (int)hidden, any);
-
-        if (at >= 0)
-            snprintf(wrong, sizeof(wrong), "token %d, element %d: %g instead of %g", token, at,
-                     (double)ep_bf16_to_f32(out[(size_t)token * hidden + (size_t)at]),
-                     any ? (double)oracle.sum[at] : 0.0);
     }
-    free(memory);
+    check_sums(&sums, out, ranks_per_node, row, wrong, sizeof(wrong));
+    reference_scratch_done(&sums.scratch);
+    free(row);
     return verify_agree(bench->ctx, what, wrong);
 }
 
-int verify_byhand_dispatch(struct bench_case *bench, bool is_fp8)
+int verify_naive_dispatch(struct bench_case *bench, bool is_fp8)
 {
-    const struct byhand *hand = &bench->hand;
+    const struct naive *hand = &bench->hand;
     size_t rows = (size_t)bench->route.n_recv;
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;

@@ -126,18 +126,17 @@ static void print_cases(FILE *stream, const json_t *suites)
 
 static void print_rows(FILE *stream, const json_t *rows)
 {
-    struct bench_yardstick yardstick = bench_yardstick_of(json_array_get(rows, 0));
+    struct bench_baseline baseline = bench_baseline_of(json_array_get(rows, 0));
     char ratio[64];
     json_t *row;
     size_t i;
 
-    snprintf(ratio, sizeof(ratio), "vs_%s", yardstick.key);
+    snprintf(ratio, sizeof(ratio), "vs_%s", baseline.key);
     fputs("<div class=\"scroll\"><table><thead><tr><th>Operation</th><th>Type</th><th class=\"n\">Tokens</th>"
           "<th class=\"n\">Time, ms</th><th class=\"n\">Logical GB/s</th><th class=\"n\">Wire GB/s</th>"
           "<th class=\"n\">",
           stream);
-    fprintf(stream, "%s GB/s</th><th class=\"n\">&times; %s</th></tr></thead><tbody>\n", yardstick.name,
-            yardstick.name);
+    fprintf(stream, "%s GB/s</th><th class=\"n\">&times; %s</th></tr></thead><tbody>\n", baseline.name, baseline.name);
     json_array_foreach(rows, i, row)
     {
         fputs("<tr>", stream);
@@ -147,7 +146,7 @@ static void print_rows(FILE *stream, const json_t *rows)
         page_number_cell(stream, json_object_get(row, "time_us"), 3, 1e-3);
         page_number_cell(stream, json_object_get(row, "logical_gbps"), 2, 1);
         page_number_cell(stream, json_object_get(row, "wire_gbps"), 2, 1);
-        page_number_cell(stream, json_object_get(json_object_get(row, yardstick.key), "gbps"), 2, 1);
+        page_number_cell(stream, json_object_get(json_object_get(row, baseline.key), "gbps"), 2, 1);
         page_number_cell(stream, json_object_get(row, ratio), 2, 1);
         fputs("</tr>\n", stream);
     }

@@ -15,7 +15,7 @@
 static bool has_rate(const json_t *row)
 {
     return json_is_number(json_object_get(row, "logical_gbps")) &&
-           json_is_object(json_object_get(row, bench_yardstick_of(row).key));
+           json_is_object(json_object_get(row, bench_baseline_of(row).key));
 }
 
 /* Of each operation and type the measurement with the most tokens. */
@@ -50,7 +50,7 @@ static void add_label(struct bars *bars, const json_t *row)
 
 static bool plot_rates(FILE *stream, const json_t *rows)
 {
-    const char *yardstick = bench_yardstick_of(json_array_get(rows, 0)).name;
+    const char *baseline = bench_baseline_of(json_array_get(rows, 0)).name;
     char name[80];
     struct bars bars = {.n = 0};
     json_t *row;
@@ -62,9 +62,9 @@ static bool plot_rates(FILE *stream, const json_t *rows)
             continue;
         add_label(&bars, row);
         bars.values[0][bars.n] = page_number(row, "logical_gbps");
-        bars.values[1][bars.n++] = page_number(json_object_get(row, bench_yardstick_of(row).key), "gbps");
+        bars.values[1][bars.n++] = page_number(json_object_get(row, bench_baseline_of(row).key), "gbps");
     }
-    snprintf(name, sizeof(name), "%s, same bytes", yardstick);
+    snprintf(name, sizeof(name), "%s, same bytes", baseline);
     return svg_bars(
         stream, &(struct svg_bars){.title = "Rate of one rank beside a plain copy, largest batch",
                                    .y_label = "GB/s of one rank",
@@ -86,8 +86,7 @@ static size_t collect_tokens(const json_t *rows, const char *op, double *x, doub
             n == MAX_TOKENS)
             continue;
         x[n] = page_number(row, "tokens");
-        y[n++] =
-            page_number(json_object_get(row, bench_yardstick_of(row).key), "time_us") / page_number(row, "time_us");
+        y[n++] = page_number(json_object_get(row, bench_baseline_of(row).key), "time_us") / page_number(row, "time_us");
     }
     return n;
 }

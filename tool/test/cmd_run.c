@@ -291,7 +291,7 @@ static double ratio_of(const json_t *row)
 {
     char key[64];
 
-    snprintf(key, sizeof(key), "vs_%s", bench_yardstick_of(row).key);
+    snprintf(key, sizeof(key), "vs_%s", bench_baseline_of(row).key);
     return json_number_value(json_object_get(row, key));
 }
 
@@ -311,7 +311,7 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
                          passed);
     if (row && n < bytes)
         snprintf(ret_text + n, bytes - n, "; %s dispatch moves %.1f GB/s, %.2f of %s.", device ? device : "host",
-                 json_number_value(json_object_get(row, "logical_gbps")), ratio_of(row), bench_yardstick_of(row).name);
+                 json_number_value(json_object_get(row, "logical_gbps")), ratio_of(row), bench_baseline_of(row).name);
     else if (n < bytes)
         snprintf(ret_text + n, bytes - n, "; nothing was measured.");
 }
@@ -415,7 +415,7 @@ static void print_table(const struct run *run)
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
             continue;
         snprintf(text, sizeof(text), "%.1f GB/s, %.2f of %s", json_number_value(json_object_get(item, "logical_gbps")),
-                 ratio_of(item), bench_yardstick_of(item).name);
+                 ratio_of(item), bench_baseline_of(item).name);
         json_array_append_new(rows,
                               json_pack("{s:o, s:O, s:s}", "what",
                                         json_sprintf("%s %s, %d tokens", json_string_value(json_object_get(item, "op")),

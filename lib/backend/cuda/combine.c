@@ -82,7 +82,7 @@ static ep_status fill_terms(struct combine *c, struct cuda_terms *terms)
     terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct ep_group_plan *)c->plan->impl)->number;
     terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
     terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
-    terms->tell[CUDA_TELL_OUTPUTS] = (args->out_topk_weights ? 1 : 0) | args->flags << 1;
+    terms->tell[CUDA_TELL_OUTPUTS] = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0;
     EP_TRY(place_input(c, EP_GROUP_AT_X, args->x, c->row_bytes, terms));
     if (args->out_topk_weights)
         EP_TRY(place_input(c, EP_GROUP_AT_WEIGHTS, args->topk_weights, c->weight_bytes, terms));

@@ -14,7 +14,7 @@
  *   lowlatency.c, ll_open.c  low latency: its calls, its beginning and end;  ll_nodes.c  what goes to other nodes
  *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there;  hop.c  what each sends
  *   proxy.c     the thread that sends and receives;  op_ring.c  which is next;  arenas.c, pinned.c  memory for it
- *   module.c    device memory, clocks and yardsticks for the command
+ *   module.c    device memory, clocks and baselines for the command
  *   *.cu        kernels and what launches them
  *
  * Control is the group layer's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation

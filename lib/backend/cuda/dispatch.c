@@ -115,7 +115,8 @@ static ep_status fill_terms(struct dispatch *d, struct cuda_terms *terms)
     terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
     terms->tell[CUDA_TELL_SCALE_TYPE] = (uint32_t)args->scale_type;
     terms->tell[CUDA_TELL_SCALE_WORDS] = (uint32_t)args->scale_words;
-    terms->tell[CUDA_TELL_OUTPUTS] = (args->recv_topk_idx ? 1 : 0) | (args->recv_topk_weights ? 2 : 0);
+    terms->tell[CUDA_TELL_OUTPUTS] =
+        (args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0) | (args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0);
     return place_outputs(d, terms);
 }
 

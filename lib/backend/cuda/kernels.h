@@ -155,7 +155,7 @@ struct cuda_waits {
     int32_t rank, nranks;
     int32_t first; /* rank of the group that is the first one of this node */
     int32_t ready_phase, done_phase;
-    int32_t bare; /* neither waits nor signals: the bare mover, as a yardstick */
+    int32_t bare; /* neither waits nor signals: the bare mover, as a baseline */
 };
 
 /* What an operation tells, and what it takes to use what the peers tell. */

@@ -88,12 +88,6 @@ static ep_status map_peer_slot(struct cuda_comm *cuda, int rank, int slot, uint3
     return tell_kernels(cuda, rank, slot, mapping);
 }
 
-/* A rank that has gone needs no mapping: who waits for it hears that it is lost. */
-static bool is_gone(const struct cuda_comm *cuda, int rank)
-{
-    return atomic_load(&ep_group_control_of(&cuda->group, rank)->left) || ep_group_peer_dead(&cuda->group, rank);
-}
-
 static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocations)
 {
     struct cuda_peer *peer = &cuda->peers[rank];
@@ -102,8 +96,9 @@ static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocatio
         uint32_t generation = atomic_load_explicit(&peer->board->slot[slot].generation, memory_order_acquire);
         ep_status status = generation ? map_peer_slot(cuda, rank, slot, generation) : EP_OK;
 
-        /* Freed meanwhile, or its owner is no more. */
-        if (status != EP_OK && (is_gone(cuda, rank) || atomic_load(&peer->board->slot[slot].generation) != generation))
+        /* Freed meanwhile, or its owner is gone: it needs no mapping, and who waits for it hears that it is lost. */
+        if (status != EP_OK &&
+            (ep_group_is_gone(&cuda->group, rank) || atomic_load(&peer->board->slot[slot].generation) != generation))
             continue;
         EP_TRY(status);
     }

@@ -193,7 +193,7 @@ static ep_status clock_read(ep_comm *comm, uint64_t *ret_ns)
     ON_DEVICE(comm, read_clock(cuda_of(comm), ret_ns));
 }
 
-/* --- yardsticks -------------------------------------------------------------------------------------------------- */
+/* --- baselines -------------------------------------------------------------------------------------------------- */
 
 static ep_status get_sms(ep_comm *comm, int low_latency, int *ret_sms)
 {

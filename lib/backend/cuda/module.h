@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * module.h - what the command wants of libepkit-cuda.so beside its backend: device memory for its data, a clock on the
- * stream, and yardsticks. The command finds the table on demand, so that it needs no CUDA itself. Engines use CUDA's
+ * stream, and baselines. The command finds the table on demand, so that it needs no CUDA itself. Engines use CUDA's
  * own calls and epkit/cuda.h instead.
  *
  * Communicators are of the backend cuda; everything happens on their device. Threads: as the calls on a communicator.

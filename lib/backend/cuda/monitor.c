@@ -37,7 +37,7 @@ static void look_for_lost(struct cuda_comm *cuda)
 
         if (rank == group->comm->rank || is_lost(cuda, local))
             continue;
-        if (atomic_load(&ep_group_control_of(group, rank)->left) || ep_group_peer_dead(group, rank))
+        if (ep_group_is_gone(group, rank))
             __atomic_fetch_or(&cuda->report->lost, 1u << local, __ATOMIC_RELEASE);
     }
 }

@@ -16,12 +16,13 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int ra
                                          [CUDA_TELL_DTYPE] = "dtype",
                                          [CUDA_TELL_HIDDEN] = "hidden",
                                          [CUDA_TELL_SCALE_TYPE] = "scale_type",
-                                         [CUDA_TELL_SCALE_WORDS] = "scale_words",
-                                         [CUDA_TELL_OUTPUTS] = "the set of outputs and flags"};
+                                         [CUDA_TELL_SCALE_WORDS] = "scale_words"};
     int me = cuda->group.comm->rank;
 
     if (word == CUDA_TELL_PHASE || word >= CUDA_TELL_COMPARED)
         return ep_group_fail_calls(mine, me, theirs, rank);
+    if (word == CUDA_TELL_OUTPUTS)
+        return ep_group_fail_outputs(mine, me, theirs, rank);
     return ep_group_fail_disagree("", fields[word], (int32_t)mine, me, (int32_t)theirs, rank);
 }
 
@@ -55,7 +56,7 @@ static ep_status raise_late(struct cuda_comm *cuda, int rank, enum ep_group_phas
 
     if (far && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
         EP_TRY(wait_for_others_report(cuda));
-    if (ep_group_has_left(&cuda->group, rank) || ep_group_peer_dead(&cuda->group, rank))
+    if (ep_group_is_gone(&cuda->group, rank))
         return raise_lost(cuda, rank, phase);
     return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
 }

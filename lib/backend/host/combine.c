@@ -149,7 +149,7 @@ static ep_status combine_body(struct host_sum *sum)
     EP_TRY(check_values(sum));
     ep_group_unmap_stale(group);
     record.plan_number = ((struct ep_group_plan *)sum->plan->impl)->number;
-    record.outputs = args->out_topk_weights ? 1 : 0;
+    record.outputs = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0;
     record.rows = sum->plan->full.n_recv;
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
         record.at[i].slot = EP_GROUP_UNMAPPED;

@@ -255,7 +255,8 @@ static ep_status dispatch_body(struct dispatch *d)
     record.plan_number = ((struct ep_group_plan *)d->plan->impl)->number;
     record.scale_type = d->args->scale_type;
     record.scale_words = d->args->scale_words;
-    record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
+    record.outputs =
+        (d->args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0) | (d->args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0);
     record.rows = d->plan->full.n_recv;
     EP_TRY(publish_outputs(d, &record));
     EP_TRY(host_enter(d->group, d->plan, &record));

@@ -31,7 +31,6 @@ ep_status host_enter(struct ep_group *group, const ep_plan *plan, const struct e
         {"hidden", offsetof(struct ep_group_descriptor, hidden)},
         {"scale_type", offsetof(struct ep_group_descriptor, scale_type)},
         {"scale_words", offsetof(struct ep_group_descriptor, scale_words)},
-        {"the set of outputs", offsetof(struct ep_group_descriptor, outputs)},
     };
     enum ep_group_phase phase = (enum ep_group_phase)record->phase;
     uint64_t operation = ++group->operation;
@@ -50,6 +49,8 @@ ep_status host_enter(struct ep_group *group, const ep_plan *plan, const struct e
             status = ep_group_fail_calls((uint32_t)phase, me, (uint32_t)other->phase, rank);
         else
             status = ep_group_compare("", fields, sizeof(fields) / sizeof(fields[0]), record, me, other, rank);
+        if (status == EP_OK && other->outputs != record->outputs)
+            status = ep_group_fail_outputs((uint32_t)record->outputs, me, (uint32_t)other->outputs, rank);
         if (status != EP_OK)
             return ep_group_set_own_failure(group, status, rank, phase);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ceilings.c - what the GPUs give without us: the copy engine between one pair of them, and from all to all with as
+ * roofline.c - what the GPUs give without us: the copy engine between one pair of them, and from all to all with as
  * many bytes as the measured operation moves from each rank to each other one, its own part included.
  */
 #include "bench/case.h"
@@ -17,22 +17,22 @@ struct hello {
     int64_t room_bytes;
 };
 
-static ep_status map_peers(struct bench_ceilings *ceilings, const struct hello *all)
+static ep_status map_peers(struct bench_roofline *roofline, const struct hello *all)
 {
-    struct ranks_ctx *ctx = ceilings->bench->ctx;
+    struct ranks_ctx *ctx = roofline->bench->ctx;
 
     for (int rank = 0; rank < ctx->nranks; rank++)
-        EP_TRY(ctx->gpu->reach(ctx->comm, rank, &all[rank].place, &ceilings->peers[rank]));
+        EP_TRY(ctx->gpu->reach(ctx->comm, rank, &all[rank].place, &roofline->peers[rank]));
     return EP_OK;
 }
 
 /* Where rows of this rank begin on each other one, and room for what the pair copies. */
-static ep_status meet(struct bench_ceilings *ceilings)
+static ep_status meet(struct bench_roofline *roofline)
 {
-    struct bench_case *bench = ceilings->bench;
+    struct bench_case *bench = roofline->bench;
     struct ranks_ctx *ctx = bench->ctx;
     size_t n = (size_t)ctx->nranks, row = 2 * (size_t)bench->request->hidden;
-    void *mine = twins_place(&bench->twins, bench->copy_to);
+    void *mine = mirrors_address(&bench->mirrors, bench->copy_to);
     struct hello hello = {.room_bytes = bench->room_rows * (int64_t)row};
     struct hello *all = calloc(n, sizeof(*all));
     int32_t *starts = calloc(n * (n + 1), sizeof(*starts));
@@ -48,11 +48,11 @@ static ep_status meet(struct bench_ceilings *ceilings)
     if (status == EP_OK)
         status = ep_comm_allgather(ctx->comm, bench->route.recv_start, (n + 1) * sizeof(int32_t), starts);
     if (status == EP_OK)
-        status = map_peers(ceilings, all);
+        status = map_peers(roofline, all);
     for (size_t rank = 0; status == EP_OK && rank < n; rank++) {
-        ceilings->at[rank] = starts[rank * (n + 1) + (size_t)ctx->rank];
-        if (rank == 0 || (size_t)all[rank].room_bytes < ceilings->pair_bytes)
-            ceilings->pair_bytes = (size_t)all[rank].room_bytes;
+        roofline->at[rank] = starts[rank * (n + 1) + (size_t)ctx->rank];
+        if (rank == 0 || (size_t)all[rank].room_bytes < roofline->pair_bytes)
+            roofline->pair_bytes = (size_t)all[rank].room_bytes;
     }
 free_all:
     free(all);
@@ -60,49 +60,49 @@ free_all:
     return status;
 }
 
-int bench_ceilings_init(struct bench_ceilings *ceilings, struct bench_case *bench)
+int bench_roofline_init(struct bench_roofline *roofline, struct bench_case *bench)
 {
     size_t n = (size_t)bench->ctx->nranks;
     ep_status status = EP_E_MEMORY;
 
-    *ceilings = (struct bench_ceilings){.bench = bench};
-    ceilings->peers = calloc(n, sizeof(*ceilings->peers));
-    ceilings->at = calloc(n, sizeof(*ceilings->at));
-    if (!ceilings->peers || !ceilings->at)
+    *roofline = (struct bench_roofline){.bench = bench};
+    roofline->peers = calloc(n, sizeof(*roofline->peers));
+    roofline->at = calloc(n, sizeof(*roofline->at));
+    if (!roofline->peers || !roofline->at)
         ep_fail(status, "benchmark: no memory for %zu ranks", n);
     else
-        status = meet(ceilings);
-    return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the ceilings");
+        status = meet(roofline);
+    return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the roofline");
 }
 
-void bench_ceilings_done(struct bench_ceilings *ceilings)
+void bench_roofline_done(struct bench_roofline *roofline)
 {
-    free(ceilings->peers);
-    free(ceilings->at);
-    *ceilings = (struct bench_ceilings){.bench = NULL};
+    free(roofline->peers);
+    free(roofline->at);
+    *roofline = (struct bench_roofline){.bench = NULL};
 }
 
 ep_status bench_engine_pair(void *context)
 {
-    struct bench_ceilings *ceilings = context;
-    struct bench_case *bench = ceilings->bench;
+    struct bench_roofline *roofline = context;
+    struct bench_case *bench = roofline->bench;
     struct ranks_ctx *ctx = bench->ctx;
 
     /* Rank 0 to rank 1; with one rank, within its own memory. */
     if (ctx->rank != 0)
         return EP_OK;
-    EP_TRY(ctx->gpu->engine_copy(ctx->comm, 0, ceilings->peers[ctx->nranks > 1],
-                                 twins_place(&bench->twins, bench->copy_from), ceilings->pair_bytes));
+    EP_TRY(ctx->gpu->engine_copy(ctx->comm, 0, roofline->peers[ctx->nranks > 1],
+                                 mirrors_address(&bench->mirrors, bench->copy_from), roofline->pair_bytes));
     return ctx->gpu->engine_join(ctx->comm);
 }
 
 ep_status bench_engine_all(void *context)
 {
-    struct bench_ceilings *ceilings = context;
-    struct bench_case *bench = ceilings->bench;
+    struct bench_roofline *roofline = context;
+    struct bench_case *bench = roofline->bench;
     const struct bench_route *route = &bench->route;
     struct ranks_ctx *ctx = bench->ctx;
-    const char *from = twins_place(&bench->twins, bench->copy_from);
+    const char *from = mirrors_address(&bench->mirrors, bench->copy_from);
 
     /* Each rank begins with its next neighbour, so that no rank receives from all at once. */
     for (int i = 1; i <= ctx->nranks; i++) {
@@ -110,8 +110,8 @@ ep_status bench_engine_all(void *context)
         size_t rows = (size_t)(route->send_start[rank + 1] - route->send_start[rank]);
 
         EP_TRY(ctx->gpu->engine_copy(ctx->comm, i % EP_CUDA_LANES,
-                                     (char *)ceilings->peers[rank] + (size_t)ceilings->at[rank] * ceilings->row_bytes,
-                                     from, rows * ceilings->row_bytes));
+                                     (char *)roofline->peers[rank] + (size_t)roofline->at[rank] * roofline->row_bytes,
+                                     from, rows * roofline->row_bytes));
     }
     return ctx->gpu->engine_join(ctx->comm);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * byhand.h - dispatch and combine with MPI_Alltoallv, as one writes them without a library: the counts are known, rows
+ * naive.h - dispatch and combine with MPI_Alltoallv, as one writes them without a library: the counts are known, rows
  * are packed by destination and arrive in (source rank, token) order, a rank's own rows take no detour.
  */
-#ifndef EP_BENCH_BYHAND_H
-#define EP_BENCH_BYHAND_H
+#ifndef EP_BENCH_NAIVE_H
+#define EP_BENCH_NAIVE_H
 
 #include "bench/reduce.h"
 #include "bench/route.h"
@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-struct byhand {
+struct naive {
     const struct ep_mpi_module *mpi;
     struct ep_boot_mpi *boot;
     const struct bench_route *route;
@@ -31,19 +31,19 @@ struct byhand {
 };
 
 /* Buffers for rows of either type; touched. Result: EP_OK or EP_E_MEMORY. */
-ep_status byhand_init(struct byhand *hand, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
-                      const struct bench_route *route, int hidden);
+ep_status naive_init(struct naive *hand, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
+                     const struct bench_route *route, int hidden);
 
 /* A zeroed struct is fine. */
-void byhand_done(struct byhand *hand);
+void naive_done(struct naive *hand);
 
-/* Bytes that byhand_init() takes for these numbers of rows. */
-uint64_t byhand_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);
+/* Bytes that naive_init() takes for these numbers of rows. */
+uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);
 
 /* x [N,H] bf16, or fp8 with scales [N,H/128]. */
-ep_status byhand_dispatch(struct byhand *hand, const void *x, const float *scales, bool is_fp8);
+ep_status naive_dispatch(struct naive *hand, const void *x, const float *scales, bool is_fp8);
 
 /* x [n_recv,H] bf16; out [N,H]. */
-ep_status byhand_combine(struct byhand *hand, const uint16_t *x, uint16_t *out);
+ep_status naive_combine(struct naive *hand, const uint16_t *x, uint16_t *out);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/byhand.h"
+#include "bench/naive.h"
 
 #include "base/error.h"
 
@@ -23,14 +23,14 @@ static size_t meta_bytes(int hidden, int topk)
     return (size_t)(hidden / EP_SCALE_BLOCK) * sizeof(float) + (size_t)topk * (sizeof(int32_t) + sizeof(float));
 }
 
-uint64_t byhand_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk)
+uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk)
 {
     uint64_t row = 2 * (uint64_t)hidden + meta_bytes(hidden, topk);
 
     return (uint64_t)n_send * row + (uint64_t)n_recv * (row + meta_bytes(hidden, topk));
 }
 
-static void fill_counts(struct byhand *hand)
+static void fill_counts(struct naive *hand)
 {
     const struct bench_route *route = hand->route;
 
@@ -44,8 +44,8 @@ static void fill_counts(struct byhand *hand)
     }
 }
 
-ep_status byhand_init(struct byhand *hand, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
-                      const struct bench_route *route, int hidden)
+ep_status naive_init(struct naive *hand, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
+                     const struct bench_route *route, int hidden)
 {
     size_t n_ranks = (size_t)route->n_ranks;
     size_t n_send = (size_t)route->n_send;
@@ -69,7 +69,7 @@ ep_status byhand_init(struct byhand *hand, const struct ep_mpi_module *mpi, stru
     hand->recv_weights = touched(n_recv * topk * sizeof(float));
     if (!counts || !hand->packed || !hand->packed_meta || !hand->recv_meta || !hand->recv_rows || !hand->recv_scales ||
         !hand->recv_experts || !hand->recv_weights) {
-        byhand_done(hand);
+        naive_done(hand);
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for the buffers of MPI_Alltoallv");
     }
     hand->send_offsets = counts + n_ranks;
@@ -79,7 +79,7 @@ ep_status byhand_init(struct byhand *hand, const struct ep_mpi_module *mpi, stru
     return EP_OK;
 }
 
-void byhand_done(struct byhand *hand)
+void naive_done(struct naive *hand)
 {
     free(hand->send_counts);
     free(hand->packed);
@@ -93,7 +93,7 @@ void byhand_done(struct byhand *hand)
 }
 
 /* One record travels beside each row: its scales, and the top-k as the destination wants it. */
-static void pack_meta(const struct byhand *hand, unsigned char *record, int token, int holder, const float *scales)
+static void pack_meta(const struct naive *hand, unsigned char *record, int token, int holder, const float *scales)
 {
     const struct bench_route *route = hand->route;
     size_t topk = (size_t)route->topk;
@@ -107,7 +107,7 @@ static void pack_meta(const struct byhand *hand, unsigned char *record, int toke
                      experts, weights);
 }
 
-static void unpack_meta(struct byhand *hand, size_t record_bytes)
+static void unpack_meta(struct naive *hand, size_t record_bytes)
 {
     const struct bench_route *route = hand->route;
     size_t topk = (size_t)route->topk;
@@ -123,13 +123,13 @@ static void unpack_meta(struct byhand *hand, size_t record_bytes)
     }
 }
 
-static ep_status exchange(const struct byhand *hand, const void *send, void *recv, size_t unit_bytes)
+static ep_status exchange(const struct naive *hand, const void *send, void *recv, size_t unit_bytes)
 {
     return hand->mpi->alltoallv(hand->boot, send, hand->send_counts, hand->send_offsets, recv, hand->recv_counts,
                                 hand->recv_offsets, unit_bytes);
 }
 
-ep_status byhand_dispatch(struct byhand *hand, const void *x, const float *scales, bool is_fp8)
+ep_status naive_dispatch(struct naive *hand, const void *x, const float *scales, bool is_fp8)
 {
     const struct bench_route *route = hand->route;
     size_t row_bytes = (size_t)hand->hidden * (is_fp8 ? 1 : 2);
@@ -157,7 +157,7 @@ ep_status byhand_dispatch(struct byhand *hand, const void *x, const float *scale
     return EP_OK;
 }
 
-ep_status byhand_combine(struct byhand *hand, const uint16_t *x, uint16_t *out)
+ep_status naive_combine(struct naive *hand, const uint16_t *x, uint16_t *out)
 {
     const struct bench_route *route = hand->route;
     size_t hidden = (size_t)hand->hidden;

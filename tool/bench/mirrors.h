@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mirrors.h - the buffers of the benchmark. They are filled and verified in host memory; on GPUs each has a mirror in
+ * device memory, which is what the library is given. On the host backend a buffer is its own mirror, and nothing is
+ * copied.
+ *
+ * The first failure is kept: what is done after it does nothing, and mirrors_status() tells.
+ */
+#ifndef EP_BENCH_MIRRORS_H
+#define EP_BENCH_MIRRORS_H
+
+#include "ranks/ranks.h"
+
+#include <stdbool.h>
+
+#define MIRRORS_MAX 24
+
+struct bench_mirrors {
+    struct ranks_ctx *ctx;
+    ep_status status;
+    int n;
+    struct bench_mirror {
+        void *host, *place;
+        bool own_host, symmetric;
+    } at[MIRRORS_MAX];
+};
+
+enum {
+    MIRRORS_SYMMETRIC = 1u << 0, /* from ep_alloc: collective */
+    MIRRORS_UNTOUCHED = 1u << 1  /* pages that are never written do not exist */
+};
+
+/* A buffer, zeroed so that every page exists before anything is timed. NULL after a failure. */
+void *mirrors_alloc(struct bench_mirrors *mirrors, size_t bytes, unsigned flags);
+/* A mirror for an array of the caller's, which outlives it. */
+void mirrors_add(struct bench_mirrors *mirrors, void *host, size_t bytes);
+/* Where the library finds it. */
+void *mirrors_address(const struct bench_mirrors *mirrors, const void *host);
+/* The first `bytes` of a buffer, or of a part of one: to the mirror, and back. */
+void mirrors_push(struct bench_mirrors *mirrors, const void *host, size_t bytes);
+void mirrors_pull(struct bench_mirrors *mirrors, void *host, size_t bytes);
+/* Frees all. Collective where some are symmetric. */
+void mirrors_free(struct bench_mirrors *mirrors);
+
+static inline ep_status mirrors_status(const struct bench_mirrors *mirrors)
+{
+    return mirrors->status;
+}
+
+#endif
