@@ -469,12 +469,12 @@ void cuda_event_free(ep_event *event);
 void cuda_words_close(struct cuda_comm *cuda);
 ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream);
 
-/* A host's wait for a word or an event: some microseconds awake, then naps that grow. */
-struct cuda_nap {
+/* A host's wait for a word or an event: some microseconds awake, then sleeps that grow. */
+struct cuda_backoff {
     uint64_t begin_ns;
     long ns;
 };
-void cuda_nap(struct cuda_nap *nap);
+void cuda_backoff(struct cuda_backoff *backoff);
 
 /* monitor.c */
 ep_status cuda_monitor_start(struct cuda_comm *cuda);
