@@ -67,11 +67,11 @@ static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum ep_group_p
         return ep_group_set_failure(&cuda->group, EP_E_ROUTING, rank, phase);
     if (phase == EP_GROUP_PLAN_COUNTS)
         ep_fail(EP_E_ROUTING,
-                "new routing of rank %d is not valid: an expert that is none or twice in a token, or "
+                "new routing of rank %d is not valid: an expert that does not exist or is twice in a token, or "
                 "tokens_per_expert that cannot be of the mask",
                 rank);
     else
-        ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid");
+        ep_fail(EP_E_ROUTING, "low latency: a queued call had routing that is not valid");
     return ep_group_set_own_failure(&cuda->group, EP_E_ROUTING, rank, phase);
 }
 
@@ -100,8 +100,8 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
     case CUDA_FAILED_DAMAGE:
         return ep_group_set_own_failure(
             &cuda->group,
-            ep_fail(EP_E_MISMATCH, "what rank %d has told is damaged: the place of a buffer or of a row", rank), rank,
-            phase);
+            ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: the place of a buffer or of a row", rank),
+            rank, phase);
     case CUDA_FAILED_UNMAPPED:
         return ep_group_set_own_failure(&cuda->group,
                                         ep_fail(EP_E_TIMEOUT, "rank %d has not mapped memory of rank %d within %d ms",
@@ -117,7 +117,7 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
         return fail_lost(cuda, rank, phase);
     case CUDA_FAILED_OWN_ROUTING:
         atomic_compare_exchange_strong(&cuda->group.comm->failed, &none, (int)EP_E_ROUTING);
-        return ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid; the "
+        return ep_fail(EP_E_ROUTING, "low latency: a queued call had routing that is not valid; the "
                                      "other ranks go on without this one");
     case CUDA_FAILED_ROUTING:
         return raise_routing(cuda, rank, phase);
