@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* place.h - what the launcher reports to the rendezvous of its ranks, so that nobody waits for one that has ended. */
+/* place.h - what the launcher reports to the rendezvous of its ranks, so that no rank waits for one that has ended. */
 #ifndef EP_BOOT_PLACE_H
 #define EP_BOOT_PLACE_H
 

@@ -331,7 +331,7 @@ const char *ep_group_describe_unwatched(const struct ep_group *group, int rank);
 bool ep_group_peer_dead(const struct ep_group *group, int rank);
 /* It has freed its communicator, on whatever host, as far as this rank has heard. */
 bool ep_group_has_left(const struct ep_group *group, int rank);
-/* Dead, or left: nobody waits for it any more. */
+/* Dead, or left: no rank waits for it any more. */
 bool ep_group_is_gone(const struct ep_group *group, int rank);
 
 /* What a rank of another host has raised, as its control link says: `word` may be rubbish of rank `from`. */
@@ -467,7 +467,7 @@ ep_status ep_group_stream_sync(ep_comm *comm, ep_stream stream);
 ep_status ep_group_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event);
 ep_status ep_group_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);
 /*
- * A status of the 1xx or 2xx kind of a job that nobody waits for on the spot: the caller cannot correct the call and
+ * A status of the 1xx or 2xx kind of a job that the caller does not wait for: the caller cannot correct the call and
  * repeat it, so it fails the communicator. `alone`: of this rank only, its peers find it missing.
  */
 ep_status ep_group_fail_queued(struct ep_group *group, ep_status status, enum ep_group_phase phase, bool alone);

@@ -149,7 +149,7 @@ static uint64_t rows_of(const ep_plan *plan, int rank)
                                                 : ((const struct ep_group_plan *)plan->impl)->rows_on[rank]);
 }
 
-ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
+ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
                            enum ep_group_phase phase)
 {
     uint64_t number = ++cuda->called;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Combine within a node: nobody sends. Each rank reads the rows of its tokens where the peers left them, adds them in
+ * Combine within a node: no rank sends. Each rank reads the rows of its tokens where the peers left them, adds them in
  * fp32 in the fixed order and writes the result once.
  */
 #include "backend/host/host.h"
