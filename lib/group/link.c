@@ -4,9 +4,9 @@
  * in poll().
  *
  * Heartbeats carry what a rank's peers on its own host read in control blocks: for whom each rank of the node waits and
- * when it last probed its peers. So a rank whose deadline passes follows the chain of who waits for whom across hosts.
- * A failure goes from the rank that raises it to its rail peers, one on each host, which publish it there; a process
- * that dies is known by the end of its connections, a host that is cut off by the age of its heartbeats.
+ * when it last probed peers. So a rank whose deadline passes follows the chain of who waits for whom across hosts. A
+ * failure goes from the rank that raises it to its rail peers, one on each host, which publish it there; a process that
+ * dies is known by the end of its connections, a host that is cut off by the age of its heartbeats.
  *
  * At most one message of a link is on its way at a time: a peer that does not read costs no memory.
  */

@@ -301,7 +301,7 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
     return status;
 }
 
-/* Otherwise by the devices, and no host waits for another. */
+/* Otherwise by the devices, and nobody meets. */
 static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
 {
     return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
