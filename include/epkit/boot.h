@@ -42,35 +42,35 @@ typedef struct ep_boot {
 #define EP_BOOT_INIT EP_INIT(ep_boot)
 
 /*
- * A meeting place in shared anonymous memory. Create it once before the ranks exist (before fork(), before the threads
+ * A rendezvous in shared anonymous memory. Create it once before the ranks exist (before fork(), before the threads
  * start), then every rank joins it. Leaves no file and no name behind, however the ranks end.
  */
 typedef struct ep_boot_shm ep_boot_shm;
 
-EP_API ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place);
+EP_API ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_shm);
 
 /*
- * Fills *ret_boot for `rank`. Once a rank: EP_E_STATE for the second. The boot borrows `place`, which must live until
- * ep_comm_new() has returned. An all-gather that fails on any rank makes the place void: the others fail at once or
- * with their next one, because it is no longer known which all-gather a rank is in.
+ * Fills *ret_boot for `rank`. Each rank joins once: EP_E_STATE for a second time. The boot borrows `shm`, which must
+ * live until ep_comm_new() has returned. An all-gather that fails on any rank makes the rendezvous unusable: the others
+ * fail at once or with their next one, because it is no longer known which all-gather a rank is in.
  *
- * A rank that dies before it has come to an all-gather fails it at once, from its first all-gather on, with
+ * A rank that dies before it has joined an all-gather fails it at once, from its first all-gather on, with
  * EP_E_PEER_DEAD and its number. Ranks in PID namespaces of their own or without /proc cannot be watched: the others
  * wait until their deadline.
  */
-EP_API ep_status ep_boot_shm_join(ep_boot_shm *place, int rank, ep_boot *ret_boot);
+EP_API ep_status ep_boot_shm_join(ep_boot_shm *shm, int rank, ep_boot *ret_boot);
 
 /* NULL is fine. In a forked child it frees the child's mapping only. */
-EP_API void ep_boot_shm_free(ep_boot_shm *place);
+EP_API void ep_boot_shm_free(ep_boot_shm *shm);
 
 /*
  * A bootstrap over TCP, IPv4 or IPv6: rank 0 listens, the others connect to it and prove that they know the shared
  * secret (HMAC-SHA256 over nonces of both sides). Fields that are NULL or 0 come from the environment, as torchrun, a
  * JobSet, `epkit launch` and most launchers set it. It brings the network "tcp" with it.
  *
- * The secret keeps strangers and ranks of other jobs out; what the ranks then send each other is neither encrypted nor
- * authenticated, so it has to be a network whose packets nobody changes. Without a secret whoever speaks the protocol
- * and comes first can take the place of a rank.
+ * The secret keeps other programs and the ranks of other jobs out. What the ranks then send each other is neither
+ * encrypted nor authenticated, so the network has to be trusted. Without a secret any program that speaks the protocol
+ * and connects first can take the place of a rank.
  */
 typedef struct ep_boot_tcp ep_boot_tcp;
 
@@ -92,14 +92,14 @@ typedef struct ep_boot_tcp_args {
 #define EP_BOOT_TCP_ARGS_INIT EP_INIT(ep_boot_tcp_args)
 
 /*
- * Collective. Returns when all ranks have come, or by the deadline with EP_E_TIMEOUT and the ranks that have not, with
- * addresses where they are known. The deadline of rank 0 counts for all that have reached it; one that receives nothing
- * from rank 0 any more waits timeout_ms from when it reached it. Until then a rank tries again: rank 0 may come later,
- * its host name may not be known yet or still lead elsewhere, and a rank that came and died may be started once more.
- * EP_E_MISMATCH: another number of ranks, another ranks_per_node, or a rank that is there already. With another secret
- * a rank tries until its deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text says
- * so. EP_E_STATE: rank 0 cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others. Connections
- * of strangers, silent ones and those that send anything else are dropped and change nothing.
+ * Collective. Returns when all ranks have connected, or at the deadline with EP_E_TIMEOUT and the ranks that have not,
+ * with addresses where they are known. The deadline of rank 0 counts for all that have reached it; one that receives
+ * nothing from rank 0 any more waits timeout_ms from when it reached it. Until then a rank tries again: rank 0 may come
+ * later, its host name may not be known yet or still lead elsewhere, and a rank that came and died may be started once
+ * more. EP_E_MISMATCH: another number of ranks, another ranks_per_node, or a rank that is there already. With another
+ * secret a rank tries until its deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text
+ * says so. EP_E_STATE: rank 0 cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others.
+ * Connections of strangers, silent ones and those that send anything else are dropped and change nothing.
  */
 EP_API ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot);
 
@@ -113,7 +113,7 @@ EP_API const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot);
 /* Connections that rank 0 has dropped while it waited for the ranks. */
 EP_API uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot);
 
-/* After ep_comm_new() has returned on all communicators made from it; they do not need it any more. NULL is fine. */
+/* Call it after every ep_comm_new() with it has returned: communicators do not need it any more. NULL is fine. */
 EP_API void ep_boot_tcp_free(ep_boot_tcp *boot);
 
 #ifdef __cplusplus

@@ -9,9 +9,9 @@
  * make at any time before ep_comm_free().
  *
  * Collective calls. Creation, ep_alloc, ep_free, plans, dispatch, combine, barrier: every rank makes the same calls in
- * the same order, whatever the streams. Who comes late is waited for until the deadline (timeout_ms), then the others
- * get EP_E_TIMEOUT with the late rank and the phase in the error text. If the rank that would be named has just ended a
- * wait of its own, up to a quarter of the deadline more passes, in which it shows whether another rank holds it up.
+ * the same order, whatever the streams. The others wait for a late rank until the deadline (timeout_ms) and then return
+ * EP_E_TIMEOUT with that rank and the phase in the error text. If that rank has just ended a wait of its own, they wait
+ * for up to another quarter of the deadline, to find out whether a third rank delays it.
  *
  * Processes. A communicator belongs to the process that made it. In a forked child every call on it, and on its plans,
  * events and low-latency objects, is EP_E_STATE, and those without a status do nothing: other threads of the parent may
@@ -21,8 +21,8 @@
  * are none by its process number and /proc. It has left (EP_E_PEER_LEFT) when it has freed its communicator, or what a
  * call needs of it. Where neither is known - no pidfd, a /proc that hides it (hidepid, another user, another PID
  * namespace) - the peer is waited for until the deadline, then it is late (EP_E_TIMEOUT), and the error text adds that
- * its state cannot be read here. A rank that lives is never reported dead; of a rank of another host only
- * the end of its connections can be seen (networks "tcp" and "verbs"), and the text says that it died or was cut off.
+ * its state cannot be read here. A live rank of this host is never reported dead. Of a rank of another host only the
+ * end of its connections can be seen (networks "tcp" and "verbs"): the text says that it died or was cut off.
  *
  * Failure. When a communicator has failed, each later collective call returns the same status at once, on every rank,
  * as does ep_comm_async_error(); the text names the rank that failed first. Ranks of one host report the same failure:
@@ -100,10 +100,10 @@ typedef struct ep_comm_config {
  * Where a rank cannot identify its host (no /proc), all are taken for one node, unless others are on several hosts:
  * then EP_E_ARG names that rank. ep_comm_get_info() has the result.
  *
- * A rank whose own arguments are bad, or whose backend does not work there, reports that in the comparison, so nobody
- * waits for it: the others get its status, with its number and its reason in the text. So it is with all that a rank
- * finds missing later on: memory, descriptors, a way to a peer. Only with a bad `boot` it cannot. A rank that dies
- * meanwhile is noticed by the boot, if it can (epkit/boot.h, epkit/mpi.h): EP_E_PEER_DEAD at once.
+ * A rank whose own arguments are bad, or on which the backend does not work, reports that in the comparison, so no rank
+ * waits for it: the others return its status, with its number and its reason in the text. The same holds for failures
+ * later in the creation: memory, descriptors, connections. Only a bad `boot` cannot be reported to the others. The
+ * death of a rank during the creation is EP_E_PEER_DEAD at once where the boot detects it (epkit/boot.h, epkit/mpi.h).
  *
  * Ranks of one host share memory, which comes from peer to peer as a descriptor: through /proc/PID/fd or pidfd_getfd(),
  * or, when some rank of the group cannot be reached so, over a socket with an abstract name that only this process and
@@ -137,7 +137,7 @@ typedef struct ep_comm_info {
 
 EP_API ep_status ep_comm_get_info(const ep_comm *comm, ep_comm_info *ret_info);
 
-/* All ranks have come, and all memory writes of all ranks before it are visible after it. */
+/* Returns when all ranks have called it. What any rank wrote to memory before it is visible after it. */
 EP_API ep_status ep_comm_barrier(ep_comm *comm);
 
 /*
@@ -166,29 +166,29 @@ EP_API ep_status ep_comm_async_error(const ep_comm *comm);
 EP_API const char *ep_comm_last_error(const ep_comm *comm);
 
 /*
- * After a failure: the survivors agree on who is left and form a new group of them, ranks renumbered densely in the old
- * order. Called by every survivor. Also works without a failure.
+ * After a failure: the survivors agree on the ranks that remain and form a new group of them, numbered densely in the
+ * old order. Called by every survivor. Also works without a failure.
  *
- * Each waits for the others within the deadline. Who has not come then is left out, if those who have come are more
- * than half of the ranks that are known to live (neither dead nor gone by ep_comm_free(); one whose state is not known
- * counts as living); a rank that is left out gets EP_E_EXCLUDED when it comes, and each time. Are they not, they wait
- * for one more deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that
- * come later. So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are
- * stopped, end them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
- * Over the networks "tcp" and "verbs" the lowest rank that answers leads: there one more deadline for each lower rank
- * that does not, and three more for each that stops answering while it runs.
- * A rank that is left out while it waits learns the outcome within three deadlines, and ten more while the others make
- * their group. Without sockets between nodes the ranks make at most 32 attempts on one communicator, in all calls; each
- * call makes at least one, and one that finds none left fails with EP_E_TIMEOUT.
+ * The ranks wait for each other until the deadline. Ranks that have not called it by then are left out, if those that
+ * have are more than half of the live ranks (neither dead nor gone by ep_comm_free(); one whose state cannot be read
+ * counts as live). A rank that was left out gets EP_E_EXCLUDED from this and every later call. If they are not more
+ * than half, they wait for one more deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not call
+ * it, also on ranks that call it later. So there are never two groups, and a single slow rank never forms one alone.
+ * Where half of the ranks are stopped, end them first. Takes at most two deadlines, and two more for each rank that
+ * stops answering while it runs. Over the networks "tcp" and "verbs" the lowest rank that answers leads: there one more
+ * deadline for each lower rank that does not, and three more for each that stops answering while it runs. A rank that
+ * is left out while it waits learns the outcome within three deadlines, and ten more while the others make their group.
+ * Without sockets between nodes the ranks make at most 32 attempts on one communicator, in all calls; each call makes
+ * at least one, and one that finds none left fails with EP_E_TIMEOUT.
  *
- * The new group is there on all of its ranks, or the call fails on all with the same status, naming the same rank: then
- * it may be called again, by all. ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was
- * called after this rank or a peer that it waits for began the call. Between hosts, where nobody can tell which was
- * first, an abort ends the call at once if its rank was in the call, and otherwise after half the deadline, at most two
- * seconds, unless its rank begins the call within that time: then it was the reason to shrink.
+ * The call succeeds on all ranks of the new group, or fails on all of them with the same status, naming the same rank:
+ * then all may call it again. ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was
+ * called after this rank or a peer that it waits for began the call. Between hosts the order
+ * of the two cannot be known: an abort ends the call at once if its rank was in the call, and otherwise after half the
+ * deadline, at most two seconds, unless its rank begins the call within that time: then it was the reason to shrink.
  *
- * `config` NULL keeps the old one; when the survivors no longer fill their nodes evenly, they become one node. So they
- * do with a `config` whose ranks_per_node is 0: they share a host. The old communicator stays as it is, failed or not,
+ * `config` NULL keeps the old one; when the survivors no longer fill their nodes evenly, they become one node, as they
+ * do with a `config` whose ranks_per_node is 0 (they share a host). The old communicator stays as it is, failed or not,
  * and must still be freed; its memory of ep_alloc is not part of the new group. With the networks "tcp" and "verbs" it
  * works across hosts, too. A rank of another host counts as dead when its connections have ended; one whose host is
  * only silent counts as living. The ranks of a new node are then as many as divide the survivors of each old node,

@@ -14,7 +14,7 @@
  * A late rank is named after the deadline, in a combine on the CUDA backend after two at most: a rank whose row does
  * not come may itself be waiting for another one's weights.
  *
- * Pointers are host memory on the host backend and device memory on the CUDA backend. Nothing works in place: an output
+ * Pointers are host memory on the host backend and device memory on the CUDA backend. No call works in place: an output
  * that has a byte in common with an input or with another output of its call is EP_E_ARG naming both fields, where what
  * counts is the shape of each field (recv_x: all of [L, R*M, H]). With EP_LL_RECV_HOOK that holds for both halves.
  *
@@ -85,7 +85,7 @@ typedef struct ep_ll_sizes {
 /* Not collective. The checks of ep_ll_new(), but for those that compare ranks. */
 EP_API ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll_sizes *ret_sizes);
 
-/* Collective. It is there on all ranks, or the call fails on all, naming the same rank. Before ep_comm_free(). */
+/* Collective. Succeeds on all ranks, or fails on all, naming the same rank. Free it before ep_comm_free(). */
 EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
 
 /*

@@ -39,8 +39,8 @@ EP_API ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 EP_API ep_status ep_free(ep_comm *comm, void *memory);
 
 /*
- * The same by this rank alone, on any thread, at any time: peers map the memory when an operation first names it. So
- * ranks need not allocate alike. When it fails, *ret_memory is as it was and the communicator goes on. free: no
+ * The same, not collective, on any thread, at any time: peers map the memory when an operation first names it, so ranks
+ * may allocate differently. When it fails, *ret_memory is as it was and the communicator goes on. free: no
  * operation may be using the memory, also when the communicator has failed.
  *
  * CUDA backend: device memory of the communicator's GPU, in steps of 2 MiB; also during a capture, which it is no part
@@ -81,8 +81,8 @@ EP_API ep_status ep_unregister(ep_comm *comm, void *memory);
  * alloc, and does nothing.
  *
  * ep_comm_free() detaches the communicator and takes the memory away. Its addresses stay reserved until free, which
- * gives those back, so that no other memory comes to lie at an address that the allocator still has to free. Not so on
- * the CUDA backend: free there what a pool holds, by releasing the pool, before ep_comm_free().
+ * gives those back, so that no other memory comes to lie at an address that the allocator still has to free. On the
+ * CUDA backend they do not stay reserved: release the pool, which frees what it holds, before ep_comm_free().
  *
  * Any thread, also beside ep_comm_free(), which waits for callbacks under way; attach alone is not to be called beside
  * it. free does not wait for `stream`: no operation may be using the memory. In a forked child nothing is attached, and

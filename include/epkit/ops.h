@@ -8,7 +8,7 @@
  * contiguous and a multiple of 16 bytes. Memory from ep_alloc() is used in place, other memory costs one local copy.
  * Buffers must stay valid, and inputs unchanged, until the operation is complete.
  *
- * Nothing works in place: an output that has a byte in common with an input or with another output is EP_E_ARG naming
+ * No call works in place: an output that has a byte in common with an input or with another output is EP_E_ARG naming
  * both fields. What counts is what each field holds by its shape (outputs of a dispatch, and inputs of a combine while
  * n_recv is not known: out_rows rows; strided scales: the scales, not the gaps between them; strided recv_scales: all
  * from the first to the last). Inputs may overlap each other.
@@ -57,8 +57,9 @@ typedef struct ep_dispatch_args {
 
 /*
  * Sends each token's row to the ranks of its plan. Collective. Errors: 1xx before anything is sent; EP_E_MISMATCH when
- * ranks give different dtype, hidden, scale_type, scale_words or outputs. A rank that receives no row still says by a
- * pointer that is not NULL which outputs it wants. A plan from a mask has no recv_topk_idx and no weights.
+ * ranks give different dtype, hidden, scale_type, scale_words or outputs. A rank that receives no row still has
+ * to pass pointers that are not NULL for the outputs that the others ask for. A plan from a mask has no recv_topk_idx
+ * and no weights.
  */
 EP_API ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
 EP_API ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args);

@@ -64,11 +64,12 @@ typedef struct ep_plan_args {
  * more than four such plans await their first use; the counts of ep_plan_get_info() stay -1 until the first dispatch
  * has completed; dispatch marks rows beyond the received ones with recv_topk_idx = -1 and weight 0 and leaves their
  * data untouched. When some rank would receive more rows than its max_recv_tokens (in the expanded layout rows with
- * padding), the first operation gives every rank EP_E_CAPACITY naming it; nothing is sent, the plan is of no use until
- * its next update, and the group goes on. May differ between ranks, > 0 on all or on none.
+ * padding), the first operation returns EP_E_CAPACITY naming it on every rank; nothing is sent, the plan cannot be used
+ * until its next update, and the communicator stays usable. May differ between ranks, but must be > 0 on all or on
+ * none.
  *
  * A mask whose tokens_per_expert cannot belong to it (a count below 0 or above the tokens of the rank that owns the
- * expert, less choices for a rank than tokens) is EP_E_ROUTING, too.
+ * expert, fewer choices for a rank than tokens) is EP_E_ROUTING, too.
  */
 EP_API ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan);
 
@@ -81,9 +82,8 @@ EP_API void ep_plan_free(ep_plan *plan);
 /*
  * Rows that suffice for every routing: what to take for max_recv_tokens, and to allocate. `args` as for ep_plan_new(),
  * of which topk, n_experts, flags, expert_alignment and max_tokens (0: n_tokens) count; max_tokens must be the most of
- * any rank, and tokens_per_expert, if given, means a plan from a mask. A plan's capacity and max_tokens are
- * fixed: who will update it with more tokens asks with the larger max_tokens and makes the plan with both. Not
- * collective.
+ * any rank, and tokens_per_expert, if given, means a plan from a mask. A plan's capacity and max_tokens are fixed: to
+ * update it with more tokens later, pass the larger max_tokens here and to ep_plan_new(). Not collective.
  */
 EP_API ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *args, int64_t *ret_rows);
 
@@ -107,7 +107,7 @@ typedef struct ep_plan_info {
 
 /*
  * Never blocks. The arrays belong to the plan. Of a plan that was updated n_tokens is that of the update; n_recv,
- * n_send, n_wire and n_net are -1 and the arrays NULL for ever: ep_plan_get_metadata() has the counts.
+ * n_send, n_wire and n_net are -1 and the arrays NULL from then on: ep_plan_get_metadata() has the counts.
  */
 EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 
@@ -164,7 +164,7 @@ EP_API ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst
  * info.n_recv entries, host memory, which may not overlap (EP_E_ARG); either may be NULL. EP_E_STATE while the counts
  * are not known: of a plan of fixed capacity each rank waits for the first dispatch before (ep_stream_sync), so that
  * all know them; after an update ep_plan_get_metadata() has them alone.
- * Collective: ranks exchange it on demand, because most users never ask.
+ * Collective: the ranks exchange it on demand, because most callers do not need it.
  */
 EP_API ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 

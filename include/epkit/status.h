@@ -2,9 +2,9 @@
 /*
  * epkit/status.h - one status type, from one table.
  *
- * Every fallible call returns an ep_status; what its ret_ arguments point to is written on EP_OK alone. The library
- * never prints, exits, aborts or throws. The reason behind a status (which argument, which rank, which phase, the errno
- * or driver text) is kept as text: see ep_last_error() here and ep_comm_last_error() in comm.h.
+ * Every call that can fail returns an ep_status; what its ret_ arguments point to is written on EP_OK alone. The
+ * library never prints, exits, aborts or throws. The reason behind a status (which argument, which rank, which phase,
+ * the errno or driver text) is kept as text: see ep_last_error() here and ep_comm_last_error() in comm.h.
  */
 #ifndef EPKIT_STATUS_H
 #define EPKIT_STATUS_H

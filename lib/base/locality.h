@@ -28,7 +28,7 @@ static inline bool ep_locality_is_known(const struct ep_locality *locality)
     return locality->host[0] && (locality->pid_namespace || locality->net_namespace);
 }
 
-/* Can both share memory? One of which that is not known shares with nobody. */
+/* Can both share memory? One of which that is not known shares with none. */
 bool ep_locality_is_shared(const struct ep_locality *a, const struct ep_locality *b);
 
 /*

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-/* printf-like; one line without its end. Nothing happens, and nothing is formatted, when nobody listens. */
+/* printf-like; one line without its end. Nothing happens, and nothing is formatted, where there is no log callback. */
 EP_PRIVATE_API void ep_log(ep_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

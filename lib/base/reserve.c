@@ -394,8 +394,8 @@ static ep_status reserve_by_writing(int fd, size_t offset, size_t bytes)
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return ep_fail_errno(EP_E_MEMORY, got < 0 ? errno : ENOSPC, "%zu bytes of shared memory cannot be had",
-                                 bytes);
+            return ep_fail_errno(EP_E_MEMORY, got < 0 ? errno : ENOSPC,
+                                 "%zu bytes of shared memory cannot be allocated", bytes);
         done += (size_t)got;
     }
     return EP_OK;
@@ -410,7 +410,7 @@ static ep_status populate(void *base, size_t bytes)
         if ((errno == EINTR || errno == EAGAIN) && tries++ < 1000)
             continue;
         if (errno == EFAULT || errno == ENOMEM || errno == EHWPOISON)
-            return ep_fail_errno(EP_E_MEMORY, errno, "%zu bytes of shared memory cannot be had", bytes);
+            return ep_fail_errno(EP_E_MEMORY, errno, "%zu bytes of shared memory cannot be allocated", bytes);
         break; /* kernels before 5.14 do not know it: what the limits say has to do */
     }
     return EP_OK;
@@ -446,10 +446,11 @@ static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool ask, si
         /* EPERM: a sandbox that does not know the call; the memory is ours and not sealed against it. */
         if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPERM)
             return EP_E_UNSUPPORTED;
-        return ep_fail_errno(EP_E_MEMORY, errno,
-                             "%zu bytes of shared memory cannot be had, %zu of them can (memory of the machine, its "
-                             "cgroup, or the commit limit)",
-                             bytes, done);
+        return ep_fail_errno(
+            EP_E_MEMORY, errno,
+            "%zu bytes of shared memory cannot be allocated, %zu of them can (memory of the machine, its "
+            "cgroup, or the commit limit)",
+            bytes, done);
     }
     return EP_OK;
 }

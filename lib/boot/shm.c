@@ -24,7 +24,7 @@
 #define BLOCK_BYTES 4096
 #define LIST_BYTES 160
 
-/* A waiter looks for a failure of the place and for dead ranks at least this often; posts wake it at once. */
+/* A waiter looks for a failure of the rendezvous and for dead ranks at least this often; posts wake it at once. */
 #define SLICE_NS 20000000u
 
 /* Most ranks that are looked at in one slice: a look costs a few system calls. */
@@ -42,7 +42,7 @@ struct slot {
     _Atomic uint32_t returned; /* its program did, in a process that goes on */
     _Atomic uint32_t ended;    /* the launcher has reaped its child */
     _Atomic uint64_t started;  /* key of that child */
-    struct ep_boot_shm *place;
+    struct ep_boot_shm *shm;
     int32_t rank;
     struct ep_process_id process[2];
     struct block blocks[2];
@@ -66,66 +66,66 @@ _Static_assert(EP_MAX_RANKS < 0x7ff && EP_E_EXCLUDED < 0x200, "FAILED_PACK has r
 
 enum { KNOWN_BY_LAUNCHER = 0, KNOWN_BY_ITSELF };
 
-ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place)
+ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_shm)
 {
-    struct ep_boot_shm *place;
+    struct ep_boot_shm *shm;
     ep_status status;
     size_t bytes;
 
-    if (!ret_place)
-        return ep_fail(EP_E_ARG, "ep_boot_shm_new: ret_place is NULL");
+    if (!ret_shm)
+        return ep_fail(EP_E_ARG, "ep_boot_shm_new: ret_shm is NULL");
     if (nranks < 1 || nranks > EP_MAX_RANKS)
         return ep_fail(EP_E_ARG, "ep_boot_shm_new: nranks is %d, not in 1..%d", nranks, EP_MAX_RANKS);
-    bytes = sizeof(*place) + (size_t)nranks * sizeof(place->slots[0]);
-    place = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (place == MAP_FAILED)
+    bytes = sizeof(*shm) + (size_t)nranks * sizeof(shm->slots[0]);
+    shm = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shm == MAP_FAILED)
         return ep_fail_prefix(ep_reserve_fail_map(errno, bytes), "ep_boot_shm_new: ");
-    status = ep_reserve_mapping(place, bytes);
+    status = ep_reserve_mapping(shm, bytes);
     if (status != EP_OK) {
-        munmap(place, bytes);
+        munmap(shm, bytes);
         return ep_fail_prefix(status, "ep_boot_shm_new: ");
     }
-    place->mapped = bytes;
-    place->nranks = nranks;
+    shm->mapped = bytes;
+    shm->nranks = nranks;
     for (int rank = 0; rank < nranks; rank++) {
-        place->slots[rank].place = place;
-        place->slots[rank].rank = rank;
+        shm->slots[rank].shm = shm;
+        shm->slots[rank].rank = rank;
     }
-    *ret_place = place;
+    *ret_shm = shm;
     return EP_OK;
 }
 
-void ep_boot_shm_note_child(ep_boot_shm *place, int rank, int32_t pid)
+void ep_boot_shm_note_child(ep_boot_shm *shm, int rank, int32_t pid)
 {
-    ep_process_get_child(pid, &place->slots[rank].process[KNOWN_BY_LAUNCHER]);
-    atomic_store_explicit(&place->slots[rank].known[KNOWN_BY_LAUNCHER], 1, memory_order_release);
+    ep_process_get_child(pid, &shm->slots[rank].process[KNOWN_BY_LAUNCHER]);
+    atomic_store_explicit(&shm->slots[rank].known[KNOWN_BY_LAUNCHER], 1, memory_order_release);
 }
 
-void ep_boot_shm_note_start(ep_boot_shm *place, int rank)
+void ep_boot_shm_note_start(ep_boot_shm *shm, int rank)
 {
     struct ep_process_id self;
 
     ep_process_get_self(&self);
-    atomic_store_explicit(&place->slots[rank].started, self.key, memory_order_release);
+    atomic_store_explicit(&shm->slots[rank].started, self.key, memory_order_release);
 }
 
-void ep_boot_shm_note_end(ep_boot_shm *place, int rank)
+void ep_boot_shm_note_end(ep_boot_shm *shm, int rank)
 {
-    struct slot *slot = &place->slots[rank];
+    struct slot *slot = &shm->slots[rank];
 
     atomic_store_explicit(&slot->ended, 1, memory_order_release);
     ep_futex_wake(&slot->posted);
 }
 
-void ep_boot_shm_note_return(ep_boot_shm *place, int rank)
+void ep_boot_shm_note_return(ep_boot_shm *shm, int rank)
 {
-    atomic_store_explicit(&place->slots[rank].returned, 1, memory_order_release);
+    atomic_store_explicit(&shm->slots[rank].returned, 1, memory_order_release);
 }
 
-void ep_boot_shm_free(ep_boot_shm *place)
+void ep_boot_shm_free(ep_boot_shm *shm)
 {
-    if (place)
-        munmap(place, place->mapped);
+    if (shm)
+        munmap(shm, shm->mapped);
 }
 
 /* Round counts wrap: only their distance means something, and it is never more than 1. */
@@ -156,35 +156,35 @@ static ep_status fail_broken(struct slot *mine, uint32_t failed)
     int rank = FAILED_RANK(failed);
 
     if (!ep_status_is_failure(FAILED_STATUS(failed)))
-        return ep_fail(EP_E_MISMATCH, "boot: the meeting place is damaged: its failure is 0x%08x", failed);
+        return ep_fail(EP_E_MISMATCH, "boot: the rendezvous is damaged: its failure is 0x%08x", failed);
     if (rank == mine->rank)
-        return ep_fail(status, "boot: this rank gave up an earlier all-gather: the meeting place is void");
+        return ep_fail(status, "boot: this rank gave up an earlier all-gather: the rendezvous cannot be used any more");
     return ep_fail(status, "boot: rank %d %s, so rank %d gave up: %s", FAILED_CULPRIT(failed), fate(status), rank,
                    ep_status_text(status));
 }
 
-static ep_status break_place(struct slot *mine, ep_status status, int failed_rank)
+static ep_status break_shm(struct slot *mine, ep_status status, int failed_rank)
 {
     uint32_t none = 0;
 
     /* One failure for all: who comes second reports the first. */
-    if (!atomic_compare_exchange_strong(&mine->place->failed, &none, FAILED_PACK(status, mine->rank, failed_rank)))
+    if (!atomic_compare_exchange_strong(&mine->shm->failed, &none, FAILED_PACK(status, mine->rank, failed_rank)))
         return fail_broken(mine, none);
-    for (int rank = 0; rank < mine->place->nranks; rank++)
-        ep_futex_wake(&mine->place->slots[rank].posted);
+    for (int rank = 0; rank < mine->shm->nranks; rank++)
+        ep_futex_wake(&mine->shm->slots[rank].posted);
     return status;
 }
 
 /* "1, 3, 4 and 12 more" */
-static int list_missing(struct ep_boot_shm *place, uint32_t round, char list[LIST_BYTES], int *ret_first)
+static int list_missing(struct ep_boot_shm *shm, uint32_t round, char list[LIST_BYTES], int *ret_first)
 {
     int missing = 0, shown = 0;
     size_t used = 0;
     uint32_t seen;
 
     list[0] = '\0';
-    for (int rank = 0; rank < place->nranks; rank++) {
-        if (has_posted(&place->slots[rank], round, &seen))
+    for (int rank = 0; rank < shm->nranks; rank++) {
+        if (has_posted(&shm->slots[rank], round, &seen))
             continue;
         if (!missing++)
             *ret_first = rank;
@@ -201,13 +201,13 @@ static int list_missing(struct ep_boot_shm *place, uint32_t round, char list[LIS
 static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
 {
     char list[LIST_BYTES];
-    int first = 0, missing = list_missing(mine->place, round, list, &first);
+    int first = 0, missing = list_missing(mine->shm, round, list, &first);
 
     if (!missing) /* the last one came meanwhile */
         return EP_OK;
-    ep_fail(EP_E_TIMEOUT, "boot: %d of %d ranks did not come within %d ms: rank%s %s", missing, mine->place->nranks,
+    ep_fail(EP_E_TIMEOUT, "boot: %d of %d ranks did not come within %d ms: rank%s %s", missing, mine->shm->nranks,
             timeout_ms, missing == 1 ? "" : "s", list);
-    return break_place(mine, EP_E_TIMEOUT, first);
+    return break_shm(mine, EP_E_TIMEOUT, first);
 }
 
 /* EP_OK unless the rank will certainly not come any more. */
@@ -231,37 +231,37 @@ static ep_status look_at(const struct slot *slot)
 /* Looks at some of the ranks that have not come, so that a death is known before the deadline. */
 static ep_status look_for_lost(struct slot *mine, uint32_t round, int *next)
 {
-    struct ep_boot_shm *place = mine->place;
+    struct ep_boot_shm *shm = mine->shm;
     int looks = 0;
     uint32_t seen;
 
-    for (int i = 0; i < place->nranks && looks < LOOKS; i++) {
-        int rank = *next = (*next + 1) % place->nranks;
-        const struct slot *slot = &place->slots[rank];
+    for (int i = 0; i < shm->nranks && looks < LOOKS; i++) {
+        int rank = *next = (*next + 1) % shm->nranks;
+        const struct slot *slot = &shm->slots[rank];
         ep_status status;
 
-        if (rank == mine->rank || has_posted(&place->slots[rank], round, &seen))
+        if (rank == mine->rank || has_posted(&shm->slots[rank], round, &seen))
             continue;
         looks++;
         status = look_at(slot);
         /* It may have come after the first look and before its end. */
-        if (status == EP_OK || has_posted(&place->slots[rank], round, &seen))
+        if (status == EP_OK || has_posted(&shm->slots[rank], round, &seen))
             continue;
         ep_fail(status, "boot: rank %d %s", rank, fate(status));
-        return break_place(mine, status, rank);
+        return break_shm(mine, status, rank);
     }
     return EP_OK;
 }
 
 static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64_t deadline_ns, int timeout_ms)
 {
-    struct slot *slot = &mine->place->slots[rank];
+    struct slot *slot = &mine->shm->slots[rank];
     uint64_t now = ep_now_ns(), next_look_ns = now + SLICE_NS;
     int next = rank - 1;
     uint32_t seen, failed;
 
     while (!has_posted(slot, round, &seen)) {
-        failed = atomic_load(&mine->place->failed);
+        failed = atomic_load(&mine->shm->failed);
         if (failed)
             return fail_broken(mine, failed);
         now = ep_now_ns();
@@ -280,7 +280,7 @@ static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64
 static ep_status gather_round(struct slot *mine, const unsigned char *block, size_t bytes, size_t offset,
                               uint64_t deadline_ns, int timeout_ms, unsigned char *ret_all)
 {
-    struct ep_boot_shm *place = mine->place;
+    struct ep_boot_shm *shm = mine->shm;
     uint32_t round = atomic_load_explicit(&mine->posted, memory_order_relaxed) + 1;
     size_t count = bytes - offset < BLOCK_BYTES ? bytes - offset : BLOCK_BYTES;
     struct block *out = &mine->blocks[round & 1];
@@ -291,14 +291,14 @@ static ep_status gather_round(struct slot *mine, const unsigned char *block, siz
     atomic_store_explicit(&mine->posted, round, memory_order_release);
     ep_futex_wake(&mine->posted);
 
-    for (int rank = 0; rank < place->nranks; rank++) {
-        const struct block *in = &place->slots[rank].blocks[round & 1];
+    for (int rank = 0; rank < shm->nranks; rank++) {
+        const struct block *in = &shm->slots[rank].blocks[round & 1];
 
         EP_TRY(wait_posted(mine, rank, round, deadline_ns, timeout_ms));
         if (in->total_bytes != bytes) {
             ep_fail(EP_E_MISMATCH, "boot: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %zu",
                     mine->rank, bytes, rank, (size_t)in->total_bytes);
-            return break_place(mine, EP_E_MISMATCH, rank);
+            return break_shm(mine, EP_E_MISMATCH, rank);
         }
         if (count)
             memcpy(ret_all + (size_t)rank * bytes + offset, in->data, count);
@@ -310,7 +310,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
 {
     struct slot *slot = context;
     uint64_t deadline_ns;
-    uint32_t failed = atomic_load(&slot->place->failed);
+    uint32_t failed = atomic_load(&slot->shm->failed);
     size_t offset = 0;
 
     if ((!mine || !ret_all) && bytes)
@@ -331,18 +331,18 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     return EP_OK;
 }
 
-ep_status ep_boot_shm_join(ep_boot_shm *place, int rank, ep_boot *ret_boot)
+ep_status ep_boot_shm_join(ep_boot_shm *shm, int rank, ep_boot *ret_boot)
 {
-    if (!place || !ret_boot)
-        return ep_fail(EP_E_ARG, "ep_boot_shm_join: %s is NULL", place ? "ret_boot" : "place");
-    if (rank < 0 || rank >= place->nranks)
-        return ep_fail(EP_E_ARG, "ep_boot_shm_join: rank is %d, but the place is for %d ranks", rank, place->nranks);
-    if (atomic_exchange(&place->slots[rank].joined, 1))
+    if (!shm || !ret_boot)
+        return ep_fail(EP_E_ARG, "ep_boot_shm_join: %s is NULL", shm ? "ret_boot" : "shm");
+    if (rank < 0 || rank >= shm->nranks)
+        return ep_fail(EP_E_ARG, "ep_boot_shm_join: rank is %d, but the rendezvous is for %d ranks", rank, shm->nranks);
+    if (atomic_exchange(&shm->slots[rank].joined, 1))
         return ep_fail(EP_E_STATE, "ep_boot_shm_join: rank %d joined twice", rank);
     *ret_boot = (ep_boot){.size = sizeof(*ret_boot),
                           .rank = rank,
-                          .nranks = place->nranks,
+                          .nranks = shm->nranks,
                           .allgather = allgather,
-                          .context = &place->slots[rank]};
+                          .context = &shm->slots[rank]};
     return EP_OK;
 }

@@ -239,7 +239,7 @@ static ep_status find_call(const ep_ll *ll, uint64_t number, const struct ep_ll_
         return ep_fail(EP_E_STATE, "%s: call is %llu, but there were %llu dispatches", call, (unsigned long long)number,
                        (unsigned long long)ll->dispatches);
     if (found->number != number)
-        return ep_fail(EP_E_STATE, "%s: dispatch %llu is void: there were %llu, and the last two count", call,
+        return ep_fail(EP_E_STATE, "%s: dispatch %llu is no longer kept: there were %llu, and the last two are", call,
                        (unsigned long long)number, (unsigned long long)ll->dispatches);
     if (found->open)
         return fail_open(call, found);

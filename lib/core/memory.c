@@ -29,7 +29,7 @@ ep_status ep_free(ep_comm *comm, void *memory)
 }
 
 /*
- * --- by one rank alone: nobody else is concerned, so that a failure is none of the communicator's ---
+ * --- by one rank alone: no other is concerned, so that a failure is none of the communicator's ---
  */
 
 ep_status ep_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)

@@ -94,7 +94,7 @@ struct home {
 struct count_scratch {
     struct home *homes;                        /* [E] */
     uint32_t *rank_last, *node_last;           /* [R], [nodes]: 1 + the last token counted there */
-    int32_t *per_rank, *per_node, *per_expert; /* take the counts that nobody wants */
+    int32_t *per_rank, *per_node, *per_expert; /* take the counts that are not wanted */
 };
 
 static bool new_scratch(const struct ep_routing_shape *shape, struct count_scratch *ret_scratch)

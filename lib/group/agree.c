@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Steps of creation that succeed on all ranks or on none. Each ends in an all-gather of the boot, in which a rank that
- * has failed sends the others its reason: so nobody waits for it, and each can name it.
+ * has failed sends the others its reason: so no rank waits for it, and each can name it.
  */
 #include "group/group.h"
 

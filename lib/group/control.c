@@ -393,9 +393,9 @@ static ep_status prepare(struct ep_group *group, ep_comm *comm)
     pthread_mutex_init(&group->memory_lock, NULL);
     pthread_mutex_init(&group->queue_lock, NULL);
     ep_cond_init(&group->queue_changed);
-    group->records = calloc((size_t)group->nlocal, sizeof(*group->records));
+    group->descriptors = calloc((size_t)group->nlocal, sizeof(*group->descriptors));
     group->peers = calloc((size_t)comm->nranks, sizeof(*group->peers));
-    if (!group->peers || !group->records)
+    if (!group->peers || !group->descriptors)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
     for (int rank = 0; rank < comm->nranks; rank++)
         group->peers[rank].process.pidfd = -1;
@@ -460,7 +460,7 @@ void ep_group_close(ep_comm *comm)
     if (group->serves)
         ep_shm_serve_end();
     free(group->peers);
-    free(group->records);
+    free(group->descriptors);
     free(group->remote);
     ep_shm_done(&group->shm);
     pthread_cond_destroy(&group->queue_changed);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * control.h - the control block of a rank: what it publishes to the ranks of its host, in shared memory. Also what of it
- * travels over the control links between hosts.
+ * control.h - the control block of a rank: what it publishes to the ranks of its host, in shared memory. Also what of
+ * it travels over the control links between hosts.
  */
 #ifndef EP_GROUP_CONTROL_H
 #define EP_GROUP_CONTROL_H
@@ -121,8 +121,8 @@ struct ep_group_control {
     _Atomic uint32_t left;                                 /* ep_comm_free was called */
     _Atomic uint32_t aborts;                               /* calls of ep_comm_abort: wakes a shrink */
     _Atomic uint32_t waiting;                              /* (rank waited for + 1) << 8 | phase; 0: not waiting */
-    _Atomic uint64_t beat_ns;                              /* when the owner last looked around while waiting */
-    struct ep_group_descriptor record[2];
+    _Atomic uint64_t probed_ns;                            /* when the owner last probed its peers while waiting */
+    struct ep_group_descriptor descriptor[2];
     _Atomic uint64_t group_failure; /* of the lowest rank on this host alone: what all ranks report. First writer wins,
                                        and every rank writes here */
     _Atomic uint32_t reason_taken;

@@ -83,7 +83,7 @@ const char *ep_group_describe_unwatched(const struct ep_group *group, int rank)
     if (peer->same_process || !peer->control || rank == group->comm->rank ||
         ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
         return "";
-    return "; whether it lives cannot be told here (no pidfd, and /proc does not show it)";
+    return "; its state cannot be read here (no pidfd, and /proc does not show it)";
 }
 
 static ep_status fail_with(struct ep_group *group, uint64_t failure)

@@ -17,8 +17,8 @@
  * How ranks talk. Each rank has one control block in shared memory that only it writes (exceptions are marked); peers
  * poll it. A rank that sleeps waits on its own doorbell, a futex word, which every publishing rank rings. Operations
  * are counted: `entered` says "my buffers for operation n are published", `finished` says "I have moved all that I move
- * in operation n". A rank leaves an operation when all ranks of its node have finished it, so two records of operations
- * are enough, and nobody reads a record that is being overwritten.
+ * in operation n". A rank leaves an operation when all ranks of its node have finished it, so two descriptors
+ * are enough, and no rank reads one that is being overwritten.
  *
  * What a peer has written is not believed: it may be rubbish, and change while it is read. Counts, indices and offsets
  * are copied out of shared memory once (ep_group_read_shared) and checked before anything follows from them; a value
@@ -76,8 +76,8 @@ struct ep_group_allocation {
  * there after all finds that out in the shrink.
  */
 struct ep_group_remote {
-    _Atomic uint32_t waiting; /* as in its control block */
-    _Atomic uint64_t beat_ns; /* when it last looked around, by this host's clock */
+    _Atomic uint32_t waiting;   /* as in its control block */
+    _Atomic uint64_t probed_ns; /* when it last probed its peers, by this host's clock */
     _Atomic uint32_t left;
     _Atomic uint32_t lost;       /* it has died, or a connection to it has ended without a farewell */
     _Atomic uint64_t reason_for; /* as in its control block */
@@ -123,7 +123,7 @@ struct ep_group {
     bool one_host;
     bool spin; /* ranks of this host do not outnumber the processors */
     size_t board_row_bytes;
-    struct ep_group_descriptor *records;         /* [nlocal] of the last operation, as they were when it began */
+    struct ep_group_descriptor *descriptors;     /* [nlocal] of the last operation, as they were when it began */
     uint64_t operation;                          /* number of the last dispatch or combine */
     uint64_t exchange;                           /* number of the last exchange started */
     uint64_t exchanged;                          /* ... and of the last one read */
@@ -230,7 +230,7 @@ void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GR
 struct ep_group_wait {
     struct ep_group *group;
     enum ep_group_phase phase;
-    uint64_t deadline_ns, next_look_ns;
+    uint64_t deadline_ns, next_probe_ns;
     uint64_t blame_ns; /* 0, or until when a rank that is between two waits is not blamed, behind the deadline */
     /* Of a tolerant wait: that of the rank waited for, until when it is given time to end it, how many it had. */
     uint32_t its_wait;
@@ -267,7 +267,8 @@ void ep_group_wait_end(struct ep_group_wait *pause);
 /* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
 void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen);
 
-/* Says for whom this rank waits, and that it looks around; returns the time. For waits without an ep_group_wait, too.
+/* Says for whom this rank waits, and that it probes its peers; returns the time. For waits without an ep_group_wait,
+ * too.
  */
 uint64_t ep_group_note_wait(struct ep_group *group, int rank, enum ep_group_phase phase);
 void ep_group_note_wait_end(struct ep_group *group);
@@ -330,7 +331,7 @@ const char *ep_group_describe_unwatched(const struct ep_group *group, int rank);
 bool ep_group_peer_dead(const struct ep_group *group, int rank);
 /* It has freed its communicator, on whatever host, as far as this rank has heard. */
 bool ep_group_has_left(const struct ep_group *group, int rank);
-/* Dead, or left: nobody waits for it any more. */
+/* Dead, or left: no rank waits for it any more. */
 bool ep_group_is_gone(const struct ep_group *group, int rank);
 
 /* What a rank of another host has raised, as its control link says: `word` may be rubbish of rank `from`. */
@@ -466,7 +467,7 @@ ep_status ep_group_stream_sync(ep_comm *comm, ep_stream stream);
 ep_status ep_group_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event);
 ep_status ep_group_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);
 /*
- * A status of the 1xx or 2xx kind of a job that nobody waits for on the spot: the caller cannot correct the call and
+ * A status of the 1xx or 2xx kind of a job that the caller does not wait for: the caller cannot correct the call and
  * repeat it, so it fails the communicator. `alone`: of this rank only, its peers find it missing.
  */
 ep_status ep_group_fail_queued(struct ep_group *group, ep_status status, enum ep_group_phase phase, bool alone);

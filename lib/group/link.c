@@ -4,7 +4,7 @@
  * in poll().
  *
  * Heartbeats carry what a rank's peers on its own host read in control blocks: for whom each rank of the node waits and
- * when it last looked around. So a rank whose deadline passes follows the chain of who waits for whom across hosts. A
+ * when it last probed peers. So a rank whose deadline passes follows the chain of who waits for whom across hosts. A
  * failure goes from the rank that raises it to its rail peers, one on each host, which publish it there; a process that
  * dies is known by the end of its connections, a host that is cut off by the age of its heartbeats. To ranks that have
  * no connection to that process a rank of its node tells it, which watches the processes of its node.
@@ -69,7 +69,7 @@ static void take_heartbeat(struct line *line, const struct link_entry *entries)
         struct ep_group_remote *remote = &group->remote[first + i];
         uint64_t age_ns = (uint64_t)entries[i].age_ms * 1000000u;
 
-        atomic_store(&remote->beat_ns, age_ns < now ? now - age_ns : 0);
+        atomic_store(&remote->probed_ns, age_ns < now ? now - age_ns : 0);
         atomic_store(&remote->waiting, entries[i].waiting);
         atomic_store(&remote->shrinks, (entries[i].flags & LINK_RANK_SHRINKS) != 0);
         atomic_store(&remote->aborts, entries[i].aborts);
@@ -183,7 +183,8 @@ static void queue_heartbeat(struct line *line, uint64_t now)
     line->said_events = count_events(line->link);
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_control *control = group->peers[group->first + i].control;
-        uint64_t beat_ns = atomic_load(&control->beat_ns), age_ms = now > beat_ns ? (now - beat_ns) / 1000000u : 0;
+        uint64_t probed_ns = atomic_load(&control->probed_ns),
+                 age_ms = now > probed_ns ? (now - probed_ns) / 1000000u : 0;
         struct link_entry entry = {.waiting = atomic_load(&control->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                    .flags = atomic_load(&control->left) ? LINK_RANK_LEFT : 0,

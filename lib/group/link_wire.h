@@ -27,7 +27,7 @@ enum {
 
 struct link_entry {
     uint32_t waiting; /* ep_group_control.waiting */
-    uint32_t age_ms;  /* since the rank last looked around; UINT32_MAX: long ago */
+    uint32_t age_ms;  /* since the rank last probed its peers; UINT32_MAX: long ago */
     uint32_t flags;
     uint32_t aborts; /* ep_group_control.aborts */
 };

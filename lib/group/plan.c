@@ -300,7 +300,7 @@ ep_status ep_group_plan_publish(ep_plan *plan)
     inner->number = ++group->plans;
     count_sent(plan);
     fill_info(plan);
-    /* A plan of fixed capacity waits for nobody, not even for its turn. */
+    /* A plan of fixed capacity waits for no rank, not even for its turn. */
     if (plan->args.max_recv_tokens > 0 && !ep_group_is_idle(group))
         status = ep_group_submit(group, NULL, publish, &plan, sizeof(plan));
     else

@@ -26,7 +26,7 @@ struct shrink_group {
 ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next);
 /*
  * The old number of the rank that has failed, so that all votes name the same one: as the all-gather says, else the
- * first that the text names. One that names nobody is this rank's own.
+ * first that the text names. One that names none is this rank's own.
  */
 int shrink_find_failed_rank(const struct shrink_group *g, const ep_comm *comm);
 

@@ -83,7 +83,7 @@ static void add(uint64_t *bits, int rank)
 static void look_for_dead(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++)
-        if (rank != l->me && ep_group_is_gone(l->group, rank))
+        if (rank != l->me && (ep_group_peer_dead(l->group, rank) || ep_group_has_left(l->group, rank)))
             add(l->dead, rank);
 }
 

@@ -141,7 +141,7 @@ int shrink_aborted_by(const struct shrink *s)
 struct reading {
     bool on_opened;
     int member;         /* on_opened: one of the new group */
-    int aborted_by;     /* -1: nobody */
+    int aborted_by;     /* -1: none */
     bool late;          /* past the deadline of this vote */
     bool outsider;      /* left out of the view that others vote on */
     bool none_can_lock; /* no rank that has come has locked a view, or still can */

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 /* How often a sleeping rank looks for dead peers; also how late a lost wake-up could be noticed. */
-#define LOOK_NS 20000000u
+#define PROBE_NS 20000000u
 /* Looks at the condition before sleeping: a peer on another processor usually answers within a few microseconds. */
 #define SPINS_ALONE 2000
 #define SPINS_SHARED 4
@@ -94,7 +94,7 @@ static int find_dead(struct ep_group *group, int only)
 
 struct wait_of {
     uint32_t waiting; /* as ep_group_control has it */
-    uint64_t beat_ns;
+    uint64_t probed_ns;
 };
 
 /* What a rank says of its wait; false where nothing is known of it. */
@@ -105,21 +105,22 @@ static bool read_wait(const struct ep_group *group, int rank, struct wait_of *re
     if (!control && !group->remote)
         return false;
     ret_wait->waiting = atomic_load(control ? &control->waiting : &group->remote[rank].waiting);
-    ret_wait->beat_ns = atomic_load(control ? &control->beat_ns : &group->remote[rank].beat_ns);
+    ret_wait->probed_ns = atomic_load(control ? &control->probed_ns : &group->remote[rank].probed_ns);
     return true;
 }
 
-/* The rank that one waits for which waits; -1: none. One that has not looked around for half the deadline is stopped.
+/* The rank that one waits for which waits; -1: none. One that has not probed its peers for half the deadline is
+ * stopped.
  */
 static int waits_for(const struct ep_group *group, const struct wait_of *wait, uint64_t now)
 {
     uint64_t stale_ns = (uint64_t)group->comm->config.timeout_ms * 500000u;
     int next = (int)(wait->waiting >> 8) - 1;
 
-    if (stale_ns < 2 * LOOK_NS)
-        stale_ns = 2 * LOOK_NS;
+    if (stale_ns < 2 * PROBE_NS)
+        stale_ns = 2 * PROBE_NS;
     /* Its last look may be later than our clock. */
-    if (!wait->waiting || wait->beat_ns + stale_ns < now || next >= group->comm->nranks)
+    if (!wait->waiting || wait->probed_ns + stale_ns < now || next >= group->comm->nranks)
         return -1;
     return next;
 }
@@ -201,7 +202,7 @@ static bool is_between_waits(struct ep_group_wait *pause, int rank, uint64_t now
         return false;
     if (!pause->blame_ns)
         pause->blame_ns = now + part_ns;
-    return now < pause->blame_ns && wait.beat_ns + part_ns > now;
+    return now < pause->blame_ns && wait.probed_ns + part_ns > now;
 }
 
 /*
@@ -230,7 +231,7 @@ static bool is_held_up(struct ep_group_wait *pause, int rank, uint64_t now)
     return pause->its_waits <= group->comm->nranks && now < pause->its_deadline_ns;
 }
 
-static ep_status look_around(struct ep_group_wait *pause, int rank, uint64_t now)
+static ep_status probe_peers(struct ep_group_wait *pause, int rank, uint64_t now)
 {
     struct ep_group *group = pause->group;
     int dead = find_dead(group, pause->tolerant ? rank : -1), failed_rank;
@@ -238,7 +239,7 @@ static ep_status look_around(struct ep_group_wait *pause, int rank, uint64_t now
     bool left = ep_group_has_left(group, rank) && (!is_held_back(pause, rank) || now >= pause->deadline_ns);
     ep_status status;
 
-    pause->next_look_ns = now + LOOK_NS;
+    pause->next_probe_ns = now + PROBE_NS;
     if (dead < 0 && !left && now < pause->deadline_ns)
         return EP_OK;
     failed_rank = dead >= 0 ? dead : left || pause->tolerant ? rank : find_failed_rank(group, rank);
@@ -248,7 +249,7 @@ static ep_status look_around(struct ep_group_wait *pause, int rank, uint64_t now
     /* It may have done what we wait for after we looked and before it ended: the caller looks once more. */
     if ((dead >= 0 || left) && pause->gone != failed_rank + 1) {
         pause->gone = failed_rank + 1;
-        pause->next_look_ns = now;
+        pause->next_probe_ns = now;
         return EP_OK;
     }
     status = ep_group_has_left(group, failed_rank) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
@@ -264,7 +265,7 @@ static void sleep_on_doorbell(struct ep_group_wait *pause, uint32_t seen, uint64
 {
     struct ep_group_control *control = pause->group->control;
     bool passed = now >= pause->deadline_ns;
-    uint64_t until = passed || pause->next_look_ns < pause->deadline_ns ? pause->next_look_ns : pause->deadline_ns;
+    uint64_t until = passed || pause->next_probe_ns < pause->deadline_ns ? pause->next_probe_ns : pause->deadline_ns;
 
     if (pause->polls) {
         ep_backoff_sleep();
@@ -278,7 +279,7 @@ static void sleep_on_doorbell(struct ep_group_wait *pause, uint32_t seen, uint64
 void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen)
 {
     uint64_t now = ep_now_ns();
-    struct ep_group_wait pause = {.group = group, .deadline_ns = now + LOOK_NS, .next_look_ns = now + LOOK_NS};
+    struct ep_group_wait pause = {.group = group, .deadline_ns = now + PROBE_NS, .next_probe_ns = now + PROBE_NS};
 
     sleep_on_doorbell(&pause, seen, now);
 }
@@ -287,7 +288,7 @@ uint64_t ep_group_note_wait(struct ep_group *group, int rank, enum ep_group_phas
 {
     uint64_t now = ep_now_ns();
 
-    atomic_store(&group->control->beat_ns, now);
+    atomic_store(&group->control->probed_ns, now);
     atomic_store(&group->control->waiting, (uint32_t)(rank + 1) << 8 | (uint32_t)phase);
     return now;
 }
@@ -305,8 +306,8 @@ static ep_status check_pause(struct ep_group_wait *pause, int rank, uint64_t *re
 
     if (status == EP_OK) {
         *ret_now = ep_group_note_wait(group, rank, pause->phase);
-        if (*ret_now >= pause->next_look_ns || *ret_now >= pause->deadline_ns)
-            status = look_around(pause, rank, *ret_now);
+        if (*ret_now >= pause->next_probe_ns || *ret_now >= pause->deadline_ns)
+            status = probe_peers(pause, rank, *ret_now);
     }
     if (status != EP_OK)
         ep_group_wait_end(pause);

@@ -491,7 +491,7 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
     return EP_OK;
 }
 
-/* Two exchanges: nobody frees its segment before the peers have it. */
+/* Two exchanges: no rank frees its segment before the peers have it. */
 static ep_status introduce(struct emulated *e, const struct ep_net_params *params, ep_status status)
 {
     const char *name = e->net.ops->name;

@@ -134,7 +134,7 @@ struct ep_net_introduction {
 
 /*
  * For engines: one all-gather of introductions of `bytes`, which each begin with one of these; it is filled in here.
- * Every rank takes part whatever its own `status`, so that nobody waits for one that has given up. EP_OK: all ranks
+ * Every rank takes part whatever its own `status`, so that no rank waits for one that has given up. EP_OK: all ranks
  * have said so, with the same parameters. Its own status comes first, then that of the lowest rank, with its reason.
  * `ret_all` [R] is zero where nothing has come.
  */

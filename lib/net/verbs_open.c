@@ -238,7 +238,7 @@ static ep_status connect_line(struct opening *o, struct verbs_line *line, int pe
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "network verbs: no way from %s to rank %d", v->device.name, rank);
+        return ep_fail_errno(EP_E_SYSTEM, error, "network verbs: no route from %s to rank %d", v->device.name, rank);
     attributes.qp_state = IBV_QPS_RTS;
     attributes.timeout = ACK_TIMEOUT;
     attributes.retry_cnt = RETRIES;

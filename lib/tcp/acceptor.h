@@ -3,7 +3,7 @@
  * acceptor.h - a listener and the connections that have come to it and have not proved themselves yet.
  *
  * Their number is bounded, and each has a short deadline of its own: strangers who connect, say nothing or send rubbish
- * are dropped and counted, and hold nobody up.
+ * are dropped and counted, and delay no rank.
  */
 #ifndef EP_TCP_ACCEPTOR_H
 #define EP_TCP_ACCEPTOR_H

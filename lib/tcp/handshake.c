@@ -300,7 +300,7 @@ enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs)
         return TCP_HANDSHAKE_FAILED;
     if (ep_now_ns() >= hs->deadline_ns)
         return fail(hs, EP_E_TIMEOUT, "%s in time",
-                    hs->state == CONNECTING ? "no connection came about" : "the other side did not prove itself");
+                    hs->state == CONNECTING ? "no connection could be made" : "the other side did not prove itself");
     if (hs->state == CONNECTING && finish_connecting(hs) != TCP_HANDSHAKE_DONE)
         return hs->state == CLOSED ? TCP_HANDSHAKE_FAILED : TCP_HANDSHAKE_PENDING;
     for (;;) {

@@ -119,7 +119,7 @@ static bool is_delivered(const struct conn *conn)
 static void drain(struct tcp_star *star)
 {
     uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
-    struct timespec nap = {.tv_nsec = 1000000};
+    struct timespec backoff = {.tv_nsec = 1000000};
     unsigned char bytes[4096];
     bool open = true;
 
@@ -139,7 +139,7 @@ static void drain(struct tcp_star *star)
             open |= !is_delivered(conn);
         }
         if (open)
-            nanosleep(&nap, NULL);
+            nanosleep(&backoff, NULL);
     }
 }
 
@@ -444,9 +444,9 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
     }
     ready = poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
     if (ready < 0 && errno != EINTR) {
-        struct timespec nap = {.tv_nsec = 1000000};
+        struct timespec backoff = {.tv_nsec = 1000000};
 
-        nanosleep(&nap, NULL); /* more descriptors than RLIMIT_NOFILE allows now: all are tried */
+        nanosleep(&backoff, NULL); /* more descriptors than RLIMIT_NOFILE allows now: all are tried */
     }
     for (int i = 0; i < n; i++) {
         struct conn *conn = &star->conns[i];

@@ -166,12 +166,12 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     return status;
 }
 
-static void nap_until(uint64_t ns, uint64_t deadline_ns)
+static void sleep_until(uint64_t ns, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), span = deadline_ns > now && deadline_ns - now < ns ? deadline_ns - now : ns;
-    struct timespec nap = ep_timespec(span);
+    struct timespec backoff = ep_timespec(span);
 
-    nanosleep(&nap, NULL);
+    nanosleep(&backoff, NULL);
 }
 
 /* One try at one address, which has `try_ns` to answer. Who has answered has until the deadline to take this rank. */
@@ -241,7 +241,7 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
                 goto free;
             }
         }
-        nap_until(wait_ns, deadline_ns);
+        sleep_until(wait_ns, deadline_ns);
         wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;
         if (*at && ep_now_ns() - began_ns >= try_ns)
             try_ns = try_ns * 2 < TRY_MOST_NS ? try_ns * 2 : TRY_MOST_NS;

@@ -116,8 +116,8 @@ static ep_status reap(struct group *group, int rank, bool killed)
         note_exit(group, rank, how, killed);
     if (got < 0 && errno == ECHILD) {
         forget_child(group, rank); /* may be the number of another process by now */
-        return ep_fail(EP_E_STATE, "ep_launch: somebody else in this process has waited for rank %d (process %d)", rank,
-                       (int)pid);
+        return ep_fail(EP_E_STATE, "ep_launch: another thread of this process has waited for rank %d (process %d)",
+                       rank, (int)pid);
     }
     if (got < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: waitpid for rank %d (process %d)", rank, (int)pid);

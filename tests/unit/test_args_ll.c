@@ -187,7 +187,7 @@ static void ll_calls_are_named(void **state)
     combine.call = 1;
     combine.n_tokens = 10;
     assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);
-    assert_non_null(strstr(ep_last_error(), "dispatch 1 is void: there were 3"));
+    assert_non_null(strstr(ep_last_error(), "dispatch 1 is no longer kept: there were 3"));
     /* A dispatch that fails is none. */
     mock.answer = EP_E_MEMORY;
     call = 0;

@@ -327,7 +327,7 @@ static void send_bad_record(struct scene *scene, ep_comm *comm)
     default:
         name->bytes = bytes - 1;
     }
-    host_enter(group, plan, &record);
+    host_op_begin(group, plan, &record);
     while (ep_group_check(group) == EP_OK)
         ep_group_wait_doorbell(group, ep_group_doorbell(group));
     ep_plan_free(plan);
@@ -666,7 +666,7 @@ static void wait_for_nobody(struct scene *scene, ep_comm *comm)
     (void)scene;
     while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure)) {
         atomic_store(&control->waiting, UINT32_MAX);
-        atomic_store(&control->beat_ns, ep_now_ns());
+        atomic_store(&control->probed_ns, ep_now_ns());
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     }
 }

@@ -276,7 +276,7 @@ static void all_of_it(bool (*enter)(int rank), bool forks, bool sees_death)
         else
             expect_all(scene, EP_E_TIMEOUT, "rank 1 did not answer");
         if (kinds[i] == DIE && !sees_death)
-            assert_non_null(strstr(scene->text[0], "whether it lives cannot be told here"));
+            assert_non_null(strstr(scene->text[0], "its state cannot be read here"));
         munmap(scene, sizeof(*scene));
     }
 }

@@ -38,7 +38,7 @@ static void *beat(void *argument)
     while (atomic_load(&group->beating)) {
         for (int rank = 0; rank < RANKS; rank++)
             if (group->beats[rank])
-                atomic_store(&control_of(group, rank)->beat_ns, ep_now_ns());
+                atomic_store(&control_of(group, rank)->probed_ns, ep_now_ns());
         usleep(5000);
     }
     return NULL;
@@ -65,7 +65,7 @@ static int tear_down(void **state)
 
 static void pretend_to_wait(struct group *group, int rank, int for_rank)
 {
-    atomic_store(&control_of(group, rank)->beat_ns, ep_now_ns());
+    atomic_store(&control_of(group, rank)->probed_ns, ep_now_ns());
     atomic_store(&control_of(group, rank)->waiting, (uint32_t)(for_rank + 1) << 8 | EP_GROUP_BARRIER);
     group->beats[rank] = true;
 }
@@ -140,7 +140,7 @@ static struct ep_group_wait pause_past_deadline(struct group *group)
     ep_group_wait_begin(&pause, host, EP_GROUP_BARRIER);
     pause.spins = 1 << 20;
     pause.deadline_ns = ep_now_ns();
-    atomic_store(&control_of(group, 1)->beat_ns, ep_now_ns());
+    atomic_store(&control_of(group, 1)->probed_ns, ep_now_ns());
     assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
     assert_int_equal(group->comms[0]->failed, EP_OK);
     return pause;
@@ -153,7 +153,7 @@ static void who_is_between_two_waits_is_not_blamed(void **state)
     struct ep_group_wait pause = pause_past_deadline(group);
 
     pretend_to_wait(group, 1, 2);
-    pause.next_look_ns = 0;
+    pause.next_probe_ns = 0;
     assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
@@ -164,10 +164,10 @@ static void who_stays_between_two_waits_is_blamed(void **state)
     struct group *group = *state;
     struct ep_group_wait pause = pause_past_deadline(group);
 
-    pause.next_look_ns = 0;
+    pause.next_probe_ns = 0;
     assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_OK);
     pause.blame_ns = ep_now_ns();
-    atomic_store(&control_of(group, 1)->beat_ns, ep_now_ns());
+    atomic_store(&control_of(group, 1)->probed_ns, ep_now_ns());
     assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 1 did not answer"));
 }
@@ -179,7 +179,7 @@ static void a_look_after_ours_is_not_old(void **state)
 
     pretend_to_wait(group, 1, 2);
     group->beats[1] = false;
-    atomic_store(&control_of(group, 1)->beat_ns, ep_now_ns() + 10000000000u);
+    atomic_store(&control_of(group, 1)->probed_ns, ep_now_ns() + 10000000000u);
     assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }

@@ -27,7 +27,7 @@ static ep_status map_peers(struct bench_roofline *roofline, const struct hello *
 }
 
 /* Where rows of this rank begin on each other one, and room for what the pair copies. */
-static ep_status meet(struct bench_roofline *roofline)
+static ep_status exchange_places(struct bench_roofline *roofline)
 {
     struct bench_case *bench = roofline->bench;
     struct ranks_ctx *ctx = bench->ctx;
@@ -71,7 +71,7 @@ int bench_roofline_init(struct bench_roofline *roofline, struct bench_case *benc
     if (!roofline->peers || !roofline->at)
         ep_fail(status, "benchmark: no memory for %zu ranks", n);
     else
-        status = meet(roofline);
+        status = exchange_places(roofline);
     return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the roofline");
 }
 

@@ -280,19 +280,11 @@ static ep_status load_dispatch(const struct ll_step *step)
     int rank = state->run->ctx->rank;
     size_t n = (size_t)state->n_tokens * (size_t)group->topk, hidden = (size_t)step->data.hidden;
 
-    for (size_t i = 0; i < n; i++) {
-        int32_t expert = group->experts[rank][i];
-
-        if (state->c.idx_type == EP_I64)
-            ((int64_t *)state->topk_idx.memory)[i] = expert;
-        else
-            ((int32_t *)state->topk_idx.memory)[i] = expert;
-    }
     if (n)
         memcpy(state->x_weights.memory, group->weights[rank], n * sizeof(float));
     for (int token = 0; token < state->n_tokens; token++)
         input_row(&step->data, rank, token, (uint16_t *)state->x.memory + (size_t)token * hidden);
-    CHECK_TRY(check_buffer_push(state->run, &state->topk_idx, 0, n * (state->c.idx_type == EP_I64 ? 8 : 4)));
+    CHECK_TRY(check_buffer_load_choices(state->run, state->c.idx_type, &state->topk_idx));
     CHECK_TRY(check_buffer_push(state->run, &state->x_weights, 0, n * sizeof(float)));
     return check_buffer_push(state->run, &state->x, 0, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
 }

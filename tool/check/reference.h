@@ -119,7 +119,7 @@ void reference_pack_ue8m0(const float *factors, int n, int32_t *ret_packed);
 /* The row that an expert sees: bytes times factors, rounded once to bf16. */
 void reference_dequantize(const uint8_t *row, const float *factors, int hidden, uint16_t *ret_row);
 
-/* The combined row of one token, nobody being masked; `reply` is asked per expert. */
+/* The combined row of one token, no rank being masked; `reply` is asked per expert. */
 void reference_ll_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
                               int token, struct reference_scratch *scratch, uint16_t *ret_row);
 

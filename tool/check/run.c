@@ -180,6 +180,22 @@ ep_status check_buffer_push(struct check_run *run, const struct check_buffer *bu
     return EP_OK;
 }
 
+ep_status check_buffer_load_choices(struct check_run *run, int idx_type, struct check_buffer *buffer)
+{
+    const struct reference_group *group = &run->group;
+    const int32_t *experts = group->experts[run->ctx->rank];
+    size_t n = (size_t)group->n_tokens[run->ctx->rank] * (size_t)group->topk;
+    bool is_64 = idx_type == EP_I64;
+
+    for (size_t i = 0; i < n; i++) {
+        if (is_64)
+            ((int64_t *)(void *)buffer->memory)[i] = experts[i];
+        else
+            ((int32_t *)(void *)buffer->memory)[i] = experts[i];
+    }
+    return check_buffer_push(run, buffer, 0, n * (is_64 ? 8 : 4));
+}
+
 ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to)
 {
     if (buffer->place != buffer->memory)

@@ -116,6 +116,8 @@ ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *b
 /* Bytes `from` .. `to`: to the twin, and back. */
 ep_status check_buffer_push(struct check_run *run, const struct check_buffer *buffer, size_t from, size_t to);
 ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
+/* Writes the choices of this rank's tokens as `idx_type`, to the twin, too. */
+ep_status check_buffer_load_choices(struct check_run *run, int idx_type, struct check_buffer *buffer);
 /* The first `used` bytes and the guard behind them. */
 ep_status check_buffer_pull_guarded(struct check_run *run, struct check_buffer *buffer, size_t used);
 

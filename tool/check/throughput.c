@@ -195,25 +195,6 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
 
 /* --- plans --- */
 
-/* Writes the routing in the case's type. */
-static ep_status load_topk_idx(struct throughput *state)
-{
-    const struct reference_group *group = &state->run->group;
-    size_t n = (size_t)state->n_tokens * (size_t)group->topk;
-    const int32_t *experts = group->experts[state->run->ctx->rank];
-    bool wide = state->c.idx_type == EP_I64;
-
-    for (size_t i = 0; i < n; i++) {
-        int64_t expert = experts[i];
-
-        if (wide)
-            ((int64_t *)state->topk_idx.memory)[i] = expert;
-        else
-            ((int32_t *)state->topk_idx.memory)[i] = (int32_t)expert;
-    }
-    return check_buffer_push(state->run, &state->topk_idx, 0, n * (wide ? 8 : 4));
-}
-
 static ep_plan_args plan_args(const struct throughput *state, bool expanded, int64_t max_recv_tokens)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
@@ -236,7 +217,7 @@ static ep_status new_plan(struct throughput *state, bool expanded, int64_t max_r
     struct check_run *run = state->run;
     ep_plan_args args = plan_args(state, expanded, max_recv_tokens);
 
-    CHECK_TRY(load_topk_idx(state));
+    CHECK_TRY(check_buffer_load_choices(run, state->c.idx_type, &state->topk_idx));
     CHECK_CALL(run, ep_plan_new, run->ctx->comm, &args, ret_plan);
     return check_buffer_poison(run, &state->topk_idx, (size_t)state->n_tokens * (size_t)run->group.topk * 8);
 }
@@ -316,7 +297,7 @@ static ep_status verify_counts(struct throughput *state)
     layout.tokens_per_node = counts + n_ranks;
     layout.tokens_per_expert = counts + n_ranks + n_nodes;
     layout.token_in_rank = token_in_rank;
-    status = load_topk_idx(state);
+    status = check_buffer_load_choices(run, state->c.idx_type, &state->topk_idx);
     if (status != EP_OK)
         goto free_all;
     run->call = "ep_plan_layout";

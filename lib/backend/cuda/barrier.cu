@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small kernels that only wait: for all ranks, for a word of the host. */
-#include "backend/cuda/meet.cuh"
+#include "backend/cuda/sync.cuh"
 
 namespace
 {

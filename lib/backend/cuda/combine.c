@@ -169,7 +169,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     cuda_fill_waits(cuda, EP_GROUP_COMBINE_READY, EP_GROUP_COMBINE_DONE, &sum->waits);
     EP_TRY(order_by_choice(c, sum));
     EP_TRY(fill_terms(c, &sum->terms));
-    EP_TRY(cuda_meet_stages(cuda, c->plan, c->staged, EP_GROUP_COMBINE_READY));
+    EP_TRY(cuda_sync_stages(cuda, c->plan, c->staged, EP_GROUP_COMBINE_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(c->call, c->plan, sum, &c->queued);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);

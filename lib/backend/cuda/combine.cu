@@ -472,7 +472,7 @@ __global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ c
     bool sound;
 
     if (copiers) {
-        /* Copiers first: those who add up wait for the peers' copiers, and these for nobody. */
+        /* Copiers first: those who add up wait for the peers' copiers, and these for none. */
         block = take_place(c.waits);
         if (block < copiers) {
             copy_block(c, shared, stages, block, number);

@@ -245,7 +245,7 @@ static ep_status open_own(struct cuda_comm *cuda)
     pthread_mutex_init(&cuda->unsettled_lock, NULL);
     cuda->stop = -1;
     if (comm->config.flags & EP_COMM_CHECK_VALUES)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend has no EP_COMM_CHECK_VALUES");
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend does not support EP_COMM_CHECK_VALUES");
     cuda->peers = calloc((size_t)comm->nranks, sizeof(*cuda->peers));
     if (!cuda->peers)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);

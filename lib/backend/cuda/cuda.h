@@ -18,8 +18,8 @@
  *   *.cu        kernels and what launches them
  *
  * Control is the group layer's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation
- * the kernels of the ranks meet, and their hosts do not: each call launches in its stream and returns. The kernels have
- * the deadlines, and a thread that mostly sleeps, the monitor, tells them what they cannot see.
+ * the kernels of the ranks synchronise, and their hosts do not: each call launches in its stream and returns. The
+ * kernels have the deadlines, and a thread that mostly sleeps, the monitor, tells them what they cannot see.
  */
 #ifndef EP_CUDA_CUDA_H
 #define EP_CUDA_CUDA_H
@@ -292,12 +292,12 @@ ep_status cuda_map_new(struct cuda_comm *cuda);
  * No kernel is launched that waits for a mapping which its own process has still to make: any call of the driver may
  * wait for that kernel and hold the mapping up (bench/NOTES.md).
  *
- * cuda_meet_stages: before a dispatch or combine is launched, whose own staging is allocated. A peer whose rows (of
+ * cuda_sync_stages: before a dispatch or combine is launched, whose own staging is allocated. A peer whose rows (of
  * row_bytes[]; 0: not in staging) may need more staging than is mapped here is waited for until it has come to the same
- * call, and what it has allocated is mapped. Hosts meet here alone, and only where staging grows; that the peers have
- * staging for what this rank has in staging is presumed.
+ * call, and what it has allocated is mapped. Hosts wait for each other here alone, and only where staging grows; that
+ * the peers have staging for what this rank has in staging is presumed.
  */
-ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
+ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
                            enum ep_group_phase phase);
 /*
  * Have all peers mapped the memory of the caller that the words of cuda_tell_place() tell of? New memory is waited for,
@@ -312,7 +312,7 @@ ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret
 /*
  * Allocates staging for a plan whose counts the hosts exchange, before they do: so all have it mapped when the plan is
  * complete, and need not meet in its first operation. For other plans operations allocate, what they need and no more:
- * cuda_meet_stages() takes a peer's staging for what it was when that was enough.
+ * cuda_sync_stages() takes a peer's staging for what it was when that was enough.
  */
 void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 /* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */
@@ -473,12 +473,12 @@ void cuda_event_free(ep_event *event);
 void cuda_words_close(struct cuda_comm *cuda);
 ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream);
 
-/* A host's wait for a word or an event: some microseconds awake, then naps that grow. */
-struct cuda_nap {
+/* A host's wait for a word or an event: some microseconds awake, then sleeps that grow. */
+struct cuda_backoff {
     uint64_t begin_ns;
     long ns;
 };
-void cuda_nap(struct cuda_nap *nap);
+void cuda_backoff(struct cuda_backoff *backoff);
 
 /* monitor.c */
 ep_status cuda_monitor_start(struct cuda_comm *cuda);

@@ -176,7 +176,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
     cuda_fill_waits(cuda, EP_GROUP_DISPATCH_READY, EP_GROUP_DISPATCH_DONE, &move->waits);
     EP_TRY(fill_terms(d, &move->terms));
-    EP_TRY(cuda_meet_stages(cuda, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
+    EP_TRY(cuda_sync_stages(cuda, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_dispatch(d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0,
                                    &d->queued);

@@ -357,9 +357,9 @@ struct cuda_metadata {
     const int64_t *first;          /* [R+1] tokens for this rank of the ranks before each */
     const int32_t *exact, *prefix; /* [L], [R,R] */
     const int32_t *start;          /* [R] tokens for each rank of the ranks before this one; NULL: there are none */
-    int32_t *rows;                 /* [N, row_words] what this rank says of its tokens; NULL: nobody asks */
+    int32_t *rows;                 /* [N, row_words] what this rank says of its tokens; NULL: not wanted */
     int32_t *recv_rows;            /* [received rows, row_words] */
-    float *choices, *recv_choices; /* [N,K], [received rows] expanded: which choice; NULL: nobody asks */
+    float *choices, *recv_choices; /* [N,K], [received rows] expanded: which choice; NULL: not wanted */
     int32_t row_words, alignment, stride, unused;
     int64_t most_rows; /* that this rank can receive */
     int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;

@@ -64,7 +64,7 @@ static uint32_t find_reaching(const struct estate *estate, uint32_t of)
 static void wait_for_processes(const struct cuda_comm *cuda, const struct estate *estate)
 {
     uint64_t limit = (uint64_t)cuda->group.comm->config.timeout_ms * 1000000u;
-    struct timespec nap = {.tv_nsec = 50000};
+    struct timespec backoff = {.tv_nsec = 50000};
     uint32_t others = 0;
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++)
@@ -72,9 +72,9 @@ static void wait_for_processes(const struct cuda_comm *cuda, const struct estate
             others |= 1u << (rank - cuda->group.first);
     limit = ep_now_ns() + (limit < PATIENCE_NS ? limit : PATIENCE_NS);
     while (find_reaching(estate, others) && ep_now_ns() < limit) {
-        nanosleep(&nap, NULL);
-        if (nap.tv_nsec < 5000000)
-            nap.tv_nsec *= 2;
+        nanosleep(&backoff, NULL);
+        if (backoff.tv_nsec < 5000000)
+            backoff.tv_nsec *= 2;
     }
 }
 

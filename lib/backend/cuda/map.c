@@ -149,7 +149,7 @@ static uint64_t rows_of(const ep_plan *plan, int rank)
                                                 : ((const struct ep_group_plan *)plan->impl)->rows_on[rank]);
 }
 
-ep_status cuda_meet_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
+ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
                            enum ep_group_phase phase)
 {
     uint64_t number = ++cuda->called;
@@ -191,7 +191,7 @@ static bool is_mapped_by_all(const struct cuda_comm *cuda, uint32_t announced)
 ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], bool *ret_mapped)
 {
     struct cuda_allocation *allocation = &cuda->allocations[words[0] >> CUDA_GENERATION_BITS];
-    struct cuda_nap nap = {.begin_ns = 0};
+    struct cuda_backoff backoff = {.begin_ns = 0};
     uint64_t limit = 0;
 
     *ret_mapped = true;
@@ -204,7 +204,7 @@ ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], boo
         *ret_mapped = ep_now_ns() < limit;
         if (!*ret_mapped)
             return EP_OK;
-        cuda_nap(&nap);
+        cuda_backoff(&backoff);
     }
     atomic_store(&allocation->mapped, true);
     return EP_OK;

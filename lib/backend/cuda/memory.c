@@ -218,7 +218,7 @@ static ep_status free_memory(struct cuda_comm *cuda, void *memory)
     EP_TRY(cuda_drain(cuda));
     if (!withdraw(cuda, memory))
         return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
-    /* An exported allocation may be freed only when nobody has it mapped. */
+    /* An exported allocation may be freed only when no peer has it mapped. */
     EP_TRY(ep_group_barrier(cuda->group.comm));
     cuda_unmap_freed(cuda);
     EP_TRY(ep_group_barrier(cuda->group.comm));

@@ -3,7 +3,7 @@
  * The facts of a plan into memory of the caller. Which token a row is travels as a row: one block says what this rank's
  * tokens are, and numbers them for each rank that receives them, so that a receiver has nothing to sort.
  */
-#include "backend/cuda/meet.cuh"
+#include "backend/cuda/sync.cuh"
 
 #define FACTS_THREADS 1024
 #define FACTS_WARPS (FACTS_THREADS / WARP)

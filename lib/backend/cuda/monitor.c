@@ -28,7 +28,7 @@ static bool is_lost(const struct cuda_comm *cuda, int local)
 }
 
 /* What a rank has sent arrives before it is lost: whether that is enough the kernels know alone. */
-static void look_for_lost(struct cuda_comm *cuda)
+static void find_lost(struct cuda_comm *cuda)
 {
     struct ep_group *group = &cuda->group;
 
@@ -46,7 +46,7 @@ static void look_for_lost(struct cuda_comm *cuda)
  * Of other nodes, as far as this host can see them: over sockets their ends are the control links' to find. Nothing
  * says what of its data has arrived, so the group fails as when a control link ends.
  */
-static ep_status look_for_far_dead(struct cuda_comm *cuda)
+static ep_status find_far_dead(struct cuda_comm *cuda)
 {
     struct ep_group *group = &cuda->group;
 
@@ -61,7 +61,7 @@ static ep_status look_for_far_dead(struct cuda_comm *cuda)
     return EP_OK;
 }
 
-static void look_around(struct cuda_comm *cuda, bool *failed)
+static void probe_peers(struct cuda_comm *cuda, bool *failed)
 {
     struct ep_group *group = &cuda->group;
     ep_status status = cuda_check_reported(cuda);
@@ -70,7 +70,7 @@ static void look_around(struct cuda_comm *cuda, bool *failed)
     if (status == EP_OK)
         status = atomic_load(&cuda->masking) ? ep_group_check_abort(group) : ep_group_check(group);
     if (status == EP_OK && !atomic_load(&cuda->masking))
-        status = look_for_far_dead(cuda);
+        status = find_far_dead(cuda);
     if (status == EP_OK) {
         status = cuda_map_new(cuda);
         if (status != EP_OK)
@@ -81,7 +81,7 @@ static void look_around(struct cuda_comm *cuda, bool *failed)
         cuda_stop_kernels(cuda);
         ep_comm_record(group->comm, status);
     }
-    look_for_lost(cuda);
+    find_lost(cuda);
 }
 
 /* Processes that live, and the descriptor that ends the monitor. Returns their number. */
@@ -114,7 +114,7 @@ static void *monitor_main(void *argument)
 
         if (n > 0 && fds[0].revents)
             return NULL;
-        look_around(cuda, &failed);
+        probe_peers(cuda, &failed);
     }
 }
 

@@ -466,7 +466,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     if (sound && is_refused(c.own.waits, c.own.route.counts))
         all = chunks = 0;
     sound = sound && await_arena(c.own.waits, c.op, run, c.out);
-    /* Sums of the rail peers' tokens first: they wait for nobody. */
+    /* Sums of the rail peers' tokens first: they wait for no peer. */
     while (sound && (unit = take_block_unit(c.own.waits)) < all) {
         int warp = (int)threadIdx.x / WARP;
         uint32_t token = (unit - chunks) * CUDA_NODES_WARPS + (uint32_t)warp;

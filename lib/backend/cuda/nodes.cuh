@@ -3,7 +3,7 @@
 #ifndef EP_CUDA_NODES_CUH
 #define EP_CUDA_NODES_CUH
 
-#include "backend/cuda/meet.cuh"
+#include "backend/cuda/sync.cuh"
 #include "backend/cuda/nodes.h"
 
 #define LEAST_PAUSE_NS 200u

@@ -12,12 +12,12 @@
  * Nothing announces the launch of a graph, so where there are some the ring is polled: while steps follow each other
  * after short sleeps, which grow while nothing comes.
  */
-#define LEAST_NAP_NS 50000
-#define MOST_NAP_NS 1000000
+#define LEAST_BACKOFF_NS 50000
+#define MOST_BACKOFF_NS 1000000
 
 void cuda_op_ring_init(struct cuda_op_ring *ring)
 {
-    *ring = (struct cuda_op_ring){.nap_ns = LEAST_NAP_NS};
+    *ring = (struct cuda_op_ring){.backoff_ns = LEAST_BACKOFF_NS};
     pthread_mutex_init(&ring->lock, NULL);
     ep_cond_init(&ring->changed);
 }
@@ -122,7 +122,7 @@ ep_status cuda_op_ring_take(struct cuda_op_ring *ring, struct cuda_ring_op **ret
                        "operation %llu between nodes: a kernel has posted number %llu, and there is no such operation",
                        (unsigned long long)number, (unsigned long long)id);
     ring->number = number;
-    ring->nap_ns = LEAST_NAP_NS;
+    ring->backoff_ns = LEAST_BACKOFF_NS;
     *ret_op = op;
     return EP_OK;
 }
@@ -139,7 +139,7 @@ enum cuda_ring_state cuda_op_ring_state(struct cuda_op_ring *ring)
 
 void cuda_op_ring_sleep(struct cuda_op_ring *ring)
 {
-    struct timespec until = ep_timespec(ep_now_ns() + (uint64_t)ring->nap_ns);
+    struct timespec until = ep_timespec(ep_now_ns() + (uint64_t)ring->backoff_ns);
 
     pthread_mutex_lock(&ring->lock);
     while (!ring->stop && !ring->called && !ring->captured)
@@ -147,7 +147,7 @@ void cuda_op_ring_sleep(struct cuda_op_ring *ring)
     if (!ring->stop && !ring->called)
         pthread_cond_timedwait(&ring->changed, &ring->lock, &until);
     pthread_mutex_unlock(&ring->lock);
-    ring->nap_ns = ring->nap_ns * 2 < MOST_NAP_NS ? ring->nap_ns * 2 : MOST_NAP_NS;
+    ring->backoff_ns = ring->backoff_ns * 2 < MOST_BACKOFF_NS ? ring->backoff_ns * 2 : MOST_BACKOFF_NS;
 }
 
 void cuda_op_ring_await_stop(struct cuda_op_ring *ring)

@@ -22,7 +22,7 @@ struct cuda_ring_op {
 struct cuda_op_ring {
     struct cuda_op_post *posts, *posts_device; /* pinned, in `kept`, [CUDA_OP_POSTS] */
     uint64_t number;                           /* of the last operation taken; the proxy's own */
-    long nap_ns;                               /* the proxy's own */
+    long backoff_ns;                           /* the proxy's own */
     pthread_mutex_t lock;                      /* of what follows */
     pthread_cond_t changed;
     struct cuda_ring_op **ops; /* [room] by id; NULL: not used */

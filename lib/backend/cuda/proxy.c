@@ -145,7 +145,7 @@ static ep_status take_chunks(struct cuda_proxy *p, struct cuda_hop *hop, int nod
     return EP_OK;
 }
 
-/* Whom the network still has to bring something; -1: nobody. */
+/* Whom the network still has to bring something; -1: none. */
 static int find_blocked(const struct cuda_proxy *p, const struct cuda_hop *hop)
 {
     for (int node = 0; hop->out.left && node < p->nnodes; node++)

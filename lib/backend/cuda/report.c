@@ -26,7 +26,7 @@ ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int ra
     return ep_group_fail_disagree("", fields[word], (int32_t)mine, me, (int32_t)theirs, rank);
 }
 
-static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
+static ep_status fail_lost(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
     return ep_group_set_failure(&cuda->group, ep_group_has_left(&cuda->group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
                                 rank, phase);
@@ -39,25 +39,25 @@ static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum ep_group_phas
 static ep_status wait_for_others_report(struct cuda_comm *cuda)
 {
     uint64_t limit = ep_now_ns() + (uint64_t)cuda->group.comm->config.timeout_ms * 1000000u / GRACE_PART;
-    struct cuda_nap nap = {.begin_ns = 0};
+    struct cuda_backoff backoff = {.begin_ns = 0};
     ep_status status = ep_group_check(&cuda->group);
 
     while (status == EP_OK && ep_now_ns() < limit) {
-        cuda_nap(&nap);
+        cuda_backoff(&backoff);
         status = ep_group_check(&cuda->group);
     }
     return status;
 }
 
 /* Who did not answer in time may have died or left: of other nodes no kernel is told so. */
-static ep_status raise_late(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
+static ep_status fail_late(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
     bool far = rank < cuda->group.first || rank >= cuda_end_of_node(cuda);
 
     if (far && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
         EP_TRY(wait_for_others_report(cuda));
     if (ep_group_is_gone(&cuda->group, rank))
-        return raise_lost(cuda, rank, phase);
+        return fail_lost(cuda, rank, phase);
     return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
 }
 
@@ -67,11 +67,11 @@ static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum ep_group_p
         return ep_group_set_failure(&cuda->group, EP_E_ROUTING, rank, phase);
     if (phase == EP_GROUP_PLAN_COUNTS)
         ep_fail(EP_E_ROUTING,
-                "new routing of rank %d is not valid: an expert that is none or twice in a token, or "
+                "new routing of rank %d is not valid: an expert that does not exist or is twice in a token, or "
                 "tokens_per_expert that cannot be of the mask",
                 rank);
     else
-        ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid");
+        ep_fail(EP_E_ROUTING, "low latency: a queued call had routing that is not valid");
     return ep_group_set_own_failure(&cuda->group, EP_E_ROUTING, rank, phase);
 }
 
@@ -100,8 +100,8 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
     case CUDA_FAILED_DAMAGE:
         return ep_group_set_own_failure(
             &cuda->group,
-            ep_fail(EP_E_MISMATCH, "what rank %d has told is damaged: the place of a buffer or of a row", rank), rank,
-            phase);
+            ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: the place of a buffer or of a row", rank),
+            rank, phase);
     case CUDA_FAILED_UNMAPPED:
         return ep_group_set_own_failure(&cuda->group,
                                         ep_fail(EP_E_TIMEOUT, "rank %d has not mapped memory of rank %d within %d ms",
@@ -114,15 +114,15 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
     case CUDA_FAILED_EXCLUDED:
         return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, ep_group_phase_name(phase));
     case CUDA_FAILED_LOST:
-        return raise_lost(cuda, rank, phase);
+        return fail_lost(cuda, rank, phase);
     case CUDA_FAILED_OWN_ROUTING:
         atomic_compare_exchange_strong(&cuda->group.comm->failed, &none, (int)EP_E_ROUTING);
-        return ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid; the "
+        return ep_fail(EP_E_ROUTING, "low latency: a queued call had routing that is not valid; the "
                                      "other ranks go on without this one");
     case CUDA_FAILED_ROUTING:
         return raise_routing(cuda, rank, phase);
     default:
-        return raise_late(cuda, rank, phase);
+        return fail_late(cuda, rank, phase);
     }
 }
 
@@ -136,7 +136,7 @@ ep_status cuda_check_reported(struct cuda_comm *cuda)
 ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream)
 {
     uint64_t limit = ep_deadline_ns(cuda->group.comm->config.timeout_ms);
-    struct cuda_nap nap = {.begin_ns = 0};
+    struct cuda_backoff backoff = {.begin_ns = 0};
 
     while (__atomic_load_n(&cuda->report->counted, __ATOMIC_ACQUIRE) < cuda->counted) {
         cudaError_t error = cudaStreamQuery(stream);
@@ -146,7 +146,7 @@ ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream)
         EP_TRY(cuda_check(cuda));
         if (ep_now_ns() >= limit)
             return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, cuda->group.comm->rank, EP_GROUP_PLAN_COUNTS);
-        cuda_nap(&nap);
+        cuda_backoff(&backoff);
     }
     return EP_OK;
 }

@@ -8,7 +8,7 @@
 #ifndef EP_CUDA_STAGE_CUH
 #define EP_CUDA_STAGE_CUH
 
-#include "backend/cuda/meet.cuh"
+#include "backend/cuda/sync.cuh"
 
 /*
  * Blocks take their roles in the order in which they begin, whatever their numbers are: so those that others wait for

@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define AWAKE_NS 20000u    /* before the first nap */
-#define LEAST_NAP_NS 10000 /* a nap takes some 50 us more */
-#define MOST_NAP_NS 400000
+#define AWAKE_NS 20000u        /* before the first sleep */
+#define LEAST_BACKOFF_NS 10000 /* a sleep takes some 50 us more */
+#define MOST_BACKOFF_NS 400000
 #define LOOK_NS 2000000u   /* between looks at the group */
 #define END_NS 2000000000u /* a stopped kernel ends sooner by far */
 /* Deadlines of kernels that an operation takes, and what the caller has queued before it. */
@@ -25,17 +25,19 @@ ep_status cuda_check(struct cuda_comm *cuda)
     return atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group);
 }
 
-void cuda_nap(struct cuda_nap *nap)
+void cuda_backoff(struct cuda_backoff *backoff)
 {
-    struct timespec span = {.tv_nsec = nap->ns};
+    struct timespec span = {.tv_nsec = backoff->ns};
 
-    if (!nap->begin_ns)
-        nap->begin_ns = ep_now_ns();
-    if (!nap->ns && ep_now_ns() - nap->begin_ns < AWAKE_NS) {
+    if (!backoff->begin_ns)
+        backoff->begin_ns = ep_now_ns();
+    if (!backoff->ns && ep_now_ns() - backoff->begin_ns < AWAKE_NS) {
         ep_cpu_relax();
         return;
     }
-    nap->ns = !nap->ns ? LEAST_NAP_NS : nap->ns < MOST_NAP_NS ? nap->ns * 5 / 4 : MOST_NAP_NS;
+    backoff->ns = !backoff->ns                    ? LEAST_BACKOFF_NS
+                  : backoff->ns < MOST_BACKOFF_NS ? backoff->ns * 5 / 4
+                                                  : MOST_BACKOFF_NS;
     nanosleep(&span, NULL);
 }
 
@@ -138,14 +140,14 @@ static void restart_limit(const struct cuda_comm *cuda, uint64_t *moved, uint64_
 ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_group_phase phase)
 {
     uint64_t limit = limit_of(cuda), look = ep_now_ns() + LOOK_NS, moved = cuda_proxy_moved(cuda);
-    struct cuda_nap nap = {.begin_ns = 0};
+    struct cuda_backoff backoff = {.begin_ns = 0};
     ep_status status = EP_OK;
     cudaError_t error;
 
     while ((error = cudaEventQuery(event)) == cudaErrorNotReady) {
         uint64_t now = ep_now_ns();
 
-        cuda_nap(&nap);
+        cuda_backoff(&backoff);
         if (now < look)
             continue;
         look = now + LOOK_NS;
@@ -366,7 +368,7 @@ ep_status cuda_event_wait(ep_event *base, int timeout_ms)
     struct cuda_comm *cuda = cuda_of(base->comm);
     int limit_ms = timeout_ms >= 0 || !event->word ? timeout_ms : base->comm->config.timeout_ms;
     uint64_t limit = limit_ms < 0 ? limit_of(cuda) : ep_deadline_ns(limit_ms), moved = cuda_proxy_moved(cuda);
-    struct cuda_nap nap = {.begin_ns = 0};
+    struct cuda_backoff backoff = {.begin_ns = 0};
     bool done = false;
 
     for (;;) {
@@ -381,7 +383,7 @@ ep_status cuda_event_wait(ep_event *base, int timeout_ms)
             restart_limit(cuda, &moved, &limit);
         if (ep_now_ns() >= limit)
             return ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", limit_ms);
-        cuda_nap(&nap);
+        cuda_backoff(&backoff);
     }
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Combine within a node: nobody sends. Each rank reads the rows of its tokens where the peers left them, adds them in
+ * Combine within a node: no rank sends. Each rank reads the rows of its tokens where the peers left them, adds them in
  * fp32 in the fixed order and writes the result once.
  */
 #include "backend/host/host.h"
@@ -105,14 +105,14 @@ static ep_status map_inputs(struct host_sum *sum, size_t weights_per_row)
 
     for (int local = 0; local < group->nlocal; local++) {
         int rank = group->first + local;
-        const struct ep_group_descriptor *record = &group->records[local];
-        size_t rows = (size_t)record->rows;
+        const struct ep_group_descriptor *descriptor = &group->descriptors[local];
+        size_t rows = (size_t)descriptor->rows;
         void *x, *weights = NULL;
-        ep_status status = ep_group_map(group, rank, &record->at[EP_GROUP_AT_X], rows * sum->row_bytes, &x);
+        ep_status status = ep_group_map(group, rank, &descriptor->at[EP_GROUP_AT_X], rows * sum->row_bytes, &x);
 
         if (status == EP_OK && sum->args->out_topk_weights)
-            status = ep_group_map(group, rank, &record->at[EP_GROUP_AT_WEIGHTS], rows * weights_per_row * sizeof(float),
-                                  &weights);
+            status = ep_group_map(group, rank, &descriptor->at[EP_GROUP_AT_WEIGHTS],
+                                  rows * weights_per_row * sizeof(float), &weights);
         if (status != EP_OK)
             return ep_group_set_own_failure(group, status, rank, EP_GROUP_COMBINE_READY);
         sum->x[local] = x;
@@ -135,7 +135,8 @@ static ep_status combine_body(struct host_sum *sum)
 {
     struct ep_group *group = sum->group;
     const ep_combine_args *args = sum->args;
-    struct ep_group_descriptor record = {.phase = EP_GROUP_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
+    struct ep_group_descriptor descriptor = {
+        .phase = EP_GROUP_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
     uint64_t begin = ep_now_ns(), at;
     size_t n_recv, weights_per_row;
     ep_status status;
@@ -148,16 +149,16 @@ static ep_status combine_body(struct host_sum *sum)
                   ep_rows_stream_threshold();
     EP_TRY(check_values(sum));
     ep_group_unmap_stale(group);
-    record.plan_number = ((struct ep_group_plan *)sum->plan->impl)->number;
-    record.outputs = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0;
-    record.rows = sum->plan->full.n_recv;
+    descriptor.plan_number = ((struct ep_group_plan *)sum->plan->impl)->number;
+    descriptor.outputs = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0;
+    descriptor.rows = sum->plan->full.n_recv;
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
-        record.at[i].slot = EP_GROUP_UNMAPPED;
-    EP_TRY(publish_input(group, EP_GROUP_AT_X, args->x, n_recv * sum->row_bytes, &record.at[EP_GROUP_AT_X],
+        descriptor.at[i].slot = EP_GROUP_UNMAPPED;
+    EP_TRY(publish_input(group, EP_GROUP_AT_X, args->x, n_recv * sum->row_bytes, &descriptor.at[EP_GROUP_AT_X],
                          &sum->stats->ns_copy));
     EP_TRY(publish_input(group, EP_GROUP_AT_WEIGHTS, args->topk_weights, n_recv * weights_per_row * sizeof(float),
-                         &record.at[EP_GROUP_AT_WEIGHTS], &sum->stats->ns_copy));
-    EP_TRY(host_enter(group, sum->plan, &record));
+                         &descriptor.at[EP_GROUP_AT_WEIGHTS], &sum->stats->ns_copy));
+    EP_TRY(host_op_begin(group, sum->plan, &descriptor));
     EP_TRY(map_inputs(sum, weights_per_row));
     at = ep_now_ns();
     sum->stats->ns_wait_ready = at - begin - sum->stats->ns_copy;
@@ -166,7 +167,7 @@ static ep_status combine_body(struct host_sum *sum)
         return ep_group_set_own_failure(group, status, group->comm->rank, EP_GROUP_COMBINE_MOVE);
     sum->stats->ns_move = ep_now_ns() - at;
     at = ep_now_ns();
-    EP_TRY(host_leave(group, EP_GROUP_COMBINE_DONE));
+    EP_TRY(host_op_end(group, EP_GROUP_COMBINE_DONE));
     sum->stats->ns_wait_done = ep_now_ns() - at;
     sum->stats->ns_total = ep_now_ns() - begin;
     count_rows(sum);

@@ -79,8 +79,8 @@ static void describe_outputs(struct dispatch *d)
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
 }
 
-/* Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. */
-static ep_status publish_outputs(struct dispatch *d, struct ep_group_descriptor *record)
+/* Fills the descriptor with where peers are to write: in place if the output is symmetric memory, else in staging. */
+static ep_status publish_outputs(struct dispatch *d, struct ep_group_descriptor *descriptor)
 {
     size_t rows = (size_t)d->plan->full.n_recv;
 
@@ -88,15 +88,15 @@ static ep_status publish_outputs(struct dispatch *d, struct ep_group_descriptor 
         struct output *output = &d->output[i];
         size_t bytes = rows * output->bytes;
 
-        record->at[i].slot = EP_GROUP_UNMAPPED;
+        descriptor->at[i].slot = EP_GROUP_UNMAPPED;
         if (!output->wanted || !bytes)
             continue;
         output->placed = output->wanted;
         /* Peers place whole rows. */
-        if (!output->by_row && ep_group_find(d->group, output->wanted, bytes, &record->at[i]))
+        if (!output->by_row && ep_group_find(d->group, output->wanted, bytes, &descriptor->at[i]))
             continue;
         EP_TRY(ep_group_stage(d->group, i, bytes, &output->placed));
-        if (!ep_group_find(d->group, output->placed, bytes, &record->at[i]))
+        if (!ep_group_find(d->group, output->placed, bytes, &descriptor->at[i]))
             return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
     }
     return EP_OK;
@@ -106,12 +106,12 @@ static ep_status map_outputs(struct dispatch *d)
 {
     for (int local = 0; local < d->group->nlocal; local++) {
         int rank = d->group->first + local;
-        const struct ep_group_descriptor *record = &d->group->records[local];
+        const struct ep_group_descriptor *descriptor = &d->group->descriptors[local];
 
         for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
-            size_t bytes = d->output[i].wanted ? (size_t)record->rows * d->output[i].bytes : 0;
+            size_t bytes = d->output[i].wanted ? (size_t)descriptor->rows * d->output[i].bytes : 0;
             void *address;
-            ep_status status = ep_group_map(d->group, rank, &record->at[i], bytes, &address);
+            ep_status status = ep_group_map(d->group, rank, &descriptor->at[i], bytes, &address);
 
             if (status != EP_OK)
                 return ep_group_set_own_failure(d->group, status, rank, EP_GROUP_DISPATCH_READY);
@@ -242,7 +242,7 @@ static ep_status move_rows(struct dispatch *d)
 
 static ep_status dispatch_body(struct dispatch *d)
 {
-    struct ep_group_descriptor record = {
+    struct ep_group_descriptor descriptor = {
         .phase = EP_GROUP_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
     uint64_t begin = ep_now_ns(), at;
     ep_status status;
@@ -252,14 +252,14 @@ static ep_status dispatch_body(struct dispatch *d)
     EP_TRY(gather_scales(d));
     EP_TRY(check_values(d));
     ep_group_unmap_stale(d->group);
-    record.plan_number = ((struct ep_group_plan *)d->plan->impl)->number;
-    record.scale_type = d->args->scale_type;
-    record.scale_words = d->args->scale_words;
-    record.outputs =
+    descriptor.plan_number = ((struct ep_group_plan *)d->plan->impl)->number;
+    descriptor.scale_type = d->args->scale_type;
+    descriptor.scale_words = d->args->scale_words;
+    descriptor.outputs =
         (d->args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0) | (d->args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0);
-    record.rows = d->plan->full.n_recv;
-    EP_TRY(publish_outputs(d, &record));
-    EP_TRY(host_enter(d->group, d->plan, &record));
+    descriptor.rows = d->plan->full.n_recv;
+    EP_TRY(publish_outputs(d, &descriptor));
+    EP_TRY(host_op_begin(d->group, d->plan, &descriptor));
     EP_TRY(map_outputs(d));
     at = ep_now_ns();
     d->stats.ns_wait_ready = at - begin;
@@ -268,7 +268,7 @@ static ep_status dispatch_body(struct dispatch *d)
         return ep_group_set_own_failure(d->group, status, d->group->comm->rank, EP_GROUP_DISPATCH_MOVE);
     d->stats.ns_move = ep_now_ns() - at;
     at = ep_now_ns();
-    EP_TRY(host_leave(d->group, EP_GROUP_DISPATCH_DONE));
+    EP_TRY(host_op_end(d->group, EP_GROUP_DISPATCH_DONE));
     d->stats.ns_wait_done = ep_now_ns() - at;
     at = ep_now_ns();
     finish_outputs(d);

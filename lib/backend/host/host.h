@@ -91,12 +91,12 @@ static inline bool host_has_nan(const float *values, size_t n)
 }
 
 /*
- * Publishes the record of the next operation on `plan`, waits for those of the node and compares them. Then
- * host->records has them: read them there, not in the control blocks.
+ * Publishes the descriptor of the next operation on `plan`, waits for those of the node and compares them. Then
+ * host->descriptors has them: read them there, not in the control blocks.
  */
-ep_status host_enter(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *record);
+ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *descriptor);
 /* Says that this rank has moved its part and waits for the others of the node. */
-ep_status host_leave(struct ep_group *group, enum ep_group_phase phase);
+ep_status host_op_end(struct ep_group *group, enum ep_group_phase phase);
 
 /* The threads of low-latency objects with a network: lowlatency_net.c. */
 void host_ll_stop_threads(struct ep_group *group);

@@ -58,7 +58,7 @@ ep_status ll_check_masks(const ep_ll *ll, enum ep_group_phase phase)
 /* When each rank came to what is waited for. */
 struct ll_cost {
     uint64_t begin_ns;
-    int64_t *add; /* [R] NULL: nobody wants to know */
+    int64_t *add; /* [R] NULL: not wanted */
     bool came[EP_MAX_RANKS];
 };
 

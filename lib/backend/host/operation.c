@@ -4,26 +4,28 @@
 
 #include <stddef.h>
 
-/* The record of a rank as it was published, and whether its buffers hold what this rank's plan will do with them. */
-static ep_status check_record(struct ep_group *group, const ep_plan *plan, int rank,
-                              const struct ep_group_descriptor *mine)
+/* The descriptor of a rank as it was published, and whether its buffers hold what this rank's plan will do with them.
+ */
+static ep_status check_descriptor(struct ep_group *group, const ep_plan *plan, int rank,
+                                  const struct ep_group_descriptor *mine)
 {
     const struct ep_group_plan *inner = plan->impl;
-    struct ep_group_descriptor *record = &group->records[rank - group->first];
+    struct ep_group_descriptor *descriptor = &group->descriptors[rank - group->first];
 
     if (rank == group->comm->rank) {
-        *record = *mine;
+        *descriptor = *mine;
         return EP_OK;
     }
-    ep_group_read_shared(record, &group->peers[rank].control->record[group->operation & 1], sizeof(*record));
-    if (record->phase == mine->phase && record->plan_number == mine->plan_number &&
-        record->rows != inner->rows_on[rank])
+    ep_group_read_shared(descriptor, &group->peers[rank].control->descriptor[group->operation & 1],
+                         sizeof(*descriptor));
+    if (descriptor->phase == mine->phase && descriptor->plan_number == mine->plan_number &&
+        descriptor->rows != inner->rows_on[rank])
         return ep_group_fail_damaged(group, rank, (enum ep_group_phase)mine->phase,
-                                     "the number of rows that it receives", record->rows);
+                                     "the number of rows that it receives", descriptor->rows);
     return EP_OK;
 }
 
-ep_status host_enter(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *record)
+ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *descriptor)
 {
     static const struct ep_group_field fields[] = {
         {"the plan (in order of creation)", offsetof(struct ep_group_descriptor, plan_number)},
@@ -32,32 +34,32 @@ ep_status host_enter(struct ep_group *group, const ep_plan *plan, const struct e
         {"scale_type", offsetof(struct ep_group_descriptor, scale_type)},
         {"scale_words", offsetof(struct ep_group_descriptor, scale_words)},
     };
-    enum ep_group_phase phase = (enum ep_group_phase)record->phase;
+    enum ep_group_phase phase = (enum ep_group_phase)descriptor->phase;
     uint64_t operation = ++group->operation;
 
-    group->control->record[operation & 1] = *record;
+    group->control->descriptor[operation & 1] = *descriptor;
     atomic_store_explicit(&group->control->entered, operation, memory_order_release);
     ep_group_ring_node(group);
     EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, entered), operation, phase));
     for (int rank = group->first; rank < group->first + group->nlocal; rank++) {
-        const struct ep_group_descriptor *other = &group->records[rank - group->first];
+        const struct ep_group_descriptor *other = &group->descriptors[rank - group->first];
         int me = group->comm->rank;
         ep_status status;
 
-        EP_TRY(check_record(group, plan, rank, record));
-        if (other->phase != record->phase)
+        EP_TRY(check_descriptor(group, plan, rank, descriptor));
+        if (other->phase != descriptor->phase)
             status = ep_group_fail_calls((uint32_t)phase, me, (uint32_t)other->phase, rank);
         else
-            status = ep_group_compare("", fields, sizeof(fields) / sizeof(fields[0]), record, me, other, rank);
-        if (status == EP_OK && other->outputs != record->outputs)
-            status = ep_group_fail_outputs((uint32_t)record->outputs, me, (uint32_t)other->outputs, rank);
+            status = ep_group_compare("", fields, sizeof(fields) / sizeof(fields[0]), descriptor, me, other, rank);
+        if (status == EP_OK && other->outputs != descriptor->outputs)
+            status = ep_group_fail_outputs((uint32_t)descriptor->outputs, me, (uint32_t)other->outputs, rank);
         if (status != EP_OK)
             return ep_group_set_own_failure(group, status, rank, phase);
     }
     return EP_OK;
 }
 
-ep_status host_leave(struct ep_group *group, enum ep_group_phase phase)
+ep_status host_op_end(struct ep_group *group, enum ep_group_phase phase)
 {
     ep_rows_stream_end();
     atomic_store_explicit(&group->control->finished, group->operation, memory_order_release);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * meet.cuh - how the ranks of an operation meet: each tells its peers what it does and where its buffers are, and takes
- * from what they tell whether they do the same and where its rows go. Only kernels wait; hosts have no part in it.
+ * sync.cuh - how the ranks of an operation synchronise: each publishes to its peers what it does and where its buffers
+ * are, and reads from what they publish whether they do the same and where its rows go. Only kernels wait, no host.
  */
-#ifndef EP_CUDA_MEET_CUH
-#define EP_CUDA_MEET_CUH
+#ifndef EP_CUDA_SYNC_CUH
+#define EP_CUDA_SYNC_CUH
 
 #include "backend/cuda/device.cuh"
 
