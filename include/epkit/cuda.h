@@ -24,14 +24,13 @@
  * Between nodes: plans, their updates and metadata, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on
  * nodes of up to 32 ranks. A plan waits for its routing and, without max_recv_tokens or in a capture, for the hosts of
  * its peers, which have to come to the same call within the deadline. A token may have experts on up to 32 other nodes.
- * Low latency, of up to 32 ranks in all: see lowlatency.h. EP_E_UNSUPPORTED: recv_source and recv_slot of the expanded
- * layout on more than 32 ranks. A plan with max_recv_tokens whose operations were captured before its first
- * ep_plan_update() cannot be updated any more (EP_E_STATE): update it before them, in the capture or earlier. One that
- * was made before a capture has to have been used once before. Rows between nodes go through pinned host memory that
- * the communicator holds until it is freed: that of ep_cuda_set_net_memory(), and rings of 16 MiB for each peer (1 MiB
- * on more than nine nodes). It also keeps some kilobytes for each captured operation and, once there is one, a thread
- * that wakes up to look for launches, every millisecond when nothing happens. ep_comm_config.channels is for plans
- * alone. ep_comm_free() sends what peers still wait for, for one deadline at most.
+ * Low latency, of up to 32 ranks in all: see lowlatency.h. A plan with max_recv_tokens whose operations were captured
+ * before its first ep_plan_update() cannot be updated any more (EP_E_STATE): update it before them, in the capture or
+ * earlier. One that was made before a capture has to have been used once before. Rows between nodes go through pinned
+ * host memory that the communicator holds until it is freed: that of ep_cuda_set_net_memory(), and rings of 16 MiB for
+ * each peer (1 MiB on more than nine nodes). It also keeps some kilobytes for each captured operation and, once there
+ * is one, a thread that wakes up to look for launches, every millisecond when nothing happens. ep_comm_config.channels
+ * is for plans alone. ep_comm_free() sends what peers still wait for, for one deadline at most.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H
