@@ -37,18 +37,6 @@ static ep_plan make_plan(ep_comm *comm, int n_tokens, int topk)
                               .max_tokens = comm->rank == 1 ? 0 : 10 * (comm->rank + 1)}};
 }
 
-static ep_status exchange(ep_plan *plan)
-{
-    struct ep_group_plan *inner;
-
-    EP_TRY(ep_group_plan_prepare(plan));
-    inner = ep_group_plan_of(plan);
-    free(inner->index);
-    inner->index = NULL;
-    EP_TRY(ep_group_plan_publish(plan));
-    return ep_group_plan_complete(ep_group_of(plan->comm), plan);
-}
-
 /* NULL, or what is wrong. Rank 1 says no max_tokens: those that it has count. */
 static const char *check_sizes(const ep_plan *plan, int n_tokens)
 {
@@ -60,7 +48,8 @@ static const char *check_sizes(const ep_plan *plan, int n_tokens)
         if (inner->rows_on[rank])
             return "rows on a rank";
     }
-    if (plan->info.n_tokens != n_tokens || plan->info.out_rows != 100)
+    if (plan->info.n_tokens != n_tokens || plan->info.out_rows != 100 || ep_plan_info_now(plan)->n_recv != -1 ||
+        plan->info.n_send != -1)
         return "what the plan says of itself";
     for (int node = 0; node < NODES; node++)
         if (inner->rail[node].n_tokens || inner->n_net_tokens[node])
@@ -72,7 +61,7 @@ static const char *run_rounds(ep_comm *comm)
 {
     for (int round = 0; round < ROUNDS; round++) {
         ep_plan plan = make_plan(comm, round, TOPK);
-        const char *wrong = exchange(&plan) == EP_OK ? check_sizes(&plan, round) : ep_last_error();
+        const char *wrong = ep_group_plan_exchange_sizes(&plan) == EP_OK ? check_sizes(&plan, round) : ep_last_error();
 
         ep_group_plan_close(&plan);
         if (wrong)
@@ -84,11 +73,10 @@ static const char *run_rounds(ep_comm *comm)
 static const char *run_disagree(ep_comm *comm, int other_topk)
 {
     ep_plan plan = make_plan(comm, 3, comm->rank == RANKS - 1 ? other_topk : TOPK);
-    ep_status status = exchange(&plan);
+    ep_status status = ep_group_plan_exchange_sizes(&plan);
     bool says = strstr(ep_last_error(), "topk");
 
-    ep_group_plan_close(&plan);
-    if (status != EP_E_MISMATCH || !says)
+    if (status != EP_E_MISMATCH || !says || plan.impl)
         return "no mismatch of topk";
     /* The group goes on. */
     return run_rounds(comm);

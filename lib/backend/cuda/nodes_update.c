@@ -466,25 +466,6 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
 /* --- plans that are made in a capture ------------------------------------------------------------------------------
  */
 
-/*
- * The hosts exchange a plan of no rows: so they know that they agree, and how many tokens each rank may have. What has
- * become of the counts when a graph runs they never hear.
- */
-static ep_status exchange_sizes(struct cuda_comm *cuda, ep_plan *plan)
-{
-    struct ep_group_plan *inner;
-
-    EP_TRY(ep_group_plan_prepare(plan));
-    inner = ep_group_plan_of(plan);
-    free(inner->index);
-    inner->index = NULL;
-    EP_TRY(ep_group_plan_publish(plan));
-    EP_TRY(ep_group_plan_complete(&cuda->group, plan));
-    plan->info.n_send = plan->info.n_wire = plan->info.n_net = -1;
-    atomic_store(&plan->counted, false);
-    return EP_OK;
-}
-
 static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = calloc(1, sizeof(*device));
@@ -508,15 +489,14 @@ ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, c
     ep_status status;
 
     EP_TRY(check_pointers(call->cuda, "ep_plan_new", &routing));
-    status = exchange_sizes(call->cuda, plan);
-    if (status == EP_OK)
-        status = new_captured(call->cuda, plan);
+    /* By these each host knows how much room the lists need. */
+    EP_TRY(ep_group_plan_exchange_sizes(plan));
+    status = new_captured(call->cuda, plan);
     if (status == EP_OK)
         status = queue(call, plan, &routing, ret_queued);
     if (status == EP_OK)
         return EP_OK;
-    if (plan->impl)
-        cuda_plan_close_fixed(call->cuda, plan);
+    cuda_plan_close_fixed(call->cuda, plan);
     ep_group_plan_close(plan);
     return status;
 }
