@@ -7,8 +7,11 @@
 
 /* Looks at a flag between two looks at the clock and at what the host says. */
 #define SPINS 512
-/* A thread that watches the host looks anew before that: so many looks at a flag take up to 1.5 ms. */
-#define LEASE_NS 5000000u
+/*
+ * A thread that watches the host looks anew before that: so many looks at a flag take up to 1.5 ms, and some time
+ * slices of other processes may come between two of its looks.
+ */
+#define LEASE_NS 20000000u
 
 #define WARP 32
 #define ALL_LANES 0xffffffffu
