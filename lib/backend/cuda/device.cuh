@@ -8,10 +8,11 @@
 /* Looks at a flag between two looks at the clock and at what the host says. */
 #define SPINS 512
 /*
- * A thread that watches the host looks anew before that: so many looks at a flag take up to 1.5 ms, and some time
- * slices of other processes may come between two of its looks.
+ * So many units of 2^LEASE_BITS ns, within which a thread that watches the host looks anew: SPINS looks at a flag take
+ * up to 1.5 ms, and some time slices of other processes may come between two of its looks.
  */
-#define LEASE_NS 20000000u
+#define LEASE_BITS 20
+#define LEASE_UNITS 20u
 
 #define WARP 32
 #define ALL_LANES 0xffffffffu
@@ -146,20 +147,20 @@ __device__ __forceinline__ uint32_t take_unit(const cuda_waits &waits)
  * in device memory. It has a lease, which it renews with each look: nothing is to be given back, and where it waits no
  * more another one is next. `lease`: of this thread, 0 at first.
  */
-__device__ __forceinline__ bool take_lease(uint64_t *until, uint64_t &lease, uint64_t now)
+__device__ __forceinline__ bool take_lease(uint32_t *until, uint32_t &lease, uint64_t now)
 {
-    uint64_t held = *(const volatile uint64_t *)until;
+    uint32_t held = *(const volatile uint32_t *)until, next = (uint32_t)(now >> LEASE_BITS) + LEASE_UNITS;
 
-    if (held != lease && now < held)
+    if (held != lease && next - held < LEASE_UNITS)
         return false;
-    if (atomicCAS(reinterpret_cast<unsigned long long *>(until), held, now + LEASE_NS) != held)
+    if (atomicCAS(until, held, next) != held)
         return false;
-    lease = now + LEASE_NS;
+    lease = next;
     return true;
 }
 
 /* Passes on what the host says, if this thread is to. */
-__device__ __forceinline__ void watch_host(const cuda_waits &waits, uint64_t &lease, uint64_t now)
+__device__ __forceinline__ void watch_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
 {
     uint32_t lost;
 
@@ -228,7 +229,8 @@ template <typename Met, typename Moves = never_moves>
 __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1,
                                     Moves moves = Moves{})
 {
-    uint64_t begin = 0, lease = 0;
+    uint64_t begin = 0;
+    uint32_t lease = 0;
 
     for (uint32_t spins = 1; !met(); spins++) {
         uint64_t now;

@@ -222,7 +222,8 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
 {
     const cuda_waits &w = d.waits;
     bool open = a.next < a.total;
-    uint64_t begin = 0, lease = 0;
+    uint64_t begin = 0;
+    uint32_t lease = 0;
 
     for (uint32_t spins = 1;; spins++) {
         bool stopped, lost, late;

@@ -113,8 +113,8 @@ struct cuda_signals {
     uint32_t gave_up;
     /* What the host says, as the thread that watches has seen it (device.cuh); the owner's own. */
     uint32_t lost;                          /* cuda_report.lost */
-    uint64_t watched_until;                 /* of the lease of the thread that watches */
-    uint64_t moves_until;                   /* the same, of the one that watches what follows */
+    uint32_t watched_until;                 /* of the lease of the thread that watches */
+    uint32_t moves_until;                   /* the same, of the one that watches what follows */
     uint64_t net_moved[CUDA_MAX_GROUP + 1]; /* chunks that came from each node, and those that have left: nodes.h */
 };
 

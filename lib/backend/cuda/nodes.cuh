@@ -161,7 +161,8 @@ struct count_chunks_moved {
     const uint64_t *moved;
     int which, n; /* of so many words */
     int next;     /* of those that this thread reads */
-    uint64_t before, lease;
+    uint64_t before;
+    uint32_t lease;
 
     __device__ __forceinline__ bool operator()()
     {
