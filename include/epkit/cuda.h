@@ -24,14 +24,13 @@
  * Between nodes: plans, their updates and metadata, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on
  * nodes of up to 32 ranks. A plan waits for its routing and, without max_recv_tokens or in a capture, for the hosts of
  * its peers, which have to come to the same call within the deadline. A token may have experts on up to 32 other nodes.
- * Low latency, of up to 32 ranks in all: see lowlatency.h. EP_E_UNSUPPORTED: recv_source and recv_slot of the expanded
- * layout on more than 32 ranks. A plan with max_recv_tokens whose operations were captured before its first
- * ep_plan_update() cannot be updated any more (EP_E_STATE): update it before them, in the capture or earlier. One that
- * was made before a capture has to have been used once before. Rows between nodes go through pinned host memory that
- * the communicator holds until it is freed: that of ep_cuda_set_net_memory(), and rings of 16 MiB for each peer (1 MiB
- * on more than nine nodes). It also keeps some kilobytes for each captured operation and, once there is one, a thread
- * that wakes up to look for launches, every millisecond when nothing happens. ep_comm_config.channels is for plans
- * alone. ep_comm_free() sends what peers still wait for, for one deadline at most.
+ * Low latency, of up to 32 ranks in all: see lowlatency.h. The first operation of a plan with max_recv_tokens waits for
+ * the hosts of the peers, too, also in a capture. Operations in graphs follow later updates of their plan. Rows between
+ * nodes go through pinned host memory that the communicator holds until it is freed: that of ep_cuda_set_net_memory(),
+ * and rings of 16 MiB for each peer (1 MiB on more than nine nodes). It also keeps some kilobytes for each captured
+ * operation and, once there is one, a thread that wakes up to look for launches, every millisecond when nothing
+ * happens. ep_comm_config.channels is for plans alone. ep_comm_free() sends what peers still wait for, for one deadline
+ * at most.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H
@@ -59,8 +58,9 @@ EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms
  * are of up to 32 tokens for one node: of a dispatch hidden bytes (fp8) or 2 * hidden (bf16) a token, its scales and
  * its weights, of a combine 4 * hidden, 2 * hidden where the partial sum is a single row or partial_type is EP_BF16,
  * and its weights. Those of a dispatch are the tokens that this rank sends to other nodes, once for each; those of a
- * combine are the tokens that its rail peers have sent here. Of a plan that was updated or made in a capture they are
- * what can be: max_tokens for each other node or choice, whichever is fewer, and back max_tokens of each rail peer.
+ * combine are the tokens that its rail peers have sent here. Of a plan with max_recv_tokens that was updated, or that a
+ * capture has seen, they are what can be: max_tokens for each other node or choice, whichever is fewer, and back
+ * max_tokens of each rail peer.
  *
  * It is taken when an operation needs more than there is, before anything of it is launched; that takes some tenths of
  * a second for each GB, in which the peers wait for this rank. Larger memory has room for some more, and what was there

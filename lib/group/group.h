@@ -549,6 +549,11 @@ ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 ep_status ep_group_plan_prepare(ep_plan *plan);
 ep_status ep_group_plan_publish(ep_plan *plan);
 void ep_group_plan_discard(ep_plan *plan);
+/*
+ * A plan of fixed capacity whose counts the hosts never know, because a device reads its routing later: the ranks
+ * exchange sizes alone, and wait for each other. On failure nothing of it is left.
+ */
+ep_status ep_group_plan_exchange_sizes(ep_plan *plan);
 void ep_group_plan_close(ep_plan *plan);
 ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 /* Completes the plans up to and including `plan` (NULL: all): exchanges counts and routes. */

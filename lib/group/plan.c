@@ -312,6 +312,31 @@ ep_status ep_group_plan_publish(ep_plan *plan)
     return status;
 }
 
+static ep_status exchange_sizes(ep_plan *plan)
+{
+    struct ep_group_plan *inner;
+
+    EP_TRY(ep_group_plan_prepare(plan));
+    inner = plan->impl;
+    free(inner->index);
+    inner->index = NULL;
+    EP_TRY(ep_group_plan_publish(plan));
+    return ep_group_plan_complete(ep_group_of(plan->comm), plan);
+}
+
+ep_status ep_group_plan_exchange_sizes(ep_plan *plan)
+{
+    ep_status status = exchange_sizes(plan);
+
+    if (status != EP_OK) {
+        ep_group_plan_close(plan);
+        return status;
+    }
+    plan->info.n_send = plan->info.n_wire = plan->info.n_net = -1;
+    atomic_store_explicit(&plan->counted, false, memory_order_release);
+    return EP_OK;
+}
+
 /* --- routing ---------------------------------------------------------------------------------------------------- */
 
 ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args)

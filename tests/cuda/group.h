@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#define MAX_RANKS 32 /* of the CUDA backend */
+#define MAX_RANKS 64 /* of a program here; those of one node, and of low latency, are up to 32 */
 #define SKIPPED 77   /* exit code of a program that could not run anything */
 
 /* Beside the flags of a call, none of which has this bit: it is only queued. */

@@ -3,8 +3,9 @@
  * plan_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENE]: plans of fixed capacity
  * that are updated in stream order, with new routing each round, against the host backend. Rank and expanded layout, in
  * calls and in a graph that is captured once; ordinary and symmetric memory. Plans that are made in captures, before
- * anything was called: two graphs in turns, the second with the memory that the first one's plan has given back. And
- * updates that must not be: too many rows, bad routing.
+ * anything was called: two graphs in turns, the second with the memory that the first one's plan has given back. A
+ * graph that was captured before the first update of its plan follows it. And updates that must not be: too many rows,
+ * bad routing.
  *
  * Exit 77 when there is no GPU.
  */
@@ -22,7 +23,7 @@ enum { X, WEIGHTS, INDEX, RECV, RECV_INDEX, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_BU
 
 struct scene {
     const char *name;
-    bool expanded, graph, made, symmetric, refused, bad; /* made: in the capture */
+    bool expanded, graph, made, followed, symmetric, refused, bad; /* made: in the capture */
 };
 
 static const struct scene scenes[] = {
@@ -30,10 +31,12 @@ static const struct scene scenes[] = {
     {.name = "rank-symmetric", .symmetric = true},
     {.name = "rank-graph", .graph = true},
     {.name = "rank-made", .graph = true, .made = true},
+    {.name = "rank-followed", .graph = true, .followed = true},
     {.name = "expanded", .expanded = true},
     {.name = "expanded-symmetric", .expanded = true, .symmetric = true},
     {.name = "expanded-graph", .expanded = true, .graph = true, .symmetric = true},
     {.name = "expanded-made", .expanded = true, .graph = true, .made = true, .symmetric = true},
+    {.name = "expanded-followed", .expanded = true, .graph = true, .followed = true},
     {.name = "refused", .refused = true},
     {.name = "refused-made", .graph = true, .made = true, .refused = true},
     {.name = "refused-expanded", .expanded = true, .symmetric = true, .refused = true},
@@ -192,14 +195,19 @@ static int capture_made(struct state *s, cudaGraphExec_t *ret_exec)
     return 0;
 }
 
+static int load_round(struct state *s, int round)
+{
+    if (!round)
+        return 0;
+    TRY(load(s, round));
+    CALL(call_update(s, 0));
+    return 0;
+}
+
 static int check_round(struct state *s, int round, cudaGraphExec_t exec)
 {
     int code;
 
-    if (round) {
-        TRY(load(s, round));
-        CALL(call_update(s, 0));
-    }
     TRY(call_pair(s, 0));
     TRY(sync(s, 0));
     CUDA(cudaGraphLaunch(exec, s->group.stream));
@@ -218,10 +226,33 @@ static int run_made(struct state *s)
     TRY(make_plan(s, 0));
     for (int i = 0; i < 2; i++)
         TRY(capture_made(s, &exec[i]));
-    for (int round = 0; round < s->rounds && !code; round++)
+    for (int round = 0; round < s->rounds && !code; round++) {
+        TRY(load_round(s, round));
         code = check_round(s, round, exec[round % 2]);
+    }
     for (int i = 0; i < 2; i++)
         CUDA(cudaGraphExecDestroy(exec[i]));
+    return code;
+}
+
+/* The first use of the plan is in the capture, and its first update behind that: the graph has to follow it. */
+static int run_followed(struct state *s)
+{
+    cudaGraphExec_t exec;
+    int code = PASSED;
+
+    TRY(load(s, 0));
+    TRY(make_plans(s));
+    TRY(capture_begin(&s->group));
+    TRY(call_pair(s, 1));
+    TRY(capture_end(&s->group, &exec));
+    for (int round = 0; round < s->rounds && !code; round++) {
+        TRY(load_round(s, round));
+        if (round)
+            CALL(call_update(s, 1));
+        code = check_round(s, round, exec);
+    }
+    CUDA(cudaGraphExecDestroy(exec));
     return code;
 }
 
@@ -250,6 +281,7 @@ static int run_refused_made(struct state *s)
     CUDA(cudaGraphLaunch(exec, s->group.stream));
     TRY(expect_status("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_CAPACITY, "rank 0"));
     CALL(ep_comm_async_error(s->group.cuda));
+    TRY(load_round(s, 6));
     code |= check_round(s, 6, exec);
     CUDA(cudaGraphExecDestroy(exec));
     return code;
@@ -345,6 +377,8 @@ static int run_bad(struct state *s)
 
 static int run_scene(struct state *s)
 {
+    if (s->scene->followed)
+        return run_followed(s);
     if (s->scene->made)
         return s->scene->refused ? run_refused_made(s) : run_made(s);
     return s->scene->refused ? run_refused(s) : s->scene->bad ? run_bad(s) : run_rounds(s);

@@ -12,7 +12,8 @@
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
  *   lowlatency.c, ll_open.c  low latency: its calls, its beginning and end;  ll_nodes.c  what goes to other nodes
- *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there;  hop.c  what each sends
+ *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there, nodes_copy.c  what is there before;
+ *               hop.c  what each sends
  *   proxy.c     the thread that sends and receives;  op_ring.c  which is next;  arenas.c, pinned.c  memory for it
  *   module.c    device memory, clocks and baselines for the command
  *   *.cu        kernels and what launches them
@@ -357,7 +358,6 @@ struct cuda_plan {
     struct cuda_block sources;     /* rows of metadata on their way; made on first use */
     struct cuda_route route;
     bool placed;              /* the route is complete */
-    bool in_graph;            /* operations with the lists that the host has made are in a graph */
     struct cuda_lists *lists; /* between nodes; NULL on one */
     /* Device memory. Expanded: [L+1] first rows of this rank's experts; [L] how many there are, without padding. */
     int32_t *expert_start, *expert_exact;

@@ -5,8 +5,14 @@
 
 #include "backend/cuda/kernels.h"
 
-/* Looks at a flag between two looks at the clock and at the host's abort word, which is across PCIe. */
+/* Looks at a flag between two looks at the clock and at what the host says. */
 #define SPINS 512
+/*
+ * So many units of 2^LEASE_BITS ns, within which a thread that watches the host looks anew: SPINS looks at a flag take
+ * up to 1.5 ms, and some time slices of other processes may come between two of its looks.
+ */
+#define LEASE_BITS 20
+#define LEASE_UNITS 20u
 
 #define WARP 32
 #define ALL_LANES 0xffffffffu
@@ -135,10 +141,48 @@ __device__ __forceinline__ uint32_t take_unit(const cuda_waits &waits)
     return atomicAdd(&waits.mine->next, 1u);
 }
 
-/* Has the host, or a kernel on this stream before this one, ended the work of this communicator? */
+/*
+ * Is this thread to read words of the host? Where every warp that waits does, however rarely, the driver is held up
+ * that works for another process on this GPU (bench/NOTES.md). So one of this rank's threads does, and tells the others
+ * in device memory. It has a lease, which it renews with each look: nothing is to be given back, and where it waits no
+ * more another one is next. `lease`: of this thread, 0 at first.
+ */
+__device__ __forceinline__ bool take_lease(uint32_t *until, uint32_t &lease, uint64_t now)
+{
+    uint32_t held = *(const volatile uint32_t *)until, next = (uint32_t)(now >> LEASE_BITS) + LEASE_UNITS;
+
+    if (held != lease && next - held < LEASE_UNITS)
+        return false;
+    if (atomicCAS(until, held, next) != held)
+        return false;
+    lease = next;
+    return true;
+}
+
+/* Passes on what the host says, if this thread is to. */
+__device__ __forceinline__ void watch_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
+{
+    uint32_t lost;
+
+    if (!take_lease(&waits.mine->watched_until, lease, now))
+        return;
+    lost = *(const volatile uint32_t *)&waits.report->lost;
+    if (*(const volatile uint32_t *)&waits.report->abort)
+        atomicCAS(&waits.mine->gave_up, 0u, CUDA_STOPPED);
+    if (!(lost & ~*(const volatile uint32_t *)&waits.mine->lost))
+        return;
+    /* What these ranks have sent is here: whoever sees the word sees that, too. */
+    __threadfence_system();
+    atomicOr(&waits.mine->lost, lost);
+}
+
+/*
+ * Has the host, or a kernel on this stream before this one, ended the work of this communicator? As far as a thread has
+ * heard: whoever waits watches.
+ */
 __device__ __forceinline__ bool is_stopped(const cuda_waits &waits)
 {
-    return *(const volatile uint32_t *)&waits.report->abort || *(const volatile uint32_t *)&waits.mine->gave_up;
+    return *(const volatile uint32_t *)&waits.mine->gave_up;
 }
 
 enum wait_end { WAIT_MET, WAIT_LATE, WAIT_LOST, WAIT_STOPPED };
@@ -177,15 +221,16 @@ template <typename T> struct count_moves {
 
 /*
  * Waits until `met()`, of what `rank` does: no longer than so many deadlines since it last moved, and not for a rank
- * that the host has found lost (`lost`: a word of its with a bit for each rank). What such a rank has sent counts:
- * `met()` is asked once more after the bit. A stop by the host ends it, too, and so does a kernel before it that gave
- * up: of a graph of many operations only the first waits for a rank that has died.
+ * that the host has found lost (`lost`: a word with a bit for each rank, NULL: nobody says so). What such a rank has
+ * sent counts: `met()` is asked once more after the bit. A stop by the host ends it, too, and so does a kernel before
+ * it that gave up: of a graph of many operations only the first waits for a rank that has died.
  */
 template <typename Met, typename Moves = never_moves>
 __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1,
                                     Moves moves = Moves{})
 {
     uint64_t begin = 0;
+    uint32_t lease = 0;
 
     for (uint32_t spins = 1; !met(); spins++) {
         uint64_t now;
@@ -195,9 +240,10 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
         now = global_ns();
         if (!begin || moves())
             begin = now;
+        watch_host(waits, lease, now);
         if (is_stopped(waits))
             return WAIT_STOPPED;
-        if (*(const volatile uint32_t *)lost >> rank & 1) {
+        if (lost && *(const volatile uint32_t *)lost >> rank & 1) {
             __threadfence_system();
             return met() ? WAIT_MET : WAIT_LOST;
         }
@@ -227,7 +273,7 @@ template <typename Met, typename Moves = never_moves>
 __device__ inline bool wait_until_met(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1,
                                       Moves moves = Moves{})
 {
-    wait_end end = wait_for(waits, met, &waits.report->lost, rank, deadlines, moves);
+    wait_end end = wait_for(waits, met, &waits.mine->lost, rank, deadlines, moves);
 
     if (end != WAIT_MET)
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LOST : 0, rank, phase);

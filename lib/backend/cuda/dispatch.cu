@@ -223,6 +223,7 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
     const cuda_waits &w = d.waits;
     bool open = a.next < a.total;
     uint64_t begin = 0;
+    uint32_t lease = 0;
 
     for (uint32_t spins = 1;; spins++) {
         bool stopped, lost, late;
@@ -238,8 +239,9 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
         now = global_ns();
         if (!begin)
             begin = now;
+        watch_host(w, lease, now);
         stopped = is_stopped(w);
-        lost = open && *(volatile uint32_t *)&w.report->lost >> lane & 1;
+        lost = open && *(volatile uint32_t *)&w.mine->lost >> lane & 1;
         if (lost) {
             /* What it had to send is here. */
             __threadfence_system();

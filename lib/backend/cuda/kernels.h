@@ -111,6 +111,11 @@ struct cuda_signals {
      * cuda_report.failure, written by the peer that it names.
      */
     uint32_t gave_up;
+    /* What the host says, as the thread that watches has seen it (device.cuh); the owner's own. */
+    uint32_t lost;                          /* cuda_report.lost */
+    uint32_t watched_until;                 /* of the lease of the thread that watches */
+    uint32_t moves_until;                   /* the same, of the one that watches what follows */
+    uint64_t net_moved[CUDA_MAX_GROUP + 1]; /* chunks that came from each node, and those that have left: nodes.h */
 };
 
 /* Why a kernel ended without a result. */
@@ -134,10 +139,10 @@ enum { CUDA_DETAIL_WORD, CUDA_DETAIL_RANK, CUDA_DETAIL_MINE, CUDA_DETAIL_THEIRS 
 
 /* In host memory that the device sees: what kernels report, and how they are stopped. */
 struct cuda_report {
-    uint32_t abort;     /* host writes 1: running kernels end soon, without result */
-    uint32_t failure;   /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase); this rank is of the group */
-    uint32_t lost;      /* host: ranks that have died or left. What they had to send is here; no more comes */
-    uint32_t none;      /* 0: of ranks of other nodes the host says nothing here */
+    uint32_t abort;   /* host writes 1: running kernels end soon, without result */
+    uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase); this rank is of the group */
+    uint32_t lost;    /* host: ranks that have died or left. What they had to send is here; no more comes */
+    uint32_t unused;
     uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE */
     int64_t refused[3]; /* 1 + a rank that would receive more rows than it can, how many, and how many it can */
     uint64_t counted;   /* number of the last routing counted */

@@ -20,7 +20,8 @@ struct cuda_list_side {
     int32_t most; /* of one */
 };
 
-struct cuda_net_update; /* nodes_update.c */
+struct cuda_net_update;   /* nodes_update.c */
+struct cuda_nodes_update; /* nodes_update.h */
 
 struct cuda_lists {
     struct cuda_block block;
@@ -47,8 +48,17 @@ static inline int32_t cuda_far_width(const ep_plan *plan)
 /* nodes.c. Without sizes. */
 struct cuda_hop_side cuda_hop_side_of(const struct cuda_list_side *lists);
 
+/* nodes_copy.c. Fills new lists with those that the plan has; `u`: what an update of the new ones writes. */
+ep_status cuda_net_copy_plan(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *to,
+                             const struct cuda_nodes_update *u);
+
 /* nodes_update.c */
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/*
+ * Of a plan with max_recv_tokens that is complete, whose operations a graph is to name: lists that a later update
+ * writes anew, with what is in those of the host.
+ */
+ep_status cuda_nodes_plan_follow(struct cuda_comm *cuda, ep_plan *plan);
 /*
  * A new plan of fixed capacity in a capture. Waits for the hosts of all ranks, which are to make it in theirs. On
  * failure nothing of the plan is left.

@@ -68,7 +68,7 @@ template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll
     const uint32_t *lost = &ll.report->far_lost;
 
     if (!ll_is_far(ll, rank))
-        return wait_for(ll.waits, met, &ll.waits.report->lost, rank - ll.first, deadlines);
+        return wait_for(ll.waits, met, &ll.waits.mine->lost, rank - ll.first, deadlines);
     if (ll.masking)
         return wait_for(ll.waits, with_backoff<Met>{met}, lost, rank, deadlines);
     return wait_for(ll.waits, with_backoff<Met>{met}, lost, rank, deadlines,

@@ -134,21 +134,6 @@ static ep_status check_pointers(struct cuda_comm *cuda, const ep_plan *plan, con
     return cuda_check_pointer(cuda, call, "rank_prefix", dst->rank_prefix);
 }
 
-/* What there is within one node alone, before anything changes. */
-static ep_status check_supported(const ep_plan *plan, const ep_plan_metadata *dst)
-{
-    static const char call[] = "ep_plan_get_metadata";
-
-    if (plan->args.flags & EP_PLAN_EXPANDED && (dst->recv_source || dst->recv_slot) &&
-        plan->comm->nranks > CUDA_MAX_RANKS)
-        return ep_fail(
-            EP_E_UNSUPPORTED,
-            "%s: with the CUDA backend recv_source and recv_slot of the expanded layout are for groups of up "
-            "to %d ranks, not %d",
-            call, CUDA_MAX_RANKS, plan->comm->nranks);
-    return EP_OK;
-}
-
 /* The rows that say who they are; the statistics stay those of the caller's last operation. */
 static ep_status send_sources(ep_plan *plan, const struct cuda_metadata *m, ep_stream stream)
 {
@@ -176,7 +161,6 @@ static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_
     const struct cuda_route *route;
     struct cuda_metadata m;
 
-    EP_TRY(check_supported(plan, dst));
     EP_TRY(cuda_plan_ready(call->cuda, plan, call->capture != 0, &route));
     EP_TRY(check_pointers(call->cuda, plan, dst));
     EP_TRY(fill(call->cuda, plan, dst, route, &m));

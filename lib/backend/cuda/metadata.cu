@@ -59,23 +59,26 @@ __device__ void tell_counts(const cuda_metadata &m)
 
 /* --- rows that say who they are ---------------------------------------------------------------------------------- */
 
-/* The ranks of a token, one bit each. */
-__device__ uint32_t ranks_of(const cuda_metadata &m, int token)
+/* The ranks of a token among the WARP from `base` on, one bit each. */
+__device__ uint32_t ranks_of(const cuda_metadata &m, int token, int base)
 {
     const int32_t *index = m.route.index + (size_t)token * m.route.topk;
     uint32_t ranks = 0;
 
-    for (int k = 0; k < m.route.topk; k++)
-        if (index[k] >= 0)
-            ranks |= 1u << (index[k] / m.route.n_local_experts);
+    for (int k = 0; k < m.route.topk; k++) {
+        uint32_t bit = (uint32_t)(index[k] / m.route.n_local_experts - base);
+
+        if (index[k] >= 0 && bit < WARP)
+            ranks |= 1u << bit;
+    }
     return ranks;
 }
 
-/* Numbers the tokens of this round of the block for each of their ranks; `next` [R]: of the first. By all threads. */
-__device__ void number_tokens(const cuda_metadata &m, int32_t *row, uint32_t ranks, int32_t *next)
+/* Numbers the tokens of this round of the block for each of `n` ranks; `next` [n]: of the first. By all threads. */
+__device__ void number_tokens(int32_t *numbers, uint32_t ranks, int32_t *next, int n)
 {
-    __shared__ int32_t tokens[FACTS_WARPS][CUDA_MAX_RANKS];
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = m.nranks;
+    __shared__ int32_t tokens[FACTS_WARPS][WARP];
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
 
     for (int rank = 0; rank < n; rank++) {
         uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
@@ -90,8 +93,8 @@ __device__ void number_tokens(const cuda_metadata &m, int32_t *row, uint32_t ran
 
         for (int w = 0; w < warp; w++)
             number += tokens[w][rank];
-        if (row)
-            row[WORD_NUMBERS + rank] = ranks >> rank & 1 ? number : -1;
+        if (numbers)
+            numbers[rank] = ranks >> rank & 1 ? number : -1;
     }
     __syncthreads();
     for (int w = 0; w < FACTS_WARPS && (int)threadIdx.x < n; w++)
@@ -99,14 +102,29 @@ __device__ void number_tokens(const cuda_metadata &m, int32_t *row, uint32_t ran
     __syncthreads();
 }
 
+/* The numbers that the tokens have for the ranks from `base` on, WARP at most. */
+__device__ void number_for(const cuda_metadata &m, int base)
+{
+    __shared__ int32_t next[WARP];
+    int i = (int)threadIdx.x, n = min(m.nranks - base, WARP);
+
+    if (i < n)
+        next[i] = m.start ? m.start[base + i] : 0;
+    __syncthreads();
+    for (int first = 0; first < m.route.n_tokens; first += FACTS_THREADS) {
+        int token = first + i;
+        bool active = token < m.route.n_tokens;
+        int32_t *row = active ? m.rows + (size_t)token * m.row_words : nullptr;
+
+        number_tokens(active ? row + WORD_NUMBERS + base : nullptr, active ? ranks_of(m, token, base) : 0, next, n);
+    }
+    __syncthreads();
+}
+
 __device__ void describe_tokens(const cuda_metadata &m)
 {
-    __shared__ int32_t next[CUDA_MAX_RANKS];
-    int i = (int)threadIdx.x, n = m.nranks, me = m.rank;
+    int i = (int)threadIdx.x, me = m.rank;
 
-    if (i < n && i < CUDA_MAX_RANKS)
-        next[i] = m.start ? m.start[i] : 0;
-    __syncthreads();
     for (int first = 0; first < m.route.n_tokens; first += FACTS_THREADS) {
         int token = first + i;
         bool active = token < m.route.n_tokens;
@@ -118,9 +136,9 @@ __device__ void describe_tokens(const cuda_metadata &m)
         }
         for (int k = 0; k < m.route.topk && active && m.choices; k++)
             m.choices[(size_t)token * m.route.topk + k] = (float)k;
-        if (m.route.expanded)
-            number_tokens(m, row, active ? ranks_of(m, token) : 0, next);
     }
+    for (int base = 0; base < m.nranks && m.route.expanded; base += WARP)
+        number_for(m, base);
 }
 
 /* No row has come, and no choice has one. By the other blocks. */

@@ -8,6 +8,7 @@
 
 #define LEAST_PAUSE_NS 200u
 #define MOST_PAUSE_NS 1000u
+#define MOVED_AT_ONCE 16 /* words of host memory that the thread that watches them reads at each look */
 
 /* Past all caches: the network, or a peer, has written it while kernels ran. */
 __device__ __forceinline__ uint4 load_vector(const unsigned char *from)
@@ -152,14 +153,44 @@ __device__ __forceinline__ int rail_of(const cuda_waits &waits, int node)
 }
 
 /*
- * Waits until a word of the proxy has that number. The deadline begins anew when *moved changes: chunks that are waited
- * for together may take longer than one.
+ * Has that word of cuda_net_op.moved changed since the last question? One thread reads them in host memory, some at
+ * each look, for all that wait.
+ */
+struct count_chunks_moved {
+    cuda_signals *mine;
+    const uint64_t *moved;
+    int which, n; /* of so many words */
+    int next;     /* of those that this thread reads */
+    uint64_t before;
+    uint32_t lease;
+
+    __device__ __forceinline__ bool operator()()
+    {
+        uint64_t now;
+
+        if (take_lease(&mine->moves_until, lease, global_ns()))
+            for (int i = 0; i < min(n, MOVED_AT_ONCE); i++) {
+                next = next + 1 < n ? next + 1 : 0;
+                *(volatile uint64_t *)&mine->net_moved[next] = load_word(moved + next);
+            }
+        now = load_word(&mine->net_moved[which]);
+        if (now == before)
+            return false;
+        before = now;
+        return true;
+    }
+};
+
+/*
+ * Waits until a word of the proxy has that number. The deadline begins anew when chunks move, of that node, or, nnodes,
+ * out of here: those that are waited for together may take longer than one.
  */
 __device__ inline wait_end wait_while_moving(const cuda_waits &waits, const cuda_net_op &op, const uint64_t *word,
-                                             uint64_t number, const uint64_t *moved)
+                                             uint64_t number, int which, int nnodes)
 {
     has_number met = {word, &op.words->events, number, waits.mine, ~0ull, LEAST_PAUSE_NS, false};
-    wait_end end = wait_for(waits, ask_number{&met}, &waits.report->none, 0, 1, count_moves<uint64_t>{moved, 0});
+    count_chunks_moved moves = {waits.mine, op.moved, which, nnodes + 1, which, 0, 0};
+    wait_end end = wait_for(waits, ask_number{&met}, nullptr, 0, 1, moves);
 
     met.leave();
     return end;
@@ -170,7 +201,7 @@ __device__ inline const unsigned char *await_chunk(const cuda_waits &waits, cons
                                                    const cuda_chunks &c, int node, int slot)
 {
     const cuda_landed *landed = run.half->landed + slot;
-    wait_end end = wait_while_moving(waits, op, &landed->number, run.number, op.moved + node);
+    wait_end end = wait_while_moving(waits, op, &landed->number, run.number, node, c.nnodes);
 
     if (end != WAIT_MET) {
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rail_of(waits, node), c.phase);
@@ -205,7 +236,7 @@ __device__ inline bool await_arena(const cuda_waits &waits, const cuda_net_op &o
     bool sound = true;
 
     if (threadIdx.x == 0 && run.number > 2) {
-        wait_end end = wait_while_moving(waits, op, &op.words->sent, run.number - 2, op.moved + c.nnodes);
+        wait_end end = wait_while_moving(waits, op, &op.words->sent, run.number - 2, c.nnodes, c.nnodes);
         int blocked = *(const volatile int32_t *)&op.words->blocked;
 
         sound = end == WAIT_MET;

@@ -36,9 +36,11 @@ static ep_status fail_memory(void)
     return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that devices write");
 }
 
-static ep_status take_facts(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_net_facts **ret_facts)
+/* `fresh`: not what another plan has had. */
+static ep_status take_facts(struct cuda_comm *cuda, size_t bytes, bool captured, bool fresh,
+                            struct cuda_net_facts **ret_facts)
 {
-    struct cuda_net_facts *facts = cuda->net_facts;
+    struct cuda_net_facts *facts = fresh ? NULL : cuda->net_facts;
 
     while (facts && (facts->used || facts->captured != captured || facts->bytes < bytes))
         facts = facts->next;
@@ -217,7 +219,7 @@ static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
     u->terms.tell[CUDA_TELL_PLAN] = (uint32_t)ep_group_plan_of(plan)->number;
 }
 
-static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *lists)
+static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool keeps, struct cuda_lists *lists)
 {
     struct cuda_net_update *update = lists->update;
     struct cuda_nodes_update *u = &update->u, group;
@@ -230,7 +232,7 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, struct
         return fail_memory();
     for (int node = 0; node < nnodes; node++)
         update->words[node] = (struct cuda_rail){.first = node, .n = node != plan->comm->node};
-    EP_TRY(take_facts(cuda, lay_out_facts(plan, NULL, update, u), device->captured, &update->facts));
+    EP_TRY(take_facts(cuda, lay_out_facts(plan, NULL, update, u), device->captured, keeps, &update->facts));
     EP_TRY(cuda_take_for(cuda, device, lay_out(plan, NULL, update, u), &lists->block));
     lay_out(plan, lists->block.memory, update, u);
     lay_out_facts(plan, update->facts->device, update, u);
@@ -281,8 +283,8 @@ static void hand_over(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *
     device->route.counts = u->counts;
 }
 
-/* Gives the plan lists that the devices write. */
-static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan)
+/* Gives the plan lists that the devices write. `keeps`: with the routing that it has. */
+static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keeps)
 {
     struct cuda_lists *lists = calloc(1, sizeof(*lists));
     ep_status status;
@@ -290,7 +292,9 @@ static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan)
     if (!lists)
         return fail_memory();
     lists->update = calloc(1, sizeof(*lists->update));
-    status = lists->update ? open_memory(cuda, plan, lists) : fail_memory();
+    status = lists->update ? open_memory(cuda, plan, keeps, lists) : fail_memory();
+    if (status == EP_OK && keeps)
+        status = cuda_net_copy_plan(cuda, plan, lists, &lists->update->u);
     if (status == EP_OK) {
         hand_over(cuda, plan, lists);
         return EP_OK;
@@ -304,16 +308,15 @@ static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan)
 /* Before the first update. */
 static ep_status change_lists(const struct cuda_call *call, ep_plan *plan)
 {
-    ep_status status;
+    ep_status status = ep_group_plan_complete(&call->cuda->group, plan);
 
-    if (cuda_plan_of(plan)->in_graph)
-        return ep_fail(EP_E_STATE, "ep_plan_update: between nodes operations of the plan were captured into a graph "
-                                   "before its first update, and the graph would not follow: update it once before");
-    if (call->capture && !ep_group_plan_of(plan)->complete)
-        return ep_fail(EP_E_STATE, "ep_plan_update: the stream is being captured: use the plan once before");
-    status = ep_group_plan_complete(&call->cuda->group, plan);
     /* A plan that all ranks refuse is to become of use. */
-    return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan) : status;
+    return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan, false) : status;
+}
+
+ep_status cuda_nodes_plan_follow(struct cuda_comm *cuda, ep_plan *plan)
+{
+    return make_lists(cuda, plan, true);
 }
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
@@ -399,6 +402,7 @@ static ep_status queue(const struct cuda_call *call, ep_plan *plan, const ep_pla
     struct cuda_pack pack;
     ep_status status;
 
+    device->lists->rows_self = device->lists->rows_node = device->lists->rows_forward = 0; /* no host knows them */
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
     u->topk_idx = plan->from_mask ? NULL : args->topk_idx;
     u->mask = args->token_in_rank;
@@ -462,25 +466,6 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
 /* --- plans that are made in a capture ------------------------------------------------------------------------------
  */
 
-/*
- * The hosts exchange a plan of no rows: so they know that they agree, and how many tokens each rank may have. What has
- * become of the counts when a graph runs they never hear.
- */
-static ep_status exchange_sizes(struct cuda_comm *cuda, ep_plan *plan)
-{
-    struct ep_group_plan *inner;
-
-    EP_TRY(ep_group_plan_prepare(plan));
-    inner = ep_group_plan_of(plan);
-    free(inner->index);
-    inner->index = NULL;
-    EP_TRY(ep_group_plan_publish(plan));
-    EP_TRY(ep_group_plan_complete(&cuda->group, plan));
-    plan->info.n_send = plan->info.n_wire = plan->info.n_net = -1;
-    atomic_store(&plan->counted, false);
-    return EP_OK;
-}
-
 static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = calloc(1, sizeof(*device));
@@ -490,7 +475,7 @@ static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
     ep_group_plan_of(plan)->device = device;
     device->captured = true;
     device->route = cuda_route_shape(plan);
-    return make_lists(cuda, plan);
+    return make_lists(cuda, plan, false);
 }
 
 ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args,
@@ -504,15 +489,14 @@ ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, c
     ep_status status;
 
     EP_TRY(check_pointers(call->cuda, "ep_plan_new", &routing));
-    status = exchange_sizes(call->cuda, plan);
-    if (status == EP_OK)
-        status = new_captured(call->cuda, plan);
+    /* By these each host knows how much room the lists need. */
+    EP_TRY(ep_group_plan_exchange_sizes(plan));
+    status = new_captured(call->cuda, plan);
     if (status == EP_OK)
         status = queue(call, plan, &routing, ret_queued);
     if (status == EP_OK)
         return EP_OK;
-    if (plan->impl)
-        cuda_plan_close_fixed(call->cuda, plan);
+    cuda_plan_close_fixed(call->cuda, plan);
     ep_group_plan_close(plan);
     return status;
 }

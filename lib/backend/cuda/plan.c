@@ -469,15 +469,14 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
     *ret_route = &device->route;
     if (device->fixed)
         return EP_OK;
-    if (!device->placed && capturing)
-        return ep_fail(EP_E_STATE, "the stream is being captured: use the plan once before");
-    device->in_graph |= capturing;
     EP_TRY(ep_group_plan_complete(&cuda->group, plan));
-    if (device->placed)
-        return EP_OK;
-    /* What all ranks have reserved for it. */
-    EP_TRY(cuda_map_new(cuda));
-    return place_route(cuda, plan);
+    if (!device->placed) {
+        /* What all ranks have reserved for it. */
+        EP_TRY(cuda_map_new(cuda));
+        EP_TRY(place_route(cuda, plan));
+    }
+    /* A graph is to follow later updates. */
+    return capturing && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_follow(cuda, plan) : EP_OK;
 }
 
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)

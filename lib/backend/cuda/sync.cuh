@@ -122,7 +122,7 @@ __device__ inline unsigned char *find_place(const cuda_waits &waits, const uint3
         return nullptr;
     }
     at = (size_t)rank * CUDA_SLOTS + slot;
-    end = wait_for(waits, has_place{waits.places + at, waits.host_places + at, generation, &place}, &waits.report->lost,
+    end = wait_for(waits, has_place{waits.places + at, waits.host_places + at, generation, &place}, &waits.mine->lost,
                    rank);
     size = (uint64_t)place.granules * CUDA_GRANULE;
     if (end == WAIT_MET && offset <= size && (uint64_t)bytes <= size - offset)

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the host has made of a plan between nodes, copied to where the devices write it anew in an update: for
+ * operations in a graph, which are to follow later updates.
+ */
+#include "backend/cuda/nodes_update.h"
+
+#include "backend/cuda/lists.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Tokens of all lists of one direction. */
+static size_t tokens_in(const ep_plan *plan, const struct cuda_list_side *side)
+{
+    const struct cuda_rail *last = &side->rail[plan->comm->nnodes - 1];
+
+    return (size_t)last->first + (size_t)last->n;
+}
+
+/*
+ * What the host has made, in device memory and, for the proxy, in pinned memory. This is now, not in the order of the
+ * stream: so no pinned memory that the proxy may still read for what another plan has queued.
+ */
+static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_lists *from,
+                            const struct cuda_lists *to, const struct cuda_nodes_update *u)
+{
+    const struct cuda_route *route = &cuda_plan_of(plan)->route;
+    size_t own = tokens_in(plan, &from->net), rails = tokens_in(plan, &from->rails), word = sizeof(int32_t);
+    size_t n = (size_t)route->n_tokens, topk = (size_t)route->topk, width = (size_t)route->width;
+    size_t nnodes = (size_t)plan->comm->nnodes, all_rails = nnodes * sizeof(struct cuda_rail);
+    const struct {
+        void *to;
+        const void *from;
+        size_t bytes;
+    } parts[] = {
+        {u->index, route->index, n * topk * word},
+        {u->count, route->count, n * word},
+        {u->entry, route->entry, n * width * sizeof(*u->entry)},
+        {u->counts, route->counts, sizeof(*u->counts)},
+        {u->net, from->net.rail_device, all_rails},
+        {u->net_units, from->net.units_device, (own + nnodes) * word},
+        {u->token, from->token, own * word},
+        {u->far_count, from->far_count, n * word},
+        {u->far, from->far, n * (size_t)from->far_width * sizeof(*u->far)},
+        {u->rail, from->rails.rail_device, all_rails},
+        {u->rail_units, from->rails.units_device, (rails + nnodes) * word},
+        {u->rail_index, from->route.index, rails * topk * word},
+        {u->rail_count, from->route.count, rails * word},
+        {u->rail_entry, from->route.entry, rails * width * sizeof(*u->rail_entry)},
+    };
+
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (parts[i].bytes)
+            CUDA_TRY(cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyDeviceToDevice, cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    memcpy((void *)(uintptr_t)to->net.rail, from->net.rail, all_rails);
+    memcpy((void *)(uintptr_t)to->net.units, from->net.units, (own + nnodes) * word);
+    memcpy((void *)(uintptr_t)to->rails.rail, from->rails.rail, all_rails);
+    memcpy((void *)(uintptr_t)to->rails.units, from->rails.units, (rails + nnodes) * word);
+    return EP_OK;
+}
+
+/* The counts that the host knows, where an update writes them. */
+static ep_status copy_facts(struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_nodes_update *u)
+{
+    const struct ep_group_plan *inner = ep_group_plan_of(plan);
+    size_t nranks = (size_t)plan->comm->nranks, nlocal = (size_t)plan->comm->ranks_per_node;
+    size_t n_local = (size_t)plan->info.n_local_experts, word = sizeof(int32_t), me = (size_t)plan->comm->rank;
+    size_t first = (size_t)ep_group_of(plan->comm)->first;
+    int32_t *prefix = malloc(nranks * nlocal * word), start[EP_MAX_EXPERTS + 1];
+    ep_status status;
+
+    if (!prefix)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for the counts of %zu ranks", nranks);
+    for (size_t i = 0; i < nranks * nlocal; i++)
+        prefix[i] = inner->prefix[i / nlocal * nranks + first + i % nlocal];
+    for (size_t i = 0; i <= n_local; i++)
+        start[i] = (int32_t)inner->expert_start[i];
+    const struct {
+        void *to;
+        const void *from;
+        size_t bytes;
+    } parts[] = {
+        {u->prefix, prefix, nranks * nlocal * word},
+        {u->first, inner->recv_from_rank, (nranks + 1) * sizeof(*u->first)},
+        {u->start, me ? inner->prefix + (me - 1) * nranks : NULL, me ? nranks * word : 0},
+        {u->expert_start, start, (n_local + 1) * word},
+        {u->expert_exact, inner->recv_exact, n_local * word},
+    };
+    status = cuda_status(cudaMemsetAsync(u->start, 0, nranks * word, cuda->own), "cudaMemsetAsync");
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]) && status == EP_OK; i++)
+        if (parts[i].bytes)
+            status = cuda_status(
+                cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyHostToDevice, cuda->own),
+                "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
+    free(prefix);
+    return status;
+}
+
+ep_status cuda_net_copy_plan(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *to,
+                             const struct cuda_nodes_update *u)
+{
+    const struct cuda_lists *from = cuda_plan_of(plan)->lists;
+
+    EP_TRY(copy_lists(cuda, plan, from, to, u));
+    to->rows_self = from->rows_self;
+    to->rows_node = from->rows_node;
+    to->rows_forward = from->rows_forward;
+    return copy_facts(cuda, plan, u);
+}
