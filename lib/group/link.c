@@ -306,7 +306,8 @@ static void note_ended(struct ep_group_link *link, const struct pollfd *polls)
 static void serve(struct ep_group_link *link)
 {
     uint64_t now = ep_now_ns(), events;
-    int n = 0, n_processes = link->watches ? link->group->nlocal : 0, ready;
+    nfds_t n_processes = link->watches ? (nfds_t)link->group->nlocal : 0;
+    int n = 0, ready;
 
     for (int i = 0; i < link->n; i++)
         send_all(&link->lines[i], now);
@@ -318,7 +319,7 @@ static void serve(struct ep_group_link *link)
     }
     link->polls[n++] = (struct pollfd){.fd = link->group->link_event, .events = POLLIN};
     list_processes(link, link->polls + n);
-    ready = poll(link->polls, (nfds_t)(n + n_processes), wait_ms(link, now));
+    ready = poll(link->polls, (nfds_t)n + n_processes, wait_ms(link, now));
     /* More than RLIMIT_NOFILE allows by now: deaths go with the next heartbeat. */
     if (ready < 0 && errno == EINVAL)
         link->watches = false;

@@ -340,6 +340,11 @@ static void bench_check_form(struct bench *bench, const struct ep_rows_ops *form
     form->sum_mixed(out, in->mixed, n, count);
     output_check(&bench->output, bench->mixed, what);
 
+    out = output_start(&bench->output, offset, 2 * (size_t)count);
+    form->sum_mixed_stream(out, in->mixed, n, count);
+    ep_rows_stream_end();
+    output_check(&bench->output, bench->mixed, what);
+
     out = output_start(&bench->output, offset, 4 * (size_t)count);
     form->sum_to_f32(out, in->rows, n, count);
     output_check(&bench->output, bench->wide, what);

@@ -349,6 +349,7 @@ static void add_token(struct hop_sum *hs, int t, const struct ep_group_message *
     struct hop *hop = &hs->hop;
     const struct ep_group_route *own = &hop->inner->own;
     size_t topk = (size_t)sum->plan->args.topk;
+    const struct ep_rows_ops *ops = ep_rows_get();
     struct ep_row_term terms[EP_MAX_TOPK + 2 + EP_MAX_RANKS];
     const uint16_t *rows[EP_MAX_TOPK];
     uint16_t *out = (uint16_t *)(void *)((unsigned char *)sum->args->out + (size_t)t * sum->row_bytes);
@@ -379,7 +380,7 @@ static void add_token(struct hop_sum *hs, int t, const struct ep_group_message *
     if (n == 0)
         memset(out, 0, sum->row_bytes);
     else
-        ep_rows_get()->sum_mixed(out, terms, n, sum->args->hidden);
+        (sum->stream ? ops->sum_mixed_stream : ops->sum_mixed)(out, terms, n, sum->args->hidden);
 }
 
 static ep_status finish_tokens(struct hop_sum *hs, bool *ret_moved)

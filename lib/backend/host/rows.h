@@ -35,6 +35,7 @@ struct ep_rows_ops {
 
     /* The same, but the terms may be bf16 rows or fp32 rows, in the order given. */
     void (*sum_mixed)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
+    void (*sum_mixed_stream)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
 
     /* As sum_bf16 but the result stays fp32: a partial sum for the network. */
     void (*sum_to_f32)(float *out, const uint16_t *const *rows, int n, int count);
@@ -67,7 +68,10 @@ const struct ep_rows_ops *ep_rows_find(const char *name);
 /* Makes streamed stores of this thread visible before what it stores next. */
 void ep_rows_stream_end(void);
 
-/* Bytes of destinations above which the stream forms win here: the last-level cache, read from sysfs once. */
+/*
+ * Bytes of destinations above which the stream forms win here: the last-level cache, read from sysfs once, but no more
+ * than a rank has of a shared one.
+ */
 size_t ep_rows_stream_threshold(void);
 
 /* Bytes of the data cache of the highest level below a sysfs directory ".../cpuN/cache"; 0 if it is not known. */

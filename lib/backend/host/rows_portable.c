@@ -222,6 +222,7 @@ const struct ep_rows_ops ep_rows_portable = {
     .sum_bf16 = sum_bf16,
     .sum_bf16_stream = sum_bf16,
     .sum_mixed = sum_mixed,
+    .sum_mixed_stream = sum_mixed,
     .sum_to_f32 = sum_to_f32,
     .weighted_sum_bf16 = weighted_sum_bf16,
     .grouped_sum_bf16 = grouped_sum_bf16,

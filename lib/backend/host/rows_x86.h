@@ -265,6 +265,13 @@ ROWS_TARGET static void sum_mixed(uint16_t *out, const struct ep_row_term *terms
     sum_to_bf16(out, &source, MIXED, count, (struct sink){group_store_bf16, quad_store_bf16});
 }
 
+ROWS_TARGET static void sum_mixed_stream(uint16_t *out, const struct ep_row_term *terms, int n, int count)
+{
+    struct source source = {.terms = terms, .n = n};
+
+    sum_to_bf16(out, &source, MIXED, count, (struct sink){group_stream_bf16, quad_stream_bf16});
+}
+
 ROWS_TARGET static void weighted_sum_bf16(uint16_t *out, const uint16_t *const *rows, const float *weights, int n,
                                           int count)
 {
@@ -359,6 +366,7 @@ const struct ep_rows_ops ROWS_OPS = {
     .sum_bf16 = sum_bf16,
     .sum_bf16_stream = sum_bf16_stream,
     .sum_mixed = sum_mixed,
+    .sum_mixed_stream = sum_mixed_stream,
     .sum_to_f32 = sum_to_f32,
     .weighted_sum_bf16 = weighted_sum_bf16,
     .grouped_sum_bf16 = grouped_sum_bf16,
