@@ -23,7 +23,7 @@
  *
  * Between nodes: plans, their updates and metadata, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on
  * nodes of up to 32 ranks. A plan waits for its routing and, without max_recv_tokens, for its peers. A token may have
- * experts on up to 32 other nodes. Low latency, of up to 32 ranks in all: see lowlatency.h. EP_E_UNSUPPORTED: in a
+ * experts on up to 32 other nodes. Low latency, of up to 512 ranks in all: see lowlatency.h. EP_E_UNSUPPORTED: in a
  * stream that is being captured new plans; rank_prefix of ep_plan_get_metadata() after
  * ep_plan_update(); recv_source and recv_slot of the expanded layout on more than 32 ranks. A plan with max_recv_tokens
  * whose operations were captured before its first ep_plan_update() cannot be updated any more (EP_E_STATE): update it
