@@ -282,10 +282,9 @@ __device__ inline bool has_rank(const choices &c, int rank)
 }
 
 /*
- * Token t's slot to `ranks`, of which each rank begins with another one. Of many ranks: to those of the list `c` that
- * are not masked. By stores of the threads: for several ranks at
- * once the copy engine takes longer (a model on 4 GPUs, 128 tokens: 16 instead of 13 us from the meeting to the last
- * row, bf16 30 instead of 21).
+ * Token t's slot to `ranks`, of which each rank begins with another one; of many ranks to those of the list in `c` that
+ * are not masked. By stores of the threads: for several ranks at once the copy engine takes longer (a model on 4 GPUs,
+ * 128 tokens: 16 instead of 13 us from the meeting to the last row, bf16 30 instead of 21).
  */
 __device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const choices &c, int t, uint32_t ranks,
                            const unsigned char *image, const team &by)

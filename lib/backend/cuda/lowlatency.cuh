@@ -384,8 +384,8 @@ typedef uint64_t (cuda_ll_segment::*ll_words)[CUDA_LL_MAX_RANKS];
 
 /*
  * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block,
- * each for the rank of its number counted from the last thread.
- * `which`: CUDA_LL_TO_.... `added` as for note_wait(). False: leave without a result.
+ * each for the rank of its number counted from the last thread. `which`: CUDA_LL_TO_.... `added` as for note_wait().
+ * False: leave without a result.
  */
 __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, ll_words words, uint64_t value, int which, int phase,
                                int64_t *added = nullptr)
