@@ -58,6 +58,17 @@ load common
     done
 }
 
+@test "lowlatency: 36 ranks, on one node and over nodes: more than a word has bits, and rows that fp8 cannot hold" {
+    local options
+    for options in "" "--nodes 3"; do
+        # shellcheck disable=SC2086 # words
+        run --separate-stderr epkit test lowlatency --ranks 36 $options --experts 36 --tokens 4 --hidden 512
+        echo "$output$stderr"
+        [ "$status" -eq 0 ]
+        [[ "${lines[-1]}" =~ ^lowlatency:\ 32/32\ cases\ passed\ \(36\ ranks ]]
+    done
+}
+
 @test "ranks as threads" {
     run --separate-stderr epkit test intranode "${SMALL[@]}" --boot threads --dtype fp8
     echo "$output$stderr"

@@ -20,6 +20,7 @@
 #define WARM_UP_MS 60000
 
 struct division group_division;
+int group_slow = 1;
 
 static _Thread_local char where[160];
 
@@ -101,6 +102,10 @@ bool options_read(int argc, char **argv, int least, struct options *options)
             if (!option_number(argv[i], value, 1, MAX_RANKS, &number))
                 return false;
             group_division.nodes = (int)number;
+        } else if (!strcmp(argv[i], "--slow")) {
+            if (!option_number(argv[i], value, 1, 100, &number))
+                return false;
+            group_slow = (int)number;
         } else if (!strcmp(argv[i], "--network") && value) {
             group_division.network = value;
         } else if (!strcmp(argv[i], "--seed")) {
@@ -110,7 +115,7 @@ bool options_read(int argc, char **argv, int least, struct options *options)
         } else {
             test_say(
                 "%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENE, --nodes N, "
-                "--network NAME%s",
+                "--network NAME, --slow N%s",
                 argv[i], options->rounds ? ", --rounds N" : "");
             return false;
         }
@@ -238,7 +243,8 @@ static bool has_failed(const struct launch *launch, int rank, const ep_rank_exit
         return true;
     }
     if (mine->late)
-        test_say("%s: rank %d did not end within %d s and was killed", launch->name, rank, launch->seconds);
+        test_say("%s: rank %d did not end within %d s and was killed", launch->name, rank,
+                 group_slow * launch->seconds);
     else if (mine->signal)
         test_say("%s: rank %d was killed by signal %d (%s)", launch->name, rank, mine->signal, strsignal(mine->signal));
     else if (mine->code && mine->code != SKIPPED)
@@ -285,8 +291,8 @@ int launch_ranks(const struct launch *launch)
     args.nranks = launch->ranks;
     args.run = launch->run;
     args.argument = launch->argument;
-    args.timeout_ms = launch->threads ? 0 : launch->seconds * 1000;
-    if (launch->threads && (signal(SIGALRM, end_late) == SIG_ERR || alarm((unsigned)launch->seconds)))
+    args.timeout_ms = launch->threads ? 0 : group_slow * launch->seconds * 1000;
+    if (launch->threads && (signal(SIGALRM, end_late) == SIG_ERR || alarm((unsigned)(group_slow * launch->seconds))))
         return test_say("%s: no alarm to be had", launch->name), 1;
     status = ep_launch(&args, exits);
     if (launch->threads)
@@ -355,7 +361,7 @@ static int warm_up(const ep_boot *boot)
         CUDA(cudaSetDevice(boot->rank % n));
         CUDA(cudaFree(NULL));
     }
-    CALL(boot->allgather(boot->context, &mine, sizeof(mine), WARM_UP_MS, all));
+    CALL(boot->allgather(boot->context, &mine, sizeof(mine), group_slow * WARM_UP_MS, all));
     return 0;
 }
 
@@ -384,6 +390,7 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
     test_where("rank %d of %d", g->rank, g->nranks);
     TRY(warm_up(boot));
     /* Who meets a failure of the CUDA backend has its deadline to tell the others. */
+    timeout_ms *= group_slow;
     config.timeout_ms = 2 * timeout_ms + 20000;
     group_divide(boot, &config);
     config.backend = "host";
@@ -513,8 +520,10 @@ void *share(size_t bytes)
 
 int await(const _Atomic int *word, int value, int ms, const char *what)
 {
-    double limit = now_ms() + ms;
+    double limit;
 
+    ms *= group_slow;
+    limit = now_ms() + ms;
     while (atomic_load(word) < value) {
         if (now_ms() > limit) {
             test_say("waited %d ms in vain: %s (%d of %d)", ms, what, atomic_load(word), value);

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#define MAX_RANKS 64 /* of a program here; those of one node, and of low latency, are up to 32 */
+#define MAX_RANKS 64 /* a bit of a word for each */
 #define SKIPPED 77   /* exit code of a program that could not run anything */
 
 /* Beside the flags of a call, none of which has this bit: it is only queued. */
@@ -56,8 +56,8 @@ struct options {
 };
 
 /*
- * --ranks N (from `least` on), --rounds N, --seed N, --only SCENE; values before the call are the defaults. false after
- * a usage error: the program ends with 2.
+ * --ranks N (from `least` on), --rounds N, --seed N, --only SCENE, --slow N for group_slow; values before the call are
+ * the defaults. false after a usage error: the program ends with 2.
  */
 bool options_read(int argc, char **argv, int least, struct options *options);
 
@@ -111,6 +111,9 @@ struct division {
     bool bad; /* the emulated network delays, splits and reorders, and has little room */
 };
 extern struct division group_division;
+
+/* Deadlines of groups, of what is awaited and of launches are so many times as long: for many ranks on a GPU. 1. */
+extern int group_slow;
 
 /* Says so in a configuration. */
 void group_divide(const ep_boot *boot, ep_comm_config *config);

@@ -37,7 +37,7 @@ struct trial {
     uint32_t sum;          /* EP_LL_NO_PARTIAL_REDUCE or 0 */
     bool in_combine, late; /* `late`: this rank is */
     double delay_ms;
-    uint32_t lost; /* ranks that this one has missed */
+    uint64_t lost; /* ranks that this one has missed */
     bool excluded; /* this rank is */
 };
 
@@ -59,10 +59,10 @@ static int may_exclude(struct trial *trial, const char *call, ep_status status)
 }
 
 /* What is here must not be of a rank that was missed before. */
-static int note_missing(struct trial *trial, const char *call, uint32_t here, uint32_t missing)
+static int note_missing(struct trial *trial, const char *call, uint64_t here, uint64_t missing)
 {
-    EXPECT(!(here & trial->lost), "round %d: %s: rows of ranks 0x%x, which this rank has masked before",
-           trial->model.round, call, here & trial->lost);
+    EXPECT(!(here & trial->lost), "round %d: %s: rows of ranks 0x%llx, which this rank has masked before",
+           trial->model.round, call, (unsigned long long)(here & trial->lost));
     EXPECT(!(missing >> trial->group->rank & 1), "round %d: %s: its own rows are missing", trial->model.round, call);
     trial->lost |= missing;
     return 0;
@@ -72,7 +72,7 @@ static int note_missing(struct trial *trial, const char *call, uint32_t here, ui
 static int run_round(struct trial *trial, int round, double delayed_from)
 {
     struct model *m = &trial->model;
-    uint32_t here, missing;
+    uint64_t here, missing;
 
     if (!delayed_from)
         TRY(model_load(m, round));
@@ -94,7 +94,7 @@ static int run_round(struct trial *trial, int round, double delayed_from)
 
 static int run_rounds(struct trial *trial)
 {
-    uint32_t all = (uint32_t)(((uint64_t)1 << trial->group->nranks) - 1);
+    uint64_t all = UINT64_MAX >> (64 - trial->group->nranks);
 
     TRY(model_open(trial->group, MAX_TOKENS, HIDDEN, EP_LL_MASK_DEAD | trial->sum, NULL, &trial->model));
     for (int round = 0; round < HEALTHY; round++)
@@ -150,10 +150,10 @@ static int run_trials(struct group *g, const struct shared *shared)
                               .late = g->rank == g->nranks - 1,
                               .delay_ms = edge->delay_ms};
         struct view {
-            uint32_t lost, excluded;
+            uint64_t lost, excluded;
         } mine, all[MAX_RANKS];
         int lost = 0, last = g->nranks - 1;
-        uint32_t sound =
+        uint64_t sound =
             0; /* ranks that were masked though in time: they wait for the late one, and may be late by it */
 
         test_where("rank %d of %d, trial %d (seed %llu), the last rank late by %.3f ms for a %s%s", g->rank, g->nranks,
@@ -164,7 +164,7 @@ static int run_trials(struct group *g, const struct shared *shared)
         CALL(ep_comm_allgather(g->host, &mine, sizeof(mine), all));
         for (int rank = 0; rank < last; rank++) {
             lost += all[rank].lost >> last & 1;
-            sound |= (all[rank].lost & ~(1u << last)) | (uint32_t)all[rank].excluded << rank;
+            sound |= (all[rank].lost & ~(UINT64_C(1) << last)) | (uint64_t)all[rank].excluded << rank;
         }
         n_lost += lost > 0;
         n_split += lost > 0 && lost < last;

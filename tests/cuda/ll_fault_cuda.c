@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_fault_cuda [--ranks N] [--nodes N [--network NAME]] [--seed N] [--only SCENE]: low latency when the last rank is
- * killed, late, stopped, stuck on its device, or has routing that is not valid in a call that nobody waits for; by
- * calls, with hooks, asynchronously and in captured graphs; with both sums. Or its combine is refused, for routing that
- * is not that of the dispatch, and then it dies, leaves, or does nothing more, while the others, whose combines have
- * begun, need its weights.
+ * ll_fault_cuda [--ranks N] [--nodes N [--network NAME]] [--slow N] [--seed N] [--only SCENE]: low latency when the
+ * last rank is killed, late, stopped, stuck on its device, or has routing that is not valid in a call that nobody waits
+ * for; by calls, with hooks, asynchronously and in captured graphs; with both sums. Or its combine is refused, for
+ * routing that is not that of the dispatch, and then it dies, leaves, or does nothing more, while the others, whose
+ * combines have begun, need its weights.
  *
  * With masking the others go on without the rank, and what arrives in later calls, whose routing is another one each
  * time, is theirs alone, also when it comes back: that it was masked it is then told. Without masking they get a status
@@ -93,7 +93,7 @@ struct state {
     struct model model;
     cudaGraphExec_t graph;
     int victim;
-    uint32_t all, others;
+    uint64_t all, others;
 };
 
 struct start {
@@ -136,7 +136,7 @@ static int capture(struct state *s)
 }
 
 /* In the way of the scene: these ranks' tokens are received, and the experts of these answer. */
-static int run_round(struct state *s, int round, uint32_t senders, uint32_t experts)
+static int run_round(struct state *s, int round, uint64_t senders, uint64_t experts)
 {
     test_where("rank %d of %d, %s, round %d", s->group.rank, s->group.nranks, s->scene->name, round);
     TRY(model_load(&s->model, round));
@@ -224,7 +224,7 @@ static int be_stuck(struct state *s)
 {
     static struct hold hold; /* which outlives a failure */
 
-    hold = (struct hold){.word = &s->page->go, .ms = PATIENCE_MS};
+    hold = (struct hold){.word = &s->page->go, .ms = group_slow * PATIENCE_MS};
     TRY(hold_stream(s->group.stream, &hold));
     CALL(model_dispatch(&s->model, ASYNC));
     CALL(model_combine(&s->model, ASYNC));
@@ -323,7 +323,7 @@ static int check_mask(struct state *s)
 static int go_on_masked(struct state *s)
 {
     bool returns = s->scene->fault != KILL;
-    double limit = now_ms() + PATIENCE_MS;
+    double limit = now_ms() + group_slow * PATIENCE_MS;
 
     /* What the victim has sent before it was lost counts. */
     TRY(run_round(s, HEALTHY, s->scene->fault == MIDWAY || in_way(s, REFUSED) ? s->all : s->others, s->others));
@@ -334,7 +334,8 @@ static int go_on_masked(struct state *s)
         if (s->group.rank != 0)
             continue;
         wake(s);
-        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim, PATIENCE_MS);
+        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim,
+               group_slow * PATIENCE_MS);
         /* Others are a round ahead at most: none has passed the last one yet. */
         if (round > HEALTHY + MASKED && atomic_load(&s->page->last) == INT_MAX &&
             (!returns || atomic_load(&s->page->back)))
@@ -377,7 +378,7 @@ static int check_named(struct state *s)
     if (in_way(s, GRAPH) && status == EP_E_TIMEOUT)
         expected = EP_E_TIMEOUT;
     TRY(expect_culprit("the call", status, expected, s->victim));
-    EXPECT(took < TIMEOUT_MS + SLACK_MS, "after %.0f ms", took);
+    EXPECT(took < group_slow * (TIMEOUT_MS + SLACK_MS), "after %.0f ms", took);
     return expect_culprit("the next call", model_dispatch(&s->model, 0), status, s->victim);
 }
 
@@ -414,11 +415,12 @@ static int go_on_named(struct state *s)
     TRY(check_named(s));
     TRY(make_anew(s));
     atomic_fetch_add(&s->page->done, 1);
-    for (double limit = now_ms() + PATIENCE_MS; s->group.rank == 0 && s->scene->fault != KILL;) {
+    for (double limit = now_ms() + group_slow * PATIENCE_MS; s->group.rank == 0 && s->scene->fault != KILL;) {
         wake(s);
         if (atomic_load(&s->page->back))
             break;
-        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim, PATIENCE_MS);
+        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim,
+               group_slow * PATIENCE_MS);
         sleep_ms(20);
     }
     return 0;
@@ -446,8 +448,8 @@ static int run_rank(const ep_boot *boot, void *argument)
 
     if (code)
         goto close;
-    s->all = (uint32_t)(((uint64_t)1 << s->group.nranks) - 1);
-    s->others = s->all & ~(1u << s->victim);
+    s->all = UINT64_MAX >> (64 - s->group.nranks);
+    s->others = s->all & ~(UINT64_C(1) << s->victim);
     code = begin(s);
     if (!code && s->group.rank == s->victim)
         code = suffer(s);

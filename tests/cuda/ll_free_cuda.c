@@ -112,7 +112,7 @@ static int leave(struct trial *trial)
 
 static int check_last(struct trial *trial)
 {
-    uint32_t all = (uint32_t)(((uint64_t)1 << trial->group->nranks) - 1);
+    uint64_t all = UINT64_MAX >> (64 - trial->group->nranks);
 
     CUDA(cudaStreamSynchronize(trial->group->stream));
     TRY(model_check(&trial->model, all, all));
@@ -125,7 +125,7 @@ static int check_last(struct trial *trial)
 static int run_trial(struct trial *trial)
 {
     struct group *g = trial->group;
-    uint32_t all = (uint32_t)(((uint64_t)1 << g->nranks) - 1);
+    uint64_t all = UINT64_MAX >> (64 - g->nranks);
     bool once = trial->start->scene->when != DURING || trial->number % 2;
     int tokens[MAX_RANKS], code;
 

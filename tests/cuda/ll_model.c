@@ -198,12 +198,12 @@ static int count_of(const struct model *m, int rank, int expert)
 }
 
 /* Of which ranks there are rows, by recv_range, and all that they have sent; recv_count is the sum. */
-static int find_senders(struct model *m, uint32_t *ret_here, uint32_t *ret_missing)
+static int find_senders(struct model *m, uint64_t *ret_here, uint64_t *ret_missing)
 {
     int64_t range[MODEL_LOCAL * MAX_RANKS];
     int32_t count[MODEL_LOCAL];
     int nranks = m->group->nranks, me = m->group->rank;
-    uint32_t here = 0, missing = 0;
+    uint64_t here = 0, missing = 0;
 
     CUDA(cudaMemcpy(range, m->range, (size_t)(MODEL_LOCAL * nranks) * sizeof(*range), cudaMemcpyDefault));
     CUDA(cudaMemcpy(count, m->count, sizeof(count), cudaMemcpyDefault));
@@ -215,7 +215,7 @@ static int find_senders(struct model *m, uint32_t *ret_here, uint32_t *ret_missi
             int64_t got = range[e * nranks + rank] & UINT32_MAX;
 
             if (expected)
-                *(got ? &here : &missing) |= 1u << rank;
+                *(got ? &here : &missing) |= UINT64_C(1) << rank;
             EXPECT((got == 0 || got == expected) && (!got || range[e * nranks + rank] >> 32 == begin),
                    "round %d: expert %d: recv_range of rank %d is %lld from %lld, not %d (or 0) from %lld", m->round, e,
                    rank, (long long)got, (long long)(range[e * nranks + rank] >> 32), expected, (long long)begin);
@@ -224,7 +224,8 @@ static int find_senders(struct model *m, uint32_t *ret_here, uint32_t *ret_missi
         EXPECT(count[e] == begin, "round %d: expert %d: recv_count is %d, and %lld by recv_range", m->round, e,
                count[e], (long long)begin);
     }
-    EXPECT(!(here & missing), "round %d: of ranks 0x%x some rows are here, and some are not", m->round, here & missing);
+    EXPECT(!(here & missing), "round %d: of ranks 0x%llx some rows are here, and some are not", m->round,
+           (unsigned long long)(here & missing));
     *ret_here = here;
     *ret_missing = missing;
     return 0;
@@ -259,7 +260,7 @@ static int check_row(const struct model *m, const uint16_t *row, int expert, int
 }
 
 /* The rows of one expert, in order, and nothing behind them. */
-static int check_expert(const struct model *m, int e, uint32_t here)
+static int check_expert(const struct model *m, int e, uint64_t here)
 {
     size_t rows = rows_of_expert(m), row = (size_t)m->hidden * 2;
     const unsigned char *begin = m->copy + (size_t)e * rows * row;
@@ -282,7 +283,7 @@ static int check_expert(const struct model *m, int e, uint32_t here)
     return check_poison(m, begin + (size_t)at * row, (rows - (size_t)at) * row, "recv_x");
 }
 
-int model_check_dispatch(struct model *m, uint32_t *ret_here, uint32_t *ret_missing)
+int model_check_dispatch(struct model *m, uint64_t *ret_here, uint64_t *ret_missing)
 {
     size_t rows = rows_of_expert(m) * MODEL_LOCAL, bytes = rows * (size_t)m->hidden * 2;
 
@@ -315,10 +316,10 @@ static int find_answers(const struct model *m, const uint16_t *out, int t, int *
     return 0;
 }
 
-int model_check_combine(struct model *m, uint32_t *ret_here, uint32_t *ret_missing)
+int model_check_combine(struct model *m, uint64_t *ret_here, uint64_t *ret_missing)
 {
     size_t row = (size_t)m->hidden * 2, used = (size_t)m->n_tokens * row, all = (size_t)m->max_tokens * row + GUARD;
-    uint32_t here = 0, missing = 0;
+    uint64_t here = 0, missing = 0;
 
     CUDA(cudaStreamSynchronize(m->group->stream));
     CUDA(cudaMemcpy(m->copy, m->out, all, cudaMemcpyDefault));
@@ -327,33 +328,35 @@ int model_check_combine(struct model *m, uint32_t *ret_here, uint32_t *ret_missi
 
         TRY(find_answers(m, (const uint16_t *)(const void *)(m->copy + (size_t)t * row), t, &choices));
         for (int k = 0; k < MODEL_TOPK; k++)
-            *(choices >> k & 1 ? &here : &missing) |= 1u << rank_of(expert_of(m, m->round, m->group->rank, t, k));
+            *(choices >> k & 1 ? &here : &missing) |= UINT64_C(1)
+                                                      << rank_of(expert_of(m, m->round, m->group->rank, t, k));
     }
-    EXPECT(!(here & missing), "round %d: out: experts of ranks 0x%x have answered for some tokens, and not for others",
-           m->round, here & missing);
+    EXPECT(!(here & missing),
+           "round %d: out: experts of ranks 0x%llx have answered for some tokens, and not for others", m->round,
+           (unsigned long long)(here & missing));
     *ret_here = here;
     *ret_missing = missing;
     return check_poison(m, m->copy + used, all - used, "out");
 }
 
-int model_check(struct model *m, uint32_t senders, uint32_t experts)
+int model_check(struct model *m, uint64_t senders, uint64_t experts)
 {
-    uint32_t here, missing;
+    uint64_t here, missing;
 
     TRY(model_check_dispatch(m, &here, &missing));
     EXPECT(!(here & ~senders) && !(missing & senders),
-           "round %d: rows of ranks 0x%x are here and those of 0x%x missing; "
-           "they are to be of 0x%x",
-           m->round, here, missing, senders);
+           "round %d: rows of ranks 0x%llx are here and those of 0x%llx missing; "
+           "they are to be of 0x%llx",
+           m->round, (unsigned long long)here, (unsigned long long)missing, (unsigned long long)senders);
     TRY(model_check_combine(m, &here, &missing));
     EXPECT(!(here & ~experts) && !(missing & experts),
-           "round %d: experts of ranks 0x%x have answered and those of 0x%x "
-           "have not; they are to be of 0x%x",
-           m->round, here, missing, experts);
+           "round %d: experts of ranks 0x%llx have answered and those of 0x%llx "
+           "have not; they are to be of 0x%llx",
+           m->round, (unsigned long long)here, (unsigned long long)missing, (unsigned long long)experts);
     return 0;
 }
 
-int model_round(struct model *m, int round, uint32_t flags, uint32_t ranks)
+int model_round(struct model *m, int round, uint32_t flags, uint64_t ranks)
 {
     TRY(model_load(m, round));
     CALL(model_dispatch(m, flags));

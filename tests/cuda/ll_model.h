@@ -51,13 +51,13 @@ ep_status model_finish(struct model *model);
  * ranks took part and which did not, a bit for each; ranks that had nothing to send are in neither. Of a rank all rows
  * are here or none, whatever happened to it.
  */
-int model_check_dispatch(struct model *model, uint32_t *ret_here, uint32_t *ret_missing);
-int model_check_combine(struct model *model, uint32_t *ret_here, uint32_t *ret_missing);
+int model_check_dispatch(struct model *model, uint64_t *ret_here, uint64_t *ret_missing);
+int model_check_combine(struct model *model, uint64_t *ret_here, uint64_t *ret_missing);
 
 /* Both, and exactly these ranks. */
-int model_check(struct model *model, uint32_t senders, uint32_t experts);
+int model_check(struct model *model, uint64_t senders, uint64_t experts);
 
 /* A whole round of calls: load, dispatch, combine, check. */
-int model_round(struct model *model, int round, uint32_t flags, uint32_t ranks);
+int model_round(struct model *model, int round, uint32_t flags, uint64_t ranks);
 
 #endif

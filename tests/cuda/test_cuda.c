@@ -2,9 +2,9 @@
 /*
  * test_cuda [--ll] [--nodes N [--network NAME | --bad-network] [--bf16]] [--threads | --hide] [--ranks N] [--rounds N]
  * [--seed N]
- * [--only CASE] [--small] [--timeout S]: the CUDA backend against the host backend, bit for bit: first shapes at the
- * edges, then N random ones. --ll: low latency instead of dispatch and combine on plans. --hide: each rank sees one
- * GPU, as batch systems have it. --small
+ * [--only CASE] [--cases N] [--small] [--timeout S]: the CUDA backend against the host backend, bit for bit: first
+ * shapes at the edges, then N random ones; --cases: no more than so many. --ll: low latency instead of dispatch and
+ * combine on plans. --hide: each rank sees one GPU, as batch systems have it. --small
  * --nodes: the ranks are of so many nodes; --bf16: sums between them are rounded. --small
  * and --timeout, the deadline of each wait, are for tools that take long. Exit 77 when there is no GPU.
  */
@@ -18,11 +18,11 @@
 #define MOST_DIFFERENCES 5
 
 static struct {
-    int ranks, rounds, only, timeout;
+    int ranks, rounds, only, timeout, cases;
     int gpus; /* with `hide` */
     bool ll, threads, hide, small;
     uint64_t seed;
-} options = {.ranks = 2, .rounds = 20, .only = -1, .timeout = 20, .seed = 1};
+} options = {.ranks = 2, .rounds = 20, .only = -1, .timeout = 20, .cases = 1 << 30, .seed = 1};
 
 static int edges(void)
 {
@@ -95,7 +95,7 @@ static int run_cases(const struct group *g)
     uint64_t random = options.seed;
     int last = options.only < 0 ? edges() + options.rounds - 1 : options.only, differences = 0;
 
-    for (int i = 0; i <= last; i++) {
+    for (int i = 0; i <= last && i < options.cases; i++) {
         bool wanted = options.only < 0 || options.only == i;
         double begin = now_ms();
         int mine, worst;
@@ -164,6 +164,8 @@ static bool read_options(int argc, char **argv)
             sound = option_number(option, value, 0, 1000000, &number), options.rounds = (int)number, i++;
         else if (!strcmp(option, "--only"))
             sound = option_number(option, value, 0, 2000000, &number), options.only = (int)number, i++;
+        else if (!strcmp(option, "--cases"))
+            sound = option_number(option, value, 1, 2000000, &number), options.cases = (int)number, i++;
         else if (!strcmp(option, "--timeout"))
             sound = option_number(option, value, 1, 3600, &number), options.timeout = (int)number, i++;
         else if (!strcmp(option, "--seed"))
@@ -192,6 +194,7 @@ int main(int argc, char **argv)
     if (options.hide && count_gpus_apart(&options.gpus) != 0)
         return 1;
     cases = options.only < 0 ? edges() + options.rounds : 1;
+    cases = cases < options.cases ? cases : options.cases;
     launch.ranks = options.ranks;
     launch.threads = options.threads;
     launch.argument = second;

@@ -187,7 +187,7 @@ static void write_dispatch(struct pair *p, uint64_t number, int max_tokens, int 
     for (int token = 0; token < max_tokens; token++) {
         if (has_row(number, token))
             fill(p->out + slot_at(wire, 0, token), number, token, image);
-        *words_at(p->out, slot_flag_at(wire, 0, max_tokens, token)) = number << 1 | has_row(number, token);
+        *words_at(p->out, slot_flag_at(wire, 0, token)) = number << 1 | has_row(number, token);
     }
     tell(p, &told, (int)(number & 1));
 }
@@ -200,8 +200,7 @@ static void check_dispatch(struct pair *p, uint64_t number, int max_tokens, int 
     for (int i = 0; i <= LOCAL; i++)
         assert_int_equal(counts[i], number << 32 | (uint32_t)i);
     for (int token = 0; token < max_tokens; token++) {
-        assert_int_equal(*words_at(p->landing, slot_flag_at(wire, 0, max_tokens, token)),
-                         number << 1 | has_row(number, token));
+        assert_int_equal(*words_at(p->landing, slot_flag_at(wire, 0, token)), number << 1 | has_row(number, token));
         if (has_row(number, token))
             assert_true(is_filled(p->landing + slot_at(wire, 0, token), number, token, image));
     }
@@ -214,7 +213,7 @@ static void write_weights(struct pair *p, uint64_t number, int max_tokens)
 
     for (int i = 0; i < max_tokens * TOPK; i++)
         if (has_row(number, i))
-            *words_at(p->out, weight_at(&p->wire[0], 0, max_tokens, i)) = number << 32 | (uint32_t)(i + 1);
+            *words_at(p->out, weight_at(&p->wire[0], 0, i)) = number << 32 | (uint32_t)(i + 1);
     tell(p, &told, CUDA_LL_TOLD_WEIGHTS);
 }
 
@@ -272,7 +271,7 @@ static void weights_come_before_the_rows_are_there(void **state)
     write_weights(p, 1, TOKENS);
     run(p);
     for (int i = 0; i < TOKENS * TOPK; i++)
-        assert_int_equal(*words_at(p->landing, weight_at(&p->wire[1], 0, TOKENS, i)),
+        assert_int_equal(*words_at(p->landing, weight_at(&p->wire[1], 0, i)),
                          has_row(1, i) ? UINT64_C(1) << 32 | (uint32_t)(i + 1) : 0);
     assert_int_equal(words_of(p->landing)->ahead[0], 1);
     assert_int_equal(words_of(p->landing)->sent[0], 0);

@@ -277,5 +277,11 @@ cudaError_t cuda_kernels_load(int shared_bytes)
         error = cuda_ll_combine_load();
     if (error == cudaSuccess)
         error = cuda_ll_mask_load();
+    if (error == cudaSuccess)
+        error = cuda_ll_dispatch_load_many(shared_bytes);
+    if (error == cudaSuccess)
+        error = cuda_ll_combine_load_many();
+    if (error == cudaSuccess)
+        error = cuda_ll_mask_load_many();
     return error;
 }

@@ -70,7 +70,7 @@ __device__ inline unsigned char *slot_of(const cuda_ll &ll, int rank, int source
 
 __device__ inline uint64_t *slot_flag_of(const cuda_ll &ll, int rank, int source, int t)
 {
-    return ll_at<uint64_t>(ll, rank, source, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
+    return ll_at<uint64_t>(ll, rank, source, ll.slot_flag_at) + (int64_t)source * ll.most_tokens + t;
 }
 
 /* What the receiving warps of a block share. */
@@ -113,8 +113,15 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
 {
     const cuda_ll &ll = d.ll;
     int n = ll.waits.nranks;
-    bool sound = by.thread == by.threads - 1 ? may_begin(ll.waits, ll.waits.done_phase)
-                                             : !tells || compare_formats(d, call, by.thread);
+    bool sound;
+
+    /* Of so many ranks as threads none is left for it alone. */
+    if (LL_MANY)
+        sound =
+            (by.thread || may_begin(ll.waits, ll.waits.done_phase)) && (!tells || compare_formats(d, call, by.thread));
+    else
+        sound = by.thread == by.threads - 1 ? may_begin(ll.waits, ll.waits.done_phase)
+                                            : !tells || compare_formats(d, call, by.thread);
 
     for (int i = by.thread; i < n * ll.n_local && sound; i += by.threads) {
         before[i] = 0;
@@ -290,7 +297,7 @@ __device__ __forceinline__ bool has_many_blocks()
  */
 __device__ inline bool time_slots(const cuda_ll_dispatch &d, const ll_call &call, uint64_t begin, const team &by)
 {
-    __shared__ unsigned long long longest[CUDA_MAX_RANKS];
+    __shared__ unsigned long long longest[LL_RANKS];
     const cuda_ll &ll = d.ll;
     int n = ll.waits.nranks, source = by.thread % n;
     bool sound = true;

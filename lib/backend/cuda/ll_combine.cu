@@ -8,8 +8,10 @@
  */
 #include "backend/cuda/ll_sum.cuh"
 
-#define ROOM 7168 /* bytes of each of a warp's two slots, for all rows of a piece together */
-#define GRAIN 8   /* vectors: pieces and parts of rows are multiples */
+/* Bytes of each of a warp's two slots, for all rows of a piece together; of many ranks there are longer arrays beside.
+ */
+#define ROOM (LL_MANY ? 6656 : 7168)
+#define GRAIN 8 /* vectors: pieces and parts of rows are multiples */
 #define SHARED_BYTES (CUDA_LL_THREADS / WARP * 2 * ROOM)
 
 namespace
@@ -58,7 +60,7 @@ __device__ __forceinline__ int own_thread()
 
 __device__ const uint64_t *weight_words(const cuda_ll &ll, int rank, int source, int t)
 {
-    return ll_at<uint64_t>(ll, rank, source, ll.weight_at) + ((int64_t)source * ll.max_tokens + t) * ll.topk;
+    return ll_at<uint64_t>(ll, rank, source, ll.weight_at) + ((int64_t)source * ll.most_tokens + t) * ll.topk;
 }
 
 /*
@@ -94,8 +96,7 @@ __device__ bool has_masked_us(const cuda_ll &ll, int owner)
 
 __device__ bool is_wanted(const cuda_ll &ll, int owner)
 {
-    return !ll.masking ||
-           (!(*(const volatile uint32_t *)&ll.peer[ll.waits.rank]->mask >> owner & 1) && !has_masked_us(ll, owner));
+    return !ll.masking || (!ll_has(ll_mine(ll)->mask, owner) && !has_masked_us(ll, owner));
 }
 
 /*
@@ -358,13 +359,13 @@ __device__ void send(const cuda_ll_combine &c, const ll_call &call, piece p, pas
  */
 __device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
 {
-    __shared__ unsigned long long longest[CUDA_MAX_RANKS];
+    __shared__ unsigned long long longest[LL_RANKS];
     const cuda_ll &ll = c.ll;
     uint64_t begin = global_ns();
     int me = ll.waits.rank, i = (int)threadIdx.x, of_rank = ll.max_tokens * ll.topk;
     bool sound = true;
 
-    if (i < CUDA_MAX_RANKS)
+    if (i < LL_RANKS)
         longest[i] = 0;
     __syncthreads();
     for (int at = i; at < ll.waits.nranks * of_rank && sound; at += (int)blockDim.x) {
@@ -386,7 +387,7 @@ __device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
 __device__ bool meet_to_send(const cuda_ll_combine &c, ll_call &call)
 {
     const cuda_ll &ll = c.ll;
-    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    const cuda_ll_segment *mine = ll_mine(ll);
     bool behind = ll.masking && !ll.sum_once;
 
     if (c.wait_added && !ll.masking && !ll.sum_once && blockIdx.x == 0 && !time_weights(c, call))
@@ -402,15 +403,16 @@ __device__ bool meet_to_send(const cuda_ll_combine &c, ll_call &call)
 namespace ep
 {
 
-__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) combine_ll(const __grid_constant__ cuda_ll_combine c)
+__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const __grid_constant__ cuda_ll_combine c)
 {
     extern __shared__ __align__(128) unsigned char slots[];
     __shared__ uint64_t barriers[CUDA_LL_THREADS / WARP * 2];
     __shared__ terms terms;
     const cuda_ll &ll = c.ll;
-    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    ll_call call = {mine->call + 1, mine->dispatches - (uint32_t)c.age, mine->mask};
+    const cuda_ll_segment *mine = ll_mine(ll);
+    ll_call call = {mine->call + 1, mine->dispatches - (uint32_t)c.age, {}};
 
+    ll_first_mask(mine, call.mask);
     if (c.phases & CUDA_LL_SEND) {
         int lane = (int)threadIdx.x % WARP;
         share own = share_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x);
@@ -453,13 +455,13 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) combine_ll(const __grid_co
 
 } /* namespace ep */
 
-cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream)
+cudaError_t LL_NAME(cuda_launch_ll_combine)(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream)
 {
-    ep::combine_ll<<<(unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream>>>(*combine);
+    ep::LL_NAME(combine_ll)<<<(unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream>>>(*combine);
     return cudaGetLastError();
 }
 
-cudaError_t cuda_ll_combine_load(void)
+cudaError_t LL_NAME(cuda_ll_combine_load)(void)
 {
-    return cudaFuncSetAttribute(ep::combine_ll, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    return cudaFuncSetAttribute(ep::LL_NAME(combine_ll), cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
 }

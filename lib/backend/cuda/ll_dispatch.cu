@@ -16,7 +16,8 @@ namespace
 struct choices {
     int before[CUDA_LL_MAX_TOPK];      /* tokens of this rank before it with the same expert */
     uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the choice that has the expert; 0: none */
-    uint32_t ranks;                    /* all ranks, a bit for each */
+    uint32_t ranks;                    /* all ranks, a bit for each; of many ranks: how many */
+    uint16_t rank[CUDA_LL_MAX_TOPK];   /* ... and which, from the first behind this one on */
 };
 
 /* --- the routing ------------------------------------------------------------------------------------------------- */
@@ -107,6 +108,24 @@ __device__ int fetch_choice(const cuda_ll_dispatch &d, int t, int k)
     return k < d.ll.topk && t < d.n_tokens ? read_expert(d, (int64_t)t * d.ll.topk + k) : -1;
 }
 
+/* Of many ranks: each rank of the token once, by the lane that has it first. By a warp. */
+__device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
+{
+    int lane = (int)threadIdx.x % WARP, me = ll.waits.rank, place = 0;
+    uint32_t same = __match_any_sync(ALL_LANES, rank);
+    bool lists = rank >= 0 && __ffs((int)same) - 1 == lane;
+    uint32_t votes = __ballot_sync(ALL_LANES, lists);
+    int turned = rank > me ? rank : rank + ll.waits.nranks;
+
+    /* Each rank begins with another one. */
+    for (uint32_t left = votes; left; left &= left - 1)
+        place += __shfl_sync(ALL_LANES, turned, __ffs((int)left) - 1) < turned;
+    if (lists)
+        c.rank[place] = (uint16_t)rank;
+    if (lane == 0)
+        c.ranks = (uint32_t)__popc(votes);
+}
+
 /*
  * The choices of token t, and how many tokens before have the same: into the image of its slot, and kept for the
  * combine. Each thread brings its fetch_choice().
@@ -126,9 +145,13 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
         c.before[k] = 0;
         if (expert >= 0)
             c.choice_of[expert] = (uint8_t)(k + 1);
-        rank = (int)__reduce_or_sync(ALL_LANES, rank < 0 ? 0 : 1u << rank);
-        if (k == 0)
-            c.ranks = (uint32_t)rank;
+        if (LL_MANY) {
+            list_ranks(ll, rank, c);
+        } else {
+            rank = (int)__reduce_or_sync(ALL_LANES, rank < 0 ? 0 : 1u << rank);
+            if (k == 0)
+                c.ranks = (uint32_t)rank;
+        }
     }
     team_sync(by);
 #pragma unroll 2
@@ -248,12 +271,23 @@ __device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t
     look_at_token(d, call, t, a.expert, c, image, by);
 }
 
+/* Of many ranks: is the rank in the list? */
+__device__ inline bool has_rank(const choices &c, int rank)
+{
+    bool has = false;
+
+    for (int i = 0; i < (int)c.ranks; i++)
+        has |= c.rank[i] == rank;
+    return has;
+}
+
 /*
- * Token t's slot to `ranks`, of which each rank begins with another one. By stores of the threads: for several ranks at
- * once the copy engine takes longer (a model on 4 GPUs, 128 tokens: 16 instead of 13 us from the meeting to the last
- * row, bf16 30 instead of 21).
+ * Token t's slot to `ranks`, of which each rank begins with another one; of many ranks to those of the list in `c` that
+ * are not masked. By stores of the threads: for several ranks at once the copy engine takes longer (a model on 4 GPUs,
+ * 128 tokens: 16 instead of 13 us from the meeting to the last row, bf16 30 instead of 21).
  */
-__device__ void store_slot(const cuda_ll_dispatch &d, int t, uint32_t ranks, const unsigned char *image, const team &by)
+__device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const choices &c, int t, uint32_t ranks,
+                           const unsigned char *image, const team &by)
 {
     int me = d.ll.waits.rank, vectors = image_bytes(d) / VECTOR;
     uint32_t turned = __funnelshift_r(ranks, ranks, (uint32_t)me + 1);
@@ -261,7 +295,10 @@ __device__ void store_slot(const cuda_ll_dispatch &d, int t, uint32_t ranks, con
     for (int i = by.thread; i < vectors; i += by.threads) {
         uint4 v = reinterpret_cast<const uint4 *>(image)[i];
 
-        for (uint32_t left = turned; left; left &= left - 1)
+        for (int j = 0; LL_MANY && j < (int)ranks; j++)
+            if (!is_masked(call, c.rank[j]))
+                reinterpret_cast<uint4 *>(slot_of(d.ll, c.rank[j], me, t))[i] = v;
+        for (uint32_t left = LL_MANY ? 0 : turned; left; left &= left - 1)
             reinterpret_cast<uint4 *>(slot_of(d.ll, (__ffs((int)left) + me) % CUDA_MAX_RANKS, me, t))[i] = v;
     }
 }
@@ -281,18 +318,19 @@ __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choi
     int me = ll.waits.rank, i = by.thread, next;
 
     for (int t = (int)blockIdx.x; t < d.n_tokens; t = next) {
-        uint32_t ranks = c.ranks & ~call.mask;
+        uint32_t ranks = ll_unmasked(c.ranks, call.mask);
+        bool has_row = !LL_MANY || has_rank(c, i);
         ahead a;
 
         next = t + (int)gridDim.x;
         a = fetch_ahead(d, next, by);
-        store_slot(d, t, ranks, image, by);
+        store_slot(d, call, c, t, ranks, image, by);
         team_sync(by);
         /* While the rows arrive, for which the flag has to wait. */
         if (next < d.n_tokens)
             make_image(d, call, next, a, c, image, by);
         if (i < ll.waits.nranks && !is_masked(call, i))
-            store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (ranks >> i & 1));
+            store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (LL_MANY ? has_row : ranks >> i & 1));
     }
 }
 
@@ -308,7 +346,7 @@ __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c,
 __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, int32_t *bins, unsigned char *image)
 {
     const cuda_ll &ll = d.ll;
-    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    const cuda_ll_segment *mine = ll_mine(ll);
     team all = whole_block();
     int t = (int)blockIdx.x;
     ahead a = fetch_ahead(d, t, all);
@@ -338,21 +376,22 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
 namespace ep
 {
 
-__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) dispatch_ll(const __grid_constant__ cuda_ll_dispatch d)
+__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const __grid_constant__ cuda_ll_dispatch d)
 {
     extern __shared__ __align__(128) unsigned char image[]; /* of a slot */
     __shared__ int32_t bins[EP_MAX_EXPERTS];
     __shared__ choices c;
     __shared__ arrivals arriving;
     const cuda_ll &ll = d.ll;
-    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    ll_call call = {mine->call + 1, mine->dispatches + 1, mine->mask};
+    const cuda_ll_segment *mine = ll_mine(ll);
+    ll_call call = {mine->call + 1, mine->dispatches + 1, {}};
     bool sends = d.phases & CUDA_LL_SEND, receives = d.phases & CUDA_LL_RECEIVE;
     /* So many threads begin with sending, and the others with receiving; 0: all do one after the other. With masking
        nothing is received before it is known from whom; between nodes all threads of a block count as one. */
     int half = sends && receives && !ll.masking && !ll.landing ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
     team all = whole_block(), joint = {i, 2 * half, TEAM_JOINS};
 
+    ll_first_mask(mine, call.mask);
     if (sends && !prepare(d, call, c, bins, image))
         return;
     if (sends && (i < half || !half))
@@ -373,20 +412,20 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) dispatch_ll(const __grid_c
 
 } /* namespace ep */
 
-cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream)
+cudaError_t LL_NAME(cuda_launch_ll_dispatch)(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream)
 {
-    ep::dispatch_ll<<<(unsigned)blocks, CUDA_LL_THREADS, (size_t)image_bytes(*dispatch), stream>>>(*dispatch);
+    ep::LL_NAME(dispatch_ll)<<<(unsigned)blocks, CUDA_LL_THREADS, (size_t)image_bytes(*dispatch), stream>>>(*dispatch);
     return cudaGetLastError();
 }
 
-cudaError_t cuda_ll_dispatch_load(int shared_bytes)
+cudaError_t LL_NAME(cuda_ll_dispatch_load)(int shared_bytes)
 {
     struct cudaFuncAttributes kernel;
-    cudaError_t error = cudaFuncGetAttributes(&kernel, ep::dispatch_ll);
+    cudaError_t error = cudaFuncGetAttributes(&kernel, ep::LL_NAME(dispatch_ll));
 
     if (error != cudaSuccess)
         return error;
     /* Of which the kernel declares a part itself; an image begins at a multiple of 128. */
-    return cudaFuncSetAttribute(ep::dispatch_ll, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    return cudaFuncSetAttribute(ep::LL_NAME(dispatch_ll), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 shared_bytes - (int)kernel.sharedSizeBytes - 128);
 }

@@ -27,6 +27,9 @@ struct cuda_ll_inner {
     bool waits;          /* ... which the host waits for */
 };
 
+/* Sets shape, offsets and sizes. Returns the bytes of a segment. */
+size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device);
+
 /* Of the buffer that a combine reads without a copy. */
 size_t cuda_ll_combine_buffer_bytes(const ep_ll_config *config);
 

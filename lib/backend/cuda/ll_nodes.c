@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/ll_nodes.h"
 
+#include "backend/cuda/ll_mask.h"
 #include "backend/cuda/ll_wire.h"
 
 #include "base/backoff.h"
@@ -25,7 +26,7 @@
 #define LEAST_NAP_NS UINT64_C(50000)
 #define MOST_NAP_NS UINT64_C(1000000)
 
-#define RANGES 3
+#define RANGES 5
 /* Pinned memory: of a segment only what is used. */
 struct pinned {
     unsigned char *base;
@@ -53,7 +54,7 @@ struct cuda_ll_net {
     struct ep_streams *streams;
     struct ll_wire wire; /* complete when it is opened */
     struct pinned landing;
-    struct line lines[CUDA_MAX_RANKS]; /* [rank] */
+    struct line *lines; /* [rank] */
     int me, nranks;
     uint64_t looked_ns;
     bool broken; /* the proxy's own */
@@ -86,7 +87,7 @@ static struct cuda_ll_segment *segment_of(const struct pinned *pinned)
 
 static bool is_masked(const struct cuda_ll_net *net, int rank)
 {
-    return __atomic_load_n(&net->report->mask, __ATOMIC_RELAXED) >> rank & 1;
+    return ll_mask_has(net->report->mask, rank);
 }
 
 /* Something for it has not left. */
@@ -102,13 +103,13 @@ static bool holds_back(struct cuda_ll_net *net, int rank)
 /* That it is masked has left. */
 static void note_told(struct cuda_ll_net *net, int rank)
 {
-    uint32_t bit = 1u << rank, told = net->report->mask_told & bit;
+    bool told = ll_mask_has(net->report->mask_told, rank);
 
     if (!(net->lines[rank].sender.told.masked & 1)) {
         if (told)
-            __atomic_fetch_and(&net->report->mask_told, ~bit, __ATOMIC_RELEASE);
+            ll_mask_remove(net->report->mask_told, rank);
     } else if (!told && ep_streams_flushed_to(net->streams, rank)) {
-        __atomic_fetch_or(&net->report->mask_told, bit, __ATOMIC_RELEASE);
+        ll_mask_add(net->report->mask_told, rank);
     }
 }
 
@@ -156,7 +157,7 @@ static void look_for_lost(struct cuda_ll_net *net)
         if (now - line->quiet_ns < QUIET_NS)
             continue;
         line->lost = true;
-        __atomic_fetch_or(&net->report->far_lost, 1u << rank, __ATOMIC_RELEASE);
+        ll_mask_add(net->report->far_lost, rank);
     }
 }
 
@@ -279,7 +280,9 @@ static void list_ranges(const struct cuda_ll *device, int me, struct pinned *pin
 {
     int64_t tokens = device->most_tokens;
 
-    add_range(pinned, 0, device->slots_at);
+    add_range(pinned, 0, device->slot_flag_at);
+    add_range(pinned, device->slot_flag_at + me * tokens * 8, tokens * 8);
+    add_range(pinned, device->weight_at + me * tokens * device->topk * 8, tokens * device->topk * 8);
     add_range(pinned, device->slots_at + me * tokens * device->slot_bytes, tokens * device->slot_bytes);
     add_range(pinned, device->rows_at, tokens * device->topk * device->hidden * 2);
 }
@@ -350,6 +353,11 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
 
     if (!net)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    net->lines = calloc((size_t)ll->comm->nranks, sizeof(*net->lines));
+    if (!net->lines) {
+        free(net);
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    }
     *ret_net = net;
     net->cuda = cuda;
     net->device = device;
@@ -371,10 +379,16 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
             continue;
         list_ranges(device, net->me, out);
         EP_TRY(pin(out, bytes));
-        device->peer[rank] = segment_of(out);
         net->lines[rank].sender.segment = out->base;
     }
     return EP_OK;
+}
+
+void cuda_ll_net_reach(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_reach)
+{
+    for (int rank = 0; net && rank < net->nranks; rank++)
+        if (is_far(net, rank))
+            ret_reach[rank] = segment_of(&net->lines[rank].out);
 }
 
 static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
@@ -446,7 +460,7 @@ static void unlink_from_comm(struct cuda_ll_net *net)
 
 void cuda_ll_net_close(struct cuda_ll_net *net)
 {
-    bool used[CUDA_MAX_RANKS] = {false};
+    bool used[CUDA_LL_MAX_RANKS] = {false};
 
     if (!net)
         return;
@@ -463,5 +477,6 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
         unpin(&net->lines[rank].out, used[rank]);
     pthread_cond_destroy(&net->changed);
     pthread_mutex_destroy(&net->lock);
+    free(net->lines);
     free(net);
 }

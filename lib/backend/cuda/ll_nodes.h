@@ -15,10 +15,12 @@ struct cuda_ll_net;
 
 /* Of host memory, besides the segment of `bytes` that `device` describes; 0 on one node. */
 size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t bytes);
-/* What needs no peer. Tells `device` of the segments for ranks of other nodes. *ret_net is to be closed in each case.
- */
+/* What needs no peer. Tells `device` of the landing segment. *ret_net is to be closed in each case. */
 ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
                               struct cuda_ll_net **ret_net);
+/* Where this rank writes for each rank of another node: ret_reach [R], of which nothing else is touched. net NULL:
+   nothing. */
+void cuda_ll_net_reach(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_reach);
 /* Collective; `device` of the preparation is complete. Starts the thread. */
 ep_status cuda_ll_net_open(struct cuda_ll_net *net);
 /*

@@ -13,8 +13,7 @@ static int64_t take(int64_t *at, int64_t bytes)
     return begin;
 }
 
-/* Returns the bytes of a segment. */
-static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
+size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device)
 {
     int64_t n = ll->comm->nranks, m = ll->config.max_tokens, k = ll->config.topk, local = ll->n_local;
     int64_t hidden = ll->config.hidden, at = 0;
@@ -31,8 +30,8 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->slot_bytes = device->row_at + 2 * hidden;
     take(&at, (int64_t)sizeof(struct cuda_ll_segment));
     device->counts_at = take(&at, 2 * n * (local + 1) * 8);
-    device->slot_flag_at = take(&at, n * m * 8);
     device->row_flag_at = take(&at, m * k * device->parts * 8);
+    device->slot_flag_at = take(&at, n * m * 8);
     device->weight_at = take(&at, n * m * k * 8);
     device->index_at = take(&at, 2 * m * k * 4);
     device->origin_at = take(&at, 2 * n * m * k * 4);
@@ -45,6 +44,14 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
 int cuda_ll_sms(const struct cuda_comm *cuda)
 {
     return cuda->all_sms / cuda->sharing ? cuda->all_sms / cuda->sharing : 1;
+}
+
+/* So that tests see the kernels of many ranks with few, too. Either kernels give the same bits. */
+static bool wants_many(void)
+{
+    const char *value = getenv("EPKIT_CUDA_LL_MANY");
+
+    return value && strcmp(value, "1") == 0;
 }
 
 /* A segment that a former ep_ll has left, or a new one. */
@@ -77,9 +84,9 @@ static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, 
 {
     int64_t rows = config->max_tokens;
 
-    if (comm->nranks > CUDA_MAX_RANKS)
+    if (comm->nranks > CUDA_LL_MAX_RANKS)
         return ep_fail(EP_E_UNSUPPORTED, "%s: the CUDA backend has low latency for up to %d ranks, not %d", call,
-                       CUDA_MAX_RANKS, comm->nranks);
+                       CUDA_LL_MAX_RANKS, comm->nranks);
     if (config->topk > CUDA_LL_MAX_TOPK)
         return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
                        config->topk, CUDA_LL_MAX_TOPK);
@@ -106,7 +113,7 @@ int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
     if (check_numbers(comm, config, "ep_ll_get_sizes") != EP_OK)
         return -1;
     *ret_combine_bytes = (int64_t)cuda_block_bytes(cuda_ll_combine_buffer_bytes(config));
-    bytes = lay_out(&ll, &device);
+    bytes = cuda_ll_lay_out(&ll, &device);
     return (int64_t)(cuda_whole_bytes(bytes) + cuda_ll_net_bytes(&ll, &device, bytes));
 }
 
@@ -117,7 +124,7 @@ static ep_status open_own(const ep_ll *ll, struct cuda_ll_inner *inner)
     void *report;
 
     EP_TRY(check_numbers(ll->comm, &ll->config, "ep_ll_new"));
-    bytes = lay_out(ll, &inner->device);
+    bytes = cuda_ll_lay_out(ll, &inner->device);
     inner->bytes = bytes;
     EP_TRY(take_place(cuda, bytes, &inner->place));
     CUDA_TRY(cudaEventCreateWithFlags(&inner->done, cudaEventDisableTiming));
@@ -132,9 +139,27 @@ static ep_status open_own(const ep_ll *ll, struct cuda_ll_inner *inner)
     return cuda_drain(cuda);
 }
 
+/* Where segments are, for the kernels: of up to CUDA_LL_NARROW ranks in their arguments, and in the own one always. */
+static ep_status publish_reach(struct cuda_ll_inner *inner, struct cuda_ll_segment **reach)
+{
+    const struct cuda_comm *cuda = inner->cuda;
+    struct cuda_ll *device = &inner->device;
+    int n = device->waits.nranks;
+
+    cuda_ll_net_reach(inner->net, reach);
+    device->own = reach[device->waits.rank];
+    device->many = n > CUDA_LL_NARROW || wants_many();
+    for (int rank = 0; rank < n && rank < CUDA_LL_NARROW; rank++)
+        device->peer[rank] = reach[rank];
+    CUDA_TRY(cudaMemcpyAsync(device->own->reach, reach, (size_t)n * sizeof(*reach), cudaMemcpyDefault, cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    return EP_OK;
+}
+
 /* Behind the first meeting nobody writes into the segment any more, and behind the second one somebody may. */
 static ep_status clear_and_reach(struct cuda_ll_inner *inner, const struct ep_group_address *all)
 {
+    struct cuda_ll_segment *reach[CUDA_LL_MAX_RANKS] = {NULL};
     struct cuda_comm *cuda = inner->cuda;
     struct cuda_waits *waits = &inner->device.waits;
 
@@ -151,9 +176,9 @@ static ep_status clear_and_reach(struct cuda_ll_inner *inner, const struct ep_gr
         void *segment;
 
         EP_TRY(cuda_map(cuda, rank, &all[rank], inner->bytes, &segment));
-        inner->device.peer[rank] = segment;
+        reach[rank] = segment;
     }
-    return EP_OK;
+    return publish_reach(inner, reach);
 }
 
 static void free_inner(struct cuda_ll_inner *inner)

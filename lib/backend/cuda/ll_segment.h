@@ -8,8 +8,14 @@
 
 #include <stdint.h>
 
-#define CUDA_LL_MAX_RANKS 32 /* of the group: their masks are words of so many bits */
-#define CUDA_LL_MOST_PARTS 8 /* of a row, each with a warp of its own, where rows are few */
+/*
+ * Of the group. With up to CUDA_LL_NARROW of them a mask is one word, and kernels are compiled for that; for more there
+ * are kernels of their own, in which a thread of a block waits for each rank: hence the limit.
+ */
+#define CUDA_LL_MAX_RANKS 512
+#define CUDA_LL_NARROW 32
+#define CUDA_LL_MASK_WORDS (CUDA_LL_MAX_RANKS / 32) /* rank r: bit r % 32 of word r / 32 */
+#define CUDA_LL_MOST_PARTS 8                        /* of a row, each with a warp of its own, where rows are few */
 
 /* Between nodes: what a call has for a rank of another node, in the segment that stands for that rank here. */
 struct cuda_ll_told {
@@ -23,7 +29,7 @@ struct cuda_ll_told {
 
 enum { CUDA_LL_TOLD_WEIGHTS = 2, CUDA_LL_TOLD = 3 }; /* 0 and 1: rows of a call, by the parity of its number */
 
-/* Where the ranks of a call meet, with masking. Each has a verdict of its own. */
+/* Where the ranks of a call meet. Each has a verdict of its own. */
 enum { CUDA_LL_TO_SEND, CUDA_LL_TO_RECEIVE, CUDA_LL_MEETINGS };
 
 /* Beginning of a segment. [source]: that rank writes it. */
@@ -42,9 +48,13 @@ struct cuda_ll_segment {
     uint64_t last_dispatch, last_combine; /* their calls */
     uint64_t barrier;                     /* the last that is complete */
     uint64_t asked;                       /* as in struct cuda_ll_report */
-    uint64_t verdict[CUDA_LL_MEETINGS];   /* call << 32 | masks, of each meeting; only with masking */
-    uint32_t mask;                        /* ranks that are masked */
+    uint64_t verdict[CUDA_LL_MEETINGS];   /* call << 32 | mask[0], of each meeting; with masking, or many ranks */
+    uint32_t mask[CUDA_LL_MASK_WORDS];    /* ranks that are masked */
     uint32_t blocks[3];                   /* of the running kernel that have sent rows, ended, sent weights */
+
+    /* The owner's own; of more than CUDA_LL_NARROW ranks alone. */
+    uint32_t verdict_mask[CUDA_LL_MEETINGS][CUDA_LL_MASK_WORDS]; /* ... of verdict, written before it */
+    struct cuda_ll_segment *reach[CUDA_LL_MAX_RANKS]; /* [rank] as cuda_ll.peer; written before the first kernel */
 };
 
 #endif

@@ -125,14 +125,14 @@ __device__ inline int rank_of_row(const cuda_ll &ll, const int32_t *index, int k
  */
 __device__ inline bool time_rows(const cuda_ll_combine &c, const ll_call &call)
 {
-    __shared__ unsigned long long longest[CUDA_MAX_RANKS];
+    __shared__ unsigned long long longest[LL_RANKS];
     const cuda_ll &ll = c.ll;
     const int32_t *index = index_of(ll, call);
     uint64_t begin = global_ns();
     int me = ll.waits.rank, i = (int)threadIdx.x;
     bool sound = true;
 
-    if (i < CUDA_MAX_RANKS)
+    if (i < LL_RANKS)
         longest[i] = 0;
     __syncthreads();
     for (int at = i; at < c.n_tokens * ll.topk * ll.parts && sound; at += (int)blockDim.x) {

@@ -54,14 +54,14 @@ static int64_t slot_at(const struct ll_wire *wire, int source, int64_t token)
     return wire->slots_at + ((int64_t)source * wire->most_tokens + token) * wire->slot_bytes;
 }
 
-static int64_t slot_flag_at(const struct ll_wire *wire, int source, int64_t max_tokens, int64_t token)
+static int64_t slot_flag_at(const struct ll_wire *wire, int source, int64_t token)
 {
-    return wire->slot_flag_at + (source * max_tokens + token) * 8;
+    return wire->slot_flag_at + ((int64_t)source * wire->most_tokens + token) * 8;
 }
 
-static int64_t weight_at(const struct ll_wire *wire, int source, int64_t max_tokens, int64_t choice)
+static int64_t weight_at(const struct ll_wire *wire, int source, int64_t choice)
 {
-    return wire->weight_at + (source * max_tokens * wire->topk + choice) * 8;
+    return wire->weight_at + ((int64_t)source * wire->most_tokens * wire->topk + choice) * 8;
 }
 
 static int64_t row_bytes(const struct ll_wire *wire)
@@ -108,8 +108,7 @@ static bool send_weights(const struct ll_wire *wire, const struct link *to)
     while (task->next < all) {
         int64_t n = all - task->next < WEIGHTS_AT_ONCE ? all - task->next : WEIGHTS_AT_ONCE;
 
-        if (!send_message(to, MESSAGE_WEIGHTS, task->next, n,
-                          weight_at(wire, wire->me, task->told.max_tokens, task->next), n * 8))
+        if (!send_message(to, MESSAGE_WEIGHTS, task->next, n, weight_at(wire, wire->me, task->next), n * 8))
             return false;
         task->next += n;
     }
@@ -130,7 +129,7 @@ static int64_t count_empty(const struct ll_task *task, const uint64_t *flags, in
 static bool send_dispatch(const struct ll_wire *wire, const struct link *to)
 {
     struct ll_task *task = &to->sender->task;
-    const uint64_t *flags = flags_of(to->sender, slot_flag_at(wire, wire->me, task->told.max_tokens, 0));
+    const uint64_t *flags = flags_of(to->sender, slot_flag_at(wire, wire->me, 0));
     int64_t n = wire->n_local + 1;
 
     if (task->next == 0 &&
@@ -321,14 +320,14 @@ static void take_payload(const struct ll_wire *wire, unsigned char *landing, int
         copy_words(words_at(landing, counts_at(wire, (int)m->at, source)), payload, m->n);
         return;
     case MESSAGE_WEIGHTS:
-        copy_words(words_at(landing, weight_at(wire, source, m->max_tokens, m->at)), payload, m->n);
+        copy_words(words_at(landing, weight_at(wire, source, m->at)), payload, m->n);
         return;
     case MESSAGE_SLOT:
         memcpy(landing + slot_at(wire, source, m->at), payload, m->n);
-        store(words_at(landing, slot_flag_at(wire, source, m->max_tokens, m->at)), m->number << 1 | 1);
+        store(words_at(landing, slot_flag_at(wire, source, m->at)), m->number << 1 | 1);
         return;
     case MESSAGE_EMPTY:
-        flags = words_at(landing, slot_flag_at(wire, source, m->max_tokens, m->at));
+        flags = words_at(landing, slot_flag_at(wire, source, m->at));
         for (uint32_t i = 0; i < m->n; i++)
             store(&flags[i], m->number << 1);
         return;

@@ -4,6 +4,7 @@
  * alone, so a call that nobody waits for costs the host one launch.
  */
 #include "backend/cuda/ll_inner.h"
+#include "backend/cuda/ll_mask.h"
 
 #include "core/routing.h"
 
@@ -44,10 +45,12 @@ static ep_status launch(struct cuda_ll_inner *inner, int phases)
 
     if (inner->in_dispatch) {
         inner->dispatch.phases = phases;
-        error = cuda_launch_ll_dispatch(&inner->dispatch, inner->blocks, inner->stream);
+        error = (inner->device.many ? cuda_launch_ll_dispatch_many
+                                    : cuda_launch_ll_dispatch)(&inner->dispatch, inner->blocks, inner->stream);
     } else {
         inner->combine.phases = phases;
-        error = cuda_launch_ll_combine(&inner->combine, inner->blocks, inner->stream);
+        error = (inner->device.many ? cuda_launch_ll_combine_many
+                                    : cuda_launch_ll_combine)(&inner->combine, inner->blocks, inner->stream);
     }
     EP_TRY(cuda_status(error, "low-latency kernel"));
     cuda_ll_net_launched(inner->net);
@@ -268,17 +271,18 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
     return end(&call, status);
 }
 
-static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out, ep_stream stream)
+static ep_status run_mask(ep_ll *ll, int rank, int32_t change, int32_t *out, ep_stream stream)
 {
     struct cuda_ll_inner *inner = ll->impl;
-    struct cuda_ll_mask mask = {.ll = inner->device, .set = set, .clear = clear, .out = out};
+    struct cuda_ll_mask mask = {.ll = inner->device, .rank = rank, .change = change, .out = out};
     struct cuda_call call;
     ep_status status;
 
     EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
     status = cuda_check_pointer(inner->cuda, "ep_ll_query_mask", "out", out);
     if (status == EP_OK)
-        status = cuda_status(cuda_launch_ll_mask(&mask, call.stream), "mask kernel");
+        status = cuda_status((mask.ll.many ? cuda_launch_ll_mask_many : cuda_launch_ll_mask)(&mask, call.stream),
+                             "mask kernel");
     if (status == EP_OK)
         cuda_ll_net_launched(inner->net);
     return cuda_call_end(&call, status, status == EP_OK);
@@ -286,14 +290,12 @@ static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out,
 
 ep_status cuda_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
 {
-    uint32_t ranks = rank < 0 ? UINT32_MAX : UINT32_C(1) << rank;
-
-    return run_mask(ll, on ? ranks : 0, on ? 0 : ranks, NULL, stream);
+    return run_mask(ll, rank, on ? CUDA_LL_MASK_SET : CUDA_LL_MASK_CLEAR, NULL, stream);
 }
 
 ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
 {
-    return run_mask(ll, 0, 0, out, stream);
+    return run_mask(ll, -1, CUDA_LL_MASK_KEEP, out, stream);
 }
 
 ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
@@ -305,7 +307,8 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
 
     EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
     device.waits.ready_phase = device.waits.done_phase = EP_GROUP_LL_BARRIER;
-    status = cuda_status(cuda_launch_ll_barrier(&device, call.stream), "barrier kernel");
+    status = cuda_status((device.many ? cuda_launch_ll_barrier_many : cuda_launch_ll_barrier)(&device, call.stream),
+                         "barrier kernel");
     if (status == EP_OK)
         cuda_ll_net_launched(inner->net);
     return cuda_call_end(&call, status, status == EP_OK);
@@ -333,12 +336,10 @@ ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
     const struct cuda_ll_inner *inner = ll->impl;
-    uint32_t mask;
 
     /* Whatever its status is: the masks tell. */
     cuda_drain(inner->cuda);
-    mask = *(const volatile uint32_t *)&inner->report->mask;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
-        ret_masked[rank] = (int32_t)(mask >> rank & 1);
+        ret_masked[rank] = ll_mask_has(inner->report->mask, rank);
     return EP_OK;
 }

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lowlatency.cuh - what the two low-latency kernels share: places in segments, the start, masks and the end of a call.
+/*
+ * lowlatency.cuh - what the two low-latency kernels share: places in segments, the start, masks and the end of a call.
+ *
+ * The kernels are compiled twice, by ll_*.cu and by ll_*_many.cu, which defines LL_MANY as true. Those of up to
+ * CUDA_LL_NARROW ranks find segments in their arguments and keep the mask of a call in a register. The others, of up to
+ * CUDA_LL_MAX_RANKS, find segments by a table in device memory and keep the mask in shared memory; and of their blocks
+ * the first one alone waits for the ranks to come, since the words of most of them are in host memory.
  */
 #ifndef EP_CUDA_LOWLATENCY_CUH
 #define EP_CUDA_LOWLATENCY_CUH
@@ -9,12 +15,67 @@
 
 #define MASK_TOLD_NS 20000000 /* in which the proxy sends a word, unless the network takes nothing */
 
-/* A call under way, as one thread sees it. */
-struct ll_call {
-    uint64_t number;
-    uint64_t dispatch; /* number of the dispatch that it is, or answers */
-    uint32_t mask;     /* ranks that have no part in it */
+/* The functions that start the kernels are called from C. */
+#ifdef LL_MANY
+#define LL_NAME(name) name##_many
+#else
+#define LL_MANY false
+#define LL_NAME(name) name
+#endif
+#define LL_RANKS (LL_MANY ? CUDA_LL_MAX_RANKS : CUDA_LL_NARROW)
+
+template <bool many> struct ll_mask_of {
+    typedef uint32_t type; /* a bit for each rank */
 };
+
+template <> struct ll_mask_of<true> {
+    typedef uint32_t *type; /* words in shared memory, as in the segment */
+};
+
+/* A call under way, as one thread sees it. */
+template <bool many> struct ll_call_of {
+    uint64_t number;
+    uint64_t dispatch;                    /* number of the dispatch that it is, or answers */
+    typename ll_mask_of<many>::type mask; /* ranks that have no part in it */
+};
+
+typedef ll_call_of<LL_MANY> ll_call;
+
+/* This rank's segment. */
+__device__ __forceinline__ cuda_ll_segment *ll_mine(const cuda_ll &ll)
+{
+    return LL_MANY ? ll.own : ll.peer[ll.waits.rank];
+}
+
+/* Where this rank writes for `rank`. */
+__device__ __forceinline__ cuda_ll_segment *ll_peer(const cuda_ll &ll, int rank)
+{
+    if (LL_MANY)
+        return reinterpret_cast<cuda_ll_segment *>(
+            __ldg(reinterpret_cast<const unsigned long long *>(ll.own->reach + rank)));
+    return ll.peer[rank];
+}
+
+/* The word of an array of masks that has the rank's bit, and the number of the bit in it. */
+template <typename Word> __device__ __forceinline__ Word *ll_word(Word *words, int rank)
+{
+    return words + (LL_MANY ? rank / 32 : 0);
+}
+
+__device__ __forceinline__ int ll_shift(int rank)
+{
+    return LL_MANY ? rank % 32 : rank;
+}
+
+__device__ __forceinline__ bool ll_has(uint32_t mask, int rank)
+{
+    return mask >> rank & 1;
+}
+
+__device__ __forceinline__ bool ll_has(const uint32_t *words, int rank)
+{
+    return *(const volatile uint32_t *)ll_word(words, rank) >> ll_shift(rank) & 1;
+}
 
 __device__ __forceinline__ bool ll_is_far(const cuda_ll &ll, int rank)
 {
@@ -24,7 +85,7 @@ __device__ __forceinline__ bool ll_is_far(const cuda_ll &ll, int rank)
 /* Where `source` writes for `rank`; one of the two is this rank. */
 __device__ __forceinline__ const cuda_ll_segment *ll_segment(const cuda_ll &ll, int rank, int source)
 {
-    return ll_is_far(ll, source) ? ll.landing : ll.peer[rank];
+    return ll_is_far(ll, source) ? ll.landing : ll_peer(ll, rank);
 }
 
 /* What `source` has written for this rank. */
@@ -65,13 +126,13 @@ template <typename Met> struct with_backoff {
  */
 template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Met met, int rank, int deadlines = 1)
 {
-    const uint32_t *lost = &ll.report->far_lost;
+    const uint32_t *lost = ll_word(ll.report->far_lost, rank);
 
     if (!ll_is_far(ll, rank))
         return wait_for(ll.waits, met, &ll.waits.mine->lost, rank - ll.first, deadlines);
     if (ll.masking)
-        return wait_for(ll.waits, with_backoff<Met>{met}, lost, rank, deadlines);
-    return wait_for(ll.waits, with_backoff<Met>{met}, lost, rank, deadlines,
+        return wait_for(ll.waits, with_backoff<Met>{met}, lost, ll_shift(rank), deadlines);
+    return wait_for(ll.waits, with_backoff<Met>{met}, lost, ll_shift(rank), deadlines,
                     count_moves<uint64_t>{ll.landing->moved + rank, 0});
 }
 
@@ -95,7 +156,34 @@ __device__ inline bool ll_wait_until(const cuda_ll &ll, const uint64_t *word, ui
 
 __device__ __forceinline__ bool is_masked(const ll_call &call, int rank)
 {
-    return call.mask >> rank & 1;
+    return ll_has(call.mask, rank);
+}
+
+/* Those of up to CUDA_LL_NARROW ranks that are not masked; of many ranks, which no word can hold, `ranks`. */
+__device__ __forceinline__ uint32_t ll_unmasked(uint32_t ranks, uint32_t mask)
+{
+    return ranks & ~mask;
+}
+
+__device__ __forceinline__ uint32_t ll_unmasked(uint32_t ranks, const uint32_t *)
+{
+    return ranks;
+}
+
+/* The mask that a call begins with. By all threads of a block, at the beginning of the kernel. */
+__device__ __forceinline__ void ll_first_mask(const cuda_ll_segment *mine, uint32_t &mask)
+{
+    mask = mine->mask[0];
+}
+
+__device__ __forceinline__ void ll_first_mask(const cuda_ll_segment *mine, uint32_t *&mask)
+{
+    __shared__ uint32_t words[CUDA_LL_MASK_WORDS];
+
+    if (threadIdx.x < CUDA_LL_MASK_WORDS)
+        words[threadIdx.x] = *(const volatile uint32_t *)&mine->mask[threadIdx.x];
+    __syncthreads();
+    mask = words;
 }
 
 __device__ __forceinline__ int64_t read_choice(const void *topk_idx, int wide, int64_t at)
@@ -140,10 +228,10 @@ __device__ __forceinline__ uint4 load_far(const void *from)
 /* Another call has begun, and the ones before it are complete: their slots and rows may be written again. */
 __device__ inline void ll_begin(const cuda_ll &ll)
 {
-    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    const cuda_ll_segment *mine = ll_mine(ll);
 
     if (blockIdx.x == 0 && (int)threadIdx.x < ll.waits.nranks)
-        store_release(&ll.peer[threadIdx.x]->completed[ll.waits.rank], mine->call);
+        store_release(&ll_peer(ll, (int)threadIdx.x)->completed[ll.waits.rank], mine->call);
 }
 
 /*
@@ -171,17 +259,17 @@ __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 
 __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 {
-    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    cuda_ll_segment *mine = ll_mine(ll);
 
-    atomicOr(&mine->mask, 1u << rank);
+    atomicOr(ll_word(mine->mask, rank), 1u << ll_shift(rank));
     /* It may merely have overslept: then it finds out by this. */
-    *(volatile uint32_t *)&ll.peer[rank]->masked_by[ll.waits.rank] = 1;
-    atomicOr_system(&ll.report->mask, 1u << rank);
+    *(volatile uint32_t *)&ll_peer(ll, rank)->masked_by[ll.waits.rank] = 1;
+    atomicOr_system(ll_word(ll.report->mask, rank), 1u << ll_shift(rank));
     __threadfence_system();
     /* So that it is told before the caller goes on; but one that takes nothing is not waited for. */
     for (uint64_t begin = global_ns();
          ll_is_far(ll, rank) && global_ns() - begin < MASK_TOLD_NS && !is_stopped(ll.waits); __nanosleep(1000))
-        if (*(const volatile uint32_t *)&ll.report->mask_told >> rank & 1)
+        if (ll_has(ll.report->mask_told, rank))
             return;
 }
 
@@ -191,7 +279,7 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
  */
 __device__ inline uint64_t ll_ask(const cuda_ll &ll, bool asks)
 {
-    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    cuda_ll_segment *mine = ll_mine(ll);
     uint32_t votes = __ballot_sync(ALL_LANES, asks);
     uint64_t turn = 0;
 
@@ -211,7 +299,8 @@ __device__ inline uint64_t ll_ask(const cuda_ll &ll, bool asks)
 __device__ inline bool has_masked_this(const cuda_ll &ll, int rank, uint64_t turn)
 {
     if (ll_is_far(ll, rank))
-        wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->looked, turn}}, &ll.report->far_lost, rank);
+        wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->looked, turn}}, ll_word(ll.report->far_lost, rank),
+                 ll_shift(rank));
     return *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank];
 }
 
@@ -222,8 +311,8 @@ __device__ inline bool has_masked_this(const cuda_ll &ll, int rank, uint64_t tur
 __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase,
                                     uint64_t turn)
 {
-    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    bool masked = *(const volatile uint32_t *)&mine->mask >> rank & 1;
+    const cuda_ll_segment *mine = ll_mine(ll);
+    bool masked = ll_has(mine->mask, rank);
     wait_end end = WAIT_MET;
 
     if (!masked)
@@ -244,38 +333,88 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
 /* With masking: the time until the rank's rows were here. `added` [R], NULL: nobody wants to know. */
 __device__ inline void note_wait(const cuda_ll &ll, int64_t *added, int rank, uint64_t begin)
 {
-    if (added && rank != ll.waits.rank && !(*(const volatile uint32_t *)&ll.peer[ll.waits.rank]->mask >> rank & 1))
+    if (added && rank != ll.waits.rank && !ll_has(ll_mine(ll)->mask, rank))
         added[rank] += (int64_t)(global_ns() - begin);
 }
 
+/* ll_ask() for all ranks, each of which thread `i` of the block waits for. By all threads. */
+__device__ inline uint64_t ll_ask_for_all(const cuda_ll &ll, int i)
+{
+    uint64_t turn = i < WARP ? ll_ask(ll, i == 0) : 0;
+
+    if (LL_MANY) {
+        __shared__ uint64_t asked;
+
+        if (i == 0)
+            asked = turn;
+        __syncthreads();
+        turn = asked;
+    }
+    return turn;
+}
+
+/* The masks of a verdict, there before its word. By all threads of block 0, behind a barrier. */
+__device__ inline void ll_write_verdict(cuda_ll_segment *mine, int which)
+{
+    int word = (int)threadIdx.x;
+
+    if (word < CUDA_LL_MASK_WORDS)
+        *(volatile uint32_t *)&mine->verdict_mask[which][word] = *(const volatile uint32_t *)&mine->mask[word];
+    __threadfence();
+    __syncthreads();
+}
+
+/* The masks of a verdict. By all threads of every block, behind a barrier: one of them has seen its word. */
+__device__ inline void ll_read_verdict(const cuda_ll_segment *mine, int which, bool, uint32_t &mask)
+{
+    mask = (uint32_t)load_acquire(&mine->verdict[which]);
+}
+
+__device__ inline void ll_read_verdict(const cuda_ll_segment *mine, int which, bool sound, uint32_t *mask)
+{
+    int word = (int)threadIdx.x;
+
+    if (sound && word < CUDA_LL_MASK_WORDS)
+        mask[word] = *(const volatile uint32_t *)&mine->verdict_mask[which][word];
+    __syncthreads();
+}
+
 /* One of the arrays of words that each source has one of. */
-typedef uint64_t (cuda_ll_segment::*ll_words)[CUDA_MAX_RANKS];
+typedef uint64_t (cuda_ll_segment::*ll_words)[CUDA_LL_MAX_RANKS];
 
 /*
- * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block.
- * `which`: CUDA_LL_TO_.... `added` as for note_wait(). False: leave without a result.
+ * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block,
+ * each for the rank of its number counted from the last thread. `which`: CUDA_LL_TO_.... `added` as for note_wait().
+ * False: leave without a result.
  */
 __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, ll_words words, uint64_t value, int which, int phase,
                                int64_t *added = nullptr)
 {
-    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    cuda_ll_segment *mine = ll_mine(ll);
     int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks; /* the first warp may still be sending */
     const uint64_t *word = i < n ? (ll_from(ll, i)->*words) + i : nullptr;
     bool sound = true;
 
-    if (!ll.masking)
+    if (!LL_MANY && !ll.masking)
         return __syncthreads_and(i < n    ? ll_wait_until(ll, word, value, i, phase)
                                  : i == n ? may_begin(ll.waits, phase)
                                           : true);
     if (blockIdx.x == 0) {
-        uint64_t begin = added ? global_ns() : 0, turn = i < WARP ? ll_ask(ll, i == 0) : 0;
-        bool came = i >= n || wait_or_mask(ll, word, value, i, phase, turn);
+        uint64_t begin = added ? global_ns() : 0, turn = ll_ask_for_all(ll, i);
+        bool came = i >= n || (LL_MANY && !ll.masking ? ll_wait_until(ll, word, value, i, phase)
+                                                      : wait_or_mask(ll, word, value, i, phase, turn));
 
         if (i < n && came)
             note_wait(ll, added, i, begin);
-        sound = __syncthreads_and(i < n ? came : i == n ? may_begin(ll.waits, phase) : true);
+        /* Of so many ranks as threads none is left for it alone. */
+        if (LL_MANY)
+            sound = __syncthreads_and(came && (i || may_begin(ll.waits, phase)));
+        else
+            sound = __syncthreads_and(i < n ? came : i == n ? may_begin(ll.waits, phase) : true);
+        if (LL_MANY && sound)
+            ll_write_verdict(mine, which);
         if (i == 0 && sound)
-            store_release(&mine->verdict[which], call.number << 32 | *(volatile uint32_t *)&mine->mask);
+            store_release(&mine->verdict[which], call.number << 32 | *(volatile uint32_t *)&mine->mask[0]);
     } else if (i == 0) {
         /*
          * Block 0 has a deadline; this thread looks only whether it was told to stop. Half of the number is there, and
@@ -288,7 +427,7 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, ll_words words,
         }
     }
     sound = __syncthreads_and(sound);
-    call.mask = (uint32_t)load_acquire(&mine->verdict[which]);
+    ll_read_verdict(mine, which, sound, call.mask);
     return sound;
 }
 
@@ -299,7 +438,7 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, ll_words words,
 __device__ inline void ll_tell(const cuda_ll &ll, const ll_call &call, ll_words words, bool combine,
                                int image_bytes = 0)
 {
-    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    cuda_ll_segment *mine = ll_mine(ll);
     bool weights = words == &cuda_ll_segment::ahead;
     __shared__ bool last;
     int i = (int)threadIdx.x;
@@ -319,16 +458,16 @@ __device__ inline void ll_tell(const cuda_ll &ll, const ll_call &call, ll_words 
         /* After a failure not all is there. */
         if (*(volatile uint32_t *)&ll.waits.mine->gave_up)
             return;
-        ll.peer[i]->told[weights ? (int)CUDA_LL_TOLD_WEIGHTS : (int)(call.number & 1)] = {
+        ll_peer(ll, i)->told[weights ? (int)CUDA_LL_TOLD_WEIGHTS : (int)(call.number & 1)] = {
             call.number, combine, ll.max_tokens, ll.parts, image_bytes, (int32_t)(call.dispatch & 1), 0};
     }
-    store_release(&(ll.peer[i]->*words)[ll.waits.rank], call.number);
+    store_release(&(ll_peer(ll, i)->*words)[ll.waits.rank], call.number);
 }
 
 /* The last block counts the call, when no other one needs the counters any more. `combine`: of which kind it is. */
 __device__ inline void ll_end(const cuda_ll &ll, const ll_call &call, bool combine)
 {
-    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    cuda_ll_segment *mine = ll_mine(ll);
 
     __syncthreads();
     if (threadIdx.x || atomicInc(&mine->blocks[1], gridDim.x - 1) != gridDim.x - 1)

@@ -25,28 +25,32 @@ extern "C" {
 
 #define CUDA_LL_MAX_TOPK 32 /* a lane for each */
 #define CUDA_LL_THREADS 512
-#if CUDA_LL_MAX_RANKS != CUDA_MAX_RANKS
-#error "arrays of segments and of kernels have one length"
+#if CUDA_LL_NARROW != CUDA_MAX_RANKS || CUDA_LL_MAX_RANKS > CUDA_LL_THREADS
+#error "the arguments name so many ranks, and a thread waits for each"
 #endif
 
 /* In host memory that the device sees, one for each ep_ll. */
 struct cuda_ll_report {
-    uint32_t mask; /* device: as in the segment */
-    uint32_t bad;  /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
-                      host waits for the call */
+    uint32_t mask[CUDA_LL_MASK_WORDS]; /* device: as in the segment */
+    uint32_t bad; /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
+                     host waits for the call */
     /* Between nodes. */
-    uint32_t far_lost;  /* host: ranks of other nodes that have died or left. What they had sent is here */
-    uint32_t mask_told; /* host: ranks of other nodes that have been sent that they are masked */
-    uint64_t finished;  /* device: calls that are complete */
-    uint64_t asked;     /* device: turns of the proxy that kernels have asked for ... */
-    uint64_t looked;    /* host: ... and so many were made: what had come before is in the landing segment */
+    uint32_t far_lost[CUDA_LL_MASK_WORDS];  /* host: ranks of other nodes that have died or left. What they had sent is
+                                               here */
+    uint32_t mask_told[CUDA_LL_MASK_WORDS]; /* host: ranks of other nodes that have been sent that they are masked */
+    uint64_t finished;                      /* device: calls that are complete */
+    uint64_t asked;                         /* device: turns of the proxy that kernels have asked for ... */
+    uint64_t looked; /* host: ... and so many were made: what had come before is in the landing segment */
 };
 
 /* What is the same for each call of an ep_ll. */
 struct cuda_ll {
     struct cuda_waits waits; /* operation and peers in it are not used */
-    /* [rank] where this rank writes for that one: its segment, or, for one of another node, what stands for it here. */
-    struct cuda_ll_segment *peer[CUDA_MAX_RANKS];
+    /*
+     * [rank] where this rank writes for that one: its segment, or, for one of another node, what stands for it here.
+     * Not of many ranks (`many`), for which kernels of their own find it in own->reach.
+     */
+    struct cuda_ll_segment *peer[CUDA_LL_NARROW];
     const struct cuda_ll_segment *landing; /* what ranks of other nodes have written for this one; NULL: one node */
     struct cuda_ll_report *report;
     int32_t first, n_near; /* ranks of this node. All ranks here are numbered in the group, those of `waits` too */
@@ -58,8 +62,8 @@ struct cuda_ll {
     /* Offsets in every segment, and sizes. */
     int64_t counts_at; /* uint64 [2][R][L + 1]: call << 32 | rows for each expert of the owner, | format; by the parity
                           of the dispatch, since they may come before the owner has completed the one before */
-    int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if there is a row in the slot. All M are told */
     int64_t row_flag_at;  /* uint64 [M,K,parts]: call, where a row of the combine begins: its first choice */
+    int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if there is a row in the slot. All M of the call are told */
     int64_t weight_at;    /* uint64 [R][M,K]: call << 32 | bits of the weight: what a rank needs to add up its rows */
     int64_t index_at;     /* int32 [2][M,K]: the owner's routing, by the parity of the dispatch */
     int64_t origin_at;    /* int32 [2][R][M,K]: row of [L,R*M] that the owner received for a choice; -1: none */
@@ -67,6 +71,8 @@ struct cuda_ll {
                              scales; row */
     int64_t rows_at;      /* bf16 [M,K,H]: what ranks return, each row in the place of its first choice */
     int64_t slot_bytes, scales_at, row_at;
+    struct cuda_ll_segment *own; /* this rank's */
+    int32_t many, unused;
 };
 
 enum { CUDA_LL_SEND = 1, CUDA_LL_RECEIVE = 2 };
@@ -98,10 +104,12 @@ struct cuda_ll_combine {
     int64_t *wait_added; /* [R] NULL: not wanted */
 };
 
-/* Masks in the order of the stream: set and cleared, a bit for each rank; then told to the caller, if `out` [R] is. */
+enum { CUDA_LL_MASK_KEEP, CUDA_LL_MASK_SET, CUDA_LL_MASK_CLEAR };
+
+/* Masks in the order of the stream: of a rank, -1: all, changed; then told to the caller, if `out` [R] is. */
 struct cuda_ll_mask {
     struct cuda_ll ll;
-    uint32_t set, clear;
+    int32_t rank, change; /* CUDA_LL_MASK_... */
     int32_t *out;
 };
 
@@ -113,6 +121,15 @@ cudaError_t cuda_launch_ll_barrier(const struct cuda_ll *ll, cudaStream_t stream
 cudaError_t cuda_ll_mask_load(void);
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
+
+/* The same for `many` ranks. */
+cudaError_t cuda_ll_dispatch_load_many(int shared_bytes);
+cudaError_t cuda_ll_combine_load_many(void);
+cudaError_t cuda_launch_ll_mask_many(const struct cuda_ll_mask *mask, cudaStream_t stream);
+cudaError_t cuda_launch_ll_barrier_many(const struct cuda_ll *ll, cudaStream_t stream);
+cudaError_t cuda_ll_mask_load_many(void);
+cudaError_t cuda_launch_ll_dispatch_many(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
+cudaError_t cuda_launch_ll_combine_many(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
 
 #ifdef __cplusplus
 }
