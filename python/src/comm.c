@@ -213,14 +213,21 @@ void member_add(struct comm_object *comm, struct member *member)
 void member_free(struct member *member)
 {
     struct comm_object *comm = member->comm;
+    bool busy;
 
     if (!comm)
         return;
+    /* The library may wait for what is queued, and for peers that still read: other threads go on meanwhile. */
+    busy = comm->busy;
+    comm->busy = true;
     member->close(member);
+    comm->busy = busy;
     member->prev->next = member->next;
     if (member->next)
         member->next->prev = member->prev;
     member->comm = NULL;
+    if (!busy)
+        call_done(comm);
     Py_DECREF((PyObject *)comm);
 }
 

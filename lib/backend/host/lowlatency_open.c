@@ -212,10 +212,22 @@ static void wait_for_readers(ep_ll *ll)
     }
 }
 
+/* What this rank has not received by now it will not read: peers that leave, too, need not wait for it. */
+static void read_no_more(ep_ll *ll)
+{
+    struct host_ll *inner = ll->impl;
+
+    for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
+        atomic_store_explicit(ll_counter_of(ll, ll->comm->rank, ll_pulled_word(number)), number, memory_order_release);
+    ep_group_ring_node(inner->group);
+}
+
 void host_ll_close(ep_ll *ll)
 {
     if (!ll->impl)
         return;
+    ep_group_drain(((struct host_ll *)ll->impl)->group);
+    read_no_more(ll);
     wait_for_readers(ll);
     ep_group_of(ll->comm)->object_bytes -= object_bytes(ll);
     ll_net_close(ll);
