@@ -314,6 +314,36 @@ def test_a_hook_is_refused():
     run(2, refused_hook)
 
 
+def ends_behind_a_combine(rank, size, times):
+    """A rank that has everything ends at once, without a word. One that receives later has its rows."""
+    pids = [None] * size
+    dist.all_gather_object(pids, os.getpid())
+    calls = Sender(rank, size)
+    for step in range(times):
+        sent = calls.send()
+        sent[3]()
+        out, hook, want = calls.answer(sent)
+        while rank == 0 and step == times - 1 and is_there(pids[-1]):
+            time.sleep(0.01)
+        hook()
+        assert torch.equal(out, want)
+    if rank == size - 1:
+        os._exit(0)
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_rank_ends_behind_its_last_combine():
+    for times in (1, 2, 3):  # buffers are used in turn
+        run(3, ends_behind_a_combine, times)
+
+
 def masked(rank, size):
     """A rank ends; the others mask it and go on, with its choices at -1 from then on."""
     os.environ["EPKIT_TIMEOUT_MS"] = "30000"
