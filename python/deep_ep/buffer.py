@@ -28,6 +28,9 @@ _TIMEOUT = 100.0
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
 
 
+_HANDLE_HAS = ("recv_source", "rank_prefix")  # of epkit.Metadata
+
+
 class Config(NamedTuple):
     """Sizes of DeepEP's buffers and its number of multiprocessors.
 
@@ -64,11 +67,12 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     _filled = True  # of a handle that a program has made of six tensors
 
     @classmethod
-    def of(cls, plan: epkit.Plan, data: epkit.Metadata, in_rank: torch.Tensor, mark: Optional[Mark]) -> "Handle":
-        """In the communication stream. The handle keeps the tensors of `data` but the first for its own contents."""
-        prefix, n_recv = data.rank_prefix, plan.n_recv if plan.n_recv is not None else plan.out_rows
-        handle = cls((prefix, prefix.new_empty((plan.comm.size, 1)), data.psum_rank.view(-1, 1), data.recv_source[:n_recv],
-                      in_rank, prefix.new_empty((plan.n_tokens, plan.comm.size))))
+    def of(cls, plan: epkit.Plan, prefix: torch.Tensor, source: torch.Tensor, in_rank: torch.Tensor,
+           mark: Optional[Mark]) -> "Handle":
+        """In the communication stream. The handle keeps rank_prefix and recv_source of epkit.Metadata for its own contents."""
+        ranks, n_recv = plan.comm.size, plan.n_recv if plan.n_recv is not None else plan.out_rows
+        handle = cls((prefix, prefix.new_empty((ranks, 1)), prefix.new_empty((ranks, 1)), source[:n_recv], in_rank,
+                      prefix.new_empty((plan.n_tokens, ranks))))
         handle.plan, handle._filled = plan, False
         if mark is not None and mark.capturing:
             handle._every()
@@ -316,11 +320,11 @@ class Buffer(OfThisProcess):
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
                     order: Order) -> Tuple[Handle, Tuple[torch.Tensor, ...]]:
         """The handle, and the tensors that were made for it."""
-        data = plan.metadata(_STRIDE, stream=order.stream)
+        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS)
         if is_token_in_rank is None:
             assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
-        handle = Handle.of(plan, data, is_token_in_rank, order.mark())
+        handle = Handle.of(plan, data[6], data[0], is_token_in_rank, order.mark())
         _origins[handle[0]] = plan
         return handle, tuple(tuple.__iter__(handle))
 

@@ -19,6 +19,8 @@ from .utils.semantic import value_or
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 _ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
+_HANDLE_HAS = ("recv_source", "psum_rank", "psum_expert", "count_exact")  # of epkit.Metadata
+_EXPANDED_HAS = _HANDLE_HAS + ("recv_slot", "n_recv_tokens")
 _COPY_SMS = 24  # that the library takes by itself for rows outside of its own memory (epkit/cuda.h)
 
 
@@ -315,7 +317,8 @@ class ElasticBuffer(OfThisProcess):
                                  column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
         with order.on_stream():
             if fresh:
-                handle._fill(plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream), order.mark())
+                wanted = _EXPANDED_HAS if handle.do_expand or plan.n_recv is None else _HANDLE_HAS
+                handle._fill(epkit.Metadata(*plan._metadata(handle.num_max_tokens_per_rank, order.stream, wanted)), order.mark())
             if stats is not None:
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         event = order.done(async_with_compute_stream, (x, rows, topk_weights, stats),
