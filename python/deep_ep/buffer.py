@@ -25,6 +25,8 @@ _origins: Any = WeakTensorKeyDictionary()
 # As long as DeepEP waits for a rank before it gives up: programs compile kernels at their first step, each rank its own.
 _TIMEOUT = 100.0
 
+_ROW_TYPES = (torch.bfloat16, torch.float8_e4m3fn)
+
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
 
 
@@ -339,7 +341,8 @@ class Buffer(OfThisProcess):
         """Sends each token to the ranks that own one of its experts. Collective.
 
         Arguments:
-            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 or int32 [N, any] or [N], any strides).
+            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 or int32 [N, any] or [N], any strides). Rows may be of
+                any other type, too, with a multiple of 16 bytes each: their bits are moved.
             handle: of an earlier dispatch: the same routing again, without top-k and without waiting on the host.
             is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout(); enough where there is no topk_idx.
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K].
@@ -548,7 +551,8 @@ class Buffer(OfThisProcess):
             mask_status |= one.mask().to(mask_status.device)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Waits for all ranks again."""
+        """Waits for all ranks again. A rank that another one still masks when it makes its next call is told that it was left
+        out (EP_E_EXCLUDED), so let all of them meet between this and that, for instance in a barrier of the group."""
         self._need_shrink("low_latency_clean_mask_buffer")
         self._masked.clear()
         for one in self._low_latency:
@@ -563,18 +567,32 @@ def _origin_of(handle: Any, size: int) -> Any:
 
 
 def _with_columns(x: Any) -> Any:
-    """Scales [N], one for each row, become [N, 1]."""
-    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
-        return x[0], x[1].unsqueeze(1)
+    """What the library takes for rows of any type, and scales [N], one for each row, as [N, 1]."""
+    if isinstance(x, torch.Tensor):
+        return _as_bits(x)
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor):
+        return _as_bits(x[0]), x[1].unsqueeze(1) if x[1].dim() == 1 else x[1]
     return x
+
+
+def _as_bits(x: Any) -> Any:
+    """A dispatch moves bits: rows of other types go as bfloat16, or as fp8 where an element is one byte."""
+    if not isinstance(x, torch.Tensor) or x.dtype in _ROW_TYPES or x.dim() != 2 or not x.is_contiguous():
+        return x  # which may be refused
+    dtype = _ROW_TYPES[x.element_size() == 1]
+    if x.dtype.is_complex or x.shape[1] * x.element_size() % 16:
+        return x
+    return x.detach().view(dtype)
 
 
 def _as_given(x: Any, rows: Any) -> Rows:
     """Received rows, with scales if x came with some, of as many dimensions."""
-    scales = rows.scales
-    if isinstance(x, (tuple, list)) and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
+    scales, with_scales = rows.scales, isinstance(x, (tuple, list))
+    if with_scales and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
         scales = scales.squeeze(1)
-    given: Rows = (rows.x, scales) if isinstance(x, (tuple, list)) else rows.x
+    first = x[0] if with_scales else x
+    received = rows.x if first.dtype in _ROW_TYPES else rows.x.view(first.dtype)
+    given: Rows = (received, scales) if with_scales else received
     return given
 
 

@@ -11,11 +11,14 @@ import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff, hash_tensor, per_token_cast_back
-from ranks import raises, run
+from ranks import CUDA, raises, run
 
 TOKENS, HIDDEN, TOPK = 16, 512, 4
 OFFSET = 128
 MASK = 2 ** 32 - 1
+
+NOT_ON_CUDA = {"test_a_hook_is_refused": "there a barrier is queued, and nobody waits in it",
+               "test_a_rank_ends_behind_its_last_combine": "there a rank that has ended is seen at once, whoever waits for it"}
 
 
 def make(rank, size, seed):
@@ -209,11 +212,11 @@ class Sender:
 
     def __init__(self, rank, size):
         self.buffer, self.experts = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True), 4 * size
-        self.draw = torch.Generator().manual_seed(rank)
+        torch.manual_seed(rank)
 
     def send(self):
-        x = torch.randint(-8, 8, (TOKENS, 256), generator=self.draw).to(torch.bfloat16)
-        idx = torch.rand(TOKENS, self.experts, generator=self.draw).topk(TOPK).indices
+        x = torch.randint(-8, 8, (TOKENS, 256)).to(torch.bfloat16)
+        idx = torch.rand(TOKENS, self.experts).topk(TOPK).indices
         recv, count, handle, _, hook = self.buffer.low_latency_dispatch(x, idx, TOKENS, self.experts, use_fp8=False,
                                                                         return_recv_hook=True)
         return recv, count, handle, hook, x, idx
@@ -263,7 +266,7 @@ def test_hooks_are_lost():
 def lost_for_good(rank, size):
     """A program that never calls a hook: it receives nothing that it may rely on, and every call works. Nor does anybody wait
     for it in the end, which takes a deadline."""
-    os.environ["EPKIT_TIMEOUT_MS"] = "3600000"
+    os.environ["EPKIT_TIMEOUT_MS"] = "60000" if CUDA else "3600000"
     calls = Sender(rank, size)
     for _ in range(9):
         calls.send()
