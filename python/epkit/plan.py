@@ -173,7 +173,7 @@ class Plan(OfThisProcess):
         ranks, local = self.comm.size, self.num_experts // self.comm.size
 
         def new(name: str, *shape: int, make: Any = torch.empty) -> Optional[torch.Tensor]:
-            tensor: torch.Tensor = make(shape, dtype=torch.int32, device=self.comm.device) if name in wanted else None
+            tensor: Optional[torch.Tensor] = make(shape, dtype=torch.int32, device=self.comm.device) if name in wanted else None
             return tensor
 
         # The library writes all but what lies behind the last token.
