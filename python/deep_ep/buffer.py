@@ -25,7 +25,12 @@ _origins: Any = WeakTensorKeyDictionary()
 # As long as DeepEP waits for a rank before it gives up: programs compile kernels at their first step, each rank its own.
 _TIMEOUT = 100.0
 
+_ROW_TYPES = (torch.bfloat16, torch.float8_e4m3fn)
+
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
+
+
+_HANDLE_HAS = ("recv_source", "rank_prefix")  # of epkit.Metadata
 
 
 class Config(NamedTuple):
@@ -64,11 +69,12 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     _filled = True  # of a handle that a program has made of six tensors
 
     @classmethod
-    def of(cls, plan: epkit.Plan, data: epkit.Metadata, in_rank: torch.Tensor, mark: Optional[Mark]) -> "Handle":
-        """In the communication stream. The handle keeps the tensors of `data` but the first for its own contents."""
-        prefix, n_recv = data.rank_prefix, plan.n_recv if plan.n_recv is not None else plan.out_rows
-        handle = cls((prefix, prefix.new_empty((plan.comm.size, 1)), data.psum_rank.view(-1, 1), data.recv_source[:n_recv],
-                      in_rank, prefix.new_empty((plan.n_tokens, plan.comm.size))))
+    def of(cls, plan: epkit.Plan, prefix: torch.Tensor, source: torch.Tensor, in_rank: torch.Tensor,
+           mark: Optional[Mark]) -> "Handle":
+        """In the communication stream. The handle keeps rank_prefix and recv_source of epkit.Metadata for its own contents."""
+        ranks, n_recv = plan.comm.size, plan.n_recv if plan.n_recv is not None else plan.out_rows
+        handle = cls((prefix, prefix.new_empty((ranks, 1)), prefix.new_empty((ranks, 1)), source[:n_recv], in_rank,
+                      prefix.new_empty((plan.n_tokens, ranks))))
         handle.plan, handle._filled = plan, False
         if mark is not None and mark.capturing:
             handle._every()
@@ -316,11 +322,11 @@ class Buffer(OfThisProcess):
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
                     order: Order) -> Tuple[Handle, Tuple[torch.Tensor, ...]]:
         """The handle, and the tensors that were made for it."""
-        data = plan.metadata(_STRIDE, stream=order.stream)
+        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS)
         if is_token_in_rank is None:
             assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
-        handle = Handle.of(plan, data, is_token_in_rank, order.mark())
+        handle = Handle.of(plan, data[6], data[0], is_token_in_rank, order.mark())
         _origins[handle[0]] = plan
         return handle, tuple(tuple.__iter__(handle))
 
@@ -335,7 +341,8 @@ class Buffer(OfThisProcess):
         """Sends each token to the ranks that own one of its experts. Collective.
 
         Arguments:
-            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 or int32 [N, any] or [N], any strides).
+            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 or int32 [N, any] or [N], any strides). Rows may be of
+                any other type, too, with a multiple of 16 bytes each: their bits are moved.
             handle: of an earlier dispatch: the same routing again, without top-k and without waiting on the host.
             is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout(); enough where there is no topk_idx.
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K].
@@ -544,7 +551,8 @@ class Buffer(OfThisProcess):
             mask_status |= one.mask().to(mask_status.device)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Waits for all ranks again."""
+        """Waits for all ranks again. A rank that another one still masks when it makes its next call is told that it was left
+        out (EP_E_EXCLUDED), so let all of them meet between this and that, for instance in a barrier of the group."""
         self._need_shrink("low_latency_clean_mask_buffer")
         self._masked.clear()
         for one in self._low_latency:
@@ -559,18 +567,32 @@ def _origin_of(handle: Any, size: int) -> Any:
 
 
 def _with_columns(x: Any) -> Any:
-    """Scales [N], one for each row, become [N, 1]."""
-    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
-        return x[0], x[1].unsqueeze(1)
+    """What the library takes for rows of any type, and scales [N], one for each row, as [N, 1]."""
+    if isinstance(x, torch.Tensor):
+        return _as_bits(x)
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor):
+        return _as_bits(x[0]), x[1].unsqueeze(1) if x[1].dim() == 1 else x[1]
     return x
+
+
+def _as_bits(x: Any) -> Any:
+    """A dispatch moves bits: rows of other types go as bfloat16, or as fp8 where an element is one byte."""
+    if not isinstance(x, torch.Tensor) or x.dtype in _ROW_TYPES or x.dim() != 2 or not x.is_contiguous():
+        return x  # which may be refused
+    dtype = _ROW_TYPES[x.element_size() == 1]
+    if x.dtype.is_complex or x.shape[1] * x.element_size() % 16:
+        return x
+    return x.detach().view(dtype)
 
 
 def _as_given(x: Any, rows: Any) -> Rows:
     """Received rows, with scales if x came with some, of as many dimensions."""
-    scales = rows.scales
-    if isinstance(x, (tuple, list)) and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
+    scales, with_scales = rows.scales, isinstance(x, (tuple, list))
+    if with_scales and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
         scales = scales.squeeze(1)
-    given: Rows = (rows.x, scales) if isinstance(x, (tuple, list)) else rows.x
+    first = x[0] if with_scales else x
+    received = rows.x if first.dtype in _ROW_TYPES else rows.x.view(first.dtype)
+    given: Rows = (received, scales) if with_scales else received
     return given
 
 

@@ -19,6 +19,8 @@ from .utils.semantic import value_or
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 _ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
+_HANDLE_HAS = ("recv_source", "psum_rank", "psum_expert", "count_exact")  # of epkit.Metadata
+_EXPANDED_HAS = _HANDLE_HAS + ("recv_slot", "n_recv_tokens")
 _COPY_SMS = 24  # that the library takes by itself for rows outside of its own memory (epkit/cuda.h)
 
 
@@ -32,7 +34,8 @@ class EPHandle(OfThisProcess):
     """What a dispatch returns: for further dispatches of the same routing, and for the combines that answer it.
 
     Attributes:
-        do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: as dispatched.
+        do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: as dispatched. A program that has reduced
+            expanded rows to one for each received token sets do_expand to False before the combine.
         topk_idx: int64 [N, K]: a copy, or the caller's own tensor with do_handle_copy=False.
         psum_num_recv_tokens_per_scaleup_rank: int32 [R]: received tokens of this source rank and the ones before it.
         psum_num_recv_tokens_per_expert: int32 [L]: sums of aligned counts; expanded: the row behind the expert's last one.
@@ -49,9 +52,10 @@ class EPHandle(OfThisProcess):
     def __init__(self, plan: epkit.Plan, do_expand: bool, num_experts: int, expert_alignment: int,
                  num_max_tokens_per_rank: int, num_sms: int, topk_idx: torch.Tensor) -> None:
         self.plan = plan
+        self._by_token: Optional[epkit.Plan] = None
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
-        self.token_metadata_at_forward = self.channel_linked_list = None
+        self.token_metadata_at_forward = self.channel_linked_list = self.cached_recv_src_metadata_before_sort = None
         self._data: epkit.Metadata
         self._mark: Optional[Mark] = None
         self.recv_src_metadata: torch.Tensor
@@ -62,6 +66,17 @@ class EPHandle(OfThisProcess):
         self.num_recv_tokens_per_expert_list: List[int]
         self.num_recv_tokens: int
         self.num_expanded_tokens: int
+
+    def _plan(self, stream: Any) -> epkit.Plan:
+        """The plan of the layout that do_expand says: of the same routing where a program has set it to False."""
+        if bool(self.do_expand) == self.plan.expanded:
+            return self.plan
+        if self.do_expand:
+            raise AssertionError("do_expand of a handle may be set to False, not to True: dispatch with do_expand=True")
+        if self._by_token is None:
+            most = self.plan.comm.size * self.num_max_tokens_per_rank if self.plan.fixed else 0
+            self._by_token = self.plan.comm.plan(self.topk_idx, self.num_experts, max_recv_tokens=most, stream=stream)
+        return self._by_token
 
     def _tensors(self) -> Tuple[torch.Tensor, ...]:
         """Those that were made on the communication stream."""
@@ -94,7 +109,7 @@ class EPHandle(OfThisProcess):
         if plan.fixed:
             tokens = plan.comm.size * self.num_max_tokens_per_rank
         else:
-            tokens = int(data.n_recv_tokens) if self.do_expand or plan.n_recv is None else plan.n_recv
+            tokens = int(data.n_recv_tokens) if plan.expanded or plan.n_recv is None else plan.n_recv
         slots = data.recv_slot if data.recv_slot is not None else data.recv_source.new_full((tokens, plan.topk), -1)
         source = data.recv_source[:tokens]
         if source.shape[0] < tokens:  # the worst case of tokens is more than that of rows where K is cut by L
@@ -308,14 +323,15 @@ class ElasticBuffer(OfThisProcess):
             self._check_stats(stats, handle.num_experts)
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh = False
-        plan = self._plan_of(handle, "dispatch")
-        self._take_sms(num_sms)
+        plan = handle._plan(order.stream)
+        self._take_sms(num_sms or 0)
         with order.allocating():
-            rows = plan.dispatch(x, topk_weights, want_topk_idx=not handle.do_expand,
+            rows = plan.dispatch(x, topk_weights, want_topk_idx=not plan.expanded,
                                  column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
         with order.on_stream():
             if fresh:
-                handle._fill(plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream), order.mark())
+                wanted = _EXPANDED_HAS if handle.do_expand or plan.n_recv is None else _HANDLE_HAS
+                handle._fill(epkit.Metadata(*plan._metadata(handle.num_max_tokens_per_rank, order.stream, wanted)), order.mark())
             if stats is not None:
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         event = order.done(async_with_compute_stream, (x, rows, topk_weights, stats),
@@ -364,14 +380,15 @@ class ElasticBuffer(OfThisProcess):
         last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout.
         """
         check_torch_deterministic()
-        plan = self._plan_of(handle, "combine")
+        self._plan_of(handle, "combine")
         order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
                       previous_event_before_epilogue)
         self._take_sms(num_sms or self._sms)
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
+        plan = handle._plan(order.stream)
         with order.allocating():
             out, weights = plan.combine(x, topk_weights, biases, by_choice=True,
-                                        round_partial=handle.do_expand and self.allow_multiple_reduction,
+                                        round_partial=plan.expanded and self.allow_multiple_reduction,
                                         stream=order.stream)
         return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 

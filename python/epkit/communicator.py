@@ -218,6 +218,24 @@ class Communicator(OfThisProcess):
         """
         self._native.set_sms(sms)
 
+    def set_net_memory(self, reserve: int, limit: int = 0) -> None:
+        """Pinned host memory in which rows lie on their way between nodes, on CUDA. Not collective.
+
+        It grows when an operation needs more, for which all ranks wait: some tenths of a second for each GB. A program that
+        knows its sizes takes it at the beginning; net_memory() behind a first pass of the largest size tells how much.
+        On one node, and on the CPU, there is none: nothing happens.
+
+        Arguments:
+            reserve: bytes to take now, if there are fewer.
+            limit: bytes; an operation that would need more raises epkit.ResourceError before anything of it is sent. 0: none.
+        """
+        self._native.set_net_memory(want_integer(reserve, "set_net_memory", "reserve"),
+                                    want_integer(limit, "set_net_memory", "limit"))
+
+    def net_memory(self) -> Tuple[int, int]:
+        """(bytes that are held, bytes that the largest operation so far needed) of set_net_memory(); 0 on one node."""
+        return self._native.net_memory()
+
     def mem_pool(self) -> "torch.cuda.MemPool":
         """A torch.cuda.MemPool of symmetric memory, which this rank fills alone, on CUDA.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LowLatency: dispatch and combine for decoding."""
-from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -29,6 +29,10 @@ class LowLatency(OfThisProcess):
     """Made by Communicator.low_latency(). Owns the buffers for two dispatches: dispatch n + 2 voids n.
 
     Any number of combines may answer a dispatch, or none. Fixed shapes; may be captured into CUDA graphs.
+
+    A call with hook whose `finish` was not called, or was lost, is received by the next call that needs its place: the
+    second next dispatch, the second next combine, or a combine that answers the same dispatch as one that is still open.
+    Its `finish` has nothing left to do then. A combine that answers a dispatch which is not received raises.
     """
 
     def __init__(self, comm: "Communicator", max_tokens: int, hidden: int, num_experts: int, topk: int,
@@ -38,7 +42,6 @@ class LowLatency(OfThisProcess):
         self.num_local = num_experts // comm.size
         self._native = comm._native.low_latency(max_tokens, hidden, num_experts, topk,
                                                 _native.LL_MASK_DEAD if mask_dead else 0)
-        self._open: Dict[int, Tuple[Optional[torch.Tensor], ...]] = {}  # tensors of calls whose second half is still to come: the library writes to them
 
     @property
     def closed(self) -> bool:
@@ -48,21 +51,20 @@ class LowLatency(OfThisProcess):
     def free(self) -> None:
         """Frees the buffers now instead of with the last reference. Again: nothing."""
         self._native.free()
-        self._open.clear()
 
     def _stream(self, stream: Stream) -> Optional[int]:
         return stream_pointer(self.comm.is_cuda, self.comm.device, stream)
 
-    def _finisher(self, call: int, tensors: Tuple[Optional[torch.Tensor], ...], stream: Optional[int]) -> _Finish:
+    def _finisher(self, half: int) -> _Finish:
         """The second half of a call, once; in the stream of the first one."""
-        self._open[call] = tensors
+        called = False
 
         def finish() -> None:
-            if call not in self._open:
+            nonlocal called
+            if called:
                 raise _native.ArgumentError("the second half of this low-latency call has been received already")
-            tensors = self._open.pop(call)
-            self._native.finish(call, stream)
-            del tensors  # the caller may have dropped them: not before the library has read them
+            self._native.finish(half)
+            called = True
 
         return finish
 
@@ -100,12 +102,9 @@ class LowLatency(OfThisProcess):
         flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
         x, topk_idx = aligned(x), aligned(topk_idx)  # copies come before what waits for the current stream
         pointer = self._stream(stream)
-        call = self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats, wait_cost,
-                                     flags, pointer)
-        finish = None
-        if hook:
-            finish = self._finisher(call, (x, topk_idx, recv_x, scales, count, source, ranges, recv_stats, wait_cost), pointer)
-        return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, finish)
+        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
+                                           wait_cost, flags, pointer)
+        return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,
                 max_tokens: Optional[int] = None, out: Optional[torch.Tensor] = None, zero_copy: bool = False,
@@ -130,9 +129,8 @@ class LowLatency(OfThisProcess):
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
         x, topk_idx, topk_weights = aligned(x), aligned(topk_idx), aligned(topk_weights)
         pointer = self._stream(stream)
-        self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, pointer)
-        finish = self._finisher(call, (x, topk_idx, topk_weights, out, wait_cost), pointer) if hook else None
-        return out, finish
+        half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, pointer)
+        return out, self._finisher(half) if hook else None
 
     def combine_buffer(self, max_tokens: Optional[int] = None) -> torch.Tensor:
         """[L, R*M, H] bfloat16 of the library, to write the experts' outputs into: the next combine needs no copy.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan: where the tokens of one routing go, and the two operations on it."""
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -165,18 +165,23 @@ class Plan(OfThisProcess):
         Arguments:
             source_stride: of recv_source: at least the most tokens of any rank, the same on all; 0: the plan's.
         """
+        return Metadata(*self._metadata(source_stride, stream, Metadata._fields))
+
+    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str]) -> Tuple[Any, ...]:
+        """The fields of Metadata, None where the name is not in `wanted`: each costs an allocation."""
         pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
 
-        def new(*shape: int, make: Any = torch.empty) -> torch.Tensor:
-            tensor: torch.Tensor = make(shape, dtype=torch.int32, device=self.comm.device)
+        def new(name: str, *shape: int, make: Any = torch.empty) -> Optional[torch.Tensor]:
+            tensor: Optional[torch.Tensor] = make(shape, dtype=torch.int32, device=self.comm.device) if name in wanted else None
             return tensor
 
         # The library writes all but what lies behind the last token.
         rows = torch.zeros if self.fixed or self.expanded else torch.empty
         with in_stream(self.comm.device, pointer):
-            data = Metadata(new(self.out_rows, make=rows), new(self.out_rows, self.topk, make=rows) if self.expanded else None,
-                            new(1), new(ranks), new(local), new(local), new(ranks, ranks))
+            slots = new("recv_slot", self.out_rows, self.topk, make=rows) if self.expanded else None
+            data = (new("recv_source", self.out_rows, make=rows), slots, new("n_recv_tokens", 1), new("psum_rank", ranks),
+                    new("psum_expert", local), new("count_exact", local), new("rank_prefix", ranks, ranks))
             self._native.metadata(*data, source_stride, pointer)
         return data
 

@@ -213,14 +213,21 @@ void member_add(struct comm_object *comm, struct member *member)
 void member_free(struct member *member)
 {
     struct comm_object *comm = member->comm;
+    bool busy;
 
     if (!comm)
         return;
+    /* The library may wait for what is queued, and for peers that still read: other threads go on meanwhile. */
+    busy = comm->busy;
+    comm->busy = true;
     member->close(member);
+    comm->busy = busy;
     member->prev->next = member->next;
     if (member->next)
         member->next->prev = member->prev;
     member->comm = NULL;
+    if (!busy)
+        call_done(comm);
     Py_DECREF((PyObject *)comm);
 }
 
@@ -684,6 +691,60 @@ static PyObject *comm_sms(PyObject *self, PyObject *unused)
     return status == EP_OK ? PyLong_FromLong(sms) : raise_status(status);
 }
 
+/* set_net_memory(reserve, limit): epkit/cuda.h. A host backend has no pinned memory. */
+static PyObject *comm_set_net_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    static ep_status (*set_memory)(ep_comm * comm, size_t reserve, size_t limit);
+    int64_t reserve, limit;
+    ep_status status;
+    bool ok = true;
+
+    if (!want_args("set_net_memory", nargs, 2))
+        return NULL;
+    reserve = want_int(args[0], "set_net_memory", "reserve", &ok);
+    limit = ok ? want_int(args[1], "set_net_memory", "limit", &ok) : 0;
+    if (!ok)
+        return NULL;
+    if (reserve < 0 || limit < 0 || (limit && reserve > limit))
+        return raise_arg(
+            "set_net_memory: reserve is %lld and limit %lld, must be 0 or more, and reserve within the limit",
+            (long long)reserve, (long long)limit);
+    if (!call_begin(comm, "set_net_memory"))
+        return NULL;
+    if (!comm->cuda)
+        return call_end(comm, EP_OK);
+    if (!set_memory)
+        *(void **)&set_memory = cuda_function("ep_cuda_set_net_memory");
+    if (!set_memory) {
+        call_done(comm);
+        return raise_state("set_net_memory: libepkit-cuda has no ep_cuda_set_net_memory()");
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = set_memory(comm->box->comm, (size_t)reserve, (size_t)limit);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+/* net_memory() -> (bytes held, bytes of the largest need); 0 without CUDA, and on one node */
+static PyObject *comm_net_memory(PyObject *self, PyObject *unused)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    static ep_status (*get_memory)(ep_comm * comm, size_t * ret_held, size_t * ret_needed);
+    ep_status status = EP_OK;
+    size_t held = 0, needed = 0;
+
+    (void)unused;
+    if (!comm->box)
+        return raise_state("net_memory: the communicator has been freed");
+    if (comm->cuda && !get_memory)
+        *(void **)&get_memory = cuda_function("ep_cuda_get_net_memory");
+    if (comm->cuda && get_memory)
+        status = get_memory(comm->box->comm, &held, &needed);
+    return status == EP_OK ? Py_BuildValue("(KK)", (unsigned long long)held, (unsigned long long)needed)
+                           : raise_status(status);
+}
+
 static PyObject *comm_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     return plan_new((struct comm_object *)self, args, nargs);
@@ -719,6 +780,8 @@ static PyMethodDef methods[] = {
     {"pool_attach", comm_pool_attach, METH_O, "pool_attach(device) -> capsule that keeps the memory"},
     {"set_sms", comm_set_sms, METH_O, "set_sms(n): multiprocessors of an operation, 0: the default"},
     {"sms", comm_sms, METH_NOARGS, "sms() -> multiprocessors of an operation, without those that copy"},
+    FAST("set_net_memory", comm_set_net_memory),
+    {"net_memory", comm_net_memory, METH_NOARGS, "net_memory() -> (bytes held, bytes of the largest need)"},
     FAST("plan", comm_plan),
     FAST("layout", comm_layout),
     FAST("low_latency", comm_low_latency),

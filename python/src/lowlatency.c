@@ -7,6 +7,16 @@
 
 PyTypeObject *ll_type;
 
+/* The second half of a call with EP_LL_RECV_HOOK, until it has been received. */
+struct half {
+    PyObject
+        *tensors;  /* tuple of what the call was given, which the library still reads and writes; NULL: none is open */
+    uint64_t id;   /* what finish() is told */
+    uint64_t call; /* the dispatch, or the one that the combine answers */
+    uint64_t combine; /* number of the combine, 0: a dispatch */
+    void *stream;
+};
+
 struct ll_object {
     struct member member;
     ep_ll *ll;     /* NULL: freed */
@@ -17,6 +27,8 @@ struct ll_object {
         uint64_t call;
         int64_t max_tokens;
     } dispatched[2]; /* those that a combine may still answer, by call % 2 */
+    uint64_t combines, halves;
+    struct half open[2]; /* by call % 2, as the library has them */
 };
 
 /* Memory of an ep_ll that became a tensor lives as long as the tensor: it goes with the communicator then. */
@@ -34,9 +46,13 @@ static void ll_close(struct member *member)
         box->kept = kept;
         box->kept[box->n_kept++] = ll->ll;
     } else if (!ll->exported) {
+        Py_BEGIN_ALLOW_THREADS;
         ep_ll_free(ll->ll);
+        Py_END_ALLOW_THREADS;
     } /* else: no memory for a pointer. It stays until the process ends, which is better than a dangling tensor */
     ll->ll = NULL;
+    for (int i = 0; i < 2; i++)
+        Py_CLEAR(ll->open[i].tensors);
 }
 
 /* Comm.low_latency(max_tokens, hidden, n_experts, topk, flags) */
@@ -107,6 +123,85 @@ static bool answers_size(const struct ll_object *ll, uint64_t call, int64_t max_
     return false;
 }
 
+/*
+ * --- second halves ---
+ *
+ * The library refuses a call that needs the place of one that is half done. A program that has lost the hook could
+ * never make room, so such a call receives first. What the program does with the hook later finds nothing left to do.
+ */
+
+static bool is_refused(ep_status status)
+{
+    return (int)status / 100 == 1;
+}
+
+/* In the stream of the first half. One that is refused stays open. */
+static ep_status receive(struct ll_object *ll, struct half *half)
+{
+    bool cuda = ll->member.comm->cuda;
+    ep_status status;
+
+    Py_BEGIN_ALLOW_THREADS;
+    status = cuda ? ep_ll_finish(ll->ll, half->call, half->stream) : ep_ll_finish_sync(ll->ll, half->call);
+    Py_END_ALLOW_THREADS;
+    if (!is_refused(status))
+        Py_CLEAR(half->tensors);
+    return status;
+}
+
+/* For a call that needs the place. A refusal is not this call's: the library says what it thinks of the call itself. */
+static ep_status receive_before(struct ll_object *ll, struct half *half)
+{
+    ep_status status = receive(ll, half);
+
+    return is_refused(status) ? EP_OK : status;
+}
+
+/* Before a dispatch: the one before the last must have been received, or the combine that answers it. */
+static ep_status make_room_for_dispatch(struct ll_object *ll)
+{
+    struct half *half = &ll->open[(ll->last_call + 1) % 2];
+
+    return half->tensors ? receive_before(ll, half) : EP_OK;
+}
+
+/* Before a combine: an open one that answers the same dispatch, or that is the one before the last. */
+static ep_status make_room_for_combine(struct ll_object *ll, uint64_t call)
+{
+    ep_status status = EP_OK;
+
+    for (uint64_t i = 0; i < 2 && status == EP_OK; i++) {
+        struct half *half = &ll->open[i];
+
+        if (half->tensors && half->combine && (half->call == call || half->combine + 2 <= ll->combines + 1))
+            status = receive_before(ll, half);
+    }
+    return status;
+}
+
+/* All arguments of a call, kept until it has been received. Before the call: there may be no memory for it. */
+static PyObject *keep(PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *tuple = PyTuple_New(nargs);
+
+    for (Py_ssize_t i = 0; tuple && i < nargs; i++) {
+        Py_INCREF(args[i]);
+        PyTuple_SetItem(tuple, i, args[i]);
+    }
+    return tuple;
+}
+
+/* Takes `tensors`. Returns what finish() is to be told. */
+static uint64_t open_half(struct ll_object *ll, uint64_t call, uint64_t combine, void *stream, PyObject *tensors)
+{
+    struct half *half = &ll->open[call % 2];
+    PyObject *before = half->tensors;
+
+    *half = (struct half){.tensors = tensors, .id = ++ll->halves, .call = call, .combine = combine, .stream = stream};
+    Py_XDECREF(before);
+    return half->id;
+}
+
 /* One tensor of a call: reads it as `want` says. */
 static bool get(struct ll_object *ll, PyObject *object, const struct want want, struct tensor *ret_tensor)
 {
@@ -167,9 +262,37 @@ static bool get_outputs(struct ll_object *ll, PyObject *const *args, int64_t row
     return get_scales(ll, args[1], rows, ret_args);
 }
 
+/* Both calls, with the interpreter lock released. */
+static ep_status call_dispatch(struct ll_object *ll, const ep_ll_dispatch_args *dispatch, void *stream)
+{
+    bool cuda = ll->member.comm->cuda;
+    ep_status status = make_room_for_dispatch(ll);
+
+    if (status != EP_OK)
+        return status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = cuda ? ep_ll_dispatch(ll->ll, dispatch, stream) : ep_ll_dispatch_sync(ll->ll, dispatch);
+    Py_END_ALLOW_THREADS;
+    return status;
+}
+
+static ep_status call_combine(struct ll_object *ll, const ep_ll_combine_args *combine, void *stream)
+{
+    bool cuda = ll->member.comm->cuda;
+    ep_status status = make_room_for_combine(ll, combine->call ? combine->call : ll->last_call);
+
+    if (status != EP_OK)
+        return status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = cuda ? ep_ll_combine(ll->ll, combine, stream) : ep_ll_combine_sync(ll->ll, combine);
+    Py_END_ALLOW_THREADS;
+    ll->combines += status == EP_OK;
+    return status;
+}
+
 /*
  * dispatch(x, topk_idx, max_tokens, recv_x, recv_scales, recv_count, recv_source, recv_range, recv_stats, wait_cost,
- * flags, stream) -> number of the call
+ * flags, stream) -> number of the call, and what to tell finish(), 0 without EP_LL_RECV_HOOK
  */
 static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
 {
@@ -177,8 +300,9 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     struct ll_object *ll = (struct ll_object *)self;
     ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
     struct comm_object *comm = ll->member.comm;
+    PyObject *tensors = NULL;
     struct tensor x, topk_idx;
-    uint64_t number = 0;
+    uint64_t number = 0, half = 0;
     int64_t max_tokens;
     ep_status status;
     void *stream;
@@ -204,13 +328,17 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     dispatch.n_tokens = (int32_t)x.shape[0];
     dispatch.max_tokens = (int32_t)max_tokens;
     dispatch.ret_call = &number;
-    Py_BEGIN_ALLOW_THREADS;
-    status = comm->cuda ? ep_ll_dispatch(ll->ll, &dispatch, stream) : ep_ll_dispatch_sync(ll->ll, &dispatch);
-    Py_END_ALLOW_THREADS;
-    if (status != EP_OK)
+    if ((dispatch.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 12)))
+        return NULL;
+    status = call_dispatch(ll, &dispatch, stream);
+    if (status != EP_OK) {
+        Py_XDECREF(tensors);
         return raise_status(status);
+    }
     note_dispatch(ll, number, max_tokens);
-    return PyLong_FromUnsignedLongLong(number);
+    if (tensors)
+        half = open_half(ll, number, 0, stream, tensors);
+    return Py_BuildValue("(KK)", (unsigned long long)number, (unsigned long long)half);
 }
 
 static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -218,7 +346,7 @@ static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t n
     return member_call(self, "low_latency_dispatch", args, nargs, 12, run_dispatch);
 }
 
-/* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) */
+/* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) -> what to tell finish(), or 0 */
 static PyObject *run_combine(PyObject *self, PyObject *const *args)
 {
     static const char call[] = "low_latency_combine";
@@ -226,7 +354,9 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
     struct comm_object *comm = ll->member.comm;
     struct tensor x, topk_idx, weights, out, cost;
+    PyObject *tensors = NULL;
     int64_t number, max_tokens;
+    uint64_t half = 0;
     ep_status status;
     void *stream;
     bool ok = true;
@@ -258,10 +388,16 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     combine.out = out.data;
     combine.call = (uint64_t)number;
     combine.wait_cost_add = cost.data;
-    Py_BEGIN_ALLOW_THREADS;
-    status = comm->cuda ? ep_ll_combine(ll->ll, &combine, stream) : ep_ll_combine_sync(ll->ll, &combine);
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
+    if ((combine.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 9)))
+        return NULL;
+    status = call_combine(ll, &combine, stream);
+    if (status != EP_OK) {
+        Py_XDECREF(tensors);
+        return raise_status(status);
+    }
+    if (tensors)
+        half = open_half(ll, number ? (uint64_t)number : ll->last_call, ll->combines, stream, tensors);
+    return PyLong_FromUnsignedLongLong(half);
 }
 
 static PyObject *ll_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -269,29 +405,27 @@ static PyObject *ll_combine(PyObject *self, PyObject *const *args, Py_ssize_t na
     return member_call(self, "low_latency_combine", args, nargs, 9, run_combine);
 }
 
-/* finish(call, stream) */
+/* finish(half): receives it. False: a later call has done so. */
 static PyObject *run_finish(PyObject *self, PyObject *const *args)
 {
     struct ll_object *ll = (struct ll_object *)self;
-    struct comm_object *comm = ll->member.comm;
     bool ok = true;
-    int64_t number;
-    ep_status status;
-    void *stream;
+    uint64_t id = (uint64_t)want_int(args[0], "finish", "half", &ok);
 
-    number = want_int(args[0], "finish", "call", &ok);
-    stream = stream_of(args[1]);
-    if (!ok || PyErr_Occurred())
+    if (!ok)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = comm->cuda ? ep_ll_finish(ll->ll, (uint64_t)number, stream) : ep_ll_finish_sync(ll->ll, (uint64_t)number);
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
+    for (int i = 0; i < 2; i++)
+        if (ll->open[i].tensors && ll->open[i].id == id) {
+            ep_status status = receive(ll, &ll->open[i]);
+
+            return status == EP_OK ? PyBool_FromLong(1) : raise_status(status);
+        }
+    return PyBool_FromLong(0);
 }
 
 static PyObject *ll_finish(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    return member_call(self, "finish", args, nargs, 2, run_finish);
+    return member_call(self, "finish", args, nargs, 1, run_finish);
 }
 
 /* combine_buffer(max_tokens) -> capsule of [n_local, nranks * max_tokens, hidden] bf16, as bytes */

@@ -89,8 +89,12 @@ def test_names():
     from deep_ep.buffers.legacy import Buffer as third_buffer
     from deep_ep.utils.event import EventOverlap as other_event
 
+    import deep_ep._C
+
     assert other_buffer is Buffer is third_buffer and other_elastic is ElasticBuffer and other_event is EventOverlap
     assert deep_ep.utils.EventHandle is EventHandle is deep_ep_cpp.EventHandle and deep_ep_cpp.Config is Config
+    assert deep_ep._C.EventHandle is EventHandle and deep_ep._C.Config is Config and deep_ep._C.is_sm90_compiled() is True
+    assert deep_ep.utils.envs.check_fast_rdma_atomic_support() is False
     assert topk_idx_t is torch.int64 is deep_ep_cpp.topk_idx_t and deep_ep_cpp.is_sm90_compiled() is True
     assert EPHandle.__name__ == "EPHandle" and not hasattr(deep_ep, "HybridEPBuffer")
     for name in ("align", "calc_diff", "ceil_div", "count_bytes", "per_token_cast_back", "per_token_cast_to_fp8", "safe_div"):

@@ -221,6 +221,94 @@ def test_single_reduction():
     run(2, single_reduction)
 
 
+def reduced_before_the_combine(rank, size):
+    """A program adds up the expanded rows of each token itself, and tells the handle that its rows are those of tokens."""
+    buffer = new_buffer()
+    for sync, copy in ((True, False), (False, True)):
+        topk_idx, weights, experts = make_routing(size, 0.2)
+        x = torch.randint(-8, 8, (topk_idx.shape[0], HIDDEN)).to(torch.bfloat16)
+        recv_x, _, recv_weights, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=experts, do_expand=True,
+                                                             expert_alignment=16, do_cpu_sync=sync, do_handle_copy=copy)
+        tokens = handle.psum_num_recv_tokens_per_scaleup_rank[-1].item()
+        rows = handle.recv_src_metadata[:tokens, 2:]
+        reduced = torch.zeros(tokens if sync else size * handle.num_max_tokens_per_rank, HIDDEN, dtype=torch.bfloat16)
+        for slot in rows.unbind(1):
+            reduced[:tokens] += recv_x[slot] * (slot >= 0).unsqueeze(1)
+        want = buffer.combine(recv_x, handle)[0]
+        handle.do_expand = False
+        for _ in range(2):  # the second one has the plan
+            out, back, _ = buffer.combine(reduced, handle, topk_weights=None)
+            assert back is None and torch.equal(out.float(), x.float() * (topk_idx >= 0).sum(1, keepdim=True))
+            assert torch.equal(out, want)
+        again, idx, _, same, _ = buffer.dispatch(x, handle=handle)
+        assert same is handle and idx.shape == (again.shape[0], topk_idx.shape[1])
+        assert torch.equal(buffer.combine(again, handle)[0].float(), x.float() * ranks_of(topk_idx, experts // size, size))
+        handle.do_expand = True
+        assert torch.equal(buffer.combine(recv_x, handle)[0], want)
+        other = buffer.dispatch(x, topk_idx, num_experts=experts)[3]
+        other.do_expand = True
+        raises(AssertionError, "do_expand dispatch", buffer.combine, again, other)
+    buffer.destroy()
+
+
+def ranks_of(topk_idx, local, size):
+    """Ranks that each token goes to, [N, 1]."""
+    chosen = torch.zeros(topk_idx.shape[0], size + 1, dtype=torch.bool)
+    chosen.scatter_(1, torch.where(topk_idx < 0, size, topk_idx // local), True)
+    return chosen[:, :size].sum(1, keepdim=True)
+
+
+def test_rows_are_reduced_before_the_combine():
+    run(2, reduced_before_the_combine)
+
+
+class Moved(torch.autograd.Function):
+    """A dispatch as training writes it: the tensors of the handle are saved, and set again for the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, topk_idx, weights, buffer, experts):
+        recv_x, idx, recv_weights, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=experts, num_sms=None)
+        ctx.fields = [name for name in ("topk_idx", "psum_num_recv_tokens_per_scaleup_rank", "psum_num_recv_tokens_per_expert",
+                                        "num_unaligned_recv_tokens_per_expert", "recv_src_metadata", "dst_buffer_slot_idx",
+                                        "token_metadata_at_forward", "channel_linked_list", "cached_recv_src_metadata_before_sort")
+                      if getattr(handle, name) is not None]
+        ctx.buffer, ctx.handle = buffer, handle
+        ctx.save_for_backward(*(getattr(handle, name) for name in ctx.fields))
+        return recv_x, idx, recv_weights, handle
+
+    @staticmethod
+    def backward(ctx, grad_x, _, grad_weights, *rest):
+        for name, tensor in zip(ctx.fields, ctx.saved_tensors):
+            setattr(ctx.handle, name, tensor)
+        grad, weights, _ = ctx.buffer.combine(grad_x.contiguous(), ctx.handle, topk_weights=grad_weights.float().contiguous())
+        return grad, None, weights, None, None
+
+
+def trained(rank, size):
+    """With the activations kept, and computed again."""
+    from torch.utils.checkpoint import checkpoint
+
+    buffer = new_buffer()
+    topk_idx, weights, experts = make_routing(size, 0.2)
+    for again in (False, True):
+        x = torch.randint(-8, 8, (topk_idx.shape[0], HIDDEN)).to(torch.bfloat16).requires_grad_()
+        weights = weights.detach().requires_grad_()
+
+        def layer(x, weights):
+            rows, idx, scale, handle = Moved.apply(x, topk_idx, weights, buffer, experts)
+            assert isinstance(handle, deep_ep.EPHandle)
+            return rows.float().sum() + (2 * scale * (idx >= 0)).sum()
+
+        (checkpoint(layer, x, weights, use_reentrant=False) if again else layer(x, weights)).backward()
+        assert torch.equal(x.grad, ranks_of(topk_idx, experts // size, size).expand_as(x).to(torch.bfloat16))
+        assert torch.equal(weights.grad, 2.0 * (topk_idx >= 0))
+    buffer.destroy()
+
+
+def test_a_handle_is_saved_for_the_backward_pass():
+    run(2, trained)
+
+
 def refusals(rank, size):
     buffer = new_buffer()
     raises(NotImplementedError, "engram_write dispatch", buffer.engram_write, None)

@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import deep_ep
+import epkit
 import torch
 import torch.distributed as dist
 from ranks import CUDA, raises, run
@@ -101,3 +102,72 @@ def test_torch_compile_around_calls():
     if CUDA:
         import torch._dynamo  # noqa: F401 - each child for itself: before the fork it would touch CUDA
     run(2, compiled)
+
+
+class Counting:
+    """A plan of the extension module that keeps what it is asked for."""
+
+    def __init__(self, native):
+        self.native, self.asked = native, []
+
+    def __getattr__(self, name):
+        return getattr(self.native, name)
+
+    def metadata(self, *args):
+        self.asked.append([name for name, tensor in zip(epkit.Metadata._fields, args) if tensor is not None])
+        return self.native.metadata(*args)
+
+
+def asked_by(call):
+    """What a call asks of the library about the plan that it makes."""
+    plans, make = [], epkit.Communicator.plan
+
+    def counted(*args, **kwargs):
+        plan = make(*args, **kwargs)
+        plan._native = Counting(plan._native)
+        plans.append(plan._native)
+        return plan
+
+    epkit.Communicator.plan = counted
+    try:
+        call()
+    finally:
+        epkit.Communicator.plan = make
+    return [names for plan in plans for names in plan.asked]
+
+
+def facts_of_a_handle(rank, size):
+    """A dispatch asks for what its handle shows, in one call, and a dispatch of the same routing for nothing."""
+    v1, v2 = deep_ep.Buffer(dist.group.WORLD), deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
+    x, idx = torch.ones(8, 128, dtype=torch.bfloat16), torch.arange(16).view(8, 2) % (2 * size)
+    layout = v1.get_dispatch_layout(idx, 2 * size)
+    kept = []
+
+    def first():
+        kept.append(v1.dispatch(x, topk_idx=idx, topk_weights=torch.ones(8, 2), num_tokens_per_rank=layout[0],
+                                is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])[4])
+
+    assert asked_by(first) == [["recv_source", "rank_prefix"]]
+    assert asked_by(lambda: v1.dispatch(x, handle=kept[0])) == []
+    prefix, sent, received, source, in_rank, head = kept[0]
+    facts = kept[0].plan.metadata(8)
+    assert torch.equal(prefix, facts.rank_prefix) and torch.equal(received.view(-1).cumsum(0), facts.psum_rank)
+    assert torch.equal(source, facts.recv_source % 8) and torch.equal(in_rank, layout[3])
+    assert torch.equal(sent.view(-1), layout[0]) and torch.equal(head >= 0, layout[3])
+    exact = ["recv_source", "psum_rank", "psum_expert", "count_exact"]
+    assert asked_by(lambda: v2.dispatch(x, idx, num_experts=2 * size)) == [exact]
+    for more in ({"do_expand": True}, {"do_cpu_sync": False}, {"do_expand": True, "do_cpu_sync": False}):
+        asked, = asked_by(lambda: kept.append(v2.dispatch(x, idx, num_experts=2 * size, **more)[3]))
+        assert "rank_prefix" not in asked and set(exact) <= set(asked)
+        handle, facts = kept[-1], kept[-1].plan.metadata(8)
+        assert torch.equal(handle.psum_num_recv_tokens_per_scaleup_rank, facts.psum_rank)
+        assert torch.equal(handle.psum_num_recv_tokens_per_expert, facts.psum_expert)
+        assert torch.equal(handle.num_unaligned_recv_tokens_per_expert, facts.count_exact)
+        n = int(facts.n_recv_tokens)
+        assert torch.equal(handle.recv_src_metadata[:n, 0], facts.recv_source[:n])
+        if "do_expand" in more:
+            assert torch.equal(handle.recv_src_metadata[:n, 2:], facts.recv_slot[:n])
+
+
+def test_what_a_dispatch_asks_for():
+    run(2, facts_of_a_handle)

@@ -3,10 +3,11 @@
 import itertools
 
 import deep_ep
+import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff, create_grouped_scores, inplace_unique, per_token_cast_back, per_token_cast_to_fp8
-from ranks import run
+from ranks import raises, run
 
 TOKENS, HIDDEN, TOPK = 48, 256, 4
 NOT_ON_CUDA = {"test_events": "events of the CPU"}
@@ -174,6 +175,37 @@ def grouped():
     for row, group in enumerate((0, 1, 2, 3, 1)):
         assert torch.equal(masked[row, 3 * group:3 * group + 3], scores[row, 3 * group:3 * group + 3])
         assert (masked[row] != 0).sum() <= 3
+
+
+def rows_of_any_type(rank, size):
+    """A dispatch moves bits, of whatever type: what comes is what a dispatch of the same bits as bfloat16 brings."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    experts = 4 * size
+    torch.manual_seed(rank)
+    idx = torch.rand(9, experts).topk(2).indices
+    bits = torch.randint(0, 256, (9, 256), dtype=torch.uint8)
+    layout = buffer.get_dispatch_layout(idx, experts)
+    new = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2], "topk_idx": idx}
+    want, handle = [buffer.dispatch(bits.view(torch.bfloat16), **new)[i] for i in (0, 4)]
+    words = torch.randint(-2**31, 2**31 - 1, (9, 3), dtype=torch.int32)
+    for dtype in (torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8, torch.float8_e5m2, torch.bool):
+        x = bits.view(dtype) if dtype is not torch.bool else bits > 127
+        for arguments in (new, {"handle": handle}):
+            recv = buffer.dispatch(x, **arguments)[0]
+            assert recv.dtype == dtype and recv.shape[1] == x.shape[1]
+            assert dtype is torch.bool or torch.equal(recv.view(torch.uint8), want.view(torch.uint8))
+            if x.element_size() == 1:
+                recv, scales = buffer.dispatch((x, words), **arguments)[0]
+                assert recv.dtype == dtype and scales.dtype == torch.int32 and scales.shape == (recv.shape[0], 3)
+                assert dtype is torch.bool or torch.equal(recv.view(torch.uint8), want.view(torch.uint8))
+    x = torch.randn(9, 64, requires_grad=True)
+    assert not buffer.dispatch(x, **new)[0].requires_grad
+    raises(epkit.ArgumentError, "x float16", buffer.dispatch, torch.zeros(9, 4, dtype=torch.float16), **new)
+    raises(epkit.ArgumentError, "combine x float32 bfloat16", buffer.combine, torch.zeros(want.shape[0], 64), handle)
+
+
+def test_rows_of_any_type():
+    run(2, rows_of_any_type)
 
 
 def test_helpers():

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffer with low latency: what DeepEP's test asserts, on the CPU, and shrinking."""
+import gc
+import os
 import random
+import threading
+import time
 
 import deep_ep
 import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff, hash_tensor, per_token_cast_back
-from ranks import raises, run
+from ranks import CUDA, raises, run
 
 TOKENS, HIDDEN, TOPK = 16, 512, 4
 OFFSET = 128
 MASK = 2 ** 32 - 1
+
+NOT_ON_CUDA = {"test_a_hook_is_refused": "there a barrier is queued, and nobody waits in it",
+               "test_a_rank_ends_behind_its_last_combine": "there a rank that has ended is seen at once, whoever waits for it"}
 
 
 def make(rank, size, seed):
@@ -190,21 +197,158 @@ def two_open(rank, size):
         last = answer(1, second)
         last[2]()
         assert torch.equal(combined[0].float(), want[0]) and torch.equal(last[0].float(), want[1]), "a combine and a dispatch"
-    # A third one is refused, and says what to do.
-    sent = [send(0), send(1)]
-    raises(epkit.ArgumentError, "EP_E_STATE ep_ll_finish", send, 0)
-    for one in sent:
-        one[4]()
+    # Until its rows are here nothing can be computed of them.
+    first = send(0)
+    raises(epkit.ArgumentError, "EP_E_STATE ep_ll_finish", answer, 0, first)
+    first[4]()
 
 
 def test_two_hooks_are_open():
     run(3, two_open)
 
 
+class Sender:
+    """Calls with hooks, each with rows of its own."""
+
+    def __init__(self, rank, size):
+        self.buffer, self.experts = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True), 4 * size
+        torch.manual_seed(rank)
+
+    def send(self):
+        x = torch.randint(-8, 8, (TOKENS, 256)).to(torch.bfloat16)
+        idx = torch.rand(TOKENS, self.experts).topk(TOPK).indices
+        recv, count, handle, _, hook = self.buffer.low_latency_dispatch(x, idx, TOKENS, self.experts, use_fp8=False,
+                                                                        return_recv_hook=True)
+        return recv, count, handle, hook, x, idx
+
+    def answer(self, sent, factor=1.0):
+        out, _, hook = self.buffer.low_latency_combine(sent[0], sent[5], torch.full((TOKENS, TOPK), factor), sent[2],
+                                                       return_recv_hook=True)
+        return out, hook, sent[4] * factor * TOPK
+
+
+def lost_hooks(rank, size):
+    """A rank loses hooks, or calls them much later, and others do not: later calls are as ever."""
+    calls = Sender(rank, size)
+    for step in range(6):
+        lost = (step + rank) % 2 == 0  # ranks need not do the same
+        dropped = [calls.send() for _ in range(2)]
+        if not lost:
+            for one in dropped:
+                one[3]()
+        kept = dropped[0][3], dropped[0]
+        del dropped
+        sent = calls.send()  # receives the first one, if nobody has
+        assert kept[1][1].sum() == (kept[1][2][1] & MASK).sum() > 0, "rows that were received for a later call"
+        assert (kept[1][0][0, :kept[1][1][0]] != 0).any()
+        if lost:
+            kept[0]()  # has nothing left to do
+        raises(epkit.ArgumentError, "received already", kept[0])
+        sent[3]()
+        out, hook, want = calls.answer(sent)
+        if not lost:
+            hook()
+        again, second, twice = calls.answer(sent, 2.0)  # of the same dispatch: receives the first answer
+        assert torch.equal(out, want)
+        if lost:
+            hook()
+        del second
+        third, hook, wanted = calls.answer(sent, 4.0)
+        assert torch.equal(again, twice)
+        hook()
+        assert torch.equal(third, wanted)
+
+
+def test_hooks_are_lost():
+    run(3, lost_hooks)
+
+
+def lost_for_good(rank, size):
+    """A program that never calls a hook: it receives nothing that it may rely on, and every call works. Nor does anybody wait
+    for it in the end, which takes a deadline."""
+    os.environ["EPKIT_TIMEOUT_MS"] = "60000" if CUDA else "3600000"
+    calls = Sender(rank, size)
+    for _ in range(9):
+        calls.send()
+    for _ in range(5):
+        sent = calls.send()
+        sent[3]()
+        results = [calls.answer(sent, float(i))[::2] for i in range(3)]
+        assert all(torch.equal(*one) for one in results[:2])
+    gc.collect()
+    calls.buffer.low_latency_dispatch(sent[4], sent[5], TOKENS, calls.experts)
+    dist.barrier()
+
+
+def test_hooks_are_never_called():
+    run(2, lost_for_good)
+
+
+def refused_hook(rank, size):
+    """A hook that is refused while another thread is in a call may be called again."""
+    calls = Sender(rank, size)
+    sent = calls.send()
+    if rank == 0:
+        waits = threading.Thread(target=calls.buffer._comm.barrier)
+        waits.start()
+        while not is_busy(calls.buffer._comm):
+            time.sleep(0.001)
+        raises(epkit.ArgumentError, "another thread", sent[3])
+        dist.barrier()
+        waits.join()
+    else:
+        dist.barrier()
+        calls.buffer._comm.barrier()
+    sent[3]()
+    out, hook, want = calls.answer(sent)
+    hook()
+    assert torch.equal(out, want)
+
+
+def is_busy(comm):
+    try:
+        comm.set_num_sms(0)
+    except epkit.ArgumentError:
+        return True
+    return False
+
+
+def test_a_hook_is_refused():
+    run(2, refused_hook)
+
+
+def ends_behind_a_combine(rank, size, times):
+    """A rank that has everything ends at once, without a word. One that receives later has its rows."""
+    pids = [None] * size
+    dist.all_gather_object(pids, os.getpid())
+    calls = Sender(rank, size)
+    for step in range(times):
+        sent = calls.send()
+        sent[3]()
+        out, hook, want = calls.answer(sent)
+        while rank == 0 and step == times - 1 and is_there(pids[-1]):
+            time.sleep(0.01)
+        hook()
+        assert torch.equal(out, want)
+    if rank == size - 1:
+        os._exit(0)
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_rank_ends_behind_its_last_combine():
+    for times in (1, 2, 3):  # buffers are used in turn
+        run(3, ends_behind_a_combine, times)
+
+
 def masked(rank, size):
     """A rank ends; the others mask it and go on, with its choices at -1 from then on."""
-    import os
-
     os.environ["EPKIT_TIMEOUT_MS"] = "30000"
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
     x, _, topk_idx, weights, experts = make(rank, size, 7)

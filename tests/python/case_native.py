@@ -224,6 +224,25 @@ def test_facts():
     run(2, info)
 
 
+def memory_between_nodes(rank, size):
+    """On one node and on the CPU there is none; wrong numbers are refused before anything is taken."""
+    comm = epkit.Communicator()
+    comm.set_net_memory(1 << 20)
+    comm.set_net_memory(0, limit=1 << 30)
+    assert comm.net_memory() == (0, 0)
+    raises(epkit.ArgumentError, "reserve is 2 limit 1", comm.set_net_memory, 2, 1)
+    raises(epkit.ArgumentError, "reserve is -1", comm.set_net_memory, -1)
+    raises(TypeError, "limit integer", comm.set_net_memory, 1, 2.5)
+    raises(TypeError, "reserve 64 bits", comm.set_net_memory, 1 << 70)
+    comm.free()
+    raises(epkit.ArgumentError, "net_memory freed", comm.net_memory)
+    raises(epkit.ArgumentError, "set_net_memory freed", comm.set_net_memory, 0)
+
+
+def test_memory_between_nodes():
+    run(2, memory_between_nodes)
+
+
 def compiled(rank, size):
     """A layer through torch.compile, forward and backward, against the same in eager mode."""
     import epkit.ops

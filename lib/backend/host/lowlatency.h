@@ -37,6 +37,12 @@ struct ll_offer {
     uint32_t no_partial_reduce, unused;
 };
 
+/* A combine buffer of a peer. */
+struct ll_buffer {
+    struct ep_group_address where;
+    struct ep_shm shm;
+};
+
 /* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
 struct ll_shared {
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
@@ -47,6 +53,7 @@ struct ll_shared {
     _Atomic uint64_t barriers;
     _Atomic uint64_t asked; /* between nodes: combines for which this rank has sent its weights */
     struct ll_offer offer[2];
+    struct ep_group_address buffer[2]; /* combine buffers, for peers of this node to map before the first combine */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
 };
 
@@ -107,13 +114,14 @@ struct ll_net; /* lowlatency_net.c */
 
 struct host_ll {
     struct ep_group *group;
-    struct host_ll *next;     /* of the communicator, with a network */
-    struct ll_net *net;       /* NULL on one node */
-    unsigned char **peer;     /* [R] segments; of a rank of another node a copy of its struct ll_shared, and no more */
-    struct ll_shared *copies; /* [R] of the ranks of other nodes */
-    struct ep_shm *shm;       /* [R] our mappings of the peers': as long as we are there, whenever they free theirs */
+    struct host_ll *next;      /* of the communicator, with a network */
+    struct ll_net *net;        /* NULL on one node */
+    unsigned char **peer;      /* [R] segments; of a rank of another node a copy of its struct ll_shared, and no more */
+    struct ll_shared *copies;  /* [R] of the ranks of other nodes */
+    struct ep_shm *shm;        /* [R] our mappings of the peers': as long as we are there, whenever they free theirs */
+    struct ll_buffer *buffers; /* [2*R] the same of the peers' combine buffers: those of rank r from 2 * r */
     void *segment;
-    void *combine_buffer[2]; /* [L, R*M, H] bf16, made on first use; its pages when rows come that need them */
+    void *combine_buffer[2]; /* [L, R*M, H] bf16; its pages when rows come that need them */
     int32_t *reserved[2];    /* [L] rows of each expert that have their pages ... */
     int32_t reserved_for[2]; /* ... where each has room for this many tokens of a rank */
     uint64_t handed_out;     /* combine that ep_ll_get_combine_buffer has last given a buffer for */
@@ -175,6 +183,12 @@ static inline struct ll_slot *ll_head_of(const ep_ll *ll, int source, int i)
 
     return (struct ll_slot *)(void *)(inner->heads +
                                       ((size_t)source * (size_t)ll->config.max_tokens + (size_t)i) * words);
+}
+
+/* Rows of a combine in which each rank has up to max_tokens tokens. */
+static inline size_t ll_combine_bytes(const ep_ll *ll, int max_tokens)
+{
+    return (size_t)ll->config.n_experts * (size_t)max_tokens * (size_t)ll->config.hidden * 2;
 }
 
 /* The formats have slots of different sizes: only the row is at their end. */
@@ -287,7 +301,6 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted);
 ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine);
 /* Until what combine number n uses is no longer read by the one before it there. */
 ep_status ll_wait_unused(ep_ll *ll, uint64_t number);
-ep_status ll_take_combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer);
 ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert, int32_t n_rows);
 
 #endif

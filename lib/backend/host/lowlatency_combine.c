@@ -5,11 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static size_t combine_bytes(const ep_ll *ll, int max_tokens)
-{
-    return (size_t)ll->config.n_experts * (size_t)max_tokens * (size_t)ll->config.hidden * 2;
-}
-
 /*
  * Pages for the first rows of an expert in a combine buffer. It has room for all tokens of all ranks on each expert, of
  * which few come: only those that do take memory, and are refused here if there is none.
@@ -30,18 +25,6 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     EP_TRY(ep_group_reserve(inner->group, inner->combine_buffer[number & 1],
                             ((size_t)expert * rows + (size_t)*reserved) * row, (size_t)(n_rows - *reserved) * row));
     *reserved = n_rows;
-    return EP_OK;
-}
-
-/* Library's buffer for combine number n. Nobody reads the one before in it any more. */
-ep_status ll_take_combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer)
-{
-    struct host_ll *inner = ll->impl;
-
-    if (!inner->combine_buffer[number & 1])
-        EP_TRY(ep_group_alloc_sparse(inner->group, combine_bytes(ll, ll->config.max_tokens),
-                                     &inner->combine_buffer[number & 1]));
-    *ret_buffer = inner->combine_buffer[number & 1];
     return EP_OK;
 }
 
@@ -73,7 +56,7 @@ static ep_status offer(ep_ll *ll, struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
     struct ll_offer *mine = &ll_shared_of(inner, ll->comm->rank)->offer[combine->number & 1];
-    size_t bytes = combine_bytes(ll, combine->max_tokens);
+    size_t bytes = ll_combine_bytes(ll, combine->max_tokens);
     void *buffer;
 
     mine->call = combine->call;
@@ -84,7 +67,7 @@ static ep_status offer(ep_ll *ll, struct ll_combine *combine)
         combine->in_place = true;
         return EP_OK;
     } else {
-        EP_TRY(ll_take_combine_buffer(ll, combine->number, &buffer));
+        buffer = inner->combine_buffer[combine->number & 1];
         EP_TRY(copy_rows(ll, combine, buffer));
     }
     if (!ep_group_find(inner->group, buffer, bytes, &mine->where))
@@ -209,6 +192,18 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
     return EP_OK;
 }
 
+/* NULL: it is no combine buffer. */
+static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_group_address *where)
+{
+    for (int i = 2 * rank; i < 2 * rank + 2; i++) {
+        const struct ep_group_address *known = &inner->buffers[i].where;
+
+        if (where->slot == known->slot && where->generation == known->generation && where->offset == known->offset)
+            return inner->buffers[i].shm.base;
+    }
+    return NULL;
+}
+
 /* Where the rows of `rank` are. With masking, a rank that is no longer there is masked. */
 static ep_status map_offer(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_offer)
 {
@@ -223,7 +218,10 @@ static ep_status map_offer(ep_ll *ll, const struct ll_combine *combine, int rank
     }
     ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->offer[combine->number & 1], sizeof(theirs));
     EP_TRY(ll_check_offer(ll, combine, rank, &theirs));
-    status = ep_group_map(inner->group, rank, &theirs.where, combine_bytes(ll, combine->max_tokens), ret_offer);
+    *ret_offer = find_buffer(inner, rank, &theirs.where);
+    if (*ret_offer)
+        return EP_OK;
+    status = ep_group_map(inner->group, rank, &theirs.where, ll_combine_bytes(ll, combine->max_tokens), ret_offer);
     if (status == EP_OK)
         return EP_OK;
     snprintf(reason, sizeof(reason), "%s", ep_last_error());

@@ -41,6 +41,33 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
     return EP_OK;
 }
 
+/*
+ * Combine buffers are mapped now: who has read all that it wants of its last combine may end, and the memory of a
+ * process that has ended cannot be mapped any more.
+ */
+static ep_status attach_buffers(const ep_ll *ll, struct host_ll *inner, int rank)
+{
+    size_t bytes = ll_combine_bytes(ll, ll->config.max_tokens);
+
+    for (int i = 0; i < 2 && !ll_is_remote(ll, rank) && rank != ll->comm->rank; i++) {
+        struct ll_buffer *buffer = &inner->buffers[2 * rank + i];
+
+        ep_group_read_shared(&buffer->where, &ll_shared_of(inner, rank)->buffer[i], sizeof(buffer->where));
+        EP_TRY(ep_group_attach_slot(inner->group, rank, &buffer->where, bytes, &buffer->shm));
+    }
+    return EP_OK;
+}
+
+static ep_status alloc_buffers(const ep_ll *ll, struct host_ll *inner)
+{
+    for (int i = 0; i < 2; i++) {
+        EP_TRY(ep_group_alloc_sparse(inner->group, ll_combine_bytes(ll, ll->config.max_tokens),
+                                     &inner->combine_buffer[i]));
+        ep_group_find(inner->group, inner->combine_buffer[i], 1, &((struct ll_shared *)inner->segment)->buffer[i]);
+    }
+    return EP_OK;
+}
+
 /* `inner` NULL: this rank has failed already, and takes part to say so. */
 static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status mine)
 {
@@ -52,6 +79,8 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
     status = ep_group_ll_exchange(ll, mine, &where, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
         status = attach_segment(ll, inner, rank, &all[rank]);
+        if (status == EP_OK)
+            status = attach_buffers(ll, inner, rank);
         /* The others get the rank that is gone as the cause, not this one. */
         if (ep_status_is_fatal(status))
             status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
@@ -64,6 +93,8 @@ static void free_inner(struct host_ll *inner, int nranks)
 {
     for (int rank = 0; inner->shm && rank < nranks; rank++)
         ep_shm_done(&inner->shm[rank]);
+    for (int i = 0; inner->buffers && i < 2 * nranks; i++)
+        ep_shm_done(&inner->buffers[i].shm);
     ep_group_free_internal(inner->group, inner->segment);
     ep_group_free_internal(inner->group, inner->combine_buffer[0]);
     ep_group_free_internal(inner->group, inner->combine_buffer[1]);
@@ -71,6 +102,7 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->block);
     free(inner->peer);
     free(inner->shm);
+    free(inner->buffers);
     free(inner->masked);
     free(inner->reserved[0]);
     free(inner->reserved[1]);
@@ -120,6 +152,7 @@ ep_status host_ll_open(ep_ll *ll)
     lay_out(ll, inner);
     inner->peer = calloc(nranks, sizeof(*inner->peer));
     inner->shm = calloc(nranks, sizeof(*inner->shm));
+    inner->buffers = calloc(2 * nranks, sizeof(*inner->buffers));
     inner->block = calloc(nranks, sizeof(struct ll_block *));
     /* A multiple of its alignment, as its size is. */
     inner->copies = aligned_alloc(EP_GROUP_CACHE_LINE, nranks * sizeof(*inner->copies));
@@ -140,13 +173,15 @@ ep_status host_ll_open(ep_ll *ll)
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->shm || !inner->block || !inner->copies || !inner->masked || !inner->index[0] ||
-        !inner->index[1] || !inner->next_index || !inner->reserved[0] || !inner->reserved[1] ||
+    if (!inner->peer || !inner->shm || !inner->buffers || !inner->block || !inner->copies || !inner->masked ||
+        !inner->index[0] || !inner->index[1] || !inner->next_index || !inner->reserved[0] || !inner->reserved[1] ||
         !inner->combine[0].given || !inner->combine[1].given || !inner->n_slots || !inner->heads || !inner->ranges[0] ||
         !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
         status = ep_group_alloc_internal(group, segment_bytes(ll, inner), &inner->segment);
+    if (status == EP_OK)
+        status = alloc_buffers(ll, inner);
     if (status == EP_OK && ll->comm->nnodes > 1)
         status = ll_net_prepare(ll);
     status = exchange_segments(ll, inner, status);
@@ -212,10 +247,22 @@ static void wait_for_readers(ep_ll *ll)
     }
 }
 
+/* What this rank has not received by now it will not read: peers that leave, too, need not wait for it. */
+static void read_no_more(ep_ll *ll)
+{
+    struct host_ll *inner = ll->impl;
+
+    for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
+        atomic_store_explicit(ll_counter_of(ll, ll->comm->rank, ll_pulled_word(number)), number, memory_order_release);
+    ep_group_ring_node(inner->group);
+}
+
 void host_ll_close(ep_ll *ll)
 {
     if (!ll->impl)
         return;
+    ep_group_drain(((struct host_ll *)ll->impl)->group);
+    read_no_more(ll);
     wait_for_readers(ll);
     ep_group_of(ll->comm)->object_bytes -= object_bytes(ll);
     ll_net_close(ll);

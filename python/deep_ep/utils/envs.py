@@ -110,6 +110,11 @@ def get_nvlink_gbs(factor: float = 0.9) -> float:
     return 450 * factor if torch.cuda.is_available() else 0
 
 
+def check_fast_rdma_atomic_support(nic_name: str = "mlx5_0") -> bool:
+    """False: nothing here goes over a network."""
+    return False
+
+
 def get_rdma_gbs(nic_name: str = "mlx5_0") -> float:
     """0: nothing here goes over a network."""
     return 0
