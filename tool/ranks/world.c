@@ -189,12 +189,15 @@ static int join_mpi(const struct cmd *cmd)
     return result;
 }
 
-static int join_tcp(void)
+/* `timeout_ms`: for all ranks to come; 0: $EPKIT_TIMEOUT_MS, or the usual. */
+static int join_tcp(int timeout_ms)
 {
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
-    ep_status status = ep_boot_tcp_new(&args, &world.tcp);
     const char *hint;
+    ep_status status;
 
+    args.timeout_ms = timeout_ms;
+    status = ep_boot_tcp_new(&args, &world.tcp);
     if (status == EP_OK) {
         world.boot = ep_boot_tcp_get(world.tcp);
         return CMD_FINE;
@@ -242,7 +245,7 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
     if (!asked && ranks_claims_any())
         return join_mpi(cmd);
     if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0))
-        return join_tcp();
+        return join_tcp(call && cmd_given(cmd, call, "timeout") && !getenv("EPKIT_TIMEOUT_MS") ? world.timeout_ms : 0);
     return CMD_FINE;
 }
 
