@@ -6,6 +6,7 @@
  * rank 0 is done. So a verb may run several jobs, and what it draws (a seed) is drawn once.
  */
 #include "cmd.h"
+#include "ending.h"
 #include "output.h"
 #include "progress.h"
 #include "ranks_internal.h"
@@ -153,6 +154,9 @@ static void stop_mpi(int code)
         "epkit: error: rank %d: MPI_Finalize did not return within %d ms (--timeout and %d s more): have mpirun or "
         "other ranks been killed? This rank ends without it\n",
         world.boot->rank, wait_ms, STOP_MORE_MS / 1000);
+    /* The document of a command that failed, which would be written when MPI has ended. */
+    if (code != CMD_FINE && world.boot->rank == 0)
+        ending_write(code, NULL);
     fflush(NULL);
     has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
     world.module->stop(world.mpi);
