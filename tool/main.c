@@ -80,6 +80,21 @@ static int run(int argc, char **argv)
     return run_verb(cmd, argc - 1, argv + 1);
 }
 
+/* Interrupted: ends by the same signal, so that a calling shell knows it and stops as well. */
+static void end_by(int number)
+{
+    sigset_t one;
+
+    fputs("epkit: interrupted\n", stderr);
+    signal(number, SIG_DFL);
+    /* A verb that takes signals by itself has them blocked. */
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    raise(number);
+    sigprocmask(SIG_UNBLOCK, &one, NULL);
+    /* Process number 1 is spared. */
+}
+
 /* All that main() does in a process whose streams are open. */
 static int run_command(int argc, char **argv)
 {
@@ -90,13 +105,8 @@ static int run_command(int argc, char **argv)
     result = run(argc, argv);
     written = out_finish();
 
-    if (result > 128) {
-        /* Interrupted: end by the same signal, so that a calling shell knows it and stops as well. */
-        fputs("epkit: interrupted\n", stderr);
-        signal(result - 128, SIG_DFL);
-        raise(result - 128);
-        /* Process number 1 is spared. */
-    }
+    if (result > 128)
+        end_by(result - 128);
     /* What nobody could read is no result. */
     return result == CMD_FINE || result == CMD_FINDINGS || result == CMD_UNSUPPORTED ? ranks_worse(result, written)
                                                                                      : result;

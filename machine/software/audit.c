@@ -286,9 +286,37 @@ static bool judge_verbs_entry(struct audit_work *work, const struct root_variabl
                   clean(work, entry));
 }
 
+/* The entries, each with its port: "NAME" stands for all ports of the device. Ranks take them in this order. */
+static void list_ports(const struct topo *topo, const char *list, char *ret_text, size_t bytes)
+{
+    size_t used = 0;
+
+    *ret_text = '\0';
+    for (const char *at = list; *at; at += strcspn(at, ","), at += *at != '\0') {
+        int n = (int)strcspn(at, ","), name = (int)strcspn(at, ":,"), nic;
+        char device[64];
+
+        snprintf(device, sizeof(device), "%.*s", name, at);
+        nic = name < n ? -1 : topo_find_nic(topo, device);
+        if (nic < 0 && n > 0 && used < bytes)
+            used += (size_t)snprintf(ret_text + used, bytes - used, "%.*s,", n, at);
+        for (int p = 0; nic >= 0 && p < topo->nics[nic].n_ports && used < bytes; p++)
+            used += (size_t)snprintf(ret_text + used, bytes - used, "%s:%d,", device, topo->nics[nic].ports[p].number);
+    }
+}
+
 static bool judge_verbs_device(struct audit_work *work, const struct root_variable *variable)
 {
-    return any_entry(work, variable, ",", judge_verbs_entry);
+    const struct advice_row *row = advice_find(work->advice, variable->name);
+    char given[2048], advised[2048];
+
+    if (any_entry(work, variable, ",", judge_verbs_entry))
+        return true;
+    if (!row || row->unset || row->scope != ADVICE_NODE)
+        return false;
+    list_ports(work->topo, variable->value, given, sizeof(given));
+    list_ports(work->topo, row->value, advised, sizeof(advised));
+    return strcmp(given, advised) == 0;
 }
 
 static bool judge_drivers(struct audit_work *work, const struct root_variable *variable)

@@ -251,6 +251,22 @@ void temporary_release_signals(const sigset_t *before)
     pthread_sigmask(SIG_SETMASK, before, NULL);
 }
 
+bool temporary_is_interrupted(void)
+{
+    static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+    struct sigaction action;
+    sigset_t pending;
+
+    if (sigpending(&pending) != 0)
+        return false;
+    /* One that is ignored waits all the same while it is blocked. */
+    for (size_t i = 0; i < sizeof(ending) / sizeof(ending[0]); i++)
+        if (sigismember(&pending, ending[i]) > 0 && sigaction(ending[i], NULL, &action) == 0 &&
+            action.sa_handler != SIG_IGN)
+            return true;
+    return false;
+}
+
 int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode)
 {
     struct temporary temporary;

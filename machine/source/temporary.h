@@ -47,6 +47,9 @@ void temporary_remove(struct temporary *temporary);
 void temporary_hold_signals(sigset_t *ret_before);
 void temporary_release_signals(const sigset_t *before);
 
+/* Has one come meanwhile that ends the command (SIGINT, SIGTERM, SIGHUP, SIGQUIT; not where it is ignored)? */
+bool temporary_is_interrupted(void);
+
 /* All of that at once: a file with this text. */
 int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode);
 

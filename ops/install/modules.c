@@ -64,28 +64,52 @@ static bool is_same_name(const char *a, const char *b, size_t n)
     return true;
 }
 
-/* Is one of the options set in a list of words NAME=VALUE? `prefix`: what stands before each name, or "". */
-static bool has_option(const char *words, const char *prefix, const json_t *options)
+/* What a list of words says of an option. */
+enum setting { SETS_NOTHING, SETS_THE_SAME, SETS_ANOTHER };
+
+/* The end of a word: what is in quotes goes on over spaces. */
+static size_t word_length(const char *text)
 {
-    size_t skip = strlen(prefix);
-    const char *key;
-    json_t *value;
+    bool is_quoted = false;
+    size_t n = 0;
 
-    for (words += strspn(words, " \t\n"); *words; words += strspn(words, " \t\n")) {
-        size_t n = strcspn(words, " \t\n"), name = strcspn(words, "= \t\n");
-
-        if (words[name] == '=' && name > skip && is_same_name(words, prefix, skip))
-            json_object_foreach((json_t *)options, key,
-                                value) if (strlen(key) == name - skip &&
-                                           is_same_name(words + skip, key, name - skip)) return true;
-        words += n;
-    }
-    return false;
+    for (; text[n] && (is_quoted || !strchr(" \t\n", text[n])); n++)
+        is_quoted ^= text[n] == '"';
+    return n;
 }
 
-/* Does a line of a configuration file set an option of the module? A line goes on behind a backslash at its end. */
-static bool sets_option(const char *text, const char *module, const json_t *options)
+/* Quotes around the value, or around the whole word, are none of it. */
+static bool is_value(const char *text, size_t bytes, const char *value)
 {
+    for (size_t i = 0; i < bytes; i++)
+        if (text[i] != '"' && *value++ != text[i])
+            return false;
+    return *value == '\0';
+}
+
+/* Words are NAME=VALUE, and of two for one name the last counts. `prefix`: what stands before each name, or "". */
+static enum setting find_setting(const char *words, const char *prefix, const char *key, const char *value)
+{
+    size_t skip = strlen(prefix);
+    enum setting result = SETS_NOTHING;
+
+    for (words += strspn(words, " \t\n"); *words; words += strspn(words, " \t\n")) {
+        size_t n = word_length(words), quote = *words == '"', name = strcspn(words, "= \t\n");
+        const char *at = words + quote;
+
+        if (words[name] == '=' && name == quote + skip + strlen(key) && is_same_name(at, prefix, skip) &&
+            is_same_name(at + skip, key, strlen(key)))
+            result = is_value(words + name + 1, n - name - 1, value) ? SETS_THE_SAME : SETS_ANOTHER;
+        words += n;
+    }
+    return result;
+}
+
+/* The same of a configuration file. A line goes on behind a backslash at its end. */
+static enum setting find_in_file(const char *text, const char *module, const char *key, const char *value)
+{
+    enum setting result = SETS_NOTHING, here;
+
     while (text && *text) {
         char line[2048], word[256];
         size_t n = 0;
@@ -99,11 +123,13 @@ static bool sets_option(const char *text, const char *module, const json_t *opti
         }
         line[n] = '\0';
         if (sscanf(line, " options %255s %n", word, &at) == 1 && at > 0 && strlen(word) == strlen(module) &&
-            is_same_name(word, module, strlen(module)) && has_option(line + at, "", options))
-            return true;
+            is_same_name(word, module, strlen(module))) {
+            here = find_setting(line + at, "", key, value);
+            result = here == SETS_NOTHING ? result : here;
+        }
         text += *text == '\n';
     }
-    return false;
+    return result;
 }
 
 /* modprobe's folders: a file of an earlier one is read in the place of its namesakes, and all of them by their names.
@@ -119,13 +145,12 @@ static bool is_shadowed(struct root *root, size_t folder, const char *name)
     return false;
 }
 
-/* What sets the same option behind our file: another one, or the command line of the kernel, which counts last. */
-static bool find_overriding(const struct check_context *context, const struct recipe_step *step, const char *own,
-                            char ret_path[256])
+/* The file behind ours that counts for the option: the last one by its name. false: none sets it to another value. */
+static bool find_overriding_file(const struct check_context *context, const char *module, const char *own_name,
+                                 const char *key, const char *value, char ret_path[256])
 {
-    const json_t *options = json_object_get(step->args, "options");
-    const char *own_name = strrchr(own, '/') + 1, *module = arg_text(step, "module");
-    char prefix[160];
+    enum setting result = SETS_NOTHING;
+    char last[256] = "";
 
     for (size_t folder = 0; modprobe_folders[folder]; folder++) {
         struct root_names names = root_list(context->root, "%s", modprobe_folders[folder]);
@@ -133,18 +158,51 @@ static bool find_overriding(const struct check_context *context, const struct re
         for (size_t i = 0; i < names.n; i++) {
             const char *name = names.names[i];
             size_t n = strlen(name);
+            enum setting here;
+            char path[256];
 
-            if (n < 6 || strcmp(name + n - 5, ".conf") != 0 || strcmp(name, own_name) <= 0 ||
-                is_shadowed(context->root, folder, name))
+            if (n < 6 || n >= sizeof(last) || strcmp(name + n - 5, ".conf") != 0 || strcmp(name, own_name) <= 0 ||
+                strcmp(name, last) <= 0 || is_shadowed(context->root, folder, name))
                 continue;
-            snprintf(ret_path, 256, "%s/%.200s", modprobe_folders[folder], name);
-            if (sets_option(root_read(context->root, "%s", ret_path).text, module, options))
-                return true;
+            snprintf(path, sizeof(path), "%s/%.200s", modprobe_folders[folder], name);
+            here = find_in_file(root_read(context->root, "%s", path).text, module, key, value);
+            if (here == SETS_NOTHING)
+                continue;
+            result = here;
+            snprintf(last, sizeof(last), "%s", name);
+            memcpy(ret_path, path, sizeof(path));
         }
     }
+    return result == SETS_ANOTHER;
+}
+
+/* What gives an option another value behind our file: another one, or the command line of the kernel, which counts
+ * last. */
+static bool find_overriding(const struct check_context *context, const struct recipe_step *step, const char *own,
+                            char ret_path[256])
+{
+    const char *module = arg_text(step, "module"), *key;
+    char prefix[160];
+    json_t *value;
+
     snprintf(prefix, sizeof(prefix), "%.150s.", module);
-    snprintf(ret_path, 256, "/proc/cmdline");
-    return has_option(root_read(context->root, "/proc/cmdline").text, prefix, options);
+    json_object_foreach(json_object_get(step->args, "options"), key, value)
+    {
+        const char *wanted = json_string_value(value);
+
+        switch (find_setting(root_read(context->root, "/proc/cmdline").text, prefix, key, wanted)) {
+        case SETS_ANOTHER:
+            snprintf(ret_path, 256, "/proc/cmdline");
+            return true;
+        case SETS_NOTHING:
+            if (find_overriding_file(context, module, strrchr(own, '/') + 1, key, wanted, ret_path))
+                return true;
+            break;
+        case SETS_THE_SAME:
+            break;
+        }
+    }
+    return false;
 }
 
 static bool is_effective(const char *text, const json_t *any)

@@ -89,14 +89,16 @@ epkit_apt_mark() {
 # epkit_hold WORD NAME...: WORD is hold or unhold; names that were not held are passed over.
 epkit_hold() {
     if [ ! -s "$EPKIT_BEFORE/hold" ]; then return 0; fi
-    word=$1
+    word=$1 native=$(dpkg --print-architecture)
     shift
     for name in "$@"; do
         case $name in
         *.deb) name=$(dpkg-deb -f "$name" Package) ;;
         *) name=${name%%=*} ;;
         esac
-        if grep -qx "$name\(:[a-z0-9]*\)\{0,1\}" "$EPKIT_BEFORE/hold" && dpkg-query -W "$name" >/dev/null 2>&1; then
+        # A package of another architecture is another package, and has it in its name.
+        name=${name%":$native"}
+        if sed "s/:$native\$//" "$EPKIT_BEFORE/hold" | grep -qxF -e "$name" && dpkg-query -W "$name" >/dev/null 2>&1; then
             epkit_apt_mark "$word" "$name"
         fi
     done
@@ -275,8 +277,7 @@ epkit_packages_undo() {
     epkit_hold hold "$@"
     for change in $changes; do
         change=${change%%=*}
-        change=${change%-}
-        epkit_hold hold "${change%%:*}"
+        epkit_hold hold "${change%-}"
     done
     if [ -e "$EPKIT_BEFORE/packages" ]; then epkit_books_restore; fi
     rm -f "$EPKIT_STATE/now"
@@ -346,13 +347,26 @@ epkit_keep() {
     : >"$kept.known"
 }
 
+# What somebody has made of a file since it was written is not lost when it is written again or goes: it is kept beside
+# it. epkit_keep_changes KEY PATH
+epkit_keep_changes() {
+    kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
+    if [ ! -e "$kept.written" ] || { [ ! -f "$target" ] && [ ! -L "$target" ]; }; then return 0; fi
+    if [ -f "$target" ] && [ ! -L "$target" ] && grep -qxF -e "$(sha256sum <"$target")" "$kept.written"; then return 0; fi
+    if cmp -s "$target" "$kept.file" || cmp -s "$target" "$target.epkit-old"; then return 0; fi
+    cp -aT "$target" "$target.epkit-old.new"
+    mv -fT "$target.epkit-old.new" "$target.epkit-old"
+    echo "note: $target was changed since epkit wrote it: that is kept as $target.epkit-old"
+}
+
 # Brings it back. What was not kept was not changed either; without the folder an undo is forced.
 # epkit_restore KEY PATH
 epkit_restore() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
     if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$kept.known" ]; then return 0; fi
     epkit_inside "${target%/*}"
-    rm -rf "$target.epkit-new"
+    rm -rf "$target.epkit-new" "$target.epkit-old.new"
+    epkit_keep_changes "$1" "$2"
     if [ -e "$kept.file" ] || [ -L "$kept.file" ]; then
         cp -a "$kept.file" "$target.epkit-new"
         if [ -d "$target" ] && [ ! -L "$target" ]; then rm -rf "$target"; fi
@@ -378,14 +392,17 @@ epkit_remove_folders() {
     while read -r folder; do rmdir "$folder" 2>/dev/null || true; done <"$1"
 }
 
-# Standard input becomes a file. epkit_write MODE PATH
+# Standard input becomes a file, of which epkit_keep has kept what was there. epkit_write KEY MODE PATH
 epkit_write() {
-    target="$EPKIT_ROOT$2"
+    target="$EPKIT_ROOT$3"
     epkit_inside "${target%/*}"
     mkdir -p "${target%/*}"
     cat >"$target.epkit-new"
-    chmod "$1" "$target.epkit-new"
+    chmod "$2" "$target.epkit-new"
     sync "$target.epkit-new"
+    if cmp -s "$target" "$target.epkit-new"; then :; else epkit_keep_changes "$1" "$3"; fi
+    sha256sum <"$target.epkit-new" >>"$EPKIT_BEFORE/$1.written"
+    sync "$EPKIT_BEFORE/$1.written"
     mv -fT "$target.epkit-new" "$target"
 }
 

@@ -79,6 +79,16 @@ static void delimiter(const char *content, char ret_text[32])
     }
 }
 
+/* A name for the copy of `path` among those of a step. */
+static uint32_t name_of(const char *path)
+{
+    uint32_t hash = 2166136261u;
+
+    for (; *path; path++)
+        hash = (hash ^ (unsigned char)*path) * 16777619u;
+    return hash;
+}
+
 void script_write(FILE *script, const char *path, const char *content, const char *mode)
 {
     size_t bytes = strlen(content);
@@ -88,23 +98,13 @@ void script_write(FILE *script, const char *path, const char *content, const cha
     if (strstr(content, EXPORT_KERNEL) || strstr(content, EXPORT_MACHINE))
         fprintf(script, "sed -e \"s/%s/$EPKIT_KERNEL/g; s/%s/$EPKIT_MACHINE/g\" <<'%s' | ", EXPORT_KERNEL,
                 EXPORT_MACHINE, end);
-    fprintf(script, "epkit_write %s ", mode);
+    fprintf(script, "epkit_write %08" PRIx32 " %s ", name_of(path), mode);
     script_word(script, path);
     if (strstr(content, EXPORT_KERNEL) || strstr(content, EXPORT_MACHINE))
         fputc('\n', script);
     else
         fprintf(script, " <<'%s'\n", end);
     fprintf(script, "%s%s%s\n", content, bytes && content[bytes - 1] == '\n' ? "" : "\n", end);
-}
-
-/* A name for the copy of `path` among those of a step. */
-static uint32_t name_of(const char *path)
-{
-    uint32_t hash = 2166136261u;
-
-    for (; *path; path++)
-        hash = (hash ^ (unsigned char)*path) * 16777619u;
-    return hash;
 }
 
 void script_keep(FILE *script, const char *path)

@@ -58,6 +58,9 @@ static void hurry(struct launch *launch, int signal)
     if (!launch->is_hurried)
         launch_note(launch, "%s: killing at once what has not ended yet", strsignal(signal));
     launch->is_hurried = true;
+    /* Before the end has begun, it begins without grace. */
+    if (!launch->is_ending)
+        return;
     for (int i = 0; i < launch->n; i++)
         if (launch->nodes[i].state == NODE_READY)
             node_send(&launch->nodes[i], json_pack("{s:s, s:i}", "do", "end", "grace_s", 0));
@@ -68,9 +71,10 @@ static void take_signals(struct launch *launch)
     struct signalfd_siginfo info;
 
     while (read(launch->signals, &info, sizeof(info)) == sizeof(info)) {
+        /* A second one may come in the same read, before the end of the first has begun. */
         if (!launch->interrupted && !launch->is_ending)
             launch_note(launch, "%s: ending everything on all nodes", strsignal((int)info.ssi_signo));
-        else if (launch->is_ending)
+        else
             hurry(launch, (int)info.ssi_signo);
         launch->interrupted = (int)info.ssi_signo;
     }

@@ -218,7 +218,8 @@ static bool is_clean(struct launch *launch)
 
 json_t *make_end(const struct launch *launch, const struct node *node)
 {
-    json_t *request = json_pack("{s:s, s:I}", "do", "end", "grace_s", (json_int_t)launch->options->grace_s);
+    json_t *request = json_pack("{s:s, s:I}", "do", "end", "grace_s",
+                                (json_int_t)(launch->is_hurried ? 0 : launch->options->grace_s));
 
     if (launch->options->has_followers && node != launch->nodes)
         json_object_set_new(request, "code",

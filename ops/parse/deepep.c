@@ -413,6 +413,32 @@ static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
     run->is_complete = combine && combine->n >= (uint64_t)writers;
 }
 
+/*
+ * Was the log of DeepEP 2 cut amid the figures of the last case? All ranks print the same operations there as in the
+ * cases before; in a log of one rank among others, behind a prefix, it is only told that the operations are equally
+ * many.
+ */
+static bool is_cut_v2(const struct parse_run *run, const struct v2_scratch *v2)
+{
+    bool has_all_ranks = v2->measured > 0, has_figures = false;
+    int64_t most = 0;
+
+    for (size_t i = 0; i < V2_OPS; i++) {
+        has_all_ranks = has_all_ranks && (v2->before[i] == 0 || v2->before[i] == v2->measured * run->ranks);
+        has_figures = has_figures || v2->figures[i] > v2->before[i];
+        most = v2->figures[i] > most ? v2->figures[i] : most;
+    }
+    if (!has_figures)
+        return v2->measured > 1 && v2->measured == run->started - 1;
+    for (size_t i = 0; i < V2_OPS; i++) {
+        bool is_printed = v2->measured == 0 ? most > 0 : v2->before[i] > 0;
+
+        if (is_printed && v2->figures[i] != (has_all_ranks ? (v2->measured + 1) * run->ranks : most))
+            return true;
+    }
+    return false;
+}
+
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch)
 {
     struct v2_scratch *v2;
@@ -428,7 +454,7 @@ void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch)
     /* Options of the test leave values out, and so do runs that were cut off, but not in the same way. */
     cases =
         2 * __builtin_popcount(v2->alignments) * __builtin_popcount(v2->formats) * __builtin_popcount(v2->biases) * 6;
-    run->is_complete = run->started > 0 && (run->started == cases || run->started == 1);
+    run->is_complete = run->started > 0 && (run->started == cases || run->started == 1) && !is_cut_v2(run, v2);
     run->expected = run->is_complete ? run->started : 144;
     run->passed = run->is_complete || run->started == 0 ? run->started : run->started - 1;
 }

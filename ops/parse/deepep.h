@@ -19,12 +19,16 @@ struct ll_scratch {
     bool has_lines; /* behind the one about the buffer */
 };
 
+#define V2_OPS 5
+
 /* DeepEP 2. */
 struct v2_scratch {
     uint32_t last_case;
     bool has_case;
     const char *case_type;                        /* of the open case; NULL: none */
     unsigned copies, alignments, formats, biases; /* bit i: the i-th value was seen */
+    int64_t figures[V2_OPS], before[V2_OPS];      /* lines of each operation, and those before the open case */
+    int64_t measured;                             /* cases before the open one with figures */
 };
 
 struct deepep_scratch {

@@ -51,8 +51,11 @@ static bool case_line(struct parser *parser, struct deepep_scratch *scratch, con
         run = v2_begin(parser, scratch);
     if (!run)
         return true;
-    if (!v2->has_case || v2->last_case != key)
+    if (!v2->has_case || v2->last_case != key) {
         run->started++;
+        v2->measured += memcmp(v2->before, v2->figures, sizeof(v2->before)) != 0;
+        memcpy(v2->before, v2->figures, sizeof(v2->before));
+    }
     v2->has_case = true;
     v2->last_case = key;
     v2->case_type = parser->v2_type = lex_setting(at, "use_fp8_dispatch=") == 1 ? "fp8" : "bf16";
@@ -114,21 +117,26 @@ static bool setting_line(struct parser *parser, struct deepep_scratch *scratch, 
 /* Behind "EP:   0/16 | ". */
 static bool figures(struct parser *parser, struct deepep_scratch *scratch, const char *at, double ranks)
 {
-    static const char *const ops[] = {"expanded dispatch", "cached dispatch", "reduced combine", "dispatch", "combine"};
+    static const char *const ops[V2_OPS] = {"expanded dispatch", "cached dispatch", "reduced combine", "dispatch",
+                                            "combine"};
     struct parse_run *run = run_need(parser, PARSE_DEEPEP_V2, "test_ep");
     const char *op = NULL, *type = "bf16", *end;
     double out, in, time_us, epilogue;
     struct parse_measure *measure;
+    size_t which = 0;
 
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]) && !op; i++)
-        if (lex_starts(at, ops[i]) && at[strlen(ops[i])] == ':')
+        if (lex_starts(at, ops[i]) && at[strlen(ops[i])] == ':') {
             op = ops[i];
+            which = i;
+        }
     if (!op)
         return false;
     at += strlen(op) + 1;
     if (!lex_number(at, &end, &out) || !lex_starts(end, " GB/s (SO), ") || !lex_number(end + 12, &end, &in) ||
         !lex_starts(end, " GB/s (SU), ") || !lex_number(end + 12, &end, &time_us) || !lex_starts(end, " us"))
         return false;
+    scratch->v2.figures[which]++;
     if (!run)
         return true;
     if (run->ranks < 0)

@@ -33,9 +33,11 @@ with() {
     timeout --kill-after=5 1200 python3 "$EPKIT_SOURCE/tests/cli/inherited.py" "${states[@]}" -- "$EPKIT" "$@"
 }
 
-# start STATE... -- ARGUMENT...: the same in the background, without a limit. Its number is in $launcher.
+# start STATE... -- ARGUMENT...: the same in the background, without a limit. Its number is in $launcher. Nothing is left
+# in the files that it writes: who waits for what they hold waits for this one, whose signals are ignored until it has begun.
 start() {
     local states=()
+    rm -f out err
     while [ "$1" != -- ]; do
         states+=("$1")
         shift
@@ -96,6 +98,38 @@ gone() {
     within 20 [ -s out ]
     kill -TERM "$launcher"
     ends_with 143
+    grep -qx 'epkit: interrupted' err
+}
+
+@test "a signal ends it as a signal does, not with an exit code, also where the command takes it by itself" {
+    for arguments in "--watch" "--interval 3600" "--watch --json"; do
+        # shellcheck disable=SC2086 # words
+        python3 - "$EPKIT" nics --devices lo $arguments <<'EOF'
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+def waits(pid):
+    """Has it both of them blocked, and no other thread?"""
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file)
+    blocked = int(status["SigBlk"], 16) >> signal.SIGTERM - 1 & 1
+    return status["Name"] == "epkit" and blocked and len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
+for number in (signal.SIGTERM, signal.SIGINT):
+    process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not waits(process.pid):
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=1200)
+    assert process.returncode == -number, (sys.argv, process.returncode, said)
+    assert said == "epkit: interrupted\n", said
+EOF
+    done
 }
 
 @test "SIGTERM ends it while nobody reads what it writes" {

@@ -336,6 +336,7 @@ END
     [ "$status" -eq 3 ]
     epkit install resume --root m
     grep -q hello m/etc/deep/er/one
+    rm -f m/etc/deep/er/one.epkit-old # what was made of the file, above
     run --separate-stderr epkit install uninstall files --root m --json
     [ "$status" -eq 0 ]
     valid install <<<"$output"

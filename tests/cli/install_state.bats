@@ -333,6 +333,101 @@ END
     [[ "$(state)" == "done "* ]]
 }
 
+@test "an option that something sets later to the same value is configured, whatever came between" {
+    cat >options.yaml <<'END'
+recipe: options
+title: t
+steps:
+  - {id: one, type: modprobe, title: t, why: w, budget: 5s, module: some-module, options: {an_option: "1", text: "a=1;"}}
+END
+    mkdir -p m/proc m/etc/modprobe.d m/usr/lib/modprobe.d
+    epkit install apply options.yaml --root m
+    state() { epkit install plan options.yaml --root m --json | jq -r '.steps[0] | .state + " " + .text'; }
+    for line in 'some_module.an_option=1' 'quiet some-module.an-option=1 some_module.text="a=1;" splash' \
+        '"some_module.text=a=1;" x="y some_module.an_option=0"' 'some_module.an_option=0 some_module.an_option=1'; do
+        echo "$line" >m/proc/cmdline
+        [[ "$(state)" == "done "* ]]
+    done
+    # One of two is enough, and the last word.
+    for line in 'some_module.an_option=1 some_module.text=b' 'some_module.an_option=1 some_module.an_option=0' \
+        'some_module.an_option=10' 'some_module.an_option='; do
+        echo "$line" >m/proc/cmdline
+        [ "$(state)" = "wrong /proc/cmdline sets the same option later, and the last one counts" ]
+    done
+    : >m/proc/cmdline
+    echo 'options some_module an_option="1"' >m/etc/modprobe.d/zzz.conf
+    echo 'options some_module an_option=0' >m/etc/modprobe.d/zzy.conf
+    [[ "$(state)" == "done "* ]]
+    echo 'options some_module an_option=0' >m/usr/lib/modprobe.d/zzzz.conf
+    [ "$(state)" = "wrong /usr/lib/modprobe.d/zzzz.conf sets the same option later, and the last one counts" ]
+    echo 'some_module.an_option=1' >m/proc/cmdline
+    [[ "$(state)" == "done "* ]]
+}
+
+@test "what somebody has made of a file since it was written is kept beside it, by an apply and by an uninstall" {
+    recipe files >files.yaml
+    mkdir -p m/etc
+    echo original >m/etc/one
+    epkit install apply files.yaml --root m
+    [ ! -e m/etc/one.epkit-old ]
+    echo mine >m/etc/one
+    chmod 600 m/etc/one
+    epkit install apply files.yaml --root m
+    [ "$(cat m/etc/one)" = x ]
+    [ "$(cat m/etc/one.epkit-old)" = mine ]
+    [ "$(stat -c %a m/etc/one.epkit-old)" = 600 ]
+    grep -q 'm/etc/one was changed since epkit wrote it: that is kept as' m/var/log/epkit/install/files/one.log
+    echo 'mine again' >m/etc/one
+    epkit install uninstall files --root m
+    [ "$(cat m/etc/one)" = original ]
+    [ "$(cat m/etc/one.epkit-old)" = 'mine again' ]
+    rm m/etc/one.epkit-old
+    # Nobody's changes: another version of the recipe, the original put back, the file removed.
+    epkit install apply files.yaml --root m
+    sed -i 's/content: x/content: y/' files.yaml
+    epkit install apply files.yaml --root m
+    [ "$(cat m/etc/one)" = y ]
+    echo original >m/etc/one
+    epkit install apply files.yaml --root m
+    rm m/etc/one
+    epkit install apply files.yaml --root m
+    epkit install uninstall files --root m
+    [ "$(cat m/etc/one)" = original ]
+    [ "$(ls m/etc)" = one ]
+}
+
+@test "an uninstall that is interrupted ends by the signal, also with --json, and goes on where it was" {
+    [ "$(id -u)" -eq 0 ] || skip 'an uninstall of this machine needs root'
+    cat >slow.yaml <<END
+recipe: slow
+title: an undo that takes its time
+steps:
+  - {id: one, type: command, title: t, why: w, budget: 20m, run: "touch $PWD/done", check: "test -e $PWD/done",
+     undo: "touch $PWD/undoing; while [ ! -e $PWD/go ]; do sleep 0.1; done; rm -f $PWD/done"}
+END
+    for number in 2 15; do
+        rm -f undoing go
+        epkit install apply ./slow.yaml --state "$PWD/state"
+        env --default-signal=INT,TERM "$EPKIT" install uninstall slow --state "$PWD/state" --json >out 2>err 3>&- &
+        uninstall=$!
+        within 20 test -e undoing
+        kill "-$number" $uninstall
+        status=0
+        wait $uninstall || status=$?
+        cat err out
+        [ "$status" -eq $((128 + number)) ]
+        [ "$(jq -s length out)" -eq 1 ]
+        [ "$(jq -r .result out)" = interrupted ]
+        valid install out
+        grep -q "interrupted; what runs now is completed, and 'epkit install uninstall slow' goes on" err
+        touch go
+        epkit install uninstall slow --state "$PWD/state"
+        [ ! -e "done" ]
+    done
+    rm -rf /var/log/epkit/install/slow
+    rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
+}
+
 # --- the lock of dpkg ---
 
 # prelude.sh with the locks and the database of this folder; dpkg itself is the real one.
@@ -451,4 +546,37 @@ END
     rm broken
     limited 30 sh -euc '. ./prelude.sh; epkit_configure'
     grep -q '^Status: install ok installed' dpkg/status
+}
+
+@test "a hold of a package is that of its architecture alone" {
+    command -v apt-mark >/dev/null || skip 'apt is not installed'
+    native=$(dpkg --print-architecture)
+    own_prelude
+    printf '%s\nriscv64\n' "$native" >dpkg/arch
+    for word in "thing $native install" "thing riscv64 hold" "other $native hold"; do
+        read -r name architecture wanted <<<"$word"
+        printf 'Package: %s\nStatus: %s ok installed\nVersion: 1\nArchitecture: %s\nMulti-Arch: same\nMaintainer: m <m@example.org>\nDescription: d\n\n' \
+            "$name" "$wanted" "$architecture" >>dpkg/status
+        printf '/.\n' >"dpkg/info/$name:$architecture.list"
+    done
+    cat >apt.conf <<END
+Dir::State "$PWD/apt";
+Dir::State::status "$PWD/dpkg/status";
+APT::Architectures { "$native"; "riscv64"; };
+DPkg::Options { "--admindir=$PWD/dpkg"; };
+END
+    mkdir -p apt before
+    export APT_CONFIG=$PWD/apt.conf EPKIT_BEFORE=$PWD/before
+    held() { dpkg-query -W -f='${Status} ${Package}:${Architecture}\n' | sed -n 's/^hold [^ ]* [^ ]* //p' | sort | tr '\n' ' '; }
+    [ "$(held)" = "other:$native thing:riscv64 " ]
+    apt-mark showhold >before/hold
+    cat before/hold
+    # As a step that names the two and is applied.
+    sh -euc '. ./prelude.sh; epkit_hold unhold thing=1 "other:'"$native"'=1"'
+    held
+    [ "$(held)" = "thing:riscv64 " ]
+    sh -euc '. ./prelude.sh; epkit_hold hold thing=1 "other:'"$native"'"'
+    [ "$(held)" = "other:$native thing:riscv64 " ]
+    sh -euc '. ./prelude.sh; epkit_hold unhold thing:riscv64'
+    [ "$(held)" = "other:$native " ]
 }

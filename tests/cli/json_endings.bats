@@ -85,6 +85,8 @@ early() {
         install:unreadable)
             echo "2 plan none.yaml"
             echo "2 plan ./empty"
+            echo "2 status --root root"
+            echo "2 verify --root root"
             ;;
         launch:unreadable)
             echo "2 --hostfile none hostname"

@@ -145,4 +145,12 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [[ "${lines[-1]}" == "intranode: 24/24 cases passed (2 ranks"* ]]
     [[ "$stderr" == *"epkit: error: rank 0: MPI_Finalize did not return within 20000 ms (--timeout and 10 s more)"* ]]
     nothing_is_left
+    # What failed before has its document.
+    run --separate-stderr limited 100 mpirun -n 2 --oversubscribe --bind-to none -x PMI_RANK=0 -x PMI_SIZE=7 \
+        -x LD_PRELOAD="$EPKIT_BUILD/tests/cli/libkept-finalize.so" "$EPKIT" test intranode "${SMALL[@]:2}" --timeout 1 \
+        --json
+    echo "$output$stderr"
+    [[ "$stderr" == *"MPI_Finalize did not return"* ]]
+    [ "$(jq -r '.verb, .exit_code' <<<"$output" | xargs)" = "test 2" ]
+    nothing_is_left
 }

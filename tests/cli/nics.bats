@@ -340,6 +340,17 @@ EOF
     [[ "$stderr" == *"no/folder: No such file or directory"* ]]
 }
 
+@test "no NIC, and nobody can read that: 1, also where a command was not run" {
+    mkdir "$BATS_TEST_TMPDIR/bare"
+    for arguments in "" "--json" "-- true" "--json -- true"; do
+        # shellcheck disable=SC2086 # words
+        run --separate-stderr bash -c '"$@" >/dev/full' - "$EPKIT" nics --from "$BATS_TEST_TMPDIR/bare" $arguments
+        echo "$arguments: $status $stderr"
+        [ "$status" -eq 1 ]
+        [[ "$stderr" == *"No space left on device"* ]]
+    done
+}
+
 # --- watching ---
 
 # watch_while_moving NIC:PORT [OPTION]...: four intervals, in one of which the port sends 2 GB; $code, $interval. Behind the

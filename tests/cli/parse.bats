@@ -301,3 +301,27 @@ END
     [ "$status" -eq 1 ]
     [[ "${lines[0]}" == "perftest: nothing was measured; "*"Couldn't connect to"* ]]
 }
+
+@test "a log of DeepEP 2 that was cut amid its last case does not pass" {
+    # figures CASE OPERATIONS: all ranks of it
+    figures() {
+        local rank op
+        echo " > Testing with do_handle_copy=1, expert_alignment=128, use_fp8_dispatch=1, num_bias=$1, with_previous_event=0, async_with_compute_stream=0, allocate_on_comm_stream=0 ..."
+        for rank in 0 1; do
+            for op in '* dispatch' '- expanded dispatch' '# cached dispatch' '@ combine' '+ reduced combine'; do
+                echo "   ${op%% *} EP:   $rank/2 | ${op#* }: 0 GB/s (SO), 700 GB/s (SU), 900.000 us, 401408000 bytes | copy: 1648 GB/s, 61.250 us"
+            done
+        done
+    }
+    { printf '%s\n' 'Config:' ' > Ranks: 1 x 2' ' > Experts: 8/256' ' > Tokens: 8192 (max: 8192), hidden: 7168' \
+        ' > #SM: 12, #QPs: 17/17' 'Running all test cases:' && figures 0; } >"$BATS_TEST_TMPDIR/whole"
+    run epkit parse "$BATS_TEST_TMPDIR/whole"
+    echo "$output"
+    [ "$status" -eq 0 ]
+    for n in 1 2 4 6 9; do
+        head -n -"$n" "$BATS_TEST_TMPDIR/whole" >"$BATS_TEST_TMPDIR/cut"
+        run epkit parse "$BATS_TEST_TMPDIR/cut"
+        echo "$n: $output"
+        [ "$status" -eq 1 ]
+    done
+}

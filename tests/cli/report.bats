@@ -188,6 +188,45 @@ END
     [ "$status" -eq 4 ]
 }
 
+@test "upload: a signal leaves no part of a file behind" {
+    make_run a 80 2026-02-03T10:00:00Z
+    cat >signal.c <<'END'
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+/* When a file of the upload is on its way to the disk. */
+int fsync(int fd)
+{
+    struct stat place;
+
+    (void)fd;
+    if (stat(getenv("PLACE"), &place) == 0)
+        kill(getpid(), atoi(getenv("NUMBER")));
+    return 0;
+}
+END
+    cc -shared -fPIC -o signal.so signal.c
+    local preload
+    # A sanitizer of the command has to be loaded before.
+    preload=$(ldd "$EPKIT" | sed -n 's/.*=> \(.*lib[at]san[^ ]*\) .*/\1/p')
+    for number in 15 2 1; do
+        rm -rf up
+        run --separate-stderr env --default-signal=HUP,INT LD_PRELOAD="$preload $PWD/signal.so" PLACE="$PWD/up/testbed-logs" \
+            NUMBER=$number "$EPKIT" report a --upload "$PWD/up"
+        echo "$number: $status $output $stderr"
+        [ "$status" -eq $((128 + number)) ]
+        find up | sort
+        [ "$(find up -name '.*' -o -name '*.part' | wc -l)" -eq 0 ]
+    done
+    # Ignored, it ends nothing.
+    rm -rf up
+    run --separate-stderr env --ignore-signal=HUP LD_PRELOAD="$preload $PWD/signal.so" PLACE="$PWD/up/testbed-logs" NUMBER=1 \
+        "$EPKIT" report a --upload "$PWD/up"
+    [ "$status" -eq 0 ]
+    cmp a/report.html up/report.html
+}
+
 @test "full disks and wrong names leave nothing behind" {
     make_run a 80 2026-02-03T10:00:00Z
     report none

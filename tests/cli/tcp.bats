@@ -81,6 +81,19 @@ codes() {
     grep -q -e '--tokens: -3 is out of range' "$BATS_TEST_TMPDIR/errors.1"
 }
 
+@test "ranks that do not come are waited for as long as --timeout says, or else EPKIT_TIMEOUT_MS" {
+    run --separate-stderr env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 12000)) \
+        timeout --kill-after=5 1200 "$EPKIT" test internode --boot tcp --timeout 1
+    echo "$stderr"
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"1000 ms"*"rank 1"* || "$stderr" == *"rank 1"*"1000 ms"* ]]
+    run --separate-stderr env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 12000)) \
+        EPKIT_TIMEOUT_MS=300 timeout --kill-after=5 1200 "$EPKIT" test internode --boot tcp --timeout 600
+    echo "$stderr"
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"300 ms"* ]]
+}
+
 @test "a rank that stands still: the others end after their deadlines, with one code" {
     run --separate-stderr python3 - "$EPKIT" $((20000 + RANDOM % 12000)) <<'END'
 import os, signal, subprocess, sys, time
@@ -88,7 +101,7 @@ epkit, port = sys.argv[1:]
 ranks = []
 for rank in range(3):
     env = dict(os.environ, RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
-               MASTER_PORT=port)
+               MASTER_PORT=port, EPKIT_TIMEOUT_MS="600000")
     ranks.append(subprocess.Popen([epkit, "test", "internode", "--network", "tcp", "--nodes", "3", "--tokens", "64",
                                    "--repeat", "100000", "--timeout", "2"], env=env, text=True,
                                   stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,

@@ -22,7 +22,7 @@ start_ranks() {
     mkdir -p "$work"
     for i in 1 2 3 4; do
         on "h$i" env RANK=$((i - 1)) WORLD_SIZE=4 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h1 MASTER_PORT=29517 \
-            EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT" test internode --network tcp --nodes 4 \
+            EPKIT_TIMEOUT_MS=600000 EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT" test internode --network tcp --nodes 4 \
             --timeout "$1" --tokens 8 --hidden 256 --repeat 100000 >"$work/rank$i" 2>&1 3>&- &
         echo $! >"$work/pid$i"
     done

@@ -145,6 +145,13 @@ static void test_own(void **state)
     make((const char *const[]){NULL});
     assert_null(find("EPKIT_VERBS_DEVICE"));
     advised_done(&advised);
+    /* A device with one port is that port; ranks take them in their order. */
+    make((const char *const[]){"EPKIT_VERBS_DEVICE=mlx5_0,mlx5_1:1,mlx5_2,mlx5_3", NULL});
+    assert_null(find("EPKIT_VERBS_DEVICE"));
+    advised_done(&advised);
+    make((const char *const[]){"EPKIT_VERBS_DEVICE=mlx5_1,mlx5_0,mlx5_2,mlx5_3", NULL});
+    assert_int_equal(find("EPKIT_VERBS_DEVICE")->kind, AUDIT_DIFFERS);
+    advised_done(&advised);
 }
 
 /* A list of one NIC makes the switch harmless, as the single candidate is taken. */

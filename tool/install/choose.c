@@ -218,9 +218,12 @@ int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *optio
     memset(ret_chosen, 0, sizeof(*ret_chosen));
     if (n_saved == 1)
         name = only;
+    /* No mistake of who typed it, but what the machine is: the same line does on another one. */
     if (!name && prefer_saved && n_saved == 0)
-        return cmd_usage(cmd,
-                         "which recipe? None was applied here; 'epkit install list' names those that are built in");
+        return cmd_refuse(cmd, NULL,
+                          "which recipe? None was applied here; 'epkit install list' names those that are built in");
+    if (!name && prefer_saved)
+        return cmd_refuse(cmd, NULL, "which recipe? %d were applied here, '%s' for one", n_saved, only);
     if (!name)
         return cmd_usage(cmd, "which recipe? 'epkit install list' names them");
     if (prefer_saved && !is_path(name)) {

@@ -93,8 +93,8 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
         if (install->lock_fd < 0)
             out_error("interrupted; nothing was changed");
         else
-            out_error("interrupted; what runs now is completed, and 'epkit install resume %s' goes on",
-                      install->recipe->name);
+            out_error("interrupted; what runs now is completed, and 'epkit install %s %s' goes on",
+                      strcmp(action, "uninstall") == 0 ? action : "resume", install->recipe->name);
         ending.code = 128 + observed_signal();
     } else if (*install->failure) {
         out_error("%s", install->failure);
@@ -265,9 +265,12 @@ static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options 
         if (result == INSTALL_FINE)
             result = install_undo(install);
         progress_stop();
-        /* What is said about the steps is what is there now. */
-        if (options->json && result != INSTALL_BUSY && install_look(install) != INSTALL_FINE)
-            result = INSTALL_FAILED;
+        /* What is said about the steps is what is there now, if there is time for it. */
+        if (options->json && result != INSTALL_BUSY && result != INSTALL_INTERRUPTED) {
+            enum install_result looked = install_look(install);
+
+            result = result == INSTALL_FINE ? looked : result;
+        }
     }
     if (result == INSTALL_FINE && !options->json)
         say_uninstalled(install, was_known);

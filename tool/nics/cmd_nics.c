@@ -203,11 +203,11 @@ static int run_command(FILE *stream, const struct nics_options *options, struct 
  * A result above 128 is the signal that interrupted epkit, for main(). Of a command it is that of a signal that epkit
  * would have passed on to it, or the command's own affair. Its exit codes mean what it says: epkit ends here by them.
  */
-static int leave(int code, bool is_command)
+static int leave(int code, bool has_run)
 {
     bool is_interrupt = code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGHUP || code == 128 + SIGQUIT;
 
-    if (is_command && code != CMD_FINE && !is_interrupt) {
+    if (has_run && code != CMD_FINE && !is_interrupt) {
         progress_stop();
         ending_write(code, NULL);
         (void)out_finish();
@@ -290,6 +290,7 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
     struct nics nics = {0};
     struct root *root;
     struct topo *topo;
+    bool has_run;
     int result = check_usage(cmd, call, options);
 
     if (result == CMD_FINE)
@@ -312,10 +313,11 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
     source_read();
     if (result == CMD_FINE)
         result = nics.n > 0 ? show(call, options, &nics) : say_none(topo, options);
+    has_run = call->n_args > 0 && nics.n > 0;
     nics_done(&nics);
     topo_free(topo);
     root_free(root);
-    return leave(result, call->n_args > 0);
+    return leave(result, has_run);
 }
 
 const struct cmd verb_nics = {

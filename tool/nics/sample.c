@@ -121,8 +121,12 @@ int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, sigi
         struct timespec time = {.tv_sec = step / 1000000000, .tv_nsec = step % 1000000000};
         int signal;
 
-        if (left <= 0)
-            return 0;
+        /* One that has come is taken also where rounds take longer than their interval. */
+        if (left <= 0) {
+            time = (struct timespec){0};
+            signal = sigtimedwait(signals, ret_info, &time);
+            return signal > 0 ? signal : 0;
+        }
         signal = step == INT64_MAX ? sigwaitinfo(signals, ret_info) : sigtimedwait(signals, ret_info, &time);
         if (signal > 0)
             return signal;

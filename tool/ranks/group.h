@@ -31,6 +31,9 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 #define GROUP_NETWORK_HELP                                                                                             \
     "network between nodes: emulated, tcp (sockets), verbs (RDMA NICs), mpi; auto: that of --boot, else emulated"
 
+#define GROUP_TIMEOUT_HELP                                                                                             \
+    "deadline of every wait for a peer, and of tcp for all ranks to come, which $EPKIT_TIMEOUT_MS sets apart; ranks "  \
+    "that a launcher started wait a minute more between jobs"
 #define GROUP_BACKEND_HELP                                                                                             \
     "backend of the library; auto takes cuda where each rank gets a GPU of its own and these reach each other, else "  \
     "host"
@@ -57,7 +60,7 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(owner, member.backend), .choices = group_backends, .value = "auto",    \
      .help = GROUP_BACKEND_HELP},                                                                                      \
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = "30",       \
-     .help = "deadline of every wait for a peer; ranks that a launcher started wait a minute more between jobs"},       \
+     .help = GROUP_TIMEOUT_HELP},                                                                                      \
     {"channels", 0, "N", OPT_INT, offsetof(owner, member.channels), .min = 1, .max = 16, .value = "4",                 \
      .help = "independent streams per network peer"},                                                                  \
     {"partial", 0, "TYPE", OPT_CHOICE, offsetof(owner, member.partial), .choices = group_partials, .value = "f32",     \

@@ -6,6 +6,7 @@
  * rank 0 is done. So a verb may run several jobs, and what it draws (a seed) is drawn once.
  */
 #include "cmd.h"
+#include "ending.h"
 #include "output.h"
 #include "progress.h"
 #include "ranks_internal.h"
@@ -153,6 +154,9 @@ static void stop_mpi(int code)
         "epkit: error: rank %d: MPI_Finalize did not return within %d ms (--timeout and %d s more): have mpirun or "
         "other ranks been killed? This rank ends without it\n",
         world.boot->rank, wait_ms, STOP_MORE_MS / 1000);
+    /* The document of a command that failed, which would be written when MPI has ended. */
+    if (code != CMD_FINE && world.boot->rank == 0)
+        ending_write(code, NULL);
     fflush(NULL);
     has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
     world.module->stop(world.mpi);
@@ -189,12 +193,15 @@ static int join_mpi(const struct cmd *cmd)
     return result;
 }
 
-static int join_tcp(void)
+/* `timeout_ms`: for all ranks to come; 0: $EPKIT_TIMEOUT_MS, or the usual. */
+static int join_tcp(int timeout_ms)
 {
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
-    ep_status status = ep_boot_tcp_new(&args, &world.tcp);
     const char *hint;
+    ep_status status;
 
+    args.timeout_ms = timeout_ms;
+    status = ep_boot_tcp_new(&args, &world.tcp);
     if (status == EP_OK) {
         world.boot = ep_boot_tcp_get(world.tcp);
         return CMD_FINE;
@@ -242,7 +249,7 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
     if (!asked && ranks_claims_any())
         return join_mpi(cmd);
     if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0))
-        return join_tcp();
+        return join_tcp(call && cmd_given(cmd, call, "timeout") && !getenv("EPKIT_TIMEOUT_MS") ? world.timeout_ms : 0);
     return CMD_FINE;
 }
 

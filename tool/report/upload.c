@@ -6,6 +6,8 @@
 #include "process/capture.h"
 #include "progress.h"
 
+#include "source/temporary.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -44,7 +46,7 @@ static int compare_files(const char *path_a, const char *path_b)
     return result;
 }
 
-static int copy_bytes(int from, int to)
+static int copy_bytes(int from, const struct temporary *to)
 {
     char *block = malloc(BLOCK);
     int error = block ? 0 : ENOMEM;
@@ -53,13 +55,11 @@ static int copy_bytes(int from, int to)
     while (!error && (n = read(from, block, BLOCK)) != 0) {
         if (n < 0 && errno != EINTR)
             error = errno;
-        for (ssize_t at = 0; n > 0 && !error && at < n;) {
-            ssize_t written = write(to, block + at, (size_t)(n - at));
-
-            if (written < 0 && errno != EINTR)
-                error = errno;
-            at += written > 0 ? written : 0;
-        }
+        if (n > 0)
+            error = temporary_write(to, block, (size_t)n);
+        /* A file may be large, and its place far away: it is given up rather than finished. */
+        if (!error && temporary_is_interrupted())
+            error = EINTR;
     }
     free(block);
     return error;
@@ -68,28 +68,26 @@ static int copy_bytes(int from, int to)
 /* Under another name first: a reader of the destination never sees half of a file. */
 static int copy_file(const char *path, const char *dest)
 {
-    char *temporary = NULL;
-    int from = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), to = -1, error = 0;
+    int from = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), error;
+    struct temporary to;
+    sigset_t before;
 
-    if (asprintf(&temporary, "%s.part", dest) < 0)
-        error = ENOMEM;
-    if (!error && from < 0)
+    if (from < 0)
+        return errno;
+    temporary_hold_signals(&before);
+    error = temporary_file(dest, &to);
+    if (!error)
+        error = copy_bytes(from, &to);
+    /* Mounted buckets have no modes, and some no fsync(). */
+    if (!error)
+        (void)!fchmod(to.fd, temporary_usual_mode());
+    if (!error && fsync(to.fd) != 0 && errno != EINVAL && errno != ENOSYS)
         error = errno;
-    if (!error) {
-        to = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        error = to < 0 ? errno : copy_bytes(from, to);
-    }
-    if (!error && fsync(to) != 0 && errno != EINVAL && errno != ENOSYS)
-        error = errno;
-    if (to >= 0 && close(to) != 0 && !error)
-        error = errno;
-    if (!error && rename(temporary, dest) != 0)
-        error = errno;
-    if (error && to >= 0)
-        unlink(temporary);
-    if (from >= 0)
-        close(from);
-    free(temporary);
+    if (!error)
+        error = temporary_rename(&to, dest);
+    temporary_remove(&to);
+    temporary_release_signals(&before);
+    close(from);
     return error ? error : compare_files(path, dest);
 }
 
@@ -153,23 +151,29 @@ static bool client_copy(const char *from, const char *to)
     return good;
 }
 
+/* What the client writes, it writes while signals come: if one ends epkit, the next upload removes what is left. */
 static int upload_gs(const char *path, const char *dest)
 {
-    char back[] = "/tmp/epkit-upload-XXXXXX";
-    int fd = mkstemp(back), error, result = CMD_FAILED;
+    const char *parent = getenv("TMPDIR");
+    struct temporary folder;
+    char *back = NULL;
+    int error = temporary_folder_in(parent && *parent ? parent : "/tmp", "epkit-upload", &folder), result = CMD_FAILED;
 
-    if (fd < 0) {
-        out_error("report: --upload: a temporary file to verify with: %s", strerror(errno));
-        return CMD_FAILED;
+    if (!error && asprintf(&back, "%s/back", folder.path) < 0) {
+        back = NULL;
+        error = ENOMEM;
     }
-    close(fd);
-    if (client_copy(path, dest) && client_copy(dest, back)) {
+    if (error) {
+        out_error("report: --upload: a temporary folder in %s to verify with: %s", parent && *parent ? parent : "/tmp",
+                  strerror(error));
+    } else if (client_copy(path, dest) && client_copy(dest, back)) {
         error = compare_files(path, back);
         result = error == 0 ? CMD_FINE : CMD_FAILED;
         if (error)
             out_error("report: --upload %s: what is there is not what was sent: %s", dest, strerror(error));
     }
-    unlink(back);
+    free(back);
+    temporary_remove(&folder);
     return result;
 }
 
