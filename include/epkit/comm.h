@@ -191,9 +191,10 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * do with a `config` whose ranks_per_node is 0 (they share a host). The old communicator stays as it is, failed or not,
  * and must still be freed; its memory of ep_alloc is not part of the new group. With the networks "tcp" and "verbs" it
  * works across hosts, too. A rank of another host counts as dead when its connections have ended; one whose host is
- * only silent counts as living. The ranks of a new node are then as many as divide the survivors of each old node,
- * unless `config` has another ranks_per_node than 0 and the old one. EP_E_UNSUPPORTED over MPI when the ranks are on
- * several hosts.
+ * only silent counts as living, also when its connections end behind that: where the network fails, the smaller part
+ * forms no group, and of two halves neither does. The ranks of a new node are then as many as divide the survivors of
+ * each old node, unless `config` has another ranks_per_node than 0 and the old one. EP_E_UNSUPPORTED over MPI when the
+ * ranks are on several hosts.
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 

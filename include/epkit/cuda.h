@@ -24,13 +24,13 @@
  * Between nodes: plans, their updates and metadata, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on
  * nodes of up to 32 ranks. A plan waits for its routing and, without max_recv_tokens or in a capture, for the hosts of
  * its peers, which have to come to the same call within the deadline. A token may have experts on up to 32 other nodes.
- * Low latency, of up to 512 ranks in all: see lowlatency.h. The first operation of a plan with max_recv_tokens waits for
- * the hosts of the peers, too, also in a capture. Operations in graphs follow later updates of their plan. Rows between
- * nodes go through pinned host memory that the communicator holds until it is freed: that of ep_cuda_set_net_memory(),
- * and rings of 16 MiB for each peer (1 MiB on more than nine nodes). It also keeps some kilobytes for each captured
- * operation and, once there is one, a thread that wakes up to look for launches, every millisecond when nothing
- * happens. ep_comm_config.channels is for plans alone. ep_comm_free() sends what peers still wait for, for one deadline
- * at most.
+ * Low latency, of up to 512 ranks in all: see lowlatency.h. The first operation of a plan with max_recv_tokens waits
+ * for the hosts of the peers, too, also in a capture. Operations in graphs follow later updates of their plan. Rows
+ * between nodes go through pinned host memory that the communicator holds until it is freed: that of
+ * ep_cuda_set_net_memory(), and rings of 16 MiB for each peer (1 MiB on more than nine nodes). It also keeps some
+ * kilobytes for each captured operation and, once there is one, a thread that wakes up to look for launches, every
+ * millisecond when nothing happens. ep_comm_config.channels is for plans alone. ep_comm_free() sends what peers still
+ * wait for, for one deadline at most.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H

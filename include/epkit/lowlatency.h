@@ -8,8 +8,8 @@
  *
  * Host backend: buffers for what peers send take all their pages in ep_ll_new(); a combine's own buffer takes those of
  * the rows that come, and EP_E_MEMORY of ep_ll_combine() names the limit that they do not fit into. A rank that comes
- * back between the two halves of a combine, when its peers have ended or left, reads what they have offered; where that is
- * memory of ep_alloc() it gets EP_E_PEER_LEFT or EP_E_PEER_DEAD.
+ * back between the two halves of a combine, when its peers have ended or left, reads what they have offered; where that
+ * is memory of ep_alloc() it gets EP_E_PEER_LEFT or EP_E_PEER_DEAD.
  *
  * A late rank is named after the deadline, in a combine on the CUDA backend after two at most: a rank whose row does
  * not come may itself be waiting for another one's weights.

@@ -266,10 +266,9 @@ static int take_answer(int socket, uint64_t nonce, struct answer *ret_answer, in
 
 static ep_status fail_unreachable(int error)
 {
-    return ep_fail_errno(
-        EP_E_UNSUPPORTED, error,
-        "shared memory: the peer's socket cannot be reached: it has ended, or lives in another network "
-        "namespace; ranks of a node must share the PID or the network namespace");
+    return ep_fail_errno(EP_E_UNSUPPORTED, error,
+                         "shared memory: the peer's socket is out of reach: it has ended, or is elsewhere; ranks of a "
+                         "node must share the PID or the network namespace");
 }
 
 static ep_status ask(int socket, const struct ep_shm_address *address, uint64_t serial, int timeout_ms,

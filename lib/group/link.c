@@ -17,6 +17,8 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,11 +31,19 @@
 #define HEARTBEAT_MOST_MS 1000
 /* For a farewell to leave. */
 #define FAREWELL_MS 200
+/*
+ * A host is silent that has acknowledged nothing for so many heartbeats, of a kernel that delays acknowledgements. The
+ * others leave a living rank out after a deadline at the earliest: by then its own heartbeats tell it so.
+ */
+#define SILENT_HEARTBEATS 3
+#define ACKNOWLEDGE_MS 50
 
-struct line {
+    struct line {
     int fd; /* -1: ended */
     int rank;
     uint64_t heartbeat_ns; /* when the next one is due */
+    uint64_t sent_ns;      /* the last one that was due */
+    int unanswered;        /* of these, in a row */
     bool said_failure, said_left, said_shrunk;
     uint32_t said_events; /* count_events() */
     unsigned char *out;
@@ -117,12 +127,15 @@ static void take_message(void *context, enum link_kind kind, const void *payload
         atomic_store(&group->remote[line->rank].left, 1);
 }
 
-static void end_line(struct line *line)
+/* 0: its end was there, or what it says is damaged. */
+static void end_line(struct line *line, int error)
 {
     struct ep_group *group = line->link->group;
 
     close(line->fd);
     line->fd = -1;
+    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN)
+        atomic_store(&group->remote[line->rank].silent, 1);
     atomic_store(&group->remote[line->rank].lost, 1);
     ep_group_ring_all(group); /* who waits for it looks at once */
 }
@@ -140,7 +153,7 @@ static void receive(struct line *line)
             return;
         /* What is damaged says no more than what has ended. */
         if (n <= 0 || link_reader_take(&line->reader, bytes, (size_t)n, take_message, line))
-            end_line(line);
+            end_line(line, n < 0 ? errno : 0);
     }
 }
 
@@ -176,6 +189,24 @@ static bool shrinks(const struct ep_group_control *control, uint32_t aborts)
     return atomic_load(&control->shrink.aborts_before) == aborts + 1;
 }
 
+/*
+ * Whether the peer's host acknowledges. Counted in heartbeats of this rank, which sends none while it is stopped or not
+ * run itself.
+ */
+static void note_answers(struct line *line, uint64_t now)
+{
+    struct tcp_info info = {0};
+    socklen_t bytes = sizeof(info);
+    uint64_t acknowledged_ns;
+
+    if (now < line->heartbeat_ns || getsockopt(line->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0)
+        return;
+    acknowledged_ns = now - (uint64_t)info.tcpi_last_ack_recv * 1000000u;
+    line->unanswered = acknowledged_ns + ACKNOWLEDGE_MS * UINT64_C(1000000) < line->sent_ns ? line->unanswered + 1 : 0;
+    line->sent_ns = now;
+    atomic_store(&line->link->group->remote[line->rank].silent, line->unanswered >= SILENT_HEARTBEATS);
+}
+
 static void queue_heartbeat(struct line *line, uint64_t now)
 {
     struct ep_group *group = line->link->group;
@@ -197,6 +228,7 @@ static void queue_heartbeat(struct line *line, uint64_t now)
         memcpy(line->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
     }
     queue(line, LINK_HEARTBEAT, NULL, (size_t)group->nlocal * sizeof(struct link_entry));
+    note_answers(line, now);
     line->heartbeat_ns = now + line->link->heartbeat_ns;
 }
 
@@ -257,9 +289,11 @@ static void send_all(struct line *line, uint64_t now)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (n < 0) {
+            int error = errno;
+
             receive(line); /* what came before the end counts */
             if (line->fd >= 0)
-                end_line(line);
+                end_line(line, error);
             return;
         }
         line->out_at += (size_t)n;

@@ -12,7 +12,9 @@
  * A leader says to those that have come that it still waits. One that says nothing for a deadline is passed over,
  * before and after the handshake, so that a stopped one holds nobody up for longer. There are never two groups: each
  * needs more than half of those that live. A process counts as dead when its control link has ended, or a rank of its
- * own host says so, or its host refuses the connection; one that is only silent counts as living.
+ * own host says so, or its host refuses the connection; one that is only silent counts as living. So does one whose
+ * host was silent until then: behind a network that failed and came back the others may have formed their group, and
+ * have freed the old one, which looks from here as if they had died.
  *
  * Who is left out learns it from the ranks of its own node, by their control blocks, and from its rail peers.
  *
@@ -80,10 +82,16 @@ static void add(uint64_t *bits, int rank)
 
 /* --- what this rank knows --- */
 
+static bool is_silent(const struct ep_group *group, int rank)
+{
+    return !group->peers[rank].control && group->remote && atomic_load(&group->remote[rank].silent);
+}
+
 static void look_for_dead(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++)
-        if (rank != l->me && (ep_group_peer_dead(l->group, rank) || ep_group_has_left(l->group, rank)))
+        if (rank != l->me &&
+            ((ep_group_peer_dead(l->group, rank) && !is_silent(l->group, rank)) || ep_group_has_left(l->group, rank)))
             add(l->dead, rank);
 }
 
@@ -442,7 +450,7 @@ static ep_status follow(struct linked *l, int leader, int *ret_fd)
             return status;
     }
     /* Nothing listens at any of its addresses. */
-    if (n && refused == n)
+    if (n && refused == n && !is_silent(l->group, ep_group_rail(l->group, leader / l->group->comm->ranks_per_node)))
         add(l->dead, leader);
     add(l->passed_over, leader);
     return EP_OK;

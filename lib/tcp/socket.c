@@ -284,6 +284,11 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
     return status;
 }
 
+static int open_socket(int family)
+{
+    return ep_fd_keep(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
 /* --- interfaces --- */
 
 /* Does one of the words, separated by commas, name it? "=name" is the whole name, others are beginnings. */
@@ -307,13 +312,13 @@ enum { WANTED, SECOND_CHOICE, LINK_LOCAL, UNWANTED };
 /* Second choice: bridges of containers lead to this host alone. */
 static int rank_interface(const struct ifaddrs *entry, const char *wanted, const struct tcp_address *address)
 {
-    bool named = wanted && names_interface(wanted + (*wanted == '^'), entry->ifa_name);
+    bool all_but = wanted && *wanted == '^', named = wanted && names_interface(wanted + all_but, entry->ifa_name);
 
-    if (!(entry->ifa_flags & IFF_UP) || (wanted && named == (*wanted == '^')))
+    if (!(entry->ifa_flags & IFF_UP) || (wanted && named == all_but))
         return UNWANTED;
     if (tcp_address_is_link_local(address))
         return wanted ? LINK_LOCAL : UNWANTED; /* it says nothing without its interface */
-    if (wanted)
+    if (wanted && !all_but)
         return WANTED;
     return (entry->ifa_flags & IFF_LOOPBACK) || names_interface("docker,virbr,cni,veth", entry->ifa_name)
                ? SECOND_CHOICE
@@ -336,6 +341,27 @@ static void take_interfaces(const struct ifaddrs *list, const char *wanted, int 
     }
 }
 
+/* A connection cannot begin at an address of another host. By trying, because 127.0.0.2 is in no list of interfaces. */
+static ep_status check_local(const struct tcp_address *address)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = tcp_address_to_socket(address, &storage);
+    char text[TCP_ADDRESS_TEXT];
+    int fd = open_socket(address->family), error = errno;
+
+    if (fd < 0)
+        return ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket to check the address of an interface");
+    error = bind(fd, (struct sockaddr *)&storage, bytes) == 0 ? 0 : errno;
+    close(fd);
+    tcp_address_print(address, text);
+    if (error == EADDRNOTAVAIL)
+        return ep_fail(EP_E_ARG,
+                       "network tcp: %s, which is to be the address of the connections between ranks, is not one of "
+                       "this host that is up: name the interface (\"eth0\"), or give each host its own address",
+                       text);
+    return error ? ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket at %s", text) : EP_OK;
+}
+
 ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addresses, int *ret_n)
 {
     unsigned char number[sizeof(struct in6_addr)];
@@ -345,8 +371,10 @@ ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addres
     if (wanted && !*wanted)
         wanted = NULL;
     /* Names of interfaces may have dots (eth0.100), so only what is an address is one. */
-    if (wanted && (inet_pton(AF_INET, wanted, number) == 1 || inet_pton(AF_INET6, wanted, number) == 1))
-        return tcp_resolve(wanted, 0, 0, ret_addresses, ret_n);
+    if (wanted && (inet_pton(AF_INET, wanted, number) == 1 || inet_pton(AF_INET6, wanted, number) == 1)) {
+        EP_TRY(tcp_resolve(wanted, 0, 0, ret_addresses, ret_n));
+        return check_local(&ret_addresses[0]);
+    }
     if (getifaddrs(&list) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: the list of interfaces");
     for (int rank = WANTED; rank <= SECOND_CHOICE; rank++)
@@ -362,11 +390,6 @@ ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addres
 }
 
 /* --- sockets --- */
-
-static int open_socket(int family)
-{
-    return ep_fd_keep(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-}
 
 static int listen_at(const struct tcp_address *address)
 {
@@ -415,16 +438,18 @@ ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *fr
 {
     struct sockaddr_storage storage;
     struct tcp_address local;
-    char text[TCP_ADDRESS_TEXT];
+    char text[TCP_ADDRESS_TEXT], from_text[TCP_ADDRESS_TEXT] = "";
+    bool bound = from && from->family == to->family;
     socklen_t bytes;
     int fd = open_socket(to->family), error = errno;
 
     tcp_address_print(to, text);
     if (fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, error, "a socket for %s", text);
-    if (from && from->family == to->family) {
+    if (bound) {
         local = *from;
         local.port = 0;
+        tcp_address_print(&local, from_text);
         bytes = tcp_address_to_socket(&local, &storage);
         (void)bind(fd, (struct sockaddr *)&storage, bytes);
     }
@@ -435,6 +460,9 @@ ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *fr
     }
     error = errno;
     close(fd);
+    if (bound)
+        return ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s from %s, as the choice of interfaces has it", text,
+                             from_text);
     return ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s", text);
 }
 

@@ -49,8 +49,8 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
 
 /*
  * Addresses of this host's interfaces that are up. `wanted`: NULL, or names and prefixes separated by commas ("eth0,
- * ens"), "=eth0" for the exact name, "^docker,lo" for all but those; or one numeric address. Without it loopback and
- * container bridges come last. EP_E_ARG when nothing is left.
+ * ens"), "=eth0" for the exact name, "^ib,wlan" for all but those; or one numeric address. Where it names none to take,
+ * loopback and container bridges come last. EP_E_ARG when nothing is left, or the address is not of this host.
  */
 ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addresses, int *ret_n);
 

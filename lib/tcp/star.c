@@ -201,6 +201,15 @@ static ep_status take_failure(struct tcp_star *star, struct conn *conn)
     if (!check_failure(star, &failure))
         return fail_damaged(star, conn, "a failure of unknown kind");
     ep_fail((ep_status)failure.status, "%s", failure.text);
+    if (star->rank == 0 && failure.rank == 0 && failure.status == EP_E_TIMEOUT) {
+        char who[TCP_ADDRESS_TEXT + 24];
+
+        /* This rank runs, and hears the other one. */
+        print_conn(star, conn, who, sizeof(who));
+        ep_fail(EP_E_TIMEOUT, "%s: %s hears nothing of rank 0, which hears it: look at the network to its host",
+                star->name, who);
+        failure.rank = rank_of(star, conn);
+    }
     return fail_star(star, (ep_status)failure.status, failure.rank);
 }
 

@@ -805,6 +805,35 @@ static void test_environment_of_torchrun(void **state)
     close(fd);
 }
 
+/* All but some interfaces: what comes first is no more the loopback than where nobody says anything. */
+static void test_all_but_some_interfaces(void **state)
+{
+    struct tcp_address plain[TCP_ADDRESSES], all_but[TCP_ADDRESSES];
+    int n_plain, n_all_but;
+
+    (void)state;
+    if (tcp_find_interfaces(NULL, plain, &n_plain) != EP_OK)
+        skip();
+    assert_int_equal(tcp_find_interfaces("^no-such-interface", all_but, &n_all_but), EP_OK);
+    assert_int_equal(n_all_but, n_plain);
+    for (int i = 0; i < n_plain; i++)
+        assert_memory_equal(&all_but[i], &plain[i], sizeof(plain[i]));
+}
+
+/* Refused by the rank that has it, before any other is asked. 203.0.113.0/24 is for documents alone (RFC 5737). */
+static void test_address_of_another_host(void **state)
+{
+    struct rank rank;
+
+    (void)state;
+    prepare(&rank, 1, "127.0.0.1:1", PATIENT_MS);
+    rank.args.interface = "203.0.113.77";
+    run_all(&rank, 1);
+    assert_int_equal(rank.status, EP_E_ARG);
+    assert_non_null(strstr(rank.text, "203.0.113.77"));
+    assert_non_null(strstr(rank.text, "is not one of this host"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -814,6 +843,8 @@ int main(void)
         cmocka_unit_test(test_bad_environment),
         cmocka_unit_test(test_name_that_nobody_knows),
         cmocka_unit_test(test_endpoints),
+        cmocka_unit_test(test_all_but_some_interfaces),
+        cmocka_unit_test(test_address_of_another_host),
         cmocka_unit_test(test_gather),
         cmocka_unit_test(test_ranks_per_node),
         cmocka_unit_test(test_missing_ranks_are_named_on_all),

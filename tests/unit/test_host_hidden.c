@@ -402,6 +402,8 @@ static void no_way_is_named(void **state)
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_true(scene->status[rank] == EP_E_ARG);
         assert_non_null(strstr(scene->text[rank], "must share the PID or the network namespace"));
+        /* whole, although a peer's reason is cut at EP_GROUP_REASON_BYTES */
+        assert_non_null(strstr(scene->text[rank], "(errno 111)"));
     }
     /* Left to themselves they are nodes over TCP, of which there is none in a new network namespace. */
     scene->ranks_per_node = 0;

@@ -63,7 +63,7 @@ static int live(const ep_boot *boot, void *argument)
     if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     group = ep_group_of(comm);
-    while (boot->rank < PER_NODE && !atomic_load(&group->remote[VICTIM].beat_ns))
+    while (boot->rank < PER_NODE && !atomic_load(&group->remote[VICTIM].probed_ns))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     atomic_fetch_add(&scenario->heard, boot->rank < PER_NODE);
     while (atomic_load(&scenario->heard) < PER_NODE)

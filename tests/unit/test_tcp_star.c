@@ -65,6 +65,30 @@ static void test_rank_0_that_stops_is_named(void **state)
     close(far);
 }
 
+/* A rank that hears nothing of rank 0, which runs, is named itself: packets get through in one direction alone. */
+static void test_rank_that_hears_nothing_is_named(void **state)
+{
+    struct {
+        struct frame frame;
+        struct {
+            int32_t status, rank;
+            char text[256];
+        } failure;
+    } word = {{FRAME_MAGIC, 3, 1, sizeof(word.failure)}, {EP_E_TIMEOUT, 0, "star: rank 0 is silent"}};
+    int far[MOST_RANKS], mine = 0, all[3];
+    struct tcp_star *star = adopt(0, 3, far);
+
+    (void)state;
+    assert_int_equal(send(far[2], &word, sizeof(word), 0), sizeof(word));
+    assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), PATIENT_MS, all), EP_E_TIMEOUT);
+    print_message("    %s\n", ep_last_error());
+    assert_int_equal(tcp_star_culprit(star), 2);
+    assert_non_null(strstr(ep_last_error(), "rank 2 (an unknown address) hears nothing of rank 0"));
+    tcp_star_free(star);
+    close(far[1]);
+    close(far[2]);
+}
+
 struct leaves {
     int far[MOST_RANKS];
     size_t bytes;
@@ -415,6 +439,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rank_0_that_stops_is_named),
+        cmocka_unit_test(test_rank_that_hears_nothing_is_named),
         cmocka_unit_test(test_farewell_before_others_have_the_result),
         cmocka_unit_test(test_reason_behind_a_list_of_the_missing),
         cmocka_unit_test(test_reason_behind_a_block),

@@ -3,8 +3,8 @@
 #ifndef EP_CUDA_NODES_CUH
 #define EP_CUDA_NODES_CUH
 
-#include "backend/cuda/sync.cuh"
 #include "backend/cuda/nodes.h"
+#include "backend/cuda/sync.cuh"
 
 #define LEAST_PAUSE_NS 200u
 #define MOST_PAUSE_NS 1000u
