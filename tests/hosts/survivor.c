@@ -6,7 +6,7 @@
 #include <epkit/epkit.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
+#include <time.h>
 
 static int fail(const char *what, ep_status status)
 {
@@ -42,7 +42,7 @@ int main(int argc, char **argv)
         status = ep_comm_barrier(comm);
         if (i == 10)
             puts("begun");
-        usleep(10000);
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     }
     fail("a barrier", status);
     for (long tries = strtol(argv[2], NULL, 10); tries > 0 && status != EP_OK && status != EP_E_EXCLUDED; tries--)
