@@ -38,7 +38,7 @@
 #define SILENT_HEARTBEATS 3
 #define ACKNOWLEDGE_MS 50
 
-    struct line {
+struct line {
     int fd; /* -1: ended */
     int rank;
     uint64_t heartbeat_ns; /* when the next one is due */

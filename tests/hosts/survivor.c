@@ -3,10 +3,13 @@
  * survivor.c - a rank that waits in barriers until one fails, forms a group with those that answer, and keeps it until
  * it is ended. survivor TIMEOUT_MS TRIES; the rest is in the environment, as ep_boot_tcp_new() reads it.
  */
+#define _GNU_SOURCE
+
 #include <epkit/epkit.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 static int fail(const char *what, ep_status status)
 {
