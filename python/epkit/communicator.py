@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communicator: this rank's membership of a group."""
 import atexit
+import contextlib
 import datetime
 import functools
 import numbers
@@ -30,7 +31,9 @@ def _free_all() -> None:
         try:
             comm.free()
         except Exception:  # noqa: BLE001 - nobody can hear it any more, and others have to be freed, too
-            pass
+            # A thread is in a call, maybe behind a kernel that waits for a peer: CUDA would wait for that kernel at exit.
+            with contextlib.suppress(Exception):
+                comm.abort()
 
 
 @functools.lru_cache(maxsize=None)
