@@ -112,7 +112,10 @@ static ep_stream stream_on(const struct state *s, int device)
 
 static int sync(struct state *s, int device)
 {
-    CALL(ep_stream_sync(device ? s->group.cuda : s->group.host, stream_on(s, device)));
+    if (device)
+        CALL(ep_stream_sync(s->group.cuda, stream_on(s, device)));
+    else
+        CALL(ep_stream_sync(s->group.host, stream_on(s, device)));
     return 0;
 }
 

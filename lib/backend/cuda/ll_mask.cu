@@ -14,6 +14,10 @@ __device__ void unmask_rank(const cuda_ll &ll, int rank)
         return;
     *(volatile uint32_t *)&ll_peer(ll, rank)->masked_by[ll.waits.rank] = 0;
     atomicAnd(ll_word(mine->mask, rank), ~(1u << ll_shift(rank)));
+    /* Before the wait: what a masked rank is sent the proxy does not stay awake for. */
+    atomicAnd_system(ll_word(ll.report->mask, rank), ~(1u << ll_shift(rank)));
+    __threadfence_system();
+    ll_await_told(ll, rank, false);
 }
 
 /* One block, with a thread for each rank. */

@@ -100,17 +100,17 @@ static bool holds_back(struct cuda_ll_net *net, int rank)
     return ll_wire_has_more(&net->wire, &line->sender) || !ep_streams_flushed_to(net->streams, rank);
 }
 
-/* That it is masked has left. */
+/* That it is masked, or no longer, has left. */
 static void note_told(struct cuda_ll_net *net, int rank)
 {
-    bool told = ll_mask_has(net->report->mask_told, rank);
+    bool masked = net->lines[rank].sender.told.masked & 1;
 
-    if (!(net->lines[rank].sender.told.masked & 1)) {
-        if (told)
-            ll_mask_remove(net->report->mask_told, rank);
-    } else if (!told && ep_streams_flushed_to(net->streams, rank)) {
+    if (masked == ll_mask_has(net->report->mask_told, rank) || !ep_streams_flushed_to(net->streams, rank))
+        return;
+    if (masked)
         ll_mask_add(net->report->mask_told, rank);
-    }
+    else
+        ll_mask_remove(net->report->mask_told, rank);
 }
 
 static ep_status receive_line(struct cuda_ll_net *net, int source, struct progress *progress)

@@ -257,6 +257,15 @@ __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 
 /* --- masks: block 0 decides for all blocks which ranks have no part in this call ---------------------------------- */
 
+/* So that a rank of another node is told before the caller goes on; but one that takes nothing is not waited for. */
+__device__ inline void ll_await_told(const cuda_ll &ll, int rank, bool masked)
+{
+    for (uint64_t begin = global_ns();
+         ll_is_far(ll, rank) && global_ns() - begin < MASK_TOLD_NS && !is_stopped(ll.waits); __nanosleep(1000))
+        if (ll_has(ll.report->mask_told, rank) == masked)
+            return;
+}
+
 __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 {
     cuda_ll_segment *mine = ll_mine(ll);
@@ -266,11 +275,7 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
     *(volatile uint32_t *)&ll_peer(ll, rank)->masked_by[ll.waits.rank] = 1;
     atomicOr_system(ll_word(ll.report->mask, rank), 1u << ll_shift(rank));
     __threadfence_system();
-    /* So that it is told before the caller goes on; but one that takes nothing is not waited for. */
-    for (uint64_t begin = global_ns();
-         ll_is_far(ll, rank) && global_ns() - begin < MASK_TOLD_NS && !is_stopped(ll.waits); __nanosleep(1000))
-        if (ll_has(ll.report->mask_told, rank))
-            return;
+    ll_await_told(ll, rank, true);
 }
 
 /*
