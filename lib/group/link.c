@@ -218,11 +218,13 @@ static void queue_heartbeat(struct line *line, uint64_t now)
                  age_ms = now > probed_ns ? (now - probed_ns) / 1000000u : 0;
         struct link_entry entry = {.waiting = atomic_load(&control->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
-                                   .flags = atomic_load(&control->left) ? LINK_RANK_LEFT : 0,
                                    .aborts = atomic_load(&control->aborts)};
 
         if (i != group->local && ep_group_peer_dead(group, group->first + i))
             entry.flags |= LINK_RANK_DEAD;
+        /* Behind that look: who has ended said before whether it left. */
+        if (atomic_load(&control->left))
+            entry.flags |= LINK_RANK_LEFT;
         if (shrinks(control, entry.aborts))
             entry.flags |= LINK_RANK_SHRINKS;
         memcpy(line->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));

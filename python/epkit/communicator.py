@@ -6,6 +6,7 @@ import datetime
 import functools
 import numbers
 import os
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
@@ -28,10 +29,13 @@ _live: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
 def _free_all() -> None:
     # While the interpreter still works: peers hear that this rank has left, instead of finding its process gone.
     for comm in list(_live):
-        try:
-            comm.free()
-        except Exception:  # noqa: BLE001 - nobody can hear it any more, and others have to be freed, too
-            # A thread is in a call, maybe behind a kernel that waits for a peer: CUDA would wait for that kernel at exit.
+        for _ in range(50):  # a thread may be in a call that ends
+            try:
+                comm.free()
+                break
+            except Exception:  # noqa: BLE001 - nobody can hear it any more, and others have to be freed, too
+                time.sleep(0.02)
+        else:  # maybe behind a kernel that waits for a peer: CUDA would wait for that kernel at exit
             with contextlib.suppress(Exception):
                 comm.abort()
 

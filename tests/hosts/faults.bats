@@ -198,7 +198,10 @@ epkit_version() {
 # begin ARGUMENT...: a launch in the background, until its ranks run on h1 and h2; $pid.
 begin() {
     mkdir -p "$HOSTS_DIR/work"
-    "$HOSTS" on "$HOSTS_DIR" login "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h2 --grace 1 "$@" -- \
+    # The shell tells by its exit code how epkit ended: what enters the host would end by that signal, which is ignored here.
+    # shellcheck disable=SC2016 # for that shell
+    "$HOSTS" on "$HOSTS_DIR" login sh -c '"$@"; exit $?' sh \
+        "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h2 --grace 1 "$@" -- \
         sh -c 'trap "" HUP; (setsid sleep 4321 &); sleep 4321' >"$HOSTS_DIR/output" 2>&1 3>&- &
     pid=$!
     within 60 is_running h1 "sleep 4321"
@@ -214,7 +217,7 @@ ended() {
 
 # The number of epkit itself, on the host login.
 launcher() {
-    on login pgrep -f "$EPKIT launch" | head -n 1
+    on login pgrep -f "^$EPKIT launch" | head -n 1
 }
 
 @test "Ctrl-C ends everything everywhere" {

@@ -64,6 +64,26 @@ static ep_status new_comm(const ep_boot *boot, const struct shape *shape, ep_com
     return ep_comm_new(boot, &config, ret_comm);
 }
 
+static ep_status new_masking_ll(ep_comm *comm, ep_ll **ret_ll)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+
+    config.max_tokens = TOKENS;
+    config.hidden = HIDDEN;
+    config.n_experts = EXPERTS;
+    config.topk = TOPK;
+    config.flags = EP_LL_MASK_DEAD;
+    return ep_ll_new(comm, &config, ret_ll);
+}
+
+static ep_status clear_one_by_one(ep_ll *ll, int me)
+{
+    for (int rank = 0; rank < RANKS; rank++)
+        if (rank != me)
+            EP_TRY(ep_ll_set_mask(ll, rank, 0, NULL));
+    return EP_OK;
+}
+
 static ep_status new_ll(ep_comm *comm, int max_tokens, ep_ll **ret_ll)
 {
     ep_ll_config config = EP_LL_CONFIG_INIT;
@@ -334,6 +354,61 @@ static int run_sizes(const ep_boot *boot, void *argument)
     return bytes[1] - bytes[0] < INT64_C(2) * 2 * TOKENS * LOCAL * HIDDEN * 2;
 }
 
+/* One of another node and some of this one mask each other, call, take that back, and call again. */
+static int run_masks(const ep_boot *boot, void *argument)
+{
+    struct result *result = calloc(1, sizeof(*result));
+    ep_comm *comm = NULL;
+    ep_ll *ll = NULL;
+    ep_status status = new_comm(boot, argument, &comm);
+    int at = 0;
+
+    if (status == EP_OK)
+        status = new_masking_ll(comm, &ll);
+    for (int round = 0; round < 20 && status == EP_OK && result; round++) {
+        at = round;
+        for (int rank = 0; rank < RANKS && status == EP_OK; rank++)
+            if (round % 2 == 0 && (rank == RANKS - 1) != (boot->rank == RANKS - 1))
+                status = ep_ll_set_mask(ll, rank, 1, NULL);
+        if (round % 2 && status == EP_OK)
+            status = round % 4 == 1 ? ep_ll_clear_mask(ll, NULL) : clear_one_by_one(ll, boot->rank);
+        if (status == EP_OK)
+            status = ep_stream_sync(comm, NULL);
+        if (status == EP_OK)
+            status = ep_comm_barrier(comm);
+        if (status == EP_OK)
+            status = use(ll, boot->rank, result);
+        /* Nobody masks a rank that is still in a call. */
+        if (status == EP_OK)
+            status = ep_stream_sync(comm, NULL);
+        if (status == EP_OK)
+            status = ep_comm_barrier(comm);
+    }
+    if (status != EP_OK)
+        fprintf(stderr, "rank %d, round %d, %s of %d: %s: %s\n", boot->rank, at, ((const struct shape *)argument)->network, ((const struct shape *)argument)->ranks_per_node, ep_status_name(status), ep_last_error());
+    ep_ll_free(ll);
+    ep_comm_free(comm);
+    free(result);
+    return status != EP_OK || !result;
+}
+
+static void masks_that_are_taken_back_hold_nobody_off(void **state)
+{
+    (void)state;
+    for (int i = 1; i < SHAPES; i++) {
+        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+        ep_rank_exit exits[RANKS];
+
+        launch.mode = EP_LAUNCH_THREADS;
+        launch.nranks = RANKS;
+        launch.run = run_masks;
+        launch.argument = (void *)&shapes[i];
+        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        for (int rank = 0; rank < RANKS; rank++)
+            assert_int_equal(exits[rank].code, 0);
+    }
+}
+
 /* Slots of ranks of other nodes lie elsewhere than those of the node; rows of combines come on top. */
 static void sizes_tell_of_the_memory_between_nodes(void **state)
 {
@@ -357,6 +432,7 @@ int main(void)
         cmocka_unit_test(every_network_gives_the_bits_of_one_node),
         cmocka_unit_test(a_sending_half_needs_no_call_of_its_receiver),
         cmocka_unit_test(sizes_tell_of_the_memory_between_nodes),
+        cmocka_unit_test(masks_that_are_taken_back_hold_nobody_off),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

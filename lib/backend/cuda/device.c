@@ -45,8 +45,8 @@ void cuda_return_to(int device)
     if (device >= 0 && !get_state && cuda_find_driver("cuDevicePrimaryCtxGetState", (void **)&get_state) == EP_OK)
         __atomic_store_n(&known, get_state, __ATOMIC_RELAXED);
     if (device >= 0 && get_state && get_state(device, &flags, &active) == 0 && active)
-        cudaSetDevice(device);
-    cudaGetLastError();
+        if (cudaSetDevice(device) != cudaSuccess)
+            cudaGetLastError(); /* else what is there to be forgotten is the caller's */
 }
 
 ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)

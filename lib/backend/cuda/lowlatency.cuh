@@ -306,6 +306,11 @@ __device__ inline bool has_masked_this(const cuda_ll &ll, int rank, uint64_t tur
     if (ll_is_far(ll, rank))
         wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->looked, turn}}, ll_word(ll.report->far_lost, rank),
                  ll_shift(rank));
+    /* That it has taken that back may be on its way for a while. */
+    for (uint64_t begin = global_ns();
+         ll_is_far(ll, rank) && global_ns() - begin < MASK_TOLD_NS && !is_stopped(ll.waits); __nanosleep(1000))
+        if (!*(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank])
+            return false;
     return *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank];
 }
 

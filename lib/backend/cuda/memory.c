@@ -212,7 +212,7 @@ static ep_status free_withdrawn(struct cuda_comm *cuda)
 
 static ep_status free_memory(struct cuda_comm *cuda, void *memory)
 {
-    ep_status status;
+    ep_status status, met;
 
     /* What was called before may name it. */
     EP_TRY(cuda_drain(cuda));
@@ -224,7 +224,8 @@ static ep_status free_memory(struct cuda_comm *cuda, void *memory)
     EP_TRY(ep_group_barrier(cuda->group.comm));
     status = free_withdrawn(cuda);
     /* No peer launches what waits for this rank while it is in cudaFree(), which may wait for that in turn. */
-    return status == EP_OK ? ep_group_barrier(cuda->group.comm) : status;
+    met = ep_group_barrier(cuda->group.comm);
+    return status == EP_OK ? met : status;
 }
 
 ep_status cuda_free(ep_comm *comm, void *memory)

@@ -453,7 +453,7 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u.waits);
     u.all_prefix = prefix;
     /* No update: who is in one has another word. */
-    u.terms.tell[CUDA_TELL_OUTPUTS] = 1;
+    u.terms.tell[CUDA_TELL_OUTPUTS] = EP_GROUP_RANK_PREFIX;
     EP_TRY(prepare_words(call, update, words * sizeof(int32_t), u.terms.tell, &u.prefixes, &hop));
     status = cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel");
     if (status == EP_OK)

@@ -411,7 +411,8 @@ static ep_status run_step(const struct ll_job *job)
         for (int rank = 0; rank < ll->comm->nranks; rank++)
             if (job->mask.rank < 0 || job->mask.rank == rank)
                 set_mask(ll, rank, job->mask.on);
-        return EP_OK;
+        /* Ranks that meet behind this may call: they are not to find masks that are taken back. */
+        return job->mask.on ? EP_OK : ll_net_tell_masks(ll);
     case LL_QUERY_MASK:
         memcpy(job->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*job->out));
         return EP_OK;

@@ -209,7 +209,7 @@ void ll_mask_rank(ep_ll *ll, int rank);
 /* Whether that is a reason to mask the rank that was waited for; a failure of this rank's own is none. */
 bool ll_may_mask(const ep_ll *ll, ep_status status);
 /* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
-ep_status ll_check_masks(const ep_ll *ll, enum ep_group_phase phase);
+ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase);
 /* A value that no rank writes: failure of the group, unless its owner has masked this rank. */
 ep_status ll_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value);
 /* Ranks must be in the same call, and what must be alike is. */
@@ -260,6 +260,10 @@ bool ll_net_polls(const ep_ll *ll);
 /* The word at `word` of this rank's struct ll_shared has become `value`: for the ranks of other nodes. */
 void ll_net_publish(ep_ll *ll, size_t word, uint64_t value);
 void ll_net_publish_mask(ep_ll *ll, int rank, bool on);
+/* For a mask that was taken back to come, behind a meeting of the ranks that came another way. */
+#define LL_MASK_TOLD_NS UINT64_C(100000000)
+/* Waits until that has left, for one deadline at most. */
+ep_status ll_net_tell_masks(ep_ll *ll);
 /* The same for one rank, behind what was sent to it. */
 void ll_net_signal(ep_ll *ll, int rank, enum ll_signal which, uint64_t value);
 /*

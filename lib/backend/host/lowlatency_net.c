@@ -323,6 +323,34 @@ void ll_net_publish_mask(ep_ll *ll, int rank, bool on)
     pthread_mutex_unlock(&n->lock);
 }
 
+static bool all_flushed(struct ll_net *n, const ep_comm *comm)
+{
+    for (int rank = 0; rank < comm->nranks; rank++)
+        if (is_remote(n, rank) && !ep_group_peer_dead(ep_group_of(comm), rank) && !flushed(n, comm->rank, rank))
+            return false;
+    return true;
+}
+
+ep_status ll_net_tell_masks(ep_ll *ll)
+{
+    struct timespec backoff = {.tv_nsec = BACKOFF_LEAST_NS};
+    uint64_t limit_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
+    struct ll_net *n = net_of(ll);
+    bool done = !n;
+
+    while (!done && ep_now_ns() < limit_ns) {
+        bool moved;
+
+        EP_TRY(ll_net_progress(ll, EP_GROUP_LL_BARRIER, &moved));
+        pthread_mutex_lock(&n->lock);
+        done = all_flushed(n, ll->comm);
+        pthread_mutex_unlock(&n->lock);
+        if (!done)
+            nanosleep(&backoff, NULL);
+    }
+    return EP_OK;
+}
+
 /* Keeps what is on its way until it has left. */
 static ep_status retire(struct peer *peer, struct parcel *parcel)
 {

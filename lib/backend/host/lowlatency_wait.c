@@ -39,17 +39,39 @@ static bool is_masked_by(const ep_ll *ll, int rank)
     return atomic_load_explicit(&masks[ll->comm->rank / 64], memory_order_acquire) >> ll->comm->rank % 64 & 1;
 }
 
+/*
+ * Has it masked this rank, and not taken that back? What a rank of another node says comes one after the other, and is on
+ * its way for a while.
+ */
+static ep_status look_at_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
+{
+    uint64_t limit_ns = ep_now_ns() + LL_MASK_TOLD_NS;
+
+    while (ll_is_remote(ll, rank) && is_masked_by(ll, rank) && ep_now_ns() < limit_ns) {
+        bool moved;
+
+        EP_TRY(ll_net_progress(ll, phase, &moved));
+        if (!moved)
+            nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    }
+    *ret_masked = is_masked_by(ll, rank);
+    return EP_OK;
+}
+
 /* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
-ep_status ll_check_masks(const ep_ll *ll, enum ep_group_phase phase)
+ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 {
     const struct host_ll *inner = ll->impl;
     int me = ll->comm->rank;
 
     for (int rank = 0; (ll->config.flags & EP_LL_MASK_DEAD) && rank < ll->comm->nranks; rank++) {
         _Atomic uint64_t *masks = ll_shared_of(inner, rank)->masks;
+        bool masked = false;
 
         /* Written back unchanged, because only a write can order our reads before what the peer does once it masks. */
         if (!inner->masked[rank] && atomic_fetch_or_explicit(&masks[me / 64], 0, memory_order_acq_rel) >> me % 64 & 1)
+            EP_TRY(look_at_mask(ll, rank, phase, &masked));
+        if (masked)
             return fail_excluded(rank, phase);
     }
     return EP_OK;
@@ -105,7 +127,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
 {
     struct host_ll *inner = ll->impl;
     _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
-    bool mask = ll->config.flags & EP_LL_MASK_DEAD;
+    bool mask = ll->config.flags & EP_LL_MASK_DEAD, masked = false;
     struct ep_group_wait pause;
     uint64_t at = 0;
     ep_status status = EP_OK, failed = EP_OK;
@@ -118,7 +140,9 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         at = atomic_load_explicit(counter, memory_order_acquire);
         note_arrivals(ll, word, value, cost);
         /* A rank of another node that has masked this one does not answer it. */
-        if (at >= value || (mask && is_masked_by(ll, rank)))
+        if (mask && is_masked_by(ll, rank))
+            failed = look_at_mask(ll, rank, phase, &masked);
+        if (at >= value || masked || failed != EP_OK)
             break;
         if (meanwhile)
             failed = meanwhile->run(meanwhile->context);
@@ -134,6 +158,8 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
     if (!mask && at - value > MOST_AHEAD)
         return ep_group_fail_damaged(inner->group, rank, phase, "a counter of its calls", (int64_t)at);
     if (mask && is_masked_by(ll, rank))
+        EP_TRY(look_at_mask(ll, rank, phase, &masked));
+    if (masked)
         return fail_excluded(rank, phase);
     if (status != EP_OK)
         ll_mask_rank(ll, rank);
