@@ -220,7 +220,7 @@ static void queue_heartbeat(struct line *line, uint64_t now)
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                    .aborts = atomic_load(&control->aborts)};
 
-        if (i != group->local && ep_group_peer_dead(group, group->first + i))
+        if (line->link->dead[i] || (i != group->local && ep_group_peer_dead(group, group->first + i)))
             entry.flags |= LINK_RANK_DEAD;
         /* Behind that look: who has ended said before whether it left. */
         if (atomic_load(&control->left))
@@ -268,12 +268,12 @@ static bool choose(struct line *line, uint64_t now)
         queue_failure(line, word);
     } else if (!line->said_shrunk && atomic_load(&link->group->control->shrink.passed)) {
         queue_shrunk(line);
+    } else if (now >= line->heartbeat_ns || line->said_events != count_events(link)) {
+        queue_heartbeat(line, now);
     } else if (atomic_load(&link->stops)) {
         if (atomic_load(&link->group->control->left))
             queue(line, LINK_LEFT, NULL, 0);
         line->said_left = true;
-    } else if (now >= line->heartbeat_ns || line->said_events != count_events(link)) {
-        queue_heartbeat(line, now);
     } else {
         return false;
     }
@@ -339,6 +339,19 @@ static void note_ended(struct ep_group_link *link, const struct pollfd *polls)
     }
 }
 
+/* Before this rank says that it leaves: its caller may have seen deaths that poll() has not told here. */
+static void note_dead(struct ep_group_link *link)
+{
+    const struct ep_group *group = link->group;
+
+    for (int i = 0; i < group->nlocal; i++) {
+        if (link->dead[i] || i == group->local || !ep_group_peer_dead(group, group->first + i))
+            continue;
+        link->dead[i] = true;
+        link->n_dead++;
+    }
+}
+
 static void serve(struct ep_group_link *link)
 {
     uint64_t now = ep_now_ns(), events;
@@ -388,8 +401,10 @@ static void *run(void *context)
     for (;;) {
         bool stops = atomic_load(&link->stops);
 
-        if (stops && !deadline_ns)
+        if (stops && !deadline_ns) {
             deadline_ns = ep_deadline_ns(FAREWELL_MS);
+            note_dead(link);
+        }
         if (stops && (all_said(link) || ep_now_ns() >= deadline_ns))
             return NULL;
         serve(link);
