@@ -355,7 +355,7 @@ epkit_keep_changes() {
     if [ -f "$target" ] && [ ! -L "$target" ] && grep -qxF -e "$(sha256sum <"$target")" "$kept.written"; then return 0; fi
     if cmp -s "$target" "$kept.file" || cmp -s "$target" "$target.epkit-old"; then return 0; fi
     cp -aT "$target" "$target.epkit-old.new"
-    mv -fT --backup=numbered "$target.epkit-old.new" "$target.epkit-old"
+    mv -fT "$target.epkit-old.new" "$target.epkit-old"
     echo "note: $target was changed since epkit wrote it: that is kept as $target.epkit-old"
 }
 

@@ -385,7 +385,9 @@ static int run_masks(const ep_boot *boot, void *argument)
             status = ep_comm_barrier(comm);
     }
     if (status != EP_OK)
-        fprintf(stderr, "rank %d, round %d, %s of %d: %s: %s\n", boot->rank, at, ((const struct shape *)argument)->network, ((const struct shape *)argument)->ranks_per_node, ep_status_name(status), ep_last_error());
+        fprintf(stderr, "rank %d, round %d, %s of %d: %s: %s\n", boot->rank, at,
+                ((const struct shape *)argument)->network, ((const struct shape *)argument)->ranks_per_node,
+                ep_status_name(status), ep_last_error());
     ep_ll_free(ll);
     ep_comm_free(comm);
     free(result);

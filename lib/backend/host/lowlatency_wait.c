@@ -40,8 +40,8 @@ static bool is_masked_by(const ep_ll *ll, int rank)
 }
 
 /*
- * Has it masked this rank, and not taken that back? What a rank of another node says comes one after the other, and is on
- * its way for a while.
+ * Has it masked this rank, and not taken that back? What a rank of another node says comes one after the other, and is
+ * on its way for a while.
  */
 static ep_status look_at_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
 {
