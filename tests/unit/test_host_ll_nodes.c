@@ -64,18 +64,6 @@ static ep_status new_comm(const ep_boot *boot, const struct shape *shape, ep_com
     return ep_comm_new(boot, &config, ret_comm);
 }
 
-static ep_status new_masking_ll(ep_comm *comm, ep_ll **ret_ll)
-{
-    ep_ll_config config = EP_LL_CONFIG_INIT;
-
-    config.max_tokens = TOKENS;
-    config.hidden = HIDDEN;
-    config.n_experts = EXPERTS;
-    config.topk = TOPK;
-    config.flags = EP_LL_MASK_DEAD;
-    return ep_ll_new(comm, &config, ret_ll);
-}
-
 static ep_status clear_one_by_one(ep_ll *ll, int me)
 {
     for (int rank = 0; rank < RANKS; rank++)
@@ -84,7 +72,7 @@ static ep_status clear_one_by_one(ep_ll *ll, int me)
     return EP_OK;
 }
 
-static ep_status new_ll(ep_comm *comm, int max_tokens, ep_ll **ret_ll)
+static ep_status new_ll(ep_comm *comm, int max_tokens, uint32_t flags, ep_ll **ret_ll)
 {
     ep_ll_config config = EP_LL_CONFIG_INIT;
 
@@ -92,6 +80,7 @@ static ep_status new_ll(ep_comm *comm, int max_tokens, ep_ll **ret_ll)
     config.hidden = HIDDEN;
     config.n_experts = EXPERTS;
     config.topk = TOPK;
+    config.flags = flags;
     return ep_ll_new(comm, &config, ret_ll);
 }
 
@@ -184,7 +173,7 @@ static int run_equal(const ep_boot *boot, void *argument)
     ep_status status = new_comm(boot, story->shape, &comm);
 
     if (status == EP_OK)
-        status = new_ll(comm, TOKENS, &ll);
+        status = new_ll(comm, TOKENS, 0, &ll);
     if (status == EP_OK)
         status = check_inheritance();
     if (status == EP_OK)
@@ -251,7 +240,7 @@ static ep_status send_much(ep_comm *comm, int rank)
     int32_t *index = malloc((size_t)MANY * TOPK * sizeof(*index)), count[EXPERTS / 2];
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
     ep_ll *ll = NULL;
-    ep_status status = x && recv && index ? new_ll(comm, MANY, &ll) : ep_fail(EP_E_MEMORY, "no memory");
+    ep_status status = x && recv && index ? new_ll(comm, MANY, 0, &ll) : ep_fail(EP_E_MEMORY, "no memory");
 
     if (status != EP_OK)
         goto done;
@@ -364,7 +353,7 @@ static int run_masks(const ep_boot *boot, void *argument)
     int at = 0;
 
     if (status == EP_OK)
-        status = new_masking_ll(comm, &ll);
+        status = new_ll(comm, TOKENS, EP_LL_MASK_DEAD, &ll);
     for (int round = 0; round < 20 && status == EP_OK && result; round++) {
         at = round;
         for (int rank = 0; rank < RANKS && status == EP_OK; rank++)
