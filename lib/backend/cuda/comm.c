@@ -373,8 +373,7 @@ size_t cuda_comm_bytes(const ep_comm *comm)
         if (cuda->allocations[slot].base &&
             (cuda->allocations[slot].kind == CUDA_MEMORY_INTERNAL || cuda->allocations[slot].kind == CUDA_MEMORY_KEPT))
             bytes += cuda->allocations[slot].bytes;
-    for (int i = 0; i < CUDA_POOL; i++)
-        bytes += cuda->pool[i].bytes;
+    bytes += cuda_pool_bytes(cuda);
     pthread_mutex_unlock(&cuda->memory_lock);
     return bytes;
 }
