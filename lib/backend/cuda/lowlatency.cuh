@@ -129,8 +129,11 @@ __device__ __forceinline__ uint32_t ll_events(const cuda_ll_segment *segment)
     return events;
 }
 
-/* Tells the threads of this rank that wait what the proxy has counted, if that is more than `told`. */
-__device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t told)
+/*
+ * Tells the threads of this rank that wait what the proxy has counted, if that is more than `told`. Then it gives the
+ * lease back: its thread may wait no more, and the next one that does is not to wait for the end of the lease.
+ */
+__device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t told, uint32_t &lease)
 {
     cuda_ll_segment *mine = ll_mine(ll);
     uint32_t events = ll_events(ll.landing);
@@ -138,19 +141,21 @@ __device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t told
     if (events == told)
         return;
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&mine->events), "r"(events) : "memory");
-    if (!(events & CUDA_LL_LOST))
-        return;
-    /* Behind the count: who finds a rank lost looks once more at what had come. */
-    __threadfence();
-    for (int word = 0; word < LL_RANKS / 32; word++)
-        atomicOr(&mine->far_lost[word], *(const volatile uint32_t *)&ll.report->far_lost[word]);
+    if (events & CUDA_LL_LOST) {
+        /* Behind the count: who finds a rank lost looks once more at what had come. */
+        __threadfence();
+        for (int word = 0; word < LL_RANKS / 32; word++)
+            atomicOr(&mine->far_lost[word], *(const volatile uint32_t *)&ll.report->far_lost[word]);
+    }
+    atomicCAS(&mine->events_until, lease, 0u);
+    lease = 0;
 }
 
 /*
  * Has a word in host memory changed as `met()` asks? Of all threads of this rank that wait one watches the proxy's
  * count of events in host memory and tells it in device memory, where the others wait; they look for themselves when it
  * has changed. Where every warp reads host memory, the driver is held up that works for another process on this GPU
- * (bench/NOTES.md). Who watches has a lease, which it gives back; should it wait no more without that, it expires.
+ * (bench/NOTES.md). Who watches has a lease; should it wait no more without giving that back, it expires.
  */
 template <typename Met> struct when_told {
     Met met;
@@ -165,33 +170,14 @@ template <typename Met> struct when_told {
 
         if (told != seen) {
             seen = told;
-            if (met()) {
-                leave();
+            if (met())
                 return true;
-            }
         }
         if (take_lease(&mine->events_until, lease, global_ns()))
-            ll_watch_events(ll, told);
+            ll_watch_events(ll, told, lease);
         else
             __nanosleep(LL_PAUSE_NS);
         return false;
-    }
-
-    /* Before its thread waits no more: another one watches at once. */
-    __device__ __forceinline__ void leave()
-    {
-        if (lease)
-            atomicCAS(&ll_mine(ll)->events_until, lease, 0u);
-        lease = 0;
-    }
-};
-
-template <typename Met> struct ask_told {
-    when_told<Met> *of;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return (*of)();
     }
 };
 
@@ -229,12 +215,9 @@ template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll
 
     const uint32_t *lost = ll_word(ll_mine(ll)->far_lost, rank);
     uint32_t before = ll_events(ll_mine(ll)) - 1; /* so that the first look is taken */
-    when_told<Met> told = {met, ll, before, 0};
-    wait_end end =
-        wait_for(ll.waits, ask_told<Met>{&told}, lost, ll_shift(rank), deadlines, ll_moves{ll, rank, before, 0});
 
-    told.leave();
-    return end;
+    return wait_for(ll.waits, when_told<Met>{met, ll, before, 0}, lost, ll_shift(rank), deadlines,
+                    ll_moves{ll, rank, before, 0});
 }
 
 /* Waits for what `rank` does; false after the deadline, with that rank reported, or when aborted. */
