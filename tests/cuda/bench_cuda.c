@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_RANKS 32
+#define MAX_RANKS 512
 #define MAX_REPEAT 1000
 #define FLUSH_BYTES ((size_t)256 << 20)
 

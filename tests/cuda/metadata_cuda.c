@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HIDDEN = 256, TOPK = 4, ROW = HIDDEN * 2, TOKENS = 1500, ALIGNMENT = 8, TIMEOUT_MS = 10000, LAYOUT_RANKS = 32 };
+enum { HIDDEN = 256, TOPK = 4, ROW = HIDDEN * 2, TOKENS = 1500, ALIGNMENT = 8, TIMEOUT_MS = 10000 };
 
 enum {
     X,
@@ -212,14 +212,12 @@ static ep_status ask(struct state *s, int device, int round, int stride)
     return ep_plan_get_metadata(s->plan[device], &dst, stream_on(s, device));
 }
 
-/* Of all choices, also where the plan is from a mask. In device memory there is none of more ranks. */
+/* Of all choices, also where the plan is from a mask. */
 static int ask_layout(struct state *s, int device)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
     ep_layout layout = EP_LAYOUT_INIT;
 
-    if (s->group.nranks > LAYOUT_RANKS)
-        return 0;
     args.topk_idx = at(s, INDEX, device);
     args.idx_type = EP_I32;
     args.topk = TOPK;

@@ -9,6 +9,7 @@
  *   streams    calls in turn in three streams that nothing else orders
  *   events     events of the library and of the caller between two streams; a barrier in a stream
  *   disagree   ranks that give different arguments, or are in different calls, are told so behind the calls
+ *   other-gpu  a stream of another GPU is refused, and the next call works; where there are two GPUs
  *   graph      dispatch and combine of ordinary memory in a graph, launched again with new data
  *   time       how long a call takes the host (printed, not judged)
  *
@@ -323,6 +324,31 @@ static int run_different_calls(struct state *s)
     return s->group.nranks > 1 ? run_disagree(s, true) : 0;
 }
 
+/* --- other-gpu --------------------------------------------------------------------------------------------------- */
+
+static int run_other_gpu(struct state *s)
+{
+    cudaStream_t elsewhere;
+    int device, n;
+
+    CUDA(cudaGetDeviceCount(&n));
+    if (n < 2 || CUDART_VERSION < 12080)
+        return 0;
+    TRY(make_plans(s));
+    TRY(make_buffers(s, SYMMETRIC));
+    TRY(new_data(s, 0));
+    CALL(ep_cuda_get_device(s->group.cuda, &device, NULL));
+    CUDA(cudaSetDevice((device + 1) % n));
+    CUDA(cudaStreamCreateWithFlags(&elsewhere, cudaStreamNonBlocking));
+    CUDA(cudaSetDevice(device));
+    TRY(expect_status("ep_barrier_on", ep_barrier_on(s->group.cuda, elsewhere), EP_E_ARG, "the stream is of GPU"));
+    TRY(call_dispatch(s, s->streams[0]));
+    TRY(call_combine(s, s->streams[0]));
+    CALL(ep_stream_sync(s->group.cuda, s->streams[0]));
+    CUDA(cudaStreamDestroy(elsewhere));
+    return free_all(s, check(s, "after a stream of another GPU"));
+}
+
 /* --- graph ------------------------------------------------------------------------------------------------------- */
 
 static int run_graph(struct state *s)
@@ -402,6 +428,7 @@ static const struct scene {
               {"ahead", run_ahead},
               {"streams", run_streams},
               {"events", run_events},
+              {"other-gpu", run_other_gpu},
               {"graph", run_graph},
               {"time", run_time},
               {"disagree-arguments", run_different_arguments},

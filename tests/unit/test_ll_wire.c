@@ -335,12 +335,31 @@ static void words_only_grow(void **state)
     assert_int_equal(landing->barriers[0], 3);
     assert_int_equal(landing->masked_by[0], 1);
     assert_int_equal(landing->moved[0], 1);
+    assert_int_equal(landing->events, CUDA_LL_EVENT);
     out->completed[0] = 6;
     out->masked_by[0] = 0;
     run(p);
     assert_int_equal(landing->completed[0], 7);
     assert_int_equal(landing->masked_by[0], 0);
     assert_int_equal(landing->moved[0], 2);
+    assert_int_equal(landing->events, 2 * CUDA_LL_EVENT);
+}
+
+/* Kernels look at what has landed when the count has changed: with each message, and with a rank that is lost. */
+static void each_change_is_counted(void **state)
+{
+    struct pair *p = *state;
+    struct cuda_ll_segment *landing = words_of(p->landing);
+
+    write_rows(p, 1, TOKENS, 1);
+    run(p);
+    assert_true(landing->moved[0] > 1);
+    assert_int_equal(landing->events, landing->moved[0] * CUDA_LL_EVENT);
+    ll_wire_note_event(landing, CUDA_LL_LOST);
+    assert_int_equal(landing->events, (landing->moved[0] + 1) * CUDA_LL_EVENT | CUDA_LL_LOST);
+    write_rows(p, 2, TOKENS, 1);
+    run(p);
+    assert_int_equal(landing->events, (landing->moved[0] + 1) * CUDA_LL_EVENT | CUDA_LL_LOST);
 }
 
 /* More messages than are taken at once: who looks for the last word is told that it is not there yet. */
@@ -415,10 +434,11 @@ static void what_no_rank_sends_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(every_row_of_a_dispatch_lands),       CASE(weights_come_before_the_rows_are_there),
-        CASE(two_calls_are_told_at_once),          CASE(calls_without_the_rank_are_passed_over),
-        CASE(what_comes_late_changes_nothing),     CASE(words_only_grow),
-        CASE(messages_that_are_left_are_reported), CASE(what_no_rank_sends_is_refused),
+        CASE(every_row_of_a_dispatch_lands),   CASE(weights_come_before_the_rows_are_there),
+        CASE(two_calls_are_told_at_once),      CASE(calls_without_the_rank_are_passed_over),
+        CASE(what_comes_late_changes_nothing), CASE(words_only_grow),
+        CASE(each_change_is_counted),          CASE(messages_that_are_left_are_reported),
+        CASE(what_no_rank_sends_is_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -191,6 +191,13 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
 
     EP_TRY(check_reach(cuda, rank, &hidden));
     status = cuda_map_signals(cuda, rank);
+    if (status != EP_OK && !hidden && strcmp(peer->bus_id, cuda->board->bus_id) == 0)
+        return ep_fail_prefix(
+            status,
+            "ep_comm_new: rank %d cannot map memory of rank %d, which is on the same GPU %s "
+            "(instances of a GPU that MIG divides do not reach each other: give all ranks of a node the "
+            "same instance, or whole GPUs): ",
+            cuda->group.comm->rank, rank, peer->bus_id);
     if (status == EP_OK || !hidden)
         return status;
     return ep_fail(EP_E_UNSUPPORTED,
@@ -373,8 +380,7 @@ size_t cuda_comm_bytes(const ep_comm *comm)
         if (cuda->allocations[slot].base &&
             (cuda->allocations[slot].kind == CUDA_MEMORY_INTERNAL || cuda->allocations[slot].kind == CUDA_MEMORY_KEPT))
             bytes += cuda->allocations[slot].bytes;
-    for (int i = 0; i < CUDA_POOL; i++)
-        bytes += cuda->pool[i].bytes;
+    bytes += cuda_pool_bytes(cuda);
     pthread_mutex_unlock(&cuda->memory_lock);
     return bytes;
 }

@@ -106,7 +106,7 @@ struct cuda_block {
 };
 
 struct cuda_call;   /* below: stream.c */
-struct cuda_kept;   /* memory.c */
+struct cuda_spare;  /* pool.c */
 struct cuda_proxy;  /* proxy.c */
 struct cuda_ll_net; /* ll_nodes.c */
 struct cuda_lists;  /* lists.h */
@@ -168,7 +168,7 @@ struct cuda_comm {
     void *stage[EP_GROUP_AT_COUNT];
     size_t stage_bytes[EP_GROUP_AT_COUNT];
     struct cuda_block pool[CUDA_POOL];
-    struct cuda_kept *kept; /* memory that graphs name and the pool has no place for */
+    struct cuda_spare *spares; /* blocks that the pool has no place for */
 
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
     struct cuda_combine last_combine;
@@ -318,6 +318,8 @@ ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret
 void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 /* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */
 void cuda_memory_close(struct cuda_comm *cuda);
+
+/* pool.c */
 /* Device memory that is not symmetric, from the pool of freed blocks when one fits that nothing uses any more. */
 ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 /*
@@ -335,7 +337,14 @@ static inline size_t cuda_whole_bytes(size_t bytes)
 {
     return (bytes + CUDA_GRANULE) / CUDA_GRANULE * CUDA_GRANULE;
 }
+/* Frees nothing: it may come in an operation, and in a capture. */
 void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block);
+/* Under memory_lock. */
+size_t cuda_pool_bytes(struct cuda_comm *cuda);
+/* Frees what the pool had no place for and nothing uses any more, but for what graphs name. May wait for the device. */
+void cuda_pool_trim(struct cuda_comm *cuda);
+/* Of a communicator of which nothing runs any more. */
+void cuda_pool_close(struct cuda_comm *cuda);
 
 /* leave.c */
 /* Tells `rank` that this rank reaches, or no longer reaches, memory of its. */

@@ -48,10 +48,6 @@ static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *
                             .ranks_per_node = comm->ranks_per_node};
     size_t nranks = (size_t)comm->nranks;
 
-    if (comm->nranks > CUDA_MAX_RANKS)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "%s: in device memory for groups of up to %d ranks, not %d: give pointers to host memory", name,
-                       CUDA_MAX_RANKS, comm->nranks);
     EP_TRY(cuda_check_pointer(call->cuda, name, "topk_idx", args->n_tokens ? l.topk_idx : NULL));
     EP_TRY(cuda_check_pointer(call->cuda, name, "tokens_per_rank", l.per_rank));
     EP_TRY(cuda_check_pointer(call->cuda, name, "tokens_per_node", l.per_node));

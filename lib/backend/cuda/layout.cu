@@ -8,8 +8,8 @@ namespace
 {
 
 struct sums {
-    int32_t per_rank[CUDA_MAX_RANKS], per_expert[EP_MAX_EXPERTS];
-    int32_t per_node[CUDA_MAX_RANKS]; /* tokens with an expert there */
+    int32_t per_rank[EP_MAX_RANKS], per_expert[EP_MAX_EXPERTS];
+    int32_t per_node[EP_MAX_RANKS]; /* tokens with an expert there */
     int32_t bad;
 };
 
@@ -18,40 +18,44 @@ __device__ int64_t read_expert(const cuda_layout &l, size_t at)
     return l.wide ? static_cast<const int64_t *>(l.topk_idx)[at] : static_cast<const int32_t *>(l.topk_idx)[at];
 }
 
-/* The ranks of a token, one bit each. */
-__device__ uint32_t look_at_token(const cuda_layout &l, int token, sums &sum)
+__device__ __forceinline__ bool is_within(int64_t expert, int first, int n)
+{
+    return expert >= first && expert < first + n;
+}
+
+/* Ranks and nodes are those that no earlier choice of the token has. */
+__device__ void look_at_token(const cuda_layout &l, int token, sums &sum)
 {
     size_t start = (size_t)token * l.topk;
-    int n_local = l.n_experts / l.nranks;
-    uint32_t ranks = 0;
+    int n_local = l.n_experts / l.nranks, on_node = n_local * l.ranks_per_node;
+    uint8_t *in_rank = l.in_rank ? l.in_rank + (size_t)token * l.nranks : nullptr;
 
+    for (int rank = 0; rank < l.nranks && in_rank; rank++)
+        in_rank[rank] = 0;
     for (int k = 0; k < l.topk; k++) {
         int64_t expert = read_expert(l, start + k);
-        bool bad = expert < -1 || expert >= l.n_experts;
+        bool bad = expert < -1 || expert >= l.n_experts, new_rank = true, new_node = true;
+        int rank = bad || expert < 0 ? 0 : (int)expert / n_local, node = rank / l.ranks_per_node;
 
-        for (int j = 0; j < k && expert >= 0; j++)
-            bad |= read_expert(l, start + j) == expert;
+        for (int j = 0; j < k && expert >= 0; j++) {
+            int64_t other = read_expert(l, start + j);
+
+            bad |= other == expert;
+            new_rank &= !is_within(other, rank * n_local, n_local);
+            new_node &= !is_within(other, node * on_node, on_node);
+        }
         if (bad)
             sum.bad = 1;
         if (bad || expert < 0)
             continue;
-        ranks |= 1u << ((int)expert / n_local);
         atomicAdd(&sum.per_expert[expert], 1);
-    }
-    return ranks;
-}
-
-__device__ void tell_token(const cuda_layout &l, int token, uint32_t ranks, sums &sum)
-{
-    for (int rank = 0; rank < l.nranks; rank++) {
-        if (ranks >> rank & 1)
+        if (new_rank)
             atomicAdd(&sum.per_rank[rank], 1);
-        if (l.in_rank)
-            l.in_rank[(size_t)token * l.nranks + rank] = (uint8_t)(ranks >> rank & 1);
-    }
-    for (int node = 0; node * l.ranks_per_node < l.nranks; node++)
-        if (ranks >> node * l.ranks_per_node & (uint32_t)((UINT64_C(1) << l.ranks_per_node) - 1))
+        if (new_node)
             atomicAdd(&sum.per_node[node], 1);
+        if (in_rank)
+            in_rank[rank] = 1;
+    }
 }
 
 /* Routing that is not valid fails the group, as that of an update does. By all threads of the block that found it. */
@@ -72,21 +76,23 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_
 
     for (int expert = i; expert < l.n_experts; expert += CUDA_COUNT_TOKENS)
         sum.per_expert[expert] = 0;
-    if (i < CUDA_MAX_RANKS)
-        sum.per_rank[i] = sum.per_node[i] = 0;
+    for (int rank = i; rank < l.nranks; rank += CUDA_COUNT_TOKENS)
+        sum.per_rank[rank] = sum.per_node[rank] = 0;
     if (i == 0)
         sum.bad = 0;
     __syncthreads();
     if (token < l.n_tokens)
-        tell_token(l, token, look_at_token(l, token, sum), sum);
+        look_at_token(l, token, sum);
     __syncthreads();
     for (int expert = i; expert < l.n_experts && l.per_expert; expert += CUDA_COUNT_TOKENS)
         if (sum.per_expert[expert])
             atomicAdd(&l.per_expert[expert], sum.per_expert[expert]);
-    if (i < l.nranks && l.per_rank)
-        atomicAdd(&l.per_rank[i], sum.per_rank[i]);
-    if (i * l.ranks_per_node < l.nranks && l.per_node)
-        atomicAdd(&l.per_node[i], sum.per_node[i]);
+    for (int rank = i; rank < l.nranks && l.per_rank; rank += CUDA_COUNT_TOKENS)
+        if (sum.per_rank[rank])
+            atomicAdd(&l.per_rank[rank], sum.per_rank[rank]);
+    for (int node = i; node * l.ranks_per_node < l.nranks && l.per_node; node += CUDA_COUNT_TOKENS)
+        if (sum.per_node[node])
+            atomicAdd(&l.per_node[node], sum.per_node[node]);
     if (sum.bad)
         report_bad(l);
 }

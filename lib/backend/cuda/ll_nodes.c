@@ -158,6 +158,7 @@ static void look_for_lost(struct cuda_ll_net *net)
             continue;
         line->lost = true;
         ll_mask_add(net->report->far_lost, rank);
+        ll_wire_note_event(segment_of(&net->landing), CUDA_LL_LOST);
     }
 }
 

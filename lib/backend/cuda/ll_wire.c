@@ -339,6 +339,11 @@ static void take_payload(const struct ll_wire *wire, unsigned char *landing, int
     }
 }
 
+void ll_wire_note_event(struct cuda_ll_segment *landing, uint32_t lost)
+{
+    __atomic_store_n(&landing->events, (landing->events + CUDA_LL_EVENT) | lost, __ATOMIC_RELEASE);
+}
+
 bool ll_wire_take(const struct ll_wire *wire, unsigned char *landing, int source, const void *message, size_t bytes,
                   uint64_t finished)
 {
@@ -356,6 +361,7 @@ bool ll_wire_take(const struct ll_wire *wire, unsigned char *landing, int source
     else if (head.number > finished)
         take_payload(wire, landing, source, &head, payload);
     store(&segment->moved[source], segment->moved[source] + 1);
+    ll_wire_note_event(segment, 0);
     return true;
 }
 

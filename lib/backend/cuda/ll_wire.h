@@ -55,6 +55,9 @@ bool ll_wire_has_more(const struct ll_wire *wire, const struct ll_sender *sender
 bool ll_wire_take(const struct ll_wire *wire, unsigned char *landing, int source, const void *message, size_t bytes,
                   uint64_t finished);
 
+/* Kernels that wait look anew at what has landed. `lost`: CUDA_LL_LOST or 0. By the thread that takes messages. */
+void ll_wire_note_event(struct cuda_ll_segment *landing, uint32_t lost);
+
 #define LL_WIRE_AT_ONCE 64 /* messages from one rank before the others get their turn */
 
 struct ll_received {

@@ -13,6 +13,7 @@
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/lowlatency.h"
 
+#define LL_PAUSE_NS 500
 #define MASK_TOLD_NS 20000000 /* in which the proxy sends a word, unless the network takes nothing */
 
 /* The functions that start the kernels are called from C. */
@@ -107,7 +108,7 @@ template <typename T> __device__ __forceinline__ T *ll_own(const cuda_ll &ll, in
     return ll_at<T>(ll, ll.waits.rank, ll.waits.rank, offset);
 }
 
-/* Words of ranks of other nodes are in host memory: not all warps are to read them there all the time. */
+/* For words in host memory that a few threads wait for, of one block. */
 template <typename Met> struct with_backoff {
     Met met;
 
@@ -115,25 +116,108 @@ template <typename Met> struct with_backoff {
     {
         if (met())
             return true;
-        __nanosleep(500);
+        __nanosleep(LL_PAUSE_NS);
+        return false;
+    }
+};
+
+__device__ __forceinline__ uint32_t ll_events(const cuda_ll_segment *segment)
+{
+    uint32_t events;
+
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(events) : "l"(&segment->events) : "memory");
+    return events;
+}
+
+/*
+ * Tells the threads of this rank that wait what the proxy has counted, if that is more than `told`. Then it gives the
+ * lease back: its thread may wait no more, and the next one that does is not to wait for the end of the lease.
+ */
+__device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t told, uint32_t &lease)
+{
+    cuda_ll_segment *mine = ll_mine(ll);
+    uint32_t events = ll_events(ll.landing);
+
+    if (events == told)
+        return;
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&mine->events), "r"(events) : "memory");
+    if (events & CUDA_LL_LOST) {
+        /* Behind the count: who finds a rank lost looks once more at what had come. */
+        __threadfence();
+        for (int word = 0; word < LL_RANKS / 32; word++)
+            atomicOr(&mine->far_lost[word], *(const volatile uint32_t *)&ll.report->far_lost[word]);
+    }
+    atomicCAS(&mine->events_until, lease, 0u);
+    lease = 0;
+}
+
+/*
+ * Has a word in host memory changed as `met()` asks? Of all threads of this rank that wait one watches the proxy's
+ * count of events in host memory and tells it in device memory, where the others wait; they look for themselves when it
+ * has changed. Where every warp reads host memory, the driver is held up that works for another process on this GPU
+ * (bench/NOTES.md). Who watches has a lease; should it wait no more without giving that back, it expires.
+ */
+template <typename Met> struct when_told {
+    Met met;
+    const cuda_ll &ll;
+    uint32_t seen; /* events that were told when this thread last looked */
+    uint32_t lease;
+
+    __device__ __forceinline__ bool operator()()
+    {
+        cuda_ll_segment *mine = ll_mine(ll);
+        uint32_t told = ll_events(mine);
+
+        if (told != seen) {
+            seen = told;
+            if (met())
+                return true;
+        }
+        if (take_lease(&mine->events_until, lease, global_ns()))
+            ll_watch_events(ll, told, lease);
+        else
+            __nanosleep(LL_PAUSE_NS);
         return false;
     }
 };
 
 /*
- * wait_for() of any rank of the group. Of one of another node the deadline begins anew while messages come from it; but
- * not with masking, where others wait for this rank meanwhile, who would mask it.
+ * Have messages come from the rank since the last question? Looked at when something has come from any. No with
+ * masking, where others wait for this rank meanwhile, who would mask it.
+ */
+struct ll_moves {
+    const cuda_ll &ll;
+    int rank;
+    uint32_t seen, before;
+
+    __device__ __forceinline__ bool operator()()
+    {
+        uint32_t told = *(const volatile uint32_t *)&ll_mine(ll)->events, now;
+        bool moved;
+
+        if (told == seen || ll.masking)
+            return false;
+        seen = told;
+        now = *(const volatile uint32_t *)&ll.landing->moved[rank]; /* the low half */
+        moved = now != before;
+        before = now;
+        return moved;
+    }
+};
+
+/*
+ * wait_for() of any rank of the group. Of one of another node the deadline begins anew while messages come from it.
  */
 template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Met met, int rank, int deadlines = 1)
 {
-    const uint32_t *lost = ll_word(ll.report->far_lost, rank);
-
     if (!ll_is_far(ll, rank))
         return wait_for(ll.waits, met, &ll.waits.mine->lost, rank - ll.first, deadlines);
-    if (ll.masking)
-        return wait_for(ll.waits, with_backoff<Met>{met}, lost, ll_shift(rank), deadlines);
-    return wait_for(ll.waits, with_backoff<Met>{met}, lost, ll_shift(rank), deadlines,
-                    count_moves<uint64_t>{ll.landing->moved + rank, 0});
+
+    const uint32_t *lost = ll_word(ll_mine(ll)->far_lost, rank);
+    uint32_t before = ll_events(ll_mine(ll)) - 1; /* so that the first look is taken */
+
+    return wait_for(ll.waits, when_told<Met>{met, ll, before, 0}, lost, ll_shift(rank), deadlines,
+                    ll_moves{ll, rank, before, 0});
 }
 
 /* Waits for what `rank` does; false after the deadline, with that rank reported, or when aborted. */

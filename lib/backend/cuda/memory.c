@@ -5,9 +5,6 @@
  */
 #include "backend/cuda/cuda.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle)
 {
     slot->base = allocation->base;
@@ -64,8 +61,10 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
      * in ep_alloc_local(), which may come at any time, nor in an operation, whose peers' kernels may wait for this
      * rank.
      */
-    if (kind == CUDA_MEMORY_SYMMETRIC)
+    if (kind == CUDA_MEMORY_SYMMETRIC) {
+        cuda_pool_trim(cuda);
         cuda_settle(cuda->device);
+    }
     error = cudaMalloc(&base, whole);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();
@@ -292,90 +291,10 @@ ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret
     return EP_OK;
 }
 
-struct cuda_kept {
-    struct cuda_kept *next;
-    void *memory;
-};
-
-static ep_status take(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
-{
-    int best = -1;
-
-    if (cuda->complete < cuda->operations && cudaEventQuery(cuda->order) == cudaSuccess)
-        cuda->complete = cuda->operations;
-    cudaGetLastError();
-    pthread_mutex_lock(&cuda->memory_lock);
-    for (int i = 0; i < CUDA_POOL; i++)
-        if (cuda->pool[i].bytes >= bytes && cuda->pool[i].captured == captured &&
-            (captured || cuda->pool[i].behind <= cuda->complete) &&
-            (best < 0 || cuda->pool[i].bytes < cuda->pool[best].bytes))
-            best = i;
-    if (best >= 0) {
-        *ret_block = cuda->pool[best];
-        cuda->pool[best] = (struct cuda_block){.bytes = 0};
-    }
-    pthread_mutex_unlock(&cuda->memory_lock);
-    if (best >= 0)
-        return EP_OK;
-    ret_block->bytes = cuda_block_bytes(bytes);
-    ret_block->captured = captured;
-    CUDA_TRY(cudaMalloc(&ret_block->memory, ret_block->bytes));
-    return EP_OK;
-}
-
-ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
-{
-    return take(cuda, bytes, false, ret_block);
-}
-
-ep_status cuda_take_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
-{
-    return take(cuda, bytes, true, ret_block);
-}
-
-/* Without memory for the note the driver frees it when the process ends. */
-static void keep(struct cuda_comm *cuda, void *memory)
-{
-    struct cuda_kept *kept = malloc(sizeof(*kept));
-
-    if (!kept)
-        return;
-    *kept = (struct cuda_kept){.next = cuda->kept, .memory = memory};
-    cuda->kept = kept;
-}
-
-void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block)
-{
-    struct cuda_block out = *block;
-
-    if (!block->memory)
-        return;
-    out.behind = cuda->operations;
-    pthread_mutex_lock(&cuda->memory_lock);
-    for (int i = 0; i < CUDA_POOL && out.memory; i++)
-        if (!cuda->pool[i].memory) {
-            cuda->pool[i] = out;
-            out.memory = NULL;
-        }
-    pthread_mutex_unlock(&cuda->memory_lock);
-    if (out.memory && out.captured)
-        keep(cuda, out.memory);
-    else if (out.memory)
-        cudaFree(out.memory);
-}
-
 void cuda_memory_close(struct cuda_comm *cuda)
 {
     cuda_unmap_all(cuda);
-    for (int i = 0; i < CUDA_POOL; i++)
-        cudaFree(cuda->pool[i].memory);
-    while (cuda->kept) {
-        struct cuda_kept *next = cuda->kept->next;
-
-        cudaFree(cuda->kept->memory);
-        free(cuda->kept);
-        cuda->kept = next;
-    }
+    cuda_pool_close(cuda);
     cudaFree(cuda->places);
     cuda_leave_memory(cuda);
 }

@@ -61,6 +61,29 @@ static ep_status find_capture(cudaStream_t stream, unsigned long long *ret_captu
 }
 
 /*
+ * A kernel cannot be launched in a stream of another GPU, which CUDA calls an invalid handle. Asked where the stream
+ * changes; a runtime or driver that cannot tell says nothing.
+ */
+static ep_status check_stream(const struct cuda_call *call)
+{
+    int device = call->cuda->device;
+
+    if (call->capture || call->stream == call->cuda->stream || !call->stream || call->stream == cudaStreamLegacy ||
+        call->stream == cudaStreamPerThread)
+        return EP_OK;
+#if CUDART_VERSION >= 12080
+    if (cudaStreamGetDevice(call->stream, &device) != cudaSuccess) {
+        cudaGetLastError();
+        return EP_OK;
+    }
+#endif
+    if (device == call->cuda->device)
+        return EP_OK;
+    return ep_fail(EP_E_ARG, "the stream is of GPU %d, but rank %d works on GPU %d: make it after cudaSetDevice(%d)",
+                   device, call->cuda->group.comm->rank, call->cuda->device, call->cuda->device);
+}
+
+/*
  * Behind the last operation. Between a capture and what is not in it the order is that in which the caller launches the
  * graph.
  */
@@ -84,6 +107,8 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
     EP_TRY(cuda_check(cuda));
     EP_TRY(cuda_enter_uncaptured(cuda, &call->scope));
     status = find_capture(call->stream, &call->capture);
+    if (status == EP_OK)
+        status = check_stream(call);
     if (status == EP_OK && operation)
         status = follow(call);
     if (status == EP_OK && operation)

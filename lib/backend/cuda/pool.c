@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Device memory of freed plans, kept for later ones: cudaFree() waits for what runs on the device, which may wait for
+ * this rank, and a capture forbids it. So nothing is freed where it is given back. What the pool has no place for is
+ * listed behind it, and freed where waiting is allowed: in ep_alloc() and when the communicator closes.
+ */
+#include "backend/cuda/cuda.h"
+
+#include <stdlib.h>
+
+struct cuda_spare {
+    struct cuda_spare *next;
+    struct cuda_block block;
+};
+
+/* Under the lock: of what the pool or the list has, the smallest block that fits and that nothing uses any more. */
+static bool find_block(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
+{
+    struct cuda_spare **best_spare = NULL;
+    struct cuda_block *best = NULL;
+
+    for (int i = 0; i < CUDA_POOL; i++) {
+        struct cuda_block *block = &cuda->pool[i];
+
+        if (block->memory && block->bytes >= bytes && block->captured == captured &&
+            (captured || block->behind <= cuda->complete) && (!best || block->bytes < best->bytes))
+            best = block;
+    }
+    for (struct cuda_spare **at = &cuda->spares; *at; at = &(*at)->next) {
+        struct cuda_block *block = &(*at)->block;
+
+        if (block->bytes < bytes || block->captured != captured || (!captured && block->behind > cuda->complete) ||
+            (best && best->bytes <= block->bytes))
+            continue;
+        best = block;
+        best_spare = at;
+    }
+    if (!best)
+        return false;
+    *ret_block = *best;
+    if (best_spare) {
+        struct cuda_spare *out = *best_spare;
+
+        *best_spare = out->next;
+        free(out);
+    } else {
+        *best = (struct cuda_block){.bytes = 0};
+    }
+    return true;
+}
+
+static void note_complete(struct cuda_comm *cuda)
+{
+    if (cuda->complete < cuda->operations && cudaEventQuery(cuda->order) == cudaSuccess)
+        cuda->complete = cuda->operations;
+    cudaGetLastError();
+}
+
+static ep_status take(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
+{
+    bool found;
+
+    note_complete(cuda);
+    pthread_mutex_lock(&cuda->memory_lock);
+    found = find_block(cuda, bytes, captured, ret_block);
+    pthread_mutex_unlock(&cuda->memory_lock);
+    if (found)
+        return EP_OK;
+    ret_block->bytes = cuda_block_bytes(bytes);
+    ret_block->captured = captured;
+    CUDA_TRY(cudaMalloc(&ret_block->memory, ret_block->bytes));
+    return EP_OK;
+}
+
+ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
+{
+    return take(cuda, bytes, false, ret_block);
+}
+
+ep_status cuda_take_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
+{
+    return take(cuda, bytes, true, ret_block);
+}
+
+/* Under the lock. Without memory for the note the driver frees the block when the process ends. */
+static void list_spare(struct cuda_comm *cuda, const struct cuda_block *block)
+{
+    struct cuda_spare *spare = malloc(sizeof(*spare));
+
+    if (!spare)
+        return;
+    *spare = (struct cuda_spare){.next = cuda->spares, .block = *block};
+    cuda->spares = spare;
+}
+
+void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block)
+{
+    struct cuda_block out = *block;
+    int i = 0;
+
+    if (!block->memory)
+        return;
+    out.behind = cuda->operations;
+    pthread_mutex_lock(&cuda->memory_lock);
+    while (i < CUDA_POOL && cuda->pool[i].memory)
+        i++;
+    if (i < CUDA_POOL)
+        cuda->pool[i] = out;
+    else
+        list_spare(cuda, &out);
+    pthread_mutex_unlock(&cuda->memory_lock);
+}
+
+size_t cuda_pool_bytes(struct cuda_comm *cuda)
+{
+    size_t bytes = 0;
+
+    for (int i = 0; i < CUDA_POOL; i++)
+        bytes += cuda->pool[i].bytes;
+    for (const struct cuda_spare *spare = cuda->spares; spare; spare = spare->next)
+        bytes += spare->block.bytes;
+    return bytes;
+}
+
+static void free_spares(struct cuda_spare *spares)
+{
+    while (spares) {
+        struct cuda_spare *next = spares->next;
+
+        cudaFree(spares->block.memory);
+        free(spares);
+        spares = next;
+    }
+}
+
+void cuda_pool_trim(struct cuda_comm *cuda)
+{
+    struct cuda_spare *out = NULL;
+
+    note_complete(cuda);
+    pthread_mutex_lock(&cuda->memory_lock);
+    for (struct cuda_spare **at = &cuda->spares; *at;) {
+        struct cuda_spare *spare = *at;
+
+        if (spare->block.captured || spare->block.behind > cuda->complete) {
+            at = &spare->next;
+            continue;
+        }
+        *at = spare->next;
+        spare->next = out;
+        out = spare;
+    }
+    pthread_mutex_unlock(&cuda->memory_lock);
+    free_spares(out);
+}
+
+void cuda_pool_close(struct cuda_comm *cuda)
+{
+    for (int i = 0; i < CUDA_POOL; i++)
+        cudaFree(cuda->pool[i].memory);
+    free_spares(cuda->spares);
+    cuda->spares = NULL;
+}

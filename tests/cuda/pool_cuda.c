@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Device memory of freed plans: giving blocks back frees nothing, however many there are, since it may come in an
+ * operation or in a capture; they are taken again, and freed in ep_alloc() or at the end. Needs no GPU: the linker
+ * wraps the calls of CUDA that make and free memory.
+ */
+#include "backend/cuda/cuda.h"
+
+#include "call.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define BLOCKS (CUDA_POOL + 40)
+#define BYTES 1000
+
+cudaError_t __wrap_cudaMalloc(void **ret_memory, size_t bytes);
+cudaError_t __wrap_cudaFree(void *memory);
+cudaError_t __wrap_cudaEventQuery(cudaEvent_t event);
+cudaError_t __wrap_cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret_handle, void *memory);
+
+static int made, freed;
+static bool running; /* the last operation */
+
+cudaError_t __wrap_cudaMalloc(void **ret_memory, size_t bytes)
+{
+    *ret_memory = malloc(bytes);
+    made++;
+    return *ret_memory ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t __wrap_cudaFree(void *memory)
+{
+    freed += memory != NULL;
+    free(memory);
+    return cudaSuccess;
+}
+
+cudaError_t __wrap_cudaEventQuery(cudaEvent_t event)
+{
+    (void)event;
+    return running ? cudaErrorNotReady : cudaSuccess;
+}
+
+cudaError_t __wrap_cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret_handle, void *memory)
+{
+    *ret_handle = (cudaIpcMemHandle_t){.reserved = {0}};
+    return memory ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* All blocks of as many plans, after `operations` of which the last one may still be running. */
+static int take_and_give(struct cuda_comm *cuda, struct cuda_block *blocks, bool captured)
+{
+    for (int i = 0; i < BLOCKS; i++)
+        CALL((captured ? cuda_take_captured : cuda_take)(cuda, BYTES, &blocks[i]));
+    for (int i = 0; i < BLOCKS; i++)
+        cuda_give(cuda, &blocks[i]);
+    return PASSED;
+}
+
+static int check(struct cuda_comm *cuda, struct cuda_block *blocks)
+{
+    void *memory;
+
+    cuda->operations = 1;
+    running = true;
+    TRY(take_and_give(cuda, blocks, false));
+    EXPECT(made == BLOCKS && !freed, "%d blocks were made and %d freed", made, freed);
+    EXPECT(cuda_pool_bytes(cuda) == BLOCKS * cuda_block_bytes(BYTES), "%zu bytes are kept", cuda_pool_bytes(cuda));
+    /* Queued kernels may still use them. */
+    cuda_pool_trim(cuda);
+    TRY(take_and_give(cuda, blocks, false));
+    EXPECT(made == 2 * BLOCKS && !freed, "an operation runs: %d blocks were made and %d freed", made, freed);
+    running = false;
+    TRY(take_and_give(cuda, blocks, false));
+    EXPECT(made == 2 * BLOCKS && !freed, "nothing runs: %d blocks were made and %d freed", made, freed);
+    CALL(cuda_alloc_kind(cuda, BYTES, CUDA_MEMORY_LOCAL, &memory));
+    EXPECT(!freed, "ep_alloc_local() has freed %d", freed);
+    /* Only what the pool has no place for. */
+    CALL(cuda_alloc_kind(cuda, BYTES, CUDA_MEMORY_SYMMETRIC, &memory));
+    EXPECT(freed == 2 * BLOCKS - CUDA_POOL, "ep_alloc() has freed %d", freed);
+    return PASSED;
+}
+
+/* What graphs name stays until the end, and is taken by captures alone. */
+static int check_captured(struct cuda_comm *cuda, struct cuda_block *blocks)
+{
+    int before = made;
+
+    TRY(take_and_give(cuda, blocks, true));
+    TRY(take_and_give(cuda, blocks, true));
+    EXPECT(made == before + BLOCKS, "%d blocks were made for captures", made - before);
+    before = freed;
+    cuda_pool_trim(cuda);
+    EXPECT(freed == before, "%d blocks of captures were freed", freed - before);
+    CALL(cuda_take(cuda, BYTES, &blocks[0]));
+    EXPECT(!blocks[0].captured, "a block of a capture was taken by a call");
+    cuda_give(cuda, &blocks[0]);
+    return PASSED;
+}
+
+int main(void)
+{
+    struct cuda_comm *cuda = calloc(1, sizeof(*cuda));
+    struct cuda_board *board = calloc(1, sizeof(*board));
+    struct cuda_block blocks[BLOCKS];
+    int code = cuda && board ? PASSED : FAILED;
+
+    test_where("pool_cuda");
+    if (!code) {
+        cuda->board = board;
+        pthread_mutex_init(&cuda->memory_lock, NULL);
+        code = check(cuda, blocks);
+    }
+    code = code ? code : check_captured(cuda, blocks);
+    if (!code) {
+        cuda_pool_close(cuda);
+        if (made - freed != 2 || cuda_pool_bytes(cuda) > CUDA_POOL * cuda_block_bytes(BYTES)) {
+            test_say("%d allocations were made and %d freed; two are the caller's", made, freed);
+            code = FAILED;
+        }
+    }
+    for (int slot = 0; board && cuda && slot < CUDA_SLOTS; slot++)
+        free(cuda->allocations[slot].base);
+    free(board);
+    free(cuda);
+    printf("pool_cuda: %s\n", code ? "FAILED" : "passed");
+    return code;
+}
