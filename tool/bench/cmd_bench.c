@@ -75,7 +75,8 @@ static const struct opt bench_table[] = {
     {"ranks", 'r', "LIST", OPT_LIST, offsetof(struct bench_options, ranks), .min = 1, .max = EP_MAX_RANKS,
      .value = "8", .help = "numbers of ranks; each is measured", .heading = "Group"},
     {"nodes", 'n', "N", OPT_INT, offsetof(struct bench_options, group.nodes), .min = 1, .max = EP_MAX_RANKS,
-     .value = "1", .help = "nodes that the ranks are spread over; must divide the ranks"},
+     .help = "nodes that the ranks are spread over; must divide the ranks. Without it one, or what the hosts of ranks "
+             "that a launcher started make"},
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
      .help = "how ranks are started: " GROUP_BOOT_HELP "; without it mpi on the host backend where MPI is installed, "
              "for the sake of the baseline, else fork"},
@@ -170,6 +171,8 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         int result;
 
         group.ranks = options->ranks.values[i];
+        if (!group.nodes)
+            group.nodes = ranks_world_nodes();
         result = group_spec(cmd, call, &group, request->seed, &ret_specs[i]);
         if (result != CMD_FINE)
             return result;

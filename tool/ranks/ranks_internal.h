@@ -128,7 +128,7 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call);
 /* Rank and size in the world that was joined, -1 and 0 if there is none. */
 int ranks_world_rank(void);
 int ranks_world_size(void);
-int ranks_world_nodes(void);            /* as far as the boot knows; 1: one, or not known */
+int ranks_world_nodes(void);            /* as the boot knows them; where the hosts make none, one for each rank */
 enum ranks_boot ranks_world_boot(void); /* RANKS_MPI or RANKS_TCP */
 const char *ranks_world_starter(void);  /* who has started the ranks, for texts */
 

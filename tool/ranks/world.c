@@ -265,7 +265,10 @@ int ranks_world_size(void)
 
 int ranks_world_nodes(void)
 {
-    return world.boot && world.boot->ranks_per_node ? world.boot->nranks / world.boot->ranks_per_node : 1;
+    if (!world.boot)
+        return 1;
+    /* Hosts of unequal numbers of ranks make no nodes but those of one rank each. */
+    return world.boot->nranks / (world.boot->ranks_per_node ? world.boot->ranks_per_node : 1);
 }
 
 enum ranks_boot ranks_world_boot(void)
