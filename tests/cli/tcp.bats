@@ -177,6 +177,10 @@ link_local() {
     run --separate-stderr "$EPKIT" test internode --network mpi
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--network mpi needs --boot mpi"* ]]
+    run --separate-stderr "$EPKIT" run --network mpi --output "$BATS_TEST_TMPDIR/report"
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--network mpi needs ranks that mpirun has started"* ]]
+    [ ! -e "$BATS_TEST_TMPDIR/report" ]
     run --separate-stderr "$EPKIT" test intranode --network tcp
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--network needs --nodes 2 or more"* ]]

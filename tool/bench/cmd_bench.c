@@ -328,6 +328,19 @@ static int run_model(const struct cmd *cmd, const struct bench_options *options,
     return result == 0 ? CMD_FINE : CMD_FAILED;
 }
 
+/* A model and a measurement each leave out options of the other; nothing is taken and then ignored. */
+static int check_model(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options)
+{
+    static const char *const names[] = {"ranks", "nodes", "boot", "network", "backend", "channels"};
+
+    for (size_t i = 0; options->model.n && i < sizeof(names) / sizeof(names[0]); i++)
+        if (cmd_given(cmd, call, names[i]))
+            return cmd_usage(cmd, "--%s is of a measurement, and --model starts no ranks", names[i]);
+    if (!options->model.n && cmd_given(cmd, call, "machines"))
+        return cmd_usage(cmd, "--machines says what --model is of: give --model NODES as well");
+    return CMD_FINE;
+}
+
 static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct bench_options options = *(const struct bench_options *)call->options;
@@ -337,7 +350,9 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
     int result;
 
     fill_defaults(cmd, call, &options);
-    result = make_request(cmd, &options, &request);
+    result = check_model(cmd, call, &options);
+    if (result == CMD_FINE)
+        result = make_request(cmd, &options, &request);
     if (options.model.n) {
         json_decref(findings.rows);
         json_decref(findings.memory);
