@@ -487,10 +487,26 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
     return ep_fd_keep(fd);
 }
 
+/*
+ * Ranks connect all at once and fall silent all at once. With the same times for all, the probes of a large job leave
+ * in one burst, and again with each repetition: queues on the way overflow, the same connections lose all of their
+ * probes, and the kernel ends them though both ranks live.
+ */
+static void spread_probes(int fd, int *ret_idle_s, int *ret_interval_s)
+{
+    uint64_t draw = (ep_now_ns() ^ (uint64_t)(unsigned)fd << 32) * UINT64_C(0x9e3779b97f4a7c15);
+
+    draw = (draw ^ draw >> 32) * UINT64_C(0x9e3779b97f4a7c15);
+    *ret_idle_s = 8 + (int)(draw >> 61);
+    *ret_interval_s = 4 + (int)(draw >> 59 & 3);
+}
+
 void tcp_set_options(int fd, int timeout_ms)
 {
     unsigned limit = (unsigned)timeout_ms;
-    int on = 1, idle_s = 10, interval_s = 5, probes = 4;
+    int on = 1, idle_s, interval_s, probes = 5;
+
+    spread_probes(fd, &idle_s, &interval_s);
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));

@@ -67,7 +67,7 @@ int tcp_accept(int listener, struct tcp_address *ret_from);
 
 /*
  * What every connection of ours wants: small messages leave at once, and a far end that has gone without a word, as a
- * host that is switched off, is given up, within half a minute also while nothing is sent.
+ * host that is switched off, is given up, within 28 to 50 seconds also while nothing is sent.
  */
 void tcp_set_options(int fd, int timeout_ms);
 

@@ -146,6 +146,15 @@ valid() {
     jq -e '[.rows[] | select(.op | startswith("ll-"))] | length > 0 and all(.nodes == 2)' "$BATS_TEST_TMPDIR/out.json"
 }
 
+@test "--model and options of a measurement: neither is taken in silence" {
+    run epkit bench --model 2 --network tcp
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--network is of a measurement, and --model starts no ranks"* ]]
+    run epkit bench --machines h100 --quick
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--machines says what --model is of"* ]]
+}
+
 @test "--model: ideal machines of 2 to 4096 nodes, without a rank" {
     epkit bench --model 2,4,4096 --tokens 4096 --only dispatch --dtype bf16 --json >"$BATS_TEST_TMPDIR/out.json"
     python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/bench-model.json" "$BATS_TEST_TMPDIR/out.json"

@@ -53,6 +53,20 @@ codes() {
     [ "$status" -eq 0 ]
 }
 
+@test "--boot tcp for a job of one rank, and an EPKIT_ADDRESS that is empty" {
+    world 1 1 test intranode --boot tcp --tokens 8 --hidden 256
+    cat "$BATS_TEST_TMPDIR"/errors.*
+    [ "$(codes)" = "0 " ]
+    grep -q '24/24 cases passed (1 rank' "$BATS_TEST_TMPDIR/rank.0"
+    # Without --boot tcp the variables of such a job mean nothing: containers have them as well.
+    world 1 1 test internode --network tcp --tokens 8 --hidden 256 --only 1
+    [ "$(codes)" = "0 " ]
+    grep -q '1/1 cases passed (8 ranks on 2 nodes' "$BATS_TEST_TMPDIR/rank.0"
+    EPKIT_ADDRESS='' world 2 1 test internode --boot tcp --tokens 8 --hidden 256 --only 1
+    cat "$BATS_TEST_TMPDIR"/errors.*
+    [ "$(codes)" = "0 0 " ]
+}
+
 @test "a rank that does not come is named" {
     local ms
     # Where much else runs, the deadline may pass before both are there: then once more with a longer one.
@@ -177,6 +191,10 @@ link_local() {
     run --separate-stderr "$EPKIT" test internode --network mpi
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--network mpi needs --boot mpi"* ]]
+    run --separate-stderr "$EPKIT" run --network mpi --output "$BATS_TEST_TMPDIR/report"
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--network mpi needs ranks that mpirun has started"* ]]
+    [ ! -e "$BATS_TEST_TMPDIR/report" ]
     run --separate-stderr "$EPKIT" test intranode --network tcp
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--network needs --nodes 2 or more"* ]]

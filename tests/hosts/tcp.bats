@@ -87,6 +87,48 @@ end_rank() { # HOST
     grep -q "1/1 cases passed (4 ranks on 2 nodes" "$work/rank1"
 }
 
+# on_places PORT "HOST..." ARGUMENT...: an epkit for each rank on the host that is named for it; all end well
+on_places() {
+    local port=$1 rank=0 host
+    local -a places
+    read -ra places <<<"$2"
+    shift 2
+    work="$HOSTS_DIR/places"
+    rm -rf "$work"
+    mkdir -p "$work"
+    for host in "${places[@]}"; do
+        on "$host" env -u LOCAL_WORLD_SIZE RANK=$rank WORLD_SIZE=${#places[@]} MASTER_ADDR=h1 MASTER_PORT="$port" \
+            EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT" "$@" >"$work/rank$rank" 2>&1 3>&- &
+        echo $! >"$work/pid$rank"
+        rank=$((rank + 1))
+    done
+    for rank in "${!places[@]}"; do
+        wait "$(cat "$work/pid$rank")" || { cat "$work/rank$rank" && return 1; }
+    done
+    cat "$work/rank0"
+}
+
+@test "hosts of unequal numbers of ranks, and ranks in turn on the hosts: each rank is a node" {
+    on_places 29521 "h1 h1 h1 h2" test internode --boot tcp --only 3 --tokens 8 --hidden 256
+    grep -q "1/1 cases passed (4 ranks on 4 nodes" "$work/rank0"
+    on_places 29522 "h1 h2 h1 h2" test lowlatency --boot tcp --only 3 --tokens 8 --hidden 512
+    grep -q "1/1 cases passed (4 ranks on 4 nodes" "$work/rank0"
+    on_places 29523 "h1 h1 h1 h2" bench --boot tcp --quick --only dispatch --no-baselines --json
+    [ "$(jq .parameters.nodes "$work/rank0")" = 4 ]
+}
+
+@test "a measurement takes the nodes that the hosts make" {
+    on_places 29524 "h1 h1 h2 h2" bench --boot tcp --quick --only dispatch --no-baselines --json
+    [ "$(jq .parameters.nodes "$work/rank0")" = 2 ]
+}
+
+@test "a number of nodes that the hosts do not make is refused, with what to do" {
+    work="$HOSTS_DIR/places" # what run starts sets none
+    run ! on_places 29525 "h1 h1 h1 h2" test internode --boot tcp --nodes 2 --tokens 8 --hidden 256
+    grep -q "rank [23] and rank [23] are of one node" "$work"/rank*
+    grep -q "so many on each host, numbered in a row; 1 fits any hosts) but" "$work"/rank*
+}
+
 @test "the same with every routing, over links of 50 Mbit/s" {
     local routing
     long

@@ -5,6 +5,7 @@
 #include "tcp/star.h"
 
 #include <fcntl.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -435,6 +436,35 @@ static void test_rank_that_gave_up_before_rank_0(void **state)
     until_told(give_up_before_rank_0);
 }
 
+/* Connections that are made at once do not all send their probes at once, and each gets several before it is given up.
+ */
+static void test_probes_of_connections_are_spread(void **state)
+{
+    enum { CONNECTIONS = 256, IDLE = 64, INTERVAL = 16 };
+    int seen[IDLE][INTERVAL] = {{0}}, most = 0;
+
+    (void)state;
+    for (int i = 0; i < CONNECTIONS; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), idle_s = 0, interval_s = 0, probes = 0;
+        socklen_t bytes = sizeof(int);
+
+        assert_true(fd >= 0);
+        tcp_set_options(fd, 1000);
+        assert_int_equal(getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, &bytes), 0);
+        assert_int_equal(getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, &bytes), 0);
+        assert_int_equal(getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, &bytes), 0);
+        close(fd);
+        assert_in_range(idle_s, 1, IDLE - 1);
+        assert_in_range(interval_s, 1, INTERVAL - 1);
+        assert_in_range(probes, 4, 10);
+        assert_in_range(idle_s + interval_s * probes, 20, 60);
+        seen[idle_s][interval_s]++;
+        most = seen[idle_s][interval_s] > most ? seen[idle_s][interval_s] : most;
+    }
+    /* 8 of each pair if they were spread perfectly. */
+    assert_in_range(most, 1, CONNECTIONS / 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -445,6 +475,7 @@ int main(void)
         cmocka_unit_test(test_reason_behind_a_block),
         cmocka_unit_test(test_rank_0_gives_up_while_ranks_come),
         cmocka_unit_test(test_rank_that_gave_up_before_rank_0),
+        cmocka_unit_test(test_probes_of_connections_are_spread),
     };
 
     return cmocka_run_group_tests_name("tcp_star", tests, NULL, NULL);

@@ -75,7 +75,8 @@ static const struct opt bench_table[] = {
     {"ranks", 'r', "LIST", OPT_LIST, offsetof(struct bench_options, ranks), .min = 1, .max = EP_MAX_RANKS,
      .value = "8", .help = "numbers of ranks; each is measured", .heading = "Group"},
     {"nodes", 'n', "N", OPT_INT, offsetof(struct bench_options, group.nodes), .min = 1, .max = EP_MAX_RANKS,
-     .value = "1", .help = "nodes that the ranks are spread over; must divide the ranks"},
+     .help = "nodes that the ranks are spread over; must divide the ranks. Without it one, or what the hosts of ranks "
+             "that a launcher started make"},
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
      .help = "how ranks are started: " GROUP_BOOT_HELP "; without it mpi on the host backend where MPI is installed, "
              "for the sake of the baseline, else fork"},
@@ -170,6 +171,8 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         int result;
 
         group.ranks = options->ranks.values[i];
+        if (!group.nodes)
+            group.nodes = ranks_world_nodes();
         result = group_spec(cmd, call, &group, request->seed, &ret_specs[i]);
         if (result != CMD_FINE)
             return result;
@@ -325,6 +328,19 @@ static int run_model(const struct cmd *cmd, const struct bench_options *options,
     return result == 0 ? CMD_FINE : CMD_FAILED;
 }
 
+/* A model and a measurement each leave out options of the other; nothing is taken and then ignored. */
+static int check_model(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options)
+{
+    static const char *const names[] = {"ranks", "nodes", "boot", "network", "backend", "channels"};
+
+    for (size_t i = 0; options->model.n && i < sizeof(names) / sizeof(names[0]); i++)
+        if (cmd_given(cmd, call, names[i]))
+            return cmd_usage(cmd, "--%s is of a measurement, and --model starts no ranks", names[i]);
+    if (!options->model.n && cmd_given(cmd, call, "machines"))
+        return cmd_usage(cmd, "--machines says what --model is of: give --model NODES as well");
+    return CMD_FINE;
+}
+
 static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct bench_options options = *(const struct bench_options *)call->options;
@@ -334,7 +350,9 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
     int result;
 
     fill_defaults(cmd, call, &options);
-    result = make_request(cmd, &options, &request);
+    result = check_model(cmd, call, &options);
+    if (result == CMD_FINE)
+        result = make_request(cmd, &options, &request);
     if (options.model.n) {
         json_decref(findings.rows);
         json_decref(findings.memory);

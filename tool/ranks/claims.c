@@ -114,28 +114,28 @@ bool ranks_claims_follower(void)
     return rank.number > 0 && getenv("WORLD_SIZE");
 }
 
-bool ranks_claims_tcp(bool asked)
+/* An empty variable is none, as the library reads them. */
+static const char *find_value(const char *name)
 {
-    const char *size = getenv("WORLD_SIZE"), *rank = getenv("RANK"), *torchrun = getenv("TORCHELASTIC_RUN_ID");
-    const char *address = getenv("EPKIT_ADDRESS") ? getenv("EPKIT_ADDRESS") : getenv("MASTER_ADDR");
+    const char *value = getenv(name);
 
-    if (!size || !rank || !address || !*address || strcmp(size, "1") == 0)
-        return false;
-    return asked || (torchrun && *torchrun);
+    return value && *value ? value : NULL;
 }
 
 const char *ranks_claims_lack(void)
 {
-    static const char *const names[] = {"WORLD_SIZE", "RANK", "MASTER_ADDR"};
-    static const char *const lacks[] = {"WORLD_SIZE is not set", "RANK is not set", "MASTER_ADDR is not set"};
+    if (!find_value("WORLD_SIZE"))
+        return "WORLD_SIZE is not set";
+    if (!find_value("RANK"))
+        return "RANK is not set";
+    return find_value("EPKIT_ADDRESS") || find_value("MASTER_ADDR") ? NULL : "MASTER_ADDR is not set";
+}
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        const char *value = getenv(names[i]);
-
-        if (!value || !*value)
-            return lacks[i];
-    }
-    return "WORLD_SIZE is 1";
+bool ranks_claims_tcp(bool asked, bool alone)
+{
+    if (ranks_claims_lack() || (strcmp(find_value("WORLD_SIZE"), "1") == 0 && !alone))
+        return false;
+    return asked || find_value("TORCHELASTIC_RUN_ID");
 }
 
 void ranks_claims_print(char *ret_text, size_t bytes)

@@ -60,6 +60,14 @@ static int check_network(const struct cmd *cmd, const struct cmd_call *call)
     return CMD_FINE;
 }
 
+int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_boot boot)
+{
+    if (strcmp(network, "emulated") == 0 && boot == RANKS_TCP)
+        return cmd_usage(cmd, "--network emulated is for the ranks of one host, and these were started by %s",
+                         ranks_world_starter());
+    return CMD_FINE;
+}
+
 /* Only the emulated network can be told to misbehave, and mpi is there under mpirun alone. */
 static int check_engine(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group,
                         enum ranks_boot boot)
@@ -72,10 +80,7 @@ static int check_engine(const struct cmd *cmd, const struct cmd_call *call, cons
             return cmd_usage(cmd, "--%s is for the emulated network, not for --network %s", names[i], network);
     if (strcmp(network, "mpi") == 0 && boot != RANKS_MPI)
         return cmd_usage(cmd, "--network mpi needs --boot mpi, or ranks that mpirun has started");
-    if (strcmp(network, "emulated") == 0 && boot == RANKS_TCP)
-        return cmd_usage(cmd, "--network emulated is for the ranks of one host, and these were started by %s",
-                         ranks_world_starter());
-    return CMD_FINE;
+    return group_check_emulated(cmd, network, boot);
 }
 
 /* The backend that the caller names, and where; NULL: none. */

@@ -97,6 +97,9 @@ int group_gpu_ranks(const struct group_options *group);
 /* Is the backend of EPKIT_BACKEND one there can be? CMD_FINE, or CMD_USAGE after reporting that it is not. */
 int group_check_backend(const struct cmd *cmd);
 
+/* CMD_USAGE where the ranks come from several hosts and the network is the emulated one. */
+int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_boot boot);
+
 /* A seed that prints as a short number, from the kernel. */
 uint64_t group_draw_seed(void);
 

@@ -108,11 +108,11 @@ bool ranks_claims_hold(int rank, int size, char *ret_why, size_t bytes);
 /*
  * Is this process one of several ranks by the variables of torchrun and `epkit launch`: RANK, WORLD_SIZE, MASTER_ADDR?
  * `asked`: the command line says so; else torchrun has to have started it, because pods and launchers of one process a
- * node set these variables for other programs, too.
+ * node set these variables for other programs, too. `alone`: also if it is the only one.
  */
-bool ranks_claims_tcp(bool asked);
+bool ranks_claims_tcp(bool asked, bool alone);
 
-/* What keeps ranks_claims_tcp(true) from being so, for a message: "MASTER_ADDR is not set". */
+/* What keeps ranks_claims_tcp(true, true) from being so, for a message: "MASTER_ADDR is not set"; NULL: nothing. */
 const char *ranks_claims_lack(void);
 
 /* --- world.c --- */
@@ -128,7 +128,7 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call);
 /* Rank and size in the world that was joined, -1 and 0 if there is none. */
 int ranks_world_rank(void);
 int ranks_world_size(void);
-int ranks_world_nodes(void);            /* as far as the boot knows; 1: one, or not known */
+int ranks_world_nodes(void);            /* as the boot knows them; where the hosts make none, one for each rank */
 enum ranks_boot ranks_world_boot(void); /* RANKS_MPI or RANKS_TCP */
 const char *ranks_world_starter(void);  /* who has started the ranks, for texts */
 

@@ -248,7 +248,7 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
     /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
     if (!asked && ranks_claims_any())
         return join_mpi(cmd);
-    if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0))
+    if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, asked))
         return join_tcp(call && cmd_given(cmd, call, "timeout") && !getenv("EPKIT_TIMEOUT_MS") ? world.timeout_ms : 0);
     return CMD_FINE;
 }
@@ -265,7 +265,10 @@ int ranks_world_size(void)
 
 int ranks_world_nodes(void)
 {
-    return world.boot && world.boot->ranks_per_node ? world.boot->nranks / world.boot->ranks_per_node : 1;
+    if (!world.boot)
+        return 1;
+    /* Hosts of unequal numbers of ranks make no nodes but those of one rank each. */
+    return world.boot->nranks / (world.boot->ranks_per_node ? world.boot->ranks_per_node : 1);
 }
 
 enum ranks_boot ranks_world_boot(void)

@@ -459,6 +459,16 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     return written ? run->code : ranks_worse(run->code, CMD_FAILED);
 }
 
+/* Before anything runs: the part on one node would pass, and the report come without the one that was asked for. */
+static int check_network(const struct cmd *cmd, const char *network)
+{
+    bool world = ranks_world_rank() >= 0;
+
+    if (strcmp(network, "mpi") == 0 && !(world && ranks_world_boot() == RANKS_MPI))
+        return cmd_usage(cmd, "--network mpi needs ranks that mpirun has started: mpirun -n 8 epkit run --network mpi");
+    return world ? group_check_emulated(cmd, network, ranks_world_boot()) : CMD_FINE;
+}
+
 static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct run_options *options = call->options;
@@ -468,6 +478,8 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     int result;
 
     result = group_check_backend(cmd);
+    if (result == CMD_FINE)
+        result = check_network(cmd, group_networks[options->network]);
     if (result != CMD_FINE)
         return result;
     if (!report_check(options->output))
