@@ -145,8 +145,7 @@ static void drain(struct tcp_star *star)
 
 /* --- failing --- */
 
-/* After ep_fail(): the star is void, and the others are told why. */
-static ep_status fail_star(struct tcp_star *star, ep_status status, int culprit)
+ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int culprit)
 {
     struct failure failure = {.status = (int32_t)status, .rank = culprit};
 
@@ -172,7 +171,7 @@ static ep_status fail_lost(struct tcp_star *star, struct conn *conn, int error)
     print_conn(star, conn, who, sizeof(who));
     ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it came: %s", star->name, who,
             error ? strerror(error) : "it died, or was cut off");
-    return fail_star(star, EP_E_PEER_DEAD, rank_of(star, conn));
+    return tcp_star_fail(star, EP_E_PEER_DEAD, rank_of(star, conn));
 }
 
 static ep_status fail_damaged(struct tcp_star *star, struct conn *conn, const char *what)
@@ -181,7 +180,7 @@ static ep_status fail_damaged(struct tcp_star *star, struct conn *conn, const ch
 
     print_conn(star, conn, who, sizeof(who));
     ep_fail(EP_E_MISMATCH, "%s: what %s has sent is damaged: %s", star->name, who, what);
-    return fail_star(star, EP_E_MISMATCH, rank_of(star, conn));
+    return tcp_star_fail(star, EP_E_MISMATCH, rank_of(star, conn));
 }
 
 /* Of unknown kind: false. Otherwise its text can be printed. */
@@ -210,7 +209,7 @@ static ep_status take_failure(struct tcp_star *star, struct conn *conn)
                 star->name, who);
         failure.rank = rank_of(star, conn);
     }
-    return fail_star(star, (ep_status)failure.status, failure.rank);
+    return tcp_star_fail(star, (ep_status)failure.status, failure.rank);
 }
 
 bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct failure *ret_failure)
@@ -304,13 +303,13 @@ ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missin
                 "taken within %d ms: rank%s %s",
                 star->name, star->rank, strerror(star->acceptor->error), missing->n, star->nranks, timeout_ms,
                 missing->n == 1 ? "" : "s", missing->list);
-        return fail_star(star, EP_E_SYSTEM, star->rank);
+        return tcp_star_fail(star, EP_E_SYSTEM, star->rank);
     }
     ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,
             star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
             dropped ? "; the last connection that was not taken: " : "", dropped ? last : "",
             *star->gave_up ? "; " : "", star->gave_up);
-    return fail_star(star, EP_E_TIMEOUT, missing->first);
+    return tcp_star_fail(star, EP_E_TIMEOUT, missing->first);
 }
 
 /* Rank 0 to those that wait. */
@@ -373,7 +372,7 @@ static ep_status take_frame(struct tcp_star *star, struct conn *conn)
     case FRAME_BYE:
         print_conn(star, conn, who, sizeof(who));
         ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap and will not come", star->name, who);
-        return fail_star(star, EP_E_PEER_LEFT, rank_of(star, conn));
+        return tcp_star_fail(star, EP_E_PEER_LEFT, rank_of(star, conn));
     case FRAME_MISSING:
         conn->small.missing.list[LIST_BYTES - 1] = '\0';
         for (char *at = conn->small.missing.list; *at; at++)
@@ -416,7 +415,7 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
             if (wrong && strcmp(wrong, "size") == 0) {
                 ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank 0 gathers %zu bytes and rank %d gathers %llu",
                         star->name, bytes, rank_of(star, conn), (unsigned long long)conn->frame.bytes);
-                return fail_star(star, EP_E_MISMATCH, rank_of(star, conn));
+                return tcp_star_fail(star, EP_E_MISMATCH, rank_of(star, conn));
             }
             if (wrong)
                 return fail_damaged(star, conn, wrong);
@@ -441,7 +440,7 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
         ep_status status = star->poll(star->poll_context, &culprit);
 
         if (status != EP_OK)
-            return fail_star(star, status, culprit);
+            return tcp_star_fail(star, status, culprit);
     }
     for (int i = 0; i < n_conns(star); i++) {
         struct conn *conn = &star->conns[i];
@@ -502,7 +501,7 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
     for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
         if (!is_idle(&star->conns[rank])) {
             ep_fail(EP_E_TIMEOUT, "%s: rank %d did not take the result within %d ms", star->name, rank, timeout_ms);
-            return fail_star(star, EP_E_TIMEOUT, rank);
+            return tcp_star_fail(star, EP_E_TIMEOUT, rank);
         }
     return tcp_star_fail_late(star, &missing, timeout_ms);
 }
@@ -518,12 +517,12 @@ static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
         ep_fail(EP_E_TIMEOUT, "%s: %s has said nothing for %llu of %d ms; until then it waited for rank%s %s",
                 star->name, who, (unsigned long long)(silence_ns / 1000000u), timeout_ms,
                 star->missing.n == 1 ? "" : "s", star->missing.list);
-        return fail_star(star, EP_E_TIMEOUT, 0);
+        return tcp_star_fail(star, EP_E_TIMEOUT, 0);
     }
     if (star->missing.n > 0)
         return tcp_star_fail_late(star, &star->missing, timeout_ms);
     ep_fail(EP_E_TIMEOUT, "%s: %s did not answer within %d ms", star->name, who, timeout_ms);
-    return fail_star(star, EP_E_TIMEOUT, 0);
+    return tcp_star_fail(star, EP_E_TIMEOUT, 0);
 }
 
 static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms, uint64_t deadline_ns,

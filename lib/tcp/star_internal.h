@@ -69,6 +69,10 @@ struct tcp_star {
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
     char gave_up[TEXT_BYTES]; /* rank 0, while it waits for all to come: the last that came and gave up, and its reason
                                */
+    char disagrees[TCP_REASON_BYTES]; /* rank 0, while it waits: how it and one that came contradict each other */
+    int disagrees_with;               /* that one, or -1 where it is none of this job's */
+    int n_told;                       /* ranks that know */
+    int said_nranks;                  /* by that one */
     tcp_star_poll_fn poll;
     void *poll_context;
     ep_status failed;
@@ -87,6 +91,8 @@ bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct
 
 /* Who has not come: `rendezvous` to the star, otherwise to the all-gather. tell: the others hear of it now and then. */
 void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing);
+/* After ep_fail(): the star is void, and the others are told why. */
+ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int culprit);
 ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms);
 void tcp_star_tell_missing(struct tcp_star *star, bool rendezvous);
 
