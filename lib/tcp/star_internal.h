@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* star_internal.h - what star.c and star_open.c share: the connections of a star, and who is missing. */
+/* star_internal.h - what star.c (all-gathers), star_conn.c (connections) and star_open.c (rendezvous) share. */
 #ifndef EP_TCP_STAR_INTERNAL_H
 #define EP_TCP_STAR_INTERNAL_H
 
 #include "tcp/star.h"
 
+#define STAR_MAGIC 0x31465045u /* "EPF1" */
 #define TEXT_BYTES 256
 #define LIST_BYTES 160
 #define POLL_MOST_MS 20 /* a deadline is never missed by more */
@@ -82,6 +83,30 @@ struct tcp_star {
 
 /* A star without connections. */
 ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star **ret_star);
+
+/* --- star_conn.c --- */
+
+/* Of rank 0 one for each rank, of the others one. */
+int tcp_star_n_conns(const struct tcp_star *star);
+int tcp_star_rank_of(const struct tcp_star *star, const struct conn *conn);
+void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes);
+
+void tcp_star_queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
+                          size_t small_bytes, const void *big, size_t big_bytes);
+/* Behind what is under way, which stays whole: the far end would take this for a part of it. */
+void tcp_star_queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
+                         size_t small_bytes);
+/* Nothing is queued. */
+bool tcp_star_is_idle(const struct conn *conn);
+/*
+ * Sends what is small, for a moment; then the connection closes anyway. What comes meanwhile is thrown away: a socket
+ * that is closed with something unread is reset, and what it has sent may be lost.
+ */
+void tcp_star_drain(struct tcp_star *star);
+ep_status tcp_star_fail_lost(struct tcp_star *star, struct conn *conn, int error);
+ep_status tcp_star_fail_damaged(struct tcp_star *star, struct conn *conn, const char *what);
+/* What rank 0, or a rank that gave up, says. */
+ep_status tcp_star_take_failure(struct tcp_star *star, struct conn *conn);
 
 /* Sends what is queued on a connection, as far as it takes it. */
 ep_status tcp_star_push(struct conn *conn);
