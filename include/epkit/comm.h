@@ -178,6 +178,8 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * stops answering while it runs. Over the networks "tcp" and "verbs" the lowest rank that answers leads: there one more
  * deadline for each lower rank that does not, and three more for each that stops answering while it runs. A rank that
  * is left out while it waits learns the outcome within three deadlines, and ten more while the others make their group.
+ * There a rank that calls it later is told by the members of the new group, as long as they have it; for that each of
+ * them keeps one more thread, which sleeps, and two descriptors, unless all who are left out have died.
  * Without sockets between nodes the ranks make at most 32 attempts on one communicator, in all calls; each call makes
  * at least one, and one that finds none left fails with EP_E_TIMEOUT.
  *

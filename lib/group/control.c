@@ -451,6 +451,7 @@ void ep_group_close(ep_comm *comm)
     if (group->backend->stop)
         group->backend->stop(group);
     ep_group_link_close(group);
+    ep_group_refusal_free(group->refusal);
     if (atomic_load(&comm->failed) != EP_OK)
         ep_streams_abandon(group->streams);
     ep_streams_free(group->streams);

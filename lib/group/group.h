@@ -135,7 +135,9 @@ struct ep_group {
     struct ep_net_provider provider;
     struct ep_group_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
     struct ep_group_link *link;
-    int link_event;       /* wakes its thread; -1: there is none */
+    struct ep_group_refusal *refusal; /* answers who a shrink has left out that led to this group; NULL: nobody */
+    bool excluded;                    /* by a shrink, for good */
+    int link_event;                   /* wakes its thread; -1: there is none */
     int shrink_deadlines; /* that this rank has waited out in its calls of ep_comm_shrink; of all-gathers none */
 
     _Atomic int64_t object_bytes; /* of low-latency objects, beyond their allocations */
@@ -349,6 +351,8 @@ uint64_t ep_group_own_report(const struct ep_group *group);
 ep_status ep_group_link_open(struct ep_group *group);
 /* Says farewell, if this rank has left the group. */
 void ep_group_link_close(struct ep_group *group);
+/* Of a group that is freed; NULL is fine. */
+void ep_group_refusal_free(struct ep_group_refusal *refusal);
 
 /* Messages between nodes begin with this. */
 struct ep_group_message {

@@ -20,6 +20,11 @@
  */
 #include "group/shrink.h"
 
+ep_status shrink_fail_excluded(int rank)
+{
+    return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", rank);
+}
+
 /* Does a rank that has come to this attempt leave this one out? */
 static bool is_left_out(const struct shrink *s)
 {
@@ -240,9 +245,8 @@ ep_status shrink_agree(struct shrink *s)
         if (outcome.result == SHRINK_PASSED) {
             /* Where the new group cannot be made, this rank fails with those that wanted it. */
             outcome = shrink_vote(s, true, outcome.member, EP_GROUP_VOTE_OPEN);
-            return outcome.result == SHRINK_PASSED
-                       ? ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", me)
-                       : shrink_fail_with_vote(s, outcome.owner, outcome.word);
+            return outcome.result == SHRINK_PASSED ? shrink_fail_excluded(me)
+                                                   : shrink_fail_with_vote(s, outcome.owner, outcome.word);
         }
         if (outcome.result == SHRINK_ENDED)
             return shrink_fail_with_vote(s, outcome.owner, outcome.word);

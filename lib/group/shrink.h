@@ -76,6 +76,9 @@ static inline struct ep_group_shrink *shrink_state_of(const struct shrink *s, in
 
 /* --- shrink.c --- */
 
+/* What each call says from then on. */
+ep_status shrink_fail_excluded(int rank);
+
 /* Begins a new attempt, and further ones, until all who remain have the same view of who is left. */
 ep_status shrink_agree(struct shrink *s);
 

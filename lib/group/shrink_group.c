@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The new group of ep_comm_shrink, when the survivors have agreed: they exchange over their old control blocks what
  * creation needs. */
-#include "group/shrink.h"
+#include "group/shrink_linked.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,9 +154,13 @@ ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
     struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .failed_rank = -1};
     ep_status status;
 
+    if (group->excluded)
+        return shrink_fail_excluded(comm->rank);
     if (group->remote) {
         ep_group_drain(group);
-        return shrink_linked(group, next);
+        status = shrink_linked(group, next);
+        group->excluded = status == EP_E_EXCLUDED;
+        return status;
     }
     if (!group->one_host)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
@@ -169,5 +173,8 @@ ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
     EP_TRY(note_aborts(&s));
     status = form_group(&s, &g, next);
     free(s.aborts);
+    group->excluded = status == EP_E_EXCLUDED;
+    if (status == EP_OK)
+        shrink_refuse_begin(NULL, group, ep_group_of(next));
     return status;
 }

@@ -29,7 +29,13 @@ struct tcp_key {
 };
 
 /* What a connection is for. */
-enum tcp_kind { TCP_BOOTSTRAP = 1, TCP_STREAM, TCP_LINK, TCP_SHRINK };
+enum tcp_kind {
+    TCP_BOOTSTRAP = 1,
+    TCP_STREAM,
+    TCP_LINK,
+    TCP_SHRINK, /* to take part in a shrink */
+    TCP_SHRUNK  /* to ask whether one has left out this rank */
+};
 
 /* On the wire as it is: a rank of another byte order fails at the magic number. */
 struct tcp_hello {

@@ -13,6 +13,7 @@
 #define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
 #define RETRY_MOST_NS 500000000u
 #define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
+#define COMERS_MS 3000           /* in which ranks that disagree come */
 #define TRY_MOST_NS 8000000000u
 
 /* Has the far end gone? Also when what it sent before is still unread: a rank sends its first block at once. */
@@ -23,21 +24,39 @@ static bool is_closed(int fd)
     return poll(&look, 1, 0) == 1;
 }
 
+/* By one that has the secret: no waiting mends that. */
+static void note_disagreement(struct tcp_star *star, const struct tcp_hello *hello, const char *reason)
+{
+    if (*star->disagrees)
+        return;
+    snprintf(star->disagrees, sizeof(star->disagrees), "%.*s", (int)sizeof(star->disagrees) - 1, reason);
+    star->disagrees_with = hello->rank < star->nranks ? hello->rank : -1;
+    star->said_nranks = (int)hello->detail;
+}
+
 static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
     struct tcp_star *star = context;
     const struct tcp_hello *hello = &hs->hello;
-    char address[TCP_ADDRESS_TEXT];
+    char address[TCP_ADDRESS_TEXT], first[TCP_ADDRESS_TEXT];
 
-    if (hello->kind != TCP_BOOTSTRAP || hello->rank < 1 || hello->rank >= star->nranks ||
-        hello->detail != (uint32_t)star->nranks) {
+    if (hello->kind != TCP_BOOTSTRAP || hello->rank < 1 || hello->detail > EP_MAX_RANKS ||
+        (uint32_t)hello->rank >= hello->detail) {
         snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, hello->rank,
                  hello->detail);
         return EP_E_MISMATCH;
     }
+    tcp_address_print(&hs->from, address);
+    if (hello->detail != (uint32_t)star->nranks) {
+        snprintf(ret_reason, bytes, "ranks disagree: nranks is %d on rank 0 and %u on rank %d (%s)", star->nranks,
+                 hello->detail, hello->rank, address);
+        note_disagreement(star, hello, ret_reason);
+        return EP_E_MISMATCH;
+    }
     if (star->conns[hello->rank].fd >= 0 && !is_closed(star->conns[hello->rank].fd)) {
-        tcp_address_print(&star->conns[hello->rank].far, address);
-        snprintf(ret_reason, bytes, "rank %d has come already, from %s", hello->rank, address);
+        tcp_address_print(&star->conns[hello->rank].far, first);
+        snprintf(ret_reason, bytes, "two processes are rank %d: %s and %s", hello->rank, first, address);
+        note_disagreement(star, hello, ret_reason);
         return EP_E_MISMATCH;
     }
     return EP_OK;
@@ -52,6 +71,15 @@ static void take_rank(void *context, const struct tcp_handshake *hs, int fd)
     memset(conn, 0, sizeof(*conn));
     conn->fd = fd;
     conn->far = hs->from;
+}
+
+static int count_came(const struct tcp_star *star)
+{
+    int n = 0;
+
+    for (int rank = 1; rank < star->nranks; rank++)
+        n += star->conns[rank].fd >= 0;
+    return n;
 }
 
 static int count_missing(const struct tcp_star *star)
@@ -91,6 +119,11 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
         }
         (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
         tcp_acceptor_step(star->acceptor, check_rank, take_rank, star);
+        if (*star->disagrees) {
+            star->n_told = 1 + count_came(star);
+            ep_fail(EP_E_MISMATCH, "%s: %s", star->name, star->disagrees);
+            return tcp_star_fail(star, EP_E_MISMATCH, star->disagrees_with);
+        }
         tcp_star_tell_missing(star, true);
         /* The others' deadlines come right behind this one: who goes then has not been missing. */
         for (int rank = 1; rank < star->nranks && ep_now_ns() < deadline_ns; rank++) {
@@ -108,9 +141,10 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
 
 static ep_status refuse_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
-    const struct tcp_star *star = context;
+    struct tcp_star *star = context;
 
     (void)hs;
+    star->n_told++;
     snprintf(ret_reason, bytes, "%.*s", (int)bytes - 1, star->text);
     return star->failed;
 }
@@ -126,14 +160,22 @@ static void take_nobody(void *context, const struct tcp_handshake *hs, int fd)
  * This rank has given up while others shake hands with it: whoever proves itself is told why. Without that it would see
  * no more than a connection that ends, and look for this rank until its own deadline.
  */
-static void refuse_all(struct tcp_star *star)
+static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
 {
-    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+    uint64_t farewell_ns = ep_deadline_ns(FAREWELL_MS), comers_ns = ep_deadline_ns(COMERS_MS);
+    int expected = star->said_nranks > 1 && star->said_nranks < star->nranks ? star->said_nranks : star->nranks;
 
-    do {
+    /* Ranks that disagree are started at about the same time: those that come now hear of it, too. */
+    comers_ns = !*star->disagrees ? 0 : comers_ns < deadline_ns ? comers_ns : deadline_ns;
+    for (;;) {
+        uint64_t now = ep_now_ns();
+        bool comes = now < comers_ns && star->n_told < expected - 1;
+
         tcp_acceptor_step(star->acceptor, refuse_rank, take_nobody, star);
-        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(star->acceptor, star->polls), 1);
-    } while (star->acceptor->n > 0 && ep_now_ns() < deadline_ns);
+        if (!comes && (star->acceptor->n == 0 || now >= farewell_ns))
+            return;
+        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(star->acceptor, star->polls), comes ? POLL_MOST_MS : 1);
+    }
 }
 
 static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
@@ -157,7 +199,7 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     star->dropped = star->acceptor->dropped;
     memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
     if (status != EP_OK) {
-        refuse_all(star);
+        refuse_all(star, deadline_ns);
         status = ep_fail(status, "%s", star->text);
     }
     tcp_acceptor_close(star->acceptor);

@@ -153,7 +153,7 @@ static void give_up(struct conduct *c)
     cell_name(c->cell, name, sizeof(name));
     fprintf(stderr, "%s hangs:\n", name);
     for (int rank = 0; rank < RANKS; rank++) {
-        char who[16];
+        char who[24];
 
         snprintf(who, sizeof(who), "rank %d", rank);
         if (c->pid[rank]) {

@@ -198,7 +198,7 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
         /* Neither pidfd nor /proc: a process that nobody has waited for looks like one that lives, and the text says
          * so. */
         if (died_before(j, named, ns) && j->storm->limits & LIMIT_PROC && j->storm->limits & LIMIT_PIDFD &&
-            strstr(outcome->text, "cannot be told"))
+            strstr(outcome->text, "cannot be read"))
             return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";

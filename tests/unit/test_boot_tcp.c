@@ -341,29 +341,49 @@ static void test_other_secret(void **state)
     with_deadline(come_with_another_secret);
 }
 
-static enum answer count_other_ranks(int timeout_ms)
+/* At once: each of the ranks hears it, long before the deadline. */
+static void expect_disagreement(struct rank *ranks, int n, const char *text)
+{
+    for (int i = 0; i < n; i++) {
+        if (ranks[i].status != EP_E_MISMATCH || !strstr(ranks[i].text, text))
+            print_error("rank %d: %s: %s\n", ranks[i].args.rank, ep_status_name(ranks[i].status), ranks[i].text);
+        assert_int_equal(ranks[i].status, EP_E_MISMATCH);
+        assert_non_null(strstr(ranks[i].text, text));
+    }
+}
+
+/* Rank `other` alone has another number of ranks; all ranks of the smaller job come. */
+static void count_other_ranks(int other, int nranks, const char *text)
 {
     struct rank ranks[3];
     char address[64];
-    enum answer root, leaf, other;
 
     snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 3, address, timeout_ms);
-    ranks[2].args.nranks = 4;
+    prepare(ranks, 3, address, PATIENT_MS);
+    ranks[other].args.nranks = nranks;
     run_all(ranks, 3);
-    root = answer_of(&ranks[0], EP_E_TIMEOUT, "rank 2", RANK(2), RANK(1));
-    leaf = answer_of(&ranks[1], EP_E_TIMEOUT, "rank 2", RANK(2), RANK(0));
-    other = answer_of(&ranks[2], EP_E_MISMATCH, "this job has 3 ranks, and that is rank 2 of 4", RANK(0), RANK(0));
-    /* Rank 0 says of whom it has refused why, too. */
-    if (other == FITS && root == FITS)
-        root = answer_of(&ranks[0], EP_E_TIMEOUT, "this job has 3 ranks, and that is rank 2 of 4", RANK(2), RANK(1));
-    return worst(root, leaf > other ? leaf : other);
+    expect_disagreement(ranks, 3, text);
 }
 
 static void test_other_number_of_ranks(void **state)
 {
     (void)state;
-    with_deadline(count_other_ranks);
+    count_other_ranks(2, 4, "ranks disagree: nranks is 3 on rank 0 and 4 on rank 2 (127.0.0.1:");
+    count_other_ranks(1, 2, "ranks disagree: nranks is 3 on rank 0 and 2 on rank 1 (127.0.0.1:");
+    count_other_ranks(0, 8, "ranks disagree: nranks is 8 on rank 0 and 3 on rank ");
+}
+
+static void test_rank_given_twice(void **state)
+{
+    struct rank ranks[3];
+    char address[64];
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    prepare(ranks, 3, address, PATIENT_MS);
+    ranks[2].args.rank = 1;
+    run_all(ranks, 3);
+    expect_disagreement(ranks, 3, "two processes are rank 1: 127.0.0.1:");
 }
 
 /* --- strangers --- */
@@ -851,6 +871,7 @@ int main(void)
         cmocka_unit_test(test_no_rank_0),
         cmocka_unit_test(test_other_secret),
         cmocka_unit_test(test_other_number_of_ranks),
+        cmocka_unit_test(test_rank_given_twice),
         cmocka_unit_test(test_strangers_change_nothing),
         cmocka_unit_test(test_rank_that_leaves),
         cmocka_unit_test(test_other_size),

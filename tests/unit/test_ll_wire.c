@@ -385,6 +385,24 @@ static void messages_that_are_left_are_reported(void **state)
     assert_int_equal(landing->barriers[0], barriers);
 }
 
+/* A ring of large rows is taken in one turn, and what its sender had no room for comes later: `more` says nothing of
+ * it. */
+static void what_a_full_ring_holds_back_comes_later(void **state)
+{
+    struct pair *p = *state;
+    struct ll_received received;
+
+    write_rows(p, 5, TOKENS, 2);
+    for (bool sent = true; sent || !are_flushed(p);)
+        sent = ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender);
+    assert_true(ll_wire_has_more(&p->wire[0], &p->sender));
+    assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
+    assert_in_range(received.n, 1, LL_WIRE_AT_ONCE - 1);
+    assert_false(received.more);
+    run(p);
+    check_rows(p, 5, TOKENS, 2);
+}
+
 static void what_no_rank_sends_is_refused(void **state)
 {
     static const struct {
@@ -434,10 +452,15 @@ static void what_no_rank_sends_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(every_row_of_a_dispatch_lands),   CASE(weights_come_before_the_rows_are_there),
-        CASE(two_calls_are_told_at_once),      CASE(calls_without_the_rank_are_passed_over),
-        CASE(what_comes_late_changes_nothing), CASE(words_only_grow),
-        CASE(each_change_is_counted),          CASE(messages_that_are_left_are_reported),
+        CASE(every_row_of_a_dispatch_lands),
+        CASE(weights_come_before_the_rows_are_there),
+        CASE(two_calls_are_told_at_once),
+        CASE(calls_without_the_rank_are_passed_over),
+        CASE(what_comes_late_changes_nothing),
+        CASE(words_only_grow),
+        CASE(each_change_is_counted),
+        CASE(messages_that_are_left_are_reported),
+        CASE(what_a_full_ring_holds_back_comes_later),
         CASE(what_no_rank_sends_is_refused),
     };
 

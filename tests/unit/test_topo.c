@@ -590,7 +590,7 @@ static void test_nics_of_hidden_gpus(void **state)
 /* All on one bus: what they speak is what tells them apart. */
 static void flat_nics(int n_infiniband, int n_ethernet)
 {
-    char path_of[64], name[16];
+    char path_of[64], name[24];
 
     for (int i = 0; i < 2; i++) {
         snprintf(path_of, sizeof(path_of), HOST_A "/0000:10:0%d.0", i);

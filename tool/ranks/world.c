@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define CHUNK_BYTES 4096
-#define START_SECONDS 120
+#define START_MS 120000 /* of MPI, where nobody has named a deadline: mpirun may have many hosts to start */
 #define AGREE_MS 60000
 /* What ranks wait for each other beyond the deadline of their jobs (--timeout): */
 #define IDLE_MORE_MS 60000  /* followers, between two jobs: rank 0 prints results */
@@ -39,25 +39,39 @@ static struct {
     int timeout_ms; /* --timeout of this rank, then that of the last job */
 } world = {.timeout_ms = TIMEOUT_MS};
 
+static char late_text[160];
+
 static void is_late(union sigval unused)
 {
-    static const char text[] =
-        "epkit: error: MPI did not start within 120 s: have all ranks of this launcher started?\n";
-
     (void)unused;
-    (void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+    (void)!write(STDERR_FILENO, late_text, strlen(late_text));
     _exit(CMD_FAILED);
 }
 
+/* For all ranks to come: EPKIT_TIMEOUT_MS, else --timeout, else 0: the bootstrap's own. */
+static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const char *text = getenv("EPKIT_TIMEOUT_MS");
+    char *end;
+    long ms;
+
+    if (!text || !*text)
+        return call && cmd_given(cmd, call, "timeout") ? world.timeout_ms : 0;
+    ms = strtol(text, &end, 10);
+    return *text >= '0' && *text <= '9' && !*end && ms > 0 && ms <= INT_MAX ? (int)ms : 0;
+}
+
 /* MPI_Init() waits for all ranks, without a deadline of its own, and some errors in it end the process. */
-static ep_status start_mpi(void)
+static ep_status start_mpi(int timeout_ms)
 {
     struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = is_late};
-    struct itimerspec time = {.it_value.tv_sec = START_SECONDS};
+    struct itimerspec time = {.it_value = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000L}};
     timer_t timer;
     bool has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
     ep_status status;
 
+    snprintf(late_text, sizeof(late_text),
+             "epkit: error: MPI did not start within %d ms: have all ranks of this launcher started?\n", timeout_ms);
     world.is_starting = true;
     status = world.module->start(&world.mpi);
     world.is_starting = false;
@@ -174,12 +188,12 @@ static void leave(int code)
     world.boot = NULL;
 }
 
-static int join_mpi(const struct cmd *cmd)
+static int join_mpi(const struct cmd *cmd, int timeout_ms)
 {
     int result;
 
     atexit(explain_exit);
-    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi() != EP_OK) {
+    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi(timeout_ms ? timeout_ms : START_MS) != EP_OK) {
         world.mpi = NULL;
         world.boot = NULL;
         out_problem("joining the ranks of mpirun", NULL, ep_last_error(), NULL);
@@ -241,15 +255,17 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
 {
     const char *boot = find_choice(cmd, call, "boot"), *network = find_choice(cmd, call, "network");
     bool asked = strcmp(boot, "tcp") == 0;
+    int start_ms;
 
     world.timeout_ms = find_timeout_ms(cmd, call);
+    start_ms = find_start_ms(cmd, call);
     if (*boot && !asked && strcmp(boot, "mpi") != 0)
-        return ranks_claims_any() ? join_mpi(cmd) : CMD_FINE;
+        return ranks_claims_any() ? join_mpi(cmd, start_ms) : CMD_FINE;
     /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
     if (!asked && ranks_claims_any())
-        return join_mpi(cmd);
+        return join_mpi(cmd, start_ms);
     if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, asked))
-        return join_tcp(call && cmd_given(cmd, call, "timeout") && !getenv("EPKIT_TIMEOUT_MS") ? world.timeout_ms : 0);
+        return join_tcp(start_ms);
     return CMD_FINE;
 }
 

@@ -61,8 +61,12 @@ void ll_wire_note_event(struct cuda_ll_segment *landing, uint32_t lost);
 #define LL_WIRE_AT_ONCE 64 /* messages from one rank before the others get their turn */
 
 struct ll_received {
-    int n;     /* messages that were taken */
-    bool more; /* further ones are there: what had come is not all in the landing segment */
+    int n; /* messages that were taken */
+    /*
+     * Further ones are there: what had come is not all in the landing segment. Says nothing of those for which the
+     * sender finds no room in the ring: a full ring of large rows is taken in one turn, and they come after it.
+     */
+    bool more;
     size_t damaged_bytes;
 };
 

@@ -12,61 +12,13 @@
  *
  * A lock keeps that thread and the caller's apart; it protects the endpoint and all of struct ll_net.
  */
-#include "backend/host/lowlatency.h"
-
-#include "base/thread.h"
+#include "backend/host/lowlatency_net.h"
 
 #include <stdlib.h>
 
 /* A put of that size fills a packet train; larger ones go in pieces, between which others get their turn. */
 #define PUT_BYTES (256u << 10)
-/* Two calls of each kind are under way at most; a rank that is no longer masked may find some more. */
-#define PUTS 16
-#define BACKOFF_LEAST_NS 20000u
 #define BACKOFF_MOST_NS 1000000u
-
-struct put {
-    uint64_t offset;
-    const unsigned char *src;
-    size_t bytes;
-};
-
-/* Memory for what goes to one rank. */
-struct parcel {
-    unsigned char *memory;
-    size_t bytes;
-    uint64_t sent; /* struct peer: sent, when it was last queued */
-};
-
-/* Memory that was still on its way when it was wanted again. */
-struct retired {
-    struct retired *next;
-    void *memory;
-};
-
-/* A rank of another node. */
-struct peer {
-    struct put puts[PUTS]; /* a ring: the first `first`, `n` of them */
-    int first, n;
-    uint64_t sent, left; /* puts queued so far, and when everything had left */
-    uint64_t due[LL_SIGNALS], signalled[LL_SIGNALS];
-    struct parcel parcels[2][LL_PARCELS];
-    struct retired *retired;
-    bool ended;
-    uint64_t given_up_ns; /* masked: from then on nobody goes on sending for it alone; 0: not masked */
-};
-
-struct ll_net {
-    struct ep_net *net;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    pthread_t thread;
-    bool started, stops;
-    int busy;           /* jobs that move things themselves */
-    struct peer *peers; /* [R]; those of this node are not used */
-    int nlocal, first, nremote;
-    size_t at[LL_PARCELS], bytes[LL_PARCELS]; /* in the region: where, and of one of them */
-};
 
 /* The words that signals stand for. LL_SIGNAL_MASKED is a bit. */
 static const size_t words[LL_SIGNALS] = {
@@ -141,7 +93,7 @@ static bool push_peer(struct ll_net *n, int me, int rank)
     return true;
 }
 
-static void free_retired(struct peer *peer)
+void ll_net_free_retired(struct peer *peer)
 {
     while (peer->retired) {
         struct retired *next = peer->retired->next;
@@ -153,7 +105,7 @@ static void free_retired(struct peer *peer)
 }
 
 /* Everything for `rank` has left, or nobody takes it. */
-static bool flushed(struct ll_net *n, int me, int rank)
+bool ll_net_flushed(struct ll_net *n, int me, int rank)
 {
     struct peer *peer = &n->peers[rank];
 
@@ -162,13 +114,8 @@ static bool flushed(struct ll_net *n, int me, int rank)
     else if (!push_peer(n, me, rank) || !n->net->ops->flush_test(n->net, rank, 0))
         return false;
     peer->left = peer->sent;
-    free_retired(peer);
+    ll_net_free_retired(peer);
     return true;
-}
-
-static bool is_remote(const struct ll_net *n, int rank)
-{
-    return rank < n->first || rank >= n->first + n->nlocal;
 }
 
 /* One that was masked long ago takes nothing, or has what it needs to know by now. */
@@ -186,8 +133,8 @@ static bool is_outstanding(const ep_ll *ll)
     if (atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&inner->group->control->failure))
         return false;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (is_remote(inner->net, rank) && !is_given_up(&inner->net->peers[rank]) &&
-            !flushed(inner->net, ll->comm->rank, rank))
+        if (ll_net_is_remote(inner->net, rank) && !is_given_up(&inner->net->peers[rank]) &&
+            !ll_net_flushed(inner->net, ll->comm->rank, rank))
             return true;
     return false;
 }
@@ -209,7 +156,7 @@ static void take_signals(const ep_ll *ll, struct ll_net *n, int rank)
         atomic_store_explicit(ll_counter_of(ll, rank, words[which]), signals[which], memory_order_release);
 }
 
-static ep_status progress(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
+ep_status ll_net_step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
 {
     struct ep_group *group = ep_group_of(ll->comm);
     const struct ep_net_ops *ops = n->net->ops;
@@ -219,7 +166,7 @@ static ep_status progress(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         struct peer *peer = &n->peers[rank];
 
-        if (!is_remote(n, rank))
+        if (!ll_net_is_remote(n, rank))
             continue;
         if (*ret_moved)
             take_signals(ll, n, rank);
@@ -241,7 +188,7 @@ ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved)
     if (!n)
         return EP_OK;
     pthread_mutex_lock(&n->lock);
-    status = progress(ll, n, ret_moved);
+    status = ll_net_step(ll, n, ret_moved);
     broken_by = n->net->broken_by;
     pthread_mutex_unlock(&n->lock);
     if (status == EP_OK)
@@ -302,7 +249,7 @@ void ll_net_publish(ep_ll *ll, size_t word, uint64_t value)
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
-        if (is_remote(n, rank))
+        if (ll_net_is_remote(n, rank))
             ll_net_signal(ll, rank, (enum ll_signal)which, value);
     }
 }
@@ -312,7 +259,7 @@ void ll_net_publish_mask(ep_ll *ll, int rank, bool on)
     struct ll_net *n = net_of(ll);
     uint64_t *due;
 
-    if (!n || !is_remote(n, rank))
+    if (!n || !ll_net_is_remote(n, rank))
         return;
     pthread_mutex_lock(&n->lock);
     due = &n->peers[rank].due[LL_SIGNAL_MASKED];
@@ -326,7 +273,8 @@ void ll_net_publish_mask(ep_ll *ll, int rank, bool on)
 static bool all_flushed(struct ll_net *n, const ep_comm *comm)
 {
     for (int rank = 0; rank < comm->nranks; rank++)
-        if (is_remote(n, rank) && !ep_group_peer_dead(ep_group_of(comm), rank) && !flushed(n, comm->rank, rank))
+        if (ll_net_is_remote(n, rank) && !ep_group_peer_dead(ep_group_of(comm), rank) &&
+            !ll_net_flushed(n, comm->rank, rank))
             return false;
     return true;
 }
@@ -388,7 +336,7 @@ ep_status ll_net_get_parcel(ep_ll *ll, int rank, uint64_t number, enum ll_parcel
     ep_status status;
 
     pthread_mutex_lock(&n->lock);
-    flushed(n, ll->comm->rank, rank);
+    ll_net_flushed(n, ll->comm->rank, rank);
     status = get_parcel(&n->peers[rank], parcel, bytes, rank);
     *ret_memory = parcel->memory;
     pthread_mutex_unlock(&n->lock);
@@ -458,7 +406,7 @@ void ll_net_end(ep_ll *ll)
 }
 
 /* Sends what has not left when a call returns. What is wrong then, the next call finds. */
-static void *run(void *context)
+void *ll_net_run(void *context)
 {
     const ep_ll *ll = context;
     struct ll_net *n = net_of(ll);
@@ -472,7 +420,7 @@ static void *run(void *context)
             pthread_cond_wait(&n->changed, &n->lock);
             continue;
         }
-        if (progress(ll, n, &moved) != EP_OK) {
+        if (ll_net_step(ll, n, &moved) != EP_OK) {
             pthread_cond_wait(&n->changed, &n->lock);
             continue;
         }
@@ -485,169 +433,4 @@ static void *run(void *context)
     }
     pthread_mutex_unlock(&n->lock);
     return NULL;
-}
-
-static ep_status start_thread(ep_ll *ll, struct ll_net *n)
-{
-    int error = ep_thread_start(&n->thread, NULL, run, ll);
-
-    if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "ep_ll_new: the thread of the network");
-    n->started = true;
-    return EP_OK;
-}
-
-/* --- opening and closing --- */
-
-static size_t lay_out(const ep_ll *ll, struct ll_net *n)
-{
-    const struct host_ll *inner = ll->impl;
-    size_t entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk, at = 0;
-
-    n->bytes[LL_PARCEL_BLOCK] = inner->block_bytes;
-    n->bytes[LL_PARCEL_REQUEST] = sizeof(struct ll_request) + entries * sizeof(struct ll_choice);
-    n->bytes[LL_PARCEL_ANSWER] = sizeof(struct ll_offer);
-    n->bytes[LL_PARCEL_ROWS] = (size_t)ll_most_rows(ll, ll->config.max_tokens) * (size_t)ll->config.hidden * 2;
-    for (int what = 0; what < LL_PARCELS; what++) {
-        n->bytes[what] = (n->bytes[what] + 63) & ~(size_t)63;
-        n->at[what] = at;
-        at += 2 * (size_t)n->nremote * n->bytes[what];
-    }
-    return at;
-}
-
-int64_t ll_net_bytes(const ep_ll *ll)
-{
-    struct ll_net n = {.nremote = ll->comm->nranks - ll->comm->ranks_per_node};
-
-    return (int64_t)lay_out(ll, &n);
-}
-
-static struct host_ll **lls_of(struct ep_group *group)
-{
-    return &((struct cpu_comm *)group)->lls;
-}
-
-ep_status ll_net_open(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-    struct ep_group *group = inner->group;
-    ep_boot boot = ep_group_boot(ll->comm);
-    struct ep_net_provider provider;
-    struct ep_net_params params;
-    struct ll_net *n;
-
-    ep_group_net_describe_ranks(group, &boot, &provider, &params);
-    n = inner->net;
-    params.region_bytes = lay_out(ll, n);
-    params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;
-    EP_TRY(provider.open(&provider, &params, &n->net));
-    EP_TRY(start_thread(ll, n));
-    inner->next = *lls_of(group);
-    *lls_of(group) = inner;
-    return EP_OK;
-}
-
-ep_status ll_net_prepare(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-    const struct ep_group *group = inner->group;
-    struct ll_net *n = calloc(1, sizeof(*n));
-
-    if (!n)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    n->nlocal = group->nlocal;
-    n->first = group->first;
-    n->nremote = ll->comm->nranks - group->nlocal;
-    pthread_mutex_init(&n->lock, NULL);
-    pthread_cond_init(&n->changed, NULL);
-    inner->net = n;
-    n->peers = calloc((size_t)ll->comm->nranks, sizeof(*n->peers));
-    return n->peers ? EP_OK : ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", ll->comm->nranks);
-}
-
-/* What the last calls have sent. Nobody waits for a rank that is masked or gone. */
-static void flush(ep_ll *ll, struct ll_net *n)
-{
-    const struct host_ll *inner = ll->impl;
-    uint64_t deadline_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
-    struct timespec backoff = {.tv_nsec = BACKOFF_LEAST_NS};
-
-    while (ep_group_check(inner->group) == EP_OK && ep_now_ns() < deadline_ns) {
-        bool all = true, moved;
-
-        if (progress(ll, n, &moved) != EP_OK)
-            return;
-        for (int rank = 0; rank < ll->comm->nranks; rank++)
-            if (is_remote(n, rank) && !inner->masked[rank] && !ep_group_peer_dead(inner->group, rank))
-                all &= flushed(n, ll->comm->rank, rank);
-        if (all)
-            return;
-        nanosleep(&backoff, NULL);
-    }
-}
-
-static void stop_thread(struct ll_net *n)
-{
-    if (!n->started)
-        return;
-    pthread_mutex_lock(&n->lock);
-    n->stops = true;
-    pthread_cond_signal(&n->changed);
-    pthread_mutex_unlock(&n->lock);
-    pthread_join(n->thread, NULL);
-    n->started = false;
-}
-
-void host_ll_stop_threads(struct ep_group *group)
-{
-    for (struct host_ll *inner = *lls_of(group); inner; inner = inner->next)
-        stop_thread(inner->net);
-}
-
-static void unlink_from_host(struct host_ll *inner)
-{
-    struct host_ll **at = lls_of(inner->group);
-
-    while (*at && *at != inner)
-        at = &(*at)->next;
-    if (*at)
-        *at = inner->next;
-}
-
-/* `keeps`: the network may still read what has not left, which is left to it. */
-static void free_memory(struct peer *peer, bool keeps)
-{
-    if (keeps && peer->left < peer->sent)
-        return;
-    free_retired(peer);
-    for (int i = 0; i < 2 * LL_PARCELS; i++)
-        free(peer->parcels[i / LL_PARCELS][i % LL_PARCELS].memory);
-}
-
-void ll_net_close(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-    struct ll_net *n = inner->net;
-    bool keeps = false;
-
-    if (!n)
-        return;
-    unlink_from_host(inner);
-    if (n->started) {
-        stop_thread(n);
-        flush(ll, n);
-    }
-    if (n->net) {
-        n->net->hurries = atomic_load(&ll->comm->failed) != EP_OK;
-        keeps = n->net->ops->keeps_sources;
-        n->net->ops->free(n->net);
-    }
-    for (int rank = 0; n->peers && rank < ll->comm->nranks; rank++)
-        free_memory(&n->peers[rank], keeps);
-    pthread_cond_destroy(&n->changed);
-    pthread_mutex_destroy(&n->lock);
-    free(n->peers);
-    free(n);
-    inner->net = NULL;
 }

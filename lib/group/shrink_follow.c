@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The other survivors of a shrink across hosts: each connects to its leader and waits for what that one decides. */
+#include "group/shrink_linked.h"
+
+#include "tcp/star.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A leader that runs waits for two deadlines, and has begun at most one later. */
+#define LEAF_DEADLINES 4
+/* For the rest of a handshake with a leader that runs, so that it can be told of an abort. */
+#define FAREWELL_MS 200
+
+enum outcome { JOINED, ENDED, SILENT, DEAD };
+
+static bool send_join(const struct linked *l, int fd)
+{
+    struct join join;
+
+    memcpy(join.dead, l->dead, sizeof(join.dead));
+    return shrink_send(fd, &join, sizeof(join));
+}
+
+/*
+ * This rank ends its call, with ep_last_error(), amid a handshake. Of its own abort the leader is told, as far as it
+ * answers: by heartbeats alone nobody could tell it from an abort that was the reason to shrink.
+ */
+static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum tcp_handshake_result result,
+                          ep_status status, int failed_rank)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+    bool aborted = status == EP_E_ABORTED && failed_rank == l->me;
+    char text[EP_ERROR_TEXT_BYTES];
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    while (aborted && result == TCP_HANDSHAKE_PENDING && ep_now_ns() < deadline_ns) {
+        struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
+
+        (void)poll(&look, 1, SHRINK_POLL_MS);
+        result = tcp_handshake_step(hs);
+    }
+    if (aborted && result == TCP_HANDSHAKE_DONE && send_join(l, hs->fd))
+        tcp_star_send_failure(hs->fd, status, text);
+    tcp_handshake_drop(hs);
+    ep_fail(status, "%s", text); /* the handshake may have had a failure of its own */
+}
+
+/* To the end of the handshake. */
+static enum outcome connect_to(struct linked *l, int leader, const struct tcp_address *to, ep_status *ret_status,
+                               int *ret_fd)
+{
+    const struct tcp_hello hello = {.kind = TCP_SHRINK, .rank = l->me, .to = leader, .session = l->rendezvous->session};
+    const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL;
+    struct tcp_handshake hs;
+    enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
+    uint64_t begin_ns = ep_now_ns();
+    int fd, failed_rank;
+
+    if (tcp_connect(to, from, &fd) != EP_OK)
+        return SILENT;
+    tcp_set_options(fd, l->timeout_ms);
+    if (tcp_handshake_connect(&hs, fd, &l->rendezvous->key, &hello, to, l->deadline_ns) != EP_OK)
+        result = TCP_HANDSHAKE_FAILED;
+    while (result == TCP_HANDSHAKE_PENDING) {
+        struct pollfd look = {.fd = hs.fd, .events = tcp_handshake_events(&hs)};
+
+        (void)poll(&look, 1, SHRINK_POLL_MS);
+        result = tcp_handshake_step(&hs);
+        *ret_status = shrink_check(l, &failed_rank);
+        if (*ret_status != EP_OK) {
+            end_handshake(l, &hs, result, *ret_status, failed_rank);
+            return ENDED;
+        }
+        shrink_look_for_dead(l);
+        if (result == TCP_HANDSHAKE_PENDING && shrink_has(l->dead, leader))
+            result = TCP_HANDSHAKE_FAILED;
+    }
+    if (result == TCP_HANDSHAKE_DONE) {
+        *ret_fd = hs.fd;
+        return JOINED;
+    }
+    tcp_handshake_drop(&hs);
+    l->group->shrink_deadlines += begin_ns < l->deadline_ns && ep_now_ns() >= l->deadline_ns;
+    return hs.status == EP_E_SYSTEM && hs.error == ECONNREFUSED ? DEAD : SILENT;
+}
+
+/* What the leader decides. SILENT: it did not, and is passed over. */
+static enum outcome await_decision(struct linked *l, int leader, int fd, ep_status *ret_status)
+{
+    uint64_t limit_ns = ep_now_ns() + LEAF_DEADLINES * (uint64_t)l->timeout_ms * 1000000u;
+    uint64_t silent_ns = ep_deadline_ns(l->timeout_ms), now;
+    size_t used = 0;
+    int failed_rank;
+
+    if (!send_join(l, fd))
+        return SILENT;
+    for (;;) {
+        struct pollfd look = {.fd = fd, .events = POLLIN};
+        int got;
+
+        (void)poll(&look, 1, SHRINK_POLL_MS);
+        got = shrink_receive(fd, &l->decision, sizeof(l->decision), &used);
+        if (got > 0 && !l->decision.waits)
+            return JOINED;
+        if (got > 0) {
+            used = 0;
+            silent_ns = ep_deadline_ns(l->timeout_ms);
+        }
+        *ret_status = shrink_check(l, &failed_rank);
+        if (*ret_status != EP_OK) {
+            /* As in the star that the leader may be making of this connection by now. */
+            if (*ret_status == EP_E_ABORTED && failed_rank == l->me)
+                tcp_star_send_failure(fd, *ret_status, ep_last_error());
+            return ENDED;
+        }
+        shrink_look_for_dead(l);
+        now = ep_now_ns();
+        l->group->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
+        if (got < 0 || shrink_has(l->dead, leader) || now >= silent_ns || now >= limit_ns)
+            return SILENT;
+    }
+}
+
+/* EP_OK with *ret_fd: this rank has a decision of its leader. *ret_fd -1: that one is passed over. */
+ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
+{
+    int n = l->rendezvous->ranks[leader].n, refused = 0;
+    ep_status status = EP_OK;
+
+    *ret_fd = -1;
+    for (int i = 0; i < n; i++) {
+        enum outcome outcome = connect_to(l, leader, &l->rendezvous->ranks[leader].addresses[i], &status, ret_fd);
+
+        if (outcome == JOINED)
+            outcome = await_decision(l, leader, *ret_fd, &status);
+        else
+            refused += outcome == DEAD;
+        if (outcome == JOINED)
+            return EP_OK;
+        if (*ret_fd >= 0)
+            close(*ret_fd);
+        *ret_fd = -1;
+        if (outcome == ENDED)
+            return status;
+    }
+    /* Nothing listens at any of its addresses. */
+    if (n && refused == n &&
+        !shrink_is_silent(l->group, ep_group_rail(l->group, leader / l->group->comm->ranks_per_node)))
+        shrink_add(l->dead, leader);
+    shrink_add(l->passed_over, leader);
+    return EP_OK;
+}

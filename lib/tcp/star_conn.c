@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The connections of a star: frames that leave, failures, and who is missing. */
+#include "tcp/star_internal.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TELL_NS 200000000u /* between two lists of who is missing */
+
+int tcp_star_n_conns(const struct tcp_star *star)
+{
+    return star->rank == 0 ? star->nranks : 1;
+}
+
+int tcp_star_rank_of(const struct tcp_star *star, const struct conn *conn)
+{
+    return star->rank == 0 ? (int)(conn - star->conns) : 0;
+}
+
+/* --- sending --- */
+
+static size_t write_frame(const struct tcp_star *star, enum frame_kind kind, const void *small, size_t small_bytes,
+                          size_t big_bytes, unsigned char *ret_bytes)
+{
+    struct frame frame = {
+        .magic = STAR_MAGIC, .kind = kind, .number = star->number, .bytes = (uint64_t)small_bytes + big_bytes};
+
+    memcpy(ret_bytes, &frame, sizeof(frame));
+    if (small_bytes)
+        memcpy(ret_bytes + sizeof(frame), small, small_bytes);
+    return sizeof(frame) + small_bytes;
+}
+
+void tcp_star_queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
+                          size_t small_bytes, const void *big, size_t big_bytes)
+{
+    conn->out_used = write_frame(star, kind, small, small_bytes, big_bytes, conn->out);
+    conn->out_at = 0;
+    conn->big = big;
+    conn->big_bytes = big_bytes;
+}
+
+/* Behind what is under way, which stays whole: the far end would take this for a part of it. */
+void tcp_star_queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
+                         size_t small_bytes)
+{
+    conn->last_used = write_frame(star, kind, small, small_bytes, 0, conn->last);
+    conn->last_at = 0;
+}
+
+bool tcp_star_is_idle(const struct conn *conn)
+{
+    return conn->out_at == conn->out_used && conn->big_bytes == 0 && conn->last_at == conn->last_used;
+}
+
+/* EP_OK also when only a part has left; otherwise the connection is lost (errno). */
+ep_status tcp_star_push(struct conn *conn)
+{
+    while (!tcp_star_is_idle(conn)) {
+        bool first = conn->out_at < conn->out_used, big = !first && conn->big_bytes > 0;
+        const unsigned char *at = first ? conn->out + conn->out_at : big ? conn->big : conn->last + conn->last_at;
+        size_t bytes = first ? conn->out_used - conn->out_at : big ? conn->big_bytes : conn->last_used - conn->last_at;
+        ssize_t n = send(conn->fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK ? EP_OK : EP_E_SYSTEM;
+        if (first) {
+            conn->out_at += (size_t)n;
+        } else if (big) {
+            conn->big += n;
+            conn->big_bytes -= (size_t)n;
+        } else {
+            conn->last_at += (size_t)n;
+        }
+    }
+    return EP_OK;
+}
+
+void tcp_star_close_conn(struct conn *conn)
+{
+    if (conn->fd >= 0)
+        close(conn->fd);
+    conn->fd = -1;
+    conn->out_at = conn->out_used = conn->big_bytes = conn->last_at = conn->last_used = 0;
+}
+
+void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes)
+{
+    char address[TCP_ADDRESS_TEXT];
+
+    tcp_address_print(&conn->far, address);
+    snprintf(ret_text, bytes, "rank %d (%s)", tcp_star_rank_of(star, conn), address);
+}
+
+/* Has the kernel of the other side all of it? */
+static bool is_delivered(const struct conn *conn)
+{
+    int waiting = 0;
+
+    return tcp_star_is_idle(conn) && ioctl(conn->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
+}
+
+/*
+ * Sends what is small, for a moment; then the connection closes anyway. What comes meanwhile is thrown away: a socket
+ * that is closed with something unread is reset, and what it has sent may be lost.
+ */
+void tcp_star_drain(struct tcp_star *star)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+    struct timespec backoff = {.tv_nsec = 1000000};
+    unsigned char bytes[4096];
+    bool open = true;
+
+    while (open && ep_now_ns() < deadline_ns) {
+        open = false;
+        for (int i = 0; i < tcp_star_n_conns(star); i++) {
+            struct conn *conn = &star->conns[i];
+
+            if (conn->fd < 0)
+                continue;
+            if (tcp_star_push(conn) != EP_OK) {
+                tcp_star_close_conn(conn);
+                continue;
+            }
+            while (recv(conn->fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+                ;
+            open |= !is_delivered(conn);
+        }
+        if (open)
+            nanosleep(&backoff, NULL);
+    }
+}
+
+/* --- failing --- */
+
+ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int culprit)
+{
+    struct failure failure = {.status = (int32_t)status, .rank = culprit};
+
+    if (star->failed != EP_OK)
+        return ep_fail(star->failed, "%s", star->text);
+    star->failed = status;
+    star->culprit = culprit;
+    snprintf(star->text, sizeof(star->text), "%.*s", TEXT_BYTES - 1, ep_last_error());
+    memcpy(failure.text, star->text, sizeof(failure.text));
+    for (int i = 0; i < tcp_star_n_conns(star); i++)
+        if (star->conns[i].fd >= 0)
+            tcp_star_queue_last(star, &star->conns[i], FRAME_FAILURE, &failure, sizeof(failure));
+    tcp_star_drain(star);
+    for (int i = 0; i < tcp_star_n_conns(star); i++)
+        tcp_star_close_conn(&star->conns[i]);
+    return ep_fail(status, "%s", star->text);
+}
+
+ep_status tcp_star_fail_lost(struct tcp_star *star, struct conn *conn, int error)
+{
+    char who[TCP_ADDRESS_TEXT + 24];
+
+    tcp_star_print_conn(star, conn, who, sizeof(who));
+    ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it came: %s", star->name, who,
+            error ? strerror(error) : "it died, or was cut off");
+    return tcp_star_fail(star, EP_E_PEER_DEAD, tcp_star_rank_of(star, conn));
+}
+
+ep_status tcp_star_fail_damaged(struct tcp_star *star, struct conn *conn, const char *what)
+{
+    char who[TCP_ADDRESS_TEXT + 24];
+
+    tcp_star_print_conn(star, conn, who, sizeof(who));
+    ep_fail(EP_E_MISMATCH, "%s: what %s has sent is damaged: %s", star->name, who, what);
+    return tcp_star_fail(star, EP_E_MISMATCH, tcp_star_rank_of(star, conn));
+}
+
+/* Of unknown kind: false. Otherwise its text can be printed. */
+static bool check_failure(const struct tcp_star *star, struct failure *failure)
+{
+    failure->text[sizeof(failure->text) - 1] = '\0';
+    for (char *at = failure->text; *at; at++)
+        *at = *at < ' ' || *at > '~' ? '?' : *at;
+    return ep_status_is_failure(failure->status) && failure->rank >= -1 && failure->rank < star->nranks;
+}
+
+/* What rank 0, or a rank that gave up, says. */
+ep_status tcp_star_take_failure(struct tcp_star *star, struct conn *conn)
+{
+    struct failure failure = conn->small.failure;
+
+    if (!check_failure(star, &failure))
+        return tcp_star_fail_damaged(star, conn, "a failure of unknown kind");
+    ep_fail((ep_status)failure.status, "%s", failure.text);
+    if (star->rank == 0 && failure.rank == 0 && failure.status == EP_E_TIMEOUT) {
+        char who[TCP_ADDRESS_TEXT + 24];
+
+        /* This rank runs, and hears the other one. */
+        tcp_star_print_conn(star, conn, who, sizeof(who));
+        ep_fail(EP_E_TIMEOUT, "%s: %s hears nothing of rank 0, which hears it: look at the network to its host",
+                star->name, who);
+        failure.rank = tcp_star_rank_of(star, conn);
+    }
+    return tcp_star_fail(star, (ep_status)failure.status, failure.rank);
+}
+
+bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct failure *ret_failure)
+{
+    enum { LAST = sizeof(struct frame) + sizeof(struct failure) };
+    unsigned char bytes[16 * LAST];
+    struct frame frame;
+    size_t used = 0;
+    ssize_t n;
+
+    while ((n = recv(conn->fd, bytes + used, sizeof(bytes) - used, MSG_DONTWAIT)) > 0) {
+        used += (size_t)n;
+        if (used > LAST) {
+            memmove(bytes, bytes + used - LAST, LAST);
+            used = LAST;
+        }
+    }
+    if (used != LAST)
+        return false;
+    memcpy(&frame, bytes, sizeof(frame));
+    memcpy(ret_failure, bytes + sizeof(frame), sizeof(*ret_failure));
+    return frame.magic == STAR_MAGIC && frame.kind == FRAME_FAILURE && frame.bytes == sizeof(*ret_failure) &&
+           check_failure(star, ret_failure);
+}
+
+void tcp_star_send_failure(int fd, ep_status status, const char *text)
+{
+    struct failure_message message;
+
+    memset(&message, 0, sizeof(message));
+    message.frame = (struct frame){.magic = STAR_MAGIC, .kind = FRAME_FAILURE, .bytes = sizeof(message.failure)};
+    message.failure.status = (int32_t)status;
+    message.failure.rank = -1;
+    snprintf(message.failure.text, sizeof(message.failure.text), "%.*s", TEXT_BYTES - 1, text);
+    (void)!send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+ep_status tcp_star_peek_failure(int fd)
+{
+    struct failure_message message;
+
+    if (recv(fd, &message, sizeof(message), MSG_PEEK | MSG_DONTWAIT) != sizeof(message) ||
+        message.frame.magic != STAR_MAGIC || message.frame.kind != FRAME_FAILURE ||
+        !ep_status_is_failure(message.failure.status))
+        return EP_OK;
+    return (ep_status)message.failure.status;
+}
+
+/* --- who is missing --- */
+
+static bool is_missing(const struct tcp_star *star, int rank, bool rendezvous)
+{
+    return rank > 0 && (rendezvous ? star->conns[rank].fd < 0 : !star->conns[rank].came);
+}
+
+void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing)
+{
+    struct missing missing = {.first = -1};
+    size_t used = 0;
+    int shown = 0;
+
+    for (int rank = 1; rank < star->nranks; rank++) {
+        char address[TCP_ADDRESS_TEXT] = "";
+
+        if (!is_missing(star, rank, rendezvous))
+            continue;
+        if (missing.n++ == 0)
+            missing.first = rank;
+        if (star->conns[rank].far.family)
+            tcp_address_print(&star->conns[rank].far, address);
+        if (used + 24 + strlen(address) >= sizeof(missing.list))
+            continue;
+        used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown ? ", " : "",
+                                 rank, *address ? " (" : "", address, *address ? ")" : "");
+        shown++;
+    }
+    if (missing.n > shown)
+        snprintf(missing.list + used, sizeof(missing.list) - used, " and %d more", missing.n - shown);
+    *ret_missing = missing;
+}
+
+ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms)
+{
+    uint64_t dropped = star->acceptor ? star->acceptor->dropped : star->dropped;
+    const char *last = star->acceptor ? star->acceptor->last_drop : star->last_drop;
+
+    /* Those that are missing may stand at the door: then it is this rank that lacks something. */
+    if (star->acceptor && star->acceptor->error) {
+        ep_fail(EP_E_SYSTEM,
+                "%s: rank %d cannot take connections: %s (limit of open files: ulimit -n); %d of %d ranks were not "
+                "taken within %d ms: rank%s %s",
+                star->name, star->rank, strerror(star->acceptor->error), missing->n, star->nranks, timeout_ms,
+                missing->n == 1 ? "" : "s", missing->list);
+        return tcp_star_fail(star, EP_E_SYSTEM, star->rank);
+    }
+    ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,
+            star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
+            dropped ? "; the last connection that was not taken: " : "", dropped ? last : "",
+            *star->gave_up ? "; " : "", star->gave_up);
+    return tcp_star_fail(star, EP_E_TIMEOUT, missing->first);
+}
+
+/* Rank 0 to those that wait. */
+void tcp_star_tell_missing(struct tcp_star *star, bool rendezvous)
+{
+    uint64_t now = ep_now_ns();
+    struct missing missing;
+
+    if (now < star->told_ns + TELL_NS)
+        return;
+    star->told_ns = now;
+    tcp_star_list_missing(star, rendezvous, &missing);
+    for (int rank = 1; rank < star->nranks; rank++) {
+        struct conn *conn = &star->conns[rank];
+
+        if (conn->fd >= 0 && !is_missing(star, rank, rendezvous) && tcp_star_is_idle(conn))
+            tcp_star_queue_frame(star, conn, FRAME_MISSING, &missing, sizeof(missing), NULL, 0);
+    }
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a rank is told that a shrink has left out, when it calls ep_comm_shrink behind the others: EP_E_EXCLUDED, in
+ * this and in every later call, whoever is left to tell it. Ranks are processes; those of its node and its rail peers
+ * are killed, so that its control links have ended and nobody but ranks that it has no connection to knows.
+ */
+#include "group/group.h"
+#include "testing/launch.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { NRANKS = 6, TIMEOUT_MS = 4000 };
+
+/* Shared with the ranks. */
+struct scenario {
+    const char *network;
+    int late;
+    bool dies[NRANKS];
+    bool frees;   /* the survivors free the old group before the late rank calls */
+    bool shrinks; /* they shrink the new group once more, and free that, too */
+    int n_survivors;
+    _Atomic int begun, formed, told;
+    ep_status first[NRANKS], again, later;
+    char text[256];
+};
+
+static void wait_until(_Atomic int *word, int least)
+{
+    while (atomic_load(word) < least)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void come_late(struct scenario *scenario, ep_comm *comm)
+{
+    ep_comm *next = NULL;
+    int rank = comm->rank;
+
+    wait_until(&scenario->formed, scenario->n_survivors);
+    scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
+    snprintf(scenario->text, sizeof(scenario->text), "%s", ep_comm_last_error(comm));
+    ep_comm_free(next);
+    next = NULL;
+    scenario->again = ep_comm_shrink(comm, NULL, &next);
+    ep_comm_free(next);
+    next = NULL;
+    atomic_store(&scenario->told, 1);
+    wait_until(&scenario->formed, 2 * scenario->n_survivors); /* nobody is left who could answer */
+    scenario->later = ep_comm_shrink(comm, NULL, &next);
+    ep_comm_free(next);
+    ep_comm_free(comm);
+}
+
+static void go_on(struct scenario *scenario, ep_comm *comm)
+{
+    ep_comm *next = NULL, *third = NULL;
+    int rank = comm->rank;
+
+    scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
+    if (scenario->first[rank] == EP_OK && scenario->shrinks) {
+        next->config.timeout_ms = 10 * TIMEOUT_MS; /* nobody is late there */
+        scenario->first[rank] = ep_comm_shrink(next, NULL, &third);
+    }
+    if (scenario->frees) {
+        ep_comm_free(comm);
+        comm = NULL;
+    }
+    if (scenario->shrinks) {
+        ep_comm_free(next);
+        next = NULL;
+    }
+    atomic_fetch_add(&scenario->formed, 1);
+    wait_until(&scenario->told, 1);
+    ep_comm_free(third);
+    ep_comm_free(next);
+    ep_comm_free(comm);
+    atomic_fetch_add(&scenario->formed, 1);
+}
+
+static int live(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int rank = boot->rank;
+    ep_comm *comm = NULL;
+
+    config.backend = "host";
+    config.network = scenario->network;
+    config.ranks_per_node = 2;
+    config.timeout_ms = 120000; /* nobody is late before the shrink */
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    comm->config.timeout_ms = TIMEOUT_MS;
+    atomic_fetch_add(&scenario->begun, 1);
+    wait_until(&scenario->begun, NRANKS);
+    if (scenario->dies[rank])
+        raise(SIGKILL);
+    if (rank == scenario->late)
+        come_late(scenario, comm);
+    else
+        go_on(scenario, comm);
+    return 0;
+}
+
+static void run(struct scenario of)
+{
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    assert_true(scenario != MAP_FAILED);
+    *scenario = of;
+    for (int rank = 0; rank < NRANKS; rank++)
+        scenario->n_survivors += !scenario->dies[rank] && rank != scenario->late;
+    launch.mode = EP_LAUNCH_FORK;
+    launch.nranks = NRANKS;
+    launch.run = live;
+    launch.argument = scenario;
+    launch.timeout_ms = 600000;
+    (void)ep_launch(&launch, exits); /* which says that some were killed */
+    for (int rank = 0; rank < NRANKS; rank++) {
+        if (scenario->dies[rank])
+            continue;
+        if (scenario->first[rank] != (rank == scenario->late ? EP_E_EXCLUDED : EP_OK))
+            print_message("rank %d: %s (%s)\n", rank, ep_status_name(scenario->first[rank]), scenario->text);
+        assert_int_equal(scenario->first[rank], rank == scenario->late ? EP_E_EXCLUDED : EP_OK);
+        assert_int_equal(exits[rank].code, 0);
+    }
+    assert_int_equal(scenario->again, EP_E_EXCLUDED);
+    assert_int_equal(scenario->later, EP_E_EXCLUDED);
+    munmap(scenario, sizeof(*scenario));
+}
+
+/* It joins rank 0, which has gone on with rank 2. */
+static void one_that_joins_is_told(void **state)
+{
+    (void)state;
+    for (int frees = 0; frees < 2; frees++)
+        run((struct scenario){
+            .network = "tcp", .late = 5, .dies = {[1] = true, [3] = true, [4] = true}, .frees = frees});
+}
+
+/* It leads, and nobody joins it. */
+static void one_that_leads_is_told(void **state)
+{
+    (void)state;
+    for (int frees = 0; frees < 2; frees++)
+        run((struct scenario){
+            .network = "tcp", .late = 0, .dies = {[1] = true, [2] = true, [4] = true}, .frees = frees});
+}
+
+/* The members answer as long as they are in a group that came of that one. */
+static void the_group_after_the_next_one_tells_it(void **state)
+{
+    (void)state;
+    run((struct scenario){
+        .network = "tcp", .late = 5, .dies = {[1] = true, [3] = true, [4] = true}, .frees = true, .shrinks = true});
+}
+
+static void ranks_of_one_host_are_told(void **state)
+{
+    (void)state;
+    for (int frees = 0; frees < 2; frees++)
+        run((struct scenario){
+            .network = "emulated", .late = 5, .dies = {[1] = true, [3] = true, [4] = true}, .frees = frees});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_that_joins_is_told),
+        cmocka_unit_test(one_that_leads_is_told),
+        cmocka_unit_test(the_group_after_the_next_one_tells_it),
+        cmocka_unit_test(ranks_of_one_host_are_told),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
