@@ -127,7 +127,6 @@ struct ep_group {
     struct ep_group_descriptor *descriptors;     /* [nlocal] of the last operation, as they were when it began */
     uint64_t operation;                          /* number of the last dispatch or combine */
     uint64_t exchange;                           /* number of the last exchange started */
-    uint64_t exchanged;                          /* ... and of the last one read */
     int plans;                                   /* number of the last plan */
     struct ep_plan *pending[EP_GROUP_EXCHANGES]; /* plans whose exchange is not complete, oldest first */
     int n_pending;
@@ -561,8 +560,6 @@ ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, e
 ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan);
 /* Frees the plans that only waited for their exchange. */
 void ep_group_plan_drop_pending(struct ep_group *group);
-/* The verdict of a plan: EP_OK when it may be used. */
-ep_status ep_group_plan_verdict(const ep_plan *plan);
 /* Does every rank refuse it? Then an operation on it concerns nobody else. */
 static inline bool ep_group_plan_is_refused(const ep_plan *plan)
 {
