@@ -170,15 +170,10 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
     struct check_buffer *buffers[] = {&state->rows[1], &state->scales[1], &state->rows[0], &state->scales[0],
                                       &state->counts,  &state->sources,   &state->ranges,  &state->topk_idx,
                                       &state->x,       &state->x_weights, &state->out};
-    ep_status status = EP_OK;
+    ep_status status;
 
     ep_ll_free(state->ll);
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
-        if ((healthy && status == EP_OK) || !buffers[i]->symmetric) {
-            ep_status result = check_buffer_free(run, buffers[i]);
-
-            status = status == EP_OK ? result : status;
-        }
+    status = check_buffers_free(run, buffers, sizeof(buffers) / sizeof(buffers[0]), healthy);
     reference_layout_done(&state->layout);
     reference_scratch_done(&state->scratch);
     free(state->expected);

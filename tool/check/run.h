@@ -107,7 +107,8 @@ struct check_buffer {
  */
 ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
                            struct check_buffer *ret_buffer);
-ep_status check_buffer_free(struct check_run *run, struct check_buffer *buffer);
+/* `healthy`: the group is; otherwise those in symmetric memory stay. */
+ep_status check_buffers_free(struct check_run *run, struct check_buffer *const *buffers, size_t n, bool healthy);
 
 /* Fills the first `used` bytes and the guard behind them, twin included; or the bytes `from` .. `to`. */
 ep_status check_buffer_poison(struct check_run *run, struct check_buffer *buffer, size_t used);

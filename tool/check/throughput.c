@@ -178,14 +178,9 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
                                       &state->rows[0],  &state->scales[0], &state->indices[0], &state->weights[0],
                                       &state->topk_idx, &state->x,         &state->x_scales,   &state->x_weights,
                                       &state->bias[0],  &state->bias[1],   &state->out,        &state->out_weights};
-    ep_status status = EP_OK;
+    ep_status status;
 
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
-        if ((healthy && status == EP_OK) || !buffers[i]->symmetric) {
-            ep_status result = check_buffer_free(run, buffers[i]);
-
-            status = status == EP_OK ? result : status;
-        }
+    status = check_buffers_free(run, buffers, sizeof(buffers) / sizeof(buffers[0]), healthy);
     reference_counts_done(&state->counts);
     reference_scratch_done(&state->scratch);
     free(state->expected);
