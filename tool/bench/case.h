@@ -57,9 +57,10 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
                     int64_t least_rows);
 void bench_case_done(struct bench_case *bench);
 
-/* The routing of a request; variants differ in their seed. */
+/* The routing of a request, and what follows from it for this rank; variants differ in their seed. 0, or an exit code
+ * after a failure that has been emitted. */
 int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
-                      struct routing **ret_routing);
+                      int ranks_per_node, struct routing **ret_routing, struct bench_route *ret_route);
 
 /* Mirrors of what a routing gives to the library: experts and weights. */
 void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route *route);

@@ -37,8 +37,10 @@ void mirrors_add(struct bench_mirrors *mirrors, void *host, size_t bytes);
 /* Where the library finds it. */
 void *mirrors_address(const struct bench_mirrors *mirrors, const void *host);
 /* The first `bytes` of a buffer, or of a part of one: to the mirror, and back. */
-void mirrors_push(struct bench_mirrors *mirrors, const void *host, size_t bytes);
+void mirrors_push(struct bench_mirrors *mirrors, void *host, size_t bytes);
 void mirrors_pull(struct bench_mirrors *mirrors, void *host, size_t bytes);
+/* Fills them with PATTERN_POISON, in the mirror too. */
+void mirrors_poison(struct bench_mirrors *mirrors, void *host, size_t bytes);
 /* Frees all. Collective where some are symmetric. */
 void mirrors_free(struct bench_mirrors *mirrors);
 

@@ -144,8 +144,7 @@ static int check_combine(struct op *op)
     size_t bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
     int code;
 
-    memset(bench->out, PATTERN_POISON, bytes);
-    mirrors_push(&bench->mirrors, bench->out, bytes);
+    mirrors_poison(&bench->mirrors, bench->out, bytes);
     code = run_checked(op, run_combine, "combine");
     mirrors_pull(&bench->mirrors, bench->out, bytes);
     return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, false, "verifying combine");

@@ -48,11 +48,6 @@ void verify_fill_x(struct bench_case *bench, bool is_fp8)
     mirrors_push(&bench->mirrors, bench->x_scales, is_fp8 ? (size_t)bench->tokens * scales * sizeof(float) : 0);
 }
 
-static void mirrors_push_to(struct bench_mirrors *mirrors, void *host, size_t bytes)
-{
-    mirrors_push(mirrors, host, bytes);
-}
-
 static void each_received(struct bench_case *bench, size_t rows,
                           void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
 {
@@ -67,15 +62,7 @@ static void each_received(struct bench_case *bench, size_t rows,
 
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route)
 {
-    size_t rows = (size_t)route->n_recv;
-    size_t hidden = (size_t)bench->request->hidden;
-    size_t topk = (size_t)bench->request->topk;
-
-    memset(bench->recv_x, PATTERN_POISON, rows * 2 * hidden);
-    memset(bench->recv_scales, PATTERN_POISON, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float));
-    memset(bench->recv_experts, PATTERN_POISON, rows * topk * sizeof(int32_t));
-    memset(bench->recv_weights, PATTERN_POISON, rows * topk * sizeof(float));
-    each_received(bench, rows, mirrors_push_to);
+    each_received(bench, (size_t)route->n_recv, mirrors_poison);
 }
 
 /* Everything that came with received row `row`, which must be `token` of `source`. NULL, or what differs. */
