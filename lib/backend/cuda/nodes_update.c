@@ -496,7 +496,7 @@ ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, c
         status = queue(call, plan, &routing, ret_queued);
     if (status == EP_OK)
         return EP_OK;
-    cuda_plan_close_fixed(call->cuda, plan);
+    cuda_plan_free_device(call->cuda, plan);
     ep_group_plan_close(plan);
     return status;
 }
