@@ -141,6 +141,17 @@ struct ep_net_introduction {
 EP_PRIVATE_API ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status,
                                           void *mine, size_t bytes, void *ret_all);
 
+/* For engines: what every endpoint with these parameters begins as. */
+static inline struct ep_net ep_net_init(const struct ep_net_ops *ops, const struct ep_net_params *params)
+{
+    return (struct ep_net){.ops = ops,
+                           .node = params->rank / params->ranks_per_node,
+                           .nnodes = params->nranks / params->ranks_per_node,
+                           .channels = params->channels,
+                           .region_bytes = params->region_bytes,
+                           .n_signals = params->n_signals};
+}
+
 /* What no engine takes: EP_E_ARG. */
 EP_PRIVATE_API ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
 
