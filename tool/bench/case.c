@@ -78,7 +78,7 @@ static ep_status take_buffers(struct bench_case *bench)
     EP_TRY(mirrors_status(&bench->mirrors));
     if (!bench_has_mpi(bench))
         return EP_OK;
-    return naive_init(&bench->hand, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden);
+    return naive_init(&bench->naive, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden);
 }
 
 int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,
@@ -105,7 +105,7 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
 void bench_case_done(struct bench_case *bench)
 {
     ep_plan_free(bench->plan);
-    naive_done(&bench->hand);
+    naive_done(&bench->naive);
     mirrors_free(&bench->mirrors);
     bench_route_done(&bench->route);
     routing_free(bench->routing);

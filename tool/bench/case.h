@@ -46,7 +46,7 @@ struct bench_case {
     float *recv_weights;
     int64_t symmetric_bytes; /* of the buffers above */
     int64_t room_rows;       /* received rows that they hold */
-    struct naive hand;       /* with MPI and baselines */
+    struct naive naive;      /* with MPI and baselines */
 };
 
 /*
@@ -95,7 +95,7 @@ int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_
 /* Results of MPI_Alltoallv against those of the library, which have been verified. */
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8);
 
-/* All ranks hear of it when one has found something wrong; emits that rank's text. 0 or CMD_FAILED on all of them. */
+/* All ranks fail when one has found something wrong; emits that rank's text. 0 or CMD_FAILED on all of them. */
 int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong);
 
 /* --- row.c --- */

@@ -4,7 +4,7 @@
  * device memory, which is what the library is given. On the host backend a buffer is its own mirror, and nothing is
  * copied.
  *
- * The first failure is kept: what is done after it does nothing, and mirrors_status() tells.
+ * The first failure is kept: what is done after it does nothing, and mirrors_status() returns it.
  */
 #ifndef EP_BENCH_MIRRORS_H
 #define EP_BENCH_MIRRORS_H

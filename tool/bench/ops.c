@@ -82,14 +82,14 @@ static ep_status run_naive_dispatch(void *context)
 {
     struct op *op = context;
 
-    return naive_dispatch(&op->bench->hand, op->bench->x, op->bench->x_scales, op->is_fp8);
+    return naive_dispatch(&op->bench->naive, op->bench->x, op->bench->x_scales, op->is_fp8);
 }
 
 static ep_status run_naive_combine(void *context)
 {
     struct op *op = context;
 
-    return naive_combine(&op->bench->hand, op->bench->recv_x, op->bench->out_naive);
+    return naive_combine(&op->bench->naive, op->bench->recv_x, op->bench->out_naive);
 }
 
 static ep_status run_puts(void *context)

@@ -197,19 +197,19 @@ int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_
 
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8)
 {
-    const struct naive *hand = &bench->hand;
+    const struct naive *naive = &bench->naive;
     size_t rows = (size_t)bench->route.n_recv;
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
     const char *wrong = "";
 
-    if (memcmp(hand->recv_rows, bench->recv_x, rows * hidden * (is_fp8 ? 1 : 2)) != 0)
+    if (memcmp(naive->recv_rows, bench->recv_x, rows * hidden * (is_fp8 ? 1 : 2)) != 0)
         wrong = "rows differ from those of ep_dispatch()";
     else if (is_fp8 &&
-             memcmp(hand->recv_scales, bench->recv_scales, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float)) != 0)
+             memcmp(naive->recv_scales, bench->recv_scales, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float)) != 0)
         wrong = "scales differ from those of ep_dispatch()";
-    else if (memcmp(hand->recv_experts, bench->recv_experts, rows * topk * sizeof(int32_t)) != 0 ||
-             memcmp(hand->recv_weights, bench->recv_weights, rows * topk * sizeof(float)) != 0)
+    else if (memcmp(naive->recv_experts, bench->recv_experts, rows * topk * sizeof(int32_t)) != 0 ||
+             memcmp(naive->recv_weights, bench->recv_weights, rows * topk * sizeof(float)) != 0)
         wrong = "experts or weights differ from those of ep_dispatch()";
     return verify_agree(bench->ctx, "verifying MPI_Alltoallv", wrong);
 }

@@ -92,7 +92,7 @@ void check_distance_below(struct check_run *run, const struct check_distance *di
         check_mismatch(run, "error %.3g against the input, limit %.3g", value, limit);
 }
 
-/* Where the library finds a buffer: memory of ep_alloc(), or the twin of ordinary memory. */
+/* Where the library finds a buffer: memory of ep_alloc(), or the mirror of ordinary memory. */
 static ep_status take_place(struct check_run *run, size_t bytes, bool symmetric, unsigned char **ret_place)
 {
     void *place;
@@ -109,7 +109,7 @@ ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_b
                            struct check_buffer *ret_buffer)
 {
     struct check_buffer buffer = {.symmetric = symmetric};
-    bool has_twin = run->ctx->memory;
+    bool has_mirror = run->ctx->memory;
     ep_status status = EP_OK;
     size_t all;
 
@@ -118,14 +118,14 @@ ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_b
         __builtin_add_overflow(buffer.bytes, (size_t)CHECK_GUARD_BYTES + 4095, &all))
         return EP_E_OVERFLOW;
     all = all / 4096 * 4096;
-    if (!symmetric || has_twin) {
+    if (!symmetric || has_mirror) {
         run->call = "aligned_alloc";
         buffer.memory = aligned_alloc(4096, all);
         if (!buffer.memory)
             return EP_E_MEMORY;
     }
     buffer.place = buffer.memory;
-    if (symmetric || has_twin)
+    if (symmetric || has_mirror)
         status = take_place(run, all, symmetric, &buffer.place);
     if (status != EP_OK) {
         free(buffer.memory);

@@ -228,7 +228,7 @@ static ep_status verify_info(struct throughput *state, const ep_plan *plan, cons
     CHECK_CALL(run, ep_plan_get_info, plan, &info);
     check_equal(run, "n_recv", known ? layout->n_rows : -1, info.n_recv);
     check_equal(run, "out_rows", max_recv_tokens ? max_recv_tokens : layout->n_rows, info.out_rows);
-    /* Of a worst-case plan a GPU may be the only one that has counted, until somebody waits for it. */
+    /* Of a worst-case plan a GPU may be the only one that has counted, until a call waits for it. */
     if (known || !run->ctx->gpu || info.n_send >= 0) {
         check_equal(run, "n_send", layout->n_send, info.n_send);
         check_equal(run, "n_wire", layout->n_wire, info.n_wire);
@@ -317,7 +317,7 @@ free_all:
 
 /* --- one case --- */
 
-/* Two combines: of rows that come back unchanged, and of rows that tell who answered. */
+/* Two combines: of rows that come back unchanged, and of rows that identify who answered. */
 static ep_status run_rank_layout(struct throughput *state, ep_plan *plan)
 {
     struct check_run *run = state->run;
