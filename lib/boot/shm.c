@@ -19,7 +19,7 @@
  * into it. An all-gather runs in rounds of one block a rank. A rank writes its block into its own slot, publishes the
  * round and reads the others' slots once they have published it. Two blocks a slot are enough without any
  * acknowledgement: who publishes round n has read all of round n - 1, so when all have published n, the blocks of n - 1
- * may be overwritten, and nobody can start n + 1 before that.
+ * may be overwritten, and no rank can start n + 1 before that.
  */
 #define BLOCK_BYTES 4096
 #define LIST_BYTES 160
@@ -27,7 +27,7 @@
 /* A waiter looks for a failure of the rendezvous and for dead ranks at least this often; posts wake it at once. */
 #define SLICE_NS 20000000u
 
-/* Most ranks that are looked at in one slice: a look costs a few system calls. */
+/* Most ranks that are checked in one slice: a check costs a few system calls. */
 #define LOOKS 32
 
 struct block {

@@ -2,7 +2,7 @@
 /*
  * All-gather with a deadline that can name who is late: each rank sends its block to each other one and receives
  * theirs. MPI_Iallgather does the same underneath for blocks this small (linear in Open MPI's libnbc), but cannot tell
- * whose block is missing, cannot be given up, and does not notice ranks that gather different sizes.
+ * whose block is missing, cannot be cancelled, and does not notice ranks that gather different sizes.
  */
 #include "mpi/boot.h"
 
@@ -253,7 +253,7 @@ static ep_status settle_comm(ep_boot_mpi *boot)
     return EP_OK;
 }
 
-/* MPI_Comm_dup has just brought all ranks here, so nobody waits long. */
+/* MPI_Comm_dup has just brought all ranks here, so no rank waits long. */
 static ep_status exchange_ranks(ep_boot_mpi *boot)
 {
     struct ep_mpi_rank mine;

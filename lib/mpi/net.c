@@ -312,7 +312,8 @@ static bool drain_sends(struct mpi_net *m)
         while (reap(m, out, &moved) == EP_OK && out->count && ep_now_ns() < deadline_ns)
             ep_backoff(&tries);
     }
-    /* Who did not take them by now is gone. Large sends cannot be cancelled in practice; MPI forgets them at its end.
+    /* A peer that did not take them by now is gone. Large sends cannot be cancelled in practice; MPI forgets them at
+     * its end.
      */
     for (int i = 0; i < m->n * SLOTS * 2; i++) {
         MPI_Request *request = &m->sending[0][0] + i;

@@ -113,7 +113,7 @@ static bool stalled(struct emulated *e, bool traffic)
     if (e->stall_end_ns == 0)
         e->stall_end_ns = now + (uint64_t)e->emulation.stall_ms * 1000000u;
     if (now < e->stall_end_ns) {
-        e->net.sleeps = false; /* nobody will announce its end */
+        e->net.sleeps = false; /* its end will not be announced */
         return true;
     }
     e->stall_end_ns = UINT64_MAX;

@@ -284,7 +284,7 @@ static ep_status meet_all(struct opening *o)
 
 /* --- opening --- */
 
-/* Collective, whatever the status of this rank: nobody waits for one that has given up. */
+/* Collective, whatever the status of this rank: no rank waits for one that has failed. */
 static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *params)
 {
     struct opening o = {.v = v, .params = params, .bytes = sizeof(struct introduction)};

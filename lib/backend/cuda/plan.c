@@ -302,7 +302,7 @@ static ep_status check_nodes(const ep_plan *plan)
                    plan->args.topk, nodes, CUDA_MOST_FAR);
 }
 
-/* Otherwise by the devices, and nobody meets. */
+/* Otherwise by the devices, and hosts do not synchronise. */
 static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
 {
     return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
@@ -402,7 +402,7 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 
         counts.base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
         counts.rows_on[local] = inner->rows_on[rank];
-        /* Of one node: between nodes nobody asks. */
+        /* Of one node: between nodes it is not used. */
         counts.first[local + 1] = inner->recv_from_rank[local + 1];
     }
     CUDA_TRY(
