@@ -17,9 +17,9 @@
  * lowlatency.h in it go into the graph and return without having run; all ranks capture the same calls in the same
  * order and launch their graphs equally often, mixed with other calls as they like. Among a launch and calls in other
  * streams the order is the caller's: the same on all ranks. Plans are made before; one of fixed capacity may be made in
- * the capture, of topk_idx in device memory, tells the host no counts, and may be freed there when it is no longer
+ * the capture, of topk_idx in device memory, reports no counts to the host, and may be freed there when it is no longer
  * named: its memory stays for plans of later captures. Memory is any of the device; other plans and memory that a graph
- * names must not be freed before it. When a launched graph fails, ep_comm_async_error() tells.
+ * names must not be freed before it. When a launched graph fails, ep_comm_async_error() reports it.
  *
  * Between nodes: plans, their updates and metadata, ep_dispatch, ep_combine, ep_barrier_on and what waits for them, on
  * nodes of up to 32 ranks. A plan waits for its routing and, without max_recv_tokens or in a capture, for the hosts of

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who listens is one pointer, so that a call costs a load while nobody does. Former listeners are kept, a few bytes
+ * The callback is one pointer, so that a call costs a load while there is none. Former listeners are kept, a few bytes
  * each, because a thread may still be about to look at one; there is no lock that a forked child could find taken.
  */
 #include "base/log.h"
@@ -44,7 +44,7 @@ void ep_set_log(ep_log_fn function, void *context)
 {
     struct listener *former, *listener = malloc(sizeof(*listener));
 
-    /* Without memory nobody listens: the former one must not be called any more. */
+    /* Without memory there is no callback: the former one must not be called any more. */
     if (listener)
         *listener = (struct listener){.function = function, .context = context, .process = ep_process_generation()};
     former = atomic_exchange(&current, listener);

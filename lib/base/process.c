@@ -203,7 +203,7 @@ static void find_visible(const struct ep_process_id *id, struct ep_process *proc
     read_host(host);
     if (id->pid <= 0 || !host[0] || memcmp(host, id->host, sizeof(host)) != 0)
         return;
-    /* A number means something in its own PID namespace alone, and without /proc nobody knows which one this is. */
+    /* A number means something in its own PID namespace alone, and without /proc it is not known which one this is. */
     here = inode_of("/proc/self/ns/pid");
     if (!here || here != id->pid_namespace)
         return;

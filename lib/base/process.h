@@ -55,7 +55,7 @@ EP_PRIVATE_API void ep_process_close(struct ep_process *process);
 /* Never blocks; async-signal-safe. EP_PROCESS_DEAD is certain. */
 EP_PRIVATE_API enum ep_process_state ep_process_look(const struct ep_process *process);
 
-/* For a short look at a process that nobody watches, on whatever host it is. */
+/* For one check of a process that is not watched, on whatever host it is. */
 EP_PRIVATE_API enum ep_process_state ep_process_look_once(const struct ep_process_id *id);
 
 /* /proc shows this PID namespace, so /proc/PID is the process that this one means by PID. */

@@ -31,7 +31,7 @@
 #define CHUNK_PARTS 64
 /* A signal makes fallocate() undo the piece that it is at: after that it takes small ones with signals blocked. */
 #define CHUNK_BLOCKED_BYTES ((size_t)4 << 20)
-/* Not worth a look at the limits. All allocations of a rank below this fit into what the check leaves as margin. */
+/* Not worth a check of the limits. All allocations of a rank below this fit into what the check leaves as margin. */
 #define SMALL_BYTES ((size_t)64 << 10)
 #define MARGIN_BYTES ((size_t)1 << 20)
 
@@ -113,7 +113,7 @@ static uint64_t left_of(uint64_t limit, uint64_t usage)
     return usage < limit ? limit - usage : 0;
 }
 
-/* One cgroup: false when it has no limit or cannot be read. What the page cache of files holds can be given up. */
+/* One cgroup: false when it has no limit or cannot be read. What the page cache of files holds can be reclaimed. */
 static bool read_cgroup(const struct cgroup_files *files, const char *folder, uint64_t *ret_limit, uint64_t *ret_left,
                         uint64_t *ret_cache)
 {
@@ -262,14 +262,14 @@ static size_t need_of(size_t bytes)
     return bytes + bytes / 256 + MARGIN_BYTES;
 }
 
-/* A small one, or one that an earlier look allowed. */
-static bool needs_no_look(size_t bytes)
+/* A small one, or one that an earlier check allowed. */
+static bool needs_no_check(size_t bytes)
 {
     return bytes < SMALL_BYTES ||
            (bytes <= ALLOWANCE_MOST_BYTES && is_allowed((int64_t)(need_of(bytes) - MARGIN_BYTES)));
 }
 
-static ep_status look(size_t bytes, uint64_t *ret_least)
+static ep_status check_and_allow(size_t bytes, uint64_t *ret_least)
 {
     EP_TRY(check_limits(bytes, need_of(bytes), ret_least));
     allow(left_of(*ret_least, need_of(bytes)));
@@ -280,17 +280,17 @@ ep_status ep_reserve_check(size_t bytes)
 {
     uint64_t least;
 
-    return needs_no_look(bytes) ? EP_OK : look(bytes, &least);
+    return needs_no_check(bytes) ? EP_OK : check_and_allow(bytes, &least);
 }
 
-/* *bytes: lowered to what may be taken before the next look. */
-static ep_status look_for_piece(size_t *bytes)
+/* *bytes: lowered to what may be taken before the next check. */
+static ep_status limit_piece(size_t *bytes)
 {
     uint64_t least, part;
 
-    if (needs_no_look(*bytes))
+    if (needs_no_check(*bytes))
         return EP_OK;
-    EP_TRY(look(*bytes, &least));
+    EP_TRY(check_and_allow(*bytes, &least));
     part = least / CHUNK_PARTS;
     part = part > CHUNK_LEAST_BYTES ? part & ~(CHUNK_LEAST_BYTES - 1) : CHUNK_LEAST_BYTES;
     if (*bytes > part)
@@ -417,7 +417,7 @@ static ep_status populate(void *base, size_t bytes)
 }
 
 /*
- * Pages of a memfd by fallocate(), which keeps contents. *ret_done: as far as it came. `ask`: look at the limits before
+ * Pages of a memfd by fallocate(), which keeps contents. *ret_done: as far as it came. `ask`: check the limits before
  * each piece. EP_E_UNSUPPORTED, without a text: there is no fallocate() for memory here.
  */
 static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool ask, size_t *ret_done)
@@ -430,7 +430,7 @@ static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool ask, si
         int result;
 
         if (ask)
-            EP_TRY(look_for_piece(&piece));
+            EP_TRY(limit_piece(&piece));
         result = blocked ? allocate_blocked(fd, offset + done, piece)
                          : fallocate(fd, 0, (off_t)(offset + done), (off_t)piece);
         if (result == 0) {

@@ -26,7 +26,7 @@ struct local_segment {
 };
 
 /*
- * Made anew by a forked child: another thread of the parent may have held the lock when it forked, and nobody in the
+ * Made anew by a forked child: another thread of the parent may have held the lock when it forked, and no thread of the
  * child would ever release it. The parent's segments are none of the child's business.
  */
 struct registry {
@@ -35,7 +35,7 @@ struct registry {
     pthread_mutex_t lock;
     struct local_segment *first;
     uint64_t next_serial;
-    struct registry *inherited; /* the parent's, never looked into: reachable, so that a leak checker passes it over */
+    struct registry *inherited; /* the parent's, never read: reachable, so that a leak checker passes it over */
 };
 
 static _Atomic(struct registry *) current;

@@ -2,7 +2,7 @@
 /*
  * Segments over a socket, where neither /proc nor pidfd_getfd() leads to the owner's descriptors: each process has one
  * thread that answers requests with a descriptor (SCM_RIGHTS). Datagrams, so that a peer that is stopped between two
- * steps of a request holds nobody up. The socket has an abstract name: nothing is left in the file system.
+ * steps of a request delays no other one. The socket has an abstract name: nothing is left in the file system.
  */
 #include "base/clock.h"
 #include "base/fd.h"
@@ -48,7 +48,7 @@ struct server {
     struct ep_shm_address address;
     int socket, users;
     _Atomic bool is_ending;
-    struct server *inherited; /* the parent's, never looked into: reachable, so that a leak checker passes it over */
+    struct server *inherited; /* the parent's, never read: reachable, so that a leak checker passes it over */
 };
 
 static _Atomic(struct server *) current;
@@ -245,7 +245,7 @@ static int take_answer(int socket, uint64_t nonce, struct answer *ret_answer, in
 {
     union control control;
     struct iovec data = {.iov_base = ret_answer, .iov_len = sizeof(*ret_answer)};
-    /* Without the padding, in which a second descriptor would have room that nobody closes. */
+    /* Without the padding, in which a second descriptor would have room that is never closed. */
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = CMSG_LEN(sizeof(int))};
     ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);

@@ -18,17 +18,17 @@
  * One mapping holds everything, so forked children find it at the address where the parent made it and a boot can point
  * into it. An all-gather runs in rounds of one block a rank. A rank writes its block into its own slot, publishes the
  * round and reads the others' slots once they have published it. Two blocks a slot are enough without any
- * acknowledgement: who publishes round n has read all of round n - 1, so when all have published n, the blocks of n - 1
- * may be overwritten, and nobody can start n + 1 before that.
+ * acknowledgement: a rank that publishes round n has read all of round n - 1, so when all have published n, the blocks
+ * of n - 1 may be overwritten, and no rank can start n + 1 before that.
  */
 #define BLOCK_BYTES 4096
 #define LIST_BYTES 160
 
-/* A waiter looks for a failure of the rendezvous and for dead ranks at least this often; posts wake it at once. */
+/* A waiter checks for a failure of the rendezvous and for dead ranks at least this often; posts wake it at once. */
 #define SLICE_NS 20000000u
 
-/* Most ranks that are looked at in one slice: a look costs a few system calls. */
-#define LOOKS 32
+/* Most ranks that are checked in one slice: a check costs a few system calls. */
+#define MOST_CHECKS 32
 
 struct block {
     uint64_t total_bytes; /* of the all-gather that the block is a part of: to detect ranks in different calls */
@@ -60,7 +60,7 @@ struct ep_boot_shm {
     ((uint32_t)(status) << 22 | ((uint32_t)(rank) + 1) << 11 | ((uint32_t)(failed_rank) + 1))
 #define FAILED_STATUS(failed) ((ep_status)((failed) >> 22))
 #define FAILED_RANK(failed) ((int)((failed) >> 11 & 0x7ff) - 1)
-#define FAILED_CULPRIT(failed) ((int)((failed)&0x7ff) - 1)
+#define FAILED_FOR(failed) ((int)((failed)&0x7ff) - 1)
 
 _Static_assert(EP_MAX_RANKS < 0x7ff && EP_E_EXCLUDED < 0x200, "FAILED_PACK has room for them");
 
@@ -159,7 +159,7 @@ static ep_status fail_broken(struct slot *mine, uint32_t failed)
         return ep_fail(EP_E_MISMATCH, "boot: the rendezvous is damaged: its failure is 0x%08x", failed);
     if (rank == mine->rank)
         return ep_fail(status, "boot: this rank gave up an earlier all-gather: the rendezvous cannot be used any more");
-    return ep_fail(status, "boot: rank %d %s, so rank %d gave up: %s", FAILED_CULPRIT(failed), fate(status), rank,
+    return ep_fail(status, "boot: rank %d %s, so rank %d gave up: %s", FAILED_FOR(failed), fate(status), rank,
                    ep_status_text(status));
 }
 
@@ -167,7 +167,7 @@ static ep_status break_shm(struct slot *mine, ep_status status, int failed_rank)
 {
     uint32_t none = 0;
 
-    /* One failure for all: who comes second reports the first. */
+    /* One failure for all: a rank that comes second reports the first. */
     if (!atomic_compare_exchange_strong(&mine->shm->failed, &none, FAILED_PACK(status, mine->rank, failed_rank)))
         return fail_broken(mine, none);
     for (int rank = 0; rank < mine->shm->nranks; rank++)
@@ -211,7 +211,7 @@ static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
 }
 
 /* EP_OK unless the rank will certainly not come any more. */
-static ep_status look_at(const struct slot *slot)
+static ep_status check_rank(const struct slot *slot)
 {
     int by =
         atomic_load_explicit(&slot->known[KNOWN_BY_ITSELF], memory_order_acquire) ? KNOWN_BY_ITSELF : KNOWN_BY_LAUNCHER;
@@ -228,23 +228,23 @@ static ep_status look_at(const struct slot *slot)
     return ep_process_look_once(&slot->process[by]) == EP_PROCESS_DEAD ? EP_E_PEER_DEAD : EP_OK;
 }
 
-/* Looks at some of the ranks that have not come, so that a death is known before the deadline. */
-static ep_status look_for_lost(struct slot *mine, uint32_t round, int *next)
+/* Checks some of the ranks that have not come, so that a death is known before the deadline. */
+static ep_status find_lost(struct slot *mine, uint32_t round, int *next)
 {
     struct ep_boot_shm *shm = mine->shm;
-    int looks = 0;
+    int checks = 0;
     uint32_t seen;
 
-    for (int i = 0; i < shm->nranks && looks < LOOKS; i++) {
+    for (int i = 0; i < shm->nranks && checks < MOST_CHECKS; i++) {
         int rank = *next = (*next + 1) % shm->nranks;
         const struct slot *slot = &shm->slots[rank];
         ep_status status;
 
         if (rank == mine->rank || has_posted(&shm->slots[rank], round, &seen))
             continue;
-        looks++;
-        status = look_at(slot);
-        /* It may have come after the first look and before its end. */
+        checks++;
+        status = check_rank(slot);
+        /* It may have come after the first test and before its end. */
         if (status == EP_OK || has_posted(&shm->slots[rank], round, &seen))
             continue;
         ep_fail(status, "boot: rank %d %s", rank, fate(status));
@@ -256,7 +256,7 @@ static ep_status look_for_lost(struct slot *mine, uint32_t round, int *next)
 static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64_t deadline_ns, int timeout_ms)
 {
     struct slot *slot = &mine->shm->slots[rank];
-    uint64_t now = ep_now_ns(), next_look_ns = now + SLICE_NS;
+    uint64_t now = ep_now_ns(), next_check_ns = now + SLICE_NS;
     int next = rank - 1;
     uint32_t seen, failed;
 
@@ -267,16 +267,16 @@ static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64
         now = ep_now_ns();
         if (now >= deadline_ns)
             return fail_late(mine, round, timeout_ms);
-        if (now >= next_look_ns) {
-            EP_TRY(look_for_lost(mine, round, &next));
-            next_look_ns = now + SLICE_NS;
+        if (now >= next_check_ns) {
+            EP_TRY(find_lost(mine, round, &next));
+            next_check_ns = now + SLICE_NS;
         }
         ep_futex_wait(&slot->posted, seen, deadline_ns - now < SLICE_NS ? deadline_ns - now : SLICE_NS);
     }
     return EP_OK;
 }
 
-/* One round: what fits into a block from `offset` on, of everybody. */
+/* One round: what fits into a block from `offset` on, of all ranks. */
 static ep_status gather_round(struct slot *mine, const unsigned char *block, size_t bytes, size_t offset,
                               uint64_t deadline_ns, int timeout_ms, unsigned char *ret_all)
 {

@@ -219,7 +219,7 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     status = EP_CHECK_PTR(__func__, ret_comm);
     if (status == EP_OK && comm->shrunk)
         status = ep_fail(EP_E_STATE, "%s: this communicator was shrunk before; shrink the newer one", __func__);
-    /* For good: when they have freed the old group, the backend may see nobody any more, and form one of this rank. */
+    /* For good: when they have freed the old group, the backend may see no peer any more, and form one of this rank. */
     if (status == EP_OK && comm->excluded)
         status = ep_fail(EP_E_EXCLUDED, "%s: the other ranks went on without rank %d", __func__, comm->rank);
     if (status == EP_OK && !comm->ops->shrink)

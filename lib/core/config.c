@@ -249,7 +249,7 @@ static void print_value(const struct field *field, const struct digest *digest, 
         snprintf(text, 40, "%s", ep_dtype_name((ep_dtype)number));
 }
 
-/* Everybody looks for the first field, in it for the first rank that differs from rank 0: one text for all. */
+/* Every rank finds the first field, and in it the first rank, that differs from rank 0: one text for all. */
 static ep_status compare_field(const struct field *field, const struct digest *all, int nranks, const char *call)
 {
     char first[40], other[40];

@@ -25,7 +25,7 @@ const char *ep_config_network(const ep_comm *comm);
  * EP_OK when all agree. This rank's own failure comes first; then that of the lowest rank that failed, its status and
  * its reason; then EP_E_MISMATCH with the same text on every rank.
  *
- * Sets what follows from the hosts of the ranks where nobody has said it: ranks_per_node, and the network between
+ * Sets what follows from the hosts of the ranks where it was not given: ranks_per_node, and the network between
  * nodes; then the node of this rank.
  */
 EP_PRIVATE_API ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, const char *call);

@@ -85,7 +85,7 @@ struct pools {
     pthread_cond_t idle;             /* some communicator's pool_calls are 0 */
     ep_comm *attached[EP_MAX_POOLS]; /* the communicator that serves each device */
     struct pool_block *first;
-    struct pools *inherited; /* the parent's, never looked into: reachable, so that a leak checker passes it over */
+    struct pools *inherited; /* the parent's, never read: reachable, so that a leak checker passes it over */
 };
 
 static _Atomic(struct pools *) current;

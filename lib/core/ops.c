@@ -130,7 +130,7 @@ static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct
 
 /*
  * Scales with strides may have gaps, and an output may lie in one: where an output overlaps the whole of them, each
- * scale is compared. Nobody pays for that who keeps them apart.
+ * scale is compared. A caller that keeps them apart does not pay for it.
  */
 static ep_status check_strided_scales(const ep_dispatch_args *args, int n_tokens, const struct ep_buffer *buffers)
 {

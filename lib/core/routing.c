@@ -86,7 +86,7 @@ ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *top
     return EP_OK;
 }
 
-/* Where an expert lives: looked up, because a division for each entry costs more than all the counting. */
+/* The rank of an expert: from a table, because a division for each entry costs more than all the counting. */
 struct home {
     int32_t rank, node;
 };

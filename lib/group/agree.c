@@ -48,7 +48,7 @@ ep_status ep_group_verdict_judge(const char *call, const struct ep_group_verdict
             return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: status %d of rank %d", call, rank,
                            theirs->status, theirs->rank);
     }
-    /* Who failed by itself explains those that failed because of it. */
+    /* A rank that failed by itself explains those that failed because of it. */
     for (int rank = 0; rank < nranks; rank++) {
         const struct ep_group_verdict *theirs = find(all, stride, rank);
 

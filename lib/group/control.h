@@ -15,7 +15,7 @@
 
 #define EP_GROUP_CACHE_LINE 64
 #define EP_GROUP_SLOTS 512   /* symmetric allocations of one rank, staging included */
-#define EP_GROUP_EXCHANGES 4 /* exchanges in flight: plans whose counts nobody has asked for yet */
+#define EP_GROUP_EXCHANGES 4 /* exchanges in flight: plans whose counts were not requested yet */
 #define EP_GROUP_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
 #define EP_GROUP_GATHER_BYTES 4096
 #define EP_GROUP_REASON_BYTES 256      /* of a failure, as its peers get it; longer ones are cut */

@@ -163,7 +163,6 @@ void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int r
 
 void ep_group_exchange_release(struct ep_group *group, uint64_t number)
 {
-    group->exchanged = number;
     atomic_store_explicit(&group->control->board_read, number, memory_order_release);
     ep_group_ring_node(group);
 }

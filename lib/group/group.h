@@ -107,7 +107,7 @@ struct ep_group_backend {
     size_t comm_bytes; /* of a communicator, of which struct ep_group is the beginning */
     /* Opens one: ep_backend_ops.comm_open, for the group that a shrink forms. */
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
-    /* NULL, or ends the threads of objects that were not freed: nobody else ends what uses the communicator. */
+    /* NULL, or ends the threads of objects that were not freed: nothing else ends what uses the communicator. */
     void (*stop)(struct ep_group *group);
 };
 
@@ -127,7 +127,6 @@ struct ep_group {
     struct ep_group_descriptor *descriptors;     /* [nlocal] of the last operation, as they were when it began */
     uint64_t operation;                          /* number of the last dispatch or combine */
     uint64_t exchange;                           /* number of the last exchange started */
-    uint64_t exchanged;                          /* ... and of the last one read */
     int plans;                                   /* number of the last plan */
     struct ep_plan *pending[EP_GROUP_EXCHANGES]; /* plans whose exchange is not complete, oldest first */
     int n_pending;
@@ -565,9 +564,7 @@ ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, e
 ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan);
 /* Frees the plans that only waited for their exchange. */
 void ep_group_plan_drop_pending(struct ep_group *group);
-/* The verdict of a plan: EP_OK when it may be used. */
-ep_status ep_group_plan_verdict(const ep_plan *plan);
-/* Does every rank refuse it? Then an operation on it concerns nobody else. */
+/* Does every rank refuse it? Then an operation on it concerns no other rank. */
 static inline bool ep_group_plan_is_refused(const ep_plan *plan)
 {
     ep_status verdict = ((const struct ep_group_plan *)plan->impl)->verdict;

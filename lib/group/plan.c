@@ -142,7 +142,8 @@ done:
     return settle(inner, status);
 }
 
-ep_status ep_group_plan_verdict(const ep_plan *plan)
+/* EP_OK when the plan may be used. */
+static ep_status verdict_of(const ep_plan *plan)
 {
     const struct ep_group_plan *inner = plan->impl;
 
@@ -173,9 +174,9 @@ ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan)
         /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
         status = ep_group_check(group);
         if (status != EP_OK)
-            return is_wanted && ep_group_plan_verdict(plan) == status ? status : ep_group_check(group);
+            return is_wanted && verdict_of(plan) == status ? status : ep_group_check(group);
     }
-    return plan ? ep_group_plan_verdict(plan) : EP_OK;
+    return plan ? verdict_of(plan) : EP_OK;
 }
 
 /* --- opening ---------------------------------------------------------------------------------------------------- */
@@ -388,7 +389,7 @@ static ep_status run_update(void *arguments)
         status = ep_group_plan_complete(group, NULL);
     /* The next operation reports what all ranks refuse. */
     if (status == EP_OK && !ep_group_plan_is_refused(job->plan))
-        status = ep_group_plan_verdict(job->plan);
+        status = verdict_of(job->plan);
     return ep_group_fail_queued(group, status, EP_GROUP_PLAN_COUNTS, false);
 }
 

@@ -2,21 +2,22 @@
 /*
  * The survivors agree on who is left.
  *
- * Each rank publishes its view: whom it wants left out. The dead and those that have left are out at once, who does not
- * come within the deadline only if those that came are more than half of the ranks known to live. A rank takes over
- * what the others leave out, until all that remain have the same view, and then votes (shrink_vote.c). If the attempt
- * fails, all begin the next one.
+ * Each rank publishes its view: which ranks to leave out. The dead and those that have left are out at once, a rank
+ * that does not come within the deadline only if those that came are more than half of the ranks known to live. A rank
+ * takes over what the others leave out, until all that remain have the same view, and then votes (shrink_vote.c). If
+ * the attempt fails, all begin the next one.
  *
- * Nobody locks a view in which no more than half of the ranks that it knows to live remain. Without that many ranks the
- * call waits on, for one more deadline, and is then given up, for all: who comes later finds its own word decided and
- * fails alike. The next call begins a new attempt.
+ * No rank locks a view in which no more than half of the ranks that it knows to live remain. Without that many ranks
+ * the call waits on, for one more deadline, and then fails for all: a rank that comes later finds its own word decided
+ * and fails alike. The next call begins a new attempt.
  *
  * A rank that others leave out has no vote. It waits for the outcome of the attempt: excluded if it passes, in the next
  * one with them if it fails.
  *
- * ep_comm_abort() counts in the control block of its rank. Who sees a count change while it shrinks gives up.
+ * ep_comm_abort() counts in the control block of its rank. A rank that sees a count change while it shrinks fails its
+ * call.
  *
- * Words of the peers are copied before they are used. One that nobody writes gives the attempt up with EP_E_MISMATCH.
+ * Words of the peers are copied before they are used. A value that no rank writes fails the attempt with EP_E_MISMATCH.
  */
 #include "group/shrink.h"
 
@@ -63,7 +64,7 @@ static struct count count_ranks(const struct shrink *s)
 /* Where the search for one view stands after a reading of all ranks. */
 struct views {
     bool agreed, spoilt;
-    uint32_t given_up; /* word of a rank that has given up, 0: none */
+    uint32_t given_up; /* word of a rank that has failed, 0: none */
     int damaged;       /* rank in an attempt that there is not, -1: none */
 };
 

@@ -107,7 +107,7 @@ struct shrink_outcome {
 
 /*
  * Votes with `vote`, unless the word of this rank is decided already, and waits until all words are: the dead and who
- * does not vote within the deadline are banned, and when somebody aborts or gives up, so do all. on_opened: of the
+ * does not vote within the deadline are banned, and when one rank aborts or fails, so do all. on_opened: of the
  * group of `member`; a rank that is not in it votes OPEN, which is no vote.
  */
 struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote);

@@ -53,7 +53,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
             /* Read before the count, so that it did not come and fail later. */
             if (objection != EP_GROUP_VOTE_OPEN)
                 return fail_with_objection(g, g->ranks[i], objection);
-            /* Looked at again, because it may have come between the two looks: all must see the same. */
+            /* Read again, because it may have changed between the two reads: all must see the same. */
             if (ep_group_peer_dead(s->group, g->ranks[i]) &&
                 atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
                 return ep_fail(EP_E_PEER_DEAD, "ep_comm_shrink: rank %d of the old group died; call it again",
@@ -138,7 +138,7 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
             g->ranks[g->n++] = rank;
             self |= rank == comm->rank;
         }
-    /* Nobody passes a view that leaves itself out, but the view is in shared memory. */
+    /* No rank passes a view that leaves itself out, but the view is in shared memory. */
     status = self ? shrink_open_next(g, comm, next)
                   : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the view of rank %d is damaged: it leaves out itself",
                             comm->rank);

@@ -23,11 +23,12 @@
  *
  * Which statuses may come together from one attempt follows. Passed: the new group's status on its members, which vote
  * once more on whether they have it; EP_E_EXCLUDED on the others, or the failure of that second vote on all. Ended: one
- * failure on all. Nobody gives up beside a group that passes: its own word had to be OPEN for that, and the group had
- * to see it LEFT_OUT. Nobody is in a later attempt while a group passes in this one: the first who went on has read
+ * failure on all. No call fails beside a group that passes: its own word had to be OPEN for that, and the group had
+ * to see it LEFT_OUT. No rank is in a later attempt while a group passes in this one: the first that went on has read
  * that this one failed.
  *
- * Who is LEFT_OUT decides for nobody who may vote still, except for the dead, until everybody else has had time enough.
+ * A rank that is LEFT_OUT decides for no rank that may still vote, except for dead ones, until all others have had
+ * time.
  */
 #include "group/shrink.h"
 
@@ -188,7 +189,7 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
         return shrink_pack_vote(EP_GROUP_VOTE_LEFT_OUT, EP_E_EXCLUDED, rank);
     if (attempt > s->attempt)
         return shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, rank);
-    /* Nobody has locked a view with it, so this attempt fails, and it need not be waited for. */
+    /* No rank has locked a view with it, so this attempt fails, and it need not be waited for. */
     if (attempt < s->attempt && (!r->outsider || r->none_can_lock))
         return shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, rank);
     return r->late ? shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, rank) : EP_GROUP_VOTE_OPEN;

@@ -125,7 +125,7 @@ static int waits_for(const struct ep_group *group, const struct wait_of *wait, u
     return next;
 }
 
-/* Who is to blame when `rank` did not come: it may itself be waiting for somebody. */
+/* Who is to blame when `rank` did not come: it may itself be waiting for another rank. */
 static int find_failed_rank(struct ep_group *group, int rank)
 {
     uint64_t now = ep_now_ns();
@@ -246,7 +246,7 @@ static ep_status probe_peers(struct ep_group_wait *pause, int rank, uint64_t now
     if (dead < 0 && !left &&
         (pause->tolerant ? is_held_up(pause, failed_rank, now) : is_between_waits(pause, failed_rank, now)))
         return EP_OK;
-    /* It may have done what we wait for after we looked and before it ended: the caller looks once more. */
+    /* It may have done what we wait for after this check and before it ended: the caller checks once more. */
     if ((dead >= 0 || left) && pause->gone != failed_rank + 1) {
         pause->gone = failed_rank + 1;
         pause->next_probe_ns = now;
@@ -298,7 +298,7 @@ void ep_group_note_wait_end(struct ep_group *group)
     atomic_store(&group->control->waiting, 0);
 }
 
-/* *ret_now: when this rank looked. */
+/* *ret_now: when this rank checked. */
 static ep_status check_pause(struct ep_group_wait *pause, int rank, uint64_t *ret_now)
 {
     struct ep_group *group = pause->group;
@@ -367,7 +367,7 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
                 break;
             EP_TRY(ep_group_wait(&pause, seen, rank));
         }
-        /* Nobody is further ahead than there are exchanges in flight. */
+        /* No rank is further ahead than there are exchanges in flight. */
         if (at - value > 2 * EP_GROUP_EXCHANGES) {
             ep_group_wait_end(&pause);
             return ep_group_fail_damaged(group, rank, phase, "a counter of its operations", (int64_t)at);

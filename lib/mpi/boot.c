@@ -2,7 +2,7 @@
 /*
  * All-gather with a deadline that can name who is late: each rank sends its block to each other one and receives
  * theirs. MPI_Iallgather does the same underneath for blocks this small (linear in Open MPI's libnbc), but cannot tell
- * whose block is missing, cannot be given up, and does not notice ranks that gather different sizes.
+ * whose block is missing, cannot be cancelled, and does not notice ranks that gather different sizes.
  */
 #include "mpi/boot.h"
 
@@ -15,7 +15,7 @@
 
 #define LIST_BYTES 160
 #define FREE_MS 1000
-#define LOOK_NS 20000000u /* between looks at the processes that are waited for */
+#define CHECK_NS 20000000u /* between checks of the processes that are waited for */
 
 struct gather {
     struct gather *next;
@@ -135,7 +135,7 @@ static ep_status fail_late(const struct gather *gather, int timeout_ms)
  * A rank of this host that has died will not come. MPI may notice as well, and usually ends all ranks then; of ranks on
  * other hosts nothing can be known here.
  */
-static ep_status look_for_dead(const ep_boot_mpi *boot, struct gather *gather)
+static ep_status find_dead(const ep_boot_mpi *boot, struct gather *gather)
 {
     for (int peer = 0; peer < gather->nranks; peer++) {
         int done = 0;
@@ -143,7 +143,7 @@ static ep_status look_for_dead(const ep_boot_mpi *boot, struct gather *gather)
         if (gather->receives[peer] == MPI_REQUEST_NULL ||
             ep_process_look_once(&boot->ranks[peer].process) != EP_PROCESS_DEAD)
             continue;
-        /* Its block may have come between the two looks. */
+        /* Its block may have come between the two tests. */
         EP_TRY(test_receive(gather, peer, &done));
         if (!done)
             return ep_fail(EP_E_PEER_DEAD, "boot mpi: rank %d died before it came", peer);
@@ -189,7 +189,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
 {
     ep_boot_mpi *boot = context;
     struct gather *gather = NULL;
-    uint64_t deadline_ns, look_ns = ep_deadline_ns(0) + LOOK_NS, now;
+    uint64_t deadline_ns, check_ns = ep_deadline_ns(0) + CHECK_NS, now;
     unsigned tries = 0;
     int done = 0, tag = (int)(boot->gathers % (uint32_t)boot->first_tag);
     ep_status status;
@@ -210,15 +210,15 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
         if (status != EP_OK || done)
             break;
         now = ep_now_ns();
-        if (now < look_ns && now < deadline_ns) {
+        if (now < check_ns && now < deadline_ns) {
             ep_backoff(&tries);
             continue;
         }
         /* Also at the deadline: a rank that was stopped itself may reach it with its first check. */
-        status = look_for_dead(boot, gather);
+        status = find_dead(boot, gather);
         if (status == EP_OK && now >= deadline_ns)
             status = fail_late(gather, timeout_ms);
-        look_ns = ep_now_ns() + LOOK_NS;
+        check_ns = ep_now_ns() + CHECK_NS;
     }
     if (status == EP_OK && bytes)
         memcpy(ret_all, gather->blocks, (size_t)gather->nranks * bytes);
@@ -253,7 +253,7 @@ static ep_status settle_comm(ep_boot_mpi *boot)
     return EP_OK;
 }
 
-/* MPI_Comm_dup has just brought all ranks here, so nobody waits long. */
+/* MPI_Comm_dup has just brought all ranks here, so no rank waits long. */
 static ep_status exchange_ranks(ep_boot_mpi *boot)
 {
     struct ep_mpi_rank mine;

@@ -26,14 +26,14 @@ struct ep_boot_mpi {
     struct ep_mpi_rank *ranks; /* [R] */
     /*
      * Tags: all-gathers count through those below first_tag; above it each endpoint of the network has a block of
-     * EP_NET_MAX_CHANNELS. What a freed endpoint or an all-gather that was given up leaves unread therefore never
+     * EP_NET_MAX_CHANNELS. What a freed endpoint or an all-gather that was cancelled leaves unread therefore never
      * reaches another one.
      */
     int first_tag;
     uint32_t tag_blocks;
     uint32_t gathers;    /* begun so far */
     uint32_t endpoints;  /* opened so far, on any rank */
-    struct gather *late; /* given up, but MPI still holds their buffers */
+    struct gather *late; /* cancelled, but MPI still holds their buffers */
     /* module.c */
     MPI_Datatype unit; /* of alltoallv, MPI_DATATYPE_NULL: none yet */
     size_t unit_bytes;

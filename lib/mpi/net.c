@@ -312,7 +312,8 @@ static bool drain_sends(struct mpi_net *m)
         while (reap(m, out, &moved) == EP_OK && out->count && ep_now_ns() < deadline_ns)
             ep_backoff(&tries);
     }
-    /* Who did not take them by now is gone. Large sends cannot be cancelled in practice; MPI forgets them at its end.
+    /* A peer that did not take them by now is gone. Large sends cannot be cancelled in practice; MPI forgets them at
+     * its end.
      */
     for (int i = 0; i < m->n * SLOTS * 2; i++) {
         MPI_Request *request = &m->sending[0][0] + i;
@@ -472,13 +473,7 @@ ep_status ep_net_mpi_open(const struct ep_net_provider *provider, const struct e
     m = calloc(1, sizeof(*m));
     if (!m)
         return ep_fail(EP_E_MEMORY, "network mpi: no memory");
-    m->net = (struct ep_net){.ops = &mpi_ops,
-                             .node = params->rank / params->ranks_per_node,
-                             .nnodes = params->nranks / params->ranks_per_node,
-                             .channels = params->channels,
-                             .region_bytes = params->region_bytes,
-                             .n_signals = params->n_signals,
-                             .sleeps = false}; /* nothing in MPI wakes a sleeper */
+    m->net = ep_net_init(&mpi_ops, params); /* nothing in MPI wakes a sleeper */
     m->boot = boot;
     m->rank = params->rank;
     m->timeout_ms = params->timeout_ms;

@@ -113,7 +113,7 @@ static bool stalled(struct emulated *e, bool traffic)
     if (e->stall_end_ns == 0)
         e->stall_end_ns = now + (uint64_t)e->emulation.stall_ms * 1000000u;
     if (now < e->stall_end_ns) {
-        e->net.sleeps = false; /* nobody will announce its end */
+        e->net.sleeps = false; /* its end will not be announced */
         return true;
     }
     e->stall_end_ns = UINT64_MAX;
@@ -523,13 +523,8 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
     e = calloc(1, sizeof(*e));
     if (!e)
         return ep_fail(EP_E_MEMORY, "network emulated: no memory");
-    e->net = (struct ep_net){.ops = &emulated_ops,
-                             .node = params->rank / params->ranks_per_node,
-                             .nnodes = params->nranks / params->ranks_per_node,
-                             .channels = params->channels,
-                             .region_bytes = params->region_bytes,
-                             .n_signals = params->n_signals,
-                             .sleeps = true};
+    e->net = ep_net_init(&emulated_ops, params);
+    e->net.sleeps = true;
     e->rank = params->rank;
     e->ranks_per_node = params->ranks_per_node;
     e->npeers = e->net.nnodes - 1;

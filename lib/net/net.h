@@ -86,7 +86,7 @@ struct ep_net {
     bool sleeps;  /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
     bool gathers; /* set by the user: signals behind puts may wait for progress() or flush_test(), to leave with others
                    */
-    bool hurries; /* set by the user before free: the group has failed, and nobody needs what is still on its way */
+    bool hurries; /* set by the user before free: the group has failed, and what is still in flight is not needed */
 };
 
 struct ep_net_params {
@@ -103,7 +103,7 @@ struct ep_net_params {
     const ep_boot *boot; /* for all-gathers during creation; collective over all ranks of the group */
     /*
      * Called after work was put on the wire to `rank`, or room was made on its wire to here, so that it can stop
-     * sleeping. NULL: nobody sleeps.
+     * sleeping. NULL: no thread sleeps.
      */
     void (*wake)(void *context, int rank);
     void *wake_context;
@@ -134,12 +134,23 @@ struct ep_net_introduction {
 
 /*
  * For engines: one all-gather of introductions of `bytes`, which each begin with one of these; it is filled in here.
- * Every rank takes part whatever its own `status`, so that no rank waits for one that has given up. EP_OK: all ranks
+ * Every rank takes part whatever its own `status`, so that no rank waits for one that has failed. EP_OK: all ranks
  * have said so, with the same parameters. Its own status comes first, then that of the lowest rank, with its reason.
  * `ret_all` [R] is zero where nothing has come.
  */
 EP_PRIVATE_API ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status,
                                           void *mine, size_t bytes, void *ret_all);
+
+/* For engines: what every endpoint with these parameters begins as. */
+static inline struct ep_net ep_net_init(const struct ep_net_ops *ops, const struct ep_net_params *params)
+{
+    return (struct ep_net){.ops = ops,
+                           .node = params->rank / params->ranks_per_node,
+                           .nnodes = params->nranks / params->ranks_per_node,
+                           .channels = params->channels,
+                           .region_bytes = params->region_bytes,
+                           .n_signals = params->n_signals};
+}
 
 /* What no engine takes: EP_E_ARG. */
 EP_PRIVATE_API ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);

@@ -63,7 +63,7 @@ int ep_streams_take_link(struct ep_streams *streams, int peer);
 /* The endpoint below, borrowed. */
 struct ep_net *ep_streams_get_net(struct ep_streams *streams);
 
-/* Before ep_streams_free(): the group has failed, and nobody needs what is still on its way. */
+/* Before ep_streams_free(): the group has failed, and what is still in flight is not needed. */
 void ep_streams_abandon(struct ep_streams *streams);
 
 /* ep_net.sleeps of the endpoint. */

@@ -179,7 +179,7 @@ static void take_line(void *context, const struct tcp_handshake *hs, int fd)
     struct tcp_mesh_line *line = &mesh->lines[peer * mesh->per_peer + (int)hs->hello.detail];
 
     if (line->fd >= 0)
-        close(line->fd); /* the other side has given up the first one, and tries again */
+        close(line->fd); /* the peer has closed the first one, and tries again */
     line->fd = fd;
     line->far = hs->from;
 }
@@ -337,7 +337,7 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
     return find_addresses(mesh, mine);
 }
 
-/* For a shrink: the listener stays, with nobody who accepts. */
+/* For a shrink: the listener stays open, but no thread accepts. */
 static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rendezvous *rendezvous)
 {
     if (mesh->params->apart)

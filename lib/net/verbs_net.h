@@ -68,8 +68,9 @@ extern const struct ep_net_ops verbs_ops;
 int verbs_post_receive(struct verbs_net *v, struct verbs_line *line, unsigned slot);
 
 /*
- * Sends a first message on every line and takes the peers': connecting a queue pair asks nobody, so two NICs that do
- * not reach each other would show in the first operation only. *ret_absent: a line that has not carried both, or NULL.
+ * Sends a first message on every line and takes the peers': connecting a queue pair involves no peer, so two NICs that
+ * do not reach each other would show in the first operation only. *ret_absent: a line that has not carried both, or
+ * NULL.
  */
 ep_status verbs_meet(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_line **ret_absent);
 

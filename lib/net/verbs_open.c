@@ -284,7 +284,7 @@ static ep_status meet_all(struct opening *o)
 
 /* --- opening --- */
 
-/* Collective, whatever the status of this rank: nobody waits for one that has given up. */
+/* Collective, whatever the status of this rank: no rank waits for one that has failed. */
 static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *params)
 {
     struct opening o = {.v = v, .params = params, .bytes = sizeof(struct introduction)};
@@ -329,13 +329,7 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
         free(v);
         return status;
     }
-    v->net = (struct ep_net){.ops = &verbs_ops,
-                             .node = params->rank / params->ranks_per_node,
-                             .nnodes = params->nranks / params->ranks_per_node,
-                             .channels = params->channels,
-                             .region_bytes = params->region_bytes,
-                             .n_signals = params->n_signals,
-                             .sleeps = false}; /* nothing rings when a NIC has something */
+    v->net = ep_net_init(&verbs_ops, params); /* nothing rings when a NIC has something */
     v->rank = params->rank;
     v->ranks_per_node = params->ranks_per_node;
     v->timeout_ms = params->timeout_ms;

@@ -79,7 +79,7 @@ struct tcp_handshake {
 void tcp_key_make(const char *secret, const char *purpose, const void *more, size_t more_bytes,
                   struct tcp_key *ret_key);
 
-/* Bytes that nobody can guess. */
+/* Bytes that cannot be guessed. */
 ep_status tcp_random(void *ret_bytes, size_t bytes);
 
 /* Takes the descriptor, which tcp_connect() has made. magic, version and nonce of `hello` are filled in. */

@@ -31,7 +31,7 @@ bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, stru
 bool tcp_address_is_loopback(const struct tcp_address *address);
 bool tcp_address_is_link_local(const struct tcp_address *address);
 
-/* The local end of a connection; family 0 where it cannot be told. */
+/* The local end of a connection; family 0 where it is not known. */
 struct tcp_address tcp_local_address(int fd);
 
 /*

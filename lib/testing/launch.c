@@ -79,7 +79,7 @@ static void sleep_on_children(const struct group *group, uint64_t ns)
     nanosleep(&span, NULL);
 }
 
-/* Nobody waits for this child any more. */
+/* No thread waits for this child any more. */
 static void forget_child(struct group *group, int rank)
 {
     if (group->pidfds[rank] >= 0)

@@ -9,8 +9,7 @@
 
 /* --- routings ---------------------------------------------------------------------------------------------------- */
 
-/* A version and its arrays, which are written by write_version(). */
-static bool draw_version(const struct run *run, int plan, int number, struct version *ret_version)
+bool draw_version(const struct run *run, int plan, int number, struct version *ret_version)
 {
     const struct plan_shape *shape = &run->shape->plans[plan];
     struct version version = {0};
@@ -26,7 +25,7 @@ static bool draw_version(const struct run *run, int plan, int number, struct ver
                                  shape->alignment ? shape->alignment : 1, &ret_version->layout, NULL);
 }
 
-static void write_version(struct run *run, const struct plan_shape *shape, struct version *version)
+void write_version(struct run *run, const struct plan_shape *shape, struct version *version)
 {
     size_t n = (size_t)version->group.n_tokens[run->rank], topk = (size_t)run->shape->topk;
     struct reference_counts counts;

@@ -10,6 +10,7 @@
  *   use.c         a dispatch or a combine from its arguments to the check of its outputs
  *   ll_use.c      the same for the low-latency layout
  *   plan_use.c    plans: made, updated, asked
+ *   capacity.c    plans whose routing may exceed their capacity
  *   order.c       the sums of a combine by choice order
  *   run.c         the program of a rank
  *   property_host.c  options, ranks
@@ -65,7 +66,8 @@ enum op_kind {
     OP_BARRIER,
     OP_GATHER,
     OP_ARENA, /* frees a piece of symmetric memory and allocates another one */
-    OP_LOWLATENCY
+    OP_LOWLATENCY,
+    OP_CAPACITY /* makes a plan of its own, with the routings of another one */
 };
 
 struct op {
@@ -97,7 +99,16 @@ const char *op_name(enum op_kind kind);
 
 /* --- data.c --- */
 /* Streams of random numbers below the seed of the case. */
-enum stream { STREAM_SHAPE = 1, STREAM_LOCAL, STREAM_ROUTING, STREAM_WEIGHTS, STREAM_ROW, STREAM_REPLY, STREAM_BIAS };
+enum stream {
+    STREAM_SHAPE = 1,
+    STREAM_LOCAL,
+    STREAM_ROUTING,
+    STREAM_WEIGHTS,
+    STREAM_ROW,
+    STREAM_REPLY,
+    STREAM_BIAS,
+    STREAM_CAPACITY
+};
 
 struct random stream_of(const struct shape *shape, enum stream stream, uint64_t a, uint64_t b);
 
@@ -215,11 +226,17 @@ bool buffer_new(struct run *run, size_t bytes, struct buffer *ret_buffer);
 bool buffer_free(struct buffer *buffer);
 bool all_bytes(const unsigned char *memory, size_t bytes, unsigned char value);
 
+/* A version and its arrays, which are written by write_version(). False: no memory. */
+bool draw_version(const struct run *run, int plan, int number, struct version *ret_version);
+void write_version(struct run *run, const struct plan_shape *shape, struct version *version);
 void make_plan(struct run *run, const struct op *op);
 void update_plan(struct run *run, const struct op *op);
 void check_sources(struct run *run, const struct op *op);
 void check_metadata(struct run *run, const struct op *op);
 void plan_done(struct plan_state *state);
+
+/* --- capacity.c --- */
+void check_capacity(struct run *run, const struct op *op);
 
 /* --- order.c --- */
 /* The row that EP_COMBINE_BY_CHOICE gives; `flags` as in ep_combine_args. Arguments as for reference_combine_row(). */

@@ -140,6 +140,9 @@ static void do_op(struct run *run, const struct op *op)
     case OP_LOWLATENCY:
         use_lowlatency(run, op);
         break;
+    case OP_CAPACITY:
+        check_capacity(run, op);
+        break;
     }
 }
 

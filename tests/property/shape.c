@@ -3,8 +3,8 @@
 
 const char *op_name(enum op_kind kind)
 {
-    static const char *const names[] = {"plan", "update",  "dispatch", "combine", "sources",    "metadata",
-                                        "free", "barrier", "gather",   "arena",   "low latency"};
+    static const char *const names[] = {"plan", "update",  "dispatch", "combine", "sources",     "metadata",
+                                        "free", "barrier", "gather",   "arena",   "low latency", "capacity"};
 
     return names[kind];
 }
@@ -111,9 +111,11 @@ static enum op_kind draw_kind(struct random *random, const struct shape *shape, 
         return OP_FREE;
     if (lot < 91)
         return OP_BARRIER;
-    if (lot < 94)
+    if (lot < 93)
         return OP_GATHER;
-    return lot < 96 ? OP_ARENA : OP_LOWLATENCY;
+    if (lot < 96)
+        return OP_CAPACITY;
+    return lot < 98 ? OP_ARENA : OP_LOWLATENCY;
 }
 
 /* A plan that takes no update, or no more of them, is dispatched on. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
-                      struct routing **ret_routing)
+                      int ranks_per_node, struct routing **ret_routing, struct bench_route *ret_route)
 {
     const struct routing_spec spec = {
         .kind = request->routing,
@@ -18,9 +18,14 @@ int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request
     };
     struct check_error error;
 
-    if (routing_new(&spec, ret_routing, &error))
+    if (!routing_new(&spec, ret_routing, &error))
+        return ranks_emit_error(ctx, ep_fail(EP_E_ARG, "%s", error.text), "making up a routing");
+    if (bench_route_init(ret_route, *ret_routing, ctx->rank, ranks_per_node) == 0)
         return 0;
-    return ranks_emit_error(ctx, ep_fail(EP_E_ARG, "%s", error.text), "making up a routing");
+    routing_free(*ret_routing);
+    *ret_routing = NULL;
+    return ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the rows of %d tokens", tokens),
+                            "preparing the benchmark");
 }
 
 static void *take(struct bench_case *bench, int64_t rows, size_t row_bytes)
@@ -73,7 +78,7 @@ static ep_status take_buffers(struct bench_case *bench)
     EP_TRY(mirrors_status(&bench->mirrors));
     if (!bench_has_mpi(bench))
         return EP_OK;
-    return naive_init(&bench->hand, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden);
+    return naive_init(&bench->naive, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden);
 }
 
 int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,
@@ -87,12 +92,9 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
     bench->request = request;
     bench->tokens = tokens;
     bench->ranks_per_node = ctx->nranks / (ctx->nnodes > 1 ? ctx->nnodes : 1);
-    code = bench_routing_new(ctx, request, tokens, 0, &bench->routing);
+    code = bench_routing_new(ctx, request, tokens, 0, bench->ranks_per_node, &bench->routing, &bench->route);
     if (code != 0)
         return code;
-    if (bench_route_init(&bench->route, bench->routing, ctx->rank, bench->ranks_per_node) != 0)
-        return ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the rows of %d tokens", tokens),
-                                "preparing the benchmark");
     bench->room_rows = bench->route.n_recv > least_rows ? bench->route.n_recv : least_rows;
     status = bench_one_clock(ctx, &bench->one_clock);
     if (status == EP_OK)
@@ -103,7 +105,7 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
 void bench_case_done(struct bench_case *bench)
 {
     ep_plan_free(bench->plan);
-    naive_done(&bench->hand);
+    naive_done(&bench->naive);
     mirrors_free(&bench->mirrors);
     bench_route_done(&bench->route);
     routing_free(bench->routing);

@@ -46,7 +46,7 @@ struct bench_case {
     float *recv_weights;
     int64_t symmetric_bytes; /* of the buffers above */
     int64_t room_rows;       /* received rows that they hold */
-    struct naive hand;       /* with MPI and baselines */
+    struct naive naive;      /* with MPI and baselines */
 };
 
 /*
@@ -57,9 +57,10 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
                     int64_t least_rows);
 void bench_case_done(struct bench_case *bench);
 
-/* The routing of a request; variants differ in their seed. */
+/* The routing of a request, and what follows from it for this rank; variants differ in their seed. 0, or an exit code
+ * after a failure that has been emitted. */
 int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
-                      struct routing **ret_routing);
+                      int ranks_per_node, struct routing **ret_routing, struct bench_route *ret_route);
 
 /* Mirrors of what a routing gives to the library: experts and weights. */
 void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route *route);
@@ -94,7 +95,7 @@ int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_
 /* Results of MPI_Alltoallv against those of the library, which have been verified. */
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8);
 
-/* All ranks hear of it when one has found something wrong; emits that rank's text. 0 or CMD_FAILED on all of them. */
+/* All ranks fail when one has found something wrong; emits that rank's text. 0 or CMD_FAILED on all of them. */
 int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong);
 
 /* --- row.c --- */

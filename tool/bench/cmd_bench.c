@@ -158,7 +158,7 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
     return CMD_FINE;
 }
 
-/* Specs of all groups, before the first is started: nobody should learn after minutes that the last one is wrong. */
+/* Specs of all groups, before the first is started: a mistake in the last one shows at once, not after minutes. */
 static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options,
                       const struct bench_request *request, struct ranks_spec *ret_specs)
 {
@@ -233,7 +233,7 @@ static void print_text(const struct bench_options *options, const struct finding
         return;
     }
     if (mpi)
-        out_line("MPI_Alltoallv of %s, packing and adding by hand.", mpi);
+        out_line("MPI_Alltoallv of %s: a naive baseline that packs and adds by itself.", mpi);
     else if (!ranks_mpi_available(&why))
         out_line("No column for MPI_Alltoallv: MPI not installed (%s).", why);
     else

@@ -45,7 +45,7 @@ static void on_event(void *context, const json_t *event)
     }
 }
 
-/* Running out of memory would end in a killed rank, or in somebody else's: better not to begin. */
+/* Running out of memory would kill a rank, or a process of another user: refused before it begins. */
 static bool memory_suffices(const struct ranks_spec *spec, const struct bench_request *request)
 {
     uint64_t needed = bench_bytes(request, spec->nranks, spec->boot == RANKS_MPI);

@@ -34,7 +34,7 @@ static int64_t private_bytes(void)
     return kib < 0 ? -1 : kib * 1024;
 }
 
-/* Pages of the memory files of the library that are open here; peers' are mapped, but not open. -1: cannot be told. */
+/* Pages of the memory files of the library that are open here; peers' are mapped, but not open. -1: not known. */
 static int64_t memory_file_bytes(void)
 {
     DIR *folder = opendir("/proc/self/fd");
@@ -62,7 +62,7 @@ static int64_t memory_file_bytes(void)
 }
 
 struct footprint {
-    int64_t library, measured; /* measured -1: cannot be told */
+    int64_t library, measured; /* measured -1: not known */
     int64_t data;              /* inputs and outputs of one dispatch and one combine */
 };
 

@@ -117,9 +117,18 @@ static ep_status run_copy(void *context)
     return EP_OK;
 }
 
-/* Calls `row` for each row that this rank receives, in the order of the layout. Stops when it returns false. */
-static bool each_row(struct lowlat *lowlat,
-                     bool (*row)(struct lowlat *lowlat, int local, int64_t slot, int source, int token))
+/* A row that this rank receives: for a local expert, where the layout has it, and where it comes from. */
+struct row {
+    int local;
+    int64_t slot;
+    int source, token;
+};
+
+/*
+ * Counts the rows that this rank receives, in the order of the layout, and calls `visit` for each unless it is NULL.
+ * Stops when that returns false.
+ */
+static bool each_row(struct lowlat *lowlat, bool (*visit)(struct lowlat *lowlat, const struct row *row))
 {
     const struct bench_route *route = &lowlat->bench.route;
     int first = route->rank * route->n_local_experts;
@@ -130,12 +139,12 @@ static bool each_row(struct lowlat *lowlat,
         for (int32_t i = route->recv_start[source]; i < route->recv_start[source + 1]; i++) {
             routing_token(lowlat->bench.routing, source, route->recv_token[i], experts, NULL);
             for (int k = 0; k < route->topk; k++) {
-                int local = experts[k] - first;
+                struct row row = {.local = experts[k] - first, .source = source, .token = route->recv_token[i]};
 
-                if (experts[k] < 0 || local < 0 || local >= route->n_local_experts)
+                if (experts[k] < 0 || row.local < 0 || row.local >= route->n_local_experts)
                     continue;
-                if (!row(lowlat, local, local * lowlat->slots + lowlat->expected[local]++, source,
-                         route->recv_token[i]))
+                row.slot = row.local * lowlat->slots + lowlat->expected[row.local]++;
+                if (visit && !visit(lowlat, &row))
                     return false;
             }
         }
@@ -168,29 +177,7 @@ static size_t row_bytes(const struct lowlat *lowlat)
     return (size_t)lowlat->bench.request->hidden * (lowlat->is_fp8 ? 1 : 2);
 }
 
-static bool count_row(struct lowlat *lowlat, int local, int64_t slot, int source, int token)
-{
-    (void)lowlat;
-    (void)local;
-    (void)slot;
-    (void)source;
-    (void)token;
-    return true;
-}
-
-static bool poison_row(struct lowlat *lowlat, int local, int64_t slot, int source, int token)
-{
-    size_t scales = (size_t)lowlat->bench.request->hidden / EP_SCALE_BLOCK;
-
-    (void)local;
-    (void)source;
-    (void)token;
-    memset((unsigned char *)lowlat->recv_x + (size_t)slot * row_bytes(lowlat), PATTERN_POISON, row_bytes(lowlat));
-    memset(lowlat->recv_scales + (size_t)slot * scales, PATTERN_POISON, scales * sizeof(float));
-    return true;
-}
-
-/* The received rows and their scales, to or from their mirrors. Behind each_row(), which counts them. */
+/* `act` on the rows or scales of each expert. Behind each_row(), which counts them. */
 static void each_expert(struct lowlat *lowlat, void *rows, size_t bytes,
                         void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
 {
@@ -199,48 +186,38 @@ static void each_expert(struct lowlat *lowlat, void *rows, size_t bytes,
             (size_t)lowlat->expected[local] * bytes);
 }
 
-static void push(struct bench_mirrors *mirrors, void *host, size_t bytes)
-{
-    mirrors_push(mirrors, host, bytes);
-}
-
 static size_t scale_bytes(const struct lowlat *lowlat)
 {
     return (size_t)lowlat->bench.request->hidden / EP_SCALE_BLOCK * sizeof(float);
 }
 
-static uint64_t return_key(const struct lowlat *lowlat, int expert, int source, int token)
-{
-    return pattern_key(lowlat->bench.request->seed, PATTERN_LL_RETURN, expert, source, token);
-}
-
-static bool fill_returned(struct lowlat *lowlat, int local, int64_t slot, int source, int token)
+static bool fill_returned(struct lowlat *lowlat, const struct row *row)
 {
     const struct bench_route *route = &lowlat->bench.route;
     size_t hidden = (size_t)lowlat->bench.request->hidden;
 
-    pattern_fill(lowlat->returned + (size_t)slot * hidden, 2 * hidden, PATTERN_BF16,
-                 return_key(lowlat, route->rank * route->n_local_experts + local, source, token));
+    pattern_fill(lowlat->returned + (size_t)row->slot * hidden, 2 * hidden, PATTERN_BF16,
+                 pattern_key(lowlat->bench.request->seed, PATTERN_LL_RETURN,
+                             route->rank * route->n_local_experts + row->local, row->source, row->token));
     return true;
 }
 
-static bool check_row(struct lowlat *lowlat, int local, int64_t slot, int source, int token)
+static bool check_row(struct lowlat *lowlat, const struct row *row)
 {
     size_t hidden = (size_t)lowlat->bench.request->hidden;
     size_t scales = hidden / EP_SCALE_BLOCK;
-    const unsigned char *row = (const unsigned char *)lowlat->recv_x + (size_t)slot * row_bytes(lowlat);
-    uint64_t key = pattern_key(lowlat->bench.request->seed, PATTERN_X, 0, source, token);
+    const unsigned char *got = (const unsigned char *)lowlat->recv_x + (size_t)row->slot * row_bytes(lowlat);
+    uint64_t key = pattern_key(lowlat->bench.request->seed, PATTERN_X, 0, row->source, row->token);
     uint16_t *plain = (uint16_t *)lowlat->scratch;
     unsigned char *quantised = (unsigned char *)(plain + hidden);
     float *factors = (float *)(void *)(quantised + hidden);
 
-    (void)local;
     if (!lowlat->is_fp8)
-        return pattern_holds(row, 2 * hidden, PATTERN_BF16, key);
+        return pattern_holds(got, 2 * hidden, PATTERN_BF16, key);
     pattern_fill(plain, 2 * hidden, PATTERN_BF16, key);
     ep_quantize_row(plain, (int)hidden, 0, quantised, factors);
-    return memcmp(row, quantised, hidden) == 0 &&
-           memcmp(lowlat->recv_scales + (size_t)slot * scales, factors, scales * sizeof(float)) == 0;
+    return memcmp(got, quantised, hidden) == 0 &&
+           memcmp(lowlat->recv_scales + (size_t)row->slot * scales, factors, scales * sizeof(float)) == 0;
 }
 
 static int check_dispatch(struct lowlat *lowlat)
@@ -248,7 +225,7 @@ static int check_dispatch(struct lowlat *lowlat)
     const struct bench_route *route = &lowlat->bench.route;
     const char *wrong = "";
 
-    each_row(lowlat, count_row);
+    each_row(lowlat, NULL);
     each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), mirrors_pull);
     each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), mirrors_pull);
     mirrors_pull(&lowlat->mirrors, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
@@ -274,13 +251,11 @@ static int check_both(struct lowlat *lowlat)
     ep_status status;
     int code;
 
-    each_row(lowlat, poison_row);
-    memset(lowlat->recv_count, PATTERN_POISON, (size_t)route->n_local_experts * sizeof(int32_t));
-    memset(lowlat->out, PATTERN_POISON, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), push);
-    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), push);
-    mirrors_push(&lowlat->mirrors, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
-    mirrors_push(&lowlat->mirrors, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
+    each_row(lowlat, NULL);
+    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), mirrors_poison);
+    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), mirrors_poison);
+    mirrors_poison(&lowlat->mirrors, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
+    mirrors_poison(&lowlat->mirrors, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
     status = mirrors_status(&lowlat->mirrors);
     if (status == EP_OK)
         status = run_dispatch(lowlat);
@@ -384,7 +359,7 @@ static ep_status take_memory(struct lowlat *lowlat)
     lowlat->scratch = malloc(2 * row + scale_bytes(lowlat));
     if (!lowlat->expected || !lowlat->scratch)
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d low-latency tokens", lowlat->bench.tokens);
-    each_row(lowlat, count_row);
+    each_row(lowlat, NULL);
     received = ((size_t)count_rows(lowlat) + 1) * row;
     lowlat->recv_count = mirrors_alloc(mirrors, (size_t)route->n_local_experts * sizeof(int32_t), 0);
     lowlat->x = mirrors_alloc(mirrors, x_bytes, 0);
@@ -418,7 +393,7 @@ static ep_status open_layout(struct lowlat *lowlat)
     each_row(lowlat, fill_returned);
     mirrors_push(&lowlat->mirrors, lowlat->x,
                  (size_t)lowlat->bench.route.n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    each_expert(lowlat, lowlat->returned, 2 * (size_t)lowlat->bench.request->hidden, push);
+    each_expert(lowlat, lowlat->returned, 2 * (size_t)lowlat->bench.request->hidden, mirrors_push);
     EP_TRY(mirrors_status(&lowlat->mirrors));
     return ep_ll_new(lowlat->bench.ctx->comm, &config, &lowlat->ll);
 }
@@ -460,14 +435,12 @@ int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request,
         .slots = (int64_t)ctx->nranks * request->ll_tokens,
     };
     ep_status status;
-    int code = bench_routing_new(ctx, request, request->ll_tokens, 0, &lowlat.bench.routing);
+    int code =
+        bench_routing_new(ctx, request, request->ll_tokens, 0, ctx->nranks, &lowlat.bench.routing, &lowlat.bench.route);
 
     if (code != 0)
         return code;
-    if (bench_route_init(&lowlat.bench.route, lowlat.bench.routing, ctx->rank, ctx->nranks) != 0)
-        status = ep_fail(EP_E_MEMORY, "benchmark: no memory for the rows of %d tokens", request->ll_tokens);
-    else
-        status = open_layout(&lowlat);
+    status = open_layout(&lowlat);
     code = status == EP_OK ? measure_types(&lowlat) : ranks_emit_error(ctx, status, "preparing low latency");
     done(&lowlat);
     return code;

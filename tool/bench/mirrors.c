@@ -2,6 +2,7 @@
 #include "bench/mirrors.h"
 
 #include "base/error.h"
+#include "bench/pattern.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -93,11 +94,11 @@ void *mirrors_address(const struct bench_mirrors *mirrors, const void *host)
     return mirror ? mirror->place : (void *)(uintptr_t)host;
 }
 
-static void copy(struct bench_mirrors *mirrors, const void *host, size_t bytes, bool to_mirror)
+static void copy(struct bench_mirrors *mirrors, void *host, size_t bytes, bool to_mirror)
 {
     const struct bench_mirror *mirror = NULL;
     struct ranks_ctx *ctx = mirrors->ctx;
-    void *there, *here = (void *)(uintptr_t)host;
+    void *there;
     uintptr_t at = (uintptr_t)host;
 
     if (!ctx->memory || mirrors->status != EP_OK || !bytes)
@@ -111,10 +112,10 @@ static void copy(struct bench_mirrors *mirrors, const void *host, size_t bytes, 
         return;
     }
     there = (char *)mirror->place + (at - (uintptr_t)mirror->host);
-    fail(mirrors, ctx->memory->copy(ctx, to_mirror ? there : here, to_mirror ? here : there, bytes));
+    fail(mirrors, ctx->memory->copy(ctx, to_mirror ? there : host, to_mirror ? host : there, bytes));
 }
 
-void mirrors_push(struct bench_mirrors *mirrors, const void *host, size_t bytes)
+void mirrors_push(struct bench_mirrors *mirrors, void *host, size_t bytes)
 {
     copy(mirrors, host, bytes, true);
 }
@@ -122,6 +123,12 @@ void mirrors_push(struct bench_mirrors *mirrors, const void *host, size_t bytes)
 void mirrors_pull(struct bench_mirrors *mirrors, void *host, size_t bytes)
 {
     copy(mirrors, host, bytes, false);
+}
+
+void mirrors_poison(struct bench_mirrors *mirrors, void *host, size_t bytes)
+{
+    memset(host, PATTERN_POISON, bytes);
+    mirrors_push(mirrors, host, bytes);
 }
 
 void mirrors_free(struct bench_mirrors *mirrors)

@@ -4,7 +4,7 @@
  * device memory, which is what the library is given. On the host backend a buffer is its own mirror, and nothing is
  * copied.
  *
- * The first failure is kept: what is done after it does nothing, and mirrors_status() tells.
+ * The first failure is kept: what is done after it does nothing, and mirrors_status() returns it.
  */
 #ifndef EP_BENCH_MIRRORS_H
 #define EP_BENCH_MIRRORS_H
@@ -37,8 +37,10 @@ void mirrors_add(struct bench_mirrors *mirrors, void *host, size_t bytes);
 /* Where the library finds it. */
 void *mirrors_address(const struct bench_mirrors *mirrors, const void *host);
 /* The first `bytes` of a buffer, or of a part of one: to the mirror, and back. */
-void mirrors_push(struct bench_mirrors *mirrors, const void *host, size_t bytes);
+void mirrors_push(struct bench_mirrors *mirrors, void *host, size_t bytes);
 void mirrors_pull(struct bench_mirrors *mirrors, void *host, size_t bytes);
+/* Fills them with PATTERN_POISON, in the mirror too. */
+void mirrors_poison(struct bench_mirrors *mirrors, void *host, size_t bytes);
 /* Frees all. Collective where some are symmetric. */
 void mirrors_free(struct bench_mirrors *mirrors);
 

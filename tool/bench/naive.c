@@ -30,21 +30,21 @@ uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk)
     return (uint64_t)n_send * row + (uint64_t)n_recv * (row + meta_bytes(hidden, topk));
 }
 
-static void fill_counts(struct naive *hand)
+static void fill_counts(struct naive *naive)
 {
-    const struct bench_route *route = hand->route;
+    const struct bench_route *route = naive->route;
 
     for (int r = 0; r < route->n_ranks; r++) {
         bool other = r != route->rank;
 
-        hand->send_offsets[r] = route->send_start[r];
-        hand->send_counts[r] = other ? route->send_start[r + 1] - route->send_start[r] : 0;
-        hand->recv_offsets[r] = route->recv_start[r];
-        hand->recv_counts[r] = other ? route->recv_start[r + 1] - route->recv_start[r] : 0;
+        naive->send_offsets[r] = route->send_start[r];
+        naive->send_counts[r] = other ? route->send_start[r + 1] - route->send_start[r] : 0;
+        naive->recv_offsets[r] = route->recv_start[r];
+        naive->recv_counts[r] = other ? route->recv_start[r + 1] - route->recv_start[r] : 0;
     }
 }
 
-ep_status naive_init(struct naive *hand, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
+ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
                      const struct bench_route *route, int hidden)
 {
     size_t n_ranks = (size_t)route->n_ranks;
@@ -53,122 +53,122 @@ ep_status naive_init(struct naive *hand, const struct ep_mpi_module *mpi, struct
     size_t topk = (size_t)route->topk;
     int *counts = malloc(4 * n_ranks * sizeof(*counts));
 
-    memset(hand, 0, sizeof(*hand));
-    hand->mpi = mpi;
-    hand->boot = boot;
-    hand->route = route;
-    hand->reduce = bench_reduce_get();
-    hand->hidden = hidden;
-    hand->send_counts = counts;
-    hand->packed = touched(n_send * 2 * (size_t)hidden);
-    hand->packed_meta = touched(n_send * meta_bytes(hidden, route->topk));
-    hand->recv_meta = touched(n_recv * meta_bytes(hidden, route->topk));
-    hand->recv_rows = touched(n_recv * 2 * (size_t)hidden);
-    hand->recv_scales = touched(n_recv * (size_t)(hidden / EP_SCALE_BLOCK) * sizeof(float));
-    hand->recv_experts = touched(n_recv * topk * sizeof(int32_t));
-    hand->recv_weights = touched(n_recv * topk * sizeof(float));
-    if (!counts || !hand->packed || !hand->packed_meta || !hand->recv_meta || !hand->recv_rows || !hand->recv_scales ||
-        !hand->recv_experts || !hand->recv_weights) {
-        naive_done(hand);
+    memset(naive, 0, sizeof(*naive));
+    naive->mpi = mpi;
+    naive->boot = boot;
+    naive->route = route;
+    naive->reduce = bench_reduce_get();
+    naive->hidden = hidden;
+    naive->send_counts = counts;
+    naive->packed = touched(n_send * 2 * (size_t)hidden);
+    naive->packed_meta = touched(n_send * meta_bytes(hidden, route->topk));
+    naive->recv_meta = touched(n_recv * meta_bytes(hidden, route->topk));
+    naive->recv_rows = touched(n_recv * 2 * (size_t)hidden);
+    naive->recv_scales = touched(n_recv * (size_t)(hidden / EP_SCALE_BLOCK) * sizeof(float));
+    naive->recv_experts = touched(n_recv * topk * sizeof(int32_t));
+    naive->recv_weights = touched(n_recv * topk * sizeof(float));
+    if (!counts || !naive->packed || !naive->packed_meta || !naive->recv_meta || !naive->recv_rows ||
+        !naive->recv_scales || !naive->recv_experts || !naive->recv_weights) {
+        naive_done(naive);
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for the buffers of MPI_Alltoallv");
     }
-    hand->send_offsets = counts + n_ranks;
-    hand->recv_counts = counts + 2 * n_ranks;
-    hand->recv_offsets = counts + 3 * n_ranks;
-    fill_counts(hand);
+    naive->send_offsets = counts + n_ranks;
+    naive->recv_counts = counts + 2 * n_ranks;
+    naive->recv_offsets = counts + 3 * n_ranks;
+    fill_counts(naive);
     return EP_OK;
 }
 
-void naive_done(struct naive *hand)
+void naive_done(struct naive *naive)
 {
-    free(hand->send_counts);
-    free(hand->packed);
-    free(hand->packed_meta);
-    free(hand->recv_meta);
-    free(hand->recv_rows);
-    free(hand->recv_scales);
-    free(hand->recv_experts);
-    free(hand->recv_weights);
-    memset(hand, 0, sizeof(*hand));
+    free(naive->send_counts);
+    free(naive->packed);
+    free(naive->packed_meta);
+    free(naive->recv_meta);
+    free(naive->recv_rows);
+    free(naive->recv_scales);
+    free(naive->recv_experts);
+    free(naive->recv_weights);
+    memset(naive, 0, sizeof(*naive));
 }
 
 /* One record travels beside each row: its scales, and the top-k as the destination wants it. */
-static void pack_meta(const struct naive *hand, unsigned char *record, int token, int holder, const float *scales)
+static void pack_meta(const struct naive *naive, unsigned char *record, int token, int holder, const float *scales)
 {
-    const struct bench_route *route = hand->route;
+    const struct bench_route *route = naive->route;
     size_t topk = (size_t)route->topk;
-    size_t n_scales = hand->scale_bytes / sizeof(float);
-    int32_t *experts = (int32_t *)(void *)(record + hand->scale_bytes);
+    size_t n_scales = naive->scale_bytes / sizeof(float);
+    int32_t *experts = (int32_t *)(void *)(record + naive->scale_bytes);
     float *weights = (float *)(void *)(experts + topk);
 
     if (n_scales)
-        memcpy(record, scales + (size_t)token * n_scales, hand->scale_bytes);
+        memcpy(record, scales + (size_t)token * n_scales, naive->scale_bytes);
     bench_route_meta(route, route->experts + (size_t)token * topk, route->weights + (size_t)token * topk, holder,
                      experts, weights);
 }
 
-static void unpack_meta(struct naive *hand, size_t record_bytes)
+static void unpack_meta(struct naive *naive, size_t record_bytes)
 {
-    const struct bench_route *route = hand->route;
+    const struct bench_route *route = naive->route;
     size_t topk = (size_t)route->topk;
 
     for (size_t row = 0; row < (size_t)route->n_recv; row++) {
-        const unsigned char *record = hand->recv_meta + row * record_bytes;
+        const unsigned char *record = naive->recv_meta + row * record_bytes;
 
-        if (hand->scale_bytes)
-            memcpy((unsigned char *)hand->recv_scales + row * hand->scale_bytes, record, hand->scale_bytes);
-        record += hand->scale_bytes;
-        memcpy(hand->recv_experts + row * topk, record, topk * sizeof(int32_t));
-        memcpy(hand->recv_weights + row * topk, record + topk * sizeof(int32_t), topk * sizeof(float));
+        if (naive->scale_bytes)
+            memcpy((unsigned char *)naive->recv_scales + row * naive->scale_bytes, record, naive->scale_bytes);
+        record += naive->scale_bytes;
+        memcpy(naive->recv_experts + row * topk, record, topk * sizeof(int32_t));
+        memcpy(naive->recv_weights + row * topk, record + topk * sizeof(int32_t), topk * sizeof(float));
     }
 }
 
-static ep_status exchange(const struct naive *hand, const void *send, void *recv, size_t unit_bytes)
+static ep_status exchange(const struct naive *naive, const void *send, void *recv, size_t unit_bytes)
 {
-    return hand->mpi->alltoallv(hand->boot, send, hand->send_counts, hand->send_offsets, recv, hand->recv_counts,
-                                hand->recv_offsets, unit_bytes);
+    return naive->mpi->alltoallv(naive->boot, send, naive->send_counts, naive->send_offsets, recv, naive->recv_counts,
+                                 naive->recv_offsets, unit_bytes);
 }
 
-ep_status naive_dispatch(struct naive *hand, const void *x, const float *scales, bool is_fp8)
+ep_status naive_dispatch(struct naive *naive, const void *x, const float *scales, bool is_fp8)
 {
-    const struct bench_route *route = hand->route;
-    size_t row_bytes = (size_t)hand->hidden * (is_fp8 ? 1 : 2);
+    const struct bench_route *route = naive->route;
+    size_t row_bytes = (size_t)naive->hidden * (is_fp8 ? 1 : 2);
     size_t record_bytes;
     const unsigned char *from = x;
 
-    hand->scale_bytes = is_fp8 ? (size_t)(hand->hidden / EP_SCALE_BLOCK) * sizeof(float) : 0;
-    record_bytes = hand->scale_bytes + (size_t)route->topk * (sizeof(int32_t) + sizeof(float));
+    naive->scale_bytes = is_fp8 ? (size_t)(naive->hidden / EP_SCALE_BLOCK) * sizeof(float) : 0;
+    record_bytes = naive->scale_bytes + (size_t)route->topk * (sizeof(int32_t) + sizeof(float));
     for (int holder = 0; holder < route->n_ranks; holder++) {
         bool own = holder == route->rank;
         size_t to = (size_t)(own ? route->recv_start[holder] : route->send_start[holder]);
-        unsigned char *rows = own ? hand->recv_rows : hand->packed;
-        unsigned char *records = own ? hand->recv_meta : hand->packed_meta;
+        unsigned char *rows = own ? naive->recv_rows : naive->packed;
+        unsigned char *records = own ? naive->recv_meta : naive->packed_meta;
 
         for (int32_t i = route->send_start[holder]; i < route->send_start[holder + 1]; i++, to++) {
             int token = route->send_token[i];
 
             memcpy(rows + to * row_bytes, from + (size_t)token * row_bytes, row_bytes);
-            pack_meta(hand, records + to * record_bytes, token, holder, scales);
+            pack_meta(naive, records + to * record_bytes, token, holder, scales);
         }
     }
-    EP_TRY(exchange(hand, hand->packed, hand->recv_rows, row_bytes));
-    EP_TRY(exchange(hand, hand->packed_meta, hand->recv_meta, record_bytes));
-    unpack_meta(hand, record_bytes);
+    EP_TRY(exchange(naive, naive->packed, naive->recv_rows, row_bytes));
+    EP_TRY(exchange(naive, naive->packed_meta, naive->recv_meta, record_bytes));
+    unpack_meta(naive, record_bytes);
     return EP_OK;
 }
 
-ep_status naive_combine(struct naive *hand, const uint16_t *x, uint16_t *out)
+ep_status naive_combine(struct naive *naive, const uint16_t *x, uint16_t *out)
 {
-    const struct bench_route *route = hand->route;
-    size_t hidden = (size_t)hand->hidden;
-    const uint16_t *back = (const uint16_t *)(const void *)hand->packed;
+    const struct bench_route *route = naive->route;
+    size_t hidden = (size_t)naive->hidden;
+    const uint16_t *back = (const uint16_t *)(const void *)naive->packed;
     int32_t own_begin = route->send_start[route->rank];
     int32_t own_end = route->send_start[route->rank + 1];
     const uint16_t *rows[EP_MAX_TOPK];
 
     /* Received rows lie by source already: they go back as they are, to where they had been packed. */
-    EP_TRY(hand->mpi->alltoallv(hand->boot, x, hand->recv_counts, hand->recv_offsets, hand->packed, hand->send_counts,
-                                hand->send_offsets, hidden * sizeof(*x)));
+    EP_TRY(naive->mpi->alltoallv(naive->boot, x, naive->recv_counts, naive->recv_offsets, naive->packed,
+                                 naive->send_counts, naive->send_offsets, hidden * sizeof(*x)));
     for (int token = 0; token < route->n_tokens; token++) {
         int n_rows = 0;
 
@@ -180,7 +180,7 @@ ep_status naive_combine(struct naive *hand, const uint16_t *x, uint16_t *out)
             else
                 rows[n_rows++] = back + (size_t)i * hidden;
         }
-        hand->reduce(out + (size_t)token * hidden, rows, n_rows, hand->hidden);
+        naive->reduce(out + (size_t)token * hidden, rows, n_rows, naive->hidden);
     }
     return EP_OK;
 }

@@ -31,19 +31,19 @@ struct naive {
 };
 
 /* Buffers for rows of either type; touched. Result: EP_OK or EP_E_MEMORY. */
-ep_status naive_init(struct naive *hand, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
+ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
                      const struct bench_route *route, int hidden);
 
 /* A zeroed struct is fine. */
-void naive_done(struct naive *hand);
+void naive_done(struct naive *naive);
 
 /* Bytes that naive_init() takes for these numbers of rows. */
 uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);
 
 /* x [N,H] bf16, or fp8 with scales [N,H/128]. */
-ep_status naive_dispatch(struct naive *hand, const void *x, const float *scales, bool is_fp8);
+ep_status naive_dispatch(struct naive *naive, const void *x, const float *scales, bool is_fp8);
 
 /* x [n_recv,H] bf16; out [N,H]. */
-ep_status naive_combine(struct naive *hand, const uint16_t *x, uint16_t *out);
+ep_status naive_combine(struct naive *naive, const uint16_t *x, uint16_t *out);
 
 #endif

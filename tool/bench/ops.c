@@ -82,14 +82,14 @@ static ep_status run_naive_dispatch(void *context)
 {
     struct op *op = context;
 
-    return naive_dispatch(&op->bench->hand, op->bench->x, op->bench->x_scales, op->is_fp8);
+    return naive_dispatch(&op->bench->naive, op->bench->x, op->bench->x_scales, op->is_fp8);
 }
 
 static ep_status run_naive_combine(void *context)
 {
     struct op *op = context;
 
-    return naive_combine(&op->bench->hand, op->bench->recv_x, op->bench->out_naive);
+    return naive_combine(&op->bench->naive, op->bench->recv_x, op->bench->out_naive);
 }
 
 static ep_status run_puts(void *context)
@@ -144,8 +144,7 @@ static int check_combine(struct op *op)
     size_t bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
     int code;
 
-    memset(bench->out, PATTERN_POISON, bytes);
-    mirrors_push(&bench->mirrors, bench->out, bytes);
+    mirrors_poison(&bench->mirrors, bench->out, bytes);
     code = run_checked(op, run_combine, "combine");
     mirrors_pull(&bench->mirrors, bench->out, bytes);
     return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, false, "verifying combine");

@@ -24,19 +24,13 @@ int bench_plans_rows(struct ranks_ctx *ctx, const struct bench_request *request,
     for (int v = 1; v <= BENCH_VARIANTS; v++) {
         struct bench_route route;
         struct routing *routing;
-        int code = bench_routing_new(ctx, request, tokens, v, &routing);
+        int code = bench_routing_new(ctx, request, tokens, v, ctx->nranks, &routing, &route);
 
         if (code != 0)
             return code;
-        if (bench_route_init(&route, routing, ctx->rank, ctx->nranks) != 0)
-            code = ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %d tokens", tokens),
-                                    "preparing the benchmark");
-        else
-            most = route.n_recv > most ? route.n_recv : most;
+        most = route.n_recv > most ? route.n_recv : most;
         bench_route_done(&route);
         routing_free(routing);
-        if (code != 0)
-            return code;
     }
     *ret_rows = most;
     return 0;
@@ -154,12 +148,8 @@ int bench_run_plans(struct bench_case *bench)
     int code = 0;
 
     for (int v = 0; v < BENCH_VARIANTS && code == 0; v++) {
-        code = bench_routing_new(bench->ctx, bench->request, bench->tokens, v + 1, &plans.routing[v]);
-        if (code == 0 &&
-            bench_route_init(&plans.route[v], plans.routing[v], bench->ctx->rank, bench->ranks_per_node) != 0)
-            code =
-                ranks_emit_error(bench->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %d tokens", bench->tokens),
-                                 "preparing the benchmark");
+        code = bench_routing_new(bench->ctx, bench->request, bench->tokens, v + 1, bench->ranks_per_node,
+                                 &plans.routing[v], &plans.route[v]);
         if (code == 0)
             bench_mirror_route(&plans.mirrors, &plans.route[v]);
     }

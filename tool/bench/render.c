@@ -83,31 +83,21 @@ static const struct out_column phase_columns[] = {
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static void copy_member(json_t *row, const char *object, const char *member, const char *key)
-{
-    json_t *value = json_object_get(json_object_get(row, object), member);
-
-    if (value)
-        json_object_set(row, key, value);
-}
-
-/* A row without objects in it. A new reference. */
+/* A row without objects in it: "memcpy": {"time_us", "gbps"} is "memcpy_us" and "memcpy_gbps". A new reference. */
 static json_t *flatten(const json_t *row, const char *device)
 {
-    json_t *flat = json_copy((json_t *)row);
+    json_t *flat = json_copy((json_t *)row), *value;
+    const char *name;
+    char key[64];
 
     json_object_set_new(flat, "device", json_string(device));
-    copy_member(flat, "memcpy", "time_us", "memcpy_us");
-    copy_member(flat, "memcpy", "gbps", "memcpy_gbps");
-    copy_member(flat, "queued", "time_us", "queued_us");
-    copy_member(flat, "queued", "gbps", "queued_gbps");
-    copy_member(flat, "bare", "gbps", "bare_gbps");
-    copy_member(flat, "engine_all", "gbps", "engine_all_gbps");
-    copy_member(flat, "engine_pair", "gbps", "engine_pair_gbps");
-    copy_member(flat, "alltoallv", "time_us", "alltoallv_us");
-    copy_member(flat, "alltoallv", "gbps", "alltoallv_gbps");
-    copy_member(flat, "puts", "gbps", "puts_gbps");
-    copy_member(flat, "sockets", "gbps", "sockets_gbps");
+    json_object_foreach((json_t *)row, name, value)
+    {
+        snprintf(key, sizeof(key), "%s_us", name);
+        json_object_set(flat, key, json_object_get(value, "time_us"));
+        snprintf(key, sizeof(key), "%s_gbps", name);
+        json_object_set(flat, key, json_object_get(value, "gbps"));
+    }
     json_object_update_missing(flat, json_object_get(row, "phases_us"));
     return flat;
 }

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank tells the others of its buffer. */
+/* What a rank sends the others about its buffer. */
 struct hello {
     struct ep_cuda_place place;
     int64_t room_bytes;

@@ -48,11 +48,6 @@ void verify_fill_x(struct bench_case *bench, bool is_fp8)
     mirrors_push(&bench->mirrors, bench->x_scales, is_fp8 ? (size_t)bench->tokens * scales * sizeof(float) : 0);
 }
 
-static void mirrors_push_to(struct bench_mirrors *mirrors, void *host, size_t bytes)
-{
-    mirrors_push(mirrors, host, bytes);
-}
-
 static void each_received(struct bench_case *bench, size_t rows,
                           void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
 {
@@ -67,15 +62,7 @@ static void each_received(struct bench_case *bench, size_t rows,
 
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route)
 {
-    size_t rows = (size_t)route->n_recv;
-    size_t hidden = (size_t)bench->request->hidden;
-    size_t topk = (size_t)bench->request->topk;
-
-    memset(bench->recv_x, PATTERN_POISON, rows * 2 * hidden);
-    memset(bench->recv_scales, PATTERN_POISON, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float));
-    memset(bench->recv_experts, PATTERN_POISON, rows * topk * sizeof(int32_t));
-    memset(bench->recv_weights, PATTERN_POISON, rows * topk * sizeof(float));
-    each_received(bench, rows, mirrors_push_to);
+    each_received(bench, (size_t)route->n_recv, mirrors_poison);
 }
 
 /* Everything that came with received row `row`, which must be `token` of `source`. NULL, or what differs. */
@@ -210,19 +197,19 @@ int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_
 
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8)
 {
-    const struct naive *hand = &bench->hand;
+    const struct naive *naive = &bench->naive;
     size_t rows = (size_t)bench->route.n_recv;
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
     const char *wrong = "";
 
-    if (memcmp(hand->recv_rows, bench->recv_x, rows * hidden * (is_fp8 ? 1 : 2)) != 0)
+    if (memcmp(naive->recv_rows, bench->recv_x, rows * hidden * (is_fp8 ? 1 : 2)) != 0)
         wrong = "rows differ from those of ep_dispatch()";
     else if (is_fp8 &&
-             memcmp(hand->recv_scales, bench->recv_scales, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float)) != 0)
+             memcmp(naive->recv_scales, bench->recv_scales, rows * (hidden / EP_SCALE_BLOCK) * sizeof(float)) != 0)
         wrong = "scales differ from those of ep_dispatch()";
-    else if (memcmp(hand->recv_experts, bench->recv_experts, rows * topk * sizeof(int32_t)) != 0 ||
-             memcmp(hand->recv_weights, bench->recv_weights, rows * topk * sizeof(float)) != 0)
+    else if (memcmp(naive->recv_experts, bench->recv_experts, rows * topk * sizeof(int32_t)) != 0 ||
+             memcmp(naive->recv_weights, bench->recv_weights, rows * topk * sizeof(float)) != 0)
         wrong = "experts or weights differ from those of ep_dispatch()";
     return verify_agree(bench->ctx, "verifying MPI_Alltoallv", wrong);
 }

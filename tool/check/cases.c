@@ -20,7 +20,7 @@ struct tally {
     int passed, failed;
 };
 
-/* Every rank finds the same fault in the same parameters: one of them tells. */
+/* Every rank finds the same fault in the same parameters: one of them reports it. */
 static int refuse_parameters(struct check_run *run, const char *text)
 {
     if (run->ctx->rank == 0)
@@ -105,7 +105,8 @@ static bool is_wanted(const struct check_run *run, const struct check_matrix *ma
     return matrix->describe(run, index, name) && (!run->parameters.only || run->parameters.only == index + 1);
 }
 
-/* A call of the library failed: says so, and lets nobody wait for this rank. `name`: of the case, "" outside of one. */
+/* A call of the library failed: reports it, and aborts, so that no rank waits for this one. `name`: of the case, ""
+ * outside of one. */
 static int fail_call(struct check_run *run, const char *name, ep_status status)
 {
     char what[256];
@@ -126,7 +127,8 @@ static double now_ms(void)
 }
 
 /* The verdict of the group: of the first rank that found something, with a count of the others. */
-static bool judge(const struct check_run *run, const struct check_verdict *verdicts, char *ret_detail, size_t bytes)
+static bool summarise_verdicts(const struct check_run *run, const struct check_verdict *verdicts, char *ret_detail,
+                               size_t bytes)
 {
     int n_failed = 0, n;
 
@@ -152,7 +154,7 @@ static void emit_case(struct check_run *run, const struct check_matrix *matrix, 
     ranks_emit(run->ctx, event);
 }
 
-/* Runs one case on this rank, then hears what the others found. */
+/* Runs one case on this rank, then gathers what the others found. */
 static ep_status run_case(struct check_run *run, const struct check_matrix *matrix, void *state, int index,
                           struct check_verdict *verdicts, struct tally *tally)
 {
@@ -169,7 +171,7 @@ static ep_status run_case(struct check_run *run, const struct check_matrix *matr
         return status;
     run->phase = "agreement";
     CHECK_CALL(run, ep_comm_allgather, run->ctx->comm, &run->verdict, sizeof(run->verdict), verdicts);
-    passed = judge(run, verdicts, detail, sizeof(detail));
+    passed = summarise_verdicts(run, verdicts, detail, sizeof(detail));
     *(passed ? &tally->passed : &tally->failed) += 1;
     if (run->ctx->rank == 0)
         emit_case(run, matrix, index, name, passed, detail, now_ms() - begin);

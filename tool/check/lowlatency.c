@@ -170,15 +170,10 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
     struct check_buffer *buffers[] = {&state->rows[1], &state->scales[1], &state->rows[0], &state->scales[0],
                                       &state->counts,  &state->sources,   &state->ranges,  &state->topk_idx,
                                       &state->x,       &state->x_weights, &state->out};
-    ep_status status = EP_OK;
+    ep_status status;
 
     ep_ll_free(state->ll);
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
-        if ((healthy && status == EP_OK) || !buffers[i]->symmetric) {
-            ep_status result = check_buffer_free(run, buffers[i]);
-
-            status = status == EP_OK ? result : status;
-        }
+    status = check_buffers_free(run, buffers, sizeof(buffers) / sizeof(buffers[0]), healthy);
     reference_layout_done(&state->layout);
     reference_scratch_done(&state->scratch);
     free(state->expected);
@@ -313,7 +308,7 @@ static ep_status start_dispatch(const struct ll_step *step)
     args.recv_count = (int32_t *)state->counts.place;
     args.recv_source = c->sources ? (int32_t *)state->sources.place : NULL;
     args.recv_range = c->sources ? (int64_t *)state->ranges.place : NULL;
-    /* ue8m0 scales are powers of two without being told. */
+    /* ue8m0 scales are powers of two without the flag. */
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0);
     CHECK_CALL(state->run, ep_ll_dispatch_sync, state->ll, &args);
     if (c->hook)
@@ -344,7 +339,7 @@ static void verify_row(const struct ll_step *step, int64_t slot, const struct re
               state->scales[c->symmetric].memory + (size_t)slot * scale_bytes);
 }
 
-/* Where the rows of one expert come from, as recv_source and recv_range tell. */
+/* Where the rows of one expert come from, as recv_source and recv_range say. */
 static void verify_sources(struct ll_state *state, int local)
 {
     struct check_run *run = state->run;
@@ -538,7 +533,7 @@ static ep_status combine_step(struct ll_step *step)
     if (state->c.zero_copy)
         CHECK_CALL(state->run, ep_ll_get_combine_buffer, state->ll, &buffer);
     step->offers = buffer;
-    /* Device memory is written through the twin of the received rows, whichever buffer it is for. */
+    /* Device memory is written through the mirror of the received rows, whichever buffer it is for. */
     step->x = state->run->ctx->memory ? (void *)rows->memory : buffer;
     CHECK_TRY(load_combine(step));
     CHECK_TRY(check_buffer_poison(state->run, &state->out, used));

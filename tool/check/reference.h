@@ -2,9 +2,9 @@
 /*
  * reference.h - what dispatch and combine must give, by the words of epkit/plan.h, ops.h and lowlatency.h.
  *
- * A model of the whole group in one process: from every rank's routing it tells, for one rank, which row must be where
- * and what a token's combined row must be, bit for bit. Written to be read, not to be fast. It knows rows by (source
- * rank, token) and computes them one at a time: their contents are data.h's.
+ * A model of the whole group in one process: from every rank's routing it derives, for one rank, which row must be
+ * where and what a token's combined row must be, bit for bit. Written to be read, not to be fast. It knows rows by
+ * (source rank, token) and computes them one at a time: their contents are data.h's.
  */
 #ifndef EP_CHECK_REFERENCE_H
 #define EP_CHECK_REFERENCE_H

@@ -15,7 +15,7 @@ enum routing_kind {
     ROUTING_ZIPF,        /* popularity of the p-th expert ~ p^-1.2, popular ones anywhere */
     ROUTING_GROUPED,     /* DeepSeek-V3's gate: the best 4 of 8 groups, then the best K experts in them */
     ROUTING_ONE,         /* all tokens of all ranks to one rank; K > L: the rest to the next ranks */
-    ROUTING_DROPPED,     /* uniform with holes (-1), and tokens that select nobody */
+    ROUTING_DROPPED,     /* uniform with holes (-1), and tokens that select no expert */
     ROUTING_EMPTY,       /* some ranks have no tokens, some receive none */
     ROUTING_FILE         /* from a .npy: [N,K] for every rank alike, or [R,N,K] */
 };

@@ -92,21 +92,16 @@ void check_distance_below(struct check_run *run, const struct check_distance *di
         check_mismatch(run, "error %.3g against the input, limit %.3g", value, limit);
 }
 
-static ep_status take_symmetric(struct check_run *run, size_t bytes, unsigned char **ret_memory)
+/* Where the library finds a buffer: memory of ep_alloc(), or the mirror of ordinary memory. */
+static ep_status take_place(struct check_run *run, size_t bytes, bool symmetric, unsigned char **ret_place)
 {
-    void *memory;
+    void *place;
 
-    CHECK_CALL(run, ep_alloc, run->ctx->comm, bytes, &memory);
-    *ret_memory = memory;
-    return EP_OK;
-}
-
-static ep_status take_twin(struct check_run *run, size_t bytes, unsigned char **ret_memory)
-{
-    void *memory;
-
-    CHECK_CALL(run, run->ctx->memory->take, run->ctx, bytes, &memory);
-    *ret_memory = memory;
+    if (symmetric)
+        CHECK_CALL(run, ep_alloc, run->ctx->comm, bytes, &place);
+    else
+        CHECK_CALL(run, run->ctx->memory->take, run->ctx, bytes, &place);
+    *ret_place = place;
     return EP_OK;
 }
 
@@ -114,7 +109,7 @@ ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_b
                            struct check_buffer *ret_buffer)
 {
     struct check_buffer buffer = {.symmetric = symmetric};
-    bool has_twin = run->ctx->memory;
+    bool has_mirror = run->ctx->memory;
     ep_status status = EP_OK;
     size_t all;
 
@@ -123,17 +118,15 @@ ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_b
         __builtin_add_overflow(buffer.bytes, (size_t)CHECK_GUARD_BYTES + 4095, &all))
         return EP_E_OVERFLOW;
     all = all / 4096 * 4096;
-    if (!symmetric || has_twin) {
+    if (!symmetric || has_mirror) {
         run->call = "aligned_alloc";
         buffer.memory = aligned_alloc(4096, all);
         if (!buffer.memory)
             return EP_E_MEMORY;
     }
     buffer.place = buffer.memory;
-    if (symmetric)
-        status = take_symmetric(run, all, &buffer.place);
-    else if (has_twin)
-        status = take_twin(run, all, &buffer.place);
+    if (symmetric || has_mirror)
+        status = take_place(run, all, symmetric, &buffer.place);
     if (status != EP_OK) {
         free(buffer.memory);
         return status;
@@ -144,7 +137,7 @@ ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_b
     return EP_OK;
 }
 
-ep_status check_buffer_free(struct check_run *run, struct check_buffer *buffer)
+static ep_status free_buffer(struct check_run *run, struct check_buffer *buffer)
 {
     struct check_buffer old = *buffer;
 
@@ -158,6 +151,19 @@ ep_status check_buffer_free(struct check_run *run, struct check_buffer *buffer)
     else if (old.place != old.memory)
         run->ctx->memory->give(run->ctx, old.place);
     return EP_OK;
+}
+
+ep_status check_buffers_free(struct check_run *run, struct check_buffer *const *buffers, size_t n, bool healthy)
+{
+    ep_status status = EP_OK;
+
+    for (size_t i = 0; i < n; i++)
+        if ((healthy && status == EP_OK) || !buffers[i]->symmetric) {
+            ep_status result = free_buffer(run, buffers[i]);
+
+            status = status == EP_OK ? result : status;
+        }
+    return status;
 }
 
 ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to)

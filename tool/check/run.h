@@ -89,8 +89,8 @@ void check_distance_below(struct check_run *run, const struct check_distance *di
 
 /*
  * Memory that is watched: filled with a pattern, which must stay whole behind what a run may use. Written and read here
- * at `memory`; the library is given `place`: the same, or a twin in device memory, to which it is pushed and from which
- * it is pulled. Without a twin these two do nothing.
+ * at `memory`; the library is given `place`: the same, or a mirror in device memory, to which it is pushed and from
+ * which it is pulled. Without a mirror these two do nothing.
  */
 struct check_buffer {
     unsigned char *memory, *place;
@@ -107,16 +107,17 @@ struct check_buffer {
  */
 ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
                            struct check_buffer *ret_buffer);
-ep_status check_buffer_free(struct check_run *run, struct check_buffer *buffer);
+/* `healthy`: the group is; otherwise those in symmetric memory stay. */
+ep_status check_buffers_free(struct check_run *run, struct check_buffer *const *buffers, size_t n, bool healthy);
 
-/* Fills the first `used` bytes and the guard behind them, twin included; or the bytes `from` .. `to`. */
+/* Fills the first `used` bytes and the guard behind them, mirror included; or the bytes `from` .. `to`. */
 ep_status check_buffer_poison(struct check_run *run, struct check_buffer *buffer, size_t used);
 ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
 
-/* Bytes `from` .. `to`: to the twin, and back. */
+/* Bytes `from` .. `to`: to the mirror, and back. */
 ep_status check_buffer_push(struct check_run *run, const struct check_buffer *buffer, size_t from, size_t to);
 ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
-/* Writes the choices of this rank's tokens as `idx_type`, to the twin, too. */
+/* Writes the choices of this rank's tokens as `idx_type`, to the mirror, too. */
 ep_status check_buffer_load_choices(struct check_run *run, int idx_type, struct check_buffer *buffer);
 /* The first `used` bytes and the guard behind them. */
 ep_status check_buffer_pull_guarded(struct check_run *run, struct check_buffer *buffer, size_t used);

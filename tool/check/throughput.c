@@ -178,14 +178,9 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
                                       &state->rows[0],  &state->scales[0], &state->indices[0], &state->weights[0],
                                       &state->topk_idx, &state->x,         &state->x_scales,   &state->x_weights,
                                       &state->bias[0],  &state->bias[1],   &state->out,        &state->out_weights};
-    ep_status status = EP_OK;
+    ep_status status;
 
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
-        if ((healthy && status == EP_OK) || !buffers[i]->symmetric) {
-            ep_status result = check_buffer_free(run, buffers[i]);
-
-            status = status == EP_OK ? result : status;
-        }
+    status = check_buffers_free(run, buffers, sizeof(buffers) / sizeof(buffers[0]), healthy);
     reference_counts_done(&state->counts);
     reference_scratch_done(&state->scratch);
     free(state->expected);
@@ -233,7 +228,7 @@ static ep_status verify_info(struct throughput *state, const ep_plan *plan, cons
     CHECK_CALL(run, ep_plan_get_info, plan, &info);
     check_equal(run, "n_recv", known ? layout->n_rows : -1, info.n_recv);
     check_equal(run, "out_rows", max_recv_tokens ? max_recv_tokens : layout->n_rows, info.out_rows);
-    /* Of a worst-case plan a GPU may be the only one that has counted, until somebody waits for it. */
+    /* Of a worst-case plan a GPU may be the only one that has counted, until a call waits for it. */
     if (known || !run->ctx->gpu || info.n_send >= 0) {
         check_equal(run, "n_send", layout->n_send, info.n_send);
         check_equal(run, "n_wire", layout->n_wire, info.n_wire);
@@ -322,7 +317,7 @@ free_all:
 
 /* --- one case --- */
 
-/* Two combines: of rows that come back unchanged, and of rows that tell who answered. */
+/* Two combines: of rows that come back unchanged, and of rows that identify who answered. */
 static ep_status run_rank_layout(struct throughput *state, ep_plan *plan)
 {
     struct check_run *run = state->run;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * arenas.h - pinned memory in which the chunks of an operation between nodes lie until they have left: two, which
- * operations use in turn. Kernels and graphs keep what they were told, so what is outgrown stays until the communicator
- * ends. The caller's thread alone.
+ * operations use in turn. Kernels and graphs keep the addresses that they were given, so what is outgrown stays until
+ * the communicator ends. The caller's thread alone.
  */
 #ifndef EP_CUDA_ARENAS_H
 #define EP_CUDA_ARENAS_H

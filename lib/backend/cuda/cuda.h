@@ -405,7 +405,8 @@ static inline ep_status cuda_take_for(struct cuda_comm *cuda, const struct cuda_
 
 /* update.c */
 ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued);
-void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan);
+/* What the device has of any plan; nothing where there is none. */
+void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 /* After a wait: plans whose counts are known by now say so. */
 void cuda_plans_settle(struct cuda_comm *cuda);

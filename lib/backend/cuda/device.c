@@ -40,7 +40,7 @@ void cuda_return_to(int device)
     unsigned flags;
     int active = 0;
 
-    /* From CUDA 12 on cudaSetDevice() makes the context where there is none: half a GB of a GPU that nobody uses here.
+    /* From CUDA 12 on cudaSetDevice() makes the context where there is none: half a GB of a GPU that is not used here.
      */
     if (device >= 0 && !get_state && cuda_find_driver("cuDevicePrimaryCtxGetState", (void **)&get_state) == EP_OK)
         __atomic_store_n(&known, get_state, __ATOMIC_RELAXED);

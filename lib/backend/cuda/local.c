@@ -103,7 +103,7 @@ static ep_status find_whole(const void *memory, size_t bytes, struct cuda_alloca
     EP_TRY(cuda_find_driver("cuMemGetAddressRange", (void **)&get_range));
     EP_TRY(cuda_find_driver("cuPointerGetAttribute", (void **)&get_attribute));
     if (get_range(&base, &whole, at) != 0 || get_attribute(&number, ATTRIBUTE_BUFFER_ID, at) != 0)
-        return ep_fail(EP_E_UNSUPPORTED, "the driver does not tell which allocation it is in");
+        return ep_fail(EP_E_UNSUPPORTED, "the driver does not report which allocation it is in");
     if (bytes > whole - (at - base))
         return ep_fail(EP_E_ARG, "%zu bytes are beyond its allocation, of which %llu are behind it", bytes,
                        (unsigned long long)(whole - (at - base)));

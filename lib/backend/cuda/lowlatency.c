@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Low latency on GPUs: the host's part of a call. How ranks wait for each other is in lowlatency.h and the kernels
- * alone, so a call that nobody waits for costs the host one launch.
+ * alone, so a call that no host waits for costs the host one launch.
  */
 #include "backend/cuda/ll_inner.h"
 #include "backend/cuda/ll_mask.h"

@@ -81,7 +81,7 @@ struct cuda_ll_dispatch {
     struct cuda_ll ll;
     const void *x, *topk_idx;
     int32_t wide, n_tokens, phases;
-    int32_t queued;              /* nobody waits for this call */
+    int32_t queued;              /* no host waits for this call */
     int32_t fp8, rounds, packed; /* packed: ue8m0 */
     int32_t format;              /* what all ranks must want alike */
     unsigned char *recv_x;
@@ -99,14 +99,14 @@ struct cuda_ll_combine {
     const float *weights;
     unsigned char *out;
     int32_t wide, n_tokens, phases;
-    int32_t queued;      /* nobody waits for this call */
+    int32_t queued;      /* no host waits for this call */
     int32_t age;         /* it answers the last dispatch but so many */
     int64_t *wait_added; /* [R] NULL: not wanted */
 };
 
 enum { CUDA_LL_MASK_KEEP, CUDA_LL_MASK_SET, CUDA_LL_MASK_CLEAR };
 
-/* Masks in the order of the stream: of a rank, -1: all, changed; then told to the caller, if `out` [R] is. */
+/* Masks in the order of the stream: of a rank, -1: all, changed; then written for the caller, if `out` [R] is. */
 struct cuda_ll_mask {
     struct cuda_ll ll;
     int32_t rank, change; /* CUDA_LL_MASK_... */

@@ -96,7 +96,8 @@ static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocatio
         uint32_t generation = atomic_load_explicit(&peer->board->slot[slot].generation, memory_order_acquire);
         ep_status status = generation ? map_peer_slot(cuda, rank, slot, generation) : EP_OK;
 
-        /* Freed meanwhile, or its owner is gone: it needs no mapping, and who waits for it hears that it is lost. */
+        /* Freed meanwhile, or its owner is gone: it needs no mapping, and a kernel that waits for it is notified that
+         * it is lost. */
         if (status != EP_OK &&
             (ep_group_is_gone(&cuda->group, rank) || atomic_load(&peer->board->slot[slot].generation) != generation))
             continue;

@@ -301,7 +301,7 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
         cuda_hop_discard(cuda, hop);
         return status;
     }
-    /* After a failure from here on the peers are to hear of it: cuda_call_end() does that. */
+    /* After a failure from here on the peers must be notified: cuda_call_end() does that. */
     *ret_queued = true;
     return cuda_status(cuda_launch_nodes_dispatch(&place, call->stream), "dispatch kernel");
 }

@@ -414,7 +414,7 @@ static ep_status queue(const struct cuda_call *call, ep_plan *plan, const ep_pla
             cuda_hop_discard(call->cuda, hops.hop[i]);
         return status;
     }
-    /* Of a failure amid the launches the peers are to hear. */
+    /* The peers must be notified of a failure between the launches. */
     *ret_queued = true;
     EP_TRY(cuda_status(cuda_launch_slices(u, call->stream), "update kernels"));
     return cuda_status(cuda_launch_lists(u, &pack, call->stream), "update kernels");
@@ -496,7 +496,7 @@ ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, c
         status = queue(call, plan, &routing, ret_queued);
     if (status == EP_OK)
         return EP_OK;
-    cuda_plan_close_fixed(call->cuda, plan);
+    cuda_plan_free_device(call->cuda, plan);
     ep_group_plan_close(plan);
     return status;
 }

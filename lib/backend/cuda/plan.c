@@ -73,22 +73,6 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
     return EP_OK;
 }
 
-static void free_route(struct cuda_comm *cuda, ep_plan *plan)
-{
-    struct ep_group_plan *inner = plan->impl;
-    struct cuda_plan *device = inner ? inner->device : NULL;
-
-    if (!device)
-        return;
-    cuda_lists_free(cuda, plan);
-    cuda_give(cuda, &device->block);
-    cuda_give(cuda, &device->ordered);
-    cuda_give(cuda, &device->facts_block);
-    cuda_give(cuda, &device->sources);
-    free(device);
-    inner->device = NULL;
-}
-
 static size_t routing_bytes(const ep_plan_args *args)
 {
     return (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type);
@@ -212,7 +196,7 @@ static ep_status place_if_complete(struct cuda_comm *cuda, ep_plan *plan)
     status = place_route(cuda, plan);
     if (status == EP_OK)
         return EP_OK;
-    free_route(cuda, plan);
+    cuda_plan_free_device(cuda, plan);
     ep_group_plan_close(plan);
     return status;
 }
@@ -248,7 +232,7 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
         status = count(cuda, plan, args, routing, block_rows);
     cuda_give(cuda, &copy);
     if (status != EP_OK) {
-        free_route(cuda, plan);
+        cuda_plan_free_device(cuda, plan);
         ep_group_plan_discard(plan);
         return status;
     }
@@ -318,7 +302,7 @@ static ep_status check_nodes(const ep_plan *plan)
                    plan->args.topk, nodes, CUDA_MOST_FAR);
 }
 
-/* Otherwise by the devices, and nobody meets. */
+/* Otherwise by the devices, and hosts do not synchronise. */
 static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
 {
     return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
@@ -360,10 +344,7 @@ void cuda_plan_close(ep_plan *plan)
     struct cuda_scope scope;
 
     if (cuda_enter_uncaptured(cuda, &scope) == EP_OK) {
-        if (cuda_plan_of(plan)->fixed)
-            cuda_plan_close_fixed(cuda, plan);
-        else
-            free_route(cuda, plan);
+        cuda_plan_free_device(cuda, plan);
         cuda_leave_uncaptured(&scope);
     }
     ep_group_plan_close(plan);
@@ -421,7 +402,7 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 
         counts.base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
         counts.rows_on[local] = inner->rows_on[rank];
-        /* Of one node: between nodes nobody asks. */
+        /* Of one node: between nodes it is not used. */
         counts.first[local + 1] = inner->recv_from_rank[local + 1];
     }
     CUDA_TRY(

@@ -210,7 +210,7 @@ static ep_status turn(struct cuda_proxy *p, struct cuda_hop *hop, bool *ret_move
     return EP_OK;
 }
 
-/* Has the group failed, or closed? Then nobody reads what is sent, and the kernels end or have ended by themselves. */
+/* Has the group failed, or closed? Then what is sent is not read, and the kernels end or have ended by themselves. */
 static bool has_failed(const struct cuda_proxy *p)
 {
     uint64_t limit_ns = atomic_load(&p->limit_ns);

@@ -295,37 +295,6 @@ static const uint32_t *word_on_device(const struct cuda_comm *cuda, const _Atomi
     return words ? words->word_device + (at - (uintptr_t)words->word) / sizeof(uint32_t) : NULL;
 }
 
-static ep_status new_event(ep_comm *comm, struct event **ret_event)
-{
-    struct event *event = calloc(1, sizeof(*event));
-
-    if (!event)
-        return ep_fail(EP_E_MEMORY, "no memory for an event");
-    event->base.comm = comm;
-    *ret_event = event;
-    return EP_OK;
-}
-
-ep_status cuda_event_new(ep_comm *comm, ep_event **ret_event)
-{
-    struct cuda_comm *cuda = cuda_of(comm);
-    struct cuda_scope scope;
-    struct event *event = NULL;
-    ep_status status;
-
-    EP_TRY(new_event(comm, &event));
-    status = cuda_enter(cuda, &scope);
-    if (status == EP_OK) {
-        status = take_word(cuda, &event->word);
-        cuda_leave(&scope);
-    }
-    if (status == EP_OK)
-        *ret_event = &event->base;
-    else
-        free(event);
-    return status;
-}
-
 static ep_status record_event(struct event *event, cudaStream_t stream)
 {
     CUDA_TRY(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming));
@@ -333,17 +302,20 @@ static ep_status record_event(struct event *event, cudaStream_t stream)
     return EP_OK;
 }
 
-ep_status cuda_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
+/* `recorded`: of what is queued in `stream` now; otherwise a word that ep_event_signal() sets. */
+static ep_status new_event(ep_comm *comm, bool recorded, ep_stream stream, ep_event **ret_event)
 {
+    struct event *event = calloc(1, sizeof(*event));
     struct cuda_comm *cuda = cuda_of(comm);
     struct cuda_scope scope;
-    struct event *event = NULL;
     ep_status status;
 
-    EP_TRY(new_event(comm, &event));
+    if (!event)
+        return ep_fail(EP_E_MEMORY, "no memory for an event");
+    event->base.comm = comm;
     status = cuda_enter(cuda, &scope);
     if (status == EP_OK) {
-        status = record_event(event, cuda_stream_of(cuda, stream));
+        status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : take_word(cuda, &event->word);
         cuda_leave(&scope);
     }
     if (status == EP_OK)
@@ -351,6 +323,16 @@ ep_status cuda_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_even
     else
         cuda_event_free(&event->base);
     return status;
+}
+
+ep_status cuda_event_new(ep_comm *comm, ep_event **ret_event)
+{
+    return new_event(comm, false, NULL, ret_event);
+}
+
+ep_status cuda_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
+{
+    return new_event(comm, true, stream, ret_event);
 }
 
 ep_status cuda_event_signal(ep_event *base)

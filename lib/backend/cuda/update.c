@@ -245,12 +245,12 @@ ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, cons
         *ret_queued = true;
         return EP_OK;
     }
-    cuda_plan_close_fixed(cuda, plan);
+    cuda_plan_free_device(cuda, plan);
     ep_group_plan_discard(plan);
     return status;
 }
 
-void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan)
+void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = inner->device;

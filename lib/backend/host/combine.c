@@ -82,7 +82,7 @@ static ep_status publish_input(struct ep_group *group, int which, const void *in
     return EP_OK;
 }
 
-/* Weights of the received rows; what lies between the experts of an expanded plan is nobody's. */
+/* Weights of the received rows; what lies between the experts of an expanded plan is not used. */
 static ep_status check_values(const struct host_sum *sum)
 {
     const ep_plan *plan = sum->plan;

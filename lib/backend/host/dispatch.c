@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows placed between two looks at whether a peer has failed. */
+/* Rows placed between two checks whether a peer has failed. */
 #define BATCH 64
 /* The one code of ue8m0 that is not a power of two. */
 #define UE8M0_NAN 0xff

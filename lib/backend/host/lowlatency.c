@@ -7,8 +7,8 @@
  * travels here: reading a row costs the same wherever it is.
  *
  * Dispatches and combines are numbered, each by themselves; number n uses buffer n % 2, so a sender may be one result
- * ahead of a receiver. A combine names a dispatch, whose ranges it reads in the peers' segments: nobody overwrites them
- * before all ranks have sent dispatch n + 2, and they do that behind their combines of n.
+ * ahead of a receiver. A combine names a dispatch, whose ranges it reads in the peers' segments: no rank overwrites
+ * them before all ranks have sent dispatch n + 2, and they do that behind their combines of n.
  *
  * Between nodes each block of slots is made here and put where the receiver would have it written; ranks there hear of
  * the counters by signals. See lowlatency_net.c, and lowlatency_answer.c for the combine, where sums do travel.

@@ -85,7 +85,7 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
         if (ep_status_is_fatal(status))
             status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
     }
-    /* Nobody frees its segment before all have it, and creation fails on all ranks or on none. */
+    /* No rank frees its segment before all have it, and creation fails on all ranks or on none. */
     return ep_group_agree_within(ll->comm, "ep_ll_new", status);
 }
 

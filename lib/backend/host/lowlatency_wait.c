@@ -154,7 +154,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         return failed;
     if (status != EP_OK && (!mask || !ll_may_mask(ll, status)))
         return status;
-    /* Two results at a time: without masking nobody is further ahead. */
+    /* Two results at a time: without masking no rank is further ahead. */
     if (!mask && at - value > MOST_AHEAD)
         return ep_group_fail_damaged(inner->group, rank, phase, "a counter of its calls", (int64_t)at);
     if (mask && is_masked_by(ll, rank))
