@@ -94,8 +94,9 @@ static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int 
     outcome =
         shrink_vote(s, true, me,
                     opened == EP_OK ? EP_GROUP_VOTE_LOCKED : shrink_pack_vote(EP_GROUP_VOTE_VETO, opened, failed_rank));
+    /* The vote of a rank without a group passes only where its word in shared memory is damaged. */
     if (outcome.result == SHRINK_PASSED)
-        return EP_OK;
+        return opened == EP_OK ? EP_OK : ep_fail(opened, "%s", reason);
     if (opened == EP_OK)
         next->ops->comm_close(next);
     /* Our own text says more than the word, unless it names another rank. */

@@ -126,7 +126,7 @@ on_places() {
     work="$HOSTS_DIR/places" # what run starts sets none
     run ! on_places 29525 "h1 h1 h1 h2" test internode --boot tcp --nodes 2 --tokens 8 --hidden 256
     grep -q "rank [23] and rank [23] are of one node" "$work"/rank*
-    grep -q "so many on each host, numbered in a row; 1 fits any hosts) but" "$work"/rank*
+    grep -q "ranks of a node are numbered in a row, and ranks_per_node 1 fits any hosts" "$work"/rank*
 }
 
 @test "the same with every routing, over links of 50 Mbit/s" {
