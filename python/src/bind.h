@@ -71,7 +71,32 @@ PyObject *raise_arg(const char *format, ...) __attribute__((format(printf, 1, 2)
 PyObject *raise_state(const char *format, ...) __attribute__((format(printf, 1, 2))); /* EP_E_STATE */
 ep_status status_of_exception(void); /* of the exception that is set; it stays set */
 
-/* comm.c */
+/* memory.c: the library's side of a communicator. */
+struct comm_box *box_new(void); /* NULL: with MemoryError set */
+/* Frees what nothing needs any more: the box itself, once it is closed (`close`) and no tensor shows its memory. */
+void box_release(struct comm_box *box, bool close);
+/* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
+PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
+
+/* gather.c: the all-gather in Python that a communicator is made over. */
+struct gather {
+    PyObject *function;             /* (bytes, timeout in ms) -> bytes of all ranks */
+    PyObject *type, *value, *trace; /* what it raised */
+    int nranks;
+};
+
+/* For ep_boot: called by ep_comm_new() on the thread that has released the interpreter lock for it. */
+ep_status gather_bytes(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
+/* Sets the exception of `status`, with what the all-gather raised as its cause. */
+void raise_with_cause(ep_status status, struct gather *gather);
+
+/* comm_cuda.c: methods of the type Comm. */
+PyObject *comm_set_sms(PyObject *self, PyObject *number);
+PyObject *comm_sms(PyObject *self, PyObject *unused);
+PyObject *comm_set_net_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *comm_net_memory(PyObject *self, PyObject *unused);
+
+/* member.c: calls on a communicator, and what belongs to it. */
 /* Begins a call: false, with an exception, when the communicator is freed or another thread is in a call on it. */
 bool call_begin(struct comm_object *comm, const char *call);
 /* Ends it. */
@@ -87,6 +112,7 @@ PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, P
 void member_add(struct comm_object *comm, struct member *member);
 void member_free(struct member *member); /* closes it; may be called again */
 void member_dealloc(PyObject *self);     /* the tp_dealloc of all members */
+void object_free(PyObject *self);        /* the memory of an object of Python, by its type */
 PyObject *member_free_method(PyObject *self, PyObject *unused);
 extern PyGetSetDef member_properties[]; /* closed */
 
@@ -98,9 +124,6 @@ extern PyGetSetDef member_properties[]; /* closed */
 
 /* What the library takes as a stream: NULL for None, else the pointer that an integer is. PyErr_Occurred() tells. */
 void *stream_of(PyObject *stream);
-/* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
-PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
-
 PyObject *plan_layout(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
