@@ -23,6 +23,7 @@ static ep_status comm_fill(struct comm_object *comm)
     if (status == EP_OK) {
         comm->rank = info.rank;
         comm->nranks = info.nranks;
+        comm->timeout_ms = info.timeout_ms;
         comm->cuda = !strcmp(info.backend, "cuda");
     }
     return status;
@@ -76,8 +77,9 @@ static void comm_close(struct comm_object *comm)
 {
     struct comm_box *box = comm->box;
 
-    while (comm->members.next)
-        member_free(comm->members.next);
+    comm->freed = true;
+    if (comm->members.next)
+        members_free(comm, NULL);
     comm->box = NULL;
     if (box) {
         Py_BEGIN_ALLOW_THREADS;
@@ -101,8 +103,10 @@ static PyObject *comm_free(PyObject *self, PyObject *unused)
     struct comm_object *comm = (struct comm_object *)self;
 
     (void)unused;
-    if (comm->busy)
-        return raise_state("free: another thread is in a call on this communicator");
+    if (comm->freed || !comm->box)
+        Py_RETURN_NONE;
+    if (!call_ready(comm, "free"))
+        return NULL;
     comm_close(comm);
     Py_RETURN_NONE;
 }
@@ -310,8 +314,10 @@ static PyObject *comm_low_latency(PyObject *self, PyObject *const *args, Py_ssiz
 
 static PyObject *get_closed(PyObject *self, void *unused)
 {
+    const struct comm_object *comm = (struct comm_object *)self;
+
     (void)unused;
-    return PyBool_FromLong(!((struct comm_object *)self)->box);
+    return PyBool_FromLong(comm->freed || !comm->box);
 }
 
 static PyMethodDef methods[] = {

@@ -2,15 +2,78 @@
 /* member.c - what every call on a communicator begins and ends with, and what belongs to one: plans, low latency. */
 #include "bind.h"
 
-bool call_begin(struct comm_object *comm, const char *call)
+#include <time.h>
+
+/*
+ * While a thread frees a member the interpreter lock is released and nothing else may be called: other threads wait
+ * here, since it is no call of theirs that the program has begun twice. `closing` changes under both locks.
+ */
+static pthread_mutex_t closing_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t closing_over;
+static pthread_once_t closing_once = PTHREAD_ONCE_INIT;
+
+static void closing_init(void)
 {
-    if (!comm->box)
+    pthread_condattr_t attributes;
+
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&closing_over, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+/* As long as the library may take to free something, twice. Code of Python that the free itself runs is not kept. */
+static void wait_closing(struct comm_object *comm)
+{
+    struct timespec end;
+    int late = 0;
+
+    if (!comm->closing || comm->closer == PyThread_get_thread_ident())
+        return;
+    Py_INCREF((PyObject *)comm);
+    Py_BEGIN_ALLOW_THREADS;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += 2 * (comm->timeout_ms / 1000 + 1);
+    pthread_once(&closing_once, closing_init);
+    pthread_mutex_lock(&closing_lock);
+    while (comm->closing && !late)
+        late = pthread_cond_timedwait(&closing_over, &closing_lock, &end);
+    pthread_mutex_unlock(&closing_lock);
+    Py_END_ALLOW_THREADS;
+    Py_DECREF((PyObject *)comm);
+}
+
+static void set_closing(struct comm_object *comm, bool closing)
+{
+    pthread_once(&closing_once, closing_init);
+    pthread_mutex_lock(&closing_lock);
+    comm->closing = closing;
+    comm->closer = PyThread_get_thread_ident();
+    pthread_cond_broadcast(&closing_over);
+    pthread_mutex_unlock(&closing_lock);
+}
+
+bool call_ready(struct comm_object *comm, const char *call)
+{
+    if (!comm->freed)
+        wait_closing(comm);
+    if (!comm->box || comm->freed)
         raise_state("%s: the communicator has been freed", call);
+    else if (comm->closing)
+        raise_state("%s: something of this communicator is still being freed", call);
     else if (comm->busy)
         raise_state("%s: another thread is in a call on this communicator", call);
     else
-        comm->busy = true;
-    return comm->busy && !PyErr_Occurred();
+        return true;
+    return false;
+}
+
+bool call_begin(struct comm_object *comm, const char *call)
+{
+    if (!call_ready(comm, call))
+        return false;
+    comm->busy = true;
+    return true;
 }
 
 void object_free(PyObject *self)
@@ -21,16 +84,65 @@ void object_free(PyObject *self)
     Py_DECREF((PyObject *)type);
 }
 
-void call_done(struct comm_object *comm)
+/* Off the list, so that other threads find it freed, before the library is told. */
+static void member_close(struct member *member)
+{
+    struct comm_object *comm = member->comm;
+
+    member->prev->next = member->next;
+    if (member->next)
+        member->next->prev = member->prev;
+    member->comm = NULL;
+    member->close(member, comm->box);
+    Py_DECREF((PyObject *)comm);
+}
+
+/* Frees those whose last reference went while the communicator was busy. */
+static void free_late(struct comm_object *comm)
 {
     struct member *late;
 
-    comm->busy = false;
     while ((late = comm->late)) {
         comm->late = late->next_late;
-        member_free(late);
+        if (late->comm)
+            member_close(late);
         object_free((PyObject *)late);
     }
+}
+
+void members_free(struct comm_object *comm, struct member *one)
+{
+    struct member *next;
+
+    Py_INCREF((PyObject *)comm);
+    comm->busy = true;
+    set_closing(comm, true);
+    if (one)
+        member_close(one);
+    free_late(comm);
+    while (!one && (next = comm->members.next)) {
+        Py_INCREF((PyObject *)next); /* other threads may drop the last reference while the library frees */
+        member_close(next);
+        Py_DECREF((PyObject *)next);
+        free_late(comm); /* which take themselves off the list, too */
+    }
+    comm->busy = false;
+    set_closing(comm, false);
+    Py_DECREF((PyObject *)comm);
+}
+
+void call_done(struct comm_object *comm)
+{
+    if (!comm->late) {
+        comm->busy = false;
+        return;
+    }
+    Py_INCREF((PyObject *)comm);
+    set_closing(comm, true);
+    free_late(comm);
+    comm->busy = false;
+    set_closing(comm, false);
+    Py_DECREF((PyObject *)comm);
 }
 
 PyObject *call_end(struct comm_object *comm, ep_status status)
@@ -100,27 +212,6 @@ void member_add(struct comm_object *comm, struct member *member)
     comm->members.next = member;
 }
 
-void member_free(struct member *member)
-{
-    struct comm_object *comm = member->comm;
-    bool busy;
-
-    if (!comm)
-        return;
-    /* The library may wait for what is queued, and for peers that still read: other threads go on meanwhile. */
-    busy = comm->busy;
-    comm->busy = true;
-    member->close(member);
-    comm->busy = busy;
-    member->prev->next = member->next;
-    if (member->next)
-        member->next->prev = member->prev;
-    member->comm = NULL;
-    if (!busy)
-        call_done(comm);
-    Py_DECREF((PyObject *)comm);
-}
-
 void member_dealloc(PyObject *self)
 {
     struct member *member = (struct member *)self;
@@ -131,7 +222,8 @@ void member_dealloc(PyObject *self)
         comm->late = member;
         return;
     }
-    member_free(member);
+    if (comm)
+        members_free(comm, member);
     object_free(self);
 }
 
@@ -140,9 +232,10 @@ PyObject *member_free_method(PyObject *self, PyObject *unused)
     struct member *member = (struct member *)self;
 
     (void)unused;
-    if (member->comm && member->comm->busy)
-        return raise_state("free: another thread is in a call on this communicator");
-    member_free(member);
+    if (member->comm && !call_ready(member->comm, "free"))
+        return NULL;
+    if (member->comm) /* nobody has freed it meanwhile */
+        members_free(member->comm, member);
     Py_RETURN_NONE;
 }
 
