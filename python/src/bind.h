@@ -41,8 +41,9 @@ struct comm_box {
 struct member {
     PyObject_HEAD struct comm_object *comm; /* a reference */
     struct member *next, *prev, *next_late;
-    void (*close)(struct member *self); /* frees the library's object, once */
-    const char *noun;                   /* "plan": what errors call it */
+    /* Frees the library's object. The member is off the list by then, and its comm NULL. */
+    void (*close)(struct member *self, struct comm_box *box);
+    const char *noun; /* "plan": what errors call it */
 };
 
 /* A communicator belongs to one thread at a time: another one that drops the last reference to a plan has to wait. */
@@ -52,8 +53,11 @@ struct comm_object {
     struct member members;              /* head of the list; not an object */
     bool busy;                          /* a call is under way, with the interpreter lock released */
     struct member *late;                /* members whose last reference went meanwhile: call_done() frees them */
+    bool freed;                         /* by Comm.free(), which may still be at it */
+    bool closing;                       /* something is being freed: other threads wait until it is over ... */
+    unsigned long closer;               /* ... but not the thread that does it */
     bool cuda;
-    int rank, nranks, device;
+    int rank, nranks, device, timeout_ms;
 };
 
 extern PyTypeObject *comm_type, *plan_type, *ll_type;
@@ -71,9 +75,36 @@ PyObject *raise_arg(const char *format, ...) __attribute__((format(printf, 1, 2)
 PyObject *raise_state(const char *format, ...) __attribute__((format(printf, 1, 2))); /* EP_E_STATE */
 ep_status status_of_exception(void); /* of the exception that is set; it stays set */
 
-/* comm.c */
+/* memory.c: the library's side of a communicator. */
+struct comm_box *box_new(void); /* NULL: with MemoryError set */
+/* Frees what nothing needs any more: the box itself, once it is closed (`close`) and no tensor shows its memory. */
+void box_release(struct comm_box *box, bool close);
+/* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
+PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
+
+/* gather.c: the all-gather in Python that a communicator is made over. */
+struct gather {
+    PyObject *function;             /* (bytes, timeout in ms) -> bytes of all ranks */
+    PyObject *type, *value, *trace; /* what it raised */
+    int nranks;
+};
+
+/* For ep_boot: called by ep_comm_new() on the thread that has released the interpreter lock for it. */
+ep_status gather_bytes(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
+/* Sets the exception of `status`, with what the all-gather raised as its cause. */
+void raise_with_cause(ep_status status, struct gather *gather);
+
+/* comm_cuda.c: methods of the type Comm. */
+PyObject *comm_set_sms(PyObject *self, PyObject *number);
+PyObject *comm_sms(PyObject *self, PyObject *unused);
+PyObject *comm_set_net_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *comm_net_memory(PyObject *self, PyObject *unused);
+
+/* member.c: calls on a communicator, and what belongs to it. */
 /* Begins a call: false, with an exception, when the communicator is freed or another thread is in a call on it. */
 bool call_begin(struct comm_object *comm, const char *call);
+/* Whether a call could begin; the same exceptions. Another thread that frees something is waited for. */
+bool call_ready(struct comm_object *comm, const char *call);
 /* Ends it. */
 void call_done(struct comm_object *comm);
 /* Ends it: None, or NULL with the exception of `status`. */
@@ -85,8 +116,10 @@ PyObject *call_end(struct comm_object *comm, ep_status status);
 PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted,
                       PyObject *(*function)(PyObject *self, PyObject *const *args));
 void member_add(struct comm_object *comm, struct member *member);
-void member_free(struct member *member); /* closes it; may be called again */
-void member_dealloc(PyObject *self);     /* the tp_dealloc of all members */
+/* Frees `one`, or all, with the interpreter lock released; other threads that call anything wait meanwhile. */
+void members_free(struct comm_object *comm, struct member *one);
+void member_dealloc(PyObject *self); /* the tp_dealloc of all members */
+void object_free(PyObject *self);    /* the memory of an object of Python, by its type */
 PyObject *member_free_method(PyObject *self, PyObject *unused);
 extern PyGetSetDef member_properties[]; /* closed */
 
@@ -98,9 +131,6 @@ extern PyGetSetDef member_properties[]; /* closed */
 
 /* What the library takes as a stream: NULL for None, else the pointer that an integer is. PyErr_Occurred() tells. */
 void *stream_of(PyObject *stream);
-/* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
-PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
-
 PyObject *plan_layout(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);

@@ -32,25 +32,25 @@ struct ll_object {
 };
 
 /* Memory of an ep_ll that became a tensor lives as long as the tensor: it goes with the communicator then. */
-static void ll_close(struct member *member)
+static void ll_close(struct member *member, struct comm_box *box)
 {
     struct ll_object *ll = (struct ll_object *)member;
-    struct comm_box *box = member->comm->box;
+    ep_ll *freed = ll->ll;
     ep_ll **kept = NULL;
 
-    if (!ll->ll)
+    if (!freed)
         return;
+    ll->ll = NULL; /* before another thread asks */
     if (ll->exported)
         kept = realloc(box->kept, (size_t)(box->n_kept + 1) * sizeof(*kept));
     if (kept) {
         box->kept = kept;
-        box->kept[box->n_kept++] = ll->ll;
+        box->kept[box->n_kept++] = freed;
     } else if (!ll->exported) {
         Py_BEGIN_ALLOW_THREADS;
-        ep_ll_free(ll->ll);
+        ep_ll_free(freed);
         Py_END_ALLOW_THREADS;
     } /* else: no memory for a pointer. It stays until the process ends, which is better than a dangling tensor */
-    ll->ll = NULL;
     for (int i = 0; i < 2; i++)
         Py_CLEAR(ll->open[i].tensors);
 }

@@ -25,12 +25,16 @@ struct plan_object {
     } while (0)
 #define WANT(...) ((struct want){__VA_ARGS__})
 
-static void plan_close(struct member *member)
+static void plan_close(struct member *member, struct comm_box *box)
 {
     struct plan_object *plan = (struct plan_object *)member;
+    ep_plan *freed = plan->plan;
 
-    ep_plan_free(plan->plan);
-    plan->plan = NULL;
+    (void)box;
+    plan->plan = NULL; /* before another thread asks */
+    Py_BEGIN_ALLOW_THREADS;
+    ep_plan_free(freed);
+    Py_END_ALLOW_THREADS;
 }
 
 static ep_status plan_fill(struct plan_object *plan)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 
 import deep_ep
 import epkit
@@ -186,6 +187,40 @@ def threads(rank, size):
     else:
         dist.barrier()
         comm.barrier()
+
+
+def closing(rank, size):
+    """Code that runs while an object is freed lets another thread come, whose call waits until that is over."""
+    comm = epkit.Communicator()
+    ll = comm.low_latency(4, 128, 4, 2)
+    idx, weights = torch.zeros(4, 2, dtype=torch.int64), torch.ones(4, 2)
+    idx[:, 1] = 1
+    x = torch.ones(4, 128, dtype=torch.bfloat16)
+    said = []
+
+    def other():
+        for call in (lambda: comm.allgather_bytes(b"1"), lambda: ll.mask(), lambda: comm.plan(idx, 4).free()):
+            try:
+                said.append(call())
+            except epkit.Error as error:
+                said.append(str(error))
+
+    def meanwhile():
+        thread.start()
+        thread.join(0.5)  # what waits for this thread is still there afterwards; what is refused has ended
+
+    thread = threading.Thread(target=other)
+    weakref.finalize(x, meanwhile)
+    ll.dispatch(x, idx, hook=True)
+    del x
+    ll.free()
+    thread.join()
+    assert said[0] == b"1" and "has been freed" in said[1] and said[2] is None, said
+    comm.free()
+
+
+def test_a_call_while_another_thread_frees():
+    run(1, closing)
 
 
 def test_two_threads_in_one_communicator():
