@@ -163,7 +163,8 @@ static void take_nobody(void *context, const struct tcp_handshake *hs, int fd)
 static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
 {
     uint64_t farewell_ns = ep_deadline_ns(FAREWELL_MS), comers_ns = ep_deadline_ns(COMERS_MS);
-    int expected = star->said_nranks > 1 && star->said_nranks < star->nranks ? star->said_nranks : star->nranks;
+    /* Which of the two numbers is right is not known. */
+    int expected = star->said_nranks > star->nranks ? star->said_nranks : star->nranks;
 
     /* Ranks that disagree are started at about the same time: those that come now hear of it, too. */
     comers_ns = !*star->disagrees ? 0 : comers_ns < deadline_ns ? comers_ns : deadline_ns;
