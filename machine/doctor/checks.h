@@ -16,7 +16,7 @@
     /* driver */ \
     X(peermem) X(driver_option) X(doca_kernel) X(driver_skew) X(iommu_gb200) X(gpu_errors) X(nvlink) \
     X(gpu_access) X(open_driver) X(libcuda) \
-    X(inventory) X(mig) X(confidential) X(uvm) X(fabric_manager) X(sxid) \
+    X(inventory) X(mig) X(clocks) X(confidential) X(uvm) X(fabric_manager) X(sxid) \
     /* nic */ \
     X(slow_link) X(gid) X(port_down) X(link_layer) X(nic_access) \
     X(rdma_device) \

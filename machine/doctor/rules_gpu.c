@@ -212,6 +212,70 @@ const struct doctor_check check_mig = {
     .run = run_mig,
 };
 
+/* --- clocks --- */
+
+static const char *slowdown_text(int slowdown)
+{
+    if (slowdown & TOPO_SLOW_HW_THERMAL)
+        return "the hardware lowers the clocks to half or less because it is too hot";
+    if (slowdown & TOPO_SLOW_POWER_BRAKE)
+        return "the power supply makes the hardware lower the clocks to half or less (power brake)";
+    if (slowdown & TOPO_SLOW_HARDWARE)
+        return "the hardware lowers the clocks to half or less";
+    return "the driver lowers the clocks because it is too hot";
+}
+
+/* What a power cap lowers, as under any full load, or somebody has set, is no fault of the machine. */
+static void run_clocks(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0, n_told = 0, first = -1, all = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        int slowdown = topo->gpus[i].slowdown;
+        bool is_hardware = slowdown > 0 && (slowdown & ~TOPO_SLOW_SW_THERMAL);
+
+        n_told += slowdown >= 0;
+        n += slowdown > 0;
+        if (slowdown > 0 && (first < 0 || (is_hardware && !(all & ~TOPO_SLOW_SW_THERMAL))))
+            first = i;
+        all |= slowdown > 0 ? slowdown : 0;
+    }
+    if (n == 0) {
+        if (n_told == 0)
+            doctor_not_here(machine, result, "the driver does not tell why clocks are lowered");
+        return;
+    }
+    doctor_found(machine, result, all & ~TOPO_SLOW_SW_THERMAL ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s",
+                 look_gpu_name(machine, first), slowdown_text(topo->gpus[first].slowdown),
+                 n > 1 ? ", and other GPUs are slowed down, too" : "");
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].slowdown > 0)
+            doctor_evidence(machine, result, look_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));
+    doctor_advise(
+        machine, result,
+        "See what it says now: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under a load that lasts, one GPU that "
+        "is slowed down holds up all ranks.",
+        os_driver_program(machine->root, &machine->stack->os, "nvidia-smi"),
+        all & (TOPO_SLOW_HW_THERMAL | TOPO_SLOW_SW_THERMAL)
+            ? "Look at fans, the flow of air or water and the temperature of what comes in."
+            : "Look at the node's power supplies, their cables and the limit of the rack.");
+}
+
+const struct doctor_check check_clocks = {
+    .id = "clocks",
+    .group = "driver",
+    .mode = 57,
+    .title = "nothing is wrong that lowers the clocks of GPUs",
+    .symptom = "One rank is slower than the others at the same work, and all others wait for it.",
+    .cause = "The GPU is too hot, or the power supply asks the hardware to save power: it runs with lower clocks.",
+    .remedy = "Mend the cooling or the supply of power. Clocks that a power cap lowers under full load are as they "
+              "should be, and are not looked at.",
+    .needs = DOCTOR_NEEDS_NVML,
+    .links = (const char *const[]){"nvidia-smi -q -d PERFORMANCE", NULL},
+    .run = run_clocks,
+};
+
 /* --- confidential --- */
 
 bool look_keeps_gpus_apart(const struct topo *topo)

@@ -103,6 +103,19 @@ static int number_of(const char *text, const char *const *names)
 static const char *const fabric_names[] = {"none", "starting", "ready", "failed", NULL}; /* enum topo_fabric */
 static const char *const cc_modes[] = {"none", "ppcie", "nvle", NULL};                   /* enum topo_cc_mode */
 
+/* Bits of enum topo_slowdown; -1 where the driver does not tell. */
+static int read_slowdown(const json_t *slowdown)
+{
+    static const char *const names[] = {"hardware", "hw_thermal", "power_brake", "sw_thermal"};
+    int bits = 0;
+
+    if (!json_is_object(slowdown))
+        return -1;
+    for (int i = 0; i < 4; i++)
+        bits |= get_truth(slowdown, names[i]) == 1 ? 1 << i : 0;
+    return bits;
+}
+
 static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answer)
 {
     const json_t *cc = json_object_get(answer, "cc");
@@ -120,6 +133,7 @@ static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answ
     gpu->remap_failed = get_truth(answer, "remap_failed");
     gpu->mig = get_truth(answer, "mig");
     gpu->memory_bytes = get_number(json_object_get(answer, "memory_bytes"), 0, INT64_MAX, -1);
+    gpu->slowdown = read_slowdown(json_object_get(answer, "slowdown"));
     gpu->fabric = number_of(get_text(answer, "fabric"), fabric_names);
     read_links(topo, gpu, json_object_get(answer, "nvlinks"));
 }
@@ -244,6 +258,7 @@ static void add_gpu(struct topo *topo, int pci)
                                                  .remap_failed = -1,
                                                  .mig = -1,
                                                  .memory_bytes = -1,
+                                                 .slowdown = -1,
                                                  .fabric = TOPO_FABRIC_UNKNOWN};
     read_files(topo, &topo->gpus[topo->n_gpus++]);
 }

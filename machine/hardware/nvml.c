@@ -23,6 +23,10 @@
 #define NVML_VOLATILE_ECC 0
 #define NVML_LINK_TO_GPU 0 /* nvmlIntNvLinkDeviceType_t */
 #define NVML_LINK_TO_SWITCH 2
+#define NVML_SLOW_HARDWARE 0x08ULL /* nvmlClocksEventReason*: by half or more */
+#define NVML_SLOW_SW_THERMAL 0x20ULL
+#define NVML_SLOW_HW_THERMAL 0x40ULL
+#define NVML_SLOW_POWER_BRAKE 0x80ULL
 #define NVML_FABRIC_NOT_SUPPORTED 0 /* NVML_GPU_FABRIC_STATE_* */
 #define NVML_FABRIC_NOT_STARTED 1
 #define NVML_FABRIC_IN_PROGRESS 2
@@ -82,6 +86,8 @@ struct nvml_cc_settings {
     X(nvmlDeviceGetRemappedRows, remapped, false, nvml_return, (nvml_device device, unsigned *ret_corrected, unsigned *ret_uncorrected, unsigned *ret_pending, unsigned *ret_failed)) \
     X(nvmlDeviceGetMigMode, mig_mode, false, nvml_return, (nvml_device device, unsigned *ret_current, unsigned *ret_pending)) \
     X(nvmlDeviceGetMemoryInfo, memory, false, nvml_return, (nvml_device device, struct nvml_memory *ret_memory)) \
+    X(nvmlDeviceGetCurrentClocksEventReasons, clocks, false, nvml_return, (nvml_device device, unsigned long long *ret_reasons)) \
+    X(nvmlDeviceGetCurrentClocksThrottleReasons, clocks_old, false, nvml_return, (nvml_device device, unsigned long long *ret_reasons)) \
     X(nvmlDeviceGetNvLinkState, link_state, false, nvml_return, (nvml_device device, unsigned link, unsigned *ret_active)) \
     X(nvmlDeviceGetNvLinkRemotePciInfo_v2, link_pci, false, nvml_return, (nvml_device device, unsigned link, struct nvml_pci *ret_pci)) \
     X(nvmlDeviceGetNvLinkRemoteDeviceType, link_type, false, nvml_return, (nvml_device device, unsigned link, int *ret_type)) \
@@ -219,6 +225,22 @@ static void ask_identity(const struct nvml *nvml, nvml_device device, json_t *gp
         json_object_set_new(gpu, "cc", json_pack("[i, i]", cc_major, cc_minor));
 }
 
+/* Drivers before 535 know the call under its older name alone. Power caps, idling and clocks that were set are no
+ * fault. */
+static void ask_clocks(const struct nvml *nvml, nvml_device device, json_t *gpu)
+{
+    unsigned long long reasons = 0;
+
+    if (!(nvml->clocks && nvml->clocks(device, &reasons) == NVML_SUCCESS) &&
+        !(nvml->clocks_old && nvml->clocks_old(device, &reasons) == NVML_SUCCESS))
+        return;
+    json_object_set_new(gpu, "slowdown",
+                        json_pack("{s:b, s:b, s:b, s:b}", "hardware", (reasons & NVML_SLOW_HARDWARE) != 0, "hw_thermal",
+                                  (reasons & NVML_SLOW_HW_THERMAL) != 0, "power_brake",
+                                  (reasons & NVML_SLOW_POWER_BRAKE) != 0, "sw_thermal",
+                                  (reasons & NVML_SLOW_SW_THERMAL) != 0));
+}
+
 static void ask_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
 {
     struct nvml_fabric fabric = {.version = NVML_FABRIC_VERSION};
@@ -238,6 +260,7 @@ static void ask_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
         json_object_set_new(gpu, "mig", json_boolean(mig));
     if (nvml->memory && nvml->memory(device, &memory) == NVML_SUCCESS && memory.total <= INT64_MAX)
         json_object_set_new(gpu, "memory_bytes", json_integer((json_int_t)memory.total));
+    ask_clocks(nvml, device, gpu);
     json_object_set_new(gpu, "nvlinks", ask_links(nvml, device));
     if (nvml->fabric && nvml->fabric(device, &fabric) == NVML_SUCCESS && fabric_name(&fabric))
         json_object_set_new(gpu, "fabric", json_string(fabric_name(&fabric)));

@@ -21,6 +21,7 @@
  *           "remap_failed": false,
  *           "mig": false,
  *           "memory_bytes": 192265846784,
+ *           "slowdown": {"hardware": false, "hw_thermal": false, "power_brake": false, "sw_thermal": false},
  *           "nvlinks": ["switch", "switch", "down", "0000:10:00.0", "up"],
  *           "fabric": "ready"
  *         }
@@ -37,6 +38,8 @@
  *     remap_*           rows of memory: a remap waits for a reset; a remap has failed
  *     mig               MIG mode is on: the GPU is divided into instances; left out where it has no such mode
  *     memory_bytes      of the whole GPU
+ *     slowdown          why the clocks are lowered now: by hardware to half or less, for heat, for the power supply's
+ *                       signal (power brake); by the driver for heat
  *     nvlinks           the links of the board in their order: "down"; up and leading to an NVSwitch ("switch"), to the
  *                       GPU at this PCI address, or to what is not known ("up")
  *     fabric            "none" (the board needs no fabric), "starting", "ready", "failed"

@@ -61,10 +61,19 @@ struct topo_gpu {
     int remap_pending, remap_failed; /* of memory rows; 0, 1, -1 not known */
     int mig;                         /* MIG mode is on; 0, 1, -1 not known or no such mode */
     int64_t memory_bytes;            /* -1 not known */
+    int slowdown;                    /* bits of enum topo_slowdown; -1 not known */
     int nvlinks, nvlinks_up;         /* links that the board has, and those that are up */
     int nvlinks_switch;              /* those up that lead to an NVSwitch */
     int nvlinks_gpu[TOPO_MAX_GPUS];  /* those up that lead straight to the GPU of this index */
     int fabric;                      /* enum topo_fabric */
+};
+
+/* Why the driver says that a GPU's clocks are lowered. */
+enum topo_slowdown {
+    TOPO_SLOW_HARDWARE = 1,    /* by half or more; set with one of the next two where the hardware says why */
+    TOPO_SLOW_HW_THERMAL = 2,  /* too hot for the hardware */
+    TOPO_SLOW_POWER_BRAKE = 4, /* a signal from the power supply */
+    TOPO_SLOW_SW_THERMAL = 8   /* too hot for the driver */
 };
 
 enum topo_fabric {

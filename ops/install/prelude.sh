@@ -353,8 +353,17 @@ epkit_keep_changes() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
     if [ ! -e "$kept.written" ] || { [ ! -f "$target" ] && [ ! -L "$target" ]; }; then return 0; fi
     if [ -f "$target" ] && [ ! -L "$target" ] && grep -qxF -e "$(sha256sum <"$target")" "$kept.written"; then return 0; fi
-    if cmp -s "$target" "$kept.file" || cmp -s "$target" "$target.epkit-old"; then return 0; fi
+    if cmp -s "$target" "$kept.file"; then return 0; fi
+    for old in "$target.epkit-old" "$target.epkit-old".[0-9]*; do
+        if cmp -s "$target" "$old"; then return 0; fi
+    done
     cp -aT "$target" "$target.epkit-old.new"
+    # Earlier changes stay: the first one is .epkit-old.1, the last one .epkit-old.
+    if [ -e "$target.epkit-old" ] || [ -L "$target.epkit-old" ]; then
+        n=1
+        while [ -e "$target.epkit-old.$n" ] || [ -L "$target.epkit-old.$n" ]; do n=$((n + 1)); done
+        mv -T "$target.epkit-old" "$target.epkit-old.$n"
+    fi
     mv -fT "$target.epkit-old.new" "$target.epkit-old"
     echo "note: $target was changed since epkit wrote it: that is kept as $target.epkit-old"
 }

@@ -381,7 +381,9 @@ END
     epkit install uninstall files --root m
     [ "$(cat m/etc/one)" = original ]
     [ "$(cat m/etc/one.epkit-old)" = 'mine again' ]
-    rm m/etc/one.epkit-old
+    [ "$(cat m/etc/one.epkit-old.1)" = mine ]
+    [ "$(stat -c %a m/etc/one.epkit-old.1)" = 600 ]
+    rm m/etc/one.epkit-old m/etc/one.epkit-old.1
     # Nobody's changes: another version of the recipe, the original put back, the file removed.
     epkit install apply files.yaml --root m
     sed -i 's/content: x/content: y/' files.yaml

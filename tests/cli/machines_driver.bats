@@ -89,3 +89,22 @@ setup_file() {
 @test "h100/nvlink-fabric: fabric manager is off" {
     fault h100/nvlink-fabric
 }
+
+@test "clocks: heat and the power supply are told apart, and hardware counts as an error" {
+    python3 "$MACHINES/machines.py" gcp-a4-mig-off/hot "$BATS_TEST_TMPDIR/hot"
+    python3 "$MACHINES/machines.py" gcp-a4-mig-off/warm "$BATS_TEST_TMPDIR/warm"
+    python3 "$MACHINES/machines.py" gcp-a4-mig-off/power-brake "$BATS_TEST_TMPDIR/power"
+    python3 "$MACHINES/machines.py" gcp-a4-mig-off/clocks-untold "$BATS_TEST_TMPDIR/untold"
+    clocks() {
+        epkit doctor --only clocks --from "$BATS_TEST_TMPDIR/$1" --json >"$BATS_TEST_TMPDIR/document" || true
+        jq --raw-output ".checks[0] | $2" "$BATS_TEST_TMPDIR/document"
+    }
+    # GPU 5 is worse than GPU 2, and is named first; both are evidence.
+    [[ "$(clocks hot .text)" == *"the hardware lowers the clocks to half or less because it is too hot, and other"* ]]
+    [ "$(clocks hot '"\(.severity) \(.evidence | length)"')" = 'serious 2' ]
+    [[ "$(clocks hot .advice)" == *fans* ]]
+    [ "$(clocks warm .severity)" = warning ]
+    [[ "$(clocks power .text)" == *"(power brake)" ]]
+    [[ "$(clocks power .advice)" == *"power supplies"* ]]
+    [ "$(clocks untold .outcome)" = not_here ]
+}

@@ -522,6 +522,20 @@ EOF
     [ "$status" -eq 4 ]
     [ "${#lines[@]}" -eq 1 ]
     [ "$output" = "No RDMA NIC: the machine has 1 GPU and no RDMA device." ]
+    # A report that was asked for in a file is there, and nowhere else.
+    for format in "" --json --prometheus; do
+        run --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/none" $format
+        [ "$status" -eq 4 ]
+        [ -z "$output$stderr" ]
+        grep -q "No RDMA NIC: the machine has 1 GPU" "$BATS_TEST_TMPDIR/none"
+    done
+    grep -q '^# No RDMA NIC' "$BATS_TEST_TMPDIR/none"
+    epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/none" --json || [ "$?" -eq 4 ]
+    valid nics <"$BATS_TEST_TMPDIR/none"
+    run --separate-stderr epkit nics --from "$ROOT" --output /dev/full
+    [ "$status" -eq 1 ]
+    run --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/no/folder"
+    [ "$status" -eq 1 ]
     nic mlx5_0 0000:00:06.0
     echo "1: DOWN" >"$ROOT/sys/class/infiniband/mlx5_0/ports/1/state"
     run --separate-stderr epkit nics --from "$ROOT"

@@ -463,7 +463,7 @@ def no_tools_device(tree):
     tree.stats.pop("/dev/nvidia-uvm-tools", None)
 
 
-@change("docker-host-network/void-devices", "?gpu-errors", "?nvlink", "?mig", "?fabric-manager")
+@change("docker-host-network/void-devices", "?gpu-errors", "?nvlink", "?mig", "?clocks", "?fabric-manager")
 def runtime_told_void(tree):
     """NVIDIA_VISIBLE_DEVICES=void: the runtime does nothing, and the image asks for GPUs all the same."""
     tree.environment["NVIDIA_VISIBLE_DEVICES"] = "void"

@@ -330,12 +330,12 @@ def job_that_may_not_even_ask(tree):
     deny(tree, *range(8))
 
 
-@fault("h100/nvml-dead", "?gpu-errors", "?nvlink", "?mig", "?fabric-manager")
+@fault("h100/nvml-dead", "?gpu-errors", "?nvlink", "?mig", "?clocks", "?fabric-manager")
 def nvml_does_not_answer(tree):
     tree.answers["nvml"] = {"error": "NVML: Unknown Error"}
 
 
-@fault("h100/nvml-dead-one", "?gpu-errors", "?nvlink", "?mig", "?fabric-manager")
+@fault("h100/nvml-dead-one", "?gpu-errors", "?nvlink", "?mig", "?clocks", "?fabric-manager")
 def nvml_hangs(tree):
     """What a sick driver does: there is no answer at all."""
     del tree.answers["nvml"]

@@ -369,7 +369,7 @@ def image_without_the_path(tree):
     del tree.environment["LD_PRELOAD"]
 
 
-@change("gke-a3-ultra-cos-pod/no-nvml", "?gpu-errors", "?nvlink", "?mig", "?fabric-manager", "?gpu-arch")
+@change("gke-a3-ultra-cos-pod/no-nvml", "?gpu-errors", "?nvlink", "?mig", "?clocks", "?fabric-manager", "?gpu-arch")
 def no_nvml_in_the_pod(tree):
     """NVIDIA_DRIVER_CAPABILITIES=compute: the runtime mounts libcuda, and no libnvidia-ml."""
     for path in [path for path in tree.entries if "/libnvidia-ml.so" in path]:

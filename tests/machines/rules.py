@@ -87,6 +87,29 @@ def mig_on(tree):
     gpus(tree)[2]["mig"] = True
 
 
+@change("gcp-a4-mig-off/hot", "clocks")
+def hot_gpu(tree):
+    gpus(tree)[5]["slowdown"].update(hardware=True, hw_thermal=True)
+    gpus(tree)[2]["slowdown"].update(sw_thermal=True)
+
+
+@change("gcp-a4-mig-off/warm", "clocks")
+def warm_gpu(tree):
+    gpus(tree)[1]["slowdown"].update(sw_thermal=True)
+
+
+@change("gcp-a4-mig-off/power-brake", "clocks")
+def power_brake(tree):
+    gpus(tree)[0]["slowdown"].update(hardware=True, power_brake=True)
+
+
+@change("gcp-a4-mig-off/clocks-untold")
+def clocks_untold(tree):
+    """What is right: a driver that does not tell of clocks."""
+    for gpu in gpus(tree):
+        del gpu["slowdown"]
+
+
 @change("cloud-vm-one-gpu/mig")
 def mig_on_a_lone_gpu(tree):
     """What is right: one GPU in instances, and nothing that would join several."""

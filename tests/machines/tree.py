@@ -175,7 +175,8 @@ class Tree:
         self.device_node(f"/dev/nvidia{minor}")
         answer = {"pci": address, "name": name, "uuid": uuid, "minor": minor, "cc": list(cc)}
         if n_links:
-            answer.update(ecc_uncorrected=0, remap_pending=False, remap_failed=False, nvlinks=[nvlinks] * n_links)
+            answer.update(ecc_uncorrected=0, remap_pending=False, remap_failed=False, nvlinks=[nvlinks] * n_links,
+                          slowdown=dict.fromkeys(("hardware", "hw_thermal", "power_brake", "sw_thermal"), False))
         if fabric:
             answer["fabric"] = fabric
         self.answers.setdefault("nvml", {"driver": driver_version, "gpus": []})["gpus"].append(answer)

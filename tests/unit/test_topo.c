@@ -177,6 +177,7 @@ static void test_nvml(void **state)
                      " \"uuid\": \"GPU-00000000-0000-0000-0000-000000000001\"},"
                      "{\"pci\": \"00000000:10:01.0\", \"name\": \"NVIDIA B200\", \"minor\": 7, \"cc\": [10, 3],"
                      " \"uuid\": \"GPU-00000000-0000-0000-0000-000000000002\", \"ecc_uncorrected\": 4,"
+                     " \"slowdown\": {\"hardware\": true, \"power_brake\": true, \"hw_thermal\": 1},"
                      " \"remap_pending\": true, \"remap_failed\": false, \"fabric\": \"failed\","
                      " \"nvlinks\": [\"switch\", \"switch\", \"down\", \"0000:10:02.0\", \"up\"]},"
                      "{\"pci\": \"0000:10:02.0\"}]}"));
@@ -190,6 +191,7 @@ static void test_nvml(void **state)
     assert_int_equal(gpu->cc_major * 100 + gpu->cc_minor, 1003);
     assert_true(gpu->answered);
     assert_int_equal(gpu->ecc_uncorrected, 4);
+    assert_int_equal(gpu->slowdown, TOPO_SLOW_HARDWARE | TOPO_SLOW_POWER_BRAKE);
     assert_int_equal(gpu->remap_pending, 1);
     assert_int_equal(gpu->remap_failed, 0);
     assert_int_equal(gpu->fabric, TOPO_FABRIC_FAILED);
@@ -199,6 +201,7 @@ static void test_nvml(void **state)
     /* What is not said is not known. */
     gpu = &topo->gpus[2];
     assert_int_equal(gpu->ecc_uncorrected, -1);
+    assert_int_equal(gpu->slowdown, -1);
     assert_int_equal(gpu->remap_pending, -1);
     assert_int_equal(gpu->fabric, TOPO_FABRIC_UNKNOWN);
     assert_int_equal(gpu->minor, -1);

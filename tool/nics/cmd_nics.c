@@ -242,26 +242,35 @@ static int check_rates(const struct cmd *cmd, const struct cmd_call *call, const
     return CMD_FINE;
 }
 
-/* No devices: says so in one line. */
+/* No devices: says so in one line, where the report would go. */
 static int say_none(const struct topo *topo, const struct nics_options *options)
 {
-    json_t *document = options->json ? out_document("nics") : NULL;
-    char line[256];
+    FILE *stream = open_output(options->output);
+    char line[512];
+    int failed = 0;
 
+    if (!stream)
+        return CMD_FAILED;
     if (source_is_empty(topo))
-        return source_say_empty(topo, document);
-    if (topo->n_nics > 0)
+        snprintf(line, sizeof(line), "%s", topo->why_empty);
+    else if (topo->n_nics > 0)
         snprintf(line, sizeof(line), "No RDMA port carries data: 'epkit topo' shows the %s of %d NIC%s, and why.",
                  topo->n_nics == 1 ? "role" : "roles", topo->n_nics, topo->n_nics == 1 ? "" : "s");
     else
         snprintf(line, sizeof(line), "No RDMA NIC: the machine has %d GPU%s and no RDMA device.", topo->n_gpus,
                  topo->n_gpus == 1 ? "" : "s");
-    if (!document) {
-        out_verdict(OUT_PLAIN, "%s", line);
-        return CMD_UNSUPPORTED;
+    if (options->json) {
+        json_t *document = out_document("nics");
+
+        json_object_set_new(document, "verdict", out_text(line));
+        ending_dismiss();
+        failed = stream_json(stream, document, JSON_INDENT(2));
+        json_decref(document);
+    } else {
+        /* Comments are all that Prometheus' text format has for words. */
+        fprintf(stream, "%s%s\n", options->prometheus && stream != stdout ? "# " : "", line);
     }
-    json_object_set_new(document, "verdict", out_text(line));
-    return out_json(document) == 0 ? CMD_UNSUPPORTED : CMD_FAILED;
+    return close_output(stream, options->output) == CMD_FINE && !failed ? CMD_UNSUPPORTED : CMD_FAILED;
 }
 
 static int show(const struct cmd_call *call, const struct nics_options *options, struct nics *nics)
