@@ -48,15 +48,18 @@ static void is_late(union sigval unused)
     _exit(CMD_FAILED);
 }
 
-/* For all ranks to come: EPKIT_TIMEOUT_MS, else --timeout, else 0: the bootstrap's own. */
-static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call)
+/*
+ * For all ranks to come: EPKIT_TIMEOUT_MS, else --timeout, else 0: the bootstrap's own. A short --timeout is not for
+ * MPI, which takes seconds to start on a loaded host.
+ */
+static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call, bool mpi)
 {
     const char *text = getenv("EPKIT_TIMEOUT_MS");
     char *end;
     long ms;
 
     if (!text || !*text)
-        return call && cmd_given(cmd, call, "timeout") ? world.timeout_ms : 0;
+        return call && cmd_given(cmd, call, "timeout") && (!mpi || world.timeout_ms > START_MS) ? world.timeout_ms : 0;
     ms = strtol(text, &end, 10);
     return *text >= '0' && *text <= '9' && !*end && ms > 0 && ms <= INT_MAX ? (int)ms : 0;
 }
@@ -255,17 +258,15 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
 {
     const char *boot = find_choice(cmd, call, "boot"), *network = find_choice(cmd, call, "network");
     bool asked = strcmp(boot, "tcp") == 0;
-    int start_ms;
 
     world.timeout_ms = find_timeout_ms(cmd, call);
-    start_ms = find_start_ms(cmd, call);
     if (*boot && !asked && strcmp(boot, "mpi") != 0)
-        return ranks_claims_any() ? join_mpi(cmd, start_ms) : CMD_FINE;
+        return ranks_claims_any() ? join_mpi(cmd, find_start_ms(cmd, call, true)) : CMD_FINE;
     /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
     if (!asked && ranks_claims_any())
-        return join_mpi(cmd, start_ms);
+        return join_mpi(cmd, find_start_ms(cmd, call, true));
     if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, asked))
-        return join_tcp(start_ms);
+        return join_tcp(find_start_ms(cmd, call, false));
     return CMD_FINE;
 }
 
