@@ -61,13 +61,13 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
      * in ep_alloc_local(), which may come at any time, nor in an operation, whose peers' kernels may wait for this
      * rank.
      */
-    if (kind == CUDA_MEMORY_SYMMETRIC) {
-        cuda_pool_trim(cuda);
+    if (kind == CUDA_MEMORY_SYMMETRIC)
         cuda_settle(cuda->device);
-    }
     error = cudaMalloc(&base, whole);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();
+        if (kind == CUDA_MEMORY_SYMMETRIC)
+            cuda_pool_trim(cuda);
         cuda_settle(CUDA_ALL_DEVICES);
         error = cudaMalloc(&base, whole);
     }
@@ -221,6 +221,7 @@ static ep_status free_memory(struct cuda_comm *cuda, void *memory)
     EP_TRY(ep_group_barrier(cuda->group.comm));
     cuda_unmap_freed(cuda);
     EP_TRY(ep_group_barrier(cuda->group.comm));
+    cuda_pool_trim(cuda);
     status = free_withdrawn(cuda);
     /* No peer launches what waits for this rank while it is in cudaFree(), which may wait for that in turn. */
     met = ep_group_barrier(cuda->group.comm);

@@ -2,7 +2,8 @@
 /*
  * Device memory of freed plans, kept for later ones: cudaFree() waits for what runs on the device, which may wait for
  * this rank, and a capture forbids it. So nothing is freed where it is given back. What the pool has no place for is
- * listed behind it, and freed where waiting is allowed: in ep_alloc() and when the communicator closes.
+ * listed behind it, and freed where waiting is allowed: in ep_free(), between its barriers, when the communicator
+ * closes, and where there is no memory otherwise.
  */
 #include "backend/cuda/cuda.h"
 
@@ -58,6 +59,7 @@ static void note_complete(struct cuda_comm *cuda)
 
 static ep_status take(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
 {
+    cudaError_t error;
     bool found;
 
     note_complete(cuda);
@@ -68,8 +70,13 @@ static ep_status take(struct cuda_comm *cuda, size_t bytes, bool captured, struc
         return EP_OK;
     ret_block->bytes = cuda_block_bytes(bytes);
     ret_block->captured = captured;
-    CUDA_TRY(cudaMalloc(&ret_block->memory, ret_block->bytes));
-    return EP_OK;
+    error = cudaMalloc(&ret_block->memory, ret_block->bytes);
+    if (error == cudaErrorMemoryAllocation && !captured) {
+        cudaGetLastError();
+        cuda_pool_trim(cuda);
+        error = cudaMalloc(&ret_block->memory, ret_block->bytes);
+    }
+    return cuda_status(error, "cudaMalloc");
 }
 
 ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
