@@ -70,12 +70,8 @@ static ep_status set_apart(struct introduction *intro, int rank, const char *why
     intro->group->one_host = false;
     if (!same_node(intro->group, rank))
         return EP_OK;
-    /* What to do comes last: where peers get the text cut, they still get the reason whole. */
-    return ep_fail(
-        EP_E_ARG,
-        "ep_comm_new: rank %d and rank %d are of one node (ranks_per_node is %d) but %s; ranks of a node are "
-        "numbered in a row, and ranks_per_node 1 fits any hosts",
-        intro->group->comm->rank, rank, intro->group->comm->ranks_per_node, why);
+    return ep_fail(EP_E_ARG, "ep_comm_new: rank %d and rank %d are of one node (ranks_per_node is %d) but %s",
+                   intro->group->comm->rank, rank, intro->group->comm->ranks_per_node, why);
 }
 
 static void took_control(struct ep_group_peer *peer)
