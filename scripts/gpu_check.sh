@@ -126,6 +126,7 @@ nodes() {
         step 300 "$programs/nodes_graph_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp --rounds 200
         step 200 "$programs/stream_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/stage_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 200 "$programs/memory_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --rounds "${ROUNDS:-60}" --seed "2$ranks"
         step 200 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --threads --network tcp --rounds 20
         step 200 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --bad-network --small --rounds 10

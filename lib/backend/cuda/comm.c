@@ -373,7 +373,7 @@ size_t cuda_comm_bytes(const ep_comm *comm)
 {
     struct cuda_comm *cuda = cuda_of(comm);
     size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + PLACES_BYTES(cuda) +
-                   cuda_proxy_bytes(cuda);
+                   cuda_proxy_bytes(cuda) + atomic_load(&cuda->ll_net_bytes);
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)

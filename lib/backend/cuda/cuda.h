@@ -153,6 +153,7 @@ struct cuda_comm {
 
     struct cuda_proxy *proxy;     /* between nodes; NULL on one */
     struct cuda_ll_net *ll_nets;  /* of each ep_ll, between nodes */
+    atomic_size_t ll_net_bytes;   /* of host memory that these hold; asked by any thread */
     uint64_t net_rows, net_bytes; /* that the last operation sends to other nodes */
 
     pthread_t monitor;

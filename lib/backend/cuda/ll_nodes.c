@@ -297,7 +297,7 @@ static size_t pinned_bytes(const struct pinned *pinned)
     return bytes;
 }
 
-static ep_status pin(struct pinned *pinned, size_t bytes)
+static ep_status pin(struct cuda_comm *cuda, struct pinned *pinned, size_t bytes)
 {
     void *base = mmap(NULL, ep_net_whole_pages(bytes), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -316,6 +316,7 @@ static ep_status pin(struct pinned *pinned, size_t bytes)
         CUDA_TRY(cudaHostRegister(begin, pinned->range[i].end - pinned->range[i].begin,
                                   cudaHostRegisterMapped | cudaHostRegisterPortable));
         pinned->range[i].registered = true;
+        atomic_fetch_add(&cuda->ll_net_bytes, pinned->range[i].end - pinned->range[i].begin);
         CUDA_TRY(cudaHostGetDevicePointer(&device, begin, 0));
         /* Kernels find all ranges from one address. */
         if (device != begin)
@@ -325,13 +326,18 @@ static ep_status pin(struct pinned *pinned, size_t bytes)
     return EP_OK;
 }
 
-/* `used`: the network may still read it. */
-static void unpin(struct pinned *pinned, bool used)
+/* `used`: the network may still read it, so it stays. */
+static void unpin(struct cuda_comm *cuda, struct pinned *pinned, bool used)
 {
-    for (int i = 0; i < pinned->n_ranges && !used; i++)
-        if (pinned->range[i].registered)
-            cudaHostUnregister(pinned->base + pinned->range[i].begin);
-    if (pinned->base && !used)
+    if (used)
+        return;
+    for (int i = 0; i < pinned->n_ranges; i++) {
+        if (!pinned->range[i].registered)
+            continue;
+        cudaHostUnregister(pinned->base + pinned->range[i].begin);
+        atomic_fetch_sub(&cuda->ll_net_bytes, pinned->range[i].end - pinned->range[i].begin);
+    }
+    if (pinned->base)
         munmap(pinned->base, pinned->bytes);
 }
 
@@ -341,7 +347,7 @@ size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t b
     struct pinned out = {.base = NULL};
 
     list_ranges(device, ll->comm->rank, &out);
-    return far ? far * pinned_bytes(&out) + ep_net_whole_pages(bytes) + (size_t)ll->comm->nranks * RING_BYTES : 0;
+    return far ? far * pinned_bytes(&out) + ep_net_whole_pages(bytes) + (size_t)(ll->comm->nranks - 1) * RING_BYTES : 0;
 }
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
@@ -371,7 +377,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     net->next = cuda->ll_nets;
     cuda->ll_nets = net;
     add_range(&net->landing, 0, (int64_t)bytes);
-    EP_TRY(pin(&net->landing, bytes));
+    EP_TRY(pin(cuda, &net->landing, bytes));
     device->landing = segment_of(&net->landing);
     for (int rank = 0; rank < net->nranks; rank++) {
         struct pinned *out = &net->lines[rank].out;
@@ -379,7 +385,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
         if (!is_far(net, rank))
             continue;
         list_ranges(device, net->me, out);
-        EP_TRY(pin(out, bytes));
+        EP_TRY(pin(cuda, out, bytes));
         net->lines[rank].sender.segment = out->base;
     }
     return EP_OK;
@@ -421,6 +427,7 @@ ep_status cuda_ll_net_open(struct cuda_ll_net *net)
     ep_group_net_describe_ranks(group, &boot, &provider, &params);
     params.wake = NULL;
     EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->streams));
+    atomic_fetch_add(&net->cuda->ll_net_bytes, ep_streams_bytes(net->streams));
     error = ep_thread_start(&net->thread, NULL, proxy_main, net);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "ep_ll_new: pthread_create");
@@ -472,10 +479,12 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
                      !ep_streams_flushed_to(net->streams, rank);
     if (atomic_load(&net->cuda->group.comm->failed))
         ep_streams_abandon(net->streams);
+    if (net->streams)
+        atomic_fetch_sub(&net->cuda->ll_net_bytes, ep_streams_bytes(net->streams));
     ep_streams_free(net->streams);
-    unpin(&net->landing, false);
+    unpin(net->cuda, &net->landing, false);
     for (int rank = 0; rank < net->nranks; rank++)
-        unpin(&net->lines[rank].out, used[rank]);
+        unpin(net->cuda, &net->lines[rank].out, used[rank]);
     pthread_cond_destroy(&net->changed);
     pthread_mutex_destroy(&net->lock);
     free(net->lines);
