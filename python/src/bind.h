@@ -24,15 +24,14 @@
 #include "tensor.h"
 
 #include <epkit/epkit.h>
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 /* The library's side of a communicator, which may outlive the Python object: see above. */
 struct comm_box {
-    pthread_mutex_t lock;
     ep_comm *comm;
-    int exports;  /* tensors that show memory of the library */
-    bool closed;  /* freed as far as Python is concerned */
+    atomic_int
+        holders;  /* the Comm, and tensors that show memory of the library. No lock: a fork might copy it locked */
     ep_ll **kept; /* low-latency objects that tensors show memory of, freed with the communicator */
     int n_kept;
 };
@@ -55,7 +54,8 @@ struct comm_object {
     struct member *late;                /* members whose last reference went meanwhile: call_done() frees them */
     bool freed;                         /* by Comm.free(), which may still be at it */
     bool closing;                       /* something is being freed: other threads wait until it is over ... */
-    unsigned long closer;               /* ... but not the thread that does it */
+    unsigned long closer;               /* ... but not the thread that does it, nor a forked child ... */
+    unsigned closing_forks;             /* ... in which that thread does not exist: forks of this process until then */
     bool cuda;
     int rank, nranks, device, timeout_ms;
 };
@@ -77,8 +77,8 @@ ep_status status_of_exception(void); /* of the exception that is set; it stays s
 
 /* memory.c: the library's side of a communicator. */
 struct comm_box *box_new(void); /* NULL: with MemoryError set */
-/* Frees what nothing needs any more: the box itself, once it is closed (`close`) and no tensor shows its memory. */
-void box_release(struct comm_box *box, bool close);
+/* One holder less. Without any the communicator is freed, and the box. */
+void box_release(struct comm_box *box);
 /* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
 PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
 

@@ -83,7 +83,7 @@ static void comm_close(struct comm_object *comm)
     comm->box = NULL;
     if (box) {
         Py_BEGIN_ALLOW_THREADS;
-        box_release(box, true);
+        box_release(box);
         Py_END_ALLOW_THREADS;
     }
 }
@@ -292,7 +292,9 @@ static PyObject *comm_pool_attach(PyObject *self, PyObject *number)
         return raise_arg("pool_attach: device is %lld", (long long)device);
     if (!call_begin(comm, "pool_attach"))
         return NULL;
+    Py_BEGIN_ALLOW_THREADS;
     status = ep_pool_attach(comm->box->comm, (int)device);
+    Py_END_ALLOW_THREADS;
     call_done(comm);
     return status == EP_OK ? export_memory(comm, NULL, 0) : raise_status(status);
 }

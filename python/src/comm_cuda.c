@@ -39,7 +39,9 @@ PyObject *comm_set_sms(PyObject *self, PyObject *number)
         call_done(comm);
         return raise_state("set_sms: libepkit-cuda has no ep_cuda_set_sms()");
     }
+    Py_BEGIN_ALLOW_THREADS;
     status = set_sms(comm->box->comm, (int)sms);
+    Py_END_ALLOW_THREADS;
     return call_end(comm, status);
 }
 
@@ -104,12 +106,16 @@ PyObject *comm_net_memory(PyObject *self, PyObject *unused)
     size_t held = 0, needed = 0;
 
     (void)unused;
-    if (!comm->box)
-        return raise_state("net_memory: the communicator has been freed");
+    if (!call_begin(comm, "net_memory"))
+        return NULL;
     if (comm->cuda && !get_memory)
         *(void **)&get_memory = cuda_function("ep_cuda_get_net_memory");
-    if (comm->cuda && get_memory)
+    if (comm->cuda && get_memory) {
+        Py_BEGIN_ALLOW_THREADS;
         status = get_memory(comm->box->comm, &held, &needed);
+        Py_END_ALLOW_THREADS;
+    }
+    call_done(comm);
     return status == EP_OK ? Py_BuildValue("(KK)", (unsigned long long)held, (unsigned long long)needed)
                            : raise_status(status);
 }

@@ -61,7 +61,6 @@ PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nar
     static const char *const names[] = {"max_tokens", "hidden", "num_experts", "topk", "flags"};
     ep_ll_config config = EP_LL_CONFIG_INIT;
     struct ll_object *ll;
-    ep_ll *made = NULL;
     int64_t values[5];
     ep_status status;
     bool ok = true;
@@ -75,23 +74,26 @@ PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nar
     }
     if (!ok || !call_begin(comm, "low_latency"))
         return NULL;
+    /* Before the call, which peers take part in. */
+    ll = (struct ll_object *)((allocfunc)PyType_GetSlot(ll_type, Py_tp_alloc))(ll_type, 0);
+    if (!ll) {
+        call_done(comm);
+        return NULL;
+    }
     config.max_tokens = (int32_t)values[0];
     config.hidden = (int32_t)values[1];
     config.n_experts = (int32_t)values[2];
     config.topk = (int32_t)values[3];
     config.flags = (uint32_t)values[4];
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_ll_new(comm->box->comm, &config, &made);
+    status = ep_ll_new(comm->box->comm, &config, &ll->ll);
     Py_END_ALLOW_THREADS;
     call_done(comm);
-    if (status != EP_OK)
-        return raise_status(status);
-    ll = (struct ll_object *)((allocfunc)PyType_GetSlot(ll_type, Py_tp_alloc))(ll_type, 0);
-    if (!ll) {
-        ep_ll_free(made);
+    if (status != EP_OK) {
+        raise_status(status);
+        Py_DECREF((PyObject *)ll);
         return NULL;
     }
-    ll->ll = made;
     ll->max_tokens = config.max_tokens;
     ll->hidden = config.hidden;
     ll->n_experts = config.n_experts;

@@ -2,6 +2,7 @@
 /* member.c - what every call on a communicator begins and ends with, and what belongs to one: plans, low latency. */
 #include "bind.h"
 
+#include <pthread.h>
 #include <time.h>
 
 /*
@@ -11,8 +12,9 @@
 static pthread_mutex_t closing_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t closing_over;
 static pthread_once_t closing_once = PTHREAD_ONCE_INIT;
+static unsigned forks; /* from the first process to this one */
 
-static void closing_init(void)
+static void closing_cond_init(void)
 {
     pthread_condattr_t attributes;
 
@@ -22,13 +24,40 @@ static void closing_init(void)
     pthread_condattr_destroy(&attributes);
 }
 
+/*
+ * A fork may come while another thread is in here, and the child has no other threads: the lock is held over the fork,
+ * so that it is copied in a known state, and the condition begins anew without those that waited for it.
+ */
+static void fork_begin(void)
+{
+    pthread_mutex_lock(&closing_lock);
+}
+
+static void fork_parent(void)
+{
+    pthread_mutex_unlock(&closing_lock);
+}
+
+static void fork_child(void)
+{
+    forks++;
+    closing_cond_init();
+    pthread_mutex_unlock(&closing_lock);
+}
+
+static void closing_init(void)
+{
+    closing_cond_init();
+    pthread_atfork(fork_begin, fork_parent, fork_child);
+}
+
 /* As long as the library may take to free something, twice. Code of Python that the free itself runs is not kept. */
 static void wait_closing(struct comm_object *comm)
 {
     struct timespec end;
     int late = 0;
 
-    if (!comm->closing || comm->closer == PyThread_get_thread_ident())
+    if (!comm->closing || comm->closer == PyThread_get_thread_ident() || comm->closing_forks != forks)
         return;
     Py_INCREF((PyObject *)comm);
     Py_BEGIN_ALLOW_THREADS;
@@ -49,6 +78,7 @@ static void set_closing(struct comm_object *comm, bool closing)
     pthread_mutex_lock(&closing_lock);
     comm->closing = closing;
     comm->closer = PyThread_get_thread_ident();
+    comm->closing_forks = forks;
     pthread_cond_broadcast(&closing_over);
     pthread_mutex_unlock(&closing_lock);
 }

@@ -6,24 +6,14 @@
 
 #include <stdlib.h>
 
-void box_release(struct comm_box *box, bool close)
+void box_release(struct comm_box *box)
 {
-    bool last;
-
-    pthread_mutex_lock(&box->lock);
-    if (close)
-        box->closed = true;
-    else
-        box->exports--;
-    last = box->closed && box->exports == 0;
-    pthread_mutex_unlock(&box->lock);
-    if (!last)
+    if (atomic_fetch_sub(&box->holders, 1) > 1)
         return;
     for (int i = 0; i < box->n_kept; i++)
         ep_ll_free(box->kept[i]);
     free(box->kept);
     ep_comm_free(box->comm);
-    pthread_mutex_destroy(&box->lock);
     free(box);
 }
 
@@ -32,7 +22,7 @@ struct comm_box *box_new(void)
     struct comm_box *box = calloc(1, sizeof(*box));
 
     if (box)
-        pthread_mutex_init(&box->lock, NULL);
+        atomic_init(&box->holders, 1);
     else
         PyErr_NoMemory();
     return box;
@@ -49,7 +39,7 @@ static void export_delete(struct dl_managed *managed)
 {
     struct export *export = (struct export *)managed;
 
-    box_release(export->box, false);
+    box_release(export->box);
     free(export);
 }
 
@@ -87,8 +77,6 @@ PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes)
         free(export);
         return NULL;
     }
-    pthread_mutex_lock(&comm->box->lock);
-    comm->box->exports++;
-    pthread_mutex_unlock(&comm->box->lock);
+    atomic_fetch_add(&comm->box->holders, 1);
     return capsule;
 }

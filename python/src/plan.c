@@ -111,7 +111,6 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
     struct plan_object *plan;
     struct routing routing;
-    ep_plan *made = NULL;
     int64_t values[5];
     ep_status status;
 
@@ -120,6 +119,13 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
     plan_args.stream = stream_of(args[8]);
     if (PyErr_Occurred() || !get_routing(comm, call, args, values[0], -1, &routing) || !call_begin(comm, call))
         return NULL;
+    /* Before the call, which peers take part in: afterwards a plan without an object would have to be freed on this
+     * rank alone. */
+    plan = (struct plan_object *)((allocfunc)PyType_GetSlot(plan_type, Py_tp_alloc))(plan_type, 0);
+    if (!plan) {
+        call_done(comm);
+        return NULL;
+    }
     plan_args.topk_idx = routing.n_tokens ? routing.topk_idx.data : NULL;
     plan_args.token_in_rank = args[0] == Py_None && routing.n_tokens ? routing.token_in_rank.data : NULL;
     plan_args.tokens_per_expert = args[0] == Py_None ? routing.tokens_per_expert.data : NULL;
@@ -132,17 +138,14 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
     plan_args.max_recv_tokens = values[3];
     plan_args.max_tokens = narrow(values[4]);
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_plan_new(comm->box->comm, &plan_args, &made);
+    status = ep_plan_new(comm->box->comm, &plan_args, &plan->plan);
     Py_END_ALLOW_THREADS;
     call_done(comm);
-    if (status != EP_OK)
-        return raise_status(status);
-    plan = (struct plan_object *)((allocfunc)PyType_GetSlot(plan_type, Py_tp_alloc))(plan_type, 0);
-    if (!plan) {
-        ep_plan_free(made);
+    if (status != EP_OK) {
+        raise_status(status);
+        Py_DECREF((PyObject *)plan);
         return NULL;
     }
-    plan->plan = made;
     plan->member.close = plan_close;
     plan->member.noun = "plan";
     plan->idx_type = plan_args.idx_type == EP_I32 ? TYPE_I32 : TYPE_I64;

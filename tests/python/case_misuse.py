@@ -19,7 +19,8 @@ import torch.distributed as dist
 from ranks import CUDA, raises, run
 
 H = 128
-NOT_ON_CUDA = {"test_two_threads_in_one_communicator": "there a barrier is queued, and nobody waits in it",
+NOT_ON_CUDA = {"test_a_fork_while_another_thread_frees": "torch refuses CUDA in forked children by itself",
+               "test_two_threads_in_one_communicator": "there a barrier is queued, and nobody waits in it",
                "test_creation_that_fails": "its flag is one of the CPU's"}
 
 
@@ -221,6 +222,43 @@ def closing(rank, size):
 
 def test_a_call_while_another_thread_frees():
     run(1, closing)
+
+
+def forked_while_closing(rank, size):
+    """A child forked while another thread frees has no such thread: its calls are refused, and wait for nobody."""
+    comm = epkit.Communicator(timeout=600)
+    ll = comm.low_latency(4, 128, 4, 2)
+    idx, x = torch.arange(8).view(4, 2) % 4, torch.ones(4, 128, dtype=torch.bfloat16)
+    codes = []
+
+    def child():
+        code = 1
+        signal.alarm(60)  # ends one that waits
+        try:
+            raises(epkit.Error, "EP_E_STATE", comm.barrier)
+            comm.free()
+            code = 0
+        finally:
+            os._exit(code)
+
+    def meanwhile():
+        thread.start()
+        thread.join()
+
+    def fork():
+        pid = os.fork()
+        codes.append(child() if pid == 0 else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    thread = threading.Thread(target=fork)
+    weakref.finalize(x, meanwhile)
+    ll.dispatch(x, idx, hook=True)
+    del x
+    ll.free()
+    assert codes == [0], codes
+
+
+def test_a_fork_while_another_thread_frees():
+    run(1, forked_while_closing)
 
 
 def test_two_threads_in_one_communicator():
