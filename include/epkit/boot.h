@@ -96,8 +96,9 @@ typedef struct ep_boot_tcp_args {
  * with addresses where they are known. The deadline of rank 0 counts for all that have reached it; one that receives
  * nothing from rank 0 any more waits timeout_ms from when it reached it. Until then a rank tries again: rank 0 may come
  * later, its host name may not be known yet or still lead elsewhere, and a rank that came and died may be started once
- * more. EP_E_MISMATCH: another number of ranks, another ranks_per_node, or a rank that is there already. With another
- * secret a rank tries until its deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text
+ * more. EP_E_MISMATCH: another number of ranks, another ranks_per_node, a rank that is there already, or a process that
+ * came with a rank that this job does not have (EP_E_ARG there). $EPKIT_JOB_ID, or $TORCHELASTIC_RUN_ID where nranks is
+ * 0, tells jobs with one secret apart: a process of another job ends nothing. With another job or secret a rank tries until its deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text
  * says so. EP_E_STATE: rank 0 cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others.
  * Connections of strangers, silent ones and those that send anything else are dropped and change nothing.
  */

@@ -35,6 +35,7 @@ struct plan {
     const char *host_from; /* who names it, for error texts */
     uint16_t port;
     const char *secret, *interface;
+    const char *job; /* which job this is, beside the secret: "" where nothing says it */
 };
 
 /* --- arguments and environment --- */
@@ -90,10 +91,14 @@ static ep_status find_master(struct plan *plan)
     plan->host_from = "MASTER_ADDR";
     /* torchrun's own store listens at that port. */
     next = store && strcmp(store, "True") == 0;
-    EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next, "a free port of the host of rank 0", &port));
     status = tcp_parse_endpoint(host, plan->host, sizeof(plan->host), &plan->port);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_boot_tcp_new: MASTER_ADDR: ");
+    /* As people write it, though torch takes a host alone. */
+    if (plan->port && plan->port <= UINT16_MAX - next && !getenv("MASTER_PORT"))
+        port = plan->port;
+    else
+        EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next, "a free port of the host of rank 0", &port));
     if (plan->port && plan->port != port)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR \"%.64s\" and MASTER_PORT %d name different ports", host,
                        port);
@@ -135,6 +140,16 @@ static ep_status find_local_size(const ep_boot_tcp_args *args, struct plan *plan
     return args->nranks ? EP_OK : status;
 }
 
+/* Ranks that the caller numbers need not be all those of torchrun's job. */
+static const char *find_job(bool numbered_by_caller)
+{
+    const char *job = read_env("EPKIT_JOB_ID");
+
+    if (!job && !numbered_by_caller)
+        job = read_env("TORCHELASTIC_RUN_ID");
+    return job ? job : "";
+}
+
 static ep_status make_plan(const ep_boot_tcp_args *args, struct plan *plan)
 {
     *plan = (struct plan){.timeout_ms = args->timeout_ms, .ranks_per_node = args->ranks_per_node};
@@ -153,6 +168,7 @@ static ep_status make_plan(const ep_boot_tcp_args *args, struct plan *plan)
     plan->secret = args->secret ? args->secret : read_env("EPKIT_SECRET");
     if (!plan->secret)
         plan->secret = "";
+    plan->job = find_job(args->nranks != 0);
     plan->interface = args->interface ? args->interface : read_env("EPKIT_TCP_INTERFACE");
     return EP_OK;
 }
@@ -215,6 +231,60 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     return tcp_star_allgather(boot->star, mine, bytes, timeout_ms, ret_all);
 }
 
+/* Of the secret and the job, so that a rank of another job is a stranger. */
+static void make_key(const struct plan *plan, struct tcp_key *ret_key)
+{
+    tcp_key_make(plan->secret, "bootstrap", plan->job, strlen(plan->job), ret_key);
+}
+
+/* The rank that was given, where that is a number and none of this job; -1: any other. */
+static bool find_bad_rank(const ep_boot_tcp_args *args, int *ret_nranks, int *ret_rank)
+{
+    const char *text = read_env("RANK");
+    char *end;
+    long rank = args->rank;
+
+    *ret_nranks = args->nranks;
+    if (!args->nranks) {
+        if (!text || read_number("WORLD_SIZE", 1, EP_MAX_RANKS, "", ret_nranks) != EP_OK)
+            return false;
+        rank = strtol(text, &end, 10);
+        if (*end || end == text)
+            rank = -1;
+    }
+    *ret_rank = rank < -1 || rank > INT_MAX ? -1 : (int)rank;
+    return rank < 0 || rank >= *ret_nranks;
+}
+
+/*
+ * After a failure, whose text stays: a number that no rank can have is seen here alone, and the others would wait for
+ * the rank that is missing then.
+ */
+static void report_bad_rank(const ep_boot_tcp_args *args)
+{
+    char text[EP_ERROR_TEXT_BYTES];
+    ep_boot_tcp_args good = *args;
+    struct tcp_star_args star = {.name = "boot tcp"};
+    struct plan plan;
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    if (find_bad_rank(args, &star.nranks, &star.rank) && star.nranks > 1) {
+        good.rank = 0;
+        good.nranks = star.nranks;
+        if (make_plan(&good, &plan) == EP_OK) {
+            if (!args->nranks)
+                plan.job = find_job(false);
+            star.host = plan.host;
+            star.host_from = plan.host_from;
+            star.port = plan.port;
+            star.timeout_ms = plan.timeout_ms;
+            make_key(&plan, &star.key);
+            tcp_star_report(&star);
+        }
+    }
+    ep_fail(EP_E_ARG, "%s", text);
+}
+
 static ep_status open_star(ep_boot_tcp *boot, const struct plan *plan)
 {
     struct tcp_star_args args = {.name = "boot tcp",
@@ -227,7 +297,7 @@ static ep_status open_star(ep_boot_tcp *boot, const struct plan *plan)
     struct tcp_address local[TCP_ADDRESSES];
     int n = 0;
 
-    tcp_key_make(plan->secret, "bootstrap", NULL, 0, &args.key);
+    make_key(plan, &args.key);
     if (plan->interface) {
         if (strlen(plan->interface) >= sizeof(boot->network.interface))
             return ep_fail(EP_E_ARG, "ep_boot_tcp_new: the interfaces \"%.64s...\" are more than %zu characters",
@@ -250,7 +320,11 @@ ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot)
     if (!ret_boot)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: ret_boot is NULL");
     EP_TRY(ep_args_load(&mine, sizeof(mine), EP_ARGS_FIRST_BYTES(ep_boot_tcp_args), args, "ep_boot_tcp_new: args"));
-    EP_TRY(make_plan(&mine, &plan));
+    status = make_plan(&mine, &plan);
+    if (status != EP_OK) {
+        report_bad_rank(&mine);
+        return status;
+    }
     boot = calloc(1, sizeof(*boot));
     if (!boot)
         return ep_fail(EP_E_MEMORY, "ep_boot_tcp_new: no memory");

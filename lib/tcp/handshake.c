@@ -181,7 +181,7 @@ static enum tcp_handshake_result take_proof(struct tcp_handshake *hs)
         static const struct welcome refusal = {.magic = MAGIC, .status = EP_E_MISMATCH};
 
         (void)!send(hs->fd, &refusal, sizeof(refusal), MSG_NOSIGNAL | MSG_DONTWAIT);
-        return fail(hs, EP_E_MISMATCH, "has another secret");
+        return fail(hs, EP_E_MISMATCH, "has another secret, or is of another job");
     }
     hs->state = PROVEN;
     return TCP_HANDSHAKE_PROVEN;
@@ -195,7 +195,8 @@ static enum tcp_handshake_result take_welcome(struct tcp_handshake *hs)
     memcpy(&welcome, hs->in, sizeof(welcome));
     prove(hs, "answers", &welcome, offsetof(struct welcome, mac), mac);
     if (welcome.magic != MAGIC || !ep_digest_equal(mac, welcome.mac))
-        return fail(hs, EP_E_MISMATCH, "it has another secret than this rank (EPKIT_SECRET), or is of another job");
+        return fail(hs, EP_E_MISMATCH,
+                    "it has another secret than this rank (EPKIT_SECRET), or is of another job (EPKIT_JOB_ID)");
     if (welcome.status == EP_OK) {
         hs->state = CLOSED;
         return TCP_HANDSHAKE_DONE;

@@ -30,6 +30,12 @@ struct tcp_star_args {
  * missing. */
 ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_star);
 
+/*
+ * Of a rank that cannot take part, because args->rank is not in 0..nranks-1: tells rank 0, which fails the job for all.
+ * Where no rank 0 is found in a moment, nobody is told.
+ */
+void tcp_star_report(const struct tcp_star_args *args);
+
 /* As ep_allgather_fn. */
 ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,7 @@ static void note_disagreement(struct tcp_star *star, const struct tcp_hello *hel
     if (*star->disagrees)
         return;
     snprintf(star->disagrees, sizeof(star->disagrees), "%.*s", (int)sizeof(star->disagrees) - 1, reason);
-    star->disagrees_with = hello->rank < star->nranks ? hello->rank : -1;
+    star->disagrees_with = hello->rank > 0 && hello->rank < star->nranks ? hello->rank : -1;
     star->said_nranks = (int)hello->detail;
 }
 
@@ -40,8 +41,7 @@ static ep_status check_rank(void *context, const struct tcp_handshake *hs, char 
     const struct tcp_hello *hello = &hs->hello;
     char address[TCP_ADDRESS_TEXT], first[TCP_ADDRESS_TEXT];
 
-    if (hello->kind != TCP_BOOTSTRAP || hello->rank < 1 || hello->detail > EP_MAX_RANKS ||
-        (uint32_t)hello->rank >= hello->detail) {
+    if (hello->kind != TCP_BOOTSTRAP || hello->detail < 1 || hello->detail > EP_MAX_RANKS) {
         snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, hello->rank,
                  hello->detail);
         return EP_E_MISMATCH;
@@ -50,6 +50,16 @@ static ep_status check_rank(void *context, const struct tcp_handshake *hs, char 
     if (hello->detail != (uint32_t)star->nranks) {
         snprintf(ret_reason, bytes, "ranks disagree: nranks is %d on rank 0 and %u on rank %d (%s)", star->nranks,
                  hello->detail, hello->rank, address);
+        note_disagreement(star, hello, ret_reason);
+        return EP_E_MISMATCH;
+    }
+    /* These come only to say so (tcp_star_report). */
+    if (hello->rank < 1 || hello->rank >= star->nranks) {
+        if (hello->rank == 0)
+            snprintf(ret_reason, bytes, "two processes are rank 0: this one and one at %s", address);
+        else
+            snprintf(ret_reason, bytes, "the process at %s is rank %d of %d, not in 0..%d", address, hello->rank,
+                     star->nranks, star->nranks - 1);
         note_disagreement(star, hello, ret_reason);
         return EP_E_MISMATCH;
     }
@@ -179,36 +189,6 @@ static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
     }
 }
 
-static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
-{
-    ep_status status;
-    uint16_t port;
-    int fd;
-
-    if (args->nranks == 1)
-        return EP_OK;
-    star->acceptor = calloc(1, sizeof(*star->acceptor));
-    if (!star->acceptor)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
-    star->acceptor->fd = -1;
-    status = tcp_listen(args->from, args->port, &fd, &port);
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "%s: ", args->name);
-    tcp_acceptor_open(star->acceptor, fd, &args->key);
-    status = await_ranks(star, args->timeout_ms, deadline_ns);
-    /* Nobody else is expected: who connects from now on hears that nothing listens here. */
-    star->dropped = star->acceptor->dropped;
-    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
-    if (status != EP_OK) {
-        refuse_all(star, deadline_ns);
-        status = ep_fail(status, "%s", star->text);
-    }
-    tcp_acceptor_close(star->acceptor);
-    free(star->acceptor);
-    star->acceptor = NULL;
-    return status;
-}
-
 static void sleep_until(uint64_t ns, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), span = deadline_ns > now && deadline_ns - now < ns ? deadline_ns - now : ns;
@@ -243,6 +223,90 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
     star->conns[0].fd = hs->fd;
     star->conns[0].far = *to;
     return EP_OK;
+}
+
+/*
+ * A rank that cannot take part, as `rank`: what listens at the place of rank 0 then fails the job for all that come,
+ * instead of waiting for the one that is missing. EP_OK: it knows, and *ret_why says what it answered.
+ */
+static ep_status report(const struct tcp_star_args *args, int rank, int most_ms, char ret_why[TCP_WHY_BYTES])
+{
+    uint64_t deadline_ns = ep_deadline_ns(args->timeout_ms < most_ms ? args->timeout_ms : most_ms);
+    struct tcp_handshake *hs = calloc(1, sizeof(*hs));
+    struct tcp_star_args claim = *args;
+    struct tcp_star *star = NULL;
+    bool told = false;
+
+    claim.rank = rank;
+    if (hs && tcp_star_new(args->name, 1, args->nranks, &star) == EP_OK) {
+        while (!told && ep_now_ns() < deadline_ns) {
+            struct tcp_address addresses[TCP_ADDRESSES];
+            int n = 0;
+
+            (void)tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
+            for (int i = 0; i < n && !told; i++) {
+                uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
+
+                if (try_address(star, &claim, &addresses[i], share, now + share, hs) == EP_OK)
+                    tcp_star_close_conn(&star->conns[0]); /* a library that does not know such reports */
+                told = hs->refused;
+            }
+            if (!told)
+                sleep_until(RETRY_FIRST_NS, deadline_ns);
+        }
+        snprintf(ret_why, TCP_WHY_BYTES, "%s", told ? hs->why : "");
+    }
+    free(hs);
+    tcp_star_free(star);
+    return told ? EP_OK : EP_E_TIMEOUT;
+}
+
+void tcp_star_report(const struct tcp_star_args *args)
+{
+    char why[TCP_WHY_BYTES];
+
+    (void)report(args, args->rank, COMERS_MS, why);
+}
+
+/* Of another rank 0 of this job, maybe: the ranks that come to it are to hear of this one. */
+static ep_status fail_to_listen(const struct tcp_star_args *args, ep_status status)
+{
+    char text[EP_ERROR_TEXT_BYTES], why[TCP_WHY_BYTES];
+
+    snprintf(text, sizeof(text), "%s: %s", args->name, ep_last_error());
+    if (report(args, 0, FAREWELL_MS, why) == EP_OK)
+        return ep_fail(status, "%s; what listens there says: %s", text, why);
+    return ep_fail(status, "%s", text);
+}
+
+static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
+{
+    ep_status status;
+    uint16_t port;
+    int fd;
+
+    if (args->nranks == 1)
+        return EP_OK;
+    star->acceptor = calloc(1, sizeof(*star->acceptor));
+    if (!star->acceptor)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
+    star->acceptor->fd = -1;
+    status = tcp_listen(args->from, args->port, &fd, &port);
+    if (status != EP_OK)
+        return fail_to_listen(args, status);
+    tcp_acceptor_open(star->acceptor, fd, &args->key);
+    status = await_ranks(star, args->timeout_ms, deadline_ns);
+    /* Nobody else is expected: who connects from now on hears that nothing listens here. */
+    star->dropped = star->acceptor->dropped;
+    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
+    if (status != EP_OK) {
+        refuse_all(star, deadline_ns);
+        status = ep_fail(status, "%s", star->text);
+    }
+    tcp_acceptor_close(star->acceptor);
+    free(star->acceptor);
+    star->acceptor = NULL;
+    return status;
 }
 
 /*
@@ -290,8 +354,11 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
             try_ns = try_ns * 2 < TRY_MOST_NS ? try_ns * 2 : TRY_MOST_NS;
     }
     star->culprit = 0;
-    status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s", args->name,
-                     args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why);
+    status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s%s",
+                     args->name, args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why,
+                     *at && hs->error == ECONNREFUSED
+                         ? "; rank 0 was not started, has ended, or was started as a job of one rank (WORLD_SIZE)"
+                         : "");
     if (!*at && *why)
         status =
             ep_fail(EP_E_TIMEOUT, "%s; %s is to name the host of rank 0 as this host can resolve it, or its address",

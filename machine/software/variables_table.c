@@ -34,6 +34,8 @@ const struct variable variables[] = {
      "1: low latency on GPUs with up to 32 ranks uses the kernels of more ranks; for tests"},
     {"EPKIT_HOST_ISA", VARIABLE_WORKS, "portable|avx2|avx512", "",
      "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
+    {"EPKIT_JOB_ID", VARIABLE_WORKS, "text", "",
+     "which job this is, for ranks that find each other over TCP: ranks of another one are strangers"},
     {"EPKIT_PRELOAD", VARIABLE_WORKS, "path", "",
      "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},
     {"EPKIT_SECRET", VARIABLE_WORKS, "text", "",

@@ -386,6 +386,43 @@ static void test_rank_given_twice(void **state)
     expect_disagreement(ranks, 3, "two processes are rank 1: 127.0.0.1:");
 }
 
+/* It knows itself that it cannot take part; the others hear of it, and do not wait for it until their deadline. */
+static void test_rank_that_cannot_be(void **state)
+{
+    static const int bad[] = {3, -1};
+    struct rank ranks[3];
+    char address[64];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+        prepare(ranks, 3, address, PATIENT_MS);
+        ranks[2].args.rank = bad[i];
+        run_all(ranks, 3);
+        expect_disagreement(ranks, 2, bad[i] == 3 ? " is rank 3 of 3, not in 0..2" : " is rank -1 of 3, not in 0..2");
+        assert_int_equal(ranks[2].status, EP_E_ARG);
+        assert_non_null(strstr(ranks[2].text, bad[i] == 3 ? "rank is 3 of 3" : "rank is -1 of 3"));
+    }
+}
+
+static void test_second_rank_0(void **state)
+{
+    struct rank ranks[3];
+    char address[64];
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    prepare(ranks, 3, address, PATIENT_MS);
+    ranks[2].args.rank = 0;
+    run_all(ranks, 3);
+    /* Either of the two may have the port. */
+    for (int i = 0; i < 3; i++) {
+        assert_true(ranks[i].status == EP_E_MISMATCH || (i != 1 && ranks[i].status == EP_E_STATE));
+        assert_non_null(strstr(ranks[i].text, "two processes are rank 0: this one and one at 127.0.0.1:"));
+    }
+    assert_true(ranks[0].status != ranks[2].status);
+}
+
 /* --- strangers --- */
 
 /* One that connects to rank 0 and sends `bytes` of rubbish, or of a good beginning; kept open. */
@@ -676,9 +713,10 @@ struct setting {
 
 static void set_environment(const struct setting *settings)
 {
-    static const char *const names[] = {"RANK",          "WORLD_SIZE",       "MASTER_ADDR",
-                                        "MASTER_PORT",   "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE",
-                                        "EPKIT_ADDRESS", "EPKIT_SECRET",     "EPKIT_TIMEOUT_MS"};
+    static const char *const names[] = {"RANK",          "WORLD_SIZE",         "MASTER_ADDR",
+                                        "MASTER_PORT",   "LOCAL_WORLD_SIZE",   "TORCHELASTIC_USE_AGENT_STORE",
+                                        "EPKIT_ADDRESS", "EPKIT_SECRET",       "EPKIT_TIMEOUT_MS",
+                                        "EPKIT_JOB_ID",  "TORCHELASTIC_RUN_ID"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         unsetenv(names[i]);
@@ -741,6 +779,59 @@ static void test_bad_environment(void **state)
         {"WORLD_SIZE", "1"}, {"RANK", "0"}, {"MASTER_ADDR", "[::1]"}, {"MASTER_PORT", "65535"}, {0}});
     assert_int_equal(ep_boot_tcp_new(&args, &boot), EP_OK);
     ep_boot_tcp_free(boot);
+    set_environment((const struct setting[]){{0}});
+}
+
+/* Of an earlier job, with its secret and another number of ranks: a stranger. */
+static void test_rank_of_another_job(void **state)
+{
+    struct rank ranks[2];
+    char address[64];
+    ep_boot_tcp *boot;
+    pid_t child;
+    int code;
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    prepare(ranks, 2, address, PATIENT_MS);
+    set_environment((const struct setting[]){{"EPKIT_JOB_ID", "new"}, {0}});
+    start(&ranks[0]);
+    fflush(stdout);
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        setenv("EPKIT_JOB_ID", "old", 1);
+        ranks[1].args.nranks = 3;
+        ranks[1].args.timeout_ms = SHORT_MS;
+        _exit(ep_boot_tcp_new(&ranks[1].args, &boot) == EP_E_TIMEOUT ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &code, 0), child);
+    assert_true(WIFEXITED(code) && WEXITSTATUS(code) == 0);
+    start(&ranks[1]);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        if (ranks[i].status != EP_OK)
+            print_error("rank %d: %s\n", i, ranks[i].text);
+        assert_int_equal(ranks[i].status, EP_OK);
+    }
+    set_environment((const struct setting[]){{0}});
+}
+
+static void test_port_in_master_addr(void **state)
+{
+    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    struct setting settings[] = {{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_ADDR", NULL}, {0}};
+    char address[64];
+    ep_boot_tcp *boot;
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    settings[2].value = address;
+    set_environment(settings);
+    args.timeout_ms = 200;
+    assert_int_equal(ep_boot_tcp_new(&args, &boot), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), address));
+    assert_non_null(strstr(ep_last_error(), "was started as a job of one rank (WORLD_SIZE)"));
     set_environment((const struct setting[]){{0}});
 }
 
@@ -862,6 +953,8 @@ int main(void)
         cmocka_unit_test(test_rank_0_without_descriptors),
         cmocka_unit_test(test_bad_environment),
         cmocka_unit_test(test_name_that_nobody_knows),
+        cmocka_unit_test(test_rank_of_another_job),
+        cmocka_unit_test(test_port_in_master_addr),
         cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_all_but_some_interfaces),
         cmocka_unit_test(test_address_of_another_host),
@@ -872,6 +965,8 @@ int main(void)
         cmocka_unit_test(test_other_secret),
         cmocka_unit_test(test_other_number_of_ranks),
         cmocka_unit_test(test_rank_given_twice),
+        cmocka_unit_test(test_rank_that_cannot_be),
+        cmocka_unit_test(test_second_rank_0),
         cmocka_unit_test(test_strangers_change_nothing),
         cmocka_unit_test(test_rank_that_leaves),
         cmocka_unit_test(test_other_size),
