@@ -175,23 +175,53 @@ static bool may_have_left(const struct agent *agent)
 
 /*
  * Has the launcher asked again for the end, as it does when its user interrupts it twice? Nothing else that it may ask
- * matters by now, so the requests are not taken apart.
+ * matters by now, so the requests are not taken apart. The words may be cut between two reads.
  */
+static struct {
+    char data[4096];
+    size_t used; /* bytes at the beginning that may be the first ones of the words */
+    bool is_asked;
+} hurry;
+
+static void note_hurry(size_t n)
+{
+    static const char words[] = "\"do\":\"end\"";
+    size_t length = hurry.used + n, kept = sizeof(words) - 2;
+
+    hurry.is_asked = hurry.is_asked || memmem(hurry.data, length, words, sizeof(words) - 1);
+    hurry.used = length < kept ? length : kept;
+    memmove(hurry.data, hurry.data + length - hurry.used, hurry.used);
+}
+
+/* What was read behind the request that is being done, at the beginning of the input, counts as well. */
+static void begin_hurry(const struct agent *agent)
+{
+    size_t at = strlen(agent->input) + 1;
+
+    hurry.used = 0;
+    hurry.is_asked = false;
+    while (at < agent->input_used) {
+        size_t n = agent->input_used - at, room = sizeof(hurry.data) - hurry.used;
+
+        n = n < room ? n : room;
+        memcpy(hurry.data + hurry.used, agent->input + at, n);
+        at += n;
+        note_hurry(n);
+    }
+}
+
 static bool is_hurried(void)
 {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
-    char data[4096];
 
-    while (poll(&input, 1, 0) > 0) {
-        ssize_t n = read(STDIN_FILENO, data, sizeof(data) - 1);
+    while (!hurry.is_asked && poll(&input, 1, 0) > 0) {
+        ssize_t n = read(STDIN_FILENO, hurry.data + hurry.used, sizeof(hurry.data) - hurry.used);
 
         if (n <= 0)
             return false;
-        data[n] = '\0';
-        if (strstr(data, "\"do\":\"end\""))
-            return true;
+        note_hurry((size_t)n);
     }
-    return false;
+    return hurry.is_asked;
 }
 
 static void do_end(struct agent *agent, const json_t *request)
@@ -199,6 +229,7 @@ static void do_end(struct agent *agent, const json_t *request)
     const char *lost = job_text(request, "launch", NULL);
     int left = 0, killed = 0, grace_s = job_number(request, "grace_s", GRACE_S);
 
+    begin_hurry(agent);
     if (lost)
         killed = mark_kill(lost, grace_s * 1000, is_hurried, &left);
     else if (may_have_left(agent))
@@ -239,7 +270,8 @@ static void take_request(struct agent *agent, const char *line)
 
 static void take_input(struct agent *agent)
 {
-    char data[65536], *newline;
+    static char data[65536]; /* not on the stack, of which a process may have little */
+    char *newline;
     ssize_t n = read(STDIN_FILENO, data, sizeof(data));
 
     if (n < 0 && (errno == EAGAIN || errno == EINTR))

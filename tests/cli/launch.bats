@@ -181,3 +181,8 @@ refused() {
     run epkit parse run
     [ "$status" -eq 0 ]
 }
+
+@test "an agent that is asked twice for the end kills at once, also where the second request comes in pieces" {
+    limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" behind
+    limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" cut
+}
