@@ -98,9 +98,10 @@ typedef struct ep_boot_tcp_args {
  * later, its host name may not be known yet or still lead elsewhere, and a rank that came and died may be started once
  * more. EP_E_MISMATCH: another number of ranks, another ranks_per_node, a rank that is there already, or a process that
  * came with a rank that this job does not have (EP_E_ARG there). $EPKIT_JOB_ID, or $TORCHELASTIC_RUN_ID where nranks is
- * 0, tells jobs with one secret apart: a process of another job ends nothing. With another job or secret a rank tries until its deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text
- * says so. EP_E_STATE: rank 0 cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others.
- * Connections of strangers, silent ones and those that send anything else are dropped and change nothing.
+ * 0, tells jobs with one secret apart: a process of another job ends nothing. With another job or secret a rank tries
+ * until its deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text says so. EP_E_STATE:
+ * rank 0 cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others. Connections of strangers,
+ * silent ones and those that send anything else are dropped and change nothing.
  */
 EP_API ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot);
 

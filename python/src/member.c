@@ -57,7 +57,9 @@ static void wait_closing(struct comm_object *comm)
     struct timespec end;
     int late = 0;
 
-    if (!comm->closing || comm->closer == PyThread_get_thread_ident() || comm->closing_forks != forks)
+    if (comm->closing && comm->closing_forks != forks)
+        comm->closing = comm->busy = false; /* of a thread that a forked child has not; the library refuses its calls */
+    if (!comm->closing || comm->closer == PyThread_get_thread_ident())
         return;
     Py_INCREF((PyObject *)comm);
     Py_BEGIN_ALLOW_THREADS;
