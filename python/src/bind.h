@@ -30,8 +30,8 @@
 /* The library's side of a communicator, which may outlive the Python object: see above. */
 struct comm_box {
     ep_comm *comm;
-    atomic_int
-        holders;  /* the Comm, and tensors that show memory of the library. No lock: a fork might copy it locked */
+    /* The Comm, and tensors that show memory of the library. No lock: a fork might copy it locked. */
+    atomic_int holders;
     ep_ll **kept; /* low-latency objects that tensors show memory of, freed with the communicator */
     int n_kept;
 };

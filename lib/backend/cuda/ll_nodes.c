@@ -288,12 +288,17 @@ static void list_ranges(const struct cuda_ll *device, int me, struct pinned *pin
     add_range(pinned, device->rows_at, tokens * device->topk * device->hidden * 2);
 }
 
+static size_t range_bytes(const struct pinned *pinned, int i)
+{
+    return pinned->range[i].end - pinned->range[i].begin;
+}
+
 static size_t pinned_bytes(const struct pinned *pinned)
 {
     size_t bytes = 0;
 
     for (int i = 0; i < pinned->n_ranges; i++)
-        bytes += pinned->range[i].end - pinned->range[i].begin;
+        bytes += range_bytes(pinned, i);
     return bytes;
 }
 
@@ -311,12 +316,11 @@ static ep_status pin(struct cuda_comm *cuda, struct pinned *pinned, size_t bytes
         unsigned char *begin = pinned->base + pinned->range[i].begin;
         void *device;
 
-        if (pinned->range[i].end == pinned->range[i].begin)
+        if (range_bytes(pinned, i) == 0)
             continue;
-        CUDA_TRY(cudaHostRegister(begin, pinned->range[i].end - pinned->range[i].begin,
-                                  cudaHostRegisterMapped | cudaHostRegisterPortable));
+        CUDA_TRY(cudaHostRegister(begin, range_bytes(pinned, i), cudaHostRegisterMapped | cudaHostRegisterPortable));
         pinned->range[i].registered = true;
-        atomic_fetch_add(&cuda->ll_net_bytes, pinned->range[i].end - pinned->range[i].begin);
+        atomic_fetch_add(&cuda->ll_net_bytes, range_bytes(pinned, i));
         CUDA_TRY(cudaHostGetDevicePointer(&device, begin, 0));
         /* Kernels find all ranges from one address. */
         if (device != begin)
@@ -335,7 +339,7 @@ static void unpin(struct cuda_comm *cuda, struct pinned *pinned, bool used)
         if (!pinned->range[i].registered)
             continue;
         cudaHostUnregister(pinned->base + pinned->range[i].begin);
-        atomic_fetch_sub(&cuda->ll_net_bytes, pinned->range[i].end - pinned->range[i].begin);
+        atomic_fetch_sub(&cuda->ll_net_bytes, range_bytes(pinned, i));
     }
     if (pinned->base)
         munmap(pinned->base, pinned->bytes);
