@@ -93,7 +93,7 @@ PyObject *result_of(ep_status status)
 
 static PyObject *raise_format(ep_status status, const char *format, va_list args)
 {
-    char text[512];
+    char text[2048]; /* texts of the library among the arguments have up to 512 */
 
     vsnprintf(text, sizeof(text), format, args);
     return raise_text(status, text);

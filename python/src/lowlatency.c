@@ -2,6 +2,7 @@
 /* lowlatency.c - the type LowLatency: dispatch and combine for decoding. */
 #include "bind.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +30,7 @@ struct ll_object {
     } dispatched[2]; /* those that a combine may still answer, by call % 2 */
     uint64_t combines, halves;
     struct half open[2]; /* by call % 2, as the library has them */
+    char refusal[512];   /* of a receive for the call under way; "": none */
 };
 
 /* Memory of an ep_ll that became a tensor lives as long as the tensor: it goes with the communicator then. */
@@ -152,12 +154,26 @@ static ep_status receive(struct ll_object *ll, struct half *half)
     return status;
 }
 
-/* For a call that needs the place. A refusal is not this call's: the library says what it thinks of the call itself. */
+/*
+ * For a call that needs the place. A refusal is not this call's: the library says what it thinks of the call itself.
+ * Why there is no room is in `refusal`, for fail_after().
+ */
 static ep_status receive_before(struct ll_object *ll, struct half *half)
 {
     ep_status status = receive(ll, half);
 
-    return is_refused(status) ? EP_OK : status;
+    if (!is_refused(status))
+        return status;
+    snprintf(ll->refusal, sizeof(ll->refusal), "%s", ep_last_error());
+    return EP_OK;
+}
+
+/* The exception of a call that may have made room first: the library asks for a receive that this call has tried. */
+static PyObject *fail_after(struct ll_object *ll, ep_status status)
+{
+    if (status != EP_E_STATE || !ll->refusal[0])
+        return raise_status(status);
+    return raise_state("%s. This call has tried to, and was refused: %s", ep_last_error(), ll->refusal);
 }
 
 /* Before a dispatch: the one before the last must have been received, or the combine that answers it. */
@@ -269,8 +285,10 @@ static bool get_outputs(struct ll_object *ll, PyObject *const *args, int64_t row
 static ep_status call_dispatch(struct ll_object *ll, const ep_ll_dispatch_args *dispatch, void *stream)
 {
     bool cuda = ll->member.comm->cuda;
-    ep_status status = make_room_for_dispatch(ll);
+    ep_status status;
 
+    ll->refusal[0] = '\0';
+    status = make_room_for_dispatch(ll);
     if (status != EP_OK)
         return status;
     Py_BEGIN_ALLOW_THREADS;
@@ -282,8 +300,10 @@ static ep_status call_dispatch(struct ll_object *ll, const ep_ll_dispatch_args *
 static ep_status call_combine(struct ll_object *ll, const ep_ll_combine_args *combine, void *stream)
 {
     bool cuda = ll->member.comm->cuda;
-    ep_status status = make_room_for_combine(ll, combine->call ? combine->call : ll->last_call);
+    ep_status status;
 
+    ll->refusal[0] = '\0';
+    status = make_room_for_combine(ll, combine->call ? combine->call : ll->last_call);
     if (status != EP_OK)
         return status;
     Py_BEGIN_ALLOW_THREADS;
@@ -336,7 +356,7 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     status = call_dispatch(ll, &dispatch, stream);
     if (status != EP_OK) {
         Py_XDECREF(tensors);
-        return raise_status(status);
+        return fail_after(ll, status);
     }
     note_dispatch(ll, number, max_tokens);
     if (tensors)
@@ -396,7 +416,7 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     status = call_combine(ll, &combine, stream);
     if (status != EP_OK) {
         Py_XDECREF(tensors);
-        return raise_status(status);
+        return fail_after(ll, status);
     }
     if (tensors)
         half = open_half(ll, number ? (uint64_t)number : ll->last_call, ll->combines, stream, tensors);
