@@ -304,6 +304,17 @@ class Buffer(OfThisProcess):
                                       f"in which this is rank {plan.comm.rank}")
         return plan
 
+    def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: torch.Tensor) -> None:
+        """As DeepEP asks of it. Beside topk_idx the library does not read it, but it becomes a part of the handle."""
+        want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
+        shape, given = [topk_idx.shape[0], self.group_size], is_token_in_rank
+        if list(given.shape) != shape or given.dtype not in (torch.bool, torch.uint8):
+            raise epkit.ArgumentError(f"dispatch: is_token_in_rank: shape is {list(given.shape)} of {given.dtype}, must be {shape} "
+                                      "of torch.bool")
+        if given.device != self._comm.device or not given.is_contiguous():
+            raise epkit.ArgumentError(f"dispatch: is_token_in_rank: strides are {list(given.stride())} on {given.device}, must be "
+                                      f"contiguous on {self._comm.device}")
+
     def _new_plan(self, order: Order, topk_idx: Optional[torch.Tensor], is_token_in_rank: Optional[torch.Tensor],
                   num_tokens_per_expert: Optional[torch.Tensor], alignment: int, worst: int) -> epkit.Plan:
         if num_tokens_per_expert is None or (topk_idx is None and is_token_in_rank is None):
@@ -312,9 +323,8 @@ class Buffer(OfThisProcess):
         want_tensor(num_tokens_per_expert, "dispatch", "num_tokens_per_expert", "[E]")
         if is_token_in_rank is not None:
             want_tensor(is_token_in_rank, "dispatch", "is_token_in_rank", "[N, R]")
-            if topk_idx is not None and is_token_in_rank.shape != (topk_idx.shape[0], self.group_size):
-                raise epkit.ArgumentError(f"dispatch: is_token_in_rank: shape is {list(is_token_in_rank.shape)}, must be "
-                                          f"{[topk_idx.shape[0], self.group_size]}")
+            if topk_idx is not None:
+                self._check_mask(is_token_in_rank, topk_idx)
         mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
         return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
                                alignment=alignment, max_recv_tokens=worst, stream=order.stream)

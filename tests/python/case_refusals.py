@@ -47,6 +47,10 @@ def kinds(rank, size):
     raises(TypeError, "num_tokens_per_expert list", buffer.dispatch, x, **{**args, "num_tokens_per_expert": [1, 2]})
     raises(TypeError, "is_token_in_rank list", buffer.dispatch, x, **{**args, "is_token_in_rank": layout[3].tolist()})
     raises(bad, "is_token_in_rank shape", buffer.dispatch, x, **{**args, "is_token_in_rank": layout[3][1:]})
+    for mask, words in ((layout[3].int(), "is_token_in_rank torch.int32 torch.bool"),
+                        (layout[3].t().contiguous().t(), "is_token_in_rank strides contiguous"),
+                        (layout[3].repeat(1, 2)[:, ::2], "is_token_in_rank strides contiguous")):
+        raises(bad, words, buffer.dispatch, x, **{**args, "is_token_in_rank": mask})
     got, _, _, _, handle, _ = buffer.dispatch(x, **args)
     assert torch.equal(buffer.combine(got, handle)[0].float(), x.float() * layout[3].sum(1, keepdim=True))
 
