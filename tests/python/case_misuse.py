@@ -376,6 +376,39 @@ def test_a_late_rank_is_named():
     run(2, late)
 
 
+def refused_alone(rank, size, how):
+    """Routing that is refused on one rank has sent nothing: it may be mended. A rank that goes instead is named at once."""
+    os.environ.pop("EPKIT_TIMEOUT_MS", None)  # 100 s, and what is raised is no timeout
+    buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+    topk_idx, x, weights = setting(size)
+    layout = buffer.get_dispatch_layout(topk_idx, 2 * size)
+    args = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2],
+            "topk_weights": weights}
+    if rank == size - 1:
+        raises(epkit.ArgumentError, "EP_E_ROUTING expert", functools.partial(buffer.dispatch, x, topk_idx=topk_idx + 100, **args))
+        if how == "destroy":
+            buffer.destroy()
+        elif how == "abort":
+            buffer._comm.abort()
+        elif how == "end":
+            os._exit(0)
+        if how != "mend":
+            return dist.barrier()
+    elif how != "mend":
+        error = raises((epkit.PeerError, epkit.GroupError), f"rank {size - 1}", buffer.dispatch, x, topk_idx=topk_idx, **args)
+        assert error.name in {"destroy": ("EP_E_PEER_LEFT",), "abort": ("EP_E_ABORTED",),
+                              "end": ("EP_E_PEER_DEAD", "EP_E_PEER_LEFT")}[how], error
+        return None if how == "end" else dist.barrier()
+    recv, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=topk_idx, **args)
+    assert torch.equal(buffer.combine(recv, handle)[0].float(), x.float() * layout[3].sum(1, keepdim=True))
+    return None
+
+
+def test_routing_is_refused_on_one_rank():
+    for how in ("mend", "destroy", "abort", "end"):
+        run(3, refused_alone, how)
+
+
 def aborts(rank, size):
     comm = epkit.Communicator()
     if rank == 0:
