@@ -10,13 +10,11 @@ import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
 from ._order import Mark, Order, new_comm_stream, run_as_written
-from .buffer import _as_given, _biases
+from ._rows import Rows, _as_given, _biases
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
 from .utils.semantic import value_or
-
-Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 _ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
 _HANDLE_HAS = ("recv_source", "psum_rank", "psum_expert", "count_exact")  # of epkit.Metadata

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The low-latency calls of DeepEP V1's Buffer."""
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+
+import epkit
+from epkit._tensors import OfThisProcess, want_integer, want_tensor
+
+from ._order import Order, run_as_written
+from ._rows import Rows, _as_given, _origin_of, _origins
+from .utils.event import EventOverlap
+
+
+class _Call(NamedTuple):
+    """A dispatch with low latency."""
+    object: epkit.LowLatency
+    number: int
+    most: int
+
+
+class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
+    """(src_info int32 [L, R*M], layout_range int64 [L, R], M, H, E), and the call behind them."""
+    behind: _Call
+
+
+class LowLatencyCalls(OfThisProcess):
+    """What Buffer has of them. Buffer sets the attributes."""
+    rank: int
+    group_size: int
+    enable_shrink: bool
+    _comm: epkit.Communicator
+    _comm_stream: Optional[torch.cuda.Stream]
+    _low_latency: List[epkit.LowLatency]
+    _masked: Dict[int, bool]
+
+    def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
+        """The low-latency object for these sizes. The first call with new ones is collective and allocates."""
+        for one in self._low_latency:
+            if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
+                return one
+        new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
+        for rank, masked in self._masked.items():
+            if masked:
+                new.set_mask(rank)
+        self._low_latency.append(new)
+        return new
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing has to be cleaned. With enable_shrink a barrier that masks the ranks which do not come."""
+        if self.enable_shrink:
+            for one in self._low_latency:
+                one.barrier()
+
+    def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
+                             num_experts: int, cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+                             dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
+                             round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
+                             return_recv_hook: bool = False, use_nvfp4: bool = False,
+                             x_global_scale: Optional[torch.Tensor] = None
+                             ) -> Tuple[Rows, torch.Tensor, LowLatencyHandle, EventOverlap, Optional[Callable[[], None]]]:
+        """Sends each token to the experts that it selects; fixed shapes. Collective.
+
+        Arguments:
+            x: bfloat16 [N, H], N at most num_max_dispatch_tokens_per_rank (M), the same M on all ranks.
+            topk_idx: int64 [N, K], -1: none.
+            cumulative_local_expert_recv_stats: int32 [L]: rows received are added to it.
+            dispatch_wait_recv_cost_stats: int64 [R] or [R, R] (then this rank's row): time of waiting is added, in ns.
+            use_fp8, round_scale, use_ue8m0: as in DeepEP.
+            return_recv_hook: only send; the hook that is returned receives.
+
+        Ignored: x_global_scale, which is of nvfp4. Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
+        float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. Two results may be in use at a time.
+        """
+        if use_nvfp4:
+            raise NotImplementedError("low_latency_dispatch: nvfp4 is not supported: use use_fp8=True, or bfloat16 and "
+                                      "quantise behind the dispatch")
+        if async_finish and return_recv_hook:
+            raise AssertionError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
+        want_tensor(x, "low_latency_dispatch", "x", "[N, H]")
+        want_tensor(topk_idx, "low_latency_dispatch", "topk_idx", "[N, K]")
+        most = want_integer(num_max_dispatch_tokens_per_rank, "low_latency_dispatch", "num_max_dispatch_tokens_per_rank")
+        num_experts = want_integer(num_experts, "low_latency_dispatch", "num_experts")
+        if most < 1:
+            raise epkit.ArgumentError(f"low_latency_dispatch: num_max_dispatch_tokens_per_rank is {most}, must be 1 or more")
+        if x.shape[0] > most:
+            raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
+        object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
+        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
+                                recv_stats=cumulative_local_expert_recv_stats,
+                                wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
+                                stream=order.stream)
+        handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
+        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most)
+        out = _as_given(rows if rows.scales is not None else rows.x, rows)
+        event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
+        return out, rows.count, handle, event, rows.finish
+
+    def _own_row(self, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        return stats[self.rank] if isinstance(stats, torch.Tensor) and stats.dim() == 2 else stats
+
+    def _low_latency_of(self, handle: Any, call: str) -> _Call:
+        known = getattr(handle, "behind", None) or _origin_of(handle, 5)
+        if not isinstance(known, _Call):
+            raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what low_latency_dispatch() returned")
+        if known.object.comm is not self._comm:
+            raise epkit.ArgumentError(f"{call}: handle is of another Buffer")
+        return known
+
+    def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+                            handle: LowLatencyHandle, use_logfmt: bool = False, zero_copy: bool = False,
+                            async_finish: bool = False, return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None, overlap: bool = False,
+                            packed_recv_count: Optional[torch.Tensor] = None, comp_signal: Optional[torch.Tensor] = None,
+                            block_m: int = 64, threshold: int = 0, num_sms: int = 3,
+                            src_signals: Optional[torch.Tensor] = None, src_signal_expect_value: int = 0
+                            ) -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
+        """Adds up each token's rows with its weights. Collective.
+
+        Arguments:
+            x: bfloat16 [L, R*M, H]: the experts' outputs, rows as received.
+            topk_idx, topk_weights: int64 and float32 [N, K]: as dispatched; -1 leaves a row out.
+            zero_copy: x was written into get_next_low_latency_combine_buffer(handle).
+            return_recv_hook: only send; the hook that is returned receives.
+            out: bfloat16 [N, H] for the result.
+
+        Ignored: use_logfmt (rows travel as bfloat16, which is more exact), and the arguments behind `overlap`, which is not
+        supported. Returns (bfloat16 [N, H], event, hook).
+        """
+        if overlap:
+            raise NotImplementedError("low_latency_combine: overlap with the GEMMs of single experts is not supported: call it "
+                                      "behind them, with return_recv_hook=True to overlap with what follows")
+        if async_finish and return_recv_hook:
+            raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
+        known = self._low_latency_of(handle, "low_latency_combine")
+        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        if zero_copy:
+            x = known.object.combine_buffer(known.most)
+        result, hook = known.object.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
+                                            zero_copy=zero_copy, wait_cost=self._own_row(combine_wait_recv_cost_stats),
+                                            hook=return_recv_hook, stream=order.stream)
+        return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), hook
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
+        """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Ask before each."""
+        known = self._low_latency_of(handle, "get_next_low_latency_combine_buffer")
+        return known.object.combine_buffer(known.most)
+
+    def _need_shrink(self, call: str) -> None:
+        if not self.enable_shrink:
+            raise AssertionError(f"{call} needs Buffer(enable_shrink=True)")
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Leaves a rank out of low-latency calls from now on, or waits for it again."""
+        self._need_shrink("low_latency_update_mask_buffer")
+        if not 0 <= want_integer(rank_to_mask, "low_latency_update_mask_buffer", "rank_to_mask") < self.group_size:
+            raise epkit.ArgumentError(f"low_latency_update_mask_buffer: rank_to_mask is {rank_to_mask}, must be 0 to "
+                                      f"{self.group_size - 1}")
+        self._masked[rank_to_mask] = bool(mask)
+        for one in self._low_latency:
+            one.set_mask(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """mask_status int32 [R] becomes 1 for ranks that are masked, 0 for others."""
+        self._need_shrink("low_latency_query_mask_buffer")
+        want_tensor(mask_status, "low_latency_query_mask_buffer", "mask_status")
+        if mask_status.dtype != torch.int32 or list(mask_status.shape) != [self.group_size]:
+            raise epkit.ArgumentError(f"low_latency_query_mask_buffer: mask_status: shape is {list(mask_status.shape)} of "
+                                      f"{mask_status.dtype}, must be [{self.group_size}] of torch.int32")
+        mask_status.zero_()
+        for rank, masked in self._masked.items():
+            mask_status[rank] = int(masked)
+        for one in self._low_latency:
+            mask_status |= one.mask().to(mask_status.device)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Waits for all ranks again. A rank that another one still masks when it makes its next call is told that it was left
+        out (EP_E_EXCLUDED), so let all of them meet between this and that, for instance in a barrier of the group."""
+        self._need_shrink("low_latency_clean_mask_buffer")
+        self._masked.clear()
+        for one in self._low_latency:
+            one.clear_mask()
+
+
+run_as_written(LowLatencyCalls.low_latency_dispatch, LowLatencyCalls.low_latency_combine,
+               LowLatencyCalls.get_next_low_latency_combine_buffer)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows as programs give and get them, and what is behind the tensors of a handle."""
+from typing import Any, Sequence, Tuple, Union
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from epkit._tensors import want_tensor
+
+Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+# What is behind the tensors of a handle: programs save the tensors for a backward pass and make a tuple of them again.
+_origins: Any = WeakTensorKeyDictionary()
+
+_ROW_TYPES = (torch.bfloat16, torch.float8_e4m3fn)
+
+
+def _origin_of(handle: Any, size: int) -> Any:
+    """What made the tensors of a handle that a program has taken apart and put together again; None: not known."""
+    if not isinstance(handle, (tuple, list)) or len(handle) != size or not isinstance(handle[0], torch.Tensor):
+        return None
+    return _origins.get(handle[0])
+
+
+def _with_columns(x: Any) -> Any:
+    """What the library takes for rows of any type, and scales [N], one for each row, as [N, 1]."""
+    if isinstance(x, torch.Tensor):
+        return _as_bits(x)
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor):
+        return _as_bits(x[0]), x[1].unsqueeze(1) if x[1].dim() == 1 else x[1]
+    return x
+
+
+def _as_bits(x: Any) -> Any:
+    """A dispatch moves bits: rows of other types go as bfloat16, or as fp8 where an element is one byte."""
+    if not isinstance(x, torch.Tensor) or x.dtype in _ROW_TYPES or x.dim() != 2 or not x.is_contiguous():
+        return x  # which may be refused
+    dtype = _ROW_TYPES[x.element_size() == 1]
+    if x.dtype.is_complex or x.shape[1] * x.element_size() % 16:
+        return x
+    return x.detach().view(dtype)
+
+
+def _as_given(x: Any, rows: Any) -> Rows:
+    """Received rows, with scales if x came with some, of as many dimensions."""
+    scales, with_scales = rows.scales, isinstance(x, (tuple, list))
+    if with_scales and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
+        scales = scales.squeeze(1)
+    first = x[0] if with_scales else x
+    received = rows.x if first.dtype in _ROW_TYPES else rows.x.view(first.dtype)
+    given: Rows = (received, scales) if with_scales else received
+    return given
+
+
+def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:
+    """None, one or several, of which any may be None, as a tuple."""
+    biases = tuple(bias) if isinstance(bias, (tuple, list)) else () if bias is None else (bias,)
+    for one in biases:
+        if one is not None:
+            want_tensor(one, "combine", "bias")
+    return biases
