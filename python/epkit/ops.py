@@ -104,20 +104,31 @@ def _zeros(x: torch.Tensor, capacity: int) -> torch.Tensor:
 
 def _slot(number: int) -> _Slot:
     if number not in _slots:
-        raise ArgumentError(f"moe_dispatch: there is no slot {number}: give what epkit.ops.register() returned")
+        raise ArgumentError(f"epkit.ops: there is no slot {number}: give what epkit.ops.register() returned")
     return _slots[number]
 
 
 def _dispatch(x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, slot: int,
               capacity: int) -> Tuple[torch.Tensor, ...]:
-    own, topk_idx = _slot(slot), _copy(topk_idx)
+    own = _slot(slot)
+    if capacity < 1:
+        raise ArgumentError(f"moe_dispatch: capacity is {capacity}, must be 1 or more")
+    topk_idx = _copy(topk_idx)
     plan = own.make(topk_idx, capacity)
     rows = plan.dispatch(x.contiguous(), topk_weights.contiguous(), want_topk_idx=True, out=_zeros(x, capacity))
     assert rows.topk_idx is not None and rows.topk_weights is not None
     return rows.x, rows.topk_idx, rows.topk_weights, topk_idx
 
 
+def _want_tokens(call: str, plan: torch.Tensor, n_tokens: int) -> None:
+    """A compiled program takes the result to have as many rows as it asked for, and would read beyond one of fewer."""
+    if plan.dim() != 2 or plan.shape[0] != n_tokens:
+        raise ArgumentError(f"{call}: n_tokens is {n_tokens}, but plan has the shape {list(plan.shape)}: give the tokens of the "
+                            "moe_dispatch that it is of")
+
+
 def _combine(x: torch.Tensor, plan: torch.Tensor, slot: int, n_tokens: int) -> torch.Tensor:
+    _want_tokens("moe_combine", plan, n_tokens)
     return _slot(slot).get(plan, x.shape[0]).combine(x.contiguous())[0]
 
 
@@ -127,6 +138,9 @@ def _dispatch_again(x: torch.Tensor, plan: torch.Tensor, slot: int, capacity: in
 
 def _combine_weighted(x: torch.Tensor, weights: torch.Tensor, plan: torch.Tensor, slot: int, n_tokens: int,
                       topk: int) -> Tuple[torch.Tensor, ...]:
+    _want_tokens("moe_combine_weighted", plan, n_tokens)
+    if plan.shape[1] != topk:
+        raise ArgumentError(f"moe_combine_weighted: topk is {topk}, but plan has the shape {list(plan.shape)}")
     out, summed = _slot(slot).get(plan, x.shape[0]).combine(x.contiguous(), weights.contiguous())
     assert summed is not None
     return out, summed

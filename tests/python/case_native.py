@@ -332,6 +332,33 @@ def opchecks(rank, size):
         assert set(done.values()) == {"SUCCESS"} and len(done) == 4, done
 
 
+def sizes_that_do_not_fit(rank, size):
+    """A compiled program believes the sizes that it gave: an operator that has others says so instead of returning fewer rows."""
+    import epkit.ops
+
+    comm = epkit.Communicator()
+    slot, ops = epkit.ops.register(comm, 4 * size), torch.ops.epkit
+    x, topk_idx, weights = torch.randn(6, 128).to(torch.bfloat16), torch.arange(12).view(6, 2) % (4 * size), torch.rand(6, 2)
+    raises(epkit.ArgumentError, "moe_dispatch capacity 0", ops.moe_dispatch, x, topk_idx, weights, slot, 0)
+    rows, _, received, plan = ops.moe_dispatch(x, topk_idx, weights, slot, 6 * size)
+    compiled_combine = torch.compile(ops.moe_combine, backend="aot_eager", dynamic=False)
+    for tokens in (0, 5, 9):
+        for call in (ops.moe_combine, compiled_combine):
+            raises(epkit.ArgumentError, f"moe_combine n_tokens {tokens} [6, 2]", call, rows, plan, slot, tokens)
+        raises(epkit.ArgumentError, f"moe_combine_weighted n_tokens {tokens}", ops.moe_combine_weighted, rows, received, plan, slot,
+               tokens, 2)
+    raises(epkit.ArgumentError, "moe_combine_weighted topk 3", ops.moe_combine_weighted, rows, received, plan, slot, 6, 3)
+    raises(epkit.ArgumentError, "moe_combine n_tokens", ops.moe_combine, rows, plan.view(-1), slot, 12)
+    fan_out = comm.layout(topk_idx, 4 * size)[2].sum(1, keepdim=True)
+    assert torch.equal(ops.moe_combine(rows, plan, slot, 6), x * fan_out)  # by 1 or 2: exact
+    epkit.ops.unregister(slot)
+
+
+def test_sizes_of_operators_that_do_not_fit():
+    need_operators()
+    run(2, sizes_that_do_not_fit)
+
+
 def test_opcheck():
     need_operators()
     run(1, opchecks)
