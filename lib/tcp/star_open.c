@@ -17,6 +17,7 @@
 #define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
 #define COMERS_MS 3000           /* in which ranks that disagree come */
 #define TRY_MOST_NS 8000000000u
+#define FOREIGN_TRIES 10 /* in which a program of another protocol answers: about three seconds */
 /* Descriptors of rank 0 beside one for each rank that comes: the listener, and a stranger that is dropped. */
 #define ROOT_DESCRIPTORS 2
 
@@ -339,13 +340,14 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
     char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
     struct tcp_handshake *hs = calloc(1, sizeof(*hs));
     ep_status status = EP_E_TIMEOUT;
+    int foreign = 0; /* tries in a row */
 
     if (!hs)
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
     while (ep_now_ns() < deadline_ns) {
         struct tcp_address addresses[TCP_ADDRESSES];
         uint64_t began_ns = ep_now_ns();
-        int n = 0;
+        int n = 0, n_foreign = 0;
 
         status = tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
         /* The last query, which the deadline cut off, hides no reason that is known. */
@@ -367,6 +369,18 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
                                  hs->why);
                 goto free;
             }
+            n_foreign += hs->foreign;
+        }
+        /* A proxy may answer so for a moment until rank 0 is there; another program does for good. */
+        foreign = n && n_foreign == n ? foreign + 1 : 0;
+        if (foreign == FOREIGN_TRIES) {
+            star->culprit = 0;
+            status =
+                ep_fail(EP_E_MISMATCH,
+                        "%s: rank %d looked for rank 0 at %s %d times: %s; another program has that port: give the "
+                        "job a free one (MASTER_PORT, or in %s)",
+                        args->name, args->rank, at, foreign, why, args->host_from);
+            goto free;
         }
         sleep_until(wait_ns, deadline_ns);
         wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;

@@ -655,6 +655,43 @@ static void test_silent_program_at_the_port_of_rank_0(void **state)
     close(fd);
 }
 
+/* It answers each connection in a protocol of its own, until the rank has given up. */
+static void test_other_program_at_the_port_of_rank_0(void **state)
+{
+    struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
+    static const char greeting[] = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    struct rank ranks[2];
+    char address[64], text[EP_ERROR_TEXT_BYTES];
+    uint16_t port;
+    int listener, fds[10];
+
+    (void)state;
+    assert_int_equal(tcp_listen(&any, 0, &listener, &port), EP_OK);
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    prepare(ranks, 2, address, PATIENT_MS);
+    rank_main(&ranks[0]);
+    assert_int_equal(ranks[0].status, EP_E_STATE);
+    assert_non_null(strstr(ranks[0].text, "Address already in use"));
+    assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENT_MS), 1);
+    close(tcp_accept(listener, &from)); /* rank 0 asks what listens there */
+    start(&ranks[1]);
+    for (size_t i = 0; i < 10; i++) {
+        assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENT_MS), 1);
+        fds[i] = tcp_accept(listener, &from);
+        assert_true(fds[i] >= 0);
+        assert_int_equal(send(fds[i], greeting, sizeof(greeting), MSG_NOSIGNAL), sizeof(greeting));
+    }
+    pthread_join(ranks[1].thread, NULL);
+    print_message("    rank 0: %s\n    rank 1: %s\n", ranks[0].text, ranks[1].text);
+    assert_int_equal(ranks[1].status, EP_E_MISMATCH);
+    snprintf(text, sizeof(text), "rank 0 at 127.0.0.1:%u 10 times: what listens there does not speak epkit's protocol",
+             port);
+    assert_non_null(strstr(ranks[1].text, text));
+    for (size_t i = 0; i < 10; i++)
+        close(fds[i]);
+    close(listener);
+}
+
 /* Descriptors up to `room` more than there are, in a child. */
 static void limit_descriptors(int room, bool hard)
 {
@@ -1006,6 +1043,7 @@ int main(void)
         cmocka_unit_test(test_other_size),
         cmocka_unit_test(test_rank_that_died_is_started_again),
         cmocka_unit_test(test_silent_program_at_the_port_of_rank_0),
+        cmocka_unit_test(test_other_program_at_the_port_of_rank_0),
     };
 
     return cmocka_run_group_tests_name("boot_tcp", tests, NULL, NULL);
