@@ -3,6 +3,8 @@
 #ifndef EP_BASE_FD_H
 #define EP_BASE_FD_H
 
+#include "base/error.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -24,5 +26,11 @@ static inline int ep_fd_keep(int fd)
     errno = error;
     return kept;
 }
+
+/*
+ * Before `need` descriptors are opened one after the other: raises the soft limit, by no more than that takes, where
+ * the hard one allows it. EP_E_SYSTEM: there are not so many, said of `what`. Nothing is opened here.
+ */
+ep_status ep_fd_reserve(const char *what, int need);
 
 #endif

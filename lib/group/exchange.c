@@ -71,43 +71,62 @@ static ep_status take_row(struct ep_group *group, uint64_t number, int node, enu
     return EP_OK;
 }
 
+/* An exchange with the rail peers. */
+struct rails {
+    struct ep_group *group;
+    uint64_t number;
+    enum ep_group_phase phase;
+    bool sent[EP_MAX_RANKS], taken[EP_MAX_RANKS];
+};
+
+/* *ret_node: a node with which something is left to do, else -1. */
+static ep_status step_rails(struct rails *rails, bool *ret_moved, int *ret_node)
+{
+    struct ep_group *group = rails->group;
+    int node = group->comm->node;
+    const struct row_head *mine = board_row(group, group->control, rails->number, node);
+    struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_EXCHANGE, .detail = mine->bytes, .number = rails->number};
+    struct ep_piece piece = {.data = mine, .bytes = sizeof(*mine) + mine->bytes};
+
+    *ret_node = -1;
+    EP_TRY(ep_group_net_progress(group, rails->phase, ret_moved));
+    for (int peer = 0; peer < group->comm->nnodes; peer++) {
+        bool was_sent = rails->sent[peer], was_taken = rails->taken[peer];
+
+        if (peer == node)
+            continue;
+        if (!was_sent)
+            rails->sent[peer] = ep_stream_send(group->streams, peer, 0, &head, sizeof(head), &piece, 1);
+        if (!was_taken)
+            EP_TRY(take_row(group, rails->number, peer, rails->phase, &rails->taken[peer]));
+        *ret_moved |= rails->sent[peer] != was_sent || rails->taken[peer] != was_taken;
+        if (!rails->sent[peer] || !rails->taken[peer])
+            *ret_node = peer;
+    }
+    return EP_OK;
+}
+
 /* Rows to and from the rail peers. */
 static ep_status exchange_rails(struct ep_group *group, uint64_t number, enum ep_group_phase phase)
 {
-    int nnodes = group->comm->nnodes, node = group->comm->node, left = 2 * (nnodes - 1);
-    const struct row_head *mine = board_row(group, group->control, number, node);
-    struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_EXCHANGE, .detail = mine->bytes, .number = number};
-    struct ep_piece piece = {.data = mine, .bytes = sizeof(*mine) + mine->bytes};
-    bool sent[EP_MAX_RANKS] = {false}, taken[EP_MAX_RANKS] = {false};
+    struct rails rails = {.group = group, .number = number, .phase = phase};
     struct ep_group_wait pause;
+    ep_status status = EP_OK;
 
     ep_group_wait_begin(&pause, group, phase);
-    for (;;) {
+    while (status == EP_OK) {
         uint32_t seen = ep_group_doorbell(group);
-        int waiting_for = -1;
+        int waiting_for;
         bool moved;
 
-        EP_TRY(ep_group_net_progress(group, phase, &moved));
-        for (int peer = 0; peer < nnodes; peer++) {
-            bool was_sent = sent[peer], was_taken = taken[peer];
-
-            if (peer == node)
-                continue;
-            if (!sent[peer])
-                sent[peer] = ep_stream_send(group->streams, peer, 0, &head, sizeof(head), &piece, 1);
-            if (!taken[peer])
-                EP_TRY(take_row(group, number, peer, phase, &taken[peer]));
-            left -= (sent[peer] != was_sent) + (taken[peer] != was_taken);
-            moved |= sent[peer] != was_sent || taken[peer] != was_taken;
-            if (!sent[peer] || !taken[peer])
-                waiting_for = peer;
-        }
-        if (left == 0 && ep_streams_flushed(group->streams))
+        status = step_rails(&rails, &moved, &waiting_for);
+        if (status == EP_OK && waiting_for < 0 && ep_streams_flushed(group->streams))
             break;
-        EP_TRY(ep_group_net_step(group, &pause, seen, moved, waiting_for));
+        if (status == EP_OK)
+            status = ep_group_net_step(group, &pause, seen, moved, waiting_for);
     }
     ep_group_wait_end(&pause);
-    return EP_OK;
+    return status;
 }
 
 /* The row of any rank, on the board of the rank of this node that has it. */

@@ -81,6 +81,7 @@ struct ep_group_remote {
     _Atomic uint32_t left;
     _Atomic uint32_t lost;       /* it has died, or a connection to it has ended without a farewell */
     _Atomic uint32_t silent;     /* a rail peer: its host answers no more, or did not when its control link ended */
+    _Atomic uint32_t cut;        /* a rail peer: its control link has ended otherwise than by its process closing it */
     _Atomic uint64_t reason_for; /* as in its control block */
     char reason[EP_GROUP_REASON_BYTES];
     _Atomic uint32_t aborts;   /* as in its control block: also those behind a failure, which come as none */

@@ -127,7 +127,7 @@ static void take_message(void *context, enum link_kind kind, const void *payload
         atomic_store(&group->remote[line->rank].left, 1);
 }
 
-/* 0: its end was there, or what it says is damaged. */
+/* 0: the process over there closed it, as it does when it ends. */
 static void end_line(struct line *line, int error)
 {
     struct ep_group *group = line->link->group;
@@ -136,6 +136,8 @@ static void end_line(struct line *line, int error)
     line->fd = -1;
     if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN)
         atomic_store(&group->remote[line->rank].silent, 1);
+    if (error)
+        atomic_store(&group->remote[line->rank].cut, 1);
     atomic_store(&group->remote[line->rank].lost, 1);
     ep_group_ring_all(group); /* who waits for it looks at once */
 }
@@ -153,7 +155,7 @@ static void receive(struct line *line)
             return;
         /* What is damaged says no more than what has ended. */
         if (n <= 0 || link_reader_take(&line->reader, bytes, (size_t)n, take_message, line))
-            end_line(line, n < 0 ? errno : 0);
+            end_line(line, n < 0 ? errno : n > 0 ? EBADMSG : 0);
     }
 }
 

@@ -91,34 +91,42 @@ static ep_status take_some(struct ep_group_completion *c, int node, struct rail_
     return EP_OK;
 }
 
+/* *ret_node: a node with which something is left to do, else -1. */
+static ep_status step_routes(struct ep_group_completion *c, struct rail_half *send, struct rail_half *receive,
+                             bool *ret_moved, int *ret_node)
+{
+    *ret_node = -1;
+    EP_TRY(ep_group_net_progress(c->group, EP_GROUP_PLAN_ROUTES, ret_moved));
+    for (int node = 0; node < c->plan->comm->nnodes; node++) {
+        if (node == c->plan->comm->node)
+            continue;
+        *ret_moved |= send_some(c, node, &send[node]);
+        EP_TRY(take_some(c, node, &receive[node], ret_moved));
+        if (send[node].done < send[node].n || receive[node].done < receive[node].n)
+            *ret_node = node;
+    }
+    return EP_OK;
+}
+
 static ep_status swap_routes(struct ep_group_completion *c, struct rail_half *send, struct rail_half *receive)
 {
     struct ep_group_wait pause;
-    int nnodes = c->plan->comm->nnodes;
+    ep_status status = EP_OK;
 
     ep_group_wait_begin(&pause, c->group, EP_GROUP_PLAN_ROUTES);
-    for (;;) {
+    while (status == EP_OK) {
         uint32_t seen = ep_group_doorbell(c->group);
-        bool moved, open = false;
-        int waiting_for = -1;
+        int waiting_for;
+        bool moved;
 
-        EP_TRY(ep_group_net_progress(c->group, EP_GROUP_PLAN_ROUTES, &moved));
-        for (int node = 0; node < nnodes; node++) {
-            if (node == c->plan->comm->node)
-                continue;
-            moved |= send_some(c, node, &send[node]);
-            EP_TRY(take_some(c, node, &receive[node], &moved));
-            if (send[node].done < send[node].n || receive[node].done < receive[node].n) {
-                open = true;
-                waiting_for = node;
-            }
-        }
-        if (!open && ep_streams_flushed(c->group->streams))
+        status = step_routes(c, send, receive, &moved, &waiting_for);
+        if (status == EP_OK && waiting_for < 0 && ep_streams_flushed(c->group->streams))
             break;
-        EP_TRY(ep_group_net_step(c->group, &pause, seen, moved, waiting_for));
+        if (status == EP_OK)
+            status = ep_group_net_step(c->group, &pause, seen, moved, waiting_for);
     }
     ep_group_wait_end(&pause);
-    return EP_OK;
+    return status;
 }
 
 /*

@@ -21,6 +21,7 @@ static bool send_join(const struct linked *l, int fd)
     struct join join;
 
     memcpy(join.dead, l->dead, sizeof(join.dead));
+    memcpy(join.cut, l->cut, sizeof(join.cut));
     return shrink_send(fd, &join, sizeof(join));
 }
 

@@ -68,8 +68,10 @@ static void read_joins(struct linked *l)
             if (n == 0)
                 drop(l, rank); /* it has given up, or died */
         }
-        for (int word = 0; word < SHRINK_WORDS && has_come(l, rank); word++)
+        for (int word = 0; word < SHRINK_WORDS && has_come(l, rank); word++) {
             l->dead[word] |= l->joins[rank].dead[word];
+            l->cut[word] |= l->joins[rank].cut[word];
+        }
     }
 }
 
@@ -94,15 +96,6 @@ static struct count count_ranks(const struct linked *l)
     return count;
 }
 
-static void wait_at_listener(struct linked *l)
-{
-    struct pollfd polls[TCP_ACCEPTOR_POLLS];
-    int n = tcp_acceptor_get_polls(l->acceptor, polls);
-
-    (void)poll(polls, (nfds_t)n, SHRINK_POLL_MS);
-    tcp_acceptor_step(l->acceptor, check_join, take_join, l);
-}
-
 /* To all that have come: they pass over a leader that says nothing. */
 static void beat(struct linked *l)
 {
@@ -122,11 +115,13 @@ static void beat(struct linked *l)
 /* One connection at a time, by which this rank asks another. */
 struct question {
     struct tcp_handshake hs;
-    bool under_way;    /* hs is */
-    int fd;            /* else of an answer that is to come, or -1 */
-    int rank, address; /* that was asked last */
-    uint64_t due_ns;   /* the next one, while there is none */
-    uint64_t limit_ns; /* of this one */
+    bool under_way;               /* hs is */
+    int fd;                       /* else of an answer that is to come, or -1 */
+    int rank, address;            /* that was asked last */
+    int refused;                  /* addresses of that rank where nothing listens */
+    uint64_t first[SHRINK_WORDS]; /* ranks whose links were cut, which have had their turn before others */
+    uint64_t due_ns;              /* the next one, while there is none */
+    uint64_t limit_ns;            /* of this one */
     size_t used;
     struct decision answer;
 };
@@ -136,17 +131,40 @@ static uint64_t share_ns(const struct linked *l, uint64_t parts)
     return (uint64_t)l->timeout_ms * 1000000u / parts;
 }
 
+/* Before others those of which only a new connection can tell whether they live, each once. */
+static int next_cut(const struct linked *l, const struct question *q)
+{
+    for (int rank = 0; rank < l->nranks; rank++)
+        if (shrink_has(l->cut, rank) && !shrink_has(l->dead, rank) && !has_come(l, rank) && !shrink_has(q->first, rank))
+            return rank;
+    return -1;
+}
+
 /* The next address of a rank of another host that has not come. */
 static const struct tcp_address *choose(const struct linked *l, struct question *q)
 {
     q->address++;
     for (int tries = 0; tries <= l->nranks; tries++) {
+        int cut;
+
         if (!l->group->peers[q->rank].control && !has_come(l, q->rank) && q->address < l->rendezvous->ranks[q->rank].n)
             return &l->rendezvous->ranks[q->rank].addresses[q->address];
-        q->rank = (q->rank + 1) % l->nranks;
-        q->address = 0;
+        cut = next_cut(l, q);
+        q->rank = cut >= 0 ? cut : (q->rank + 1) % l->nranks;
+        if (cut >= 0)
+            shrink_add(q->first, cut);
+        q->address = q->refused = 0;
     }
     return NULL;
+}
+
+/* Its host answers at all addresses that nothing listens there any more. */
+static void note_refused(struct linked *l, struct question *q)
+{
+    int rail = ep_group_rail(l->group, q->rank / l->group->comm->ranks_per_node);
+
+    if (++q->refused == l->rendezvous->ranks[q->rank].n && !shrink_is_silent(l->group, rail))
+        shrink_add(l->dead, q->rank);
 }
 
 static void begin(const struct linked *l, struct question *q, uint64_t now)
@@ -176,14 +194,20 @@ static void end(struct question *q)
     q->fd = -1;
 }
 
+/* Whether a rank lives that others wait to know of: the next question is due now. */
+static bool is_urgent(const struct linked *l, const struct question *q)
+{
+    return next_cut(l, q) >= 0 || (q->refused > 0 && q->refused < l->rendezvous->ranks[q->rank].n);
+}
+
 /* Goes on with it, and never blocks. True: they did. */
-static bool ask(const struct linked *l, struct question *q)
+static bool ask(struct linked *l, struct question *q)
 {
     uint64_t now = ep_now_ns();
     int got = 0;
 
     if (!q->under_way && q->fd < 0) {
-        if (now >= q->due_ns)
+        if (now >= q->due_ns || is_urgent(l, q))
             begin(l, q, now);
         return false;
     }
@@ -193,15 +217,31 @@ static bool ask(const struct linked *l, struct question *q)
         q->under_way = result == TCP_HANDSHAKE_PENDING;
         q->fd = result == TCP_HANDSHAKE_DONE ? q->hs.fd : -1;
         q->used = 0;
+        if (result == TCP_HANDSHAKE_FAILED && q->hs.status == EP_E_SYSTEM && q->hs.error == ECONNREFUSED)
+            note_refused(l, q);
     }
     if (q->fd >= 0)
         got = shrink_receive(q->fd, &q->answer, sizeof(q->answer), &q->used);
-    if (got != 0 || now >= q->limit_ns)
-        end(q);
+    if (got == 0 && now < q->limit_ns && (q->under_way || q->fd >= 0))
+        return false;
+    end(q);
+    if (is_urgent(l, q))
+        begin(l, q, now);
     return got > 0 && q->answer.status == EP_E_EXCLUDED;
 }
 
 /* --- until enough have come --- */
+
+static void wait_at_listener(struct linked *l, const struct question *q)
+{
+    struct pollfd polls[TCP_ACCEPTOR_POLLS + 1];
+    int n = tcp_acceptor_get_polls(l->acceptor, polls);
+
+    if (q->under_way)
+        polls[n++] = (struct pollfd){.fd = q->hs.fd, .events = tcp_handshake_events(&q->hs)};
+    (void)poll(polls, (nfds_t)n, SHRINK_POLL_MS);
+    tcp_acceptor_step(l->acceptor, check_join, take_join, l);
+}
 
 /* EP_OK: enough have come. *ret_failed_rank: of a failure. */
 static ep_status await_joins(struct linked *l, struct question *question, int *ret_failed_rank)
@@ -213,7 +253,7 @@ static ep_status await_joins(struct linked *l, struct question *question, int *r
 
         EP_TRY(shrink_check(l, ret_failed_rank));
         shrink_look_for_dead(l);
-        wait_at_listener(l);
+        wait_at_listener(l, question);
         read_joins(l);
         beat(l);
         count = count_ranks(l);
@@ -257,7 +297,7 @@ static void decide(struct linked *l, ep_status status, int failed_rank)
 
 ep_status shrink_lead(struct linked *l)
 {
-    struct question question = {.fd = -1, .due_ns = ep_now_ns() + share_ns(l, FIRST_PARTS)};
+    struct question question = {.fd = -1, .address = -1, .due_ns = ep_now_ns() + share_ns(l, FIRST_PARTS)};
     int failed_rank = l->me, fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     ep_status status;
 

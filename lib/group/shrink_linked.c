@@ -11,10 +11,12 @@
  *
  * A leader says to those that have come that it still waits. One that says nothing for a deadline is passed over,
  * before and after the handshake, so that a stopped one holds nobody up for longer. There are never two groups: each
- * needs more than half of those that live. A process counts as dead when its control link has ended, or a rank of its
- * own host says so, or its host refuses the connection; one that is only silent counts as living. So does one whose
- * host was silent until then: behind a network that failed and came back the others may have formed their group, and
- * have freed the old one, which looks from here as if they had died.
+ * needs more than half of those that live. A process counts as dead when it has closed its control link, or a rank of
+ * its own host says so, or its host refuses a connection to its listener; one that is only silent counts as living. So
+ * does one whose link was cut (reset), which a network between two halves of the ranks does to both: a new connection
+ * tells whether its process is there. And so does one whose host was silent until then: behind a network that failed
+ * and came back the others may have formed their group, and have freed the old one, which looks from here as if they
+ * had died.
  *
  * Who is left out learns it from the ranks of its own node, by their control blocks, and from its rail peers. Where
  * these have died, or its control links have ended, it asks at the listeners of the others (shrink_refuse.c): who joins
@@ -39,12 +41,24 @@ bool shrink_is_silent(const struct ep_group *group, int rank)
     return !group->peers[rank].control && group->remote && atomic_load(&group->remote[rank].silent);
 }
 
+static bool is_cut(const struct ep_group *group, int rank)
+{
+    return !group->peers[rank].control && group->remote && atomic_load(&group->remote[rank].cut);
+}
+
 void shrink_look_for_dead(struct linked *l)
 {
-    for (int rank = 0; rank < l->nranks; rank++)
-        if (rank != l->me && ((ep_group_peer_dead(l->group, rank) && !shrink_is_silent(l->group, rank)) ||
-                              ep_group_has_left(l->group, rank)))
+    for (int rank = 0; rank < l->nranks; rank++) {
+        bool cut = is_cut(l->group, rank);
+
+        if (rank == l->me)
+            continue;
+        if (cut)
+            shrink_add(l->cut, rank);
+        if ((ep_group_peer_dead(l->group, rank) && !cut && !shrink_is_silent(l->group, rank)) ||
+            ep_group_has_left(l->group, rank))
             shrink_add(l->dead, rank);
+    }
 }
 
 /* Have others gone on without this rank? */

@@ -15,7 +15,7 @@
 
 /* What a survivor says to the leader. */
 struct join {
-    uint64_t dead[SHRINK_WORDS];
+    uint64_t dead[SHRINK_WORDS], cut[SHRINK_WORDS];
 };
 
 /* What the leader says to all that have come. */
@@ -34,6 +34,7 @@ struct linked {
     uint64_t deadline_ns;
     uint64_t beat_ns;                   /* leader: when it last said that it waits */
     uint64_t dead[SHRINK_WORDS];        /* as far as this rank knows, and on the leader as far as any does */
+    uint64_t cut[SHRINK_WORDS];         /* in the same way: whether they live is to be asked by a new connection */
     uint64_t passed_over[SHRINK_WORDS]; /* leaders that did not answer */
     int *fds;                           /* [R] leader: connections of those that have come */
     size_t *used;                       /* [R] bytes of the join that are there */
@@ -57,7 +58,7 @@ static inline void shrink_add(uint64_t *bits, int rank)
 
 /* A host that acknowledges nothing: its ranks live as far as anybody knows. */
 bool shrink_is_silent(const struct ep_group *group, int rank);
-/* Adds to `dead` what this rank knows. */
+/* Adds to `dead` and `cut` what this rank knows. */
 void shrink_look_for_dead(struct linked *l);
 /* EP_OK, or why this call ends now. */
 ep_status shrink_check(struct linked *l, int *ret_failed_rank);

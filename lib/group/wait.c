@@ -343,38 +343,46 @@ void ep_group_wait_end(struct ep_group_wait *pause)
     ep_group_note_wait_end(pause->group);
 }
 
+/* Until the counter of one rank is there, which *ret_at then is. */
+static ep_status wait_counter(struct ep_group_wait *pause, int rank, const _Atomic uint64_t *counter, uint64_t value,
+                              uint64_t *ret_at)
+{
+    struct ep_group *group = pause->group;
+    ep_status status = EP_OK;
+
+    for (;;) {
+        uint32_t seen = ep_group_doorbell(group);
+        bool moved;
+
+        if (pause->polls)
+            status = ep_group_net_progress(group, pause->phase, &moved);
+        *ret_at = atomic_load_explicit(counter, memory_order_acquire);
+        if (status != EP_OK || *ret_at >= value)
+            return status;
+        EP_TRY(ep_group_wait(pause, seen, rank));
+    }
+}
+
 ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value, enum ep_group_phase phase)
 {
-    /* What MPI calls sent may still lie in its queues: it moves only while its sender calls it, so no sleep here. */
-    bool driven = group->streams && !ep_streams_sleeps(group->streams);
     struct ep_group_wait pause;
+    ep_status status = EP_OK;
 
     ep_group_wait_begin(&pause, group, phase);
-    pause.polls = driven;
-    for (int i = 1; i < group->nlocal; i++) {
+    /* What MPI calls sent may still lie in its queues: it moves only while its sender calls it, so no sleep here. */
+    pause.polls = group->streams && !ep_streams_sleeps(group->streams);
+    for (int i = 1; status == EP_OK && i < group->nlocal; i++) {
         int rank = group->first + (group->local + i) % group->nlocal;
-        _Atomic uint64_t *counter = (_Atomic uint64_t *)((char *)group->peers[rank].control + word);
         uint64_t at;
 
-        for (;;) {
-            uint32_t seen = ep_group_doorbell(group);
-            bool moved;
-
-            if (driven)
-                EP_TRY(ep_group_net_progress(group, phase, &moved));
-            at = atomic_load_explicit(counter, memory_order_acquire);
-            if (at >= value)
-                break;
-            EP_TRY(ep_group_wait(&pause, seen, rank));
-        }
+        status =
+            wait_counter(&pause, rank, (_Atomic uint64_t *)((char *)group->peers[rank].control + word), value, &at);
         /* No rank is further ahead than there are exchanges in flight. */
-        if (at - value > 2 * EP_GROUP_EXCHANGES) {
-            ep_group_wait_end(&pause);
-            return ep_group_fail_damaged(group, rank, phase, "a counter of its operations", (int64_t)at);
-        }
+        if (status == EP_OK && at - value > 2 * EP_GROUP_EXCHANGES)
+            status = ep_group_fail_damaged(group, rank, phase, "a counter of its operations", (int64_t)at);
     }
     ep_group_wait_end(&pause);
-    return EP_OK;
+    return status;
 }
 
 /* --- between nodes --- */

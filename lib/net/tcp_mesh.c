@@ -7,6 +7,7 @@
 #include "net/tcp_mesh.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 #include "base/process.h"
 #include "tcp/acceptor.h"
 
@@ -19,6 +20,8 @@
 
 #define RETRY_NS 50000000u
 #define POLL_MOST_MS 50
+/* Of an endpoint beside its connections: the listener, its copy for a shrink, and one that is dropped. */
+#define DESCRIPTORS 3
 
 struct introduction {
     struct ep_net_introduction common;
@@ -333,6 +336,7 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
         mesh->acceptor->fd = -1;
     if (!mesh->acceptor || !mesh->connectors || !mesh->polls)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
+    EP_TRY(ep_fd_reserve("network tcp: an endpoint", count_open(mesh) + DESCRIPTORS));
     EP_TRY(tcp_random(mine->random, sizeof(mine->random)));
     return find_addresses(mesh, mine);
 }

@@ -185,13 +185,7 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     t = calloc(1, sizeof(*t));
     if (!t)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory");
-    t->net = (struct ep_net){.ops = &ep_net_tcp_ops,
-                             .node = params->rank / params->ranks_per_node,
-                             .nnodes = params->nranks / params->ranks_per_node,
-                             .channels = params->channels,
-                             .region_bytes = params->region_bytes,
-                             .n_signals = params->n_signals,
-                             .sleeps = false}; /* nothing rings when a socket has something */
+    t->net = ep_net_init(&ep_net_tcp_ops, params); /* nothing rings when a socket has something */
     t->rank = params->rank;
     t->ranks_per_node = params->ranks_per_node;
     t->timeout_ms = params->timeout_ms;

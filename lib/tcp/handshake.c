@@ -162,8 +162,10 @@ static enum tcp_handshake_result take_challenge(struct tcp_handshake *hs)
     struct challenge challenge;
 
     memcpy(&challenge, hs->in, sizeof(challenge));
-    if (challenge.magic != MAGIC)
+    if (challenge.magic != MAGIC) {
+        hs->foreign = true;
         return fail(hs, EP_E_MISMATCH, "what listens there does not speak epkit's protocol");
+    }
     memcpy(hs->nonce, challenge.nonce, sizeof(hs->nonce));
     prove(hs, "asks", NULL, 0, mac);
     say(hs, mac, sizeof(mac));

@@ -71,6 +71,7 @@ struct tcp_handshake {
     int32_t answer;   /* that WELCOME gives */
     ep_status status; /* of a failure; EP_E_SYSTEM: error holds errno */
     int error;
+    bool foreign; /* the far end is a program of another protocol */
     bool refused; /* by a side that has proved itself: trying again is of no use */
     char why[TCP_WHY_BYTES];
 };

@@ -72,6 +72,7 @@ struct tcp_star {
                                */
     char disagrees[TCP_REASON_BYTES]; /* rank 0, while it waits: how it and one that came contradict each other */
     int disagrees_with;               /* that one, or -1 where it is none of this job's */
+    bool lacks;                       /* rank 0 has not enough descriptors, and waits for nobody */
     int n_told;                       /* ranks that know */
     int said_nranks;                  /* by that one */
     tcp_star_poll_fn poll;

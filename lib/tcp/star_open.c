@@ -3,6 +3,7 @@
 #include "tcp/star_internal.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +17,9 @@
 #define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
 #define COMERS_MS 3000           /* in which ranks that disagree come */
 #define TRY_MOST_NS 8000000000u
+#define FOREIGN_TRIES 10 /* in which a program of another protocol answers: about three seconds */
+/* Descriptors of rank 0 beside one for each rank that comes: the listener, and a stranger that is dropped. */
+#define ROOT_DESCRIPTORS 2
 
 /* Has the far end gone? Also when what it sent before is still unread: a rank sends its first block at once. */
 static bool is_closed(int fd)
@@ -176,8 +180,8 @@ static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
     /* Which of the two numbers is right is not known. */
     int expected = star->said_nranks > star->nranks ? star->said_nranks : star->nranks;
 
-    /* Ranks that disagree are started at about the same time: those that come now hear of it, too. */
-    comers_ns = !*star->disagrees ? 0 : comers_ns < deadline_ns ? comers_ns : deadline_ns;
+    /* Where this rank does not wait for the others, those that are started at about the same time hear of it, too. */
+    comers_ns = !*star->disagrees && !star->lacks ? 0 : comers_ns < deadline_ns ? comers_ns : deadline_ns;
     for (;;) {
         uint64_t now = ep_now_ns();
         bool comes = now < comers_ns && star->n_told < expected - 1;
@@ -279,23 +283,40 @@ static ep_status fail_to_listen(const struct tcp_star_args *args, ep_status stat
     return ep_fail(status, "%s", text);
 }
 
+/* All have to come before anything begins, so those that there is no descriptor for would be waited for in vain. */
+static ep_status check_descriptors(struct tcp_star *star)
+{
+    char what[64];
+    ep_status status;
+
+    snprintf(what, sizeof(what), "rank 0 of %d", star->nranks);
+    status = ep_fd_reserve(what, star->nranks - 1 + ROOT_DESCRIPTORS);
+    if (status == EP_OK)
+        return EP_OK;
+    star->lacks = true;
+    ep_fail_prefix(status, "%s: ", star->name);
+    return tcp_star_fail(star, status, 0);
+}
+
 static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
 {
-    ep_status status;
+    ep_status status, listens;
     uint16_t port;
     int fd;
 
     if (args->nranks == 1)
         return EP_OK;
+    status = check_descriptors(star);
     star->acceptor = calloc(1, sizeof(*star->acceptor));
     if (!star->acceptor)
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
     star->acceptor->fd = -1;
-    status = tcp_listen(args->from, args->port, &fd, &port);
-    if (status != EP_OK)
-        return fail_to_listen(args, status);
+    listens = tcp_listen(args->from, args->port, &fd, &port);
+    if (listens != EP_OK)
+        return star->lacks ? ep_fail(status, "%s", star->text) : fail_to_listen(args, listens);
     tcp_acceptor_open(star->acceptor, fd, &args->key);
-    status = await_ranks(star, args->timeout_ms, deadline_ns);
+    if (status == EP_OK)
+        status = await_ranks(star, args->timeout_ms, deadline_ns);
     /* Nobody else is expected: who connects from now on hears that nothing listens here. */
     star->dropped = star->acceptor->dropped;
     memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
@@ -319,13 +340,14 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
     char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
     struct tcp_handshake *hs = calloc(1, sizeof(*hs));
     ep_status status = EP_E_TIMEOUT;
+    int foreign = 0; /* tries in a row */
 
     if (!hs)
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
     while (ep_now_ns() < deadline_ns) {
         struct tcp_address addresses[TCP_ADDRESSES];
         uint64_t began_ns = ep_now_ns();
-        int n = 0;
+        int n = 0, n_foreign = 0;
 
         status = tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
         /* The last query, which the deadline cut off, hides no reason that is known. */
@@ -347,6 +369,18 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
                                  hs->why);
                 goto free;
             }
+            n_foreign += hs->foreign;
+        }
+        /* A proxy may answer so for a moment until rank 0 is there; another program does for good. */
+        foreign = n && n_foreign == n ? foreign + 1 : 0;
+        if (foreign == FOREIGN_TRIES) {
+            star->culprit = 0;
+            status =
+                ep_fail(EP_E_MISMATCH,
+                        "%s: rank %d looked for rank 0 at %s %d times: %s; another program has that port: give the "
+                        "job a free one (MASTER_PORT, or in %s)",
+                        args->name, args->rank, at, foreign, why, args->host_from);
+            goto free;
         }
         sleep_until(wait_ns, deadline_ns);
         wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;

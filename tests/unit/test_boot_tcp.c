@@ -655,54 +655,124 @@ static void test_silent_program_at_the_port_of_rank_0(void **state)
     close(fd);
 }
 
-/* Rank 0 lacks descriptors: that is what it says, and not that the others did not come. */
-static enum answer lack_descriptors(int timeout_ms)
+/* It answers each connection in a protocol of its own, until the rank has given up. */
+static void test_other_program_at_the_port_of_rank_0(void **state)
 {
-    uint16_t port = free_port();
-    struct tcp_address to = {.family = AF_INET, .port = port, .bytes = {127, 0, 0, 1}};
-    struct pollfd look = {.fd = -1, .events = POLLOUT};
+    struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
+    static const char greeting[] = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
     struct rank ranks[2];
+    char address[64], text[EP_ERROR_TEXT_BYTES];
+    uint16_t port;
+    int listener, fds[10];
+
+    (void)state;
+    assert_int_equal(tcp_listen(&any, 0, &listener, &port), EP_OK);
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    prepare(ranks, 2, address, PATIENT_MS);
+    rank_main(&ranks[0]);
+    assert_int_equal(ranks[0].status, EP_E_STATE);
+    assert_non_null(strstr(ranks[0].text, "Address already in use"));
+    assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENT_MS), 1);
+    close(tcp_accept(listener, &from)); /* rank 0 asks what listens there */
+    start(&ranks[1]);
+    for (size_t i = 0; i < 10; i++) {
+        assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENT_MS), 1);
+        fds[i] = tcp_accept(listener, &from);
+        assert_true(fds[i] >= 0);
+        assert_int_equal(send(fds[i], greeting, sizeof(greeting), MSG_NOSIGNAL), sizeof(greeting));
+    }
+    pthread_join(ranks[1].thread, NULL);
+    print_message("    rank 0: %s\n    rank 1: %s\n", ranks[0].text, ranks[1].text);
+    assert_int_equal(ranks[1].status, EP_E_MISMATCH);
+    snprintf(text, sizeof(text), "rank 0 at 127.0.0.1:%u 10 times: what listens there does not speak epkit's protocol",
+             port);
+    assert_non_null(strstr(ranks[1].text, text));
+    for (size_t i = 0; i < 10; i++)
+        close(fds[i]);
+    close(listener);
+}
+
+/* Descriptors up to `room` more than there are, in a child. */
+static void limit_descriptors(int room, bool hard)
+{
+    int next = dup(STDERR_FILENO);
+    struct rlimit limit;
+
+    close(next);
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        _exit(3);
+    limit.rlim_cur = (rlim_t)(next + room);
+    if (hard)
+        limit.rlim_max = limit.rlim_cur;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        _exit(3);
+}
+
+static pid_t fork_rank_0(struct rank *rank, int room, bool hard)
+{
+    pid_t child;
+
+    fflush(stdout);
+    child = fork();
+    assert_true(child >= 0);
+    if (child)
+        return child;
+    limit_descriptors(room, hard);
+    alarm(120);
+    rank_main(rank);
+    if (rank->status != EP_OK)
+        print_message("    rank 0: %s: %s\n", ep_status_name(rank->status), rank->text);
+    fflush(stdout);
+    if (hard && !strstr(rank->text, "boot tcp: rank 0 of 4 takes 5 open files"))
+        _exit(1);
+    _exit(rank->status == (hard ? EP_E_SYSTEM : EP_OK) ? 0 : 2);
+}
+
+/* Long before the deadline: rank 0 cannot take them all, and says so to those that come. */
+static void test_rank_0_without_descriptors(void **state)
+{
+    struct rank ranks[4];
     char address[64];
     pid_t child;
     int code;
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
-    prepare(ranks, 2, address, timeout_ms);
-    fflush(stdout);
-    child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        int next = dup(STDERR_FILENO); /* room for the listener alone */
-        struct rlimit limit = {.rlim_cur = (rlim_t)next + 1, .rlim_max = (rlim_t)next + 1};
-        ep_boot_tcp *boot;
-
-        close(next);
-        alarm(120);
-        if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-            _exit(3);
-        fail_rank(&ranks[0], ep_boot_tcp_new(&ranks[0].args, &boot));
-        code = (int)answer_of(&ranks[0], EP_E_SYSTEM, "Too many open files", RANK(1), RANK(1));
-        fflush(stdout);
-        _exit(code);
+    (void)state;
+    for (int room = 1; room <= 4; room++) { /* the listener alone, ..., one too few */
+        snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+        prepare(ranks, 4, address, room == 1 ? SHORT_MS : PATIENT_MS);
+        child = fork_rank_0(&ranks[0], room, true);
+        for (int i = 3; i > 0; i--) {
+            rank_main(&ranks[i]);
+            print_message("    rank %d: %s\n", i, ranks[i].text);
+            /* Where there is no descriptor to accept with, rank 0 alone can say it. */
+            assert_int_equal(ranks[i].status, room == 1 ? EP_E_TIMEOUT : EP_E_SYSTEM);
+            assert_true(room == 1 || strstr(ranks[i].text, "rank 0 of 4 takes 5 open files"));
+        }
+        assert_int_equal(waitpid(child, &code, 0), child);
+        assert_true(WIFEXITED(code) && WEXITSTATUS(code) == 0);
     }
-    for (int tries = 0; tries < timeout_ms; tries++) { /* until it listens */
-        assert_int_equal(tcp_connect(&to, NULL, &look.fd), EP_OK);
-        if (poll(&look, 1, 1000) == 1 && tcp_connect_error(look.fd) == 0)
-            break;
-        close(look.fd);
-        look.fd = -1;
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    assert_int_equal(waitpid(child, &code, 0), child);
-    if (look.fd >= 0)
-        close(look.fd);
-    return WIFEXITED(code) && WEXITSTATUS(code) <= LATE ? (enum answer)WEXITSTATUS(code) : WRONG;
 }
 
-static void test_rank_0_without_descriptors(void **state)
+/* A soft limit is raised as far as needed. */
+static void test_rank_0_raises_its_limit(void **state)
 {
+    struct rank ranks[4];
+    char address[64];
+    pid_t child;
+    int code;
+
     (void)state;
-    with_deadline(lack_descriptors);
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    prepare(ranks, 4, address, PATIENT_MS);
+    child = fork_rank_0(&ranks[0], 2, false);
+    for (int i = 1; i < 4; i++)
+        start(&ranks[i]);
+    for (int i = 1; i < 4; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        assert_int_equal(ranks[i].status, EP_OK);
+    }
+    assert_int_equal(waitpid(child, &code, 0), child);
+    assert_true(WIFEXITED(code) && WEXITSTATUS(code) == 0);
 }
 
 /* --- the environment --- */
@@ -951,6 +1021,7 @@ int main(void)
         cmocka_unit_test(test_environment_of_torchrun), /* these fork, so before any thread */
         cmocka_unit_test(test_rank_that_dies),
         cmocka_unit_test(test_rank_0_without_descriptors),
+        cmocka_unit_test(test_rank_0_raises_its_limit),
         cmocka_unit_test(test_bad_environment),
         cmocka_unit_test(test_name_that_nobody_knows),
         cmocka_unit_test(test_rank_of_another_job),
@@ -972,6 +1043,7 @@ int main(void)
         cmocka_unit_test(test_other_size),
         cmocka_unit_test(test_rank_that_died_is_started_again),
         cmocka_unit_test(test_silent_program_at_the_port_of_rank_0),
+        cmocka_unit_test(test_other_program_at_the_port_of_rank_0),
     };
 
     return cmocka_run_group_tests_name("boot_tcp", tests, NULL, NULL);

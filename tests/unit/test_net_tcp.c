@@ -40,9 +40,10 @@ struct group {
     struct traffic_spec spec; /* of the traffic */
     int timeout_ms;
     _Atomic int rounds; /* of barriers that rank 0 has left */
+    _Atomic int steps;  /* that all ranks have come to together, times the ranks */
 };
 
-/* Addresses of all ranks become those of the relay. */
+/* Addresses of all ranks of the other node become those of the relay. */
 static ep_status relayed_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct rank *rank = context;
@@ -54,6 +55,8 @@ static ep_status relayed_allgather(void *context, const void *mine, size_t bytes
     for (int i = 0; i < rank->place.nranks; i++) {
         if (all[i].n_addresses)
             relay_set_target(rank->relay, i, all[i].addresses[0].port);
+        if (i / PER_NODE == rank->place.rank / PER_NODE)
+            continue;
         all[i].n_addresses = 1;
         all[i].addresses[0] =
             (struct tcp_address){.family = AF_INET, .port = relay_port(rank->relay, i), .bytes = {127, 0, 0, 1}};
@@ -230,6 +233,70 @@ static void test_cut_connections(void **state)
     check_barriers(run_cut, EP_E_PEER_DEAD, EP_E_PEER_DEAD);
 }
 
+/* --- two halves whose connections are reset --- */
+
+enum { HALVES_BEGIN, HALVES_CUT, HALVES_JOINED };
+
+/* All ranks have come so far. */
+static void rendezvous(struct rank *rank, int step)
+{
+    struct group *group = rank->group;
+
+    atomic_fetch_add(&group->steps, 1);
+    while (atomic_load(&group->steps) < (step + 1) * RANKS)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void *run_halves(void *argument)
+{
+    struct rank *rank = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_info info = EP_COMM_INFO_INIT;
+    ep_comm *comm, *next = NULL;
+
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = PER_NODE;
+    config.timeout_ms = rank->group->timeout_ms;
+    record(rank, ep_comm_new(&rank->boot, &config, &comm));
+    if (rank->status != EP_OK)
+        return NULL;
+    rendezvous(rank, HALVES_BEGIN);
+    if (rank->boot.rank == 0)
+        relay_set_mode(rank->relay, RELAY_CUT, -1);
+    while (ep_comm_barrier(comm) == EP_OK)
+        ;
+    record(rank, ep_comm_shrink(comm, NULL, &next));
+    ep_comm_free(next);
+    next = NULL;
+    rendezvous(rank, HALVES_CUT);
+    if (rank->boot.rank == 0)
+        relay_set_mode(rank->relay, RELAY_PASS, -1);
+    rendezvous(rank, HALVES_JOINED);
+    if (ep_comm_shrink(comm, NULL, &next) == EP_OK && ep_comm_get_info(next, &info) == EP_OK)
+        rank->done = info.nranks;
+    else
+        print_message("    rank %d: %s\n", rank->boot.rank, ep_last_error());
+    ep_comm_free(next);
+    ep_comm_free(comm);
+    return NULL;
+}
+
+/* Each half sees the connections of the other end, as if all over there had died. Neither may go on by itself. */
+static void test_halves_whose_connections_are_reset(void **state)
+{
+    struct group group = {.timeout_ms = TIMEOUT_MS};
+
+    (void)state;
+    run_ranks(&group, run_halves);
+    for (int i = 0; i < RANKS; i++) {
+        print_message("    rank %d: %s\n", i, group.ranks[i].text);
+        assert_int_equal(group.ranks[i].status, EP_E_TIMEOUT);
+    }
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(group.ranks[i].done, RANKS);
+}
+
 /* --- connections that do not come about --- */
 
 static void *run_refused(void *argument)
@@ -314,8 +381,11 @@ static void test_records_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_records_are_checked), cmocka_unit_test(test_split_and_delayed_streams),
-        cmocka_unit_test(test_stalled_connections), cmocka_unit_test(test_cut_connections),
+        cmocka_unit_test(test_records_are_checked),
+        cmocka_unit_test(test_split_and_delayed_streams),
+        cmocka_unit_test(test_stalled_connections),
+        cmocka_unit_test(test_cut_connections),
+        cmocka_unit_test(test_halves_whose_connections_are_reset),
         cmocka_unit_test(test_unreachable_rank),
     };
 

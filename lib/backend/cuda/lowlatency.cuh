@@ -419,7 +419,8 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
         give_up(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
     }
-    if (end != WAIT_MET)
+    /* It may have come since the deadline, while this thread waited for the host's look at the network. */
+    if (end != WAIT_MET && !has_reached{word, value}())
         mask_rank(ll, rank);
     return true;
 }

@@ -161,7 +161,8 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         EP_TRY(look_at_mask(ll, rank, phase, &masked));
     if (masked)
         return fail_excluded(rank, phase);
-    if (status != EP_OK)
+    /* What it published since the last look at the counter, while this rank did not run or looked at masks, counts. */
+    if (status != EP_OK && atomic_load_explicit(counter, memory_order_acquire) < value)
         ll_mask_rank(ll, rank);
     return EP_OK;
 }

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fd.h"
+
+#include <sys/resource.h>
+
+/* Below `limit`, and no more than `need` are counted; *ret_end: behind the last one. */
+static int count_free(rlim_t limit, int need, int *ret_end)
+{
+    int n = 0, fd = 0;
+
+    for (; n < need && (rlim_t)fd < limit; fd++)
+        n += fcntl(fd, F_GETFD) < 0;
+    *ret_end = fd;
+    return n;
+}
+
+ep_status ep_fd_reserve(const char *what, int need)
+{
+    struct rlimit limit, raised;
+    int n_free, end;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return EP_OK; /* opening them will tell */
+    n_free = count_free(limit.rlim_cur, need, &end);
+    if (n_free == need)
+        return EP_OK;
+    raised = limit;
+    n_free = count_free(limit.rlim_max, need, &end);
+    raised.rlim_cur = (rlim_t)end;
+    if (n_free == need && setrlimit(RLIMIT_NOFILE, &raised) == 0)
+        return EP_OK;
+    return ep_fail(EP_E_SYSTEM,
+                   "%s takes %d open files and %d are free: RLIMIT_NOFILE is %llu; raise it by %d (ulimit -Hn)", what,
+                   need, n_free, (unsigned long long)limit.rlim_max, need - n_free);
+}
