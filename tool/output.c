@@ -207,6 +207,8 @@ const char *out_reason(int error_number)
 {
     if (error_number == EFBIG)
         return "the limit of file sizes is reached (ulimit -f)";
+    if (error_number == EBADF)
+        return "it is closed, or open for reading only";
     return strerror(error_number);
 }
 

@@ -70,8 +70,8 @@ static int write_all(int fd, const char *text, size_t bytes)
             continue;
         }
         n = write(fd, text, bytes < PIPE_BUF ? bytes : PIPE_BUF);
-        /* Who starts the command with a closed stream wants nothing of it. */
-        if (n < 0 && errno == EBADF)
+        /* Messages may be unwanted. Data on a closed standard output is lost, as it is on a full disk. */
+        if (n < 0 && errno == EBADF && fd == STDERR_FILENO)
             return 0;
         if (n < 0 && errno != EINTR && errno != EAGAIN)
             return errno;

@@ -106,8 +106,17 @@ load common
     done
 }
 
-@test "man pages name every option" {
+@test "the exit codes of the overview are those of the man page and of the conventions" {
+    epkit help | sed -n '/^Exit codes: /,/\.$/p' | grep -oE '\b[0-9]\b' >"$BATS_TEST_TMPDIR/overview"
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/overview")" -ge 6 ]
+    epkit help --man | grep -oE '^\*[0-9]\*$' | tr -d '*' | diff "$BATS_TEST_TMPDIR/overview" -
+    sed -n '/^# EXIT CODES/,/^# JSON/p' "$EPKIT_SOURCE/man/epkit.7.scd" | grep -oE '^\*[0-9]\*$' | tr -d '*' | diff "$BATS_TEST_TMPDIR/overview" -
+}
+
+@test "man pages name every option, and no other" {
     for verb in $(verbs); do
+        diff <(epkit help "$verb" | grep -oE '^ +(-[a-zA-Z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0-9-]+' | sort) \
+            <(epkit help --man "$verb" | sed 's/\\//g' | grep -oE '^(\*-[a-zA-Z]\*, )?\*--[a-z0-9-]+\*' | grep -oE -- '--[a-z0-9-]+' | sort)
         epkit help --man "$verb" | sed 's/\\//g' >"$BATS_TEST_TMPDIR/page"
         while read -r option; do
             grep -qF -- "*$option*" "$BATS_TEST_TMPDIR/page"

@@ -179,7 +179,7 @@ EOF
     done
 }
 
-@test "standard streams are closed: nothing is written elsewhere, and the result is the same" {
+@test "standard streams are closed: nothing is written elsewhere, and lost output is no success" {
     for closed in 1 "0 1 2" "0 2"; do
         states=()
         for fd in $closed; do
@@ -194,10 +194,14 @@ EOF
             [ "$(cat file)" = precious ]
             case "$arguments:$closed" in
             topo*) [ "$status" -eq 2 ] ;;
-            *) [ "$status" -eq 0 ] ;;
+            *:"0 2") [ "$status" -eq 0 ] ;;
+            *) [ "$status" -eq 1 ] ;;
             esac
         done
     done
+    run with close=1 -- help
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"writing to standard output: it is closed"* ]]
 }
 
 @test "a command under nics and env gets the streams and signals that epkit got" {

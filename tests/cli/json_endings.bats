@@ -350,6 +350,10 @@ waits() {
     empty deploy --json check
     empty nics --json --prometheus
     empty install --json plan
+    empty install --json show debian-tools
+    [[ "$stderr" == *"--json does not go with show"* ]]
+    empty install --json export sh debian-tools
+    [[ "$stderr" == *"--json does not go with export"* ]]
 }
 
 @test "what is wrong, where, why and what to do are apart" {

@@ -151,8 +151,10 @@ load common
     run ! grep -q $'\033' "$BATS_TEST_TMPDIR/plain"
 }
 
-@test "closed standard streams do no harm" {
-    limited 60 bash -c 'exec "$@" <&- >&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
+@test "closed standard streams: the ranks run to their end, and the lost output is exit code 1" {
+    limited 60 bash -c 'exec "$@" <&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
+    run limited 60 bash -c 'exec "$@" <&- >&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
+    [ "$status" -eq 1 ]
 }
 
 @test "many ranks" {

@@ -121,6 +121,7 @@ void man_all(FILE *stream)
     print_environment(stream);
     fputs("# EXIT STATUS\n\n*0*\n\tFine.\n\n*1*\n\tFailed.\n\n*2*\n\tWrong usage; nothing was done.\n\n"
           "*3*\n\tDone, with findings.\n\n"
-          "*4*\n\tNot supported on this machine.\n",
+          "*4*\n\tNot supported on this machine.\n\n"
+          "*5*\n\tNot known: nothing was found, and something could not be told.\n",
           stream);
 }

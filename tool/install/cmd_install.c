@@ -372,6 +372,8 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
         return cmd_usage(cmd, "--state: %s", variable_fault(KIND_PATH, options->state));
     if (options->state && strlen(options->state) > INSTALL_STATE_MAX)
         return cmd_usage(cmd, "--state: it is longer than %d characters", INSTALL_STATE_MAX);
+    if (options->json && (strcmp(action, "export") == 0 || strcmp(action, "show") == 0))
+        return cmd_usage(cmd, "--json does not go with %s, which writes the file itself", action);
     if (strcmp(action, "export") == 0)
         return do_export(cmd, options, first, call->n_args > 2 ? call->args[2] : NULL);
     if (call->n_args > 2)
