@@ -104,6 +104,15 @@ __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
     }
 }
 
+/* Nothing of the count is under way any more. By one thread. */
+__device__ void report_counted(const cuda_count &c)
+{
+    if (c.ret_bad)
+        return;
+    __threadfence_system();
+    *(volatile uint64_t *)&c.report->counted = c.number;
+}
+
 /* By the block that finishes last: totals to the host, and the scratch as it was. */
 __device__ void report_totals(const cuda_count &c)
 {
@@ -138,10 +147,9 @@ __device__ void report_totals(const cuda_count &c)
         *(volatile uint64_t *)&c.report->bad = __ldcg(c.bad);
     *c.bad = 0;
     *c.blocks_done = 0;
-    if (c.ret_bad)
-        return;
-    __threadfence_system();
-    *(volatile uint64_t *)&c.report->counted = c.number;
+    /* Of several blocks add_blocks_kernel tells: the host may free the memory of the plan then. */
+    if (gridDim.x == 1)
+        report_counted(c);
 }
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_constant__ cuda_count c)
@@ -179,6 +187,12 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __g
 
         entry->row += c.block_rows[blockIdx.x * c.nranks + entry->local];
     }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x || atomicAdd(c.blocks_done, 1u) != gridDim.x - 1)
+        return;
+    *c.blocks_done = 0;
+    report_counted(c);
 }
 
 /* The last choice of a token whose expert is on the rank. */

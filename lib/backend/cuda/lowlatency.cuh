@@ -181,6 +181,16 @@ template <typename Met> struct when_told {
     }
 };
 
+/* For wait_for(), where something of the condition is needed behind it. */
+template <typename Met> struct by_reference {
+    Met &met;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return met();
+    }
+};
+
 /*
  * Have messages come from the rank since the last question? Looked at when something has come from any. No with
  * masking, where others wait for this rank meanwhile, who would mask it.
@@ -215,9 +225,14 @@ template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll
 
     const uint32_t *lost = ll_word(ll_mine(ll)->far_lost, rank);
     uint32_t before = ll_events(ll_mine(ll)) - 1; /* so that the first look is taken */
+    when_told<Met> told = {met, ll, before, 0};
+    wait_end end = wait_for(ll.waits, by_reference<when_told<Met>>{told}, lost, ll_shift(rank), deadlines,
+                            ll_moves{ll, rank, before, 0});
 
-    return wait_for(ll.waits, when_told<Met>{met, ll, before, 0}, lost, ll_shift(rank), deadlines,
-                    ll_moves{ll, rank, before, 0});
+    /* Who leaves without an event, late or of a lost rank: the next one is not to wait for the end of the lease. */
+    if (told.lease)
+        atomicCAS(&ll_mine(ll)->events_until, told.lease, 0u);
+    return end;
 }
 
 /* Waits for what `rank` does; false after the deadline, with that rank reported, or when aborted. */
