@@ -329,6 +329,8 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 {
     size_t n = (size_t)mesh->npeers * (size_t)mesh->per_peer;
 
+    if (!mesh->lines)
+        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
     mesh->acceptor = calloc(1, sizeof(*mesh->acceptor));
     mesh->connectors = calloc(n, sizeof(*mesh->connectors));
     mesh->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*mesh->polls));
