@@ -11,37 +11,37 @@
 #include <string.h>
 
 /* So many verdicts fit on the stack: a rank that is out of memory can still say so. */
-#define FEW 32
+#define ON_STACK 32
 
-void ep_group_verdict_make(struct ep_group_verdict *verdict, const char *call, ep_status status, int rank)
+void ep_group_result_init(struct ep_group_result *result, const char *call, ep_status status, int rank)
 {
     const char *text = ep_last_error();
     size_t length = strlen(call);
 
-    memset(verdict, 0, sizeof(*verdict));
-    verdict->status = (int32_t)status;
-    verdict->rank = rank;
+    memset(result, 0, sizeof(*result));
+    result->status = (int32_t)status;
+    result->rank = rank;
     if (status != EP_OK)
         /* The call is put in front again by who reads it. */
-        snprintf(verdict->reason, sizeof(verdict->reason), "%.*s", EP_GROUP_REASON_BYTES - 1,
+        snprintf(result->reason, sizeof(result->reason), "%.*s", EP_GROUP_REASON_BYTES - 1,
                  strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text);
 }
 
-static const struct ep_group_verdict *find(const void *all, size_t stride, int rank)
+static const struct ep_group_result *find(const void *all, size_t stride, int rank)
 {
-    return (const struct ep_group_verdict *)(const void *)((const char *)all + (size_t)rank * stride);
+    return (const struct ep_group_result *)(const void *)((const char *)all + (size_t)rank * stride);
 }
 
-ep_status ep_group_verdict_judge(const char *call, const struct ep_group_verdict *mine, int nranks, const void *all,
+ep_status ep_group_result_reduce(const char *call, const struct ep_group_result *mine, int nranks, const void *all,
                                  size_t stride)
 {
     char reason[EP_GROUP_REASON_BYTES];
-    int blamed = -1;
+    int failed = -1;
 
     if (mine->status != EP_OK)
         return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
     for (int rank = 0; rank < nranks; rank++) {
-        const struct ep_group_verdict *theirs = find(all, stride, rank);
+        const struct ep_group_result *theirs = find(all, stride, rank);
 
         if (theirs->status != EP_OK &&
             (!ep_status_is_failure(theirs->status) || theirs->rank < 0 || theirs->rank >= nranks))
@@ -50,29 +50,29 @@ ep_status ep_group_verdict_judge(const char *call, const struct ep_group_verdict
     }
     /* A rank that failed by itself explains those that failed because of it. */
     for (int rank = 0; rank < nranks; rank++) {
-        const struct ep_group_verdict *theirs = find(all, stride, rank);
+        const struct ep_group_result *theirs = find(all, stride, rank);
 
         if (theirs->status == EP_OK)
             continue;
         if (theirs->rank == rank) {
-            blamed = rank;
+            failed = rank;
             break;
         }
-        if (blamed < 0)
-            blamed = rank;
+        if (failed < 0)
+            failed = rank;
     }
-    if (blamed < 0)
+    if (failed < 0)
         return EP_OK;
-    mine = find(all, stride, blamed);
+    mine = find(all, stride, failed);
     ep_group_read_reason(reason, mine->reason);
-    if (mine->rank == blamed)
-        return ep_fail((ep_status)mine->status, "%s: rank %d failed: %s", call, blamed, reason);
+    if (mine->rank == failed)
+        return ep_fail((ep_status)mine->status, "%s: rank %d failed: %s", call, failed, reason);
     /* The reason names the rank that failed, and comes first. */
-    return ep_fail((ep_status)mine->status, "%s: %s (seen by rank %d)", call, reason, blamed);
+    return ep_fail((ep_status)mine->status, "%s: %s (seen by rank %d)", call, reason, failed);
 }
 
 /* Some rank has failed because of another one that did not say itself that it failed. */
-static bool blames_peer(const struct ep_group_verdict *all, int nranks)
+static bool names_peer(const struct ep_group_result *all, int nranks)
 {
     for (int rank = 0; rank < nranks; rank++)
         if (all[rank].status != EP_OK && all[rank].status != EP_E_PEER_DEAD && all[rank].rank != rank)
@@ -80,31 +80,31 @@ static bool blames_peer(const struct ep_group_verdict *all, int nranks)
     return false;
 }
 
-ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks)
+ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *flag)
 {
-    struct ep_group_verdict few[FEW], *all = few, own;
+    struct ep_group_result on_stack[ON_STACK], *all = on_stack, own;
     char lives = 1, all_live[EP_MAX_RANKS];
     ep_status status;
 
-    ep_group_verdict_make(&own, "ep_comm_new", mine, rank);
-    own.asks = *asks;
-    if (boot->nranks > FEW)
+    ep_group_result_init(&own, "ep_comm_new", mine, rank);
+    own.flag = *flag;
+    if (boot->nranks > ON_STACK)
         all = calloc((size_t)boot->nranks, sizeof(*all));
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
-    /* It may have died behind its own verdict: then it does not come once more. All ranks see the same verdicts. */
-    if (status == EP_OK && blames_peer(all, boot->nranks))
+    /* It may have died behind its own result: then it does not come once more. All ranks see the same verdicts. */
+    if (status == EP_OK && names_peer(all, boot->nranks))
         status = boot->allgather(boot->context, &lives, sizeof(lives), timeout_ms, all_live);
     if (status == EP_OK) {
-        status = ep_group_verdict_judge("ep_comm_new", &own, boot->nranks, all, sizeof(*all));
+        status = ep_group_result_reduce("ep_comm_new", &own, boot->nranks, all, sizeof(*all));
         for (int i = 0; i < boot->nranks; i++)
-            *asks |= all[i].asks != 0;
+            *flag |= all[i].flag != 0;
     } else if (mine != EP_OK && (rank == boot->rank || (mine == EP_E_PEER_DEAD && status == EP_E_TIMEOUT))) {
         /* Of a peer the boot may know more: that it has died, and is not only out of reach. */
         status = ep_fail(mine, "ep_comm_new: %s", own.reason);
     }
-    if (all != few)
+    if (all != on_stack)
         free(all);
     return status;
 }
@@ -112,36 +112,36 @@ ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mi
 ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine)
 {
     int nranks = comm->nranks, owner = ep_group_get_failed_owner();
-    struct ep_group_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
+    struct ep_group_result own, *all = calloc((size_t)nranks, sizeof(*all));
     ep_status status;
 
-    ep_group_verdict_make(&own, call, mine, owner >= 0 ? owner : comm->rank);
+    ep_group_result_init(&own, call, mine, owner >= 0 ? owner : comm->rank);
     if (!all)
         return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, nranks);
     status = ep_group_allgather(comm, &own, sizeof(own), all);
     if (status == EP_OK)
-        status = ep_group_verdict_judge(call, &own, nranks, all, sizeof(*all));
+        status = ep_group_result_reduce(call, &own, nranks, all, sizeof(*all));
     free(all);
     return status;
 }
 
 ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
 {
-    bool asks = false;
+    bool flag = false;
 
-    return ep_group_agree_about(boot, timeout_ms, mine, boot->rank, &asks);
+    return ep_group_agree_about(boot, timeout_ms, mine, boot->rank, &flag);
 }
 
 /* --- ep_ll_new ------------------------------------------------------------------------------------------------- */
 
 /* What must agree, and where the segment is. */
-struct ll_hello {
-    struct ep_group_verdict verdict;
+struct ll_identity {
+    struct ep_group_result result;
     ep_ll_config config;
-    struct ep_group_address where;
+    struct ep_group_address address;
 };
 
-static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
+static ep_status compare_configs(const ep_ll *ll, const struct ll_identity *all)
 {
     static const struct ep_group_field fields[] = {
         {"max_tokens", offsetof(ep_ll_config, max_tokens)}, {"hidden", offsetof(ep_ll_config, hidden)},
@@ -155,25 +155,25 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
     return EP_OK;
 }
 
-ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_address *where,
+ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_address *address,
                                struct ep_group_address *ret_all)
 {
-    struct ll_hello hello = {.config = ll->config, .where = *where};
+    struct ll_identity own = {.config = ll->config, .address = *address};
     int nranks = ll->comm->nranks;
-    struct ll_hello *all = calloc((size_t)nranks, sizeof(*all));
+    struct ll_identity *all = calloc((size_t)nranks, sizeof(*all));
     ep_status status;
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
     (void)ep_group_get_failed_owner(); /* of an earlier failure: the peers have handed out nothing yet */
-    ep_group_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
-    status = ep_group_allgather(ll->comm, &hello, sizeof(hello), all);
+    ep_group_result_init(&own.result, "ep_ll_new", mine, ll->comm->rank);
+    status = ep_group_allgather(ll->comm, &own, sizeof(own), all);
     if (status == EP_OK)
-        status = ep_group_verdict_judge("ep_ll_new", &hello.verdict, nranks, all, sizeof(*all));
+        status = ep_group_result_reduce("ep_ll_new", &own.result, nranks, all, sizeof(*all));
     if (status == EP_OK)
         status = compare_configs(ll, all);
     for (int rank = 0; status == EP_OK && rank < nranks; rank++)
-        ret_all[rank] = all[rank].where;
+        ret_all[rank] = all[rank].address;
     free(all);
     return status;
 }

@@ -15,16 +15,16 @@
 
 /* What ranks send each other in the rendezvous. */
 struct identity {
-    struct ep_group_verdict verdict; /* of what the rank has done by itself */
+    struct ep_group_result result; /* of what the rank has done by itself */
     struct ep_shm_name control;
     struct ep_process_id process;
 };
 
 /* So many identities fit on the stack: a rank that is out of memory can still say so. */
-#define FEW 16
+#define ON_STACK 16
 
 /* The largest row is that of a plan: counts per rank, node and expert behind two small heads. */
-static size_t board_row_bytes(int nranks, int nnodes)
+static size_t exchange_row_bytes(int nranks, int nnodes)
 {
     size_t bytes = sizeof(int32_t) * ((size_t)nranks + (size_t)nnodes + EP_MAX_EXPERTS) + 64;
 
@@ -34,14 +34,14 @@ static size_t board_row_bytes(int nranks, int nnodes)
 static size_t control_bytes(int nranks, int nnodes)
 {
     return sizeof(struct ep_group_control) +
-           (size_t)EP_GROUP_EXCHANGES * (size_t)nnodes * board_row_bytes(nranks, nnodes);
+           (size_t)EP_GROUP_EXCHANGES * (size_t)nnodes * exchange_row_bytes(nranks, nnodes);
 }
 
 /* A step of creation with one peer. */
 struct introduction {
     struct ep_group *group;
     const struct identity *mine;
-    bool asks;            /* some segment can only come over a socket */
+    bool needs_socket;    /* some segment can only come over a socket */
     uint64_t deadline_ns; /* for all that comes over sockets */
     int failed_rank;      /* of a failure */
 };
@@ -52,7 +52,7 @@ static bool same_node(const struct ep_group *group, int rank)
 }
 
 /* Over sockets each node is a host of its own, also where two of them are on one machine: one set of rules for all. */
-static bool is_apart(const struct ep_group *group, int rank)
+static bool is_other_host(const struct ep_group *group, int rank)
 {
     return !same_node(group, rank) && ep_net_is_linked(group->comm->config.network);
 }
@@ -65,7 +65,7 @@ static bool may_share_host(const struct identity *a, const struct identity *b)
 }
 
 /* Out of reach: another host for all that follows, unless it has to be of this node. */
-static ep_status set_apart(struct introduction *intro, int rank, const char *why)
+static ep_status set_other_host(struct introduction *intro, int rank, const char *why)
 {
     intro->group->one_host = false;
     if (!same_node(intro->group, rank))
@@ -74,7 +74,7 @@ static ep_status set_apart(struct introduction *intro, int rank, const char *why
                    intro->group->comm->rank, rank, intro->group->comm->ranks_per_node, why);
 }
 
-static void took_control(struct ep_group_peer *peer)
+static void set_control(struct ep_group_peer *peer)
 {
     peer->control = peer->shm.base;
 }
@@ -90,8 +90,8 @@ static ep_status attach_peer(struct introduction *intro, int rank, const struct 
         peer->control = intro->group->control;
         return EP_OK;
     }
-    if (is_apart(intro->group, rank) || !may_share_host(intro->mine, theirs))
-        return set_apart(intro, rank, "live on different hosts");
+    if (is_other_host(intro->group, rank) || !may_share_host(intro->mine, theirs))
+        return set_other_host(intro, rank, "live on different hosts");
     if (theirs->control.bytes != intro->group->shm.bytes || theirs->control.process != theirs->process.key)
         return ep_fail(EP_E_MISMATCH,
                        "ep_comm_new: what rank %d has published is damaged: a control block of %llu bytes", rank,
@@ -104,7 +104,7 @@ static ep_status attach_peer(struct introduction *intro, int rank, const struct 
                               intro->group->comm->rank, rank);
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
-        took_control(peer);
+        set_control(peer);
         return EP_OK;
     }
     if (ep_group_peer_dead(intro->group, rank)) {
@@ -115,12 +115,12 @@ static ep_status attach_peer(struct introduction *intro, int rank, const struct 
         return ep_fail_prefix(
             status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->group->comm->rank, rank);
     /* One that is just ending, too: the next all-gather knows. */
-    intro->asks = true;
+    intro->needs_socket = true;
     return EP_OK;
 }
 
 /* Until then, at least one. */
-static int left_ms(uint64_t deadline_ns)
+static int remaining_ms(uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns();
 
@@ -134,20 +134,20 @@ static ep_status attach_by_socket(struct introduction *intro, int rank, const st
     bool at_owner = false;
     struct ep_shm_owner owner = {.process = &peer->process,
                                  .address = &peer->address,
-                                 .timeout_ms = left_ms(intro->deadline_ns),
+                                 .timeout_ms = remaining_ms(intro->deadline_ns),
                                  .ret_at_owner = &at_owner};
     ep_status status;
     char text[EP_ERROR_TEXT_BYTES];
 
     intro->failed_rank = intro->group->comm->rank;
-    if (peer->control || is_apart(intro->group, rank) || !may_share_host(intro->mine, theirs))
+    if (peer->control || is_other_host(intro->group, rank) || !may_share_host(intro->mine, theirs))
         return EP_OK;
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
-        took_control(peer);
+        set_control(peer);
         if (peer->process.pidfd >= 0)
             return EP_OK;
-        owner.timeout_ms = left_ms(intro->deadline_ns);
+        owner.timeout_ms = remaining_ms(intro->deadline_ns);
         status = ep_shm_request_pidfd(&owner, &peer->process.pidfd);
         /* It has none: then it is not known whether it lives. */
         if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
@@ -160,14 +160,14 @@ static ep_status attach_by_socket(struct introduction *intro, int rank, const st
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
     if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
-        ep_group_find_outcome(intro->group, rank) == EP_E_PEER_DEAD) {
+        ep_group_find_peer_exit(intro->group, rank) == EP_E_PEER_DEAD) {
         intro->failed_rank = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
     if (status == EP_E_TIMEOUT || status == EP_E_STATE || status == EP_E_UNSUPPORTED || at_owner)
         intro->failed_rank = rank;
     if (status == EP_E_UNSUPPORTED)
-        return set_apart(intro, rank, text);
+        return set_other_host(intro, rank, text);
     if (intro->failed_rank == rank)
         return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
     return ep_fail_prefix(
@@ -178,76 +178,76 @@ static ep_status attach_by_socket(struct introduction *intro, int rank, const st
 static ep_status rendezvous_by_socket(struct introduction *intro, const ep_boot *boot, const struct identity *all)
 {
     struct ep_group *group = intro->group;
-    struct offer {
-        struct ep_group_verdict verdict;
+    struct socket_identity {
+        struct ep_group_result result;
         struct ep_shm_address address;
-    } mine, few[FEW], *offers = few;
+    } mine, on_stack[ON_STACK], *all_sockets = on_stack;
     int timeout_ms = group->comm->config.timeout_ms;
     ep_status status;
-    bool asks = false;
+    bool flag = false;
 
     memset(&mine, 0, sizeof(mine));
-    if (boot->nranks > FEW)
-        offers = calloc((size_t)boot->nranks, sizeof(*offers));
-    if (!offers)
+    if (boot->nranks > ON_STACK)
+        all_sockets = calloc((size_t)boot->nranks, sizeof(*all_sockets));
+    if (!all_sockets)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = ep_shm_serve(&mine.address);
     group->serves = status == EP_OK;
-    ep_group_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
-    status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, offers);
+    ep_group_result_init(&mine.result, "ep_comm_new", status, boot->rank);
+    status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, all_sockets);
     if (status == EP_OK)
-        status = ep_group_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, offers, sizeof(*offers));
+        status = ep_group_result_reduce("ep_comm_new", &mine.result, boot->nranks, all_sockets, sizeof(*all_sockets));
     if (status != EP_OK)
         goto free_offers;
     /* Peers wait for this rank in the next all-gather, and must not blame it for one that is stopped. */
     intro->deadline_ns = ep_deadline_ns(timeout_ms / 2);
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
-        group->peers[rank].address = offers[rank].address;
+        group->peers[rank].address = all_sockets[rank].address;
         status = attach_by_socket(intro, rank, &all[rank]);
     }
-    status = ep_group_agree_about(boot, timeout_ms, status, intro->failed_rank, &asks);
+    status = ep_group_agree_about(boot, timeout_ms, status, intro->failed_rank, &flag);
 free_offers:
-    if (offers != few)
-        free(offers);
+    if (all_sockets != on_stack)
+        free(all_sockets);
     return status;
 }
 
 /* `host` NULL: this rank has failed with `mine_status` already, and takes part to say so. */
 static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int timeout_ms, ep_status mine_status)
 {
-    struct identity mine, few[FEW], *all = few;
+    struct identity mine, on_stack[ON_STACK], *all = on_stack;
     char before[EP_ERROR_TEXT_BYTES];
     struct introduction intro = {.group = group, .mine = &mine, .failed_rank = boot->rank};
     ep_status status = mine_status;
 
     memset(&mine, 0, sizeof(mine));
-    if (boot->nranks > FEW)
+    if (boot->nranks > ON_STACK)
         all = calloc((size_t)boot->nranks, sizeof(*all));
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     if (status == EP_OK)
         status = ep_shm_get_name(&group->shm, &mine.control);
-    ep_group_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
+    ep_group_result_init(&mine.result, "ep_comm_new", status, boot->rank);
     ep_process_get_self(&mine.process);
     status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, all);
     if (status == EP_OK)
-        status = ep_group_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, all, sizeof(*all));
-    else if (mine.verdict.status != EP_OK)
-        status = ep_fail((ep_status)mine.verdict.status, "ep_comm_new: %s", mine.verdict.reason);
+        status = ep_group_result_reduce("ep_comm_new", &mine.result, boot->nranks, all, sizeof(*all));
+    else if (mine.result.status != EP_OK)
+        status = ep_fail((ep_status)mine.result.status, "ep_comm_new: %s", mine.result.reason);
     if (status != EP_OK || !group)
         goto free_all;
     group->one_host = true;
     snprintf(before, sizeof(before), "%s", ep_last_error());
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
         status = attach_peer(&intro, rank, &all[rank]);
-    status = ep_group_agree_about(boot, timeout_ms, status, intro.failed_rank, &intro.asks);
-    if (status == EP_OK && intro.asks)
+    status = ep_group_agree_about(boot, timeout_ms, status, intro.failed_rank, &intro.needs_socket);
+    if (status == EP_OK && intro.needs_socket)
         status = rendezvous_by_socket(&intro, boot, all);
     /* A way that was closed is no failure when another one is open. */
     if (status == EP_OK)
         ep_fail(EP_OK, "%s", before);
 free_all:
-    if (all != few)
+    if (all != on_stack)
         free(all);
     return status;
 }
@@ -339,7 +339,7 @@ void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, st
     ep_group_net_describe(group, ret_provider, ret_params);
     ret_params->boot = boot;
     ret_params->ranks_per_node = ret_params->channels = 1;
-    ret_params->apart = group->nlocal;
+    ret_params->block_ranks = group->nlocal;
     ret_params->tolerant = true;
     if (!ret_params->emulation.ring_bytes)
         ret_params->emulation.ring_bytes = EMULATED_RING_BYTES;
@@ -389,7 +389,7 @@ static ep_status prepare(struct ep_group *group, ep_comm *comm)
     group->local = comm->rank - group->first;
     group->shm.fd = -1;
     group->link_event = -1;
-    group->board_row_bytes = board_row_bytes(comm->nranks, comm->nnodes);
+    group->exchange_row_bytes = exchange_row_bytes(comm->nranks, comm->nnodes);
     pthread_mutex_init(&group->memory_lock, NULL);
     pthread_mutex_init(&group->queue_lock, NULL);
     ep_cond_init(&group->queue_changed);

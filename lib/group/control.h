@@ -38,13 +38,13 @@
     X(EP_GROUP_COMBINE_DONE, "combine: inputs read")                                                                   \
     X(EP_GROUP_LL_SEND, "low-latency dispatch: buffer free")                                                           \
     X(EP_GROUP_LL_RECV, "low-latency dispatch: rows")                                                                  \
-    X(EP_GROUP_LL_OFFER, "low-latency combine: buffer free")                                                           \
-    X(EP_GROUP_LL_ANSWER, "low-latency combine: weights of other nodes")                                               \
+    X(EP_GROUP_LL_COMBINE_BUFFER, "low-latency combine: buffer free")                                                  \
+    X(EP_GROUP_LL_WEIGHTS, "low-latency combine: weights of other nodes")                                              \
     X(EP_GROUP_LL_COMBINE, "low-latency combine: inputs ready")                                                        \
     X(EP_GROUP_LL_DONE, "low-latency combine: inputs read")                                                            \
     X(EP_GROUP_LL_BARRIER, "low-latency barrier")                                                                      \
     X(EP_GROUP_SHRINK, "shrink: survivors")                                                                            \
-    X(EP_GROUP_AFTER, "waiting for the event of ep_stream_wait")                                                       \
+    X(EP_GROUP_STREAM_WAIT, "waiting for the event of ep_stream_wait")                                                 \
     X(EP_GROUP_ATTACH, "mapping memory of a peer")                                                                     \
     X(EP_GROUP_PROBE_PUTS, "network probe: puts")                                                                      \
     X(EP_GROUP_PROBE_SOCKETS, "network probe: plain sockets")
@@ -113,10 +113,10 @@ struct ep_group_shrink {
 struct ep_group_control {
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint32_t doorbell; /* any rank adds 1 */
     _Atomic uint32_t sleeping;                              /* the owner is in the futex call, or about to */
-    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t entered;
-    _Atomic uint64_t finished;
-    _Atomic uint64_t board_ready; /* exchanges whose rows (own and rail peers') are on the board */
-    _Atomic uint64_t board_read;  /* exchanges that this rank has read from all boards */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t op_begun;
+    _Atomic uint64_t op_ended;
+    _Atomic uint64_t exchange_ready; /* exchanges whose rows (own and rail peers') are on the board */
+    _Atomic uint64_t exchange_read;  /* exchanges that this rank has read from all boards */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
     _Atomic uint32_t left;                                 /* ep_comm_free was called */
     _Atomic uint32_t aborts;                               /* calls of ep_comm_abort: wakes a shrink */
@@ -125,13 +125,13 @@ struct ep_group_control {
     struct ep_group_descriptor descriptor[2];
     _Atomic uint64_t group_failure; /* of the lowest rank on this host alone: what all ranks report. First writer wins,
                                        and every rank writes here */
-    _Atomic uint32_t reason_taken;
+    _Atomic uint32_t reason_set;
     _Atomic uint64_t reason_for; /* the failure that the owner has raised with this reason; 0: none */
     char reason[EP_GROUP_REASON_BYTES];
     _Atomic uint32_t frees; /* counts releases in slot[], so that peers drop stale mappings */
     struct ep_group_slot slot[EP_GROUP_SLOTS];
     struct ep_group_shrink shrink;
-    /* Then EP_GROUP_EXCHANGES boards of nnodes rows of board_row_bytes. */
+    /* Then EP_GROUP_EXCHANGES boards of nnodes rows of exchange_row_bytes. */
 };
 
 #endif

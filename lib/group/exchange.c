@@ -16,12 +16,12 @@ struct row_head {
     uint64_t number;
 };
 
-static struct row_head *board_row(const struct ep_group *group, struct ep_group_control *control, uint64_t number,
-                                  int node)
+static struct row_head *slot_row(const struct ep_group *group, struct ep_group_control *control, uint64_t number,
+                                 int node)
 {
     size_t row = (size_t)(number % EP_GROUP_EXCHANGES) * (size_t)group->comm->nnodes + (size_t)node;
 
-    return (struct row_head *)((char *)(control + 1) + row * group->board_row_bytes);
+    return (struct row_head *)((char *)(control + 1) + row * group->exchange_row_bytes);
 }
 
 ep_status ep_group_exchange_start(struct ep_group *group, enum ep_group_phase phase, const void *row, size_t bytes,
@@ -32,15 +32,15 @@ ep_status ep_group_exchange_start(struct ep_group *group, enum ep_group_phase ph
 
     EP_TRY(ep_group_check(group));
     if (number > EP_GROUP_EXCHANGES)
-        EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, board_read), number - EP_GROUP_EXCHANGES,
+        EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, exchange_read), number - EP_GROUP_EXCHANGES,
                                   EP_GROUP_PLAN_SLOT));
     group->exchange = number;
-    mine = board_row(group, group->control, number, group->comm->node);
+    mine = slot_row(group, group->control, number, group->comm->node);
     *mine = (struct row_head){.phase = (int32_t)phase, .bytes = (uint32_t)bytes, .number = number};
     if (bytes)
         memcpy(mine + 1, row, bytes);
     if (group->comm->nnodes == 1) {
-        atomic_store_explicit(&group->control->board_ready, number, memory_order_release);
+        atomic_store_explicit(&group->control->exchange_ready, number, memory_order_release);
         ep_group_ring_node(group);
     }
     *ret_number = number;
@@ -48,7 +48,8 @@ ep_status ep_group_exchange_start(struct ep_group *group, enum ep_group_phase ph
 }
 
 /* Takes one rail peer's row off its stream. */
-static ep_status take_row(struct ep_group *group, uint64_t number, int node, enum ep_group_phase phase, bool *ret_taken)
+static ep_status receive_row(struct ep_group *group, uint64_t number, int node, enum ep_group_phase phase,
+                             bool *ret_received)
 {
     size_t bytes;
     const struct ep_group_message *message = ep_stream_peek(group->streams, node, 0, &bytes);
@@ -56,7 +57,7 @@ static ep_status take_row(struct ep_group *group, uint64_t number, int node, enu
     if (!message)
         return EP_OK;
     if (bytes < sizeof(*message) || message->kind != EP_GROUP_MESSAGE_EXCHANGE || message->number != number ||
-        bytes - sizeof(*message) > group->board_row_bytes)
+        bytes - sizeof(*message) > group->exchange_row_bytes)
         return ep_group_set_own_failure(
             group,
             ep_fail(EP_E_MISMATCH,
@@ -65,9 +66,9 @@ static ep_status take_row(struct ep_group *group, uint64_t number, int node, enu
                     group->comm->rank, (unsigned long long)number, ep_group_rail(group, node), message->kind,
                     (unsigned long long)message->number),
             ep_group_rail(group, node), phase);
-    memcpy(board_row(group, group->control, number, node), message + 1, bytes - sizeof(*message));
+    memcpy(slot_row(group, group->control, number, node), message + 1, bytes - sizeof(*message));
     ep_stream_pop(group->streams, node, 0);
-    *ret_taken = true;
+    *ret_received = true;
     return EP_OK;
 }
 
@@ -76,7 +77,7 @@ struct rails {
     struct ep_group *group;
     uint64_t number;
     enum ep_group_phase phase;
-    bool sent[EP_MAX_RANKS], taken[EP_MAX_RANKS];
+    bool sent[EP_MAX_RANKS], received[EP_MAX_RANKS];
 };
 
 /* *ret_node: a node with which something is left to do, else -1. */
@@ -84,23 +85,23 @@ static ep_status step_rails(struct rails *rails, bool *ret_moved, int *ret_node)
 {
     struct ep_group *group = rails->group;
     int node = group->comm->node;
-    const struct row_head *mine = board_row(group, group->control, rails->number, node);
+    const struct row_head *mine = slot_row(group, group->control, rails->number, node);
     struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_EXCHANGE, .detail = mine->bytes, .number = rails->number};
     struct ep_piece piece = {.data = mine, .bytes = sizeof(*mine) + mine->bytes};
 
     *ret_node = -1;
     EP_TRY(ep_group_net_progress(group, rails->phase, ret_moved));
     for (int peer = 0; peer < group->comm->nnodes; peer++) {
-        bool was_sent = rails->sent[peer], was_taken = rails->taken[peer];
+        bool was_sent = rails->sent[peer], was_received = rails->received[peer];
 
         if (peer == node)
             continue;
         if (!was_sent)
             rails->sent[peer] = ep_stream_send(group->streams, peer, 0, &head, sizeof(head), &piece, 1);
-        if (!was_taken)
-            EP_TRY(take_row(group, rails->number, peer, rails->phase, &rails->taken[peer]));
-        *ret_moved |= rails->sent[peer] != was_sent || rails->taken[peer] != was_taken;
-        if (!rails->sent[peer] || !rails->taken[peer])
+        if (!was_received)
+            EP_TRY(receive_row(group, rails->number, peer, rails->phase, &rails->received[peer]));
+        *ret_moved |= rails->sent[peer] != was_sent || rails->received[peer] != was_received;
+        if (!rails->sent[peer] || !rails->received[peer])
             *ret_node = peer;
     }
     return EP_OK;
@@ -110,10 +111,10 @@ static ep_status step_rails(struct rails *rails, bool *ret_moved, int *ret_node)
 static ep_status exchange_rails(struct ep_group *group, uint64_t number, enum ep_group_phase phase)
 {
     struct rails rails = {.group = group, .number = number, .phase = phase};
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status = EP_OK;
 
-    ep_group_wait_begin(&pause, group, phase);
+    ep_group_wait_begin(&wait, group, phase);
     while (status == EP_OK) {
         uint32_t seen = ep_group_doorbell(group);
         int waiting_for;
@@ -123,9 +124,9 @@ static ep_status exchange_rails(struct ep_group *group, uint64_t number, enum ep
         if (status == EP_OK && waiting_for < 0 && ep_streams_flushed(group->streams))
             break;
         if (status == EP_OK)
-            status = ep_group_net_step(group, &pause, seen, moved, waiting_for);
+            status = ep_group_net_step(group, &wait, seen, moved, waiting_for);
     }
-    ep_group_wait_end(&pause);
+    ep_group_wait_end(&wait);
     return status;
 }
 
@@ -134,7 +135,7 @@ static const struct row_head *row_of(const struct ep_group *group, uint64_t numb
 {
     int local = rank % group->comm->ranks_per_node, node = rank / group->comm->ranks_per_node;
 
-    return board_row(group, ep_group_control_of(group, group->first + local), number, node);
+    return slot_row(group, ep_group_control_of(group, group->first + local), number, node);
 }
 
 static int64_t extent_of(const struct row_head *row, const struct ep_group_extent *extent)
@@ -150,13 +151,13 @@ ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, en
     int me = group->comm->rank;
     struct row_head mine;
 
-    ep_group_read_shared(&mine, board_row(group, group->control, number, group->comm->node), sizeof(mine));
+    ep_group_read_shared(&mine, slot_row(group, group->control, number, group->comm->node), sizeof(mine));
     if (group->comm->nnodes > 1) {
         EP_TRY(exchange_rails(group, number, phase));
-        atomic_store_explicit(&group->control->board_ready, number, memory_order_release);
+        atomic_store_explicit(&group->control->exchange_ready, number, memory_order_release);
         ep_group_ring_node(group);
     }
-    EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, board_ready), number, phase));
+    EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, exchange_ready), number, phase));
     for (int rank = 0; rank < group->comm->nranks; rank++) {
         struct row_head row;
 
@@ -182,6 +183,6 @@ void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int r
 
 void ep_group_exchange_release(struct ep_group *group, uint64_t number)
 {
-    atomic_store_explicit(&group->control->board_read, number, memory_order_release);
+    atomic_store_explicit(&group->control->exchange_read, number, memory_order_release);
     ep_group_ring_node(group);
 }

@@ -76,7 +76,7 @@ static void read_reason(const struct ep_group *group, uint64_t failure, char tex
     ep_group_read_reason(text + 2, control->reason);
 }
 
-const char *ep_group_describe_unwatched(const struct ep_group *group, int rank)
+const char *ep_group_describe_unreadable(const struct ep_group *group, int rank)
 {
     const struct ep_group_peer *peer = &group->peers[rank];
 
@@ -101,7 +101,8 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
     switch (status) {
     case EP_E_TIMEOUT:
         return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", failed_rank,
-                       group->comm->config.timeout_ms, phase, seen_by, ep_group_describe_unwatched(group, failed_rank));
+                       group->comm->config.timeout_ms, phase, seen_by,
+                       ep_group_describe_unreadable(group, failed_rank));
     case EP_E_PEER_DEAD:
         return ep_fail(status, "rank %d died%s while others were in \"%s\"%s%s", failed_rank,
                        group->remote && !group->peers[failed_rank].control ? " or was cut off" : "", phase, seen_by,
@@ -122,7 +123,7 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
  * time would otherwise report different ones. Kept in the own block as well, for the time when the arbiter's is gone.
  * Async-signal-safe.
  */
-static uint64_t decide(struct ep_group *group, uint64_t failure)
+static uint64_t set_first(struct ep_group *group, uint64_t failure)
 {
     uint64_t own = own_failure(group), none = 0;
 
@@ -136,7 +137,7 @@ static uint64_t decide(struct ep_group *group, uint64_t failure)
 
 ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase)
 {
-    uint64_t failure = decide(group, pack_failure(status, failed_rank, phase, group->comm->rank));
+    uint64_t failure = set_first(group, pack_failure(status, failed_rank, phase, group->comm->rank));
 
     ep_group_ring_all(group);
     ep_group_link_wake(group);
@@ -145,7 +146,7 @@ ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int fai
 
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from)
 {
-    decide(group, failure_of(group, word, from));
+    set_first(group, failure_of(group, word, from));
     ep_group_ring_all(group);
 }
 
@@ -161,7 +162,7 @@ static void publish_reason(struct ep_group *group, uint64_t failure, const char 
 {
     struct ep_group_control *control = group->control;
 
-    if (atomic_exchange(&control->reason_taken, 1))
+    if (atomic_exchange(&control->reason_set, 1))
         return;
     snprintf(control->reason, sizeof(control->reason), "%.*s", EP_GROUP_REASON_BYTES - 1, text);
     atomic_store_explicit(&control->reason_for, failure, memory_order_release);
@@ -252,7 +253,7 @@ ep_status ep_group_check(struct ep_group *group)
     if (!failure)
         return EP_OK;
     /* Taken over, so that every later call gives the same answer. */
-    return fail_with(group, decide(group, failure));
+    return fail_with(group, set_first(group, failure));
 }
 
 ep_status ep_group_check_abort(struct ep_group *group)
@@ -290,7 +291,7 @@ void ep_group_abort(ep_comm *comm)
     uint32_t waiting = atomic_load(&group->control->waiting);
     int clean = EP_OK, saved_errno = errno; /* a signal handler may have interrupted anything */
     uint64_t failure =
-        decide(group, pack_failure(EP_E_ABORTED, comm->rank, (enum ep_group_phase)(waiting & 0xff), comm->rank));
+        set_first(group, pack_failure(EP_E_ABORTED, comm->rank, (enum ep_group_phase)(waiting & 0xff), comm->rank));
 
     atomic_compare_exchange_strong(&comm->failed, &clean, (int)(failure >> 48));
     /* After the failure: who sees the count finds it. */

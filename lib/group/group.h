@@ -16,9 +16,9 @@
  *
  * How ranks talk. Each rank has one control block in shared memory that only it writes (exceptions are marked); peers
  * poll it. A rank that sleeps waits on its own doorbell, a futex word, which every publishing rank rings. Operations
- * are counted: `entered` says "my buffers for operation n are published", `finished` says "I have moved all that I move
- * in operation n". A rank leaves an operation when all ranks of its node have finished it, so two descriptors
- * are enough, and no rank reads one that is being overwritten.
+ * are counted: `op_begun` says "my buffers for operation n are published", `op_ended` says "I have moved all that I
+ * move in operation n". A rank leaves an operation when all ranks of its node have finished it, so two descriptors are
+ * enough, and no rank reads one that is being overwritten.
  *
  * What a peer has written is not believed: it may be rubbish, and change while it is read. Counts, indices and offsets
  * are copied out of shared memory once (ep_group_read_shared) and checked before anything follows from them; a value
@@ -124,7 +124,7 @@ struct ep_group {
     int nlocal, local;           /* ranks on this node, own index among them */
     bool one_host;
     bool spin; /* ranks of this host do not outnumber the processors */
-    size_t board_row_bytes;
+    size_t exchange_row_bytes;
     struct ep_group_descriptor *descriptors;     /* [nlocal] of the last operation, as they were when it began */
     uint64_t operation;                          /* number of the last dispatch or combine */
     uint64_t exchange;                           /* number of the last exchange started */
@@ -199,23 +199,23 @@ void ep_group_leave(struct ep_group *group);
 size_t ep_group_bytes(const ep_comm *comm);
 
 /* agree.c: a step of creation that succeeds on all ranks or on none. */
-struct ep_group_verdict {
+struct ep_group_result {
     int32_t status;
     int32_t rank; /* that failed: the one that says so, or a peer that it has found dead */
-    int32_t asks; /* see ep_group_agree_about() */
+    int32_t flag; /* see ep_group_agree_about() */
     char reason[EP_GROUP_REASON_BYTES];
 };
 
 /* To be called when `status` of the public call has just been decided: takes its text. */
-void ep_group_verdict_make(struct ep_group_verdict *verdict, const char *call, ep_status status, int rank);
+void ep_group_result_init(struct ep_group_result *result, const char *call, ep_status status, int rank);
 /* EP_OK, or what the rank that failed first says; `mine` is this rank's own. `all` has a verdict every `stride` bytes.
  */
-ep_status ep_group_verdict_judge(const char *call, const struct ep_group_verdict *mine, int nranks, const void *all,
+ep_status ep_group_result_reduce(const char *call, const struct ep_group_result *mine, int nranks, const void *all,
                                  size_t stride);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
-/* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */
-ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks);
+/* The same for a status that is about `rank`. *flag: this rank wants something; afterwards: some rank does. */
+ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *flag);
 /* As ep_group_agree() among the ranks of a communicator that is there. */
 ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine);
 
@@ -223,7 +223,7 @@ ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine)
  * ep_ll_new: sends all ranks this one's status so far and its segment, and compares configurations; ret_all [R] has the
  * segments. Then creation succeeds on all ranks or on none: ep_group_agree_within().
  */
-ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_address *where,
+ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_address *address,
                                struct ep_group_address *ret_all);
 
 /* wait.c, failure.c */
@@ -234,38 +234,38 @@ struct ep_group_wait {
     struct ep_group *group;
     enum ep_group_phase phase;
     uint64_t deadline_ns, next_probe_ns;
-    uint64_t blame_ns; /* 0, or until when a rank that is between two waits is not blamed, behind the deadline */
+    uint64_t grace_ns; /* 0, or until when a rank that is between two waits is not blamed, behind the deadline */
     /* Of a tolerant wait: that of the rank waited for, until when it is given time to end it, how many it had. */
-    uint32_t its_wait;
-    uint64_t its_deadline_ns;
-    int its_waits;
+    uint32_t peer_wait;
+    uint64_t peer_deadline_ns;
+    int peer_waits;
     int spins;
-    int gone;      /* 1 + the rank that the last look found dead or gone */
+    int suspect;   /* 1 + the rank that the last look found dead or gone */
     bool tolerant; /* report the rank waited for, but do not fail the group: low latency with masking */
     bool polls;    /* the network needs polling: no long sleeps */
-    int held;      /* EP_GROUP_HELD_*: whether something of the rank waited for may still be on its way */
+    int in_flight; /* EP_GROUP_HELD_*: whether something of the rank waited for may still be on its way */
 };
 
 enum {
-    EP_GROUP_HELD_UNKNOWN = 0, /* as the streams of the communicator say */
-    EP_GROUP_HELD,
-    EP_GROUP_NOT_HELD
+    EP_GROUP_IN_FLIGHT_UNKNOWN = 0, /* as the streams of the communicator say */
+    EP_GROUP_IN_FLIGHT,
+    EP_GROUP_NOT_IN_FLIGHT
 };
 
 /* Starts a wait. The deadline is the communicator's. */
-void ep_group_wait_begin(struct ep_group_wait *pause, struct ep_group *group, enum ep_group_phase phase);
+void ep_group_wait_begin(struct ep_group_wait *wait, struct ep_group *group, enum ep_group_phase phase);
 
 /* Something moved: the deadline starts anew. */
-void ep_group_wait_reset(struct ep_group_wait *pause);
+void ep_group_wait_reset(struct ep_group_wait *wait);
 
 /*
  * To be called when the condition does not hold yet. `seen` is the doorbell as read before the condition was checked;
  * `rank` is waited for. Sleeps until the doorbell rings or a while passes; otherwise the failure.
  */
-ep_status ep_group_wait(struct ep_group_wait *pause, uint32_t seen, int rank);
+ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank);
 /* The same without the sleep, for who sleeps elsewhere: at least every 20 ms. */
-ep_status ep_group_wait_check(struct ep_group_wait *pause, int rank);
-void ep_group_wait_end(struct ep_group_wait *pause);
+ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank);
+void ep_group_wait_end(struct ep_group_wait *wait);
 
 /* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
 void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen);
@@ -273,8 +273,8 @@ void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen);
 /* Says for whom this rank waits, and that it probes its peers; returns the time. For waits without an ep_group_wait,
  * too.
  */
-uint64_t ep_group_note_wait(struct ep_group *group, int rank, enum ep_group_phase phase);
-void ep_group_note_wait_end(struct ep_group *group);
+uint64_t ep_group_publish_wait(struct ep_group *group, int rank, enum ep_group_phase phase);
+void ep_group_publish_wait_end(struct ep_group *group);
 
 static inline uint32_t ep_group_doorbell(const struct ep_group *group)
 {
@@ -329,13 +329,13 @@ void ep_group_abort(ep_comm *comm);
 ep_status ep_group_poll(ep_comm *comm);
 const char *ep_group_phase_name(enum ep_group_phase phase);
 /* For a text at a deadline: a rank that cannot be watched may as well be dead. "" for others. */
-const char *ep_group_describe_unwatched(const struct ep_group *group, int rank);
+const char *ep_group_describe_unreadable(const struct ep_group *group, int rank);
 /* Certainly. A process of which nothing can be known has not died. */
 bool ep_group_peer_dead(const struct ep_group *group, int rank);
 /* It has freed its communicator, on whatever host, as far as this rank has heard. */
 bool ep_group_has_left(const struct ep_group *group, int rank);
 /* Dead, or left: no rank waits for it any more. */
-bool ep_group_is_gone(const struct ep_group *group, int rank);
+bool ep_group_dead_or_left(const struct ep_group *group, int rank);
 
 /* What a rank of another host has raised, as its control link says: `word` may be rubbish of rank `from`. */
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from);
@@ -378,7 +378,7 @@ ep_status ep_group_net_progress(struct ep_group *group, enum ep_group_phase phas
  * Waits for something to move between nodes, or fails. `moved` is what progress said; `node` is waited for, -1: whoever
  * has not taken yet what was sent.
  */
-ep_status ep_group_net_step(struct ep_group *group, struct ep_group_wait *pause, uint32_t seen, bool moved, int node);
+ep_status ep_group_net_step(struct ep_group *group, struct ep_group_wait *wait, uint32_t seen, bool moved, int node);
 
 static inline int ep_group_rail(const struct ep_group *group, int node)
 {
@@ -386,7 +386,7 @@ static inline int ep_group_rail(const struct ep_group *group, int node)
 }
 
 /*
- * exchange.c: all-gather of rows of at most board_row_bytes - 16 bytes. start publishes without waiting for peers
+ * exchange.c: all-gather of rows of at most exchange_row_bytes - 16 bytes. start publishes without waiting for peers
  * unless they are EP_GROUP_EXCHANGES exchanges behind; complete makes all rows readable; release gives them up. In
  * order. Rows of other bytes than this rank's are a mismatch of the field that `extent` names, NULL: of the bytes.
  */
@@ -422,15 +422,15 @@ ep_status ep_group_alloc_sparse(struct ep_group *group, size_t bytes, void **ret
 ep_status ep_group_reserve(struct ep_group *group, const void *memory, size_t offset, size_t bytes);
 void ep_group_free_internal(struct ep_group *group, void *memory);
 /* Finds `bytes` at `memory` in this rank's symmetric memory; false if they are not in it. */
-bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, struct ep_group_address *ret_where);
+bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, struct ep_group_address *ret_address);
 /*
  * The address here of a place in a peer's memory that holds `bytes`, aligned to 16. EP_E_MISMATCH if it does not: then
  * nothing of it may be used. 0 bytes: NULL, whatever the place is.
  */
-ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_address *where, size_t bytes,
+ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_address *address, size_t bytes,
                        void **ret_address);
 /* Attaches the segment in a peer's slot, if it is one of that peer's and has at least `bytes`. */
-ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep_group_address *where, size_t bytes,
+ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep_group_address *address, size_t bytes,
                                struct ep_shm *ret_shm);
 /*
  * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
@@ -446,7 +446,7 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
  */
 int ep_group_get_failed_owner(void);
 /* What became of a rank whose segment cannot be had: EP_OK if nothing shows. Waits a moment for one that is ending. */
-ep_status ep_group_find_outcome(const struct ep_group *group, int rank);
+ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank);
 /* Unmaps what the peers have freed. */
 void ep_group_unmap_stale(struct ep_group *group);
 void ep_group_memory_close(struct ep_group *group);
@@ -504,10 +504,10 @@ struct ep_group_route {
 /*
  * Builds the route of tokens onto the ranks [first_rank, first_rank + nlocal) from experts and rows per (token, k).
  * `index` and `row` are [n_tokens,K]; index becomes the route's (freed by ep_group_route_done), row stays the caller's.
- * `home` [E] is the rank of each expert.
+ * `expert_rank` [E] is the rank of each expert.
  */
-ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int topk, const int32_t *home, int first_rank,
-                              int nlocal, bool expanded, int32_t *index, const int32_t *row);
+ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int topk, const int32_t *expert_rank,
+                              int first_rank, int nlocal, bool expanded, int32_t *index, const int32_t *row);
 void ep_group_route_done(struct ep_group_route *route);
 
 /* plan.c */
@@ -521,9 +521,9 @@ struct ep_group_plan {
     int32_t *tokens_per_node;   /* [nnodes] */
     int32_t *tokens_per_expert; /* [E] */
     bool complete;
-    bool orphaned;     /* its user has freed it before its exchange was complete */
-    ep_status verdict; /* of the completion, repeated to every later user */
-    char verdict_text[256];
+    bool orphaned;    /* its user has freed it before its exchange was complete */
+    ep_status status; /* of the completion, repeated to every later user */
+    char status_text[256];
     struct ep_group_route own;   /* this rank's tokens on this node */
     struct ep_group_route *rail; /* [nnodes] tokens of the rail peers on this node; own node empty */
     int32_t **net_tokens;        /* [nnodes] this rank's tokens with a row on that node, ascending */
@@ -568,9 +568,9 @@ void ep_group_plan_drop_pending(struct ep_group *group);
 /* Does every rank refuse it? Then an operation on it concerns no other rank. */
 static inline bool ep_group_plan_is_refused(const ep_plan *plan)
 {
-    ep_status verdict = ((const struct ep_group_plan *)plan->impl)->verdict;
+    ep_status status = ((const struct ep_group_plan *)plan->impl)->status;
 
-    return verdict != EP_OK && verdict / 100 != EP_E_MEMORY / 100;
+    return status != EP_OK && status / 100 != EP_E_MEMORY / 100;
 }
 
 /* shrink.c */

@@ -154,7 +154,7 @@ static void receive(struct line *line)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         /* What is damaged says no more than what has ended. */
-        if (n <= 0 || link_reader_take(&line->reader, bytes, (size_t)n, take_message, line))
+        if (n <= 0 || link_reader_feed(&line->reader, bytes, (size_t)n, take_message, line))
             end_line(line, n < 0 ? errno : n > 0 ? EBADMSG : 0);
     }
 }
@@ -436,7 +436,7 @@ static ep_status take_lines(struct ep_group_link *link)
     for (int i = 0; i < link->n; i++) {
         int node = ep_net_peer(group->comm->node, i);
 
-        link->lines[i] = (struct line){.fd = ep_streams_take_link(group->streams, node),
+        link->lines[i] = (struct line){.fd = ep_streams_detach_link(group->streams, node),
                                        .rank = ep_group_rail(group, node),
                                        .link = link,
                                        .out = link->memory + (size_t)i * each,
@@ -470,7 +470,7 @@ ep_status ep_group_link_open(struct ep_group *group)
     link->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000u;
     link->n = (int)n;
     EP_TRY(take_lines(link));
-    group->link_event = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    group->link_event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (group->link_event < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
     return start_thread(link);

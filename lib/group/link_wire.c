@@ -28,7 +28,7 @@ static const char *check_head(const struct link_reader *reader)
     }
 }
 
-const char *link_reader_take(struct link_reader *reader, const unsigned char *bytes, size_t n,
+const char *link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n,
                              link_message_fn on_message, void *context)
 {
     while (n) {

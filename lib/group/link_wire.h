@@ -58,7 +58,7 @@ typedef void (*link_message_fn)(void *context, enum link_kind kind, const void *
  * Takes bytes in the order in which they came, and hands over each whole message. NULL, or what is wrong with them:
  * then the link is of no use.
  */
-const char *link_reader_take(struct link_reader *reader, const unsigned char *bytes, size_t n,
+const char *link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n,
                              link_message_fn on_message, void *context);
 
 #endif

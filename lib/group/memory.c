@@ -13,10 +13,10 @@
 #include <unistd.h>
 
 /* An owner that does not answer is asked again, after a look at the group. */
-#define ASK_MS 100
+#define REQUEST_MS 100
 
 /* A process that is being ended has no descriptors some time before it is dead. */
-#define ENDING_MS 1000
+#define EXIT_MS 1000
 
 static _Thread_local int failed_owner = -1;
 
@@ -152,7 +152,7 @@ ep_status ep_group_free_local(ep_comm *comm, void *memory)
 }
 
 /* Is a byte of it in a page of an allocation? Under the lock. */
-static bool is_taken(const struct ep_group *group, const void *memory, size_t bytes)
+static bool overlaps_allocation(const struct ep_group *group, const void *memory, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     uintptr_t at = (uintptr_t)memory;
@@ -169,9 +169,11 @@ static bool is_taken(const struct ep_group *group, const void *memory, size_t by
 }
 
 /* Under the lock. */
-static ep_status check_free(const struct ep_group *group, const void *memory, size_t bytes)
+static ep_status check_unallocated(const struct ep_group *group, const void *memory, size_t bytes)
 {
-    return is_taken(group, memory, bytes) ? ep_fail(EP_E_ARG, "part of it is registered or allocated already") : EP_OK;
+    return overlaps_allocation(group, memory, bytes)
+               ? ep_fail(EP_E_ARG, "part of it is registered or allocated already")
+               : EP_OK;
 }
 
 ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes)
@@ -182,14 +184,14 @@ ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes)
 
     /* Before it is looked at, so that it is not sealed in vain; and again, because that is done without the lock. */
     pthread_mutex_lock(&group->memory_lock);
-    status = check_free(group, memory, bytes);
+    status = check_unallocated(group, memory, bytes);
     pthread_mutex_unlock(&group->memory_lock);
     if (status == EP_OK)
         status = ep_shm_adopt(memory, bytes, &shm);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
     pthread_mutex_lock(&group->memory_lock);
-    status = check_free(group, memory, bytes);
+    status = check_unallocated(group, memory, bytes);
     if (status == EP_OK)
         status = publish(group, &shm, EP_GROUP_MEMORY_REGISTERED);
     pthread_mutex_unlock(&group->memory_lock);
@@ -204,7 +206,7 @@ ep_status ep_group_unregister(ep_comm *comm, void *memory)
     return free_kind(comm, memory, EP_GROUP_MEMORY_REGISTERED, "ep_unregister", "ep_register");
 }
 
-bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, struct ep_group_address *ret_where)
+bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, struct ep_group_address *ret_address)
 {
     uintptr_t at = (uintptr_t)memory;
     bool found = false;
@@ -216,7 +218,7 @@ bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, str
 
         if (!shm->base || at < base || at - base > shm->bytes || shm->bytes - (at - base) < bytes)
             continue;
-        *ret_where = (struct ep_group_address){
+        *ret_address = (struct ep_group_address){
             .slot = (uint32_t)index, .generation = group->allocations[index].generation, .offset = at - base};
         found = true;
     }
@@ -224,30 +226,30 @@ bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, str
     return found;
 }
 
-static ep_status fail_place(int rank, const struct ep_group_address *where, size_t bytes, const char *what)
+static ep_status fail_address(int rank, const struct ep_group_address *address, size_t bytes, const char *what)
 {
     return ep_fail(
         EP_E_MISMATCH,
         "what rank %d has published is damaged: %zu bytes at offset %llu of allocation %u, generation %u: %s", rank,
-        bytes, (unsigned long long)where->offset, where->slot, where->generation, what);
+        bytes, (unsigned long long)address->offset, address->slot, address->generation, what);
 }
 
-ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep_group_address *where, size_t bytes,
+ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep_group_address *address, size_t bytes,
                                struct ep_shm *ret_shm)
 {
     const struct ep_group_peer *peer = &group->peers[rank];
     struct ep_shm_name name;
 
-    if (where->slot >= EP_GROUP_SLOTS || !where->generation)
-        return fail_place(rank, where, bytes, "there is no such allocation");
-    ep_group_read_shared(&name, &peer->control->slot[where->slot].name, sizeof(name));
+    if (address->slot >= EP_GROUP_SLOTS || !address->generation)
+        return fail_address(rank, address, bytes, "there is no such allocation");
+    ep_group_read_shared(&name, &peer->control->slot[address->slot].name, sizeof(name));
     if (name.bytes < bytes)
-        return fail_place(rank, where, bytes, "the segment is shorter");
+        return fail_address(rank, address, bytes, "the segment is shorter");
     return ep_group_attach(group, rank, &name, group->comm->config.timeout_ms, ret_shm);
 }
 
 /* The mapping of a peer's allocation, made anew when the slot has another one than last time. */
-static ep_status map_slot(struct ep_group *group, int rank, const struct ep_group_address *where,
+static ep_status map_slot(struct ep_group *group, int rank, const struct ep_group_address *address,
                           struct ep_shm **ret_shm)
 {
     struct ep_group_peer *peer = &group->peers[rank];
@@ -258,44 +260,44 @@ static ep_status map_slot(struct ep_group *group, int rank, const struct ep_grou
         if (!peer->mappings)
             return ep_fail(EP_E_MEMORY, "mappings of rank %d", rank);
     }
-    mapping = &peer->mappings[where->slot];
-    if (mapping->generation != where->generation) {
+    mapping = &peer->mappings[address->slot];
+    if (mapping->generation != address->generation) {
         ep_status status;
 
         ep_shm_done(&mapping->shm);
         mapping->generation = 0;
-        status = ep_group_attach_slot(group, rank, where, 0, &mapping->shm);
+        status = ep_group_attach_slot(group, rank, address, 0, &mapping->shm);
         if (status != EP_OK)
             return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
-        mapping->generation = where->generation;
+        mapping->generation = address->generation;
     }
     *ret_shm = &mapping->shm;
     return EP_OK;
 }
 
-ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_address *where, size_t bytes,
+ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_address *address, size_t bytes,
                        void **ret_address)
 {
-    struct ep_group_address place;
+    struct ep_group_address copy;
     struct ep_shm own, *shm = &own;
 
-    ep_group_read_shared(&place, where, sizeof(place));
+    ep_group_read_shared(&copy, address, sizeof(copy));
     *ret_address = NULL;
     failed_owner = -1;
     if (!bytes)
         return EP_OK;
-    if (place.slot >= EP_GROUP_SLOTS || !place.generation)
-        return fail_place(rank, &place, bytes, "there is no such allocation");
+    if (copy.slot >= EP_GROUP_SLOTS || !copy.generation)
+        return fail_address(rank, &copy, bytes, "there is no such allocation");
     if (rank == group->comm->rank) {
         pthread_mutex_lock(&group->memory_lock);
-        own = group->allocations[place.slot].shm;
+        own = group->allocations[copy.slot].shm;
         pthread_mutex_unlock(&group->memory_lock);
     } else {
-        EP_TRY(map_slot(group, rank, &place, &shm));
+        EP_TRY(map_slot(group, rank, &copy, &shm));
     }
-    if (!shm->base || place.offset > shm->bytes || bytes > shm->bytes - place.offset || place.offset % 16)
-        return fail_place(rank, &place, bytes, "it is not inside");
-    *ret_address = (char *)shm->base + place.offset;
+    if (!shm->base || copy.offset > shm->bytes || bytes > shm->bytes - copy.offset || copy.offset % 16)
+        return fail_address(rank, &copy, bytes, "it is not inside");
+    *ret_address = (char *)shm->base + copy.offset;
     return EP_OK;
 }
 
@@ -394,22 +396,22 @@ static void find_owner(const struct ep_group *group, int rank, struct ep_shm_own
         ret_owner->address = &peer->address;
 }
 
-ep_status ep_group_find_outcome(const struct ep_group *group, int rank)
+ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank)
 {
     const struct ep_group_control *control = group->peers[rank].control;
-    uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
+    uint64_t deadline_ns = ep_deadline_ns(EXIT_MS);
     struct timespec backoff = {.tv_nsec = 1000000};
-    bool unseen = group->peers[rank].process.pidfd < 0 && !group->peers[rank].process.pid && !control;
+    bool unreadable = group->peers[rank].process.pidfd < 0 && !group->peers[rank].process.pid && !control;
 
     for (;;) {
-        bool over = unseen || ep_now_ns() >= deadline_ns;
+        bool expired = unreadable || ep_now_ns() >= deadline_ns;
 
         if (ep_group_peer_dead(group, rank))
             return EP_E_PEER_DEAD;
         if (control && atomic_load(&control->left))
             return EP_E_PEER_LEFT;
         /* Where the group has failed already, that explains it. */
-        if (over || group->peers[rank].same_process || atomic_load(&ep_group_arbiter(group)->group_failure))
+        if (expired || group->peers[rank].same_process || atomic_load(&ep_group_arbiter(group)->group_failure))
             return EP_OK;
         nanosleep(&backoff, NULL);
     }
@@ -421,7 +423,7 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     char text[EP_ERROR_TEXT_BYTES];
     struct ep_shm_owner owner;
-    ep_status status, fate;
+    ep_status status, peer_exit;
     bool at_owner = false;
 
     failed_owner = -1;
@@ -430,29 +432,30 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
     find_owner(group, rank, &owner);
     owner.ret_at_owner = &at_owner;
-    if (owner.timeout_ms > ASK_MS)
-        owner.timeout_ms = ASK_MS;
+    if (owner.timeout_ms > REQUEST_MS)
+        owner.timeout_ms = REQUEST_MS;
     do {
         /* The owner may have to answer, and may have stopped: who waits for us shall not take us for it. */
-        ep_group_note_wait(group, rank, EP_GROUP_ATTACH);
+        ep_group_publish_wait(group, rank, EP_GROUP_ATTACH);
         status = ep_shm_attach(name, &owner, ret_shm);
     } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !ep_group_peer_dead(group, rank) &&
              !atomic_load(&ep_group_arbiter(group)->group_failure));
-    ep_group_note_wait_end(group);
+    ep_group_publish_wait_end(group);
     if (status != EP_OK && at_owner)
         failed_owner = rank;
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    fate = ep_group_find_outcome(group, rank);
-    if (fate != EP_OK)
-        return ep_fail(fate, "rank %d %s: %s", rank, fate == EP_E_PEER_DEAD ? "died" : "left the group", text);
+    peer_exit = ep_group_find_peer_exit(group, rank);
+    if (peer_exit != EP_OK)
+        return ep_fail(peer_exit, "rank %d %s: %s", rank, peer_exit == EP_E_PEER_DEAD ? "died" : "left the group",
+                       text);
     if (status == EP_E_STATE)
         return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
                        group->comm->rank, text);
     if (status == EP_E_TIMEOUT)
         return ep_fail(EP_E_TIMEOUT, "rank %d did not hand out its memory within %d ms%s", rank, timeout_ms,
-                       ep_group_describe_unwatched(group, rank));
+                       ep_group_describe_unreadable(group, rank));
     return ep_fail(status, "%s", text);
 }

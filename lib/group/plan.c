@@ -40,7 +40,7 @@ static void fill_row(const ep_plan *plan, struct plan_row *row)
     memcpy(row->counts + nranks + nnodes, inner->tokens_per_expert, (size_t)row->n_experts * sizeof(int32_t));
 }
 
-static void forget(struct ep_group *group, const ep_plan *plan)
+static void remove_pending(struct ep_group *group, const ep_plan *plan)
 {
     for (int i = 0; i < group->n_pending; i++) {
         if (group->pending[i] != plan)
@@ -51,12 +51,12 @@ static void forget(struct ep_group *group, const ep_plan *plan)
     }
 }
 
-static ep_status settle(struct ep_group_plan *inner, ep_status status)
+static ep_status set_complete(struct ep_group_plan *inner, ep_status status)
 {
     inner->complete = true;
-    inner->verdict = status;
+    inner->status = status;
     if (status != EP_OK)
-        snprintf(inner->verdict_text, sizeof(inner->verdict_text), "%s", ep_last_error());
+        snprintf(inner->status_text, sizeof(inner->status_text), "%s", ep_last_error());
     return status;
 }
 
@@ -117,8 +117,8 @@ static ep_status complete(struct ep_group *group, ep_plan *plan)
     c.rows = malloc(nranks * sizeof(*c.rows));
     c.base = malloc(bases * sizeof(*c.base));
     c.row = malloc(((size_t)inner->n_tokens + 1) * (size_t)plan->args.topk * sizeof(*c.row));
-    c.home = malloc((size_t)plan->args.n_experts * sizeof(*c.home));
-    if (!copies || !c.rows || !c.base || !c.row || !c.home) {
+    c.expert_rank = malloc((size_t)plan->args.n_experts * sizeof(*c.expert_rank));
+    if (!copies || !c.rows || !c.base || !c.row || !c.expert_rank) {
         status = ep_fail(EP_E_MEMORY, "plan: no memory for the rows of %d tokens", inner->n_tokens);
         goto release;
     }
@@ -129,7 +129,7 @@ static ep_status complete(struct ep_group *group, ep_plan *plan)
         c.rows[rank] = row;
     }
     for (int expert = 0; expert < plan->args.n_experts; expert++)
-        c.home[expert] = expert / plan->info.n_local_experts;
+        c.expert_rank[expert] = expert / plan->info.n_local_experts;
     status = ep_group_plan_build(&c);
 release:
     ep_group_exchange_release(group, inner->exchange);
@@ -137,17 +137,17 @@ release:
     free(c.rows);
     free(c.base);
     free(c.row);
-    free(c.home);
+    free(c.expert_rank);
 done:
-    return settle(inner, status);
+    return set_complete(inner, status);
 }
 
 /* EP_OK when the plan may be used. */
-static ep_status verdict_of(const ep_plan *plan)
+static ep_status status_of(const ep_plan *plan)
 {
     const struct ep_group_plan *inner = plan->impl;
 
-    return inner->verdict == EP_OK ? EP_OK : ep_fail(inner->verdict, "%s", inner->verdict_text);
+    return inner->status == EP_OK ? EP_OK : ep_fail(inner->status, "%s", inner->status_text);
 }
 
 /* Of the plans whose exchange is under way. One whose user has freed it goes with that. */
@@ -174,9 +174,9 @@ ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan)
         /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
         status = ep_group_check(group);
         if (status != EP_OK)
-            return is_wanted && verdict_of(plan) == status ? status : ep_group_check(group);
+            return is_wanted && status_of(plan) == status ? status : ep_group_check(group);
     }
-    return plan ? verdict_of(plan) : EP_OK;
+    return plan ? status_of(plan) : EP_OK;
 }
 
 /* --- opening ---------------------------------------------------------------------------------------------------- */
@@ -194,12 +194,12 @@ static ep_status publish(void *arguments)
         complete_oldest(group);
     row = malloc(bytes);
     if (!row)
-        return settle(inner, ep_fail(EP_E_MEMORY, "plan: no memory for %zu bytes", bytes));
+        return set_complete(inner, ep_fail(EP_E_MEMORY, "plan: no memory for %zu bytes", bytes));
     fill_row(plan, row);
     status = ep_group_exchange_start(group, EP_GROUP_PLAN_COUNTS, row, bytes, &inner->exchange);
     free(row);
     if (status != EP_OK)
-        return settle(inner, status);
+        return set_complete(inner, status);
     group->pending[group->n_pending++] = plan;
     return EP_OK;
 }
@@ -281,7 +281,7 @@ static struct ep_group_plan *new_inner(const ep_plan *plan)
 
 void ep_group_plan_discard(ep_plan *plan)
 {
-    forget(ep_group_of(plan->comm), plan);
+    remove_pending(ep_group_of(plan->comm), plan);
     free_inner(plan->impl, plan->comm->nnodes);
     plan->impl = NULL;
 }
@@ -367,7 +367,7 @@ static ep_status start_update(ep_plan *plan, const ep_plan_update_args *args)
 
     free_routes(inner, plan->comm->nnodes);
     inner->complete = false;
-    inner->verdict = EP_OK;
+    inner->status = EP_OK;
     inner->n_tokens = args->n_tokens;
     inner->index = malloc(((size_t)args->n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
     if (!inner->index)
@@ -389,7 +389,7 @@ static ep_status run_update(void *arguments)
         status = ep_group_plan_complete(group, NULL);
     /* The next operation reports what all ranks refuse. */
     if (status == EP_OK && !ep_group_plan_is_refused(job->plan))
-        status = verdict_of(job->plan);
+        status = status_of(job->plan);
     return ep_group_fail_queued(group, status, EP_GROUP_PLAN_COUNTS, false);
 }
 
@@ -430,7 +430,7 @@ void ep_group_plan_close(ep_plan *plan)
         plan->impl = NULL;
         return;
     }
-    forget(group, plan);
+    remove_pending(group, plan);
     free_inner(inner, plan->comm->nnodes);
     plan->impl = NULL;
 }

@@ -23,7 +23,7 @@ struct ep_group_completion {
     const struct plan_row **rows; /* [R] copies */
     int64_t *base;                /* next row on each rank [R], expanded: on each expert [E] */
     int32_t *row;                 /* [N,K] */
-    int32_t *home;                /* [E] rank of each expert: a table, because divisions would cost half the plan */
+    int32_t *expert_rank;         /* [E] rank of each expert: a table, because divisions would cost half the plan */
 };
 
 /* plan_rows.c. Checks what the ranks have published, computes counts and rows, and makes the routes. */

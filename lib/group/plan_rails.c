@@ -12,7 +12,7 @@ struct rail_half {
 
 static int node_of_expert(const struct ep_group_completion *c, int32_t expert)
 {
-    return expert < 0 ? -1 : c->home[expert] / c->plan->comm->ranks_per_node;
+    return expert < 0 ? -1 : c->expert_rank[expert] / c->plan->comm->ranks_per_node;
 }
 
 /* Lists the tokens of this rank that have a row on `node`, and packs their experts and rows. */
@@ -63,7 +63,7 @@ static bool send_some(struct ep_group_completion *c, int node, struct rail_half 
     return true;
 }
 
-static ep_status take_some(struct ep_group_completion *c, int node, struct rail_half *half, bool *ret_moved)
+static ep_status receive_some(struct ep_group_completion *c, int node, struct rail_half *half, bool *ret_moved)
 {
     size_t bytes, token_bytes = 2 * (size_t)c->plan->args.topk * sizeof(int32_t);
     const struct ep_group_message *message;
@@ -101,19 +101,19 @@ static ep_status step_routes(struct ep_group_completion *c, struct rail_half *se
         if (node == c->plan->comm->node)
             continue;
         *ret_moved |= send_some(c, node, &send[node]);
-        EP_TRY(take_some(c, node, &receive[node], ret_moved));
+        EP_TRY(receive_some(c, node, &receive[node], ret_moved));
         if (send[node].done < send[node].n || receive[node].done < receive[node].n)
             *ret_node = node;
     }
     return EP_OK;
 }
 
-static ep_status swap_routes(struct ep_group_completion *c, struct rail_half *send, struct rail_half *receive)
+static ep_status exchange_routes(struct ep_group_completion *c, struct rail_half *send, struct rail_half *receive)
 {
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status = EP_OK;
 
-    ep_group_wait_begin(&pause, c->group, EP_GROUP_PLAN_ROUTES);
+    ep_group_wait_begin(&wait, c->group, EP_GROUP_PLAN_ROUTES);
     while (status == EP_OK) {
         uint32_t seen = ep_group_doorbell(c->group);
         int waiting_for;
@@ -123,9 +123,9 @@ static ep_status swap_routes(struct ep_group_completion *c, struct rail_half *se
         if (status == EP_OK && waiting_for < 0 && ep_streams_flushed(c->group->streams))
             break;
         if (status == EP_OK)
-            status = ep_group_net_step(c->group, &pause, seen, moved, waiting_for);
+            status = ep_group_net_step(c->group, &wait, seen, moved, waiting_for);
     }
-    ep_group_wait_end(&pause);
+    ep_group_wait_end(&wait);
     return status;
 }
 
@@ -147,10 +147,10 @@ static ep_status check_routes(struct ep_group_completion *c, int node, const int
 
             if (expert < -1 || expert >= plan->args.n_experts)
                 return ep_group_fail_damaged(c->group, sender, EP_GROUP_PLAN_ROUTES, "an expert of its tokens", expert);
-            if (expert < 0 || c->home[expert] < first || c->home[expert] >= first + c->group->nlocal)
+            if (expert < 0 || c->expert_rank[expert] < first || c->expert_rank[expert] >= first + c->group->nlocal)
                 continue;
             here = true;
-            if (row[at] < 0 || row[at] >= c->inner->rows_on[c->home[expert]])
+            if (row[at] < 0 || row[at] >= c->inner->rows_on[c->expert_rank[expert]])
                 return ep_group_fail_damaged(c->group, sender, EP_GROUP_PLAN_ROUTES, "a row of its tokens", row[at]);
         }
         if (!here)
@@ -183,7 +183,7 @@ static ep_status make_rail_route(struct ep_group_completion *c, int node, const 
         free(row);
         return status;
     }
-    status = ep_group_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->home, c->group->first,
+    status = ep_group_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->expert_rank, c->group->first,
                                  c->group->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
     free(row);
     return status;
@@ -207,7 +207,7 @@ ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
             status = ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
     }
     if (status == EP_OK)
-        status = swap_routes(c, send, receive);
+        status = exchange_routes(c, send, receive);
     for (int node = 0; status == EP_OK && node < nnodes; node++)
         if (node != me)
             status = make_rail_route(c, node, &receive[node]);

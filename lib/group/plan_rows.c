@@ -123,13 +123,13 @@ static ep_status place_all(struct ep_group_completion *c)
 
     for (int rank = 0; rank < plan->comm->nranks; rank++) {
         int64_t total = place_on_rank(c, rank);
-        int64_t worst = c->rows[rank]->max_recv_tokens;
+        int64_t capacity = c->rows[rank]->max_recv_tokens;
 
         if (total > INT32_MAX)
             return ep_fail(EP_E_OVERFLOW, "plan: rank %d would receive %lld rows", rank, (long long)total);
-        if (worst > 0 && total > worst)
+        if (capacity > 0 && total > capacity)
             return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its max_recv_tokens is %lld", rank,
-                           (long long)total, (long long)worst);
+                           (long long)total, (long long)capacity);
         c->inner->rows_on[rank] = total;
         if (rank == plan->comm->rank)
             plan->full.n_recv = total;
@@ -188,7 +188,7 @@ static void assign_rows(struct ep_group_completion *c)
         for (int k = 0; k < topk; k++) {
             size_t at = (size_t)t * (size_t)topk + (size_t)k;
             int32_t expert = index[at];
-            int rank = expert < 0 ? -1 : c->home[expert];
+            int rank = expert < 0 ? -1 : c->expert_rank[expert];
 
             if (rank < 0) {
                 c->row[at] = -1;
@@ -231,7 +231,7 @@ ep_status ep_group_plan_build(struct ep_group_completion *c)
     assign_rows(c);
     if (plan->comm->nnodes > 1)
         EP_TRY(ep_group_plan_exchange_routes(c));
-    EP_TRY(ep_group_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->home, c->group->first,
+    EP_TRY(ep_group_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->expert_rank, c->group->first,
                                c->group->nlocal, expanded, inner->index, c->row));
     inner->index = NULL; /* the route's now */
     atomic_store_explicit(&plan->counted, true, memory_order_release);

@@ -16,7 +16,7 @@
 #include <string.h>
 
 /* How often a wait for an event of the caller looks whether the group has failed. */
-#define SLICE_NS 10000000u
+#define CHECK_NS 10000000u
 
 struct ep_group_event {
     struct ep_event base;
@@ -32,7 +32,7 @@ struct ep_group_job {
     struct ep_group_job *next;
     struct ep_group_queue *queue;
     ep_group_job_fn run;
-    struct ep_group_event *after, *event; /* NULL: none. To wait for first; to complete */
+    struct ep_group_event *dependency, *event; /* NULL: none. To wait for first; to complete */
     alignas(max_align_t) unsigned char arguments[];
 };
 
@@ -95,7 +95,7 @@ static void complete_event(struct ep_group_event *event, const struct ep_group_q
 }
 
 /* Waits for the event of ep_stream_wait(): until the deadline, and no longer than the group is sound. */
-static ep_status wait_after(struct ep_group *group, struct ep_group_event *event)
+static ep_status wait_event(struct ep_group *group, struct ep_group_event *event)
 {
     uint64_t deadline = ep_deadline_ns(group->comm->config.timeout_ms);
     ep_status status = EP_OK;
@@ -103,13 +103,13 @@ static ep_status wait_after(struct ep_group *group, struct ep_group_event *event
     pthread_mutex_lock(&event->lock);
     while (!event->done && status == EP_OK) {
         uint64_t now = ep_now_ns();
-        struct timespec slice = ep_timespec(now + SLICE_NS);
+        struct timespec until = ep_timespec(now + CHECK_NS);
 
         if (now >= deadline) {
-            status = ep_group_set_failure(group, EP_E_TIMEOUT, group->comm->rank, EP_GROUP_AFTER);
+            status = ep_group_set_failure(group, EP_E_TIMEOUT, group->comm->rank, EP_GROUP_STREAM_WAIT);
             break;
         }
-        pthread_cond_timedwait(&event->changed, &event->lock, &slice);
+        pthread_cond_timedwait(&event->changed, &event->lock, &until);
         status = ep_group_check(group);
     }
     if (status == EP_OK && event->status != EP_OK)
@@ -118,11 +118,12 @@ static ep_status wait_after(struct ep_group *group, struct ep_group_event *event
     return status;
 }
 
-static ep_status run_job(struct ep_group *group, ep_group_job_fn run, void *arguments, struct ep_group_event *after)
+static ep_status run_job(struct ep_group *group, ep_group_job_fn run, void *arguments,
+                         struct ep_group_event *dependency)
 {
     EP_TRY(ep_group_check(group));
-    if (after)
-        EP_TRY(wait_after(group, after));
+    if (dependency)
+        EP_TRY(wait_event(group, dependency));
     return run(arguments);
 }
 
@@ -161,10 +162,10 @@ static void *worker_main(void *argument)
         }
         pthread_mutex_unlock(&group->queue_lock);
         group->on_worker = true;
-        finish_job(group, job, run_job(group, job->run, job->arguments, job->after));
+        finish_job(group, job, run_job(group, job->run, job->arguments, job->dependency));
         group->on_worker = false;
         event_unref(job->event);
-        event_unref(job->after);
+        event_unref(job->dependency);
         free(job);
     }
     pthread_mutex_unlock(&group->queue_lock);
@@ -389,7 +390,7 @@ ep_status ep_group_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
     ep_status status;
 
     EP_TRY(find_queue(group, stream, &queue));
-    status = enqueue(group, queue, &(struct ep_group_job){.run = nothing, .after = event_ref(event)}, NULL, 0);
+    status = enqueue(group, queue, &(struct ep_group_job){.run = nothing, .dependency = event_ref(event)}, NULL, 0);
     if (status != EP_OK)
         event_unref(event);
     return status;
@@ -446,10 +447,10 @@ static ep_status wait_for_signal(struct ep_group_event *event, int timeout_ms)
     uint64_t limit = ep_deadline_ns(limit_ms), now;
 
     while (!event->done && (now = ep_now_ns()) < limit) {
-        struct timespec slice = ep_timespec(now + SLICE_NS < limit ? now + SLICE_NS : limit);
+        struct timespec until = ep_timespec(now + CHECK_NS < limit ? now + CHECK_NS : limit);
 
         EP_TRY(ep_group_check(ep_group_of(event->base.comm)));
-        pthread_cond_timedwait(&event->changed, &event->lock, &slice);
+        pthread_cond_timedwait(&event->changed, &event->lock, &until);
     }
     return event->done ? EP_OK : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not signalled after %d ms", limit_ms);
 }

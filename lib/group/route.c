@@ -5,7 +5,7 @@
 
 /* Experts and rows of one token, as the route is built from them. */
 struct token {
-    const int32_t *index, *row, *home;
+    const int32_t *index, *row, *expert_rank;
     int topk, first_rank, nlocal;
 };
 
@@ -13,7 +13,7 @@ struct token {
 static int local_of(const struct token *token, int k)
 {
     int32_t expert = token->index[k];
-    int local = expert < 0 ? -1 : token->home[expert] - token->first_rank;
+    int local = expert < 0 ? -1 : token->expert_rank[expert] - token->first_rank;
 
     return local < token->nlocal ? local : -1;
 }
@@ -59,8 +59,8 @@ static int entries_by_expert(const struct token *token, struct ep_group_entry *e
     return n;
 }
 
-ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int topk, const int32_t *home, int first_rank,
-                              int nlocal, bool expanded, int32_t *index, const int32_t *row)
+ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int topk, const int32_t *expert_rank,
+                              int first_rank, int nlocal, bool expanded, int32_t *index, const int32_t *row)
 {
     int per_token = expanded || topk < nlocal ? topk : nlocal;
     int64_t n = 0;
@@ -75,7 +75,7 @@ ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int to
     for (int t = 0; t < n_tokens; t++) {
         struct token token = {.index = index + (size_t)t * (size_t)topk,
                               .row = row + (size_t)t * (size_t)topk,
-                              .home = home,
+                              .expert_rank = expert_rank,
                               .topk = topk,
                               .first_rank = first_rank,
                               .nlocal = nlocal};

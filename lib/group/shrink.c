@@ -51,7 +51,7 @@ static struct count count_ranks(const struct shrink *s)
         bool came = shrink_attempt_of(s, rank) >= s->attempt, out = shrink_is_out(s, rank);
 
         count.remain += !out;
-        if (shrink_is_gone(s, rank))
+        if (shrink_dead_or_left(s, rank))
             continue;
         count.live++;
         count.came += came && !out;
@@ -82,8 +82,8 @@ static void compare_with(const struct shrink *s, int rank, bool late, bool stale
     if (attempt > EP_GROUP_ATTEMPTS)
         views->damaged = rank;
     if (attempt >= s->attempt)
-        shrink_take_over(s, rank);
-    if (shrink_is_gone(s, rank) || (late && attempt < s->attempt)) {
+        shrink_merge_view(s, rank);
+    if (shrink_dead_or_left(s, rank) || (late && attempt < s->attempt)) {
         shrink_leave_out(s, rank);
         ep_group_ring_all(s->group);
     }
@@ -204,13 +204,13 @@ static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
             EP_GROUP_ATTEMPTS);
     s->attempt = attempt;
     for (int rank = 0; rank < nranks; rank++) {
-        bool gone = shrink_is_gone(s, rank), banned = was_banned(s, rank);
+        bool gone = shrink_dead_or_left(s, rank), banned = was_banned(s, rank);
 
         n_banned += !gone && banned;
         n_remain += !gone && !banned;
     }
     for (int rank = 0; rank < nranks; rank++)
-        if (rank != me && (shrink_is_gone(s, rank) || (n_remain > n_banned && was_banned(s, rank))))
+        if (rank != me && (shrink_dead_or_left(s, rank) || (n_remain > n_banned && was_banned(s, rank))))
             shrink_leave_out(s, rank);
     s->deadline_ns = ep_deadline_ns(s->timeout_ms);
     s->extended = false;

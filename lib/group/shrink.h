@@ -94,7 +94,7 @@ bool shrink_same_view(const struct shrink *s, int a, int b);
 
 /* Adds to the view of this rank: `rank`; what a peer that has come leaves out. */
 void shrink_leave_out(const struct shrink *s, int rank);
-void shrink_take_over(const struct shrink *s, int rank);
+void shrink_merge_view(const struct shrink *s, int rank);
 
 /* --- shrink_vote.c --- */
 
@@ -129,7 +129,7 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
 int shrink_aborted_by(const struct shrink *s);
 
 /* It has died, or left by ep_comm_free(). */
-bool shrink_is_gone(const struct shrink *s, int rank);
+bool shrink_dead_or_left(const struct shrink *s, int rank);
 
 uint32_t shrink_attempt_of(const struct shrink *s, int rank);
 

@@ -75,7 +75,7 @@ int shrink_aborts_find(struct shrink_aborts *aborts)
         } else if (!aborts->heard_ns[rank]) {
             aborts->heard_ns[rank] = now;
         } else if (now - aborts->heard_ns[rank] >= (uint64_t)aborts->most_ms * 1000000u &&
-                   !ep_group_is_gone(group, rank)) {
+                   !ep_group_dead_or_left(group, rank)) {
             return rank;
         }
     }

@@ -75,7 +75,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
             end_handshake(l, &hs, result, *ret_status, failed_rank);
             return ENDED;
         }
-        shrink_look_for_dead(l);
+        shrink_update_dead(l);
         if (result == TCP_HANDSHAKE_PENDING && shrink_has(l->dead, leader))
             result = TCP_HANDSHAKE_FAILED;
     }
@@ -117,7 +117,7 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
                 tcp_star_send_failure(fd, *ret_status, ep_last_error());
             return ENDED;
         }
-        shrink_look_for_dead(l);
+        shrink_update_dead(l);
         now = ep_now_ns();
         l->group->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
         if (got < 0 || shrink_has(l->dead, leader) || now >= silent_ns || now >= limit_ns)

@@ -60,7 +60,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
                                g->ranks[i]);
             if (ep_now_ns() >= deadline)
                 return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms%s",
-                               g->ranks[i], timeout_ms, ep_group_describe_unwatched(s->group, g->ranks[i]));
+                               g->ranks[i], timeout_ms, ep_group_describe_unreadable(s->group, g->ranks[i]));
             ep_group_wait_doorbell(s->group, seen);
         }
         g->failed_rank = -1;

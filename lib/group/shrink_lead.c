@@ -171,7 +171,7 @@ static void begin(const struct linked *l, struct question *q, uint64_t now)
 {
     const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL, *to = choose(l, q);
     const struct tcp_hello hello = {
-        .kind = TCP_SHRUNK, .rank = l->me, .to = q->rank, .session = l->rendezvous->session};
+        .kind = TCP_SHRINK_QUERY, .rank = l->me, .to = q->rank, .session = l->rendezvous->session};
     int fd;
 
     q->due_ns = now + share_ns(l, QUESTIONS);
@@ -252,7 +252,7 @@ static ep_status await_joins(struct linked *l, struct question *question, int *r
         struct count count;
 
         EP_TRY(shrink_check(l, ret_failed_rank));
-        shrink_look_for_dead(l);
+        shrink_update_dead(l);
         wait_at_listener(l, question);
         read_joins(l);
         beat(l);

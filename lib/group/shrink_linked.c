@@ -46,7 +46,7 @@ static bool is_cut(const struct ep_group *group, int rank)
     return !group->peers[rank].control && group->remote && atomic_load(&group->remote[rank].cut);
 }
 
-void shrink_look_for_dead(struct linked *l)
+void shrink_update_dead(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++) {
         bool cut = is_cut(l->group, rank);
@@ -145,7 +145,7 @@ static ep_status find_group(struct linked *l, int *ret_leader, int *ret_fd)
     for (;;) {
         int leader = 0;
 
-        shrink_look_for_dead(l);
+        shrink_update_dead(l);
         while (leader < l->me && (shrink_has(l->dead, leader) || shrink_has(l->passed_over, leader)))
             leader++;
         *ret_leader = leader;
@@ -204,13 +204,13 @@ static ep_status poll_call(void *context, int *ret_failed_rank)
 /* The new group exists for all or for none: all know that all have it. */
 static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm *next, int n, ep_status opened)
 {
-    struct ep_group_verdict mine, *all = calloc((size_t)n, sizeof(*all));
+    struct ep_group_result mine, *all = calloc((size_t)n, sizeof(*all));
     char text[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", n);
-    ep_group_verdict_make(&mine, "ep_comm_shrink", opened, l->me);
+    ep_group_result_init(&mine, "ep_comm_shrink", opened, l->me);
     status = tcp_star_allgather(star, &mine, sizeof(mine), l->timeout_ms, all);
     if (opened != EP_OK)
         status = ep_fail(opened, "ep_comm_shrink: %s", mine.reason);

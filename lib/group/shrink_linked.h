@@ -59,7 +59,7 @@ static inline void shrink_add(uint64_t *bits, int rank)
 /* A host that acknowledges nothing: its ranks live as far as anybody knows. */
 bool shrink_is_silent(const struct ep_group *group, int rank);
 /* Adds to `dead` and `cut` what this rank knows. */
-void shrink_look_for_dead(struct linked *l);
+void shrink_update_dead(struct linked *l);
 /* EP_OK, or why this call ends now. */
 ep_status shrink_check(struct linked *l, int *ret_failed_rank);
 /* Of a message over a connection that does not block. 1: all of it, 0: not yet, -1: the connection has ended. */

@@ -45,7 +45,7 @@ static ep_status check_asker(void *context, const struct tcp_handshake *hs, char
     const struct tcp_hello *hello = &hs->hello;
 
     snprintf(ret_reason, bytes, "rank %d expects no such connection of rank %d", refusal->me, hello->rank);
-    return (hello->kind == TCP_SHRINK || hello->kind == TCP_SHRUNK) && hello->session == refusal->session &&
+    return (hello->kind == TCP_SHRINK || hello->kind == TCP_SHRINK_QUERY) && hello->session == refusal->session &&
                    hello->to == refusal->me && hello->rank >= 0 && hello->rank < refusal->nranks &&
                    shrink_has(refusal->out, hello->rank)
                ? EP_OK
@@ -149,7 +149,7 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
         refusal->answers[i] = -1;
     fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     error = errno;
-    refusal->event = fd < 0 ? -1 : ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    refusal->event = fd < 0 ? -1 : ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     error = fd < 0 ? error : refusal->event < 0 ? errno : 0;
     if (!error) {
         tcp_acceptor_open(&refusal->acceptor, fd, &l->rendezvous->key);

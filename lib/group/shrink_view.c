@@ -26,7 +26,7 @@ void shrink_leave_out(const struct shrink *s, int rank)
     atomic_fetch_or(&s->mine->out[s->attempt - 1][rank / 64], UINT64_C(1) << (rank % 64));
 }
 
-void shrink_take_over(const struct shrink *s, int rank)
+void shrink_merge_view(const struct shrink *s, int rank)
 {
     for (int word = 0; word * 64 < s->group->comm->nranks; word++)
         atomic_fetch_or(&s->mine->out[s->attempt - 1][word], view_word(s, rank, word));

@@ -44,9 +44,9 @@ static ep_status status_in(uint32_t word)
     return (ep_status)(word >> 8 & 0xfff);
 }
 
-bool shrink_is_gone(const struct shrink *s, int rank)
+bool shrink_dead_or_left(const struct shrink *s, int rank)
 {
-    return rank != s->group->comm->rank && ep_group_is_gone(s->group, rank);
+    return rank != s->group->comm->rank && ep_group_dead_or_left(s->group, rank);
 }
 
 uint32_t shrink_attempt_of(const struct shrink *s, int rank)
@@ -117,7 +117,7 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
         return ep_fail(status,
                        "ep_comm_shrink: rank %d did not answer within %d ms, and a group needs more than half of the "
                        "ranks that are known to live and all that have come; call it again%s",
-                       rank, s->timeout_ms, ep_group_describe_unwatched(s->group, rank));
+                       rank, s->timeout_ms, ep_group_describe_unreadable(s->group, rank));
     case EP_E_PEER_DEAD:
         return ep_fail(status, "ep_comm_shrink: rank %d of the old group died; call it again", rank);
     case EP_E_MISMATCH:
@@ -180,7 +180,7 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
         return r->given_up;
     if (r->aborted_by >= 0)
         return shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, r->aborted_by);
-    if (shrink_is_gone(s, rank)) {
+    if (shrink_dead_or_left(s, rank)) {
         bool left = atomic_load(&s->group->peers[rank].control->left);
 
         return shrink_pack_vote(EP_GROUP_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);

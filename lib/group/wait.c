@@ -14,7 +14,7 @@
 #define SPINS_ALONE 2000
 #define SPINS_SHARED 4
 /* Of the deadline, for which a rank that has just ended a wait is not blamed. */
-#define GRACE_PART 4
+#define GRACE_FRACTION 4
 
 static void ring(struct ep_group_control *control)
 {
@@ -92,13 +92,13 @@ static int find_dead(struct ep_group *group, int only)
     return -1;
 }
 
-struct wait_of {
+struct peer_wait {
     uint32_t waiting; /* as ep_group_control has it */
     uint64_t probed_ns;
 };
 
 /* What a rank says of its wait; false where nothing is known of it. */
-static bool read_wait(const struct ep_group *group, int rank, struct wait_of *ret_wait)
+static bool read_wait(const struct ep_group *group, int rank, struct peer_wait *ret_wait)
 {
     const struct ep_group_control *control = group->peers[rank].control;
 
@@ -112,7 +112,7 @@ static bool read_wait(const struct ep_group *group, int rank, struct wait_of *re
 /* The rank that one waits for which waits; -1: none. One that has not probed its peers for half the deadline is
  * stopped.
  */
-static int waits_for(const struct ep_group *group, const struct wait_of *wait, uint64_t now)
+static int waits_for(const struct ep_group *group, const struct peer_wait *wait, uint64_t now)
 {
     uint64_t stale_ns = (uint64_t)group->comm->config.timeout_ms * 500000u;
     int next = (int)(wait->waiting >> 8) - 1;
@@ -131,7 +131,7 @@ static int find_failed_rank(struct ep_group *group, int rank)
     uint64_t now = ep_now_ns();
 
     for (int step = 0; step < group->comm->nranks; step++) {
-        struct wait_of wait;
+        struct peer_wait wait;
         int next;
 
         if (ep_group_peer_dead(group, rank) || !read_wait(group, rank, &wait))
@@ -145,19 +145,19 @@ static int find_failed_rank(struct ep_group *group, int rank)
     return rank;
 }
 
-void ep_group_wait_begin(struct ep_group_wait *pause, struct ep_group *group, enum ep_group_phase phase)
+void ep_group_wait_begin(struct ep_group_wait *wait, struct ep_group *group, enum ep_group_phase phase)
 {
-    *pause = (struct ep_group_wait){.group = group, .phase = phase};
-    ep_group_wait_reset(pause);
+    *wait = (struct ep_group_wait){.group = group, .phase = phase};
+    ep_group_wait_reset(wait);
 }
 
-void ep_group_wait_reset(struct ep_group_wait *pause)
+void ep_group_wait_reset(struct ep_group_wait *wait)
 {
-    pause->deadline_ns = ep_deadline_ns(pause->group->comm->config.timeout_ms);
-    pause->blame_ns = 0;
-    pause->its_wait = 0;
-    pause->its_waits = 0;
-    pause->spins = 0;
+    wait->deadline_ns = ep_deadline_ns(wait->group->comm->config.timeout_ms);
+    wait->grace_ns = 0;
+    wait->peer_wait = 0;
+    wait->peer_waits = 0;
+    wait->spins = 0;
 }
 
 bool ep_group_has_left(const struct ep_group *group, int rank)
@@ -169,20 +169,20 @@ bool ep_group_has_left(const struct ep_group *group, int rank)
     return control && atomic_load(&control->left);
 }
 
-bool ep_group_is_gone(const struct ep_group *group, int rank)
+bool ep_group_dead_or_left(const struct ep_group *group, int rank)
 {
     return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
 }
 
 /* May the network still hold back the last that a rank sent before it left? */
-static bool is_held_back(const struct ep_group_wait *pause, int rank)
+static bool may_be_in_flight(const struct ep_group_wait *wait, int rank)
 {
-    const struct ep_group *group = pause->group;
+    const struct ep_group *group = wait->group;
 
-    if (pause->held != EP_GROUP_HELD_UNKNOWN)
-        return pause->held == EP_GROUP_HELD;
-    if (!pause->polls || !group->remote)
-        return pause->polls;
+    if (wait->in_flight != EP_GROUP_IN_FLIGHT_UNKNOWN)
+        return wait->in_flight == EP_GROUP_IN_FLIGHT;
+    if (!wait->polls || !group->remote)
+        return wait->polls;
     return !group->peers[rank].control && rank % group->nlocal == group->local &&
            !ep_streams_ended(group->streams, rank / group->nlocal);
 }
@@ -192,82 +192,82 @@ static bool is_held_back(const struct ep_group_wait *pause, int rank)
  * late by itself or because of a rank that it waits for next. What is known of a rank of another host is a heartbeat
  * old, besides. So it is given a part of the deadline, of several heartbeats, once in a wait.
  */
-static bool is_between_waits(struct ep_group_wait *pause, int rank, uint64_t now)
+static bool is_between_waits(struct ep_group_wait *wait, int rank, uint64_t now)
 {
-    const struct ep_group *group = pause->group;
-    uint64_t part_ns = (uint64_t)group->comm->config.timeout_ms * 1000000u / GRACE_PART;
-    struct wait_of wait;
+    const struct ep_group *group = wait->group;
+    uint64_t part_ns = (uint64_t)group->comm->config.timeout_ms * 1000000u / GRACE_FRACTION;
+    struct peer_wait theirs;
 
-    if (ep_group_is_gone(group, rank) || !read_wait(group, rank, &wait) || wait.waiting)
+    if (ep_group_dead_or_left(group, rank) || !read_wait(group, rank, &theirs) || theirs.waiting)
         return false;
-    if (!pause->blame_ns)
-        pause->blame_ns = now + part_ns;
-    return now < pause->blame_ns && wait.probed_ns + part_ns > now;
+    if (!wait->grace_ns)
+        wait->grace_ns = now + part_ns;
+    return now < wait->grace_ns && theirs.probed_ns + part_ns > now;
 }
 
 /*
  * A rank that is late because it waits for others is not masked: it masks them at its own deadline, and comes. It has a
  * deadline for each of these waits, as many as there are ranks, and the time between two of them.
  */
-static bool is_held_up(struct ep_group_wait *pause, int rank, uint64_t now)
+static bool is_blocked(struct ep_group_wait *wait, int rank, uint64_t now)
 {
-    const struct ep_group *group = pause->group;
-    struct wait_of wait;
+    const struct ep_group *group = wait->group;
+    struct peer_wait theirs;
     int next;
 
-    if (ep_group_is_gone(group, rank) || !read_wait(group, rank, &wait))
+    if (ep_group_dead_or_left(group, rank) || !read_wait(group, rank, &theirs))
         return false;
-    next = waits_for(group, &wait, now);
-    if (next < 0 && pause->its_waits < group->comm->nranks)
-        return is_between_waits(pause, rank, now);
+    next = waits_for(group, &theirs, now);
+    if (next < 0 && wait->peer_waits < group->comm->nranks)
+        return is_between_waits(wait, rank, now);
     if (next < 0 || next == group->comm->rank)
         return false;
-    if (wait.waiting != pause->its_wait) {
-        pause->its_wait = wait.waiting;
-        pause->its_deadline_ns = now + (uint64_t)group->comm->config.timeout_ms * 1000000u;
-        pause->its_waits++;
-        pause->blame_ns = 0;
+    if (theirs.waiting != wait->peer_wait) {
+        wait->peer_wait = theirs.waiting;
+        wait->peer_deadline_ns = now + (uint64_t)group->comm->config.timeout_ms * 1000000u;
+        wait->peer_waits++;
+        wait->grace_ns = 0;
     }
-    return pause->its_waits <= group->comm->nranks && now < pause->its_deadline_ns;
+    return wait->peer_waits <= group->comm->nranks && now < wait->peer_deadline_ns;
 }
 
-static ep_status probe_peers(struct ep_group_wait *pause, int rank, uint64_t now)
+static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
 {
-    struct ep_group *group = pause->group;
-    int dead = find_dead(group, pause->tolerant ? rank : -1), failed_rank;
+    struct ep_group *group = wait->group;
+    int dead = find_dead(group, wait->tolerant ? rank : -1), failed_rank;
     /* While the network holds back something, that may be the last that the rank sent before it left. */
-    bool left = ep_group_has_left(group, rank) && (!is_held_back(pause, rank) || now >= pause->deadline_ns);
+    bool left = ep_group_has_left(group, rank) && (!may_be_in_flight(wait, rank) || now >= wait->deadline_ns);
     ep_status status;
 
-    pause->next_probe_ns = now + PROBE_NS;
-    if (dead < 0 && !left && now < pause->deadline_ns)
+    wait->next_probe_ns = now + PROBE_NS;
+    if (dead < 0 && !left && now < wait->deadline_ns)
         return EP_OK;
-    failed_rank = dead >= 0 ? dead : left || pause->tolerant ? rank : find_failed_rank(group, rank);
+    failed_rank = dead >= 0 ? dead : left || wait->tolerant ? rank : find_failed_rank(group, rank);
     if (dead < 0 && !left &&
-        (pause->tolerant ? is_held_up(pause, failed_rank, now) : is_between_waits(pause, failed_rank, now)))
+        (wait->tolerant ? is_blocked(wait, failed_rank, now) : is_between_waits(wait, failed_rank, now)))
         return EP_OK;
     /* It may have done what we wait for after this check and before it ended: the caller checks once more. */
-    if ((dead >= 0 || left) && pause->gone != failed_rank + 1) {
-        pause->gone = failed_rank + 1;
-        pause->next_probe_ns = now;
+    if ((dead >= 0 || left) && wait->suspect != failed_rank + 1) {
+        wait->suspect = failed_rank + 1;
+        wait->next_probe_ns = now;
         return EP_OK;
     }
     status = ep_group_has_left(group, failed_rank) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
     /* A rank that the blamed one waited for may have died since the last look. */
     if (status == EP_E_TIMEOUT && ep_group_peer_dead(group, failed_rank))
         status = EP_E_PEER_DEAD;
-    if (pause->tolerant)
-        return ep_fail(status, "rank %d in \"%s\"", failed_rank, ep_group_phase_name(pause->phase));
-    return ep_group_set_failure(group, status, failed_rank, pause->phase);
+    if (wait->tolerant)
+        return ep_fail(status, "rank %d in \"%s\"", failed_rank, ep_group_phase_name(wait->phase));
+    return ep_group_set_failure(group, status, failed_rank, wait->phase);
 }
 
-static void sleep_on_doorbell(struct ep_group_wait *pause, uint32_t seen, uint64_t now)
+static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen, uint64_t now)
 {
-    struct ep_group_control *control = pause->group->control;
-    bool passed = now >= pause->deadline_ns;
-    uint64_t until = passed || pause->next_probe_ns < pause->deadline_ns ? pause->next_probe_ns : pause->deadline_ns;
+    struct ep_group_control *control = wait->group->control;
+    bool passed = now >= wait->deadline_ns;
+    uint64_t until = passed || wait->next_probe_ns < wait->deadline_ns ? wait->next_probe_ns : wait->deadline_ns;
 
-    if (pause->polls) {
+    if (wait->polls) {
         ep_backoff_sleep();
         return;
     }
@@ -279,12 +279,12 @@ static void sleep_on_doorbell(struct ep_group_wait *pause, uint32_t seen, uint64
 void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen)
 {
     uint64_t now = ep_now_ns();
-    struct ep_group_wait pause = {.group = group, .deadline_ns = now + PROBE_NS, .next_probe_ns = now + PROBE_NS};
+    struct ep_group_wait wait = {.group = group, .deadline_ns = now + PROBE_NS, .next_probe_ns = now + PROBE_NS};
 
-    sleep_on_doorbell(&pause, seen, now);
+    sleep_on_doorbell(&wait, seen, now);
 }
 
-uint64_t ep_group_note_wait(struct ep_group *group, int rank, enum ep_group_phase phase)
+uint64_t ep_group_publish_wait(struct ep_group *group, int rank, enum ep_group_phase phase)
 {
     uint64_t now = ep_now_ns();
 
@@ -293,95 +293,94 @@ uint64_t ep_group_note_wait(struct ep_group *group, int rank, enum ep_group_phas
     return now;
 }
 
-void ep_group_note_wait_end(struct ep_group *group)
+void ep_group_publish_wait_end(struct ep_group *group)
 {
     atomic_store(&group->control->waiting, 0);
 }
 
 /* *ret_now: when this rank checked. */
-static ep_status check_pause(struct ep_group_wait *pause, int rank, uint64_t *ret_now)
+static ep_status check_wait(struct ep_group_wait *wait, int rank, uint64_t *ret_now)
 {
-    struct ep_group *group = pause->group;
-    ep_status status = pause->tolerant ? ep_group_check_abort(group) : ep_group_check(group);
+    struct ep_group *group = wait->group;
+    ep_status status = wait->tolerant ? ep_group_check_abort(group) : ep_group_check(group);
 
     if (status == EP_OK) {
-        *ret_now = ep_group_note_wait(group, rank, pause->phase);
-        if (*ret_now >= pause->next_probe_ns || *ret_now >= pause->deadline_ns)
-            status = probe_peers(pause, rank, *ret_now);
+        *ret_now = ep_group_publish_wait(group, rank, wait->phase);
+        if (*ret_now >= wait->next_probe_ns || *ret_now >= wait->deadline_ns)
+            status = probe_peers(wait, rank, *ret_now);
     }
     if (status != EP_OK)
-        ep_group_wait_end(pause);
+        ep_group_wait_end(wait);
     return status;
 }
 
-ep_status ep_group_wait_check(struct ep_group_wait *pause, int rank)
+ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank)
 {
     uint64_t now;
 
-    return check_pause(pause, rank, &now);
+    return check_wait(wait, rank, &now);
 }
 
-ep_status ep_group_wait(struct ep_group_wait *pause, uint32_t seen, int rank)
+ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank)
 {
-    struct ep_group *group = pause->group;
+    struct ep_group *group = wait->group;
     uint64_t now;
 
-    if (pause->spins++ < (group->spin ? SPINS_ALONE : SPINS_SHARED)) {
+    if (wait->spins++ < (group->spin ? SPINS_ALONE : SPINS_SHARED)) {
         if (group->spin)
             ep_cpu_relax();
         else if (ep_backoff_yield())
-            pause->spins = SPINS_SHARED;
+            wait->spins = SPINS_SHARED;
         return EP_OK;
     }
-    EP_TRY(check_pause(pause, rank, &now));
-    sleep_on_doorbell(pause, seen, now);
+    EP_TRY(check_wait(wait, rank, &now));
+    sleep_on_doorbell(wait, seen, now);
     return EP_OK;
 }
 
-void ep_group_wait_end(struct ep_group_wait *pause)
+void ep_group_wait_end(struct ep_group_wait *wait)
 {
-    ep_group_note_wait_end(pause->group);
+    ep_group_publish_wait_end(wait->group);
 }
 
 /* Until the counter of one rank is there, which *ret_at then is. */
-static ep_status wait_counter(struct ep_group_wait *pause, int rank, const _Atomic uint64_t *counter, uint64_t value,
+static ep_status wait_counter(struct ep_group_wait *wait, int rank, const _Atomic uint64_t *counter, uint64_t value,
                               uint64_t *ret_at)
 {
-    struct ep_group *group = pause->group;
+    struct ep_group *group = wait->group;
     ep_status status = EP_OK;
 
     for (;;) {
         uint32_t seen = ep_group_doorbell(group);
         bool moved;
 
-        if (pause->polls)
-            status = ep_group_net_progress(group, pause->phase, &moved);
+        if (wait->polls)
+            status = ep_group_net_progress(group, wait->phase, &moved);
         *ret_at = atomic_load_explicit(counter, memory_order_acquire);
         if (status != EP_OK || *ret_at >= value)
             return status;
-        EP_TRY(ep_group_wait(pause, seen, rank));
+        EP_TRY(ep_group_wait(wait, seen, rank));
     }
 }
 
 ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value, enum ep_group_phase phase)
 {
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status = EP_OK;
 
-    ep_group_wait_begin(&pause, group, phase);
+    ep_group_wait_begin(&wait, group, phase);
     /* What MPI calls sent may still lie in its queues: it moves only while its sender calls it, so no sleep here. */
-    pause.polls = group->streams && !ep_streams_sleeps(group->streams);
+    wait.polls = group->streams && !ep_streams_can_sleep(group->streams);
     for (int i = 1; status == EP_OK && i < group->nlocal; i++) {
         int rank = group->first + (group->local + i) % group->nlocal;
         uint64_t at;
 
-        status =
-            wait_counter(&pause, rank, (_Atomic uint64_t *)((char *)group->peers[rank].control + word), value, &at);
+        status = wait_counter(&wait, rank, (_Atomic uint64_t *)((char *)group->peers[rank].control + word), value, &at);
         /* No rank is further ahead than there are exchanges in flight. */
         if (status == EP_OK && at - value > 2 * EP_GROUP_EXCHANGES)
             status = ep_group_fail_damaged(group, rank, phase, "a counter of its operations", (int64_t)at);
     }
-    ep_group_wait_end(&pause);
+    ep_group_wait_end(&wait);
     return status;
 }
 
@@ -399,16 +398,16 @@ ep_status ep_group_net_progress(struct ep_group *group, enum ep_group_phase phas
     return ep_group_set_own_failure(group, status, node < 0 ? group->comm->rank : ep_group_rail(group, node), phase);
 }
 
-ep_status ep_group_net_step(struct ep_group *group, struct ep_group_wait *pause, uint32_t seen, bool moved, int node)
+ep_status ep_group_net_step(struct ep_group *group, struct ep_group_wait *wait, uint32_t seen, bool moved, int node)
 {
     if (moved) {
-        ep_group_wait_reset(pause);
+        ep_group_wait_reset(wait);
         return ep_group_check(group);
     }
-    pause->polls = !ep_streams_sleeps(group->streams);
+    wait->polls = !ep_streams_can_sleep(group->streams);
     if (node < 0)
         node = ep_streams_unflushed_peer(group->streams);
     if (node < 0)
         return EP_OK;
-    return ep_group_wait(pause, seen, ep_group_rail(group, node));
+    return ep_group_wait(wait, seen, ep_group_rail(group, node));
 }

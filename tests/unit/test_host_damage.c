@@ -478,12 +478,12 @@ static void offer_badly(struct scene *scene, ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct ll_range *range = &ll_ranges_of(ll, 1, 1)[0];
-    struct ep_group_address *offer = &ll_shared_of(inner, 1)->offer[1].where;
+    struct ep_group_address *offer = &ll_shared_of(inner, 1)->combine_desc[1].address;
     void *buffer;
 
     if (ep_ll_get_combine_buffer(ll, &buffer) != EP_OK)
         return;
-    ll_shared_of(inner, 1)->offer[1].call = 1;
+    ll_shared_of(inner, 1)->combine_desc[1].call = 1;
     ep_group_find(inner->group, buffer, 1, offer);
     switch (scene->number) {
     case RANGE_BEGIN:
@@ -501,7 +501,7 @@ static void offer_badly(struct scene *scene, ep_ll *ll)
     default:
         offer->offset = 4096;
     }
-    atomic_store(&ll_shared_of(inner, 1)->offered, 1);
+    atomic_store(&ll_shared_of(inner, 1)->input_ready, 1);
     ep_group_ring_all(inner->group);
 }
 
@@ -569,7 +569,7 @@ static void publish_endless_reason(struct scene *scene, ep_comm *comm)
     (void)scene;
     memset(control->reason, 'x', sizeof(control->reason));
     memcpy(control->reason, "one\033[2Jtwo\n", 11);
-    atomic_store(&control->reason_taken, 1);
+    atomic_store(&control->reason_set, 1);
     atomic_store(&control->reason_for, failure);
     publish_failure(comm, failure);
 }
@@ -591,7 +591,7 @@ static void verdicts_are_checked(void **state)
     static const struct {
         int32_t status, rank;
     } bad[] = {{7, 1}, {-1, 1}, {INT32_MAX, 1}, {EP_E_TIMEOUT, -1}, {EP_E_TIMEOUT, RANKS}, {EP_E_PEER_DEAD, INT32_MIN}};
-    struct ep_group_verdict all[RANKS];
+    struct ep_group_result all[RANKS];
     const char *text;
 
     (void)state;
@@ -599,12 +599,12 @@ static void verdicts_are_checked(void **state)
         memset(all, 0, sizeof(all));
         all[1].status = bad[i].status;
         all[1].rank = bad[i].rank;
-        assert_int_equal(ep_group_verdict_judge("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MISMATCH);
+        assert_int_equal(ep_group_result_reduce("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MISMATCH);
         assert_non_null(strstr(ep_last_error(), "call: what rank 1 has published is damaged: status "));
     }
-    all[1] = (struct ep_group_verdict){.status = EP_E_MEMORY, .rank = 1};
+    all[1] = (struct ep_group_result){.status = EP_E_MEMORY, .rank = 1};
     memset(all[1].reason, 0x1b, sizeof(all[1].reason));
-    assert_int_equal(ep_group_verdict_judge("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MEMORY);
+    assert_int_equal(ep_group_result_reduce("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MEMORY);
     text = strstr(ep_last_error(), "call: rank 1 failed: ???");
     assert_non_null(text);
     assert_int_equal(strlen(text), strlen("call: rank 1 failed: ") + EP_GROUP_REASON_BYTES - 1);
@@ -645,7 +645,7 @@ static void publish_far_counter(struct scene *scene, ep_comm *comm)
     struct ep_group_control *control = ep_group_of(comm)->control;
 
     (void)scene;
-    atomic_store(&control->board_ready, UINT64_MAX / 2);
+    atomic_store(&control->exchange_ready, UINT64_MAX / 2);
     ep_group_ring_all(ep_group_of(comm));
     while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure))
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));

@@ -99,7 +99,7 @@ static volatile uint32_t *find_word(const struct target *target)
         at %= offsetof(struct ep_group_control, slot) + 3 * sizeof(struct ep_group_slot);
         break;
     case IN_BOARDS:
-        base = (char *)(group->control + 1) + at / 128 % EP_GROUP_EXCHANGES * group->board_row_bytes;
+        base = (char *)(group->control + 1) + at / 128 % EP_GROUP_EXCHANGES * group->exchange_row_bytes;
         at %= 128;
         break;
     case IN_SHRINK:

@@ -79,12 +79,12 @@ static void start_beating(struct group *group)
 /* Rank 0 waits for `rank` until something is decided. */
 static ep_status wait_for(struct group *group, int rank)
 {
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status;
 
-    ep_group_wait_begin(&pause, ep_group_of(group->comms[0]), EP_GROUP_DISPATCH_DONE);
+    ep_group_wait_begin(&wait, ep_group_of(group->comms[0]), EP_GROUP_DISPATCH_DONE);
     do
-        status = ep_group_wait(&pause, ep_group_doorbell(ep_group_of(group->comms[0])), rank);
+        status = ep_group_wait(&wait, ep_group_doorbell(ep_group_of(group->comms[0])), rank);
     while (status == EP_OK);
     return status;
 }
@@ -134,27 +134,27 @@ static void who_has_stopped_while_waiting_is_blamed(void **state)
 static struct ep_group_wait pause_past_deadline(struct group *group)
 {
     struct ep_group *host = ep_group_of(group->comms[0]);
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
 
     host->comm->config.timeout_ms = HOST_RANKS_PATIENT_MS;
-    ep_group_wait_begin(&pause, host, EP_GROUP_BARRIER);
-    pause.spins = 1 << 20;
-    pause.deadline_ns = ep_now_ns();
+    ep_group_wait_begin(&wait, host, EP_GROUP_BARRIER);
+    wait.spins = 1 << 20;
+    wait.deadline_ns = ep_now_ns();
     atomic_store(&control_of(group, 1)->probed_ns, ep_now_ns());
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_OK);
     assert_int_equal(group->comms[0]->failed, EP_OK);
-    return pause;
+    return wait;
 }
 
 /* It waits for the rank that is late soon after. */
 static void who_is_between_two_waits_is_not_blamed(void **state)
 {
     struct group *group = *state;
-    struct ep_group_wait pause = pause_past_deadline(group);
+    struct ep_group_wait wait = pause_past_deadline(group);
 
     pretend_to_wait(group, 1, 2);
-    pause.next_probe_ns = 0;
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_E_TIMEOUT);
+    wait.next_probe_ns = 0;
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(wait.group), 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
 
@@ -162,13 +162,13 @@ static void who_is_between_two_waits_is_not_blamed(void **state)
 static void who_stays_between_two_waits_is_blamed(void **state)
 {
     struct group *group = *state;
-    struct ep_group_wait pause = pause_past_deadline(group);
+    struct ep_group_wait wait = pause_past_deadline(group);
 
-    pause.next_probe_ns = 0;
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_OK);
-    pause.blame_ns = ep_now_ns();
+    wait.next_probe_ns = 0;
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(wait.group), 1), EP_OK);
+    wait.grace_ns = ep_now_ns();
     atomic_store(&control_of(group, 1)->probed_ns, ep_now_ns());
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(pause.group), 1), EP_E_TIMEOUT);
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(wait.group), 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 1 did not answer"));
 }
 
@@ -211,14 +211,14 @@ static void who_has_left_is_looked_at_once_more(void **state)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
 
-    ep_group_wait_begin(&pause, host, EP_GROUP_BARRIER);
-    pause.spins = 1 << 20;
+    ep_group_wait_begin(&wait, host, EP_GROUP_BARRIER);
+    wait.spins = 1 << 20;
     atomic_store(&control_of(group, 1)->left, 1);
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_OK);
     assert_int_equal(group->comms[0]->failed, EP_OK);
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_E_PEER_LEFT);
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_E_PEER_LEFT);
     assert_string_equal(ep_last_error(), "rank 1 left the group while others waited for it in \"barrier\"");
 }
 
@@ -227,15 +227,15 @@ static void another_that_has_left_is_looked_at_again_too(void **state)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
 
-    ep_group_wait_begin(&pause, host, EP_GROUP_BARRIER);
-    pause.spins = 1 << 20;
+    ep_group_wait_begin(&wait, host, EP_GROUP_BARRIER);
+    wait.spins = 1 << 20;
     atomic_store(&control_of(group, 1)->left, 1);
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_OK);
     atomic_store(&control_of(group, 2)->left, 1);
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 2), EP_OK);
-    assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 2), EP_E_PEER_LEFT);
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 2), EP_OK);
+    assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 2), EP_E_PEER_LEFT);
 }
 
 /* Its last messages may still be on their way. */
@@ -243,32 +243,32 @@ static void the_network_may_deliver_after_who_has_left(void **state)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status = EP_OK;
 
-    ep_group_wait_begin(&pause, host, EP_GROUP_DISPATCH_MOVE);
-    pause.spins = 1 << 20;
-    pause.polls = true;
+    ep_group_wait_begin(&wait, host, EP_GROUP_DISPATCH_MOVE);
+    wait.spins = 1 << 20;
+    wait.polls = true;
     atomic_store(&control_of(group, 1)->left, 1);
     for (int i = 0; i < 20; i++)
-        assert_int_equal(ep_group_wait(&pause, ep_group_doorbell(host), 1), EP_OK);
+        assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_OK);
     while (status == EP_OK)
-        status = ep_group_wait(&pause, ep_group_doorbell(host), 1);
+        status = ep_group_wait(&wait, ep_group_doorbell(host), 1);
     assert_int_equal(status, EP_E_PEER_LEFT);
-    assert_true(ep_now_ns() >= pause.deadline_ns);
+    assert_true(ep_now_ns() >= wait.deadline_ns);
 }
 
 static void tolerant_waits_fail_nobody(void **state)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status;
 
-    ep_group_wait_begin(&pause, host, EP_GROUP_LL_RECV);
-    pause.tolerant = true;
+    ep_group_wait_begin(&wait, host, EP_GROUP_LL_RECV);
+    wait.tolerant = true;
     do
-        status = ep_group_wait(&pause, ep_group_doorbell(host), 2);
+        status = ep_group_wait(&wait, ep_group_doorbell(host), 2);
     while (status == EP_OK);
     assert_int_equal(status, EP_E_TIMEOUT);
     assert_string_equal(ep_last_error(), "rank 2 in \"low-latency dispatch: rows\"");

@@ -66,18 +66,18 @@ struct combine_job {
 
 /* Publishes one input: in place if it is symmetric memory, else a copy in staging. */
 static ep_status publish_input(struct ep_group *group, int which, const void *input, size_t bytes,
-                               struct ep_group_address *ret_where, uint64_t *ns_copy)
+                               struct ep_group_address *ret_address, uint64_t *ns_copy)
 {
     uint64_t begin = ep_now_ns();
     void *staged;
 
-    ret_where->slot = EP_GROUP_UNMAPPED;
-    if (!input || !bytes || ep_group_find(group, input, bytes, ret_where))
+    ret_address->slot = EP_GROUP_UNMAPPED;
+    if (!input || !bytes || ep_group_find(group, input, bytes, ret_address))
         return EP_OK;
     EP_TRY(ep_group_stage(group, which, bytes, &staged));
     memcpy(staged, input, bytes);
     *ns_copy += ep_now_ns() - begin;
-    if (!ep_group_find(group, staged, bytes, ret_where))
+    if (!ep_group_find(group, staged, bytes, ret_address))
         return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
     return EP_OK;
 }
@@ -162,7 +162,7 @@ static ep_status combine_body(struct host_sum *sum)
     EP_TRY(map_inputs(sum, weights_per_row));
     at = ep_now_ns();
     sum->stats->ns_wait_ready = at - begin - sum->stats->ns_copy;
-    status = group->comm->nnodes > 1 ? host_hop_combine(sum) : sum_node(sum);
+    status = group->comm->nnodes > 1 ? host_internode_combine(sum) : sum_node(sum);
     if (status != EP_OK)
         return ep_group_set_own_failure(group, status, group->comm->rank, EP_GROUP_COMBINE_MOVE);
     sum->stats->ns_move = ep_now_ns() - at;

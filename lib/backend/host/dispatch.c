@@ -237,7 +237,7 @@ static ep_status move_rows(struct dispatch *d)
     d->move.args = d->args;
     d->move.stats = &d->stats;
     d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_get()->copy_stream : ep_rows_get()->copy;
-    return group->comm->nnodes > 1 ? host_hop_dispatch(&d->move) : place_node(&d->move);
+    return group->comm->nnodes > 1 ? host_internode_dispatch(&d->move) : place_node(&d->move);
 }
 
 static ep_status dispatch_body(struct dispatch *d)
@@ -296,7 +296,7 @@ static ep_status run_dispatch(void *arguments)
                                                : ep_group_fail_queued(group, status, EP_GROUP_DISPATCH_READY, false);
 }
 
-ep_status host_dispatch_inside(ep_plan *plan, const ep_dispatch_args *args)
+ep_status host_dispatch_internal(ep_plan *plan, const ep_dispatch_args *args)
 {
     struct dispatch_job job = {.plan = plan, .args = *args};
     ep_stats stats = plan->comm->stats;

@@ -20,7 +20,7 @@ static ep_status host_probe(void)
 ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
 {
     static const struct ep_group_backend backend = {
-        .comm_bytes = sizeof(struct cpu_comm), .open = host_comm_open, .stop = host_ll_stop_threads};
+        .comm_bytes = sizeof(struct host_comm), .open = host_comm_open, .stop = host_ll_stop_threads};
 
     return ep_group_open(comm, boot, &backend);
 }

@@ -2,9 +2,9 @@
 /*
  * host.h - inside of the host backend: the data path of a group (group/group.h) whose rows are moved by processors.
  *
- *   dispatch.c, combine.c   within a node;  hop.c  between nodes
+ *   dispatch.c, combine.c   within a node;  internode.c  between nodes
  *   plan_metadata.c         facts of a plan that travel as rows
- *   lowlatency*.c           low latency; lowlatency_net.c, lowlatency_answer.c  between nodes
+ *   lowlatency*.c           low latency; lowlatency_net.c, lowlatency_reply.c  between nodes
  *   rows*.c                 the inner loops
  *   probe.c                 what the network between nodes carries by itself
  */
@@ -17,7 +17,7 @@
 #include <math.h>
 
 /* A communicator of this backend. */
-struct cpu_comm {
+struct host_comm {
     struct ep_group group; /* first: comm->impl is both */
     struct host_ll *lls;   /* with a network, that are not freed */
 };
@@ -33,9 +33,9 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
 ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
 ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream);
 /* For the library's own rows, on the thread that runs jobs: leaves the statistics as they are. */
-ep_status host_dispatch_inside(ep_plan *plan, const ep_dispatch_args *args);
+ep_status host_dispatch_internal(ep_plan *plan, const ep_dispatch_args *args);
 
-/* Rows on their way into the final outputs of this node: dispatch.c, and hop.c for the tokens of rail peers. */
+/* Rows on their way into the final outputs of this node: dispatch.c, and internode.c for the tokens of rail peers. */
 struct host_move {
     struct ep_group *group;
     const ep_plan *plan;
@@ -54,10 +54,10 @@ int host_place(const struct host_move *move, const struct ep_group_route *route,
 /* Places this rank's tokens [begin, end) on this node. */
 void host_place_own(const struct host_move *move, int begin, int end);
 
-/* hop.c: all of a dispatch between nodes, own tokens on this node included. */
-ep_status host_hop_dispatch(const struct host_move *move);
+/* internode.c: all of a dispatch between nodes, own tokens on this node included. */
+ep_status host_internode_dispatch(const struct host_move *move);
 
-/* Sums on their way: combine.c, and hop.c between nodes. */
+/* Sums on their way: combine.c, and internode.c between nodes. */
 struct host_sum {
     struct ep_group *group;
     const ep_plan *plan;
@@ -78,7 +78,7 @@ int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *r
 void host_sum_weights(const struct host_sum *sum, const struct ep_group_route *route, int t, float *ret_sum);
 /* Pointers to the rows of token t of a route; returns their number. */
 int host_sum_rows(const struct host_sum *sum, const struct ep_group_route *route, int t, const uint16_t **ret_rows);
-ep_status host_hop_combine(const struct host_sum *sum);
+ep_status host_internode_combine(const struct host_sum *sum);
 
 /* For EP_COMM_CHECK_VALUES. */
 static inline bool host_has_nan(const float *values, size_t n)

@@ -11,7 +11,7 @@
  * them before all ranks have sent dispatch n + 2, and they do that behind their combines of n.
  *
  * Between nodes each block of slots is made here and put where the receiver would have it written; ranks there hear of
- * the counters by signals. See lowlatency_net.c, and lowlatency_answer.c for the combine, where sums do travel.
+ * the counters by signals. See lowlatency_net.c, and lowlatency_reply.c for the combine, where sums do travel.
  */
 #include "backend/host/lowlatency.h"
 
@@ -66,9 +66,9 @@ static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int ra
             return fail_field(ll, rank, fields[i].name, a, b);
     }
     if (mine != theirs)
-        return ll_damaged(ll, rank, EP_GROUP_LL_RECV, "the format of its rows", theirs);
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "the format of its rows", theirs);
     if (head->max_tokens < 1 || head->max_tokens > ll->config.max_tokens)
-        return ll_damaged(ll, rank, EP_GROUP_LL_RECV, "its max_tokens", head->max_tokens);
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "its max_tokens", head->max_tokens);
     return head->max_tokens == args->max_tokens
                ? EP_OK
                : fail_field(ll, rank, "max_tokens", args->max_tokens, head->max_tokens);
@@ -128,7 +128,7 @@ static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
 /* What `source` has sent to this rank. */
 static struct ll_block *received_block(const ep_ll *ll, uint64_t number, int source)
 {
-    return ll_is_remote(ll, source) ? ll_net_get_received(ll, source, number, LL_PARCEL_BLOCK)
+    return ll_is_remote(ll, source) ? ll_net_get_received(ll, source, number, LL_PAYLOAD_BLOCK)
                                     : ll_local_block(ll, ll->comm->rank, number, source);
 }
 
@@ -145,21 +145,21 @@ static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int s
     if (head.number != dispatch->number) {
         EP_TRY(ll_check_masks(ll, EP_GROUP_LL_RECV));
         if (!(ll->config.flags & EP_LL_MASK_DEAD))
-            return ll_damaged(ll, source, EP_GROUP_LL_RECV, "the number of its dispatch", (int64_t)head.number);
+            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of its dispatch", (int64_t)head.number);
         return ep_fail(EP_E_EXCLUDED, "ep_ll_dispatch: rank %d had masked this rank when it sent dispatch %llu", source,
                        (unsigned long long)dispatch->number);
     }
     EP_TRY(check_format(ll, &dispatch->args, source, &head));
     if (head.count < 0 || head.count > max_tokens)
-        return ll_damaged(ll, source, EP_GROUP_LL_RECV, "its number of tokens", head.count);
+        return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "its number of tokens", head.count);
     for (int i = 0; i < head.count; i++) {
         struct ll_slot *slot = ll_head_of(ll, source, i);
 
         ep_group_read_shared(slot, ll_slot_of(block, slot_bytes, i), sizeof(*slot) + (size_t)topk * sizeof(int32_t));
         if (slot->token <= last || slot->token >= max_tokens)
-            return ll_damaged(ll, source, EP_GROUP_LL_RECV, "the number of a token", slot->token);
+            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of a token", slot->token);
         if (slot->n_experts < 1 || slot->n_experts > topk)
-            return ll_damaged(ll, source, EP_GROUP_LL_RECV, "the number of experts of a token", slot->n_experts);
+            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of experts of a token", slot->n_experts);
         last = slot->token;
     }
     inner->n_slots[source] = head.count;
@@ -184,10 +184,10 @@ static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, stru
                 int32_t expert = slot->expert[e];
 
                 if (expert < 0 || expert >= ll->n_local)
-                    return ll_damaged(ll, source, EP_GROUP_LL_RECV, "an expert of a token", expert);
+                    return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "an expert of a token", expert);
                 /* An expert twice in one token would be rows for which there is no room. */
                 if (++ranges[expert * nranks + source].count > i + 1)
-                    return ll_damaged(ll, source, EP_GROUP_LL_RECV, "an expert that a token has twice", expert);
+                    return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "an expert that a token has twice", expert);
             }
         }
     }
@@ -238,8 +238,8 @@ static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct l
 }
 
 /* The metadata of the rows. `count` [L]. */
-static void tell_counts(const ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_range *ranges,
-                        const int32_t *count)
+static void write_counts(const ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_range *ranges,
+                         const int32_t *count)
 {
     int nranks = ll->comm->nranks;
 
@@ -275,8 +275,8 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
         for (int i = 0; i < inner->n_slots[source]; i++)
             pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(block, slot_bytes, i), next);
     }
-    tell_counts(ll, args, ranges, next);
-    ll_publish(ll, ll_counter_of(ll, me, ll_taken_word(dispatch->number)), dispatch->number);
+    write_counts(ll, args, ranges, next);
+    ll_publish(ll, ll_counter_of(ll, me, ll_packed_word(dispatch->number)), dispatch->number);
     return EP_OK;
 }
 
@@ -307,8 +307,8 @@ static ep_status find_blocks(ep_ll *ll, const struct ll_dispatch *dispatch)
             inner->block[rank] = ll_local_block(ll, rank, dispatch->number, ll->comm->rank);
             continue;
         }
-        EP_TRY(ll_net_get_parcel(ll, rank, dispatch->number, LL_PARCEL_BLOCK,
-                                 sizeof(struct ll_block) + (size_t)inner->n_slots[rank] * slot_bytes, &memory));
+        EP_TRY(ll_net_get_send_buffer(ll, rank, dispatch->number, LL_PAYLOAD_BLOCK,
+                                      sizeof(struct ll_block) + (size_t)inner->n_slots[rank] * slot_bytes, &memory));
         inner->block[rank] = memory;
     }
     memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
@@ -329,7 +329,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
     inner->index[number & 1] = checked;
     /* The slots of two dispatches ago must have been packed. */
     if (number > 2)
-        EP_TRY(ll_wait_all(ll, ll_taken_word(number), number - 2, EP_GROUP_LL_SEND));
+        EP_TRY(ll_wait_all(ll, ll_packed_word(number), number - 2, EP_GROUP_LL_SEND));
     *dispatch = *wanted;
     EP_TRY(find_blocks(ll, dispatch));
     for (int t = 0; t < args->n_tokens; t++)
@@ -344,7 +344,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
         block->max_tokens = args->max_tokens;
         block->number = number;
         if (ll_is_remote(ll, rank))
-            EP_TRY(ll_send(ll, rank, number, LL_PARCEL_BLOCK,
+            EP_TRY(ll_send(ll, rank, number, LL_PAYLOAD_BLOCK,
                            sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype)));
     }
     ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, number);
@@ -412,7 +412,7 @@ static ep_status run_step(const struct ll_job *job)
             if (job->mask.rank < 0 || job->mask.rank == rank)
                 set_mask(ll, rank, job->mask.on);
         /* Ranks that meet behind this may call: they are not to find masks that are taken back. */
-        return job->mask.on ? EP_OK : ll_net_tell_masks(ll);
+        return job->mask.on ? EP_OK : ll_net_flush_masks(ll);
     case LL_QUERY_MASK:
         memcpy(job->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*job->out));
         return EP_OK;
@@ -459,7 +459,7 @@ ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream s
 
     /* The buffer is the same every second time, but only asking for it waits for those who still read it. */
     if ((args->flags & EP_LL_ZERO_COPY) &&
-        (inner->handed_out != number || args->x != inner->combine_buffer[number & 1]))
+        (inner->zero_copy_combine != number || args->x != inner->combine_buffer[number & 1]))
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
                                  "ep_ll_get_combine_buffer gave for this combine");
     return submit(&job, stream);
@@ -513,7 +513,7 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     /* All of it: whichever dispatch is answered. */
     for (int expert = 0; expert < ll->n_local; expert++)
         EP_TRY(ll_reserve_rows(ll, number, max_tokens, expert, ll->comm->nranks * max_tokens));
-    inner->handed_out = number;
+    inner->zero_copy_combine = number;
     return EP_OK;
 }
 

@@ -15,10 +15,10 @@
 enum ll_signal {
     LL_SIGNAL_MASKED, /* odd: the sender has masked this rank. First, so that it is seen before what follows it */
     LL_SIGNAL_SENT,
-    LL_SIGNAL_ASKED,
-    LL_SIGNAL_OFFERED, /* the rows of the combine are here */
-    LL_SIGNAL_TAKEN_0,
-    LL_SIGNAL_TAKEN_1,
+    LL_SIGNAL_REQUESTED,
+    LL_SIGNAL_INPUT_READY, /* the rows of the combine are here */
+    LL_SIGNAL_PACKED_0,
+    LL_SIGNAL_PACKED_1,
     LL_SIGNAL_PULLED_0,
     LL_SIGNAL_PULLED_1,
     LL_SIGNAL_BARRIERS,
@@ -31,28 +31,28 @@ struct ll_range {
 };
 
 /* The input of a combine, and what all ranks must say alike of it. */
-struct ll_offer {
-    struct ep_group_address where;
+struct ll_combine_desc {
+    struct ep_group_address address;
     uint64_t call;
     uint32_t no_partial_reduce, unused;
 };
 
 /* A combine buffer of a peer. */
 struct ll_buffer {
-    struct ep_group_address where;
+    struct ep_group_address address;
     struct ep_shm shm;
 };
 
 /* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
 struct ll_shared {
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
-    _Atomic uint64_t offered;                           /* combines whose input this rank has offered */
-    _Atomic uint64_t taken[2];                          /* last dispatch n at n % 2 that this rank has packed ... */
+    _Atomic uint64_t input_ready;                       /* combines whose input this rank has offered */
+    _Atomic uint64_t packed[2];                         /* last dispatch n at n % 2 that this rank has packed ... */
     _Atomic uint64_t pulled[2]; /* ... and combine that it has read from all: halves of calls may be
                                    finished out of order */
     _Atomic uint64_t barriers;
-    _Atomic uint64_t asked; /* between nodes: combines for which this rank has sent its weights */
-    struct ll_offer offer[2];
+    _Atomic uint64_t requested; /* between nodes: combines for which this rank has sent its weights */
+    struct ll_combine_desc combine_desc[2];
     struct ep_group_address buffer[2]; /* combine buffers, for peers of this node to map before the first combine */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
 };
@@ -88,7 +88,7 @@ struct ll_choice {
 };
 
 struct ll_request {
-    struct ll_offer offer; /* what both must say alike */
+    struct ll_combine_desc desc; /* what both must say alike */
     int32_t n_choices, n_rows;
     uint64_t unused[3];
     struct ll_choice choices[];
@@ -106,7 +106,7 @@ struct ll_combine {
     uint64_t number, call;
     int32_t max_tokens;
     bool in_place;  /* reads the caller's memory, which it gets back only when all of its node have read it */
-    int32_t *given; /* [M,K] that it comes with */
+    int32_t *index; /* [M,K] that it comes with */
     ep_ll_combine_args args;
 };
 
@@ -121,10 +121,10 @@ struct host_ll {
     struct ep_shm *shm;        /* [R] our mappings of the peers': as long as we are there, whenever they free theirs */
     struct ll_buffer *buffers; /* [2*R] the same of the peers' combine buffers: those of rank r from 2 * r */
     void *segment;
-    void *combine_buffer[2]; /* [L, R*M, H] bf16; its pages when rows come that need them */
-    int32_t *reserved[2];    /* [L] rows of each expert that have their pages ... */
-    int32_t reserved_for[2]; /* ... where each has room for this many tokens of a rank */
-    uint64_t handed_out;     /* combine that ep_ll_get_combine_buffer has last given a buffer for */
+    void *combine_buffer[2];    /* [L, R*M, H] bf16; its pages when rows come that need them */
+    int32_t *reserved[2];       /* [L] rows of each expert that have their pages ... */
+    int32_t reserved_for[2];    /* ... where each has room for this many tokens of a rank */
+    uint64_t zero_copy_combine; /* combine that ep_ll_get_combine_buffer has last given a buffer for */
     uint64_t barriers;
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
     int32_t *masked;                                                         /* [R] */
@@ -211,13 +211,14 @@ bool ll_may_mask(const ep_ll *ll, ep_status status);
 /* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase);
 /* A value that no rank writes: failure of the group, unless its owner has masked this rank. */
-ep_status ll_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value);
+ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value);
 /* Ranks must be in the same call, and what must be alike is. */
-ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs);
+ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
+                                const struct ll_combine_desc *theirs);
 /* `rank` has `count` rows of `owner` for an expert, and a token needs the one after number i. */
-ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i);
+ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i);
 /* Words of the calls of a parity. */
-size_t ll_taken_word(uint64_t number);
+size_t ll_packed_word(uint64_t number);
 size_t ll_pulled_word(uint64_t number);
 /*
  * Waits until the counter at `word` of all ranks that are not masked has reached `value`. `add` [R]: NULL, or
@@ -226,15 +227,15 @@ size_t ll_pulled_word(uint64_t number);
 ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add);
 ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase);
 /* What others wait for while this rank waits. Its failure ends the wait. */
-struct ll_meanwhile {
+struct ll_wait_work {
     ep_status (*run)(void *context);
     void *context;
 };
 /* The same for one rank, which may be masked afterwards. */
 ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                       const struct ll_meanwhile *meanwhile);
+                       const struct ll_wait_work *work);
 /* One step of a wait for `rank`: lets the network move, then as ep_group_wait() where nothing has. */
-ep_status ll_pause(ep_ll *ll, struct ep_group_wait *pause, uint32_t seen, int rank);
+ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int rank);
 void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value);
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index);
 
@@ -254,51 +255,52 @@ void ll_net_end(ep_ll *ll);
 /* Moves what can be moved, both ways. A broken network fails the group. */
 ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved);
 /* Something of `rank` may still be on its way. */
-bool ll_net_holds_back(const ep_ll *ll, int rank);
+bool ll_net_in_flight(const ep_ll *ll, int rank);
 /* Nothing wakes a rank that waits for it. */
 bool ll_net_polls(const ep_ll *ll);
 /* The word at `word` of this rank's struct ll_shared has become `value`: for the ranks of other nodes. */
 void ll_net_publish(ep_ll *ll, size_t word, uint64_t value);
 void ll_net_publish_mask(ep_ll *ll, int rank, bool on);
 /* For a mask that was taken back to come, behind a meeting of the ranks that came another way. */
-#define LL_MASK_TOLD_NS UINT64_C(100000000)
+#define LL_UNMASK_WAIT_NS UINT64_C(100000000)
 /* Waits until that has left, for one deadline at most. */
-ep_status ll_net_tell_masks(ep_ll *ll);
+ep_status ll_net_flush_masks(ep_ll *ll);
 /* The same for one rank, behind what was sent to it. */
 void ll_net_signal(ep_ll *ll, int rank, enum ll_signal which, uint64_t value);
 /*
  * Memory for what goes to `rank` in call number `number`, which it keeps until call number + 2 asks for it again; then
  * sends `bytes` of it to the place that `rank` has for it.
  */
-enum ll_parcel {
-    LL_PARCEL_BLOCK,   /* struct ll_block of a dispatch */
-    LL_PARCEL_REQUEST, /* struct ll_request of a combine */
-    LL_PARCEL_ANSWER,  /* struct ll_offer: what both must say alike */
-    LL_PARCEL_ROWS,
-    LL_PARCELS
+enum ll_payload {
+    LL_PAYLOAD_BLOCK,   /* struct ll_block of a dispatch */
+    LL_PAYLOAD_REQUEST, /* struct ll_request of a combine */
+    LL_PAYLOAD_DESC,    /* struct ll_combine_desc: what both must say alike */
+    LL_PAYLOAD_ROWS,
+    LL_PAYLOADS
 };
-ep_status ll_net_get_parcel(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes, void **ret_memory);
+ep_status ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes,
+                                 void **ret_memory);
 /* false: not yet; lowlatency_wait.c has the call that waits. */
-bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes);
-ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes);
+bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
+ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
 /* What has come from `rank`. */
-void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_parcel what);
+void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_payload what);
 
-/* lowlatency_answer.c: combines between nodes. ask sends the weights, answer waits for those of the others and sends
+/* lowlatency_reply.c: combines between nodes. ask sends the weights, answer waits for those of the others and sends
  * them their rows. */
-ep_status ll_ask(ep_ll *ll, const struct ll_combine *combine);
-ep_status ll_answer(ep_ll *ll, const struct ll_combine *combine);
+ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine);
+ep_status ll_send_replies(ep_ll *ll, const struct ll_combine *combine);
 /* The most rows that one rank answers. */
-static inline int64_t ll_most_rows(const ep_ll *ll, int max_tokens)
+static inline int64_t ll_max_reply_rows(const ep_ll *ll, int max_tokens)
 {
     return (int64_t)max_tokens * (ll->config.topk < ll->n_local ? ll->config.topk : ll->n_local);
 }
 
 /* For the owner of the tokens: rows of each rank of another node in the order in which they are used. */
-struct ll_answers {
+struct ll_replies {
     const unsigned char *next[EP_MAX_RANKS];
 };
-void ll_find_answers(const ep_ll *ll, const struct ll_combine *combine, struct ll_answers *ret_answers);
+void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_answers);
 
 /* lowlatency_combine.c */
 ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted);

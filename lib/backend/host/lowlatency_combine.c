@@ -31,7 +31,7 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
 /* Until what combine number n uses is no longer read by the one before it there. */
 ep_status ll_wait_unused(ep_ll *ll, uint64_t number)
 {
-    return number > 2 ? ll_wait_all(ll, ll_pulled_word(number), number - 2, EP_GROUP_LL_OFFER) : EP_OK;
+    return number > 2 ? ll_wait_all(ll, ll_pulled_word(number), number - 2, EP_GROUP_LL_COMBINE_BUFFER) : EP_OK;
 }
 
 /* The rows that were received, copied to where peers can read them. */
@@ -55,7 +55,7 @@ static ep_status copy_rows(ep_ll *ll, const struct ll_combine *combine, void *bu
 static ep_status offer(ep_ll *ll, struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
-    struct ll_offer *mine = &ll_shared_of(inner, ll->comm->rank)->offer[combine->number & 1];
+    struct ll_combine_desc *mine = &ll_shared_of(inner, ll->comm->rank)->combine_desc[combine->number & 1];
     size_t bytes = ll_combine_bytes(ll, combine->max_tokens);
     void *buffer;
 
@@ -63,14 +63,14 @@ static ep_status offer(ep_ll *ll, struct ll_combine *combine)
     mine->no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
     if (combine->args.flags & EP_LL_ZERO_COPY) {
         buffer = inner->combine_buffer[combine->number & 1];
-    } else if (ep_group_find(inner->group, combine->args.x, bytes, &mine->where)) {
+    } else if (ep_group_find(inner->group, combine->args.x, bytes, &mine->address)) {
         combine->in_place = true;
         return EP_OK;
     } else {
         buffer = inner->combine_buffer[combine->number & 1];
         EP_TRY(copy_rows(ll, combine, buffer));
     }
-    if (!ep_group_find(inner->group, buffer, bytes, &mine->where))
+    if (!ep_group_find(inner->group, buffer, bytes, &mine->address))
         return ep_fail(EP_E_STATE, "ep_ll_combine: the combine buffer is not where it was");
     return EP_OK;
 }
@@ -92,7 +92,7 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
     size_t topk = (size_t)ll->config.topk, row = (size_t)ll->config.hidden * 2;
     size_t rows = (size_t)nranks * (size_t)combine->max_tokens;
     const int32_t *index = inner->index[combine->call & 1] + (size_t)t * topk;
-    const int32_t *given = combine->given + (size_t)t * topk;
+    const int32_t *given = combine->index + (size_t)t * topk;
 
     for (size_t k = 0; k < topk; k++) {
         int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, local = index[k] < 0 ? 0 : index[k] % ll->n_local;
@@ -112,10 +112,10 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
         }
         ep_group_read_shared(&range, &ll_ranges_of(ll, rank, combine->call)[local * nranks + me], sizeof(range));
         if (range.begin < 0 || range.count < 0 || (size_t)range.begin + (size_t)range.count > rows)
-            return ll_damaged(ll, rank, EP_GROUP_LL_COMBINE, "where the rows of this rank are",
-                              (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
+            return ll_fail_damaged(ll, rank, EP_GROUP_LL_COMBINE, "where the rows of this rank are",
+                                   (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
         if (i >= range.count)
-            return ll_fail_rows(ll, me, rank, range.count, index[k], t, i);
+            return ll_fail_row_count(ll, me, rank, range.count, index[k], t, i);
         ret_terms->rows[n++] =
             (const uint16_t *)(const void *)((const char *)offers[rank] +
                                              ((size_t)local * rows + (size_t)(range.begin + i)) * row);
@@ -125,7 +125,7 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
 }
 
 /* The next row that a rank of another node has sent. */
-static const uint16_t *next_answer(const ep_ll *ll, struct ll_answers *answers, int rank)
+static const uint16_t *next_answer(const ep_ll *ll, struct ll_replies *answers, int rank)
 {
     const unsigned char *row = answers->next[rank];
 
@@ -137,7 +137,7 @@ static const uint16_t *next_answer(const ep_ll *ll, struct ll_answers *answers, 
  * The same terms rank by rank, in the order of each rank's first. ret_sizes: of the groups, whose number it returns. A
  * group of another node is one row: its sum, or its only one.
  */
-static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_answers *answers,
+static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_replies *answers,
                        struct ll_terms *ret_terms, int *ret_sizes)
 {
     bool taken[EP_MAX_TOPK] = {false};
@@ -169,7 +169,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
 
 /* Weighted sum of the rows of token t. */
 static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
-                            struct ll_answers *answers)
+                            struct ll_replies *answers)
 {
     const struct ep_rows_ops *ops = ep_rows_get();
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
@@ -193,35 +193,36 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
 }
 
 /* NULL: it is no combine buffer. */
-static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_group_address *where)
+static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_group_address *address)
 {
     for (int i = 2 * rank; i < 2 * rank + 2; i++) {
-        const struct ep_group_address *known = &inner->buffers[i].where;
+        const struct ep_group_address *known = &inner->buffers[i].address;
 
-        if (where->slot == known->slot && where->generation == known->generation && where->offset == known->offset)
+        if (address->slot == known->slot && address->generation == known->generation &&
+            address->offset == known->offset)
             return inner->buffers[i].shm.base;
     }
     return NULL;
 }
 
 /* Where the rows of `rank` are. With masking, a rank that is no longer there is masked. */
-static ep_status map_offer(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_offer)
+static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_offer)
 {
     struct host_ll *inner = ll->impl;
-    struct ll_offer theirs;
+    struct ll_combine_desc theirs;
     char reason[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
     if (ll_is_remote(ll, rank)) {
-        ep_group_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PARCEL_ANSWER), sizeof(theirs));
-        return ll_check_offer(ll, combine, rank, &theirs);
+        ep_group_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_DESC), sizeof(theirs));
+        return ll_check_combine_desc(ll, combine, rank, &theirs);
     }
-    ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->offer[combine->number & 1], sizeof(theirs));
-    EP_TRY(ll_check_offer(ll, combine, rank, &theirs));
-    *ret_offer = find_buffer(inner, rank, &theirs.where);
+    ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->combine_desc[combine->number & 1], sizeof(theirs));
+    EP_TRY(ll_check_combine_desc(ll, combine, rank, &theirs));
+    *ret_offer = find_buffer(inner, rank, &theirs.address);
     if (*ret_offer)
         return EP_OK;
-    status = ep_group_map(inner->group, rank, &theirs.where, ll_combine_bytes(ll, combine->max_tokens), ret_offer);
+    status = ep_group_map(inner->group, rank, &theirs.address, ll_combine_bytes(ll, combine->max_tokens), ret_offer);
     if (status == EP_OK)
         return EP_OK;
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
@@ -241,16 +242,16 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     const ep_ll_combine_args *args = &combine->args;
     int nranks = ll->comm->nranks;
     void *offers[EP_MAX_RANKS];
-    struct ll_answers answers;
+    struct ll_replies answers;
     ep_status status = EP_OK;
 
-    EP_TRY(ll_wait_timed(ll, offsetof(struct ll_shared, offered), combine->number, EP_GROUP_LL_COMBINE,
+    EP_TRY(ll_wait_timed(ll, offsetof(struct ll_shared, input_ready), combine->number, EP_GROUP_LL_COMBINE,
                          args->wait_cost_add));
     ep_group_unmap_stale(inner->group);
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
-            EP_TRY(map_offer(ll, combine, rank, &offers[rank]));
-    ll_find_answers(ll, combine, &answers);
+            EP_TRY(map_input(ll, combine, rank, &offers[rank]));
+    ll_find_replies(ll, combine, &answers);
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
         status = pull_token(ll, combine, t, offers, &answers);
@@ -280,10 +281,10 @@ static ep_status check_answer(const ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
     const ep_ll_combine_args *args = &combine->args;
-    const int32_t *sent = inner->index[combine->call & 1], *given = combine->given;
+    const int32_t *sent = inner->index[combine->call & 1], *given = combine->index;
     size_t topk = (size_t)ll->config.topk, entries = (size_t)args->n_tokens * topk;
 
-    EP_TRY(ll_load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, combine->given));
+    EP_TRY(ll_load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, combine->index));
     for (size_t i = 0; i < entries; i++)
         if (given[i] != sent[i] && given[i] >= 0)
             return ep_fail(
@@ -297,16 +298,16 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
 {
     struct host_ll *inner = ll->impl;
     struct ll_combine *combine = &inner->combine[wanted->number & 1];
-    int32_t *given = combine->given;
+    int32_t *given = combine->index;
 
     *combine = *wanted;
-    combine->given = given;
+    combine->index = given;
     EP_TRY(check_answer(ll, combine));
     EP_TRY(check_weights(ll, &combine->args));
     EP_TRY(ll_wait_unused(ll, combine->number));
     EP_TRY(offer(ll, combine));
-    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->offered, combine->number);
-    EP_TRY(ll_ask(ll, combine));
-    EP_TRY(ll_answer(ll, combine));
+    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->input_ready, combine->number);
+    EP_TRY(ll_send_requests(ll, combine));
+    EP_TRY(ll_send_replies(ll, combine));
     return combine->args.flags & EP_LL_RECV_HOOK ? EP_OK : ll_pull(ll, combine);
 }

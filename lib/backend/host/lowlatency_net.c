@@ -18,15 +18,15 @@
 
 /* A put of that size fills a packet train; larger ones go in pieces, between which others get their turn. */
 #define PUT_BYTES (256u << 10)
-#define BACKOFF_MOST_NS 1000000u
+#define BACKOFF_MAX_NS 1000000u
 
 /* The words that signals stand for. LL_SIGNAL_MASKED is a bit. */
 static const size_t words[LL_SIGNALS] = {
     [LL_SIGNAL_SENT] = offsetof(struct ll_shared, sent),
-    [LL_SIGNAL_ASKED] = offsetof(struct ll_shared, asked),
-    [LL_SIGNAL_OFFERED] = offsetof(struct ll_shared, offered),
-    [LL_SIGNAL_TAKEN_0] = offsetof(struct ll_shared, taken[0]),
-    [LL_SIGNAL_TAKEN_1] = offsetof(struct ll_shared, taken[1]),
+    [LL_SIGNAL_REQUESTED] = offsetof(struct ll_shared, requested),
+    [LL_SIGNAL_INPUT_READY] = offsetof(struct ll_shared, input_ready),
+    [LL_SIGNAL_PACKED_0] = offsetof(struct ll_shared, packed[0]),
+    [LL_SIGNAL_PACKED_1] = offsetof(struct ll_shared, packed[1]),
     [LL_SIGNAL_PULLED_0] = offsetof(struct ll_shared, pulled[0]),
     [LL_SIGNAL_PULLED_1] = offsetof(struct ll_shared, pulled[1]),
     [LL_SIGNAL_BARRIERS] = offsetof(struct ll_shared, barriers),
@@ -38,17 +38,17 @@ static struct ll_net *net_of(const ep_ll *ll)
 }
 
 /* Place of `rank` among the ranks of other nodes, as a rank whose node begins at `first` counts them. */
-static size_t place_of(const struct ll_net *n, int rank, int first)
+static size_t remote_index(const struct ll_net *n, int rank, int first)
 {
     return (size_t)(rank < first ? rank : rank - n->nlocal);
 }
 
-static size_t offset_of(const struct ll_net *n, int from, int to, uint64_t number, enum ll_parcel what)
+static size_t offset_of(const struct ll_net *n, int from, int to, uint64_t number, enum ll_payload what)
 {
     size_t parity = number & 1;
     int first = to - to % n->nlocal;
 
-    return n->at[what] + (parity * (size_t)n->nremote + place_of(n, from, first)) * n->bytes[what];
+    return n->at[what] + (parity * (size_t)n->nremote + remote_index(n, from, first)) * n->bytes[what];
 }
 
 /* --- sending, under the lock --- */
@@ -141,7 +141,7 @@ static bool is_outstanding(const ep_ll *ll)
 
 /* --- receiving, under the lock --- */
 
-static void take_signals(const ep_ll *ll, struct ll_net *n, int rank)
+static void apply_signals(const ep_ll *ll, struct ll_net *n, int rank)
 {
     const uint64_t *signals = n->net->signals + (size_t)rank * LL_SIGNALS;
     struct ll_shared *copy = ll_shared_of(ll->impl, rank);
@@ -169,7 +169,7 @@ ep_status ll_net_step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
         if (!ll_net_is_remote(n, rank))
             continue;
         if (*ret_moved)
-            take_signals(ll, n, rank);
+            apply_signals(ll, n, rank);
         ep_group_net_note_lost(group, n->net, rank);
         peer->ended = ops->ended && ops->ended(n->net, rank);
         if (!peer->ended)
@@ -203,13 +203,13 @@ bool ll_net_polls(const ep_ll *ll)
 
     if (n) {
         pthread_mutex_lock(&n->lock);
-        polls = !n->net->sleeps;
+        polls = !n->net->can_sleep;
         pthread_mutex_unlock(&n->lock);
     }
     return polls;
 }
 
-bool ll_net_holds_back(const ep_ll *ll, int rank)
+bool ll_net_in_flight(const ep_ll *ll, int rank)
 {
     struct ll_net *n = net_of(ll);
     bool holds;
@@ -217,7 +217,7 @@ bool ll_net_holds_back(const ep_ll *ll, int rank)
     if (!n || !ll_is_remote(ll, rank))
         return false;
     pthread_mutex_lock(&n->lock);
-    holds = n->net->ops->ended ? !n->peers[rank].ended : !n->net->sleeps;
+    holds = n->net->ops->ended ? !n->peers[rank].ended : !n->net->can_sleep;
     pthread_mutex_unlock(&n->lock);
     return holds;
 }
@@ -244,7 +244,7 @@ void ll_net_publish(ep_ll *ll, size_t word, uint64_t value)
     while (which < LL_SIGNALS && words[which] != word)
         which++;
     /* Requests and answers go to each rank by itself. */
-    if (which == LL_SIGNALS || which == LL_SIGNAL_ASKED || which == LL_SIGNAL_OFFERED)
+    if (which == LL_SIGNALS || which == LL_SIGNAL_REQUESTED || which == LL_SIGNAL_INPUT_READY)
         return;
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
@@ -279,9 +279,9 @@ static bool all_flushed(struct ll_net *n, const ep_comm *comm)
     return true;
 }
 
-ep_status ll_net_tell_masks(ep_ll *ll)
+ep_status ll_net_flush_masks(ep_ll *ll)
 {
-    struct timespec backoff = {.tv_nsec = BACKOFF_LEAST_NS};
+    struct timespec backoff = {.tv_nsec = BACKOFF_MIN_NS};
     uint64_t limit_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
     struct ll_net *n = net_of(ll);
     bool done = !n;
@@ -300,45 +300,46 @@ ep_status ll_net_tell_masks(ep_ll *ll)
 }
 
 /* Keeps what is on its way until it has left. */
-static ep_status retire(struct peer *peer, struct parcel *parcel)
+static ep_status retire(struct peer *peer, struct send_buffer *buffer)
 {
     struct retired *retired = malloc(sizeof(*retired));
 
     if (!retired)
         return ep_fail(EP_E_MEMORY, "low latency: no memory");
-    *retired = (struct retired){.next = peer->retired, .memory = parcel->memory};
+    *retired = (struct retired){.next = peer->retired, .memory = buffer->memory};
     peer->retired = retired;
-    *parcel = (struct parcel){.memory = NULL};
+    *buffer = (struct send_buffer){.memory = NULL};
     return EP_OK;
 }
 
-static ep_status get_parcel(struct peer *peer, struct parcel *parcel, size_t bytes, int rank)
+static ep_status get_send_buffer(struct peer *peer, struct send_buffer *buffer, size_t bytes, int rank)
 {
-    if (parcel->memory && parcel->sent > peer->left)
-        EP_TRY(retire(peer, parcel));
-    if (parcel->bytes >= bytes)
+    if (buffer->memory && buffer->sent > peer->left)
+        EP_TRY(retire(peer, buffer));
+    if (buffer->bytes >= bytes)
         return EP_OK;
-    free(parcel->memory);
-    *parcel = (struct parcel){.memory = NULL};
+    free(buffer->memory);
+    *buffer = (struct send_buffer){.memory = NULL};
     /* Zeroed, because gaps between rows go over the network too. */
-    parcel->memory = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
-    if (!parcel->memory)
+    buffer->memory = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    if (!buffer->memory)
         return ep_fail(EP_E_MEMORY, "low latency: no memory for %zu bytes for rank %d", bytes, rank);
-    memset(parcel->memory, 0, bytes);
-    parcel->bytes = bytes;
+    memset(buffer->memory, 0, bytes);
+    buffer->bytes = bytes;
     return EP_OK;
 }
 
-ep_status ll_net_get_parcel(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes, void **ret_memory)
+ep_status ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes,
+                                 void **ret_memory)
 {
     struct ll_net *n = net_of(ll);
-    struct parcel *parcel = &n->peers[rank].parcels[number & 1][what];
+    struct send_buffer *buffer = &n->peers[rank].buffers[number & 1][what];
     ep_status status;
 
     pthread_mutex_lock(&n->lock);
     ll_net_flushed(n, ll->comm->rank, rank);
-    status = get_parcel(&n->peers[rank], parcel, bytes, rank);
-    *ret_memory = parcel->memory;
+    status = get_send_buffer(&n->peers[rank], buffer, bytes, rank);
+    *ret_memory = buffer->memory;
     pthread_mutex_unlock(&n->lock);
     return status;
 }
@@ -356,24 +357,24 @@ static bool add_put(struct ll_net *n, int me, int rank, const struct put *put)
     return room;
 }
 
-bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
+bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
 {
     struct ll_net *n = net_of(ll);
     int me = ll->comm->rank;
-    struct parcel *parcel = &n->peers[rank].parcels[number & 1][what];
+    struct send_buffer *buffer = &n->peers[rank].buffers[number & 1][what];
     struct put put = {.bytes = bytes, .offset = offset_of(n, me, rank, number, what)};
     bool added;
 
     pthread_mutex_lock(&n->lock);
-    put.src = parcel->memory;
+    put.src = buffer->memory;
     added = add_put(n, me, rank, &put);
     if (added)
-        parcel->sent = ++n->peers[rank].sent;
+        buffer->sent = ++n->peers[rank].sent;
     pthread_mutex_unlock(&n->lock);
     return added;
 }
 
-void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_parcel what)
+void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_payload what)
 {
     const struct ll_net *n = net_of(ll);
 
@@ -410,7 +411,7 @@ void *ll_net_run(void *context)
 {
     const ep_ll *ll = context;
     struct ll_net *n = net_of(ll);
-    struct timespec backoff = {.tv_nsec = BACKOFF_LEAST_NS};
+    struct timespec backoff = {.tv_nsec = BACKOFF_MIN_NS};
 
     pthread_mutex_lock(&n->lock);
     while (!n->stops) {
@@ -425,9 +426,9 @@ void *ll_net_run(void *context)
             continue;
         }
         pthread_mutex_unlock(&n->lock);
-        backoff.tv_nsec = moved                                   ? BACKOFF_LEAST_NS
-                          : backoff.tv_nsec < BACKOFF_MOST_NS / 2 ? 2 * backoff.tv_nsec
-                                                                  : BACKOFF_MOST_NS;
+        backoff.tv_nsec = moved                                  ? BACKOFF_MIN_NS
+                          : backoff.tv_nsec < BACKOFF_MAX_NS / 2 ? 2 * backoff.tv_nsec
+                                                                 : BACKOFF_MAX_NS;
         nanosleep(&backoff, NULL);
         pthread_mutex_lock(&n->lock);
     }

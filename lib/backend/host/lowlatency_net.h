@@ -10,7 +10,7 @@
 
 /* Two calls of each kind are under way at most; a rank that is no longer masked may find some more. */
 #define PUTS 16
-#define BACKOFF_LEAST_NS 20000u
+#define BACKOFF_MIN_NS 20000u
 
 struct put {
     uint64_t offset;
@@ -19,7 +19,7 @@ struct put {
 };
 
 /* Memory for what goes to one rank. */
-struct parcel {
+struct send_buffer {
     unsigned char *memory;
     size_t bytes;
     uint64_t sent; /* struct peer: sent, when it was last queued */
@@ -37,7 +37,7 @@ struct peer {
     int first, n;
     uint64_t sent, left; /* puts queued so far, and when everything had left */
     uint64_t due[LL_SIGNALS], signalled[LL_SIGNALS];
-    struct parcel parcels[2][LL_PARCELS];
+    struct send_buffer buffers[2][LL_PAYLOADS];
     struct retired *retired;
     bool ended;
     uint64_t given_up_ns; /* masked: from then on nobody goes on sending for it alone; 0: not masked */
@@ -52,7 +52,7 @@ struct ll_net {
     int busy;           /* jobs that move things themselves */
     struct peer *peers; /* [R]; those of this node are not used */
     int nlocal, first, nremote;
-    size_t at[LL_PARCELS], bytes[LL_PARCELS]; /* in the region: where, and of one of them */
+    size_t at[LL_PAYLOADS], bytes[LL_PAYLOADS]; /* in the region: where, and of one of them */
 };
 
 static inline bool ll_net_is_remote(const struct ll_net *n, int rank)

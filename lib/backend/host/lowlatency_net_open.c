@@ -21,11 +21,11 @@ static size_t lay_out(const ep_ll *ll, struct ll_net *n)
     const struct host_ll *inner = ll->impl;
     size_t entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk, at = 0;
 
-    n->bytes[LL_PARCEL_BLOCK] = inner->block_bytes;
-    n->bytes[LL_PARCEL_REQUEST] = sizeof(struct ll_request) + entries * sizeof(struct ll_choice);
-    n->bytes[LL_PARCEL_ANSWER] = sizeof(struct ll_offer);
-    n->bytes[LL_PARCEL_ROWS] = (size_t)ll_most_rows(ll, ll->config.max_tokens) * (size_t)ll->config.hidden * 2;
-    for (int what = 0; what < LL_PARCELS; what++) {
+    n->bytes[LL_PAYLOAD_BLOCK] = inner->block_bytes;
+    n->bytes[LL_PAYLOAD_REQUEST] = sizeof(struct ll_request) + entries * sizeof(struct ll_choice);
+    n->bytes[LL_PAYLOAD_DESC] = sizeof(struct ll_combine_desc);
+    n->bytes[LL_PAYLOAD_ROWS] = (size_t)ll_max_reply_rows(ll, ll->config.max_tokens) * (size_t)ll->config.hidden * 2;
+    for (int what = 0; what < LL_PAYLOADS; what++) {
         n->bytes[what] = (n->bytes[what] + 63) & ~(size_t)63;
         n->at[what] = at;
         at += 2 * (size_t)n->nremote * n->bytes[what];
@@ -42,7 +42,7 @@ int64_t ll_net_bytes(const ep_ll *ll)
 
 static struct host_ll **lls_of(struct ep_group *group)
 {
-    return &((struct cpu_comm *)group)->lls;
+    return &((struct host_comm *)group)->lls;
 }
 
 ep_status ll_net_open(ep_ll *ll)
@@ -88,7 +88,7 @@ static void flush(ep_ll *ll, struct ll_net *n)
 {
     const struct host_ll *inner = ll->impl;
     uint64_t deadline_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
-    struct timespec backoff = {.tv_nsec = BACKOFF_LEAST_NS};
+    struct timespec backoff = {.tv_nsec = BACKOFF_MIN_NS};
 
     while (ep_group_check(inner->group) == EP_OK && ep_now_ns() < deadline_ns) {
         bool all = true, moved;
@@ -138,8 +138,8 @@ static void free_memory(struct peer *peer, bool keeps)
     if (keeps && peer->left < peer->sent)
         return;
     ll_net_free_retired(peer);
-    for (int i = 0; i < 2 * LL_PARCELS; i++)
-        free(peer->parcels[i / LL_PARCELS][i % LL_PARCELS].memory);
+    for (int i = 0; i < 2 * LL_PAYLOADS; i++)
+        free(peer->buffers[i / LL_PAYLOADS][i % LL_PAYLOADS].memory);
 }
 
 void ll_net_close(ep_ll *ll)
@@ -156,8 +156,8 @@ void ll_net_close(ep_ll *ll)
         flush(ll, n);
     }
     if (n->net) {
-        n->net->hurries = atomic_load(&ll->comm->failed) != EP_OK;
-        keeps = n->net->ops->keeps_sources;
+        n->net->abandoned = atomic_load(&ll->comm->failed) != EP_OK;
+        keeps = n->net->ops->retains_sources;
         n->net->ops->free(n->net);
     }
     for (int rank = 0; n->peers && rank < ll->comm->nranks; rank++)

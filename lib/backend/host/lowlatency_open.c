@@ -26,7 +26,7 @@ static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
     return inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes;
 }
 
-static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct ep_group_address *where)
+static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct ep_group_address *address)
 {
     if (ll_is_remote(ll, rank)) {
         inner->peer[rank] = (unsigned char *)&inner->copies[rank];
@@ -36,7 +36,7 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
         inner->peer[rank] = inner->segment;
         return EP_OK;
     }
-    EP_TRY(ep_group_attach_slot(inner->group, rank, where, segment_bytes(ll, inner), &inner->shm[rank]));
+    EP_TRY(ep_group_attach_slot(inner->group, rank, address, segment_bytes(ll, inner), &inner->shm[rank]));
     inner->peer[rank] = inner->shm[rank].base;
     return EP_OK;
 }
@@ -52,8 +52,8 @@ static ep_status attach_buffers(const ep_ll *ll, struct host_ll *inner, int rank
     for (int i = 0; i < 2 && !ll_is_remote(ll, rank) && rank != ll->comm->rank; i++) {
         struct ll_buffer *buffer = &inner->buffers[2 * rank + i];
 
-        ep_group_read_shared(&buffer->where, &ll_shared_of(inner, rank)->buffer[i], sizeof(buffer->where));
-        EP_TRY(ep_group_attach_slot(inner->group, rank, &buffer->where, bytes, &buffer->shm));
+        ep_group_read_shared(&buffer->address, &ll_shared_of(inner, rank)->buffer[i], sizeof(buffer->address));
+        EP_TRY(ep_group_attach_slot(inner->group, rank, &buffer->address, bytes, &buffer->shm));
     }
     return EP_OK;
 }
@@ -71,12 +71,12 @@ static ep_status alloc_buffers(const ep_ll *ll, struct host_ll *inner)
 /* `inner` NULL: this rank has failed already, and takes part to say so. */
 static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status mine)
 {
-    struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
+    struct ep_group_address address = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
     ep_status status;
 
     if (inner && mine == EP_OK)
-        ep_group_find(inner->group, inner->segment, 1, &where);
-    status = ep_group_ll_exchange(ll, mine, &where, all);
+        ep_group_find(inner->group, inner->segment, 1, &address);
+    status = ep_group_ll_exchange(ll, mine, &address, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
         status = attach_segment(ll, inner, rank, &all[rank]);
         if (status == EP_OK)
@@ -109,8 +109,8 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->index[0]);
     free(inner->index[1]);
     free(inner->next_index);
-    free(inner->combine[0].given);
-    free(inner->combine[1].given);
+    free(inner->combine[0].index);
+    free(inner->combine[1].index);
     free(inner->n_slots);
     free(inner->heads);
     free(inner->ranges[0]);
@@ -161,7 +161,7 @@ ep_status host_ll_open(ep_ll *ll)
     inner->masked = calloc(nranks, sizeof(*inner->masked));
     for (int i = 0; i < 2; i++) {
         inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
-        inner->combine[i].given = malloc((entries + 1) * sizeof(*inner->combine[i].given));
+        inner->combine[i].index = malloc((entries + 1) * sizeof(*inner->combine[i].index));
         inner->reserved[i] = calloc((size_t)ll->n_local, sizeof(*inner->reserved[i]));
         inner->ranges[i] = calloc((size_t)ll->n_local * nranks, sizeof(*inner->ranges[i]));
     }
@@ -175,7 +175,7 @@ ep_status host_ll_open(ep_ll *ll)
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
     if (!inner->peer || !inner->shm || !inner->buffers || !inner->block || !inner->copies || !inner->masked ||
         !inner->index[0] || !inner->index[1] || !inner->next_index || !inner->reserved[0] || !inner->reserved[1] ||
-        !inner->combine[0].given || !inner->combine[1].given || !inner->n_slots || !inner->heads || !inner->ranges[0] ||
+        !inner->combine[0].index || !inner->combine[1].index || !inner->n_slots || !inner->heads || !inner->ranges[0] ||
         !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
@@ -226,7 +226,7 @@ static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
 static void wait_for_readers(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status = ep_group_drain(inner->group);
 
     for (int i = 1; status == EP_OK && i < ll->comm->nranks; i++) {
@@ -234,21 +234,21 @@ static void wait_for_readers(ep_ll *ll)
 
         if (ll_is_remote(ll, rank))
             continue;
-        ep_group_wait_begin(&pause, inner->group, EP_GROUP_LL_DONE);
-        pause.tolerant = true; /* that a peer does not come is not our failure: we are leaving */
+        ep_group_wait_begin(&wait, inner->group, EP_GROUP_LL_DONE);
+        wait.tolerant = true; /* that a peer does not come is not our failure: we are leaving */
         while (!inner->masked[rank] && status == EP_OK) {
             uint32_t seen = ep_group_doorbell(inner->group);
 
-            if (has_read(ll, rank, ll->combines) || ll_pause(ll, &pause, seen, rank) != EP_OK)
+            if (has_read(ll, rank, ll->combines) || ll_wait_step(ll, &wait, seen, rank) != EP_OK)
                 break;
             status = ep_comm_record(ll->comm, ep_group_check(inner->group));
         }
-        ep_group_wait_end(&pause);
+        ep_group_wait_end(&wait);
     }
 }
 
 /* What this rank has not received by now it will not read: peers that leave, too, need not wait for it. */
-static void read_no_more(ep_ll *ll)
+static void publish_all_read(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
 
@@ -262,7 +262,7 @@ void host_ll_close(ep_ll *ll)
     if (!ll->impl)
         return;
     ep_group_drain(((struct host_ll *)ll->impl)->group);
-    read_no_more(ll);
+    publish_all_read(ll);
     wait_for_readers(ll);
     ep_group_of(ll->comm)->object_bytes -= object_bytes(ll);
     ll_net_close(ll);

@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 /* Calls by which a counter may be ahead of who waits for it: less would do, more is damage. */
-#define MOST_AHEAD 8
+#define MAX_AHEAD 8
 
 /*
  * A masked rank may only have been late. It gets no rows any more, and buffers are reused without waiting for it, but
@@ -43,9 +43,9 @@ static bool is_masked_by(const ep_ll *ll, int rank)
  * Has it masked this rank, and not taken that back? What a rank of another node says comes one after the other, and is
  * on its way for a while.
  */
-static ep_status look_at_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
+static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
 {
-    uint64_t limit_ns = ep_now_ns() + LL_MASK_TOLD_NS;
+    uint64_t limit_ns = ep_now_ns() + LL_UNMASK_WAIT_NS;
 
     while (ll_is_remote(ll, rank) && is_masked_by(ll, rank) && ep_now_ns() < limit_ns) {
         bool moved;
@@ -70,7 +70,7 @@ ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 
         /* Written back unchanged, because only a write can order our reads before what the peer does once it masks. */
         if (!inner->masked[rank] && atomic_fetch_or_explicit(&masks[me / 64], 0, memory_order_acq_rel) >> me % 64 & 1)
-            EP_TRY(look_at_mask(ll, rank, phase, &masked));
+            EP_TRY(recheck_mask(ll, rank, phase, &masked));
         if (masked)
             return fail_excluded(rank, phase);
     }
@@ -97,21 +97,22 @@ static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct l
     }
 }
 
-ep_status ll_pause(ep_ll *ll, struct ep_group_wait *pause, uint32_t seen, int rank)
+ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int rank)
 {
     struct host_ll *inner = ll->impl;
     bool moved = false;
 
-    EP_TRY(ll_net_progress(ll, pause->phase, &moved));
+    EP_TRY(ll_net_progress(ll, wait->phase, &moved));
     if (moved) {
-        /* With masking the rank waited for counts alone: others wait for this one meanwhile, who would mask it. */
-        if (!pause->tolerant)
-            ep_group_wait_reset(pause);
-        return pause->tolerant ? ep_group_check_abort(inner->group) : ep_group_check(inner->group);
+        /* With masking the rank waited for counts alone: others wait for this one work, who would mask it. */
+        if (!wait->tolerant)
+            ep_group_wait_reset(wait);
+        return wait->tolerant ? ep_group_check_abort(inner->group) : ep_group_check(inner->group);
     }
-    pause->polls = ll_net_polls(ll);
-    pause->held = inner->net ? ll_net_holds_back(ll, rank) ? EP_GROUP_HELD : EP_GROUP_NOT_HELD : EP_GROUP_HELD_UNKNOWN;
-    return ep_group_wait(pause, seen, rank);
+    wait->polls = ll_net_polls(ll);
+    wait->in_flight = inner->net ? ll_net_in_flight(ll, rank) ? EP_GROUP_IN_FLIGHT : EP_GROUP_NOT_IN_FLIGHT
+                                 : EP_GROUP_IN_FLIGHT_UNKNOWN;
+    return ep_group_wait(wait, seen, rank);
 }
 
 bool ll_may_mask(const ep_ll *ll, ep_status status)
@@ -123,17 +124,17 @@ bool ll_may_mask(const ep_ll *ll, ep_status status)
 
 /* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
 static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                          struct ll_cost *cost, const struct ll_meanwhile *meanwhile)
+                          struct ll_cost *cost, const struct ll_wait_work *work)
 {
     struct host_ll *inner = ll->impl;
     _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
     bool mask = ll->config.flags & EP_LL_MASK_DEAD, masked = false;
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     uint64_t at = 0;
     ep_status status = EP_OK, failed = EP_OK;
 
-    ep_group_wait_begin(&pause, inner->group, phase);
-    pause.tolerant = mask;
+    ep_group_wait_begin(&wait, inner->group, phase);
+    wait.tolerant = mask;
     while (status == EP_OK && failed == EP_OK) {
         uint32_t seen = ep_group_doorbell(inner->group);
 
@@ -141,24 +142,24 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         note_arrivals(ll, word, value, cost);
         /* A rank of another node that has masked this one does not answer it. */
         if (mask && is_masked_by(ll, rank))
-            failed = look_at_mask(ll, rank, phase, &masked);
+            failed = recheck_mask(ll, rank, phase, &masked);
         if (at >= value || masked || failed != EP_OK)
             break;
-        if (meanwhile)
-            failed = meanwhile->run(meanwhile->context);
+        if (work)
+            failed = work->run(work->context);
         if (failed == EP_OK)
-            status = ll_pause(ll, &pause, seen, rank);
+            status = ll_wait_step(ll, &wait, seen, rank);
     }
-    ep_group_wait_end(&pause);
+    ep_group_wait_end(&wait);
     if (failed != EP_OK)
         return failed;
     if (status != EP_OK && (!mask || !ll_may_mask(ll, status)))
         return status;
     /* Two results at a time: without masking no rank is further ahead. */
-    if (!mask && at - value > MOST_AHEAD)
+    if (!mask && at - value > MAX_AHEAD)
         return ep_group_fail_damaged(inner->group, rank, phase, "a counter of its calls", (int64_t)at);
     if (mask && is_masked_by(ll, rank))
-        EP_TRY(look_at_mask(ll, rank, phase, &masked));
+        EP_TRY(recheck_mask(ll, rank, phase, &masked));
     if (masked)
         return fail_excluded(rank, phase);
     /* What it published since the last look at the counter, while this rank did not run or looked at masks, counts. */
@@ -192,15 +193,15 @@ ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phas
 }
 
 ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                       const struct ll_meanwhile *meanwhile)
+                       const struct ll_wait_work *work)
 {
-    return wait_one(ll, rank, word, value, phase, NULL, meanwhile);
+    return wait_one(ll, rank, word, value, phase, NULL, work);
 }
 
 /* Words of the calls of a parity. */
-size_t ll_taken_word(uint64_t number)
+size_t ll_packed_word(uint64_t number)
 {
-    return offsetof(struct ll_shared, taken) + (number & 1) * sizeof(_Atomic uint64_t);
+    return offsetof(struct ll_shared, packed) + (number & 1) * sizeof(_Atomic uint64_t);
 }
 
 size_t ll_pulled_word(uint64_t number)
@@ -228,14 +229,15 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
 }
 
 /* Who has masked this rank writes to its memory without waiting for it: no failure of the group. */
-ep_status ll_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value)
+ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value)
 {
     EP_TRY(ll_check_masks(ll, phase));
     return ep_group_fail_damaged(((struct host_ll *)ll->impl)->group, rank, phase, what, value);
 }
 
 /* Ranks must be in the same call, and it is the same in all ranks' arguments. */
-ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs)
+ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
+                                const struct ll_combine_desc *theirs)
 {
     struct ep_group *group = ((struct host_ll *)ll->impl)->group;
     bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
@@ -252,7 +254,7 @@ ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, 
                    ll->comm->rank, theirs->no_partial_reduce, rank);
 }
 
-ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
+ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
 {
     struct ep_group *group = ((struct host_ll *)ll->impl)->group;
 
@@ -263,23 +265,23 @@ ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert
         expert, token, i + 1);
 }
 
-ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
+ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
 {
     struct ep_group *group = ep_group_of(ll->comm);
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status = EP_OK;
 
-    ep_group_wait_begin(&pause, group, EP_GROUP_LL_SEND);
-    pause.tolerant = ll->config.flags & EP_LL_MASK_DEAD;
+    ep_group_wait_begin(&wait, group, EP_GROUP_LL_SEND);
+    wait.tolerant = ll->config.flags & EP_LL_MASK_DEAD;
     while (status == EP_OK && bytes) {
         uint32_t seen = ep_group_doorbell(group);
 
         if (ll_net_try_send(ll, rank, number, what, bytes))
             break;
-        status = ll_pause(ll, &pause, seen, rank);
+        status = ll_wait_step(ll, &wait, seen, rank);
     }
-    ep_group_wait_end(&pause);
-    if (status == EP_OK || !pause.tolerant || !ll_may_mask(ll, status))
+    ep_group_wait_end(&wait);
+    if (status == EP_OK || !wait.tolerant || !ll_may_mask(ll, status))
         return status;
     ll_mask_rank(ll, rank);
     return EP_OK;

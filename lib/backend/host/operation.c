@@ -38,9 +38,9 @@ ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struc
     uint64_t operation = ++group->operation;
 
     group->control->descriptor[operation & 1] = *descriptor;
-    atomic_store_explicit(&group->control->entered, operation, memory_order_release);
+    atomic_store_explicit(&group->control->op_begun, operation, memory_order_release);
     ep_group_ring_node(group);
-    EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, entered), operation, phase));
+    EP_TRY(ep_group_wait_node(group, offsetof(struct ep_group_control, op_begun), operation, phase));
     for (int rank = group->first; rank < group->first + group->nlocal; rank++) {
         const struct ep_group_descriptor *other = &group->descriptors[rank - group->first];
         int me = group->comm->rank;
@@ -62,7 +62,7 @@ ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struc
 ep_status host_op_end(struct ep_group *group, enum ep_group_phase phase)
 {
     ep_rows_stream_end();
-    atomic_store_explicit(&group->control->finished, group->operation, memory_order_release);
+    atomic_store_explicit(&group->control->op_ended, group->operation, memory_order_release);
     ep_group_ring_node(group);
-    return ep_group_wait_node(group, offsetof(struct ep_group_control, finished), group->operation, phase);
+    return ep_group_wait_node(group, offsetof(struct ep_group_control, op_ended), group->operation, phase);
 }

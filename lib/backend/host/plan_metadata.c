@@ -57,7 +57,7 @@ static ep_status exchange_sources(ep_plan *plan, bool with_choice, struct source
     args.out_rows = (int64_t)out;
     args.topk_weights = sources.choices;
     args.recv_topk_weights = sources.choice;
-    status = host_dispatch_inside(plan, &args);
+    status = host_dispatch_internal(plan, &args);
     if (status == EP_OK)
         *ret_sources = sources;
     else
@@ -170,7 +170,7 @@ static ep_status place_slots(const ep_plan *plan, const ep_plan_metadata *dst, c
     return EP_OK;
 }
 
-static ep_status tell_tokens(const ep_plan *plan, const ep_plan_metadata *dst, const struct sources *sources)
+static ep_status write_tokens(const ep_plan *plan, const ep_plan_metadata *dst, const struct sources *sources)
 {
     int64_t n_rows = plan->full.n_recv, n = ep_group_plan_of(plan)->recv_from_rank[plan->comm->nranks];
     int32_t *tokens = malloc(((size_t)n_rows + 1) * sizeof(*tokens));
@@ -187,7 +187,7 @@ static ep_status tell_tokens(const ep_plan *plan, const ep_plan_metadata *dst, c
     return status;
 }
 
-static void tell_counts(const ep_plan *plan, const ep_plan_metadata *dst)
+static void write_counts(const ep_plan *plan, const ep_plan_metadata *dst)
 {
     const struct ep_group_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
@@ -215,11 +215,11 @@ static ep_status run_metadata(void *arguments)
     ep_status status;
 
     EP_TRY(ep_group_plan_complete(group, job->plan));
-    tell_counts(job->plan, dst);
+    write_counts(job->plan, dst);
     if (!dst->recv_source && !dst->recv_slot)
         return EP_OK;
     EP_TRY(exchange_sources(job->plan, dst->recv_slot, &sources));
-    status = tell_tokens(job->plan, dst, &sources);
+    status = write_tokens(job->plan, dst, &sources);
     free_sources(&sources);
     return ep_group_fail_queued(group, status, EP_GROUP_DISPATCH_DONE, false);
 }

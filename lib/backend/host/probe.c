@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 /* Sleep on sockets between two looks at the group. */
-#define SLICE_MS 20
+#define POLL_MS 20
 
 /* One plain socket, for the chunks of one channel. */
-struct plug {
+struct probe_socket {
     int fd, rank, slot, channel;
     size_t bytes;   /* of a turn, each way */
     size_t out, in; /* of those: gone and come */
@@ -27,10 +27,10 @@ struct ep_net_probe {
     struct ep_net *net;
     int npeers, channels;
     size_t bytes;
-    uint64_t turns;
+    uint64_t rounds;
     unsigned char *data;
-    struct tcp_mesh_line *lines; /* [npeers][channels + 1] */
-    struct plug *plugs;          /* [npeers][channels]; NULL: no sockets */
+    struct tcp_mesh_conn *conns;  /* [npeers][channels + 1] */
+    struct probe_socket *sockets; /* [npeers][channels]; NULL: no sockets */
     struct pollfd *polls;
 };
 
@@ -56,7 +56,7 @@ struct flow {
 static bool push_flow(struct ep_net_probe *probe, int peer, int channel, struct flow *flow)
 {
     struct ep_net *net = probe->net;
-    int slot_there = ep_net_slot(peer, net->node);
+    int slot_there = ep_net_peer_index(peer, net->node);
     bool moved = false;
 
     while (flow->at < probe->bytes) {
@@ -87,14 +87,14 @@ static ep_status puts_pass(struct ep_net_probe *probe, struct flow *flows, bool 
 
         if (!flows[i].signalled)
             *ret_moved |= push_flow(probe, peer, channel, &flows[i]);
-        if (!flows[i].signalled || !net->ops->flush_test(net, peer, channel) || net->signals[i] < probe->turns)
+        if (!flows[i].signalled || !net->ops->flush_test(net, peer, channel) || net->signals[i] < probe->rounds)
             *ret_waiting = peer;
     }
     return EP_OK;
 }
 
 /* The peers wait for what this rank can no longer do. */
-static ep_status raise_broken(struct ep_net_probe *probe, ep_status status)
+static ep_status set_net_failure(struct ep_net_probe *probe, ep_status status)
 {
     struct ep_group *group = probe->group;
     int broken_by = probe->net->broken_by;
@@ -107,13 +107,13 @@ ep_status ep_net_probe_puts(struct ep_net_probe *probe)
 {
     struct ep_group *group = probe->group;
     struct flow *flows = calloc((size_t)probe->npeers * (size_t)probe->channels, sizeof(*flows));
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status = flows ? EP_OK : ep_fail(EP_E_MEMORY, "network probe: no memory");
 
     for (int i = 0; flows && i < probe->npeers * probe->channels; i++)
         flows[i].at = (size_t)(i % probe->channels) * EP_NET_PROBE_CHUNK;
-    probe->turns++;
-    ep_group_wait_begin(&pause, group, EP_GROUP_PROBE_PUTS);
+    probe->rounds++;
+    ep_group_wait_begin(&wait, group, EP_GROUP_PROBE_PUTS);
     while (status == EP_OK) {
         uint32_t seen = ep_group_doorbell(group);
         bool moved = false;
@@ -121,16 +121,16 @@ ep_status ep_net_probe_puts(struct ep_net_probe *probe)
 
         status = puts_pass(probe, flows, &moved, &node);
         if (status != EP_OK)
-            status = raise_broken(probe, status);
+            status = set_net_failure(probe, status);
         if (status != EP_OK || node < 0)
             break;
-        pause.polls = !probe->net->sleeps;
+        wait.polls = !probe->net->can_sleep;
         if (moved)
-            ep_group_wait_reset(&pause);
+            ep_group_wait_reset(&wait);
         else
-            status = ep_group_wait(&pause, seen, ep_group_rail(group, node));
+            status = ep_group_wait(&wait, seen, ep_group_rail(group, node));
     }
-    ep_group_wait_end(&pause);
+    ep_group_wait_end(&wait);
     free(flows);
     return status;
 }
@@ -139,7 +139,7 @@ ep_status ep_net_probe_puts(struct ep_net_probe *probe)
 
 bool ep_net_probe_has_sockets(const struct ep_net_probe *probe)
 {
-    return probe->plugs != NULL;
+    return probe->sockets != NULL;
 }
 
 static bool is_again(ssize_t n)
@@ -153,53 +153,53 @@ static bool is_closed(ssize_t n)
     return n == 0 || (n < 0 && (errno == EPIPE || errno == ECONNRESET));
 }
 
-static ep_status fail_socket(const struct plug *plug)
+static ep_status fail_socket(const struct probe_socket *s)
 {
-    return ep_fail_errno(EP_E_SYSTEM, errno, "network probe: the socket to rank %d", plug->rank);
+    return ep_fail_errno(EP_E_SYSTEM, errno, "network probe: the socket to rank %d", s->rank);
 }
 
 /*
  * What is behind byte `at` of the bytes of a channel in memory of a turn, laid out as for puts, and how much of it is
  * one chunk: caches that hold the same piece again and again would make sockets look better than they are.
  */
-static size_t find_piece(const struct ep_net_probe *probe, const struct plug *plug, size_t at, size_t *ret_bytes)
+static size_t find_piece(const struct ep_net_probe *probe, const struct probe_socket *s, size_t at, size_t *ret_bytes)
 {
-    size_t inside = at % EP_NET_PROBE_CHUNK, left = plug->bytes - at;
+    size_t inside = at % EP_NET_PROBE_CHUNK, left = s->bytes - at;
 
     *ret_bytes = left < EP_NET_PROBE_CHUNK - inside ? left : EP_NET_PROBE_CHUNK - inside;
-    return (at / EP_NET_PROBE_CHUNK * (size_t)probe->channels + (size_t)plug->channel) * EP_NET_PROBE_CHUNK + inside;
+    return (at / EP_NET_PROBE_CHUNK * (size_t)probe->channels + (size_t)s->channel) * EP_NET_PROBE_CHUNK + inside;
 }
 
-static ep_status move_plug(struct ep_net_probe *probe, struct plug *plug, bool *ret_moved)
+static ep_status advance_socket(struct ep_net_probe *probe, struct probe_socket *s, bool *ret_moved)
 {
-    unsigned char *into = probe->net->region + (size_t)plug->slot * probe->bytes;
+    unsigned char *into = probe->net->region + (size_t)s->slot * probe->bytes;
     size_t bytes, at;
     ssize_t n;
 
-    while (plug->out < plug->bytes && !plug->closed) {
-        at = find_piece(probe, plug, plug->out, &bytes);
-        n = send(plug->fd, probe->data + at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (s->out < s->bytes && !s->closed) {
+        at = find_piece(probe, s, s->out, &bytes);
+        n = send(s->fd, probe->data + at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (is_again(n))
             break;
-        plug->closed = is_closed(n);
-        if (plug->closed)
+        s->closed = is_closed(n);
+        if (s->closed)
             break;
         if (n < 0)
-            return fail_socket(plug);
-        plug->out += (size_t)n;
+            return fail_socket(s);
+        s->out += (size_t)n;
         *ret_moved = true;
     }
-    while (plug->in < plug->bytes) {
-        at = find_piece(probe, plug, plug->in, &bytes);
-        n = recv(plug->fd, into + at, bytes, MSG_DONTWAIT);
+    while (s->in < s->bytes) {
+        at = find_piece(probe, s, s->in, &bytes);
+        n = recv(s->fd, into + at, bytes, MSG_DONTWAIT);
         if (is_again(n))
             break;
-        plug->closed |= is_closed(n);
+        s->closed |= is_closed(n);
         if (is_closed(n))
             break;
         if (n < 0)
-            return fail_socket(plug);
-        plug->in += (size_t)n;
+            return fail_socket(s);
+        s->in += (size_t)n;
         *ret_moved = true;
     }
     return EP_OK;
@@ -214,19 +214,18 @@ static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *
     *ret_n_polls = 0;
     *ret_waiting = -1;
     for (int i = 0; i < probe->npeers * probe->channels; i++) {
-        struct plug *plug = &probe->plugs[i];
-        ep_status status = move_plug(probe, plug, ret_moved);
+        struct probe_socket *s = &probe->sockets[i];
+        ep_status status = advance_socket(probe, s, ret_moved);
 
         if (status != EP_OK)
             return ep_group_set_own_failure(probe->group, status, probe->group->comm->rank, EP_GROUP_PROBE_SOCKETS);
-        if (plug->in == plug->bytes && plug->out == plug->bytes)
+        if (s->in == s->bytes && s->out == s->bytes)
             continue;
-        *ret_waiting = plug->rank;
-        if (plug->closed)
+        *ret_waiting = s->rank;
+        if (s->closed)
             continue;
         probe->polls[(*ret_n_polls)++] = (struct pollfd){
-            .fd = plug->fd,
-            .events = (short)((plug->in < plug->bytes ? POLLIN : 0) | (plug->out < plug->bytes ? POLLOUT : 0))};
+            .fd = s->fd, .events = (short)((s->in < s->bytes ? POLLIN : 0) | (s->out < s->bytes ? POLLOUT : 0))};
     }
     return EP_OK;
 }
@@ -234,12 +233,12 @@ static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *
 ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
 {
     struct ep_group *group = probe->group;
-    struct ep_group_wait pause;
+    struct ep_group_wait wait;
     ep_status status = EP_OK;
 
     for (int i = 0; i < probe->npeers * probe->channels; i++)
-        probe->plugs[i].out = probe->plugs[i].in = 0;
-    ep_group_wait_begin(&pause, group, EP_GROUP_PROBE_SOCKETS);
+        probe->sockets[i].out = probe->sockets[i].in = 0;
+    ep_group_wait_begin(&wait, group, EP_GROUP_PROBE_SOCKETS);
     while (status == EP_OK) {
         int n_polls, rank;
         bool moved = false;
@@ -248,14 +247,14 @@ ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
         if (status != EP_OK || rank < 0)
             break;
         if (moved) {
-            ep_group_wait_reset(&pause);
+            ep_group_wait_reset(&wait);
             continue;
         }
-        status = ep_group_wait_check(&pause, rank);
+        status = ep_group_wait_check(&wait, rank);
         if (status == EP_OK)
-            (void)poll(probe->polls, (nfds_t)n_polls, SLICE_MS);
+            (void)poll(probe->polls, (nfds_t)n_polls, POLL_MS);
     }
-    ep_group_wait_end(&pause);
+    ep_group_wait_end(&wait);
     return status;
 }
 
@@ -266,12 +265,12 @@ static ep_status prepare(struct ep_net_probe *probe)
     size_t peers = (size_t)probe->npeers, n = peers * (size_t)probe->channels, lines = n + peers;
 
     probe->data = malloc(probe->bytes);
-    probe->lines = calloc(lines, sizeof(*probe->lines));
-    probe->plugs = calloc(n, sizeof(*probe->plugs));
+    probe->conns = calloc(lines, sizeof(*probe->conns));
+    probe->sockets = calloc(n, sizeof(*probe->sockets));
     probe->polls = calloc(n, sizeof(*probe->polls));
-    for (size_t i = 0; probe->lines && i < lines; i++)
-        probe->lines[i].fd = -1;
-    if (!probe->data || !probe->lines || !probe->plugs || !probe->polls)
+    for (size_t i = 0; probe->conns && i < lines; i++)
+        probe->conns[i].fd = -1;
+    if (!probe->data || !probe->conns || !probe->sockets || !probe->polls)
         return ep_fail(EP_E_MEMORY, "network probe: no memory for %zu bytes", probe->bytes);
     memset(probe->data, 1, probe->bytes);
     return EP_OK;
@@ -282,7 +281,7 @@ static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_pr
                               const struct ep_net_params *params, ep_status mine)
 {
     struct ep_net_tcp_rendezvous rendezvous = {.listener = -1};
-    ep_status status = tcp_mesh_open(params, provider->context, mine, probe->lines, &rendezvous);
+    ep_status status = tcp_mesh_open(params, provider->context, mine, probe->conns, &rendezvous);
 
     if (rendezvous.listener >= 0)
         close(rendezvous.listener);
@@ -290,12 +289,12 @@ static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_pr
     for (int i = 0; status == EP_OK && i < probe->npeers * probe->channels; i++) {
         int peer = i / probe->channels, channel = i % probe->channels;
 
-        probe->plugs[i] =
-            (struct plug){.fd = probe->lines[peer * (probe->channels + 1) + channel].fd,
-                          .rank = ep_group_rail(probe->group, ep_net_peer(probe->group->comm->node, peer)),
-                          .slot = peer,
-                          .channel = channel,
-                          .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
+        probe->sockets[i] =
+            (struct probe_socket){.fd = probe->conns[peer * (probe->channels + 1) + channel].fd,
+                                  .rank = ep_group_rail(probe->group, ep_net_peer(probe->group->comm->node, peer)),
+                                  .slot = peer,
+                                  .channel = channel,
+                                  .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
     }
     return status;
 }
@@ -316,8 +315,8 @@ static ep_status open_probe(struct ep_net_probe *probe, ep_comm *comm)
     EP_TRY(ep_group_agree_within(comm, "network probe", provider.open(&provider, &params, &probe->net)));
     if (provider.open == ep_net_tcp.open)
         return ep_group_agree_within(comm, "network probe", open_sockets(probe, &provider, &params, EP_OK));
-    free(probe->plugs);
-    probe->plugs = NULL;
+    free(probe->sockets);
+    probe->sockets = NULL;
     return EP_OK;
 }
 
@@ -349,14 +348,14 @@ void ep_net_probe_free(struct ep_net_probe *probe)
     if (!probe)
         return;
     if (probe->net) {
-        probe->net->hurries = atomic_load(&probe->group->comm->failed) != EP_OK;
+        probe->net->abandoned = atomic_load(&probe->group->comm->failed) != EP_OK;
         probe->net->ops->free(probe->net);
     }
-    for (int i = 0; probe->lines && i < probe->npeers * (probe->channels + 1); i++)
-        if (probe->lines[i].fd >= 0)
-            close(probe->lines[i].fd);
-    free(probe->lines);
-    free(probe->plugs);
+    for (int i = 0; probe->conns && i < probe->npeers * (probe->channels + 1); i++)
+        if (probe->conns[i].fd >= 0)
+            close(probe->conns[i].fd);
+    free(probe->conns);
+    free(probe->sockets);
     free(probe->polls);
     free(probe->data);
     free(probe);

@@ -3,7 +3,7 @@
  * rows.c - which form of the inner loops this machine gets, and from which size on streaming pays.
  */
 #include "backend/host/rows.h"
-#include "backend/host/rows_forms.h"
+#include "backend/host/rows_variants.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -22,7 +22,7 @@
  * What a rank can count on of a cache that it shares with other ranks and programs. A virtual machine shows that of the
  * whole socket (480 MiB with 2 processors), in which plain stores of 15 MB and more took 1.5 to 1.8 times as long.
  */
-#define CACHE_BYTES_MOST ((size_t)16 << 20)
+#define CACHE_BYTES_MAX ((size_t)16 << 20)
 
 static bool runs_anywhere(void)
 {
@@ -45,7 +45,7 @@ static bool runs_avx512(void)
 static const struct {
     const struct ep_rows_ops *ops;
     bool (*runs_here)(void);
-} forms[] = {
+} variants[] = {
 #if defined(__x86_64__)
     {&ep_rows_avx512, runs_avx512},
     {&ep_rows_avx2, runs_avx2},
@@ -53,15 +53,15 @@ static const struct {
     {&ep_rows_portable, runs_anywhere},
 };
 
-#define N_FORMS (sizeof(forms) / sizeof(forms[0]))
+#define N_VARIANTS (sizeof(variants) / sizeof(variants[0]))
 
 const struct ep_rows_ops *ep_rows_find(const char *name)
 {
     size_t i;
 
-    for (i = 0; i < N_FORMS; i++) {
-        if (!strcmp(forms[i].ops->name, name) && forms[i].runs_here())
-            return forms[i].ops;
+    for (i = 0; i < N_VARIANTS; i++) {
+        if (!strcmp(variants[i].ops->name, name) && variants[i].runs_here())
+            return variants[i].ops;
     }
     return NULL;
 }
@@ -80,8 +80,8 @@ const struct ep_rows_ops *ep_rows_get(void)
     if (wanted)
         ops = ep_rows_find(wanted);
     for (i = 0; !ops; i++) {
-        if (forms[i].runs_here())
-            ops = forms[i].ops;
+        if (variants[i].runs_here())
+            ops = variants[i].ops;
     }
     atomic_store_explicit(&chosen, ops, memory_order_relaxed);
     return ops;
@@ -167,8 +167,8 @@ size_t ep_rows_stream_threshold(void)
     bytes = ep_rows_last_level_cache(CACHE_DIRECTORY);
     if (!bytes)
         bytes = CACHE_BYTES_UNKNOWN;
-    if (bytes > CACHE_BYTES_MOST)
-        bytes = CACHE_BYTES_MOST;
+    if (bytes > CACHE_BYTES_MAX)
+        bytes = CACHE_BYTES_MAX;
     atomic_store_explicit(&known, bytes, memory_order_relaxed);
     return bytes;
 }

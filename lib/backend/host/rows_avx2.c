@@ -5,7 +5,7 @@
  * Target attributes instead of compiler flags: nothing outside these functions gets instructions that the machine may
  * lack, and no build has to know.
  */
-#include "backend/host/rows_forms.h"
+#include "backend/host/rows_variants.h"
 
 #if defined(__x86_64__)
 

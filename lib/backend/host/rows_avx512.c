@@ -4,7 +4,7 @@
  *
  * Not VCVTNEPS2BF16 and VDPBF16PS: they take denormals for zero, which the other forms and the contract do not.
  */
-#include "backend/host/rows_forms.h"
+#include "backend/host/rows_variants.h"
 
 #if defined(__x86_64__)
 

@@ -5,7 +5,7 @@
  * Blocks of constant length keep the sums in a small array that the compiler turns into vector registers; the order of
  * additions within an element is that of the contract in any case.
  */
-#include "backend/host/rows_forms.h"
+#include "backend/host/rows_variants.h"
 #include "core/bf16.h"
 
 #include <float.h>

@@ -28,15 +28,15 @@
  * slower of two processes at once, as below.)
  */
 #define AHEAD_BYTES 6144
-#define AHEAD_MOST 4096
-#define AHEAD_LEAST 256
+#define AHEAD_MAX 4096
+#define AHEAD_MIN 256
 
 /*
  * Bytes given to one destination before the next has its turn. To 2, 4 and 8 destinations 4 KiB at a time wrote 1.64,
  * 1.79 and 2.03 times the rate of memcpy of 300 MB; a whole row of 14 KiB 1.50, 1.66 and 1.82, 256 bytes 1.65, 1.75 and
  * 1.82. A page at a time also means one translation at a time.
  */
-#define TURN_BYTES 4096
+#define CHUNK_BYTES 4096
 
 /* Where the elements come from: rows, or terms of a mixed sum; weights make it a weighted sum, sizes one of groups. */
 struct source {
@@ -211,7 +211,7 @@ INLINE int prefetch_start(const struct source *source, enum kind kind, int at, i
     int bytes = source->n ? AHEAD_BYTES / source->n : AHEAD_BYTES;
     int ahead, i, next;
 
-    bytes = bytes > AHEAD_MOST ? AHEAD_MOST : bytes < AHEAD_LEAST ? AHEAD_LEAST : bytes;
+    bytes = bytes > AHEAD_MAX ? AHEAD_MAX : bytes < AHEAD_MIN ? AHEAD_MIN : bytes;
     ahead = bytes / (int)sizeof(uint16_t) / QUAD * QUAD;
     for (next = at; next < at + ahead && next < count; next += QUAD) {
         for (i = 0; i < source->n; i++)
@@ -318,7 +318,7 @@ static void copy(void *const *dst, int n, const void *src, size_t bytes)
         memcpy(dst[i], src, bytes);
 }
 
-INLINE void unit_stream(unsigned char *to, const unsigned char *from)
+INLINE void stream_16(unsigned char *to, const unsigned char *from)
 {
     _mm_stream_si128((__m128i *)to, _mm_load_si128((const __m128i *)from));
 }
@@ -328,15 +328,15 @@ INLINE void range_stream(unsigned char *to, const unsigned char *from, size_t by
     size_t at = 0;
 
     for (; at < bytes && (uintptr_t)(to + at) % LINE; at += 16)
-        unit_stream(to + at, from + at);
+        stream_16(to + at, from + at);
     for (; at + LINE <= bytes; at += LINE)
         line_stream(to + at, from + at);
     for (; at < bytes; at += 16)
-        unit_stream(to + at, from + at);
+        stream_16(to + at, from + at);
 }
 
 /* End of the turn that ends about `at`: a line's end in this destination, or else its halves would be written apart. */
-INLINE size_t turn_end(const unsigned char *to, size_t at, size_t bytes)
+INLINE size_t chunk_end(const unsigned char *to, size_t at, size_t bytes)
 {
     size_t end = at + (0 - (uintptr_t)to) % LINE;
 
@@ -345,14 +345,14 @@ INLINE size_t turn_end(const unsigned char *to, size_t at, size_t bytes)
 
 ROWS_TARGET static void copy_stream(void *const *dst, int n, const void *src, size_t bytes)
 {
-    size_t turn;
+    size_t chunk;
     int i;
 
-    for (turn = 0; turn < bytes; turn += TURN_BYTES) {
+    for (chunk = 0; chunk < bytes; chunk += CHUNK_BYTES) {
         for (i = 0; i < n; i++) {
             unsigned char *to = dst[i];
-            size_t start = turn ? turn_end(to, turn, bytes) : 0;
-            size_t end = turn_end(to, turn + TURN_BYTES, bytes);
+            size_t start = chunk ? chunk_end(to, chunk, bytes) : 0;
+            size_t end = chunk_end(to, chunk + CHUNK_BYTES, bytes);
 
             range_stream(to + start, (const unsigned char *)src + start, end - start);
         }

@@ -22,7 +22,7 @@ struct cursors {
     int next[EP_NET_MAX_CHANNELS];
 };
 
-struct hop {
+struct internode {
     struct ep_group *group;
     const ep_plan *plan;
     struct ep_group_plan *inner;
@@ -33,51 +33,52 @@ struct hop {
     int waiting_node; /* for whom we wait when nothing moves; -1: for what is still to leave */
 };
 
-static ep_status hop_init(struct hop *hop, struct ep_group *group, const ep_plan *plan, uint32_t shape)
+static ep_status internode_init(struct internode *net, struct ep_group *group, const ep_plan *plan, uint32_t shape)
 {
-    *hop = (struct hop){.group = group,
-                        .plan = plan,
-                        .inner = plan->impl,
-                        .nnodes = group->comm->nnodes,
-                        .node = group->comm->node,
-                        .channels = group->comm->config.channels,
-                        .shape = shape};
-    hop->out = calloc((size_t)hop->nnodes, sizeof(*hop->out));
-    hop->in = calloc((size_t)hop->nnodes, sizeof(*hop->in));
-    if (!hop->out || !hop->in)
-        return ep_fail(EP_E_MEMORY, "no memory for %d nodes", hop->nnodes);
-    for (int node = 0; node < hop->nnodes; node++)
-        for (int channel = 0; channel < hop->channels; channel++)
-            hop->out[node].next[channel] = hop->in[node].next[channel] = channel;
+    *net = (struct internode){.group = group,
+                              .plan = plan,
+                              .inner = plan->impl,
+                              .nnodes = group->comm->nnodes,
+                              .node = group->comm->node,
+                              .channels = group->comm->config.channels,
+                              .shape = shape};
+    net->out = calloc((size_t)net->nnodes, sizeof(*net->out));
+    net->in = calloc((size_t)net->nnodes, sizeof(*net->in));
+    if (!net->out || !net->in)
+        return ep_fail(EP_E_MEMORY, "no memory for %d nodes", net->nnodes);
+    for (int node = 0; node < net->nnodes; node++)
+        for (int channel = 0; channel < net->channels; channel++)
+            net->out[node].next[channel] = net->in[node].next[channel] = channel;
     return EP_OK;
 }
 
-static void hop_done(struct hop *hop)
+static void internode_done(struct internode *net)
 {
-    free(hop->out);
-    free(hop->in);
+    free(net->out);
+    free(net->in);
 }
 
 /* All channels of `cursors` are behind token n. */
-static bool through(const struct hop *hop, const struct cursors *cursors, int n)
+static bool is_done(const struct internode *net, const struct cursors *cursors, int n)
 {
-    for (int channel = 0; channel < hop->channels; channel++)
+    for (int channel = 0; channel < net->channels; channel++)
         if (cursors->next[channel] < n)
             return false;
     return true;
 }
 
-static ep_status disagree(struct hop *hop, int node, const struct ep_group_message *message, enum ep_group_phase phase)
+static ep_status fail_mismatch(struct internode *net, int node, const struct ep_group_message *message,
+                               enum ep_group_phase phase)
 {
-    int rank = ep_group_rail(hop->group, node);
+    int rank = ep_group_rail(net->group, node);
 
     return ep_group_set_own_failure(
-        hop->group,
+        net->group,
         ep_fail(EP_E_MISMATCH,
                 "ranks disagree: rank %d sent message kind %u, operation %llu, token %llu, shape %08x "
                 "while rank %d is in operation %llu with shape %08x",
                 rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->index,
-                message->detail, hop->group->comm->rank, (unsigned long long)hop->group->operation, hop->shape),
+                message->detail, net->group->comm->rank, (unsigned long long)net->group->operation, net->shape),
         rank, phase);
 }
 
@@ -98,18 +99,18 @@ static size_t weight_bytes(const struct host_move *move)
 }
 
 /* Sends what the channels to `node` take. */
-static bool send_rows(struct hop *hop, const struct host_move *move, int node)
+static bool send_rows(struct internode *net, const struct host_move *move, int node)
 {
     bool moved = false;
 
-    for (int channel = 0; channel < hop->channels; channel++) {
-        int *next = &hop->out[node].next[channel];
+    for (int channel = 0; channel < net->channels; channel++) {
+        int *next = &net->out[node].next[channel];
 
-        while (*next < hop->inner->n_net_tokens[node]) {
-            size_t t = (size_t)hop->inner->net_tokens[node][*next];
+        while (*next < net->inner->n_net_tokens[node]) {
+            size_t t = (size_t)net->inner->net_tokens[node][*next];
             struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROW,
-                                            .detail = hop->shape,
-                                            .number = hop->group->operation,
+                                            .detail = net->shape,
+                                            .number = net->group->operation,
                                             .index = (uint64_t)*next};
             struct ep_piece pieces[3];
             int n = 0;
@@ -120,11 +121,11 @@ static bool send_rows(struct hop *hop, const struct host_move *move, int node)
             if (weight_bytes(move))
                 pieces[n++] =
                     (struct ep_piece){move->args->topk_weights + t * (size_t)move->plan->args.topk, weight_bytes(move)};
-            if (!ep_stream_send(hop->group->streams, node, channel, &head, sizeof(head), pieces, n))
+            if (!ep_stream_send(net->group->streams, node, channel, &head, sizeof(head), pieces, n))
                 break;
             move->stats->rows_net++;
             move->stats->bytes_net += sizeof(head) + move->row_bytes + move->scale_bytes + weight_bytes(move);
-            *next += hop->channels;
+            *next += net->channels;
             moved = true;
         }
     }
@@ -132,97 +133,97 @@ static bool send_rows(struct hop *hop, const struct host_move *move, int node)
 }
 
 /* Places what has arrived from `node`. */
-static ep_status forward_rows(struct hop *hop, const struct host_move *move, int node, bool *ret_moved)
+static ep_status forward_rows(struct internode *net, const struct host_move *move, int node, bool *ret_moved)
 {
-    const struct ep_group_route *route = &hop->inner->rail[node];
+    const struct ep_group_route *route = &net->inner->rail[node];
     size_t expected = sizeof(struct ep_group_message) + move->row_bytes + move->scale_bytes + weight_bytes(move);
 
-    for (int channel = 0; channel < hop->channels; channel++) {
-        int *next = &hop->in[node].next[channel];
+    for (int channel = 0; channel < net->channels; channel++) {
+        int *next = &net->in[node].next[channel];
 
         for (int i = 0; i < BATCH && *next < route->n_tokens; i++) {
             size_t bytes;
-            const struct ep_group_message *message = ep_stream_peek(hop->group->streams, node, channel, &bytes);
+            const struct ep_group_message *message = ep_stream_peek(net->group->streams, node, channel, &bytes);
             const unsigned char *row;
             int n;
 
             if (!message)
                 break;
-            if (bytes != expected || message->kind != EP_GROUP_MESSAGE_ROW || message->detail != hop->shape ||
-                message->number != hop->group->operation || message->index != (uint64_t)*next)
-                return disagree(hop, node, message, EP_GROUP_DISPATCH_MOVE);
+            if (bytes != expected || message->kind != EP_GROUP_MESSAGE_ROW || message->detail != net->shape ||
+                message->number != net->group->operation || message->index != (uint64_t)*next)
+                return fail_mismatch(net, node, message, EP_GROUP_DISPATCH_MOVE);
             row = (const unsigned char *)(message + 1);
             n = host_place(move, route, *next, row, row + move->row_bytes,
                            (const float *)(const void *)(row + move->row_bytes + move->scale_bytes));
             move->stats->rows_forward += (uint64_t)n;
             move->stats->bytes_forward += (uint64_t)n * (move->row_bytes + move->scale_bytes);
-            ep_stream_pop(hop->group->streams, node, channel);
-            *next += hop->channels;
+            ep_stream_pop(net->group->streams, node, channel);
+            *next += net->channels;
             *ret_moved = true;
         }
     }
     return EP_OK;
 }
 
-/* One turn of everything; *ret_open: not finished. */
-static ep_status dispatch_turn(struct hop *hop, const struct host_move *move, bool *ret_moved, bool *ret_open)
+/* One turn of everything; *ret_busy: not finished. */
+static ep_status dispatch_pass(struct internode *net, const struct host_move *move, bool *ret_moved, bool *ret_busy)
 {
-    int n = ep_group_plan_of(hop->plan)->n_tokens;
+    int n = ep_group_plan_of(net->plan)->n_tokens;
 
-    hop->waiting_node = -1;
-    EP_TRY(ep_group_net_progress(hop->group, EP_GROUP_DISPATCH_MOVE, ret_moved));
-    if (hop->own_done < n) {
-        int end = hop->own_done + BATCH < n ? hop->own_done + BATCH : n;
+    net->waiting_node = -1;
+    EP_TRY(ep_group_net_progress(net->group, EP_GROUP_DISPATCH_MOVE, ret_moved));
+    if (net->own_done < n) {
+        int end = net->own_done + BATCH < n ? net->own_done + BATCH : n;
 
-        host_place_own(move, hop->own_done, end);
-        hop->own_done = end;
+        host_place_own(move, net->own_done, end);
+        net->own_done = end;
         *ret_moved = true;
     }
-    *ret_open = hop->own_done < n;
-    for (int node = 0; node < hop->nnodes; node++) {
-        if (node == hop->node)
+    *ret_busy = net->own_done < n;
+    for (int node = 0; node < net->nnodes; node++) {
+        if (node == net->node)
             continue;
-        *ret_moved |= send_rows(hop, move, node);
-        EP_TRY(forward_rows(hop, move, node, ret_moved));
-        if (!through(hop, &hop->out[node], hop->inner->n_net_tokens[node]) ||
-            !through(hop, &hop->in[node], hop->inner->rail[node].n_tokens)) {
-            *ret_open = true;
-            hop->waiting_node = node;
+        *ret_moved |= send_rows(net, move, node);
+        EP_TRY(forward_rows(net, move, node, ret_moved));
+        if (!is_done(net, &net->out[node], net->inner->n_net_tokens[node]) ||
+            !is_done(net, &net->in[node], net->inner->rail[node].n_tokens)) {
+            *ret_busy = true;
+            net->waiting_node = node;
         }
     }
     return EP_OK;
 }
 
-ep_status host_hop_dispatch(const struct host_move *move)
+ep_status host_internode_dispatch(const struct host_move *move)
 {
-    struct hop hop;
-    struct ep_group_wait pause;
-    ep_status status = hop_init(&hop, move->group, move->plan, dispatch_shape(move));
+    struct internode net;
+    struct ep_group_wait wait;
+    ep_status status = internode_init(&net, move->group, move->plan, dispatch_shape(move));
 
-    ep_group_wait_begin(&pause, move->group, EP_GROUP_DISPATCH_MOVE);
+    ep_group_wait_begin(&wait, move->group, EP_GROUP_DISPATCH_MOVE);
     while (status == EP_OK) {
         uint32_t seen = ep_group_doorbell(move->group);
-        bool moved = false, open;
+        bool moved = false, busy;
 
-        status = dispatch_turn(&hop, move, &moved, &open);
-        if (status != EP_OK || (!open && ep_streams_flushed(move->group->streams)))
+        status = dispatch_pass(&net, move, &moved, &busy);
+        if (status != EP_OK || (!busy && ep_streams_flushed(move->group->streams)))
             break;
-        status = ep_group_net_step(move->group, &pause, seen, moved, hop.waiting_node);
+        status = ep_group_net_step(move->group, &wait, seen, moved, net.waiting_node);
     }
-    ep_group_wait_end(&pause);
-    hop_done(&hop);
+    ep_group_wait_end(&wait);
+    internode_done(&net);
     return status;
 }
 
 /* --- combine ---------------------------------------------------------------------------------------------------- */
 
-struct hop_sum {
-    struct hop hop;
+struct internode_combine {
+    struct internode net;
     const struct host_sum *sum;
     unsigned char *arena; /* ARENA_SLOTS slots: a partial row and the sums of its weights */
     size_t slot_bytes;
     int slots_used;
-    int *taken; /* [nnodes] partial sums of each node added so far */
+    int *n_added; /* [nnodes] partial sums of each node added so far */
 };
 
 static uint32_t combine_shape(const struct host_sum *sum)
@@ -237,24 +238,24 @@ static size_t sum_weight_bytes(const struct host_sum *sum)
 }
 
 /* A slot for a partial sum, or NULL while the network still reads them all. */
-static unsigned char *take_slot(struct hop_sum *hs)
+static unsigned char *alloc_slot(struct internode_combine *ic)
 {
-    if (hs->slots_used == ARENA_SLOTS) {
-        if (!ep_streams_flushed(hs->hop.group->streams))
+    if (ic->slots_used == ARENA_SLOTS) {
+        if (!ep_streams_flushed(ic->net.group->streams))
             return NULL;
-        hs->slots_used = 0;
+        ic->slots_used = 0;
     }
-    return hs->arena + (size_t)hs->slots_used * hs->slot_bytes;
+    return ic->arena + (size_t)ic->slots_used * ic->slot_bytes;
 }
 
 /*
  * Partial sum of token t of a rail peer: a single row goes as it is (bf16, no copy: it is exact), more of them are
  * added up. Returns the kind of message.
  */
-static uint32_t make_partial(const struct hop_sum *hs, const struct ep_group_route *route, int t, unsigned char *slot,
-                             struct ep_piece *ret_piece)
+static uint32_t make_partial(const struct internode_combine *ic, const struct ep_group_route *route, int t,
+                             unsigned char *slot, struct ep_piece *ret_piece)
 {
-    const struct host_sum *sum = hs->sum;
+    const struct host_sum *sum = ic->sum;
     const uint16_t *rows[EP_MAX_TOPK];
     int n = host_sum_rows(sum, route, t, rows);
 
@@ -272,42 +273,42 @@ static uint32_t make_partial(const struct hop_sum *hs, const struct ep_group_rou
     return EP_GROUP_MESSAGE_PARTIAL_F32;
 }
 
-static bool send_partials(struct hop_sum *hs, int node)
+static bool send_partials(struct internode_combine *ic, int node)
 {
-    struct hop *hop = &hs->hop;
-    const struct host_sum *sum = hs->sum;
-    const struct ep_group_route *route = &hop->inner->rail[node];
+    struct internode *net = &ic->net;
+    const struct host_sum *sum = ic->sum;
+    const struct ep_group_route *route = &net->inner->rail[node];
     bool moved = false;
 
-    for (int channel = 0; channel < hop->channels; channel++) {
-        int *next = &hop->out[node].next[channel];
+    for (int channel = 0; channel < net->channels; channel++) {
+        int *next = &net->out[node].next[channel];
 
         for (int i = 0; i < BATCH && *next < route->n_tokens; i++) {
             struct ep_group_message head = {
-                .detail = hop->shape, .number = hop->group->operation, .index = (uint64_t)*next};
-            unsigned char *slot = take_slot(hs);
+                .detail = net->shape, .number = net->group->operation, .index = (uint64_t)*next};
+            unsigned char *slot = alloc_slot(ic);
             struct ep_piece pieces[2];
             float *weights;
 
             if (!slot)
                 return moved;
-            head.kind = make_partial(hs, route, *next, slot, &pieces[0]);
+            head.kind = make_partial(ic, route, *next, slot, &pieces[0]);
             weights = (float *)(void *)(slot + 2 * sum->row_bytes);
             pieces[1] = (struct ep_piece){weights, sum_weight_bytes(sum)};
             if (pieces[1].bytes) {
                 memset(weights, 0, pieces[1].bytes);
                 host_sum_weights(sum, route, *next, weights);
             }
-            if (!ep_stream_send(hop->group->streams, node, channel, &head, sizeof(head), pieces,
+            if (!ep_stream_send(net->group->streams, node, channel, &head, sizeof(head), pieces,
                                 pieces[1].bytes ? 2 : 1))
                 break;
-            hs->slots_used++;
+            ic->slots_used++;
             sum->stats->rows_net++;
             sum->stats->bytes_net += sizeof(head) + pieces[0].bytes + pieces[1].bytes;
             sum->stats->rows_forward += (uint64_t)(route->start[*next + 1] - route->start[*next]);
             sum->stats->bytes_forward +=
                 (uint64_t)(route->start[*next + 1] - route->start[*next]) * (uint64_t)sum->row_bytes;
-            *next += hop->channels;
+            *next += net->channels;
             moved = true;
         }
     }
@@ -316,38 +317,38 @@ static bool send_partials(struct hop_sum *hs, int node)
 
 /* The partial sum of this rank's token t on `node`, if it has one there: NULL and *ret_wait while it has not arrived.
  */
-static ep_status find_partial(struct hop_sum *hs, int node, int t, const struct ep_group_message **ret_message,
-                              bool *ret_wait)
+static ep_status find_partial(struct internode_combine *ic, int node, int t,
+                              const struct ep_group_message **ret_message, bool *ret_wait)
 {
-    struct hop *hop = &hs->hop;
-    int i = hs->taken[node];
+    struct internode *net = &ic->net;
+    int i = ic->n_added[node];
     size_t bytes, row_bytes;
     const struct ep_group_message *message;
 
     *ret_message = NULL;
-    if (i >= hop->inner->n_net_tokens[node] || hop->inner->net_tokens[node][i] != t)
+    if (i >= net->inner->n_net_tokens[node] || net->inner->net_tokens[node][i] != t)
         return EP_OK;
-    message = ep_stream_peek(hop->group->streams, node, i % hop->channels, &bytes);
+    message = ep_stream_peek(net->group->streams, node, i % net->channels, &bytes);
     if (!message) {
         *ret_wait = true;
-        hop->waiting_node = node;
+        net->waiting_node = node;
         return EP_OK;
     }
-    row_bytes = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32 ? 2 * hs->sum->row_bytes : hs->sum->row_bytes;
+    row_bytes = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32 ? 2 * ic->sum->row_bytes : ic->sum->row_bytes;
     if ((message->kind != EP_GROUP_MESSAGE_PARTIAL_F32 && message->kind != EP_GROUP_MESSAGE_PARTIAL_BF16) ||
-        bytes != sizeof(*message) + row_bytes + sum_weight_bytes(hs->sum) || message->detail != hop->shape ||
-        message->number != hop->group->operation || message->index != (uint64_t)i)
-        return disagree(hop, node, message, EP_GROUP_COMBINE_MOVE);
+        bytes != sizeof(*message) + row_bytes + sum_weight_bytes(ic->sum) || message->detail != net->shape ||
+        message->number != net->group->operation || message->index != (uint64_t)i)
+        return fail_mismatch(net, node, message, EP_GROUP_COMBINE_MOVE);
     *ret_message = message;
     return EP_OK;
 }
 
 /* Adds up token t once all its partial sums are there. */
-static void add_token(struct hop_sum *hs, int t, const struct ep_group_message *const *partials)
+static void add_token(struct internode_combine *ic, int t, const struct ep_group_message *const *partials)
 {
-    const struct host_sum *sum = hs->sum;
-    struct hop *hop = &hs->hop;
-    const struct ep_group_route *own = &hop->inner->own;
+    const struct host_sum *sum = ic->sum;
+    struct internode *net = &ic->net;
+    const struct ep_group_route *own = &net->inner->own;
     size_t topk = (size_t)sum->plan->args.topk;
     const struct ep_rows_ops *ops = ep_rows_get();
     struct ep_row_term terms[EP_MAX_TOPK + 2 + EP_MAX_RANKS];
@@ -361,12 +362,12 @@ static void add_token(struct hop_sum *hs, int t, const struct ep_group_message *
     for (int b = 0; b < 2; b++)
         if (sum->args->bias[b])
             terms[n++] = (struct ep_row_term){(const char *)sum->args->bias[b] + (size_t)t * sum->row_bytes, 0};
-    for (int node = 0; node < hop->nnodes; node++) {
+    for (int node = 0; node < net->nnodes; node++) {
         const struct ep_group_message *message = partials[node];
 
-        for (int i = 0; node == hop->node && i < n_rows; i++)
+        for (int i = 0; node == net->node && i < n_rows; i++)
             terms[n++] = (struct ep_row_term){rows[i], 0};
-        if (node == hop->node && weights)
+        if (node == net->node && weights)
             host_sum_weights(sum, own, t, weights);
         if (!message)
             continue;
@@ -383,77 +384,77 @@ static void add_token(struct hop_sum *hs, int t, const struct ep_group_message *
         (sum->stream ? ops->sum_mixed_stream : ops->sum_mixed)(out, terms, n, sum->args->hidden);
 }
 
-static ep_status finish_tokens(struct hop_sum *hs, bool *ret_moved)
+static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved)
 {
-    struct hop *hop = &hs->hop;
+    struct internode *net = &ic->net;
     const struct ep_group_message *partials[EP_MAX_RANKS];
-    int end = hop->own_done + BATCH;
+    int end = net->own_done + BATCH;
 
-    while (hop->own_done < ep_group_plan_of(hop->plan)->n_tokens && hop->own_done < end) {
+    while (net->own_done < ep_group_plan_of(net->plan)->n_tokens && net->own_done < end) {
         bool wait = false;
 
-        for (int node = 0; node < hop->nnodes; node++) {
+        for (int node = 0; node < net->nnodes; node++) {
             partials[node] = NULL;
-            if (node != hop->node)
-                EP_TRY(find_partial(hs, node, hop->own_done, &partials[node], &wait));
+            if (node != net->node)
+                EP_TRY(find_partial(ic, node, net->own_done, &partials[node], &wait));
         }
         if (wait)
             return EP_OK;
-        add_token(hs, hop->own_done, partials);
-        for (int node = 0; node < hop->nnodes; node++)
+        add_token(ic, net->own_done, partials);
+        for (int node = 0; node < net->nnodes; node++)
             if (partials[node])
-                ep_stream_pop(hop->group->streams, node, hs->taken[node]++ % hop->channels);
-        hop->own_done++;
+                ep_stream_pop(net->group->streams, node, ic->n_added[node]++ % net->channels);
+        net->own_done++;
         *ret_moved = true;
     }
     return EP_OK;
 }
 
-static ep_status combine_turn(struct hop_sum *hs, bool *ret_moved, bool *ret_open)
+static ep_status combine_pass(struct internode_combine *ic, bool *ret_moved, bool *ret_busy)
 {
-    struct hop *hop = &hs->hop;
+    struct internode *net = &ic->net;
 
-    hop->waiting_node = -1;
-    EP_TRY(ep_group_net_progress(hop->group, EP_GROUP_COMBINE_MOVE, ret_moved));
-    EP_TRY(finish_tokens(hs, ret_moved));
-    *ret_open = hop->own_done < ep_group_plan_of(hop->plan)->n_tokens;
-    for (int node = 0; node < hop->nnodes; node++) {
-        if (node == hop->node)
+    net->waiting_node = -1;
+    EP_TRY(ep_group_net_progress(net->group, EP_GROUP_COMBINE_MOVE, ret_moved));
+    EP_TRY(finish_tokens(ic, ret_moved));
+    *ret_busy = net->own_done < ep_group_plan_of(net->plan)->n_tokens;
+    for (int node = 0; node < net->nnodes; node++) {
+        if (node == net->node)
             continue;
-        *ret_moved |= send_partials(hs, node);
-        if (!through(hop, &hop->out[node], hop->inner->rail[node].n_tokens)) {
-            *ret_open = true;
-            hop->waiting_node = node;
+        *ret_moved |= send_partials(ic, node);
+        if (!is_done(net, &net->out[node], net->inner->rail[node].n_tokens)) {
+            *ret_busy = true;
+            net->waiting_node = node;
         }
     }
     return EP_OK;
 }
 
-ep_status host_hop_combine(const struct host_sum *sum)
+ep_status host_internode_combine(const struct host_sum *sum)
 {
-    struct hop_sum hs = {.sum = sum};
-    struct ep_group_wait pause;
-    ep_status status = hop_init(&hs.hop, sum->group, sum->plan, combine_shape(sum));
+    struct internode_combine ic = {.sum = sum};
+    struct ep_group_wait wait;
+    ep_status status = internode_init(&ic.net, sum->group, sum->plan, combine_shape(sum));
 
-    hs.slot_bytes = 2 * sum->row_bytes + (sum_weight_bytes(sum) + 15) / 16 * 16;
-    hs.arena = aligned_alloc(EP_GROUP_CACHE_LINE, (ARENA_SLOTS * hs.slot_bytes + EP_GROUP_CACHE_LINE - 1) /
+    ic.slot_bytes = 2 * sum->row_bytes + (sum_weight_bytes(sum) + 15) / 16 * 16;
+    ic.arena = aligned_alloc(EP_GROUP_CACHE_LINE, (ARENA_SLOTS * ic.slot_bytes + EP_GROUP_CACHE_LINE - 1) /
                                                       EP_GROUP_CACHE_LINE * EP_GROUP_CACHE_LINE);
-    hs.taken = calloc((size_t)hs.hop.nnodes, sizeof(*hs.taken));
-    if (status == EP_OK && (!hs.arena || !hs.taken))
-        status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for partial sums of %zu bytes", hs.slot_bytes);
-    ep_group_wait_begin(&pause, sum->group, EP_GROUP_COMBINE_MOVE);
+    ic.n_added = calloc((size_t)ic.net.nnodes, sizeof(*ic.n_added));
+    if (status == EP_OK && (!ic.arena || !ic.n_added))
+        status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for partial sums of %zu bytes", ic.slot_bytes);
+    ep_group_wait_begin(&wait, sum->group, EP_GROUP_COMBINE_MOVE);
     while (status == EP_OK) {
         uint32_t seen = ep_group_doorbell(sum->group);
-        bool moved = false, open;
+        bool moved = false, busy;
 
-        status = combine_turn(&hs, &moved, &open);
-        if (status != EP_OK || (!open && ep_streams_flushed(sum->group->streams)))
+        status = combine_pass(&ic, &moved, &busy);
+        if (status != EP_OK || (!busy && ep_streams_flushed(sum->group->streams)))
             break;
-        status = ep_group_net_step(sum->group, &pause, seen, moved, hs.hop.waiting_node);
+        status = ep_group_net_step(sum->group, &wait, seen, moved, ic.net.waiting_node);
     }
-    ep_group_wait_end(&pause);
-    free(hs.arena);
-    free(hs.taken);
-    hop_done(&hs.hop);
+    ep_group_wait_end(&wait);
+    free(ic.arena);
+    free(ic.n_added);
+    internode_done(&ic.net);
     return status;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rows_forms.h - the forms that rows.c chooses from. Call one only where its instructions exist. */
-#ifndef EP_HOST_ROWS_FORMS_H
-#define EP_HOST_ROWS_FORMS_H
+/* rows_variants.h - the forms that rows.c chooses from. Call one only where its instructions exist. */
+#ifndef EP_HOST_ROWS_VARIANTS_H
+#define EP_HOST_ROWS_VARIANTS_H
 
 #include "backend/host/rows.h"
 

@@ -16,7 +16,7 @@ struct counts {
 
 static bool is_left_out(const struct ll_combine *combine, size_t entry)
 {
-    return combine->given[entry] < 0;
+    return combine->index[entry] < 0;
 }
 
 /* A row of its own for each choice, or one for all that a rank has of a token. */
@@ -45,10 +45,10 @@ static void count(const ep_ll *ll, const struct ll_combine *combine, struct coun
         }
 }
 
-static struct ll_offer make_offer(const struct ll_combine *combine)
+static struct ll_combine_desc make_desc(const struct ll_combine *combine)
 {
-    return (struct ll_offer){.call = combine->call,
-                             .no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0};
+    return (struct ll_combine_desc){.call = combine->call,
+                                    .no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0};
 }
 
 /* --- the owner of the tokens --- */
@@ -66,15 +66,15 @@ static ep_status prepare_requests(ep_ll *ll, const struct ll_combine *combine, c
         if (!ll_is_remote(ll, rank))
             continue;
         if (!inner->masked[rank]) {
-            EP_TRY(ll_net_get_parcel(ll, rank, combine->number, LL_PARCEL_REQUEST, bytes, &memory));
+            EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REQUEST, bytes, &memory));
             ret_requests[rank] = memory;
-            *ret_requests[rank] = (struct ll_request){.offer = make_offer(combine), .n_rows = counts->rows[rank]};
+            *ret_requests[rank] = (struct ll_request){.desc = make_desc(combine), .n_rows = counts->rows[rank]};
         }
     }
     return EP_OK;
 }
 
-ep_status ll_ask(ep_ll *ll, const struct ll_combine *combine)
+ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
     const int32_t *index = inner->index[combine->call & 1];
@@ -100,18 +100,18 @@ ep_status ll_ask(ep_ll *ll, const struct ll_combine *combine)
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         if (!requests[rank])
             continue;
-        EP_TRY(ll_send(ll, rank, combine->number, LL_PARCEL_REQUEST,
+        EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_REQUEST,
                        sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice)));
-        ll_net_signal(ll, rank, LL_SIGNAL_ASKED, combine->number);
+        ll_net_signal(ll, rank, LL_SIGNAL_REQUESTED, combine->number);
     }
     return EP_OK;
 }
 
-void ll_find_answers(const ep_ll *ll, const struct ll_combine *combine, struct ll_answers *ret_answers)
+void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_answers)
 {
     for (int rank = 0; rank < ll->comm->nranks; rank++)
         if (ll_is_remote(ll, rank))
-            ret_answers->next[rank] = ll_net_get_received(ll, rank, combine->number, LL_PARCEL_ROWS);
+            ret_answers->next[rank] = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_ROWS);
 }
 
 /* --- the rank that has the rows --- */
@@ -139,14 +139,14 @@ static ep_status find_row(struct answer *a, const struct ll_choice *choice, cons
 
     *ret_row = NULL;
     if (expert >= ll->n_local)
-        return ll_damaged(ll, a->rank, EP_GROUP_LL_ANSWER, "an expert of a token", expert);
+        return ll_fail_damaged(ll, a->rank, EP_GROUP_LL_WEIGHTS, "an expert of a token", expert);
     range = &inner->ranges[a->combine->call & 1][(size_t)expert * nranks + (size_t)a->rank];
     i = a->seen[expert]++;
     if (choice->expert < 0)
         return EP_OK;
     if (i >= range->count)
-        return ll_fail_rows(ll, a->rank, ll->comm->rank, range->count, expert + ll->comm->rank * ll->n_local,
-                            choice->token, i);
+        return ll_fail_row_count(ll, a->rank, ll->comm->rank, range->count, expert + ll->comm->rank * ll->n_local,
+                                 choice->token, i);
     *ret_row = (const uint16_t *)(const void *)((const char *)a->combine->args.x +
                                                 ((size_t)expert * rows + (size_t)(range->begin + i)) *
                                                     (size_t)ll->config.hidden * 2);
@@ -159,7 +159,7 @@ static ep_status add_row(struct answer *a, const uint16_t *const *rows, const fl
     size_t row_bytes = (size_t)a->ll->config.hidden * 2;
 
     if (a->made == a->n_rows)
-        return ll_damaged(a->ll, a->rank, EP_GROUP_LL_ANSWER, "the number of rows that it asks for", a->n_rows);
+        return ll_fail_damaged(a->ll, a->rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it asks for", a->n_rows);
     if (n == 1)
         memcpy(a->out, rows[0], row_bytes);
     else
@@ -180,7 +180,8 @@ static ep_status answer_token(struct answer *a, int32_t begin, int32_t *ret_end)
 
     for (; end < a->n_choices && a->choices[end].token == token; end++) {
         if (end - begin == a->ll->config.topk)
-            return ll_damaged(a->ll, a->rank, EP_GROUP_LL_ANSWER, "the number of experts of a token", end - begin + 1);
+            return ll_fail_damaged(a->ll, a->rank, EP_GROUP_LL_WEIGHTS, "the number of experts of a token",
+                                   end - begin + 1);
         EP_TRY(find_row(a, &a->choices[end], &rows[n]));
         if (!rows[n])
             continue;
@@ -197,7 +198,7 @@ static ep_status answer_token(struct answer *a, int32_t begin, int32_t *ret_end)
 static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int rank)
 {
     struct host_ll *inner = ll->impl;
-    const struct ll_request *request = ll_net_get_received(ll, rank, combine->number, LL_PARCEL_REQUEST);
+    const struct ll_request *request = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REQUEST);
     int64_t entries = (int64_t)combine->max_tokens * ll->config.topk;
     size_t row_bytes = (size_t)ll->config.hidden * 2;
     struct answer a = {.ll = ll, .combine = combine, .rank = rank, .seen = inner->seen};
@@ -205,26 +206,27 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
     void *memory;
 
     ep_group_read_shared(&head, request, sizeof(head));
-    EP_TRY(ll_check_offer(ll, combine, rank, &head.offer));
+    EP_TRY(ll_check_combine_desc(ll, combine, rank, &head.desc));
     if (head.n_choices < 0 || head.n_choices > entries)
-        return ll_damaged(ll, rank, EP_GROUP_LL_ANSWER, "the number of its choices", head.n_choices);
-    if (head.n_rows < 0 || head.n_rows > ll_most_rows(ll, combine->max_tokens))
-        return ll_damaged(ll, rank, EP_GROUP_LL_ANSWER, "the rows that it asks for", head.n_rows);
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of its choices", head.n_choices);
+    if (head.n_rows < 0 || head.n_rows > ll_max_reply_rows(ll, combine->max_tokens))
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the rows that it asks for", head.n_rows);
     a.choices = request->choices;
     a.n_choices = head.n_choices;
     a.n_rows = head.n_rows;
     memset(a.seen, 0, (size_t)ll->n_local * sizeof(*a.seen));
-    EP_TRY(ll_net_get_parcel(ll, rank, combine->number, LL_PARCEL_ROWS, (size_t)a.n_rows * row_bytes + 1, &memory));
+    EP_TRY(
+        ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)a.n_rows * row_bytes + 1, &memory));
     a.out = memory;
     for (int32_t i = 0; i < a.n_choices;)
         EP_TRY(answer_token(&a, i, &i));
     if (a.made != a.n_rows)
-        return ll_damaged(ll, rank, EP_GROUP_LL_ANSWER, "the number of rows that it asks for", a.n_rows);
-    EP_TRY(ll_send(ll, rank, combine->number, LL_PARCEL_ROWS, (size_t)a.n_rows * row_bytes));
-    EP_TRY(ll_net_get_parcel(ll, rank, combine->number, LL_PARCEL_ANSWER, sizeof(struct ll_offer), &memory));
-    *(struct ll_offer *)memory = make_offer(combine);
-    EP_TRY(ll_send(ll, rank, combine->number, LL_PARCEL_ANSWER, sizeof(struct ll_offer)));
-    ll_net_signal(ll, rank, LL_SIGNAL_OFFERED, combine->number);
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it asks for", a.n_rows);
+    EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)a.n_rows * row_bytes));
+    EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc), &memory));
+    *(struct ll_combine_desc *)memory = make_desc(combine);
+    EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc)));
+    ll_net_signal(ll, rank, LL_SIGNAL_INPUT_READY, combine->number);
     return EP_OK;
 }
 
@@ -248,7 +250,7 @@ static ep_status answer_all(void *context)
 
         if (!ll_is_remote(ll, rank) || inner->masked[rank] || answered->rank[rank])
             continue;
-        asked = atomic_load_explicit(&ll_shared_of(inner, rank)->asked, memory_order_acquire);
+        asked = atomic_load_explicit(&ll_shared_of(inner, rank)->requested, memory_order_acquire);
         if (asked < answered->combine->number)
             continue;
         EP_TRY(answer_rank(ll, answered->combine, rank));
@@ -257,19 +259,19 @@ static ep_status answer_all(void *context)
     return EP_OK;
 }
 
-ep_status ll_answer(ep_ll *ll, const struct ll_combine *combine)
+ep_status ll_send_replies(ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
     struct answered answered = {.ll = ll, .combine = combine};
-    const struct ll_meanwhile meanwhile = {answer_all, &answered};
+    const struct ll_wait_work work = {answer_all, &answered};
     int nranks = ll->comm->nranks;
 
     for (int i = 1; inner->net && i < nranks; i++) {
         int rank = (ll->comm->rank + i) % nranks;
 
         if (ll_is_remote(ll, rank) && !inner->masked[rank])
-            EP_TRY(ll_wait_rank(ll, rank, offsetof(struct ll_shared, asked), combine->number, EP_GROUP_LL_ANSWER,
-                                &meanwhile));
+            EP_TRY(ll_wait_rank(ll, rank, offsetof(struct ll_shared, requested), combine->number, EP_GROUP_LL_WEIGHTS,
+                                &work));
     }
     return inner->net ? answer_all(&answered) : EP_OK;
 }
