@@ -3,7 +3,7 @@
  * What low latency takes of memory, by the number of ranks, and which of it is pinned: all that a rank writes for one
  * of another node, and no more than ep_ll_get_sizes() says. Needs no GPU (no_device.h).
  */
-#include "backend/cuda/ll_inner.h"
+#include "backend/cuda/ll_impl.h"
 
 #include "call.h"
 #include "no_device.h"
@@ -29,7 +29,7 @@ struct made {
     ep_ll ll;
     struct cuda_ll device;
     struct cuda_ll_report report;
-    struct cuda_ll_segment *reach[CUDA_LL_MAX_RANKS];
+    struct cuda_ll_segment *segments[CUDA_LL_MAX_RANKS];
 };
 
 static void make(const struct shape *shape, int rank, struct made *m)
@@ -55,7 +55,7 @@ static int check_segment(const struct made *m, const struct cuda_ll_segment *seg
 {
     const unsigned char *base = (const unsigned char *)segment;
     const struct cuda_ll *d = &m->device;
-    int64_t me = m->comm.rank, n = m->comm.nranks, tokens = d->most_tokens, choices = tokens * d->topk;
+    int64_t me = m->comm.rank, n = m->comm.nranks, tokens = d->segment_tokens, choices = tokens * d->topk;
     const struct {
         const char *name;
         int64_t at, bytes;
@@ -63,7 +63,7 @@ static int check_segment(const struct made *m, const struct cuda_ll_segment *seg
         {"the words at the beginning", 0, (int64_t)sizeof(*segment)},
         {"counts", d->counts_at + me * (d->n_local + 1) * 8, (d->n_local + 1) * 8},
         {"counts of odd dispatches", d->counts_at + (n + me) * (d->n_local + 1) * 8, (d->n_local + 1) * 8},
-        {"flags of rows", d->row_flag_at, choices * CUDA_LL_MOST_PARTS * 8},
+        {"flags of rows", d->row_flag_at, choices * CUDA_LL_MAX_PARTS * 8},
         {"flags of slots", d->slot_flag_at + me * tokens * 8, tokens * 8},
         {"weights", d->weight_at + me * choices * 8, choices * 8},
         {"slots", d->slots_at + me * tokens * d->slot_bytes, tokens * d->slot_bytes},
@@ -84,11 +84,11 @@ static int check_segment(const struct made *m, const struct cuda_ll_segment *seg
 static int check_layout(const struct made *m, size_t bytes)
 {
     const struct cuda_ll *d = &m->device;
-    int64_t n = m->comm.nranks, tokens = d->most_tokens, choices = tokens * d->topk;
+    int64_t n = m->comm.nranks, tokens = d->segment_tokens, choices = tokens * d->topk;
     const int64_t parts[][2] = {
         {0, (int64_t)sizeof(struct cuda_ll_segment)},
         {d->counts_at, 2 * n * (d->n_local + 1) * 8},
-        {d->row_flag_at, choices * CUDA_LL_MOST_PARTS * 8},
+        {d->row_flag_at, choices * CUDA_LL_MAX_PARTS * 8},
         {d->slot_flag_at, n * tokens * 8},
         {d->weight_at, n * choices * 8},
         {d->index_at, 2 * choices * 4},
@@ -116,11 +116,11 @@ static int check_pinned(const struct shape *shape, int rank, struct made *m)
     TRY(check_layout(m, bytes));
     expected = cuda_ll_net_bytes(&m->ll, &m->device, bytes) - (size_t)shape->ranks * RING_BYTES;
     CALL(cuda_ll_net_prepare(&m->ll, &m->device, bytes, &m->report, &net));
-    cuda_ll_net_reach(net, m->reach);
+    cuda_ll_net_get_segments(net, m->segments);
     for (int other = 0; other < shape->ranks && !code; other++) {
         if (other / shape->per_node != rank / shape->per_node)
-            code = check_segment(m, m->reach[other]);
-        else if (m->reach[other])
+            code = check_segment(m, m->segments[other]);
+        else if (m->segments[other])
             code = FAILED;
     }
     cuda_ll_net_close(net);

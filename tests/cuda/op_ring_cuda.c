@@ -40,13 +40,13 @@ static int expect_next(struct cuda_op_ring *ring, const struct cuda_ring_op *exp
 {
     struct cuda_ring_op *op;
 
-    CALL(cuda_op_ring_take(ring, &op));
+    CALL(cuda_op_ring_pop(ring, &op));
     EXPECT(op == expected, "%p, not %p", (void *)op, (const void *)expected);
     return 0;
 }
 
 /* Posts come in another order than the calls; one that a graph posts comes again and again. */
-static int take_in_order(struct cuda_op_ring *ring)
+static int pop_in_order(struct cuda_op_ring *ring)
 {
     struct cuda_ring_op *called[2], *captured;
 
@@ -54,7 +54,7 @@ static int take_in_order(struct cuda_op_ring *ring)
     TRY(add(ring, false, &called[0]));
     TRY(add(ring, true, &captured));
     TRY(add(ring, false, &called[1]));
-    EXPECT(cuda_op_ring_state(ring) == CUDA_RING_CALLED, "calls are not seen");
+    EXPECT(cuda_op_ring_state(ring) == CUDA_RING_PENDING, "calls are not seen");
     TRY(expect_next(ring, NULL));
     post(ring, captured->id, 1);
     post(ring, called[0]->id, 2);
@@ -89,26 +89,26 @@ static int grow(struct cuda_op_ring *ring)
     }
     for (int i = 0; i < MANY / 2; i++) {
         TRY(add(ring, false, &more));
-        EXPECT(more->id <= ring->room - 1, "id %llu of %zu", (unsigned long long)more->id, ring->room);
+        EXPECT(more->id <= ring->capacity - 1, "id %llu of %zu", (unsigned long long)more->id, ring->capacity);
         for (int j = 0; j < MANY; j += 3)
             EXPECT(more->id != ops[j]->id, "id %llu is that of one in a graph", (unsigned long long)more->id);
         cuda_op_ring_remove(ring, more);
     }
-    EXPECT(ring->room <= 4 * (most + 1), "room for %zu", ring->room);
+    EXPECT(ring->capacity <= 4 * (most + 1), "room for %zu", ring->capacity);
     return 0;
 }
 
 static int refuse_what_is_none(struct cuda_op_ring *ring)
 {
-    uint64_t number = ring->number + 1, ids[] = {UINT64_MAX, ring->room, ring->room - 1};
+    uint64_t number = ring->number + 1, ids[] = {UINT64_MAX, ring->capacity, ring->capacity - 1};
     struct cuda_ring_op *op, *last = NULL;
 
     /* The last place is empty, or one is added and removed there. */
-    if (ring->ops[ring->room - 1])
+    if (ring->ops[ring->capacity - 1])
         ids[2] = UINT64_MAX - 1;
     for (int i = 0; i < 3; i++) {
         post(ring, ids[i], number);
-        EXPECT(cuda_op_ring_take(ring, &op) == EP_E_DEVICE && !op, "id %llu was taken", (unsigned long long)ids[i]);
+        EXPECT(cuda_op_ring_pop(ring, &op) == EP_E_DEVICE && !op, "id %llu was taken", (unsigned long long)ids[i]);
     }
     TRY(add(ring, false, &last));
     post(ring, last->id, number);
@@ -148,10 +148,10 @@ static int wake(struct cuda_op_ring *ring)
     return 0;
 }
 
-static int run(struct cuda_op_ring *ring, struct cuda_kept *kept)
+static int run(struct cuda_op_ring *ring, struct cuda_net_memory *memory)
 {
-    CALL(cuda_op_ring_open(ring, kept));
-    TRY(take_in_order(ring));
+    CALL(cuda_op_ring_open(ring, memory));
+    TRY(pop_in_order(ring));
     TRY(grow(ring));
     TRY(refuse_what_is_none(ring));
     return wake(ring);
@@ -160,19 +160,19 @@ static int run(struct cuda_op_ring *ring, struct cuda_kept *kept)
 int main(void)
 {
     struct cuda_op_ring rings[2];
-    struct cuda_kept kept = {.first = NULL};
+    struct cuda_net_memory memory = {.first = NULL};
     int code;
 
     alarm(SECONDS);
     cuda_op_ring_init(&rings[0]);
     cuda_op_ring_init(&rings[1]);
-    code = run(&rings[0], &kept);
+    code = run(&rings[0], &memory);
     /* With nothing in it that polls. */
     if (!code)
-        code = cuda_op_ring_open(&rings[1], &kept) == EP_OK ? wake(&rings[1]) : FAILED;
+        code = cuda_op_ring_open(&rings[1], &memory) == EP_OK ? wake(&rings[1]) : FAILED;
     cuda_op_ring_close(&rings[0]);
     cuda_op_ring_close(&rings[1]);
-    cuda_kept_free(&kept);
+    cuda_net_memory_free(&memory);
     printf("op_ring_cuda: %s\n", code ? "FAILED" : "passed");
     return code;
 }

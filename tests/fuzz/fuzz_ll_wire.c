@@ -13,15 +13,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct ll_wire wire = {
-        .nranks = RANKS, .most_tokens = TOKENS, .hidden = HIDDEN, .topk = TOPK, .n_local = LOCAL, .slot_bytes = SLOT};
+    struct ll_wire wire = {.nranks = RANKS,
+                           .segment_tokens = TOKENS,
+                           .hidden = HIDDEN,
+                           .topk = TOPK,
+                           .n_local = LOCAL,
+                           .slot_bytes = SLOT};
     size_t all;
     unsigned char *landing, *before, *message;
 
     wire.counts_at = (int64_t)sizeof(struct cuda_ll_segment);
     wire.slot_flag_at = wire.counts_at + 2 * RANKS * (LOCAL + 1) * 8;
     wire.row_flag_at = wire.slot_flag_at + RANKS * TOKENS * 8;
-    wire.weight_at = wire.row_flag_at + TOKENS * TOPK * CUDA_LL_MOST_PARTS * 8;
+    wire.weight_at = wire.row_flag_at + TOKENS * TOPK * CUDA_LL_MAX_PARTS * 8;
     wire.slots_at = wire.weight_at + RANKS * TOKENS * TOPK * 8;
     wire.rows_at = wire.slots_at + RANKS * TOKENS * SLOT;
     all = (size_t)wire.rows_at + TOKENS * TOPK * HIDDEN * 2;
@@ -32,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!landing || !before || !message)
         abort();
     memcpy(message, data, size);
-    if (!ll_wire_take(&wire, landing, SOURCE, message, size, 0) && memcmp(landing, before, all) != 0)
+    if (!ll_wire_deliver(&wire, landing, SOURCE, message, size, 0) && memcmp(landing, before, all) != 0)
         abort();
     free(landing);
     free(before);

@@ -54,8 +54,12 @@ static int64_t take_bytes(int64_t *at, int64_t bytes)
 
 static int make_pair(void **state)
 {
-    struct ll_wire wire = {
-        .nranks = RANKS, .most_tokens = TOKENS, .hidden = HIDDEN, .topk = TOPK, .n_local = LOCAL, .slot_bytes = SLOT};
+    struct ll_wire wire = {.nranks = RANKS,
+                           .segment_tokens = TOKENS,
+                           .hidden = HIDDEN,
+                           .topk = TOPK,
+                           .n_local = LOCAL,
+                           .slot_bytes = SLOT};
     struct pair *p = calloc(1, sizeof(*p));
     ep_launch_args args = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
@@ -65,7 +69,7 @@ static int make_pair(void **state)
     take_bytes(&at, (int64_t)sizeof(struct cuda_ll_segment));
     wire.counts_at = take_bytes(&at, 2 * RANKS * (LOCAL + 1) * 8);
     wire.slot_flag_at = take_bytes(&at, RANKS * TOKENS * 8);
-    wire.row_flag_at = take_bytes(&at, TOKENS * TOPK * CUDA_LL_MOST_PARTS * 8);
+    wire.row_flag_at = take_bytes(&at, TOKENS * TOPK * CUDA_LL_MAX_PARTS * 8);
     wire.weight_at = take_bytes(&at, RANKS * TOKENS * TOPK * 8);
     wire.slots_at = take_bytes(&at, RANKS * TOKENS * SLOT);
     wire.rows_at = take_bytes(&at, TOKENS * TOPK * HIDDEN * 2);
@@ -114,13 +118,13 @@ static void run(struct pair *p)
         if (ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender) || sent || came)
             quiet = 0;
         while ((message = ep_stream_peek(p->streams[1], 0, 0, &bytes))) {
-            p->damaged += !ll_wire_take(&p->wire[1], p->landing, 0, message, bytes, p->finished);
+            p->damaged += !ll_wire_deliver(&p->wire[1], p->landing, 0, message, bytes, p->finished);
             ep_stream_pop(p->streams[1], 0, 0);
             quiet = 0;
         }
     }
     assert_int_equal(p->damaged, 0);
-    assert_false(ll_wire_has_more(&p->wire[0], &p->sender));
+    assert_false(ll_wire_is_pending(&p->wire[0], &p->sender));
     assert_true(ep_streams_flushed_to(p->streams[0], 1));
 }
 
@@ -166,21 +170,21 @@ static bool is_filled(const unsigned char *from, uint64_t number, int i, int64_t
     return true;
 }
 
-static void tell(struct pair *p, const struct cuda_ll_told *told, int which)
+static void publish(struct pair *p, const struct cuda_ll_desc *desc, int which)
 {
     struct cuda_ll_segment *out = words_of(p->out);
 
-    out->told[which] = *told;
-    store(which == CUDA_LL_TOLD_WEIGHTS ? &out->ahead[0] : &out->sent[0], told->number);
+    out->desc[which] = *desc;
+    store(which == CUDA_LL_DESC_WEIGHTS ? &out->weights_ready[0] : &out->rows_ready[0], desc->number);
 }
 
 /* A dispatch of rank 0 with a row of `image` bytes for every token but each third. */
 static void write_dispatch(struct pair *p, uint64_t number, int max_tokens, int image)
 {
     const struct ll_wire *wire = &p->wire[0];
-    struct cuda_ll_told told = {
+    struct cuda_ll_desc desc = {
         .number = number, .max_tokens = max_tokens, .image_bytes = image, .parity = (int32_t)(number / 2 & 1)};
-    uint64_t *counts = words_at(p->out, counts_at(wire, told.parity, 0));
+    uint64_t *counts = words_at(p->out, counts_at(wire, desc.parity, 0));
 
     for (int i = 0; i <= LOCAL; i++)
         counts[i] = number << 32 | (uint32_t)i;
@@ -189,7 +193,7 @@ static void write_dispatch(struct pair *p, uint64_t number, int max_tokens, int 
             fill(p->out + slot_at(wire, 0, token), number, token, image);
         *words_at(p->out, slot_flag_at(wire, 0, token)) = number << 1 | has_row(number, token);
     }
-    tell(p, &told, (int)(number & 1));
+    publish(p, &desc, (int)(number & 1));
 }
 
 static void check_dispatch(struct pair *p, uint64_t number, int max_tokens, int image)
@@ -204,23 +208,23 @@ static void check_dispatch(struct pair *p, uint64_t number, int max_tokens, int 
         if (has_row(number, token))
             assert_true(is_filled(p->landing + slot_at(wire, 0, token), number, token, image));
     }
-    assert_int_equal(words_of(p->landing)->sent[0], number);
+    assert_int_equal(words_of(p->landing)->rows_ready[0], number);
 }
 
 static void write_weights(struct pair *p, uint64_t number, int max_tokens)
 {
-    const struct cuda_ll_told told = {.number = number, .combine = 1, .max_tokens = max_tokens};
+    const struct cuda_ll_desc desc = {.number = number, .combine = 1, .max_tokens = max_tokens};
 
     for (int i = 0; i < max_tokens * TOPK; i++)
         if (has_row(number, i))
             *words_at(p->out, weight_at(&p->wire[0], 0, i)) = number << 32 | (uint32_t)(i + 1);
-    tell(p, &told, CUDA_LL_TOLD_WEIGHTS);
+    publish(p, &desc, CUDA_LL_DESC_WEIGHTS);
 }
 
 static void write_rows(struct pair *p, uint64_t number, int max_tokens, int parts)
 {
     const struct ll_wire *wire = &p->wire[0];
-    const struct cuda_ll_told told = {.number = number, .combine = 1, .max_tokens = max_tokens, .parts = parts};
+    const struct cuda_ll_desc desc = {.number = number, .combine = 1, .max_tokens = max_tokens, .parts = parts};
 
     for (int place = 0; place < max_tokens * TOPK; place++) {
         if (!has_row(number, place))
@@ -229,7 +233,7 @@ static void write_rows(struct pair *p, uint64_t number, int max_tokens, int part
         for (int part = 0; part < parts; part++)
             words_at(p->out, row_flag_at(wire, place, parts))[part] = number;
     }
-    tell(p, &told, (int)(number & 1));
+    publish(p, &desc, (int)(number & 1));
 }
 
 static void check_rows(struct pair *p, uint64_t number, int max_tokens, int parts)
@@ -273,24 +277,24 @@ static void weights_come_before_the_rows_are_there(void **state)
     for (int i = 0; i < TOKENS * TOPK; i++)
         assert_int_equal(*words_at(p->landing, weight_at(&p->wire[1], 0, i)),
                          has_row(1, i) ? UINT64_C(1) << 32 | (uint32_t)(i + 1) : 0);
-    assert_int_equal(words_of(p->landing)->ahead[0], 1);
-    assert_int_equal(words_of(p->landing)->sent[0], 0);
-    write_rows(p, 1, TOKENS, CUDA_LL_MOST_PARTS);
+    assert_int_equal(words_of(p->landing)->weights_ready[0], 1);
+    assert_int_equal(words_of(p->landing)->rows_ready[0], 0);
+    write_rows(p, 1, TOKENS, CUDA_LL_MAX_PARTS);
     run(p);
-    check_rows(p, 1, TOKENS, CUDA_LL_MOST_PARTS);
-    assert_int_equal(words_of(p->landing)->sent[0], 1);
+    check_rows(p, 1, TOKENS, CUDA_LL_MAX_PARTS);
+    assert_int_equal(words_of(p->landing)->rows_ready[0], 1);
 }
 
 /* The proxy may see the second call before it has sent anything of the first. */
-static void two_calls_are_told_at_once(void **state)
+static void two_calls_are_published_at_once(void **state)
 {
     struct pair *p = *state;
 
     write_dispatch(p, 1, TOKENS, SLOT);
     write_rows(p, 2, TOKENS, 3);
     run(p);
-    assert_int_equal(words_of(p->landing)->sent[0], 2);
-    words_of(p->landing)->sent[0] = 1;
+    assert_int_equal(words_of(p->landing)->rows_ready[0], 2);
+    words_of(p->landing)->rows_ready[0] = 1;
     check_dispatch(p, 1, TOKENS, SLOT);
     check_rows(p, 2, TOKENS, 3);
 }
@@ -334,14 +338,14 @@ static void words_only_grow(void **state)
     assert_int_equal(landing->completed[0], 7);
     assert_int_equal(landing->barriers[0], 3);
     assert_int_equal(landing->masked_by[0], 1);
-    assert_int_equal(landing->moved[0], 1);
+    assert_int_equal(landing->received[0], 1);
     assert_int_equal(landing->events, CUDA_LL_EVENT);
     out->completed[0] = 6;
     out->masked_by[0] = 0;
     run(p);
     assert_int_equal(landing->completed[0], 7);
     assert_int_equal(landing->masked_by[0], 0);
-    assert_int_equal(landing->moved[0], 2);
+    assert_int_equal(landing->received[0], 2);
     assert_int_equal(landing->events, 2 * CUDA_LL_EVENT);
 }
 
@@ -353,13 +357,13 @@ static void each_change_is_counted(void **state)
 
     write_rows(p, 1, TOKENS, 1);
     run(p);
-    assert_true(landing->moved[0] > 1);
-    assert_int_equal(landing->events, landing->moved[0] * CUDA_LL_EVENT);
-    ll_wire_note_event(landing, CUDA_LL_LOST);
-    assert_int_equal(landing->events, (landing->moved[0] + 1) * CUDA_LL_EVENT | CUDA_LL_LOST);
+    assert_true(landing->received[0] > 1);
+    assert_int_equal(landing->events, landing->received[0] * CUDA_LL_EVENT);
+    ll_wire_add_event(landing, CUDA_LL_EVENT_LOST);
+    assert_int_equal(landing->events, (landing->received[0] + 1) * CUDA_LL_EVENT | CUDA_LL_EVENT_LOST);
     write_rows(p, 2, TOKENS, 1);
     run(p);
-    assert_int_equal(landing->events, (landing->moved[0] + 1) * CUDA_LL_EVENT | CUDA_LL_LOST);
+    assert_int_equal(landing->events, (landing->received[0] + 1) * CUDA_LL_EVENT | CUDA_LL_EVENT_LOST);
 }
 
 /* More messages than are taken at once: who looks for the last word is told that it is not there yet. */
@@ -368,7 +372,7 @@ static void messages_that_are_left_are_reported(void **state)
     struct pair *p = *state;
     struct cuda_ll_segment *out = words_of(p->out), *landing = words_of(p->landing);
     struct ll_received received;
-    uint64_t barriers = LL_WIRE_AT_ONCE + 10;
+    uint64_t barriers = LL_WIRE_BATCH + 10;
 
     for (out->barriers[0] = 1; out->barriers[0] <= barriers; out->barriers[0]++) {
         /* Each message leaves by itself, and nothing is taken meanwhile. */
@@ -376,9 +380,9 @@ static void messages_that_are_left_are_reported(void **state)
             sent |= ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender);
     }
     assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
-    assert_int_equal(received.n, LL_WIRE_AT_ONCE);
+    assert_int_equal(received.n, LL_WIRE_BATCH);
     assert_true(received.more);
-    assert_int_equal(landing->barriers[0], LL_WIRE_AT_ONCE);
+    assert_int_equal(landing->barriers[0], LL_WIRE_BATCH);
     assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
     assert_int_equal(received.n, 10);
     assert_false(received.more);
@@ -395,9 +399,9 @@ static void what_a_full_ring_holds_back_comes_later(void **state)
     write_rows(p, 5, TOKENS, 2);
     for (bool sent = true; sent || !are_flushed(p);)
         sent = ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender);
-    assert_true(ll_wire_has_more(&p->wire[0], &p->sender));
+    assert_true(ll_wire_is_pending(&p->wire[0], &p->sender));
     assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
-    assert_in_range(received.n, 1, LL_WIRE_AT_ONCE - 1);
+    assert_in_range(received.n, 1, LL_WIRE_BATCH - 1);
     assert_false(received.more);
     run(p);
     check_rows(p, 5, TOKENS, 2);
@@ -425,7 +429,7 @@ static void what_no_rank_sends_is_refused(void **state)
         {{.kind = MESSAGE_WEIGHTS, .n = 1, .max_tokens = 1}, 16},
         {{.kind = MESSAGE_ROW, .at = TOPK, .parts = 1, .max_tokens = 1}, HIDDEN * 2},
         {{.kind = MESSAGE_ROW, .parts = 0, .max_tokens = 1}, HIDDEN * 2},
-        {{.kind = MESSAGE_ROW, .parts = CUDA_LL_MOST_PARTS + 1, .max_tokens = 1}, HIDDEN * 2},
+        {{.kind = MESSAGE_ROW, .parts = CUDA_LL_MAX_PARTS + 1, .max_tokens = 1}, HIDDEN * 2},
         {{.kind = MESSAGE_ROW, .parts = 1, .max_tokens = 1}, HIDDEN},
     };
     struct pair *p = *state;
@@ -439,9 +443,9 @@ static void what_no_rank_sends_is_refused(void **state)
 
         head.number = 9;
         memcpy(message, &head, sizeof(head));
-        assert_false(ll_wire_take(&p->wire[1], p->landing, 0, message, sizeof(head) + damaged[i].payload, 0));
+        assert_false(ll_wire_deliver(&p->wire[1], p->landing, 0, message, sizeof(head) + damaged[i].payload, 0));
     }
-    assert_false(ll_wire_take(&p->wire[1], p->landing, 0, message, sizeof(struct ll_message) - 1, 0));
+    assert_false(ll_wire_deliver(&p->wire[1], p->landing, 0, message, sizeof(struct ll_message) - 1, 0));
     assert_memory_equal(p->landing, before, p->bytes);
     free(message);
     free(before);
@@ -454,7 +458,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(every_row_of_a_dispatch_lands),
         CASE(weights_come_before_the_rows_are_there),
-        CASE(two_calls_are_told_at_once),
+        CASE(two_calls_are_published_at_once),
         CASE(calls_without_the_rank_are_passed_over),
         CASE(what_comes_late_changes_nothing),
         CASE(words_only_grow),

@@ -5,7 +5,7 @@
 #include "net/stream.h"
 
 /* What one is to have instead, in whole pages. */
-static size_t larger_than(size_t now, size_t bytes)
+static size_t grown_size(size_t now, size_t bytes)
 {
     size_t more = bytes + bytes / 8, step = now + now / 2;
 
@@ -19,7 +19,7 @@ static size_t count_new(const struct cuda_arenas *arenas, size_t bytes, bool ahe
 
     for (int i = 0; i < 2; i++)
         if (arenas->of[i].bytes < bytes)
-            all += ahead ? larger_than(arenas->of[i].bytes, bytes) : ep_net_whole_pages(bytes);
+            all += ahead ? grown_size(arenas->of[i].bytes, bytes) : ep_net_whole_pages(bytes);
     return all;
 }
 
@@ -31,8 +31,8 @@ static bool exceeds(const struct cuda_arenas *arenas, size_t more)
 static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
 {
     /* Near the limit without room for what may come. */
-    bool roomy = ahead && !exceeds(arenas, count_new(arenas, bytes, true));
-    size_t more = count_new(arenas, bytes, roomy);
+    bool reserve_ahead = ahead && !exceeds(arenas, count_new(arenas, bytes, true));
+    size_t more = count_new(arenas, bytes, reserve_ahead);
 
     if (exceeds(arenas, more))
         return ep_fail(EP_E_MEMORY,
@@ -44,7 +44,8 @@ static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes
 
         if (arenas->of[i].bytes >= bytes)
             continue;
-        EP_TRY(cuda_keep_pinned(arenas->kept, roomy ? larger_than(arenas->of[i].bytes, bytes) : bytes, &made));
+        EP_TRY(cuda_net_alloc_pinned(arenas->memory, reserve_ahead ? grown_size(arenas->of[i].bytes, bytes) : bytes,
+                                     &made));
         arenas->of[i] = made;
         arenas->held += made.bytes;
     }

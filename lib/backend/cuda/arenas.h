@@ -11,7 +11,7 @@
 
 /* Zeroed, with `kept`: empty, and without a limit. */
 struct cuda_arenas {
-    struct cuda_kept *kept;
+    struct cuda_net_memory *memory;
     struct cuda_pinned of[2]; /* for even and odd numbers of operations */
     size_t held;              /* bytes of all that there are, those that were outgrown among them */
     size_t needed;            /* the most that an operation has asked for */

@@ -13,11 +13,11 @@
 
 /* Lists of one direction. The same in memory of the host, and in device memory. */
 struct cuda_list_side {
-    const struct cuda_rail *rail, *rail_device; /* [nnodes] */
-    const int32_t *units, *units_device;        /* as in struct cuda_nodes_combine */
+    const struct cuda_node_range *rail, *rail_device; /* [nnodes] */
+    const int32_t *units, *units_device;              /* as in struct cuda_nodes_combine */
     /* Not 0: the device writes them anew; then the host's are pinned, and there are so many tokens, at most. */
-    int32_t room; /* of all lists together */
-    int32_t most; /* of one */
+    int32_t capacity;      /* of all lists together */
+    int32_t node_capacity; /* of one */
 };
 
 struct cuda_net_update;   /* nodes_update.c */
@@ -29,16 +29,16 @@ struct cuda_lists {
     /* In device memory: as in nodes.h. */
     const int32_t *token;
     struct cuda_rail_route route;
-    const int32_t *far_count;
-    const struct cuda_far_term *far;
-    int32_t far_width;
+    const int32_t *remote_count;
+    const struct cuda_remote_term *remote;
+    int32_t remote_width;
     uint64_t rows_self, rows_node, rows_forward; /* own tokens here and on the rest of the node; rail peers' */
     char *copy;                                  /* made on the host: of the block */
     struct cuda_net_update *update;              /* made by the devices */
 };
 
 /* Other nodes on which one token can have experts. */
-static inline int32_t cuda_far_width(const ep_plan *plan)
+static inline int32_t cuda_remote_width(const ep_plan *plan)
 {
     int nodes = plan->comm->nnodes - 1;
 
@@ -46,7 +46,7 @@ static inline int32_t cuda_far_width(const ep_plan *plan)
 }
 
 /* nodes.c. Without sizes. */
-struct cuda_hop_side cuda_hop_side_of(const struct cuda_list_side *lists);
+struct cuda_net_direction cuda_net_direction_of(const struct cuda_list_side *lists);
 
 /* nodes_copy.c. Fills new lists with those that the plan has; `u`: what an update of the new ones writes. */
 ep_status cuda_net_copy_plan(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *to,
@@ -58,7 +58,7 @@ ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args,
  * Of a plan with max_recv_tokens that is complete, whose operations a graph is to name: lists that a later update
  * writes anew, with what is in those of the host.
  */
-ep_status cuda_nodes_plan_follow(struct cuda_comm *cuda, ep_plan *plan);
+ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan);
 /*
  * A new plan of fixed capacity in a capture. Waits for the hosts of all ranks, which are to make it in theirs. On
  * failure nothing of the plan is left.
@@ -69,8 +69,8 @@ void cuda_net_update_free(struct cuda_net_update *update);
 /* rank_prefix of an updated plan, which no node has alone: an operation between nodes. */
 ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix, bool *ret_queued);
 /* Where the counts of an updated plan are, for its metadata. */
-void cuda_net_update_tell(const struct cuda_net_update *update, struct cuda_metadata *m);
+void cuda_net_update_fill_metadata(const struct cuda_net_update *update, struct cuda_metadata *m);
 /* Pinned memory of all plans of the communicator. */
-void cuda_net_facts_close(struct cuda_comm *cuda);
+void cuda_net_plan_info_close(struct cuda_comm *cuda);
 
 #endif

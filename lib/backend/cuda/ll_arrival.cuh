@@ -11,7 +11,7 @@
 #include <epkit/types.h>
 
 #define FEW_BLOCKS 8
-#define AHEAD 8 /* vectors of a lane on their way at once */
+#define VECTORS_IN_FLIGHT 8 /* vectors of a lane on their way at once */
 
 /* Threads of a block that work together: whole warps, with a barrier of their own. */
 struct team {
@@ -65,23 +65,24 @@ __device__ inline uint64_t *counts_of(const cuda_ll &ll, const ll_call &call, in
 
 __device__ inline unsigned char *slot_of(const cuda_ll &ll, int rank, int source, int t)
 {
-    return ll_at<unsigned char>(ll, rank, source, ll.slots_at) + ((int64_t)source * ll.most_tokens + t) * ll.slot_bytes;
+    return ll_at<unsigned char>(ll, rank, source, ll.slots_at) +
+           ((int64_t)source * ll.segment_tokens + t) * ll.slot_bytes;
 }
 
 __device__ inline uint64_t *slot_flag_of(const cuda_ll &ll, int rank, int source, int t)
 {
-    return ll_at<uint64_t>(ll, rank, source, ll.slot_flag_at) + (int64_t)source * ll.most_tokens + t;
+    return ll_at<uint64_t>(ll, rank, source, ll.slot_flag_at) + (int64_t)source * ll.segment_tokens + t;
 }
 
 /* What the receiving warps of a block share. */
-struct arrivals {
+struct receive_state {
     int32_t before[EP_MAX_EXPERTS]; /* [source][local expert] rows of the sources before */
     int next;                       /* of the block's parts of slots the first that no warp has taken */
-    bool wanted;                    /* false: there is nothing to receive here */
+    bool active;                    /* false: there is nothing to receive here */
 };
 
 /* What the source tells of its rows for expert i of this rank; i = n_local: the format. False: leave. */
-__device__ inline bool take_count(const cuda_ll &ll, const ll_call &call, int source, int i, int32_t &count)
+__device__ inline bool receive_count(const cuda_ll &ll, const ll_call &call, int source, int i, int32_t &count)
 {
     const uint64_t *word = counts_of(ll, call, ll.waits.rank, source) + i;
     uint64_t value;
@@ -100,40 +101,40 @@ __device__ inline bool compare_formats(const cuda_ll_dispatch &d, const ll_call 
 
     if (source >= d.ll.waits.nranks || is_masked(call, source))
         return true;
-    if (!take_count(d.ll, call, source, d.ll.n_local, format))
+    if (!receive_count(d.ll, call, source, d.ll.n_local, format))
         return false;
     if (format != d.format)
-        give_up(d.ll.waits, CUDA_FAILED_MISMATCH, source, d.ll.waits.done_phase);
+        set_failure(d.ll.waits, CUDA_FAILED_MISMATCH, source, d.ll.waits.done_phase);
     return format == d.format;
 }
 
 /* Rows of the sources before each one, and what the caller learns of all, if this block `tells`. False: leave. */
-__device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call, int32_t *before, bool tells,
+__device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call, int32_t *before, bool reports,
                                   const team &by)
 {
     const cuda_ll &ll = d.ll;
     int n = ll.waits.nranks;
-    bool sound;
+    bool ok;
 
     /* Of so many ranks as threads none is left for it alone. */
     if (LL_MANY)
-        sound =
-            (by.thread || may_begin(ll.waits, ll.waits.done_phase)) && (!tells || compare_formats(d, call, by.thread));
+        ok = (by.thread || may_begin(ll.waits, ll.waits.done_phase)) &&
+             (!reports || compare_formats(d, call, by.thread));
     else
-        sound = by.thread == by.threads - 1 ? may_begin(ll.waits, ll.waits.done_phase)
-                                            : !tells || compare_formats(d, call, by.thread);
+        ok = by.thread == by.threads - 1 ? may_begin(ll.waits, ll.waits.done_phase)
+                                         : !reports || compare_formats(d, call, by.thread);
 
-    for (int i = by.thread; i < n * ll.n_local && sound; i += by.threads) {
+    for (int i = by.thread; i < n * ll.n_local && ok; i += by.threads) {
         before[i] = 0;
         if (!is_masked(call, i / ll.n_local))
-            sound = take_count(ll, call, i / ll.n_local, i % ll.n_local, before[i]);
+            ok = receive_count(ll, call, i / ll.n_local, i % ll.n_local, before[i]);
         /* Rows are placed behind so many: a source has at most one for each of its tokens. */
-        if (sound && (uint32_t)before[i] > (uint32_t)ll.max_tokens) {
-            give_up(ll.waits, CUDA_FAILED_MISMATCH, i / ll.n_local, ll.waits.done_phase);
-            sound = false;
+        if (ok && (uint32_t)before[i] > (uint32_t)ll.max_tokens) {
+            set_failure(ll.waits, CUDA_FAILED_MISMATCH, i / ll.n_local, ll.waits.done_phase);
+            ok = false;
         }
     }
-    if (!team_and(by, sound))
+    if (!team_and(by, ok))
         return false;
     for (int expert = by.thread; expert < ll.n_local; expert += by.threads) {
         int sum = 0;
@@ -142,13 +143,13 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
             int count = before[source * ll.n_local + expert];
 
             before[source * ll.n_local + expert] = sum;
-            if (tells && d.recv_range)
+            if (reports && d.recv_range)
                 d.recv_range[(int64_t)expert * n + source] = (int64_t)sum << 32 | (uint32_t)count;
             sum += count;
         }
-        if (tells)
+        if (reports)
             d.recv_count[expert] = sum;
-        if (tells && d.stats_add)
+        if (reports && d.stats_add)
             d.stats_add[expert] += sum;
     }
     return true;
@@ -156,14 +157,14 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
 
 /* Vectors of the row in a slot, every WARP-th from `base` on. */
 __device__ inline void load_row(const cuda_ll_dispatch &d, const unsigned char *slot, int base, int end,
-                                uint4 (&v)[AHEAD])
+                                uint4 (&v)[VECTORS_IN_FLIGHT])
 {
     const uint4 *from = reinterpret_cast<const uint4 *>(slot + d.ll.row_at);
 
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
+    for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
         if (base + i * WARP < end)
-            v[i] = load_far(from + base + i * WARP);
+            v[i] = load_peer(from + base + i * WARP);
 }
 
 /*
@@ -171,11 +172,11 @@ __device__ inline void load_row(const cuda_ll_dispatch &d, const unsigned char *
  * first of them.
  */
 __device__ inline void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row,
-                                int begin, int end, int lane, uint4 (&v)[AHEAD])
+                                int begin, int end, int lane, uint4 (&v)[VECTORS_IN_FLIGHT])
 {
     int n = d.ll.hidden / (d.fp8 ? 16 : 8);
 
-    for (int base = begin + lane; base - lane < end; base += AHEAD * WARP) {
+    for (int base = begin + lane; base - lane < end; base += VECTORS_IN_FLIGHT * WARP) {
         if (base != begin + lane)
             load_row(d, slot, base, end, v);
         for (uint32_t left = votes; left; left &= left - 1) {
@@ -183,7 +184,7 @@ __device__ inline void pack_row(const cuda_ll_dispatch &d, const unsigned char *
             uint4 *out = reinterpret_cast<uint4 *>(d.recv_x) + to * n;
 
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++)
+            for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
                 if (base + i * WARP < end)
                     out[base + i * WARP] = v[i];
         }
@@ -219,15 +220,14 @@ __device__ inline void pack_scales(const cuda_ll_dispatch &d, const unsigned cha
 }
 
 /* Where the row of a slot's choice goes here. */
-__device__ inline int64_t place_of(const cuda_ll_dispatch &d, const int32_t *before, int source, int2 choice)
+__device__ inline int64_t row_of(const cuda_ll_dispatch &d, const int32_t *before, int source, int2 choice)
 {
     return (int64_t)choice.x * d.ll.waits.nranks * d.ll.max_tokens + before[source * d.ll.n_local + choice.x] +
            choice.y;
 }
 
 /* Where choice k of the source's token t is here, for the combine; row -1: nowhere. */
-__device__ inline void note_origin(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int k,
-                                   int64_t row)
+__device__ inline void set_origin(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int k, int64_t row)
 {
     if (k < d.ll.topk)
         origins_of(d.ll, call, source, t)[k] = (int32_t)row;
@@ -249,7 +249,7 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
     int2 choice = make_int2(-1, 0);
     int64_t row = 0;
     uint32_t votes;
-    uint4 v[AHEAD];
+    uint4 v[VECTORS_IN_FLIGHT];
 
     if (!__all_sync(ALL_LANES, value >> 1 >= call.number)) {
         bool here = lane || ll_wait_until(ll, flag, call.number << 1, source, ll.waits.done_phase);
@@ -260,7 +260,7 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
     }
     if (!(value & 1)) {
         if (part == 0)
-            note_origin(d, call, source, t, lane, -1);
+            set_origin(d, call, source, t, lane, -1);
         return true;
     }
     /* The row is on its way while it is found out where it goes. */
@@ -271,14 +271,14 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
     choice.x -= me * ll.n_local;
     choice.x = choice.x < ll.n_local ? choice.x : -1;
     if (choice.x >= 0 && (uint32_t)choice.y >= (uint32_t)ll.max_tokens) {
-        give_up(ll.waits, CUDA_FAILED_MISMATCH, source, ll.waits.done_phase);
+        set_failure(ll.waits, CUDA_FAILED_MISMATCH, source, ll.waits.done_phase);
         choice.x = -1;
     }
     votes = __ballot_sync(ALL_LANES, choice.x >= 0);
     if (choice.x >= 0)
-        row = place_of(d, before, source, choice);
+        row = row_of(d, before, source, choice);
     if (part == 0)
-        note_origin(d, call, source, t, lane, choice.x >= 0 ? row : -1);
+        set_origin(d, call, source, t, lane, choice.x >= 0 ? row : -1);
     if (d.fp8 && part == parts - 1)
         pack_scales(d, slot, votes, choice.x >= 0 ? scales_of(d, choice.x, row) : 0, lane);
     pack_row(d, slot, votes, row, begin, end, lane, v);
@@ -286,7 +286,7 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
 }
 
 /* Of many blocks the last one tells the caller how many rows there are, and does nothing else. */
-__device__ __forceinline__ bool has_many_blocks()
+__device__ __forceinline__ bool has_report_block()
 {
     return gridDim.x > FEW_BLOCKS;
 }
@@ -300,64 +300,64 @@ __device__ inline bool time_slots(const cuda_ll_dispatch &d, const ll_call &call
     __shared__ unsigned long long longest[LL_RANKS];
     const cuda_ll &ll = d.ll;
     int n = ll.waits.nranks, source = by.thread % n;
-    bool sound = true;
+    bool ok = true;
 
     if (by.thread < n)
         longest[by.thread] = 0;
     team_sync(by);
-    for (int t = by.thread / n; t < ll.max_tokens && by.thread < by.threads / n * n && sound; t += by.threads / n) {
+    for (int t = by.thread / n; t < ll.max_tokens && by.thread < by.threads / n * n && ok; t += by.threads / n) {
         const uint64_t *flag = slot_flag_of(ll, ll.waits.rank, source, t);
 
         if (load_acquire(flag) >> 1 >= call.number)
             continue;
-        sound = ll_wait_until(ll, flag, call.number << 1, source, ll.waits.done_phase);
+        ok = ll_wait_until(ll, flag, call.number << 1, source, ll.waits.done_phase);
         atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));
     }
-    sound = team_and(by, sound);
-    if (by.thread < n && by.thread != ll.waits.rank && sound)
+    ok = team_and(by, ok);
+    if (by.thread < n && by.thread != ll.waits.rank && ok)
         d.wait_added[by.thread] += (int64_t)longest[by.thread];
-    return sound;
+    return ok;
 }
 
 /* Waits for the numbers of rows. With masking, by all threads, before that for the rows of all ranks that come. */
-__device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, arrivals &arriving, const team &by)
+__device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, receive_state &state, const team &by)
 {
     const cuda_ll &ll = d.ll;
-    bool tells = blockIdx.x == gridDim.x - 1;
+    bool reports = blockIdx.x == gridDim.x - 1;
     uint64_t begin = d.wait_added ? global_ns() : 0;
-    bool met = !ll.masking || ll_meet(ll, call, &cuda_ll_segment::sent, call.number, CUDA_LL_TO_RECEIVE,
-                                      ll.waits.done_phase, d.wait_added);
+    bool ok = !ll.masking || ll_sync(ll, call, &cuda_ll_segment::rows_ready, call.number, CUDA_LL_SYNC_RECEIVE,
+                                     ll.waits.done_phase, d.wait_added);
 
     /* Before the counts, which come with the rows: behind them nothing is left to wait for. */
-    if (met && tells && d.wait_added && !ll.masking)
-        met = time_slots(d, call, begin, by);
-    met = met && sum_counts(d, call, arriving.before, tells, by);
+    if (ok && reports && d.wait_added && !ll.masking)
+        ok = time_slots(d, call, begin, by);
+    ok = ok && sum_counts(d, call, state.before, reports, by);
     if (by.thread == 0) {
-        arriving.next = 0;
-        arriving.wanted = met && !(tells && has_many_blocks());
+        state.next = 0;
+        state.active = ok && !(reports && has_report_block());
     }
     team_sync(by);
 }
 
 /* Takes slots until there are no more. By a warp. */
-__device__ inline void receive(const cuda_ll_dispatch &d, const ll_call &call, arrivals &arriving)
+__device__ inline void receive(const cuda_ll_dispatch &d, const ll_call &call, receive_state &state)
 {
     const cuda_ll &ll = d.ll;
     int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP;
-    int blocks = (int)gridDim.x - has_many_blocks(), warps = blocks * (int)(blockDim.x / WARP);
+    int blocks = (int)gridDim.x - has_report_block(), warps = blocks * (int)(blockDim.x / WARP);
     /* Where slots are few, several warps share one, so that all multiprocessors have something to do. */
-    int parts = max(1, min(CUDA_LL_MOST_PARTS, warps / (n * ll.max_tokens)));
+    int parts = max(1, min(CUDA_LL_MAX_PARTS, warps / (n * ll.max_tokens)));
 
     for (;;) {
-        int turn = lane ? 0 : atomicAdd(&arriving.next, 1);
+        int claim = lane ? 0 : atomicAdd(&state.next, 1);
         /* Neighbouring slots to different multiprocessors. */
-        int64_t i = (int64_t)__shfl_sync(ALL_LANES, turn, 0) * blocks + blockIdx.x, slot = i / parts;
+        int64_t i = (int64_t)__shfl_sync(ALL_LANES, claim, 0) * blocks + blockIdx.x, slot = i / parts;
         int source = (int)(slot % n);
 
         if (i >= (int64_t)n * ll.max_tokens * parts)
             break;
         if (!is_masked(call, source) &&
-            !receive_slot(d, call, arriving.before, source, (int)(slot / n), (int)(i % parts), parts, lane))
+            !receive_slot(d, call, state.before, source, (int)(slot / n), (int)(i % parts), parts, lane))
             break;
     }
 }

@@ -30,29 +30,29 @@ __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
 {
     int topk = d.ll.topk, n_experts = d.ll.n_local * d.ll.waits.nranks, lane = (int)threadIdx.x % WARP;
     int tokens = WARP / topk, own = lane / topk, step = (int)(blockDim.x / WARP) * tokens;
-    bool good = true;
+    bool valid = true;
 
     for (int first = (int)(threadIdx.x / WARP) * tokens; first < d.n_tokens; first += step) {
         bool active = own < tokens && first + own < d.n_tokens;
-        int64_t expert = active ? read_choice(d.topk_idx, d.wide, (int64_t)first * topk + lane) : -1;
+        int64_t expert = active ? read_choice(d.topk_idx, d.idx64, (int64_t)first * topk + lane) : -1;
         int narrow = (int)expert;
 
-        good &= expert >= -1 && expert < n_experts;
+        valid &= expert >= -1 && expert < n_experts;
         /* With each other one of the token. match.any takes much longer where all are different. */
         for (int i = 1; i < topk; i++) {
             int other = lane % topk + i;
 
             other = __shfl_sync(ALL_LANES, narrow, min(own * topk + (other < topk ? other : other - topk), WARP - 1));
-            good &= !active || expert < 0 || other != narrow;
+            valid &= !active || expert < 0 || other != narrow;
         }
     }
-    return good;
+    return valid;
 }
 
 /* An expert as it stands in the routing; -1 for none, and where that is not valid. */
 __device__ int read_expert(const cuda_ll_dispatch &d, int64_t at)
 {
-    int64_t expert = read_choice(d.topk_idx, d.wide, at);
+    int64_t expert = read_choice(d.topk_idx, d.idx64, at);
 
     return expert >= 0 && expert < (int64_t)d.ll.n_local * d.ll.waits.nranks ? (int)expert : -1;
 }
@@ -115,11 +115,11 @@ __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
     uint32_t same = __match_any_sync(ALL_LANES, rank);
     bool lists = rank >= 0 && __ffs((int)same) - 1 == lane;
     uint32_t votes = __ballot_sync(ALL_LANES, lists);
-    int turned = rank > me ? rank : rank + ll.waits.nranks;
+    int rotated = rank > me ? rank : rank + ll.waits.nranks;
 
     /* Each rank begins with another one. */
     for (uint32_t left = votes; left; left &= left - 1)
-        place += __shfl_sync(ALL_LANES, turned, __ffs((int)left) - 1) < turned;
+        place += __shfl_sync(ALL_LANES, rotated, __ffs((int)left) - 1) < rotated;
     if (lists)
         c.rank[place] = (uint16_t)rank;
     if (lane == 0)
@@ -130,12 +130,12 @@ __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
  * The choices of token t, and how many tokens before have the same: into the image of its slot, and kept for the
  * combine. Each thread brings its fetch_choice().
  */
-__device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, int t, int expert, choices &c,
-                              unsigned char *image, const team &by)
+__device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, int t, int expert, choices &c,
+                                unsigned char *image, const team &by)
 {
     const cuda_ll &ll = d.ll;
     int k = by.thread, topk = ll.topk;
-    int32_t *index = ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * topk);
+    int32_t *index = ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.segment_tokens * topk);
 
     if (k < WARP) {
         int rank = expert < 0 ? -1 : expert / ll.n_local;
@@ -234,15 +234,15 @@ __device__ void make_plain(const cuda_ll_dispatch &d, unsigned char *image, int 
 }
 
 /* What a thread fetches of a token ahead of its turn. */
-struct ahead {
+struct prefetched {
     sixteen row;
     int expert;
 };
 
-__device__ ahead fetch_ahead(const cuda_ll_dispatch &d, int t, const team &by)
+__device__ prefetched prefetch(const cuda_ll_dispatch &d, int t, const team &by)
 {
     int i = by.thread;
-    ahead a = {};
+    prefetched a = {};
 
     if (t >= d.n_tokens)
         return a;
@@ -261,14 +261,14 @@ __host__ __device__ int image_bytes(const cuda_ll_dispatch &d)
 }
 
 /* The image of token t's slot; complete when it returns. */
-__device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t, const ahead &a, choices &c,
+__device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t, const prefetched &a, choices &c,
                            unsigned char *image, const team &by)
 {
     if (d.fp8)
         make_quantised(d, image, t, a.row, by);
     else
         make_plain(d, image, t, a.row, by);
-    look_at_token(d, call, t, a.expert, c, image, by);
+    prepare_choices(d, call, t, a.expert, c, image, by);
 }
 
 /* Of many ranks: is the rank in the list? */
@@ -290,7 +290,7 @@ __device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const
                            const unsigned char *image, const team &by)
 {
     int me = d.ll.waits.rank, vectors = image_bytes(d) / VECTOR;
-    uint32_t turned = __funnelshift_r(ranks, ranks, (uint32_t)me + 1);
+    uint32_t rotated = __funnelshift_r(ranks, ranks, (uint32_t)me + 1);
 
     for (int i = by.thread; i < vectors; i += by.threads) {
         uint4 v = reinterpret_cast<const uint4 *>(image)[i];
@@ -298,13 +298,13 @@ __device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const
         for (int j = 0; LL_MANY && j < (int)ranks; j++)
             if (!is_masked(call, c.rank[j]))
                 reinterpret_cast<uint4 *>(slot_of(d.ll, c.rank[j], me, t))[i] = v;
-        for (uint32_t left = LL_MANY ? 0 : turned; left; left &= left - 1)
+        for (uint32_t left = LL_MANY ? 0 : rotated; left; left &= left - 1)
             reinterpret_cast<uint4 *>(slot_of(d.ll, (__ffs((int)left) + me) % CUDA_MAX_RANKS, me, t))[i] = v;
     }
 }
 
 /* Slots of tokens that there are not. Nothing is to be seen before their flags. */
-__device__ void send_nothing(const cuda_ll_dispatch &d, const ll_call &call, int t, int i)
+__device__ void send_empty_slot(const cuda_ll_dispatch &d, const ll_call &call, int t, int i)
 {
     if (i < d.ll.waits.nranks && !is_masked(call, i))
         *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
@@ -320,10 +320,10 @@ __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choi
     for (int t = (int)blockIdx.x; t < d.n_tokens; t = next) {
         uint32_t ranks = ll_unmasked(c.ranks, call.mask);
         bool has_row = !LL_MANY || has_rank(c, i);
-        ahead a;
+        prefetched a;
 
         next = t + (int)gridDim.x;
-        a = fetch_ahead(d, next, by);
+        a = prefetch(d, next, by);
         store_slot(d, call, c, t, ranks, image, by);
         team_sync(by);
         /* While the rows arrive, for which the flag has to wait. */
@@ -338,8 +338,8 @@ __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c,
 {
     send_tokens(d, call, c, image, by);
     for (int t = d.n_tokens + (int)blockIdx.x; t < d.ll.max_tokens; t += (int)gridDim.x)
-        send_nothing(d, call, t, by.thread);
-    ll_tell(d.ll, call, &cuda_ll_segment::sent, false, image_bytes(d));
+        send_empty_slot(d, call, t, by.thread);
+    ll_notify_peers(d.ll, call, &cuda_ll_segment::rows_ready, false, image_bytes(d));
 }
 
 /* All that can be done before the ranks have met, and their meeting. By all threads; false: leave. */
@@ -349,8 +349,8 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
     const cuda_ll_segment *mine = ll_mine(ll);
     team all = whole_block();
     int t = (int)blockIdx.x;
-    ahead a = fetch_ahead(d, t, all);
-    bool counts = (int)gridDim.x - 1 - t < counting_blocks(d), good;
+    prefetched a = prefetch(d, t, all);
+    bool counts = (int)gridDim.x - 1 - t < counting_blocks(d), valid;
 
     ll_begin(ll);
     for (int i = (int)threadIdx.x; i < EP_MAX_EXPERTS / 4; i += (int)blockDim.x)
@@ -358,16 +358,16 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
     __syncthreads();
     if (counts)
         count_rows(d, bins);
-    good = routing_is_valid(d);
-    if (counts && __syncthreads_and(good))
+    valid = routing_is_valid(d);
+    if (counts && __syncthreads_and(valid))
         send_counts(d, call, bins);
     if (t < d.n_tokens)
         make_image(d, call, t, a, c, image, all);
-    if (!__syncthreads_and(good)) {
+    if (!__syncthreads_and(valid)) {
         ll_refuse(ll, d.queued, ll.waits.ready_phase);
         return false;
     }
-    return ll_meet(ll, call, &cuda_ll_segment::completed, mine->last_dispatch, CUDA_LL_TO_SEND, ll.waits.ready_phase);
+    return ll_sync(ll, call, &cuda_ll_segment::completed, mine->last_dispatch, CUDA_LL_SYNC_SEND, ll.waits.ready_phase);
 }
 
 } /* namespace */
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
     extern __shared__ __align__(128) unsigned char image[]; /* of a slot */
     __shared__ int32_t bins[EP_MAX_EXPERTS];
     __shared__ choices c;
-    __shared__ arrivals arriving;
+    __shared__ receive_state state;
     const cuda_ll &ll = d.ll;
     const cuda_ll_segment *mine = ll_mine(ll);
     ll_call call = {mine->call + 1, mine->dispatches + 1, {}};
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
     int half = sends && receives && !ll.masking && !ll.landing ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
     team all = whole_block(), joint = {i, 2 * half, TEAM_JOINS};
 
-    ll_first_mask(mine, call.mask);
+    ll_load_mask(mine, call.mask);
     if (sends && !prepare(d, call, c, bins, image))
         return;
     if (sends && (i < half || !half))
@@ -399,14 +399,14 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
     if (!receives)
         return;
     if (i >= half)
-        await_counts(d, call, arriving, half ? team{i - half, half, TEAM_RECEIVES} : all);
+        await_counts(d, call, state, half ? team{i - half, half, TEAM_RECEIVES} : all);
     /* Those who have sent join when it is known where rows go. Nobody waits for them. */
     if (i < half)
         team_sync(joint);
     else if (half)
         team_arrive(joint);
-    if (arriving.wanted)
-        receive(d, call, arriving);
+    if (state.active)
+        receive(d, call, state);
     ll_end(ll, call, false);
 }
 

@@ -17,7 +17,7 @@ __device__ void unmask_rank(const cuda_ll &ll, int rank)
     /* Before the wait: what a masked rank is sent the proxy does not stay awake for. */
     atomicAnd_system(ll_word(ll.report->mask, rank), ~(1u << ll_shift(rank)));
     __threadfence_system();
-    ll_await_told(ll, rank, false);
+    ll_await_mask_sent(ll, rank, false);
 }
 
 /* One block, with a thread for each rank. */
@@ -46,20 +46,20 @@ __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __gri
 {
     cuda_ll_segment *mine = ll_mine(ll);
     int i = (int)threadIdx.x, n = ll.waits.nranks, phase = ll.waits.done_phase;
-    uint64_t number = mine->barrier + 1, turn = ll_ask_for_all(ll, i);
-    bool sound = true;
+    uint64_t number = mine->barrier + 1, poll = ll_request_poll_for_block(ll, i);
+    bool ok = true;
 
     if (i < n)
         store_release(&ll_peer(ll, i)->barriers[ll.waits.rank], number);
     if (i < n)
-        sound = ll.masking ? wait_or_mask(ll, ll_from(ll, i)->barriers + i, number, i, phase, turn)
-                           : ll_wait_until(ll, ll_from(ll, i)->barriers + i, number, i, phase);
+        ok = ll.masking ? wait_or_mask(ll, ll_from(ll, i)->barriers + i, number, i, phase, poll)
+                        : ll_wait_until(ll, ll_from(ll, i)->barriers + i, number, i, phase);
     else if (i == n)
-        sound = may_begin(ll.waits, phase);
+        ok = may_begin(ll.waits, phase);
     /* Of so many ranks as threads none is left for it alone. */
     if (LL_MANY && i == 0 && n == BARRIER_THREADS)
-        sound = may_begin(ll.waits, phase) && sound;
-    if (__syncthreads_and(sound) && i == 0)
+        ok = may_begin(ll.waits, phase) && ok;
+    if (__syncthreads_and(ok) && i == 0)
         mine->barrier = number;
 }
 

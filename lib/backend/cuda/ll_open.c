@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low latency on GPUs: how large segments are, and how an ep_ll begins and ends. */
-#include "backend/cuda/ll_inner.h"
+#include "backend/cuda/ll_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t take(int64_t *at, int64_t bytes)
+static int64_t carve(int64_t *at, int64_t bytes)
 {
     int64_t begin = *at;
 
@@ -18,25 +18,25 @@ size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device)
     int64_t n = ll->comm->nranks, m = ll->config.max_tokens, k = ll->config.topk, local = ll->n_local;
     int64_t hidden = ll->config.hidden, at = 0;
 
-    device->most_tokens = device->max_tokens = ll->config.max_tokens;
+    device->segment_tokens = device->max_tokens = ll->config.max_tokens;
     device->hidden = ll->config.hidden;
     device->topk = ll->config.topk;
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
     /* With fewer rows than a call can have there are more parts, but never more than with those of a token alone. */
-    device->parts = CUDA_LL_MOST_PARTS;
+    device->parts = CUDA_LL_MAX_PARTS;
     device->scales_at = (k * 8 + 15) / 16 * 16;
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
     device->slot_bytes = device->row_at + 2 * hidden;
-    take(&at, (int64_t)sizeof(struct cuda_ll_segment));
-    device->counts_at = take(&at, 2 * n * (local + 1) * 8);
-    device->row_flag_at = take(&at, m * k * device->parts * 8);
-    device->slot_flag_at = take(&at, n * m * 8);
-    device->weight_at = take(&at, n * m * k * 8);
-    device->index_at = take(&at, 2 * m * k * 4);
-    device->origin_at = take(&at, 2 * n * m * k * 4);
-    device->slots_at = take(&at, n * m * device->slot_bytes);
-    device->rows_at = take(&at, m * k * hidden * 2);
+    carve(&at, (int64_t)sizeof(struct cuda_ll_segment));
+    device->counts_at = carve(&at, 2 * n * (local + 1) * 8);
+    device->row_flag_at = carve(&at, m * k * device->parts * 8);
+    device->slot_flag_at = carve(&at, n * m * 8);
+    device->weight_at = carve(&at, n * m * k * 8);
+    device->index_at = carve(&at, 2 * m * k * 4);
+    device->origin_at = carve(&at, 2 * n * m * k * 4);
+    device->slots_at = carve(&at, n * m * device->slot_bytes);
+    device->rows_at = carve(&at, m * k * hidden * 2);
     return (size_t)at;
 }
 
@@ -47,7 +47,7 @@ int cuda_ll_sms(const struct cuda_comm *cuda)
 }
 
 /* So that tests see the kernels of many ranks with few, too. Either kernels give the same bits. */
-static bool wants_many(void)
+static bool many_is_forced(void)
 {
     const char *value = getenv("EPKIT_CUDA_LL_MANY");
 
@@ -55,12 +55,12 @@ static bool wants_many(void)
 }
 
 /* A segment that a former ep_ll has left, or a new one. */
-static ep_status take_place(struct cuda_comm *cuda, size_t bytes, struct cuda_ll_place **ret_place)
+static ep_status acquire_segment(struct cuda_comm *cuda, size_t bytes, struct cuda_ll_cached_segment **ret_place)
 {
-    struct cuda_ll_place *empty = NULL;
+    struct cuda_ll_cached_segment *empty = NULL;
 
-    for (int i = 0; i < CUDA_LL_PLACES; i++) {
-        struct cuda_ll_place *place = &cuda->ll_places[i];
+    for (int i = 0; i < CUDA_LL_SEGMENTS; i++) {
+        struct cuda_ll_cached_segment *place = &cuda->ll_segments[i];
 
         if (!place->memory)
             empty = empty ? empty : place;
@@ -71,7 +71,7 @@ static ep_status take_place(struct cuda_comm *cuda, size_t bytes, struct cuda_ll
         return EP_OK;
     }
     if (!empty)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: this rank already has %d layouts of other sizes", CUDA_LL_PLACES);
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: this rank already has %d layouts of other sizes", CUDA_LL_SEGMENTS);
     EP_TRY(cuda_alloc_internal(cuda, bytes, &empty->memory));
     empty->bytes = bytes;
     empty->used = true;
@@ -91,7 +91,7 @@ static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, 
         return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
                        config->topk, CUDA_LL_MAX_TOPK);
     /* Kernels number rows and what warps do by 32 bits. */
-    if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * CUDA_LL_MOST_PARTS > INT32_MAX)
+    if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * CUDA_LL_MAX_PARTS > INT32_MAX)
         return ep_fail(EP_E_UNSUPPORTED,
                        "%s: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
                        "more rows than the CUDA backend numbers",
@@ -117,143 +117,145 @@ int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
     return (int64_t)(cuda_whole_bytes(bytes) + cuda_ll_net_bytes(&ll, &device, bytes));
 }
 
-static ep_status open_own(const ep_ll *ll, struct cuda_ll_inner *inner)
+static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
 {
-    struct cuda_comm *cuda = inner->cuda;
+    struct cuda_comm *cuda = impl->cuda;
     size_t bytes;
     void *report;
 
     EP_TRY(check_numbers(ll->comm, &ll->config, "ep_ll_new"));
-    bytes = cuda_ll_lay_out(ll, &inner->device);
-    inner->bytes = bytes;
-    EP_TRY(take_place(cuda, bytes, &inner->place));
-    CUDA_TRY(cudaEventCreateWithFlags(&inner->done, cudaEventDisableTiming));
-    CUDA_TRY(cudaHostAlloc((void **)&inner->report, sizeof(*inner->report), cudaHostAllocMapped));
-    memset(inner->report, 0, sizeof(*inner->report));
-    CUDA_TRY(cudaHostGetDevicePointer(&report, inner->report, 0));
-    inner->device.report = report;
-    inner->blocks = cuda_ll_sms(cuda);
+    bytes = cuda_ll_lay_out(ll, &impl->device);
+    impl->bytes = bytes;
+    EP_TRY(acquire_segment(cuda, bytes, &impl->place));
+    CUDA_TRY(cudaEventCreateWithFlags(&impl->done, cudaEventDisableTiming));
+    CUDA_TRY(cudaHostAlloc((void **)&impl->report, sizeof(*impl->report), cudaHostAllocMapped));
+    memset(impl->report, 0, sizeof(*impl->report));
+    CUDA_TRY(cudaHostGetDevicePointer(&report, impl->report, 0));
+    impl->device.report = report;
+    impl->blocks = cuda_ll_sms(cuda);
     if (cuda_crosses_nodes(cuda))
-        EP_TRY(cuda_ll_net_prepare(ll, &inner->device, bytes, inner->report, &inner->net));
+        EP_TRY(cuda_ll_net_prepare(ll, &impl->device, bytes, impl->report, &impl->net));
     /* What an earlier ep_ll has queued is over before the peers hear of this one. */
     return cuda_drain(cuda);
 }
 
-/* Where segments are, for the kernels: of up to CUDA_LL_NARROW ranks in their arguments, and in the own one always. */
-static ep_status publish_reach(struct cuda_ll_inner *inner, struct cuda_ll_segment **reach)
+/* Where segments are, for the kernels: of up to CUDA_LL_FEW_RANKS ranks in their arguments, and in the own one always.
+ */
+static ep_status publish_segments(struct cuda_ll_impl *impl, struct cuda_ll_segment **segments)
 {
-    const struct cuda_comm *cuda = inner->cuda;
-    struct cuda_ll *device = &inner->device;
+    const struct cuda_comm *cuda = impl->cuda;
+    struct cuda_ll *device = &impl->device;
     int n = device->waits.nranks;
 
-    cuda_ll_net_reach(inner->net, reach);
-    device->own = reach[device->waits.rank];
-    device->many = n > CUDA_LL_NARROW || wants_many();
-    for (int rank = 0; rank < n && rank < CUDA_LL_NARROW; rank++)
-        device->peer[rank] = reach[rank];
-    CUDA_TRY(cudaMemcpyAsync(device->own->reach, reach, (size_t)n * sizeof(*reach), cudaMemcpyDefault, cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    cuda_ll_net_get_segments(impl->net, segments);
+    device->own = segments[device->waits.rank];
+    device->many = n > CUDA_LL_FEW_RANKS || many_is_forced();
+    for (int rank = 0; rank < n && rank < CUDA_LL_FEW_RANKS; rank++)
+        device->peer[rank] = segments[rank];
+    CUDA_TRY(cudaMemcpyAsync(device->own->peer_table, segments, (size_t)n * sizeof(*segments), cudaMemcpyDefault,
+                             cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     return EP_OK;
 }
 
 /* Behind the first meeting nobody writes into the segment any more, and behind the second one somebody may. */
-static ep_status clear_and_reach(struct cuda_ll_inner *inner, const struct ep_group_address *all)
+static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_address *all)
 {
-    struct cuda_ll_segment *reach[CUDA_LL_MAX_RANKS] = {NULL};
-    struct cuda_comm *cuda = inner->cuda;
-    struct cuda_waits *waits = &inner->device.waits;
+    struct cuda_ll_segment *segments[CUDA_LL_MAX_RANKS] = {NULL};
+    struct cuda_comm *cuda = impl->cuda;
+    struct cuda_waits *waits = &impl->device.waits;
 
-    CUDA_TRY(cudaMemsetAsync(inner->place->memory, 0, (size_t)inner->device.slots_at, cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    CUDA_TRY(cudaMemsetAsync(impl->place->memory, 0, (size_t)impl->device.slots_at, cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
     /* All ranks are numbered in the group here. */
     waits->rank = cuda->group.comm->rank;
     waits->nranks = cuda->group.comm->nranks;
     waits->first = 0;
-    inner->device.first = cuda->group.first;
-    inner->device.n_near = cuda->group.nlocal;
+    impl->device.node_first = cuda->group.first;
+    impl->device.n_node_ranks = cuda->group.nlocal;
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         void *segment;
 
-        EP_TRY(cuda_map(cuda, rank, &all[rank], inner->bytes, &segment));
-        reach[rank] = segment;
+        EP_TRY(cuda_map(cuda, rank, &all[rank], impl->bytes, &segment));
+        segments[rank] = segment;
     }
-    return publish_reach(inner, reach);
+    return publish_segments(impl, segments);
 }
 
-static void free_inner(struct cuda_ll_inner *inner)
+static void free_impl(struct cuda_ll_impl *impl)
 {
-    if (inner->done)
-        cudaEventDestroy(inner->done);
-    cuda_ll_net_close(inner->net); /* which uses the report */
-    cudaFreeHost(inner->report);
-    cuda_give(inner->cuda, &inner->combine_buffer);
-    if (inner->place)
-        inner->place->used = false;
+    if (impl->done)
+        cudaEventDestroy(impl->done);
+    cuda_ll_net_close(impl->net); /* which uses the report */
+    cudaFreeHost(impl->report);
+    cuda_pool_free(impl->cuda, &impl->combine_buffer);
+    if (impl->place)
+        impl->place->used = false;
     cudaGetLastError();
-    free(inner);
+    free(impl);
 }
 
 ep_status cuda_ll_open(ep_ll *ll)
 {
     struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
     struct cuda_comm *cuda = cuda_of(ll->comm);
-    struct cuda_ll_inner *inner = calloc(1, sizeof(*inner));
+    struct cuda_ll_impl *impl = calloc(1, sizeof(*impl));
     struct cuda_scope scope;
     ep_status status;
 
-    if (!inner)
+    if (!impl)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    inner->cuda = cuda;
+    impl->cuda = cuda;
     status = cuda_check(cuda);
     if (status == EP_OK)
-        status = cuda_enter(cuda, &scope);
+        status = cuda_scope_begin(cuda, &scope);
     if (status != EP_OK) {
-        free(inner);
+        free(impl);
         return status;
     }
-    status = open_own(ll, inner);
-    if (status == EP_OK && !cuda_find(cuda, inner->place->memory, 1, &where))
+    status = open_local(ll, impl);
+    if (status == EP_OK && !cuda_find(cuda, impl->place->memory, 1, &where))
         status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not where it was");
     status = ep_group_ll_exchange(ll, status, &where, all);
-    if (status == EP_OK && inner->place) /* which no rank is without when all have met without a failure */
-        status = clear_and_reach(inner, all);
+    if (status == EP_OK && impl->place) /* which no rank is without when all have met without a failure */
+        status = clear_and_map(impl, all);
     if (cuda_crosses_nodes(cuda)) {
         status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
         if (status == EP_OK)
-            status = cuda_ll_net_open(inner->net);
+            status = cuda_ll_net_open(impl->net);
     }
     status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
     if (status == EP_OK)
-        ll->impl = inner;
+        ll->impl = impl;
     else
-        free_inner(inner);
-    if (status == EP_OK && inner->device.masking)
+        free_impl(impl);
+    if (status == EP_OK && impl->device.masking)
         atomic_fetch_add(&cuda->masking, 1);
-    cuda_leave(&scope);
+    cuda_scope_end(&scope);
     return status;
 }
 
 void cuda_ll_close(ep_ll *ll)
 {
-    struct cuda_ll_inner *inner = ll->impl;
+    struct cuda_ll_impl *impl = ll->impl;
     struct cuda_comm *cuda;
     struct cuda_scope scope;
 
-    if (!inner)
+    if (!impl)
         return;
-    cuda = inner->cuda;
-    if (cuda_enter(cuda, &scope) == EP_OK) {
+    cuda = impl->cuda;
+    if (cuda_scope_begin(cuda, &scope) == EP_OK) {
         /* Kernels that wait for a peer have a deadline; of a failed group many may be queued, each with its own. */
         if (atomic_load(&ll->comm->failed))
             cuda_stop_kernels(cuda);
         cuda_drain(cuda);
-        if (inner->device.masking)
+        if (impl->device.masking)
             atomic_fetch_sub(&cuda->masking, 1);
-        free_inner(inner);
-        cuda_leave(&scope);
+        free_impl(impl);
+        cuda_scope_end(&scope);
     } else {
-        cuda_ll_net_stop(inner->net);
+        cuda_ll_net_stop(impl->net);
     }
     ll->impl = NULL;
 }

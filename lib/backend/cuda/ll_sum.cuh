@@ -9,13 +9,13 @@
 #include "backend/cuda/lowlatency.cuh"
 #include "backend/cuda/sums.cuh"
 
-#define TERMS 4   /* rows of which a thread loads ... */
-#define AT_ONCE 2 /* ... so many vectors at once */
+#define ROWS_IN_FLIGHT 4    /* rows of which a thread loads ... */
+#define VECTORS_IN_FLIGHT 2 /* ... so many vectors at once */
 
 /* The choices of the dispatch that it answers. */
 __device__ __forceinline__ const int32_t *index_of(const cuda_ll &ll, const ll_call &call)
 {
-    return ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * ll.topk);
+    return ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.segment_tokens * ll.topk);
 }
 
 __device__ inline void add_weighted(float (&sum)[8], uint4 v, float weight)
@@ -55,13 +55,13 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
     const cuda_ll &ll = c.ll;
     int part = (int)threadIdx.x / WARP, k = (int)threadIdx.x % WARP, me = ll.waits.rank;
     int64_t place = (int64_t)t * ll.topk + k;
-    bool sound = true;
+    bool ok = true;
 
     if (part < ll.parts) {
-        bool kept = k < ll.topk && read_choice(c.topk_idx, c.wide, place) >= 0;
+        bool kept = k < ll.topk && read_choice(c.topk_idx, c.idx64, place) >= 0;
         int expert = k < ll.topk ? __ldg(index_of(ll, call) + place) : -1;
         int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
-        uint32_t group = ll.sum_once ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
+        uint32_t group = ll.no_partial_reduce ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
         uint32_t added = group & __ballot_sync(ALL_LANES, kept);
         uint32_t votes = __ballot_sync(ALL_LANES, added && __ffs((int)added) - 1 == k);
 
@@ -73,37 +73,37 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
             terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + place);
         }
         if (group && __ffs((int)group) - 1 == k)
-            sound = ll_wait_until(ll, ll_at<uint64_t>(ll, me, rank, ll.row_flag_at) + place * ll.parts + part,
-                                  call.number, rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
+            ok = ll_wait_until(ll, ll_at<uint64_t>(ll, me, rank, ll.row_flag_at) + place * ll.parts + part, call.number,
+                               rank, ll.waits.done_phase, ll.no_partial_reduce ? 1 : 2);
         if (threadIdx.x == 0)
             terms.n = __popc(votes);
     }
-    return __syncthreads_and(sound);
+    return __syncthreads_and(ok);
 }
 
 /* The sums of vectors i, i + blockDim.x ... */
 __device__ inline void sum_vectors(const terms &terms, int i, int end, uint4 *out)
 {
-    float sum[AT_ONCE][8] = {};
+    float sum[VECTORS_IN_FLIGHT][8] = {};
 
-    for (int first = 0; first < terms.n; first += TERMS) {
-        uint4 v[TERMS][AT_ONCE];
+    for (int first = 0; first < terms.n; first += ROWS_IN_FLIGHT) {
+        uint4 v[ROWS_IN_FLIGHT][VECTORS_IN_FLIGHT];
 
 #pragma unroll
-        for (int j = 0; j < TERMS; j++)
+        for (int j = 0; j < ROWS_IN_FLIGHT; j++)
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
+            for (int k = 0; k < VECTORS_IN_FLIGHT; k++)
                 if (first + j < terms.n && i + k * (int)blockDim.x < end)
-                    v[j][k] = load_far(terms.row[first + j] + i + k * (int)blockDim.x);
+                    v[j][k] = load_peer(terms.row[first + j] + i + k * (int)blockDim.x);
 #pragma unroll
-        for (int j = 0; j < TERMS; j++)
+        for (int j = 0; j < ROWS_IN_FLIGHT; j++)
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
+            for (int k = 0; k < VECTORS_IN_FLIGHT; k++)
                 if (first + j < terms.n)
                     add_weighted(sum[k], v[j][k], terms.weight[first + j]);
     }
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; k++)
+    for (int k = 0; k < VECTORS_IN_FLIGHT; k++)
         if (i + k * (int)blockDim.x < end)
             out[i + k * (int)blockDim.x] = round_vector(sum[k]);
 }
@@ -113,7 +113,7 @@ __device__ inline int rank_of_row(const cuda_ll &ll, const int32_t *index, int k
 {
     int rank = index[k] < 0 ? -1 : index[k] / ll.n_local;
 
-    for (int i = 0; i < k && rank >= 0 && !ll.sum_once; i++)
+    for (int i = 0; i < k && rank >= 0 && !ll.no_partial_reduce; i++)
         if (index[i] >= 0 && index[i] / ll.n_local == rank)
             return -1;
     return rank;
@@ -130,24 +130,24 @@ __device__ inline bool time_rows(const cuda_ll_combine &c, const ll_call &call)
     const int32_t *index = index_of(ll, call);
     uint64_t begin = global_ns();
     int me = ll.waits.rank, i = (int)threadIdx.x;
-    bool sound = true;
+    bool ok = true;
 
     if (i < LL_RANKS)
         longest[i] = 0;
     __syncthreads();
-    for (int at = i; at < c.n_tokens * ll.topk * ll.parts && sound; at += (int)blockDim.x) {
+    for (int at = i; at < c.n_tokens * ll.topk * ll.parts && ok; at += (int)blockDim.x) {
         int place = at / ll.parts, k = place % ll.topk, rank = rank_of_row(ll, index + place - k, k);
         const uint64_t *flag = ll_at<uint64_t>(ll, me, rank < 0 ? me : rank, ll.row_flag_at) + at;
 
         if (rank < 0 || load_acquire(flag) >= call.number)
             continue;
-        sound = ll_wait_until(ll, flag, call.number, rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
+        ok = ll_wait_until(ll, flag, call.number, rank, ll.waits.done_phase, ll.no_partial_reduce ? 1 : 2);
         atomicMax(&longest[rank], (unsigned long long)(global_ns() - begin));
     }
-    sound = __syncthreads_and(sound);
-    if (i < ll.waits.nranks && i != me && sound)
+    ok = __syncthreads_and(ok);
+    if (i < ll.waits.nranks && i != me && ok)
         c.wait_added[i] += (int64_t)longest[i];
-    return sound;
+    return ok;
 }
 
 __device__ inline void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
@@ -155,8 +155,8 @@ __device__ inline void receive(const cuda_ll_combine &c, ll_call &call, terms &t
     const cuda_ll &ll = c.ll;
     int vectors = ll.hidden / 8;
 
-    if (ll.masking &&
-        !ll_meet(ll, call, &cuda_ll_segment::sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, c.wait_added))
+    if (ll.masking && !ll_sync(ll, call, &cuda_ll_segment::rows_ready, call.number, CUDA_LL_SYNC_RECEIVE,
+                               ll.waits.done_phase, c.wait_added))
         return;
     if (c.wait_added && !ll.masking && blockIdx.x == 0 && !time_rows(c, call))
         return;
@@ -165,7 +165,7 @@ __device__ inline void receive(const cuda_ll_combine &c, ll_call &call, terms &t
 
         if (!gather_terms(c, call, t, terms))
             return;
-        for (int i = (int)threadIdx.x; i < vectors; i += AT_ONCE * (int)blockDim.x)
+        for (int i = (int)threadIdx.x; i < vectors; i += VECTORS_IN_FLIGHT * (int)blockDim.x)
             sum_vectors(terms, i, vectors, out);
         __syncthreads();
     }

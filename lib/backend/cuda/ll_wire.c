@@ -51,17 +51,17 @@ static int64_t counts_at(const struct ll_wire *wire, int parity, int source)
 
 static int64_t slot_at(const struct ll_wire *wire, int source, int64_t token)
 {
-    return wire->slots_at + ((int64_t)source * wire->most_tokens + token) * wire->slot_bytes;
+    return wire->slots_at + ((int64_t)source * wire->segment_tokens + token) * wire->slot_bytes;
 }
 
 static int64_t slot_flag_at(const struct ll_wire *wire, int source, int64_t token)
 {
-    return wire->slot_flag_at + ((int64_t)source * wire->most_tokens + token) * 8;
+    return wire->slot_flag_at + ((int64_t)source * wire->segment_tokens + token) * 8;
 }
 
 static int64_t weight_at(const struct ll_wire *wire, int source, int64_t choice)
 {
-    return wire->weight_at + ((int64_t)source * wire->most_tokens * wire->topk + choice) * 8;
+    return wire->weight_at + ((int64_t)source * wire->segment_tokens * wire->topk + choice) * 8;
 }
 
 static int64_t row_bytes(const struct ll_wire *wire)
@@ -87,14 +87,14 @@ struct link {
 static bool send_message(const struct link *to, enum ll_message_kind kind, int64_t at, int64_t n, int64_t offset,
                          int64_t bytes)
 {
-    const struct cuda_ll_told *told = &to->sender->task.told;
+    const struct cuda_ll_desc *desc = &to->sender->task.desc;
     const struct ep_piece piece = {to->sender->segment + offset, (size_t)bytes};
-    struct ll_message message = {.number = told->number,
+    struct ll_message message = {.number = desc->number,
                                  .kind = kind,
                                  .at = (uint32_t)at,
                                  .n = (uint32_t)n,
-                                 .max_tokens = (uint32_t)told->max_tokens,
-                                 .parts = (uint32_t)told->parts};
+                                 .max_tokens = (uint32_t)desc->max_tokens,
+                                 .parts = (uint32_t)desc->parts};
 
     return ep_stream_send(to->streams, to->rank, 0, &message, sizeof(message), &piece, bytes ? 1 : 0);
 }
@@ -103,7 +103,7 @@ static bool send_message(const struct link *to, enum ll_message_kind kind, int64
 static bool send_weights(const struct ll_wire *wire, const struct link *to)
 {
     struct ll_task *task = &to->sender->task;
-    int64_t all = (int64_t)task->told.max_tokens * wire->topk;
+    int64_t all = (int64_t)task->desc.max_tokens * wire->topk;
 
     while (task->next < all) {
         int64_t n = all - task->next < WEIGHTS_AT_ONCE ? all - task->next : WEIGHTS_AT_ONCE;
@@ -120,7 +120,7 @@ static int64_t count_empty(const struct ll_task *task, const uint64_t *flags, in
 {
     int64_t n = 0;
 
-    while (first + n < task->told.max_tokens && load(&flags[first + n]) == task->told.number << 1)
+    while (first + n < task->desc.max_tokens && load(&flags[first + n]) == task->desc.number << 1)
         n++;
     return n;
 }
@@ -133,17 +133,17 @@ static bool send_dispatch(const struct ll_wire *wire, const struct link *to)
     int64_t n = wire->n_local + 1;
 
     if (task->next == 0 &&
-        !send_message(to, MESSAGE_COUNTS, task->told.parity, n, counts_at(wire, task->told.parity, wire->me), n * 8))
+        !send_message(to, MESSAGE_COUNTS, task->desc.parity, n, counts_at(wire, task->desc.parity, wire->me), n * 8))
         return false;
     task->next += task->next == 0;
-    while (task->next <= task->told.max_tokens) {
+    while (task->next <= task->desc.max_tokens) {
         int64_t token = task->next - 1, empty = count_empty(task, flags, token);
-        bool here = load(&flags[token]) == (task->told.number << 1 | 1);
+        bool here = load(&flags[token]) == (task->desc.number << 1 | 1);
 
         if (empty && !send_message(to, MESSAGE_EMPTY, token, empty, 0, 0))
             return false;
-        if (here && !send_message(to, MESSAGE_SLOT, token, task->told.image_bytes, slot_at(wire, wire->me, token),
-                                  task->told.image_bytes))
+        if (here && !send_message(to, MESSAGE_SLOT, token, task->desc.image_bytes, slot_at(wire, wire->me, token),
+                                  task->desc.image_bytes))
             return false;
         task->next += empty ? empty : 1;
     }
@@ -154,8 +154,8 @@ static bool send_combine(const struct ll_wire *wire, const struct link *to)
 {
     struct ll_task *task = &to->sender->task;
 
-    for (; task->next < (int64_t)task->told.max_tokens * wire->topk; task->next++)
-        if (load(flags_of(to->sender, row_flag_at(wire, task->next, task->told.parts))) == task->told.number &&
+    for (; task->next < (int64_t)task->desc.max_tokens * wire->topk; task->next++)
+        if (load(flags_of(to->sender, row_flag_at(wire, task->next, task->desc.parts))) == task->desc.number &&
             !send_message(to, MESSAGE_ROW, task->next, 0, wire->rows_at + task->next * row_bytes(wire),
                           row_bytes(wire)))
             return false;
@@ -170,23 +170,23 @@ static bool send_combine(const struct ll_wire *wire, const struct link *to)
 static bool find_task(const struct ll_wire *wire, struct ll_sender *sender)
 {
     const struct cuda_ll_segment *out = segment_of(sender);
-    uint64_t ahead = load(&out->ahead[wire->me]), sent;
+    uint64_t weights = load(&out->weights_ready[wire->me]), sent;
 
-    if (ahead > sender->ahead) {
-        sender->task = (struct ll_task){.kind = LL_TASK_WEIGHTS, .told = out->told[CUDA_LL_TOLD_WEIGHTS]};
-        sender->task.told.number = ahead;
+    if (weights > sender->weights_sent) {
+        sender->task = (struct ll_task){.kind = LL_TASK_WEIGHTS, .desc = out->desc[CUDA_LL_DESC_WEIGHTS]};
+        sender->task.desc.number = weights;
         return true;
     }
-    sent = load(&out->sent[wire->me]);
-    while (sent > sender->sent) {
-        uint64_t number = sent - sender->sent > 2 ? sent - 1 : sender->sent + 1;
-        const struct cuda_ll_told *told = &out->told[number & 1];
+    sent = load(&out->rows_ready[wire->me]);
+    while (sent > sender->rows_sent) {
+        uint64_t number = sent - sender->rows_sent > 2 ? sent - 1 : sender->rows_sent + 1;
+        const struct cuda_ll_desc *desc = &out->desc[number & 1];
 
-        if (told->number == number) {
-            sender->task = (struct ll_task){.kind = told->combine ? LL_TASK_COMBINE : LL_TASK_DISPATCH, .told = *told};
+        if (desc->number == number) {
+            sender->task = (struct ll_task){.kind = desc->combine ? LL_TASK_COMBINE : LL_TASK_DISPATCH, .desc = *desc};
             return true;
         }
-        sender->sent = number;
+        sender->rows_sent = number;
     }
     return false;
 }
@@ -202,9 +202,9 @@ static bool send_task(const struct ll_wire *wire, const struct link *to)
     if (!all)
         return false;
     if (task->kind == LL_TASK_WEIGHTS)
-        sender->ahead = task->told.number;
+        sender->weights_sent = task->desc.number;
     else
-        sender->sent = task->told.number;
+        sender->rows_sent = task->desc.number;
     task->kind = LL_TASK_NONE;
     return true;
 }
@@ -215,15 +215,15 @@ static struct ll_words words_for(const struct ll_wire *wire, const struct ll_sen
     const struct cuda_ll_segment *out = segment_of(sender);
 
     return (struct ll_words){.completed = load(&out->completed[wire->me]),
-                             .ahead = sender->ahead,
-                             .sent = sender->sent,
+                             .weights_ready = sender->weights_sent,
+                             .rows_ready = sender->rows_sent,
                              .barriers = load(&out->barriers[wire->me]),
                              .masked = __atomic_load_n(&out->masked_by[wire->me], __ATOMIC_ACQUIRE)};
 }
 
-static bool are_told(const struct ll_sender *sender, const struct ll_words *words)
+static bool are_sent(const struct ll_sender *sender, const struct ll_words *words)
 {
-    return memcmp(words, &sender->told, sizeof(*words)) == 0;
+    return memcmp(words, &sender->last_words, sizeof(*words)) == 0;
 }
 
 static bool send_words(const struct ll_wire *wire, const struct link *to)
@@ -234,9 +234,9 @@ static bool send_words(const struct ll_wire *wire, const struct link *to)
         struct ll_words words;
     } head = {.message = {.kind = MESSAGE_WORDS}, .words = words_for(wire, sender)};
 
-    if (are_told(sender, &head.words) || !ep_stream_send(to->streams, to->rank, 0, &head, sizeof(head), NULL, 0))
+    if (are_sent(sender, &head.words) || !ep_stream_send(to->streams, to->rank, 0, &head, sizeof(head), NULL, 0))
         return false;
-    sender->told = head.words;
+    sender->last_words = head.words;
     return true;
 }
 
@@ -254,29 +254,29 @@ bool ll_wire_send(const struct ll_wire *wire, struct ep_streams *streams, int ra
     return send_words(wire, &to) || moved;
 }
 
-bool ll_wire_has_more(const struct ll_wire *wire, const struct ll_sender *sender)
+bool ll_wire_is_pending(const struct ll_wire *wire, const struct ll_sender *sender)
 {
     struct ll_words words = words_for(wire, sender);
 
-    return sender->task.kind || !are_told(sender, &words);
+    return sender->task.kind || !are_sent(sender, &words);
 }
 
 /* --- receiving ---------------------------------------------------------------------------------------------------- */
 
-static void raise_word(uint64_t *word, uint64_t value)
+static void store_max(uint64_t *word, uint64_t value)
 {
     if (*word < value)
         store(word, value);
 }
 
-static void take_words(struct cuda_ll_segment *landing, int source, const struct ll_words *words)
+static void apply_words(struct cuda_ll_segment *landing, int source, const struct ll_words *words)
 {
     /* First, so that it is seen before what follows it. */
     __atomic_store_n(&landing->masked_by[source], (uint32_t)words->masked, __ATOMIC_RELEASE);
-    raise_word(&landing->completed[source], words->completed);
-    raise_word(&landing->ahead[source], words->ahead);
-    raise_word(&landing->sent[source], words->sent);
-    raise_word(&landing->barriers[source], words->barriers);
+    store_max(&landing->completed[source], words->completed);
+    store_max(&landing->weights_ready[source], words->weights_ready);
+    store_max(&landing->rows_ready[source], words->rows_ready);
+    store_max(&landing->barriers[source], words->barriers);
 }
 
 /* Words that kernels read one by one. */
@@ -286,13 +286,13 @@ static void copy_words(uint64_t *to, const uint64_t *from, size_t n)
         store(&to[i], from[i]);
 }
 
-static bool is_sound(const struct ll_wire *wire, const struct ll_message *m, size_t payload)
+static bool is_valid(const struct ll_wire *wire, const struct ll_message *m, size_t payload)
 {
     uint64_t choices = (uint64_t)m->max_tokens * (uint64_t)wire->topk;
 
     if (m->kind == MESSAGE_WORDS)
         return payload == sizeof(struct ll_words);
-    if (m->max_tokens < 1 || m->max_tokens > (uint32_t)wire->most_tokens)
+    if (m->max_tokens < 1 || m->max_tokens > (uint32_t)wire->segment_tokens)
         return false;
     switch (m->kind) {
     case MESSAGE_COUNTS:
@@ -304,14 +304,14 @@ static bool is_sound(const struct ll_wire *wire, const struct ll_message *m, siz
     case MESSAGE_WEIGHTS:
         return (uint64_t)m->at + m->n <= choices && payload == (size_t)m->n * 8;
     case MESSAGE_ROW:
-        return m->at < choices && m->parts >= 1 && m->parts <= CUDA_LL_MOST_PARTS && payload == (size_t)row_bytes(wire);
+        return m->at < choices && m->parts >= 1 && m->parts <= CUDA_LL_MAX_PARTS && payload == (size_t)row_bytes(wire);
     default:
         return false;
     }
 }
 
-static void take_payload(const struct ll_wire *wire, unsigned char *landing, int source, const struct ll_message *m,
-                         const void *payload)
+static void store_payload(const struct ll_wire *wire, unsigned char *landing, int source, const struct ll_message *m,
+                          const void *payload)
 {
     uint64_t *flags;
 
@@ -339,13 +339,13 @@ static void take_payload(const struct ll_wire *wire, unsigned char *landing, int
     }
 }
 
-void ll_wire_note_event(struct cuda_ll_segment *landing, uint32_t lost)
+void ll_wire_add_event(struct cuda_ll_segment *landing, uint32_t lost)
 {
     __atomic_store_n(&landing->events, (landing->events + CUDA_LL_EVENT) | lost, __ATOMIC_RELEASE);
 }
 
-bool ll_wire_take(const struct ll_wire *wire, unsigned char *landing, int source, const void *message, size_t bytes,
-                  uint64_t finished)
+bool ll_wire_deliver(const struct ll_wire *wire, unsigned char *landing, int source, const void *message, size_t bytes,
+                     uint64_t finished)
 {
     struct cuda_ll_segment *segment = (struct cuda_ll_segment *)(void *)landing;
     const void *payload = (const unsigned char *)message + sizeof(struct ll_message);
@@ -354,14 +354,14 @@ bool ll_wire_take(const struct ll_wire *wire, unsigned char *landing, int source
     if (bytes < sizeof(head))
         return false;
     memcpy(&head, message, sizeof(head));
-    if (!is_sound(wire, &head, bytes - sizeof(head)))
+    if (!is_valid(wire, &head, bytes - sizeof(head)))
         return false;
     if (head.kind == MESSAGE_WORDS)
-        take_words(segment, source, payload);
+        apply_words(segment, source, payload);
     else if (head.number > finished)
-        take_payload(wire, landing, source, &head, payload);
-    store(&segment->moved[source], segment->moved[source] + 1);
-    ll_wire_note_event(segment, 0);
+        store_payload(wire, landing, source, &head, payload);
+    store(&segment->received[source], segment->received[source] + 1);
+    ll_wire_add_event(segment, 0);
     return true;
 }
 
@@ -373,11 +373,11 @@ bool ll_wire_receive(const struct ll_wire *wire, struct ep_streams *streams, uns
     size_t bytes;
 
     while ((message = ep_stream_peek(streams, source, 0, &bytes))) {
-        if (received.n == LL_WIRE_AT_ONCE) {
+        if (received.n == LL_WIRE_BATCH) {
             received.more = true;
             break;
         }
-        if (!ll_wire_take(wire, landing, source, message, bytes, finished)) {
+        if (!ll_wire_deliver(wire, landing, source, message, bytes, finished)) {
             received.damaged_bytes = bytes;
             *ret_received = received;
             return false;

@@ -3,7 +3,7 @@
  * Low latency on GPUs: the host's part of a call. How ranks wait for each other is in lowlatency.h and the kernels
  * alone, so a call that no host waits for costs the host one launch.
  */
-#include "backend/cuda/ll_inner.h"
+#include "backend/cuda/ll_impl.h"
 #include "backend/cuda/ll_mask.h"
 
 #include "core/routing.h"
@@ -12,9 +12,9 @@
 #include <string.h>
 
 /* What is wrong with the routing that a kernel has refused. */
-static ep_status explain(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens)
+static ep_status explain_refusal(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens)
 {
-    const struct cuda_ll_inner *inner = ll->impl;
+    const struct cuda_ll_impl *impl = ll->impl;
     struct ep_routing_shape shape = {.n_tokens = n_tokens,
                                      .topk = ll->config.topk,
                                      .n_experts = ll->config.n_experts,
@@ -27,11 +27,11 @@ static ep_status explain(const ep_ll *ll, const void *topk_idx, int idx_type, in
 
     if (!index)
         return ep_fail(status, "routing: no memory");
-    status = cuda_fetch_routing(topk_idx, entries * ep_dtype_bytes((ep_dtype)idx_type), inner->stream, &copy);
+    status = cuda_fetch_routing(topk_idx, entries * ep_dtype_bytes((ep_dtype)idx_type), impl->stream, &copy);
     if (status == EP_OK)
         status = ep_routing_check(&shape, copy, idx_type, index);
     if (status == EP_OK)
-        status = inner->in_dispatch
+        status = impl->in_dispatch
                      ? ep_fail(EP_E_ROUTING, "ep_ll_dispatch: topk_idx changed while it was checked")
                      : ep_fail(EP_E_ROUTING, "ep_ll_combine: topk_idx is not that of the dispatch that it answers");
     free(copy);
@@ -39,53 +39,53 @@ static ep_status explain(const ep_ll *ll, const void *topk_idx, int idx_type, in
     return status;
 }
 
-static ep_status launch(struct cuda_ll_inner *inner, int phases)
+static ep_status launch(struct cuda_ll_impl *impl, int phases)
 {
     cudaError_t error;
 
-    if (inner->in_dispatch) {
-        inner->dispatch.phases = phases;
-        error = (inner->device.many ? cuda_launch_ll_dispatch_many
-                                    : cuda_launch_ll_dispatch)(&inner->dispatch, inner->blocks, inner->stream);
+    if (impl->in_dispatch) {
+        impl->dispatch.phases = phases;
+        error = (impl->device.many ? cuda_launch_ll_dispatch_many
+                                   : cuda_launch_ll_dispatch)(&impl->dispatch, impl->blocks, impl->stream);
     } else {
-        inner->combine.phases = phases;
-        error = (inner->device.many ? cuda_launch_ll_combine_many
-                                    : cuda_launch_ll_combine)(&inner->combine, inner->blocks, inner->stream);
+        impl->combine.phases = phases;
+        error = (impl->device.many ? cuda_launch_ll_combine_many : cuda_launch_ll_combine)(&impl->combine, impl->blocks,
+                                                                                           impl->stream);
     }
     EP_TRY(cuda_status(error, "low-latency kernel"));
-    cuda_ll_net_launched(inner->net);
+    cuda_ll_net_launched(impl->net);
     return EP_OK;
 }
 
 /* Starts a part of the call and, for the forms that wait, waits for it. */
-static ep_status run(const ep_ll *ll, int phases)
+static ep_status run_phases(const ep_ll *ll, int phases)
 {
-    struct cuda_ll_inner *inner = ll->impl;
-    struct cuda_comm *cuda = inner->cuda;
-    enum ep_group_phase phase = inner->in_dispatch ? EP_GROUP_LL_RECV : EP_GROUP_LL_COMBINE;
+    struct cuda_ll_impl *impl = ll->impl;
+    struct cuda_comm *cuda = impl->cuda;
+    enum ep_group_phase phase = impl->in_dispatch ? EP_GROUP_LL_RECV : EP_GROUP_LL_COMBINE;
 
-    EP_TRY(launch(inner, phases));
-    inner->open = !(phases & CUDA_LL_RECEIVE);
-    inner->in = inner->capture;
-    if (!inner->waits)
+    EP_TRY(launch(impl, phases));
+    impl->open = !(phases & CUDA_LL_RECEIVE);
+    impl->open_capture = impl->capture;
+    if (!impl->blocking)
         return EP_OK;
-    CUDA_TRY(cudaEventRecord(inner->done, inner->stream));
-    return cuda_wait_event(cuda, inner->done, phase);
+    CUDA_TRY(cudaEventRecord(impl->done, impl->stream));
+    return cuda_wait_event(cuda, impl->done, phase);
 }
 
 /* The same, with the routing looked at when a kernel has refused it. */
 static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, int idx_type, int n_tokens)
 {
-    struct cuda_ll_inner *inner = ll->impl;
-    volatile uint32_t *bad = &inner->report->bad;
+    struct cuda_ll_impl *impl = ll->impl;
+    volatile uint32_t *bad = &impl->report->bad;
 
-    inner->dispatch.queued = inner->combine.queued = !inner->waits;
-    EP_TRY(run(ll, phases));
+    impl->dispatch.queued = impl->combine.queued = !impl->blocking;
+    EP_TRY(run_phases(ll, phases));
     if (!*bad)
         return EP_OK;
     *bad = 0;
-    inner->open = false;
-    return explain(ll, topk_idx, idx_type, n_tokens);
+    impl->open = false;
+    return explain_refusal(ll, topk_idx, idx_type, n_tokens);
 }
 
 /*
@@ -94,15 +94,15 @@ static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, 
  */
 static ep_status receive_open(const ep_ll *ll, const char *call)
 {
-    const struct cuda_ll_inner *inner = ll->impl;
+    const struct cuda_ll_impl *impl = ll->impl;
 
-    if (!inner->open)
+    if (!impl->open)
         return EP_OK;
-    if (inner->in != inner->capture)
+    if (impl->open_capture != impl->capture)
         return ep_fail(EP_E_STATE,
                        "%s: a call with EP_LL_RECV_HOOK is open that was made %s: call ep_ll_finish() there first",
-                       call, inner->in ? "in a capture" : "before the capture began");
-    return run(ll, CUDA_LL_RECEIVE);
+                       call, impl->open_capture ? "in a capture" : "before the capture began");
+    return run_phases(ll, CUDA_LL_RECEIVE);
 }
 
 static int phases_of(uint32_t flags)
@@ -127,49 +127,49 @@ static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dis
 
 static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number)
 {
-    struct cuda_ll_inner *inner = ll->impl;
+    struct cuda_ll_impl *impl = ll->impl;
     bool fp8 = args->out_dtype == EP_F8E4M3, packed = args->scale_type == EP_UE8M0;
     bool rounds = packed || (args->flags & EP_LL_ROUND_SCALE);
 
-    EP_TRY(check_dispatch_pointers(inner->cuda, args));
+    EP_TRY(check_dispatch_pointers(impl->cuda, args));
     EP_TRY(receive_open(ll, "ep_ll_dispatch"));
-    inner->in_dispatch = true;
-    inner->number = number;
-    inner->dispatch = (struct cuda_ll_dispatch){.ll = inner->device,
-                                                .x = args->x,
-                                                .topk_idx = args->topk_idx,
-                                                .wide = args->idx_type == EP_I64,
-                                                .n_tokens = args->n_tokens,
-                                                .fp8 = fp8,
-                                                .rounds = rounds,
-                                                .packed = packed,
-                                                .format = args->out_dtype | args->scale_type << 8 | (int)rounds << 16,
-                                                .recv_x = args->recv_x,
-                                                .recv_scales = args->recv_scales,
-                                                .recv_count = args->recv_count,
-                                                .recv_source = args->recv_source,
-                                                .recv_range = args->recv_range,
-                                                .scale_stride_token = args->recv_scale_stride_token,
-                                                .scale_stride_block = args->recv_scale_stride_block,
-                                                .stats_add = args->recv_stats_add,
-                                                .wait_added = args->wait_cost_add};
+    impl->in_dispatch = true;
+    impl->number = number;
+    impl->dispatch = (struct cuda_ll_dispatch){.ll = impl->device,
+                                               .x = args->x,
+                                               .topk_idx = args->topk_idx,
+                                               .idx64 = args->idx_type == EP_I64,
+                                               .n_tokens = args->n_tokens,
+                                               .fp8 = fp8,
+                                               .rounds = rounds,
+                                               .packed = packed,
+                                               .format = args->out_dtype | args->scale_type << 8 | (int)rounds << 16,
+                                               .recv_x = args->recv_x,
+                                               .recv_scales = args->recv_scales,
+                                               .recv_count = args->recv_count,
+                                               .recv_source = args->recv_source,
+                                               .recv_range = args->recv_range,
+                                               .scale_stride_token = args->recv_scale_stride_token,
+                                               .scale_stride_block = args->recv_scale_stride_block,
+                                               .stats_add = args->recv_stats_add,
+                                               .wait_added = args->wait_cost_add};
     if (!args->recv_scale_stride_token) {
-        inner->dispatch.scale_stride_token = ll->config.hidden / (packed ? 4 * EP_SCALE_BLOCK : EP_SCALE_BLOCK);
-        inner->dispatch.scale_stride_block = 1;
+        impl->dispatch.scale_stride_token = ll->config.hidden / (packed ? 4 * EP_SCALE_BLOCK : EP_SCALE_BLOCK);
+        impl->dispatch.scale_stride_block = 1;
     }
-    inner->dispatch.ll.max_tokens = args->max_tokens;
+    impl->dispatch.ll.max_tokens = args->max_tokens;
     return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
 }
 
 /* What the call has queued is behind the last operation, and the next one behind it. */
 static ep_status begin(ep_ll *ll, ep_stream stream, struct cuda_call *ret_call)
 {
-    struct cuda_ll_inner *inner = ll->impl;
+    struct cuda_ll_impl *impl = ll->impl;
 
-    EP_TRY(cuda_call_begin(inner->cuda, stream, true, ret_call));
-    inner->stream = ret_call->stream;
-    inner->capture = ret_call->capture;
-    inner->waits = ll->comm->blocking && !ret_call->capture;
+    EP_TRY(cuda_call_begin(impl->cuda, stream, true, ret_call));
+    impl->stream = ret_call->stream;
+    impl->capture = ret_call->capture;
+    impl->blocking = ll->comm->blocking && !ret_call->capture;
     return EP_OK;
 }
 
@@ -209,7 +209,7 @@ static int32_t parts_of(int64_t rows, int32_t hidden)
     const int64_t warps = 2112, round = 32 * 16 / 2; /* of an H200; elements */
     int64_t parts = warps / rows, most = hidden / round;
 
-    parts = parts > CUDA_LL_MOST_PARTS ? CUDA_LL_MOST_PARTS : parts;
+    parts = parts > CUDA_LL_MAX_PARTS ? CUDA_LL_MAX_PARTS : parts;
     parts = parts > most ? most : parts;
     return parts > 1 ? (int32_t)parts : 1;
 }
@@ -217,36 +217,36 @@ static int32_t parts_of(int64_t rows, int32_t hidden)
 static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
 {
     const struct ep_ll_call *answers = &ll->call[args->call % 2];
-    struct cuda_ll_inner *inner = ll->impl;
+    struct cuda_ll_impl *impl = ll->impl;
     int64_t rows = (int64_t)ll->comm->nranks * answers->max_tokens;
     struct cuda_ll *device;
     ep_status status;
 
-    EP_TRY(check_combine_pointers(inner->cuda, args));
-    if ((args->flags & EP_LL_ZERO_COPY) && (!inner->handed_out || args->x != inner->combine_buffer.memory))
+    EP_TRY(check_combine_pointers(impl->cuda, args));
+    if ((args->flags & EP_LL_ZERO_COPY) && (!impl->handed_out || args->x != impl->combine_buffer.memory))
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
                                  "ep_ll_get_combine_buffer gave for this combine");
     EP_TRY(receive_open(ll, "ep_ll_combine"));
-    inner->in_dispatch = false;
-    inner->number = args->call;
-    inner->combine = (struct cuda_ll_combine){.ll = inner->device,
-                                              .x = args->x,
-                                              .topk_idx = args->topk_idx,
-                                              .weights = args->topk_weights,
-                                              .out = args->out,
-                                              .wide = args->idx_type == EP_I64,
-                                              .n_tokens = args->n_tokens,
-                                              .age = (int32_t)(ll->dispatches - args->call),
-                                              .wait_added = args->wait_cost_add};
-    device = &inner->combine.ll;
+    impl->in_dispatch = false;
+    impl->number = args->call;
+    impl->combine = (struct cuda_ll_combine){.ll = impl->device,
+                                             .x = args->x,
+                                             .topk_idx = args->topk_idx,
+                                             .weights = args->topk_weights,
+                                             .out = args->out,
+                                             .idx64 = args->idx_type == EP_I64,
+                                             .n_tokens = args->n_tokens,
+                                             .age = (int32_t)(ll->dispatches - args->call),
+                                             .wait_added = args->wait_cost_add};
+    device = &impl->combine.ll;
     device->max_tokens = answers->max_tokens;
-    device->sum_once = args->flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
-    device->parts = parts_of(device->sum_once ? rows * ll->config.topk : rows, ll->config.hidden);
-    device->waits.ready_phase = EP_GROUP_LL_OFFER;
+    device->no_partial_reduce = args->flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
+    device->parts = parts_of(device->no_partial_reduce ? rows * ll->config.topk : rows, ll->config.hidden);
+    device->waits.ready_phase = EP_GROUP_LL_COMBINE_BUFFER;
     device->waits.done_phase = EP_GROUP_LL_COMBINE;
     status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
     if (status == EP_OK)
-        inner->handed_out = false;
+        impl->handed_out = false;
     return status;
 }
 
@@ -260,31 +260,31 @@ ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream s
 
 ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
 {
-    const struct cuda_ll_inner *inner = ll->impl;
+    const struct cuda_ll_impl *impl = ll->impl;
     ep_status status = EP_OK;
     struct cuda_call call;
 
     EP_TRY(begin(ll, stream, &call));
     /* Otherwise the call after it has received it: this stream is behind that one by now. */
-    if (inner->open && inner->number == number)
-        status = run(ll, CUDA_LL_RECEIVE);
+    if (impl->open && impl->number == number)
+        status = run_phases(ll, CUDA_LL_RECEIVE);
     return end(&call, status);
 }
 
 static ep_status run_mask(ep_ll *ll, int rank, int32_t change, int32_t *out, ep_stream stream)
 {
-    struct cuda_ll_inner *inner = ll->impl;
-    struct cuda_ll_mask mask = {.ll = inner->device, .rank = rank, .change = change, .out = out};
+    struct cuda_ll_impl *impl = ll->impl;
+    struct cuda_ll_mask mask = {.ll = impl->device, .rank = rank, .change = change, .out = out};
     struct cuda_call call;
     ep_status status;
 
-    EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
-    status = cuda_check_pointer(inner->cuda, "ep_ll_query_mask", "out", out);
+    EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
+    status = cuda_check_pointer(impl->cuda, "ep_ll_query_mask", "out", out);
     if (status == EP_OK)
         status = cuda_status((mask.ll.many ? cuda_launch_ll_mask_many : cuda_launch_ll_mask)(&mask, call.stream),
                              "mask kernel");
     if (status == EP_OK)
-        cuda_ll_net_launched(inner->net);
+        cuda_ll_net_launched(impl->net);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 
@@ -300,46 +300,46 @@ ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
 
 ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
 {
-    struct cuda_ll_inner *inner = ll->impl;
-    struct cuda_ll device = inner->device;
+    struct cuda_ll_impl *impl = ll->impl;
+    struct cuda_ll device = impl->device;
     struct cuda_call call;
     ep_status status;
 
-    EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
+    EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
     device.waits.ready_phase = device.waits.done_phase = EP_GROUP_LL_BARRIER;
     status = cuda_status((device.many ? cuda_launch_ll_barrier_many : cuda_launch_ll_barrier)(&device, call.stream),
                          "barrier kernel");
     if (status == EP_OK)
-        cuda_ll_net_launched(inner->net);
+        cuda_ll_net_launched(impl->net);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 
 /* One is enough: what the next combine's input is written over has been sent, in stream order. */
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
-    struct cuda_ll_inner *inner = ll->impl;
+    struct cuda_ll_impl *impl = ll->impl;
     struct cuda_scope scope;
     size_t bytes = cuda_ll_combine_buffer_bytes(&ll->config);
     ep_status status = EP_OK;
 
-    EP_TRY(cuda_enter_uncaptured(inner->cuda, &scope));
-    if (!inner->combine_buffer.memory)
-        status = cuda_take(inner->cuda, bytes, &inner->combine_buffer);
-    cuda_leave_uncaptured(&scope);
+    EP_TRY(cuda_scope_begin_uncaptured(impl->cuda, &scope));
+    if (!impl->combine_buffer.memory)
+        status = cuda_pool_alloc(impl->cuda, bytes, &impl->combine_buffer);
+    cuda_scope_end_uncaptured(&scope);
     if (status != EP_OK)
         return status;
-    inner->handed_out = true;
-    *ret_buffer = inner->combine_buffer.memory;
+    impl->handed_out = true;
+    *ret_buffer = impl->combine_buffer.memory;
     return EP_OK;
 }
 
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
-    const struct cuda_ll_inner *inner = ll->impl;
+    const struct cuda_ll_impl *impl = ll->impl;
 
     /* Whatever its status is: the masks tell. */
-    cuda_drain(inner->cuda);
+    cuda_drain(impl->cuda);
     for (int rank = 0; rank < ll->comm->nranks; rank++)
-        ret_masked[rank] = ll_mask_has(inner->report->mask, rank);
+        ret_masked[rank] = ll_mask_has(impl->report->mask, rank);
     return EP_OK;
 }

@@ -25,7 +25,7 @@ extern "C" {
 
 #define CUDA_LL_MAX_TOPK 32 /* a lane for each */
 #define CUDA_LL_THREADS 512
-#if CUDA_LL_NARROW != CUDA_MAX_RANKS || CUDA_LL_MAX_RANKS > CUDA_LL_THREADS
+#if CUDA_LL_FEW_RANKS != CUDA_MAX_RANKS || CUDA_LL_MAX_RANKS > CUDA_LL_THREADS
 #error "the arguments name so many ranks, and a thread waits for each"
 #endif
 
@@ -35,12 +35,12 @@ struct cuda_ll_report {
     uint32_t bad; /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
                      host waits for the call */
     /* Between nodes. */
-    uint32_t far_lost[CUDA_LL_MASK_WORDS];  /* host: ranks of other nodes that have died or left. What they had sent is
-                                               here */
-    uint32_t mask_told[CUDA_LL_MASK_WORDS]; /* host: ranks of other nodes that have been sent that they are masked */
-    uint64_t finished;                      /* device: calls that are complete */
-    uint64_t asked;                         /* device: turns of the proxy that kernels have asked for ... */
-    uint64_t looked; /* host: ... and so many were made: what had come before is in the landing segment */
+    uint32_t remote_lost[CUDA_LL_MASK_WORDS]; /* host: ranks of other nodes that have died or left. What they had sent
+                                              is here */
+    uint32_t mask_sent[CUDA_LL_MASK_WORDS];   /* host: ranks of other nodes that have been sent that they are masked */
+    uint64_t finished;                        /* device: calls that are complete */
+    uint64_t polls_requested;                 /* device: turns of the proxy that kernels have asked for ... */
+    uint64_t polls_done; /* host: ... and so many were made: what had come before is in the landing segment */
 };
 
 /* What is the same for each call of an ep_ll. */
@@ -50,14 +50,15 @@ struct cuda_ll {
      * [rank] where this rank writes for that one: its segment, or, for one of another node, what stands for it here.
      * Not of many ranks (`many`), for which kernels of their own find it in own->reach.
      */
-    struct cuda_ll_segment *peer[CUDA_LL_NARROW];
+    struct cuda_ll_segment *peer[CUDA_LL_FEW_RANKS];
     const struct cuda_ll_segment *landing; /* what ranks of other nodes have written for this one; NULL: one node */
     struct cuda_ll_report *report;
-    int32_t first, n_near; /* ranks of this node. All ranks here are numbered in the group, those of `waits` too */
-    int32_t most_tokens;   /* M of ep_ll_new() */
-    int32_t max_tokens;    /* M of the call */
+    int32_t node_first,
+        n_node_ranks;       /* ranks of this node. All ranks here are numbered in the group, those of `waits` too */
+    int32_t segment_tokens; /* M of ep_ll_new() */
+    int32_t max_tokens;     /* M of the call */
     int32_t hidden, topk, n_local;
-    int32_t masking, sum_once;
+    int32_t masking, no_partial_reduce;
     int32_t parts; /* of a row that a combine returns: a warp, and a flag, for each */
     /* Offsets in every segment, and sizes. */
     int64_t counts_at; /* uint64 [2][R][L + 1]: call << 32 | rows for each expert of the owner, | format; by the parity
@@ -80,7 +81,7 @@ enum { CUDA_LL_SEND = 1, CUDA_LL_RECEIVE = 2 };
 struct cuda_ll_dispatch {
     struct cuda_ll ll;
     const void *x, *topk_idx;
-    int32_t wide, n_tokens, phases;
+    int32_t idx64, n_tokens, phases;
     int32_t queued;              /* no host waits for this call */
     int32_t fp8, rounds, packed; /* packed: ue8m0 */
     int32_t format;              /* what all ranks must want alike */
@@ -98,7 +99,7 @@ struct cuda_ll_combine {
     const void *x, *topk_idx;
     const float *weights;
     unsigned char *out;
-    int32_t wide, n_tokens, phases;
+    int32_t idx64, n_tokens, phases;
     int32_t queued;      /* no host waits for this call */
     int32_t age;         /* it answers the last dispatch but so many */
     int64_t *wait_added; /* [R] NULL: not wanted */

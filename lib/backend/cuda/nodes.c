@@ -11,18 +11,18 @@
 #include <string.h>
 
 /* Blocks for each multiprocessor that an operation may take: theirs wait for memory across PCIe. */
-#define BLOCKS_OF_SM 4
+#define BLOCKS_PER_SM 4
 
 /* Where everything is in the copy of the block on the host. */
 struct layout {
-    struct cuda_rail *net, *rail; /* [nnodes] own tokens, rail peers' */
-    int32_t *token;               /* [own] */
-    int32_t *net_units;           /* [own + nnodes] */
-    int32_t *rail_units;          /* [rails + nnodes] */
-    int32_t *count, *index;       /* [rails], [rails,K] */
-    struct cuda_entry *entry;     /* [rails, width] */
-    int32_t *far_count;           /* [N] */
-    struct cuda_far_term *far;    /* [N, far_width] */
+    struct cuda_node_range *net, *rail; /* [nnodes] own tokens, rail peers' */
+    int32_t *token;                     /* [own] */
+    int32_t *net_units;                 /* [own + nnodes] */
+    int32_t *rail_units;                /* [rails + nnodes] */
+    int32_t *count, *index;             /* [rails], [rails,K] */
+    struct cuda_entry *entry;           /* [rails, width] */
+    int32_t *remote_count;              /* [N] */
+    struct cuda_remote_term *remote;    /* [N, far_width] */
 };
 
 static struct cuda_lists *lists_of(const ep_plan *plan)
@@ -58,8 +58,8 @@ static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
     l->count = (void *)(copy + cuda_carve(&at, rails * word));
     l->index = (void *)(copy + cuda_carve(&at, rails * topk * word));
     l->entry = (void *)(copy + cuda_carve(&at, rails * width * sizeof(*l->entry)));
-    l->far_count = (void *)(copy + cuda_carve(&at, n * word));
-    l->far = (void *)(copy + cuda_carve(&at, n * (size_t)cuda_far_width(plan) * sizeof(*l->far)));
+    l->remote_count = (void *)(copy + cuda_carve(&at, n * word));
+    l->remote = (void *)(copy + cuda_carve(&at, n * (size_t)cuda_remote_width(plan) * sizeof(*l->remote)));
     return at;
 }
 
@@ -91,19 +91,19 @@ static int units_of(const ep_plan *plan, int rows)
 static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
 {
     const struct ep_group_plan *inner = plan->impl;
-    int n = 0, width = cuda_far_width(plan);
+    int n = 0, width = cuda_remote_width(plan);
 
-    memset(l->far_count, 0, (size_t)inner->n_tokens * sizeof(int32_t));
+    memset(l->remote_count, 0, (size_t)inner->n_tokens * sizeof(int32_t));
     /* Of a token ascending nodes. */
     for (int node = 0; node < plan->comm->nnodes; node++) {
-        l->net[node] = (struct cuda_rail){n, inner->n_net_tokens[node]};
+        l->net[node] = (struct cuda_node_range){n, inner->n_net_tokens[node]};
         l->net_units[n + node] = 0;
         for (int i = 0; i < inner->n_net_tokens[node]; i++, n++) {
             int token = inner->net_tokens[node][i];
 
             l->token[n] = token;
             l->net_units[n + node + 1] = l->net_units[n + node] + units_of(plan, rows_there(plan, token, node));
-            l->far[token * width + l->far_count[token]++] = (struct cuda_far_term){node, n};
+            l->remote[token * width + l->remote_count[token]++] = (struct cuda_remote_term){node, n};
         }
     }
     for (int64_t i = 0; i < inner->own.n_entries; i++)
@@ -120,7 +120,7 @@ static void fill_rails(const ep_plan *plan, const struct layout *l)
     for (int node = 0; node < plan->comm->nnodes; node++) {
         const struct ep_group_route *route = &inner->rail[node];
 
-        l->rail[node] = (struct cuda_rail){n, route->n_tokens};
+        l->rail[node] = (struct cuda_node_range){n, route->n_tokens};
         l->rail_units[n + node] = 0;
         if (route->n_tokens)
             memcpy(l->index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
@@ -153,23 +153,23 @@ static void point_to(const ep_plan *plan, const struct layout *l, struct cuda_li
                                             .count = on_device(lists, l->count),
                                             .index = on_device(lists, l->index),
                                             .width = cuda_plan_of(plan)->route.width};
-    lists->far_count = on_device(lists, l->far_count);
-    lists->far = on_device(lists, l->far);
-    lists->far_width = cuda_far_width(plan);
+    lists->remote_count = on_device(lists, l->remote_count);
+    lists->remote = on_device(lists, l->remote);
+    lists->remote_width = cuda_remote_width(plan);
     for (int node = 0; node < plan->comm->nnodes; node++)
         lists->rows_forward += (uint64_t)inner->rail[node].n_entries;
 }
 
 static ep_status upload(struct cuda_comm *cuda, const struct cuda_lists *lists, size_t bytes)
 {
-    CUDA_TRY(cudaMemcpyAsync(lists->block.memory, lists->copy, bytes, cudaMemcpyHostToDevice, cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    CUDA_TRY(cudaMemcpyAsync(lists->block.memory, lists->copy, bytes, cudaMemcpyHostToDevice, cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     return EP_OK;
 }
 
 static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
 {
-    cuda_give(cuda, &lists->block);
+    cuda_pool_free(cuda, &lists->block);
     cuda_net_update_free(lists->update);
     free(lists->copy);
     free(lists);
@@ -211,7 +211,7 @@ ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan)
         lay_out(plan, lists->copy, &layout);
         fill_own(plan, &layout, lists);
         fill_rails(plan, &layout);
-        status = cuda_take(cuda, bytes, &lists->block);
+        status = cuda_pool_alloc(cuda, bytes, &lists->block);
         if (status == EP_OK)
             point_to(plan, &layout, lists);
         if (status == EP_OK)
@@ -253,15 +253,17 @@ void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
 
 static int32_t chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes)
 {
-    size_t most = cuda_proxy_most(cuda) / token_bytes;
+    size_t most = cuda_proxy_max_chunk_bytes(cuda) / token_bytes;
 
     return (int32_t)(most > CUDA_CHUNK_TOKENS ? CUDA_CHUNK_TOKENS : most);
 }
 
-struct cuda_hop_side cuda_hop_side_of(const struct cuda_list_side *lists)
+struct cuda_net_direction cuda_net_direction_of(const struct cuda_list_side *lists)
 {
-    return (struct cuda_hop_side){
-        .rail = lists->rail, .device = lists->rail_device, .room = lists->room, .most = lists->most};
+    return (struct cuda_net_direction){.rail = lists->rail,
+                                       .device = lists->rail_device,
+                                       .capacity = lists->capacity,
+                                       .node_capacity = lists->node_capacity};
 }
 
 ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own,
@@ -270,13 +272,13 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
     struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     size_t token_bytes = (size_t)own->row_bytes + ((size_t)own->scale_words + (size_t)weight_words) * 4;
-    struct cuda_hop_args args = {.call = "ep_dispatch",
-                                 .phase = EP_GROUP_DISPATCH_MOVE,
-                                 .captured = call->capture != 0,
-                                 .tell = own->terms.tell,
-                                 .out = cuda_hop_side_of(&lists->net),
-                                 .in = cuda_hop_side_of(&lists->rails)};
-    struct cuda_nodes_dispatch place = {.own = *own, .beside = {own->scale_words, weight_words}};
+    struct cuda_net_op_params params = {.call = "ep_dispatch",
+                                        .phase = EP_GROUP_DISPATCH_MOVE,
+                                        .captured = call->capture != 0,
+                                        .desc = own->desc.words,
+                                        .out = cuda_net_direction_of(&lists->net),
+                                        .in = cuda_net_direction_of(&lists->rails)};
+    struct cuda_nodes_dispatch place = {.own = *own, .meta = {own->scale_words, weight_words}};
     struct cuda_pack pack = {.waits = own->waits,
                              .token = lists->token,
                              .x = own->x,
@@ -285,20 +287,20 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
                              .scale_stride_token = own->scale_stride_token,
                              .scale_stride_block = own->scale_stride_block,
                              .row_bytes = own->row_bytes,
-                             .beside = place.beside};
-    struct cuda_hop *hop;
+                             .meta = place.meta};
+    struct cuda_net_op *op;
     ep_status status;
 
-    args.out.tokens = args.in.tokens = chunk_tokens(cuda, token_bytes);
-    args.out.token_bytes = args.in.token_bytes = token_bytes;
-    args.slot_bytes = ((size_t)args.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_hop_prepare(cuda, &args, &pack.op, &pack.out, &place.in, &hop));
+    params.out.tokens = params.in.tokens = chunk_tokens(cuda, token_bytes);
+    params.out.token_bytes = params.in.token_bytes = token_bytes;
+    params.slot_bytes = ((size_t)params.out.tokens * token_bytes + 63) / 64 * 64;
+    EP_TRY(cuda_net_op_prepare(cuda, &params, &pack.op, &pack.out, &place.in, &op));
     place.op = pack.op;
     place.rail = lists->route;
-    pack.blocks = place.blocks = cuda->sms * BLOCKS_OF_SM;
+    pack.blocks = place.blocks = cuda->sms * BLOCKS_PER_SM;
     status = cuda_status(cuda_launch_pack(&pack, call->stream), "pack kernel");
     if (status != EP_OK) {
-        cuda_hop_discard(cuda, hop);
+        cuda_net_op_discard(cuda, op);
         return status;
     }
     /* After a failure from here on the peers must be notified: cuda_call_end() does that. */
@@ -307,10 +309,10 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
 }
 
 /* The one launch of an operation. */
-static ep_status end_launch(struct cuda_comm *cuda, struct cuda_hop *hop, ep_status status)
+static ep_status end_launch(struct cuda_comm *cuda, struct cuda_net_op *op, ep_status status)
 {
     if (status != EP_OK)
-        cuda_hop_discard(cuda, hop);
+        cuda_net_op_discard(cuda, op);
     return status;
 }
 
@@ -322,56 +324,56 @@ ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const 
     int weight_words = own->out_weights ? plan->args.topk : 0;
     size_t units = cuda->group.comm->config.partial_type == EP_BF16 ? 1 : 2;
     size_t token_bytes = units * (size_t)own->row_bytes + (size_t)weight_words * 4;
-    struct cuda_hop_args args = {.call = "ep_combine",
-                                 .phase = EP_GROUP_COMBINE_MOVE,
-                                 .captured = call->capture != 0,
-                                 .tell = own->terms.tell,
-                                 .out = cuda_hop_side_of(&lists->rails),
-                                 .in = cuda_hop_side_of(&lists->net)};
+    struct cuda_net_op_params params = {.call = "ep_combine",
+                                        .phase = EP_GROUP_COMBINE_MOVE,
+                                        .captured = call->capture != 0,
+                                        .desc = own->desc.words,
+                                        .out = cuda_net_direction_of(&lists->rails),
+                                        .in = cuda_net_direction_of(&lists->net)};
     struct cuda_nodes_combine sum = {.own = *own,
                                      .rail = lists->route,
                                      .rail_units = lists->rails.units_device,
                                      .net_units = lists->net.units_device,
-                                     .far_count = lists->far_count,
-                                     .far = lists->far,
-                                     .far_width = lists->far_width,
+                                     .remote_count = lists->remote_count,
+                                     .remote = lists->remote,
+                                     .remote_width = lists->remote_width,
                                      .weight_words = weight_words,
-                                     .blocks = cuda->sms * BLOCKS_OF_SM};
-    struct cuda_hop *hop;
+                                     .blocks = cuda->sms * BLOCKS_PER_SM};
+    struct cuda_net_op *op;
     ep_status status;
 
-    args.out.tokens = args.in.tokens = chunk_tokens(cuda, token_bytes);
-    args.out.token_bytes = args.in.token_bytes = (size_t)weight_words * 4;
-    args.out.unit_bytes = args.in.unit_bytes = (size_t)own->row_bytes;
-    args.out.units = lists->rails.units;
-    args.in.units = lists->net.units;
-    args.slot_bytes = ((size_t)args.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_hop_prepare(cuda, &args, &sum.op, &sum.out, &sum.in, &hop));
+    params.out.tokens = params.in.tokens = chunk_tokens(cuda, token_bytes);
+    params.out.token_bytes = params.in.token_bytes = (size_t)weight_words * 4;
+    params.out.unit_bytes = params.in.unit_bytes = (size_t)own->row_bytes;
+    params.out.units = lists->rails.units;
+    params.in.units = lists->net.units;
+    params.slot_bytes = ((size_t)params.out.tokens * token_bytes + 63) / 64 * 64;
+    EP_TRY(cuda_net_op_prepare(cuda, &params, &sum.op, &sum.out, &sum.in, &op));
     status = cuda_status(cuda_launch_nodes_combine(&sum, call->stream), "combine kernel");
     *ret_queued = status == EP_OK;
-    return end_launch(cuda, hop, status);
+    return end_launch(cuda, op, status);
 }
 
 ep_status cuda_nodes_barrier(const struct cuda_call *call)
 {
     struct cuda_comm *cuda = call->cuda;
     const ep_comm *comm = cuda->group.comm;
-    const uint32_t tell[CUDA_TELL_COMPARED] = {[CUDA_TELL_PHASE] = EP_GROUP_BARRIER};
-    struct cuda_rail rail[EP_MAX_RANKS];
-    struct cuda_hop_args args = {.call = "ep_barrier_on",
-                                 .phase = EP_GROUP_BARRIER,
-                                 .captured = call->capture != 0,
-                                 .tell = tell,
-                                 .slot_bytes = 16,
-                                 .out = {.rail = rail, .tokens = 1}};
+    const uint32_t desc[CUDA_DESC_COMPARED] = {[CUDA_DESC_PHASE] = EP_GROUP_BARRIER};
+    struct cuda_node_range rail[EP_MAX_RANKS];
+    struct cuda_net_op_params params = {.call = "ep_barrier_on",
+                                        .phase = EP_GROUP_BARRIER,
+                                        .captured = call->capture != 0,
+                                        .desc = desc,
+                                        .slot_bytes = 16,
+                                        .out = {.rail = rail, .tokens = 1}};
     struct cuda_nodes_barrier barrier;
     struct cuda_chunks in;
-    struct cuda_hop *hop;
+    struct cuda_net_op *op;
 
     for (int node = 0; node < comm->nnodes; node++)
-        rail[node] = (struct cuda_rail){.first = node, .n = node != comm->node};
-    args.in = args.out;
+        rail[node] = (struct cuda_node_range){.first = node, .n = node != comm->node};
+    params.in = params.out;
     cuda_fill_waits(cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &barrier.waits);
-    EP_TRY(cuda_hop_prepare(cuda, &args, &barrier.op, &barrier.chunks, &in, &hop));
-    return end_launch(cuda, hop, cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
+    EP_TRY(cuda_net_op_prepare(cuda, &params, &barrier.op, &barrier.chunks, &in, &op));
+    return end_launch(cuda, op, cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
 }

@@ -11,10 +11,11 @@
 #include <epkit/types.h>
 
 #define THREADS (CUDA_NODES_WARPS * WARP)
-#define AHEAD 4 /* vectors that a lane loads before it stores them: a row of host memory comes over PCIe */
-#define MOST_TERMS (EP_MAX_TOPK + 2)
+#define VECTORS_IN_FLIGHT 4 /* vectors that a lane loads before it stores them: a row of host memory comes over PCIe   \
+                             */
+#define MAX_TERMS (EP_MAX_TOPK + 2)
 /* A rank that waits for another node names the rank there before others on its own node name it. */
-#define MEET_DEADLINES 2
+#define SYNC_DEADLINES 2
 
 namespace
 {
@@ -23,15 +24,15 @@ namespace
 enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
 
 /* The next unit of work, for the whole block. */
-__device__ uint32_t take_block_unit(const cuda_waits &waits)
+__device__ uint32_t claim_block_work(const cuda_waits &waits)
 {
-    __shared__ uint32_t unit;
+    __shared__ uint32_t work;
 
     __syncthreads();
     if (threadIdx.x == 0)
-        unit = take_unit(waits);
+        work = claim_tile(waits);
     __syncthreads();
-    return unit;
+    return work;
 }
 
 /* --- dispatch ---------------------------------------------------------------------------------------------------- */
@@ -39,11 +40,11 @@ __device__ uint32_t take_block_unit(const cuda_waits &waits)
 /* A row to where lane i < n says, for each of them. By all lanes. */
 __device__ void copy_row(unsigned char *to, int n, const unsigned char *from, int64_t bytes, int lane)
 {
-    for (int64_t base = 0; base < bytes; base += AHEAD * WARP * VECTOR) {
-        uint4 v[AHEAD];
+    for (int64_t base = 0; base < bytes; base += VECTORS_IN_FLIGHT * WARP * VECTOR) {
+        uint4 v[VECTORS_IN_FLIGHT];
 
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
+        for (int j = 0; j < VECTORS_IN_FLIGHT; j++) {
             int64_t at = base + (j * WARP + lane) * VECTOR;
 
             if (at < bytes)
@@ -54,7 +55,7 @@ __device__ void copy_row(unsigned char *to, int n, const unsigned char *from, in
                 reinterpret_cast<unsigned char *>(__shfl_sync(ALL_LANES, reinterpret_cast<unsigned long long>(to), i));
 
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
+            for (int j = 0; j < VECTORS_IN_FLIGHT; j++) {
                 int64_t at = base + (j * WARP + lane) * VECTOR;
 
                 if (at < bytes)
@@ -67,15 +68,15 @@ __device__ void copy_row(unsigned char *to, int n, const unsigned char *from, in
 __device__ void pack_token(const cuda_pack &p, const chunk &c, int i, unsigned char *slot, int lane)
 {
     int64_t token = p.token[c.first + i];
-    uint32_t *scales = reinterpret_cast<uint32_t *>(slot + c.n * p.row_bytes) + i * p.beside.scale_words;
+    uint32_t *scales = reinterpret_cast<uint32_t *>(slot + c.n * p.row_bytes) + i * p.meta.scale_words;
     float *weights =
-        reinterpret_cast<float *>(slot + c.n * (p.row_bytes + p.beside.scale_words * 4)) + i * p.beside.weight_words;
+        reinterpret_cast<float *>(slot + c.n * (p.row_bytes + p.meta.scale_words * 4)) + i * p.meta.weight_words;
 
     copy_row(slot + i * p.row_bytes, 1, p.x + token * p.row_bytes, p.row_bytes, lane);
-    for (int w = lane; w < p.beside.scale_words; w += WARP)
+    for (int w = lane; w < p.meta.scale_words; w += WARP)
         scales[w] = p.scales[token * p.scale_stride_token + w * p.scale_stride_block];
-    for (int k = lane; k < p.beside.weight_words; k += WARP)
-        weights[k] = p.weights[token * p.beside.weight_words + k];
+    for (int k = lane; k < p.meta.weight_words; k += WARP)
+        weights[k] = p.weights[token * p.meta.weight_words + k];
 }
 
 /* The row of a token, and what travels with it, as one rank of this node is to have it. */
@@ -87,15 +88,15 @@ struct token_row {
     const int32_t *index; /* [K] */
 };
 
-__device__ void place_beside(const cuda_nodes_dispatch &d, const cuda_target &to, const token_row &t, cuda_entry entry,
-                             int lane)
+__device__ void place_meta(const cuda_nodes_dispatch &d, const cuda_target &to, const token_row &t, cuda_entry entry,
+                           int lane)
 {
     const cuda_route &route = d.own.route;
     int topk = route.topk, first = (d.own.waits.first + entry.local) * route.n_local_experts;
     int64_t row = entry.row;
 
-    for (int w = lane; w < d.beside.scale_words; w += WARP)
-        reinterpret_cast<uint32_t *>(to.at[AT_SCALES])[row * d.beside.scale_words + w] =
+    for (int w = lane; w < d.meta.scale_words; w += WARP)
+        reinterpret_cast<uint32_t *>(to.at[AT_SCALES])[row * d.meta.scale_words + w] =
             load_word(t.scales + w * t.scale_stride);
     if (route.expanded) {
         if (to.at[AT_WEIGHTS] && lane == 0)
@@ -106,7 +107,7 @@ __device__ void place_beside(const cuda_nodes_dispatch &d, const cuda_target &to
         int own = t.index[k] - first;
         bool mine = t.index[k] >= 0 && own >= 0 && own < route.n_local_experts;
 
-        if (to.at[AT_INDEX] && route.wide)
+        if (to.at[AT_INDEX] && route.idx64)
             reinterpret_cast<int64_t *>(to.at[AT_INDEX])[row * topk + k] = mine ? own : -1;
         else if (to.at[AT_INDEX])
             reinterpret_cast<int32_t *>(to.at[AT_INDEX])[row * topk + k] = mine ? own : -1;
@@ -131,14 +132,14 @@ __device__ void place_token(const cuda_nodes_dispatch &d, const targets &targets
         copy_row(to, some, t.x, d.own.row_bytes, lane);
     }
     for (int i = 0; i < n; i++)
-        place_beside(d, targets.of[entries[i].local], t, entries[i], lane);
+        place_meta(d, targets.of[entries[i].local], t, entries[i], lane);
 }
 
 /* This rank's own tokens, a warp each. */
-__device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, uint32_t unit)
+__device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, uint32_t work)
 {
     const cuda_dispatch &o = d.own;
-    int64_t token = (int64_t)unit * CUDA_NODES_WARPS + threadIdx.x / WARP;
+    int64_t token = (int64_t)work * CUDA_NODES_WARPS + threadIdx.x / WARP;
     token_row t = {};
 
     if (token >= o.route.n_tokens)
@@ -155,7 +156,7 @@ __device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, 
 __device__ bool place_chunk(const cuda_nodes_dispatch &d, const net_run &run, const targets &targets, const chunk &c)
 {
     __shared__ const unsigned char *landed;
-    int64_t scale_bytes = (int64_t)d.beside.scale_words * 4;
+    int64_t scale_bytes = (int64_t)d.meta.scale_words * 4;
 
     if (threadIdx.x == 0)
         landed = await_chunk(d.own.waits, d.op, run, d.in, c.node, c.slot);
@@ -170,14 +171,14 @@ __device__ bool place_chunk(const cuda_nodes_dispatch &d, const net_run &run, co
         t.scales = reinterpret_cast<const uint32_t *>(landed + c.n * d.own.row_bytes + i * scale_bytes);
         t.scale_stride = 1;
         t.weights =
-            reinterpret_cast<const float *>(landed + c.n * (d.own.row_bytes + scale_bytes)) + i * d.beside.weight_words;
+            reinterpret_cast<const float *>(landed + c.n * (d.own.row_bytes + scale_bytes)) + i * d.meta.weight_words;
         t.index = d.rail.index + (int64_t)at * d.own.route.topk;
         place_token(d, targets, t, d.rail.entry + (int64_t)at * d.rail.width, d.rail.count[at],
                     (int)threadIdx.x % WARP);
     }
     __syncthreads();
     if (threadIdx.x == 0)
-        give_back(run, c.slot);
+        release_chunk(run, c.slot);
     return true;
 }
 
@@ -185,7 +186,7 @@ __device__ bool place_chunk(const cuda_nodes_dispatch &d, const net_run &run, co
 
 /* The terms of a warp's sum, in shared memory; bit 0 of an address: fp32. */
 struct terms {
-    unsigned long long at[MOST_TERMS];
+    unsigned long long at[MAX_TERMS];
 };
 
 #define FP32 1ull
@@ -209,7 +210,7 @@ __device__ __forceinline__ void add_term(float (&sum)[8], bool fp32, const uint4
         add_vector<false>(sum, v[0]);
 }
 
-#define TERMS_AT_ONCE 4 /* loads under way: a row of a peer comes over its link */
+#define TERMS_IN_FLIGHT 4 /* loads under way: a row of a peer comes over its link */
 
 /* Elements [offset / 2, + 8) of the sum. */
 __device__ __forceinline__ void add_terms(float (&sum)[8], const terms &t, int n, int64_t offset)
@@ -217,11 +218,11 @@ __device__ __forceinline__ void add_terms(float (&sum)[8], const terms &t, int n
 #pragma unroll
     for (int i = 0; i < 8; i++)
         sum[i] = 0.0f;
-    for (int begin = 0; begin < n; begin += TERMS_AT_ONCE) {
-        uint4 v[TERMS_AT_ONCE][2];
+    for (int begin = 0; begin < n; begin += TERMS_IN_FLIGHT) {
+        uint4 v[TERMS_IN_FLIGHT][2];
 
 #pragma unroll
-        for (int i = 0; i < TERMS_AT_ONCE; i++)
+        for (int i = 0; i < TERMS_IN_FLIGHT; i++)
             if (begin + i < n) {
                 unsigned long long at = t.at[begin + i];
                 const unsigned char *from = reinterpret_cast<const unsigned char *>(at & ~FP32);
@@ -231,7 +232,7 @@ __device__ __forceinline__ void add_terms(float (&sum)[8], const terms &t, int n
                     v[i][1] = load_vector(from + 2 * offset + VECTOR);
             }
 #pragma unroll
-        for (int i = 0; i < TERMS_AT_ONCE; i++)
+        for (int i = 0; i < TERMS_IN_FLIGHT; i++)
             if (begin + i < n)
                 add_term(sum, t.at[begin + i] & FP32, v[i], begin + i == 0);
     }
@@ -266,7 +267,7 @@ __device__ void sum_rail_token(const cuda_nodes_combine &c, const net_run &run, 
     const cuda_entry *entries = c.rail.entry + (int64_t)at * c.rail.width;
     const int32_t *of = c.rail_units + chunk.node; /* its list's */
     int begin = of[chunk.first], all = of[chunk.first + chunk.n] - begin, units = of[at + 1] - of[at];
-    unsigned char *slot = run.half->arena + (size_t)chunk.slot * c.op.slot_bytes;
+    unsigned char *slot = run.buffers->arena + (size_t)chunk.slot * c.op.slot_bytes;
     unsigned char *to = slot + (of[at] - begin) * c.own.row_bytes;
     float *weights = reinterpret_cast<float *>(slot + all * c.own.row_bytes) + i * c.weight_words, sum[8];
 
@@ -302,7 +303,7 @@ __device__ void sum_chunk(const cuda_nodes_combine &c, const net_run &run, const
 }
 
 /* What a token has on another node, where it has landed. */
-struct far_sum {
+struct remote_sum {
     chunk in;
     const unsigned char *row;
     const float *weights;
@@ -310,40 +311,40 @@ struct far_sum {
 };
 
 /* By one lane for each; row NULL: leave. */
-__device__ far_sum await_far(const cuda_nodes_combine &c, const net_run &run, cuda_far_term term)
+__device__ remote_sum await_remote(const cuda_nodes_combine &c, const net_run &run, cuda_remote_term term)
 {
-    cuda_rail rail = c.in.rail[term.node];
+    cuda_node_range rail = c.in.rail[term.node];
     int i = (term.at - rail.first) / c.in.tokens, first = rail.first + i * c.in.tokens;
     const int32_t *of = c.net_units + term.node; /* its list's */
-    far_sum far = {};
+    remote_sum remote = {};
     const unsigned char *landed;
     int begin;
 
-    far.in = {term.node, first, min(c.in.tokens, rail.first + rail.n - first),
-              CUDA_CHUNK_SLOT(rail.first, c.in.tokens, term.node, i)};
-    landed = await_chunk(c.own.waits, c.op, run, c.in, term.node, far.in.slot);
+    remote.in = {term.node, first, min(c.in.tokens, rail.first + rail.n - first),
+                 CUDA_CHUNK_SLOT(rail.first, c.in.tokens, term.node, i)};
+    landed = await_chunk(c.own.waits, c.op, run, c.in, term.node, remote.in.slot);
     if (!landed)
-        return far;
+        return remote;
     begin = of[first];
-    far.row = landed + (of[term.at] - begin) * c.own.row_bytes;
-    far.fp32 = of[term.at + 1] - of[term.at] == 2;
-    far.weights = reinterpret_cast<const float *>(landed + (of[first + far.in.n] - begin) * c.own.row_bytes) +
-                  (term.at - first) * c.weight_words;
-    return far;
+    remote.row = landed + (of[term.at] - begin) * c.own.row_bytes;
+    remote.fp32 = of[term.at + 1] - of[term.at] == 2;
+    remote.weights = reinterpret_cast<const float *>(landed + (of[first + remote.in.n] - begin) * c.own.row_bytes) +
+                     (term.at - first) * c.weight_words;
+    return remote;
 }
 
 /* Who reads the last token of a chunk gives it back. */
-__device__ void leave_chunk(const net_run &run, const chunk &chunk)
+__device__ void count_read(const net_run &run, const chunk &chunk)
 {
     __threadfence();
-    if (atomicAdd(&run.half->taken[chunk.slot], 1u) != (uint32_t)chunk.n - 1)
+    if (atomicAdd(&run.buffers->n_read[chunk.slot], 1u) != (uint32_t)chunk.n - 1)
         return;
-    run.half->taken[chunk.slot] = 0;
-    give_back(run, chunk.slot);
+    run.buffers->n_read[chunk.slot] = 0;
+    release_chunk(run, chunk.slot);
 }
 
-__device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, int64_t token, const far_sum &far,
-                            int n_far, int before, int lane)
+__device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, int64_t token, const remote_sum &remote,
+                            int n_remote, int before, int lane)
 {
     const cuda_route &route = c.own.route;
     const cuda_entry *entries = c.own.by_rank + token * route.width;
@@ -352,13 +353,13 @@ __device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, in
         int k = base + lane, here = min(k, c.weight_words - 1);
         float sum = 0.0f;
 
-        for (int i = 0; i <= n_far; i++) {
-            const float *weights = reinterpret_cast<const float *>(
-                __shfl_sync(ALL_LANES, reinterpret_cast<unsigned long long>(far.weights), min(i, n_far - 1) & 31));
+        for (int i = 0; i <= n_remote; i++) {
+            const float *weights = reinterpret_cast<const float *>(__shfl_sync(
+                ALL_LANES, reinterpret_cast<unsigned long long>(remote.weights), min(i, n_remote - 1) & 31));
 
             if (i == before)
                 sum = add_weights(c, from, entries, route.count[token], here, sum);
-            if (i < n_far)
+            if (i < n_remote)
                 sum = __fadd_rn(sum, load_word(weights + here));
         }
         if (k < c.weight_words)
@@ -371,33 +372,33 @@ __device__ bool sum_token(const cuda_nodes_combine &c, const net_run &run, const
                           int lane)
 {
     const cuda_route &route = c.own.route;
-    int n_far = c.far_count[token], n_own = route.count[token], n = 0, before;
-    cuda_far_term term = lane < n_far ? c.far[token * c.far_width + lane] : cuda_far_term{0, 0};
-    far_sum far = lane < n_far ? await_far(c, run, term) : far_sum{};
+    int n_remote = c.remote_count[token], n_own = route.count[token], n = 0, before;
+    cuda_remote_term term = lane < n_remote ? c.remote[token * c.remote_width + lane] : cuda_remote_term{0, 0};
+    remote_sum remote = lane < n_remote ? await_remote(c, run, term) : remote_sum{};
     float sum[8];
 
-    if (!__all_sync(ALL_LANES, lane >= n_far || far.row))
+    if (!__all_sync(ALL_LANES, lane >= n_remote || remote.row))
         return false;
-    before = __popc(__ballot_sync(ALL_LANES, lane < n_far && term.node < c.in.node));
+    before = __popc(__ballot_sync(ALL_LANES, lane < n_remote && term.node < c.in.node));
     for (int b = 0; b < 2; b++)
         if (c.own.bias[b])
             t.at[n++] = reinterpret_cast<unsigned long long>(c.own.bias[b] + token * c.own.row_bytes);
-    if (lane < n_far)
+    if (lane < n_remote)
         t.at[n + lane + (lane < before ? 0 : n_own)] =
-            reinterpret_cast<unsigned long long>(far.row) | (far.fp32 ? FP32 : 0);
+            reinterpret_cast<unsigned long long>(remote.row) | (remote.fp32 ? FP32 : 0);
     for (int i = lane; i < n_own; i += WARP)
         t.at[n + before + i] = row_of(c, from, route.entry[token * route.width + i]);
-    n += n_far + n_own;
+    n += n_remote + n_own;
     __syncwarp();
     for (int64_t offset = lane * VECTOR; offset < c.own.row_bytes; offset += WARP * VECTOR) {
         add_terms(sum, t, n, offset);
         store_vector(c.own.out + token * c.own.row_bytes + offset, round_vector(sum));
     }
     if (c.weight_words)
-        sum_weights(c, from, token, far, n_far, before, lane);
+        sum_weights(c, from, token, remote, n_remote, before, lane);
     __syncwarp();
-    if (lane < n_far)
-        leave_chunk(run, far.in);
+    if (lane < n_remote)
+        count_read(run, remote.in);
     __syncwarp();
     return true;
 }
@@ -422,7 +423,7 @@ __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cud
         if (!c.n)
             continue;
         for (int i = warp; i < c.n; i += CUDA_NODES_WARPS)
-            pack_token(p, c, i, run.half->arena + (size_t)c.slot * p.op.slot_bytes, lane);
+            pack_token(p, c, i, run.buffers->arena + (size_t)c.slot * p.op.slot_bytes, lane);
         send_chunk(run, c.slot);
     }
 }
@@ -430,24 +431,24 @@ __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cud
 __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant__ cuda_nodes_dispatch d)
 {
     __shared__ targets targets;
-    uint64_t number = operation_signal(d.own.waits, d.own.terms);
-    bool sound = operation_begin(d.own.waits, d.own.terms, d.own.route.counts, number, targets);
+    uint64_t number = operation_publish(d.own.waits, d.own.desc);
+    bool ok = operation_begin(d.own.waits, d.own.desc, d.own.route.counts, number, targets);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
-    uint32_t all = sound && !is_refused(d.own.waits, d.own.route.counts) ? own + count_chunks(d.in) : 0, unit;
+    uint32_t all = ok && !is_refused(d.own.waits, d.own.route.counts) ? own + count_chunks(d.in) : 0, work;
     net_run run = run_of(d.own.waits, d.op);
 
-    while (sound && (unit = take_block_unit(d.own.waits)) < all) {
+    while (ok && (work = claim_block_work(d.own.waits)) < all) {
         chunk c;
 
-        if (unit < own) {
-            place_own(d, targets, unit);
+        if (work < own) {
+            place_own(d, targets, work);
             continue;
         }
-        c = find_chunk(d.in, unit - own);
+        c = find_chunk(d.in, work - own);
         if (c.n)
-            sound = place_chunk(d, run, targets, c);
+            ok = place_chunk(d, run, targets, c);
     }
-    if (operation_meet(d.own.waits, number, sound, gridDim.x, MEET_DEADLINES)) {
+    if (operation_sync(d.own.waits, number, ok, gridDim.x, SYNC_DEADLINES)) {
         operation_complete(d.own.waits, number);
         complete_net(d.own.waits, run);
     }
@@ -457,32 +458,32 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
 {
     __shared__ targets from;
     __shared__ terms terms[CUDA_NODES_WARPS];
-    uint64_t number = operation_signal(c.own.waits, c.own.terms);
-    bool sound = operation_begin(c.own.waits, c.own.terms, c.own.route.counts, number, from);
-    uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), unit;
+    uint64_t number = operation_publish(c.own.waits, c.own.desc);
+    bool ok = operation_begin(c.own.waits, c.own.desc, c.own.route.counts, number, from);
+    uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), work;
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     net_run run = run_of(c.own.waits, c.op);
 
-    if (sound && is_refused(c.own.waits, c.own.route.counts))
+    if (ok && is_refused(c.own.waits, c.own.route.counts))
         all = chunks = 0;
-    sound = sound && await_arena(c.own.waits, c.op, run, c.out);
+    ok = ok && await_arena(c.own.waits, c.op, run, c.out);
     /* Sums of the rail peers' tokens first: they wait for no peer. */
-    while (sound && (unit = take_block_unit(c.own.waits)) < all) {
+    while (ok && (work = claim_block_work(c.own.waits)) < all) {
         int warp = (int)threadIdx.x / WARP;
-        uint32_t token = (unit - chunks) * CUDA_NODES_WARPS + (uint32_t)warp;
+        uint32_t token = (work - chunks) * CUDA_NODES_WARPS + (uint32_t)warp;
 
-        if (unit < chunks) {
-            chunk out = find_chunk(c.out, unit);
+        if (work < chunks) {
+            chunk out = find_chunk(c.out, work);
 
             if (out.n)
                 sum_chunk(c, run, from, out, terms);
             continue;
         }
         if (token < tokens)
-            sound = sum_token(c, run, from, token, terms[warp], (int)threadIdx.x % WARP);
-        sound = __syncthreads_and(sound);
+            ok = sum_token(c, run, from, token, terms[warp], (int)threadIdx.x % WARP);
+        ok = __syncthreads_and(ok);
     }
-    if (operation_meet(c.own.waits, number, sound, gridDim.x, MEET_DEADLINES)) {
+    if (operation_sync(c.own.waits, number, ok, gridDim.x, SYNC_DEADLINES)) {
         operation_complete(c.own.waits, number);
         complete_net(c.own.waits, run);
     }
@@ -492,25 +493,25 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
 __global__ void __launch_bounds__(THREADS) barrier_nodes(const __grid_constant__ cuda_nodes_barrier b)
 {
     net_run run = run_of(b.waits, b.op);
-    bool sound = __syncthreads_and(threadIdx.x || may_begin(b.waits, b.waits.ready_phase));
+    bool ok = __syncthreads_and(threadIdx.x || may_begin(b.waits, b.waits.ready_phase));
 
-    if (!sound)
+    if (!ok)
         return;
     if (threadIdx.x == 0)
         post_operation(b.op, run);
     for (int node = (int)threadIdx.x; node < b.chunks.nnodes; node += (int)blockDim.x)
         if (node != b.chunks.node)
-            store_release(&run.half->ready[CUDA_CHUNK_SLOT(node, 1, node, 0)], run.number);
-    for (int node = (int)threadIdx.x; node < b.chunks.nnodes && sound; node += (int)blockDim.x) {
+            store_release(&run.buffers->ready[CUDA_CHUNK_SLOT(node, 1, node, 0)], run.number);
+    for (int node = (int)threadIdx.x; node < b.chunks.nnodes && ok; node += (int)blockDim.x) {
         int slot = CUDA_CHUNK_SLOT(node, 1, node, 0);
 
         if (node == b.chunks.node)
             continue;
-        sound = await_chunk(b.waits, b.op, run, b.chunks, node, slot);
-        if (sound)
-            give_back(run, slot);
+        ok = await_chunk(b.waits, b.op, run, b.chunks, node, slot);
+        if (ok)
+            release_chunk(run, slot);
     }
-    if (__syncthreads_and(sound) && threadIdx.x == 0)
+    if (__syncthreads_and(ok) && threadIdx.x == 0)
         complete_net(b.waits, run);
 }
 

@@ -16,12 +16,12 @@
 extern "C" {
 #endif
 
-#define CUDA_CHUNK_TOKENS 32 /* most in a chunk */
-#define CUDA_MOST_FAR 32     /* other nodes on which one token can have experts: a lane for each */
-#define CUDA_NODES_WARPS 8   /* of a block; also tokens of a unit of this rank's own */
+#define CUDA_CHUNK_TOKENS 32     /* most in a chunk */
+#define CUDA_MAX_REMOTE_NODES 32 /* other nodes on which one token can have experts: a lane for each */
+#define CUDA_NODES_WARPS 8       /* of a block; also tokens of a unit of this rank's own */
 
 /* Tokens of a list that one other node has: those from `first` on. */
-struct cuda_rail {
+struct cuda_node_range {
     int32_t first, n;
 };
 
@@ -37,23 +37,23 @@ struct cuda_landed {
  * each node.
  */
 struct cuda_chunks {
-    const struct cuda_rail *rail; /* device memory, [nnodes]; n of this node is 0 */
+    const struct cuda_node_range *rail; /* device memory, [nnodes]; n of this node is 0 */
     int32_t nnodes, node;
-    int32_t most; /* chunks that one node has, at most */
+    int32_t max_per_node; /* chunks that one node has, at most */
     int32_t tokens;
     int32_t phase; /* of the waits for them */
     int32_t unused;
 };
 
 /* Memory for the chunks of an operation, by slot. */
-struct cuda_half {
+struct cuda_net_buffers {
     /* Out: where chunks are packed, slot_bytes each, and words in host memory that say that they are. */
     unsigned char *arena;
     uint64_t *ready;
     /* In: host memory but for `taken`, which counts tokens and is 0 between kernels. */
     const struct cuda_landed *landed;
-    uint64_t *used;
-    uint32_t *taken;
+    uint64_t *consumed;
+    uint32_t *n_read;
 };
 
 /*
@@ -79,9 +79,9 @@ struct cuda_proxy_words {
 };
 
 /* What the kernels of an operation need of the proxy. */
-struct cuda_net_op {
-    struct cuda_half half[2];   /* for even and odd numbers */
-    struct cuda_op_post *posts; /* host memory, [CUDA_OP_POSTS] */
+struct cuda_net_op_args {
+    struct cuda_net_buffers buffers[2]; /* for even and odd numbers */
+    struct cuda_op_post *posts;         /* host memory, [CUDA_OP_POSTS] */
     uint64_t op;
     size_t slot_bytes;
     const struct cuda_proxy_words *words;
@@ -90,21 +90,21 @@ struct cuda_net_op {
 };
 
 /* What is behind the rows of a chunk, for each token: scales, and the weights of its choices. */
-struct cuda_beside {
+struct cuda_row_meta {
     int32_t scale_words, weight_words;
 };
 
 /* Gathers the rows that go to other nodes. */
 struct cuda_pack {
     struct cuda_waits waits;
-    struct cuda_net_op op;
+    struct cuda_net_op_args op;
     struct cuda_chunks out;
     const int32_t *token; /* [all of the lists] */
     const unsigned char *x;
     const uint32_t *scales;
     const float *weights;
     int64_t scale_stride_token, scale_stride_block, row_bytes;
-    struct cuda_beside beside;
+    struct cuda_row_meta meta;
     int32_t blocks;
 };
 
@@ -117,21 +117,21 @@ struct cuda_rail_route {
 
 struct cuda_nodes_dispatch {
     struct cuda_dispatch own; /* of this rank's tokens; its shape and stage are not used */
-    struct cuda_net_op op;
+    struct cuda_net_op_args op;
     struct cuda_chunks in;
     struct cuda_rail_route rail;
-    struct cuda_beside beside;
+    struct cuda_row_meta meta;
     int32_t blocks;
 };
 
 /* One term of a token from another node: token `at` of the lists. */
-struct cuda_far_term {
+struct cuda_remote_term {
     int32_t node, at;
 };
 
 struct cuda_nodes_combine {
     struct cuda_combine own;
-    struct cuda_net_op op;
+    struct cuda_net_op_args op;
     struct cuda_chunks out, in;
     struct cuda_rail_route rail;
     /*
@@ -139,15 +139,15 @@ struct cuda_nodes_combine {
      * takes two. Behind the last token of each list, too: so many words as there are tokens and nodes.
      */
     const int32_t *rail_units, *net_units;
-    const int32_t *far_count;        /* [N] */
-    const struct cuda_far_term *far; /* [N, far_width], of each the first far_count[t], ascending */
-    int32_t weight_words, far_width, blocks, unused;
+    const int32_t *remote_count;           /* [N] */
+    const struct cuda_remote_term *remote; /* [N, far_width], of each the first far_count[t], ascending */
+    int32_t weight_words, remote_width, blocks, unused;
 };
 
 /* A message to each other node, and one from it. */
 struct cuda_nodes_barrier {
     struct cuda_waits waits;
-    struct cuda_net_op op;
+    struct cuda_net_op_args op;
     struct cuda_chunks chunks; /* both ways; one empty chunk a node */
 };
 

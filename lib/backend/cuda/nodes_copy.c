@@ -13,7 +13,7 @@
 /* Tokens of all lists of one direction. */
 static size_t tokens_in(const ep_plan *plan, const struct cuda_list_side *side)
 {
-    const struct cuda_rail *last = &side->rail[plan->comm->nnodes - 1];
+    const struct cuda_node_range *last = &side->rail[plan->comm->nnodes - 1];
 
     return (size_t)last->first + (size_t)last->n;
 }
@@ -28,7 +28,7 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     size_t own = tokens_in(plan, &from->net), rails = tokens_in(plan, &from->rails), word = sizeof(int32_t);
     size_t n = (size_t)route->n_tokens, topk = (size_t)route->topk, width = (size_t)route->width;
-    size_t nnodes = (size_t)plan->comm->nnodes, all_rails = nnodes * sizeof(struct cuda_rail);
+    size_t nnodes = (size_t)plan->comm->nnodes, all_rails = nnodes * sizeof(struct cuda_node_range);
     const struct {
         void *to;
         const void *from;
@@ -41,8 +41,8 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
         {u->net, from->net.rail_device, all_rails},
         {u->net_units, from->net.units_device, (own + nnodes) * word},
         {u->token, from->token, own * word},
-        {u->far_count, from->far_count, n * word},
-        {u->far, from->far, n * (size_t)from->far_width * sizeof(*u->far)},
+        {u->remote_count, from->remote_count, n * word},
+        {u->remote, from->remote, n * (size_t)from->remote_width * sizeof(*u->remote)},
         {u->rail, from->rails.rail_device, all_rails},
         {u->rail_units, from->rails.units_device, (rails + nnodes) * word},
         {u->rail_index, from->route.index, rails * topk * word},
@@ -52,8 +52,9 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         if (parts[i].bytes)
-            CUDA_TRY(cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyDeviceToDevice, cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+            CUDA_TRY(cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyDeviceToDevice,
+                                     cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     memcpy((void *)(uintptr_t)to->net.rail, from->net.rail, all_rails);
     memcpy((void *)(uintptr_t)to->net.units, from->net.units, (own + nnodes) * word);
     memcpy((void *)(uintptr_t)to->rails.rail, from->rails.rail, all_rails);
@@ -88,14 +89,14 @@ static ep_status copy_facts(struct cuda_comm *cuda, const ep_plan *plan, const s
         {u->expert_start, start, (n_local + 1) * word},
         {u->expert_exact, inner->recv_exact, n_local * word},
     };
-    status = cuda_status(cudaMemsetAsync(u->start, 0, nranks * word, cuda->own), "cudaMemsetAsync");
+    status = cuda_status(cudaMemsetAsync(u->start, 0, nranks * word, cuda->internal_stream), "cudaMemsetAsync");
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]) && status == EP_OK; i++)
         if (parts[i].bytes)
-            status = cuda_status(
-                cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyHostToDevice, cuda->own),
-                "cudaMemcpyAsync");
+            status = cuda_status(cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyHostToDevice,
+                                                 cuda->internal_stream),
+                                 "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
     free(prefix);
     return status;
 }

@@ -16,7 +16,7 @@ namespace
 /* A kernel before has. The same for all threads of a block. */
 __device__ bool has_given_up(const cuda_nodes_update &u)
 {
-    return __syncthreads_or(threadIdx.x == 0 && *(const volatile uint32_t *)&u.waits.mine->gave_up);
+    return __syncthreads_or(threadIdx.x == 0 && *(const volatile uint32_t *)&u.waits.mine->failure);
 }
 
 /* --- the lists --------------------------------------------------------------------------------------------------- */
@@ -77,14 +77,14 @@ __device__ int rows_there(const cuda_nodes_update &u, int token, int node, int &
 }
 
 /* Other nodes on which the tokens have rows. */
-__device__ void count_far(const cuda_nodes_update &u)
+__device__ void count_remote_nodes(const cuda_nodes_update &u)
 {
     for (int token = (int)threadIdx.x; token < u.n_tokens; token += (int)blockDim.x) {
         int n;
 
         /* Behind the last node: all are before it. */
         rows_there(u, token, nodes_of(u), n);
-        u.far_count[token] = n;
+        u.remote_count[token] = n;
     }
 }
 
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_
     if (has_given_up(u))
         return;
     if (node == node_of(u))
-        count_far(u);
+        count_remote_nodes(u);
     first = at = u.net[node].first;
     for (int tile = 0; tile < u.n_tokens && u.net[node].n; tile += LIST_THREADS) {
         int token = tile + (int)threadIdx.x, before = 0;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_
         if (rows) {
             u.token[here] = token;
             of[here] = pinned[here] = units + (int)(sum >> 16);
-            u.far[(size_t)token * u.far_width + before] = {node, here};
+            u.remote[(size_t)token * u.remote_width + before] = {node, here};
         }
         at += (int)(all & 0xffff);
         units += (int)(all >> 16);
@@ -116,18 +116,18 @@ __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_
     if (threadIdx.x == 0)
         of[at] = pinned[at] = units;
     if (threadIdx.x == 0 && at - first != u.net[node].n)
-        give_up(u.waits, CUDA_FAILED_DAMAGE, u.waits.rank, u.waits.ready_phase);
+        set_failure(u.waits, CUDA_FAILED_DAMAGE, u.waits.rank, u.waits.ready_phase);
     __threadfence_system();
 }
 
 /* Experts of the rail peers' tokens. What comes is looked at: it says where rows are written. */
-__global__ void __launch_bounds__(LIST_THREADS, 1) take_lists_kernel(const __grid_constant__ cuda_nodes_update u)
+__global__ void __launch_bounds__(LIST_THREADS, 1) receive_lists_kernel(const __grid_constant__ cuda_nodes_update u)
 {
     __shared__ const unsigned char *landed;
     net_run run = run_of(u.waits, u.lists);
-    bool sound = __syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase));
+    bool ok = __syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase));
 
-    for (uint32_t number = 0; number < count_chunks(u.in) && sound; number++) {
+    for (uint32_t number = 0; number < count_chunks(u.in) && ok; number++) {
         chunk c = find_chunk(u.in, number);
 
         if (!c.n)
@@ -135,37 +135,37 @@ __global__ void __launch_bounds__(LIST_THREADS, 1) take_lists_kernel(const __gri
         if (threadIdx.x == 0)
             landed = await_chunk(u.waits, u.lists, run, u.in, c.node, c.slot);
         __syncthreads();
-        sound = landed;
-        for (int i = (int)threadIdx.x; i < c.n * u.topk && sound; i += (int)blockDim.x) {
+        ok = landed;
+        for (int i = (int)threadIdx.x; i < c.n * u.topk && ok; i += (int)blockDim.x) {
             int32_t expert = load_word(reinterpret_cast<const int32_t *>(landed) + i);
 
             u.rail_index[(size_t)c.first * u.topk + i] = expert;
             if (expert < -1 || expert >= u.n_experts) {
-                give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, c.node), u.waits.ready_phase);
-                sound = false;
+                set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, c.node), u.waits.ready_phase);
+                ok = false;
             }
         }
-        sound = __syncthreads_and(sound);
-        if (sound && threadIdx.x == 0)
-            give_back(run, c.slot);
+        ok = __syncthreads_and(ok);
+        if (ok && threadIdx.x == 0)
+            release_chunk(run, c.slot);
     }
-    if (sound && threadIdx.x == 0)
+    if (ok && threadIdx.x == 0)
         complete_net(u.waits, run);
 }
 
 /* --- rows on this node ------------------------------------------------------------------------------------------- */
 
 /* Tokens of one rank that have rows on this node. */
-struct numbered {
+struct token_set {
     const int32_t *index;
     cuda_entry *entry;
     int32_t *count;
     int n;
 };
 
-__device__ numbered tokens_of(const cuda_nodes_update &u, int node)
+__device__ token_set tokens_of(const cuda_nodes_update &u, int node)
 {
-    cuda_rail rail = u.rail[node];
+    cuda_node_range rail = u.rail[node];
 
     if (node == node_of(u))
         return {u.index, u.entry, u.count, u.n_tokens};
@@ -213,7 +213,7 @@ __device__ int list_entries(const cuda_nodes_update &u, const int32_t *index, co
 }
 
 /* Numbers TILE tokens from `first` on. `next` [targets]: their rows. By all threads; false: damage. */
-__device__ bool number_tile(const cuda_nodes_update &u, const numbered &of, int first, int targets, uint32_t *masks,
+__device__ bool number_tile(const cuda_nodes_update &u, const token_set &of, int first, int targets, uint32_t *masks,
                             int32_t *next, int &ret_n)
 {
     int i = (int)threadIdx.x, token = first + i, n = 0;
@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant
     int node = (int)blockIdx.x, targets = u.expanded ? experts_of_node(u) : u.waits.nranks, units = 0;
     int32_t *next = reinterpret_cast<int32_t *>(masks + (size_t)targets * MASK_WORDS);
     int32_t *list = u.rail_units + node + u.rail[node].first, *pinned = u.rail_units_pinned + node + u.rail[node].first;
-    bool own = node == node_of(u), sound = true;
-    numbered of = tokens_of(u, node);
+    bool own = node == node_of(u), ok = true;
+    token_set of = tokens_of(u, node);
 
     if (has_given_up(u))
         return;
@@ -269,11 +269,11 @@ __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant
     for (int target = (int)threadIdx.x; target < targets; target += TILE)
         next[target] = u.base[(size_t)node * targets + target];
     __syncthreads();
-    for (int first = 0; first < of.n && sound; first += TILE) {
+    for (int first = 0; first < of.n && ok; first += TILE) {
         int token = first + (int)threadIdx.x, n;
         uint32_t all, before;
 
-        sound = number_tile(u, of, first, targets, masks, next, n);
+        ok = number_tile(u, of, first, targets, masks, next, n);
         before = sum_before(token < of.n ? (uint32_t)units_of(u, n) : 0, all);
         if (!own && token < of.n)
             list[token] = pinned[token] = units + (int)before;
@@ -283,8 +283,8 @@ __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant
         list[of.n] = pinned[of.n] = units;
     if (threadIdx.x == 0 && own)
         list[0] = pinned[0] = 0;
-    if (!sound && threadIdx.x == 0)
-        give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, node), u.waits.ready_phase);
+    if (!ok && threadIdx.x == 0)
+        set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, node), u.waits.ready_phase);
     __threadfence_system();
 }
 
@@ -307,7 +307,7 @@ cudaError_t cuda_launch_lists(const struct cuda_nodes_update *update, const stru
         error = cuda_launch_pack(pack, stream);
     if (error != cudaSuccess)
         return error;
-    take_lists_kernel<<<1, LIST_THREADS, 0, stream>>>(*update);
+    receive_lists_kernel<<<1, LIST_THREADS, 0, stream>>>(*update);
     number_rows_kernel<<<nodes, TILE, shared_bytes(targets), stream>>>(*update);
     return cudaGetLastError();
 }
@@ -320,5 +320,5 @@ cudaError_t cuda_lists_load(void)
 
     if (error == cudaSuccess)
         error = cudaFuncGetAttributes(&attributes, list_tokens_kernel);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, take_lists_kernel) : error;
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, receive_lists_kernel) : error;
 }

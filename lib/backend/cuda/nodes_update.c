@@ -17,8 +17,8 @@
  * which the proxy takes part in behind every operation that was called before: so it never reads what is of a later
  * plan. As device memory (struct cuda_block), that of plans made in captures is for such plans alone.
  */
-struct cuda_net_facts {
-    struct cuda_net_facts *next;
+struct cuda_net_plan_info {
+    struct cuda_net_plan_info *next;
     char *memory, *device;
     size_t bytes;
     bool used, captured;
@@ -26,9 +26,9 @@ struct cuda_net_facts {
 
 struct cuda_net_update {
     struct cuda_nodes_update u;
-    struct cuda_net_facts *facts;
-    struct cuda_rail *words; /* [nnodes] a chunk for each other node */
-    int32_t net_room, net_most;
+    struct cuda_net_plan_info *facts;
+    struct cuda_node_range *words; /* [nnodes] a chunk for each other node */
+    int32_t net_capacity, net_node_capacity;
 };
 
 static ep_status fail_memory(void)
@@ -37,10 +37,10 @@ static ep_status fail_memory(void)
 }
 
 /* `fresh`: not what another plan has had. */
-static ep_status take_facts(struct cuda_comm *cuda, size_t bytes, bool captured, bool fresh,
-                            struct cuda_net_facts **ret_facts)
+static ep_status acquire_facts(struct cuda_comm *cuda, size_t bytes, bool captured, bool fresh,
+                               struct cuda_net_plan_info **ret_facts)
 {
-    struct cuda_net_facts *facts = fresh ? NULL : cuda->net_facts;
+    struct cuda_net_plan_info *facts = fresh ? NULL : cuda->net_plan_info;
 
     while (facts && (facts->used || facts->captured != captured || facts->bytes < bytes))
         facts = facts->next;
@@ -48,8 +48,8 @@ static ep_status take_facts(struct cuda_comm *cuda, size_t bytes, bool captured,
         facts = calloc(1, sizeof(*facts));
         if (!facts)
             return fail_memory();
-        facts->next = cuda->net_facts;
-        cuda->net_facts = facts;
+        facts->next = cuda->net_plan_info;
+        cuda->net_plan_info = facts;
         facts->used = true; /* until it has memory */
         facts->captured = captured;
         CUDA_TRY(cudaHostAlloc((void **)&facts->memory, bytes, cudaHostAllocMapped));
@@ -61,14 +61,14 @@ static ep_status take_facts(struct cuda_comm *cuda, size_t bytes, bool captured,
     return EP_OK;
 }
 
-void cuda_net_facts_close(struct cuda_comm *cuda)
+void cuda_net_plan_info_close(struct cuda_comm *cuda)
 {
-    while (cuda->net_facts) {
-        struct cuda_net_facts *next = cuda->net_facts->next;
+    while (cuda->net_plan_info) {
+        struct cuda_net_plan_info *next = cuda->net_plan_info->next;
 
-        cudaFreeHost(cuda->net_facts->memory);
-        free(cuda->net_facts);
-        cuda->net_facts = next;
+        cudaFreeHost(cuda->net_plan_info->memory);
+        free(cuda->net_plan_info);
+        cuda->net_plan_info = next;
     }
 }
 
@@ -82,7 +82,7 @@ void cuda_net_update_free(struct cuda_net_update *update)
     free(update);
 }
 
-void cuda_net_update_tell(const struct cuda_net_update *update, struct cuda_metadata *m)
+void cuda_net_update_fill_metadata(const struct cuda_net_update *update, struct cuda_metadata *m)
 {
     m->first = update->u.first;
     m->exact = update->u.expert_exact;
@@ -91,7 +91,7 @@ void cuda_net_update_tell(const struct cuda_net_update *update, struct cuda_meta
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-static int most_tokens(const ep_plan *plan)
+static int max_tokens_of(const ep_plan *plan)
 {
     return plan->args.max_tokens > plan->info.n_tokens ? plan->args.max_tokens : plan->info.n_tokens;
 }
@@ -108,9 +108,9 @@ static size_t slice_words(const ep_plan *plan)
     return 1 + (size_t)plan->comm->ranks_per_node * (1 + (size_t)plan->info.n_local_experts);
 }
 
-static size_t verdict_words(const ep_plan *plan)
+static size_t summary_words(const ep_plan *plan)
 {
-    return CUDA_VERDICT_STARTS + (size_t)plan->comm->ranks_per_node;
+    return CUDA_SUMMARY_STARTS + (size_t)plan->comm->ranks_per_node;
 }
 
 /* Tokens for which there is room in the lists. */
@@ -118,8 +118,8 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
 {
     const struct ep_group *group = ep_group_of(plan->comm);
     const int32_t *most = ep_group_plan_of(plan)->max_tokens;
-    int64_t net = (int64_t)most_tokens(plan) * cuda_far_width(plan), rails = 0;
-    int32_t rail_most = 0;
+    int64_t net = (int64_t)max_tokens_of(plan) * cuda_remote_width(plan), rails = 0;
+    int32_t rail_node_capacity = 0;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
         int rank = ep_group_rail(group, node);
@@ -127,18 +127,18 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
         if (node == plan->comm->node)
             continue;
         rails += most[rank];
-        rail_most = most[rank] > rail_most ? most[rank] : rail_most;
+        rail_node_capacity = most[rank] > rail_node_capacity ? most[rank] : rail_node_capacity;
     }
     if (net >= INT32_MAX / 2 || rails * cuda_plan_of(plan)->route.width >= INT32_MAX / 2)
         return ep_fail(EP_E_UNSUPPORTED,
                        "plan: max_tokens of %d here, and of %lld on the rail peers, are too many between %d nodes for "
                        "routing that devices exchange",
-                       most_tokens(plan), (long long)rails, plan->comm->nnodes);
+                       max_tokens_of(plan), (long long)rails, plan->comm->nnodes);
     /* Where there can be none, lists that change have room for one all the same. */
-    update->net_room = net ? (int32_t)net : 1;
-    update->net_most = most_tokens(plan) ? most_tokens(plan) : 1;
-    update->u.rail_room = rails ? (int32_t)rails : 1;
-    update->u.rail_most = rail_most ? rail_most : 1;
+    update->net_capacity = net ? (int32_t)net : 1;
+    update->net_node_capacity = max_tokens_of(plan) ? max_tokens_of(plan) : 1;
+    update->u.rail_capacity = rails ? (int32_t)rails : 1;
+    update->u.rail_node_capacity = rail_node_capacity ? rail_node_capacity : 1;
     return EP_OK;
 }
 
@@ -151,14 +151,14 @@ static void *carve(char *memory, size_t *at, size_t n, size_t bytes)
 static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
                       struct cuda_nodes_update *u)
 {
-    size_t nnodes = (size_t)plan->comm->nnodes, nranks = (size_t)plan->comm->nranks, n = (size_t)most_tokens(plan);
+    size_t nnodes = (size_t)plan->comm->nnodes, nranks = (size_t)plan->comm->nranks, n = (size_t)max_tokens_of(plan);
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width, word = sizeof(int32_t);
-    size_t n_local = (size_t)plan->info.n_local_experts, rails = (size_t)update->u.rail_room, at = 0;
-    size_t net = (size_t)update->net_room;
+    size_t n_local = (size_t)plan->info.n_local_experts, rails = (size_t)update->u.rail_capacity, at = 0;
+    size_t net = (size_t)update->net_capacity;
 
     u->totals = carve(memory, &at, cuda_update_totals((int)nnodes, (int)nranks, plan->args.n_experts), word);
     u->slice = carve(memory, &at, nnodes * slice_words(plan), word);
-    u->verdict = carve(memory, &at, nnodes * verdict_words(plan), word);
+    u->summary = carve(memory, &at, nnodes * summary_words(plan), word);
     u->base = carve(memory, &at, nnodes * (size_t)targets_of(plan), word);
     u->first = carve(memory, &at, nranks + 1, sizeof(*u->first));
     u->start = carve(memory, &at, nranks, word);
@@ -173,8 +173,8 @@ static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_u
     u->net = carve(memory, &at, nnodes, sizeof(*u->net));
     u->token = carve(memory, &at, net, word);
     u->net_units = carve(memory, &at, net + nnodes, word);
-    u->far_count = carve(memory, &at, n, word);
-    u->far = carve(memory, &at, n * (size_t)cuda_far_width(plan), sizeof(*u->far));
+    u->remote_count = carve(memory, &at, n, word);
+    u->remote = carve(memory, &at, n * (size_t)cuda_remote_width(plan), sizeof(*u->remote));
     u->rail = carve(memory, &at, nnodes, sizeof(*u->rail));
     u->rail_index = carve(memory, &at, rails * topk, word);
     u->rail_count = carve(memory, &at, rails, word);
@@ -191,8 +191,8 @@ static size_t lay_out_facts(const ep_plan *plan, char *memory, const struct cuda
 
     u->net_pinned = carve(memory, &at, nnodes, sizeof(*u->net_pinned));
     u->rail_pinned = carve(memory, &at, nnodes, sizeof(*u->rail_pinned));
-    u->net_units_pinned = carve(memory, &at, (size_t)update->net_room + nnodes, sizeof(int32_t));
-    u->rail_units_pinned = carve(memory, &at, (size_t)update->u.rail_room + nnodes, sizeof(int32_t));
+    u->net_units_pinned = carve(memory, &at, (size_t)update->net_capacity + nnodes, sizeof(int32_t));
+    u->rail_units_pinned = carve(memory, &at, (size_t)update->u.rail_capacity + nnodes, sizeof(int32_t));
     return at;
 }
 
@@ -203,23 +203,23 @@ static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
     const ep_comm *comm = plan->comm;
 
     u->words = (struct cuda_chunks){
-        .nnodes = comm->nnodes, .node = comm->node, .most = 1, .tokens = 1, .phase = EP_GROUP_PLAN_COUNTS};
-    u->idx64 = route->wide;
+        .nnodes = comm->nnodes, .node = comm->node, .max_per_node = 1, .tokens = 1, .phase = EP_GROUP_PLAN_COUNTS};
+    u->idx64 = route->idx64;
     u->expanded = route->expanded;
     u->bf16_sums = comm->config.partial_type == EP_BF16;
     u->topk = plan->args.topk;
     u->n_experts = plan->args.n_experts;
     u->n_local_experts = plan->info.n_local_experts;
     u->width = route->width;
-    u->far_width = cuda_far_width(plan);
+    u->remote_width = cuda_remote_width(plan);
     u->alignment = plan->args.expert_alignment;
     u->capacity = (int32_t)(plan->args.max_recv_tokens < INT32_MAX ? plan->args.max_recv_tokens : INT32_MAX);
-    u->terms = (struct cuda_terms){.kind = CUDA_DISPATCH};
-    u->terms.tell[CUDA_TELL_PHASE] = EP_GROUP_PLAN_COUNTS;
-    u->terms.tell[CUDA_TELL_PLAN] = (uint32_t)ep_group_plan_of(plan)->number;
+    u->desc = (struct cuda_op_desc){.kind = CUDA_DISPATCH};
+    u->desc.words[CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS;
+    u->desc.words[CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(plan)->number;
 }
 
-static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool keeps, struct cuda_lists *lists)
+static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool keep_routing, struct cuda_lists *lists)
 {
     struct cuda_net_update *update = lists->update;
     struct cuda_nodes_update *u = &update->u, group;
@@ -231,9 +231,9 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
     if (!update->words)
         return fail_memory();
     for (int node = 0; node < nnodes; node++)
-        update->words[node] = (struct cuda_rail){.first = node, .n = node != plan->comm->node};
-    EP_TRY(take_facts(cuda, lay_out_facts(plan, NULL, update, u), device->captured, keeps, &update->facts));
-    EP_TRY(cuda_take_for(cuda, device, lay_out(plan, NULL, update, u), &lists->block));
+        update->words[node] = (struct cuda_node_range){.first = node, .n = node != plan->comm->node};
+    EP_TRY(acquire_facts(cuda, lay_out_facts(plan, NULL, update, u), device->captured, keep_routing, &update->facts));
+    EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, update, u), &lists->block));
     lay_out(plan, lists->block.memory, update, u);
     lay_out_facts(plan, update->facts->device, update, u);
     lay_out_facts(plan, update->facts->memory, update, &group);
@@ -242,39 +242,39 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
                                          .rail_device = u->net,
                                          .units = group.net_units_pinned,
                                          .units_device = u->net_units,
-                                         .room = update->net_room,
-                                         .most = update->net_most};
+                                         .capacity = update->net_capacity,
+                                         .node_capacity = update->net_node_capacity};
     lists->rails = (struct cuda_list_side){.rail = group.rail_pinned,
                                            .rail_device = u->rail,
                                            .units = group.rail_units_pinned,
                                            .units_device = u->rail_units,
-                                           .room = u->rail_room,
-                                           .most = u->rail_most};
+                                           .capacity = u->rail_capacity,
+                                           .node_capacity = u->rail_node_capacity};
     lists->token = u->token;
     lists->route = (struct cuda_rail_route){
         .entry = u->rail_entry, .count = u->rail_count, .index = u->rail_index, .width = u->width};
-    lists->far_count = u->far_count;
-    lists->far = u->far;
-    lists->far_width = u->far_width;
+    lists->remote_count = u->remote_count;
+    lists->remote = u->remote;
+    lists->remote_width = u->remote_width;
     return EP_OK;
 }
 
 /* The plan's own part: routes that the devices write, and nothing that depends on former counts. */
-static void hand_over(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *lists)
+static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *lists)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
     const struct cuda_nodes_update *u = &lists->update->u;
-    struct cuda_block *stale[] = {&device->ordered, &device->facts_block, &device->sources};
+    struct cuda_block *stale[] = {&device->ordered, &device->metadata_counts, &device->sources};
 
     cuda_lists_free(cuda, plan);
     for (size_t i = 0; i < sizeof(stale) / sizeof(stale[0]); i++) {
-        cuda_give(cuda, stale[i]);
+        cuda_pool_free(cuda, stale[i]);
         *stale[i] = (struct cuda_block){.memory = NULL};
     }
     device->lists = lists;
     device->fixed = device->placed = true;
     device->plan = plan;
-    device->max_tokens = most_tokens(plan);
+    device->max_tokens = max_tokens_of(plan);
     device->expert_start = u->expert_start;
     device->expert_exact = u->expert_exact;
     device->route.entry = u->entry;
@@ -284,7 +284,7 @@ static void hand_over(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *
 }
 
 /* Gives the plan lists that the devices write. `keeps`: with the routing that it has. */
-static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keeps)
+static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_routing)
 {
     struct cuda_lists *lists = calloc(1, sizeof(*lists));
     ep_status status;
@@ -292,21 +292,21 @@ static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keeps)
     if (!lists)
         return fail_memory();
     lists->update = calloc(1, sizeof(*lists->update));
-    status = lists->update ? open_memory(cuda, plan, keeps, lists) : fail_memory();
-    if (status == EP_OK && keeps)
+    status = lists->update ? open_memory(cuda, plan, keep_routing, lists) : fail_memory();
+    if (status == EP_OK && keep_routing)
         status = cuda_net_copy_plan(cuda, plan, lists, &lists->update->u);
     if (status == EP_OK) {
-        hand_over(cuda, plan, lists);
+        install_lists(cuda, plan, lists);
         return EP_OK;
     }
-    cuda_give(cuda, &lists->block);
+    cuda_pool_free(cuda, &lists->block);
     cuda_net_update_free(lists->update);
     free(lists);
     return status;
 }
 
 /* Before the first update. */
-static ep_status change_lists(const struct cuda_call *call, ep_plan *plan)
+static ep_status make_first_lists(const struct cuda_call *call, ep_plan *plan)
 {
     ep_status status = ep_group_plan_complete(&call->cuda->group, plan);
 
@@ -314,7 +314,7 @@ static ep_status change_lists(const struct cuda_call *call, ep_plan *plan)
     return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan, false) : status;
 }
 
-ep_status cuda_nodes_plan_follow(struct cuda_comm *cuda, ep_plan *plan)
+ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan)
 {
     return make_lists(cuda, plan, true);
 }
@@ -322,39 +322,40 @@ ep_status cuda_nodes_plan_follow(struct cuda_comm *cuda, ep_plan *plan)
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
 /* Its three operations: slices, verdicts, and the experts of tokens. */
-struct hops {
-    struct cuda_hop *hop[3];
+struct net_ops {
+    struct cuda_net_op *op[3];
     int n;
 };
 
 static ep_status prepare_words(const struct cuda_call *call, const struct cuda_net_update *update, size_t bytes,
-                               const uint32_t *tell, struct cuda_net_op *ret_op, struct cuda_hop **ret_hop)
+                               const uint32_t *desc, struct cuda_net_op_args *ret_op, struct cuda_net_op **ret_net_op)
 {
-    struct cuda_hop_args args = {.call = "plan",
-                                 .phase = EP_GROUP_PLAN_COUNTS,
-                                 .captured = call->capture != 0,
-                                 .tell = tell,
-                                 .slot_bytes = (bytes + 15) / 16 * 16,
-                                 .out = {.rail = update->words, .tokens = 1, .token_bytes = (bytes + 15) / 16 * 16}};
+    struct cuda_net_op_params args = {
+        .call = "plan",
+        .phase = EP_GROUP_PLAN_COUNTS,
+        .captured = call->capture != 0,
+        .desc = desc,
+        .slot_bytes = (bytes + 15) / 16 * 16,
+        .out = {.rail = update->words, .tokens = 1, .token_bytes = (bytes + 15) / 16 * 16}};
     struct cuda_chunks out, in;
 
     args.in = args.out;
-    return cuda_hop_prepare(call->cuda, &args, ret_op, &out, &in, ret_hop);
+    return cuda_net_op_prepare(call->cuda, &args, ret_op, &out, &in, ret_net_op);
 }
 
 static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan, struct cuda_pack *pack,
-                               struct hops *hops)
+                               struct net_ops *net_ops)
 {
     const struct cuda_lists *lists = cuda_plan_of(plan)->lists;
     struct cuda_nodes_update *u = &lists->update->u;
     size_t token_bytes = (size_t)plan->args.topk * sizeof(int32_t);
-    struct cuda_hop_args args = {.call = "plan",
-                                 .phase = EP_GROUP_PLAN_ROUTES,
-                                 .captured = call->capture != 0,
-                                 .tell = u->terms.tell,
-                                 .slot_bytes = (CUDA_CHUNK_TOKENS * token_bytes + 63) / 64 * 64,
-                                 .out = cuda_hop_side_of(&lists->net),
-                                 .in = cuda_hop_side_of(&lists->rails)};
+    struct cuda_net_op_params args = {.call = "plan",
+                                      .phase = EP_GROUP_PLAN_ROUTES,
+                                      .captured = call->capture != 0,
+                                      .desc = u->desc.words,
+                                      .slot_bytes = (CUDA_CHUNK_TOKENS * token_bytes + 63) / 64 * 64,
+                                      .out = cuda_net_direction_of(&lists->net),
+                                      .in = cuda_net_direction_of(&lists->rails)};
 
     args.out.tokens = args.in.tokens = CUDA_CHUNK_TOKENS;
     args.out.token_bytes = args.in.token_bytes = token_bytes;
@@ -363,11 +364,11 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
                                .scales = (const uint32_t *)u->index,
                                .scale_stride_token = plan->args.topk,
                                .scale_stride_block = 1,
-                               .beside = {.scale_words = plan->args.topk},
+                               .meta = {.scale_words = plan->args.topk},
                                .blocks = call->cuda->sms};
-    EP_TRY(cuda_hop_prepare(call->cuda, &args, &u->lists, &pack->out, &u->in, &hops->hop[hops->n]));
+    EP_TRY(cuda_net_op_prepare(call->cuda, &args, &u->lists, &pack->out, &u->in, &net_ops->op[net_ops->n]));
     pack->op = u->lists;
-    hops->n++;
+    net_ops->n++;
     return EP_OK;
 }
 
@@ -379,25 +380,25 @@ static ep_status check_pointers(struct cuda_comm *cuda, const char *name, const 
 }
 
 static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, struct cuda_pack *pack,
-                             struct hops *hops)
+                             struct net_ops *net_ops)
 {
     struct cuda_net_update *update = cuda_plan_of(plan)->lists->update;
     struct cuda_nodes_update *u = &update->u;
 
-    EP_TRY(prepare_words(call, update, slice_words(plan) * sizeof(int32_t), u->terms.tell, &u->slices,
-                         &hops->hop[hops->n]));
-    hops->n++;
-    EP_TRY(prepare_words(call, update, verdict_words(plan) * sizeof(int32_t), u->terms.tell, &u->verdicts,
-                         &hops->hop[hops->n]));
-    hops->n++;
-    return prepare_lists(call, plan, pack, hops);
+    EP_TRY(prepare_words(call, update, slice_words(plan) * sizeof(int32_t), u->desc.words, &u->slices,
+                         &net_ops->op[net_ops->n]));
+    net_ops->n++;
+    EP_TRY(prepare_words(call, update, summary_words(plan) * sizeof(int32_t), u->desc.words, &u->summaries,
+                         &net_ops->op[net_ops->n]));
+    net_ops->n++;
+    return prepare_lists(call, plan, pack, net_ops);
 }
 
 /* Of a plan with lists that the devices write, and of arrays that they reach. */
-static ep_status queue(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args, bool *ret_queued)
+static ep_status enqueue(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args, bool *ret_queued)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
-    struct hops hops = {.n = 0};
+    struct net_ops net_ops = {.n = 0};
     struct cuda_nodes_update *u = &device->lists->update->u;
     struct cuda_pack pack;
     ep_status status;
@@ -408,10 +409,10 @@ static ep_status queue(const struct cuda_call *call, ep_plan *plan, const ep_pla
     u->mask = args->token_in_rank;
     u->mask_experts = args->tokens_per_expert;
     u->n_tokens = device->route.n_tokens = args->n_tokens;
-    status = prepare_all(call, plan, &pack, &hops);
+    status = prepare_all(call, plan, &pack, &net_ops);
     if (status != EP_OK) {
-        for (int i = 0; i < hops.n; i++)
-            cuda_hop_discard(call->cuda, hops.hop[i]);
+        for (int i = 0; i < net_ops.n; i++)
+            cuda_net_op_discard(call->cuda, net_ops.op[i]);
         return status;
     }
     /* The peers must be notified of a failure between the launches. */
@@ -424,8 +425,8 @@ static ep_status update(const struct cuda_call *call, ep_plan *plan, const ep_pl
 {
     EP_TRY(check_pointers(call->cuda, "ep_plan_update", args));
     if (!cuda_plan_of(plan)->fixed)
-        EP_TRY(change_lists(call, plan));
-    return queue(call, plan, args, ret_queued);
+        EP_TRY(make_first_lists(call, plan));
+    return enqueue(call, plan, args, ret_queued);
 }
 
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
@@ -447,19 +448,19 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
     const struct cuda_net_update *update = cuda_plan_of(plan)->lists->update;
     size_t words = (size_t)plan->comm->nranks * (size_t)plan->comm->ranks_per_node;
     struct cuda_nodes_update u = update->u;
-    struct cuda_hop *hop;
+    struct cuda_net_op *op;
     ep_status status;
 
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u.waits);
     u.all_prefix = prefix;
     /* No update: who is in one has another word. */
-    u.terms.tell[CUDA_TELL_OUTPUTS] = EP_GROUP_RANK_PREFIX;
-    EP_TRY(prepare_words(call, update, words * sizeof(int32_t), u.terms.tell, &u.prefixes, &hop));
+    u.desc.words[CUDA_DESC_OUTPUTS] = EP_GROUP_RANK_PREFIX;
+    EP_TRY(prepare_words(call, update, words * sizeof(int32_t), u.desc.words, &u.prefixes, &op));
     status = cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel");
     if (status == EP_OK)
         *ret_queued = true;
     else
-        cuda_hop_discard(call->cuda, hop);
+        cuda_net_op_discard(call->cuda, op);
     return status;
 }
 
@@ -493,7 +494,7 @@ ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, c
     EP_TRY(ep_group_plan_exchange_sizes(plan));
     status = new_captured(call->cuda, plan);
     if (status == EP_OK)
-        status = queue(call, plan, &routing, ret_queued);
+        status = enqueue(call, plan, &routing, ret_queued);
     if (status == EP_OK)
         return EP_OK;
     cuda_plan_free_device(call->cuda, plan);

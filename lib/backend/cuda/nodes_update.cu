@@ -124,7 +124,7 @@ __device__ void send_words(const cuda_nodes_update &u, const net_run &run)
     __syncthreads();
     for (int node = (int)threadIdx.x; node < nodes_of(u); node += (int)blockDim.x)
         if (node != node_of(u))
-            store_release(&run.half->ready[slot_of(node)], run.number);
+            store_release(&run.buffers->ready[slot_of(node)], run.number);
 }
 
 /* [node, words] */
@@ -140,7 +140,7 @@ struct store_rows {
 
 /* `words` of each other node, to where `store` has them. By all threads; false: leave. */
 template <typename Store>
-__device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op &op, const net_run &run, int words,
+__device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op_args &op, const net_run &run, int words,
                               const Store &store)
 {
     __shared__ const unsigned char *landed;
@@ -157,29 +157,30 @@ __device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op &op,
             store(node, i, load_word(reinterpret_cast<const int32_t *>(landed) + i));
         __syncthreads();
         if (threadIdx.x == 0)
-            give_back(run, slot_of(node));
+            release_chunk(run, slot_of(node));
     }
     return true;
 }
 
 /* What cannot be: counts below 0, more of a token than there are, or more tokens than there is room for. */
-__device__ bool slices_are_sound(const cuda_nodes_update &u)
+__device__ bool slices_are_valid(const cuda_nodes_update &u)
 {
     int words = slice_words(u);
-    bool sound = true;
+    bool ok = true;
 
-    for (int i = (int)threadIdx.x; i < nodes_of(u) * words && sound; i += (int)blockDim.x) {
-        int node = i / words, n = u.slice[(size_t)node * words], most = node == node_of(u) ? INT32_MAX : u.rail_most;
+    for (int i = (int)threadIdx.x; i < nodes_of(u) * words && ok; i += (int)blockDim.x) {
+        int node = i / words, n = u.slice[(size_t)node * words],
+            most = node == node_of(u) ? INT32_MAX : u.rail_node_capacity;
 
-        sound = n >= 0 && n <= most && u.slice[i] >= 0 && u.slice[i] <= n;
-        if (!sound)
-            give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, node), u.waits.ready_phase);
+        ok = n >= 0 && n <= most && u.slice[i] >= 0 && u.slice[i] <= n;
+        if (!ok)
+            set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, node), u.waits.ready_phase);
     }
-    return __syncthreads_and(sound);
+    return __syncthreads_and(ok);
 }
 
 /* The slices of this node of all ranks of this rail. */
-__device__ bool swap_slices(const cuda_nodes_update &u, const net_run &run)
+__device__ bool exchange_slices(const cuda_nodes_update &u, const net_run &run)
 {
     int words = slice_words(u);
 
@@ -187,9 +188,10 @@ __device__ bool swap_slices(const cuda_nodes_update &u, const net_run &run)
         return false;
     for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
         int node = i / words, word = i % words;
-        int32_t *to = node == node_of(u)
-                          ? u.slice + (size_t)node * words
-                          : reinterpret_cast<int32_t *>(run.half->arena + (size_t)slot_of(node) * u.slices.slot_bytes);
+        int32_t *to =
+            node == node_of(u)
+                ? u.slice + (size_t)node * words
+                : reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * u.slices.slot_bytes);
 
         to[word] = word_of_slice(u, node, word);
     }
@@ -197,7 +199,7 @@ __device__ bool swap_slices(const cuda_nodes_update &u, const net_run &run)
     if (!receive_words(u, u.slices, run, words, store_rows{u.slice, words}))
         return false;
     __syncthreads();
-    return slices_are_sound(u);
+    return slices_are_valid(u);
 }
 
 /* The ranks of this node learn them. */
@@ -223,7 +225,7 @@ struct node_counts {
 };
 
 /* Adds up what all ranks have for one rank or expert of the node, in their order. By one thread; false: leave. */
-__device__ bool take_target(const cuda_nodes_update &u, uint64_t number, int at, node_counts &x)
+__device__ bool receive_target(const cuda_nodes_update &u, uint64_t number, int at, node_counts &x)
 {
     int nlocal = u.waits.nranks, each = slice_words(u) - 1, targets = u.expanded ? experts_of_node(u) : nlocal;
     int target = u.expanded ? at - nlocal : at;
@@ -252,15 +254,15 @@ __device__ bool take_target(const cuda_nodes_update &u, uint64_t number, int at,
     return true;
 }
 
-__device__ bool take_slices(const cuda_nodes_update &u, uint64_t number, node_counts &x)
+__device__ bool receive_slices(const cuda_nodes_update &u, uint64_t number, node_counts &x)
 {
-    bool sound = true;
+    bool ok = true;
 
-    for (int at = (int)threadIdx.x; at < slice_words(u) - 1 && sound; at += (int)blockDim.x)
-        sound = take_target(u, number, at, x);
-    if (sound && (int)threadIdx.x < u.waits.nranks)
-        sound = take_count(u.waits, number, (int)threadIdx.x, CUDA_SLICE_CAPACITY, x.capacity[threadIdx.x]);
-    return __syncthreads_and(sound);
+    for (int at = (int)threadIdx.x; at < slice_words(u) - 1 && ok; at += (int)blockDim.x)
+        ok = receive_target(u, number, at, x);
+    if (ok && (int)threadIdx.x < u.waits.nranks)
+        ok = take_count(u.waits, number, (int)threadIdx.x, CUDA_SLICE_CAPACITY, x.capacity[threadIdx.x]);
+    return __syncthreads_and(ok);
 }
 
 /* Where the rows of each expert of a rank begin: added to the bases. By one thread; returns how many rows there are. */
@@ -303,45 +305,45 @@ __device__ void place_ranks(const cuda_nodes_update &u, node_counts &x)
     __syncthreads();
 }
 
-__device__ __forceinline__ int verdict_words(const cuda_nodes_update &u)
+__device__ __forceinline__ int summary_words(const cuda_nodes_update &u)
 {
-    return CUDA_VERDICT_STARTS + u.waits.nranks;
+    return CUDA_SUMMARY_STARTS + u.waits.nranks;
 }
 
 /* What this node says to that one. */
-__device__ int32_t word_of_verdict(const cuda_nodes_update &u, const node_counts &x, int node, int word)
+__device__ int32_t word_of_summary(const cuda_nodes_update &u, const node_counts &x, int node, int word)
 {
     bool none = x.refused == u.waits.nranks;
 
-    if (word >= CUDA_VERDICT_STARTS)
-        return u.rail_start[node * u.waits.nranks + word - CUDA_VERDICT_STARTS];
+    if (word >= CUDA_SUMMARY_STARTS)
+        return u.rail_start[node * u.waits.nranks + word - CUDA_SUMMARY_STARTS];
     if (none)
         return 0;
-    if (word == CUDA_VERDICT_REFUSED)
+    if (word == CUDA_SUMMARY_REFUSED)
         return u.waits.first + x.refused + 1;
-    if (word == CUDA_VERDICT_CAPACITY)
+    if (word == CUDA_SUMMARY_CAPACITY)
         return x.capacity[x.refused];
-    return (int32_t)(x.rows_on[x.refused] >> 32 * (word - CUDA_VERDICT_ROWS));
+    return (int32_t)(x.rows_on[x.refused] >> 32 * (word - CUDA_SUMMARY_ROWS));
 }
 
 /* What the nodes say of their ranks; all see the same. */
-__device__ bool swap_verdicts(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
+__device__ bool exchange_summaries(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
 {
-    int words = verdict_words(u);
+    int words = summary_words(u);
 
-    if (!await_arena(u.waits, u.verdicts, run, u.words))
+    if (!await_arena(u.waits, u.summaries, run, u.words))
         return false;
     for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
         int node = i / words, word = i % words;
         int32_t *to =
             node == node_of(u)
-                ? u.verdict + (size_t)node * words
-                : reinterpret_cast<int32_t *>(run.half->arena + (size_t)slot_of(node) * u.verdicts.slot_bytes);
+                ? u.summary + (size_t)node * words
+                : reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * u.summaries.slot_bytes);
 
-        to[word] = word_of_verdict(u, x, node, word);
+        to[word] = word_of_summary(u, x, node, word);
     }
     send_words(u, run);
-    if (!receive_words(u, u.verdicts, run, words, store_rows{u.verdict, words}))
+    if (!receive_words(u, u.summaries, run, words, store_rows{u.summary, words}))
         return false;
     __syncthreads();
     return true;
@@ -362,8 +364,8 @@ __device__ bool write_lists(const cuda_nodes_update &u, bool refused)
         u.rail_pinned[node] = u.rail[node];
         net += u.net[node].n;
         rails += u.rail[node].n;
-        if (rails > u.rail_room) {
-            give_up(u.waits, CUDA_FAILED_DAMAGE, rail_of(u.waits, node), u.waits.ready_phase);
+        if (rails > u.rail_capacity) {
+            set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, node), u.waits.ready_phase);
             return false;
         }
     }
@@ -374,38 +376,38 @@ __device__ bool write_lists(const cuda_nodes_update &u, bool refused)
 __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
 {
     __shared__ int first;
-    int i = (int)threadIdx.x, words = verdict_words(u), nlocal = u.waits.nranks;
-    const int32_t *verdict;
-    bool refused, sound = true;
+    int i = (int)threadIdx.x, words = summary_words(u), nlocal = u.waits.nranks;
+    const int32_t *summary;
+    bool refused, ok = true;
 
     if (i == 0) {
         first = 0;
-        while (first < nodes_of(u) && !u.verdict[(size_t)first * words + CUDA_VERDICT_REFUSED])
+        while (first < nodes_of(u) && !u.summary[(size_t)first * words + CUDA_SUMMARY_REFUSED])
             first++;
     }
     __syncthreads();
     refused = first < nodes_of(u);
-    verdict = u.verdict + (size_t)(refused ? first : 0) * words;
+    summary = u.summary + (size_t)(refused ? first : 0) * words;
     if (i < u.waits.nranks) {
         u.counts->base[i] = 0;
         u.counts->rows_on[i] = refused ? 0 : x.rows_on[i];
     }
     if (i == 0) {
-        u.counts->refused[0] = refused ? verdict[CUDA_VERDICT_REFUSED] : 0;
+        u.counts->refused[0] = refused ? summary[CUDA_SUMMARY_REFUSED] : 0;
         u.counts->refused[1] =
-            refused ? (int64_t)verdict[CUDA_VERDICT_ROWS + 1] << 32 | (uint32_t)verdict[CUDA_VERDICT_ROWS] : 0;
-        u.counts->refused[2] = refused ? verdict[CUDA_VERDICT_CAPACITY] : 0;
+            refused ? (int64_t)summary[CUDA_SUMMARY_ROWS + 1] << 32 | (uint32_t)summary[CUDA_SUMMARY_ROWS] : 0;
+        u.counts->refused[2] = refused ? summary[CUDA_SUMMARY_CAPACITY] : 0;
     }
     for (int rank = i; rank < nodes_of(u) * nlocal; rank += (int)blockDim.x)
-        u.start[rank] = u.verdict[(size_t)(rank / nlocal) * words + CUDA_VERDICT_STARTS + rank % nlocal];
+        u.start[rank] = u.summary[(size_t)(rank / nlocal) * words + CUDA_SUMMARY_STARTS + rank % nlocal];
     for (int local = i; local < u.n_local_experts && refused; local += (int)blockDim.x)
         u.expert_exact[local] = 0;
     for (int rank = i; rank <= nodes_of(u) * nlocal && refused; rank += (int)blockDim.x)
         u.first[rank] = 0;
     if (i == 0)
-        sound = write_lists(u, refused);
+        ok = write_lists(u, refused);
     __threadfence_system();
-    return __syncthreads_and(sound);
+    return __syncthreads_and(ok);
 }
 
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
@@ -414,25 +416,25 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     __shared__ node_counts x;
     __shared__ targets targets;
     net_run run = run_of(u.waits, u.slices);
-    net_run next = {run.number + 1, &u.verdicts.half[(run.number + 1) % 2]};
+    net_run next = {run.number + 1, &u.summaries.buffers[(run.number + 1) % 2]};
     uint64_t number;
-    bool sound;
+    bool ok;
 
     if (!mask_is_possible(u) || *u.totals) {
         refuse_routing(u.waits);
         return;
     }
-    number = operation_signal(u.waits, u.terms);
-    sound = operation_begin(u.waits, u.terms, nullptr, number, targets) && swap_slices(u, run);
-    if (sound) {
+    number = operation_publish(u.waits, u.desc);
+    ok = operation_begin(u.waits, u.desc, nullptr, number, targets) && exchange_slices(u, run);
+    if (ok) {
         push_slices(u, number);
-        sound = take_slices(u, number, x);
+        ok = receive_slices(u, number, x);
     }
-    if (sound) {
+    if (ok) {
         place_ranks(u, x);
-        sound = swap_verdicts(u, next, x) && write_counts(u, x);
+        ok = exchange_summaries(u, next, x) && write_counts(u, x);
     }
-    if (operation_meet(u.waits, number, sound, 1)) {
+    if (operation_sync(u.waits, number, ok, 1)) {
         operation_complete(u.waits, number);
         complete_net(u.waits, next);
     }
@@ -468,7 +470,8 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
         if (node == node_of(u))
             store(node, word, value);
         else
-            reinterpret_cast<int32_t *>(run.half->arena + (size_t)slot_of(node) * u.prefixes.slot_bytes)[word] = value;
+            reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * u.prefixes.slot_bytes)[word] =
+                value;
     }
     send_words(u, run);
     if (receive_words(u, u.prefixes, run, words, store) && threadIdx.x == 0)

@@ -26,30 +26,30 @@ extern "C" {
  * ranks, the tokens for it of the ranks before the one that is told.
  */
 enum {
-    CUDA_VERDICT_REFUSED,  /* 1 + a rank that would receive more rows than it can; 0: none would */
-    CUDA_VERDICT_CAPACITY, /* how many it can */
-    CUDA_VERDICT_ROWS,     /* how many it would: 64 bits, the low half first */
-    CUDA_VERDICT_STARTS = CUDA_VERDICT_ROWS + 2
+    CUDA_SUMMARY_REFUSED,  /* 1 + a rank that would receive more rows than it can; 0: none would */
+    CUDA_SUMMARY_CAPACITY, /* how many it can */
+    CUDA_SUMMARY_ROWS,     /* how many it would: 64 bits, the low half first */
+    CUDA_SUMMARY_STARTS = CUDA_SUMMARY_ROWS + 2
 };
 
 struct cuda_nodes_update {
     struct cuda_waits waits;
-    struct cuda_terms terms;             /* of the ranks of the node */
-    struct cuda_net_op slices, verdicts; /* operations of one chunk for each node */
-    struct cuda_net_op prefixes;         /* the same, of cuda_launch_prefix() */
-    struct cuda_net_op lists;            /* the experts of tokens */
-    struct cuda_chunks words, in;        /* of the first two, both ways; of the third, those that come */
-    const void *topk_idx;                /* NULL: a mask */
-    const uint8_t *mask;                 /* [N,R] */
-    const int32_t *mask_experts;         /* [E] */
-    int32_t idx64, expanded, bf16_sums;  /* idx64: of topk_idx */
+    struct cuda_op_desc desc;                  /* of the ranks of the node */
+    struct cuda_net_op_args slices, summaries; /* operations of one chunk for each node */
+    struct cuda_net_op_args prefixes;          /* the same, of cuda_launch_prefix() */
+    struct cuda_net_op_args lists;             /* the experts of tokens */
+    struct cuda_chunks words, in;              /* of the first two, both ways; of the third, those that come */
+    const void *topk_idx;                      /* NULL: a mask */
+    const uint8_t *mask;                       /* [N,R] */
+    const int32_t *mask_experts;               /* [E] */
+    int32_t idx64, expanded, bf16_sums;        /* idx64: of topk_idx */
     int32_t n_tokens, topk, n_experts, n_local_experts;
-    int32_t width, far_width, alignment, capacity;
-    int32_t rail_room, rail_most; /* tokens of the rail peers: in all, and of one */
+    int32_t width, remote_width, alignment, capacity;
+    int32_t rail_capacity, rail_node_capacity; /* tokens of the rail peers: in all, and of one */
     /* All in device memory, but for those named pinned. n_targets: ranks of the node, or expanded its experts. */
     int32_t *totals;     /* zeroed: whether routing is not valid; [nnodes], [R], [E] tokens for each */
     int32_t *slice;      /* [nnodes, slice words] for this node, of the rank of each node on this rail */
-    int32_t *verdict;    /* [nnodes, verdict words] */
+    int32_t *summary;    /* [nnodes, verdict words] */
     int32_t *base;       /* [nnodes, n_targets] where rows of that rank's tokens begin */
     int64_t *first;      /* [R+1] tokens for this rank of the ranks before each */
     int32_t *start;      /* [R] tokens for each rank of the ranks before this one */
@@ -57,14 +57,14 @@ struct cuda_nodes_update {
     int32_t *prefix;     /* [R, ranks of the node] (i, j): tokens of the ranks 0..i for rank j of this node */
     int32_t *all_prefix; /* of the caller, [R,R] */
     struct cuda_counts *counts;
-    int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
-    int32_t *index, *count;               /* [N,K], [N] this rank's tokens, on this node */
-    struct cuda_entry *entry;             /* [N, width] */
-    struct cuda_rail *net, *net_pinned;   /* [nnodes] */
+    int32_t *expert_start, *expert_exact;     /* [L+1], [L] of this rank */
+    int32_t *index, *count;                   /* [N,K], [N] this rank's tokens, on this node */
+    struct cuda_entry *entry;                 /* [N, width] */
+    struct cuda_node_range *net, *net_pinned; /* [nnodes] */
     int32_t *token, *net_units, *net_units_pinned;
-    int32_t *far_count;
-    struct cuda_far_term *far;
-    struct cuda_rail *rail, *rail_pinned; /* [nnodes] */
+    int32_t *remote_count;
+    struct cuda_remote_term *remote;
+    struct cuda_node_range *rail, *rail_pinned; /* [nnodes] */
     int32_t *rail_index, *rail_count, *rail_units, *rail_units_pinned;
     struct cuda_entry *rail_entry;
 };

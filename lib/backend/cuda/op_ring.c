@@ -7,26 +7,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAST_ROOM 64
+#define MIN_CAPACITY 64
 /*
  * Nothing announces the launch of a graph, so where there are some the ring is polled: while steps follow each other
  * after short sleeps, which grow while nothing comes.
  */
-#define LEAST_BACKOFF_NS 50000
-#define MOST_BACKOFF_NS 1000000
+#define MIN_BACKOFF_NS 50000
+#define MAX_BACKOFF_NS 1000000
 
 void cuda_op_ring_init(struct cuda_op_ring *ring)
 {
-    *ring = (struct cuda_op_ring){.backoff_ns = LEAST_BACKOFF_NS};
+    *ring = (struct cuda_op_ring){.backoff_ns = MIN_BACKOFF_NS};
     pthread_mutex_init(&ring->lock, NULL);
     ep_cond_init(&ring->changed);
 }
 
-ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *kept)
+ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_net_memory *memory)
 {
     struct cuda_pinned posts;
 
-    EP_TRY(cuda_keep_pinned(kept, CUDA_OP_POSTS * sizeof(*ring->posts), &posts));
+    EP_TRY(cuda_net_alloc_pinned(memory, CUDA_OP_POSTS * sizeof(*ring->posts), &posts));
     ring->posts = posts.memory;
     ring->posts_device = posts.device;
     return EP_OK;
@@ -34,7 +34,7 @@ ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *kept)
 
 void cuda_op_ring_close(struct cuda_op_ring *ring)
 {
-    for (size_t i = 0; i < ring->room; i++)
+    for (size_t i = 0; i < ring->capacity; i++)
         free(ring->ops[i]);
     free(ring->ops);
     pthread_cond_destroy(&ring->changed);
@@ -44,23 +44,23 @@ void cuda_op_ring_close(struct cuda_op_ring *ring)
 /* --- by the caller's thread --------------------------------------------------------------------------------------- */
 
 /* Under the lock. */
-static ep_status find_room(struct cuda_op_ring *ring)
+static ep_status find_free_slot(struct cuda_op_ring *ring)
 {
-    size_t room = ring->room ? 2 * ring->room : LEAST_ROOM;
+    size_t capacity = ring->capacity ? 2 * ring->capacity : MIN_CAPACITY;
     struct cuda_ring_op **ops;
 
-    if (ring->called + ring->captured < ring->room) {
+    if (ring->called + ring->captured < ring->capacity) {
         while (ring->ops[ring->next])
-            ring->next = (ring->next + 1) % ring->room;
+            ring->next = (ring->next + 1) % ring->capacity;
         return EP_OK;
     }
-    ops = realloc(ring->ops, room * sizeof(*ops));
+    ops = realloc(ring->ops, capacity * sizeof(*ops));
     if (!ops)
-        return ep_fail(EP_E_MEMORY, "no memory for %zu operations between nodes", room);
-    memset(ops + ring->room, 0, (room - ring->room) * sizeof(*ops));
+        return ep_fail(EP_E_MEMORY, "no memory for %zu operations between nodes", capacity);
+    memset(ops + ring->capacity, 0, (capacity - ring->capacity) * sizeof(*ops));
     ring->ops = ops;
-    ring->next = ring->room;
-    ring->room = room;
+    ring->next = ring->capacity;
+    ring->capacity = capacity;
     return EP_OK;
 }
 
@@ -74,7 +74,7 @@ ep_status cuda_op_ring_add(struct cuda_op_ring *ring, struct cuda_ring_op *op)
     ep_status status;
 
     pthread_mutex_lock(&ring->lock);
-    status = find_room(ring);
+    status = find_free_slot(ring);
     if (status == EP_OK) {
         op->id = ring->next;
         ring->ops[op->id] = op;
@@ -104,7 +104,7 @@ void cuda_op_ring_stop(struct cuda_op_ring *ring)
 
 /* --- by the proxy ------------------------------------------------------------------------------------------------- */
 
-ep_status cuda_op_ring_take(struct cuda_op_ring *ring, struct cuda_ring_op **ret_op)
+ep_status cuda_op_ring_pop(struct cuda_op_ring *ring, struct cuda_ring_op **ret_op)
 {
     uint64_t number = ring->number + 1, id;
     const struct cuda_op_post *post = &ring->posts[number % CUDA_OP_POSTS];
@@ -115,14 +115,14 @@ ep_status cuda_op_ring_take(struct cuda_op_ring *ring, struct cuda_ring_op **ret
         return EP_OK;
     id = __atomic_load_n(&post->op, __ATOMIC_RELAXED);
     pthread_mutex_lock(&ring->lock);
-    op = id < ring->room ? ring->ops[id] : NULL;
+    op = id < ring->capacity ? ring->ops[id] : NULL;
     pthread_mutex_unlock(&ring->lock);
     if (!op)
         return ep_fail(EP_E_DEVICE,
                        "operation %llu between nodes: a kernel has posted number %llu, and there is no such operation",
                        (unsigned long long)number, (unsigned long long)id);
     ring->number = number;
-    ring->backoff_ns = LEAST_BACKOFF_NS;
+    ring->backoff_ns = MIN_BACKOFF_NS;
     *ret_op = op;
     return EP_OK;
 }
@@ -132,7 +132,7 @@ enum cuda_ring_state cuda_op_ring_state(struct cuda_op_ring *ring)
     enum cuda_ring_state state;
 
     pthread_mutex_lock(&ring->lock);
-    state = ring->stop ? CUDA_RING_STOPPED : ring->called ? CUDA_RING_CALLED : CUDA_RING_IDLE;
+    state = ring->stop ? CUDA_RING_STOPPED : ring->called ? CUDA_RING_PENDING : CUDA_RING_IDLE;
     pthread_mutex_unlock(&ring->lock);
     return state;
 }
@@ -147,7 +147,7 @@ void cuda_op_ring_sleep(struct cuda_op_ring *ring)
     if (!ring->stop && !ring->called)
         pthread_cond_timedwait(&ring->changed, &ring->lock, &until);
     pthread_mutex_unlock(&ring->lock);
-    ring->backoff_ns = ring->backoff_ns * 2 < MOST_BACKOFF_NS ? ring->backoff_ns * 2 : MOST_BACKOFF_NS;
+    ring->backoff_ns = ring->backoff_ns * 2 < MAX_BACKOFF_NS ? ring->backoff_ns * 2 : MAX_BACKOFF_NS;
 }
 
 void cuda_op_ring_await_stop(struct cuda_op_ring *ring)

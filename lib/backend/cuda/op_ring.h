@@ -26,14 +26,14 @@ struct cuda_op_ring {
     pthread_mutex_t lock;                      /* of what follows */
     pthread_cond_t changed;
     struct cuda_ring_op **ops; /* [room] by id; NULL: not used */
-    size_t room, next;         /* next: where a place is looked for first */
+    size_t capacity, next;     /* next: where a place is looked for first */
     size_t called, captured;   /* so many there are, outside of captures and in graphs */
     bool stop;
 };
 
 void cuda_op_ring_init(struct cuda_op_ring *ring);
 /* `kept` outlives the ring. */
-ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *kept);
+ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_net_memory *memory);
 /* Of one that was initialised; behind the last kernel and the end of the proxy. */
 void cuda_op_ring_close(struct cuda_op_ring *ring);
 
@@ -47,12 +47,12 @@ void cuda_op_ring_stop(struct cuda_op_ring *ring);
 /* --- by the proxy ------------------------------------------------------------------------------------------------- */
 
 /* The next operation that was posted; NULL: there is none now. EP_E_DEVICE: what was posted is no operation. */
-ep_status cuda_op_ring_take(struct cuda_op_ring *ring, struct cuda_ring_op **ret_op);
+ep_status cuda_op_ring_pop(struct cuda_op_ring *ring, struct cuda_ring_op **ret_op);
 
 enum cuda_ring_state {
     CUDA_RING_STOPPED,
-    CUDA_RING_CALLED, /* an operation was called and is still to come: look at once */
-    CUDA_RING_IDLE    /* only launches of graphs may bring one */
+    CUDA_RING_PENDING, /* an operation was called and is still to come: look at once */
+    CUDA_RING_IDLE     /* only launches of graphs may bring one */
 };
 
 /* To be asked before take(): behind CUDA_RING_STOPPED it sees all that was ever posted. */

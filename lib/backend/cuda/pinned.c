@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-struct kept {
-    struct kept *next;
+struct net_allocation {
+    struct net_allocation *next;
     struct cuda_pinned pinned;
     void *device;
 };
@@ -48,48 +48,48 @@ static ep_status pin(size_t bytes, struct cuda_pinned *ret_pinned)
     return status;
 }
 
-static ep_status new_kept(struct cuda_kept *kept, struct kept **ret_new)
+static ep_status new_allocation(struct cuda_net_memory *memory, struct net_allocation **ret_new)
 {
-    struct kept *made = calloc(1, sizeof(*made));
+    struct net_allocation *made = calloc(1, sizeof(*made));
 
     if (!made)
         return ep_fail(EP_E_MEMORY, "no memory for %zu bytes", sizeof(*made));
-    made->next = kept->first;
-    kept->first = *ret_new = made;
+    made->next = memory->first;
+    memory->first = *ret_new = made;
     return EP_OK;
 }
 
-ep_status cuda_keep_pinned(struct cuda_kept *kept, size_t bytes, struct cuda_pinned *ret_pinned)
+ep_status cuda_net_alloc_pinned(struct cuda_net_memory *memory, size_t bytes, struct cuda_pinned *ret_pinned)
 {
-    struct kept *made = NULL;
+    struct net_allocation *made = NULL;
 
-    EP_TRY(new_kept(kept, &made));
+    EP_TRY(new_allocation(memory, &made));
     EP_TRY(pin(bytes, &made->pinned));
-    kept->pinned_bytes += made->pinned.bytes;
+    memory->pinned_bytes += made->pinned.bytes;
     *ret_pinned = made->pinned;
     return EP_OK;
 }
 
-ep_status cuda_keep_device(struct cuda_kept *kept, size_t bytes, void **ret_memory)
+ep_status cuda_net_alloc_device(struct cuda_net_memory *memory, size_t bytes, void **ret_memory)
 {
-    struct kept *made = NULL;
+    struct net_allocation *made = NULL;
 
-    EP_TRY(new_kept(kept, &made));
+    EP_TRY(new_allocation(memory, &made));
     CUDA_TRY(cudaMalloc(&made->device, bytes));
     *ret_memory = made->device;
     return EP_OK;
 }
 
-void cuda_kept_free(struct cuda_kept *kept)
+void cuda_net_memory_free(struct cuda_net_memory *memory)
 {
-    while (kept->first) {
-        struct kept *next = kept->first->next;
+    while (memory->first) {
+        struct net_allocation *next = memory->first->next;
 
-        if (kept->first->pinned.memory)
-            unpin(&kept->first->pinned);
-        cudaFree(kept->first->device);
-        free(kept->first);
-        kept->first = next;
+        if (memory->first->pinned.memory)
+            unpin(&memory->first->pinned);
+        cudaFree(memory->first->device);
+        free(memory->first);
+        memory->first = next;
     }
-    kept->pinned_bytes = 0;
+    memory->pinned_bytes = 0;
 }

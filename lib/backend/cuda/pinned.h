@@ -16,16 +16,16 @@ struct cuda_pinned {
 };
 
 /* Zeroed: none. */
-struct cuda_kept {
-    struct kept *first;
+struct cuda_net_memory {
+    struct net_allocation *first;
     size_t pinned_bytes;
 };
 
 /* EP_E_MEMORY, or what CUDA says. What is there stays as it is. */
-ep_status cuda_keep_pinned(struct cuda_kept *kept, size_t bytes, struct cuda_pinned *ret_pinned);
+ep_status cuda_net_alloc_pinned(struct cuda_net_memory *memory, size_t bytes, struct cuda_pinned *ret_pinned);
 /* Of the current device; not zeroed. */
-ep_status cuda_keep_device(struct cuda_kept *kept, size_t bytes, void **ret_memory);
+ep_status cuda_net_alloc_device(struct cuda_net_memory *memory, size_t bytes, void **ret_memory);
 /* Kernels and the thread have ended. */
-void cuda_kept_free(struct cuda_kept *kept);
+void cuda_net_memory_free(struct cuda_net_memory *memory);
 
 #endif

@@ -11,10 +11,10 @@
 #include "backend/cuda/nodes.h"
 
 /* Chunks of one direction, as the host sees them. */
-struct cuda_hop_side {
-    const struct cuda_rail *rail;   /* [nnodes] in host memory ... */
-    const struct cuda_rail *device; /* ... and the same in device memory */
-    int32_t tokens;                 /* of a chunk */
+struct cuda_net_direction {
+    const struct cuda_node_range *rail;   /* [nnodes] in host memory ... */
+    const struct cuda_node_range *device; /* ... and the same in device memory */
+    int32_t tokens;                       /* of a chunk */
     /*
      * NULL: each token takes token_bytes. Else as in struct cuda_nodes_combine: unit_bytes of it times the difference,
      * and token_bytes.
@@ -25,22 +25,22 @@ struct cuda_hop_side {
      * Not 0: `rail` and `units` are pinned memory into which the device writes before it posts the hop; there are so
      * many tokens in all lists together, and in one, at most.
      */
-    int32_t room, most;
+    int32_t capacity, node_capacity;
 };
 
-struct cuda_hop_args {
+struct cuda_net_op_params {
     const char *call;
     enum ep_group_phase phase;
-    const uint32_t *tell; /* [CUDA_TELL_COMPARED] what has to be the same on all ranks */
-    struct cuda_hop_side out, in;
+    const uint32_t *desc; /* [CUDA_DESC_COMPARED] what has to be the same on all ranks */
+    struct cuda_net_direction out, in;
     size_t slot_bytes; /* the largest chunk that may go out */
     bool captured;     /* its kernels go into a graph */
 };
 
-struct cuda_hop;
+struct cuda_net_op;
 
 /* Bytes of the largest chunk. */
-size_t cuda_proxy_most(const struct cuda_comm *cuda);
+size_t cuda_proxy_max_chunk_bytes(const struct cuda_comm *cuda);
 
 /* Collective over the group; starts the proxy. Nothing on one node. */
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot);
@@ -53,15 +53,16 @@ void cuda_proxy_stop(struct cuda_comm *cuda);
 void cuda_proxy_close(struct cuda_comm *cuda);
 size_t cuda_proxy_bytes(const struct cuda_comm *cuda);
 /* Chunks that have come and gone since the communicator was made; 0 on one node. By any thread. */
-uint64_t cuda_proxy_moved(const struct cuda_comm *cuda);
+uint64_t cuda_proxy_count_chunks(const struct cuda_comm *cuda);
 
 /*
  * Memory and words for a hop, for the kernels. Nothing is under way yet: the proxy takes it when the first kernel posts
  * it, once for a call and with each launch of a graph. *ret_hop: to be discarded if no kernel was launched.
  */
-ep_status cuda_hop_prepare(struct cuda_comm *cuda, const struct cuda_hop_args *args, struct cuda_net_op *ret_op,
-                           struct cuda_chunks *ret_out, struct cuda_chunks *ret_in, struct cuda_hop **ret_hop);
-void cuda_hop_discard(struct cuda_comm *cuda, struct cuda_hop *hop);
+ep_status cuda_net_op_prepare(struct cuda_comm *cuda, const struct cuda_net_op_params *params,
+                              struct cuda_net_op_args *ret_args, struct cuda_chunks *ret_out,
+                              struct cuda_chunks *ret_in, struct cuda_net_op **ret_op);
+void cuda_net_op_discard(struct cuda_comm *cuda, struct cuda_net_op *op);
 /* As ep_cuda_set_net_memory() and ep_cuda_get_net_memory(); on one node there is nothing to set. */
 ep_status cuda_proxy_set_memory(struct cuda_comm *cuda, size_t reserve, size_t limit);
 void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_t *ret_needed);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/ll_nodes.h"
+#include "backend/cuda/ll_net.h"
 
 #include "backend/cuda/ll_mask.h"
 #include "backend/cuda/ll_wire.h"
@@ -15,16 +15,16 @@
 
 /* Rings of the streams: several of the largest rows. */
 #define RING_BYTES ((size_t)1 << 20)
-#define LOOK_NS UINT64_C(10000000)
-#define QUIET_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
+#define LIVENESS_NS UINT64_C(10000000)
+#define DRAIN_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
 #define IDLE_NS UINT64_C(20000000)   /* between two looks while no call is under way */
-#define AWAKE_NS UINT64_C(20000000)  /* since something moved or was launched, until it naps */
+#define SPIN_NS UINT64_C(20000000)   /* since something moved or was launched, until it naps */
 /*
  * Between two looks for what kernels want: nothing announces when one begins that was queued, or launched with a graph.
  * While steps follow each other short ones, which grow while nothing comes.
  */
-#define LEAST_NAP_NS UINT64_C(50000)
-#define MOST_NAP_NS UINT64_C(1000000)
+#define MIN_BACKOFF_NS UINT64_C(50000)
+#define MAX_BACKOFF_NS UINT64_C(1000000)
 
 #define RANGES 5
 /* Pinned memory: of a segment only what is used. */
@@ -39,10 +39,10 @@ struct pinned {
 };
 
 /* A rank of another node. */
-struct line {
+struct remote {
     struct pinned out;
     struct ll_sender sender;
-    uint64_t quiet_ns; /* since when it is gone and nothing comes from it; 0: it is not gone */
+    uint64_t drain_since_ns; /* since when it is gone and nothing comes from it; 0: it is not gone */
     bool lost;
 };
 
@@ -54,9 +54,9 @@ struct cuda_ll_net {
     struct ep_streams *streams;
     struct ll_wire wire; /* complete when it is opened */
     struct pinned landing;
-    struct line *lines; /* [rank] */
+    struct remote *remotes; /* [rank] */
     int me, nranks;
-    uint64_t looked_ns;
+    uint64_t liveness_ns;
     bool broken; /* the proxy's own */
 
     pthread_t thread;
@@ -65,7 +65,7 @@ struct cuda_ll_net {
     pthread_cond_t changed;
     uint64_t launches; /* these under the lock */
     bool stop;
-    uint64_t nap_ns;
+    uint64_t backoff_ns;
     uint64_t limit_ns;
 };
 
@@ -75,7 +75,7 @@ struct progress {
     bool more; /* messages that had come are not in the landing segment yet */
 };
 
-static bool is_far(const struct cuda_ll_net *net, int rank)
+static bool is_remote(const struct cuda_ll_net *net, int rank)
 {
     return rank < net->cuda->group.first || rank >= cuda_end_of_node(net->cuda);
 }
@@ -91,29 +91,29 @@ static bool is_masked(const struct cuda_ll_net *net, int rank)
 }
 
 /* Something for it has not left. */
-static bool holds_back(struct cuda_ll_net *net, int rank)
+static bool has_unsent(struct cuda_ll_net *net, int rank)
 {
-    const struct line *line = &net->lines[rank];
+    const struct remote *remote = &net->remotes[rank];
 
-    if (line->lost || is_masked(net, rank))
+    if (remote->lost || is_masked(net, rank))
         return false;
-    return ll_wire_has_more(&net->wire, &line->sender) || !ep_streams_flushed_to(net->streams, rank);
+    return ll_wire_is_pending(&net->wire, &remote->sender) || !ep_streams_flushed_to(net->streams, rank);
 }
 
 /* That it is masked, or no longer, has left. */
-static void note_told(struct cuda_ll_net *net, int rank)
+static void note_mask_sent(struct cuda_ll_net *net, int rank)
 {
-    bool masked = net->lines[rank].sender.told.masked & 1;
+    bool masked = net->remotes[rank].sender.last_words.masked & 1;
 
-    if (masked == ll_mask_has(net->report->mask_told, rank) || !ep_streams_flushed_to(net->streams, rank))
+    if (masked == ll_mask_has(net->report->mask_sent, rank) || !ep_streams_flushed_to(net->streams, rank))
         return;
     if (masked)
-        ll_mask_add(net->report->mask_told, rank);
+        ll_mask_add(net->report->mask_sent, rank);
     else
-        ll_mask_remove(net->report->mask_told, rank);
+        ll_mask_remove(net->report->mask_sent, rank);
 }
 
-static ep_status receive_line(struct cuda_ll_net *net, int source, struct progress *progress)
+static ep_status receive_from(struct cuda_ll_net *net, int source, struct progress *progress)
 {
     uint64_t finished = __atomic_load_n(&net->report->finished, __ATOMIC_ACQUIRE);
     struct ll_received received;
@@ -122,7 +122,7 @@ static ep_status receive_line(struct cuda_ll_net *net, int source, struct progre
         return ep_group_fail_damaged(&net->cuda->group, source, EP_GROUP_LL_RECV, "the length of a low-latency message",
                                      (int64_t)received.damaged_bytes);
     if (received.n)
-        net->lines[source].quiet_ns = 0;
+        net->remotes[source].drain_since_ns = 0;
     progress->moved |= received.n > 0;
     progress->more |= received.more;
     return EP_OK;
@@ -131,7 +131,7 @@ static ep_status receive_line(struct cuda_ll_net *net, int source, struct progre
 /* --- the proxy ---------------------------------------------------------------------------------------------------- */
 
 /* It has died or left, or its connection was cut. */
-static bool is_gone(struct cuda_ll_net *net, int rank)
+static bool is_disconnected(struct cuda_ll_net *net, int rank)
 {
     struct ep_group *group = &net->cuda->group;
 
@@ -140,30 +140,30 @@ static bool is_gone(struct cuda_ll_net *net, int rank)
 }
 
 /* What a rank has sent is put into the landing segment before it is lost: whether that is enough the kernels know. */
-static void look_for_lost(struct cuda_ll_net *net)
+static void check_liveness(struct cuda_ll_net *net)
 {
     uint64_t now = ep_now_ns();
 
-    if (now - net->looked_ns < LOOK_NS)
+    if (now - net->liveness_ns < LIVENESS_NS)
         return;
-    net->looked_ns = now;
+    net->liveness_ns = now;
     for (int rank = 0; rank < net->nranks; rank++) {
-        struct line *line = &net->lines[rank];
+        struct remote *remote = &net->remotes[rank];
 
-        if (!is_far(net, rank) || line->lost || !is_gone(net, rank))
+        if (!is_remote(net, rank) || remote->lost || !is_disconnected(net, rank))
             continue;
-        if (!line->quiet_ns)
-            line->quiet_ns = now;
-        if (now - line->quiet_ns < QUIET_NS)
+        if (!remote->drain_since_ns)
+            remote->drain_since_ns = now;
+        if (now - remote->drain_since_ns < DRAIN_NS)
             continue;
-        line->lost = true;
-        ll_mask_add(net->report->far_lost, rank);
-        ll_wire_note_event(segment_of(&net->landing), CUDA_LL_LOST);
+        remote->lost = true;
+        ll_mask_add(net->report->remote_lost, rank);
+        ll_wire_add_event(segment_of(&net->landing), CUDA_LL_EVENT_LOST);
     }
 }
 
 /* One turn of everything. */
-static ep_status turn(struct cuda_ll_net *net, struct progress *progress)
+static ep_status make_progress(struct cuda_ll_net *net, struct progress *progress)
 {
     struct ep_group *group = &net->cuda->group;
     ep_status status = ep_streams_progress(net->streams, &progress->moved);
@@ -173,15 +173,15 @@ static ep_status turn(struct cuda_ll_net *net, struct progress *progress)
         return ep_group_set_own_failure(group, status, broken < 0 ? net->me : broken, EP_GROUP_LL_RECV);
     net->unsent = false;
     for (int rank = 0; rank < net->nranks; rank++) {
-        if (!is_far(net, rank))
+        if (!is_remote(net, rank))
             continue;
-        if (!net->lines[rank].lost)
-            progress->moved |= ll_wire_send(&net->wire, net->streams, rank, &net->lines[rank].sender);
-        EP_TRY(receive_line(net, rank, progress));
-        net->unsent |= holds_back(net, rank);
-        note_told(net, rank);
+        if (!net->remotes[rank].lost)
+            progress->moved |= ll_wire_send(&net->wire, net->streams, rank, &net->remotes[rank].sender);
+        EP_TRY(receive_from(net, rank, progress));
+        net->unsent |= has_unsent(net, rank);
+        note_mask_sent(net, rank);
     }
-    look_for_lost(net);
+    check_liveness(net);
     return EP_OK;
 }
 
@@ -201,13 +201,13 @@ static bool may_end(const struct cuda_ll_net *net, bool was_stopped, bool moved)
 }
 
 /* Under the lock: until something changes or a while has passed. What comes meanwhile the network keeps. */
-static void sleep_while_idle(struct cuda_ll_net *net)
+static void wait_while_idle(struct cuda_ll_net *net)
 {
-    bool naps = net->launches && !has_failed(net); /* kernels may have begun since */
-    struct timespec until = ep_timespec(ep_now_ns() + (naps ? net->nap_ns : IDLE_NS));
+    bool launched = net->launches && !has_failed(net); /* kernels may have begun since */
+    struct timespec until = ep_timespec(ep_now_ns() + (launched ? net->backoff_ns : IDLE_NS));
 
     pthread_cond_timedwait(&net->changed, &net->lock, &until);
-    net->nap_ns = net->nap_ns * 2 < MOST_NAP_NS ? net->nap_ns * 2 : MOST_NAP_NS;
+    net->backoff_ns = net->backoff_ns * 2 < MAX_BACKOFF_NS ? net->backoff_ns * 2 : MAX_BACKOFF_NS;
 }
 
 static void *proxy_main(void *argument)
@@ -218,21 +218,21 @@ static void *proxy_main(void *argument)
 
     pthread_mutex_lock(&net->lock);
     for (;;) {
-        uint64_t launches = net->launches, asked = __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE);
+        uint64_t launches = net->launches, asked = __atomic_load_n(&net->report->polls_requested, __ATOMIC_ACQUIRE);
         /* By the clock, not by an event: a call of CUDA may wait for a kernel that waits for this thread. */
-        bool idle = tries >= EP_BACKOFF_YIELDS && ep_now_ns() - moved_ns > AWAKE_NS;
+        bool idle = tries >= EP_BACKOFF_YIELDS && ep_now_ns() - moved_ns > SPIN_NS;
         bool was_stopped = net->stop, moved;
         struct progress progress = {.moved = false};
 
         pthread_mutex_unlock(&net->lock);
-        if (!has_failed(net) && turn(net, &progress) != EP_OK) {
+        if (!has_failed(net) && make_progress(net, &progress) != EP_OK) {
             net->broken = true;
             /* With masking the monitor does not look at what this rank has raised. */
             cuda_stop_kernels(net->cuda);
         }
         /* A rank may be masked by what is not there then, so everything that had come has to be there. */
         if (!progress.more)
-            __atomic_store_n(&net->report->looked, asked, __ATOMIC_RELEASE);
+            __atomic_store_n(&net->report->polls_done, asked, __ATOMIC_RELEASE);
         moved = progress.moved;
         tries = moved ? 0 : tries;
         if (!moved && (!idle || net->unsent))
@@ -240,14 +240,14 @@ static void *proxy_main(void *argument)
         pthread_mutex_lock(&net->lock);
         if (may_end(net, was_stopped, moved))
             break;
-        if (launches != net->launches || asked != __atomic_load_n(&net->report->asked, __ATOMIC_ACQUIRE))
+        if (launches != net->launches || asked != __atomic_load_n(&net->report->polls_requested, __ATOMIC_ACQUIRE))
             tries = 0;
         if (!tries) {
-            net->nap_ns = LEAST_NAP_NS;
+            net->backoff_ns = MIN_BACKOFF_NS;
             moved_ns = ep_now_ns();
         }
         if (has_failed(net) || (idle && tries && !moved && !net->unsent && !net->stop))
-            sleep_while_idle(net);
+            wait_while_idle(net);
     }
     pthread_mutex_unlock(&net->lock);
     return NULL;
@@ -279,7 +279,7 @@ static void add_range(struct pinned *pinned, int64_t begin, int64_t bytes)
 /* Of the segment that stands for another rank: what this one writes. */
 static void list_ranges(const struct cuda_ll *device, int me, struct pinned *pinned)
 {
-    int64_t tokens = device->most_tokens;
+    int64_t tokens = device->segment_tokens;
 
     add_range(pinned, 0, device->slot_flag_at);
     add_range(pinned, device->slot_flag_at + me * tokens * 8, tokens * 8);
@@ -347,11 +347,13 @@ static void unpin(struct cuda_comm *cuda, struct pinned *pinned, bool used)
 
 size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t bytes)
 {
-    size_t far = (size_t)(ll->comm->nranks - ll->comm->ranks_per_node);
+    size_t n_remote = (size_t)(ll->comm->nranks - ll->comm->ranks_per_node);
     struct pinned out = {.base = NULL};
 
     list_ranges(device, ll->comm->rank, &out);
-    return far ? far * pinned_bytes(&out) + ep_net_whole_pages(bytes) + (size_t)(ll->comm->nranks - 1) * RING_BYTES : 0;
+    return n_remote
+               ? n_remote * pinned_bytes(&out) + ep_net_whole_pages(bytes) + (size_t)(ll->comm->nranks - 1) * RING_BYTES
+               : 0;
 }
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
@@ -364,8 +366,8 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
 
     if (!net)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    net->lines = calloc((size_t)ll->comm->nranks, sizeof(*net->lines));
-    if (!net->lines) {
+    net->remotes = calloc((size_t)ll->comm->nranks, sizeof(*net->remotes));
+    if (!net->remotes) {
         free(net);
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
     }
@@ -375,7 +377,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     net->report = report;
     net->me = ll->comm->rank;
     net->nranks = ll->comm->nranks;
-    net->nap_ns = LEAST_NAP_NS;
+    net->backoff_ns = MIN_BACKOFF_NS;
     pthread_mutex_init(&net->lock, NULL);
     ep_cond_init(&net->changed);
     net->next = cuda->ll_nets;
@@ -384,29 +386,29 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     EP_TRY(pin(cuda, &net->landing, bytes));
     device->landing = segment_of(&net->landing);
     for (int rank = 0; rank < net->nranks; rank++) {
-        struct pinned *out = &net->lines[rank].out;
+        struct pinned *out = &net->remotes[rank].out;
 
-        if (!is_far(net, rank))
+        if (!is_remote(net, rank))
             continue;
         list_ranges(device, net->me, out);
         EP_TRY(pin(cuda, out, bytes));
-        net->lines[rank].sender.segment = out->base;
+        net->remotes[rank].sender.segment = out->base;
     }
     return EP_OK;
 }
 
-void cuda_ll_net_reach(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_reach)
+void cuda_ll_net_get_segments(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_segments)
 {
     for (int rank = 0; net && rank < net->nranks; rank++)
-        if (is_far(net, rank))
-            ret_reach[rank] = segment_of(&net->lines[rank].out);
+        if (is_remote(net, rank))
+            ret_segments[rank] = segment_of(&net->remotes[rank].out);
 }
 
 static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
 {
     return (struct ll_wire){.me = me,
                             .nranks = nranks,
-                            .most_tokens = ll->most_tokens,
+                            .segment_tokens = ll->segment_tokens,
                             .hidden = ll->hidden,
                             .topk = ll->topk,
                             .n_local = ll->n_local,
@@ -479,7 +481,7 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
     cuda_ll_net_stop(net);
     unlink_from_comm(net);
     for (int rank = 0; net->streams && rank < net->nranks; rank++)
-        used[rank] = is_far(net, rank) && ep_streams_get_net(net->streams)->ops->keeps_sources &&
+        used[rank] = is_remote(net, rank) && ep_streams_get_net(net->streams)->ops->retains_sources &&
                      !ep_streams_flushed_to(net->streams, rank);
     if (atomic_load(&net->cuda->group.comm->failed))
         ep_streams_abandon(net->streams);
@@ -488,9 +490,9 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
     ep_streams_free(net->streams);
     unpin(net->cuda, &net->landing, false);
     for (int rank = 0; rank < net->nranks; rank++)
-        unpin(net->cuda, &net->lines[rank].out, used[rank]);
+        unpin(net->cuda, &net->remotes[rank].out, used[rank]);
     pthread_cond_destroy(&net->changed);
     pthread_mutex_destroy(&net->lock);
-    free(net->lines);
+    free(net->remotes);
     free(net);
 }

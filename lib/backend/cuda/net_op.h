@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hop.h - what a hop is: hop.c makes them, by the caller's thread, and proxy.c runs them, in a thread of its own. */
-#ifndef EP_CUDA_HOP_H
-#define EP_CUDA_HOP_H
+/* net_op.h - what a hop is: net_op.c makes them, by the caller's thread, and proxy.c runs them, in a thread of its own.
+ */
+#ifndef EP_CUDA_NET_OP_H
+#define EP_CUDA_NET_OP_H
 
 #include "backend/cuda/arenas.h"
 #include "backend/cuda/op_ring.h"
@@ -9,41 +10,41 @@
 #include "backend/cuda/proxy.h"
 
 /* In front of each chunk. A multiple of 16 bytes, so that the rows are aligned. */
-struct hop_head {
+struct net_chunk_header {
     uint64_t number;
     uint32_t chunk, bytes;
-    uint32_t tell[(CUDA_TELL_COMPARED + 3) / 4 * 4];
+    uint32_t desc[(CUDA_DESC_COMPARED + 3) / 4 * 4];
 };
 
 /* What two hops in turn use: a kernel may pack the next one while the last one is still leaving. */
-struct hop_half {
+struct net_op_buffers {
     unsigned char *arena, *arena_device; /* pinned, as all here but `taken` */
     int slots;
     uint64_t *words; /* [slots] ready, [slots] used, then [slots] struct cuda_landed */
     uint64_t *words_device;
-    uint32_t *taken; /* device memory, [slots] */
+    uint32_t *n_read; /* device memory, [slots] */
 };
 
 /* Of one direction: [nnodes] chunks and first slots; [nnodes, channels] next chunk. */
-struct hop_side {
+struct net_direction_state {
     int32_t *chunks, *first, *next;
     uint32_t *bytes; /* [slots] of each chunk */
     int n_chunks;
-    int left;                 /* of these */
+    int remaining;            /* of these */
     uint64_t rows, all_bytes; /* of all chunks */
 };
 
-struct cuda_hop {
+struct cuda_net_op {
     struct cuda_ring_op base;
     enum ep_group_phase phase;
-    uint32_t tell[CUDA_TELL_COMPARED];
-    struct hop_half half[2]; /* as they were when the hop was prepared */
-    size_t slot_bytes;       /* of the arena */
-    struct hop_side out, in;
-    struct cuda_hop_side changing[2]; /* what they are measured by in each run, out and in; room 0: once for all */
+    uint32_t desc[CUDA_DESC_COMPARED];
+    struct net_op_buffers buffers[2]; /* as they were when the hop was prepared */
+    size_t slot_bytes;                /* of the arena */
+    struct net_direction_state out, in;
+    struct cuda_net_direction changing[2]; /* what they are measured by in each run, out and in; room 0: once for all */
     /* Of the run that is under way. */
     uint64_t number;
-    bool *shown; /* [nnodes, channels] the next chunk has been shown to the kernels */
+    bool *published; /* [nnodes, channels] the next chunk has been shown to the kernels */
     bool sent;
 };
 
@@ -53,9 +54,9 @@ struct cuda_proxy {
     void *region; /* registered with CUDA, and its address on the device */
     unsigned char *region_device;
     int nnodes, node, channels;
-    struct hop_half half[2];                       /* for even and odd numbers */
+    struct net_op_buffers buffers[2];              /* for even and odd numbers */
     struct cuda_arenas arenas;                     /* theirs */
-    struct cuda_kept kept;                         /* memory that kernels may still use, until the communicator ends */
+    struct cuda_net_memory memory;                 /* memory that kernels may still use, until the communicator ends */
     struct cuda_proxy_words *words, *words_device; /* with [nnodes + 1] words behind: struct cuda_chunks.moved */
     uint64_t *moved;
 
@@ -67,12 +68,13 @@ struct cuda_proxy {
 };
 
 /* Chunks of the list of a node. */
-static inline int cuda_hop_chunks(const struct cuda_hop_side *side, int node)
+static inline int cuda_net_direction_chunks(const struct cuda_net_direction *side, int node)
 {
     return (side->rail[node].n + side->tokens - 1) / side->tokens;
 }
 
 /* Bytes of each chunk, by its slot, and of all. */
-void cuda_hop_measure(const struct cuda_proxy *p, const struct cuda_hop_side *from, struct hop_side *side);
+void cuda_net_direction_measure(const struct cuda_proxy *p, const struct cuda_net_direction *from,
+                                struct net_direction_state *side);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_nodes.h - low latency between nodes: for each rank of another node a segment in pinned host memory, into which the
+ * ll_net.h - low latency between nodes: for each rank of another node a segment in pinned host memory, into which the
  * kernels write as into that of a rank of this node, and a landing segment, which they read as their own. A thread of
  * each ep_ll, its proxy, sends what the kernels have written, and puts what comes at the same offsets of the landing
  * segment. The thread knows calls by the words of the segments alone.
  */
-#ifndef EP_CUDA_LL_NODES_H
-#define EP_CUDA_LL_NODES_H
+#ifndef EP_CUDA_LL_NET_H
+#define EP_CUDA_LL_NET_H
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/lowlatency.h"
@@ -20,7 +20,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
                               struct cuda_ll_net **ret_net);
 /* Where this rank writes for each rank of another node: ret_reach [R], of which nothing else is touched. net NULL:
    nothing. */
-void cuda_ll_net_reach(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_reach);
+void cuda_ll_net_get_segments(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_segments);
 /* Collective; `device` of the preparation is complete. Starts the thread. */
 ep_status cuda_ll_net_open(struct cuda_ll_net *net);
 /*
