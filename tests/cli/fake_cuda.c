@@ -50,7 +50,7 @@ static int find_visible(int numbers[EP_CUDA_GPUS])
     return n;
 }
 
-static ep_status look(struct ep_cuda_gpus *ret_gpus)
+static ep_status query_gpus(struct ep_cuda_gpus *ret_gpus)
 {
     int numbers[EP_CUDA_GPUS], apart = number("FAKE_APART", EP_CUDA_GPUS), old = number("FAKE_OLD", EP_CUDA_GPUS);
     struct ep_cuda_gpus gpus = {.visible = find_visible(numbers)};
@@ -180,7 +180,7 @@ static ep_status get_sms(ep_comm *comm, int low_latency, int *ret_sms)
 /* Without baselines, which need GPUs (--no-baselines). */
 const struct ep_cuda_module ep_cuda_module = {
     .abi = EP_CUDA_MODULE_ABI,
-    .look = look,
+    .query_gpus = query_gpus,
     .device_name = device_name,
     .alloc = alloc,
     .free = release,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "case.h"
 
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdlib.h>
@@ -31,26 +31,26 @@ struct state {
     uint32_t combine_flags; /* EP_COMBINE_... */
     const struct group *group;
     const struct shape *shape;
-    struct twin b[N_BUFFERS];
+    struct mirror b[N_BUFFERS];
     ep_plan *ep_group_plan, *cuda_plan;
     ep_plan_info info;
 };
 
 static int new_buffer(struct state *s, int which, size_t rows, size_t row_bytes, enum memory memory)
 {
-    TRY(twin_new(s->group, names[which], rows * row_bytes, memory, &s->b[which]));
+    TRY(mirror_new(s->group, names[which], rows * row_bytes, memory, &s->b[which]));
     s->b[which].row_bytes = row_bytes;
     return 0;
 }
 
 static int push(struct state *s, int which)
 {
-    return twin_push(s->group, &s->b[which]);
+    return mirror_push(s->group, &s->b[which]);
 }
 
 static int compare(struct state *s, int which, const char *phase)
 {
-    return twin_compare(s->group, &s->b[which], phase);
+    return mirror_compare(s->group, &s->b[which], phase);
 }
 
 static size_t scale_bytes(const struct shape *shape)
@@ -403,8 +403,8 @@ static int run_all(struct state *s)
     TRY(answer(s));
     for (int order = 0; order < (group_division.nodes > 1 ? 1 : N_ORDERS) && !(code & FAILED); order++) {
         s->combine_flags = flags_of_order(s, order);
-        TRY(twin_poison(s->group, &s->b[OUT]));
-        TRY(twin_poison(s->group, &s->b[OUT_WEIGHTS]));
+        TRY(mirror_poison(s->group, &s->b[OUT]));
+        TRY(mirror_poison(s->group, &s->b[OUT_WEIGHTS]));
         CUDA(cudaStreamSynchronize(s->group->stream));
         TRY(combine(s, false));
         TRY(combine(s, true));
@@ -423,6 +423,6 @@ int case_run(const struct group *group, const struct shape *shape)
     ep_plan_free(s.cuda_plan);
     /* A rank that found a difference goes on with the others, so the collective frees match. */
     for (int i = 0; i < N_BUFFERS; i++)
-        code |= twin_free(group, code & FAILED, &s.b[i]);
+        code |= mirror_free(group, code & FAILED, &s.b[i]);
     return code;
 }

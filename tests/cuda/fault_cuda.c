@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault_cuda [--ranks N] [--nodes N [--network NAME]] [--only SCENE]: the last rank is killed, stopped, late, gone, or
- * stuck on its device while the others dispatch or combine; or it is killed while its rows move. On symmetric memory,
- * and on ordinary memory, whose rows are copied meanwhile. Each of the others must get a status that names it within
- * the deadline, with the CUDA context alive, and go on in a new group. Exit 77 when there is no GPU.
+ * fault_cuda [--ranks N] [--nodes N [--network NAME]] [--only SCENARIO]: the last rank is killed, stopped, late, gone,
+ * or stuck on its device while the others dispatch or combine; or it is killed while its rows move. On symmetric
+ * memory, and on ordinary memory, whose rows are copied meanwhile. Each of the others must get a status that names it
+ * within the deadline, with the CUDA context alive, and go on in a new group. Exit 77 when there is no GPU.
  */
 #include "case.h"
 
@@ -69,7 +69,7 @@ static bool dies_of(enum fault fault)
     return fault == KILL || fault == AMID || fault == ELSEWHERE || is_replayed(fault);
 }
 
-struct scene {
+struct scenario {
     ep_boot_shm *second;
     const struct kind *kind;
     _Atomic int *victim_pid; /* that all see */
@@ -77,7 +77,7 @@ struct scene {
 
 struct state {
     struct group group;
-    const struct scene *scene;
+    const struct scenario *scenario;
     const struct kind *kind;
     int victim;
     ep_plan *plan;
@@ -122,7 +122,7 @@ static int suffer(struct state *s)
     static struct hold hold; /* which outlives a failure */
     cudaStream_t stuck;
 
-    atomic_store(s->scene->victim_pid, (int)getpid());
+    atomic_store(s->scenario->victim_pid, (int)getpid());
     switch (s->kind->fault) {
     case KILL:
         kill(getpid(), SIGKILL);
@@ -195,7 +195,7 @@ static int replay(struct state *s, ep_status *ret_status)
 {
     cudaGraphExec_t exec;
 
-    atomic_store(s->scene->victim_pid, (int)getpid());
+    atomic_store(s->scenario->victim_pid, (int)getpid());
     s->stream = s->group.stream;
     TRY(capture_begin(&s->group));
     if (s->kind->fault == UPDATED)
@@ -360,7 +360,7 @@ static int open_host(struct state *s)
 
     config.backend = "host";
     config.timeout_ms = TIMEOUT_MS;
-    CALL(ep_boot_shm_join(s->scene->second, s->group.rank, &boot));
+    CALL(ep_boot_shm_join(s->scenario->second, s->group.rank, &boot));
     group_divide(&boot, &config);
     CALL(ep_comm_new(&boot, &config, &s->group.host));
     return 0;
@@ -368,8 +368,8 @@ static int open_host(struct state *s)
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    const struct scene *scene = argument;
-    struct state state = {.scene = scene, .kind = scene->kind, .victim = boot->nranks - 1}, *s = &state;
+    const struct scenario *scenario = argument;
+    struct state state = {.scenario = scenario, .kind = scenario->kind, .victim = boot->nranks - 1}, *s = &state;
     int code = group_open(boot, NULL, TIMEOUT_MS, &s->group);
 
     if (!code)
@@ -379,31 +379,31 @@ static int run_rank(const ep_boot *boot, void *argument)
     if (!code && s->group.cuda)
         code = go_on(s);
     /* A rank that is stopped ends in no other way. */
-    if (s->group.rank == 0 && scene->kind->fault == STOP && atomic_load(scene->victim_pid))
-        kill((pid_t)atomic_load(scene->victim_pid), SIGKILL);
+    if (s->group.rank == 0 && scenario->kind->fault == STOP && atomic_load(scenario->victim_pid))
+        kill((pid_t)atomic_load(scenario->victim_pid), SIGKILL);
     group_close(&s->group, code);
     return code;
 }
 
-static int run_scene(struct options *options, const struct kind *kind)
+static int run_scenario(struct options *options, const struct kind *kind)
 {
     bool dies = kind->fault == STOP || dies_of(kind->fault);
-    struct scene scene = {.kind = kind, .victim_pid = share(sizeof(*scene.victim_pid))};
+    struct scenario scenario = {.kind = kind, .victim_pid = share(sizeof(*scenario.victim_pid))};
     struct launch launch = {.name = kind->name,
                             .ranks = options->ranks,
                             .seconds = 60,
                             .victim = dies ? options->ranks - 1 : -1,
                             .run = run_rank,
-                            .argument = &scene};
+                            .argument = &scenario};
     int code = 1;
 
     if (!options_want(options, launch.name))
         return SKIPPED;
-    if (scene.victim_pid && ep_boot_shm_new(options->ranks, &scene.second) == EP_OK)
+    if (scenario.victim_pid && ep_boot_shm_new(options->ranks, &scenario.second) == EP_OK)
         code = launch_ranks(&launch);
     else
         test_say("%s", ep_last_error());
-    ep_boot_shm_free(scene.second);
+    ep_boot_shm_free(scenario.second);
     printf("fault_cuda: %d ranks, %s: %s\n", options->ranks, launch.name, verdict_of(code));
     fflush(stdout);
     return code;
@@ -417,6 +417,6 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 2, &options))
         return 2;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
-        code = worse_of(code, run_scene(&options, &kinds[i]));
+        code = worse_of(code, run_scenario(&options, &kinds[i]));
     return options_code(&options, code);
 }

@@ -114,7 +114,7 @@ bool options_read(int argc, char **argv, int least, struct options *options)
             options->seed = (uint64_t)number;
         } else {
             test_say(
-                "%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENE, --nodes N, "
+                "%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENARIO, --nodes N, "
                 "--network NAME, --slow N%s",
                 argv[i], options->rounds ? ", --rounds N" : "");
             return false;
@@ -123,9 +123,9 @@ bool options_read(int argc, char **argv, int least, struct options *options)
     return true;
 }
 
-bool options_want(struct options *options, const char *scene)
+bool options_want(struct options *options, const char *scenario)
 {
-    if (options->only && strcmp(options->only, scene) != 0)
+    if (options->only && strcmp(options->only, scenario) != 0)
         return false;
     options->found = true;
     return true;
@@ -135,13 +135,13 @@ int options_code(const struct options *options, int code)
 {
     if (options->found)
         return code;
-    test_say("there is no scene %s", options->only);
+    test_say("there is no scenario %s", options->only);
     return 2;
 }
 
 /* --- ranks ------------------------------------------------------------------------------------------------------ */
 
-int launch_scene(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second)
+int launch_scenario(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second)
 {
     int code = 1;
 
@@ -158,14 +158,14 @@ int launch_scene(struct options *options, const char *program, const struct laun
     return code;
 }
 
-struct scene_job {
-    const struct scene_run *run;
+struct scenario_job {
+    const struct scenario_run *run;
     ep_boot_shm *second;
 };
 
-static int run_scene_rank(const ep_boot *boot, void *argument)
+static int run_scenario_rank(const ep_boot *boot, void *argument)
 {
-    const struct scene_job *job = argument;
+    const struct scenario_job *job = argument;
     struct group group;
     int code = group_open(boot, job->second, job->run->timeout_ms, &group);
 
@@ -178,14 +178,14 @@ static int run_scene_rank(const ep_boot *boot, void *argument)
     return code;
 }
 
-int run_group_scene(struct options *options, struct scene_run run)
+int run_group_scenario(struct options *options, struct scenario_run run)
 {
-    struct scene_job job = {.run = &run};
+    struct scenario_job job = {.run = &run};
     struct launch launch = {.name = run.name,
                             .ranks = options->ranks,
                             .seconds = run.seconds,
                             .victim = -1,
-                            .run = run_scene_rank,
+                            .run = run_scenario_rank,
                             .argument = &job};
 
     run.seed = options->seed;
@@ -195,17 +195,17 @@ int run_group_scene(struct options *options, struct scene_run run)
         if (!run.shared)
             return FAILED;
     }
-    return launch_scene(options, run.program, &launch, &job.second);
+    return launch_scenario(options, run.program, &launch, &job.second);
 }
 
-int run_group_scenes(struct options *options, struct scene_run run, const void *scenes, size_t n, size_t bytes)
+int run_group_scenarios(struct options *options, struct scenario_run run, const void *scenarios, size_t n, size_t bytes)
 {
     int code = SKIPPED;
 
     for (size_t i = 0; i < n; i++) {
-        run.scene = (const char *)scenes + i * bytes;
-        run.name = *(const char *const *)run.scene;
-        code = worse_of(code, run_group_scene(options, run));
+        run.scenario = (const char *)scenarios + i * bytes;
+        run.name = *(const char *const *)run.scenario;
+        code = worse_of(code, run_group_scenario(options, run));
     }
     return options_code(options, code);
 }

@@ -51,26 +51,26 @@ struct options {
     int ranks;
     int rounds; /* 0: the program has no --rounds */
     uint64_t seed;
-    const char *only; /* NULL: all scenes */
+    const char *only; /* NULL: all scenarios */
     bool found;       /* it is one of them */
 };
 
 /*
- * --ranks N (from `least` on), --rounds N, --seed N, --only SCENE, --slow N for group_slow; values before the call are
- * the defaults. false after a usage error: the program ends with 2.
+ * --ranks N (from `least` on), --rounds N, --seed N, --only SCENARIO, --slow N for group_slow; values before the call
+ * are the defaults. false after a usage error: the program ends with 2.
  */
 bool options_read(int argc, char **argv, int least, struct options *options);
 
-/* Is this scene to be run? */
-bool options_want(struct options *options, const char *scene);
+/* Is this scenario to be run? */
+bool options_want(struct options *options, const char *scenario);
 
-/* The exit code of a program whose scenes gave `code`: 2 when the one that was asked for is none of them. */
+/* The exit code of a program whose scenarios gave `code`: 2 when the one that was asked for is none of them. */
 int options_code(const struct options *options, int code);
 
 /* --- ranks ------------------------------------------------------------------------------------------------------ */
 
 struct launch {
-    const char *name; /* of the program and the scene, for what is said */
+    const char *name; /* of the program and the scenario, for what is said */
     int ranks, seconds;
     bool threads;
     int victim; /* rank that is killed by SIGKILL; -1: none */
@@ -85,10 +85,10 @@ struct launch {
 int launch_ranks(const struct launch *launch);
 
 /*
- * If the scene that `launch` names is wanted: its ranks, with a meeting place of its own for their second communicator,
- * and a line with the verdict. What launch_ranks() returns, or SKIPPED.
+ * If the scenario that `launch` names is wanted: its ranks, with a meeting place of its own for their second
+ * communicator, and a line with the verdict. What launch_ranks() returns, or SKIPPED.
  */
-int launch_scene(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second);
+int launch_scenario(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second);
 
 /* Of two parts of a program: a failure wins, and SKIPPED is left only when neither ran. */
 int worse_of(int a, int b);
@@ -134,28 +134,29 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
 /* After a failure (code not 0) the peers are told. */
 void group_close(struct group *group, int code);
 
-/* A scene that all ranks of a group run. */
-struct scene_run {
+/* A scenario that all ranks of a group run. */
+struct scenario_run {
     const char *program, *name;
     int timeout_ms, seconds; /* of the group; of all ranks */
     size_t shared_bytes;     /* 0: none */
     /* On each rank, between group_open() and group_close(): 0, DIFFERS or FAILED of call.h. */
-    int (*run)(const struct scene_run *run, const struct group *group);
-    const void *scene; /* the program's own description of it */
-    /* By run_group_scene(): what the ranks share, [shared_bytes] and zeroed; of the options. */
+    int (*run)(const struct scenario_run *run, const struct group *group);
+    const void *scenario; /* the program's own description of it */
+    /* By run_group_scenario(): what the ranks share, [shared_bytes] and zeroed; of the options. */
     void *shared;
     uint64_t seed;
     int rounds;
 };
 
 /* If it is wanted. What launch_ranks() returns, or SKIPPED. */
-int run_group_scene(struct options *options, struct scene_run run);
+int run_group_scenario(struct options *options, struct scenario_run run);
 
 /*
  * All of a program's, `n` descriptions of so many bytes, each of which begins with a name: `run` but for what differs.
  * Returns the exit code of the program.
  */
-int run_group_scenes(struct options *options, struct scene_run run, const void *scenes, size_t n, size_t bytes);
+int run_group_scenarios(struct options *options, struct scenario_run run, const void *scenarios, size_t n,
+                        size_t bytes);
 
 /* The ranks have come; by the host backend. */
 int group_meet(const struct group *group);

@@ -176,5 +176,5 @@ int main(int argc, char **argv)
     job.seed = options.seed;
     job.layers = options.rounds;
     launch.ranks = options.ranks;
-    return options_code(&options, launch_scene(&options, "layer_cuda", &launch, &job.second));
+    return options_code(&options, launch_scenario(&options, "layer_cuda", &launch, &job.second));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_async_cuda [--ranks N] [--seed N] [--only SCENE]: low-latency calls that nobody waits for.
+ * ll_async_cuda [--ranks N] [--seed N] [--only SCENARIO]: low-latency calls that nobody waits for.
  *
  * flight: many calls queued behind a stream that stands still; they return, and give what the host backend gives. With
  * both sums.
@@ -41,10 +41,10 @@ static const struct bad {
 };
 enum { N_BADS = sizeof(bads) / sizeof(bads[0]) };
 
-struct scene {
+struct scenario {
     ep_boot_shm *second, *third; /* for the host backend, for the new group */
     const struct bad *bad;       /* NULL: flight or hooks */
-    int (*run)(struct group *group, struct scene *scene);
+    int (*run)(struct group *group, struct scenario *scenario);
     _Atomic int *go; /* [2 * PASSES] */
     uint64_t seed;
     int culprit;
@@ -68,14 +68,15 @@ static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden
     return config;
 }
 
-static uint64_t seed_of(const struct group *g, const struct scene *scene, int pass, int i)
+static uint64_t seed_of(const struct group *g, const struct scenario *scenario, int pass, int i)
 {
-    return scene->seed * 7919u + (uint64_t)(pass * 1000 + i * 40 + g->rank);
+    return scenario->seed * 7919u + (uint64_t)(pass * 1000 + i * 40 + g->rank);
 }
 
 /* --- flight ------------------------------------------------------------------------------------------------------ */
 
-static int new_flight(const struct group *g, const struct scene *scene, const struct ll_pair *pair, struct exchange **x)
+static int new_flight(const struct group *g, const struct scenario *scenario, const struct ll_pair *pair,
+                      struct exchange **x)
 {
     static const struct ll_round rounds[IN_FLIGHT] = {
         {.format = LL_BF16, .echo = true, .dispatch_flags = TEST_ASYNC, .combine_flags = TEST_ASYNC, .sources = true},
@@ -93,13 +94,13 @@ static int new_flight(const struct group *g, const struct scene *scene, const st
 
         round.n_tokens = (g->rank + i) % 3 == 0 ? 0 : 24 + 3 * g->rank % 16;
         round.idx_type = i % 2 ? EP_I32 : EP_I64;
-        round.seed = seed_of(g, scene, 0, i);
+        round.seed = seed_of(g, scenario, 0, i);
         TRY(exchange_new(pair, &round, &x[i]));
     }
     return 0;
 }
 
-static int fly(struct group *g, struct scene *scene, struct exchange **x)
+static int fly(struct group *g, struct scenario *scenario, struct exchange **x)
 {
     int code = PASSED;
 
@@ -109,13 +110,13 @@ static int fly(struct group *g, struct scene *scene, struct exchange **x)
         code |= exchange_compare(x[i], "first pass");
     for (int pass = 0; pass < PASSES; pass++) {
         static struct hold hold; /* which outlives a failure */
-        _Atomic int *go = &scene->go[pass + (scene->sum ? PASSES : 0)];
+        _Atomic int *go = &scenario->go[pass + (scenario->sum ? PASSES : 0)];
 
         hold = (struct hold){.word = go, .ms = 20000};
-        test_where("rank %d of %d, flight, %s, pass %d (seed %llu)", g->rank, g->nranks, sum_name(scene->sum), pass,
-                   (unsigned long long)scene->seed);
+        test_where("rank %d of %d, flight, %s, pass %d (seed %llu)", g->rank, g->nranks, sum_name(scenario->sum), pass,
+                   (unsigned long long)scenario->seed);
         for (int i = 0; i < IN_FLIGHT; i++)
-            TRY(exchange_load(x[i], seed_of(g, scene, pass + 1, i)));
+            TRY(exchange_load(x[i], seed_of(g, scenario, pass + 1, i)));
         TRY(hold_stream(g->stream, &hold));
         TRY(exchange_call_all(x, IN_FLIGHT, true));
         EXPECT(!atomic_load(&hold.ended) && cudaStreamQuery(g->stream) == cudaErrorNotReady,
@@ -138,17 +139,17 @@ static int fly(struct group *g, struct scene *scene, struct exchange **x)
     return code;
 }
 
-static int run_flight(struct group *g, struct scene *scene)
+static int run_flight(struct group *g, struct scenario *scenario)
 {
-    const ep_ll_config config = config_for(g, 48, 1024, scene->sum);
+    const ep_ll_config config = config_for(g, 48, 1024, scenario->sum);
     struct exchange *x[IN_FLIGHT] = {NULL};
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
     if (!code)
-        code = new_flight(g, scene, &pair, x);
+        code = new_flight(g, scenario, &pair, x);
     if (!code)
-        code = fly(g, scene, x);
+        code = fly(g, scenario, x);
     for (int i = 0; i < IN_FLIGHT; i++)
         code |= exchange_free(x[i], code);
     ll_pair_close(&pair);
@@ -170,16 +171,16 @@ static int finish_late(struct group *g, struct exchange *x)
     return 0;
 }
 
-static int use_hooks(struct group *g, struct scene *scene, struct exchange *x)
+static int use_hooks(struct group *g, struct scenario *scenario, struct exchange *x)
 {
     int code = PASSED;
 
     for (int pass = 0; pass < 2 * PASSES; pass++) {
         uint32_t flags = EP_LL_RECV_HOOK | (pass % 2 ? TEST_ASYNC : 0);
 
-        test_where("rank %d of %d, hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scene->sum), pass,
-                   pass % 2 ? ", asynchronous" : "", (unsigned long long)scene->seed);
-        TRY(exchange_load(x, seed_of(g, scene, pass, 0)));
+        test_where("rank %d of %d, hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scenario->sum), pass,
+                   pass % 2 ? ", asynchronous" : "", (unsigned long long)scenario->seed);
+        TRY(exchange_load(x, seed_of(g, scenario, pass, 0)));
         TRY(expect_status("ep_ll_finish before all", exchange_finish(x), EP_E_STATE, NULL));
         CALL(exchange_dispatch(x, flags));
         TRY(expect_status("ep_ll_combine with an open hook", exchange_combine(x, flags), EP_E_STATE, "ep_ll_finish"));
@@ -222,24 +223,24 @@ static int open_two(struct group *g, struct exchange **x, uint32_t flags)
     return exchange_compare(x[1], "a dispatch with a combine open before it");
 }
 
-static int use_two_hooks(struct group *g, struct scene *scene, struct exchange **x)
+static int use_two_hooks(struct group *g, struct scenario *scenario, struct exchange **x)
 {
     int code = PASSED;
 
     for (int pass = 0; pass < 2 * PASSES; pass++) {
-        test_where("rank %d of %d, two hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scene->sum),
-                   pass, pass % 2 ? ", asynchronous" : "", (unsigned long long)scene->seed);
+        test_where("rank %d of %d, two hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scenario->sum),
+                   pass, pass % 2 ? ", asynchronous" : "", (unsigned long long)scenario->seed);
         for (int i = 0; i < 2; i++)
-            TRY(exchange_load(x[i], seed_of(g, scene, pass, i)));
+            TRY(exchange_load(x[i], seed_of(g, scenario, pass, i)));
         code |= open_two(g, x, EP_LL_RECV_HOOK | (pass % 2 ? TEST_ASYNC : 0));
         CALL(ep_comm_async_error(g->cuda));
     }
     return code;
 }
 
-static int run_hooks(struct group *g, struct scene *scene)
+static int run_hooks(struct group *g, struct scenario *scenario)
 {
-    const ep_ll_config config = config_for(g, 32, 512, scene->sum);
+    const ep_ll_config config = config_for(g, 32, 512, scenario->sum);
     struct ll_round round = {.n_tokens = 20 + g->rank, .format = LL_F32, .idx_type = EP_I64, .sources = true};
     struct exchange *x[2] = {NULL};
     struct ll_pair pair;
@@ -248,9 +249,9 @@ static int run_hooks(struct group *g, struct scene *scene)
     for (int i = 0; i < 2 && !code; i++)
         code = exchange_new(&pair, &round, &x[i]);
     if (!code)
-        code = use_hooks(g, scene, x[0]);
+        code = use_hooks(g, scenario, x[0]);
     if (!code)
-        code = use_two_hooks(g, scene, x);
+        code = use_two_hooks(g, scenario, x);
     for (int i = 0; i < 2; i++)
         code |= exchange_free(x[i], code);
     ll_pair_close(&pair);
@@ -261,7 +262,7 @@ static int run_hooks(struct group *g, struct scene *scene)
 
 struct attempt {
     struct group *group;
-    const struct scene *scene;
+    const struct scenario *scenario;
     struct exchange *x;
     cudaGraphExec_t dispatch, combine;
     bool open;   /* a hook: ep_ll_finish() is the next call */
@@ -270,7 +271,7 @@ struct attempt {
 
 static bool is_culprit(const struct attempt *a)
 {
-    return a->group->rank == a->scene->culprit;
+    return a->group->rank == a->scenario->culprit;
 }
 
 static int capture(struct attempt *a)
@@ -291,22 +292,22 @@ static int may_know(struct attempt *a, const char *call, ep_status status)
     a->failed = true;
     if (is_culprit(a))
         return expect_status(call, status, EP_E_ROUTING, NULL);
-    EXPECT(names_rank(ep_last_error(), a->scene->culprit), "%s gave %s (%s) without the culprit, rank %d", call,
-           ep_status_name(status), ep_last_error(), a->scene->culprit);
+    EXPECT(names_rank(ep_last_error(), a->scenario->culprit), "%s gave %s (%s) without the culprit, rank %d", call,
+           ep_status_name(status), ep_last_error(), a->scenario->culprit);
     return 0;
 }
 
 static int must_know(struct attempt *a, const char *call, ep_status status)
 {
-    EXPECT(status != EP_OK, "%s is EP_OK, though rank %d had %s", call, a->scene->culprit,
-           spoil_names[a->scene->bad->spoil]);
+    EXPECT(status != EP_OK, "%s is EP_OK, though rank %d had %s", call, a->scenario->culprit,
+           spoil_names[a->scenario->bad->spoil]);
     return may_know(a, call, status);
 }
 
 /* The dispatch, or the combine. */
 static int queue_half(struct attempt *a, bool dispatches)
 {
-    enum how how = a->scene->bad->how;
+    enum how how = a->scenario->bad->how;
     uint32_t flags = TEST_ASYNC | (how == HOOKS ? EP_LL_RECV_HOOK : 0);
 
     if (how == GRAPHS) {
@@ -324,7 +325,7 @@ static int queue_half(struct attempt *a, bool dispatches)
     /* When the first half is complete, a rank knows of its own routing. */
     a->open = true;
     CUDA(cudaStreamSynchronize(a->group->stream));
-    if (is_culprit(a) && dispatches == (a->scene->bad->spoil != SPOIL_OTHER))
+    if (is_culprit(a) && dispatches == (a->scenario->bad->spoil != SPOIL_OTHER))
         TRY(must_know(a, "ep_ll_finish", exchange_finish(a->x)));
     else
         TRY(may_know(a, "ep_ll_finish", exchange_finish(a->x)));
@@ -339,8 +340,8 @@ static int check_failed(struct attempt *a)
         ep_status status = ep_comm_async_error(a->group->cuda);
 
         EXPECT(status != EP_OK && (status == EP_E_ROUTING || !is_culprit(a)),
-               "ep_comm_async_error is %s, though rank %d had %s", ep_status_name(status), a->scene->culprit,
-               spoil_names[a->scene->bad->spoil]);
+               "ep_comm_async_error is %s, though rank %d had %s", ep_status_name(status), a->scenario->culprit,
+               spoil_names[a->scenario->bad->spoil]);
         if (a->open)
             TRY(must_know(a, "ep_ll_finish once more", exchange_finish(a->x)));
         else
@@ -369,18 +370,18 @@ static int check_context(struct attempt *a)
 
 static int spoil_one(struct attempt *a)
 {
-    const struct scene *scene = a->scene;
-    bool mine = is_culprit(a), other = scene->bad->spoil == SPOIL_OTHER;
+    const struct scenario *scenario = a->scenario;
+    bool mine = is_culprit(a), other = scenario->bad->spoil == SPOIL_OTHER;
     double begin, took;
 
-    TRY(exchange_load(a->x, scene->seed * 31 + (uint64_t)a->group->rank));
+    TRY(exchange_load(a->x, scenario->seed * 31 + (uint64_t)a->group->rank));
     if (mine && !other)
-        TRY(exchange_spoil(a->x, scene->bad->spoil));
+        TRY(exchange_spoil(a->x, scenario->bad->spoil));
     TRY(group_meet(a->group));
     begin = now_ms();
     TRY(queue_half(a, true));
     if (mine && other)
-        TRY(exchange_spoil(a->x, scene->bad->spoil));
+        TRY(exchange_spoil(a->x, scenario->bad->spoil));
     TRY(queue_half(a, false));
     CUDA(cudaStreamSynchronize(a->group->stream));
     took = now_ms() - begin;
@@ -395,29 +396,29 @@ static int spoil_one(struct attempt *a)
     if (other && !mine)
         TRY(check_failed(a));
     if (a->group->rank == 0)
-        printf("ll_async_cuda: %s: after %.0f ms: %s\n", scene->bad->name, took, ep_last_error());
+        printf("ll_async_cuda: %s: after %.0f ms: %s\n", scenario->bad->name, took, ep_last_error());
     TRY(check_context(a));
     return group_meet(a->group);
 }
 
 /* An exchange on a new ep_ll, which works; `spoils`: then it is spoilt. */
-static int with_exchange(struct group *g, const struct scene *scene, const char *phase, bool spoils)
+static int with_exchange(struct group *g, const struct scenario *scenario, const char *phase, bool spoils)
 {
-    const ep_ll_config config = config_for(g, 32, 512, scene->sum);
+    const ep_ll_config config = config_for(g, 32, 512, scenario->sum);
     struct ll_round round = {.n_tokens = 24, .format = LL_BF16, .echo = true, .idx_type = EP_I64};
-    struct attempt attempt = {.group = g, .scene = scene};
+    struct attempt attempt = {.group = g, .scenario = scenario};
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    test_where("rank %d of %d, %s %s, %s (seed %llu), the culprit is rank %d", g->rank, g->nranks, scene->bad->name,
-               phase, sum_name(scene->sum), (unsigned long long)scene->seed, scene->culprit);
+    test_where("rank %d of %d, %s %s, %s (seed %llu), the culprit is rank %d", g->rank, g->nranks, scenario->bad->name,
+               phase, sum_name(scenario->sum), (unsigned long long)scenario->seed, scenario->culprit);
     round.dispatch_flags = round.combine_flags = TEST_ASYNC;
-    round.seed = scene->seed + (uint64_t)g->rank;
+    round.seed = scenario->seed + (uint64_t)g->rank;
     if (!code)
         code = exchange_new(&pair, &round, &attempt.x);
     for (int pass = 0; pass < 2 && !code; pass++)
         code = exchange_call_all(&attempt.x, 1, false) | exchange_compare(attempt.x, phase);
-    if (!code && spoils && scene->bad->how == GRAPHS)
+    if (!code && spoils && scenario->bad->how == GRAPHS)
         code = capture(&attempt);
     if (!code && spoils)
         code = spoil_one(&attempt);
@@ -430,7 +431,7 @@ static int with_exchange(struct group *g, const struct scene *scene, const char 
     return code;
 }
 
-static int make_anew(struct group *g, struct scene *scene)
+static int make_anew(struct group *g, struct scenario *scenario)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm_info info = {.size = sizeof(info)};
@@ -439,13 +440,13 @@ static int make_anew(struct group *g, struct scene *scene)
 
     config.backend = "cuda";
     config.timeout_ms = TIMEOUT_MS;
-    if (scene->bad->shrinks)
+    if (scenario->bad->shrinks)
         CALL(ep_comm_shrink(g->cuda, NULL, &next));
     TRY(group_meet(g));
     ep_comm_free(g->cuda);
     g->cuda = next;
-    if (!scene->bad->shrinks) {
-        CALL(ep_boot_shm_join(scene->third, g->rank, &boot));
+    if (!scenario->bad->shrinks) {
+        CALL(ep_boot_shm_join(scenario->third, g->rank, &boot));
         CALL(ep_comm_new(&boot, &config, &g->cuda));
     }
     CALL(ep_comm_get_info(g->cuda, &info));
@@ -453,63 +454,64 @@ static int make_anew(struct group *g, struct scene *scene)
     return 0;
 }
 
-static int run_bad(struct group *g, struct scene *scene)
+static int run_bad(struct group *g, struct scenario *scenario)
 {
-    TRY(with_exchange(g, scene, "before", true));
-    TRY(make_anew(g, scene));
-    return with_exchange(g, scene, "in the new group", false);
+    TRY(with_exchange(g, scenario, "before", true));
+    TRY(make_anew(g, scenario));
+    return with_exchange(g, scenario, "in the new group", false);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- */
 
-static int run_sums(struct group *g, struct scene *scene)
+static int run_sums(struct group *g, struct scenario *scenario)
 {
     int code = PASSED;
 
-    if (scene->bad)
-        return scene->run(g, scene);
+    if (scenario->bad)
+        return scenario->run(g, scenario);
     for (int i = 0; i < 2 && !(code & FAILED); i++) {
-        scene->sum = i ? EP_LL_NO_PARTIAL_REDUCE : 0;
-        code |= scene->run(g, scene);
+        scenario->sum = i ? EP_LL_NO_PARTIAL_REDUCE : 0;
+        code |= scenario->run(g, scenario);
     }
     return code;
 }
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    struct scene *scene = argument;
+    struct scenario *scenario = argument;
     struct group group;
-    int code = group_open(boot, scene->second, TIMEOUT_MS, &group);
+    int code = group_open(boot, scenario->second, TIMEOUT_MS, &group);
 
     if (!code)
-        code = run_sums(&group, scene);
+        code = run_sums(&group, scenario);
     group_close(&group, code);
     return code;
 }
 
-static int run_scene(struct options *options, int index)
+static int run_scenario(struct options *options, int index)
 {
-    struct scene scene = {.seed = options->seed, .culprit = index % options->ranks};
-    struct launch launch = {.ranks = options->ranks, .seconds = 100, .victim = -1, .run = run_rank, .argument = &scene};
+    struct scenario scenario = {.seed = options->seed, .culprit = index % options->ranks};
+    struct launch launch = {
+        .ranks = options->ranks, .seconds = 100, .victim = -1, .run = run_rank, .argument = &scenario};
     int code = 1;
 
-    scene.bad = index < N_BADS ? &bads[index] : NULL;
-    scene.sum = index % 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
-    scene.run = scene.bad ? run_bad : index == N_BADS ? run_flight : run_hooks;
-    launch.name = scene.bad ? scene.bad->name : index == N_BADS ? "flight" : "hooks";
+    scenario.bad = index < N_BADS ? &bads[index] : NULL;
+    scenario.sum = index % 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
+    scenario.run = scenario.bad ? run_bad : index == N_BADS ? run_flight : run_hooks;
+    launch.name = scenario.bad ? scenario.bad->name : index == N_BADS ? "flight" : "hooks";
     if (!options_want(options, launch.name))
         return SKIPPED;
-    scene.go = share(2 * (size_t)PASSES * sizeof(*scene.go));
-    if (ep_boot_shm_new(options->ranks, &scene.second) == EP_OK &&
-        ep_boot_shm_new(options->ranks, &scene.third) == EP_OK && scene.go)
+    scenario.go = share(2 * (size_t)PASSES * sizeof(*scenario.go));
+    if (ep_boot_shm_new(options->ranks, &scenario.second) == EP_OK &&
+        ep_boot_shm_new(options->ranks, &scenario.third) == EP_OK && scenario.go)
         code = launch_ranks(&launch);
     else
         test_say("%s", ep_last_error());
-    ep_boot_shm_free(scene.second);
-    ep_boot_shm_free(scene.third);
-    printf("ll_async_cuda: %d ranks, %s%s%s%s%s: %s\n", options->ranks, launch.name, scene.bad ? " in " : "",
-           scene.bad ? how_names[scene.bad->how] : "", scene.bad ? ", " : "", scene.bad ? sum_name(scene.sum) : "",
-           verdict_of(code));
+    ep_boot_shm_free(scenario.second);
+    ep_boot_shm_free(scenario.third);
+    printf("ll_async_cuda: %d ranks, %s%s%s%s%s: %s\n", options->ranks, launch.name, scenario.bad ? " in " : "",
+           scenario.bad ? how_names[scenario.bad->how] : "", scenario.bad ? ", " : "",
+           scenario.bad ? sum_name(scenario.sum) : "", verdict_of(code));
     fflush(stdout);
     return code;
 }
@@ -522,6 +524,6 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 1, &options))
         return 2;
     for (int i = N_BADS + 1; i >= 0; i--)
-        code = worse_of(code, run_scene(&options, i));
+        code = worse_of(code, run_scenario(&options, i));
     return options_code(&options, code);
 }

@@ -28,7 +28,7 @@ struct exchange {
     uint64_t call[2]; /* number of the dispatch on the host and on the device */
     const struct ll_pair *pair;
     struct ll_round round;
-    struct twin b[N_BUFFERS];
+    struct mirror b[N_BUFFERS];
 };
 
 int ll_pair_open(const struct group *group, const ep_ll_config *config, struct ll_pair *ret_pair)
@@ -98,8 +98,8 @@ static int make_buffers(struct exchange *x)
     for (int i = 0; i < N_BUFFERS; i++) {
         bool symmetric = round->symmetric && (i == RECV_X || i == RECV_SCALES || i == ANSWER);
 
-        TRY(twin_new(x->pair->group, names[i], sizes[i].n * sizes[i].bytes, symmetric ? SYMMETRIC : ORDINARY,
-                     &x->b[i]));
+        TRY(mirror_new(x->pair->group, names[i], sizes[i].n * sizes[i].bytes, symmetric ? SYMMETRIC : ORDINARY,
+                       &x->b[i]));
         x->b[i].row_bytes = sizes[i].bytes;
     }
     return 0;
@@ -208,7 +208,7 @@ ep_status exchange_dispatch(struct exchange *x, uint32_t flags)
 /* Into the library's buffer the rows come by a copy in the order of the stream, as an expert's kernel would write. */
 ep_status exchange_combine(struct exchange *x, uint32_t flags)
 {
-    const struct twin *from = &x->b[x->round.echo ? RECV_X : ANSWER];
+    const struct mirror *from = &x->b[x->round.echo ? RECV_X : ANSWER];
     void *buffer = NULL;
     ep_status status;
 
@@ -268,13 +268,13 @@ int exchange_load(struct exchange *x, uint64_t seed)
     x->round.seed = seed;
     fill_inputs(x);
     for (int i = X; i <= WEIGHTS; i++)
-        TRY(twin_push(group, &x->b[i]));
+        TRY(mirror_push(group, &x->b[i]));
     for (int i = RECV_X; i < N_BUFFERS; i++)
-        TRY(twin_poison(group, &x->b[i]));
+        TRY(mirror_poison(group, &x->b[i]));
     CALL(dispatch(x, x->pair->host, false, 0));
     if (!x->round.echo) {
         fill_answer(x);
-        TRY(twin_push(group, &x->b[ANSWER]));
+        TRY(mirror_push(group, &x->b[ANSWER]));
     }
     CALL(combine(x, x->pair->host, false, NULL, 0));
     CUDA(cudaStreamSynchronize(group->stream));
@@ -300,9 +300,9 @@ int exchange_reweigh(struct exchange *x, uint64_t seed)
     const struct group *group = x->pair->group;
 
     fill_edgy_weights(x, seed);
-    TRY(twin_push(group, &x->b[WEIGHTS]));
+    TRY(mirror_push(group, &x->b[WEIGHTS]));
     for (int i = RECV_X; i < N_BUFFERS; i++)
-        TRY(twin_poison(group, &x->b[i]));
+        TRY(mirror_poison(group, &x->b[i]));
     CALL(dispatch(x, x->pair->host, false, 0));
     CALL(combine(x, x->pair->host, false, NULL, 0));
     CUDA(cudaStreamSynchronize(group->stream));
@@ -324,7 +324,7 @@ int exchange_new(const struct ll_pair *pair, const struct ll_round *round, struc
 int exchange_poison(struct exchange *x)
 {
     for (int i = RECV_X; i < N_BUFFERS; i++)
-        TRY(twin_poison_device(x->pair->group, &x->b[i]));
+        TRY(mirror_poison_device(x->pair->group, &x->b[i]));
     return 0;
 }
 
@@ -333,16 +333,16 @@ int exchange_compare(struct exchange *x, const char *phase)
     int code = PASSED;
 
     for (int i = RECV_X; i < N_BUFFERS; i++)
-        code |= twin_compare(x->pair->group, &x->b[i], phase);
+        code |= mirror_compare(x->pair->group, &x->b[i], phase);
     return code;
 }
 
-const struct twin *exchange_weights(const struct exchange *x)
+const struct mirror *exchange_weights(const struct exchange *x)
 {
     return &x->b[WEIGHTS];
 }
 
-const struct twin *exchange_out(const struct exchange *x)
+const struct mirror *exchange_out(const struct exchange *x)
 {
     return &x->b[OUT];
 }
@@ -352,7 +352,7 @@ int exchange_free(struct exchange *x, bool failed)
     int code = PASSED;
 
     for (int i = 0; x && i < N_BUFFERS; i++)
-        code |= twin_free(x->pair->group, failed, &x->b[i]);
+        code |= mirror_free(x->pair->group, failed, &x->b[i]);
     free(x);
     return code;
 }
@@ -386,7 +386,7 @@ int exchange_spoil(struct exchange *x, enum spoil spoil)
     size_t topk = (size_t)config->topk, first = ((size_t)x->round.n_tokens - 1) * topk;
     const int64_t last[N_SPOILS] = {
         [SPOIL_BEYOND] = config->n_experts, [SPOIL_BELOW] = -2, [SPOIL_WIDE] = INT64_C(1) << 32};
-    struct twin index = x->b[IDX];
+    struct mirror index = x->b[IDX];
     int code;
 
     EXPECT(x->round.n_tokens > 0 && (int)topk * 2 <= config->n_experts && topk > 1 &&
@@ -403,15 +403,15 @@ int exchange_spoil(struct exchange *x, enum spoil spoil)
                ep_dtype_bytes((ep_dtype)x->round.idx_type));
     else if (spoil != SPOIL_OTHER)
         set_choice(x, index.host, first + topk - 1, last[spoil]);
-    code = twin_push(x->pair->group, &index);
+    code = mirror_push(x->pair->group, &index);
     free(index.host);
     return code;
 }
 
 int exchange_mend(struct exchange *x)
 {
-    TRY(twin_push(x->pair->group, &x->b[IDX]));
-    return twin_push(x->pair->group, &x->b[WEIGHTS]);
+    TRY(mirror_push(x->pair->group, &x->b[IDX]));
+    return mirror_push(x->pair->group, &x->b[WEIGHTS]);
 }
 
 /* --- cases ------------------------------------------------------------------------------------------------------ */

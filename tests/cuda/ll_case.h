@@ -7,7 +7,7 @@
 #ifndef EP_TESTS_CUDA_LL_CASE_H
 #define EP_TESTS_CUDA_LL_CASE_H
 
-#include "twin.h"
+#include "mirror.h"
 
 enum ll_format { LL_BF16, LL_F32, LL_ROUNDED, LL_UE8M0, LL_FORMATS };
 
@@ -61,8 +61,8 @@ int exchange_call_all(struct exchange **x, int n, bool overlap);
 int exchange_compare(struct exchange *x, const char *phase);
 
 /* What a combine reads and writes: weights of this rank's tokens, and their sums. */
-const struct twin *exchange_weights(const struct exchange *x);
-const struct twin *exchange_out(const struct exchange *x);
+const struct mirror *exchange_weights(const struct exchange *x);
+const struct mirror *exchange_out(const struct exchange *x);
 
 /* Ways to spoil a routing. */
 enum spoil { SPOIL_TWICE, SPOIL_BEYOND, SPOIL_BELOW, SPOIL_WIDE, SPOIL_OTHER, N_SPOILS };

@@ -15,10 +15,10 @@
 
 enum { TOKENS = 64, HIDDEN = 2048 };
 
-static const struct scene {
+static const struct scenario {
     const char *name;
     bool late_dispatch, late_combine;
-} scenes[] = {{"dispatch", true, false}, {"combine", false, true}, {"both", true, true}};
+} scenarios[] = {{"dispatch", true, false}, {"combine", false, true}, {"both", true, true}};
 
 /* The first part of what the call gives; waits for the call. */
 static int copy_out(const void *from, void *pageable)
@@ -27,20 +27,20 @@ static int copy_out(const void *from, void *pageable)
     return 0;
 }
 
-static int run_round(const struct scene *scene, struct model *m, int round, void *pageable)
+static int run_round(const struct scenario *scenario, struct model *m, int round, void *pageable)
 {
     const struct group *g = m->group;
     uint32_t all = (uint32_t)(((uint64_t)1 << g->nranks) - 1);
     bool last = g->rank == g->nranks - 1;
 
-    test_where("rank %d of %d, %s, round %d", g->rank, g->nranks, scene->name, round);
+    test_where("rank %d of %d, %s, round %d", g->rank, g->nranks, scenario->name, round);
     TRY(model_load(m, round));
     TRY(group_meet(g));
-    if (last && scene->late_dispatch)
+    if (last && scenario->late_dispatch)
         sleep_ms(LATE_MS);
     CALL(model_dispatch(m, TEST_ASYNC));
     TRY(copy_out(m->recv, pageable));
-    if (last && scene->late_combine)
+    if (last && scenario->late_combine)
         sleep_ms(LATE_MS);
     CALL(model_combine(m, TEST_ASYNC));
     TRY(copy_out(m->out, pageable));
@@ -48,7 +48,7 @@ static int run_round(const struct scene *scene, struct model *m, int round, void
     return model_check(m, all, all);
 }
 
-static int run(const struct scene_run *run, const struct group *group)
+static int run(const struct scenario_run *run, const struct group *group)
 {
     void *pageable = malloc((size_t)HIDDEN * 2);
     struct group g = *group;
@@ -62,7 +62,7 @@ static int run(const struct scene_run *run, const struct group *group)
     g.stream = NULL;
     code = model_open(&g, TOKENS, HIDDEN, 0, NULL, &model);
     for (int round = 0; round < run->rounds && !code; round++)
-        code = run_round(run->scene, &model, round, pageable);
+        code = run_round(run->scenario, &model, round, pageable);
     model_close(&model);
     free(pageable);
     return code;
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 2, &options))
         return 2;
-    return run_group_scenes(
-        &options, (struct scene_run){.program = "ll_copy_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 60, .run = run},
-        scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+    return run_group_scenarios(
+        &options, (struct scenario_run){.program = "ll_copy_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 60, .run = run},
+        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_fault_cuda [--ranks N] [--nodes N [--network NAME]] [--slow N] [--seed N] [--only SCENE]: low latency when the
+ * ll_fault_cuda [--ranks N] [--nodes N [--network NAME]] [--slow N] [--seed N] [--only SCENARIO]: low latency when the
  * last rank is killed, late, stopped, stuck on its device, or has routing that is not valid in a call that nobody waits
  * for; by calls, with hooks, asynchronously and in captured graphs; with both sums. Or its combine is refused, for
  * routing that is not that of the dispatch, and then it dies, leaves, or does nothing more, while the others, whose
@@ -39,12 +39,12 @@ enum way {
 #define HOOK EP_LL_RECV_HOOK
 #define ASYNC TEST_ASYNC
 
-static const struct scene {
+static const struct scenario {
     const char *name;
     enum fault fault;
     unsigned ways;
     uint32_t flags; /* of all calls */
-} scenes[] = {
+} scenarios[] = {
     {"kill", KILL, 0, 0},
     {"kill-once", KILL, ONCE, 0},
     {"kill-masked", KILL, MASKS, 0},
@@ -87,7 +87,7 @@ struct page {
 };
 
 struct state {
-    const struct scene *scene;
+    const struct scenario *scenario;
     struct page *page;
     struct group group;
     struct model model;
@@ -97,33 +97,33 @@ struct state {
 };
 
 struct start {
-    const struct scene *scene;
+    const struct scenario *scenario;
     struct page *page;
 };
 
 static bool in_way(const struct state *s, unsigned ways)
 {
-    return (s->scene->ways & ways) == ways;
+    return (s->scenario->ways & ways) == ways;
 }
 
 /* --- rounds ------------------------------------------------------------------------------------------------------ */
 
 static int call_dispatch(struct state *s)
 {
-    CALL(model_dispatch(&s->model, s->scene->flags));
-    if (s->scene->flags & HOOK)
+    CALL(model_dispatch(&s->model, s->scenario->flags));
+    if (s->scenario->flags & HOOK)
         CALL(model_finish(&s->model));
     if (in_way(s, REFUSED))
         atomic_fetch_add(&s->page->begun, 1);
     return 0;
 }
 
-/* The calls of a round, with the flags of the scene. */
+/* The calls of a round, with the flags of the scenario. */
 static int call_both(struct state *s)
 {
     TRY(call_dispatch(s));
-    CALL(model_combine(&s->model, s->scene->flags));
-    if (s->scene->flags & HOOK)
+    CALL(model_combine(&s->model, s->scenario->flags));
+    if (s->scenario->flags & HOOK)
         CALL(model_finish(&s->model));
     return 0;
 }
@@ -135,10 +135,10 @@ static int capture(struct state *s)
     return capture_end(&s->group, &s->graph);
 }
 
-/* In the way of the scene: these ranks' tokens are received, and the experts of these answer. */
+/* In the way of the scenario: these ranks' tokens are received, and the experts of these answer. */
 static int run_round(struct state *s, int round, uint64_t senders, uint64_t experts)
 {
-    test_where("rank %d of %d, %s, round %d", s->group.rank, s->group.nranks, s->scene->name, round);
+    test_where("rank %d of %d, %s, round %d", s->group.rank, s->group.nranks, s->scenario->name, round);
     TRY(model_load(&s->model, round));
     if (!in_way(s, GRAPH)) {
         TRY(call_both(s));
@@ -179,7 +179,7 @@ static void stop_here(struct state *s)
 /* What this rank is told when it comes back. Without masking the group has failed, for whichever reason. */
 static int check_told(struct state *s, const char *call, ep_status status)
 {
-    ep_status expected = s->scene->fault == ROUTING ? EP_E_ROUTING : EP_E_EXCLUDED;
+    ep_status expected = s->scenario->fault == ROUTING ? EP_E_ROUTING : EP_E_EXCLUDED;
 
     if (in_way(s, MASKS))
         return expect_status(call, status, expected, expected == EP_E_EXCLUDED ? "masked" : NULL);
@@ -189,11 +189,11 @@ static int check_told(struct state *s, const char *call, ep_status status)
 
 static int hear_by_call(struct state *s)
 {
-    if (s->scene->fault == MIDWAY)
+    if (s->scenario->fault == MIDWAY)
         return check_told(s, "ep_ll_finish", model_finish(&s->model));
     if (in_way(s, REFUSED))
-        return check_told(s, "ep_ll_combine", model_combine(&s->model, s->scene->flags));
-    return check_told(s, "ep_ll_dispatch", model_dispatch(&s->model, s->scene->flags));
+        return check_told(s, "ep_ll_combine", model_combine(&s->model, s->scenario->flags));
+    return check_told(s, "ep_ll_dispatch", model_dispatch(&s->model, s->scenario->flags));
 }
 
 /* What was queued ends, and then the communicator knows. */
@@ -241,8 +241,8 @@ static int be_refused(struct state *s)
     TRY(await(&s->page->begun, (HEALTHY + 1) * s->group.nranks, PATIENCE_MS, "all ranks to complete the dispatch"));
     sleep_ms(BEGIN_MS);
     CUDA(cudaMemcpy(s->model.index, swapped, sizeof(swapped), cudaMemcpyDefault));
-    TRY(expect_status("ep_ll_combine with two choices swapped", model_combine(&s->model, s->scene->flags), EP_E_ROUTING,
-                      "dispatch that it answers"));
+    TRY(expect_status("ep_ll_combine with two choices swapped", model_combine(&s->model, s->scenario->flags),
+                      EP_E_ROUTING, "dispatch that it answers"));
     CUDA(cudaMemcpy(s->model.index, s->model.host_index, sizeof(swapped), cudaMemcpyDefault));
     return 0;
 }
@@ -259,9 +259,9 @@ static int leave(struct state *s)
 
 static int suffer(struct state *s)
 {
-    enum fault fault = s->scene->fault;
+    enum fault fault = s->scenario->fault;
 
-    test_where("rank %d of %d (the victim), %s", s->group.rank, s->group.nranks, s->scene->name);
+    test_where("rank %d of %d (the victim), %s", s->group.rank, s->group.nranks, s->scenario->name);
     TRY(model_load(&s->model, HEALTHY));
     if (in_way(s, REFUSED))
         TRY(be_refused(s));
@@ -322,11 +322,11 @@ static int check_mask(struct state *s)
 /* Rounds without the victim, while it is away, while it comes back, and some more. */
 static int go_on_masked(struct state *s)
 {
-    bool returns = s->scene->fault != KILL;
+    bool returns = s->scenario->fault != KILL;
     double limit = now_ms() + group_slow * PATIENCE_MS;
 
     /* What the victim has sent before it was lost counts. */
-    TRY(run_round(s, HEALTHY, s->scene->fault == MIDWAY || in_way(s, REFUSED) ? s->all : s->others, s->others));
+    TRY(run_round(s, HEALTHY, s->scenario->fault == MIDWAY || in_way(s, REFUSED) ? s->all : s->others, s->others));
     for (int round = HEALTHY + 1; round <= atomic_load(&s->page->last); round++) {
         TRY(run_round(s, round, s->others, s->others));
         if (round == HEALTHY + MASKED)
@@ -350,20 +350,20 @@ static ep_status meet_failure(struct state *s)
     ep_status status = EP_OK;
 
     if (in_way(s, REFUSED))
-        return model_combine(&s->model, s->scene->flags);
+        return model_combine(&s->model, s->scenario->flags);
     if (in_way(s, GRAPH))
         cudaGraphLaunch(s->graph, s->group.stream);
     else
-        status = model_dispatch(&s->model, s->scene->flags);
-    if (status != EP_OK || !(in_way(s, GRAPH) || s->scene->flags & ASYNC))
+        status = model_dispatch(&s->model, s->scenario->flags);
+    if (status != EP_OK || !(in_way(s, GRAPH) || s->scenario->flags & ASYNC))
         return status;
     cudaStreamSynchronize(s->group.stream);
-    return in_way(s, GRAPH) ? model_dispatch(&s->model, 0) : model_combine(&s->model, s->scene->flags);
+    return in_way(s, GRAPH) ? model_dispatch(&s->model, 0) : model_combine(&s->model, s->scenario->flags);
 }
 
 static int check_named(struct state *s)
 {
-    enum fault fault = s->scene->fault;
+    enum fault fault = s->scenario->fault;
     ep_status status, expected = fault == KILL ? EP_E_PEER_DEAD : fault == LEAVE ? EP_E_PEER_LEFT : EP_E_TIMEOUT;
     double begin_ms, took;
 
@@ -373,7 +373,7 @@ static int check_named(struct state *s)
     status = meet_failure(s);
     took = now_ms() - begin_ms;
     if (s->group.rank == 0)
-        printf("ll_fault_cuda: %s: after %.0f ms: %s\n", s->scene->name, took, ep_last_error());
+        printf("ll_fault_cuda: %s: after %.0f ms: %s\n", s->scenario->name, took, ep_last_error());
     /* Only where the host waits it has to see that the process is dead. */
     if (in_way(s, GRAPH) && status == EP_E_TIMEOUT)
         expected = EP_E_TIMEOUT;
@@ -393,7 +393,8 @@ static int make_anew(struct state *s)
 
     status = ep_comm_shrink(s->group.cuda, NULL, &next.cuda);
     /* Of two ranks that live, one is no majority. */
-    if (s->group.nranks == 2 && (s->scene->fault == LATE || s->scene->fault == STOP || s->scene->fault == STUCK))
+    if (s->group.nranks == 2 &&
+        (s->scenario->fault == LATE || s->scenario->fault == STOP || s->scenario->fault == STUCK))
         return expect_culprit("ep_comm_shrink", status, EP_E_TIMEOUT, s->victim);
     CALL(status);
     CALL(ep_comm_get_info(next.cuda, &info));
@@ -402,7 +403,7 @@ static int make_anew(struct state *s)
     next.nranks = info.nranks;
     code = model_open(&next, TOKENS, HIDDEN, in_way(s, ONCE) ? EP_LL_NO_PARTIAL_REDUCE : 0, NULL, &model);
     for (int round = 0; round < MASKED && !code; round++)
-        code = model_round(&model, round, s->scene->flags, s->others);
+        code = model_round(&model, round, s->scenario->flags, s->others);
     model_close(&model);
     ep_comm_free(next.cuda);
     return code;
@@ -410,12 +411,12 @@ static int make_anew(struct state *s)
 
 static int go_on_named(struct state *s)
 {
-    test_where("rank %d of %d, %s", s->group.rank, s->group.nranks, s->scene->name);
+    test_where("rank %d of %d, %s", s->group.rank, s->group.nranks, s->scenario->name);
     TRY(model_load(&s->model, HEALTHY));
     TRY(check_named(s));
     TRY(make_anew(s));
     atomic_fetch_add(&s->page->done, 1);
-    for (double limit = now_ms() + group_slow * PATIENCE_MS; s->group.rank == 0 && s->scene->fault != KILL;) {
+    for (double limit = now_ms() + group_slow * PATIENCE_MS; s->group.rank == 0 && s->scenario->fault != KILL;) {
         wake(s);
         if (atomic_load(&s->page->back))
             break;
@@ -443,7 +444,7 @@ static int check_context(struct state *s)
 static int run_rank(const ep_boot *boot, void *argument)
 {
     const struct start *start = argument;
-    struct state state = {.scene = start->scene, .page = start->page, .victim = boot->nranks - 1}, *s = &state;
+    struct state state = {.scenario = start->scenario, .page = start->page, .victim = boot->nranks - 1}, *s = &state;
     int code = group_open(boot, NULL, TIMEOUT_MS, &s->group);
 
     if (code)
@@ -470,25 +471,25 @@ close:
     return code;
 }
 
-static int run_scene(struct options *options, const struct scene *scene)
+static int run_scenario(struct options *options, const struct scenario *scenario)
 {
-    struct start start = {.scene = scene};
-    struct launch launch = {.name = scene->name,
+    struct start start = {.scenario = scenario};
+    struct launch launch = {.name = scenario->name,
                             .ranks = options->ranks,
                             .seconds = 90,
-                            .victim = scene->fault == KILL ? options->ranks - 1 : -1,
+                            .victim = scenario->fault == KILL ? options->ranks - 1 : -1,
                             .run = run_rank,
                             .argument = &start};
     int code = 1;
 
-    if (!options_want(options, scene->name))
+    if (!options_want(options, scenario->name))
         return SKIPPED;
     start.page = share(sizeof(*start.page));
     if (start.page) {
         atomic_store(&start.page->last, INT_MAX);
         code = launch_ranks(&launch);
     }
-    printf("ll_fault_cuda: %d ranks, %s: %s\n", options->ranks, scene->name, verdict_of(code));
+    printf("ll_fault_cuda: %d ranks, %s: %s\n", options->ranks, scenario->name, verdict_of(code));
     fflush(stdout);
     return code;
 }
@@ -500,7 +501,7 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 2, &options))
         return 2;
-    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
-        code = worse_of(code, run_scene(&options, &scenes[i]));
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++)
+        code = worse_of(code, run_scenario(&options, &scenarios[i]));
     return options_code(&options, code);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_free_cuda [--ranks N] [--seed N] [--only SCENE]: rank 0 has no tokens. Right after its last combine it frees its
- * ep_ll and its communicator, while the last rank, whose combine comes late, still writes into memory of rank 0, and
- * must find it there. What rank 0 has sent counts, for all others.
+ * ll_free_cuda [--ranks N] [--seed N] [--only SCENARIO]: rank 0 has no tokens. Right after its last combine it frees
+ * its ep_ll and its communicator, while the last rank, whose combine comes late, still writes into memory of rank 0,
+ * and must find it there. What rank 0 has sent counts, for all others.
  *
  *   during, during-threads   the late combine begins at some time around the end of rank 0's, with either sum: in turn
  *                            they add up on each rank, and once (EP_LL_NO_PARTIAL_REDUCE)
@@ -25,12 +25,12 @@
 enum { TOKENS = 32, HIDDEN = 1024, TRIALS = 6, LAST_ROUND = 2 };
 enum when { DURING, AFTER, EXIT };
 
-static const struct scene {
+static const struct scenario {
     const char *name;
     enum when when;
     bool threads;
     int trials;
-} scenes[] = {
+} scenarios[] = {
     {"during", DURING, false, TRIALS},        {"after", AFTER, false, 2},        {"exit", EXIT, false, 1},
     {"during-threads", DURING, true, TRIALS}, {"after-threads", AFTER, true, 2},
 };
@@ -41,7 +41,7 @@ struct page {
 };
 
 struct start {
-    const struct scene *scene;
+    const struct scenario *scenario;
     struct page *page;
     ep_boot_shm *second, *places[TRIALS];
     uint64_t seed;
@@ -62,12 +62,12 @@ static int hold_up(struct trial *trial)
     uint64_t random = start->seed * 64 + (uint64_t)trial->number;
 
     *hold = (struct hold){.ms = HELD_MS};
-    if (start->scene->when == DURING)
+    if (start->scenario->when == DURING)
         hold->ms = (int)(next_random(&random) % 300);
     else
         hold->word = &start->page->left[trial->number];
     /* A process takes a while to end: its other communicator waits for the peers, too. */
-    if (start->scene->when == EXIT)
+    if (start->scenario->when == EXIT)
         hold->after_ms = 2500;
     return hold_stream(trial->group->stream, hold);
 }
@@ -88,7 +88,7 @@ static int call_last(struct trial *trial)
     CALL(model_combine(m, late ? TEST_ASYNC : 0));
     took = now_ms() - begin;
     /* Else the late combine has begun before rank 0 is gone, and nothing is tested. */
-    EXPECT(trial->group->rank || trial->start->scene->when == DURING || took < FREE_MS,
+    EXPECT(trial->group->rank || trial->start->scenario->when == DURING || took < FREE_MS,
            "the last combine of rank 0 took %.0f ms, though it needs nothing of the late rank", took);
     return 0;
 }
@@ -103,8 +103,8 @@ static int leave(struct trial *trial)
     took = now_ms() - begin;
     atomic_store(&trial->start->page->left[trial->number], 1);
     /* Where ranks are threads, CUDA itself may let freeing wait for all that is queued on a device. */
-    EXPECT(took < FREE_MS || trial->start->scene->threads, "ep_ll_free and ep_comm_free took %.0f ms", took);
-    if (trial->start->scene->when == EXIT)
+    EXPECT(took < FREE_MS || trial->start->scenario->threads, "ep_ll_free and ep_comm_free took %.0f ms", took);
+    if (trial->start->scenario->when == EXIT)
         return 0;
     return await(&trial->start->page->done[trial->number], trial->group->nranks - 1, 2 * HELD_MS,
                  "the others to see their results");
@@ -126,7 +126,7 @@ static int run_trial(struct trial *trial)
 {
     struct group *g = trial->group;
     uint64_t all = UINT64_MAX >> (64 - g->nranks);
-    bool once = trial->start->scene->when != DURING || trial->number % 2;
+    bool once = trial->start->scenario->when != DURING || trial->number % 2;
     int tokens[MAX_RANKS], code;
 
     for (int rank = 0; rank < g->nranks; rank++)
@@ -151,7 +151,7 @@ static int run_one(const struct group *home, struct start *start, int number)
     ep_boot boot;
     int code;
 
-    test_where("rank %d of %d, %s, trial %d (seed %llu)", home->rank, home->nranks, start->scene->name, number,
+    test_where("rank %d of %d, %s, trial %d (seed %llu)", home->rank, home->nranks, start->scenario->name, number,
                (unsigned long long)start->seed);
     config.backend = "cuda";
     config.timeout_ms = TIMEOUT_MS;
@@ -170,39 +170,39 @@ static int run_rank(const ep_boot *boot, void *argument)
     struct group group;
     int code = group_open(boot, start->second, TIMEOUT_MS, &group);
 
-    for (int i = 0; i < start->scene->trials && !code; i++)
+    for (int i = 0; i < start->scenario->trials && !code; i++)
         code = run_one(&group, start, i);
     group_close(&group, code);
     return code;
 }
 
-static int run_scene(struct options *options, const struct scene *scene)
+static int run_scenario(struct options *options, const struct scenario *scenario)
 {
-    struct start start = {.scene = scene, .seed = options->seed};
-    struct launch launch = {.name = scene->name,
+    struct start start = {.scenario = scenario, .seed = options->seed};
+    struct launch launch = {.name = scenario->name,
                             .ranks = options->ranks,
                             .seconds = 100,
-                            .threads = scene->threads,
+                            .threads = scenario->threads,
                             .victim = -1,
                             .run = run_rank,
                             .argument = &start};
     bool sound = true;
     int code = 1;
 
-    if (!options_want(options, scene->name))
+    if (!options_want(options, scenario->name))
         return SKIPPED;
     start.page = share(sizeof(*start.page));
     sound = start.page && ep_boot_shm_new(options->ranks, &start.second) == EP_OK;
-    for (int i = 0; i < scene->trials && sound; i++)
+    for (int i = 0; i < scenario->trials && sound; i++)
         sound = ep_boot_shm_new(options->ranks, &start.places[i]) == EP_OK;
     if (sound)
         code = launch_ranks(&launch);
     else
         test_say("%s", ep_last_error());
-    for (int i = 0; i < scene->trials; i++)
+    for (int i = 0; i < scenario->trials; i++)
         ep_boot_shm_free(start.places[i]);
     ep_boot_shm_free(start.second);
-    printf("ll_free_cuda: %d ranks, %s: %s\n", options->ranks, scene->name, verdict_of(code));
+    printf("ll_free_cuda: %d ranks, %s: %s\n", options->ranks, scenario->name, verdict_of(code));
     fflush(stdout);
     return code;
 }
@@ -214,7 +214,7 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 2, &options))
         return 2;
-    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
-        code = worse_of(code, run_scene(&options, &scenes[i]));
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++)
+        code = worse_of(code, run_scenario(&options, &scenarios[i]));
     return options_code(&options, code);
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_mask_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: low latency against the host backend, where a
+ * ll_mask_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENARIO]: low latency against the host backend, where a
  * combine leaves out rows of its dispatch, where the caller masks ranks and unmasks them in the order of the stream,
  * with strided scales and received rows that are added up; barriers; and how long a late rank was waited for.
  *
  * Exit 77 when there is no GPU.
  */
 #include "case.h"
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdio.h>
@@ -27,10 +27,10 @@ enum {
 
 enum { X, INDEX, GIVEN, WEIGHTS, ANSWER, RECV, SCALES, COUNT, SOURCE, RANGE, STATS, OUT, MASK, COST, N_BUFFERS };
 
-struct scene;
+struct scenario;
 struct state;
 
-struct scene {
+struct scenario {
     const char *name;
     int (*run)(struct state *s);
     uint32_t ll_flags, flags; /* of the ep_ll; of the combine */
@@ -46,12 +46,12 @@ struct page {
 
 struct state {
     struct group group;
-    const struct scene *scene;
+    const struct scenario *scenario;
     struct page *page;
     uint64_t seed;
     int rounds, n_tokens, round;
     ep_ll *ll[2]; /* on the host, on the device */
-    struct twin b[N_BUFFERS];
+    struct mirror b[N_BUFFERS];
     uint64_t call[2];
 };
 
@@ -62,7 +62,7 @@ static size_t rows_of(const struct state *s)
 
 static int words_of_scales(const struct state *s)
 {
-    return HIDDEN / (s->scene->packed ? 512 : 128);
+    return HIDDEN / (s->scenario->packed ? 512 : 128);
 }
 
 static int make_buffers(struct state *s)
@@ -87,10 +87,10 @@ static int make_buffers(struct state *s)
                        [COST] = {"wait_cost_add", ranks * 8}};
 
     for (int i = 0; i < N_BUFFERS; i++)
-        TRY(twin_new(&s->group, of[i].name, of[i].bytes, ORDINARY, &s->b[i]));
+        TRY(mirror_new(&s->group, of[i].name, of[i].bytes, ORDINARY, &s->b[i]));
     for (int i = STATS; i <= COST; i += COST - STATS) {
         memset(s->b[i].host, 0, s->b[i].bytes);
-        TRY(twin_push(&s->group, &s->b[i]));
+        TRY(mirror_push(&s->group, &s->b[i]));
     }
     return 0;
 }
@@ -149,10 +149,10 @@ static int load(struct state *s, int round)
     for (int i = 0; i < M * TOPK; i++)
         ((float *)(void *)s->b[WEIGHTS].host)[i] = (float)(next_random(&random) % 2000) / 999.0f - 1.0f;
     for (int i = X; i <= ANSWER; i++)
-        TRY(twin_push(&s->group, &s->b[i]));
+        TRY(mirror_push(&s->group, &s->b[i]));
     for (int i = RECV; i < COST; i++)
         if (i != STATS)
-            TRY(twin_poison(&s->group, &s->b[i]));
+            TRY(mirror_poison(&s->group, &s->b[i]));
     return group_meet(&s->group);
 }
 
@@ -160,7 +160,7 @@ static int load(struct state *s, int round)
 
 static int finish(struct state *s, int device)
 {
-    if (s->scene->hook)
+    if (s->scenario->hook)
         CALL(ep_ll_finish(s->ll[device], 0, stream_on(s, device)));
     return 0;
 }
@@ -175,7 +175,7 @@ static int call_dispatch(struct state *s, int device, bool timed)
     args.idx_type = EP_I32;
     args.n_tokens = s->n_tokens;
     args.out_dtype = EP_F8E4M3;
-    args.scale_type = s->scene->packed ? EP_UE8M0 : EP_F32;
+    args.scale_type = s->scenario->packed ? EP_UE8M0 : EP_F32;
     args.recv_x = at(s, RECV, device);
     args.recv_scales = at(s, SCALES, device);
     args.recv_count = (int32_t *)(void *)at(s, COUNT, device);
@@ -183,7 +183,7 @@ static int call_dispatch(struct state *s, int device, bool timed)
     args.recv_range = (int64_t *)(void *)at(s, RANGE, device);
     args.recv_stats_add = (int32_t *)(void *)at(s, STATS, device);
     args.wait_cost_add = timed ? (int64_t *)(void *)at(s, COST, device) : NULL;
-    args.flags = s->scene->hook ? EP_LL_RECV_HOOK : 0;
+    args.flags = s->scenario->hook ? EP_LL_RECV_HOOK : 0;
     args.ret_call = &s->call[device];
     /* By columns, and in the other rounds by rows. */
     if (s->round % 3) {
@@ -204,7 +204,7 @@ static int call_combine(struct state *s, int device, bool all, bool timed)
     args.n_tokens = s->n_tokens;
     args.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
     args.out = at(s, OUT, device);
-    args.flags = s->scene->flags | (s->scene->hook ? EP_LL_RECV_HOOK : 0);
+    args.flags = s->scenario->flags | (s->scenario->hook ? EP_LL_RECV_HOOK : 0);
     args.call = s->call[device];
     args.wait_cost_add = timed ? (int64_t *)(void *)at(s, COST, device) : NULL;
     CALL(ep_ll_combine(s->ll[device], &args, stream_on(s, device)));
@@ -218,12 +218,13 @@ static int compare(struct state *s, const char *what)
 
     snprintf(phase, sizeof(phase), "%s, round %d, %d tokens", what, s->round, s->n_tokens);
     for (int i = RECV; i < COST; i++)
-        code |= twin_compare(&s->group, &s->b[i], phase);
+        code |= mirror_compare(&s->group, &s->b[i], phase);
     TRY(group_worst(&s->group, code, &code));
     return code;
 }
 
-/* --- scenes ------------------------------------------------------------------------------------------------------ */
+/* --- scenarios ------------------------------------------------------------------------------------------------------
+ */
 
 /* Two combines answer each dispatch, one of them with rows left out; in turn. */
 static int use_left_out(struct state *s)
@@ -243,7 +244,7 @@ static int use_left_out(struct state *s)
             if (!pass)
                 TRY(compare(s, all ? "all" : "left out"));
             else
-                TRY(twin_compare(&s->group, &s->b[OUT], "second combine"));
+                TRY(mirror_compare(&s->group, &s->b[OUT], "second combine"));
         }
     }
     return 0;
@@ -388,7 +389,7 @@ static int come_late(struct state *s)
 #define MASKING EP_LL_MASK_DEAD
 #define ALONE EP_LL_NO_PARTIAL_REDUCE
 
-static const struct scene scenes[] = {
+static const struct scenario scenarios[] = {
     {"left-out", use_left_out, 0, 0, false, false, TIMEOUT_MS},
     {"left-out-alone", use_left_out, 0, ALONE, false, true, TIMEOUT_MS},
     {"left-out-hook", use_left_out, 0, 0, true, true, TIMEOUT_MS},
@@ -412,23 +413,24 @@ static int run_all(struct state *s)
     config.hidden = HIDDEN;
     config.n_experts = LOCAL * s->group.nranks;
     config.topk = TOPK;
-    config.flags = s->scene->ll_flags;
+    config.flags = s->scenario->ll_flags;
     CALL(ep_ll_new(s->group.host, &config, &s->ll[0]));
     CALL(ep_ll_new(s->group.cuda, &config, &s->ll[1]));
     TRY(make_buffers(s));
     TRY(group_meet(&s->group));
-    code = s->scene->run(s);
+    code = s->scenario->run(s);
     for (int i = 0; i < N_BUFFERS; i++)
-        code |= twin_free(&s->group, true, &s->b[i]);
+        code |= mirror_free(&s->group, true, &s->b[i]);
     ep_ll_free(s->ll[1]);
     ep_ll_free(s->ll[0]);
     return code;
 }
 
-static int run_rank(const struct scene_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scene *scene = run->scene;
-    struct state s = {.group = *group, .scene = scene, .page = run->shared, .seed = run->seed, .rounds = run->rounds};
+    const struct scenario *scenario = run->scenario;
+    struct state s = {
+        .group = *group, .scenario = scenario, .page = run->shared, .seed = run->seed, .rounds = run->rounds};
 
     return run_all(&s);
 }
@@ -440,13 +442,13 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
-        code = worse_of(code, run_group_scene(&options, (struct scene_run){.program = "ll_mask_cuda",
-                                                                           .name = scenes[i].name,
-                                                                           .timeout_ms = scenes[i].timeout_ms,
-                                                                           .seconds = 120,
-                                                                           .shared_bytes = sizeof(struct page),
-                                                                           .run = run_rank,
-                                                                           .scene = &scenes[i]}));
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++)
+        code = worse_of(code, run_group_scenario(&options, (struct scenario_run){.program = "ll_mask_cuda",
+                                                                                 .name = scenarios[i].name,
+                                                                                 .timeout_ms = scenarios[i].timeout_ms,
+                                                                                 .seconds = 120,
+                                                                                 .shared_bytes = sizeof(struct page),
+                                                                                 .run = run_rank,
+                                                                                 .scenario = &scenarios[i]}));
     return options_code(&options, code);
 }

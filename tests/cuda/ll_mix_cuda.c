@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_mix_cuda [--ranks N] [--seed N] [--only SCENE]: low latency in combinations, against the host backend.
+ * ll_mix_cuda [--ranks N] [--seed N] [--only SCENARIO]: low latency in combinations, against the host backend.
  *
  *   graph       calls in a captured graph that is launched with other data and other routings, mixed with calls: plain,
  *               with hooks, with zero copy, with masking on (and nobody masked), two results alive, all of these; with
@@ -24,9 +24,9 @@
 
 enum { LAUNCHES = 6, TURNS = 8, REOPENS = 24, MOST = 2 };
 
-struct scene {
+struct scenario {
     const char *name;
-    int (*run)(struct group *group, const struct scene *scene);
+    int (*run)(struct group *group, const struct scenario *scenario);
     /* graph */
     bool masking, overlap;
     int n; /* exchanges in it */
@@ -48,15 +48,15 @@ static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden
     return config;
 }
 
-static uint64_t seed_of(const struct group *g, const struct scene *scene, int step, int i)
+static uint64_t seed_of(const struct group *g, const struct scenario *scenario, int step, int i)
 {
-    return scene->seed * 104729u + (uint64_t)step * 4096 + (uint64_t)i * 64 + (uint64_t)g->rank;
+    return scenario->seed * 104729u + (uint64_t)step * 4096 + (uint64_t)i * 64 + (uint64_t)g->rank;
 }
 
-static void say_where(const struct group *g, const struct scene *scene, int step)
+static void say_where(const struct group *g, const struct scenario *scenario, int step)
 {
-    test_where("rank %d of %d, %s%s, step %d (seed %llu)", g->rank, g->nranks, scene->name,
-               scene->sum ? ", summed once" : "", step, (unsigned long long)scene->seed);
+    test_where("rank %d of %d, %s%s, step %d (seed %llu)", g->rank, g->nranks, scenario->name,
+               scenario->sum ? ", summed once" : "", step, (unsigned long long)scenario->seed);
 }
 
 static int compare_all(struct exchange **x, int n, const char *phase)
@@ -70,69 +70,69 @@ static int compare_all(struct exchange **x, int n, const char *phase)
 
 /* --- graphs ------------------------------------------------------------------------------------------------------ */
 
-static int launch_graph(struct group *g, const struct scene *scene, struct exchange **x, cudaGraphExec_t exec)
+static int launch_graph(struct group *g, const struct scenario *scenario, struct exchange **x, cudaGraphExec_t exec)
 {
     int code = PASSED;
 
     for (int step = 0; step < LAUNCHES; step++) {
-        say_where(g, scene, step);
-        for (int i = 0; i < scene->n; i++)
-            TRY(exchange_load(x[i], seed_of(g, scene, step, i)));
+        say_where(g, scenario, step);
+        for (int i = 0; i < scenario->n; i++)
+            TRY(exchange_load(x[i], seed_of(g, scenario, step, i)));
         if (step % 2) {
-            TRY(exchange_call_all(x, scene->n, !scene->overlap));
-            code |= compare_all(x, scene->n, "calls between graphs");
-            for (int i = 0; i < scene->n; i++)
+            TRY(exchange_call_all(x, scenario->n, !scenario->overlap));
+            code |= compare_all(x, scenario->n, "calls between graphs");
+            for (int i = 0; i < scenario->n; i++)
                 TRY(exchange_poison(x[i]));
         }
         for (int again = 0; again <= step % 3; again++)
             CUDA(cudaGraphLaunch(exec, g->stream));
-        code |= compare_all(x, scene->n, "graph");
+        code |= compare_all(x, scenario->n, "graph");
         CALL(ep_comm_async_error(g->cuda));
     }
     return code;
 }
 
-static int use_graph(struct group *g, const struct scene *scene, struct ll_pair *pair, struct exchange **x)
+static int use_graph(struct group *g, const struct scenario *scenario, struct ll_pair *pair, struct exchange **x)
 {
     cudaGraphExec_t exec;
     int code;
 
-    for (int i = 0; i < scene->n; i++) {
+    for (int i = 0; i < scenario->n; i++) {
         struct ll_round round = {.n_tokens = (g->rank + i) % 4 == 3 ? 0 : 20 + i,
                                  .format = i ? LL_F32 : LL_BF16,
                                  .echo = i == 0,
                                  .idx_type = i ? EP_I32 : EP_I64,
                                  .sources = true,
                                  .holes = i == 0,
-                                 .dispatch_flags = scene->dispatch_flags,
-                                 .combine_flags = scene->combine_flags,
-                                 .seed = seed_of(g, scene, 99, i)};
+                                 .dispatch_flags = scenario->dispatch_flags,
+                                 .combine_flags = scenario->combine_flags,
+                                 .seed = seed_of(g, scenario, 99, i)};
 
         TRY(exchange_new(pair, &round, &x[i]));
     }
     /* The combine buffer, too, is made before. */
-    TRY(exchange_call_all(x, scene->n, scene->overlap));
-    code = compare_all(x, scene->n, "before the capture");
+    TRY(exchange_call_all(x, scenario->n, scenario->overlap));
+    code = compare_all(x, scenario->n, "before the capture");
     TRY(capture_begin(g));
-    TRY(exchange_call_all(x, scene->n, scene->overlap));
+    TRY(exchange_call_all(x, scenario->n, scenario->overlap));
     TRY(capture_end(g, &exec));
-    code |= launch_graph(g, scene, x, exec);
+    code |= launch_graph(g, scenario, x, exec);
     CUDA(cudaGraphExecDestroy(exec));
     return code;
 }
 
-static int run_graph_summed(struct group *g, const struct scene *scene)
+static int run_graph_summed(struct group *g, const struct scenario *scenario)
 {
-    const ep_ll_config config = config_for(g, 24, 1024, 8, scene->sum | (scene->masking ? EP_LL_MASK_DEAD : 0));
+    const ep_ll_config config = config_for(g, 24, 1024, 8, scenario->sum | (scenario->masking ? EP_LL_MASK_DEAD : 0));
     struct exchange *x[MOST] = {NULL};
     int32_t masked[MAX_RANKS];
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    say_where(g, scene, 0);
+    say_where(g, scenario, 0);
     if (!code)
-        code = use_graph(g, scene, &pair, x);
-    if (!code && scene->masking) {
+        code = use_graph(g, scenario, &pair, x);
+    if (!code && scenario->masking) {
         CALL(ep_ll_get_mask(pair.cuda, masked));
         for (int rank = 0; rank < g->nranks; rank++)
             EXPECT(!masked[rank], "rank %d is masked, but nobody was away", rank);
@@ -143,10 +143,10 @@ static int run_graph_summed(struct group *g, const struct scene *scene)
     return code;
 }
 
-static int run_graph(struct group *g, const struct scene *scene)
+static int run_graph(struct group *g, const struct scenario *scenario)
 {
-    int code = run_graph_summed(g, scene);
-    struct scene once = *scene;
+    int code = run_graph_summed(g, scenario);
+    struct scenario once = *scenario;
 
     once.sum = EP_LL_NO_PARTIAL_REDUCE;
     return code & FAILED ? code : code | run_graph_summed(g, &once);
@@ -164,7 +164,7 @@ static int take_turns(struct exchange **x, uint32_t flags, bool reversed)
     return 0;
 }
 
-static int use_objects(struct group *g, const struct scene *scene, struct exchange **x)
+static int use_objects(struct group *g, const struct scenario *scenario, struct exchange **x)
 {
     cudaGraphExec_t exec;
     int code = PASSED;
@@ -174,9 +174,9 @@ static int use_objects(struct group *g, const struct scene *scene, struct exchan
     TRY(take_turns(x, 0, true));
     TRY(capture_end(g, &exec));
     for (int step = 0; step < TURNS; step++) {
-        say_where(g, scene, step);
+        say_where(g, scenario, step);
         for (int i = 0; i < 2; i++)
-            TRY(exchange_load(x[i], seed_of(g, scene, step, i)));
+            TRY(exchange_load(x[i], seed_of(g, scenario, step, i)));
         TRY(take_turns(x, step % 2 ? ASYNC : 0, step / 2 % 2));
         /* One of them alone, so that their numbers of calls differ. */
         CALL(exchange_dispatch(x[0], ASYNC));
@@ -192,7 +192,7 @@ static int use_objects(struct group *g, const struct scene *scene, struct exchan
     return code;
 }
 
-static int run_objects(struct group *g, const struct scene *scene)
+static int run_objects(struct group *g, const struct scenario *scenario)
 {
     const ep_ll_config configs[2] = {config_for(g, 24, 1024, 8, 0),
                                      config_for(g, 40, 512, 6, EP_LL_MASK_DEAD | EP_LL_NO_PARTIAL_REDUCE)};
@@ -200,19 +200,19 @@ static int run_objects(struct group *g, const struct scene *scene)
     struct exchange *x[2] = {NULL};
     int code = 0;
 
-    say_where(g, scene, 0);
+    say_where(g, scenario, 0);
     for (int i = 0; i < 2 && !code; i++) {
         struct ll_round round = {.n_tokens = 17 + 5 * i + g->rank % 2,
                                  .format = i ? LL_UE8M0 : LL_BF16,
                                  .idx_type = EP_I64,
-                                 .seed = seed_of(g, scene, 99, i)};
+                                 .seed = seed_of(g, scenario, 99, i)};
 
         code = ll_pair_open(g, &configs[i], &pairs[i]);
         if (!code)
             code = exchange_new(&pairs[i], &round, &x[i]);
     }
     if (!code)
-        code = use_objects(g, scene, x);
+        code = use_objects(g, scenario, x);
     for (int i = 0; i < 2; i++) {
         code |= exchange_free(x[i], code & FAILED);
         ll_pair_close(&pairs[i]);
@@ -222,7 +222,7 @@ static int run_objects(struct group *g, const struct scene *scene)
 
 /* --- with throughput --------------------------------------------------------------------------------------------- */
 
-static int interleave(struct group *g, const struct scene *scene, struct exchange *x)
+static int interleave(struct group *g, const struct scenario *scenario, struct exchange *x)
 {
     int code = PASSED;
 
@@ -238,10 +238,10 @@ static int interleave(struct group *g, const struct scene *scene, struct exchang
                               .choice = true,
                               .worst = step % 3 == 0,
                               .async = step / 4,
-                              .seed = seed_of(g, scene, step, 1)};
+                              .seed = seed_of(g, scenario, step, 1)};
 
-        say_where(g, scene, step);
-        TRY(exchange_load(x, seed_of(g, scene, step, 0)));
+        say_where(g, scenario, step);
+        TRY(exchange_load(x, seed_of(g, scenario, step, 0)));
         CALL(exchange_dispatch(x, flags));
         code |= case_run(g, &shape);
         if (code & FAILED)
@@ -263,7 +263,7 @@ static int interleave(struct group *g, const struct scene *scene, struct exchang
     return code;
 }
 
-static int run_throughput(struct group *g, const struct scene *scene)
+static int run_throughput(struct group *g, const struct scenario *scenario)
 {
     const ep_ll_config config = config_for(g, 32, 1024, 8, 0);
     struct ll_round round = {.n_tokens = 30 - g->rank % 3, .format = LL_F32, .idx_type = EP_I32};
@@ -271,12 +271,12 @@ static int run_throughput(struct group *g, const struct scene *scene)
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    say_where(g, scene, 0);
-    round.seed = seed_of(g, scene, 99, 0);
+    say_where(g, scenario, 0);
+    round.seed = seed_of(g, scenario, 99, 0);
     if (!code)
         code = exchange_new(&pair, &round, &x);
     if (!code)
-        code = interleave(g, scene, x);
+        code = interleave(g, scenario, x);
     code |= exchange_free(x, code & FAILED);
     ll_pair_close(&pair);
     return code;
@@ -284,7 +284,7 @@ static int run_throughput(struct group *g, const struct scene *scene)
 
 /* --- again and again --------------------------------------------------------------------------------------------- */
 
-static int run_reopen(struct group *g, const struct scene *scene)
+static int run_reopen(struct group *g, const struct scenario *scenario)
 {
     int code = PASSED;
 
@@ -294,14 +294,14 @@ static int run_reopen(struct group *g, const struct scene *scene)
         struct ll_shape shape = {.config = config_for(g, 8 * size, 512 * size, 4 * size, 0),
                                  .n_rounds = 1 + step % LL_MOST_ROUNDS};
 
-        say_where(g, scene, step);
+        say_where(g, scenario, step);
         for (int i = 0; i < shape.n_rounds; i++)
             shape.round[i] = (struct ll_round){.n_tokens = 8 * size - g->rank % 2,
                                                .format = (enum ll_format)((step + i) % LL_FORMATS),
                                                .idx_type = EP_I64,
                                                .sources = true,
                                                .combine_flags = i == 1 ? ZERO : 0,
-                                               .seed = seed_of(g, scene, step, i)};
+                                               .seed = seed_of(g, scenario, step, i)};
         code |= ll_case_run(g, &shape);
     }
     return code;
@@ -325,7 +325,7 @@ static int disagree(struct group *g, struct exchange *x)
     return group_meet(g);
 }
 
-static int run_formats(struct group *g, const struct scene *scene)
+static int run_formats(struct group *g, const struct scenario *scenario)
 {
     const ep_ll_config config = config_for(g, 32, 1024, 8, 0);
     const enum ll_format formats[] = {LL_BF16, LL_F32};
@@ -333,10 +333,10 @@ static int run_formats(struct group *g, const struct scene *scene)
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    say_where(g, scene, 0);
+    say_where(g, scenario, 0);
     for (int i = 0; i < 2 && !code; i++) {
         struct ll_round round = {
-            .n_tokens = 32 - i, .format = formats[i], .idx_type = EP_I64, .seed = seed_of(g, scene, 0, i)};
+            .n_tokens = 32 - i, .format = formats[i], .idx_type = EP_I64, .seed = seed_of(g, scenario, 0, i)};
 
         code = exchange_new(&pair, &round, &x[i]);
     }
@@ -352,7 +352,7 @@ static int run_formats(struct group *g, const struct scene *scene)
 
 /* ----------------------------------------------------------------------------------------------------------------- */
 
-static const struct scene scenes[] = {
+static const struct scenario scenarios[] = {
     {.name = "graph", .run = run_graph, .n = 1},
     {.name = "graph-hooks", .run = run_graph, .n = 1, .dispatch_flags = HOOK, .combine_flags = HOOK},
     {.name = "graph-zero-copy", .run = run_graph, .n = 1, .combine_flags = ZERO},
@@ -373,23 +373,27 @@ static const struct scene scenes[] = {
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    const struct scene *scene = argument;
+    const struct scenario *scenario = argument;
     struct group group;
-    int code = group_open(boot, scene->second, TIMEOUT_MS, &group);
+    int code = group_open(boot, scenario->second, TIMEOUT_MS, &group);
 
     if (!code)
-        code = scene->run(&group, scene);
+        code = scenario->run(&group, scenario);
     group_close(&group, code & FAILED);
     return code;
 }
 
-static int run_scene(struct options *options, struct scene *scene)
+static int run_scenario(struct options *options, struct scenario *scenario)
 {
-    struct launch launch = {
-        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = scene};
+    struct launch launch = {.name = scenario->name,
+                            .ranks = options->ranks,
+                            .seconds = 120,
+                            .victim = -1,
+                            .run = run_rank,
+                            .argument = scenario};
 
-    scene->seed = options->seed;
-    return launch_scene(options, "ll_mix_cuda", &launch, &scene->second);
+    scenario->seed = options->seed;
+    return launch_scenario(options, "ll_mix_cuda", &launch, &scenario->second);
 }
 
 int main(int argc, char **argv)
@@ -399,10 +403,10 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++) {
-        struct scene scene = scenes[i];
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+        struct scenario scenario = scenarios[i];
 
-        code = worse_of(code, run_scene(&options, &scene));
+        code = worse_of(code, run_scenario(&options, &scenario));
     }
     return options_code(&options, code);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ll_model.h"
 
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_weights_cuda [--ranks N] [--seed N] [--only SCENE]: with which weights a low-latency combine adds up. They travel
- * to the ranks that hold a token's rows, so that those of another call must not count: tokens, routing and the experts'
- * answer stay the same, and the weights change.
+ * ll_weights_cuda [--ranks N] [--seed N] [--only SCENARIO]: with which weights a low-latency combine adds up. They
+ * travel to the ranks that hold a token's rows, so that those of another call must not count: tokens, routing and the
+ * experts' answer stay the same, and the weights change.
  *
  * refused: a combine is refused, for routing that is not that of the dispatch, before the peers call theirs or while
  * they wait in it, on one rank or on all, and is called again properly, with other weights; or a second dispatch is
@@ -38,24 +38,24 @@ static const struct variant {
 };
 enum { N_VARIANTS = sizeof(variants) / sizeof(variants[0]) };
 
-struct scene {
+struct scenario {
     const char *name;
-    int (*run)(struct group *group, const struct scene *scene, int number, struct exchange *x);
+    int (*run)(struct group *group, const struct scenario *scenario, int number, struct exchange *x);
     uint32_t flags; /* of the calls */
     bool graph;
     ep_boot_shm *second;
     uint64_t seed;
 };
 
-static uint64_t seed_of(const struct group *g, const struct scene *scene, int number, int step)
+static uint64_t seed_of(const struct group *g, const struct scenario *scenario, int number, int step)
 {
-    return scene->seed * 15485863u + (uint64_t)number * 65536 + (uint64_t)step * 64 + (uint64_t)g->rank;
+    return scenario->seed * 15485863u + (uint64_t)number * 65536 + (uint64_t)step * 64 + (uint64_t)g->rank;
 }
 
-static void say_where(const struct group *g, const struct scene *scene, int number, int step)
+static void say_where(const struct group *g, const struct scenario *scenario, int number, int step)
 {
-    test_where("rank %d of %d, %s, %s, step %d (seed %llu)", g->rank, g->nranks, scene->name, variants[number].name,
-               step, (unsigned long long)scene->seed);
+    test_where("rank %d of %d, %s, %s, step %d (seed %llu)", g->rank, g->nranks, scenario->name, variants[number].name,
+               step, (unsigned long long)scenario->seed);
 }
 
 /* --- refused ------------------------------------------------------------------------------------------------------ */
@@ -103,15 +103,15 @@ static int call_again(struct group *g, struct exchange *x, int pass, uint32_t fl
     return 0;
 }
 
-static int use_refused(struct group *g, const struct scene *scene, int number, struct exchange *x)
+static int use_refused(struct group *g, const struct scenario *scenario, int number, struct exchange *x)
 {
     int code = PASSED;
 
     for (int pass = 0; pass < PASSES && !(code & FAILED); pass++) {
         static const uint32_t flags[] = {0, EP_LL_RECV_HOOK, EP_LL_ZERO_COPY, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY};
 
-        say_where(g, scene, number, pass);
-        TRY(exchange_load(x, seed_of(g, scene, number, pass)));
+        say_where(g, scenario, number, pass);
+        TRY(exchange_load(x, seed_of(g, scenario, number, pass)));
         TRY(call_again(g, x, pass, pass / 2 % 2 ? EP_LL_RECV_HOOK : 0, dispatch_in_vain, exchange_dispatch));
         /* Behind a dispatch that is answered next. */
         if (pass % 2 && is_refused(g, pass / 2))
@@ -131,9 +131,9 @@ struct series {
     unsigned char *expected, *got;
 };
 
-static int series_open(const struct group *g, const struct scene *scene, int number, struct series *s)
+static int series_open(const struct group *g, const struct scenario *scenario, int number, struct series *s)
 {
-    const struct twin *weights = exchange_weights(s->x), *out = exchange_out(s->x);
+    const struct mirror *weights = exchange_weights(s->x), *out = exchange_out(s->x);
 
     CUDA(cudaMalloc((void **)&s->weights, SETS * weights->bytes + GUARD));
     CUDA(cudaMalloc((void **)&s->out, SETS * out->bytes + GUARD));
@@ -141,7 +141,7 @@ static int series_open(const struct group *g, const struct scene *scene, int num
     s->got = malloc(SETS * out->bytes + GUARD);
     EXPECT(s->expected && s->got, "no memory for %d results of %zu bytes", SETS, out->bytes);
     for (int i = 0; i < SETS; i++) {
-        TRY(exchange_reweigh(s->x, seed_of(g, scene, number, i)));
+        TRY(exchange_reweigh(s->x, seed_of(g, scenario, number, i)));
         CUDA(cudaMemcpyAsync(s->weights + (size_t)i * weights->bytes, weights->device, weights->bytes,
                              cudaMemcpyDefault, g->stream));
         memcpy(s->expected + (size_t)i * out->bytes, out->host, out->bytes);
@@ -162,7 +162,7 @@ static void series_close(struct series *s)
 /* All of it in the order of the stream. The ranks take turns in being late. */
 static int call_series(const struct group *g, struct series *s, cudaGraphExec_t exec)
 {
-    const struct twin *weights = exchange_weights(s->x), *out = exchange_out(s->x);
+    const struct mirror *weights = exchange_weights(s->x), *out = exchange_out(s->x);
 
     for (int i = 0; i < SETS; i++) {
         if (i % g->nranks == g->rank)
@@ -216,13 +216,13 @@ static int compare_series(const struct group *g, const struct series *s)
     return code;
 }
 
-static int use_set_after_set(struct group *g, const struct scene *scene, int number, struct series *s)
+static int use_set_after_set(struct group *g, const struct scenario *scenario, int number, struct series *s)
 {
     cudaGraphExec_t exec = NULL;
     int code;
 
-    TRY(series_open(g, scene, number, s));
-    if (scene->graph) {
+    TRY(series_open(g, scenario, number, s));
+    if (scenario->graph) {
         TRY(capture_begin(g));
         TRY(exchange_call_all(&s->x, 1, false));
         TRY(capture_end(g, &exec));
@@ -234,10 +234,10 @@ static int use_set_after_set(struct group *g, const struct scene *scene, int num
     return code;
 }
 
-static int use_series(struct group *g, const struct scene *scene, int number, struct exchange *x)
+static int use_series(struct group *g, const struct scenario *scenario, int number, struct exchange *x)
 {
     struct series series = {.x = x};
-    int code = use_set_after_set(g, scene, number, &series);
+    int code = use_set_after_set(g, scenario, number, &series);
 
     series_close(&series);
     return code;
@@ -245,7 +245,7 @@ static int use_series(struct group *g, const struct scene *scene, int number, st
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-static const struct scene scenes[] = {
+static const struct scenario scenarios[] = {
     {.name = "refused", .run = use_refused},
     {.name = "calls", .run = use_series, .flags = TEST_ASYNC},
     {.name = "hooks", .run = use_series, .flags = TEST_ASYNC | EP_LL_RECV_HOOK},
@@ -273,16 +273,16 @@ static int warm_up(struct exchange *x)
     return exchange_compare(x, "before all");
 }
 
-static int run_variant(struct group *g, const struct scene *scene, int number)
+static int run_variant(struct group *g, const struct scenario *scenario, int number)
 {
     const struct variant *variant = &variants[number];
     ep_ll_config config = EP_LL_CONFIG_INIT;
     struct ll_round round = {.n_tokens = variant->max_tokens - g->rank % 3,
                              .format = number % 2 ? LL_F32 : LL_BF16,
                              .idx_type = number % 2 ? EP_I32 : EP_I64,
-                             .dispatch_flags = scene->flags,
-                             .combine_flags = scene->flags,
-                             .seed = seed_of(g, scene, number, 99)};
+                             .dispatch_flags = scenario->flags,
+                             .combine_flags = scenario->flags,
+                             .seed = seed_of(g, scenario, number, 99)};
     struct exchange *x = NULL;
     struct ll_pair pair;
     int code;
@@ -293,14 +293,14 @@ static int run_variant(struct group *g, const struct scene *scene, int number)
     config.n_experts = g->nranks > 1 ? 4 * g->nranks : 8;
     config.topk = TOPK;
     config.flags = variant->flags;
-    say_where(g, scene, number, 0);
+    say_where(g, scenario, number, 0);
     code = ll_pair_open(g, &config, &pair);
     if (!code)
         code = exchange_new(&pair, &round, &x);
     if (!code)
         code = warm_up(x);
     if (!(code & FAILED))
-        code |= scene->run(g, scene, number, x);
+        code |= scenario->run(g, scenario, number, x);
     if (!(code & FAILED) && variant->flags & EP_LL_MASK_DEAD)
         code |= check_mask(&pair);
     code |= exchange_free(x, code & FAILED);
@@ -310,23 +310,27 @@ static int run_variant(struct group *g, const struct scene *scene, int number)
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    const struct scene *scene = argument;
+    const struct scenario *scenario = argument;
     struct group group;
-    int code = group_open(boot, scene->second, TIMEOUT_MS, &group);
+    int code = group_open(boot, scenario->second, TIMEOUT_MS, &group);
 
     for (int i = 0; i < N_VARIANTS && !(code & FAILED) && code != SKIPPED; i++)
-        code |= run_variant(&group, scene, i);
+        code |= run_variant(&group, scenario, i);
     group_close(&group, code & FAILED);
     return code;
 }
 
-static int run_scene(struct options *options, struct scene *scene)
+static int run_scenario(struct options *options, struct scenario *scenario)
 {
-    struct launch launch = {
-        .name = scene->name, .ranks = options->ranks, .seconds = 100, .victim = -1, .run = run_rank, .argument = scene};
+    struct launch launch = {.name = scenario->name,
+                            .ranks = options->ranks,
+                            .seconds = 100,
+                            .victim = -1,
+                            .run = run_rank,
+                            .argument = scenario};
 
-    scene->seed = options->seed;
-    return launch_scene(options, "ll_weights_cuda", &launch, &scene->second);
+    scenario->seed = options->seed;
+    return launch_scenario(options, "ll_weights_cuda", &launch, &scenario->second);
 }
 
 int main(int argc, char **argv)
@@ -336,10 +340,10 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++) {
-        struct scene scene = scenes[i];
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+        struct scenario scenario = scenarios[i];
 
-        code = worse_of(code, run_scene(&options, &scene));
+        code = worse_of(code, run_scenario(&options, &scenario));
     }
     return options_code(&options, code);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: memory that a rank allocates or registers alone. What
- * operations write there, in place, is what the host backend writes; and the library needs no memory for copies.
+ * memory_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENARIO]: memory that a rank allocates or registers alone.
+ * What operations write there, in place, is what the host backend writes; and the library needs no memory for copies.
  *
  *   local     ep_alloc_local(), each rank other sizes, freed and allocated again in each round, while a thread does so
  *   register  a window inside of memory of cudaMalloc(), registered anew in each round
@@ -13,7 +13,7 @@
  * Exit 77 when there is no GPU.
  */
 #include "case.h"
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <pthread.h>
@@ -37,8 +37,8 @@ struct state {
     bool beside; /* another thread allocates */
     int64_t n_recv;
     ep_plan *plan[2];
-    struct twin x, weights, out[2]; /* ordinary memory */
-    struct twin arena;              /* what is received; its device part is the memory that the scene is about */
+    struct mirror x, weights, out[2]; /* ordinary memory */
+    struct mirror arena;              /* what is received; its device part is the memory that the scenario is about */
     size_t at[N_IN_PLACE];
 };
 
@@ -82,15 +82,15 @@ static int new_plans(struct state *s)
 
 static int new_inputs(struct state *s)
 {
-    TRY(twin_new(&s->group, "x", (size_t)s->n_tokens * ROW, ORDINARY, &s->x));
-    TRY(twin_new(&s->group, "topk_weights", (size_t)s->n_tokens * CHOICE, ORDINARY, &s->weights));
-    TRY(twin_new(&s->group, "out", (size_t)s->n_tokens * ROW, ORDINARY, &s->out[0]));
-    TRY(twin_new(&s->group, "out_topk_weights", (size_t)s->n_tokens * CHOICE, ORDINARY, &s->out[1]));
+    TRY(mirror_new(&s->group, "x", (size_t)s->n_tokens * ROW, ORDINARY, &s->x));
+    TRY(mirror_new(&s->group, "topk_weights", (size_t)s->n_tokens * CHOICE, ORDINARY, &s->weights));
+    TRY(mirror_new(&s->group, "out", (size_t)s->n_tokens * ROW, ORDINARY, &s->out[0]));
+    TRY(mirror_new(&s->group, "out_topk_weights", (size_t)s->n_tokens * CHOICE, ORDINARY, &s->out[1]));
     fill_bf16((uint16_t *)(void *)s->x.host, s->x.bytes / 2, &s->random);
     for (size_t i = 0; i < s->weights.bytes / 4; i++)
         ((float *)(void *)s->weights.host)[i] = (float)(next_random(&s->random) % 1000) / 999.0f;
-    TRY(twin_push(&s->group, &s->x));
-    return twin_push(&s->group, &s->weights);
+    TRY(mirror_push(&s->group, &s->x));
+    return mirror_push(&s->group, &s->weights);
 }
 
 /* Bytes that the arena needs, with gaps that nobody may write. */
@@ -106,9 +106,9 @@ static size_t lay_arena(struct state *s)
     return used;
 }
 
-static unsigned char *memory_on(const struct twin *twin, int side)
+static unsigned char *memory_on(const struct mirror *mirror, int side)
 {
-    return side == DEVICE ? twin->device : twin->host;
+    return side == DEVICE ? mirror->device : mirror->host;
 }
 
 static int call_both(struct state *s, int side)
@@ -144,10 +144,10 @@ static int compare_in(struct state *s, void *memory, size_t bytes, int round)
     int code = PASSED;
     char phase[40];
 
-    s->arena = (struct twin){
+    s->arena = (struct mirror){
         .name = "received", .device = memory, .bytes = bytes - GUARD, .row_bytes = ROW, .host = malloc(bytes)};
     EXPECT(s->arena.host, "no memory for %zu bytes", bytes);
-    TRY(twin_poison(&s->group, &s->arena));
+    TRY(mirror_poison(&s->group, &s->arena));
     TRY(new_inputs(s));
     CUDA(cudaStreamSynchronize(s->group.stream));
     TRY(library_bytes(s, &before));
@@ -157,14 +157,14 @@ static int compare_in(struct state *s, void *memory, size_t bytes, int round)
            (unsigned long long)after, (unsigned long long)before);
     TRY(call_both(s, HOST));
     snprintf(phase, sizeof(phase), "round %d", round);
-    code |= twin_compare(&s->group, &s->arena, phase);
-    code |= twin_compare(&s->group, &s->out[0], phase);
-    code |= twin_compare(&s->group, &s->out[1], phase);
+    code |= mirror_compare(&s->group, &s->arena, phase);
+    code |= mirror_compare(&s->group, &s->out[0], phase);
+    code |= mirror_compare(&s->group, &s->out[1], phase);
     free(s->arena.host);
-    code |= twin_free(&s->group, code & FAILED, &s->x);
-    code |= twin_free(&s->group, code & FAILED, &s->weights);
-    code |= twin_free(&s->group, code & FAILED, &s->out[0]);
-    code |= twin_free(&s->group, code & FAILED, &s->out[1]);
+    code |= mirror_free(&s->group, code & FAILED, &s->x);
+    code |= mirror_free(&s->group, code & FAILED, &s->weights);
+    code |= mirror_free(&s->group, code & FAILED, &s->out[0]);
+    code |= mirror_free(&s->group, code & FAILED, &s->out[1]);
     ep_plan_free(s->plan[HOST]);
     ep_plan_free(s->plan[DEVICE]);
     return code;
@@ -180,7 +180,8 @@ static int give_back(const struct state *s)
     return 0;
 }
 
-/* --- scenes ------------------------------------------------------------------------------------------------------ */
+/* --- scenarios ------------------------------------------------------------------------------------------------------
+ */
 
 struct other {
     ep_comm *comm;
@@ -393,21 +394,21 @@ static int run_sizes(struct state *s)
 
 /* --- program ----------------------------------------------------------------------------------------------------- */
 
-static const struct scene {
+static const struct scenario {
     const char *name;
     int (*run)(struct state *s);
-} scenes[] = {{"local", run_local}, {"register", run_register}, {"pool", run_pool},
-              {"free", run_free},   {"refuse", run_refuse},     {"sizes", run_sizes}};
+} scenarios[] = {{"local", run_local}, {"register", run_register}, {"pool", run_pool},
+                 {"free", run_free},   {"refuse", run_refuse},     {"sizes", run_sizes}};
 
-static int run_rank(const struct scene_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scene *scene = run->scene;
+    const struct scenario *scenario = run->scenario;
     struct state s = {.group = *group,
                       .random = run->seed * 4096 + (uint64_t)group->rank + 1,
                       .rounds = run->rounds,
                       .experts = group->nranks * 12};
 
-    return scene->run(&s);
+    return scenario->run(&s);
 }
 
 int main(int argc, char **argv)
@@ -416,8 +417,8 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    return run_group_scenes(
+    return run_group_scenarios(
         &options,
-        (struct scene_run){.program = "memory_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank}, scenes,
-        sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+        (struct scenario_run){.program = "memory_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
+        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

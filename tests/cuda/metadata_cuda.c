@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * metadata_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENE]: the facts of plans and
- * layouts of routings in device memory, against the host backend: all arrays, and sets of them. Plans of exact counts
- * and of fixed capacity, updated each round, in calls and in a captured graph, from choices and from a mask; rank and
- * expanded layout. A dispatch and a combine before and behind must not be disturbed. And a source_stride that is too
- * small.
+ * metadata_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENARIO]: the facts of plans
+ * and layouts of routings in device memory, against the host backend: all arrays, and sets of them. Plans of exact
+ * counts and of fixed capacity, updated each round, in calls and in a captured graph, from choices and from a mask;
+ * rank and expanded layout. A dispatch and a combine before and behind must not be disturbed. And a source_stride that
+ * is too small.
  *
  * Exit 77 when there is no GPU.
  */
 #include "case.h"
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdio.h>
@@ -39,12 +39,12 @@ enum {
     N_BUFFERS
 };
 
-struct scene {
+struct scenario {
     const char *name;
     bool expanded, fixed, graph, mask, refused, stride;
 };
 
-static const struct scene scenes[] = {
+static const struct scenario scenarios[] = {
     {"rank", false, false, false, false, false, false},
     {"rank-mask", false, false, false, true, false, false},
     {"rank-fixed", false, true, false, false, false, false},
@@ -60,12 +60,12 @@ static const struct scene scenes[] = {
 
 struct state {
     struct group group;
-    const struct scene *scene;
+    const struct scenario *scenario;
     uint64_t seed;
     int rounds, experts, n_tokens;
     int64_t capacity;
     ep_plan *plan[2]; /* on the host, on the device */
-    struct twin b[N_BUFFERS];
+    struct mirror b[N_BUFFERS];
 };
 
 static int make_buffers(struct state *s)
@@ -94,7 +94,7 @@ static int make_buffers(struct state *s)
         [IN_RANK] = {"token_in_rank of the layout", TOKENS * ranks}};
 
     for (int i = 0; i < N_BUFFERS; i++)
-        TRY(twin_new(&s->group, of[i].name, of[i].bytes, ORDINARY, &s->b[i]));
+        TRY(mirror_new(&s->group, of[i].name, of[i].bytes, ORDINARY, &s->b[i]));
     return 0;
 }
 
@@ -136,14 +136,14 @@ static int load(struct state *s, int round)
                               .skewed = round % 3 == 1,
                               .holes = round % 4 >= 2};
 
-    s->n_tokens = s->scene->graph || round % 3 == 0 ? TOKENS : (int)(next_random(&random) % (TOKENS + 1));
+    s->n_tokens = s->scenario->graph || round % 3 == 0 ? TOKENS : (int)(next_random(&random) % (TOKENS + 1));
     fill_routing(&routing, &random, s->b[INDEX].host);
     fill_mask(s);
     fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)TOKENS * HIDDEN, &random);
     for (int i = X; i <= EXPERTS; i++)
-        TRY(twin_push(&s->group, &s->b[i]));
+        TRY(mirror_push(&s->group, &s->b[i]));
     for (int i = RECV; i < N_BUFFERS; i++)
-        TRY(twin_poison(&s->group, &s->b[i]));
+        TRY(mirror_poison(&s->group, &s->b[i]));
     return 0;
 }
 
@@ -161,7 +161,7 @@ static int make_plan(struct state *s, int device)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
 
-    if (s->scene->mask) {
+    if (s->scenario->mask) {
         args.token_in_rank = at(s, MASK, device);
         args.tokens_per_expert = words(s, EXPERTS, device);
     } else {
@@ -171,10 +171,10 @@ static int make_plan(struct state *s, int device)
     }
     args.n_tokens = s->n_tokens;
     args.n_experts = s->experts;
-    args.max_recv_tokens = s->scene->fixed ? s->capacity : 0;
+    args.max_recv_tokens = s->scenario->fixed ? s->capacity : 0;
     args.max_tokens = TOKENS;
     args.expert_alignment = ALIGNMENT;
-    args.flags = s->scene->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
+    args.flags = s->scenario->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
     args.stream = stream_on(s, device);
     CALL(ep_plan_new(comm_on(s, device), &args, &s->plan[device]));
     return 0;
@@ -184,7 +184,7 @@ static int update(struct state *s, int device)
 {
     ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
 
-    if (s->scene->mask) {
+    if (s->scenario->mask) {
         args.token_in_rank = at(s, MASK, device);
         args.tokens_per_expert = words(s, EXPERTS, device);
     } else {
@@ -202,7 +202,7 @@ static ep_status ask(struct state *s, int device, int round, int stride)
     bool all = round % 4 == 0;
 
     dst.recv_source = all || round % 4 == 1 ? words(s, SOURCE, device) : NULL;
-    dst.recv_slot = s->scene->expanded && (all || round % 4 == 2) ? words(s, SLOT, device) : NULL;
+    dst.recv_slot = s->scenario->expanded && (all || round % 4 == 2) ? words(s, SLOT, device) : NULL;
     dst.n_recv_tokens = all || round % 4 == 3 ? words(s, N_RECV, device) : NULL;
     dst.psum_rank = all || round % 4 == 2 ? words(s, PSUM_RANK, device) : NULL;
     dst.psum_expert = all || round % 4 == 3 ? words(s, PSUM_EXPERT, device) : NULL;
@@ -265,7 +265,7 @@ static int compare(struct state *s, int round)
 
     snprintf(phase, sizeof(phase), "round %d, %d tokens", round, s->n_tokens);
     for (int i = RECV; i < N_BUFFERS; i++)
-        code |= twin_compare(&s->group, &s->b[i], phase);
+        code |= mirror_compare(&s->group, &s->b[i], phase);
     return code;
 }
 
@@ -279,7 +279,7 @@ static void free_plans(struct state *s)
 
 static int run_round(struct state *s, int round, int device)
 {
-    if (round && !s->scene->fixed)
+    if (round && !s->scenario->fixed)
         TRY(make_plan(s, device));
     else if (round)
         TRY(update(s, device));
@@ -292,7 +292,7 @@ static int run_rounds(struct state *s)
     int code = PASSED;
 
     for (int round = 0; round < s->rounds && !code; round++) {
-        if (round && !s->scene->fixed)
+        if (round && !s->scenario->fixed)
             free_plans(s);
         TRY(load(s, round));
         for (int device = 0; device < 2; device++) {
@@ -319,13 +319,13 @@ static int run_graph(struct state *s)
         TRY(sync(s, device));
     }
     TRY(capture_begin(&s->group));
-    if (s->scene->fixed)
+    if (s->scenario->fixed)
         TRY(update(s, 1));
     TRY(call_all(s, 1, 0));
     TRY(capture_end(&s->group, &exec));
     for (int round = 0; round < s->rounds && !code; round++) {
-        TRY(load(s, s->scene->fixed ? round : 0));
-        if (s->scene->fixed)
+        TRY(load(s, s->scenario->fixed ? round : 0));
+        if (s->scenario->fixed)
             TRY(update(s, 0));
         TRY(call_all(s, 0, 0));
         TRY(sync(s, 0));
@@ -347,7 +347,7 @@ static int run_refused(struct state *s)
     TRY(sync(s, 1));
     for (int i = 0; i < TOKENS * TOPK; i++)
         words(s, INDEX, 0)[i] = i % TOPK;
-    TRY(twin_push(&s->group, &s->b[INDEX]));
+    TRY(mirror_push(&s->group, &s->b[INDEX]));
     for (int device = 0; device < 2; device++) {
         TRY(update(s, device));
         CALL(ask(s, device, 0, TOKENS));
@@ -385,27 +385,27 @@ static int run_all(struct state *s)
 {
     int code;
 
-    s->capacity = (int64_t)s->group.nranks * TOKENS * (s->scene->expanded ? TOPK : 1);
-    if (s->scene->expanded)
+    s->capacity = (int64_t)s->group.nranks * TOKENS * (s->scenario->expanded ? TOPK : 1);
+    if (s->scenario->expanded)
         s->capacity += (int64_t)s->experts * ALIGNMENT;
-    if (s->scene->refused)
+    if (s->scenario->refused)
         s->capacity -= s->capacity / 8;
     TRY(make_buffers(s));
-    code = s->scene->refused  ? run_refused(s)
-           : s->scene->stride ? run_stride(s)
-           : s->scene->graph  ? run_graph(s)
-                              : run_rounds(s);
+    code = s->scenario->refused  ? run_refused(s)
+           : s->scenario->stride ? run_stride(s)
+           : s->scenario->graph  ? run_graph(s)
+                                 : run_rounds(s);
     for (int i = 0; i < N_BUFFERS; i++)
-        code |= twin_free(&s->group, s->scene->stride || code & FAILED, &s->b[i]);
+        code |= mirror_free(&s->group, s->scenario->stride || code & FAILED, &s->b[i]);
     free_plans(s);
     return code;
 }
 
-static int run_rank(const struct scene_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scene *scene = run->scene;
+    const struct scenario *scenario = run->scenario;
     struct state s = {
-        .group = *group, .scene = scene, .seed = run->seed, .rounds = run->rounds, .experts = group->nranks * 12};
+        .group = *group, .scenario = scenario, .seed = run->seed, .rounds = run->rounds, .experts = group->nranks * 12};
 
     return run_all(&s);
 }
@@ -416,8 +416,8 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    return run_group_scenes(
+    return run_group_scenarios(
         &options,
-        (struct scene_run){.program = "metadata_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
-        scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+        (struct scenario_run){.program = "metadata_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
+        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

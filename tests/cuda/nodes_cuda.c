@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENE]: between nodes, what test_cuda, which
- * compares the bits, does not look at. Plans that a capture cannot hold are refused by name and change nothing;
+ * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENARIO]: between nodes, what test_cuda,
+ * which compares the bits, does not look at. Plans that a capture cannot hold are refused by name and change nothing;
  * barriers hold across nodes; a thousand operations are queued ahead of the network; pinned memory has a limit, and is
  * reserved; ranks that disagree hear who. Exit 77 when there is no GPU.
  */
 #include "case.h"
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdatomic.h>
@@ -121,7 +121,8 @@ static ep_status combine(const struct state *s, int which)
     return ep_combine(s->plan, &args, s->group->stream);
 }
 
-/* --- scenes ------------------------------------------------------------------------------------------------------- */
+/* --- scenarios -------------------------------------------------------------------------------------------------------
+ */
 
 /* A case of the comparison with the host backend: the group is as it was. */
 static int check_sound(const struct state *s)
@@ -277,24 +278,24 @@ static int run_memory(struct state *s)
     return check_sound(s);
 }
 
-static const struct scene {
+static const struct scenario {
     const char *name;
     int (*run)(struct state *s);
-} scenes[] = {{"refused", run_refused},
-              {"barrier", run_barrier},
-              {"ahead", run_ahead},
-              {"memory", run_memory},
-              {"disagree-arguments", run_different_arguments},
-              {"disagree-calls", run_different_calls}};
+} scenarios[] = {{"refused", run_refused},
+                 {"barrier", run_barrier},
+                 {"ahead", run_ahead},
+                 {"memory", run_memory},
+                 {"disagree-arguments", run_different_arguments},
+                 {"disagree-calls", run_different_calls}};
 
-static int run_rank(const struct scene_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scene *scene = run->scene;
+    const struct scenario *scenario = run->scenario;
     struct state s = {.group = group, .shared = run->shared, .random = run->seed * 1000 + (uint64_t)group->rank};
     int code;
 
     TRY(make_index(&s));
-    code = scene->run(&s);
+    code = scenario->run(&s);
     return code & FAILED ? code : code | free_all(&s);
 }
 
@@ -306,11 +307,11 @@ int main(int argc, char **argv)
         return 2;
     if (group_division.nodes < 2)
         group_division.nodes = 2;
-    return run_group_scenes(&options,
-                            (struct scene_run){.program = "nodes_cuda",
-                                               .timeout_ms = TIMEOUT_MS,
-                                               .seconds = 60,
-                                               .shared_bytes = sizeof(struct shared),
-                                               .run = run_rank},
-                            scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+    return run_group_scenarios(&options,
+                               (struct scenario_run){.program = "nodes_cuda",
+                                                     .timeout_ms = TIMEOUT_MS,
+                                                     .seconds = 60,
+                                                     .shared_bytes = sizeof(struct shared),
+                                                     .run = run_rank},
+                               scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

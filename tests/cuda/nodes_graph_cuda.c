@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nodes_graph_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENE]: dispatch, combine
- * and barrier between nodes in CUDA graphs that are captured once and launched again with new rows and weights each
- * round, against the host backend; outputs hold a poison before each launch. Several graphs, several launches at a
+ * nodes_graph_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENARIO]: dispatch,
+ * combine and barrier between nodes in CUDA graphs that are captured once and launched again with new rows and weights
+ * each round, against the host backend; outputs hold a poison before each launch. Several graphs, several launches at a
  * time, and calls between them, some of which need more memory than there was when the graphs were captured. Exit 77
  * when there is no GPU.
  */
 #include "case.h"
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdio.h>
@@ -31,11 +31,11 @@ static const struct form {
 
 enum { RANK, EXPANDED, LARGE, N_FORMS };
 
-static const struct scene {
+static const struct scenario {
     const char *name;
     unsigned forms; /* a bit for each */
     int divisor;    /* of the number of rounds */
-} scenes[] = {
+} scenarios[] = {
     {"rank", 1 << RANK, 1},
     {"expanded", 1 << EXPANDED, 1},
     {"mixed", 1 << RANK | 1 << EXPANDED | 1 << LARGE, 5},
@@ -45,13 +45,13 @@ struct job {
     const struct form *form;
     ep_plan *plan[2]; /* on the host, on the device */
     int64_t rows;
-    struct twin b[N_BUFFERS];
+    struct mirror b[N_BUFFERS];
     cudaGraphExec_t exec;
 };
 
 struct state {
     const struct group *group;
-    const struct scene *scene;
+    const struct scenario *scenario;
     uint64_t random, common; /* common: the same on all ranks */
     int rounds;
     struct job jobs[N_FORMS];
@@ -95,12 +95,12 @@ static int make_job(struct state *s, struct job *job)
     enum memory memory = job->form->symmetric ? SYMMETRIC : ORDINARY;
 
     TRY(make_plans(s, job));
-    TRY(twin_new(s->group, "x", n * row, ORDINARY, &job->b[X]));
-    TRY(twin_new(s->group, "topk_weights", n * weights, ORDINARY, &job->b[WEIGHTS]));
-    TRY(twin_new(s->group, "recv_x", (size_t)job->rows * row, memory, &job->b[RECV]));
-    TRY(twin_new(s->group, "recv_topk_weights", (size_t)job->rows * recv_weights, memory, &job->b[RECV_WEIGHTS]));
-    TRY(twin_new(s->group, "out", n * row, ORDINARY, &job->b[OUT]));
-    return twin_new(s->group, "out_topk_weights", n * weights, ORDINARY, &job->b[OUT_WEIGHTS]);
+    TRY(mirror_new(s->group, "x", n * row, ORDINARY, &job->b[X]));
+    TRY(mirror_new(s->group, "topk_weights", n * weights, ORDINARY, &job->b[WEIGHTS]));
+    TRY(mirror_new(s->group, "recv_x", (size_t)job->rows * row, memory, &job->b[RECV]));
+    TRY(mirror_new(s->group, "recv_topk_weights", (size_t)job->rows * recv_weights, memory, &job->b[RECV_WEIGHTS]));
+    TRY(mirror_new(s->group, "out", n * row, ORDINARY, &job->b[OUT]));
+    return mirror_new(s->group, "out_topk_weights", n * weights, ORDINARY, &job->b[OUT_WEIGHTS]);
 }
 
 static int load(struct state *s, struct job *job)
@@ -110,8 +110,8 @@ static int load(struct state *s, struct job *job)
     fill_bf16((uint16_t *)(void *)job->b[X].host, n * (size_t)job->form->hidden, &s->random);
     for (size_t i = 0; i < n * TOPK; i++)
         ((float *)(void *)job->b[WEIGHTS].host)[i] = (float)(next_random(&s->random) % 1000) / 999.0f;
-    TRY(twin_push(s->group, &job->b[X]));
-    return twin_push(s->group, &job->b[WEIGHTS]);
+    TRY(mirror_push(s->group, &job->b[X]));
+    return mirror_push(s->group, &job->b[WEIGHTS]);
 }
 
 static int call_pair(const struct state *s, const struct job *job, int device)
@@ -143,7 +143,7 @@ static int call_pair(const struct state *s, const struct job *job, int device)
 static int queue_on_device(const struct state *s, const struct job *job)
 {
     for (int i = RECV; i < N_BUFFERS; i++)
-        TRY(twin_poison_device(s->group, &job->b[i]));
+        TRY(mirror_poison_device(s->group, &job->b[i]));
     TRY(call_pair(s, job, 1));
     if (job->form->barrier)
         CALL(ep_barrier_on(s->group->cuda, s->group->stream));
@@ -176,14 +176,14 @@ static int run_on_device(struct state *s, const struct job *job, bool calls)
 
 static int run_round(struct state *s, int round)
 {
-    bool mixed = (s->scene->forms & 1 << LARGE) != 0;
+    bool mixed = (s->scenario->forms & 1 << LARGE) != 0;
     struct job *job = NULL;
     int code = PASSED, form;
     char phase[60];
 
     do
         form = (int)(next_random(&s->common) % N_FORMS);
-    while (!(s->scene->forms & 1u << form) || (form == LARGE && round % 8));
+    while (!(s->scenario->forms & 1u << form) || (form == LARGE && round % 8));
     job = &s->jobs[form];
     TRY(load(s, job));
     for (int i = RECV; i < N_BUFFERS; i++)
@@ -195,17 +195,17 @@ static int run_round(struct state *s, int round)
     CALL(ep_comm_async_error(s->group->cuda));
     snprintf(phase, sizeof(phase), "%s, round %d", job->form->name, round);
     for (int i = RECV; i < N_BUFFERS; i++)
-        code |= twin_compare(s->group, &job->b[i], phase);
+        code |= mirror_compare(s->group, &job->b[i], phase);
     TRY(group_worst(s->group, code, &code));
     return code;
 }
 
-static int run_scene_rounds(struct state *s)
+static int run_scenario_rounds(struct state *s)
 {
     for (int form = 0; form < N_FORMS; form++) {
         struct job *job = &s->jobs[form];
 
-        if (!(s->scene->forms & 1u << form))
+        if (!(s->scenario->forms & 1u << form))
             continue;
         job->form = &forms[form];
         TRY(make_job(s, job));
@@ -225,22 +225,22 @@ static int free_jobs(struct state *s)
         if (job->exec)
             CUDA(cudaGraphExecDestroy(job->exec));
         for (int i = 0; i < N_BUFFERS && job->form; i++)
-            TRY(twin_free(s->group, false, &job->b[i]));
+            TRY(mirror_free(s->group, false, &job->b[i]));
         ep_plan_free(job->plan[1]);
         ep_plan_free(job->plan[0]);
     }
     return 0;
 }
 
-static int run_rank(const struct scene_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scene *scene = run->scene;
+    const struct scenario *scenario = run->scenario;
     struct state s = {.group = group,
-                      .scene = scene,
+                      .scenario = scenario,
                       .random = run->seed * 1000 + (uint64_t)group->rank,
                       .common = run->seed,
-                      .rounds = (run->rounds + scene->divisor - 1) / scene->divisor};
-    int code = run_scene_rounds(&s);
+                      .rounds = (run->rounds + scenario->divisor - 1) / scenario->divisor};
+    int code = run_scenario_rounds(&s);
 
     return code & FAILED ? code : code | free_jobs(&s);
 }
@@ -253,8 +253,8 @@ int main(int argc, char **argv)
         return 2;
     if (group_division.nodes < 2)
         group_division.nodes = 2;
-    return run_group_scenes(
+    return run_group_scenarios(
         &options,
-        (struct scene_run){.program = "nodes_graph_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 200, .run = run_rank},
-        scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+        (struct scenario_run){.program = "nodes_graph_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 200, .run = run_rank},
+        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

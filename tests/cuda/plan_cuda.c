@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENE]: plans of fixed capacity
+ * plan_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENARIO]: plans of fixed capacity
  * that are updated in stream order, with new routing each round, against the host backend. Rank and expanded layout, in
  * calls and in a graph that is captured once; ordinary and symmetric memory. Plans that are made in captures, before
  * anything was called: two graphs in turns, the second with the memory that the first one's plan has given back. A
@@ -10,7 +10,7 @@
  * Exit 77 when there is no GPU.
  */
 #include "case.h"
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdio.h>
@@ -21,12 +21,12 @@ enum { HIDDEN = 256, TOPK = 4, ROW = HIDDEN * 2, TOKENS = 600, ALIGNMENT = 8, TI
 
 enum { X, WEIGHTS, INDEX, RECV, RECV_INDEX, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_BUFFERS };
 
-struct scene {
+struct scenario {
     const char *name;
     bool expanded, graph, made, followed, symmetric, refused, bad; /* made: in the capture */
 };
 
-static const struct scene scenes[] = {
+static const struct scenario scenarios[] = {
     {.name = "rank"},
     {.name = "rank-symmetric", .symmetric = true},
     {.name = "rank-graph", .graph = true},
@@ -45,28 +45,28 @@ static const struct scene scenes[] = {
 
 struct state {
     struct group group;
-    const struct scene *scene;
+    const struct scenario *scenario;
     uint64_t seed;
     int rounds, experts, n_tokens;
     int64_t capacity;
     ep_plan *plan[2]; /* on the host, on the device */
-    struct twin b[N_BUFFERS];
+    struct mirror b[N_BUFFERS];
 };
 
 static int make_buffers(struct state *s)
 {
-    bool expanded = s->scene->expanded;
-    enum memory memory = s->scene->symmetric ? SYMMETRIC : ORDINARY;
+    bool expanded = s->scenario->expanded;
+    enum memory memory = s->scenario->symmetric ? SYMMETRIC : ORDINARY;
     size_t rows = (size_t)s->capacity, choices = expanded ? 1 : TOPK;
 
-    TRY(twin_new(&s->group, "x", TOKENS * ROW, ORDINARY, &s->b[X]));
-    TRY(twin_new(&s->group, "topk_weights", TOKENS * TOPK * 4, ORDINARY, &s->b[WEIGHTS]));
-    TRY(twin_new(&s->group, "topk_idx", TOKENS * TOPK * 4, ORDINARY, &s->b[INDEX]));
-    TRY(twin_new(&s->group, "recv_x", rows * ROW, memory, &s->b[RECV]));
-    TRY(twin_new(&s->group, "recv_topk_idx", rows * TOPK * 4, memory, &s->b[RECV_INDEX]));
-    TRY(twin_new(&s->group, "recv_topk_weights", rows * choices * 4, memory, &s->b[RECV_WEIGHTS]));
-    TRY(twin_new(&s->group, "out", TOKENS * ROW, ORDINARY, &s->b[OUT]));
-    TRY(twin_new(&s->group, "out_topk_weights", TOKENS * TOPK * 4, ORDINARY, &s->b[OUT_WEIGHTS]));
+    TRY(mirror_new(&s->group, "x", TOKENS * ROW, ORDINARY, &s->b[X]));
+    TRY(mirror_new(&s->group, "topk_weights", TOKENS * TOPK * 4, ORDINARY, &s->b[WEIGHTS]));
+    TRY(mirror_new(&s->group, "topk_idx", TOKENS * TOPK * 4, ORDINARY, &s->b[INDEX]));
+    TRY(mirror_new(&s->group, "recv_x", rows * ROW, memory, &s->b[RECV]));
+    TRY(mirror_new(&s->group, "recv_topk_idx", rows * TOPK * 4, memory, &s->b[RECV_INDEX]));
+    TRY(mirror_new(&s->group, "recv_topk_weights", rows * choices * 4, memory, &s->b[RECV_WEIGHTS]));
+    TRY(mirror_new(&s->group, "out", TOKENS * ROW, ORDINARY, &s->b[OUT]));
+    TRY(mirror_new(&s->group, "out_topk_weights", TOKENS * TOPK * 4, ORDINARY, &s->b[OUT_WEIGHTS]));
     return 0;
 }
 
@@ -82,15 +82,15 @@ static int load(struct state *s, int round)
                               .skewed = round % 3 == 1,
                               .holes = round % 4 >= 2};
 
-    s->n_tokens = s->scene->graph || round % 5 == 0 ? TOKENS : (int)(next_random(&random) % (TOKENS + 1));
+    s->n_tokens = s->scenario->graph || round % 5 == 0 ? TOKENS : (int)(next_random(&random) % (TOKENS + 1));
     fill_routing(&routing, &random, s->b[INDEX].host);
     fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)TOKENS * HIDDEN, &random);
     for (int i = 0; i < TOKENS * TOPK; i++)
         ((float *)(void *)s->b[WEIGHTS].host)[i] = (float)(next_random(&random) % 1000) / 999.0f;
     for (int i = X; i <= INDEX; i++)
-        TRY(twin_push(&s->group, &s->b[i]));
+        TRY(mirror_push(&s->group, &s->b[i]));
     for (int i = RECV; i < N_BUFFERS; i++)
-        TRY(twin_poison(&s->group, &s->b[i]));
+        TRY(mirror_poison(&s->group, &s->b[i]));
     return 0;
 }
 
@@ -123,7 +123,7 @@ static int call_pair(struct state *s, int device)
     dispatch.x = at(s, X, device);
     dispatch.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
     dispatch.recv_x = at(s, RECV, device);
-    dispatch.recv_topk_idx = s->scene->expanded ? NULL : at(s, RECV_INDEX, device);
+    dispatch.recv_topk_idx = s->scenario->expanded ? NULL : at(s, RECV_INDEX, device);
     dispatch.recv_topk_weights = (float *)(void *)at(s, RECV_WEIGHTS, device);
     dispatch.out_rows = s->capacity;
     CALL(ep_dispatch(s->plan[device], &dispatch, stream_on(s, device)));
@@ -152,8 +152,8 @@ static int make_plan(struct state *s, int device)
     args.n_experts = s->experts;
     args.max_recv_tokens = s->capacity;
     args.max_tokens = TOKENS;
-    args.expert_alignment = s->scene->expanded ? ALIGNMENT : 1;
-    args.flags = s->scene->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
+    args.expert_alignment = s->scenario->expanded ? ALIGNMENT : 1;
+    args.flags = s->scenario->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
     args.stream = stream_on(s, device);
     CALL(ep_plan_new(device ? s->group.cuda : s->group.host, &args, &s->plan[device]));
     return 0;
@@ -172,7 +172,7 @@ static int compare(struct state *s, int round)
 
     snprintf(phase, sizeof(phase), "round %d, %d tokens", round, s->n_tokens);
     for (int i = RECV; i < N_BUFFERS; i++)
-        code |= twin_compare(&s->group, &s->b[i], phase);
+        code |= mirror_compare(&s->group, &s->b[i], phase);
     return code;
 }
 
@@ -264,7 +264,7 @@ static int load_too_many(struct state *s)
     TRY(load(s, 5));
     for (int i = 0; i < TOKENS * TOPK; i++)
         index[i] = i % TOPK;
-    return twin_push(&s->group, &s->b[INDEX]);
+    return mirror_push(&s->group, &s->b[INDEX]);
 }
 
 /* A launch that all ranks refuse, between two that they do not. */
@@ -295,7 +295,7 @@ static int run_rounds(struct state *s)
 
     TRY(load(s, 0));
     TRY(make_plans(s));
-    if (s->scene->graph) {
+    if (s->scenario->graph) {
         /* Between nodes the hosts make a plan with its first operation. */
         if (group_division.nodes > 1) {
             TRY(call_pair(s, 1));
@@ -366,7 +366,7 @@ static int run_bad(struct state *s)
     TRY(group_meet(&s->group));
     if (s->group.rank == bad)
         ((int32_t *)(void *)s->b[INDEX].host)[5] = s->experts;
-    TRY(twin_push(&s->group, &s->b[INDEX]));
+    TRY(mirror_push(&s->group, &s->b[INDEX]));
     /* Who comes late hears of it at once. */
     status = call_update(s, 1);
     if (status == EP_OK)
@@ -375,38 +375,38 @@ static int run_bad(struct state *s)
     return group_meet(&s->group);
 }
 
-static int run_scene(struct state *s)
+static int run_scenario(struct state *s)
 {
-    if (s->scene->followed)
+    if (s->scenario->followed)
         return run_followed(s);
-    if (s->scene->made)
-        return s->scene->refused ? run_refused_made(s) : run_made(s);
-    return s->scene->refused ? run_refused(s) : s->scene->bad ? run_bad(s) : run_rounds(s);
+    if (s->scenario->made)
+        return s->scenario->refused ? run_refused_made(s) : run_made(s);
+    return s->scenario->refused ? run_refused(s) : s->scenario->bad ? run_bad(s) : run_rounds(s);
 }
 
 static int run_all(struct state *s)
 {
     int code;
 
-    s->capacity = (int64_t)s->group.nranks * TOKENS * (s->scene->expanded ? TOPK : 1);
-    if (s->scene->expanded)
+    s->capacity = (int64_t)s->group.nranks * TOKENS * (s->scenario->expanded ? TOPK : 1);
+    if (s->scenario->expanded)
         s->capacity += (int64_t)s->experts * ALIGNMENT;
-    if (s->scene->refused)
-        s->capacity -= s->scene->expanded ? s->capacity / 8 : 1;
+    if (s->scenario->refused)
+        s->capacity -= s->scenario->expanded ? s->capacity / 8 : 1;
     TRY(make_buffers(s));
-    code = run_scene(s);
+    code = run_scenario(s);
     for (int i = 0; i < N_BUFFERS; i++)
-        code |= twin_free(&s->group, s->scene->bad || code & FAILED, &s->b[i]);
+        code |= mirror_free(&s->group, s->scenario->bad || code & FAILED, &s->b[i]);
     ep_plan_free(s->plan[1]);
     ep_plan_free(s->plan[0]);
     return code;
 }
 
-static int run_rank(const struct scene_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scene *scene = run->scene;
+    const struct scenario *scenario = run->scenario;
     struct state s = {
-        .group = *group, .scene = scene, .seed = run->seed, .rounds = run->rounds, .experts = group->nranks * 12};
+        .group = *group, .scenario = scenario, .seed = run->seed, .rounds = run->rounds, .experts = group->nranks * 12};
 
     return run_all(&s);
 }
@@ -417,7 +417,8 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    return run_group_scenes(
-        &options, (struct scene_run){.program = "plan_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
-        scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+    return run_group_scenarios(
+        &options,
+        (struct scenario_run){.program = "plan_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
+        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

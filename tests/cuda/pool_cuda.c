@@ -52,9 +52,9 @@ cudaError_t __wrap_cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret_handle, void *mem
 static int take_and_give(struct cuda_comm *cuda, struct cuda_block *blocks, bool captured)
 {
     for (int i = 0; i < BLOCKS; i++)
-        CALL((captured ? cuda_take_captured : cuda_take)(cuda, BYTES, &blocks[i]));
+        CALL((captured ? cuda_pool_alloc_captured : cuda_pool_alloc)(cuda, BYTES, &blocks[i]));
     for (int i = 0; i < BLOCKS; i++)
-        cuda_give(cuda, &blocks[i]);
+        cuda_pool_free(cuda, &blocks[i]);
     return PASSED;
 }
 
@@ -96,22 +96,22 @@ static int check_captured(struct cuda_comm *cuda, struct cuda_block *blocks)
     before = freed;
     cuda_pool_trim(cuda);
     EXPECT(freed == before, "%d blocks of captures were freed", freed - before);
-    CALL(cuda_take(cuda, BYTES, &blocks[0]));
+    CALL(cuda_pool_alloc(cuda, BYTES, &blocks[0]));
     EXPECT(!blocks[0].captured, "a block of a capture was taken by a call");
-    cuda_give(cuda, &blocks[0]);
+    cuda_pool_free(cuda, &blocks[0]);
     return PASSED;
 }
 
 int main(void)
 {
     struct cuda_comm *cuda = calloc(1, sizeof(*cuda));
-    struct cuda_board *board = calloc(1, sizeof(*board));
+    struct cuda_ctrl *board = calloc(1, sizeof(*board));
     struct cuda_block blocks[BLOCKS];
     int code = cuda && board ? PASSED : FAILED;
 
     test_where("pool_cuda");
     if (!code) {
-        cuda->board = board;
+        cuda->ctrl = board;
         pthread_mutex_init(&cuda->memory_lock, NULL);
         code = check(cuda, blocks);
     }

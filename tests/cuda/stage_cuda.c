@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stage_cuda [--ranks N] [--seed N] [--only SCENE]: dispatch and combine of ordinary memory, whose rows are copied
+ * stage_cuda [--ranks N] [--seed N] [--only SCENARIO]: dispatch and combine of ordinary memory, whose rows are copied
  * while they move, among other work. What they give is what the host backend gives.
  *
  *   async   200 pairs that nobody waits for, in turn of ordinary and symmetric memory; their plans grow, so staging
@@ -11,7 +11,7 @@
  * Exit 77 when there is no GPU.
  */
 #include "case.h"
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdio.h>
@@ -20,13 +20,13 @@
 
 enum { HIDDEN = 512, TOPK = 4, ROW = HIDDEN * 2, CHOICE = TOPK * 4, TIMEOUT_MS = 20000 };
 
-/* The async scene. */
+/* The async scenario. */
 enum { PAIRS = 200, PLANS = 20, LEAST_TOKENS = 200, MORE_TOKENS = 100, SHIFTS = 512, HELD_MS = 100 };
 
-/* The graph scene. */
+/* The graph scenario. */
 enum { LAUNCHES = 8, GRAPH_TOKENS = 1500 };
 
-/* The sms scene: on the first rank and on the others. */
+/* The sms scenario: on the first rank and on the others. */
 enum sms { USUAL, ONE, MOST, ONE_MORE };
 static const enum sms sms_steps[][2] = {{ONE, ONE},        {MOST, MOST},    {ONE_MORE, ONE_MORE}, {USUAL, USUAL},
                                         {ONE_MORE, USUAL}, {ONE, ONE_MORE}, {USUAL, USUAL}};
@@ -60,7 +60,7 @@ struct work {
 
 struct pair {
     const struct work *work;
-    const struct twin *arena;
+    const struct mirror *arena;
     size_t x;             /* where its input begins, */
     size_t at[N_OUTPUTS]; /* and its outputs in the arena */
 };
@@ -69,7 +69,7 @@ struct state {
     struct group group;
     uint64_t seed;
     int experts;
-    struct twin x, weights, arena[N_ARENAS];
+    struct mirror x, weights, arena[N_ARENAS];
     size_t used[N_ARENAS];
     bool capturing; /* calls go into a graph: nobody waits for them */
 };
@@ -124,19 +124,19 @@ static void lay_pair(struct state *s, const struct work *work, int arena, size_t
 
 static int new_arenas(struct state *s)
 {
-    TRY(twin_new(&s->group, "ordinary memory", s->used[BY_STAGING], ORDINARY, &s->arena[BY_STAGING]));
-    return twin_new(&s->group, "symmetric memory", s->used[IN_PLACE], SYMMETRIC, &s->arena[IN_PLACE]);
+    TRY(mirror_new(&s->group, "ordinary memory", s->used[BY_STAGING], ORDINARY, &s->arena[BY_STAGING]));
+    return mirror_new(&s->group, "symmetric memory", s->used[IN_PLACE], SYMMETRIC, &s->arena[IN_PLACE]);
 }
 
 static int new_inputs(struct state *s, size_t tokens)
 {
     uint64_t random = s->seed * 977 + (uint64_t)s->group.rank;
 
-    TRY(twin_new(&s->group, "x", tokens * ROW, ORDINARY, &s->x));
-    TRY(twin_new(&s->group, "topk_weights", tokens * CHOICE, ORDINARY, &s->weights));
+    TRY(mirror_new(&s->group, "x", tokens * ROW, ORDINARY, &s->x));
+    TRY(mirror_new(&s->group, "topk_weights", tokens * CHOICE, ORDINARY, &s->weights));
     for (size_t i = 0; i < s->weights.bytes / 4; i++)
         ((float *)(void *)s->weights.host)[i] = (float)(next_random(&random) % 1000) / 999.0f;
-    return twin_push(&s->group, &s->weights);
+    return mirror_push(&s->group, &s->weights);
 }
 
 static int fill_x(struct state *s, uint64_t seed)
@@ -144,12 +144,12 @@ static int fill_x(struct state *s, uint64_t seed)
     uint64_t random = seed * 64 + (uint64_t)s->group.rank;
 
     fill_bf16((uint16_t *)(void *)s->x.host, s->x.bytes / 2, &random);
-    return twin_push(&s->group, &s->x);
+    return mirror_push(&s->group, &s->x);
 }
 
-static unsigned char *memory_on(const struct twin *twin, int side)
+static unsigned char *memory_on(const struct mirror *mirror, int side)
 {
-    return side == DEVICE ? twin->device : twin->host;
+    return side == DEVICE ? mirror->device : mirror->host;
 }
 
 /* ret_event: NULL for a call that is waited for, unless it is captured. */
@@ -216,29 +216,30 @@ static int compare_pairs(struct state *s, const struct pair *pairs, int n)
     for (int i = 0; i < n && !code; i++)
         for (int k = 0; k < N_OUTPUTS; k++) {
             const struct pair *p = &pairs[i];
-            struct twin part = {.name = outputs[k].name,
-                                .host = p->arena->host + p->at[k],
-                                .device = p->arena->device + p->at[k],
-                                .bytes = bytes_of(p->work, k),
-                                .row_bytes = outputs[k].row_bytes};
+            struct mirror part = {.name = outputs[k].name,
+                                  .host = p->arena->host + p->at[k],
+                                  .device = p->arena->device + p->at[k],
+                                  .bytes = bytes_of(p->work, k),
+                                  .row_bytes = outputs[k].row_bytes};
             char phase[80];
 
             snprintf(phase, sizeof(phase), "pair %d of %d tokens, %s", i, p->work->n_tokens, p->arena->name);
-            code |= twin_compare(&s->group, &part, phase);
+            code |= mirror_compare(&s->group, &part, phase);
         }
     return code;
 }
 
 static int free_buffers(struct state *s, int code)
 {
-    code |= twin_free(&s->group, code & FAILED, &s->x);
-    code |= twin_free(&s->group, code & FAILED, &s->weights);
+    code |= mirror_free(&s->group, code & FAILED, &s->x);
+    code |= mirror_free(&s->group, code & FAILED, &s->weights);
     for (int i = 0; i < N_ARENAS; i++)
-        code |= twin_free(&s->group, code & FAILED, &s->arena[i]);
+        code |= mirror_free(&s->group, code & FAILED, &s->arena[i]);
     return code;
 }
 
-/* --- scenes ------------------------------------------------------------------------------------------------------ */
+/* --- scenarios ------------------------------------------------------------------------------------------------------
+ */
 
 static int queue_pairs(struct state *s, const struct pair *pairs, ep_event **ret_events)
 {
@@ -327,7 +328,7 @@ static int run_graph(struct state *s)
     for (int round = 0; round < LAUNCHES; round++) {
         TRY(fill_x(s, s->seed + (uint64_t)round));
         for (int i = 0; i < N_ARENAS; i++)
-            TRY(twin_poison(&s->group, &s->arena[i]));
+            TRY(mirror_poison(&s->group, &s->arena[i]));
         TRY(run_round(s, pairs, exec, round));
         for (int i = 0; i < 3; i++) {
             TRY(call_dispatch(s, &pairs[i], HOST, NULL));
@@ -397,17 +398,17 @@ static int run_sms(struct state *s)
 
 /* --- program ----------------------------------------------------------------------------------------------------- */
 
-static const struct scene {
+static const struct scenario {
     const char *name;
     int (*run)(struct state *s);
-} scenes[] = {{"async", run_async}, {"graph", run_graph}, {"sms", run_sms}};
+} scenarios[] = {{"async", run_async}, {"graph", run_graph}, {"sms", run_sms}};
 
-static int run_rank(const struct scene_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scene *scene = run->scene;
+    const struct scenario *scenario = run->scenario;
     struct state s = {.group = *group, .seed = run->seed, .experts = group->nranks * 12};
 
-    return scene->run(&s);
+    return scenario->run(&s);
 }
 
 int main(int argc, char **argv)
@@ -416,8 +417,8 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    return run_group_scenes(
+    return run_group_scenarios(
         &options,
-        (struct scene_run){.program = "stage_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank}, scenes,
-        sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+        (struct scenario_run){.program = "stage_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
+        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stream_cuda [--ranks N] [--seed N] [--only SCENE]: calls launch in their stream and return, whatever the hosts of the
- * peers do; and what comes of it is what the host backend gives.
+ * stream_cuda [--ranks N] [--seed N] [--only SCENARIO]: calls launch in their stream and return, whatever the hosts of
+ * the peers do; and what comes of it is what the host backend gives.
  *
  *   legal      one rank dispatches and then starts a collective in another stream, the others wait for that collective
  *              before they dispatch. Only hosts that do not wait for each other get through.
@@ -16,7 +16,7 @@
  * Exit 77 when there is no GPU.
  */
 #include "case.h"
-#include "twin.h"
+#include "mirror.h"
 
 #include <epkit/cuda.h>
 #include <stdatomic.h>
@@ -41,7 +41,7 @@ struct state {
     uint64_t seed;
     ep_plan *ep_group_plan, *plan;
     int64_t n_recv;
-    struct twin b[N_BUFFERS];
+    struct mirror b[N_BUFFERS];
     cudaStream_t streams[STREAMS];
 };
 
@@ -76,16 +76,16 @@ static int make_plans(struct state *s)
 
 static int make_buffers(struct state *s, enum memory memory)
 {
-    TRY(twin_new(&s->group, "x", TOKENS * ROW, ORDINARY, &s->b[X]));
-    TRY(twin_new(&s->group, "recv_x", (size_t)s->n_recv * ROW, memory, &s->b[RECV]));
-    TRY(twin_new(&s->group, "out", TOKENS * ROW, ORDINARY, &s->b[OUT]));
+    TRY(mirror_new(&s->group, "x", TOKENS * ROW, ORDINARY, &s->b[X]));
+    TRY(mirror_new(&s->group, "recv_x", (size_t)s->n_recv * ROW, memory, &s->b[RECV]));
+    TRY(mirror_new(&s->group, "out", TOKENS * ROW, ORDINARY, &s->b[OUT]));
     return 0;
 }
 
 static int free_all(struct state *s, int code)
 {
     for (int i = 0; i < N_BUFFERS; i++)
-        code |= twin_free(&s->group, code & FAILED, &s->b[i]);
+        code |= mirror_free(&s->group, code & FAILED, &s->b[i]);
     ep_plan_free(s->plan);
     ep_plan_free(s->ep_group_plan);
     return code;
@@ -96,9 +96,9 @@ static int new_data(struct state *s, uint64_t seed)
     uint64_t random = (s->seed * 977 + seed) * 64 + (uint64_t)s->group.rank;
 
     fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)TOKENS * HIDDEN, &random);
-    TRY(twin_push(&s->group, &s->b[X]));
-    TRY(twin_poison(&s->group, &s->b[RECV]));
-    TRY(twin_poison(&s->group, &s->b[OUT]));
+    TRY(mirror_push(&s->group, &s->b[X]));
+    TRY(mirror_poison(&s->group, &s->b[RECV]));
+    TRY(mirror_poison(&s->group, &s->b[OUT]));
     CUDA(cudaStreamSynchronize(s->group.stream));
     return 0;
 }
@@ -150,7 +150,7 @@ static int check(struct state *s, const char *phase)
 
     CALL(ep_dispatch_sync(s->ep_group_plan, &dispatch));
     CALL(ep_combine_sync(s->ep_group_plan, &combine));
-    return twin_compare(&s->group, &s->b[RECV], phase) | twin_compare(&s->group, &s->b[OUT], phase);
+    return mirror_compare(&s->group, &s->b[RECV], phase) | mirror_compare(&s->group, &s->b[OUT], phase);
 }
 
 /* --- legal ------------------------------------------------------------------------------------------------------- */
@@ -292,7 +292,7 @@ static int run_events(struct state *s)
 
 /* --- disagree ---------------------------------------------------------------------------------------------------- */
 
-/* The communicator fails in this scene: it is the last thing that it does. */
+/* The communicator fails in this scenario: it is the last thing that it does. */
 static int run_disagree(struct state *s, bool phase)
 {
     ep_dispatch_args args;
@@ -421,28 +421,28 @@ static int run_time(struct state *s)
 
 /* --- program ----------------------------------------------------------------------------------------------------- */
 
-static const struct scene {
+static const struct scenario {
     const char *name;
     int (*run)(struct state *s);
-} scenes[] = {{"legal", run_legal},
-              {"ahead", run_ahead},
-              {"streams", run_streams},
-              {"events", run_events},
-              {"other-gpu", run_other_gpu},
-              {"graph", run_graph},
-              {"time", run_time},
-              {"disagree-arguments", run_different_arguments},
-              {"disagree-calls", run_different_calls}};
+} scenarios[] = {{"legal", run_legal},
+                 {"ahead", run_ahead},
+                 {"streams", run_streams},
+                 {"events", run_events},
+                 {"other-gpu", run_other_gpu},
+                 {"graph", run_graph},
+                 {"time", run_time},
+                 {"disagree-arguments", run_different_arguments},
+                 {"disagree-calls", run_different_calls}};
 
-static int run_rank(const struct scene_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scene *scene = run->scene;
+    const struct scenario *scenario = run->scenario;
     struct state s = {.group = *group, .seed = run->seed, .shared = run->shared};
 
     for (int i = 0; i < STREAMS; i++)
         if (cudaStreamCreateWithFlags(&s.streams[i], cudaStreamNonBlocking) != cudaSuccess)
             return FAILED;
-    return scene->run(&s);
+    return scenario->run(&s);
 }
 
 int main(int argc, char **argv)
@@ -451,11 +451,11 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    return run_group_scenes(&options,
-                            (struct scene_run){.program = "stream_cuda",
-                                               .timeout_ms = TIMEOUT_MS,
-                                               .seconds = 60,
-                                               .shared_bytes = sizeof(struct shared),
-                                               .run = run_rank},
-                            scenes, sizeof(scenes) / sizeof(scenes[0]), sizeof(scenes[0]));
+    return run_group_scenarios(&options,
+                               (struct scenario_run){.program = "stream_cuda",
+                                                     .timeout_ms = TIMEOUT_MS,
+                                                     .seconds = 60,
+                                                     .shared_bytes = sizeof(struct shared),
+                                                     .run = run_rank},
+                               scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

@@ -13,7 +13,7 @@
 
 /* What a rank sends the others about its buffer. */
 struct hello {
-    struct ep_cuda_place place;
+    struct ep_cuda_address address;
     int64_t room_bytes;
 };
 
@@ -22,7 +22,7 @@ static ep_status map_peers(struct bench_roofline *roofline, const struct hello *
     struct ranks_ctx *ctx = roofline->bench->ctx;
 
     for (int rank = 0; rank < ctx->nranks; rank++)
-        EP_TRY(ctx->gpu->reach(ctx->comm, rank, &all[rank].place, &roofline->peers[rank]));
+        EP_TRY(ctx->gpu->map_address(ctx->comm, rank, &all[rank].address, &roofline->peers[rank]));
     return EP_OK;
 }
 
@@ -42,7 +42,7 @@ static ep_status exchange_places(struct bench_roofline *roofline)
         ep_fail(status, "benchmark: no memory for %zu ranks", n);
         goto free_all;
     }
-    status = ctx->gpu->offer(ctx->comm, mine, (size_t)hello.room_bytes, &hello.place);
+    status = ctx->gpu->get_address(ctx->comm, mine, (size_t)hello.room_bytes, &hello.address);
     if (status == EP_OK)
         status = ep_comm_allgather(ctx->comm, &hello, sizeof(hello), all);
     if (status == EP_OK)
@@ -109,7 +109,7 @@ ep_status bench_engine_all(void *context)
         int rank = (ctx->rank + i) % ctx->nranks;
         size_t rows = (size_t)(route->send_start[rank + 1] - route->send_start[rank]);
 
-        EP_TRY(ctx->gpu->engine_copy(ctx->comm, i % EP_CUDA_LANES,
+        EP_TRY(ctx->gpu->engine_copy(ctx->comm, i % EP_CUDA_COPY_STREAMS,
                                      (char *)roofline->peers[rank] + (size_t)roofline->at[rank] * roofline->row_bytes,
                                      from, rows * roofline->row_bytes));
     }

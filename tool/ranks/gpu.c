@@ -68,7 +68,7 @@ static void look_here(struct ep_cuda_gpus *ret_gpus)
     const struct ep_cuda_module *module = NULL;
     struct ep_cuda_gpus gpus = {.visible = 0};
 
-    if (gpu_load(&module) == EP_OK && module->look(&gpus) == EP_OK) {
+    if (gpu_load(&module) == EP_OK && module->query_gpus(&gpus) == EP_OK) {
         *ret_gpus = gpus;
         return;
     }

@@ -6,13 +6,13 @@ namespace
 {
 
 __global__ void __launch_bounds__(2 * WARP)
-    barrier_kernel(const __grid_constant__ cuda_waits waits, const __grid_constant__ cuda_terms terms)
+    barrier_kernel(const __grid_constant__ cuda_waits waits, const __grid_constant__ cuda_op_desc desc)
 {
     __shared__ targets targets;
-    uint64_t number = operation_signal(waits, terms);
-    bool sound = operation_begin(waits, terms, nullptr, number, targets);
+    uint64_t number = operation_publish(waits, desc);
+    bool sound = operation_begin(waits, desc, nullptr, number, targets);
 
-    if (operation_meet(waits, number, sound, 1))
+    if (operation_sync(waits, number, sound, 1))
         operation_complete(waits, number);
 }
 
@@ -30,15 +30,15 @@ struct is_set {
 __global__ void wait_kernel(const __grid_constant__ cuda_waits waits, const uint32_t *word)
 {
     if (may_begin(waits, waits.ready_phase))
-        wait_until_met(waits, is_set{word}, waits.rank, waits.ready_phase);
+        wait_or_fail(waits, is_set{word}, waits.rank, waits.ready_phase);
     __threadfence_system();
 }
 
 } /* namespace */
 
-cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_terms *terms, cudaStream_t stream)
+cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_op_desc *desc, cudaStream_t stream)
 {
-    barrier_kernel<<<1, 2 * WARP, 0, stream>>>(*waits, *terms);
+    barrier_kernel<<<1, 2 * WARP, 0, stream>>>(*waits, *desc);
     return cudaGetLastError();
 }
 

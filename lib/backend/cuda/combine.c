@@ -47,53 +47,53 @@ static ep_status copy_before(const struct combine *c, const struct cuda_copy *co
  * of the rows is worth it.
  */
 static ep_status place_input(struct combine *c, int which, const void *input, size_t row_bytes,
-                             struct cuda_terms *terms)
+                             struct cuda_op_desc *desc)
 {
-    uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * which];
+    uint32_t *place = &desc->words[CUDA_DESC_BUFFERS + 2 * which];
     size_t bytes = (size_t)cuda_plan_rows(c->plan) * row_bytes;
     bool told = false;
     void *staged;
 
-    terms->row_bytes[which] = (int64_t)row_bytes;
-    terms->own.at[which] = (unsigned char *)(uintptr_t)input;
-    if (bytes && cuda_tell_place(c->cuda, input, bytes, place))
+    desc->row_bytes[which] = (int64_t)row_bytes;
+    desc->own.at[which] = (unsigned char *)(uintptr_t)input;
+    if (bytes && cuda_desc_buffer(c->cuda, input, bytes, place))
         EP_TRY(cuda_await_mapped(c->cuda, place, &told));
     c->staged[which] = told ? 0 : row_bytes;
     if (told || !bytes)
         return EP_OK;
     EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
     if (which == EP_GROUP_AT_X)
-        c->copies = cuda_copies_along(c->cuda, c->plan, row_bytes);
+        c->copies = cuda_overlaps_copies(c->cuda, c->plan, row_bytes);
     c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
     if (!c->copies)
         EP_TRY(copy_before(c, &c->copy[which], bytes));
-    if (!cuda_tell_place(c->cuda, staged, bytes, place))
+    if (!cuda_desc_buffer(c->cuda, staged, bytes, place))
         return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
     return EP_OK;
 }
 
 /* A rank that receives nothing has no input, and wants to know of the others' as they do. */
-static ep_status fill_terms(struct combine *c, struct cuda_terms *terms)
+static ep_status fill_desc(struct combine *c, struct cuda_op_desc *desc)
 {
     const ep_combine_args *args = c->args;
 
-    terms->kind = CUDA_COMBINE;
-    terms->tell[CUDA_TELL_PHASE] = EP_GROUP_COMBINE_READY;
-    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct ep_group_plan *)c->plan->impl)->number;
-    terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
-    terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
-    terms->tell[CUDA_TELL_OUTPUTS] = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0;
-    EP_TRY(place_input(c, EP_GROUP_AT_X, args->x, c->row_bytes, terms));
+    desc->kind = CUDA_COMBINE;
+    desc->words[CUDA_DESC_PHASE] = EP_GROUP_COMBINE_READY;
+    desc->words[CUDA_DESC_PLAN] = (uint32_t)((struct ep_group_plan *)c->plan->impl)->number;
+    desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
+    desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
+    desc->words[CUDA_DESC_OUTPUTS] = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0;
+    EP_TRY(place_input(c, EP_GROUP_AT_X, args->x, c->row_bytes, desc));
     if (args->out_topk_weights)
-        EP_TRY(place_input(c, EP_GROUP_AT_WEIGHTS, args->topk_weights, c->weight_bytes, terms));
-    terms->tell[CUDA_TELL_COPIES] = c->copies;
+        EP_TRY(place_input(c, EP_GROUP_AT_WEIGHTS, args->topk_weights, c->weight_bytes, desc));
+    desc->words[CUDA_DESC_COPIES] = c->copies;
     return EP_OK;
 }
 
 /* Slots that fill the shared memory; `width`: the most rows that a token has. */
 static struct cuda_shape fit(const struct cuda_comm *cuda, uint32_t row_bytes, uint32_t width, int32_t *ret_slot_bytes)
 {
-    uint32_t room = (uint32_t)cuda->shared_limit - CUDA_BARRIERS_MOST;
+    uint32_t room = (uint32_t)cuda->shared_limit - CUDA_BARRIERS_MAX;
     uint32_t piece = row_bytes < LEAST_PIECE ? row_bytes : LEAST_PIECE, slot;
     struct cuda_shape shape = {.warps = WARPS, .stages = STAGES};
 
@@ -130,8 +130,8 @@ static void divide(struct cuda_combine *sum, const struct cuda_shape *shape)
     sum->part_bytes = (int32_t)(divide_up(divide_up(row, parts), LINE) * LINE);
     sum->parts = (int32_t)divide_up(row, (uint32_t)sum->part_bytes);
     tail = divide_up(wanted, (uint32_t)sum->parts);
-    sum->whole = (int32_t)(tail < n ? n - tail : 0);
-    sum->units = (uint32_t)sum->whole + (n - (uint32_t)sum->whole) * (uint32_t)sum->parts;
+    sum->whole_tokens = (int32_t)(tail < n ? n - tail : 0);
+    sum->tiles = (uint32_t)sum->whole_tokens + (n - (uint32_t)sum->whole_tokens) * (uint32_t)sum->parts;
 }
 
 /* The order of the sum, in memory of the plan's: for each combine anew, because an update may have been before it. */
@@ -146,8 +146,8 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     sum->by_choice = 1;
     sum->rounds_partial = order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
     if (!device->ordered.memory)
-        EP_TRY(cuda_take_for(c->cuda, device, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry),
-                             &device->ordered));
+        EP_TRY(cuda_plan_alloc(c->cuda, device, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry),
+                               &device->ordered));
     order.ret_entry = device->ordered.memory;
     sum->route.entry = order.ret_entry;
     return cuda_status(cuda_launch_order(&order, c->stream), "order kernel");
@@ -168,18 +168,18 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
                                  .row_bytes = (int64_t)c->row_bytes};
     cuda_fill_waits(cuda, EP_GROUP_COMBINE_READY, EP_GROUP_COMBINE_DONE, &sum->waits);
     EP_TRY(order_by_choice(c, sum));
-    EP_TRY(fill_terms(c, &sum->terms));
+    EP_TRY(fill_desc(c, &sum->desc));
     EP_TRY(cuda_sync_stages(cuda, c->plan, c->staged, EP_GROUP_COMBINE_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(c->call, c->plan, sum, &c->queued);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
     cuda_fill_stage(cuda, c->plan, c->copies, &sum->stage);
-    shape->blocks = sum->stage.movers;
+    shape->blocks = sum->stage.move_blocks;
     divide(sum, shape);
     if (c->copies) {
-        cuda_fit_copiers(cuda, (size_t)sum->slot_bytes, &sum->stage, shape);
+        cuda_fit_copy_blocks(cuda, (size_t)sum->slot_bytes, &sum->stage, shape);
         sum->stage.x = c->copy[EP_GROUP_AT_X];
-        sum->stage.beside[0] = c->copy[EP_GROUP_AT_WEIGHTS];
+        sum->stage.metadata[0] = c->copy[EP_GROUP_AT_WEIGHTS];
         sum->stage.parts =
             cuda_parts_ahead(&sum->stage, shape, cuda_rows_of_others(cuda, c->plan) * (int64_t)c->row_bytes);
     }

@@ -50,15 +50,15 @@ __device__ void fetch_unit(const cuda_combine &c, unit &u, uint32_t number, int 
     uint32_t part;
 
     u.token = -1;
-    if (number >= c.units)
+    if (number >= c.tiles)
         return;
     u.token = number;
     u.at = 0;
     u.end = (uint32_t)c.row_bytes;
-    if (number >= (uint32_t)c.whole) {
-        number -= (uint32_t)c.whole;
+    if (number >= (uint32_t)c.whole_tokens) {
+        number -= (uint32_t)c.whole_tokens;
         part = number % (uint32_t)c.parts;
-        u.token = c.whole + number / (uint32_t)c.parts;
+        u.token = c.whole_tokens + number / (uint32_t)c.parts;
         u.at = part * (uint32_t)c.part_bytes;
         u.end = min(u.end, u.at + (uint32_t)c.part_bytes);
     }
@@ -88,7 +88,7 @@ __device__ uint32_t piece_of(const cuda_combine &c, uint32_t bytes, int n)
 /* The next unit becomes that whose pieces are loaded. By all lanes. */
 __device__ void enter_unit(const cuda_combine &c, const targets &from, feed &f, int lane)
 {
-    uint32_t all = (uint32_t)c.stage.movers * (blockDim.x / WARP), number = __shfl_sync(ALL_LANES, f.asked, 0);
+    uint32_t all = (uint32_t)c.stage.move_blocks * (blockDim.x / WARP), number = __shfl_sync(ALL_LANES, f.asked, 0);
 
     f.token = f.next.token;
     f.at = f.next.at;
@@ -101,8 +101,8 @@ __device__ void enter_unit(const cuda_combine &c, const targets &from, feed &f, 
         f.row = lane < f.n ? row_of(c, from, f.next.entry) : nullptr;
     }
     fetch_unit(c, f.next, number, lane);
-    if (lane == 0 && number < c.units)
-        f.asked = 2 * all + take_unit(c.waits);
+    if (lane == 0 && number < c.tiles)
+        f.asked = 2 * all + claim_tile(c.waits);
 }
 
 /*
@@ -119,12 +119,12 @@ __device__ bool look_for_rows(const cuda_combine &c, uint32_t copying, uint64_t 
     if (f.here)
         return true;
     if (wait && lane < f.n && said <= row)
-        sound = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_WORD(number, row + 1), f.entry.local,
+        sound = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_PROGRESS(number, row + 1), f.entry.local,
                            c.waits.ready_phase);
     sound = __all_sync(ALL_LANES, sound);
     __syncwarp();
     if (copying >> lane & 1)
-        known = rows_of_word(load_acquire(&mine->progress[lane]), number);
+        known = rows_of_progress(load_acquire(&mine->progress[lane]), number);
     /* What the peers wrote before may be read by the copy engine now. */
     __syncwarp();
     bulk_fence_global();
@@ -369,7 +369,7 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, const targets &
 __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, unsigned char *shared, int stages,
                                           uint32_t block, uint64_t number)
 {
-    uint32_t warps = blockDim.x / WARP, blocks = (uint32_t)c.stage.movers;
+    uint32_t warps = blockDim.x / WARP, blocks = (uint32_t)c.stage.move_blocks;
     uint32_t me = threadIdx.x / WARP * blocks + block;
     int lane = (int)threadIdx.x % WARP;
     ring r(shared, stages, c.slot_bytes);
@@ -381,7 +381,7 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
     __syncwarp();
     f.asked = me + blocks * warps;
     fetch_unit(c, f.next, me, lane);
-    sound = operation_begin(c.waits, c.terms, c.route.counts, number, from);
+    sound = operation_begin(c.waits, c.desc, c.route.counts, number, from);
     if (sound && !is_refused(c.waits, c.route.counts))
         enter_unit(c, from, f, lane);
     else
@@ -399,25 +399,25 @@ __device__ __forceinline__ int64_t rows_before(const cuda_stage &s, int64_t rows
 }
 
 /* What has been copied so far is in staging; who is the last of `all` warps tells those who read it. */
-__device__ void end_part(const cuda_combine &c, copier &r, const sources &to, uint64_t number, int part, int64_t all,
+__device__ void end_part(const cuda_combine &c, copy_ring &r, const sources &to, uint64_t number, int part, int64_t all,
                          int lane)
 {
     const cuda_stage &s = c.stage;
     uint32_t rows;
 
     while (r.loaded)
-        copier_store(r, lane);
+        copy_ring_store(r, lane);
     bulk_wait_all();
     if (!count_part(c.waits, part, (uint32_t)all, lane))
         return;
     if (!to.rows)
         return;
     rows = part + 1 == s.parts ? CUDA_ALL_ROWS : (uint32_t)rows_before(s, to.rows, part + 1);
-    store_release(&c.waits.peer[lane]->progress[c.waits.rank], CUDA_WORD(number, rows));
+    store_release(&c.waits.peer[lane]->progress[c.waits.rank], CUDA_PROGRESS(number, rows));
 }
 
 /* Copies this rank's rows into staging, those of all sources at the same pace. By a warp, number `me` of `all`. */
-__device__ void copy_in(const cuda_combine &c, copier &r, uint64_t number, int64_t me, int64_t all, int lane)
+__device__ void copy_in(const cuda_combine &c, copy_ring &r, uint64_t number, int64_t me, int64_t all, int lane)
 {
     const cuda_stage &s = c.stage;
     sources to = sources_of(c.waits, c.route.counts, lane);
@@ -433,9 +433,9 @@ __device__ void copy_in(const cuda_combine &c, copier &r, uint64_t number, int64
             for (; turn < pieces; turn += all) {
                 int64_t at = begin + turn * s.slot_bytes;
 
-                if (!copier_has_room(r))
-                    copier_store(r, lane);
-                copier_take(r, s, first, at, min(at + s.slot_bytes, end), lane);
+                if (!copy_ring_has_room(r))
+                    copy_ring_store(r, lane);
+                copy_ring_add(r, s, first, at, min(at + s.slot_bytes, end), lane);
             }
             turn -= pieces;
         }
@@ -447,14 +447,14 @@ __device__ void copy_in(const cuda_combine &c, copier &r, uint64_t number, int64
 __device__ void copy_block(const cuda_combine &c, unsigned char *shared, int stages, uint32_t block, uint64_t number)
 {
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
-    copier r = copier_begin(shared, c.stage, stages);
+    copy_ring r = copy_ring_begin(shared, c.stage, stages);
 
     /* A slow peer may still read what a kernel that gave up has left in staging. */
     if (!__syncthreads_and(threadIdx.x || may_begin(c.waits, c.waits.ready_phase)))
         return;
-    copy_in(c, r, number, (int64_t)warp * c.stage.copiers + block, (int64_t)warps * c.stage.copiers,
+    copy_in(c, r, number, (int64_t)warp * c.stage.copy_blocks + block, (int64_t)warps * c.stage.copy_blocks,
             (int)threadIdx.x % WARP);
-    copier_end(c.waits, c.stage, number, true);
+    copy_block_end(c.waits, c.stage, number, true);
 }
 
 } /* namespace */
@@ -467,28 +467,29 @@ __global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ c
 {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ targets from;
-    uint32_t block = blockIdx.x, copiers = copiers_of(c.waits, c.stage);
-    uint64_t number = operation_signal(c.waits, c.terms);
+    uint32_t block = blockIdx.x, copy_blocks = n_copy_blocks(c.waits, c.stage);
+    uint64_t number = operation_publish(c.waits, c.desc);
     bool sound;
 
-    if (copiers) {
-        /* Copiers first: those who add up wait for the peers' copiers, and these for none. */
-        block = take_place(c.waits);
-        if (block < copiers) {
+    if (copy_blocks) {
+        /* The copy blocks first: the blocks that add up wait for the copy blocks of the peers, which wait for nothing.
+         */
+        block = take_role(c.waits);
+        if (block < copy_blocks) {
             copy_block(c, shared, stages, block, number);
             return;
         }
-        block -= copiers;
+        block -= copy_blocks;
     }
     sound = sum_block(c, from, shared, stages, block, number);
-    mover_end(c.waits, c.stage, number, sound);
+    move_block_end(c.waits, c.stage, number, sound);
 }
 
 } /* namespace ep */
 
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape, cudaStream_t stream)
 {
-    return launch_mover(ep::combine_rows, *combine, *shape, stream);
+    return launch_operation(ep::combine_rows, *combine, *shape, stream);
 }
 
 cudaError_t cuda_combine_load(int shared_bytes)

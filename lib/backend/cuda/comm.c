@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/lists.h"
-#include "backend/cuda/ll_nodes.h"
+#include "backend/cuda/ll_net.h"
 #include "backend/cuda/proxy.h"
 
 #include <assert.h>
@@ -15,7 +15,7 @@ static_assert(sizeof(struct cuda_signals) <= CUDA_GRANULE, "signals are an alloc
 
 #define REPORT_BYTES 4096
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
-#define PLACES_BYTES(cuda) ((size_t)(cuda)->group.nlocal * CUDA_SLOTS * sizeof(struct cuda_place))
+#define PLACES_BYTES(cuda) ((size_t)(cuda)->group.nlocal * CUDA_SLOTS * sizeof(struct cuda_map_entry))
 #define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
 
 /* Where a rank works, for all of the group. */
@@ -31,7 +31,7 @@ static ep_status gather_residences(const struct cuda_comm *cuda, const ep_boot *
 
     memset(&mine, 0, sizeof(mine));
     ep_process_get_self(&mine.process);
-    memcpy(mine.bus_id, cuda->board->bus_id, sizeof(mine.bus_id));
+    memcpy(mine.bus_id, cuda->ctrl->bus_id, sizeof(mine.bus_id));
     return boot->allgather(boot->context, &mine, sizeof(mine), cuda->group.comm->config.timeout_ms, ret_all);
 }
 
@@ -45,18 +45,18 @@ static bool see_same_gpus(const struct ep_process_id *a, const struct ep_process
  * Place of this rank among those of its machine, which nodes may share. Where machines cannot be told from each other
  * it is that in the node.
  */
-static ep_status find_place(struct cuda_comm *cuda, const ep_boot *boot)
+static ep_status resolve_address(struct cuda_comm *cuda, const ep_boot *boot)
 {
     struct residence all[EP_MAX_RANKS];
     int me = cuda->group.comm->rank;
 
     EP_TRY(gather_residences(cuda, boot, all));
     if (!all[me].process.host[0]) {
-        cuda->place = cuda->group.local;
+        cuda->device_order = cuda->group.local;
         return EP_OK;
     }
     for (int rank = 0; rank < me; rank++)
-        cuda->place += see_same_gpus(&all[rank].process, &all[me].process);
+        cuda->device_order += see_same_gpus(&all[rank].process, &all[me].process);
     return EP_OK;
 }
 
@@ -69,19 +69,19 @@ static ep_status choose_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaGetDeviceCount(&n));
     if (device < -1 || device >= n)
         return ep_fail(EP_E_ARG, "ep_comm_new: device is %d, but %d are visible", device, n);
-    if (comm->keep_device)
-        device = comm->keep_device - 1;
+    if (comm->inherited_device)
+        device = comm->inherited_device - 1;
     else if (device < 0)
-        device = cuda->place % n;
+        device = cuda->device_order % n;
     CUDA_TRY(cudaDeviceGetAttribute(&clusters, cudaDevAttrComputeCapabilityMajor, device));
-    if (clusters < CUDA_LEAST_MAJOR)
+    if (clusters < CUDA_MIN_MAJOR)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d is of compute capability %d; %d.0 or later is needed",
-                       device, clusters, CUDA_LEAST_MAJOR);
+                       device, clusters, CUDA_MIN_MAJOR);
     CUDA_TRY(cudaDeviceGetAttribute(&cuda->all_sms, cudaDevAttrMultiProcessorCount, device));
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    if (shared < CUDA_LEAST_SHARED)
+    if (shared < CUDA_MIN_SHARED)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d gives a block %d KiB of shared memory; %d are needed",
-                       device, shared >> 10, CUDA_LEAST_SHARED >> 10);
+                       device, shared >> 10, CUDA_MIN_SHARED >> 10);
     cuda->device = device;
     /* 2 KiB for what the kernels declare themselves. */
     cuda->shared_limit = (size_t)shared - 2048;
@@ -117,7 +117,7 @@ static ep_status open_device(struct cuda_comm *cuda)
 {
     CUDA_TRY(cudaSetDevice(cuda->device));
     CUDA_TRY(cuda_kernels_load((int)cuda->shared_limit));
-    CUDA_TRY(cudaStreamCreateWithFlags(&cuda->own, cudaStreamNonBlocking));
+    CUDA_TRY(cudaStreamCreateWithFlags(&cuda->internal_stream, cudaStreamNonBlocking));
     cuda_count_open(cuda, 1);
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->captured_order, cudaEventDisableTiming));
@@ -127,11 +127,11 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->totals_device, cuda->totals, 0));
     CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
-    CUDA_TRY(cudaMalloc((void **)&cuda->places, PLACES_BYTES(cuda)));
-    CUDA_TRY(cudaMemset(cuda->places, 0, PLACES_BYTES(cuda)));
-    CUDA_TRY(cudaHostAlloc((void **)&cuda->host_places, PLACES_BYTES(cuda), cudaHostAllocMapped));
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->host_places_device, cuda->host_places, 0));
-    memset(cuda->host_places, 0, PLACES_BYTES(cuda));
+    CUDA_TRY(cudaMalloc((void **)&cuda->map_entries, PLACES_BYTES(cuda)));
+    CUDA_TRY(cudaMemset(cuda->map_entries, 0, PLACES_BYTES(cuda)));
+    CUDA_TRY(cudaHostAlloc((void **)&cuda->host_map_entries, PLACES_BYTES(cuda), cudaHostAllocMapped));
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->host_map_entries_device, cuda->host_map_entries, 0));
+    memset(cuda->host_map_entries, 0, PLACES_BYTES(cuda));
     CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
     CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));
     CUDA_TRY(cudaDeviceSynchronize());
@@ -142,10 +142,10 @@ static ep_status publish(struct cuda_comm *cuda)
 {
     cudaIpcMemHandle_t handle;
 
-    cuda->board->device = cuda->device;
-    CUDA_TRY(cudaDeviceGetPCIBusId(cuda->board->bus_id, sizeof(cuda->board->bus_id), cuda->device));
+    cuda->ctrl->device = cuda->device;
+    CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
     CUDA_TRY(cudaIpcGetMemHandle(&handle, cuda->signals));
-    cuda_publish_slot(&cuda->board->signals,
+    cuda_publish_slot(&cuda->ctrl->signals,
                       &(struct cuda_mapping){.base = cuda->signals, .bytes = sizeof(*cuda->signals), .generation = 1},
                       &handle);
     return EP_OK;
@@ -172,7 +172,7 @@ static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
     CUDA_TRY(cudaDeviceCanAccessPeer(&reach, cuda->device, device));
     if (!reach)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no P2P between rank %d (GPU %s) and rank %d (GPU %s)", me,
-                       cuda->board->bus_id, rank, peer->bus_id);
+                       cuda->ctrl->bus_id, rank, peer->bus_id);
     if (!peer->same_process)
         return EP_OK;
     error = cudaDeviceEnablePeerAccess(device, 0);
@@ -191,7 +191,7 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
 
     EP_TRY(check_reach(cuda, rank, &hidden));
     status = cuda_map_signals(cuda, rank);
-    if (status != EP_OK && !hidden && strcmp(peer->bus_id, cuda->board->bus_id) == 0)
+    if (status != EP_OK && !hidden && strcmp(peer->bus_id, cuda->ctrl->bus_id) == 0)
         return ep_fail_prefix(
             status,
             "ep_comm_new: rank %d cannot map memory of rank %d, which is on the same GPU %s "
@@ -203,25 +203,25 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
     return ep_fail(EP_E_UNSUPPORTED,
                    "ep_comm_new: rank %d (GPU %s) cannot map memory of rank %d on GPU %s, which it does not see: let "
                    "each rank see all GPUs (CUDA_VISIBLE_DEVICES, the batch system), if they have P2P: %s",
-                   cuda->group.comm->rank, cuda->board->bus_id, rank, peer->bus_id, ep_last_error());
+                   cuda->group.comm->rank, cuda->ctrl->bus_id, rank, peer->bus_id, ep_last_error());
 }
 
 static ep_status reach_peers(struct cuda_comm *cuda)
 {
-    const struct ep_group_address board = {.slot = CUDA_BOARD_SLOT, .generation = 1};
+    const struct ep_group_address board = {.slot = CUDA_CTRL_SLOT, .generation = 1};
     ep_comm *comm = cuda->group.comm;
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         void *address;
 
-        EP_TRY(ep_group_map(&cuda->group, rank, &board, sizeof(struct cuda_board), &address));
-        peer->board = address;
-        ep_group_read_shared(peer->bus_id, peer->board->bus_id, sizeof(peer->bus_id) - 1);
+        EP_TRY(ep_group_map(&cuda->group, rank, &board, sizeof(struct cuda_ctrl), &address));
+        peer->ctrl = address;
+        ep_group_read_shared(peer->bus_id, peer->ctrl->bus_id, sizeof(peer->bus_id) - 1);
         peer->same_process = rank == comm->rank || cuda->group.peers[rank].same_process;
         if (rank == comm->rank)
             continue;
-        cuda_note_reach(cuda, rank, true);
+        cuda_set_mapped_by(cuda, rank, true);
         EP_TRY(reach_signals(cuda, rank));
     }
     return EP_OK;
@@ -238,7 +238,7 @@ static ep_status choose_standard_stream(struct cuda_comm *cuda, const ep_boot *b
         cuda->sharing += rank == comm->rank || (all[rank].process.key == mine->process.key &&
                                                 memcmp(all[rank].bus_id, mine->bus_id, sizeof(mine->bus_id)) == 0);
     if (cuda->sharing > 1)
-        CUDA_TRY(cudaStreamCreateWithFlags(&cuda->standard, cudaStreamNonBlocking));
+        CUDA_TRY(cudaStreamCreateWithFlags(&cuda->default_stream, cudaStreamNonBlocking));
     return EP_OK;
 }
 
@@ -249,22 +249,22 @@ static ep_status open_own(struct cuda_comm *cuda)
 
     pthread_mutex_init(&cuda->memory_lock, NULL);
     pthread_mutex_init(&cuda->map_lock, NULL);
-    pthread_mutex_init(&cuda->unsettled_lock, NULL);
+    pthread_mutex_init(&cuda->pending_lock, NULL);
     cuda->stop = -1;
     if (comm->config.flags & EP_COMM_CHECK_VALUES)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend does not support EP_COMM_CHECK_VALUES");
     cuda->peers = calloc((size_t)comm->nranks, sizeof(*cuda->peers));
     if (!cuda->peers)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
-    EP_TRY(ep_group_alloc_internal(&cuda->group, sizeof(struct cuda_board), &board));
-    cuda->board = board;
+    EP_TRY(ep_group_alloc_internal(&cuda->group, sizeof(struct cuda_ctrl), &board));
+    cuda->ctrl = board;
     return EP_OK;
 }
 
 static ep_status open_device_own(struct cuda_comm *cuda)
 {
     EP_TRY(choose_device(cuda));
-    cuda_settle(cuda->device);
+    cuda_reclaim(cuda->device);
     EP_TRY(open_device(cuda));
     return publish(cuda);
 }
@@ -295,7 +295,7 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
         previous = -1;
     status = ep_group_agree(boot, timeout_ms, open_own(cuda));
     if (status == EP_OK)
-        status = ep_group_agree(boot, timeout_ms, find_place(cuda, boot));
+        status = ep_group_agree(boot, timeout_ms, resolve_address(cuda, boot));
     if (status == EP_OK)
         status = ep_group_agree(boot, timeout_ms, open_device_own(cuda));
     if (status == EP_OK)
@@ -310,7 +310,7 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
         cuda_comm_close(comm);
     else
         ep_cuda_set_sms(comm, 0);
-    cuda_return_to(previous);
+    cuda_restore_device(previous);
     return status;
 }
 
@@ -320,14 +320,14 @@ static void close_device(struct cuda_comm *cuda)
 
     cudaFree(cuda->scratch);
     cudaFreeHost(cuda->totals);
-    cudaFreeHost(cuda->host_places);
+    cudaFreeHost(cuda->host_map_entries);
     close_report(cuda);
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i])
             cudaEventDestroy(events[i]);
-    if (cuda->standard)
-        cudaStreamDestroy(cuda->standard);
-    cudaStreamDestroy(cuda->own);
+    if (cuda->default_stream)
+        cudaStreamDestroy(cuda->default_stream);
+    cudaStreamDestroy(cuda->internal_stream);
     cudaGetLastError();
 }
 
@@ -340,7 +340,7 @@ void cuda_comm_close(ep_comm *comm)
         return;
     ep_group_queue_close(&cuda->group);
     cuda_ll_nets_stop(cuda);
-    if (cuda->peers && cuda->own && cuda_enter(cuda, &scope) == EP_OK) {
+    if (cuda->peers && cuda->internal_stream && cuda_scope_begin(cuda, &scope) == EP_OK) {
         /* No kernel may be running when its memory goes; one that waits for a peer has a deadline. */
         if (cuda->report && atomic_load(&comm->failed))
             cuda_stop_kernels(cuda);
@@ -348,16 +348,16 @@ void cuda_comm_close(ep_comm *comm)
             cuda_drain(cuda);
         cuda_proxy_close(cuda);
         cuda_monitor_stop(cuda);
-        cudaStreamSynchronize(cuda->own);
+        cudaStreamSynchronize(cuda->internal_stream);
         ep_group_leave(&cuda->group);
         cuda_count_open(cuda, -1);
         cuda_module_close(cuda);
         cuda_memory_close(cuda);
-        cuda_words_close(cuda);
-        cuda_facts_close(cuda);
-        cuda_net_facts_close(cuda);
+        cuda_event_words_close(cuda);
+        cuda_plan_info_close(cuda);
+        cuda_net_plan_info_close(cuda);
         close_device(cuda);
-        cuda_leave(&scope);
+        cuda_scope_end(&scope);
     }
     /* Where the device could not be entered: their memory stays with the process. */
     cuda_proxy_stop(cuda);
@@ -365,7 +365,7 @@ void cuda_comm_close(ep_comm *comm)
     free(cuda->peers);
     pthread_mutex_destroy(&cuda->memory_lock);
     pthread_mutex_destroy(&cuda->map_lock);
-    pthread_mutex_destroy(&cuda->unsettled_lock);
+    pthread_mutex_destroy(&cuda->pending_lock);
     ep_group_close(comm);
 }
 
@@ -377,8 +377,8 @@ size_t cuda_comm_bytes(const ep_comm *comm)
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)
-        if (cuda->allocations[slot].base &&
-            (cuda->allocations[slot].kind == CUDA_MEMORY_INTERNAL || cuda->allocations[slot].kind == CUDA_MEMORY_KEPT))
+        if (cuda->allocations[slot].base && (cuda->allocations[slot].kind == CUDA_MEMORY_INTERNAL ||
+                                             cuda->allocations[slot].kind == CUDA_MEMORY_CACHED))
             bytes += cuda->allocations[slot].bytes;
     bytes += cuda_pool_bytes(cuda);
     pthread_mutex_unlock(&cuda->memory_lock);
@@ -398,6 +398,6 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
     /* Kernels that still wait for a lost rank would hold up the device for the new group. */
     cuda_stop_kernels(cuda);
     /* The same device again, whatever this rank's number is among the survivors. */
-    next->keep_device = cuda->device + 1;
+    next->inherited_device = cuda->device + 1;
     return ep_group_shrink(comm, next);
 }

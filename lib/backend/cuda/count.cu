@@ -17,7 +17,7 @@ namespace
 
 __device__ int64_t read_expert(const cuda_count &c, size_t at)
 {
-    return c.wide ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
+    return c.idx64 ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
 }
 
 /* The ranks of a token, one bit each. */

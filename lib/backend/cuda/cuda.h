@@ -5,15 +5,15 @@
  *   device.c    the module's table; choice of the device, the wrapper of the CUDA runtime
  *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
  *   memory.c    symmetric memory: this rank's allocations, staging;  local.c  what it allocates or registers alone;
- *   map.c       mappings of the peers';  leave.c  its end
+ *   map.c       mappings of the peers';  reclaim.c  its end
  *   plan.c      counting on the device, routes in device memory;  update.c  plans of fixed capacity;
  *               metadata.c  their facts for the caller;  layout.c  that of a routing without a plan
  *   stream.c    calls in their streams, waits of the host for them, events
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
- *   lowlatency.c, ll_open.c  low latency: its calls, its beginning and end;  ll_nodes.c  what goes to other nodes
+ *   lowlatency.c, ll_open.c  low latency: its calls, its beginning and end;  ll_net.c  what goes to other nodes
  *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there, nodes_copy.c  what is there before;
- *               hop.c  what each sends
+ *               net_op.c  what each sends
  *   proxy.c     the thread that sends and receives;  op_ring.c  which is next;  arenas.c, pinned.c  memory for it
  *   module.c    device memory, clocks and baselines for the command
  *   *.cu        kernels and what launches them
@@ -30,11 +30,11 @@
 #include "group/group.h"
 
 #define CUDA_POOL 64 /* blocks of freed plans that are kept: cudaFree() would wait for what runs */
-#define CUDA_GOOD_POINTERS 64
-#define CUDA_LL_PLACES 16
-#define CUDA_LEAST_MAJOR 9 /* compute capability: bulk copies */
+#define CUDA_CHECKED_POINTERS 64
+#define CUDA_LL_SEGMENTS 16
+#define CUDA_MIN_MAJOR 9 /* compute capability: bulk copies */
 /* Shared memory of a block, for rows on their way: sm_90 and sm_100 have 227 KiB. */
-#define CUDA_LEAST_SHARED (226 << 10)
+#define CUDA_MIN_SHARED (226 << 10)
 
 /* An allocation of a rank, for its peers. Written before its generation. */
 struct cuda_slot {
@@ -45,11 +45,11 @@ struct cuda_slot {
 };
 
 /* In host memory that the peers map: the first internal allocation of each rank. */
-#define CUDA_BOARD_SLOT 0
-struct cuda_board {
+#define CUDA_CTRL_SLOT 0
+struct cuda_ctrl {
     int32_t device;
     char bus_id[20];
-    _Atomic uint32_t reached_by; /* ranks of the node that have memory of this one mapped, a bit for each: leave.c */
+    _Atomic uint32_t mapped_by; /* ranks of the node that have memory of this one mapped, a bit for each: reclaim.c */
     _Atomic uint32_t frees, allocations;             /* so many there were */
     _Atomic uint32_t mapped[CUDA_MAX_RANKS];         /* allocations of each rank of the node that this one has mapped */
     _Atomic uint64_t called;                         /* dispatches and combines: what they need is allocated */
@@ -63,9 +63,9 @@ enum cuda_memory {
     CUDA_MEMORY_SYMMETRIC,  /* of ep_alloc() */
     CUDA_MEMORY_LOCAL,      /* of ep_alloc_local() */
     CUDA_MEMORY_REGISTERED, /* the caller's */
-    CUDA_MEMORY_KEPT,       /* freed by ep_free_local(): for the next one, since peers have it mapped */
+    CUDA_MEMORY_CACHED,     /* freed by ep_free_local(): for the next one, since peers have it mapped */
     CUDA_MEMORY_RETIRED,    /* unregistered: its slot waits until no peer has it mapped */
-    CUDA_MEMORY_WITHDRAWN   /* in ep_free() */
+    CUDA_MEMORY_FREEING     /* in ep_free() */
 };
 
 struct cuda_allocation {
@@ -77,7 +77,7 @@ struct cuda_allocation {
     void *window;        /* ... which begins here and has so many bytes */
     size_t window_bytes; /* 0: nothing is found in it */
     uint64_t number;     /* of the driver, of a foreign one: never used twice in a process */
-    uint32_t announced;  /* the count on the board when the peers were told */
+    uint32_t published;  /* the count on the board when the peers were told */
     _Atomic bool mapped; /* all peers have */
 };
 
@@ -88,7 +88,7 @@ struct cuda_mapping {
 };
 
 struct cuda_peer {
-    struct cuda_board *board;
+    struct cuda_ctrl *ctrl;
     char bus_id[20]; /* a copy: a string whatever the board holds */
     bool same_process;
     uint32_t frees_seen, allocations_seen;
@@ -101,35 +101,37 @@ struct cuda_peer {
 struct cuda_block {
     void *memory;
     size_t bytes;
-    uint64_t behind; /* in the pool: free when so many operations are complete */
-    bool captured;   /* graphs name it: it is for what is captured alone, and is not freed before the communicator */
+    uint64_t free_after; /* in the pool: free when so many operations are complete */
+    bool captured; /* graphs name it: it is for what is captured alone, and is not freed before the communicator */
 };
 
 struct cuda_call;   /* below: stream.c */
 struct cuda_spare;  /* pool.c */
 struct cuda_proxy;  /* proxy.c */
-struct cuda_ll_net; /* ll_nodes.c */
+struct cuda_ll_net; /* ll_net.c */
 struct cuda_lists;  /* lists.h */
 
 struct cuda_comm {
     struct ep_group group; /* first: comm->impl is both */
-    int place;             /* of this rank among those of its machine */
+    int device_order;      /* of this rank among those of its machine */
     int device, sms, all_sms;
     int default_sms;     /* 0: not asked for yet */
     bool sms_given;      /* ep_cuda_set_sms() has said how many */
     size_t shared_limit; /* shared memory of a block */
-    cudaStream_t own;    /* for work of the library that no stream of the caller orders, and that waits for nothing */
+    cudaStream_t
+        internal_stream; /* for work of the library that no stream of the caller orders, and that waits for nothing */
     /*
      * What NULL is: CUDA's default stream; but where ranks that are threads share the device a stream of the
      * communicator's, because the default one would be the same for all of them, and their kernels wait for each other.
      */
-    cudaStream_t standard;
+    cudaStream_t default_stream;
     int sharing; /* ranks of all nodes that are threads of this process on this device, this one included */
-    struct cuda_board *board;
+    struct cuda_ctrl *ctrl;
     struct cuda_peer *peers; /* [R]; those of this node are used */
     struct cuda_signals *signals;
-    struct cuda_place *places;                           /* device: [ranks of the node, CUDA_SLOTS] */
-    struct cuda_place *host_places, *host_places_device; /* the same in host memory, and its address on the device */
+    struct cuda_map_entry *map_entries; /* device: [ranks of the node, CUDA_SLOTS] */
+    struct cuda_map_entry *host_map_entries,
+        *host_map_entries_device; /* the same in host memory, and its address on the device */
     struct cuda_report *report, *report_device;
     int32_t *totals, *totals_device;
     void *scratch; /* of the counting kernel: per expert, then two words */
@@ -138,18 +140,18 @@ struct cuda_comm {
     /* Operations run in the order of their calls. */
     cudaEvent_t order, captured_order; /* behind the last one, outside of captures and in one */
     cudaStream_t stream, captured_stream;
-    unsigned long long capture; /* number of the last capture; 0: there was none */
-    uint64_t operations;        /* called, outside of captures ... */
-    uint64_t complete;          /* ... and so many are known to be complete */
-    uint64_t called;            /* dispatches and combines, in captures as well */
-    cudaEvent_t end;            /* for waits of the host */
-    struct cuda_words *words;   /* of the caller's events: stream.c */
+    unsigned long long capture;     /* number of the last capture; 0: there was none */
+    uint64_t operations;            /* called, outside of captures ... */
+    uint64_t complete;              /* ... and so many are known to be complete */
+    uint64_t called;                /* dispatches and combines, in captures as well */
+    cudaEvent_t end;                /* for waits of the host */
+    struct cuda_event_words *words; /* of the caller's events: stream.c */
 
-    uint64_t updates;                 /* of plans of fixed capacity */
-    pthread_mutex_t unsettled_lock;   /* events may be waited for on any thread */
-    struct cuda_plan *unsettled;      /* of which the host does not know the counts yet */
-    struct cuda_facts_place *facts;   /* all that there are: update.c */
-    struct cuda_net_facts *net_facts; /* the same between nodes: nodes_update.c */
+    uint64_t updates;                         /* of plans of fixed capacity */
+    pthread_mutex_t pending_lock;             /* events may be waited for on any thread */
+    struct cuda_plan *pending_plans;          /* of which the host does not know the counts yet */
+    struct cuda_plan_info_slot *plan_infos;   /* all that there are: update.c */
+    struct cuda_net_plan_info *net_plan_info; /* the same between nodes: nodes_update.c */
 
     struct cuda_proxy *proxy;     /* between nodes; NULL on one */
     struct cuda_ll_net *ll_nets;  /* of each ep_ll, between nodes */
@@ -175,15 +177,16 @@ struct cuda_comm {
     struct cuda_combine last_combine;
     struct cuda_shape last_shape[2];
 
-    const void *good_pointers[CUDA_GOOD_POINTERS];
-    struct cuda_ll_place {
+    const void *checked_pointers[CUDA_CHECKED_POINTERS];
+    struct cuda_ll_cached_segment {
         void *memory;
         size_t bytes;
         bool used;
-    } ll_places[CUDA_LL_PLACES]; /* segments; kept for the next ep_ll when one goes, because peers have them mapped */
+    } ll_segments[CUDA_LL_SEGMENTS]; /* segments; kept for the next ep_ll when one goes, because peers have them mapped
+                                      */
 
     cudaEvent_t clock[2], between; /* module.c; made on first use */
-    cudaStream_t lane[EP_CUDA_LANES];
+    cudaStream_t copy_stream[EP_CUDA_COPY_STREAMS];
     void *flush;
 };
 
@@ -200,7 +203,7 @@ static inline int cuda_end_of_node(const struct cuda_comm *cuda)
 
 static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_stream stream)
 {
-    return stream ? stream : cuda->standard;
+    return stream ? stream : cuda->default_stream;
 }
 
 /* The offset of `bytes` in a block that is divided up; *at moves behind them. */
@@ -231,20 +234,20 @@ static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
     return cuda->group.comm->nnodes > 1;
 }
 
-/* The calling thread's current device becomes that of the communicator until cuda_leave(). */
+/* The calling thread's current device becomes that of the communicator until cuda_scope_end(). */
 struct cuda_scope {
     int previous; /* -1: it was the communicator's */
     enum cudaStreamCaptureMode mode;
 };
-ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
+ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
 /* Makes `device` the current one again; not where this process has no context on it (nor for -1). */
-void cuda_return_to(int device);
+void cuda_restore_device(int device);
 /* A function of the driver, by the runtime: the module does not link it. */
 ep_status cuda_find_driver(const char *name, void **ret_function);
-void cuda_leave(const struct cuda_scope *scope);
+void cuda_scope_end(const struct cuda_scope *scope);
 /* The same; memory that is allocated or mapped in between is no part of a capture. */
-ep_status cuda_enter_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
-void cuda_leave_uncaptured(struct cuda_scope *scope);
+ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
+void cuda_scope_end_uncaptured(struct cuda_scope *scope);
 
 /* links.c. MB/s of all links of a GPU together, in one direction; 0: none, or it cannot be told. */
 uint64_t cuda_link_mbps(const char *bus_id);
@@ -262,8 +265,8 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory);
 ep_status cuda_free(ep_comm *comm, void *memory);
 bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_where);
-/* What the words CUDA_TELL_SLOT() and the next one say of `bytes` at `memory`; false if they are not symmetric. */
-bool cuda_tell_place(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
+/* What the words CUDA_DESC_SLOT() and the next one say of `bytes` at `memory`; false if they are not symmetric. */
+bool cuda_desc_buffer(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
 void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
 /* For the library or the caller, by this rank alone: nothing here waits for a peer. */
 ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory);
@@ -271,7 +274,7 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
                               const cudaIpcMemHandle_t *handle);
 /* The last part of it: peers that see the count find the slot. */
-void cuda_tell_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation);
+void cuda_publish_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation);
 /* The one of that kind that begins at `memory`, as the caller knows it; NULL: none. Under the lock. */
 struct cuda_allocation *cuda_find_allocation(struct cuda_comm *cuda, const void *memory, enum cuda_memory kind);
 
@@ -302,8 +305,8 @@ ep_status cuda_map_new(struct cuda_comm *cuda);
 ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
                            enum ep_group_phase phase);
 /*
- * Have all peers mapped the memory of the caller that the words of cuda_tell_place() tell of? New memory is waited for,
- * which their monitors take some milliseconds for; false: they are held up, so it has to go through staging.
+ * Have all peers mapped the memory of the caller that the words of cuda_desc_buffer() tell of? New memory is waited
+ * for, which their monitors take some milliseconds for; false: they are held up, so it has to go through staging.
  */
 ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], bool *ret_mapped);
 /* Unmaps what the peers have freed. Waits for what runs on the device. */
@@ -322,12 +325,12 @@ void cuda_memory_close(struct cuda_comm *cuda);
 
 /* pool.c */
 /* Device memory that is not symmetric, from the pool of freed blocks when one fits that nothing uses any more. */
-ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
+ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 /*
  * The same for a plan that is made in a capture. What another one has given back may be taken at once: graphs run one
  * after the other, and what is in them in the order of the calls.
  */
-ep_status cuda_take_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
+ep_status cuda_pool_alloc_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 /* What a new one has for `bytes`. */
 static inline size_t cuda_block_bytes(size_t bytes)
 {
@@ -339,7 +342,7 @@ static inline size_t cuda_whole_bytes(size_t bytes)
     return (bytes + CUDA_GRANULE) / CUDA_GRANULE * CUDA_GRANULE;
 }
 /* Frees nothing: it may come in an operation, and in a capture. */
-void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block);
+void cuda_pool_free(struct cuda_comm *cuda, const struct cuda_block *block);
 /* Under memory_lock. */
 size_t cuda_pool_bytes(struct cuda_comm *cuda);
 /* Frees what the pool had no place for and nothing uses any more, but for what graphs name. May wait for the device. */
@@ -347,25 +350,25 @@ void cuda_pool_trim(struct cuda_comm *cuda);
 /* Of a communicator of which nothing runs any more. */
 void cuda_pool_close(struct cuda_comm *cuda);
 
-/* leave.c */
+/* reclaim.c */
 /* Tells `rank` that this rank reaches, or no longer reaches, memory of its. */
-void cuda_note_reach(struct cuda_comm *cuda, int rank, bool reaches);
+void cuda_set_mapped_by(struct cuda_comm *cuda, int rank, bool reaches);
 /* Symmetric memory and signals of a communicator that closes: freed as soon as no peer reaches them. */
-void cuda_leave_memory(struct cuda_comm *cuda);
+void cuda_defer_free(struct cuda_comm *cuda);
 /*
  * Frees what communicators that are closed have left, as far as no peer reaches it: on device `own`, and on those where
  * no communicator is open; CUDA_ALL_DEVICES: on all. Any thread.
  */
 #define CUDA_ALL_DEVICES (-1)
-void cuda_settle(int own);
+void cuda_reclaim(int own);
 /* A communicator is open on its device, or no longer. */
 void cuda_count_open(const struct cuda_comm *cuda, int change);
 
 struct cuda_plan {
-    struct cuda_block block;       /* entries, counts, indices */
-    struct cuda_block ordered;     /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
-    struct cuda_block facts_block; /* counts for metadata of a plan of exact counts; made on first use */
-    struct cuda_block sources;     /* rows of metadata on their way; made on first use */
+    struct cuda_block block;           /* entries, counts, indices */
+    struct cuda_block ordered;         /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
+    struct cuda_block metadata_counts; /* counts for metadata of a plan of exact counts; made on first use */
+    struct cuda_block sources;         /* rows of metadata on their way; made on first use */
     struct cuda_route route;
     bool placed;              /* the route is complete */
     struct cuda_lists *lists; /* between nodes; NULL on one */
@@ -381,9 +384,9 @@ struct cuda_plan {
     void *scratch;
     size_t scratch_bytes;
     ep_plan *plan;
-    struct cuda_facts_place *facts;
+    struct cuda_plan_info_slot *info;
     uint64_t expected; /* number of the facts that the host waits for */
-    struct cuda_plan *next_unsettled;
+    struct cuda_plan *next_pending;
 };
 
 static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
@@ -398,10 +401,10 @@ static inline int64_t cuda_plan_rows(const ep_plan *plan)
 }
 
 /* More memory of a plan, in which it stays. */
-static inline ep_status cuda_take_for(struct cuda_comm *cuda, const struct cuda_plan *plan, size_t bytes,
-                                      struct cuda_block *ret_block)
+static inline ep_status cuda_plan_alloc(struct cuda_comm *cuda, const struct cuda_plan *plan, size_t bytes,
+                                        struct cuda_block *ret_block)
 {
-    return plan->captured ? cuda_take_captured(cuda, bytes, ret_block) : cuda_take(cuda, bytes, ret_block);
+    return plan->captured ? cuda_pool_alloc_captured(cuda, bytes, ret_block) : cuda_pool_alloc(cuda, bytes, ret_block);
 }
 
 /* update.c */
@@ -410,10 +413,10 @@ ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, cons
 void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 /* After a wait: plans whose counts are known by now say so. */
-void cuda_plans_settle(struct cuda_comm *cuda);
+void cuda_plans_poll(struct cuda_comm *cuda);
 /* EP_E_CAPACITY once, where an operation could not be done because a rank would have received too much. */
 ep_status cuda_check_refused(struct cuda_comm *cuda);
-void cuda_facts_close(struct cuda_comm *cuda);
+void cuda_plan_info_close(struct cuda_comm *cuda);
 
 /* metadata.c */
 ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
@@ -438,13 +441,14 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
  * stage.c. Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Else before or
  * behind the kernel.
  */
-bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
+bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
 /* What the kernel is told, but for the memory. `copies`: blocks of it copy. */
 void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage);
 /* Multiprocessors that move rows, and those that copy, of an operation. */
-void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_movers, int *ret_copiers);
+void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks);
 /* Rings of the copying warps, in the shape that the movers have, with slots as theirs or larger. */
-void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape);
+void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage,
+                          struct cuda_shape *shape);
 /* Parts of a copy of `bytes` that is ahead of the movers, once its rings are known. */
 int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes);
 /* Rows of other ranks' tokens on this rank. */
@@ -481,7 +485,7 @@ ep_status cuda_event_signal(ep_event *event);
 ep_status cuda_event_wait(ep_event *event, int timeout_ms);
 ep_status cuda_event_query(const ep_event *event, int *ret_done);
 void cuda_event_free(ep_event *event);
-void cuda_words_close(struct cuda_comm *cuda);
+void cuda_event_words_close(struct cuda_comm *cuda);
 ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream);
 
 /* A host's wait for a word or an event: some microseconds awake, then sleeps that grow. */
@@ -497,7 +501,7 @@ void cuda_monitor_stop(struct cuda_comm *cuda);
 /* Ends the kernels that run and those that are queued. */
 void cuda_stop_kernels(struct cuda_comm *cuda);
 
-/* report.c. Two ranks have told different words: CUDA_TELL_.... */
+/* report.c. Two ranks have told different words: CUDA_DESC_.... */
 ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs);
 /* The failure that a kernel has reported, or EP_OK. Any thread. */
 ep_status cuda_check_reported(struct cuda_comm *cuda);

@@ -33,7 +33,7 @@ ep_status cuda_find_driver(const char *name, void **ret_function)
 /* cuDevicePrimaryCtxGetState() of the driver: 0 or what went wrong. */
 typedef int context_state_fn(int device, unsigned *ret_flags, int *ret_active);
 
-void cuda_return_to(int device)
+void cuda_restore_device(int device)
 {
     static context_state_fn *known;
     context_state_fn *get_state = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -49,7 +49,7 @@ void cuda_return_to(int device)
             cudaGetLastError(); /* else what is there to be forgotten is the caller's */
 }
 
-ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
+ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
 {
     CUDA_TRY(cudaGetDevice(&ret_scope->previous));
     if (ret_scope->previous == cuda->device)
@@ -59,30 +59,30 @@ ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
     return EP_OK;
 }
 
-void cuda_leave(const struct cuda_scope *scope)
+void cuda_scope_end(const struct cuda_scope *scope)
 {
     if (scope->previous >= 0)
-        cuda_return_to(scope->previous);
+        cuda_restore_device(scope->previous);
 }
 
-ep_status cuda_enter_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
+ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
 {
-    EP_TRY(cuda_enter(cuda, ret_scope));
+    EP_TRY(cuda_scope_begin(cuda, ret_scope));
     ret_scope->mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&ret_scope->mode);
     return EP_OK;
 }
 
-void cuda_leave_uncaptured(struct cuda_scope *scope)
+void cuda_scope_end_uncaptured(struct cuda_scope *scope)
 {
     cudaThreadExchangeStreamCaptureMode(&scope->mode);
-    cuda_leave(scope);
+    cuda_scope_end(scope);
 }
 
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer)
 {
     const void **remembered =
-        &cuda->good_pointers[((uintptr_t)pointer >> 9 ^ (uintptr_t)pointer >> 21) % CUDA_GOOD_POINTERS];
+        &cuda->checked_pointers[((uintptr_t)pointer >> 9 ^ (uintptr_t)pointer >> 21) % CUDA_CHECKED_POINTERS];
     struct cudaPointerAttributes attributes;
     int rank = cuda->group.comm->rank;
 
@@ -115,7 +115,7 @@ ep_status cuda_count_usable(int *ret_gpus)
         error = cudaSuccess;
     while (error == cudaSuccess && n < all) {
         error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, n);
-        if (error == cudaSuccess && major < CUDA_LEAST_MAJOR)
+        if (error == cudaSuccess && major < CUDA_MIN_MAJOR)
             break;
         n += error == cudaSuccess;
     }
@@ -124,7 +124,7 @@ ep_status cuda_count_usable(int *ret_gpus)
         return ep_fail(EP_E_UNSUPPORTED, "no usable GPU: %s", cudaGetErrorString(error));
     if (!n && all)
         return ep_fail(EP_E_UNSUPPORTED, "no usable GPU: GPU 0 is of compute capability %d; %d.0 or later is needed",
-                       major, CUDA_LEAST_MAJOR);
+                       major, CUDA_MIN_MAJOR);
     if (!n)
         return ep_fail(EP_E_UNSUPPORTED, "no usable GPU: none is visible");
     *ret_gpus = n;
@@ -206,7 +206,7 @@ static ep_status check_comm(const ep_comm *comm, const char *call)
  */
 static int find_default_sms(const struct cuda_comm *cuda)
 {
-    uint64_t mbps = cuda_link_mbps(cuda->board->bus_id);
+    uint64_t mbps = cuda_link_mbps(cuda->ctrl->bus_id);
     int major = 0, sms = (int)((mbps + MBPS_OF_SM - 1) / MBPS_OF_SM);
 
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device) != cudaSuccess)
@@ -249,9 +249,9 @@ ep_status ep_cuda_set_net_memory(ep_comm *comm, size_t reserve, size_t limit)
     EP_TRY(check_comm(comm, __func__));
     if (limit && reserve > limit)
         return ep_fail(EP_E_ARG, "%s: reserve is %zu, more than the limit of %zu", __func__, reserve, limit);
-    EP_TRY(cuda_enter_uncaptured(cuda_of(comm), &scope));
+    EP_TRY(cuda_scope_begin_uncaptured(cuda_of(comm), &scope));
     status = cuda_proxy_set_memory(cuda_of(comm), reserve, limit);
-    cuda_leave_uncaptured(&scope);
+    cuda_scope_end_uncaptured(&scope);
     return status;
 }
 
@@ -278,12 +278,12 @@ ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat)
     cuda = cuda_of(comm);
     if (!cuda->last_shape[combine != 0].blocks)
         return ep_fail(EP_E_STATE, "%s: there was no %s yet", __func__, combine ? "combine" : "dispatch");
-    EP_TRY(cuda_enter(cuda, &scope));
-    cuda->last_dispatch.waits.bare = cuda->last_combine.waits.bare = 1;
+    EP_TRY(cuda_scope_begin(cuda, &scope));
+    cuda->last_dispatch.waits.no_sync = cuda->last_combine.waits.no_sync = 1;
     for (int i = 0; i < repeat && status == EP_OK; i++)
         status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->stream)
                                      : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->stream),
                              "kernel launch");
-    cuda_leave(&scope);
+    cuda_scope_end(&scope);
     return status;
 }

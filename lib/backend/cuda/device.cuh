@@ -136,9 +136,9 @@ __device__ __forceinline__ uint64_t global_ns()
  * Number of the next unit that no warp has taken. The order in which warps come decides who moves what, never where it
  * goes. The last block of a kernel puts the counter back.
  */
-__device__ __forceinline__ uint32_t take_unit(const cuda_waits &waits)
+__device__ __forceinline__ uint32_t claim_tile(const cuda_waits &waits)
 {
-    return atomicAdd(&waits.mine->next, 1u);
+    return atomicAdd(&waits.mine->next_tile, 1u);
 }
 
 /*
@@ -147,7 +147,7 @@ __device__ __forceinline__ uint32_t take_unit(const cuda_waits &waits)
  * in device memory. It has a lease, which it renews with each look: nothing is to be given back, and where it waits no
  * more another one is next. `lease`: of this thread, 0 at first.
  */
-__device__ __forceinline__ bool take_lease(uint32_t *until, uint32_t &lease, uint64_t now)
+__device__ __forceinline__ bool acquire_lease(uint32_t *until, uint32_t &lease, uint64_t now)
 {
     uint32_t held = *(const volatile uint32_t *)until, next = (uint32_t)(now >> LEASE_BITS) + LEASE_UNITS;
 
@@ -160,15 +160,15 @@ __device__ __forceinline__ bool take_lease(uint32_t *until, uint32_t &lease, uin
 }
 
 /* Passes on what the host says, if this thread is to. */
-__device__ __forceinline__ void watch_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
+__device__ __forceinline__ void poll_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
 {
     uint32_t lost;
 
-    if (!take_lease(&waits.mine->watched_until, lease, now))
+    if (!acquire_lease(&waits.mine->watched_until, lease, now))
         return;
     lost = *(const volatile uint32_t *)&waits.report->lost;
     if (*(const volatile uint32_t *)&waits.report->abort)
-        atomicCAS(&waits.mine->gave_up, 0u, CUDA_STOPPED);
+        atomicCAS(&waits.mine->failure, 0u, CUDA_STOPPED);
     if (!(lost & ~*(const volatile uint32_t *)&waits.mine->lost))
         return;
     /* What these ranks have sent is here: whoever sees the word sees that, too. */
@@ -182,10 +182,10 @@ __device__ __forceinline__ void watch_host(const cuda_waits &waits, uint32_t &le
  */
 __device__ __forceinline__ bool is_stopped(const cuda_waits &waits)
 {
-    return *(const volatile uint32_t *)&waits.mine->gave_up;
+    return *(const volatile uint32_t *)&waits.mine->failure;
 }
 
-enum wait_end { WAIT_MET, WAIT_LATE, WAIT_LOST, WAIT_STOPPED };
+enum wait_end { WAIT_OK, WAIT_TIMEOUT, WAIT_LOST, WAIT_STOPPED };
 
 struct has_reached {
     const uint64_t *word;
@@ -198,14 +198,14 @@ struct has_reached {
 };
 
 /* Has what is waited for moved on since the last question? The first one may be answered with yes. */
-struct never_moves {
+struct no_progress {
     __device__ __forceinline__ bool operator()() const
     {
         return false;
     }
 };
 
-template <typename T> struct count_moves {
+template <typename T> struct counter_progress {
     const T *count;
     T before;
 
@@ -225,7 +225,7 @@ template <typename T> struct count_moves {
  * sent counts: `met()` is asked once more after the bit. A stop by the host ends it, too, and so does a kernel before
  * it that gave up: of a graph of many operations only the first waits for a rank that has died.
  */
-template <typename Met, typename Moves = never_moves>
+template <typename Met, typename Moves = no_progress>
 __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1,
                                     Moves moves = Moves{})
 {
@@ -240,17 +240,17 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
         now = global_ns();
         if (!begin || moves())
             begin = now;
-        watch_host(waits, lease, now);
+        poll_host(waits, lease, now);
         if (is_stopped(waits))
             return WAIT_STOPPED;
         if (lost && *(const volatile uint32_t *)lost >> rank & 1) {
             __threadfence_system();
-            return met() ? WAIT_MET : WAIT_LOST;
+            return met() ? WAIT_OK : WAIT_LOST;
         }
         if (now - begin > deadlines * waits.deadline_ns)
-            return WAIT_LATE;
+            return WAIT_TIMEOUT;
     }
-    return WAIT_MET;
+    return WAIT_OK;
 }
 
 /*
@@ -258,9 +258,9 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
  * Of several the first word stays. `rank` is counted from the first rank of this node: one of another node is below 0
  * or above the last one.
  */
-__device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank, int phase)
+__device__ inline void set_failure(const cuda_waits &waits, uint32_t kind, int rank, int phase)
 {
-    uint32_t told = atomicCAS(&waits.mine->gave_up, 0u, CUDA_STOPPED);
+    uint32_t told = atomicCAS(&waits.mine->failure, 0u, CUDA_STOPPED);
     uint32_t failure = kind ? CUDA_FAILURE(kind, waits.first + rank, phase) : told;
 
     if (failure > CUDA_STOPPED && !*(volatile uint32_t *)&waits.report->failure)
@@ -269,22 +269,26 @@ __device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank,
 }
 
 /* Waits for what `rank` does; false after the deadline, with the culprit reported, or when aborted. */
-template <typename Met, typename Moves = never_moves>
-__device__ inline bool wait_until_met(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1,
-                                      Moves moves = Moves{})
+template <typename Met, typename Moves = no_progress>
+__device__ inline bool wait_or_fail(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1,
+                                    Moves moves = Moves{})
 {
     wait_end end = wait_for(waits, met, &waits.mine->lost, rank, deadlines, moves);
 
-    if (end != WAIT_MET)
-        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LOST : 0, rank, phase);
-    return end == WAIT_MET;
+    if (end != WAIT_OK)
+        set_failure(waits,
+                    end == WAIT_TIMEOUT ? CUDA_FAILED_LATE
+                    : end == WAIT_LOST  ? CUDA_FAILED_LOST
+                                        : 0,
+                    rank, phase);
+    return end == WAIT_OK;
 }
 
 /* Waits for a word of `rank`; false after the deadline, with the culprit reported, or when aborted. */
 __device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase,
                                   int deadlines = 1)
 {
-    return wait_until_met(waits, has_reached{word, value}, rank, phase, deadlines);
+    return wait_or_fail(waits, has_reached{word, value}, rank, phase, deadlines);
 }
 
 /*
@@ -293,9 +297,9 @@ __device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word,
  */
 __device__ inline bool may_begin(const cuda_waits &waits, int phase)
 {
-    if (!*(volatile uint32_t *)&waits.mine->gave_up)
+    if (!*(volatile uint32_t *)&waits.mine->failure)
         return true;
-    give_up(waits, 0, waits.rank, phase);
+    set_failure(waits, 0, waits.rank, phase);
     return false;
 }
 
@@ -304,21 +308,21 @@ __device__ inline bool may_begin(const cuda_waits &waits, int phase)
  * deadlines since they took their last unit of work; true for one thread, when all ranks have done their part. One
  * thread's fence covers what the barrier has shown it of the others; a fence of each thread takes 20 us more.
  */
-__device__ inline bool operation_meet(const cuda_waits &waits, uint64_t number, bool sound, uint32_t blocks,
+__device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, bool sound, uint32_t blocks,
                                       int deadlines = 1)
 {
-    __shared__ bool last, gave_up;
+    __shared__ bool last, failure;
     int i = (int)threadIdx.x;
 
     __syncthreads();
-    if (waits.bare) {
+    if (waits.no_sync) {
         if (i)
             return false;
         __threadfence();
         if (atomicInc(&waits.mine->blocks, blocks - 1) != blocks - 1)
             return false;
         __threadfence();
-        waits.mine->next = 0;
+        waits.mine->next_tile = 0;
         return false;
     }
     if (i == 0) {
@@ -331,20 +335,20 @@ __device__ inline bool operation_meet(const cuda_waits &waits, uint64_t number, 
                      : "memory");
         last = before == blocks - 1;
         /* Not the report: a look across PCIe takes 2 us. */
-        gave_up = *(volatile uint32_t *)&waits.mine->gave_up;
+        failure = *(volatile uint32_t *)&waits.mine->failure;
         /* The fences above put this behind what the warps of all blocks have taken. */
         if (last)
-            waits.mine->blocks = waits.mine->next = 0;
+            waits.mine->blocks = waits.mine->next_tile = 0;
     }
     __syncthreads();
     if (!last)
         return false;
     /* Where a block gave up the rows are not all there. */
-    sound = sound && !gave_up;
+    sound = sound && !failure;
     if (sound && i < waits.nranks) {
         store_release(&waits.peer[i]->done[waits.rank], number);
-        sound = wait_until_met(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
-                               count_moves<uint32_t>{&waits.peer[i]->next, 0});
+        sound = wait_or_fail(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
+                             counter_progress<uint32_t>{&waits.peer[i]->next_tile, 0});
     }
     sound = __syncthreads_and(sound);
     return sound && i == 0;

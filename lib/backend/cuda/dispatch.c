@@ -61,7 +61,7 @@ static bool is_scattered(const struct dispatch *d, int output)
 static ep_status tell_in_place(struct dispatch *d, int i, size_t bytes, uint32_t *place, bool *ret_told)
 {
     *ret_told = false;
-    if (is_scattered(d, i) || !cuda_tell_place(d->cuda, d->output[i].wanted, bytes, place))
+    if (is_scattered(d, i) || !cuda_desc_buffer(d->cuda, d->output[i].wanted, bytes, place))
         return EP_OK;
     return cuda_await_mapped(d->cuda, place, ret_told);
 }
@@ -70,20 +70,20 @@ static ep_status tell_in_place(struct dispatch *d, int i, size_t bytes, uint32_t
  * Says where peers are to write: in place if the output is symmetric memory, else in staging. What travels with rows is
  * little: only with ordinary memory of the rows themselves is it copied by the kernel.
  */
-static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
+static ep_status place_outputs(struct dispatch *d, struct cuda_op_desc *desc)
 {
     size_t rows = (size_t)cuda_plan_rows(d->plan);
 
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         struct output *output = &d->output[i];
-        uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * i];
+        uint32_t *place = &desc->words[CUDA_DESC_BUFFERS + 2 * i];
         size_t bytes = rows * output->bytes;
         bool told;
 
         /* A rank that receives nothing knows of the others' rows and scales all the same. */
         if (!output->wanted && i >= EP_GROUP_AT_INDEX)
             continue;
-        terms->row_bytes[i] = (int64_t)output->bytes;
+        desc->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
         told = false;
         if (bytes)
@@ -92,38 +92,38 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
         if (told || !bytes)
             continue;
         if (i == EP_GROUP_AT_X)
-            d->copies = cuda_copies_along(d->cuda, d->plan, output->bytes);
+            d->copies = cuda_overlaps_copies(d->cuda, d->plan, output->bytes);
         EP_TRY(cuda_stage(d->cuda, i, bytes, &output->placed));
-        if (!cuda_tell_place(d->cuda, output->placed, bytes, place))
+        if (!cuda_desc_buffer(d->cuda, output->placed, bytes, place))
             return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
     }
     /* Own rows need no detour. */
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
-        terms->own.at[i] = d->copies && !is_scattered(d, i) ? d->output[i].wanted : d->output[i].placed;
-    terms->tell[CUDA_TELL_COPIES] = d->copies;
+        desc->own.at[i] = d->copies && !is_scattered(d, i) ? d->output[i].wanted : d->output[i].placed;
+    desc->words[CUDA_DESC_COPIES] = d->copies;
     return EP_OK;
 }
 
-static ep_status fill_terms(struct dispatch *d, struct cuda_terms *terms)
+static ep_status fill_desc(struct dispatch *d, struct cuda_op_desc *desc)
 {
     const ep_dispatch_args *args = d->args;
 
-    terms->kind = CUDA_DISPATCH;
-    terms->tell[CUDA_TELL_PHASE] = EP_GROUP_DISPATCH_READY;
-    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct ep_group_plan *)d->plan->impl)->number;
-    terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
-    terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
-    terms->tell[CUDA_TELL_SCALE_TYPE] = (uint32_t)args->scale_type;
-    terms->tell[CUDA_TELL_SCALE_WORDS] = (uint32_t)args->scale_words;
-    terms->tell[CUDA_TELL_OUTPUTS] =
+    desc->kind = CUDA_DISPATCH;
+    desc->words[CUDA_DESC_PHASE] = EP_GROUP_DISPATCH_READY;
+    desc->words[CUDA_DESC_PLAN] = (uint32_t)((struct ep_group_plan *)d->plan->impl)->number;
+    desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
+    desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
+    desc->words[CUDA_DESC_SCALE_TYPE] = (uint32_t)args->scale_type;
+    desc->words[CUDA_DESC_SCALE_WORDS] = (uint32_t)args->scale_words;
+    desc->words[CUDA_DESC_OUTPUTS] =
         (args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0) | (args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0);
-    return place_outputs(d, terms);
+    return place_outputs(d, desc);
 }
 
 /* Chunks of a row, and rings of them that fit the shared memory. */
 static void fit(const struct cuda_comm *cuda, struct cuda_dispatch *move, struct cuda_shape *ret_shape)
 {
-    size_t room = cuda->shared_limit - CUDA_BARRIERS_MOST;
+    size_t room = cuda->shared_limit - CUDA_BARRIERS_MAX;
     size_t row_bytes = (size_t)move->row_bytes, chunks = (row_bytes + WISH_CHUNK - 1) / WISH_CHUNK, chunk;
     struct cuda_shape shape = wish;
 
@@ -173,22 +173,22 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
         move->scale_stride_token = move->scale_words;
         move->scale_stride_block = 1;
     }
-    move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
+    move->has_metadata = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
     cuda_fill_waits(cuda, EP_GROUP_DISPATCH_READY, EP_GROUP_DISPATCH_DONE, &move->waits);
-    EP_TRY(fill_terms(d, &move->terms));
+    EP_TRY(fill_desc(d, &move->desc));
     EP_TRY(cuda_sync_stages(cuda, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_dispatch(d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0,
                                    &d->queued);
     fit(cuda, move, shape);
     cuda_fill_stage(cuda, d->plan, d->copies, &move->stage);
-    shape->blocks = move->stage.movers;
+    shape->blocks = move->stage.move_blocks;
     if (d->copies) {
-        cuda_fit_copiers(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
+        cuda_fit_copy_blocks(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
         move->stage.x = copy_of(&d->output[EP_GROUP_AT_X]);
         for (int i = 0; i < 3; i++)
             if (!is_scattered(d, EP_GROUP_AT_SCALES + i))
-                move->stage.beside[i] = copy_of(&d->output[EP_GROUP_AT_SCALES + i]);
+                move->stage.metadata[i] = copy_of(&d->output[EP_GROUP_AT_SCALES + i]);
     }
     EP_TRY(cuda_status(cuda_launch_dispatch(move, shape, d->stream), "dispatch kernel"));
     d->queued = true;

@@ -48,7 +48,7 @@ __device__ unit fetch_unit(const cuda_dispatch &d, uint32_t number, int lane)
     u.n = __ldg(route.count + u.token);
     if (lane < route.width)
         u.entry = route.entry[u.token * route.width + lane];
-    if (!d.extras || u.chunk)
+    if (!d.has_metadata || u.chunk)
         return u;
     for (int i = 0; i < 2; i++)
         if (lane + i * WARP < d.scale_words)
@@ -75,7 +75,7 @@ __device__ void place_choice(const cuda_dispatch &d, const cuda_target &to, int 
     int own = expert - local * d.route.n_local_experts;
     bool mine = expert >= 0 && own >= 0 && own < d.route.n_local_experts;
 
-    if (to.at[AT_INDEX] && d.route.wide)
+    if (to.at[AT_INDEX] && d.route.idx64)
         buffer_of<int64_t>(to, AT_INDEX)[at] = mine ? own : -1;
     else if (to.at[AT_INDEX])
         buffer_of<int32_t>(to, AT_INDEX)[at] = mine ? own : -1;
@@ -134,7 +134,7 @@ __device__ void place_unit(const cuda_dispatch &d, const targets &targets, const
         bulk_store(to + (int64_t)u.chunk * d.chunk_bytes, from, bytes);
     }
     bulk_commit();
-    for (int i = 0; d.extras && u.chunk == 0 && i < u.n; i++) {
+    for (int i = 0; d.has_metadata && u.chunk == 0 && i < u.n; i++) {
         cuda_entry entry;
 
         if (i >= WARP) {
@@ -164,7 +164,7 @@ __device__ void ask_turn(const cuda_dispatch &d, turns &t, int k, int lane)
     if (k < t.given)
         t.number = (uint32_t)k * t.all + t.me;
     else
-        t.number = (uint32_t)t.given * t.all + take_unit(d.waits);
+        t.number = (uint32_t)t.given * t.all + claim_tile(d.waits);
 }
 
 __device__ uint32_t unit_of_turn(const turns &t, int k)
@@ -194,13 +194,13 @@ __device__ void end_parts(const cuda_dispatch &d, uint32_t copying, uint64_t num
     for (; ended < upto; ended++) {
         uint32_t rows = CUDA_ALL_ROWS;
 
-        if (!count_part(w, ended, (uint32_t)s.movers * (blockDim.x / WARP), lane))
+        if (!count_part(w, ended, (uint32_t)s.move_blocks * (blockDim.x / WARP), lane))
             continue;
         if (lane >= w.nranks || !(copying >> lane & 1))
             continue;
         if (ended + 1 < s.parts)
             rows = (uint32_t)__ldg(d.route.block_rows + (int64_t)(ended + 1) * blocks * w.nranks + lane);
-        store_release(&w.peer[lane]->progress[w.rank], CUDA_WORD(number, rows));
+        store_release(&w.peer[lane]->progress[w.rank], CUDA_PROGRESS(number, rows));
     }
 }
 
@@ -230,8 +230,8 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
         uint64_t now;
 
         if (open)
-            a.known = min(a.total,
-                          (int64_t)rows_of_word(load_acquire(&w.mine->progress[lane]), number) * d.stage.x.row_bytes);
+            a.known = min(a.total, (int64_t)rows_of_progress(load_acquire(&w.mine->progress[lane]), number) *
+                                       d.stage.x.row_bytes);
         if (__any_sync(ALL_LANES, has_piece(a, d.stage)))
             break;
         if (spins % SPINS)
@@ -239,17 +239,17 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
         now = global_ns();
         if (!begin)
             begin = now;
-        watch_host(w, lease, now);
+        poll_host(w, lease, now);
         stopped = is_stopped(w);
         lost = open && *(volatile uint32_t *)&w.mine->lost >> lane & 1;
         if (lost) {
             /* What it had to send is here. */
             __threadfence_system();
-            lost = rows_of_word(load_acquire(&w.mine->progress[lane]), number) != CUDA_ALL_ROWS;
+            lost = rows_of_progress(load_acquire(&w.mine->progress[lane]), number) != CUDA_ALL_ROWS;
         }
         late = open && now - begin > 2 * w.deadline_ns;
         if (stopped || lost || late)
-            give_up(w, stopped ? 0 : lost ? CUDA_FAILED_LOST : CUDA_FAILED_LATE, lane, w.done_phase);
+            set_failure(w, stopped ? 0 : lost ? CUDA_FAILED_LOST : CUDA_FAILED_LATE, lane, w.done_phase);
         if (__any_sync(ALL_LANES, stopped || lost || late))
             return false;
     }
@@ -260,7 +260,7 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
 }
 
 /* Copies what the peers have placed in staging, in the order in which it comes. By a warp, number `me` of `all`. */
-__device__ bool copy_out(const cuda_dispatch &d, copier &c, uint64_t number, int64_t me, int64_t all, int lane)
+__device__ bool copy_out(const cuda_dispatch &d, copy_ring &c, uint64_t number, int64_t me, int64_t all, int lane)
 {
     const cuda_stage &s = d.stage;
     sources from = sources_of(d.waits, d.route.counts, lane);
@@ -270,15 +270,15 @@ __device__ bool copy_out(const cuda_dispatch &d, copier &c, uint64_t number, int
     while (sound) {
         uint32_t ready = __ballot_sync(ALL_LANES, has_piece(a, s));
 
-        if (ready && copier_has_room(c)) {
+        if (ready && copy_ring_has_room(c)) {
             int source = __ffs((int)ready) - 1;
             int64_t at = __shfl_sync(ALL_LANES, a.next, source), total = __shfl_sync(ALL_LANES, a.total, source);
 
-            copier_take(c, s, __shfl_sync(ALL_LANES, from.first, source), at, min(at + s.slot_bytes, total), lane);
+            copy_ring_add(c, s, __shfl_sync(ALL_LANES, from.first, source), at, min(at + s.slot_bytes, total), lane);
             if (lane == source)
                 a.next += all * s.slot_bytes;
         } else if (c.loaded) {
-            copier_store(c, lane);
+            copy_ring_store(c, lane);
         } else if (!__any_sync(ALL_LANES, a.next < a.total)) {
             break;
         } else {
@@ -292,11 +292,11 @@ __device__ bool copy_out(const cuda_dispatch &d, copier &c, uint64_t number, int
 __device__ void copy_block(const cuda_dispatch &d, unsigned char *shared, int stages, uint32_t block, uint64_t number)
 {
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
-    copier c = copier_begin(shared, d.stage, stages);
+    copy_ring c = copy_ring_begin(shared, d.stage, stages);
 
-    copier_end(d.waits, d.stage, number,
-               copy_out(d, c, number, (int64_t)warp * d.stage.copiers + block, (int64_t)warps * d.stage.copiers,
-                        (int)threadIdx.x % WARP));
+    copy_block_end(d.waits, d.stage, number,
+                   copy_out(d, c, number, (int64_t)warp * d.stage.copy_blocks + block,
+                            (int64_t)warps * d.stage.copy_blocks, (int)threadIdx.x % WARP));
 }
 
 /* All that the block, number `block` of the movers, moves over the links. */
@@ -305,7 +305,7 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targ
 {
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     ring r(shared, stages, d.chunk_bytes);
-    uint32_t units = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks, blocks = (uint32_t)d.stage.movers;
+    uint32_t units = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks, blocks = (uint32_t)d.stage.move_blocks;
     turns t = {0, (uint32_t)warp * blocks + block, blocks * (uint32_t)warps, stages + 1};
     int slot = 0, next_slot = stages - 1, ended = 0, passed = 0;
     uint32_t parity = 0, copying;
@@ -323,7 +323,7 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targ
     if (t.me < units)
         next = fetch_unit(d, t.me, lane);
     __syncwarp();
-    sound = operation_begin(d.waits, d.terms, d.route.counts, number, targets);
+    sound = operation_begin(d.waits, d.desc, d.route.counts, number, targets);
     copying = targets.copying;
     moves = sound && !is_refused(d.waits, d.route.counts);
     if (copying)
@@ -378,19 +378,19 @@ __global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ 
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ targets targets;
     uint32_t block = blockIdx.x;
-    uint64_t number = operation_signal(d.waits, d.terms);
+    uint64_t number = operation_publish(d.waits, d.desc);
     bool sound;
 
-    if (copiers_of(d.waits, d.stage)) {
-        /* Movers first: copiers wait for those of the peers. */
-        block = take_place(d.waits);
-        if (block >= (uint32_t)d.stage.movers) {
-            copy_block(d, shared, stages, block - (uint32_t)d.stage.movers, number);
+    if (n_copy_blocks(d.waits, d.stage)) {
+        /* The blocks that move rows first: copy blocks wait for those of the peers. */
+        block = take_role(d.waits);
+        if (block >= (uint32_t)d.stage.move_blocks) {
+            copy_block(d, shared, stages, block - (uint32_t)d.stage.move_blocks, number);
             return;
         }
     }
     sound = move_units(d, targets, shared, stages, block, number);
-    mover_end(d.waits, d.stage, number, sound);
+    move_block_end(d.waits, d.stage, number, sound);
 }
 
 } /* namespace ep */
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ 
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream)
 {
-    return launch_mover(ep::dispatch_rows, *dispatch, *shape, stream);
+    return launch_operation(ep::dispatch_rows, *dispatch, *shape, stream);
 }
 
 cudaError_t cuda_dispatch_load(int shared_bytes)

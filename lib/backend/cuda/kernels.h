@@ -25,36 +25,36 @@ extern "C" {
  */
 #define CUDA_ROWS_BITS 24
 #define CUDA_ALL_ROWS ((1u << CUDA_ROWS_BITS) - 1)
-#define CUDA_WORD(number, rows) ((uint64_t)(number) << CUDA_ROWS_BITS | (uint64_t)(rows))
+#define CUDA_PROGRESS(number, rows) ((uint64_t)(number) << CUDA_ROWS_BITS | (uint64_t)(rows))
 
 /*
  * Parts of an operation after which such words are sent. Each costs every warp that moves rows 1.7 us, measured on two
  * H200: it has to see its stores through, and to count.
  */
-#define CUDA_MOST_PARTS 8
+#define CUDA_MAX_PARTS 8
 
 /*
  * What a rank tells each peer at the beginning of an operation: which one it is, and where its buffers are. The hosts
  * do not meet. Words of 32 bits, each below the low half of the number of the operation, so that no flag is needed.
  */
 enum {
-    CUDA_TELL_PHASE,
-    CUDA_TELL_PLAN,
-    CUDA_TELL_DTYPE,
-    CUDA_TELL_HIDDEN,
-    CUDA_TELL_SCALE_TYPE,
-    CUDA_TELL_SCALE_WORDS,
-    CUDA_TELL_OUTPUTS,
-    CUDA_TELL_COMPARED,                    /* the words before this one are the same on all ranks */
-    CUDA_TELL_COPIES = CUDA_TELL_COMPARED, /* its kernel copies between ordinary memory and staging */
-    CUDA_TELL_PLACES /* two words for each buffer: CUDA_TELL_SLOT(), then its offset / CUDA_TELL_GRAIN */
+    CUDA_DESC_PHASE,
+    CUDA_DESC_PLAN,
+    CUDA_DESC_DTYPE,
+    CUDA_DESC_HIDDEN,
+    CUDA_DESC_SCALE_TYPE,
+    CUDA_DESC_SCALE_WORDS,
+    CUDA_DESC_OUTPUTS,
+    CUDA_DESC_COMPARED,                    /* the words before this one are the same on all ranks */
+    CUDA_DESC_COPIES = CUDA_DESC_COMPARED, /* its kernel copies between ordinary memory and staging */
+    CUDA_DESC_BUFFERS /* two words for each buffer: CUDA_DESC_SLOT(), then its offset / CUDA_DESC_GRAIN */
 };
 #define CUDA_BUFFERS 4 /* EP_GROUP_AT_X ... of each rank */
-#define CUDA_TELL_WORDS (CUDA_TELL_PLACES + 2 * CUDA_BUFFERS)
-#define CUDA_TELL_GRAIN 16
+#define CUDA_DESC_WORDS (CUDA_DESC_BUFFERS + 2 * CUDA_BUFFERS)
+#define CUDA_DESC_GRAIN 16
 #define CUDA_GENERATION_BITS 23
 #define CUDA_GENERATION_MASK ((1u << CUDA_GENERATION_BITS) - 1)
-#define CUDA_TELL_SLOT(slot, generation) ((uint32_t)(slot) << CUDA_GENERATION_BITS | (generation)) /* 0: no buffer */
+#define CUDA_DESC_SLOT(slot, generation) ((uint32_t)(slot) << CUDA_GENERATION_BITS | (generation)) /* 0: no buffer */
 
 #define CUDA_SLOTS 512
 /* Allocations are of whole 2 MiB pages of their own, because an exported one shares its pages with all who map it. */
@@ -64,13 +64,13 @@ enum {
  * An allocation of a peer as it is mapped here, in device memory: the kernels find the address of what the peer tells.
  * Read and written as a whole; all zero while nothing is mapped.
  */
-struct cuda_place {
+struct cuda_map_entry {
     unsigned char *base;
     uint32_t granules; /* bytes / CUDA_GRANULE */
     uint32_t generation;
 };
 
-/* What a rank tells of its tokens when plans are updated: so many words, as those of CUDA_TELL_.... */
+/* What a rank tells of its tokens when plans are updated: so many words, as those of CUDA_DESC_.... */
 #define CUDA_MAX_EXPERTS 4096
 #define CUDA_MAX_GROUP 1024 /* ranks of all nodes */
 enum {
@@ -92,7 +92,7 @@ enum { CUDA_DISPATCH, CUDA_COMBINE, CUDA_KINDS };
  * numbers are counted here, because a captured CUDA graph runs an operation again that the host has called once.
  */
 struct cuda_signals {
-    uint64_t told[CUDA_MAX_RANKS][CUDA_TELL_WORDS];      /* [source] CUDA_TELL_...: it is ready for the operation */
+    uint64_t desc[CUDA_MAX_RANKS][CUDA_DESC_WORDS];      /* [source] CUDA_DESC_...: it is ready for the operation */
     struct cuda_target last[CUDA_KINDS][CUDA_MAX_RANKS]; /* of the last operation; the owner's own */
     uint64_t counts[CUDA_MAX_RANKS][CUDA_COUNT_WORDS];   /* [source] of an update */
     uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has moved all that it moves in it */
@@ -101,16 +101,16 @@ struct cuda_signals {
     uint64_t net_events;                                 /* of the proxy, as far as told; the owner's own */
     uint32_t net_watched;                                /* a thread watches them; 0 between kernels; as above */
     uint32_t blocks;                                     /* of the running kernel that have finished; the owner's own */
-    uint32_t next; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
-    uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_WORD(): how far its rows are, for the owner; stage.cuh */
-    uint32_t part[CUDA_MOST_PARTS];    /* warps that are through with the part; 0 between kernels; the owner's own */
-    uint32_t places, shares;           /* blocks that have begun, shares that have ended; as above. None of these
-                                          is put back by a kernel that gives up: what is behind it gives up, too */
+    uint32_t next_tile; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
+    uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_PROGRESS(): how far its rows are, for the owner; stage.cuh */
+    uint32_t part[CUDA_MAX_PARTS];     /* warps that are through with the part; 0 between kernels; the owner's own */
+    uint32_t roles, ended_roles;       /* blocks that have begun, shares that have ended; as above. None of these
+                                      is put back by a kernel that gives up: what is behind it gives up, too */
     /*
      * Not 0: the communicator has failed. CUDA_STOPPED, a kernel of the owner met a deadline or was stopped; or as
      * cuda_report.failure, written by the peer that it names.
      */
-    uint32_t gave_up;
+    uint32_t failure;
     /* What the host says, as the thread that watches has seen it (device.cuh); the owner's own. */
     uint32_t lost;                          /* cuda_report.lost */
     uint32_t watched_until;                 /* of the lease of the thread that watches */
@@ -134,7 +134,7 @@ enum {
 #define CUDA_STOPPED 1u /* no CUDA_FAILED_... in it */
 #define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 24 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
 
-/* Of two ranks that told different words: CUDA_TELL_..., the other rank, of the group, and the words. */
+/* Of two ranks that told different words: CUDA_DESC_..., the other rank, of the group, and the words. */
 enum { CUDA_DETAIL_WORD, CUDA_DETAIL_RANK, CUDA_DETAIL_MINE, CUDA_DETAIL_THEIRS };
 
 /* In host memory that the device sees: what kernels report, and how they are stopped. */
@@ -152,21 +152,21 @@ struct cuda_report {
 /* The waits of every kernel. Ranks are counted within the node, here and wherever nothing else is said. */
 struct cuda_waits {
     struct cuda_signals *mine;
-    struct cuda_signals *peer[CUDA_MAX_RANKS]; /* [rank], as mapped here */
-    struct cuda_report *report;                /* its address on the device */
-    const struct cuda_place *places;           /* [R, CUDA_SLOTS] memory of the peers */
-    const struct cuda_place *host_places;      /* the same in host memory: there before it is in `places` */
+    struct cuda_signals *peer[CUDA_MAX_RANKS];     /* [rank], as mapped here */
+    struct cuda_report *report;                    /* its address on the device */
+    const struct cuda_map_entry *map_entries;      /* [R, CUDA_SLOTS] memory of the peers */
+    const struct cuda_map_entry *host_map_entries; /* the same in host memory: there before it is in `places` */
     uint64_t deadline_ns;
     int32_t rank, nranks;
     int32_t first; /* rank of the group that is the first one of this node */
     int32_t ready_phase, done_phase;
-    int32_t bare; /* neither waits nor signals: the bare mover, as a baseline */
+    int32_t no_sync; /* neither waits nor signals: the bare mover, as a baseline */
 };
 
 /* What an operation tells, and what it takes to use what the peers tell. */
-struct cuda_terms {
+struct cuda_op_desc {
     int32_t kind;
-    uint32_t tell[CUDA_TELL_WORDS];
+    uint32_t words[CUDA_DESC_WORDS];
     struct cuda_target own;          /* this rank's buffers for its own rows, which take no detour */
     int64_t row_bytes[CUDA_BUFFERS]; /* 0: there is no such buffer in this operation */
 };
@@ -192,7 +192,7 @@ struct cuda_route {
     const int32_t *index;           /* [N,K] expert or -1 */
     const int32_t *block_rows;      /* rank layout: [N / CUDA_COUNT_TOKENS, R] rows before those tokens */
     int32_t width, n_tokens, topk, n_local_experts;
-    int32_t expanded, wide; /* indices are int64 */
+    int32_t expanded, idx64; /* indices are int64 */
     const struct cuda_counts *counts;
 };
 
@@ -208,16 +208,16 @@ struct cuda_copy {
  * copy between the two while the others move. Rows of this rank's own tokens take no detour.
  */
 struct cuda_stage {
-    int32_t movers, copiers;       /* blocks that move rows; blocks that copy, 0: all is symmetric memory here */
-    int32_t parts;                 /* each is followed by words: of this rank's tokens, combine: of its rows */
-    int32_t part_tokens;           /* dispatch: whole blocks of the counting kernel */
-    int32_t slot_bytes;            /* of a stage of a copying warp */
-    struct cuda_copy x, beside[3]; /* rows, and what belongs to them */
+    int32_t move_blocks, copy_blocks; /* blocks that move rows; blocks that copy, 0: all is symmetric memory here */
+    int32_t parts;                    /* each is followed by words: of this rank's tokens, combine: of its rows */
+    int32_t part_tokens;              /* dispatch: whole blocks of the counting kernel */
+    int32_t slot_bytes;               /* of a stage of a copying warp */
+    struct cuda_copy x, metadata[3];  /* rows, and what belongs to them */
 };
 
 struct cuda_dispatch {
     struct cuda_waits waits;
-    struct cuda_terms terms;
+    struct cuda_op_desc desc;
     struct cuda_route route;
     const unsigned char *x;
     const uint32_t *scales;
@@ -226,13 +226,13 @@ struct cuda_dispatch {
     int64_t row_bytes;
     int32_t scale_words; /* of one row */
     int32_t chunk_bytes, n_chunks;
-    int32_t extras, unused; /* something travels with the rows */
+    int32_t has_metadata, unused; /* something travels with the rows */
     struct cuda_stage stage;
 };
 
 struct cuda_combine {
     struct cuda_waits waits;
-    struct cuda_terms terms;
+    struct cuda_op_desc desc;
     struct cuda_route route;
     const unsigned char *bias[2];
     const struct cuda_entry *by_rank; /* entries in the order in which weights are added up */
@@ -242,10 +242,10 @@ struct cuda_combine {
     int32_t by_choice, rounds_partial; /* EP_COMBINE_BY_CHOICE; _ROUND_PARTIAL, of the expanded layout */
     int32_t slot_bytes;                /* of a stage: pieces of all rows of a token */
     /* Units: a token each at first; the last tokens are divided, so that all warps end at about the same time. */
-    int32_t whole; /* tokens that are a unit each */
-    int32_t parts; /* units of each other token */
+    int32_t whole_tokens; /* tokens that are a unit each */
+    int32_t parts;        /* units of each other token */
     int32_t part_bytes;
-    uint32_t units;
+    uint32_t tiles;
     struct cuda_stage stage;
 };
 
@@ -259,7 +259,7 @@ struct cuda_shape {
 };
 
 #define CUDA_BARRIERS_BYTES(warps, stages) ((size_t)(8 * ((warps) * (stages)) + 127) / 128 * 128)
-#define CUDA_BARRIERS_MOST 1024 /* bytes left for them where a shape is chosen */
+#define CUDA_BARRIERS_MAX 1024 /* bytes left for them where a shape is chosen */
 
 static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t slot_bytes)
 {
@@ -283,11 +283,11 @@ struct cuda_count {
     uint32_t *bad;     /* zeroed; an entry was out of range or there twice */
     uint32_t *ret_bad; /* device memory that learns of it; NULL: the host does, by the report */
     uint64_t number;
-    int32_t wide, n_tokens, topk, n_experts, nranks, width;
+    int32_t idx64, n_tokens, topk, n_experts, nranks, width;
 };
 
 /* What the host learns of an update, in its memory: as far as this rank is concerned. */
-struct cuda_facts {
+struct cuda_plan_info {
     uint64_t number; /* of the update; written last */
     int64_t n_send, n_wire;
     int64_t rows_on[CUDA_MAX_RANKS], first[CUDA_MAX_RANKS + 1];
@@ -297,10 +297,10 @@ struct cuda_facts {
 /* New routing for a plan of fixed capacity, counted and exchanged on the device. */
 struct cuda_update {
     struct cuda_waits waits;
-    struct cuda_terms terms;
+    struct cuda_op_desc desc;
     struct cuda_count count;
     struct cuda_counts *counts;
-    struct cuda_facts *facts;             /* NULL: the host does not ask */
+    struct cuda_plan_info *info;          /* NULL: the host does not ask */
     uint64_t number;                      /* for the facts */
     int32_t *block_experts;               /* expanded: [blocks,E] rows of each block, then where its rows begin */
     int32_t *expert_base;                 /* expanded: [E] where this rank's rows of each expert begin */
@@ -338,8 +338,8 @@ cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const str
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
                                 cudaStream_t stream);
 cudaError_t cuda_barrier_load(void);
-/* All ranks meet; terms: what each of them tells. */
-cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_terms *terms, cudaStream_t stream);
+/* All ranks synchronise; desc: what each of them tells. */
+cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_op_desc *desc, cudaStream_t stream);
 /* Until the word is not 0. */
 cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream);
 /* Entries of a route in the order of EP_COMBINE_BY_CHOICE; `ret_entry` has room for as many. */
@@ -366,7 +366,7 @@ struct cuda_metadata {
     int32_t *recv_rows;            /* [received rows, row_words] */
     float *choices, *recv_choices; /* [N,K], [received rows] expanded: which choice; NULL: not wanted */
     int32_t row_words, alignment, stride, unused;
-    int64_t most_rows; /* that this rank can receive */
+    int64_t max_rows; /* that this rank can receive */
     int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;
 };
 
@@ -376,7 +376,7 @@ struct cuda_layout {
     const void *topk_idx;
     int32_t *per_rank, *per_node, *per_expert;
     uint8_t *in_rank;
-    int32_t wide, n_tokens, topk, n_experts;
+    int32_t idx64, n_tokens, topk, n_experts;
     int32_t nranks, ranks_per_node; /* of the group, CUDA_MAX_RANKS at most */
 };
 
@@ -384,7 +384,7 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
 cudaError_t cuda_layout_load(void);
 
 /* The counts, and the rows to be dispatched; then, behind their dispatch, what depends on them. */
-cudaError_t cuda_launch_facts(const struct cuda_metadata *metadata, cudaStream_t stream);
+cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream);
 cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream);
 cudaError_t cuda_metadata_load(void);
 

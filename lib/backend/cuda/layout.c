@@ -15,9 +15,9 @@ static ep_status lay_out_on_host(ep_comm *comm, const ep_plan_args *args, ep_lay
     void *copy = NULL;
     ep_status status;
 
-    EP_TRY(cuda_enter(cuda, &scope));
+    EP_TRY(cuda_scope_begin(cuda, &scope));
     status = cuda_fetch_routing(args->topk_idx, bytes, cuda_stream_of(cuda, args->stream), &copy);
-    cuda_leave(&scope);
+    cuda_scope_end(&scope);
     mine.topk_idx = copy;
     if (status == EP_OK)
         status = ep_routing_layout(comm, &mine, layout);
@@ -40,7 +40,7 @@ static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *
                             .per_node = layout->tokens_per_node,
                             .per_expert = layout->tokens_per_expert,
                             .in_rank = layout->token_in_rank,
-                            .wide = args->idx_type == EP_I64,
+                            .idx64 = args->idx_type == EP_I64,
                             .n_tokens = args->n_tokens,
                             .topk = args->topk,
                             .n_experts = args->n_experts,

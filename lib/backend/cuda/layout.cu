@@ -15,7 +15,7 @@ struct sums {
 
 __device__ int64_t read_expert(const cuda_layout &l, size_t at)
 {
-    return l.wide ? static_cast<const int64_t *>(l.topk_idx)[at] : static_cast<const int32_t *>(l.topk_idx)[at];
+    return l.idx64 ? static_cast<const int64_t *>(l.topk_idx)[at] : static_cast<const int32_t *>(l.topk_idx)[at];
 }
 
 __device__ __forceinline__ bool is_within(int64_t expert, int first, int n)
@@ -64,9 +64,9 @@ __device__ void report_bad(const cuda_layout &l)
     int i = (int)threadIdx.x, me = l.waits.rank, phase = l.waits.ready_phase;
 
     if (i == me)
-        give_up(l.waits, CUDA_FAILED_ROUTING, me, phase);
+        set_failure(l.waits, CUDA_FAILED_ROUTING, me, phase);
     else if (i < l.waits.nranks)
-        *(volatile uint32_t *)&l.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, l.waits.first + me, phase);
+        *(volatile uint32_t *)&l.waits.peer[i]->failure = CUDA_FAILURE(CUDA_FAILED_ROUTING, l.waits.first + me, phase);
 }
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_constant__ cuda_layout l)

@@ -24,7 +24,7 @@ static void *take_kept(struct cuda_comm *cuda, size_t bytes, size_t most)
     for (int slot = 0; slot < cuda->slots_used; slot++) {
         struct cuda_allocation *at = &cuda->allocations[slot];
 
-        if (at->base && at->kind == CUDA_MEMORY_KEPT && at->bytes >= bytes && at->bytes <= most &&
+        if (at->base && at->kind == CUDA_MEMORY_CACHED && at->bytes >= bytes && at->bytes <= most &&
             (!best || at->bytes < best->bytes))
             best = at;
     }
@@ -46,9 +46,9 @@ ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
     struct cuda_scope scope;
 
     if (!memory) {
-        EP_TRY(cuda_enter_uncaptured(cuda, &scope));
+        EP_TRY(cuda_scope_begin_uncaptured(cuda, &scope));
         status = cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_LOCAL, &memory);
-        cuda_leave_uncaptured(&scope);
+        cuda_scope_end_uncaptured(&scope);
     }
     /* Rather too large a block than none. */
     if (status == EP_E_MEMORY) {
@@ -68,7 +68,7 @@ ep_status cuda_free_local(ep_comm *comm, void *memory)
     pthread_mutex_lock(&cuda->memory_lock);
     found = cuda_find_allocation(cuda, memory, CUDA_MEMORY_LOCAL);
     if (found) {
-        found->kind = CUDA_MEMORY_KEPT;
+        found->kind = CUDA_MEMORY_CACHED;
         found->window_bytes = 0;
     }
     pthread_mutex_unlock(&cuda->memory_lock);
@@ -159,8 +159,8 @@ static bool revive(struct cuda_comm *cuda, const struct cuda_allocation *allocat
         at->kind = CUDA_MEMORY_REGISTERED;
         at->window = allocation->window;
         at->window_bytes = allocation->window_bytes;
-        atomic_store_explicit(&cuda->board->slot[slot].generation, at->generation, memory_order_release);
-        cuda_tell_allocation(cuda, at);
+        atomic_store_explicit(&cuda->ctrl->slot[slot].generation, at->generation, memory_order_release);
+        cuda_publish_allocation(cuda, at);
         return true;
     }
     return false;
@@ -189,9 +189,9 @@ ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes)
     struct cuda_scope scope;
     ep_status status;
 
-    EP_TRY(cuda_enter_uncaptured(cuda, &scope));
+    EP_TRY(cuda_scope_begin_uncaptured(cuda, &scope));
     status = add_window(cuda, memory, bytes);
-    cuda_leave_uncaptured(&scope);
+    cuda_scope_end_uncaptured(&scope);
     return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_register: memory %p: ", memory);
 }
 
@@ -206,11 +206,11 @@ ep_status cuda_unregister(ep_comm *comm, void *memory)
         found->kind = CUDA_MEMORY_RETIRED;
         found->window_bytes = 0;
         /* Who has not mapped it yet must not: the caller may free it. */
-        atomic_store_explicit(&cuda->board->slot[found - cuda->allocations].generation, 0, memory_order_release);
+        atomic_store_explicit(&cuda->ctrl->slot[found - cuda->allocations].generation, 0, memory_order_release);
     }
     pthread_mutex_unlock(&cuda->memory_lock);
     if (!found)
         return ep_fail(EP_E_ARG, "ep_unregister: memory %p is not from ep_register of this communicator", memory);
-    atomic_fetch_add(&cuda->board->frees, 1);
+    atomic_fetch_add(&cuda->ctrl->frees, 1);
     return EP_OK;
 }

@@ -50,7 +50,7 @@ ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
 {
     struct cuda_peer *peer = &cuda->peers[rank];
 
-    return map_slot(cuda, rank, &peer->board->signals, 1, &peer->signals);
+    return map_slot(cuda, rank, &peer->ctrl->signals, 1, &peer->signals);
 }
 
 /*
@@ -61,7 +61,7 @@ ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
 static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)
 {
     size_t at = (size_t)(rank - cuda->group.first) * CUDA_SLOTS + (size_t)slot;
-    struct cuda_place *place = &cuda->host_places[at];
+    struct cuda_map_entry *place = &cuda->host_map_entries[at];
 
     /* A place whose generation is right is complete: the generation comes last, and goes first. */
     __atomic_store_n(&place->generation, 0, __ATOMIC_RELEASE);
@@ -69,8 +69,9 @@ static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const 
     place->base = mapping->base;
     place->granules = (uint32_t)((mapping->bytes + CUDA_GRANULE - 1) / CUDA_GRANULE);
     __atomic_store_n(&place->generation, mapping->generation, __ATOMIC_RELEASE);
-    return cuda_status(cudaMemcpyAsync(&cuda->places[at], place, sizeof(*place), cudaMemcpyHostToDevice, cuda->own),
-                       "cudaMemcpyAsync");
+    return cuda_status(
+        cudaMemcpyAsync(&cuda->map_entries[at], place, sizeof(*place), cudaMemcpyHostToDevice, cuda->internal_stream),
+        "cudaMemcpyAsync");
 }
 
 /* Under the lock. */
@@ -84,7 +85,7 @@ static ep_status map_peer_slot(struct cuda_comm *cuda, int rank, int slot, uint3
         return EP_OK;
     if (mapping->generation)
         EP_TRY(tell_kernels(cuda, rank, slot, &none));
-    EP_TRY(map_slot(cuda, rank, &peer->board->slot[slot], generation, mapping));
+    EP_TRY(map_slot(cuda, rank, &peer->ctrl->slot[slot], generation, mapping));
     return tell_kernels(cuda, rank, slot, mapping);
 }
 
@@ -93,18 +94,18 @@ static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocatio
     struct cuda_peer *peer = &cuda->peers[rank];
 
     for (int slot = 0; slot < CUDA_SLOTS; slot++) {
-        uint32_t generation = atomic_load_explicit(&peer->board->slot[slot].generation, memory_order_acquire);
+        uint32_t generation = atomic_load_explicit(&peer->ctrl->slot[slot].generation, memory_order_acquire);
         ep_status status = generation ? map_peer_slot(cuda, rank, slot, generation) : EP_OK;
 
         /* Freed meanwhile, or its owner is gone: it needs no mapping, and a kernel that waits for it is notified that
          * it is lost. */
-        if (status != EP_OK &&
-            (ep_group_is_gone(&cuda->group, rank) || atomic_load(&peer->board->slot[slot].generation) != generation))
+        if (status != EP_OK && (ep_group_dead_or_left(&cuda->group, rank) ||
+                                atomic_load(&peer->ctrl->slot[slot].generation) != generation))
             continue;
         EP_TRY(status);
     }
     peer->allocations_seen = allocations;
-    atomic_store_explicit(&cuda->board->mapped[rank - cuda->group.first], allocations, memory_order_release);
+    atomic_store_explicit(&cuda->ctrl->mapped[rank - cuda->group.first], allocations, memory_order_release);
     return EP_OK;
 }
 
@@ -114,7 +115,7 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda) && status == EP_OK; rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
-        uint32_t allocations = atomic_load_explicit(&peer->board->allocations, memory_order_acquire);
+        uint32_t allocations = atomic_load_explicit(&peer->ctrl->allocations, memory_order_acquire);
 
         if (rank == cuda->group.comm->rank || __atomic_load_n(&peer->allocations_seen, __ATOMIC_RELAXED) == allocations)
             continue;
@@ -128,7 +129,7 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
 /* Has come to the call of that number: what it needs for it is allocated. */
 static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number, enum ep_group_phase phase)
 {
-    const struct cuda_board *board = cuda->peers[rank].board;
+    const struct cuda_ctrl *board = cuda->peers[rank].ctrl;
     struct ep_group_wait pause;
 
     ep_group_wait_begin(&pause, &cuda->group, phase);
@@ -156,7 +157,7 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
     uint64_t number = ++cuda->called;
     bool news = false;
 
-    atomic_store_explicit(&cuda->board->called, number, memory_order_release);
+    atomic_store_explicit(&cuda->ctrl->called, number, memory_order_release);
     for (int i = 0; i < cuda->group.nlocal * EP_GROUP_AT_COUNT; i++) {
         int rank = cuda->group.first + i / EP_GROUP_AT_COUNT, which = i % EP_GROUP_AT_COUNT;
         uint64_t needed = rows_of(plan, rank) * row_bytes[which], there;
@@ -164,7 +165,7 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
 
         if (rank == cuda->group.comm->rank || needed <= peer->stage_bytes[which])
             continue;
-        there = atomic_load_explicit(&peer->board->stage_bytes[which], memory_order_acquire);
+        there = atomic_load_explicit(&peer->ctrl->stage_bytes[which], memory_order_acquire);
         if (there < needed) {
             /* It may be waiting for this rank. */
             ep_group_ring_rank(&cuda->group, rank);
@@ -180,7 +181,7 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
 static bool is_mapped_by_all(const struct cuda_comm *cuda, uint32_t announced)
 {
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
-        const struct cuda_board *board = cuda->peers[rank].board;
+        const struct cuda_ctrl *board = cuda->peers[rank].ctrl;
 
         if (rank != cuda->group.comm->rank &&
             (int32_t)(atomic_load_explicit(&board->mapped[cuda->group.local], memory_order_acquire) - announced) < 0)
@@ -198,7 +199,7 @@ ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], boo
     *ret_mapped = true;
     if (atomic_load(&allocation->mapped))
         return EP_OK;
-    while (!is_mapped_by_all(cuda, allocation->announced)) {
+    while (!is_mapped_by_all(cuda, allocation->published)) {
         if (!limit)
             limit = ep_now_ns() + PATIENCE_NS;
         EP_TRY(cuda_check(cuda));
@@ -266,14 +267,14 @@ void cuda_unmap_freed(struct cuda_comm *cuda)
     pthread_mutex_lock(&cuda->map_lock);
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
-        uint32_t frees = atomic_load_explicit(&peer->board->frees, memory_order_acquire);
+        uint32_t frees = atomic_load_explicit(&peer->ctrl->frees, memory_order_acquire);
 
         if (frees == peer->frees_seen)
             continue;
         peer->frees_seen = frees;
         for (int slot = 0; slot < CUDA_SLOTS; slot++) {
             if (!peer->mappings[slot].generation ||
-                peer->mappings[slot].generation == atomic_load(&peer->board->slot[slot].generation))
+                peer->mappings[slot].generation == atomic_load(&peer->ctrl->slot[slot].generation))
                 continue;
             tell_kernels(cuda, rank, slot, &none);
             unmap(peer, &peer->mappings[slot]);
@@ -290,6 +291,6 @@ void cuda_unmap_all(struct cuda_comm *cuda)
         for (int slot = 0; slot < CUDA_SLOTS; slot++)
             unmap(peer, &peer->mappings[slot]);
         unmap(peer, &peer->signals);
-        cuda_note_reach(cuda, rank, false);
+        cuda_set_mapped_by(cuda, rank, false);
     }
 }

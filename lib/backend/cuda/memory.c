@@ -13,9 +13,9 @@ void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *alloca
     atomic_store_explicit(&slot->generation, allocation->generation, memory_order_release);
 }
 
-void cuda_tell_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation)
+void cuda_publish_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation)
 {
-    allocation->announced = atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release) + 1;
+    allocation->published = atomic_fetch_add_explicit(&cuda->ctrl->allocations, 1, memory_order_release) + 1;
     atomic_store(&allocation->mapped, false);
 }
 
@@ -39,11 +39,11 @@ ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocati
     cuda->allocations[slot].generation = cuda->next_generation;
     if (slot >= cuda->slots_used)
         cuda->slots_used = slot + 1;
-    cuda_publish_slot(&cuda->board->slot[slot],
+    cuda_publish_slot(&cuda->ctrl->slot[slot],
                       &(struct cuda_mapping){
                           .base = allocation->base, .bytes = allocation->bytes, .generation = cuda->next_generation},
                       handle);
-    cuda_tell_allocation(cuda, &cuda->allocations[slot]);
+    cuda_publish_allocation(cuda, &cuda->allocations[slot]);
     return EP_OK;
 }
 
@@ -62,13 +62,13 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
      * rank.
      */
     if (kind == CUDA_MEMORY_SYMMETRIC)
-        cuda_settle(cuda->device);
+        cuda_reclaim(cuda->device);
     error = cudaMalloc(&base, whole);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();
         if (kind == CUDA_MEMORY_SYMMETRIC)
             cuda_pool_trim(cuda);
-        cuda_settle(CUDA_ALL_DEVICES);
+        cuda_reclaim(CUDA_ALL_DEVICES);
         error = cudaMalloc(&base, whole);
     }
     status = cuda_status(error, "cudaMalloc");
@@ -145,9 +145,9 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
     struct cuda_scope scope;
     ep_status status;
 
-    EP_TRY(cuda_enter(cuda, &scope));
+    EP_TRY(cuda_scope_begin(cuda, &scope));
     status = cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_SYMMETRIC, ret_memory);
-    cuda_leave(&scope);
+    cuda_scope_end(&scope);
     return status;
 }
 
@@ -173,19 +173,19 @@ static bool withdraw(struct cuda_comm *cuda, const void *memory)
     pthread_mutex_lock(&cuda->memory_lock);
     found = cuda_find_allocation(cuda, memory, CUDA_MEMORY_SYMMETRIC);
     if (found)
-        found->kind = CUDA_MEMORY_KEPT;
+        found->kind = CUDA_MEMORY_CACHED;
     for (int slot = 0; slot < CUDA_SLOTS && found; slot++) {
         struct cuda_allocation *allocation = &cuda->allocations[slot];
 
-        if (!allocation->base || (allocation->kind != CUDA_MEMORY_KEPT && allocation->kind != CUDA_MEMORY_RETIRED))
+        if (!allocation->base || (allocation->kind != CUDA_MEMORY_CACHED && allocation->kind != CUDA_MEMORY_RETIRED))
             continue;
-        atomic_store_explicit(&cuda->board->slot[slot].generation, 0, memory_order_release);
-        allocation->kind = CUDA_MEMORY_WITHDRAWN;
+        atomic_store_explicit(&cuda->ctrl->slot[slot].generation, 0, memory_order_release);
+        allocation->kind = CUDA_MEMORY_FREEING;
         allocation->window_bytes = 0;
     }
     pthread_mutex_unlock(&cuda->memory_lock);
     if (found)
-        atomic_fetch_add(&cuda->board->frees, 1);
+        atomic_fetch_add(&cuda->ctrl->frees, 1);
     return found != NULL;
 }
 
@@ -198,7 +198,7 @@ static ep_status free_withdrawn(struct cuda_comm *cuda)
         struct cuda_allocation out = {.base = NULL};
 
         pthread_mutex_lock(&cuda->memory_lock);
-        if (cuda->allocations[slot].base && cuda->allocations[slot].kind == CUDA_MEMORY_WITHDRAWN) {
+        if (cuda->allocations[slot].base && cuda->allocations[slot].kind == CUDA_MEMORY_FREEING) {
             out = cuda->allocations[slot];
             cuda->allocations[slot] = (struct cuda_allocation){.base = NULL};
         }
@@ -234,9 +234,9 @@ ep_status cuda_free(ep_comm *comm, void *memory)
     struct cuda_scope scope;
     ep_status status;
 
-    EP_TRY(cuda_enter(cuda, &scope));
+    EP_TRY(cuda_scope_begin(cuda, &scope));
     status = free_memory(cuda, memory);
-    cuda_leave(&scope);
+    cuda_scope_end(&scope);
     return status;
 }
 
@@ -261,15 +261,15 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
     return found;
 }
 
-bool cuda_tell_place(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2])
+bool cuda_desc_buffer(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2])
 {
     struct ep_group_address where;
 
-    if ((uintptr_t)memory % CUDA_TELL_GRAIN || !cuda_find(cuda, memory, bytes, &where) ||
-        where.offset / CUDA_TELL_GRAIN > UINT32_MAX)
+    if ((uintptr_t)memory % CUDA_DESC_GRAIN || !cuda_find(cuda, memory, bytes, &where) ||
+        where.offset / CUDA_DESC_GRAIN > UINT32_MAX)
         return false;
-    ret_words[0] = CUDA_TELL_SLOT(where.slot, where.generation & CUDA_GENERATION_MASK);
-    ret_words[1] = (uint32_t)(where.offset / CUDA_TELL_GRAIN);
+    ret_words[0] = CUDA_DESC_SLOT(where.slot, where.generation & CUDA_GENERATION_MASK);
+    ret_words[1] = (uint32_t)(where.offset / CUDA_DESC_GRAIN);
     return true;
 }
 
@@ -286,7 +286,7 @@ ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret
             larger = bytes;
         EP_TRY(cuda_alloc_kind(cuda, larger, CUDA_MEMORY_INTERNAL, &cuda->stage[which]));
         cuda->stage_bytes[which] = larger;
-        atomic_store_explicit(&cuda->board->stage_bytes[which], larger, memory_order_release);
+        atomic_store_explicit(&cuda->ctrl->stage_bytes[which], larger, memory_order_release);
     }
     *ret_memory = cuda->stage[which];
     return EP_OK;
@@ -296,6 +296,6 @@ void cuda_memory_close(struct cuda_comm *cuda)
 {
     cuda_unmap_all(cuda);
     cuda_pool_close(cuda);
-    cudaFree(cuda->places);
-    cuda_leave_memory(cuda);
+    cudaFree(cuda->map_entries);
+    cuda_defer_free(cuda);
 }

@@ -20,7 +20,7 @@ static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
     int32_t *words;
     ep_status status;
 
-    if (device->facts_block.memory)
+    if (device->metadata_counts.memory)
         return EP_OK;
     facts = malloc(bytes);
     if (!facts)
@@ -29,17 +29,17 @@ static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
     memcpy(facts, inner->recv_from_rank, (nranks + 1) * sizeof(*facts));
     memcpy(words, inner->recv_exact, n_local * sizeof(*words));
     memcpy(words + n_local, inner->prefix, nranks * nranks * sizeof(*words));
-    status = cuda_take(cuda, bytes, &block);
+    status = cuda_pool_alloc(cuda, bytes, &block);
     if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync(block.memory, facts, bytes, cudaMemcpyHostToDevice, cuda->own),
+        status = cuda_status(cudaMemcpyAsync(block.memory, facts, bytes, cudaMemcpyHostToDevice, cuda->internal_stream),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
     free(facts);
     if (status == EP_OK)
-        device->facts_block = block;
+        device->metadata_counts = block;
     else
-        cuda_give(cuda, &block);
+        cuda_pool_free(cuda, &block);
     return status;
 }
 
@@ -66,7 +66,7 @@ static ep_status place_sources(struct cuda_comm *cuda, const ep_plan *plan, stru
 
     m->row_words = (words + 3) / 4 * 4;
     if (!device->sources.memory)
-        EP_TRY(cuda_take_for(cuda, device, lay_out(plan, NULL, m), &device->sources));
+        EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, m), &device->sources));
     lay_out(plan, device->sources.memory, m);
     if (!m->recv_slot)
         m->choices = m->recv_choices = NULL;
@@ -81,7 +81,7 @@ static ep_status find_facts(struct cuda_comm *cuda, const ep_plan *plan, struct 
     m->exact = device->expert_exact;
     if (device->fixed && device->lists) {
         m->rank_prefix = NULL; /* of cuda_nodes_plan_prefix() */
-        cuda_net_update_tell(device->lists->update, m);
+        cuda_net_update_fill_metadata(device->lists->update, m);
         return EP_OK;
     }
     if (device->fixed) {
@@ -89,7 +89,7 @@ static ep_status find_facts(struct cuda_comm *cuda, const ep_plan *plan, struct 
         m->prefix = device->update.prefix;
     } else {
         EP_TRY(upload_facts(cuda, plan));
-        m->first = device->facts_block.memory;
+        m->first = device->metadata_counts.memory;
         m->exact = (const int32_t *)(m->first + plan->comm->nranks + 1);
         m->prefix = m->exact + plan->info.n_local_experts;
     }
@@ -107,7 +107,7 @@ static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan
                                 .nranks = plan->comm->nranks,
                                 .alignment = plan->args.expert_alignment,
                                 .stride = dst->source_stride,
-                                .most_rows = cuda_plan_rows(plan),
+                                .max_rows = cuda_plan_rows(plan),
                                 .recv_source = dst->recv_source,
                                 .recv_slot = dst->recv_slot,
                                 .n_recv_tokens = dst->n_recv_tokens,
@@ -145,7 +145,7 @@ static ep_status send_sources(ep_plan *plan, const struct cuda_metadata *m, ep_s
     args.dtype = EP_BF16;
     args.hidden = 2 * m->row_words;
     args.recv_x = m->recv_rows;
-    args.out_rows = m->most_rows;
+    args.out_rows = m->max_rows;
     args.topk_weights = m->choices;
     args.recv_topk_weights = m->recv_choices;
     EP_TRY(ep_comm_get_stats(plan->comm, &stats));
@@ -164,7 +164,7 @@ static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_
     EP_TRY(cuda_plan_ready(call->cuda, plan, call->capture != 0, &route));
     EP_TRY(check_pointers(call->cuda, plan, dst));
     EP_TRY(fill(call->cuda, plan, dst, route, &m));
-    EP_TRY(cuda_status(cuda_launch_facts(&m, call->stream), "metadata kernel"));
+    EP_TRY(cuda_status(cuda_launch_metadata_counts(&m, call->stream), "metadata kernel"));
     *ret_queued = true;
     if (dst->rank_prefix && device->fixed && device->lists)
         EP_TRY(cuda_nodes_plan_prefix(call, plan, dst->rank_prefix, ret_queued));

@@ -18,12 +18,12 @@ enum { WORD_RANK, WORD_TOKEN, WORD_NUMBERS = 4 };
 
 __device__ __forceinline__ bool has_given_up(const cuda_metadata &m)
 {
-    return *(const volatile uint32_t *)&m.waits.mine->gave_up;
+    return *(const volatile uint32_t *)&m.waits.mine->failure;
 }
 
 __device__ __forceinline__ int64_t rows_here(const cuda_metadata &m)
 {
-    return min(m.route.counts->rows_on[m.waits.rank], m.most_rows);
+    return min(m.route.counts->rows_on[m.waits.rank], m.max_rows);
 }
 
 /* --- counts ------------------------------------------------------------------------------------------------------ */
@@ -153,7 +153,7 @@ __device__ void clear_outputs(const cuda_metadata &m)
         m.recv_slot[i] = -1;
 }
 
-__global__ void __launch_bounds__(FACTS_THREADS) facts_kernel(const __grid_constant__ cuda_metadata m)
+__global__ void __launch_bounds__(FACTS_THREADS) metadata_counts_kernel(const __grid_constant__ cuda_metadata m)
 {
     if (has_given_up(m) || is_refused(m.waits, m.route.counts))
         return;
@@ -176,12 +176,12 @@ __device__ bool place_row(const cuda_metadata &m, int64_t at)
 
     if (rank < 0 || rank >= n || token < 0 || number < 0 || number >= m.first[n] ||
         !(choice >= 0.0f && choice < (float)m.route.topk)) {
-        give_up(m.waits, CUDA_FAILED_DAMAGE, (rank >= 0 && rank < n ? rank : m.rank) - m.waits.first,
-                m.waits.done_phase);
+        set_failure(m.waits, CUDA_FAILED_DAMAGE, (rank >= 0 && rank < n ? rank : m.rank) - m.waits.first,
+                    m.waits.done_phase);
         return false;
     }
     if (token >= m.stride) {
-        give_up(m.waits, CUDA_FAILED_STRIDE, rank - m.waits.first, m.waits.done_phase);
+        set_failure(m.waits, CUDA_FAILED_STRIDE, rank - m.waits.first, m.waits.done_phase);
         return false;
     }
     if (m.recv_source)
@@ -205,9 +205,9 @@ __global__ void __launch_bounds__(SOURCES_THREADS) sources_kernel(const __grid_c
 
 } /* namespace */
 
-cudaError_t cuda_launch_facts(const struct cuda_metadata *metadata, cudaStream_t stream)
+cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream)
 {
-    facts_kernel<<<metadata->rows ? 1 + FILL_BLOCKS : 1, FACTS_THREADS, 0, stream>>>(*metadata);
+    metadata_counts_kernel<<<metadata->rows ? 1 + FILL_BLOCKS : 1, FACTS_THREADS, 0, stream>>>(*metadata);
     return cudaGetLastError();
 }
 
@@ -220,7 +220,7 @@ cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream
 cudaError_t cuda_metadata_load(void)
 {
     cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, facts_kernel);
+    cudaError_t error = cudaFuncGetAttributes(&attributes, metadata_counts_kernel);
 
     return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, sources_kernel) : error;
 }

@@ -12,8 +12,8 @@
 
 #define FLUSH_BYTES ((size_t)256 << 20) /* several times the cache */
 
-static_assert(sizeof(struct ep_group_address) <= sizeof(struct ep_cuda_place),
-              "a place holds an struct ep_group_address");
+static_assert(sizeof(struct ep_group_address) <= sizeof(struct ep_cuda_address),
+              "an address holds a struct ep_group_address");
 
 /* --- which GPUs there are ---------------------------------------------------------------------------------------- */
 
@@ -52,7 +52,7 @@ static int count_connected(const struct ep_cuda_gpus *gpus, char *ret_why, size_
     return gpus->usable;
 }
 
-static ep_status look(struct ep_cuda_gpus *ret_gpus)
+static ep_status query_gpus(struct ep_cuda_gpus *ret_gpus)
 {
     struct ep_cuda_gpus gpus = {.visible = 0};
     int visible = 0, usable = 0;
@@ -69,7 +69,7 @@ static ep_status look(struct ep_cuda_gpus *ret_gpus)
     EP_TRY(find_addresses(&gpus));
     if (status == EP_OK && gpus.usable < gpus.visible)
         snprintf(gpus.why, sizeof(gpus.why), "GPU %s is not of compute capability %d.0 or later",
-                 gpus.address[gpus.usable], CUDA_LEAST_MAJOR);
+                 gpus.address[gpus.usable], CUDA_MIN_MAJOR);
     gpus.connected = count_connected(&gpus, gpus.why, sizeof(gpus.why));
     *ret_gpus = gpus;
     return EP_OK;
@@ -90,10 +90,10 @@ static ep_status device_name(ep_comm *comm, char *ret_name, size_t bytes)
 #define ON_DEVICE(comm, call)                                                                                          \
     do {                                                                                                               \
         struct cuda_scope scope_;                                                                                      \
-        ep_status status_ = cuda_enter(cuda_of(comm), &scope_);                                                        \
+        ep_status status_ = cuda_scope_begin(cuda_of(comm), &scope_);                                                  \
         if (status_ == EP_OK) {                                                                                        \
             status_ = (call);                                                                                          \
-            cuda_leave(&scope_);                                                                                       \
+            cuda_scope_end(&scope_);                                                                                   \
         }                                                                                                              \
         return status_;                                                                                                \
     } while (0)
@@ -107,11 +107,11 @@ static void release(ep_comm *comm, void *memory)
 {
     struct cuda_scope scope;
 
-    if (!memory || cuda_enter(cuda_of(comm), &scope) != EP_OK)
+    if (!memory || cuda_scope_begin(cuda_of(comm), &scope) != EP_OK)
         return;
     cudaFree(memory);
     cudaGetLastError();
-    cuda_leave(&scope);
+    cuda_scope_end(&scope);
 }
 
 /*
@@ -120,8 +120,8 @@ static void release(ep_comm *comm, void *memory)
  */
 static ep_status copy_now(const struct cuda_comm *cuda, void *to, const void *from, size_t bytes)
 {
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     return EP_OK;
 }
 
@@ -135,8 +135,8 @@ static ep_status copy(ep_comm *comm, void *to, const void *from, size_t bytes)
 /* Behind what is queued, which may still read what is overwritten. */
 static ep_status fill_now(const struct cuda_comm *cuda, void *to, int byte, size_t bytes)
 {
-    CUDA_TRY(cudaMemsetAsync(to, byte, bytes, cuda->standard));
-    CUDA_TRY(cudaStreamSynchronize(cuda->standard));
+    CUDA_TRY(cudaMemsetAsync(to, byte, bytes, cuda->default_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->default_stream));
     return EP_OK;
 }
 
@@ -153,7 +153,7 @@ static ep_status mark(struct cuda_comm *cuda, int which)
 {
     if (!cuda->clock[which])
         CUDA_TRY(cudaEventCreate(&cuda->clock[which]));
-    CUDA_TRY(cudaEventRecord(cuda->clock[which], cuda->standard));
+    CUDA_TRY(cudaEventRecord(cuda->clock[which], cuda->default_stream));
     return EP_OK;
 }
 
@@ -162,7 +162,7 @@ static ep_status start_clock(struct cuda_comm *cuda, bool queued)
     if (queued && !cuda->flush)
         CUDA_TRY(cudaMalloc(&cuda->flush, FLUSH_BYTES));
     if (queued)
-        CUDA_TRY(cudaMemsetAsync(cuda->flush, 1, FLUSH_BYTES, cuda->standard));
+        CUDA_TRY(cudaMemsetAsync(cuda->flush, 1, FLUSH_BYTES, cuda->default_stream));
     return mark(cuda, 0);
 }
 
@@ -209,59 +209,59 @@ static ep_status repeat_bare(ep_comm *comm, int combine)
     return ep_cuda_repeat_bare(comm, combine, 1);
 }
 
-static ep_status offer(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_place *ret_place)
+static ep_status get_address(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_address *ret_address)
 {
     struct ep_group_address where;
 
     if (!cuda_find(cuda_of(comm), memory, bytes, &where))
-        return ep_fail(EP_E_ARG, "offer: %zu bytes at %p are not in symmetric memory", bytes, memory);
-    memcpy(ret_place->bytes, &where, sizeof(where));
+        return ep_fail(EP_E_ARG, "get_address: %zu bytes at %p are not in symmetric memory", bytes, memory);
+    memcpy(ret_address->bytes, &where, sizeof(where));
     return EP_OK;
 }
 
-static ep_status reach(ep_comm *comm, int rank, const struct ep_cuda_place *place, void **ret_memory)
+static ep_status map_address(ep_comm *comm, int rank, const struct ep_cuda_address *address, void **ret_memory)
 {
     struct ep_group_address where;
 
-    memcpy(&where, place->bytes, sizeof(where));
+    memcpy(&where, address->bytes, sizeof(where));
     ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &where, 1, ret_memory));
 }
 
-static ep_status copy_in_lane(struct cuda_comm *cuda, int lane, void *to, const void *from, size_t bytes)
+static ep_status queue_copy(struct cuda_comm *cuda, int i, void *to, const void *from, size_t bytes)
 {
     if (!cuda->between)
         CUDA_TRY(cudaEventCreateWithFlags(&cuda->between, cudaEventDisableTiming));
-    if (!cuda->lane[lane])
-        CUDA_TRY(cudaStreamCreateWithFlags(&cuda->lane[lane], cudaStreamNonBlocking));
-    CUDA_TRY(cudaEventRecord(cuda->between, cuda->standard));
-    CUDA_TRY(cudaStreamWaitEvent(cuda->lane[lane], cuda->between, 0));
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->lane[lane]));
+    if (!cuda->copy_stream[i])
+        CUDA_TRY(cudaStreamCreateWithFlags(&cuda->copy_stream[i], cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventRecord(cuda->between, cuda->default_stream));
+    CUDA_TRY(cudaStreamWaitEvent(cuda->copy_stream[i], cuda->between, 0));
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->copy_stream[i]));
     return EP_OK;
 }
 
-static ep_status engine_copy(ep_comm *comm, int lane, void *to, const void *from, size_t bytes)
+static ep_status engine_copy(ep_comm *comm, int i, void *to, const void *from, size_t bytes)
 {
-    if (lane < 0 || lane >= EP_CUDA_LANES)
-        return ep_fail(EP_E_ARG, "engine_copy: lane is %d, not in 0..%d", lane, EP_CUDA_LANES - 1);
+    if (i < 0 || i >= EP_CUDA_COPY_STREAMS)
+        return ep_fail(EP_E_ARG, "engine_copy: copy_stream is %d, not in 0..%d", i, EP_CUDA_COPY_STREAMS - 1);
     if (!bytes)
         return EP_OK;
-    ON_DEVICE(comm, copy_in_lane(cuda_of(comm), lane, to, from, bytes));
+    ON_DEVICE(comm, queue_copy(cuda_of(comm), i, to, from, bytes));
 }
 
-static ep_status join_lanes(struct cuda_comm *cuda)
+static ep_status join_copy_streams(struct cuda_comm *cuda)
 {
-    for (int lane = 0; lane < EP_CUDA_LANES; lane++) {
-        if (!cuda->lane[lane])
+    for (int i = 0; i < EP_CUDA_COPY_STREAMS; i++) {
+        if (!cuda->copy_stream[i])
             continue;
-        CUDA_TRY(cudaEventRecord(cuda->between, cuda->lane[lane]));
-        CUDA_TRY(cudaStreamWaitEvent(cuda->standard, cuda->between, 0));
+        CUDA_TRY(cudaEventRecord(cuda->between, cuda->copy_stream[i]));
+        CUDA_TRY(cudaStreamWaitEvent(cuda->default_stream, cuda->between, 0));
     }
     return EP_OK;
 }
 
 static ep_status engine_join(ep_comm *comm)
 {
-    ON_DEVICE(comm, join_lanes(cuda_of(comm)));
+    ON_DEVICE(comm, join_copy_streams(cuda_of(comm)));
 }
 
 void cuda_module_close(struct cuda_comm *cuda)
@@ -270,9 +270,9 @@ void cuda_module_close(struct cuda_comm *cuda)
         if (cuda->clock[i])
             cudaEventDestroy(cuda->clock[i]);
     cudaFree(cuda->flush);
-    for (int lane = 0; lane < EP_CUDA_LANES; lane++)
-        if (cuda->lane[lane])
-            cudaStreamDestroy(cuda->lane[lane]);
+    for (int i = 0; i < EP_CUDA_COPY_STREAMS; i++)
+        if (cuda->copy_stream[i])
+            cudaStreamDestroy(cuda->copy_stream[i]);
     if (cuda->between)
         cudaEventDestroy(cuda->between);
 }
@@ -281,7 +281,7 @@ EP_PRIVATE_API extern const struct ep_cuda_module ep_cuda_module;
 
 const struct ep_cuda_module ep_cuda_module = {
     .abi = EP_CUDA_MODULE_ABI,
-    .look = look,
+    .query_gpus = query_gpus,
     .device_name = device_name,
     .alloc = alloc,
     .free = release,
@@ -293,8 +293,8 @@ const struct ep_cuda_module ep_cuda_module = {
     .set_sms = ep_cuda_set_sms,
     .get_sms = get_sms,
     .repeat_bare = repeat_bare,
-    .offer = offer,
-    .reach = reach,
+    .get_address = get_address,
+    .map_address = map_address,
     .engine_copy = engine_copy,
     .engine_join = engine_join,
 };

@@ -12,7 +12,7 @@
 #include <epkit/comm.h>
 
 /* A place in a rank's symmetric memory, as it travels to a peer. */
-struct ep_cuda_place {
+struct ep_cuda_address {
     unsigned char bytes[16];
 };
 
@@ -33,7 +33,7 @@ struct ep_cuda_module {
      * Which GPUs there are for ranks of this process. EP_E_UNSUPPORTED where none is visible, or CUDA does not work.
      * Starts CUDA in this process, which must not fork ranks afterwards: a launcher asks in a child.
      */
-    ep_status (*look)(struct ep_cuda_gpus *ret_gpus);
+    ep_status (*query_gpus)(struct ep_cuda_gpus *ret_gpus);
     /* "NVIDIA H200". */
     ep_status (*device_name)(ep_comm *comm, char *ret_name, size_t bytes);
 
@@ -60,16 +60,16 @@ struct ep_cuda_module {
     ep_status (*repeat_bare)(ep_comm *comm, int combine);
 
     /* Symmetric memory of a peer: it offers a place, which reaches the other rank by an all-gather, and is mapped. */
-    ep_status (*offer)(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_place *ret_place);
-    ep_status (*reach)(ep_comm *comm, int rank, const struct ep_cuda_place *place, void **ret_memory);
-    /* A copy by the copy engine in stream `lane` (0..EP_CUDA_LANES-1), behind what the default stream holds. */
-    ep_status (*engine_copy)(ep_comm *comm, int lane, void *to, const void *from, size_t bytes);
+    ep_status (*get_address)(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_address *ret_address);
+    ep_status (*map_address)(ep_comm *comm, int rank, const struct ep_cuda_address *address, void **ret_memory);
+    /* A copy by the copy engine in stream `lane` (0..EP_CUDA_COPY_STREAMS-1), behind what the default stream holds. */
+    ep_status (*engine_copy)(ep_comm *comm, int copy_stream, void *to, const void *from, size_t bytes);
     /* What the default stream gets next comes behind the copies of all lanes. */
     ep_status (*engine_join)(ep_comm *comm);
 };
 
 #define EP_CUDA_MODULE_ABI 2u
-#define EP_CUDA_LANES 8
+#define EP_CUDA_COPY_STREAMS 8
 #define EP_CUDA_MODULE_SYMBOL "ep_cuda_module" /* const struct ep_cuda_module */
 
 /*

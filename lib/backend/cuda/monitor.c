@@ -37,7 +37,7 @@ static void find_lost(struct cuda_comm *cuda)
 
         if (rank == group->comm->rank || is_lost(cuda, local))
             continue;
-        if (ep_group_is_gone(group, rank))
+        if (ep_group_dead_or_left(group, rank))
             __atomic_fetch_or(&cuda->report->lost, 1u << local, __ATOMIC_RELEASE);
     }
 }
@@ -122,7 +122,7 @@ ep_status cuda_monitor_start(struct cuda_comm *cuda)
 {
     int error;
 
-    cuda->stop = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    cuda->stop = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (cuda->stop < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
     error = ep_thread_start(&cuda->monitor, NULL, monitor_main, cuda);

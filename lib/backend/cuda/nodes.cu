@@ -11,8 +11,9 @@
 #include <epkit/types.h>
 
 #define THREADS (CUDA_NODES_WARPS * WARP)
-#define VECTORS_IN_FLIGHT 4 /* vectors that a lane loads before it stores them: a row of host memory comes over PCIe   \
-                             */
+#define VECTORS_IN_FLIGHT                                                                                              \
+    4 /* vectors that a lane loads before it stores them: a row of host memory comes over PCIe                         \
+       */
 #define MAX_TERMS (EP_MAX_TOPK + 2)
 /* A rank that waits for another node names the rank there before others on its own node name it. */
 #define SYNC_DEADLINES 2

@@ -32,7 +32,7 @@ struct cuda_route cuda_route_shape(const ep_plan *plan)
                                .topk = topk,
                                .n_local_experts = plan->args.n_experts / plan->comm->nranks,
                                .expanded = expanded,
-                               .wide = plan->args.idx_type == EP_I64};
+                               .idx64 = plan->args.idx_type == EP_I64};
 }
 
 /* Memory of a route: entries, counts, indices, and rows of the counting blocks. */
@@ -53,8 +53,8 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
 
     if (!device)
         return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    status = cuda_take(cuda, entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)),
-                       &device->block);
+    status = cuda_pool_alloc(cuda, entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)),
+                             &device->block);
     if (status != EP_OK) {
         free(device);
         return status;
@@ -133,7 +133,7 @@ static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, con
     CUDA_TRY(cudaPointerGetAttributes(&attributes, topk_idx));
     if (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged)
         return cuda_check_pointer(cuda, "ep_plan_new", "topk_idx", topk_idx);
-    EP_TRY(cuda_take(cuda, routing_bytes(args), ret_copy));
+    EP_TRY(cuda_pool_alloc(cuda, routing_bytes(args), ret_copy));
     *ret_routing = ret_copy->memory;
     CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, topk_idx, routing_bytes(args), cudaMemcpyDefault,
                              cuda_stream_of(cuda, args->stream)));
@@ -167,7 +167,7 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args
         .totals = cuda->totals_device,
         .report = cuda->report_device,
         .number = ++cuda->counted,
-        .wide = route->wide,
+        .idx64 = route->idx64,
         .n_tokens = route->n_tokens,
         .topk = route->topk,
         .n_experts = plan->args.n_experts,
@@ -230,7 +230,7 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
         status = place_routing(cuda, plan, args, &copy, &routing);
     if (status == EP_OK)
         status = count(cuda, plan, args, routing, block_rows);
-    cuda_give(cuda, &copy);
+    cuda_pool_free(cuda, &copy);
     if (status != EP_OK) {
         cuda_plan_free_device(cuda, plan);
         ep_group_plan_discard(plan);
@@ -240,7 +240,7 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     status = ep_group_plan_publish(plan);
     if (status == EP_OK)
         return place_if_complete(cuda, plan);
-    cuda_give(cuda, &device->block);
+    cuda_pool_free(cuda, &device->block);
     free(device);
     return status;
 }
@@ -294,12 +294,12 @@ static ep_status check_nodes(const ep_plan *plan)
 {
     int nodes = plan->comm->nnodes;
 
-    if (nodes - 1 <= CUDA_MOST_FAR || plan->args.topk <= CUDA_MOST_FAR)
+    if (nodes - 1 <= CUDA_MAX_REMOTE_NODES || plan->args.topk <= CUDA_MAX_REMOTE_NODES)
         return EP_OK;
     return ep_fail(EP_E_UNSUPPORTED,
                    "ep_plan_new: topk is %d on %d nodes, but with the CUDA backend a token has experts on up to %d "
                    "other nodes",
-                   plan->args.topk, nodes, CUDA_MOST_FAR);
+                   plan->args.topk, nodes, CUDA_MAX_REMOTE_NODES);
 }
 
 /* Otherwise by the devices, and hosts do not synchronise. */
@@ -343,9 +343,9 @@ void cuda_plan_close(ep_plan *plan)
     struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_scope scope;
 
-    if (cuda_enter_uncaptured(cuda, &scope) == EP_OK) {
+    if (cuda_scope_begin_uncaptured(cuda, &scope) == EP_OK) {
         cuda_plan_free_device(cuda, plan);
-        cuda_leave_uncaptured(&scope);
+        cuda_scope_end_uncaptured(&scope);
     }
     ep_group_plan_close(plan);
 }
@@ -373,18 +373,18 @@ static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
         }
     }
     status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->entry, entries, n * width * sizeof(*entries),
-                                         cudaMemcpyHostToDevice, cuda->own),
+                                         cudaMemcpyHostToDevice, cuda->internal_stream),
                          "cudaMemcpyAsync");
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->count, counts, n * sizeof(*counts),
-                                             cudaMemcpyHostToDevice, cuda->own),
+                                             cudaMemcpyHostToDevice, cuda->internal_stream),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->index, own->index, n * topk * sizeof(int32_t),
-                                             cudaMemcpyHostToDevice, cuda->own),
+                                             cudaMemcpyHostToDevice, cuda->internal_stream),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
 free_all:
     free(entries);
     free(counts);
@@ -405,9 +405,9 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
         /* Of one node: between nodes it is not used. */
         counts.first[local + 1] = inner->recv_from_rank[local + 1];
     }
-    CUDA_TRY(
-        cudaMemcpyAsync((void *)(uintptr_t)route->counts, &counts, sizeof(counts), cudaMemcpyHostToDevice, cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    CUDA_TRY(cudaMemcpyAsync((void *)(uintptr_t)route->counts, &counts, sizeof(counts), cudaMemcpyHostToDevice,
+                             cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     return EP_OK;
 }
 
@@ -421,10 +421,10 @@ static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
     for (size_t i = 0; i <= n_local; i++)
         start[i] = (int32_t)inner->expert_start[i];
     CUDA_TRY(cudaMemcpyAsync(device->expert_start, start, (n_local + 1) * sizeof(*start), cudaMemcpyHostToDevice,
-                             cuda->own));
+                             cuda->internal_stream));
     CUDA_TRY(cudaMemcpyAsync(device->expert_exact, inner->recv_exact, n_local * sizeof(*start), cudaMemcpyHostToDevice,
-                             cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+                             cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     return EP_OK;
 }
 
@@ -457,7 +457,7 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
         EP_TRY(place_route(cuda, plan));
     }
     /* A graph is to follow later updates. */
-    return capturing && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_follow(cuda, plan) : EP_OK;
+    return capturing && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;
 }
 
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
@@ -494,20 +494,21 @@ ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
 
     if (!rows)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_sources: no memory for %zu rows", out);
-    status = cuda_enter(cuda, &scope);
+    status = cuda_scope_begin(cuda, &scope);
     if (status != EP_OK)
         goto free_rows;
     for (size_t t = 0; t < n; t++)
         rows[t] = (struct source){.rank = plan->comm->rank + 1, .token = (int32_t)t + 1};
-    status = cuda_take(cuda, (n + 1) * sizeof(*rows), &mine);
+    status = cuda_pool_alloc(cuda, (n + 1) * sizeof(*rows), &mine);
     if (status == EP_OK)
-        status = cuda_take(cuda, (out + 1) * sizeof(*rows), &all);
-    if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync(mine.memory, rows, n * sizeof(*rows), cudaMemcpyDefault, cuda->standard),
-                             "cudaMemcpyAsync");
+        status = cuda_pool_alloc(cuda, (out + 1) * sizeof(*rows), &all);
     if (status == EP_OK)
         status =
-            cuda_status(cudaMemsetAsync(all.memory, 0, (out + 1) * sizeof(*rows), cuda->standard), "cudaMemsetAsync");
+            cuda_status(cudaMemcpyAsync(mine.memory, rows, n * sizeof(*rows), cudaMemcpyDefault, cuda->default_stream),
+                        "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaMemsetAsync(all.memory, 0, (out + 1) * sizeof(*rows), cuda->default_stream),
+                             "cudaMemsetAsync");
     args.x = mine.memory;
     args.dtype = EP_BF16;
     args.hidden = HIDDEN;
@@ -518,19 +519,20 @@ ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     if (status == EP_OK)
         status = cuda_stream_sync(plan->comm, NULL);
     if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->standard),
-                             "cudaMemcpyAsync");
+        status =
+            cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->default_stream),
+                        "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->standard), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(cuda->default_stream), "cudaStreamSynchronize");
     for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
         if (ret_rank)
             ret_rank[row] = rows[row].rank - 1;
         if (ret_token)
             ret_token[row] = rows[row].token - 1;
     }
-    cuda_give(cuda, &mine);
-    cuda_give(cuda, &all);
-    cuda_leave(&scope);
+    cuda_pool_free(cuda, &mine);
+    cuda_pool_free(cuda, &all);
+    cuda_scope_end(&scope);
 free_rows:
     free(rows);
     return status;

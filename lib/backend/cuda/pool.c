@@ -24,13 +24,13 @@ static bool find_block(struct cuda_comm *cuda, size_t bytes, bool captured, stru
         struct cuda_block *block = &cuda->pool[i];
 
         if (block->memory && block->bytes >= bytes && block->captured == captured &&
-            (captured || block->behind <= cuda->complete) && (!best || block->bytes < best->bytes))
+            (captured || block->free_after <= cuda->complete) && (!best || block->bytes < best->bytes))
             best = block;
     }
     for (struct cuda_spare **at = &cuda->spares; *at; at = &(*at)->next) {
         struct cuda_block *block = &(*at)->block;
 
-        if (block->bytes < bytes || block->captured != captured || (!captured && block->behind > cuda->complete) ||
+        if (block->bytes < bytes || block->captured != captured || (!captured && block->free_after > cuda->complete) ||
             (best && best->bytes <= block->bytes))
             continue;
         best = block;
@@ -79,12 +79,12 @@ static ep_status take(struct cuda_comm *cuda, size_t bytes, bool captured, struc
     return cuda_status(error, "cudaMalloc");
 }
 
-ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
+ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
 {
     return take(cuda, bytes, false, ret_block);
 }
 
-ep_status cuda_take_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
+ep_status cuda_pool_alloc_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
 {
     return take(cuda, bytes, true, ret_block);
 }
@@ -100,14 +100,14 @@ static void list_spare(struct cuda_comm *cuda, const struct cuda_block *block)
     cuda->spares = spare;
 }
 
-void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block)
+void cuda_pool_free(struct cuda_comm *cuda, const struct cuda_block *block)
 {
     struct cuda_block out = *block;
     int i = 0;
 
     if (!block->memory)
         return;
-    out.behind = cuda->operations;
+    out.free_after = cuda->operations;
     pthread_mutex_lock(&cuda->memory_lock);
     while (i < CUDA_POOL && cuda->pool[i].memory)
         i++;
@@ -149,7 +149,7 @@ void cuda_pool_trim(struct cuda_comm *cuda)
     for (struct cuda_spare **at = &cuda->spares; *at;) {
         struct cuda_spare *spare = *at;
 
-        if (spare->block.captured || spare->block.behind > cuda->complete) {
+        if (spare->block.captured || spare->block.free_after > cuda->complete) {
             at = &spare->next;
             continue;
         }

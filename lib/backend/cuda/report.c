@@ -12,16 +12,16 @@ static uint32_t read_failure(const struct cuda_comm *cuda)
 
 ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs)
 {
-    static const char *const fields[] = {[CUDA_TELL_PLAN] = "the plan (in order of creation)",
-                                         [CUDA_TELL_DTYPE] = "dtype",
-                                         [CUDA_TELL_HIDDEN] = "hidden",
-                                         [CUDA_TELL_SCALE_TYPE] = "scale_type",
-                                         [CUDA_TELL_SCALE_WORDS] = "scale_words"};
+    static const char *const fields[] = {[CUDA_DESC_PLAN] = "the plan (in order of creation)",
+                                         [CUDA_DESC_DTYPE] = "dtype",
+                                         [CUDA_DESC_HIDDEN] = "hidden",
+                                         [CUDA_DESC_SCALE_TYPE] = "scale_type",
+                                         [CUDA_DESC_SCALE_WORDS] = "scale_words"};
     int me = cuda->group.comm->rank;
 
-    if (word == CUDA_TELL_PHASE || word >= CUDA_TELL_COMPARED)
+    if (word == CUDA_DESC_PHASE || word >= CUDA_DESC_COMPARED)
         return ep_group_fail_calls(mine, me, theirs, rank);
-    if (word == CUDA_TELL_OUTPUTS)
+    if (word == CUDA_DESC_OUTPUTS)
         return ep_group_fail_outputs(mine, me, theirs, rank);
     return ep_group_fail_disagree("", fields[word], (int32_t)mine, me, (int32_t)theirs, rank);
 }
@@ -56,7 +56,7 @@ static ep_status fail_late(struct cuda_comm *cuda, int rank, enum ep_group_phase
 
     if (far && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
         EP_TRY(wait_for_others_report(cuda));
-    if (ep_group_is_gone(&cuda->group, rank))
+    if (ep_group_dead_or_left(&cuda->group, rank))
         return fail_lost(cuda, rank, phase);
     return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
 }
@@ -158,8 +158,8 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_
 
     *ret_waits = (struct cuda_waits){.mine = cuda->signals,
                                      .report = cuda->report_device,
-                                     .places = cuda->places,
-                                     .host_places = cuda->host_places_device,
+                                     .map_entries = cuda->map_entries,
+                                     .host_map_entries = cuda->host_map_entries_device,
                                      .deadline_ns = (uint64_t)comm->config.timeout_ms * 1000000u,
                                      .rank = cuda->group.local,
                                      .nranks = cuda->group.nlocal,

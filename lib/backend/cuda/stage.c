@@ -39,7 +39,7 @@ static int count_sharing(const struct cuda_comm *cuda)
     int n = 0;
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++)
-        n += !strcmp(cuda->peers[rank].bus_id, cuda->board->bus_id);
+        n += !strcmp(cuda->peers[rank].bus_id, cuda->ctrl->bus_id);
     return n;
 }
 
@@ -47,45 +47,45 @@ static int count_sharing(const struct cuda_comm *cuda)
  * A number that the caller has given holds for all of the operation: the larger part of it copies, as by default. Of
  * one multiprocessor nothing is left for that.
  */
-void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_movers, int *ret_copiers)
+void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks)
 {
-    *ret_movers = cuda->sms;
-    *ret_copiers = copies ? COPIERS : 0;
+    *ret_move_blocks = cuda->sms;
+    *ret_copy_blocks = copies ? COPIERS : 0;
     if (!copies || !cuda->sms_given)
         return;
-    *ret_copiers = cuda->sms * 3 / 5 < COPIERS ? cuda->sms * 3 / 5 : COPIERS;
-    *ret_movers = cuda->sms - *ret_copiers;
+    *ret_copy_blocks = cuda->sms * 3 / 5 < COPIERS ? cuda->sms * 3 / 5 : COPIERS;
+    *ret_move_blocks = cuda->sms - *ret_copy_blocks;
 }
 
-bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes)
+bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes)
 {
     size_t rows = (size_t)cuda_rows_of_others(cuda, plan);
-    int movers, copiers;
+    int move_blocks, copy_blocks;
 
     /* In the expanded layout the rows of one source are not together, and those of other nodes come in no order. */
     if (cuda_crosses_nodes(cuda) || plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES ||
         cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
         return false;
-    cuda_share_sms(cuda, true, &movers, &copiers);
+    cuda_share_sms(cuda, true, &move_blocks, &copy_blocks);
     /* Blocks that wait must not keep those of another rank off the device. */
-    return copiers > 0 && count_sharing(cuda) * (movers + copiers) <= cuda->all_sms;
+    return copy_blocks > 0 && count_sharing(cuda) * (move_blocks + copy_blocks) <= cuda->all_sms;
 }
 
 void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage)
 {
     int32_t blocks = (plan->args.n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS, of_part;
 
-    *ret_stage = (struct cuda_stage){.movers = 0};
-    cuda_share_sms(cuda, copies, &ret_stage->movers, &ret_stage->copiers);
-    of_part = (blocks + CUDA_MOST_PARTS - 1) / CUDA_MOST_PARTS;
+    *ret_stage = (struct cuda_stage){.move_blocks = 0};
+    cuda_share_sms(cuda, copies, &ret_stage->move_blocks, &ret_stage->copy_blocks);
+    of_part = (blocks + CUDA_MAX_PARTS - 1) / CUDA_MAX_PARTS;
     ret_stage->parts = of_part ? (blocks + of_part - 1) / of_part : 0;
     ret_stage->part_tokens = (of_part ? of_part : 1) * CUDA_COUNT_TOKENS;
 }
 
-void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape)
+void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape)
 {
     size_t n = (size_t)shape->warps * (size_t)shape->stages;
-    size_t most = (cuda->shared_limit - CUDA_BARRIERS_MOST) / n / 16 * 16, bytes;
+    size_t most = (cuda->shared_limit - CUDA_BARRIERS_MAX) / n / 16 * 16, bytes;
 
     if (slot < LEAST_SLOT)
         slot = most < LEAST_SLOT ? most : LEAST_SLOT;
@@ -97,7 +97,7 @@ void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_sta
 
 int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes)
 {
-    int64_t part = (int64_t)stage->copiers * shape->warps * stage->slot_bytes * PART_PIECES, parts = bytes / part;
+    int64_t part = (int64_t)stage->copy_blocks * shape->warps * stage->slot_bytes * PART_PIECES, parts = bytes / part;
 
-    return (int32_t)(parts < 1 ? 1 : parts > CUDA_MOST_PARTS ? CUDA_MOST_PARTS : parts);
+    return (int32_t)(parts < 1 ? 1 : parts > CUDA_MAX_PARTS ? CUDA_MAX_PARTS : parts);
 }

@@ -14,53 +14,57 @@
  * Blocks take their roles in the order in which they begin, whatever their numbers are: so those that others wait for
  * have begun before any that waits, even where other work leaves few multiprocessors.
  */
-__device__ inline uint32_t take_place(const cuda_waits &waits)
+__device__ inline uint32_t take_role(const cuda_waits &waits)
 {
-    __shared__ uint32_t place;
+    __shared__ uint32_t role;
 
     if (threadIdx.x == 0)
-        place = atomicAdd(&waits.mine->places, 1u);
+        role = atomicAdd(&waits.mine->roles, 1u);
     __syncthreads();
-    return place;
+    return role;
 }
 
 /*
  * By one thread: one of the kernel's shares is at its end, which are the movers together and each block that copies.
  * With the last the operation is complete.
  */
-__device__ inline void share_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number)
+__device__ inline void role_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number)
 {
     uint32_t before;
 
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&waits.mine->shares) : "memory");
-    if (before != (uint32_t)s.copiers)
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(&waits.mine->ended_roles)
+                 : "memory");
+    if (before != (uint32_t)s.copy_blocks)
         return;
-    waits.mine->shares = waits.mine->places = 0;
+    waits.mine->ended_roles = waits.mine->roles = 0;
     operation_complete(waits, number);
 }
 
 /* Blocks of this kernel that copy. */
-__device__ __forceinline__ uint32_t copiers_of(const cuda_waits &waits, const cuda_stage &s)
+__device__ __forceinline__ uint32_t n_copy_blocks(const cuda_waits &waits, const cuda_stage &s)
 {
-    return waits.bare ? 0 : (uint32_t)s.copiers;
+    return waits.no_sync ? 0 : (uint32_t)s.copy_blocks;
 }
 
 /* At the end of each of the blocks that move rows; by all threads. */
-__device__ __forceinline__ void mover_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool sound)
+__device__ __forceinline__ void move_block_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number,
+                                               bool sound)
 {
-    if (!operation_meet(waits, number, sound, (uint32_t)s.movers))
+    if (!operation_sync(waits, number, sound, (uint32_t)s.move_blocks))
         return;
-    if (s.copiers)
-        share_end(waits, s, number);
+    if (s.copy_blocks)
+        role_end(waits, s, number);
     else
         operation_complete(waits, number);
 }
 
 /* At the end of a block that copies; `sound`: of this warp. Otherwise the operation stays incomplete. */
-__device__ inline void copier_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool sound)
+__device__ inline void copy_block_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool sound)
 {
     if (__syncthreads_and(sound) && threadIdx.x == 0)
-        share_end(waits, s, number);
+        role_end(waits, s, number);
 }
 
 /*
@@ -88,7 +92,7 @@ __device__ inline bool count_part(const cuda_waits &waits, int part, uint32_t wa
 }
 
 /* Rows that a word says are there. A rank that is in a later operation has done all of this one. */
-__device__ __forceinline__ uint32_t rows_of_word(uint64_t word, uint64_t number)
+__device__ __forceinline__ uint32_t rows_of_progress(uint64_t word, uint64_t number)
 {
     uint64_t of = word >> CUDA_ROWS_BITS;
 
@@ -136,16 +140,16 @@ __device__ __forceinline__ void ring_init(const ring &r)
 }
 
 /* A warp's ring of pieces of rows. Lane i knows where to the piece in slot i goes. */
-struct copier : ring {
+struct copy_ring : ring {
     int head, loaded; /* the oldest piece, and how many there are */
     uint32_t parity;
     unsigned long long to;
     uint32_t bytes;
 };
 
-__device__ inline copier copier_begin(unsigned char *shared, const cuda_stage &s, int stages)
+__device__ inline copy_ring copy_ring_begin(unsigned char *shared, const cuda_stage &s, int stages)
 {
-    copier c = {{shared, stages, s.slot_bytes}, 0, 0, 0, 0, 0};
+    copy_ring c = {{shared, stages, s.slot_bytes}, 0, 0, 0, 0, 0};
 
     if (threadIdx.x % WARP == 0)
         ring_init(c);
@@ -154,12 +158,13 @@ __device__ inline copier copier_begin(unsigned char *shared, const cuda_stage &s
 }
 
 /* One slot stays free, so that the store before the newest is all that a load has to wait for. */
-__device__ __forceinline__ bool copier_has_room(const copier &c)
+__device__ __forceinline__ bool copy_ring_has_room(const copy_ring &c)
 {
     return c.loaded < c.stages - 1;
 }
 
-__device__ inline void copier_load(copier &c, const unsigned char *from, unsigned char *to, uint32_t bytes, int lane)
+__device__ inline void copy_ring_load(copy_ring &c, const unsigned char *from, unsigned char *to, uint32_t bytes,
+                                      int lane)
 {
     int slot = (c.head + c.loaded) % c.stages;
 
@@ -176,7 +181,7 @@ __device__ inline void copier_load(copier &c, const unsigned char *from, unsigne
 }
 
 /* Stores the oldest piece. */
-__device__ inline void copier_store(copier &c, int lane)
+__device__ inline void copy_ring_store(copy_ring &c, int lane)
 {
     unsigned long long to = __shfl_sync(ALL_LANES, c.to, c.head);
     uint32_t bytes = __shfl_sync(ALL_LANES, c.bytes, c.head);
@@ -211,21 +216,22 @@ __device__ inline void copy_words(const cuda_copy &copy, int64_t begin, int64_t 
 }
 
 /* A piece of a source's rows, bytes [at, end) of them, and what belongs to the rows that begin in it. */
-__device__ inline void copier_take(copier &c, const cuda_stage &s, int64_t first, int64_t at, int64_t end, int lane)
+__device__ inline void copy_ring_add(copy_ring &c, const cuda_stage &s, int64_t first, int64_t at, int64_t end,
+                                     int lane)
 {
     int64_t row = s.x.row_bytes, from = first * row + at;
 
-    copier_load(c, s.x.from + from, s.x.to + from, (uint32_t)(end - at), lane);
+    copy_ring_load(c, s.x.from + from, s.x.to + from, (uint32_t)(end - at), lane);
     for (int i = 0; i < 3; i++)
-        if (s.beside[i].row_bytes)
-            copy_words(s.beside[i], first + (at + row - 1) / row, first + (end + row - 1) / row, lane);
+        if (s.metadata[i].row_bytes)
+            copy_words(s.metadata[i], first + (at + row - 1) / row, first + (end + row - 1) / row, lane);
 }
 
 template <typename OPERATION>
-cudaError_t launch_mover(void (*kernel)(OPERATION, int), const OPERATION &operation, const cuda_shape &shape,
-                         cudaStream_t stream)
+cudaError_t launch_operation(void (*kernel)(OPERATION, int), const OPERATION &operation, const cuda_shape &shape,
+                             cudaStream_t stream)
 {
-    unsigned blocks = (unsigned)(shape.blocks + (operation.waits.bare ? 0 : operation.stage.copiers));
+    unsigned blocks = (unsigned)(shape.blocks + (operation.waits.no_sync ? 0 : operation.stage.copy_blocks));
 
     kernel<<<blocks, (unsigned)shape.warps * WARP, shape.shared_bytes, stream>>>(operation, shape.stages);
     return cudaGetLastError();

@@ -105,7 +105,7 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
 
     *call = (struct cuda_call){.cuda = cuda, .stream = cuda_stream_of(cuda, stream)};
     EP_TRY(cuda_check(cuda));
-    EP_TRY(cuda_enter_uncaptured(cuda, &call->scope));
+    EP_TRY(cuda_scope_begin_uncaptured(cuda, &call->scope));
     status = find_capture(call->stream, &call->capture);
     if (status == EP_OK)
         status = check_stream(call);
@@ -135,7 +135,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
     /* The peers' kernels wait for what this rank has begun: they need not do so until the deadline. */
     if (status != EP_OK && queued && !call->capture)
         status = ep_group_set_own_failure(&cuda->group, status, cuda->group.comm->rank, EP_GROUP_IDLE);
-    cuda_leave_uncaptured(&call->scope);
+    cuda_scope_end_uncaptured(&call->scope);
     return status;
 }
 
@@ -154,7 +154,7 @@ static uint64_t limit_of(const struct cuda_comm *cuda)
 /* Operations between nodes take as long as the network does: only time in which nothing moves counts. */
 static void restart_limit(const struct cuda_comm *cuda, uint64_t *moved, uint64_t *limit)
 {
-    uint64_t now = cuda_proxy_moved(cuda);
+    uint64_t now = cuda_proxy_count_chunks(cuda);
 
     if (now == *moved)
         return;
@@ -164,7 +164,7 @@ static void restart_limit(const struct cuda_comm *cuda, uint64_t *moved, uint64_
 
 ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_group_phase phase)
 {
-    uint64_t limit = limit_of(cuda), look = ep_now_ns() + LOOK_NS, moved = cuda_proxy_moved(cuda);
+    uint64_t limit = limit_of(cuda), look = ep_now_ns() + LOOK_NS, moved = cuda_proxy_count_chunks(cuda);
     struct cuda_backoff backoff = {.begin_ns = 0};
     ep_status status = EP_OK;
     cudaError_t error;
@@ -227,10 +227,10 @@ ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream)
     struct cuda_scope scope;
     ep_status status;
 
-    EP_TRY(cuda_enter(cuda, &scope));
+    EP_TRY(cuda_scope_begin(cuda, &scope));
     status = sync_stream(cuda, cuda_stream_of(cuda, stream));
-    cuda_leave(&scope);
-    cuda_plans_settle(cuda);
+    cuda_scope_end(&scope);
+    cuda_plans_poll(cuda);
     return status == EP_OK ? cuda_check_refused(cuda) : status;
 }
 
@@ -246,8 +246,8 @@ struct event {
     _Atomic uint32_t *word;
 };
 
-struct cuda_words {
-    struct cuda_words *next;
+struct cuda_event_words {
+    struct cuda_event_words *next;
     uint32_t *word, *word_device;
     int used;
 };
@@ -256,7 +256,7 @@ struct cuda_words {
 
 static ep_status take_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
 {
-    struct cuda_words *words = cuda->words;
+    struct cuda_event_words *words = cuda->words;
 
     if (!words || words->used == WORDS) {
         words = calloc(1, sizeof(*words));
@@ -274,10 +274,10 @@ static ep_status take_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
     return EP_OK;
 }
 
-void cuda_words_close(struct cuda_comm *cuda)
+void cuda_event_words_close(struct cuda_comm *cuda)
 {
     while (cuda->words) {
-        struct cuda_words *next = cuda->words->next;
+        struct cuda_event_words *next = cuda->words->next;
 
         cudaFreeHost(cuda->words->word);
         free(cuda->words);
@@ -287,7 +287,7 @@ void cuda_words_close(struct cuda_comm *cuda)
 
 static const uint32_t *word_on_device(const struct cuda_comm *cuda, const _Atomic uint32_t *word)
 {
-    const struct cuda_words *words = cuda->words;
+    const struct cuda_event_words *words = cuda->words;
     uintptr_t at = (uintptr_t)word;
 
     while (words && (at < (uintptr_t)words->word || at >= (uintptr_t)(words->word + WORDS)))
@@ -313,10 +313,10 @@ static ep_status new_event(ep_comm *comm, bool recorded, ep_stream stream, ep_ev
     if (!event)
         return ep_fail(EP_E_MEMORY, "no memory for an event");
     event->base.comm = comm;
-    status = cuda_enter(cuda, &scope);
+    status = cuda_scope_begin(cuda, &scope);
     if (status == EP_OK) {
         status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : take_word(cuda, &event->word);
-        cuda_leave(&scope);
+        cuda_scope_end(&scope);
     }
     if (status == EP_OK)
         *ret_event = &event->base;
@@ -365,7 +365,7 @@ ep_status cuda_event_query(const ep_event *base, int *ret_done)
     EP_TRY(query((const struct event *)base, &done));
     *ret_done = done;
     if (done)
-        cuda_plans_settle(cuda_of(base->comm));
+        cuda_plans_poll(cuda_of(base->comm));
     return done ? cuda_check(cuda_of(base->comm)) : EP_OK;
 }
 
@@ -374,14 +374,14 @@ ep_status cuda_event_wait(ep_event *base, int timeout_ms)
     const struct event *event = (struct event *)base;
     struct cuda_comm *cuda = cuda_of(base->comm);
     int limit_ms = timeout_ms >= 0 || !event->word ? timeout_ms : base->comm->config.timeout_ms;
-    uint64_t limit = limit_ms < 0 ? limit_of(cuda) : ep_deadline_ns(limit_ms), moved = cuda_proxy_moved(cuda);
+    uint64_t limit = limit_ms < 0 ? limit_of(cuda) : ep_deadline_ns(limit_ms), moved = cuda_proxy_count_chunks(cuda);
     struct cuda_backoff backoff = {.begin_ns = 0};
     bool done = false;
 
     for (;;) {
         EP_TRY(query(event, &done));
         if (done) {
-            cuda_plans_settle(cuda);
+            cuda_plans_poll(cuda);
             return cuda_check(cuda);
         }
         /* Work that a failure ends is over soon. */
@@ -411,14 +411,14 @@ ep_status cuda_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
     struct cuda_scope scope;
     cudaError_t error;
 
-    EP_TRY(cuda_enter(cuda, &scope));
+    EP_TRY(cuda_scope_begin(cuda, &scope));
     if (event->event) {
         error = cudaStreamWaitEvent(cuda_stream_of(cuda, stream), event->event, 0);
     } else {
-        cuda_fill_waits(cuda, EP_GROUP_AFTER, EP_GROUP_AFTER, &waits);
+        cuda_fill_waits(cuda, EP_GROUP_STREAM_WAIT, EP_GROUP_STREAM_WAIT, &waits);
         error = cuda_launch_wait(&waits, word_on_device(cuda, event->word), cuda_stream_of(cuda, stream));
     }
-    cuda_leave(&scope);
+    cuda_scope_end(&scope);
     return cuda_status(error, "cudaStreamWaitEvent");
 }
 
@@ -428,9 +428,9 @@ ep_status cuda_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn functio
     struct cuda_scope scope;
     cudaError_t error;
 
-    EP_TRY(cuda_enter(cuda, &scope));
+    EP_TRY(cuda_scope_begin(cuda, &scope));
     error = cudaLaunchHostFunc(cuda_stream_of(cuda, stream), function, context);
-    cuda_leave(&scope);
+    cuda_scope_end(&scope);
     return cuda_status(error, "cudaLaunchHostFunc");
 }
 
@@ -438,7 +438,7 @@ ep_status cuda_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn functio
 
 ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
 {
-    struct cuda_terms terms = {.kind = CUDA_DISPATCH, .tell = {[CUDA_TELL_PHASE] = EP_GROUP_BARRIER}};
+    struct cuda_op_desc desc = {.kind = CUDA_DISPATCH, .words = {[CUDA_DESC_PHASE] = EP_GROUP_BARRIER}};
     struct cuda_waits waits;
     struct cuda_call call;
     bool queued;
@@ -446,7 +446,7 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
 
     EP_TRY(cuda_call_begin(cuda_of(comm), stream, true, &call));
     cuda_fill_waits(call.cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &waits);
-    status = cuda_status(cuda_launch_barrier(&waits, &terms, call.stream), "barrier kernel");
+    status = cuda_status(cuda_launch_barrier(&waits, &desc, call.stream), "barrier kernel");
     queued = status == EP_OK;
     /* All of this node have come, then a rank of each other node says so of its own, then all of this node know. */
     if (status == EP_OK && comm->nnodes > 1)
@@ -454,6 +454,6 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     /* A rank that waits for another node names the rank there before others on its own node name it. */
     waits.deadline_ns *= 2;
     if (status == EP_OK && comm->nnodes > 1)
-        status = cuda_status(cuda_launch_barrier(&waits, &terms, call.stream), "barrier kernel");
+        status = cuda_status(cuda_launch_barrier(&waits, &desc, call.stream), "barrier kernel");
     return cuda_call_end(&call, status, queued);
 }

@@ -28,43 +28,43 @@ __device__ __forceinline__ void store_pair(void *to, uint64_t first, uint64_t se
  * Tells the peers that this rank's buffers are ready: the kernels before this one have ended. First thing in a kernel.
  * The number of the operation: it is counted when all blocks have come to its end, so all read the same.
  */
-__device__ inline uint64_t operation_signal(const cuda_waits &waits, const cuda_terms &terms)
+__device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda_op_desc &desc)
 {
-    const int pairs = CUDA_TELL_WORDS / 2;
-    uint64_t number = waits.bare ? 0 : *(const volatile uint64_t *)&waits.mine->operation + 1;
+    const int pairs = CUDA_DESC_WORDS / 2;
+    uint64_t number = waits.no_sync ? 0 : *(const volatile uint64_t *)&waits.mine->operation + 1;
 
-    if (waits.bare || blockIdx.x || (int)threadIdx.x >= waits.nranks * pairs)
+    if (waits.no_sync || blockIdx.x || (int)threadIdx.x >= waits.nranks * pairs)
         return number;
     /* With the words comes what the kernels before this one have written. Nothing of this thread is under way yet. */
     __threadfence_system();
     for (int i = (int)threadIdx.x; i < waits.nranks * pairs; i += (int)blockDim.x) {
         int word = i % pairs * 2;
 
-        store_pair(&waits.peer[i / pairs]->told[waits.rank][word], number << 32 | terms.tell[word],
-                   number << 32 | terms.tell[word + 1]);
+        store_pair(&waits.peer[i / pairs]->desc[waits.rank][word], number << 32 | desc.words[word],
+                   number << 32 | desc.words[word + 1]);
     }
     return number;
 }
 
 /* Has a rank told all words of this operation? */
-struct has_told {
+struct has_published {
     const uint64_t *words;
     uint32_t number;
     uint32_t *ret_words;
 
     __device__ __forceinline__ bool operator()() const
     {
-        uint64_t word[CUDA_TELL_WORDS];
+        uint64_t word[CUDA_DESC_WORDS];
         bool all = true;
 
 #pragma unroll
-        for (int i = CUDA_TELL_WORDS - 2; i > 0; i -= 2)
+        for (int i = CUDA_DESC_WORDS - 2; i > 0; i -= 2)
             load_pair(words + i, word[i], word[i + 1]);
         word[1] = *(const volatile uint64_t *)(words + 1);
         /* Last, so that it takes no time of its own: what this rank reads next is what was written before the words. */
         word[0] = load_acquire(words);
 #pragma unroll
-        for (int i = 0; i < CUDA_TELL_WORDS; i++) {
+        for (int i = 0; i < CUDA_DESC_WORDS; i++) {
             all &= (uint32_t)(word[i] >> 32) == number;
             ret_words[i] = (uint32_t)word[i];
         }
@@ -73,12 +73,12 @@ struct has_told {
 };
 
 /* Is the allocation of that generation mapped here? */
-struct has_place {
-    const cuda_place *place, *host_place;
+struct is_mapped {
+    const cuda_map_entry *place, *host_place;
     uint32_t generation;
-    cuda_place *ret_place;
+    cuda_map_entry *ret_place;
 
-    __device__ __forceinline__ bool is_in(const cuda_place *table) const
+    __device__ __forceinline__ bool is_in(const cuda_map_entry *table) const
     {
         uint64_t base, rest;
 
@@ -104,59 +104,60 @@ __device__ inline bool disagree(const cuda_waits &waits, int word, int rank, uin
     detail[CUDA_DETAIL_MINE] = mine;
     detail[CUDA_DETAIL_THEIRS] = theirs;
     __threadfence_system();
-    give_up(waits, CUDA_FAILED_DISAGREE, rank, waits.ready_phase);
+    set_failure(waits, CUDA_FAILED_DISAGREE, rank, waits.ready_phase);
     return false;
 }
 
 /* The address of `bytes` in memory of a peer, by what it has told of them; NULL: the operation is to end. */
-__device__ inline unsigned char *find_place(const cuda_waits &waits, const uint32_t *told, int rank, int64_t bytes)
+__device__ inline unsigned char *resolve_address(const cuda_waits &waits, const uint32_t *told, int rank, int64_t bytes)
 {
     uint32_t slot = told[0] >> CUDA_GENERATION_BITS, generation = told[0] & CUDA_GENERATION_MASK;
-    uint64_t offset = (uint64_t)told[1] * CUDA_TELL_GRAIN, size;
-    cuda_place place = {};
+    uint64_t offset = (uint64_t)told[1] * CUDA_DESC_GRAIN, size;
+    cuda_map_entry place = {};
     size_t at;
     wait_end end;
 
     if (!generation) {
-        give_up(waits, CUDA_FAILED_DAMAGE, rank, waits.ready_phase);
+        set_failure(waits, CUDA_FAILED_DAMAGE, rank, waits.ready_phase);
         return nullptr;
     }
     at = (size_t)rank * CUDA_SLOTS + slot;
-    end = wait_for(waits, has_place{waits.places + at, waits.host_places + at, generation, &place}, &waits.mine->lost,
-                   rank);
+    end = wait_for(waits, is_mapped{waits.map_entries + at, waits.host_map_entries + at, generation, &place},
+                   &waits.mine->lost, rank);
     size = (uint64_t)place.granules * CUDA_GRANULE;
-    if (end == WAIT_MET && offset <= size && (uint64_t)bytes <= size - offset)
+    if (end == WAIT_OK && offset <= size && (uint64_t)bytes <= size - offset)
         return place.base + offset;
-    give_up(waits,
-            end == WAIT_MET    ? CUDA_FAILED_DAMAGE
-            : end == WAIT_LATE ? CUDA_FAILED_UNMAPPED
-            : end == WAIT_LOST ? CUDA_FAILED_LOST
-                               : 0,
-            rank, waits.ready_phase);
+    set_failure(waits,
+                end == WAIT_OK        ? CUDA_FAILED_DAMAGE
+                : end == WAIT_TIMEOUT ? CUDA_FAILED_UNMAPPED
+                : end == WAIT_LOST    ? CUDA_FAILED_LOST
+                                      : 0,
+                rank, waits.ready_phase);
     return nullptr;
 }
 
 /* Waits for what a rank tells, and finds where this rank's rows begin there. By one thread; false: leave. */
-__device__ __noinline__ static bool hear_rank(const cuda_waits &waits, const cuda_terms &terms,
-                                              const cuda_counts *counts, uint64_t number, int rank,
-                                              cuda_target &ret_target, bool &ret_copies)
+__device__ __noinline__ static bool receive_desc(const cuda_waits &waits, const cuda_op_desc &desc,
+                                                 const cuda_counts *counts, uint64_t number, int rank,
+                                                 cuda_target &ret_target, bool &ret_copies)
 {
-    uint32_t told[CUDA_TELL_WORDS];
+    uint32_t told[CUDA_DESC_WORDS];
 
-    if (!wait_until_met(waits, has_told{waits.mine->told[rank], (uint32_t)number, told}, rank, waits.ready_phase))
+    if (!wait_or_fail(waits, has_published{waits.mine->desc[rank], (uint32_t)number, told}, rank, waits.ready_phase))
         return false;
 #pragma unroll
-    for (int word = 0; word < CUDA_TELL_COMPARED; word++)
-        if (told[word] != terms.tell[word])
-            return disagree(waits, word, rank, terms.tell[word], told[word]);
-    ret_copies = told[CUDA_TELL_COPIES] && rank != waits.rank;
+    for (int word = 0; word < CUDA_DESC_COMPARED; word++)
+        if (told[word] != desc.words[word])
+            return disagree(waits, word, rank, desc.words[word], told[word]);
+    ret_copies = told[CUDA_DESC_COPIES] && rank != waits.rank;
 #pragma unroll
     for (int i = 0; i < CUDA_BUFFERS; i++) {
-        int64_t row = terms.row_bytes[i], bytes = row ? row * counts->rows_on[rank] : 0;
+        int64_t row = desc.row_bytes[i], bytes = row ? row * counts->rows_on[rank] : 0;
         unsigned char *at = nullptr;
 
         if (bytes) {
-            at = rank == waits.rank ? terms.own.at[i] : find_place(waits, told + CUDA_TELL_PLACES + 2 * i, rank, bytes);
+            at = rank == waits.rank ? desc.own.at[i]
+                                    : resolve_address(waits, told + CUDA_DESC_BUFFERS + 2 * i, rank, bytes);
             if (!at)
                 return false;
             at += counts->base[rank] * row;
@@ -170,24 +171,24 @@ __device__ __noinline__ static bool hear_rank(const cuda_waits &waits, const cud
  * Waits until all ranks are ready, and finds the places of their buffers. By all threads of every block; false: do
  * nothing and leave.
  */
-__device__ inline bool operation_begin(const cuda_waits &waits, const cuda_terms &terms, const cuda_counts *counts,
+__device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_counts *counts,
                                        uint64_t number, targets &ret_targets)
 {
     int i = (int)threadIdx.x, n = waits.nranks;
     bool sound = true, copies = false;
 
     if (i < n) {
-        cuda_target &target = ret_targets.of[i], &last = waits.mine->last[terms.kind][i];
+        cuda_target &target = ret_targets.of[i], &last = waits.mine->last[desc.kind][i];
 
-        if (waits.bare) {
+        if (waits.no_sync) {
             target = last;
         } else {
-            sound = hear_rank(waits, terms, counts, number, i, target, copies);
+            sound = receive_desc(waits, desc, counts, number, i, target, copies);
             if (sound && blockIdx.x == 0)
                 last = target;
         }
-    } else if (i == n && !waits.bare) {
-        /* The look at gave_up by a thread that waits for nobody takes no time of its own. */
+    } else if (i == n && !waits.no_sync) {
+        /* The look at failure by a thread that waits for nobody takes no time of its own. */
         sound = may_begin(waits, waits.ready_phase);
     }
     if (i < WARP) {
@@ -209,7 +210,7 @@ __device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *co
 {
     if (!counts->refused[0])
         return false;
-    if (!waits.bare && threadIdx.x == 0) {
+    if (!waits.no_sync && threadIdx.x == 0) {
         volatile int64_t *refused = waits.report->refused;
 
         refused[1] = counts->refused[1];

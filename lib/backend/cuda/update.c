@@ -10,46 +10,46 @@
 #include <string.h>
 
 /* What the host learns of one plan: memory that stays with the communicator, because kernels may still write it. */
-struct cuda_facts_place {
-    struct cuda_facts_place *next;
-    struct cuda_facts *facts, *facts_device;
+struct cuda_plan_info_slot {
+    struct cuda_plan_info_slot *next;
+    struct cuda_plan_info *info, *info_device;
     int n_local;
     bool used;
 };
 
-static ep_status take_facts(struct cuda_comm *cuda, int n_local, struct cuda_facts_place **ret_place)
+static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_plan_info_slot **ret_slot)
 {
-    struct cuda_facts_place *place = cuda->facts;
+    struct cuda_plan_info_slot *slot = cuda->plan_infos;
 
-    while (place && (place->used || place->n_local < n_local))
-        place = place->next;
-    if (!place) {
-        place = calloc(1, sizeof(*place));
-        if (!place)
+    while (slot && (slot->used || slot->n_local < n_local))
+        slot = slot->next;
+    if (!slot) {
+        slot = calloc(1, sizeof(*slot));
+        if (!slot)
             return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-        place->next = cuda->facts;
-        cuda->facts = place;
-        place->used = true;
-        CUDA_TRY(cudaHostAlloc((void **)&place->facts,
-                               sizeof(struct cuda_facts) + (size_t)n_local * sizeof(place->facts->exact[0]),
+        slot->next = cuda->plan_infos;
+        cuda->plan_infos = slot;
+        slot->used = true;
+        CUDA_TRY(cudaHostAlloc((void **)&slot->info,
+                               sizeof(struct cuda_plan_info) + (size_t)n_local * sizeof(slot->info->exact[0]),
                                cudaHostAllocMapped));
-        CUDA_TRY(cudaHostGetDevicePointer((void **)&place->facts_device, place->facts, 0));
-        place->n_local = n_local;
+        CUDA_TRY(cudaHostGetDevicePointer((void **)&slot->info_device, slot->info, 0));
+        slot->n_local = n_local;
     }
-    place->used = true;
-    place->facts->number = 0;
-    *ret_place = place;
+    slot->used = true;
+    slot->info->number = 0;
+    *ret_slot = slot;
     return EP_OK;
 }
 
-void cuda_facts_close(struct cuda_comm *cuda)
+void cuda_plan_info_close(struct cuda_comm *cuda)
 {
-    while (cuda->facts) {
-        struct cuda_facts_place *next = cuda->facts->next;
+    while (cuda->plan_infos) {
+        struct cuda_plan_info_slot *next = cuda->plan_infos->next;
 
-        cudaFreeHost(cuda->facts->facts);
-        free(cuda->facts);
-        cuda->facts = next;
+        cudaFreeHost(cuda->plan_infos->info);
+        free(cuda->plan_infos);
+        cuda->plan_infos = next;
     }
 }
 
@@ -95,10 +95,10 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
                                  .topk = args->topk,
                                  .n_local_experts = (int32_t)(experts / nranks),
                                  .expanded = expanded,
-                                 .wide = args->idx_type == EP_I64,
+                                 .idx64 = args->idx_type == EP_I64,
                                  .counts = update->counts};
     count->width = route->width;
-    count->wide = route->wide;
+    count->idx64 = route->idx64;
     count->topk = args->topk;
     count->n_experts = args->n_experts;
     count->nranks = plan->comm->nranks;
@@ -130,13 +130,13 @@ struct routing {
 
 /* Queues the kernels. The routing is in device memory, or the device reaches it. */
 static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct routing *routing, int n_tokens,
-                        struct cuda_facts_place *facts, cudaStream_t stream)
+                        struct cuda_plan_info_slot *slot, cudaStream_t stream)
 {
     static const char call[] = "ep_plan_update";
     struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = inner->device;
     struct cuda_update *u = &device->update;
-    struct cuda_terms *terms = &u->terms;
+    struct cuda_op_desc *desc = &u->desc;
 
     EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", n_tokens ? routing->topk_idx : NULL));
     EP_TRY(cuda_check_pointer(cuda, call, "token_in_rank", n_tokens ? routing->mask : NULL));
@@ -147,11 +147,11 @@ static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct rout
     u->count.n_tokens = device->route.n_tokens = n_tokens;
     u->blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
     u->blocks = u->blocks ? u->blocks : 1;
-    u->facts = facts ? facts->facts_device : NULL;
+    u->info = slot ? slot->info_device : NULL;
     u->number = ++cuda->updates;
-    *terms = (struct cuda_terms){.kind = CUDA_DISPATCH};
-    terms->tell[CUDA_TELL_PHASE] = EP_GROUP_PLAN_COUNTS;
-    terms->tell[CUDA_TELL_PLAN] = (uint32_t)inner->number;
+    *desc = (struct cuda_op_desc){.kind = CUDA_DISPATCH};
+    desc->words[CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS;
+    desc->words[CUDA_DESC_PLAN] = (uint32_t)inner->number;
     cuda_fill_waits(cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
     return cuda_status(cuda_launch_update(u, stream), "update kernels");
 }
@@ -161,14 +161,14 @@ static void forget(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = ((struct ep_group_plan *)plan->impl)->device;
 
-    pthread_mutex_lock(&cuda->unsettled_lock);
-    for (struct cuda_plan **at = &cuda->unsettled; *at; at = &(*at)->next_unsettled)
+    pthread_mutex_lock(&cuda->pending_lock);
+    for (struct cuda_plan **at = &cuda->pending_plans; *at; at = &(*at)->next_pending)
         if (*at == device) {
-            *at = device->next_unsettled;
+            *at = device->next_pending;
             break;
         }
-    device->next_unsettled = NULL;
-    pthread_mutex_unlock(&cuda->unsettled_lock);
+    device->next_pending = NULL;
+    pthread_mutex_unlock(&cuda->pending_lock);
 }
 
 static ep_status is_host_memory(const void *memory, bool *ret_is)
@@ -200,7 +200,7 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, c
         return ep_fail(EP_E_ARG,
                        "ep_plan_new: topk_idx is host memory, and the stream is being captured: it has to be device "
                        "memory there");
-    EP_TRY(cuda_take_for(cuda, device, lay_out(plan, NULL, device), &device->block));
+    EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, device), &device->block));
     lay_out(plan, device->block.memory, device);
     if (device->copies_routing)
         CUDA_TRY(cudaMemcpyAsync(device->routing, args->topk_idx,
@@ -208,7 +208,7 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, c
                                  cudaMemcpyDefault, call->stream));
     CUDA_TRY(cudaMemsetAsync(device->scratch, 0, device->scratch_bytes, call->stream));
     /* A graph that runs again would tell the host what it has long known, or what is of another plan. */
-    return device->captured ? EP_OK : take_facts(cuda, plan->info.n_local_experts, &device->facts);
+    return device->captured ? EP_OK : acquire_info(cuda, plan->info.n_local_experts, &device->info);
 }
 
 ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued)
@@ -231,17 +231,17 @@ ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, cons
     if (status == EP_OK && device->copies_routing)
         routing.topk_idx = device->routing;
     if (status == EP_OK)
-        status = update(cuda, plan, &routing, args->n_tokens, device->facts, call->stream);
+        status = update(cuda, plan, &routing, args->n_tokens, device->info, call->stream);
     if (status == EP_OK && device->captured) {
         *ret_queued = true;
         return EP_OK;
     }
     if (status == EP_OK) {
         device->expected = cuda->updates;
-        pthread_mutex_lock(&cuda->unsettled_lock);
-        device->next_unsettled = cuda->unsettled;
-        cuda->unsettled = device;
-        pthread_mutex_unlock(&cuda->unsettled_lock);
+        pthread_mutex_lock(&cuda->pending_lock);
+        device->next_pending = cuda->pending_plans;
+        cuda->pending_plans = device;
+        pthread_mutex_unlock(&cuda->pending_lock);
         *ret_queued = true;
         return EP_OK;
     }
@@ -258,13 +258,13 @@ void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan)
     if (!device)
         return;
     forget(cuda, plan);
-    if (device->facts)
-        device->facts->used = false;
+    if (device->info)
+        device->info->used = false;
     cuda_lists_free(cuda, plan);
-    cuda_give(cuda, &device->block);
-    cuda_give(cuda, &device->ordered);
-    cuda_give(cuda, &device->facts_block);
-    cuda_give(cuda, &device->sources);
+    cuda_pool_free(cuda, &device->block);
+    cuda_pool_free(cuda, &device->ordered);
+    cuda_pool_free(cuda, &device->metadata_counts);
+    cuda_pool_free(cuda, &device->sources);
     free(device);
     inner->device = NULL;
 }
@@ -294,26 +294,26 @@ static void settle(struct cuda_plan *device)
 {
     ep_plan *plan = device->plan;
     struct ep_group_plan *inner = plan->impl;
-    const struct cuda_facts *facts = device->facts->facts;
+    const struct cuda_plan_info *info = device->info->info;
     int n_local = plan->info.n_local_experts, nranks = plan->comm->nranks, alignment = plan->args.expert_alignment;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     int64_t start = 0;
 
     plan->full = plan->info;
     for (int local = 0; local < n_local; local++) {
-        inner->recv_exact[local] = facts->exact[local];
-        inner->recv_per_expert[local] = (facts->exact[local] + alignment - 1) / alignment * alignment;
+        inner->recv_exact[local] = info->exact[local];
+        inner->recv_per_expert[local] = (info->exact[local] + alignment - 1) / alignment * alignment;
         inner->expert_start[local] = start;
         start += inner->recv_per_expert[local];
     }
     inner->expert_start[n_local] = start;
     for (int rank = 0; rank < nranks; rank++) {
-        inner->rows_on[rank] = facts->rows_on[rank];
-        inner->recv_from_rank[rank + 1] = facts->first[rank + 1];
+        inner->rows_on[rank] = info->rows_on[rank];
+        inner->recv_from_rank[rank + 1] = info->first[rank + 1];
     }
-    plan->full.n_recv = facts->rows_on[plan->comm->rank];
-    plan->full.n_send = facts->n_send;
-    plan->full.n_wire = facts->n_wire;
+    plan->full.n_recv = info->rows_on[plan->comm->rank];
+    plan->full.n_send = info->n_send;
+    plan->full.n_wire = info->n_wire;
     plan->full.recv_per_expert = inner->recv_per_expert;
     if (expanded)
         plan->full.expert_start = inner->expert_start;
@@ -322,21 +322,21 @@ static void settle(struct cuda_plan *device)
     atomic_store_explicit(&plan->counted, true, memory_order_release);
 }
 
-void cuda_plans_settle(struct cuda_comm *cuda)
+void cuda_plans_poll(struct cuda_comm *cuda)
 {
-    pthread_mutex_lock(&cuda->unsettled_lock);
-    for (struct cuda_plan **at = &cuda->unsettled; *at;) {
+    pthread_mutex_lock(&cuda->pending_lock);
+    for (struct cuda_plan **at = &cuda->pending_plans; *at;) {
         struct cuda_plan *device = *at;
 
-        if (__atomic_load_n(&device->facts->facts->number, __ATOMIC_ACQUIRE) != device->expected) {
-            at = &device->next_unsettled;
+        if (__atomic_load_n(&device->info->info->number, __ATOMIC_ACQUIRE) != device->expected) {
+            at = &device->next_pending;
             continue;
         }
-        *at = device->next_unsettled;
-        device->next_unsettled = NULL;
+        *at = device->next_pending;
+        device->next_pending = NULL;
         settle(device);
     }
-    pthread_mutex_unlock(&cuda->unsettled_lock);
+    pthread_mutex_unlock(&cuda->pending_lock);
 }
 
 /* Told once: the operations that could not be done have left the group as it was. */

@@ -19,7 +19,7 @@ namespace
 
 __device__ int64_t read_expert(const cuda_count &c, size_t at)
 {
-    return c.wide ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
+    return c.idx64 ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
 }
 
 /* Sets a bit of each expert of the token, and keeps a copy of its choices; its ranks, a bit for each. */
@@ -267,16 +267,16 @@ __device__ void write_counts(const cuda_update &u, const exchange &x)
 __device__ void tell_host(const cuda_update &u, const exchange &x)
 {
     int n = u.count.nranks, n_local = u.count.n_experts / n, i = (int)threadIdx.x;
-    volatile cuda_facts *facts = u.facts;
+    volatile cuda_plan_info *info = u.info;
 
-    if (!facts || x.refused < n)
+    if (!info || x.refused < n)
         return;
     for (int local = i; local < n_local; local += (int)blockDim.x)
-        facts->exact[local] = u.expert_exact[local];
+        info->exact[local] = u.expert_exact[local];
     if (i < n)
-        facts->rows_on[i] = x.rows_on[i];
+        info->rows_on[i] = x.rows_on[i];
     if (i <= n)
-        facts->first[i] = u.counts->first[i];
+        info->first[i] = u.counts->first[i];
     if (i == 0) {
         int64_t send = 0, self = 0;
 
@@ -287,13 +287,13 @@ __device__ void tell_host(const cuda_update &u, const exchange &x)
             send += u.count.totals[n + expert];
             self += expert / n_local == u.waits.rank ? u.count.totals[n + expert] : 0;
         }
-        facts->n_send = send;
-        facts->n_wire = send - self;
+        info->n_send = send;
+        info->n_wire = send - self;
     }
     __threadfence_system();
     __syncthreads();
     if (i == 0)
-        facts->number = u.number;
+        info->number = u.number;
 }
 
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __grid_constant__ cuda_update u)
@@ -309,15 +309,15 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
         refuse_routing(u.waits);
         return;
     }
-    number = operation_signal(u.waits, u.terms);
+    number = operation_publish(u.waits, u.desc);
     push_counts(u, number);
-    sound = operation_begin(u.waits, u.terms, nullptr, number, targets) && take_counts(u, number, x);
+    sound = operation_begin(u.waits, u.desc, nullptr, number, targets) && take_counts(u, number, x);
     if (sound) {
         place_ranks(u, x);
         write_counts(u, x);
         tell_host(u, x);
     }
-    if (operation_meet(u.waits, number, sound, 1))
+    if (operation_sync(u.waits, number, sound, 1))
         operation_complete(u.waits, number);
 }
 

@@ -23,9 +23,9 @@ __device__ inline void refuse_routing(const cuda_waits &waits)
     int i = (int)threadIdx.x, me = waits.rank, phase = waits.ready_phase;
 
     if (i == me)
-        give_up(waits, CUDA_FAILED_ROUTING, me, phase);
+        set_failure(waits, CUDA_FAILED_ROUTING, me, phase);
     else if (i < waits.nranks)
-        *(volatile uint32_t *)&waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, waits.first + me, phase);
+        *(volatile uint32_t *)&waits.peer[i]->failure = CUDA_FAILURE(CUDA_FAILED_ROUTING, waits.first + me, phase);
 }
 
 struct has_count {
@@ -43,7 +43,7 @@ __device__ inline bool take_count(const cuda_waits &waits, uint64_t number, int 
 {
     const uint64_t *word = &waits.mine->counts[source][at];
 
-    if (!wait_until_met(waits, has_count{word, (uint32_t)number}, source, waits.ready_phase))
+    if (!wait_or_fail(waits, has_count{word, (uint32_t)number}, source, waits.ready_phase))
         return false;
     ret_count = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
     return true;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * twin.h - a buffer on the host and its twin on the device. The host backend writes the one and the CUDA backend the
- * other; then they must be the same to the last byte, the bytes that nobody may write included.
+ * mirror.h - a buffer on the host and its mirror on the device. The host backend writes the one and the CUDA backend
+ * the other; then they must be the same to the last byte, the bytes that nobody may write included.
  */
-#ifndef EP_TESTS_CUDA_TWIN_H
-#define EP_TESTS_CUDA_TWIN_H
+#ifndef EP_TESTS_CUDA_MIRROR_H
+#define EP_TESTS_CUDA_MIRROR_H
 
 #include "group.h"
 
@@ -17,7 +17,7 @@ enum memory {
     ORDINARY_AMONG /* ordinary where others have symmetric memory: makes the collective calls with them */
 };
 
-struct twin {
+struct mirror {
     const char *name;
     unsigned char *host, *device;
     size_t bytes, row_bytes; /* row_bytes: for what is said of a difference; 0: it has no rows */
@@ -25,17 +25,18 @@ struct twin {
 };
 
 /* Both hold the poison, the host's at once and the device's in the order of the group's stream. Collective. */
-int twin_new(const struct group *group, const char *name, size_t bytes, enum memory memory, struct twin *ret_twin);
-int twin_poison(const struct group *group, const struct twin *twin);
-int twin_poison_device(const struct group *group, const struct twin *twin);
+int mirror_new(const struct group *group, const char *name, size_t bytes, enum memory memory,
+               struct mirror *ret_mirror);
+int mirror_poison(const struct group *group, const struct mirror *mirror);
+int mirror_poison_device(const struct group *group, const struct mirror *mirror);
 
 /* The host's bytes and guard to the device. Complete when it returns. */
-int twin_push(const struct group *group, const struct twin *twin);
+int mirror_push(const struct group *group, const struct mirror *mirror);
 
 /* Waits for the group's stream. DIFFERS after saying what differs first, and how much. */
-int twin_compare(const struct group *group, const struct twin *twin, const char *phase);
+int mirror_compare(const struct group *group, const struct mirror *mirror, const char *phase);
 
 /* Collective where it was made so; not after a failure: then the communicator frees what is symmetric. */
-int twin_free(const struct group *group, bool failed, struct twin *twin);
+int mirror_free(const struct group *group, bool failed, struct mirror *mirror);
 
 #endif

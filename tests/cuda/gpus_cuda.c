@@ -96,7 +96,7 @@ static bool run(const struct test *test)
     bool good;
 
     machine = test->machine;
-    status = ep_cuda_module.look(&gpus);
+    status = ep_cuda_module.query_gpus(&gpus);
     why = status == EP_OK ? gpus.why : ep_last_error();
     good = status == test->status && gpus.visible == test->visible && gpus.usable == test->usable &&
            gpus.connected == test->connected && strcmp(why, test->why) == 0;
