@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Steps of creation that succeed on all ranks or on none. Each ends in an all-gather of the boot, in which a rank that
- * has failed sends the others its reason: so no rank waits for it, and each can name it.
+ * Steps of creation that succeed on all ranks or on none. Each ends in an all-gather of the bootstrap, in which a
+ * failed rank sends its reason: so no rank waits for it, and each can name it.
  */
 #include "group/group.h"
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* So many verdicts fit on the stack: a rank that is out of memory can still say so. */
+/* Results of so many ranks are kept on the stack: a rank that is out of memory can still report it. */
 #define ON_STACK 32
 
 void ep_group_result_init(struct ep_group_result *result, const char *call, ep_status status, int rank)
@@ -22,7 +22,7 @@ void ep_group_result_init(struct ep_group_result *result, const char *call, ep_s
     result->status = (int32_t)status;
     result->rank = rank;
     if (status != EP_OK)
-        /* The call is put in front again by who reads it. */
+        /* The reader prepends the name of the call again. */
         snprintf(result->reason, sizeof(result->reason), "%.*s", EP_GROUP_REASON_BYTES - 1,
                  strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text);
 }
@@ -67,11 +67,11 @@ ep_status ep_group_result_reduce(const char *call, const struct ep_group_result 
     ep_group_read_reason(reason, mine->reason);
     if (mine->rank == failed)
         return ep_fail((ep_status)mine->status, "%s: rank %d failed: %s", call, failed, reason);
-    /* The reason names the rank that failed, and comes first. */
+    /* The reason begins with the rank that failed. */
     return ep_fail((ep_status)mine->status, "%s: %s (seen by rank %d)", call, reason, failed);
 }
 
-/* Some rank has failed because of another one that did not say itself that it failed. */
+/* True if a rank has failed because of another one that did not report a failure itself. */
 static bool names_peer(const struct ep_group_result *all, int nranks)
 {
     for (int rank = 0; rank < nranks; rank++)
@@ -93,7 +93,10 @@ ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mi
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
-    /* It may have died behind its own result: then it does not come once more. All ranks see the same verdicts. */
+    /*
+     * A rank may have died after sending its own result: a dead rank does not join a second all-gather. All ranks see
+     * the same results, so all take this branch.
+     */
     if (status == EP_OK && names_peer(all, boot->nranks))
         status = boot->allgather(boot->context, &lives, sizeof(lives), timeout_ms, all_live);
     if (status == EP_OK) {
@@ -101,7 +104,7 @@ ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mi
         for (int i = 0; i < boot->nranks; i++)
             *flag |= all[i].flag != 0;
     } else if (mine != EP_OK && (rank == boot->rank || (mine == EP_E_PEER_DEAD && status == EP_E_TIMEOUT))) {
-        /* Of a peer the boot may know more: that it has died, and is not only out of reach. */
+        /* The bootstrap may know more about a peer: that it has died, and is not just unreachable. */
         status = ep_fail(mine, "ep_comm_new: %s", own.reason);
     }
     if (all != on_stack)
@@ -134,7 +137,7 @@ ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
 
 /* --- ep_ll_new ------------------------------------------------------------------------------------------------- */
 
-/* What must agree, and where the segment is. */
+/* What must agree, and the address of the segment. */
 struct ll_identity {
     struct ep_group_result result;
     ep_ll_config config;
@@ -165,7 +168,7 @@ ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    (void)ep_group_get_failed_owner(); /* of an earlier failure: the peers have handed out nothing yet */
+    (void)ep_group_get_failed_owner(); /* of an earlier failure: no peer has served a segment yet */
     ep_group_result_init(&own.result, "ep_ll_new", mine, ll->comm->rank);
     status = ep_group_allgather(ll->comm, &own, sizeof(own), all);
     if (status == EP_OK)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Barrier and all-gather of a communicator: an exchange behind those of the plans that are under way. */
+/* Barrier and all-gather of a communicator: an exchange after those of the pending plans. */
 #include "group/group.h"
 
 static ep_status exchange_now(struct ep_group *group, enum ep_group_phase phase, const void *row, size_t bytes,

@@ -10,20 +10,20 @@
 #include <string.h>
 #include <unistd.h>
 
-/* With a rank in each node the emulated network holds a wire for each pair of ranks. */
+/* With one rank per node the emulated network holds a wire for each pair of ranks. */
 #define EMULATED_RING_BYTES (64u << 10)
 
-/* What ranks send each other in the rendezvous. */
+/* What ranks exchange in the rendezvous. */
 struct identity {
-    struct ep_group_result result; /* of what the rank has done by itself */
+    struct ep_group_result result; /* of the local steps of the rank */
     struct ep_shm_name control;
     struct ep_process_id process;
 };
 
-/* So many identities fit on the stack: a rank that is out of memory can still say so. */
+/* Identities of so many ranks are kept on the stack: a rank that is out of memory can still report it. */
 #define ON_STACK 16
 
-/* The largest row is that of a plan: counts per rank, node and expert behind two small heads. */
+/* The largest row is that of a plan: counts per rank, node and expert after two small headers. */
 static size_t exchange_row_bytes(int nranks, int nnodes)
 {
     size_t bytes = sizeof(int32_t) * ((size_t)nranks + (size_t)nnodes + EP_MAX_EXPERTS) + 64;
@@ -37,12 +37,12 @@ static size_t control_bytes(int nranks, int nnodes)
            (size_t)EP_GROUP_EXCHANGES * (size_t)nnodes * exchange_row_bytes(nranks, nnodes);
 }
 
-/* A step of creation with one peer. */
-struct introduction {
+/* A step of creation with the peers. */
+struct attach_step {
     struct ep_group *group;
     const struct identity *mine;
-    bool needs_socket;    /* some segment can only come over a socket */
-    uint64_t deadline_ns; /* for all that comes over sockets */
+    bool needs_socket;    /* some segment can only be received over a socket */
+    uint64_t deadline_ns; /* for all segments received over sockets */
     int failed_rank;      /* of a failure */
 };
 
@@ -51,27 +51,27 @@ static bool same_node(const struct ep_group *group, int rank)
     return rank / group->comm->ranks_per_node == group->comm->node;
 }
 
-/* Over sockets each node is a host of its own, also where two of them are on one machine: one set of rules for all. */
+/* With control links each node is a host of its own, even if two of them are on one machine: one set of rules. */
 static bool is_other_host(const struct ep_group *group, int rank)
 {
     return !same_node(group, rank) && ep_net_is_linked(group->comm->config.network);
 }
 
-/* A host that cannot be distinguished from another one, because a rank has no /proc, is tried as the same one. */
+/* A host that is unknown, because a rank has no /proc, is tried as the same one. */
 static bool may_share_host(const struct identity *a, const struct identity *b)
 {
     return !a->process.host[0] || !b->process.host[0] ||
            memcmp(a->process.host, b->process.host, sizeof(a->process.host)) == 0;
 }
 
-/* Out of reach: another host for all that follows, unless it has to be of this node. */
-static ep_status set_other_host(struct introduction *intro, int rank, const char *why)
+/* Unreachable: treated as another host from now on, unless it must be on this node. */
+static ep_status set_other_host(struct attach_step *step, int rank, const char *why)
 {
-    intro->group->one_host = false;
-    if (!same_node(intro->group, rank))
+    step->group->one_host = false;
+    if (!same_node(step->group, rank))
         return EP_OK;
-    return ep_fail(EP_E_ARG, "ep_comm_new: rank %d and rank %d are of one node (ranks_per_node is %d) but %s",
-                   intro->group->comm->rank, rank, intro->group->comm->ranks_per_node, why);
+    return ep_fail(EP_E_ARG, "ep_comm_new: rank %d and rank %d belong to one node (ranks_per_node is %d) but %s",
+                   step->group->comm->rank, rank, step->group->comm->ranks_per_node, why);
 }
 
 static void set_control(struct ep_group_peer *peer)
@@ -79,47 +79,48 @@ static void set_control(struct ep_group_peer *peer)
     peer->control = peer->shm.base;
 }
 
-/* By what this process may do alone. Otherwise it asks for a socket. */
-static ep_status attach_peer(struct introduction *intro, int rank, const struct identity *theirs)
+/* Attaches by means that need no help of the peer. Otherwise requests a socket. */
+static ep_status attach_peer(struct attach_step *step, int rank, const struct identity *theirs)
 {
-    struct ep_group_peer *peer = &intro->group->peers[rank];
+    struct ep_group_peer *peer = &step->group->peers[rank];
     struct ep_shm_owner owner = {.process = &peer->process};
     ep_status status;
 
-    if (rank == intro->group->comm->rank) {
-        peer->control = intro->group->control;
+    if (rank == step->group->comm->rank) {
+        peer->control = step->group->control;
         return EP_OK;
     }
-    if (is_other_host(intro->group, rank) || !may_share_host(intro->mine, theirs))
-        return set_other_host(intro, rank, "live on different hosts");
-    if (theirs->control.bytes != intro->group->shm.bytes || theirs->control.process != theirs->process.key)
+    if (is_other_host(step->group, rank) || !may_share_host(step->mine, theirs))
+        return set_other_host(step, rank, "are on different hosts");
+    if (theirs->control.bytes != step->group->shm.bytes || theirs->control.process != theirs->process.key)
         return ep_fail(EP_E_MISMATCH,
                        "ep_comm_new: what rank %d has published is damaged: a control block of %llu bytes", rank,
                        (unsigned long long)theirs->control.bytes);
     peer->key = theirs->process.key;
-    peer->same_process = theirs->process.key == intro->mine->process.key;
+    peer->same_process = theirs->process.key == step->mine->process.key;
     status = peer->same_process ? EP_OK : ep_process_open(&theirs->process, &peer->process);
     if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_comm_new: rank %d needs a descriptor for each other rank, for rank %d: ",
-                              intro->group->comm->rank, rank);
+        return ep_fail_prefix(status,
+                              "ep_comm_new: rank %d needs one file descriptor per rank, and has none for rank %d: ",
+                              step->group->comm->rank, rank);
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         set_control(peer);
         return EP_OK;
     }
-    if (ep_group_peer_dead(intro->group, rank)) {
-        intro->failed_rank = rank;
+    if (ep_group_peer_dead(step->group, rank)) {
+        step->failed_rank = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
     if (status != EP_E_UNSUPPORTED && status != EP_E_STATE)
         return ep_fail_prefix(
-            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->group->comm->rank, rank);
-    /* One that is just ending, too: the next all-gather knows. */
-    intro->needs_socket = true;
+            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", step->group->comm->rank, rank);
+    /* This includes a process that is exiting: the next all-gather finds out. */
+    step->needs_socket = true;
     return EP_OK;
 }
 
-/* Until then, at least one. */
+/* Time until the deadline, at least 1 ms. */
 static int remaining_ms(uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns();
@@ -127,57 +128,56 @@ static int remaining_ms(uint64_t deadline_ns)
     return deadline_ns > now + 1000000u ? (int)((deadline_ns - now) / 1000000u) : 1;
 }
 
-/* What attach_peer() has left open, over the peer's socket. */
-static ep_status attach_by_socket(struct introduction *intro, int rank, const struct identity *theirs)
+/* Attaches over the peer's socket what attach_peer() could not. */
+static ep_status attach_by_socket(struct attach_step *step, int rank, const struct identity *theirs)
 {
-    struct ep_group_peer *peer = &intro->group->peers[rank];
+    struct ep_group_peer *peer = &step->group->peers[rank];
     bool at_owner = false;
     struct ep_shm_owner owner = {.process = &peer->process,
                                  .address = &peer->address,
-                                 .timeout_ms = remaining_ms(intro->deadline_ns),
+                                 .timeout_ms = remaining_ms(step->deadline_ns),
                                  .ret_at_owner = &at_owner};
     ep_status status;
     char text[EP_ERROR_TEXT_BYTES];
 
-    intro->failed_rank = intro->group->comm->rank;
-    if (peer->control || is_other_host(intro->group, rank) || !may_share_host(intro->mine, theirs))
+    step->failed_rank = step->group->comm->rank;
+    if (peer->control || is_other_host(step->group, rank) || !may_share_host(step->mine, theirs))
         return EP_OK;
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         set_control(peer);
         if (peer->process.pidfd >= 0)
             return EP_OK;
-        owner.timeout_ms = remaining_ms(intro->deadline_ns);
+        owner.timeout_ms = remaining_ms(step->deadline_ns);
         status = ep_shm_request_pidfd(&owner, &peer->process.pidfd);
-        /* It has none: then it is not known whether it lives. */
+        /* The peer has none: then it is not known whether it lives. */
         if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
             return EP_OK;
         if (status == EP_E_UNSUPPORTED) {
-            intro->failed_rank = rank;
-            return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died: the socket that handed out its memory is gone",
-                           rank);
+            step->failed_rank = rank;
+            return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died: its socket for memory segments is closed", rank);
         }
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
     if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
-        ep_group_find_peer_exit(intro->group, rank) == EP_E_PEER_DEAD) {
-        intro->failed_rank = rank;
+        ep_group_find_peer_exit(step->group, rank) == EP_E_PEER_DEAD) {
+        step->failed_rank = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
     if (status == EP_E_TIMEOUT || status == EP_E_STATE || status == EP_E_UNSUPPORTED || at_owner)
-        intro->failed_rank = rank;
+        step->failed_rank = rank;
     if (status == EP_E_UNSUPPORTED)
-        return set_other_host(intro, rank, text);
-    if (intro->failed_rank == rank)
+        return set_other_host(step, rank, text);
+    if (step->failed_rank == rank)
         return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
     return ep_fail_prefix(
-        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", intro->group->comm->rank, rank);
+        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", step->group->comm->rank, rank);
 }
 
-/* All ranks hand out their segments, because some rank can get at some segment in no other way. */
-static ep_status rendezvous_by_socket(struct introduction *intro, const ep_boot *boot, const struct identity *all)
+/* All ranks serve their segments, because some rank can get some segment in no other way. */
+static ep_status rendezvous_by_socket(struct attach_step *step, const ep_boot *boot, const struct identity *all)
 {
-    struct ep_group *group = intro->group;
+    struct ep_group *group = step->group;
     struct socket_identity {
         struct ep_group_result result;
         struct ep_shm_address address;
@@ -199,25 +199,25 @@ static ep_status rendezvous_by_socket(struct introduction *intro, const ep_boot 
         status = ep_group_result_reduce("ep_comm_new", &mine.result, boot->nranks, all_sockets, sizeof(*all_sockets));
     if (status != EP_OK)
         goto free_offers;
-    /* Peers wait for this rank in the next all-gather, and must not blame it for one that is stopped. */
-    intro->deadline_ns = ep_deadline_ns(timeout_ms / 2);
+    /* Peers wait for this rank in the next all-gather, and must not name it instead of a rank that is stopped. */
+    step->deadline_ns = ep_deadline_ns(timeout_ms / 2);
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
         group->peers[rank].address = all_sockets[rank].address;
-        status = attach_by_socket(intro, rank, &all[rank]);
+        status = attach_by_socket(step, rank, &all[rank]);
     }
-    status = ep_group_agree_about(boot, timeout_ms, status, intro->failed_rank, &flag);
+    status = ep_group_agree_about(boot, timeout_ms, status, step->failed_rank, &flag);
 free_offers:
     if (all_sockets != on_stack)
         free(all_sockets);
     return status;
 }
 
-/* `host` NULL: this rank has failed with `mine_status` already, and takes part to say so. */
+/* `group` NULL: this rank has failed with `mine_status` already, and takes part to report it. */
 static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int timeout_ms, ep_status mine_status)
 {
     struct identity mine, on_stack[ON_STACK], *all = on_stack;
     char before[EP_ERROR_TEXT_BYTES];
-    struct introduction intro = {.group = group, .mine = &mine, .failed_rank = boot->rank};
+    struct attach_step step = {.group = group, .mine = &mine, .failed_rank = boot->rank};
     ep_status status = mine_status;
 
     memset(&mine, 0, sizeof(mine));
@@ -239,11 +239,11 @@ static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int tim
     group->one_host = true;
     snprintf(before, sizeof(before), "%s", ep_last_error());
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
-        status = attach_peer(&intro, rank, &all[rank]);
-    status = ep_group_agree_about(boot, timeout_ms, status, intro.failed_rank, &intro.needs_socket);
-    if (status == EP_OK && intro.needs_socket)
-        status = rendezvous_by_socket(&intro, boot, all);
-    /* A way that was closed is no failure when another one is open. */
+        status = attach_peer(&step, rank, &all[rank]);
+    status = ep_group_agree_about(boot, timeout_ms, status, step.failed_rank, &step.needs_socket);
+    if (status == EP_OK && step.needs_socket)
+        status = rendezvous_by_socket(&step, boot, all);
+    /* A means that failed is no error when another one succeeded: restore the text. */
     if (status == EP_OK)
         ep_fail(EP_OK, "%s", before);
 free_all:
@@ -262,7 +262,9 @@ static int find_arbiter(const struct ep_group *group)
     return rank;
 }
 
-/* For the network, in creation: the peers wait for this rank, and must not blame it for one that is stopped. */
+/*
+ * For the network, in creation: the peers wait for this rank, and must not name it instead of a rank that is stopped.
+ */
 static ep_status attach_segment(void *context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
 {
     const struct ep_group *group = context;
@@ -275,7 +277,7 @@ static void wake_rank(void *context, int rank)
     ep_group_ring_rank(context, rank);
 }
 
-/* Which network the configuration asks for, of those that are there. */
+/* Finds the network that the configuration asks for. */
 static ep_status find_network(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider)
 {
     const struct ep_net_provider *brought = boot->network, *own;
@@ -290,16 +292,16 @@ static ep_status find_network(struct ep_group *group, const ep_boot *boot, struc
         return EP_OK;
     }
     if (!own)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\", \"%s\", \"%s\"%s%s",
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: network \"%s\" is not available: use \"%s\", \"%s\", \"%s\"%s%s",
                        name, ep_net_emulated.name, ep_net_tcp.name, ep_net_verbs.name,
-                       brought ? " and, from the boot, " : "", brought ? brought->name : "");
+                       brought ? " or, from the bootstrap, " : "", brought ? brought->name : "");
     if (own == &ep_net_emulated && !group->one_host)
         return ep_fail(
             EP_E_UNSUPPORTED,
-            "ep_comm_new: the emulated network needs all ranks on one host: take the network \"tcp\", or start them with "
+            "ep_comm_new: the emulated network needs all ranks on one host: use the network \"tcp\", or start them with "
             "MPI (epkit/mpi.h)");
     *ret_provider = *own;
-    /* The secret of a bootstrap over TCP is that of both networks that connect by it. */
+    /* Both networks that connect by it use the secret of a bootstrap over TCP. */
     if (has_brought && ep_net_is_linked(brought->name) && ep_net_is_linked(name))
         ret_provider->context = brought->context;
     return EP_OK;
@@ -326,7 +328,7 @@ void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_p
                            struct ep_net_params *ret_params)
 {
     *ret_provider = group->provider;
-    /* The bootstrap may be gone: the endpoint has kept what it knew. */
+    /* The bootstrap may have been freed: the endpoint has kept what is needed. */
     if (ep_net_is_linked(group->provider.name))
         ret_provider->context =
             (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(group->streams)))->context;
@@ -378,7 +380,7 @@ static bool may_spin(const struct ep_group *group)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && ranks <= CPU_COUNT(&set);
 }
 
-/* Everything that needs no peer. */
+/* All steps that need no peer. */
 static ep_status prepare(struct ep_group *group, ep_comm *comm)
 {
     group->comm = comm;

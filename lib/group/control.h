@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * control.h - the control block of a rank: what it publishes to the ranks of its host, in shared memory. Also what of
- * it travels over the control links between hosts.
+ * control.h - the control block of a rank: what it publishes to the ranks of its host in shared memory. Parts of it are
+ * sent over the control links between hosts.
  */
 #ifndef EP_GROUP_CONTROL_H
 #define EP_GROUP_CONTROL_H
@@ -18,10 +18,10 @@
 #define EP_GROUP_EXCHANGES 4 /* exchanges in flight: plans whose counts were not requested yet */
 #define EP_GROUP_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
 #define EP_GROUP_GATHER_BYTES 4096
-#define EP_GROUP_REASON_BYTES 256      /* of a failure, as its peers get it; longer ones are cut */
+#define EP_GROUP_REASON_BYTES 256      /* of a failure, as published to peers; longer ones are truncated */
 #define EP_GROUP_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
 
-/* What a rank is waiting for or doing; the names are what error texts show. */
+/* What a rank is waiting for or doing; error texts show the names. */
 #define EP_GROUP_PHASES(X)                                                                                             \
     X(EP_GROUP_IDLE, "no call")                                                                                        \
     X(EP_GROUP_OPEN, "creation: rendezvous")                                                                           \
@@ -55,7 +55,7 @@ enum ep_group_phase {
 #undef EP_GROUP_PHASE_ENUM
 };
 
-/* A place in a rank's symmetric memory. */
+/* An address in the symmetric memory of a rank. */
 struct ep_group_address {
     uint32_t slot; /* EP_GROUP_UNMAPPED: none */
     uint32_t generation;
@@ -64,17 +64,17 @@ struct ep_group_address {
 
 #define EP_GROUP_UNMAPPED UINT32_MAX
 
-/* Which optional outputs a call gives, a bit for each: the same on all ranks. */
+/* Optional outputs that a call passes, one bit each: the same on all ranks. */
 enum { EP_GROUP_RECV_INDEX = 1, EP_GROUP_RECV_WEIGHTS = 2, EP_GROUP_OUT_WEIGHTS = 4, EP_GROUP_RANK_PREFIX = 8 };
 
 enum { EP_GROUP_AT_X, EP_GROUP_AT_SCALES, EP_GROUP_AT_INDEX, EP_GROUP_AT_WEIGHTS, EP_GROUP_AT_COUNT };
 
-/* What a rank publishes when it enters a dispatch or combine. */
+/* The op descriptor: what a rank publishes at the beginning of a dispatch or combine. */
 struct ep_group_descriptor {
     int32_t phase; /* EP_GROUP_DISPATCH_READY or EP_GROUP_COMBINE_READY: to detect two ranks in different calls */
     int32_t plan_number;
     int32_t dtype, hidden, scale_type, scale_words, outputs;
-    int64_t rows;   /* that the buffers below hold: all ranks compute the same number from the plan */
+    int64_t rows;   /* rows of the buffers below: all ranks compute the same number from the plan */
     int32_t copies; /* CUDA: its kernel copies rows between ordinary memory and `at`; ranks may differ */
     struct ep_group_address at[EP_GROUP_AT_COUNT];
 };
@@ -85,8 +85,8 @@ struct ep_group_slot {
 };
 
 /*
- * Votes of ep_comm_shrink, in the lowest byte; see shrink_vote.c. Besides doorbells the only words that peers write:
- * those against the group, by compare-exchange from OPEN.
+ * Votes of ep_comm_shrink, in the lowest byte; see shrink_vote.c. Besides doorbells, the votes against the group are
+ * the only words that peers write, by compare-exchange from OPEN.
  */
 enum {
     EP_GROUP_VOTE_OPEN = 0,
@@ -98,40 +98,40 @@ enum {
 };
 
 struct ep_group_shrink {
-    _Atomic uint32_t attempt;                                   /* 0: not come yet; else the attempt this rank is in */
-    _Atomic uint32_t vote[EP_GROUP_ATTEMPTS];                   /* on who is left */
-    _Atomic uint32_t opened[EP_GROUP_ATTEMPTS];                 /* on whether the new group is there */
+    _Atomic uint32_t attempt;                   /* 0: not joined yet; else the attempt this rank is in */
+    _Atomic uint32_t vote[EP_GROUP_ATTEMPTS];   /* on the set of survivors */
+    _Atomic uint32_t opened[EP_GROUP_ATTEMPTS]; /* on whether the new group was created */
     _Atomic uint64_t out[EP_GROUP_ATTEMPTS][EP_MAX_RANKS / 64]; /* ranks to leave out; bits are only added */
-    /* Over control links: a shrink has passed without these ranks (shrink_linked.c). */
+    /* Over control links: a shrink has succeeded without these ranks (shrink_linked.c). */
     _Atomic uint32_t passed;
     _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
-    _Atomic uint32_t aborts_before; /* 1 + calls of ep_comm_abort before its last call began; 0: none has */
-    _Atomic uint64_t gathered;      /* all-gathers among the survivors */
+    _Atomic uint32_t aborts_before; /* 1 + calls of ep_comm_abort before its last shrink began; 0: it has begun none */
+    _Atomic uint64_t gathered;      /* number of the last all-gather among the survivors */
     unsigned char block[2][EP_GROUP_GATHER_BYTES];
 };
 
 struct ep_group_control {
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint32_t doorbell; /* any rank adds 1 */
-    _Atomic uint32_t sleeping;                              /* the owner is in the futex call, or about to */
+    _Atomic uint32_t sleeping;                              /* the owner is in the futex call, or about to enter it */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t op_begun;
     _Atomic uint64_t op_ended;
-    _Atomic uint64_t exchange_ready; /* exchanges whose rows (own and rail peers') are on the board */
-    _Atomic uint64_t exchange_read;  /* exchanges that this rank has read from all boards */
+    _Atomic uint64_t exchange_ready; /* exchanges whose rows (own and rail peers') are in the exchange slot */
+    _Atomic uint64_t exchange_read;  /* exchanges that this rank has read from all exchange slots */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
     _Atomic uint32_t left;                                 /* ep_comm_free was called */
     _Atomic uint32_t aborts;                               /* calls of ep_comm_abort: wakes a shrink */
     _Atomic uint32_t waiting;                              /* (rank waited for + 1) << 8 | phase; 0: not waiting */
     _Atomic uint64_t probed_ns;                            /* when the owner last probed its peers while waiting */
     struct ep_group_descriptor descriptor[2];
-    _Atomic uint64_t group_failure; /* of the lowest rank on this host alone: what all ranks report. First writer wins,
-                                       and every rank writes here */
+    _Atomic uint64_t group_failure; /* of the lowest rank on this host only: what all ranks report. All ranks write
+                                       here, first writer wins */
     _Atomic uint32_t reason_set;
-    _Atomic uint64_t reason_for; /* the failure that the owner has raised with this reason; 0: none */
+    _Atomic uint64_t reason_for; /* the failure that the owner has set with this reason; 0: none */
     char reason[EP_GROUP_REASON_BYTES];
-    _Atomic uint32_t frees; /* counts releases in slot[], so that peers drop stale mappings */
+    _Atomic uint32_t frees; /* number of frees in slot[], so that peers drop stale mappings */
     struct ep_group_slot slot[EP_GROUP_SLOTS];
     struct ep_group_shrink shrink;
-    /* Then EP_GROUP_EXCHANGES boards of nnodes rows of exchange_row_bytes. */
+    /* Followed by EP_GROUP_EXCHANGES exchange slots of nnodes rows of exchange_row_bytes. */
 };
 
 #endif

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All-gather of small rows. Within a node each rank reads the boards of the others. Between nodes a rank sends its row
- * to its rail peers, and each rank's board holds its own row and those of its rail peers: so the boards of one node
- * together hold the rows of all ranks.
+ * All-gather of small rows. Within a node each rank reads the exchange slots of the others. Between nodes a rank sends
+ * its row to its rail peers, and the exchange slot of each rank holds its own row and those of its rail peers: so the
+ * slots of one node together hold the rows of all ranks.
  */
 #include "group/group.h"
 
 #include <stddef.h>
 #include <string.h>
 
-/* In front of every row, so that ranks in different calls are detected instead of reading each other's bytes. */
+/* In front of every row, to detect ranks in different calls. */
 struct row_head {
     int32_t phase;
     uint32_t bytes;
@@ -47,7 +47,7 @@ ep_status ep_group_exchange_start(struct ep_group *group, enum ep_group_phase ph
     return EP_OK;
 }
 
-/* Takes one rail peer's row off its stream. */
+/* Receives the row of one rail peer from its stream. */
 static ep_status receive_row(struct ep_group *group, uint64_t number, int node, enum ep_group_phase phase,
                              bool *ret_received)
 {
@@ -80,7 +80,7 @@ struct rails {
     bool sent[EP_MAX_RANKS], received[EP_MAX_RANKS];
 };
 
-/* *ret_node: a node with which something is left to do, else -1. */
+/* *ret_node: a node with which data is still to be sent or received, else -1. */
 static ep_status step_rails(struct rails *rails, bool *ret_moved, int *ret_node)
 {
     struct ep_group *group = rails->group;
@@ -107,7 +107,7 @@ static ep_status step_rails(struct rails *rails, bool *ret_moved, int *ret_node)
     return EP_OK;
 }
 
-/* Rows to and from the rail peers. */
+/* Sends and receives the rows of the rail peers. */
 static ep_status exchange_rails(struct ep_group *group, uint64_t number, enum ep_group_phase phase)
 {
     struct rails rails = {.group = group, .number = number, .phase = phase};
@@ -130,7 +130,7 @@ static ep_status exchange_rails(struct ep_group *group, uint64_t number, enum ep
     return status;
 }
 
-/* The row of any rank, on the board of the rank of this node that has it. */
+/* The row of any rank, in the exchange slot of the rank of this node that has it. */
 static const struct row_head *row_of(const struct ep_group *group, uint64_t number, int rank)
 {
     int local = rank % group->comm->ranks_per_node, node = rank / group->comm->ranks_per_node;

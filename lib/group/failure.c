@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The failure of a group: one word, which the first that finds one publishes, and what it says on each rank. */
+/* The failure of a group: one word, published by the first rank that finds a failure, and its text on each rank. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ const char *ep_group_phase_name(enum ep_group_phase phase)
     return phase_names[phase];
 }
 
-/* A failure in one word, so that it can be published and taken over in one store. */
+/* A failure in one word, so that one store publishes it. */
 static uint64_t pack_failure(ep_status status, int failed_rank, enum ep_group_phase phase, int reporter)
 {
     return (uint64_t)status << 48 | (uint64_t)(uint16_t)failed_rank << 32 | (uint64_t)(uint16_t)phase << 16 |
@@ -27,8 +27,8 @@ static uint64_t pack_failure(ep_status status, int failed_rank, enum ep_group_ph
 }
 
 /*
- * A word that says of a failure: 0, or one that pack_failure() makes of a rank of this group. Another one means that
- * the memory of `rank`, where it was read, is damaged.
+ * Validates a failure word: 0, or one that pack_failure() makes of a rank of this group. Any other value means that the
+ * memory of `rank`, where it was read, is damaged.
  */
 static uint64_t failure_of(const struct ep_group *group, uint64_t word, int rank)
 {
@@ -40,7 +40,7 @@ static uint64_t failure_of(const struct ep_group *group, uint64_t word, int rank
     return pack_failure(EP_E_MISMATCH, rank, EP_GROUP_IDLE, group->comm->rank);
 }
 
-/* What this rank has found or taken over. */
+/* The failure that this rank has found or taken over. */
 static uint64_t own_failure(const struct ep_group *group)
 {
     return failure_of(group, atomic_load_explicit(&group->control->failure, memory_order_acquire), group->comm->rank);
@@ -55,7 +55,7 @@ void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GR
             *at = '?';
 }
 
-/* Why the rank that raised the failure did so, as far as it said. */
+/* The reason published by the rank that set the failure, if any. */
 static void read_reason(const struct ep_group *group, uint64_t failure, char text[EP_GROUP_REASON_BYTES + 2])
 {
     const struct ep_group_control *control = group->peers[(uint16_t)failure].control;
@@ -119,9 +119,9 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
 }
 
 /*
- * One failure for the whole group: the first that is written at the arbiter. Two ranks that find a reason at the same
- * time would otherwise report different ones. Kept in the own block as well, for the time when the arbiter's is gone.
- * Async-signal-safe.
+ * One failure for the whole group: the first that is written at the arbiter. Two ranks that find different failures at
+ * the same time would otherwise report different ones. Kept in the own block as well, for when the memory of the
+ * arbiter is unmapped. Async-signal-safe.
  */
 static uint64_t set_first(struct ep_group *group, uint64_t failure)
 {
@@ -157,7 +157,7 @@ uint64_t ep_group_own_report(const struct ep_group *group)
     return (uint16_t)failure == group->comm->rank ? failure : 0;
 }
 
-/* For the peers. The first reason of this rank only: one that a peer may be reading must not change. */
+/* Publishes the reason to the peers. Only the first one of this rank: a peer may be reading it. */
 static void publish_reason(struct ep_group *group, uint64_t failure, const char *text)
 {
     struct ep_group_control *control = group->control;
@@ -172,22 +172,22 @@ ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int
 {
     char text[EP_ERROR_TEXT_BYTES];
     int owner = ep_group_get_failed_owner();
-    ep_status raised;
+    ep_status published;
     uint64_t mine;
 
-    /* Raised before by the function that found it: its text says more than the failure's word. */
+    /* Set before by the function that found it: its text says more than the failure word. */
     mine = own_failure(group);
     if (mine && (ep_status)(mine >> 48) == status && (uint16_t)mine == group->comm->rank)
         return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    /* What we have met may be the consequence of a failure that a peer has seen already. */
+    /* This failure may be the consequence of one that a peer has set already. */
     EP_TRY(ep_group_check(group));
     if (!ep_status_is_fatal(status) && owner != failed_rank)
         failed_rank = group->comm->rank;
     publish_reason(group, pack_failure(status, failed_rank, phase, group->comm->rank), text);
-    raised = ep_group_set_failure(group, status, failed_rank, phase);
-    if (raised != status)
-        return raised;
+    published = ep_group_set_failure(group, status, failed_rank, phase);
+    if (published != status)
+        return published;
     if (failed_rank != group->comm->rank)
         return ep_fail(status, "%s (in \"%s\")", text, ep_group_phase_name(phase));
     return ep_fail(status, "rank %d failed: %s (in \"%s\")", failed_rank, text, ep_group_phase_name(phase));
@@ -252,7 +252,7 @@ ep_status ep_group_check(struct ep_group *group)
                          group->arbiter);
     if (!failure)
         return EP_OK;
-    /* Taken over, so that every later call gives the same answer. */
+    /* Stored, so that every later call gives the same answer. */
     return fail_with(group, set_first(group, failure));
 }
 
@@ -263,11 +263,11 @@ ep_status ep_group_check_abort(struct ep_group *group)
     for (int rank = 0; rank < group->comm->nranks; rank++) {
         const struct ep_group_control *control = group->peers[rank].control;
 
-        /* Behind another failure an abort ends the wait all the same, with that failure. */
+        /* An abort after another failure ends the wait as well, with that failure. */
         if (atomic_load(control ? &control->aborts : group->remote ? &group->remote[rank].aborts : &none))
             return ep_group_check(group);
     }
-    /* One of another host comes as a failure. */
+    /* An abort on another host arrives as a failure. */
     if (group->remote && ep_group_aborted_by(group) >= 0)
         return ep_group_check(group);
     return EP_OK;
@@ -289,12 +289,12 @@ void ep_group_abort(ep_comm *comm)
 {
     struct ep_group *group = ep_group_of(comm);
     uint32_t waiting = atomic_load(&group->control->waiting);
-    int clean = EP_OK, saved_errno = errno; /* a signal handler may have interrupted anything */
+    int clean = EP_OK, saved_errno = errno; /* a signal handler may have interrupted any call */
     uint64_t failure =
         set_first(group, pack_failure(EP_E_ABORTED, comm->rank, (enum ep_group_phase)(waiting & 0xff), comm->rank));
 
     atomic_compare_exchange_strong(&comm->failed, &clean, (int)(failure >> 48));
-    /* After the failure: who sees the count finds it. */
+    /* After the failure: a rank that sees the count finds the failure. */
     atomic_fetch_add(&group->control->aborts, 1);
     ep_group_ring_all(group);
     ep_group_link_wake(group);

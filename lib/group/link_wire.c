@@ -13,18 +13,19 @@ static const char *check_head(const struct link_reader *reader)
     const struct link_head *head = &reader->head;
 
     if (head->magic != LINK_MAGIC)
-        return "no message where one begins";
+        return "no message header";
     switch (head->kind) {
     case LINK_HEARTBEAT:
-        return head->bytes == (size_t)reader->nlocal * sizeof(struct link_entry) ? NULL : "a heartbeat of another size";
+        return head->bytes == (size_t)reader->nlocal * sizeof(struct link_entry) ? NULL
+                                                                                 : "a heartbeat of the wrong size";
     case LINK_FAILURE:
-        return head->bytes == sizeof(struct link_failure) ? NULL : "a failure of another size";
+        return head->bytes == sizeof(struct link_failure) ? NULL : "a failure of the wrong size";
     case LINK_LEFT:
-        return head->bytes == 0 ? NULL : "a farewell of another size";
+        return head->bytes == 0 ? NULL : "a leave message of the wrong size";
     case LINK_SHRUNK:
-        return head->bytes == sizeof(struct link_shrunk) ? NULL : "a list of ranks of another size";
+        return head->bytes == sizeof(struct link_shrunk) ? NULL : "a list of ranks of the wrong size";
     default:
-        return "a message of unknown kind";
+        return "an unknown kind of message";
     }
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Symmetric memory of the host: each allocation is a segment of its own. Its name goes into the owner's slot
- * table; a peer maps it when an operation first names it. So nothing has to be exchanged at allocation, a freed
- * allocation really gives its pages back, and no rank maps what it never touches.
+ * Symmetric memory of the host: each allocation is a segment of its own. Its name is in the slot table of the owner; a
+ * peer maps it when an operation first refers to it. So an allocation needs no exchange, a free returns the pages, and
+ * no rank maps memory that it does not use.
  */
 #include "group/group.h"
 
@@ -12,15 +12,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* An owner that does not answer is asked again, after a look at the group. */
+/* The request to an owner that does not answer is repeated after a check of the group. */
 #define REQUEST_MS 100
 
-/* A process that is being ended has no descriptors some time before it is dead. */
+/* A process that is exiting loses its descriptors before it is reported dead. */
 #define EXIT_MS 1000
 
 static _Thread_local int failed_owner = -1;
 
-/* Tells the peers of a segment, in a slot of its own. Under the lock. */
+/* Publishes a segment in a slot of its own. Under the lock. */
 static ep_status publish(struct ep_group *group, const struct ep_shm *shm, enum ep_group_memory kind)
 {
     struct ep_group_slot *slot;
@@ -41,7 +41,7 @@ static ep_status publish(struct ep_group *group, const struct ep_shm *shm, enum 
 
 static ep_status alloc(struct ep_group *group, size_t bytes, bool sparse, enum ep_group_memory kind, void **ret_memory)
 {
-    static const char *const calls[] = {[EP_GROUP_MEMORY_INTERNAL] = "memory of the library",
+    static const char *const calls[] = {[EP_GROUP_MEMORY_INTERNAL] = "internal memory",
                                         [EP_GROUP_MEMORY_SYMMETRIC] = "ep_alloc",
                                         [EP_GROUP_MEMORY_LOCAL] = "ep_alloc_local"};
     struct ep_shm shm;
@@ -151,7 +151,7 @@ ep_status ep_group_free_local(ep_comm *comm, void *memory)
     return free_kind(comm, memory, EP_GROUP_MEMORY_LOCAL, "ep_free_local", "ep_alloc_local");
 }
 
-/* Is a byte of it in a page of an allocation? Under the lock. */
+/* True if a byte of it is in a page of an allocation. Under the lock. */
 static bool overlaps_allocation(const struct ep_group *group, const void *memory, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -182,7 +182,7 @@ ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes)
     struct ep_shm shm;
     ep_status status;
 
-    /* Before it is looked at, so that it is not sealed in vain; and again, because that is done without the lock. */
+    /* Checked first, so that memory is not sealed in vain; and again, because ep_shm_adopt() runs without the lock. */
     pthread_mutex_lock(&group->memory_lock);
     status = check_unallocated(group, memory, bytes);
     pthread_mutex_unlock(&group->memory_lock);
@@ -241,14 +241,14 @@ ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep
     struct ep_shm_name name;
 
     if (address->slot >= EP_GROUP_SLOTS || !address->generation)
-        return fail_address(rank, address, bytes, "there is no such allocation");
+        return fail_address(rank, address, bytes, "no such allocation");
     ep_group_read_shared(&name, &peer->control->slot[address->slot].name, sizeof(name));
     if (name.bytes < bytes)
-        return fail_address(rank, address, bytes, "the segment is shorter");
+        return fail_address(rank, address, bytes, "the segment is too short");
     return ep_group_attach(group, rank, &name, group->comm->config.timeout_ms, ret_shm);
 }
 
-/* The mapping of a peer's allocation, made anew when the slot has another one than last time. */
+/* The mapping of an allocation of a peer, made again when the slot has another allocation than last time. */
 static ep_status map_slot(struct ep_group *group, int rank, const struct ep_group_address *address,
                           struct ep_shm **ret_shm)
 {
@@ -258,7 +258,7 @@ static ep_status map_slot(struct ep_group *group, int rank, const struct ep_grou
     if (!peer->mappings) {
         peer->mappings = calloc(EP_GROUP_SLOTS, sizeof(*peer->mappings));
         if (!peer->mappings)
-            return ep_fail(EP_E_MEMORY, "mappings of rank %d", rank);
+            return ep_fail(EP_E_MEMORY, "no memory for mappings of rank %d", rank);
     }
     mapping = &peer->mappings[address->slot];
     if (mapping->generation != address->generation) {
@@ -287,7 +287,7 @@ ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_a
     if (!bytes)
         return EP_OK;
     if (copy.slot >= EP_GROUP_SLOTS || !copy.generation)
-        return fail_address(rank, &copy, bytes, "there is no such allocation");
+        return fail_address(rank, &copy, bytes, "no such allocation");
     if (rank == group->comm->rank) {
         pthread_mutex_lock(&group->memory_lock);
         own = group->allocations[copy.slot].shm;
@@ -296,7 +296,7 @@ ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_a
         EP_TRY(map_slot(group, rank, &copy, &shm));
     }
     if (!shm->base || copy.offset > shm->bytes || bytes > shm->bytes - copy.offset || copy.offset % 16)
-        return fail_address(rank, &copy, bytes, "it is not inside");
+        return fail_address(rank, &copy, bytes, "outside of the allocation");
     *ret_address = (char *)shm->base + copy.offset;
     return EP_OK;
 }
@@ -359,7 +359,7 @@ size_t ep_group_bytes(const ep_comm *comm)
         bytes += (size_t)control.st_blocks * 512;
 
     pthread_mutex_lock(&group->memory_lock);
-    /* Staging of the low-latency layout is sparse: what counts is the pages that exist. */
+    /* Staging of the low-latency layout is sparse: count the pages that exist. */
     for (int index = 0; index < EP_GROUP_SLOTS; index++) {
         struct stat info;
 
@@ -410,7 +410,7 @@ ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank)
             return EP_E_PEER_DEAD;
         if (control && atomic_load(&control->left))
             return EP_E_PEER_LEFT;
-        /* Where the group has failed already, that explains it. */
+        /* A failure of the group explains it. */
         if (expired || group->peers[rank].same_process || atomic_load(&ep_group_arbiter(group)->group_failure))
             return EP_OK;
         nanosleep(&backoff, NULL);
@@ -427,7 +427,7 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
     bool at_owner = false;
 
     failed_owner = -1;
-    /* A name of another process would be memory of that one, or of this. */
+    /* A name of another process would map memory of that process, or of this one. */
     if (name->process != group->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
     find_owner(group, rank, &owner);
@@ -435,7 +435,10 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
     if (owner.timeout_ms > REQUEST_MS)
         owner.timeout_ms = REQUEST_MS;
     do {
-        /* The owner may have to answer, and may have stopped: who waits for us shall not take us for it. */
+        /*
+         * The owner may have to answer, and may be stopped: publish the wait, so that ranks that wait for this one do
+         * not name it.
+         */
         ep_group_publish_wait(group, rank, EP_GROUP_ATTACH);
         status = ep_shm_attach(name, &owner, ret_shm);
     } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !ep_group_peer_dead(group, rank) &&
@@ -443,7 +446,7 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
     ep_group_publish_wait_end(group);
     if (status != EP_OK && at_owner)
         failed_owner = rank;
-    /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
+    /* This does not tell whether the owner lives: it may have released the segment, or be invisible here. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
@@ -455,7 +458,7 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
         return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
                        group->comm->rank, text);
     if (status == EP_E_TIMEOUT)
-        return ep_fail(EP_E_TIMEOUT, "rank %d did not hand out its memory within %d ms%s", rank, timeout_ms,
+        return ep_fail(EP_E_TIMEOUT, "rank %d did not provide its memory within %d ms%s", rank, timeout_ms,
                        ep_group_describe_unreadable(group, rank));
     return ep_fail(status, "%s", text);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A plan: every rank publishes how many of its tokens go to each rank and expert; from all of these rows each sender
- * computes the final row of each of its tokens on each destination, so that data is placed once, where it stays.
+ * A plan: every rank publishes the numbers of its tokens for each rank and expert; from all of these rows each sender
+ * computes the final row of each of its tokens on each destination, so that data is copied once, into its final place.
  *
- * opening:     check the routing, count, publish (does not wait)
- * completion:  read all rows, compute positions (plan_rows.c); between nodes send each rail peer the rows on its node.
- * At once, or with the first operation for plans with max_recv_tokens.
+ * opening: check the routing, count, publish (does not wait) completion: read all rows, compute positions
+ * (plan_rows.c); between nodes send each rail peer the rows on its node. Completion is immediate, or part of the first
+ * operation for plans with max_recv_tokens.
  */
 #include "group/plan.h"
 #include "core/routing.h"
@@ -142,7 +142,7 @@ done:
     return set_complete(inner, status);
 }
 
-/* EP_OK when the plan may be used. */
+/* EP_OK if the plan may be used. */
 static ep_status status_of(const ep_plan *plan)
 {
     const struct ep_group_plan *inner = plan->impl;
@@ -150,7 +150,7 @@ static ep_status status_of(const ep_plan *plan)
     return inner->status == EP_OK ? EP_OK : ep_fail(inner->status, "%s", inner->status_text);
 }
 
-/* Of the plans whose exchange is under way. One whose user has freed it goes with that. */
+/* Completes the oldest plan whose exchange is pending, and frees it if it is orphaned. */
 static void complete_oldest(struct ep_group *group)
 {
     ep_plan *oldest = group->pending[0];
@@ -171,7 +171,7 @@ ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan)
         ep_status status;
 
         complete_oldest(group);
-        /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
+        /* The status of an unusable plan goes to its users; only a failed group concerns the other plans. */
         status = ep_group_check(group);
         if (status != EP_OK)
             return is_wanted && status_of(plan) == status ? status : ep_group_check(group);
@@ -204,7 +204,7 @@ static ep_status publish(void *arguments)
     return EP_OK;
 }
 
-/* Rows that this rank's tokens become. */
+/* Number of rows that this rank's tokens become. */
 static void count_sent(const ep_plan *plan)
 {
     struct ep_group_plan *inner = plan->impl;
@@ -301,7 +301,7 @@ ep_status ep_group_plan_publish(ep_plan *plan)
     inner->number = ++group->plans;
     count_sent(plan);
     fill_info(plan);
-    /* A plan of fixed capacity waits for no rank, not even for its turn. */
+    /* A plan of fixed capacity waits for no rank, nor for queued jobs. */
     if (plan->args.max_recv_tokens > 0 && !ep_group_is_idle(group))
         status = ep_group_submit(group, NULL, publish, &plan, sizeof(plan));
     else
@@ -359,7 +359,7 @@ struct update_job {
     ep_plan_update_args args;
 };
 
-/* The routes of what the plan was before go; its exchange is complete, as that of all plans before it. */
+/* Frees the routes of the previous version; its exchange is complete, as are those of all plans before it. */
 static ep_status start_update(ep_plan *plan, const ep_plan_update_args *args)
 {
     struct ep_group_routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
@@ -387,7 +387,7 @@ static ep_status run_update(void *arguments)
     status = start_update(job->plan, &job->args);
     if (status == EP_OK)
         status = ep_group_plan_complete(group, NULL);
-    /* The next operation reports what all ranks refuse. */
+    /* A status that all ranks share is reported by the next operation. */
     if (status == EP_OK && !ep_group_plan_is_refused(job->plan))
         status = status_of(job->plan);
     return ep_group_fail_queued(group, status, EP_GROUP_PLAN_COUNTS, false);
@@ -415,8 +415,8 @@ void ep_group_plan_close(ep_plan *plan)
         if (group->pending[i] != plan)
             continue;
         /*
-         * Never used, but its exchange is under way and the peers count on it: it stays until the next collective call
-         * completes it. Only where there is no memory for that is it completed, and waited for, at once.
+         * The plan was never used, but its exchange is pending and the peers wait for it: it stays until the next
+         * collective call completes it. Only if there is no memory for that is it completed here, which waits.
          */
         orphan = malloc(sizeof(*orphan));
         plan->impl = inner;

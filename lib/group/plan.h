@@ -5,7 +5,7 @@
 
 #include "group/group.h"
 
-/* What a rank publishes of its plan. counts: per rank [R], per node [nnodes], per expert [E]. */
+/* What a rank publishes about its plan. counts: per rank [R], per node [nnodes], per expert [E]. */
 struct plan_row {
     int32_t n_tokens, topk, n_experts, idx_type;
     uint32_t flags;
@@ -23,26 +23,26 @@ struct ep_group_completion {
     const struct plan_row **rows; /* [R] copies */
     int64_t *base;                /* next row on each rank [R], expanded: on each expert [E] */
     int32_t *row;                 /* [N,K] */
-    int32_t *expert_rank;         /* [E] rank of each expert: a table, because divisions would cost half the plan */
+    int32_t *expert_rank; /* [E] rank of each expert: a table, because divisions would take half the time of the plan */
 };
 
-/* plan_rows.c. Checks what the ranks have published, computes counts and rows, and makes the routes. */
+/* plan_rows.c. Checks the rows that the ranks have published, computes counts and rows, and makes the routes. */
 ep_status ep_group_plan_build(struct ep_group_completion *c);
 
 /*
  * plan_rails.c. Between nodes: every rank sends its rail peers the experts and rows of the tokens that they will place
- * for it, and makes routes of what it receives. Fills net_tokens and rail of the plan.
+ * for it, and makes routes from those that it receives. Fills net_tokens and rail of the plan.
  */
 ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c);
 
-/* A routing as the caller gives it: choices, or a mask with its counts. */
+/* A routing as passed by the caller: choices, or a mask with its counts. */
 struct ep_group_routing {
     const void *topk_idx;
     const uint8_t *token_in_rank;
     const int32_t *tokens_per_expert;
 };
 
-/* plan_routing.c. Fills index and counts of the plan for inner->n_tokens tokens, or says what is wrong with them. */
+/* plan_routing.c. Fills index and counts of the plan for inner->n_tokens tokens, or fails with the reason. */
 ep_status ep_group_plan_read_routing(const ep_plan *plan, const struct ep_group_routing *routing);
 
 #endif

@@ -91,7 +91,7 @@ static ep_status receive_some(struct ep_group_completion *c, int node, struct ra
     return EP_OK;
 }
 
-/* *ret_node: a node with which something is left to do, else -1. */
+/* *ret_node: a node with which data is still to be sent or received, else -1. */
 static ep_status step_routes(struct ep_group_completion *c, struct rail_half *send, struct rail_half *receive,
                              bool *ret_moved, int *ret_node)
 {
@@ -130,8 +130,8 @@ static ep_status exchange_routes(struct ep_group_completion *c, struct rail_half
 }
 
 /*
- * Experts that there are, rows that the ranks of this node have, and at least one of them for each token: this rank
- * will write to those rows and read them.
+ * Checks that the experts exist, that the rows exist on the ranks of this node, and that each token has at least one of
+ * them: this rank will write and read those rows.
  */
 static ep_status check_routes(struct ep_group_completion *c, int node, const int32_t *index, const int32_t *row, int n)
 {
@@ -160,7 +160,7 @@ static ep_status check_routes(struct ep_group_completion *c, int node, const int
     return EP_OK;
 }
 
-/* The route of one rail peer's tokens onto this node, from what it sent. */
+/* The route of the tokens of one rail peer onto this node, from the data that it sent. */
 static ep_status make_rail_route(struct ep_group_completion *c, int node, const struct rail_half *receive)
 {
     const ep_plan *plan = c->plan;
@@ -219,7 +219,7 @@ ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
     }
     free(send);
     free(receive);
-    /* The rail peers wait for what this rank can no longer send. */
+    /* The rail peers wait for data that this rank can no longer send. */
     return status == EP_OK ? EP_OK
                            : ep_group_set_own_failure(c->group, status, c->plan->comm->rank, EP_GROUP_PLAN_ROUTES);
 }

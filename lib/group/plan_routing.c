@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The routing of a plan as the caller gives it: what each token chooses, or where it goes. */
+/* The routing of a plan as passed by the caller: the experts of each token, or a mask of ranks. */
 #include "core/routing.h"
 #include "group/plan.h"
 
-/* A mask as if each token had chosen the first expert of every rank that it goes to, with K = R. */
+/* Converts a mask as if each token had chosen the first expert of every rank that it goes to, with K = R. */
 static ep_status read_mask(const ep_plan *plan, const uint8_t *token_in_rank)
 {
     struct ep_group_plan *inner = plan->impl;
@@ -19,7 +19,7 @@ static ep_status read_mask(const ep_plan *plan, const uint8_t *token_in_rank)
     return EP_OK;
 }
 
-/* The counts for experts, which the mask does not say. They must be such as a choice of experts could have made. */
+/* The counts per expert, which the mask does not contain. They must be possible for some choice of experts. */
 static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expert)
 {
     struct ep_group_plan *inner = plan->impl;
@@ -47,7 +47,6 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
     return EP_OK;
 }
 
-/* Fills index and counts of the plan for inner->n_tokens tokens. */
 ep_status ep_group_plan_read_routing(const ep_plan *plan, const struct ep_group_routing *routing)
 {
     struct ep_group_plan *inner = plan->impl;

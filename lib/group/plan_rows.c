@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rows of a plan: from the counts that all ranks have published, which are checked first, each rank computes by
+ * The rows of a plan: from the counts that all ranks have published, and which are checked first, each rank computes by
  * prefix sums the final row of each of its tokens on each destination.
  */
 #include "group/plan.h"
@@ -38,7 +38,7 @@ static ep_status compare_rows(const struct ep_group_completion *c)
     return EP_OK;
 }
 
-/* A count is one of tokens: what cannot be is damage. The final row of every token follows from them. */
+/* Names the first count that is impossible, which means damage. The final row of every token is computed from them. */
 static const char *check_counts(const struct ep_group_completion *c, int rank, int64_t *ret_value)
 {
     const struct plan_row *row = c->rows[rank];
@@ -58,7 +58,7 @@ static const char *check_counts(const struct ep_group_completion *c, int rank, i
         int64_t sum = 0;
 
         *ret_value = row->counts[to];
-        /* Of one node the CUDA backend counts its tokens for ranks alone. */
+        /* On one node the CUDA backend counts its tokens for ranks only. */
         if (row->counts[to] < 0 || row->counts[to] > (nnodes > 1 ? per_node[to / per] : row->n_tokens))
             return "its number of tokens for a rank";
         for (int expert = to * n_local; expert < (to + 1) * n_local; expert++) {
@@ -91,7 +91,7 @@ static ep_status check_rows(struct ep_group_completion *c)
     return EP_OK;
 }
 
-/* Rows that `rank` receives; sets what this rank's tokens begin at there. */
+/* Number of rows that `rank` receives; sets the first rows of this rank's tokens there. */
 static int64_t place_on_rank(struct ep_group_completion *c, int rank)
 {
     const ep_plan *plan = c->plan;
@@ -138,7 +138,7 @@ static ep_status place_all(struct ep_group_completion *c)
     return EP_OK;
 }
 
-/* What this rank receives: per expert, per source. */
+/* Counts of the rows that this rank receives: per expert, per source. */
 static void count_received(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
@@ -217,7 +217,7 @@ ep_status ep_group_plan_build(struct ep_group_completion *c)
     EP_TRY(check_rows(c));
     for (int rank = 0; rank < plan->comm->nranks; rank++)
         inner->max_tokens[rank] = c->rows[rank]->max_tokens;
-    /* What the caller has read of the plan stays with it: an update changes what the worker knows alone. */
+    /* Values that the caller has read stay as they are: an update changes only the state used by the worker. */
     if (!atomic_load_explicit(&plan->counted, memory_order_relaxed))
         plan->full = plan->info;
     EP_TRY(place_all(c));
@@ -233,7 +233,7 @@ ep_status ep_group_plan_build(struct ep_group_completion *c)
         EP_TRY(ep_group_plan_exchange_routes(c));
     EP_TRY(ep_group_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->expert_rank, c->group->first,
                                c->group->nlocal, expanded, inner->index, c->row));
-    inner->index = NULL; /* the route's now */
+    inner->index = NULL; /* owned by the route */
     atomic_store_explicit(&plan->counted, true, memory_order_release);
     return EP_OK;
 }

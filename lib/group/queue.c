@@ -2,9 +2,10 @@
 /*
  * The queues of a communicator. One worker thread runs all jobs one at a time, in the order of the calls, because that
  * is the order that the ranks agree on; a queue knows its last job and the first failure among its jobs. The thread is
- * started on first use and sleeps when there is no job. What waits for its result anyway runs on the caller's thread.
+ * started on first use and sleeps while there is no job. Jobs whose result is needed at once run on the caller's
+ * thread.
  *
- * Events carry their own lock, so that any thread may wait on them while the worker completes them.
+ * Events have their own lock, so that any thread may wait for them while the worker completes them.
  */
 #include "group/group.h"
 
@@ -15,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How often a wait for an event of the caller looks whether the group has failed. */
+/* Interval at which a wait for an event of the caller checks whether the group has failed. */
 #define CHECK_NS 10000000u
 
 struct ep_group_event {
@@ -32,7 +33,7 @@ struct ep_group_job {
     struct ep_group_job *next;
     struct ep_group_queue *queue;
     ep_group_job_fn run;
-    struct ep_group_event *dependency, *event; /* NULL: none. To wait for first; to complete */
+    struct ep_group_event *dependency, *event; /* NULL: none. Waited for before the job runs; completed by it */
     alignas(max_align_t) unsigned char arguments[];
 };
 
@@ -86,7 +87,7 @@ static void complete_locked(struct ep_group_event *event, ep_status status, cons
     pthread_cond_broadcast(&event->changed);
 }
 
-/* With what has become of the work before it in its queue, which only the worker changes while there is a job. */
+/* With the status of the work before it in its queue, which only the worker changes while there is a job. */
 static void complete_event(struct ep_group_event *event, const struct ep_group_queue *queue)
 {
     pthread_mutex_lock(&event->lock);
@@ -94,7 +95,7 @@ static void complete_event(struct ep_group_event *event, const struct ep_group_q
     pthread_mutex_unlock(&event->lock);
 }
 
-/* Waits for the event of ep_stream_wait(): until the deadline, and no longer than the group is sound. */
+/* Waits for the event of ep_stream_wait(), until the deadline or a failure of the group. */
 static ep_status wait_event(struct ep_group *group, struct ep_group_event *event)
 {
     uint64_t deadline = ep_deadline_ns(group->comm->config.timeout_ms);
@@ -189,7 +190,7 @@ static ep_status find_queue(struct ep_group *group, ep_stream stream, struct ep_
 {
     struct ep_group_queue *queue = &group->queue;
 
-    /* Looked for and not looked into: it may be a stream of something else, or freed. */
+    /* Compared only, never dereferenced: it may be another kind of stream, or freed. */
     while (queue && stream && queue != stream)
         queue = queue->next;
     if (!queue)
@@ -198,7 +199,7 @@ static ep_status find_queue(struct ep_group *group, ep_stream stream, struct ep_
     return EP_OK;
 }
 
-/* References to the events become the job's when it is queued. */
+/* The job takes over the references to its events when it is queued. */
 static ep_status enqueue(struct ep_group *group, struct ep_group_queue *queue, const struct ep_group_job *what,
                          const void *arguments, size_t bytes)
 {
@@ -255,7 +256,7 @@ ep_status ep_group_drain(struct ep_group *group)
     while (group->head)
         pthread_cond_wait(&group->queue_changed, &group->queue_lock);
     pthread_mutex_unlock(&group->queue_lock);
-    /* Recorded here, because some callers can only free: the reason must not be lost with them. */
+    /* Recorded here, because some callers can only free the communicator: the reason must not be lost. */
     return ep_comm_record(group->comm, ep_group_check(group));
 }
 
@@ -284,7 +285,7 @@ ep_status ep_group_stream_sync(ep_comm *comm, ep_stream stream)
 
     EP_TRY(find_queue(group, stream, &queue));
     wait_for_queue(group, queue);
-    /* Without jobs the queue is the caller's alone. */
+    /* Without jobs only the caller uses the queue. */
     status = queue->status;
     queue->status = EP_OK;
     return status == EP_OK ? ep_group_check(group) : ep_fail(status, "%s", queue->text);
@@ -440,7 +441,7 @@ static ep_status event_result(const struct ep_group_event *event)
     return event->status == EP_OK ? EP_OK : ep_fail(event->status, "%s", event->text);
 }
 
-/* An event of the caller: nothing but its signal completes it, so the wait looks for failures of the group itself. */
+/* An event of the caller: only its signal completes it, so the wait checks for failures of the group itself. */
 static ep_status wait_for_signal(struct ep_group_event *event, int timeout_ms)
 {
     int limit_ms = timeout_ms >= 0 ? timeout_ms : event->base.comm->config.timeout_ms;

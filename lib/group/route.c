@@ -18,7 +18,10 @@ static int local_of(const struct token *token, int k)
     return local < token->nlocal ? local : -1;
 }
 
-/* Rank layout: the first expert of a rank stands for all of them. A mask of ranks gives them in order, unsorted. */
+/*
+ * Rank layout: the first expert of a token on a rank stands for all of them. A mask of ranks gives them in order,
+ * without sorting.
+ */
 static int entries_by_rank(const struct token *token, struct ep_group_entry *entries)
 {
     int n = 0;

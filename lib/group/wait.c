@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Doorbells, and waits for what peers publish: each ends by its condition, by a failure, or by its own deadline. */
+/* Doorbells, and waits for data published by peers: each wait ends by its condition, a failure, or its own deadline. */
 #include "group/group.h"
 
 #include "base/backoff.h"
@@ -8,18 +8,21 @@
 #include <poll.h>
 #include <unistd.h>
 
-/* How often a sleeping rank looks for dead peers; also how late a lost wake-up could be noticed. */
+/* Interval at which a sleeping rank probes for dead peers; also the longest delay of a lost wake-up. */
 #define PROBE_NS 20000000u
-/* Looks at the condition before sleeping: a peer on another processor usually answers within a few microseconds. */
+/* Checks of the condition before sleeping: a peer on another processor usually answers within a few microseconds. */
 #define SPINS_ALONE 2000
 #define SPINS_SHARED 4
-/* Of the deadline, for which a rank that has just ended a wait is not blamed. */
+/* Fraction of the deadline for which a rank that has just ended a wait is not named as failed. */
 #define GRACE_FRACTION 4
 
 static void ring(struct ep_group_control *control)
 {
     atomic_fetch_add(&control->doorbell, 1);
-    /* Sequentially consistent on both sides: who reads 0 here has rung before the sleeper's futex call compares. */
+    /*
+     * Sequentially consistent on both sides: a rank that reads 0 here has rung before the futex call of the sleeper
+     * compares.
+     */
     if (atomic_load(&control->sleeping))
         ep_futex_wake(&control->doorbell);
 }
@@ -60,8 +63,8 @@ bool ep_group_peer_dead(const struct ep_group *group, int rank)
 }
 
 /*
- * Which ranks may be dead: one system call for all that have a pidfd. `fds` [R]; false when it cannot be told so, as
- * poll() takes no more descriptors than RLIMIT_NOFILE allows now.
+ * Polls all ranks that have a pidfd in one system call. `fds` [R]; false if poll() refuses, because RLIMIT_NOFILE now
+ * allows fewer descriptors.
  */
 static bool poll_all(const struct ep_group *group, struct pollfd *fds)
 {
@@ -93,11 +96,11 @@ static int find_dead(struct ep_group *group, int only)
 }
 
 struct peer_wait {
-    uint32_t waiting; /* as ep_group_control has it */
+    uint32_t waiting; /* as in struct ep_group_control */
     uint64_t probed_ns;
 };
 
-/* What a rank says of its wait; false where nothing is known of it. */
+/* Reads the wait that a rank has published; false if nothing is known of it. */
 static bool read_wait(const struct ep_group *group, int rank, struct peer_wait *ret_wait)
 {
     const struct ep_group_control *control = group->peers[rank].control;
@@ -109,8 +112,9 @@ static bool read_wait(const struct ep_group *group, int rank, struct peer_wait *
     return true;
 }
 
-/* The rank that one waits for which waits; -1: none. One that has not probed its peers for half the deadline is
- * stopped.
+/*
+ * The rank that a waiting rank waits for; -1: none. A rank that has not probed its peers for half the deadline counts
+ * as stopped.
  */
 static int waits_for(const struct ep_group *group, const struct peer_wait *wait, uint64_t now)
 {
@@ -119,13 +123,13 @@ static int waits_for(const struct ep_group *group, const struct peer_wait *wait,
 
     if (stale_ns < 2 * PROBE_NS)
         stale_ns = 2 * PROBE_NS;
-    /* Its last look may be later than our clock. */
+    /* Its last probe may be later than our clock. */
     if (!wait->waiting || wait->probed_ns + stale_ns < now || next >= group->comm->nranks)
         return -1;
     return next;
 }
 
-/* Who is to blame when `rank` did not come: it may itself be waiting for another rank. */
+/* The rank that failed when `rank` did not arrive: `rank` may itself be waiting for another rank. */
 static int find_failed_rank(struct ep_group *group, int rank)
 {
     uint64_t now = ep_now_ns();
@@ -137,7 +141,7 @@ static int find_failed_rank(struct ep_group *group, int rank)
         if (ep_group_peer_dead(group, rank) || !read_wait(group, rank, &wait))
             return rank;
         next = waits_for(group, &wait, now);
-        /* One that waits for us was only slow, but it is late. */
+        /* A rank that waits for us was only slow, but it is late. */
         if (next < 0 || next == group->comm->rank)
             return rank;
         rank = next;
@@ -174,7 +178,7 @@ bool ep_group_dead_or_left(const struct ep_group *group, int rank)
     return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
 }
 
-/* May the network still hold back the last that a rank sent before it left? */
+/* True if the last data that a rank sent before it left may still be in flight. */
 static bool may_be_in_flight(const struct ep_group_wait *wait, int rank)
 {
     const struct ep_group *group = wait->group;
@@ -188,9 +192,9 @@ static bool may_be_in_flight(const struct ep_group_wait *wait, int rank)
 }
 
 /*
- * The rank to blame, if it waited for others until lately, is between two waits: what it does next says whether it is
- * late by itself or because of a rank that it waits for next. What is known of a rank of another host is a heartbeat
- * old, besides. So it is given a part of the deadline, of several heartbeats, once in a wait.
+ * A rank that waited for others until recently is between two waits: what it does next shows whether it is late by
+ * itself or because of a rank that it waits for next. The state of a rank of another host is also up to one heartbeat
+ * old. So it gets a fraction of the deadline, several heartbeats, once in a wait.
  */
 static bool is_between_waits(struct ep_group_wait *wait, int rank, uint64_t now)
 {
@@ -206,8 +210,8 @@ static bool is_between_waits(struct ep_group_wait *wait, int rank, uint64_t now)
 }
 
 /*
- * A rank that is late because it waits for others is not masked: it masks them at its own deadline, and comes. It has a
- * deadline for each of these waits, as many as there are ranks, and the time between two of them.
+ * A rank that is late because it waits for others is not masked: it masks them at its own deadline, and arrives. It
+ * gets a deadline for each of these waits, as many as there are ranks, and the time between two of them.
  */
 static bool is_blocked(struct ep_group_wait *wait, int rank, uint64_t now)
 {
@@ -235,7 +239,7 @@ static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
 {
     struct ep_group *group = wait->group;
     int dead = find_dead(group, wait->tolerant ? rank : -1), failed_rank;
-    /* While the network holds back something, that may be the last that the rank sent before it left. */
+    /* While data is in flight, it may be the last that the rank sent before it left. */
     bool left = ep_group_has_left(group, rank) && (!may_be_in_flight(wait, rank) || now >= wait->deadline_ns);
     ep_status status;
 
@@ -246,14 +250,14 @@ static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
     if (dead < 0 && !left &&
         (wait->tolerant ? is_blocked(wait, failed_rank, now) : is_between_waits(wait, failed_rank, now)))
         return EP_OK;
-    /* It may have done what we wait for after this check and before it ended: the caller checks once more. */
+    /* It may have satisfied the condition after the last check and before it ended: the caller checks once more. */
     if ((dead >= 0 || left) && wait->suspect != failed_rank + 1) {
         wait->suspect = failed_rank + 1;
         wait->next_probe_ns = now;
         return EP_OK;
     }
     status = ep_group_has_left(group, failed_rank) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
-    /* A rank that the blamed one waited for may have died since the last look. */
+    /* The rank named by the chain of waits may have died since the last probe. */
     if (status == EP_E_TIMEOUT && ep_group_peer_dead(group, failed_rank))
         status = EP_E_PEER_DEAD;
     if (wait->tolerant)
@@ -298,7 +302,7 @@ void ep_group_publish_wait_end(struct ep_group *group)
     atomic_store(&group->control->waiting, 0);
 }
 
-/* *ret_now: when this rank checked. */
+/* *ret_now: the time of this check. */
 static ep_status check_wait(struct ep_group_wait *wait, int rank, uint64_t *ret_now)
 {
     struct ep_group *group = wait->group;
@@ -343,7 +347,7 @@ void ep_group_wait_end(struct ep_group_wait *wait)
     ep_group_publish_wait_end(wait->group);
 }
 
-/* Until the counter of one rank is there, which *ret_at then is. */
+/* Waits until the counter of one rank reaches `value`; *ret_at is the counter then. */
 static ep_status wait_counter(struct ep_group_wait *wait, int rank, const _Atomic uint64_t *counter, uint64_t value,
                               uint64_t *ret_at)
 {
@@ -369,14 +373,17 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
     ep_status status = EP_OK;
 
     ep_group_wait_begin(&wait, group, phase);
-    /* What MPI calls sent may still lie in its queues: it moves only while its sender calls it, so no sleep here. */
+    /*
+     * Data that MPI reports as sent may still be in its queues: it moves only while the sender calls MPI, so do not
+     * sleep.
+     */
     wait.polls = group->streams && !ep_streams_can_sleep(group->streams);
     for (int i = 1; status == EP_OK && i < group->nlocal; i++) {
         int rank = group->first + (group->local + i) % group->nlocal;
         uint64_t at;
 
         status = wait_counter(&wait, rank, (_Atomic uint64_t *)((char *)group->peers[rank].control + word), value, &at);
-        /* No rank is further ahead than there are exchanges in flight. */
+        /* No rank can be further ahead than the number of exchanges in flight. */
         if (status == EP_OK && at - value > 2 * EP_GROUP_EXCHANGES)
             status = ep_group_fail_damaged(group, rank, phase, "a counter of its operations", (int64_t)at);
     }
@@ -391,7 +398,7 @@ ep_status ep_group_net_progress(struct ep_group *group, enum ep_group_phase phas
     ep_status status = ep_streams_progress(group->streams, ret_moved);
     int node;
 
-    /* The peers wait for what this rank can no longer do: they get the reason. */
+    /* The peers wait for data that this rank can no longer send: publish the reason. */
     if (status == EP_OK)
         return EP_OK;
     node = ep_streams_broken_peer(group->streams);

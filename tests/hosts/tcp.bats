@@ -125,7 +125,7 @@ on_places() {
 @test "a number of nodes that the hosts do not make is refused, with the ranks" {
     work="$HOSTS_DIR/places" # what run starts sets none
     run ! on_places 29525 "h1 h1 h1 h2" test internode --boot tcp --nodes 2 --tokens 8 --hidden 256
-    grep -q "rank [23] and rank [23] are of one node" "$work"/rank*
+    grep -q "rank [23] and rank [23] belong to one node" "$work"/rank*
     grep -q "(ranks_per_node is 2) but" "$work"/rank*
 }
 

@@ -269,15 +269,15 @@ enum {
 };
 
 static const char *const record_says[RECORDS] = {
-    [BAD_SLOT] = "there is no such allocation",
-    [BAD_NOWHERE] = "there is no such allocation",
-    [BAD_GENERATION] = "there is no such allocation",
-    [BAD_OFFSET] = "it is not inside",
-    [BAD_END] = "it is not inside",
-    [BAD_ALIGNMENT] = "it is not inside",
+    [BAD_SLOT] = "no such allocation",
+    [BAD_NOWHERE] = "no such allocation",
+    [BAD_GENERATION] = "no such allocation",
+    [BAD_OFFSET] = "outside of the allocation",
+    [BAD_END] = "outside of the allocation",
+    [BAD_ALIGNMENT] = "outside of the allocation",
     [BAD_ROWS] = "the number of rows that it receives",
     [BAD_PROCESS] = "a segment is not of its process",
-    [BAD_BYTES] = "it is not inside",
+    [BAD_BYTES] = "outside of the allocation",
 };
 
 static void send_bad_record(struct scene *scene, ep_comm *comm)
@@ -470,8 +470,8 @@ static void slots_are_checked(void **state)
 enum { RANGE_BEGIN, RANGE_COUNT, RANGE_SUM, OFFER_SLOT, OFFER_OFFSET, OFFERS };
 
 static const char *const offer_says[OFFERS] = {"where the rows of this rank are", "where the rows of this rank are",
-                                               "where the rows of this rank are", "there is no such allocation",
-                                               "it is not inside"};
+                                               "where the rows of this rank are", "no such allocation",
+                                               "outside of the allocation"};
 
 /* After a proper dispatch: ranges or offer of a combine that rank 1 only announces. */
 static void offer_badly(struct scene *scene, ep_ll *ll)

@@ -78,7 +78,8 @@ static ep_status publish_input(struct ep_group *group, int which, const void *in
     memcpy(staged, input, bytes);
     *ns_copy += ep_now_ns() - begin;
     if (!ep_group_find(group, staged, bytes, ret_address))
-        return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
+        return ep_fail(EP_E_STATE,
+                       "ep_combine: internal error: the staging buffer of %zu bytes is not in symmetric memory", bytes);
     return EP_OK;
 }
 

@@ -97,7 +97,9 @@ static ep_status publish_outputs(struct dispatch *d, struct ep_group_descriptor 
             continue;
         EP_TRY(ep_group_stage(d->group, i, bytes, &output->placed));
         if (!ep_group_find(d->group, output->placed, bytes, &descriptor->at[i]))
-            return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
+            return ep_fail(EP_E_STATE,
+                           "ep_dispatch: internal error: the staging buffer of %zu bytes is not in symmetric memory",
+                           bytes);
     }
     return EP_OK;
 }

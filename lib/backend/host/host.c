@@ -11,8 +11,8 @@ static ep_status host_probe(void)
 
     if (isa && !ep_rows_find(isa))
         return ep_fail(EP_E_ARG,
-                       "backend host: EPKIT_HOST_ISA is \"%s\": neither portable nor avx2 nor avx512, or this machine "
-                       "does not have it",
+                       "backend host: EPKIT_HOST_ISA is \"%s\": use portable, or avx2 or avx512 if the "
+                       "processor supports it",
                        isa);
     return EP_OK;
 }

@@ -187,7 +187,7 @@ static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, stru
                     return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "an expert of a token", expert);
                 /* An expert twice in one token would be rows for which there is no room. */
                 if (++ranges[expert * nranks + source].count > i + 1)
-                    return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "an expert that a token has twice", expert);
+                    return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "a duplicate expert of a token", expert);
             }
         }
     }
@@ -461,7 +461,7 @@ ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream s
     if ((args->flags & EP_LL_ZERO_COPY) &&
         (inner->zero_copy_combine != number || args->x != inner->combine_buffer[number & 1]))
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
-                                 "ep_ll_get_combine_buffer gave for this combine");
+                                 "ep_ll_get_combine_buffer returned for this combine");
     return submit(&job, stream);
 }
 

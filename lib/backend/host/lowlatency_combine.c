@@ -71,7 +71,7 @@ static ep_status offer(ep_ll *ll, struct ll_combine *combine)
         EP_TRY(copy_rows(ll, combine, buffer));
     }
     if (!ep_group_find(inner->group, buffer, bytes, &mine->address))
-        return ep_fail(EP_E_STATE, "ep_ll_combine: the combine buffer is not where it was");
+        return ep_fail(EP_E_STATE, "ep_ll_combine: internal error: the combine buffer is not in symmetric memory");
     return EP_OK;
 }
 

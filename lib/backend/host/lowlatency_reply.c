@@ -159,7 +159,7 @@ static ep_status add_row(struct answer *a, const uint16_t *const *rows, const fl
     size_t row_bytes = (size_t)a->ll->config.hidden * 2;
 
     if (a->made == a->n_rows)
-        return ll_fail_damaged(a->ll, a->rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it asks for", a->n_rows);
+        return ll_fail_damaged(a->ll, a->rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", a->n_rows);
     if (n == 1)
         memcpy(a->out, rows[0], row_bytes);
     else
@@ -210,7 +210,7 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
     if (head.n_choices < 0 || head.n_choices > entries)
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of its choices", head.n_choices);
     if (head.n_rows < 0 || head.n_rows > ll_max_reply_rows(ll, combine->max_tokens))
-        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the rows that it asks for", head.n_rows);
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", head.n_rows);
     a.choices = request->choices;
     a.n_choices = head.n_choices;
     a.n_rows = head.n_rows;
@@ -221,7 +221,7 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
     for (int32_t i = 0; i < a.n_choices;)
         EP_TRY(answer_token(&a, i, &i));
     if (a.made != a.n_rows)
-        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it asks for", a.n_rows);
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", a.n_rows);
     EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)a.n_rows * row_bytes));
     EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc), &memory));
     *(struct ll_combine_desc *)memory = make_desc(combine);

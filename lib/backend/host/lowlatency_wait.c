@@ -19,7 +19,7 @@ void ll_mask_rank(ep_ll *ll, int rank)
     struct host_ll *inner = ll->impl;
 
     if (!inner->masked[rank])
-        ep_log(EP_LOG_WARNING, "rank %d of %d: low latency goes on without rank %d", ll->comm->rank, ll->comm->nranks,
+        ep_log(EP_LOG_WARNING, "rank %d of %d: low latency continues without rank %d", ll->comm->rank, ll->comm->nranks,
                rank);
     inner->masked[rank] = 1;
     atomic_fetch_or_explicit(&ll_shared_of(inner, ll->comm->rank)->masks[rank / 64], UINT64_C(1) << rank % 64,

@@ -104,7 +104,7 @@ static ep_status check_token(const ep_plan *plan, const ep_plan_metadata *dst, c
 {
     if (source->rank < 1 || source->rank > plan->comm->nranks || source->token < 1)
         return ep_fail(EP_E_MISMATCH,
-                       "ep_plan_get_metadata: what a rank has sent of itself is damaged: rank %d, token %d",
+                       "ep_plan_get_metadata: the sources received from a rank are damaged: rank %d, token %d",
                        source->rank - 1, source->token - 1);
     if (source->token > dst->source_stride)
         return ep_fail(EP_E_ARG, "ep_plan_get_metadata: source_stride is %d, but rank %d has token %d",
@@ -142,7 +142,7 @@ static ep_status list_tokens(const ep_plan *plan, const ep_plan_metadata *dst, c
             tokens[unique++] = tokens[i];
     return unique == expected ? EP_OK
                               : ep_fail(EP_E_MISMATCH,
-                                        "ep_plan_get_metadata: what ranks have sent of themselves is damaged: %lld "
+                                        "ep_plan_get_metadata: the sources received from the ranks are damaged: %lld "
                                         "tokens, not %lld",
                                         (long long)unique, (long long)expected);
 }
@@ -163,7 +163,8 @@ static ep_status place_slots(const ep_plan *plan, const ep_plan_metadata *dst, c
         number = source_number(dst, &sources->all[row]);
         found = bsearch(&number, tokens, n, sizeof(*tokens), compare_numbers);
         if (!found || !(sources->choice[row] >= 0 && sources->choice[row] < (float)topk))
-            return ep_fail(EP_E_MISMATCH, "ep_plan_get_metadata: what a rank has sent of itself is damaged: choice %g",
+            return ep_fail(EP_E_MISMATCH,
+                           "ep_plan_get_metadata: the sources received from a rank are damaged: choice %g",
                            (double)sources->choice[row]);
         dst->recv_slot[(size_t)(found - tokens) * topk + (size_t)sources->choice[row]] = (int32_t)row;
     }

@@ -326,7 +326,8 @@ ep_status ep_net_probe_new(ep_comm *comm, size_t bytes, struct ep_net_probe **re
     ep_status status;
 
     if (strcmp(comm->ops->name, "host") != 0 || comm->nnodes < 2 || bytes == 0)
-        return ep_fail(EP_E_UNSUPPORTED, "network probe: for the host backend between nodes, and bytes to send");
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "network probe: needs the host backend, two or more nodes, and a size above 0");
     probe = calloc(1, sizeof(*probe));
     if (!probe)
         return ep_fail(EP_E_MEMORY, "network probe: no memory");
