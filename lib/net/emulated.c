@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The network between "nodes" that are ranks of one host, processes or threads. It exists to be worse than a real one:
- * what holds on it, delayed, reordered, split, starved of room and stalled, does not rest on the order that shared
- * memory happens to keep.
+ * The network between "nodes" that are ranks (processes or threads) of one host. It injects delays, reordering, split
+ * writes, small buffers and stalls, so that code that runs correctly on it does not depend on the ordering of shared
+ * memory.
  *
  * Each endpoint owns a segment with one wire per (rail peer, channel). Peers append records to their wires; the owner's
- * progress() applies them to its region and signals, which no peer can reach.
+ * progress() applies them to its region and signals, which no peer can access.
  */
 #include "base/clock.h"
 #include "base/shm.h"
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Under reorder: most records taken from a wire at a time, so that its neighbours come in between. */
+/* With reorder: most records read from a wire at a time, so that other wires interleave. */
 #define REORDER_RECORDS 4
 
 struct outgoing {
@@ -28,7 +28,7 @@ struct outgoing {
     const unsigned char *rest;
     size_t rest_bytes;
     uint64_t rest_offset, rest_due_ns;
-    bool revoked; /* nothing goes there any more */
+    bool revoked; /* puts and signals are discarded */
 };
 
 struct incoming {
@@ -36,7 +36,7 @@ struct incoming {
     uint64_t head;
     uint32_t applied; /* bytes of the record at head that are in the region already */
     uint32_t writer;  /* rank */
-    bool revoked;     /* what comes is dropped */
+    bool revoked;     /* what arrives is discarded */
 };
 
 struct emulated {
@@ -50,9 +50,9 @@ struct emulated {
     struct ep_shm *peers;      /* [npeers] */
     struct outgoing *outgoing; /* [npeers][channels] */
     struct incoming *incoming; /* [npeers][channels] */
-    int *order;                /* of service of the incoming wires */
+    int *order;                /* in which the incoming wires are processed */
     uint64_t random;
-    uint64_t stall_end_ns; /* 0: no traffic seen yet, UINT64_MAX: over, or never */
+    uint64_t stall_end_ns; /* 0: no traffic seen yet, UINT64_MAX: the stall is over or was not requested */
     ep_status broken;
     char reason[256];
 };
@@ -68,7 +68,7 @@ static struct emulated *emulated_of(struct ep_net *net)
     return (struct emulated *)net;
 }
 
-/* SplitMix64: any state is a good one. */
+/* SplitMix64: any state is valid. */
 static uint64_t next_random(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
@@ -87,7 +87,7 @@ static uint64_t seed_random(uint64_t seed, int rank, int peer, int channel)
 
 static struct outgoing *outgoing_of(struct emulated *e, int peer, int channel)
 {
-    return &e->outgoing[ep_net_slot(e->net.node, peer) * e->net.channels + channel];
+    return &e->outgoing[ep_net_peer_index(e->net.node, peer) * e->net.channels + channel];
 }
 
 static void wake_rank(struct emulated *e, int rank)
@@ -113,7 +113,7 @@ static bool stalled(struct emulated *e, bool traffic)
     if (e->stall_end_ns == 0)
         e->stall_end_ns = now + (uint64_t)e->emulation.stall_ms * 1000000u;
     if (now < e->stall_end_ns) {
-        e->net.sleeps = false; /* its end will not be announced */
+        e->net.can_sleep = false; /* no wake-up announces the end of the stall */
         return true;
     }
     e->stall_end_ns = UINT64_MAX;
@@ -122,28 +122,29 @@ static bool stalled(struct emulated *e, bool traffic)
 
 /* --- sending --- */
 
-/* A put is cut into records of at most this, so that reader and writer of a wire can work at the same time. */
-static size_t record_most(size_t capacity)
+/* A put is split into records of at most this size, so that reader and writer of a wire can work concurrently. */
+static size_t max_record(size_t capacity)
 {
     return capacity / 4 - sizeof(struct wire_record);
 }
 
-/* Bytes on the wire of a put; records of full size are multiples of 16 because the capacity is one of 64. */
-static size_t put_need(size_t capacity, size_t bytes)
+/* Bytes on the wire of a put; full-size records are multiples of 16 because the capacity is a multiple of 64. */
+static size_t put_wire_bytes(size_t capacity, size_t bytes)
 {
-    size_t most = record_most(capacity), rest = bytes % most;
+    size_t most = max_record(capacity), rest = bytes % most;
 
     return bytes / most * (capacity / 4) + (rest ? sizeof(struct wire_record) + wire_padded(rest) : 0);
 }
 
-/* Free bytes of the wire; when there are fewer than `need`, the reader will wake us once it has made some. */
+/* Free bytes of the wire; if fewer than `need`, the reader will wake this rank when it has freed some. */
 static size_t room(struct outgoing *out, size_t need)
 {
     uint64_t used = out->tail - atomic_load_explicit(&out->wire->head, memory_order_acquire);
 
     if (used > out->capacity || out->capacity - used < need)
         used = out->tail - wire_wait_for_room(out->wire);
-    /* A head in front of the tail is the reader's damage: no room then, and the caller's deadline ends it. */
+    /* The reader has corrupted a head that is ahead of the tail: report no room; the caller's deadline ends the wait.
+     */
     return used > out->capacity ? 0 : (size_t)(out->capacity - used);
 }
 
@@ -161,23 +162,23 @@ static void publish(struct emulated *e, struct outgoing *out, int peer)
     wake_peer(e, peer);
 }
 
-static uint64_t draw_due(struct emulated *e, struct outgoing *out)
+static uint64_t pick_due(struct emulated *e, struct outgoing *out)
 {
     if (!e->emulation.delay_us)
         return 0;
     return ep_now_ns() + next_random(&out->random) % ((uint64_t)e->emulation.delay_us * 1000u + 1);
 }
 
-/* Appends as much of the rest as there is room for. */
+/* Appends as much of the current put as there is room for. */
 static bool push_rest(struct emulated *e, struct outgoing *out, int peer)
 {
-    size_t most = record_most(out->capacity);
+    size_t most = max_record(out->capacity);
     bool moved = false;
 
     while (out->rest_bytes) {
         size_t bytes = out->rest_bytes < most ? out->rest_bytes : most;
         struct wire_record record = {
-            .kind = WIRE_PUT, .bytes = (uint32_t)bytes, .place = out->rest_offset, .due_ns = out->rest_due_ns};
+            .kind = WIRE_PUT, .bytes = (uint32_t)bytes, .target = out->rest_offset, .due_ns = out->rest_due_ns};
         size_t need = sizeof(record) + wire_padded(bytes);
 
         if (room(out, need) < need)
@@ -197,7 +198,7 @@ static bool emulated_put(struct ep_net *net, int peer, int channel, uint64_t off
 {
     struct emulated *e = emulated_of(net);
     struct outgoing *out = outgoing_of(e, peer, channel);
-    size_t need = put_need(out->capacity, bytes);
+    size_t need = put_wire_bytes(out->capacity, bytes);
 
     if (out->revoked)
         return true;
@@ -208,7 +209,7 @@ static bool emulated_put(struct ep_net *net, int peer, int channel, uint64_t off
     out->rest = src;
     out->rest_bytes = bytes;
     out->rest_offset = offset;
-    out->rest_due_ns = draw_due(e, out);
+    out->rest_due_ns = pick_due(e, out);
     push_rest(e, out, peer);
     return true;
 }
@@ -217,13 +218,13 @@ static bool emulated_signal(struct ep_net *net, int peer, int channel, uint32_t 
 {
     struct emulated *e = emulated_of(net);
     struct outgoing *out = outgoing_of(e, peer, channel);
-    struct wire_record record = {.kind = WIRE_SIGNAL, .place = index, .add = add};
+    struct wire_record record = {.kind = WIRE_SIGNAL, .target = index, .add = add};
 
     if (out->revoked)
         return true;
     if (stalled(e, true) || out->rest_bytes || room(out, sizeof(record)) < sizeof(record))
         return false;
-    record.due_ns = draw_due(e, out);
+    record.due_ns = pick_due(e, out);
     append(out, &record, NULL);
     publish(e, out, peer);
     return true;
@@ -245,7 +246,7 @@ static ep_status broken(struct emulated *e, const struct incoming *in, int wire,
     return ep_fail(e->broken, "%s", e->reason);
 }
 
-/* NULL, or what is wrong with the record at head when `there` bytes are on the wire. */
+/* NULL, or the error in the record at head; `there`: bytes on the wire. */
 static const char *check_record(const struct emulated *e, const struct incoming *in, const struct wire_record *record,
                                 uint64_t there)
 {
@@ -254,13 +255,13 @@ static const char *check_record(const struct emulated *e, const struct incoming 
     if (record->kind != WIRE_PUT && record->kind != WIRE_SIGNAL)
         return "a record of unknown kind";
     if (sizeof(*record) + wire_padded(record->bytes) > there)
-        return "a record longer than what was sent";
+        return "a record that is longer than what was sent";
     if (record->bytes < in->applied)
         return "a record that shrank while it was applied";
-    if (record->kind == WIRE_SIGNAL && (record->place >= net->n_signals || record->bytes))
+    if (record->kind == WIRE_SIGNAL && (record->target >= net->n_signals || record->bytes))
         return "a signal that does not exist";
     if (record->kind == WIRE_PUT &&
-        (record->place > net->region_bytes || record->bytes > net->region_bytes - record->place))
+        (record->target > net->region_bytes || record->bytes > net->region_bytes - record->target))
         return "a put beyond the end of the region";
     return NULL;
 }
@@ -272,18 +273,18 @@ static bool apply(struct emulated *e, struct incoming *in, const struct wire_rec
     uint32_t piece = split && split < left ? split : left;
 
     if (record->kind == WIRE_SIGNAL) {
-        e->net.signals[record->place] += record->add;
+        e->net.signals[record->target] += record->add;
         return true;
     }
     wire_read(in->wire, e->capacity, in->head + sizeof(*record) + in->applied,
-              e->net.region + record->place + in->applied, piece);
+              e->net.region + record->target + in->applied, piece);
     in->applied += piece;
     return piece == left;
 }
 
-/* Takes what has come on one wire. *ret_waiting: some of it must wait for another call. */
-static ep_status serve(struct emulated *e, int index, int most_records, uint64_t now, bool *ret_moved,
-                       bool *ret_waiting)
+/* Processes the records of one wire. *ret_waiting: some remain for a later call. */
+static ep_status apply_wire(struct emulated *e, int index, int most_records, uint64_t now, bool *ret_moved,
+                            bool *ret_waiting)
 {
     struct incoming *in = &e->incoming[index];
     uint64_t begin = in->head, tail = atomic_load_explicit(&in->wire->tail, memory_order_acquire);
@@ -309,7 +310,7 @@ static ep_status serve(struct emulated *e, int index, int most_records, uint64_t
             return broken(e, in, index, wrong);
         if (record.due_ns > now)
             break;
-        /* One piece a call: the owner gets to look at half a put. */
+        /* One piece a call, so that the owner sees a partial put. */
         piecemeal = e->emulation.split_bytes && record.kind == WIRE_PUT;
         if (apply(e, in, &record)) {
             in->head += sizeof(record) + wire_padded(record.bytes);
@@ -334,7 +335,7 @@ static void shuffle(struct emulated *e, int n)
     }
 }
 
-static ep_status serve_all(struct emulated *e, bool *ret_moved)
+static ep_status apply_all(struct emulated *e, bool *ret_moved)
 {
     int n = e->npeers * e->net.channels, most = INT32_MAX;
     uint64_t now = ep_now_ns();
@@ -345,9 +346,9 @@ static ep_status serve_all(struct emulated *e, bool *ret_moved)
     for (int i = 0; i < n; i++) {
         if (e->emulation.reorder)
             most = (int)(next_random(&e->random) % (REORDER_RECORDS + 1));
-        EP_TRY(serve(e, e->order[i], most, now, ret_moved, &waiting));
+        EP_TRY(apply_wire(e, e->order[i], most, now, ret_moved, &waiting));
     }
-    e->net.sleeps = !waiting;
+    e->net.can_sleep = !waiting;
     return EP_OK;
 }
 
@@ -373,7 +374,7 @@ static ep_status emulated_progress(struct ep_net *net, bool *ret_moved)
     for (int i = 0; i < e->npeers * net->channels; i++)
         if (e->outgoing[i].rest_bytes)
             moved |= push_rest(e, &e->outgoing[i], ep_net_peer(net->node, i / net->channels));
-    EP_TRY(serve_all(e, &moved));
+    EP_TRY(apply_all(e, &moved));
     *ret_moved = moved;
     return EP_OK;
 }
@@ -383,7 +384,7 @@ static ep_status emulated_revoke(struct ep_net *net, int peer)
     struct emulated *e = emulated_of(net);
 
     for (int channel = 0; channel < net->channels; channel++) {
-        int index = ep_net_slot(net->node, peer) * net->channels + channel;
+        int index = ep_net_peer_index(net->node, peer) * net->channels + channel;
 
         e->outgoing[index].revoked = e->incoming[index].revoked = true;
         e->outgoing[index].rest_bytes = 0;
@@ -420,7 +421,7 @@ static const struct ep_net_ops emulated_ops = {
     .revoke = emulated_revoke,
 };
 
-/* The same answer on all ranks, as long as their parameters are. */
+/* The same result on all ranks with the same parameters. */
 static ep_status check_params(const struct ep_net_params *params)
 {
     uint32_t ring = params->emulation.ring_bytes;
@@ -437,7 +438,7 @@ static size_t wire_stride(size_t capacity)
     return sizeof(struct wire) + capacity;
 }
 
-/* Everything that needs no peer. */
+/* All steps that need no peer. */
 static ep_status prepare(struct emulated *e, const struct ep_net_params *params)
 {
     struct ep_net *net = &e->net;
@@ -473,7 +474,7 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
     int rank = ep_net_rail_rank(e->rank, e->ranks_per_node, peer);
     const struct introduction *theirs = &all[rank];
     size_t stride = wire_stride(theirs->capacity);
-    size_t first = (size_t)ep_net_slot(peer, e->net.node) * (size_t)channels;
+    size_t first = (size_t)ep_net_peer_index(peer, e->net.node) * (size_t)channels;
 
     if (theirs->capacity < EP_NET_WIRE_MIN_BYTES || theirs->capacity % 64 ||
         theirs->capacity > (uint64_t)UINT32_MAX + 64 ||
@@ -491,7 +492,7 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
     return EP_OK;
 }
 
-/* Two exchanges: no rank frees its segment before the peers have it. */
+/* Two exchanges: after the second one all peers have mapped the segments, and a rank may free its own. */
 static ep_status introduce(struct emulated *e, const struct ep_net_params *params, ep_status status)
 {
     const char *name = e->net.ops->name;
@@ -524,7 +525,7 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
     if (!e)
         return ep_fail(EP_E_MEMORY, "network emulated: no memory");
     e->net = ep_net_init(&emulated_ops, params);
-    e->net.sleeps = true;
+    e->net.can_sleep = true;
     e->rank = params->rank;
     e->ranks_per_node = params->ranks_per_node;
     e->npeers = e->net.nnodes - 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* emulation.h - how badly the emulated network behaves: for the tests and the command, which want it to. */
+/* emulation.h - the faults that the emulated network injects: for the tests and the command. */
 #ifndef EP_NET_EMULATION_H
 #define EP_NET_EMULATION_H
 
@@ -8,24 +8,24 @@
 #include <stdint.h>
 
 /*
- * The network between nodes when all ranks live on one host ("emulated"): how badly it behaves. Order holds only within
- * one (peer, channel). All zero is a well-behaved network.
+ * Fault injection of the network "emulated", whose nodes are all on one host. Only the order within one (peer, channel)
+ * is kept. All zero: no faults.
  */
 typedef struct ep_net_emulation {
     uint64_t seed;        /* of the random choices below; the same seed gives the same choices */
-    uint32_t delay_us;    /* each write lands up to this much later, drawn anew for each */
-    uint32_t ring_bytes;  /* capacity of the wire per (peer, channel), at least 256; 0: default. Tiny ones force
+    uint32_t delay_us;    /* each write is delayed by a random time of up to this */
+    uint32_t ring_bytes;  /* capacity of the wire per (peer, channel), at least 256; 0: default. Small ones force
                              back-pressure */
-    uint32_t split_bytes; /* writes land in pieces of at most this; 0: whole */
-    uint32_t reorder;     /* 1: channels are served in random order instead of in turn */
-    uint32_t stall_rank;  /* with stall_ms: this rank's network stops once for stall_ms */
+    uint32_t split_bytes; /* writes take effect in pieces of at most this; 0: whole */
+    uint32_t reorder;     /* 1: channels are processed in random order instead of round-robin */
+    uint32_t stall_rank;  /* with stall_ms: this rank's network stalls once for stall_ms */
     uint32_t stall_ms;    /* 0: never */
 } ep_net_emulation;
 
-/* Of the communicators that the calling thread makes from now on. NULL: well-behaved, as in the beginning. */
+/* Applies to communicators that the calling thread creates from now on. NULL: no faults, the default. */
 EP_PRIVATE_API void ep_net_emulate(const ep_net_emulation *emulation);
 
-/* What was set so, for ep_comm_new(). */
+/* The current setting of this thread, for ep_comm_new(). */
 const ep_net_emulation *ep_net_emulation_get(void);
 
 #endif

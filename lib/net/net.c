@@ -43,7 +43,7 @@ static ep_status compare(const char *name, int rank, const struct ep_net_introdu
     if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
         return ep_fail(EP_E_MISMATCH, "network %s: what rank %d has published is damaged: status %llu", name,
                        their_rank, (unsigned long long)theirs->status);
-    /* A peer of that rank may have failed, which its reason names: that comes first. */
+    /* The reason may name another rank as the one that failed: report that one. */
     if (theirs->status != EP_OK && strncmp(theirs->reason, "rank ", 5) == 0)
         return ep_fail((ep_status)theirs->status, "network %s: %.*s (seen by rank %d)", name, reason_bytes,
                        theirs->reason, their_rank);
@@ -63,7 +63,7 @@ ep_status ep_net_introduce(const char *name, const struct ep_net_params *params,
     struct ep_net_introduction *own = mine;
     const ep_boot *boot = params->boot;
     char text[EP_ERROR_TEXT_BYTES];
-    ep_status met;
+    ep_status gathered;
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
     *own = (struct ep_net_introduction){.status = (uint64_t)status,
@@ -75,10 +75,10 @@ ep_status ep_net_introduce(const char *name, const struct ep_net_params *params,
     if (status != EP_OK)
         snprintf(own->reason, sizeof(own->reason), "%.*s", (int)sizeof(own->reason) - 1, text);
     memset(ret_all, 0, (size_t)params->nranks * bytes);
-    met = boot->allgather(boot->context, mine, bytes, params->timeout_ms, ret_all);
-    /* Of a peer that is out of reach the boot may know more: that it has died. */
-    if (met != EP_OK && (status == EP_OK || met == EP_E_PEER_DEAD))
-        return met;
+    gathered = boot->allgather(boot->context, mine, bytes, params->timeout_ms, ret_all);
+    /* EP_E_PEER_DEAD of the bootstrap explains why this rank could not reach that peer. */
+    if (gathered != EP_OK && (status == EP_OK || gathered == EP_E_PEER_DEAD))
+        return gathered;
     if (status != EP_OK)
         return ep_fail(status, "%s", text);
     for (int rank = 0; rank < params->nranks; rank++) {
@@ -99,11 +99,10 @@ size_t ep_net_whole_pages(size_t bytes)
     return rest == 0 ? bytes : __builtin_add_overflow(bytes, page - rest, &bytes) ? SIZE_MAX : bytes;
 }
 
-/* Bytes that are touched between two looks at the limits: what ranks do at the same time stays below their margin. */
+/* Bytes touched between two checks of the memory limits: small, so that concurrent ranks stay within the margin. */
 #define PIECE_BYTES ((size_t)256 << 10)
 
-/* Zeroed, and with its pages from the beginning: what a limit does not allow is refused here, not by a signal later on.
- */
+/* Zeroed, with all pages faulted in: exceeding a memory limit is an error here, not a SIGBUS or SIGKILL later. */
 static ep_status new_pages(size_t bytes, void **ret_memory)
 {
     size_t whole = ep_net_whole_pages(bytes);
@@ -150,7 +149,7 @@ void ep_net_memory_free(struct ep_net *net)
     net->signals = NULL;
 }
 
-/* --- which networks there are --- */
+/* --- built-in engines --- */
 
 const struct ep_net_provider *ep_net_find(const char *name)
 {

@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * net.h - the internode seam: what the library asks of a network, and nothing more.
+ * net.h - the internode network interface.
  *
- * A rank talks to the ranks with its own local index on the other nodes ("rail peers"), numbered by node. Each endpoint
- * has a region of memory into which its peers write, and an array of signals that they add to:
+ * A rank communicates with the ranks that have the same local index on the other nodes ("rail peers"), numbered by
+ * node. Each endpoint has a region of memory that its peers write to, and an array of signals that they add to:
  *
- *   put(peer, channel, offset, src, bytes)   writes into the peer's region
+ *   put(peer, channel, offset, src, bytes)   writes to the peer's region
  *   signal(peer, channel, index, add)        adds to one of the peer's signals
- *   flush_test(peer, channel)                has everything so far left? Then the sources of the puts are reusable,
- *                                            and the peer gets it all without a further progress() here
+ *   flush_test(peer, channel)                true: all earlier operations have left. The sources of the puts may be
+ *                                            reused, and delivery needs no further progress() on this side
  *
- * Order: operations on one (peer, channel) take effect at the peer in the order of the calls: who sees a signal sees
- * every put before it. Nothing holds between different peers or channels, and a put may become visible piece by piece.
+ * Order: operations on one (peer, channel) take effect at the peer in the order of the calls: a signal becomes visible
+ * after every earlier put. There is no order between peers or channels, and a put may become visible in parts.
  *
- * Nothing blocks: put and signal say "again" when the executor has no room; the caller goes on with something else and
- * calls progress(). Puts without a signal behind them may stay here until progress() or flush_test() is called. All
- * calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a NIC, NVSHMEM and a CPU
- * proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c), "verbs" (verbs.c) and "mpi"
- * (lib/mpi).
+ * No call blocks: put and signal return false when the engine has no room; the caller calls progress() and tries again.
+ * Puts without a later signal may stay queued until progress() or flush_test() is called. Calls on one endpoint must be
+ * serialised by the caller. Queue pairs of a NIC, NVSHMEM and a CPU proxy can all provide this interface. The engines
+ * are "emulated" (emulated.c), "tcp" (tcp.c), "verbs" (verbs.c) and "mpi" (lib/mpi).
  */
 #ifndef EP_NET_NET_H
 #define EP_NET_NET_H
@@ -33,60 +32,61 @@
 #include <stdint.h>
 
 #define EP_NET_MAX_CHANNELS 16
-/* Bytes of one put, at most. */
+/* Most bytes of one put. */
 #define EP_NET_MAX_PUT (1u << 20)
 
 /* Capacity of the emulated wire per (peer, channel): ep_net_emulation.ring_bytes, rounded up to a multiple of 64. */
 #define EP_NET_WIRE_BYTES (256u << 10)
 #define EP_NET_WIRE_MIN_BYTES 256u
 
-struct ep_net; /* one rank's endpoint; executors put a struct ep_net first in their own struct */
+struct ep_net; /* one rank's endpoint; the first member of each engine's own struct */
 
 struct ep_net_ops {
     const char *name;
-    /* false: no room now, try again after progress(). `src` stays untouched until flush_test says so. */
+    /* false: no room, try again after progress(). `src` must not change until flush_test() returns true. */
     bool (*put)(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes);
     bool (*signal)(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add);
     bool (*flush_test)(struct ep_net *net, int peer, int channel);
-    /* Moves what can be moved. EP_OK, or the error of a broken network; *ret_moved: something changed. */
+    /* Sends and receives what it can. EP_OK, or the error that broke the network. *ret_moved: something changed. */
     ep_status (*progress)(struct ep_net *net, bool *ret_moved);
     void (*free)(struct ep_net *net);
-    /* NULL: the network does not report it. All that `peer` has put is here, and it will put nothing more. */
+    /* Optional. True: everything that `peer` has put has arrived, and `peer` will put nothing more. */
     bool (*ended)(struct ep_net *net, int peer);
-    /* NULL: none. The connected socket of the control link to `peer`, which is the caller's from now on; -1: taken. */
-    int (*take_link)(struct ep_net *net, int peer);
-    /* NULL: not known here. With ep_net_params.tolerant: the connection to `peer` has ended without a farewell. */
+    /* Optional. Moves the connected socket of the control link to `peer` to the caller; -1: it was detached before. */
+    int (*detach_link)(struct ep_net *net, int peer);
+    /* Optional, with ep_net_params.tolerant. True: the connection to `peer` has ended without a BYE record. */
     bool (*lost)(struct ep_net *net, int peer);
     /*
-     * From its return on nothing of `peer` changes region or signals here, neither what it sends from now on nor what
-     * has come and progress() has not taken: the region may be used anew. What is put to it is thrown away and counts
-     * as flushed (but see keeps_sources). The control link stays; `peer` hears as of a connection that was cut, or
-     * nothing. There is no way back. Any other status than EP_OK: what is under way may still land.
+     * After EP_OK, `peer` changes neither region nor signals: data that it sends later, or that has arrived but was not
+     * processed, is dropped, and the region may be reused. Puts to it are discarded and count as flushed (but see
+     * retains_sources). The control link stays open. `peer` sees a lost connection, or nothing. This cannot be undone.
+     * After any other status, data in flight may still arrive.
      */
     ep_status (*revoke)(struct ep_net *net, int peer);
-    /* What has not left when the endpoint is freed may be read afterwards: its sources are never to be freed. */
-    bool keeps_sources;
+    /* The engine may read sources of unflushed puts after the endpoint is freed: these must never be freed. */
+    bool retains_sources;
 };
 
 struct ep_net {
     const struct ep_net_ops *ops;
     int node, nnodes, channels;
     /*
-     * Region and signals each begin at a page and fill whole pages (ep_net_whole_pages()), in which nothing else lies:
-     * a GPU can register them (cudaHostRegister) without its neighbours. They stay where they are until free(); what
-     * was registered is unregistered before that. Zeros at first.
+     * Region and signals are page-aligned and fill whole pages (ep_net_whole_pages()) that hold nothing else, so that
+     * cudaHostRegister() on them covers no other memory. They do not move until free(); unregister them before that.
+     * Initially zero.
      */
     unsigned char *region; /* of this rank; peers write here */
-    size_t region_bytes;   /* as asked for: no put goes beyond */
+    size_t region_bytes;   /* as requested: the limit of puts */
     uint64_t *signals;     /* of this rank; plain loads, change only inside progress() */
     uint32_t n_signals;
-    size_t wire_bytes; /* memory the executor holds besides region and signals */
-    uint64_t n_puts;   /* counted by who makes them */
-    int broken_by;     /* 1 + the node whose damage broke the network, 0: none */
-    bool sleeps;  /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
-    bool gathers; /* set by the user: signals behind puts may wait for progress() or flush_test(), to leave with others
-                   */
-    bool hurries; /* set by the user before free: the group has failed, and what is still in flight is not needed */
+    size_t wire_bytes; /* memory of the engine in addition to region and signals */
+    uint64_t n_puts;   /* incremented by the caller of put() */
+    int broken_by;     /* 1 + the node that broke the network, 0: none */
+    bool can_sleep;    /* peers announce new work by the wake callback: a waiting thread need not poll */
+    /* Set by the user: signals may be held until progress() or flush_test(), to be sent in one batch. */
+    bool batch_signals;
+    /* Set by the user before free(): the group has failed, and data in flight is not needed. */
+    bool abandoned;
 };
 
 struct ep_net_params {
@@ -95,23 +95,26 @@ struct ep_net_params {
     int channels;
     size_t region_bytes; /* the same on all ranks */
     uint32_t n_signals;  /* the same on all ranks */
-    int timeout_ms;      /* of the exchanges during creation */
-    int apart; /* 0, or: ranks in blocks of so many do not talk to each other here. No links then; an engine may open
-                  what nobody uses */
-    bool tolerant; /* a peer that is lost does not break the network for the others */
+    int timeout_ms;      /* of the all-gathers during creation */
+    /*
+     * Not 0: ranks in the same block of this many ranks do not communicate on this endpoint, and there are no control
+     * links. An engine may connect them all the same.
+     */
+    int block_ranks;
+    bool tolerant; /* a lost peer does not break the network for the others */
     ep_net_emulation emulation;
     const ep_boot *boot; /* for all-gathers during creation; collective over all ranks of the group */
     /*
-     * Called after work was put on the wire to `rank`, or room was made on its wire to here, so that it can stop
-     * sleeping. NULL: no thread sleeps.
+     * Wakes `rank`. Called after a record was written to `rank`, or a record of `rank` was read and its wire has room
+     * again. NULL: no thread sleeps.
      */
     void (*wake)(void *context, int rank);
     void *wake_context;
-    /* Maps a segment of a rank of this host. NULL: ep_shm_attach() as it is. */
+    /* Maps a segment of a rank of this host. NULL: ep_shm_attach(). */
     ep_status (*attach)(void *wake_context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
 };
 
-/* Where an executor comes from. ep_boot.network points to one of these when the boot brings a network. */
+/* An engine. ep_boot.network points to one of these when the boot brings its own network. */
 struct ep_net_provider {
     uint32_t abi; /* EP_NET_ABI */
     const char *name;
@@ -120,28 +123,28 @@ struct ep_net_provider {
     void *context;
 };
 
-#define EP_NET_ABI 5u /* of these tables, and of what engines send */
+#define EP_NET_ABI 5u /* of these tables, and of the engines' wire formats */
 
 extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
 extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
 
-/* What the ranks send each other when an endpoint is opened; what an engine adds lies behind it. */
+/* What the ranks exchange when an endpoint is opened; an engine's own data follows it. */
 struct ep_net_introduction {
     uint64_t status, abi, ranks_per_node, channels, region_bytes, n_signals;
     char reason[256]; /* of the status */
 };
 
 /*
- * For engines: one all-gather of introductions of `bytes`, which each begin with one of these; it is filled in here.
- * Every rank takes part whatever its own `status`, so that no rank waits for one that has failed. EP_OK: all ranks
- * have said so, with the same parameters. Its own status comes first, then that of the lowest rank, with its reason.
- * `ret_all` [R] is zero where nothing has come.
+ * For engines: an all-gather of introductions of `bytes` each, which begin with struct ep_net_introduction; this
+ * function fills it in. Every rank takes part, whatever its own `status`, so that no rank waits for one that has
+ * failed. EP_OK: all ranks had EP_OK and the same parameters. Otherwise the caller's own status, or that of the lowest
+ * rank that failed, with its reason. Entries of `ret_all` [R] that were not received are zero.
  */
 EP_PRIVATE_API ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status,
                                           void *mine, size_t bytes, void *ret_all);
 
-/* For engines: what every endpoint with these parameters begins as. */
+/* For engines: the initial state of an endpoint with these parameters. */
 static inline struct ep_net ep_net_init(const struct ep_net_ops *ops, const struct ep_net_params *params)
 {
     return (struct ep_net){.ops = ops,
@@ -152,30 +155,30 @@ static inline struct ep_net ep_net_init(const struct ep_net_ops *ops, const stru
                            .n_signals = params->n_signals};
 }
 
-/* What no engine takes: EP_E_ARG. */
+/* EP_E_ARG: parameters that no engine accepts. */
 EP_PRIVATE_API ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
 
-/* Rounded up to whole pages of this machine; SIZE_MAX: there is no such size. */
+/* Rounded up to whole pages of this machine; SIZE_MAX on overflow. */
 EP_PRIVATE_API size_t ep_net_whole_pages(size_t bytes);
 
-/* For engines: region and signals of `net`, of the sizes that stand in it. EP_E_MEMORY: `net` has neither. */
+/* For engines: allocates region and signals of `net`, by its sizes. After an error `net` has neither. */
 EP_PRIVATE_API ep_status ep_net_memory_new(struct ep_net *net);
-/* Of an endpoint with or without them. */
+/* `net` may have neither. */
 EP_PRIVATE_API void ep_net_memory_free(struct ep_net *net);
 
-/* The one of these with that name; NULL: there is none. */
+/* The built-in engine with that name, or NULL. */
 const struct ep_net_provider *ep_net_find(const char *name);
 
-/* Whether nodes are hosts of their own on that network, with a control link between them, and share no memory. */
+/* Whether nodes on that network are separate hosts: connected by control links, without shared memory. */
 bool ep_net_is_linked(const char *name);
 
-/* Of an endpoint of such a network: itself, or the endpoint of tcp beside it, borrowed. */
+/* For such a network: the endpoint itself, or the tcp endpoint that belongs to it, borrowed. */
 struct ep_net *ep_net_get_tcp(struct ep_net *net);
 
-/* Whether this rank talks to `rank` on that endpoint: see `apart`. */
-static inline bool ep_net_is_wanted(const struct ep_net_params *params, int rank)
+/* Whether this rank communicates with `rank` on that endpoint: see block_ranks. */
+static inline bool ep_net_is_connected(const struct ep_net_params *params, int rank)
 {
-    return !params->apart || rank / params->apart != params->rank / params->apart;
+    return !params->block_ranks || rank / params->block_ranks != params->rank / params->block_ranks;
 }
 
 /* node -> rank of the rail peer, given any rank of the rail. */
@@ -184,16 +187,16 @@ static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)
     return node * ranks_per_node + rank % ranks_per_node;
 }
 
-/* Place of node `peer` among the rail peers of `node`: 0 .. nnodes - 2. */
-static inline int ep_net_slot(int node, int peer)
+/* Index of node `peer` among the rail peers of `node`: 0 .. nnodes - 2. */
+static inline int ep_net_peer_index(int node, int peer)
 {
     return peer < node ? peer : peer - 1;
 }
 
-/* The node at place `slot` among the rail peers of `node`. */
-static inline int ep_net_peer(int node, int slot)
+/* The node with that index among the rail peers of `node`. */
+static inline int ep_net_peer(int node, int index)
 {
-    return slot < node ? slot : slot + 1;
+    return index < node ? index : index + 1;
 }
 
 #endif

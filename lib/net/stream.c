@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A ring holds messages one behind the other: a header of 16 bytes, the message, padding to 16. A message never wraps;
- * where the rest of the ring is too short for it, a header of kind SKIP fills the rest. Because a message takes at most
- * half a ring, an empty ring has room for it wherever its head stands.
+ * Layout of a ring: for each message a header of 16 bytes, the message, padding to 16 bytes. A message never wraps:
+ * where the rest of the ring is too short, a header of kind SKIP fills it. A message takes at most half a ring, so an
+ * empty ring has room for it at any position of its head.
  *
  * Signals of an endpoint, per (rail peer, channel): bytes that the peer has put into our ring, and bytes of our
- * messages that the peer has read (credit). Both are counts since the beginning.
+ * messages that the peer has read (credit). Both are running totals.
  */
 #include "net/stream.h"
 
@@ -19,28 +19,28 @@ enum message_kind { KIND_MESSAGE = 0x6d657373, KIND_SKIP = 0x736b6970 };
 
 struct message_header {
     uint32_t kind;
-    uint32_t position; /* low half of the count at which it stands: a header of an earlier lap is recognised */
+    uint32_t position; /* low half of its ring position: detects a stale header of an earlier lap */
     uint64_t bytes;
 };
 
-/* What must stay in place until the network has read it. */
+/* Must not change until the network has read it. */
 struct staging {
     struct message_header skip, message;
     unsigned char head[EP_STREAM_HEAD_BYTES];
 };
 
 /*
- * Messages that may leave before the oldest has been flushed. Their heads need a place each, and flush_test() can only
- * answer for all of them together.
+ * Messages that may be sent before the oldest has been flushed. Each needs a staging buffer of its own, and
+ * flush_test() covers all of them together.
  */
 #define STAGED 16
 
 struct sender {
-    uint64_t tail; /* behind the last message accepted */
+    uint64_t tail; /* end of the last queued message */
     struct staging staged[STAGED];
     int n_staged;
     bool unflushed;
-    /* The message going out, in steps: skip, header and head, pieces, signal. */
+    /* The message being sent, in steps: skip, header and head, pieces, signal. */
     bool sending;
     int step, n_pieces;
     size_t head_bytes;
@@ -49,10 +49,10 @@ struct sender {
 };
 
 struct receiver {
-    uint64_t head;     /* of the message that peek shows */
-    uint64_t returned; /* credit given back so far */
-    size_t peeked;     /* bytes in the ring of the message at head, 0: not looked at yet */
-    bool owes;         /* credit is to be given back */
+    uint64_t head;     /* of the message that peek returns */
+    uint64_t returned; /* credit returned so far */
+    size_t peeked;     /* bytes in the ring of the message at head, 0: not peeked yet */
+    bool credit_due;   /* credit is to be returned */
 };
 
 struct ep_streams {
@@ -70,13 +70,13 @@ enum stream_signal { SIGNAL_TAIL = 0, SIGNAL_CREDIT = 1, SIGNALS };
 
 static int index_of(const struct ep_streams *streams, int peer, int channel)
 {
-    return ep_net_slot(streams->net->node, peer) * streams->net->channels + channel;
+    return ep_net_peer_index(streams->net->node, peer) * streams->net->channels + channel;
 }
 
-/* The place of this rank's stream among the streams of its peer. */
+/* The index of this rank's stream among the streams of its peer. */
 static int index_at_peer(const struct ep_streams *streams, int peer, int channel)
 {
-    return ep_net_slot(peer, streams->net->node) * streams->net->channels + channel;
+    return ep_net_peer_index(peer, streams->net->node) * streams->net->channels + channel;
 }
 
 static int peer_of(const struct ep_streams *streams, int index)
@@ -89,7 +89,7 @@ static size_t padded(size_t bytes)
     return (bytes + 15) & ~(size_t)15;
 }
 
-static void fail_for_good(struct ep_streams *streams, ep_status status, const char *text)
+static void break_streams(struct ep_streams *streams, ep_status status, const char *text)
 {
     snprintf(streams->reason, sizeof(streams->reason), "%s", text);
     streams->broken = status;
@@ -101,7 +101,7 @@ static const void *damaged(struct ep_streams *streams, int index, uint64_t posit
 
     snprintf(text, sizeof(text), "streams: node %d, channel %d, byte %llu of the stream: %s", peer_of(streams, index),
              index % streams->net->channels, (unsigned long long)position, what);
-    fail_for_good(streams, EP_E_MISMATCH, text);
+    break_streams(streams, EP_E_MISMATCH, text);
     streams->broken_by = 1 + peer_of(streams, index);
     return NULL;
 }
@@ -123,7 +123,7 @@ ep_status ep_streams_open(const struct ep_net_provider *provider, const struct e
     if (__builtin_mul_overflow(n, ring, &full.region_bytes) || n > UINT32_MAX / SIGNALS)
         return ep_fail(EP_E_OVERFLOW, "streams: %zu rings of %zu bytes", n, ring);
     full.n_signals = (uint32_t)n * SIGNALS;
-    /* First what is collective, so that a rank without memory does not leave the others waiting. */
+    /* The collective call comes first, so that a rank without memory does not leave the others waiting. */
     EP_TRY(provider->open(provider, &full, &net));
     streams = calloc(1, sizeof(*streams));
     if (!streams)
@@ -133,7 +133,7 @@ ep_status ep_streams_open(const struct ep_net_provider *provider, const struct e
     streams->receivers = calloc(n, sizeof(*streams->receivers));
     if (!streams->senders || !streams->receivers)
         goto no_memory;
-    net->gathers = true; /* each message ends with a signal: a system call for each would cost as much as its row */
+    net->batch_signals = true; /* a system call for the signal of each message would cost as much as its payload */
     streams->net = net;
     *ret_streams = streams;
     return EP_OK;
@@ -182,7 +182,7 @@ static bool signal_peer(struct ep_streams *streams, int index, enum stream_signa
     return net->ops->signal(net, peer, channel, (uint32_t)at_peer * SIGNALS + which, add);
 }
 
-/* One step of the message going out; false: the network has no room. */
+/* One step of the message being sent; false: the network has no room. */
 static bool push_step(struct ep_streams *streams, int index, struct sender *sender)
 {
     const struct staging *staging = &sender->staged[sender->n_staged - 1];
@@ -223,7 +223,7 @@ static bool push(struct ep_streams *streams, int index)
     return moved;
 }
 
-/* Everything that was put has left: all heads may be overwritten. */
+/* Everything that was put has left: the staging buffers may be reused. */
 static bool flushed(struct ep_streams *streams, int index)
 {
     struct ep_net *net = streams->net;
@@ -238,7 +238,7 @@ static bool flushed(struct ep_streams *streams, int index)
     return true;
 }
 
-/* false: the message can never be sent; progress then says why. */
+/* false: the message can never be sent; ep_streams_progress() then reports the reason. */
 static bool check_message(struct ep_streams *streams, size_t head_bytes, const struct ep_piece *pieces, int n_pieces,
                           size_t *ret_bytes)
 {
@@ -247,7 +247,7 @@ static bool check_message(struct ep_streams *streams, size_t head_bytes, const s
 
     if (head_bytes > EP_STREAM_HEAD_BYTES || n_pieces < 0 || n_pieces > EP_STREAM_PIECES) {
         snprintf(text, sizeof(text), "streams: a message with a head of %zu bytes and %d pieces", head_bytes, n_pieces);
-        fail_for_good(streams, EP_E_ARG, text);
+        break_streams(streams, EP_E_ARG, text);
         return false;
     }
     for (int i = 0; i < n_pieces; i++) {
@@ -257,7 +257,7 @@ static bool check_message(struct ep_streams *streams, size_t head_bytes, const s
     if (bytes > ep_streams_max_message(streams)) {
         snprintf(text, sizeof(text), "streams: a message of %zu bytes, at most %zu", bytes,
                  ep_streams_max_message(streams));
-        fail_for_good(streams, EP_E_ARG, text);
+        break_streams(streams, EP_E_ARG, text);
         return false;
     }
     *ret_bytes = bytes;
@@ -276,7 +276,7 @@ bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const voi
     if (streams->broken != EP_OK || !check_message(streams, head_bytes, pieces, n_pieces, &bytes) || sender->sending)
         return false;
     if (credit > sender->tail) {
-        damaged(streams, index, sender->tail, "credit for more than what was sent");
+        damaged(streams, index, sender->tail, "credit for more bytes than were sent");
         return false;
     }
     if (sender->n_staged == STAGED && !flushed(streams, index))
@@ -368,15 +368,15 @@ const void *ep_stream_peek(struct ep_streams *streams, int peer, int channel, si
     return header + 1;
 }
 
-/* Gives back what has been read; false: nothing is owed, or the network has no room. */
+/* false: no credit is due, or the network has no room. */
 static bool return_credit(struct ep_streams *streams, int index)
 {
     struct receiver *receiver = &streams->receivers[index];
 
-    if (!receiver->owes || !signal_peer(streams, index, SIGNAL_CREDIT, receiver->head - receiver->returned))
+    if (!receiver->credit_due || !signal_peer(streams, index, SIGNAL_CREDIT, receiver->head - receiver->returned))
         return false;
     receiver->returned = receiver->head;
-    receiver->owes = false;
+    receiver->credit_due = false;
     return true;
 }
 
@@ -387,10 +387,10 @@ void ep_stream_pop(struct ep_streams *streams, int peer, int channel)
 
     receiver->head += receiver->peeked;
     receiver->peeked = 0;
-    /* One credit for many messages while the reader is behind; all of it when there is nothing left to read. */
+    /* One credit for many messages while the ring has unread ones; all of it when there is nothing left to read. */
     if (receiver->head - receiver->returned >= streams->ring_bytes / 4 ||
         receiver->head == streams->net->signals[(size_t)index * SIGNALS + SIGNAL_TAIL])
-        receiver->owes = receiver->head != receiver->returned;
+        receiver->credit_due = receiver->head != receiver->returned;
     return_credit(streams, index);
 }
 
@@ -422,11 +422,11 @@ bool ep_streams_ended(struct ep_streams *streams, int peer)
     return net->ops->ended && net->ops->ended(net, peer);
 }
 
-int ep_streams_take_link(struct ep_streams *streams, int peer)
+int ep_streams_detach_link(struct ep_streams *streams, int peer)
 {
     struct ep_net *net = streams->net;
 
-    return net->ops->take_link ? net->ops->take_link(net, peer) : -1;
+    return net->ops->detach_link ? net->ops->detach_link(net, peer) : -1;
 }
 
 struct ep_net *ep_streams_get_net(struct ep_streams *streams)
@@ -437,12 +437,12 @@ struct ep_net *ep_streams_get_net(struct ep_streams *streams)
 void ep_streams_abandon(struct ep_streams *streams)
 {
     if (streams)
-        streams->net->hurries = true;
+        streams->net->abandoned = true;
 }
 
-bool ep_streams_sleeps(const struct ep_streams *streams)
+bool ep_streams_can_sleep(const struct ep_streams *streams)
 {
-    return streams->net->sleeps;
+    return streams->net->can_sleep;
 }
 
 size_t ep_streams_bytes(const struct ep_streams *streams)

@@ -2,11 +2,11 @@
 /*
  * tcp.h - the network over TCP sockets.
  *
- * For each rail peer there is a connection for each channel, on which records follow one another in order, and one for
- * the control link of the communicator. Payload goes from the caller's memory into the socket and from the socket into
- * the region; nothing is copied in between but what comes in the same read as a header.
+ * Each rail peer has one connection for each channel, which carries a sequence of records, and one for the control link
+ * of the communicator. Payload is sent from the caller's memory and received into the region without a copy, except for
+ * bytes that are read together with a header.
  *
- * ep_net_tcp.open: `context` NULL takes the secret from $EPKIT_SECRET and the interface from $EPKIT_TCP_INTERFACE.
+ * ep_net_tcp.open: with `context` NULL the secret is read from $EPKIT_SECRET, the interface from $EPKIT_TCP_INTERFACE.
  */
 #ifndef EP_NET_TCP_H
 #define EP_NET_TCP_H
@@ -14,23 +14,23 @@
 #include "net/net.h"
 #include "tcp/handshake.h"
 
-/* What a boot knows. */
+/* Known to a boot. */
 struct ep_net_tcp_context {
     struct tcp_key key;
-    struct tcp_address local; /* by which the bootstrap has reached this host; family 0: not known */
-    char interface[256];      /* as tcp_find_interfaces() takes it; "": none was named */
+    struct tcp_address local; /* address of this host in the bootstrap; family 0: not known */
+    char interface[256];      /* for tcp_find_interfaces(); "": any */
 };
 
-/* What an endpoint keeps so that its ranks can connect to each other once more, when the group shrinks. */
+/* Kept by an endpoint so that its ranks can connect to each other again when the group shrinks. */
 struct ep_net_tcp_rendezvous {
     struct ep_net_tcp_context context;
     struct tcp_key key;
     uint64_t session;
     int listener;            /* -1: none */
-    struct tcp_address from; /* to bind connections to; family 0: any */
+    struct tcp_address from; /* local address of outgoing connections; family 0: any */
     struct {
         int n;
-        struct tcp_address addresses[TCP_ADDRESSES]; /* at which this rank may try it */
+        struct tcp_address addresses[TCP_ADDRESSES]; /* usable from this rank */
     } * ranks;                                       /* [R] */
 };
 

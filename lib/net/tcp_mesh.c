@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each rank listens at a port of its own and sends the others its addresses by the boot's all-gather. The rank of the
- * higher node connects, address by address, until it has proved itself to the right one; a second all-gather says
- * whether all have all their connections.
+ * Each rank listens on a port of its own and publishes its addresses by the boot's all-gather. The rank of the higher
+ * node connects, trying one address after the other, until the handshake with the right rank succeeds. A second
+ * all-gather confirms that all ranks have all their connections.
  */
 #include "net/tcp_mesh.h"
 
@@ -20,7 +20,7 @@
 
 #define RETRY_NS 50000000u
 #define POLL_MOST_MS 50
-/* Of an endpoint beside its connections: the listener, its copy for a shrink, and one that is dropped. */
+/* File descriptors in addition to the connections: the listener, its copy for a shrink, and a rejected connection. */
 #define DESCRIPTORS 3
 
 struct introduction {
@@ -33,8 +33,8 @@ struct introduction {
 
 /* A connection that this rank makes. */
 struct connector {
-    int slot, kind; /* of ret_lines, and what for */
-    int rank, next; /* whom, and at which of its addresses next */
+    int slot, kind; /* index in ret_conns, TCP_STREAM or TCP_LINK */
+    int rank, next; /* the peer, and the index of its address to try next */
     bool under_way, done;
     uint64_t retry_ns, begin_ns;
     struct tcp_handshake hs;
@@ -45,12 +45,12 @@ struct mesh {
     const struct ep_net_params *params;
     const struct ep_net_tcp_context *context;
     int node, npeers, per_peer;
-    struct tcp_mesh_line *lines;
+    struct tcp_mesh_conn *conns;
     struct introduction *all; /* [R] */
     struct tcp_key key;
     uint64_t session;
     struct tcp_acceptor *acceptor;
-    struct tcp_address from; /* to bind connections to; family 0: any */
+    struct tcp_address from; /* local address of outgoing connections; family 0: any */
     uint64_t deadline_ns;
     struct connector *connectors;
     int n_connectors;
@@ -76,7 +76,7 @@ static void add_address(struct introduction *mine, const struct tcp_address *add
     struct tcp_address full = *address;
 
     full.port = port;
-    full.scope = 0; /* the number of an interface here means nothing there */
+    full.scope = 0; /* the index of an interface is valid on its own host only */
     for (int i = 0; i < mine->n_addresses; i++)
         if (same_host_address(&mine->addresses[i], address))
             return;
@@ -84,7 +84,7 @@ static void add_address(struct introduction *mine, const struct tcp_address *add
         mine->addresses[mine->n_addresses++] = full;
 }
 
-/* The way the bootstrap came is known to work; loopback comes last, for ranks of this host. */
+/* The address of the bootstrap is first, because it is known to work; loopback is last, for ranks of this host. */
 static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
 {
     const char *wanted = *mesh->context->interface ? mesh->context->interface : NULL;
@@ -94,7 +94,7 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
     int n = 0, fd;
     ep_status status;
 
-    /* A host with no more than a link-local address can be reached by the one that the bootstrap came by. */
+    /* A host that has only link-local addresses can be reached by the address of the bootstrap. */
     status = tcp_find_interfaces(wanted, found, &n);
     if (status != EP_OK && (wanted || !local->family))
         return status;
@@ -111,7 +111,7 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
     return EP_OK;
 }
 
-/* --- what the ranks send each other --- */
+/* --- introductions --- */
 
 static ep_status agree(struct mesh *mesh, struct introduction *mine, ep_status status)
 {
@@ -123,8 +123,7 @@ static ep_status agree(struct mesh *mesh, struct introduction *mine, ep_status s
     return EP_OK;
 }
 
-/* A link-local address is one of the link that the bootstrap came by; the number of that interface is each host's own.
- */
+/* Link-local addresses are on the link of the bootstrap; each host has its own index for that interface. */
 static void complete_addresses(struct mesh *mesh)
 {
     uint32_t scope = mesh->from.scope ? mesh->from.scope : mesh->context->local.scope;
@@ -135,7 +134,7 @@ static void complete_addresses(struct mesh *mesh)
                 mesh->all[rank].addresses[i].scope = scope;
 }
 
-/* The key of this endpoint, of what all ranks have drawn: connections of another one do not fit. */
+/* Derives the key of this endpoint from random bytes of all ranks, so that connections of another endpoint fail. */
 static ep_status make_key(struct mesh *mesh)
 {
     size_t n = (size_t)mesh->params->nranks, bytes = sizeof(mesh->all[0].random);
@@ -156,7 +155,7 @@ static ep_status make_key(struct mesh *mesh)
 
 /* --- connecting --- */
 
-static ep_status check_line(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
+static ep_status check_conn(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
     const struct mesh *mesh = context;
     const struct tcp_hello *hello = &hs->hello;
@@ -166,7 +165,7 @@ static ep_status check_line(void *context, const struct tcp_handshake *hs, char 
     if (hello->session != mesh->session || hello->to != params->rank || hello->rank < 0 ||
         hello->rank >= params->nranks ||
         hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
-        hello->rank / params->ranks_per_node <= mesh->node || !ep_net_is_wanted(mesh->params, hello->rank))
+        hello->rank / params->ranks_per_node <= mesh->node || !ep_net_is_connected(mesh->params, hello->rank))
         return EP_E_MISMATCH;
     if (hello->kind == TCP_STREAM && hello->detail < (uint32_t)params->channels)
         return EP_OK;
@@ -175,20 +174,21 @@ static ep_status check_line(void *context, const struct tcp_handshake *hs, char 
                : EP_E_MISMATCH;
 }
 
-static void take_line(void *context, const struct tcp_handshake *hs, int fd)
+static void add_conn(void *context, const struct tcp_handshake *hs, int fd)
 {
     struct mesh *mesh = context;
-    int peer = ep_net_slot(mesh->node, hs->hello.rank / mesh->params->ranks_per_node);
-    struct tcp_mesh_line *line = &mesh->lines[peer * mesh->per_peer + (int)hs->hello.detail];
+    int peer = ep_net_peer_index(mesh->node, hs->hello.rank / mesh->params->ranks_per_node);
+    struct tcp_mesh_conn *conn = &mesh->conns[peer * mesh->per_peer + (int)hs->hello.detail];
 
-    if (line->fd >= 0)
-        close(line->fd); /* the peer has closed the first one, and tries again */
-    line->fd = fd;
-    line->far = hs->from;
+    if (conn->fd >= 0)
+        close(conn->fd); /* the peer has closed that one and retries */
+    conn->fd = fd;
+    conn->remote = hs->from;
 }
 
-/* Loopback leads to another host's rank only by accident. */
-static bool may_try(const struct mesh *mesh, const struct introduction *theirs, const struct tcp_address *address)
+/* Loopback is usable only between ranks of one host. */
+static bool is_usable_address(const struct mesh *mesh, const struct introduction *theirs,
+                              const struct tcp_address *address)
 {
     const struct introduction *mine = &mesh->all[mesh->params->rank];
 
@@ -216,7 +216,7 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
         return;
     }
     address = &theirs->addresses[connector->next++];
-    if (!may_try(mesh, theirs, address))
+    if (!is_usable_address(mesh, theirs, address))
         return;
     share = (mesh->deadline_ns > now ? mesh->deadline_ns - now : 0) / (uint64_t)theirs->n_addresses;
     if (tcp_connect(address, mesh->from.family ? &mesh->from : NULL, &fd) != EP_OK) {
@@ -246,19 +246,19 @@ static void step_connector(struct mesh *mesh, struct connector *connector)
     connector->under_way = false;
     connector->done = result == TCP_HANDSHAKE_DONE;
     if (connector->done) {
-        mesh->lines[connector->slot] = (struct tcp_mesh_line){.fd = connector->hs.fd, .far = connector->hs.from};
+        mesh->conns[connector->slot] = (struct tcp_mesh_conn){.fd = connector->hs.fd, .remote = connector->hs.from};
     } else {
         tcp_address_print(&connector->hs.from, at);
         snprintf(connector->why, sizeof(connector->why), "%s: %s", at, connector->hs.why);
     }
 }
 
-static int count_open(const struct mesh *mesh)
+static int count_missing(const struct mesh *mesh)
 {
     int n = 0;
 
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        n += mesh->lines[slot].fd < 0 && ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot));
+        n += mesh->conns[slot].fd < 0 && ep_net_is_connected(mesh->params, rank_of_slot(mesh, slot));
     return n;
 }
 
@@ -272,17 +272,17 @@ static ep_status fail_late(const struct mesh *mesh)
         if (!connector->done)
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d could not connect to rank %d within %d ms: %s",
                            mesh->params->rank, connector->rank, timeout_ms,
-                           *connector->why ? connector->why : "it has no address that leads there");
+                           *connector->why ? connector->why : "no address of that rank can be reached from here");
     }
-    /* Those that did not connect may stand at the door: then it is this rank that lacks something. */
+    /* Peers may be waiting in the backlog: then this rank failed to accept, for example for lack of descriptors. */
     if (mesh->acceptor->error)
-        return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error, "network tcp: rank %d cannot take connections",
+        return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error, "network tcp: rank %d cannot accept connections",
                              mesh->params->rank);
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        if (mesh->lines[slot].fd < 0 && ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot)))
+        if (mesh->conns[slot].fd < 0 && ep_net_is_connected(mesh->params, rank_of_slot(mesh, slot)))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
                            rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
-                           mesh->acceptor->dropped ? "; the last connection that was not taken: " : "",
+                           mesh->acceptor->dropped ? "; the last connection that was rejected: " : "",
                            mesh->acceptor->dropped ? mesh->acceptor->last_drop : "");
     return EP_OK;
 }
@@ -290,15 +290,15 @@ static ep_status fail_late(const struct mesh *mesh)
 static ep_status connect_all(struct mesh *mesh)
 {
     mesh->deadline_ns = ep_deadline_ns(mesh->params->timeout_ms / 2);
-    while (count_open(mesh) > 0) {
+    while (count_missing(mesh) > 0) {
         int n;
 
         if (ep_now_ns() >= mesh->deadline_ns)
             return fail_late(mesh);
         for (int i = 0; i < mesh->n_connectors; i++)
             step_connector(mesh, &mesh->connectors[i]);
-        tcp_acceptor_step(mesh->acceptor, check_line, take_line, mesh);
-        if (count_open(mesh) == 0)
+        tcp_acceptor_step(mesh->acceptor, check_conn, add_conn, mesh);
+        if (count_missing(mesh) == 0)
             break;
         n = tcp_acceptor_get_polls(mesh->acceptor, mesh->polls);
         for (int i = 0; i < mesh->n_connectors; i++)
@@ -315,7 +315,7 @@ static void plan_connectors(struct mesh *mesh)
 {
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++) {
         if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node ||
-            !ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot)))
+            !ep_net_is_connected(mesh->params, rank_of_slot(mesh, slot)))
             continue;
         mesh->connectors[mesh->n_connectors++] =
             (struct connector){.slot = slot,
@@ -329,7 +329,7 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 {
     size_t n = (size_t)mesh->npeers * (size_t)mesh->per_peer;
 
-    if (!mesh->lines)
+    if (!mesh->conns)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
     mesh->acceptor = calloc(1, sizeof(*mesh->acceptor));
     mesh->connectors = calloc(n, sizeof(*mesh->connectors));
@@ -338,16 +338,16 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
         mesh->acceptor->fd = -1;
     if (!mesh->acceptor || !mesh->connectors || !mesh->polls)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
-    EP_TRY(ep_fd_reserve("network tcp: an endpoint", count_open(mesh) + DESCRIPTORS));
+    EP_TRY(ep_fd_reserve("network tcp: an endpoint", count_missing(mesh) + DESCRIPTORS));
     EP_TRY(tcp_random(mine->random, sizeof(mine->random)));
     return find_addresses(mesh, mine);
 }
 
-/* For a shrink: the listener stays open, but no thread accepts. */
+/* For a shrink: the listener stays open, but no thread accepts connections. */
 static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rendezvous *rendezvous)
 {
-    if (mesh->params->apart)
-        return EP_OK; /* groups form anew by the endpoint of the communicator alone */
+    if (mesh->params->block_ranks)
+        return EP_OK; /* a shrink uses the endpoint of the communicator */
     rendezvous->context = *mesh->context;
     rendezvous->key = mesh->key;
     rendezvous->session = mesh->session;
@@ -357,7 +357,7 @@ static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rend
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %d ranks", mesh->params->nranks);
     for (int rank = 0; rank < mesh->params->nranks; rank++)
         for (int i = 0; i < mesh->all[rank].n_addresses; i++)
-            if (may_try(mesh, &mesh->all[rank], &mesh->all[rank].addresses[i]))
+            if (is_usable_address(mesh, &mesh->all[rank], &mesh->all[rank].addresses[i]))
                 rendezvous->ranks[rank].addresses[rendezvous->ranks[rank].n++] = mesh->all[rank].addresses[i];
     rendezvous->listener = fcntl(mesh->acceptor->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     if (rendezvous->listener < 0)
@@ -370,10 +370,10 @@ static void mesh_done(struct mesh *mesh, ep_status status)
     for (int i = 0; i < mesh->n_connectors; i++)
         if (mesh->connectors[i].under_way)
             tcp_handshake_drop(&mesh->connectors[i].hs);
-    for (int slot = 0; status != EP_OK && mesh->lines && slot < mesh->npeers * mesh->per_peer; slot++) {
-        if (mesh->lines[slot].fd >= 0)
-            close(mesh->lines[slot].fd);
-        mesh->lines[slot].fd = -1;
+    for (int slot = 0; status != EP_OK && mesh->conns && slot < mesh->npeers * mesh->per_peer; slot++) {
+        if (mesh->conns[slot].fd >= 0)
+            close(mesh->conns[slot].fd);
+        mesh->conns[slot].fd = -1;
     }
     if (mesh->acceptor)
         tcp_acceptor_close(mesh->acceptor);
@@ -384,14 +384,14 @@ static void mesh_done(struct mesh *mesh, ep_status status)
 }
 
 ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_tcp_context *context, ep_status mine,
-                        struct tcp_mesh_line *ret_lines, struct ep_net_tcp_rendezvous *rendezvous)
+                        struct tcp_mesh_conn *ret_conns, struct ep_net_tcp_rendezvous *rendezvous)
 {
     struct mesh mesh = {.params = params,
                         .context = context,
                         .node = params->rank / params->ranks_per_node,
                         .npeers = params->nranks / params->ranks_per_node - 1,
                         .per_peer = tcp_mesh_per_peer(params),
-                        .lines = ret_lines};
+                        .conns = ret_conns};
     struct introduction self;
     struct ep_process_id process;
     char text[EP_ERROR_TEXT_BYTES];
@@ -400,8 +400,8 @@ ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_
     memset(&self, 0, sizeof(self));
     ep_process_get_self(&process);
     memcpy(self.host, process.host, sizeof(self.host));
-    for (int slot = 0; ret_lines && slot < mesh.npeers * mesh.per_peer; slot++)
-        ret_lines[slot].fd = -1;
+    for (int slot = 0; ret_conns && slot < mesh.npeers * mesh.per_peer; slot++)
+        ret_conns[slot].fd = -1;
     mesh.all = calloc((size_t)params->nranks, sizeof(*mesh.all));
     if (!mesh.all)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %d ranks", params->nranks);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Endpoints of the network over TCP: how they are opened, and what leaves before they close. */
+/* Opens and closes endpoints of the network over TCP. */
 #include "net/tcp_internal.h"
 
 #include "base/clock.h"
@@ -16,59 +16,59 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The peer's kernel takes what is on its way when this endpoint is freed. */
+/* Most time that freeing an endpoint waits for the peers' kernels to receive data in flight. */
 #define FREE_MS 2000
 
 /* --- closing --- */
 
-static bool is_taken(const struct stream *stream)
+static bool is_delivered(const struct tcp_conn *conn)
 {
     int waiting = 0;
 
-    if (stream->discards || stream->ended)
+    if (conn->discards || conn->ended)
         return true;
-    return stream->count == 0 && ioctl(stream->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
+    return conn->count == 0 && ioctl(conn->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
 }
 
-static void throw_away_input(struct stream *stream)
+static void drain_input(struct tcp_conn *conn)
 {
     unsigned char bytes[16384];
     ssize_t n;
 
-    while ((n = recv(stream->fd, bytes, sizeof(bytes), MSG_DONTWAIT)) > 0)
+    while ((n = recv(conn->fd, bytes, sizeof(bytes), MSG_DONTWAIT)) > 0)
         ;
     if (n == 0 || (errno != EAGAIN && errno != EINTR))
-        tcp_stream_end(stream, 0);
+        tcp_conn_end(conn, 0);
 }
 
 /*
- * A socket that is closed with something unread resets the connection, and what is still on its way to the peer is
- * lost. So what comes is read, until the peer's kernel has all of ours, or a while has passed.
+ * Closing a socket with unread data resets the connection, and data in flight to the peer is lost. So input is drained
+ * until the peer's kernel has acknowledged all output, or the timeout has passed.
  */
-static void say_farewell(struct tcp_net *t, int timeout_ms)
+static void send_bye(struct tcp_net *t, int timeout_ms)
 {
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
-    struct timespec nap = {.tv_nsec = 200000};
+    struct timespec backoff = {.tv_nsec = 200000};
     bool all;
 
     for (int i = 0; i < t->n; i++)
-        if (t->streams[i].fd >= 0)
-            tcp_stream_add_record(&t->streams[i], TCP_WIRE_BYE, 0, 0, NULL, 0);
+        if (t->conns[i].fd >= 0)
+            tcp_conn_add_record(&t->conns[i], TCP_WIRE_BYE, 0, 0, NULL, 0);
     for (;;) {
         all = true;
         for (int i = 0; i < t->n; i++) {
-            struct stream *stream = &t->streams[i];
+            struct tcp_conn *conn = &t->conns[i];
 
-            if (stream->fd < 0 || is_taken(stream))
+            if (conn->fd < 0 || is_delivered(conn))
                 continue;
-            stream->writable = true;
-            tcp_stream_push(stream);
-            throw_away_input(stream);
-            all &= is_taken(stream);
+            conn->writable = true;
+            tcp_conn_push(conn);
+            drain_input(conn);
+            all &= is_delivered(conn);
         }
         if (all || ep_now_ns() >= deadline_ns)
             return;
-        nanosleep(&nap, NULL);
+        nanosleep(&backoff, NULL);
     }
 }
 
@@ -79,17 +79,17 @@ void ep_net_tcp_free(struct ep_net *net)
     if (!t)
         return;
     /*
-     * In a hurry it is said all the same: a rank that only closes this endpoint shall not be taken for dead. But what
-     * is queued may be memory that nobody keeps any more.
+     * An abandoned endpoint sends BYE too, so that its peers do not report this rank as dead. But its queued puts are
+     * discarded: their sources may have been freed.
      */
-    for (int i = 0; net->hurries && t->streams && i < t->n; i++)
-        if (t->streams[i].count)
-            tcp_stream_discard_output(&t->streams[i]);
-    if (t->streams && t->broken == EP_OK)
-        say_farewell(t, net->hurries ? 0 : t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
-    for (int i = 0; t->streams && i < t->n; i++)
-        if (t->streams[i].fd >= 0)
-            close(t->streams[i].fd);
+    for (int i = 0; net->abandoned && t->conns && i < t->n; i++)
+        if (t->conns[i].count)
+            tcp_conn_discard_output(&t->conns[i]);
+    if (t->conns && t->broken == EP_OK)
+        send_bye(t, net->abandoned ? 0 : t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
+    for (int i = 0; t->conns && i < t->n; i++)
+        if (t->conns[i].fd >= 0)
+            close(t->conns[i].fd);
     for (int i = 0; t->links && i < net->nnodes - 1; i++)
         if (t->links[i] >= 0)
             close(t->links[i]);
@@ -99,7 +99,7 @@ void ep_net_tcp_free(struct ep_net *net)
         close(t->rendezvous.listener);
     memset(&t->rendezvous.key, 0, sizeof(t->rendezvous.key));
     free(t->rendezvous.ranks);
-    free(t->streams);
+    free(t->conns);
     free(t->links);
     ep_net_memory_free(net);
     free(t);
@@ -107,7 +107,7 @@ void ep_net_tcp_free(struct ep_net *net)
 
 /* --- opening --- */
 
-/* Everything that needs no peer. */
+/* All steps that need no peer. */
 static ep_status prepare(struct tcp_net *t)
 {
     struct ep_net *net = &t->net;
@@ -116,49 +116,49 @@ static ep_status prepare(struct tcp_net *t)
     t->links = malloc(npeers * sizeof(*t->links));
     for (size_t i = 0; t->links && i < npeers; i++)
         t->links[i] = -1;
-    t->streams = calloc(n, sizeof(*t->streams));
-    for (size_t i = 0; t->streams && i < n; i++)
-        t->streams[i].fd = -1;
-    if (!t->links || !t->streams)
+    t->conns = calloc(n, sizeof(*t->conns));
+    for (size_t i = 0; t->conns && i < n; i++)
+        t->conns[i].fd = -1;
+    if (!t->links || !t->conns)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
     EP_TRY(ep_net_memory_new(net));
-    net->wire_bytes = n * sizeof(*t->streams);
-    t->epoll = ep_fd_keep(epoll_create1(EPOLL_CLOEXEC));
+    net->wire_bytes = n * sizeof(*t->conns);
+    t->epoll = ep_fd_above_stdio(epoll_create1(EPOLL_CLOEXEC));
     if (t->epoll < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: epoll_create1");
     return EP_OK;
 }
 
-/* After the connections have come about: only what cannot fail on one rank alone, or is this rank's failure later. */
-static ep_status start(struct tcp_net *t, const struct ep_net_params *params, const struct tcp_mesh_line *lines)
+/* After the last agreement of the ranks: a failure here is of this rank alone. */
+static ep_status start(struct tcp_net *t, const struct ep_net_params *params, const struct tcp_mesh_conn *conns)
 {
     int channels = t->net.channels, per_peer = tcp_mesh_per_peer(params);
     ep_status status = EP_OK;
 
     for (int i = 0; i < t->n; i++) {
-        const struct tcp_mesh_line *line = &lines[i / channels * per_peer + i % channels];
+        const struct tcp_mesh_conn *from = &conns[i / channels * per_peer + i % channels];
         struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u32 = (uint32_t)i};
-        struct stream *stream = &t->streams[i];
+        struct tcp_conn *conn = &t->conns[i];
 
-        stream->fd = line->fd;
-        stream->far = line->far;
-        stream->index = i;
-        stream->readable = stream->writable = true;
-        stream->in = (struct tcp_wire){.region = t->net.region,
-                                       .region_bytes = t->net.region_bytes,
-                                       .signals = t->net.signals,
-                                       .n_signals = t->net.n_signals};
-        if (stream->fd < 0)
-            tcp_stream_end(stream, 0); /* a rank that this one does not talk to here */
-        else if (status == EP_OK && epoll_ctl(t->epoll, EPOLL_CTL_ADD, stream->fd, &event) != 0)
+        conn->fd = from->fd;
+        conn->remote = from->remote;
+        conn->index = i;
+        conn->readable = conn->writable = true;
+        conn->in = (struct tcp_wire){.region = t->net.region,
+                                     .region_bytes = t->net.region_bytes,
+                                     .signals = t->net.signals,
+                                     .n_signals = t->net.n_signals};
+        if (conn->fd < 0)
+            tcp_conn_end(conn, 0); /* no communication with that rank (block_ranks) */
+        else if (status == EP_OK && epoll_ctl(t->epoll, EPOLL_CTL_ADD, conn->fd, &event) != 0)
             status = ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: epoll_ctl");
     }
     for (int peer = 0; per_peer > channels && peer < t->net.nnodes - 1; peer++)
-        t->links[peer] = lines[peer * per_peer + channels].fd;
+        t->links[peer] = conns[peer * per_peer + channels].fd;
     return status;
 }
 
-/* Without a boot that knows more: what the environment says. */
+/* For a boot without a context: from the environment. */
 static void make_context(struct ep_net_tcp_context *ret_context)
 {
     const char *secret = getenv("EPKIT_SECRET"), *interface = getenv("EPKIT_TCP_INTERFACE");
@@ -173,7 +173,7 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
 {
     const struct ep_net_tcp_context *context = provider->context;
     struct ep_net_tcp_context own;
-    struct tcp_mesh_line *lines;
+    struct tcp_mesh_conn *conns;
     struct tcp_net *t;
     ep_status status;
 
@@ -185,19 +185,19 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     t = calloc(1, sizeof(*t));
     if (!t)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory");
-    t->net = ep_net_init(&ep_net_tcp_ops, params); /* nothing rings when a socket has something */
+    t->net = ep_net_init(&ep_net_tcp_ops, params); /* can_sleep stays false: no doorbell when a socket has input */
     t->rank = params->rank;
     t->ranks_per_node = params->ranks_per_node;
     t->timeout_ms = params->timeout_ms;
     t->tolerant = params->tolerant;
     t->epoll = t->rendezvous.listener = -1;
     t->n = (t->net.nnodes - 1) * params->channels;
-    lines = calloc((size_t)(t->net.nnodes - 1) * (size_t)tcp_mesh_per_peer(params), sizeof(*lines));
-    status = lines ? prepare(t) : ep_fail(EP_E_MEMORY, "network tcp: no memory");
-    status = tcp_mesh_open(params, context, status, lines, &t->rendezvous);
-    if (status == EP_OK && lines)
-        status = start(t, params, lines);
-    free(lines);
+    conns = calloc((size_t)(t->net.nnodes - 1) * (size_t)tcp_mesh_per_peer(params), sizeof(*conns));
+    status = conns ? prepare(t) : ep_fail(EP_E_MEMORY, "network tcp: no memory");
+    status = tcp_mesh_open(params, context, status, conns, &t->rendezvous);
+    if (status == EP_OK && conns)
+        status = start(t, params, conns);
+    free(conns);
     if (status != EP_OK) {
         ep_net_tcp_free(&t->net);
         return status;

@@ -3,60 +3,60 @@
 
 #include <string.h>
 
-unsigned char *tcp_wire_room(const struct tcp_wire *wire, size_t *ret_bytes)
+unsigned char *tcp_wire_get_buffer(const struct tcp_wire *wire, size_t *ret_bytes)
 {
     *ret_bytes = wire->left;
-    return wire->left ? wire->region + wire->place : NULL;
+    return wire->left ? wire->region + wire->offset : NULL;
 }
 
-void tcp_wire_fill(struct tcp_wire *wire, size_t bytes)
+void tcp_wire_advance(struct tcp_wire *wire, size_t bytes)
 {
     wire->left -= bytes;
-    wire->place += bytes;
+    wire->offset += bytes;
 }
 
-/* A whole record head is there. */
+/* wire->record is complete. */
 static const char *take_record(struct tcp_wire *wire)
 {
     const struct tcp_wire_record *record = &wire->record;
 
     wire->head_used = 0;
     if (wire->bye)
-        return "a record behind the farewell";
+        return "a record after BYE";
     if (record->number != wire->number)
         return "a record out of order";
     wire->number++;
     switch (record->kind) {
     case TCP_WIRE_PUT:
-        if (record->place > wire->region_bytes || record->amount > wire->region_bytes - record->place)
+        if (record->target > wire->region_bytes || record->amount > wire->region_bytes - record->target)
             return "a put beyond the end of the region";
-        wire->place = (size_t)record->place;
+        wire->offset = (size_t)record->target;
         wire->left = (size_t)record->amount;
         return NULL;
     case TCP_WIRE_SIGNAL:
-        if (record->place >= wire->n_signals)
+        if (record->target >= wire->n_signals)
             return "a signal that does not exist";
-        wire->signals[record->place] += record->amount;
+        wire->signals[record->target] += record->amount;
         return NULL;
     case TCP_WIRE_BYE:
         wire->bye = true;
-        return record->place || record->amount ? "a farewell with something behind it" : NULL;
+        return record->target || record->amount ? "a BYE record with a payload" : NULL;
     default:
         return "a record of unknown kind";
     }
 }
 
-const char *tcp_wire_take(struct tcp_wire *wire, const unsigned char *bytes, size_t n)
+const char *tcp_wire_consume(struct tcp_wire *wire, const unsigned char *bytes, size_t n)
 {
     while (n) {
         size_t room, used;
-        unsigned char *into = tcp_wire_room(wire, &room);
+        unsigned char *into = tcp_wire_get_buffer(wire, &room);
         const char *wrong;
 
         if (into) {
             used = room < n ? room : n;
             memcpy(into, bytes, used);
-            tcp_wire_fill(wire, used);
+            tcp_wire_advance(wire, used);
         } else {
             room = sizeof(wire->record) - wire->head_used;
             used = room < n ? room : n;

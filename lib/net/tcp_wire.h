@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tcp_wire.h - the records on a connection of the tcp network: made by the sender, checked by the receiver. */
+/* tcp_wire.h - the record format of the tcp network, and its checked decoder. */
 #ifndef EP_NET_TCP_WIRE_H
 #define EP_NET_TCP_WIRE_H
 
@@ -13,13 +13,13 @@ enum tcp_wire_kind { TCP_WIRE_PUT = 0x31707574, TCP_WIRE_SIGNAL = 0x31736967, TC
 struct tcp_wire_record {
     uint32_t kind;
     uint32_t number; /* low half of the count of records on this connection */
-    uint64_t place;  /* put: offset in the region; signal: its index */
-    uint64_t amount; /* put: bytes behind the record; signal: what to add */
+    uint64_t target; /* put: offset in the region; signal: its index */
+    uint64_t amount; /* put: bytes that follow the record; signal: value to add */
 };
 
-_Static_assert(sizeof(struct tcp_wire_record) == 24, "it is a format");
+_Static_assert(sizeof(struct tcp_wire_record) == 24, "it is a wire format");
 
-/* Where a receiver stands. */
+/* State of the decoder. */
 struct tcp_wire {
     unsigned char *region;
     size_t region_bytes;
@@ -27,18 +27,18 @@ struct tcp_wire {
     uint32_t n_signals;
     struct tcp_wire_record record;
     size_t head_used;
-    size_t left;     /* payload of the record that is still to come */
-    size_t place;    /* ... and where it goes */
+    size_t left;     /* payload of the record that was not received yet */
+    size_t offset;   /* of that payload in the region */
     uint32_t number; /* of the next record */
-    bool bye;        /* nothing comes behind it */
+    bool bye;        /* BYE was received: no record may follow */
 };
 
-/* Room for payload that may be read straight into the region; NULL: a record is next. */
-unsigned char *tcp_wire_room(const struct tcp_wire *wire, size_t *ret_bytes);
-/* So much of it has been read there. */
-void tcp_wire_fill(struct tcp_wire *wire, size_t bytes);
+/* The part of the region for payload that is to come next; NULL: a record head is next. */
+unsigned char *tcp_wire_get_buffer(const struct tcp_wire *wire, size_t *ret_bytes);
+/* Accounts for `bytes` read into that buffer. */
+void tcp_wire_advance(struct tcp_wire *wire, size_t bytes);
 
-/* Takes bytes in the order in which they came. NULL, or what is wrong with them: then the connection is of no use. */
-const char *tcp_wire_take(struct tcp_wire *wire, const unsigned char *bytes, size_t n);
+/* Decodes bytes in the order of their arrival. NULL, or the error: then the connection cannot be used any more. */
+const char *tcp_wire_consume(struct tcp_wire *wire, const unsigned char *bytes, size_t n);
 
 #endif

@@ -9,39 +9,39 @@
 #include <string.h>
 #include <time.h>
 
-/* Completions that are taken at once. */
+/* Completions polled at once. */
 #define BATCH 32
-/* Batches of one progress(): bounded, so that a flood cannot keep the caller from its own work. */
+/* Batches of one progress(): bounded, so that a flood of messages cannot starve the caller. */
 #define BATCHES 16
-/* A queue pair that failed without a farewell: the control link reports a death sooner. */
+/* Grace period after a queue pair failed without BYE: the control link reports the death of a process earlier. */
 #define CUT_MS 1000
-/* The peers' NICs take what is on its way when this endpoint is freed. */
+/* Most time that freeing an endpoint waits for the peers' NICs to receive data in flight. */
 #define FREE_MS 2000
-/* The endpoint beside this one costs a system call. */
-#define LOOK_EVERY 64
+/* progress() of the tcp endpoint costs a system call, so that only every 64th call makes it. */
+#define TCP_POLL_INTERVAL 64
 
 static struct verbs_net *verbs_of(struct ep_net *net)
 {
     return (struct verbs_net *)net;
 }
 
-static struct verbs_line *line_of(struct verbs_net *v, int peer, int channel)
+static struct verbs_conn *conn_of(struct verbs_net *v, int peer, int channel)
 {
-    return &v->lines[ep_net_slot(v->net.node, peer) * v->net.channels + channel];
+    return &v->conns[ep_net_peer_index(v->net.node, peer) * v->net.channels + channel];
 }
 
-static int peer_of(const struct verbs_net *v, const struct verbs_line *line)
+static int peer_of(const struct verbs_net *v, const struct verbs_conn *conn)
 {
-    return ep_net_peer(v->net.node, line->index / v->net.channels);
+    return ep_net_peer(v->net.node, conn->index / v->net.channels);
 }
 
-static ep_status break_net(struct verbs_net *v, const struct verbs_line *line, ep_status status, const char *what)
+static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
 {
     if (v->broken == EP_OK) {
         v->broken = status;
-        v->net.broken_by = 1 + peer_of(v, line);
+        v->net.broken_by = 1 + peer_of(v, conn);
         snprintf(v->reason, sizeof(v->reason), "network verbs: rank %d, channel %d, over %s: %s",
-                 ep_net_rail_rank(v->rank, v->ranks_per_node, peer_of(v, line)), line->index % v->net.channels,
+                 ep_net_rail_rank(v->rank, v->ranks_per_node, peer_of(v, conn)), conn->index % v->net.channels,
                  v->device.name, what);
     }
     return ep_fail(v->broken, "%s", v->reason);
@@ -49,93 +49,92 @@ static ep_status break_net(struct verbs_net *v, const struct verbs_line *line, e
 
 /* --- sending --- */
 
-/* One operation; `src` inside of the ring, or short enough to be taken with the request. Its end in the ring is `end`.
- */
-static bool post(struct verbs_net *v, struct verbs_line *line, enum ibv_wr_opcode opcode, const void *src, size_t bytes,
+/* Posts one operation. `src` is in the ring or short enough to be sent inline; `end`: ring position after it. */
+static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode, const void *src, size_t bytes,
                  uint64_t offset, uint64_t end)
 {
     struct ibv_sge piece = {.addr = (uintptr_t)src, .length = (uint32_t)bytes, .lkey = v->copies_mr->lkey};
-    struct ibv_send_wr request = {.wr_id = (uint64_t)line->index,
+    struct ibv_send_wr request = {.wr_id = (uint64_t)conn->index,
                                   .sg_list = &piece,
                                   .num_sge = 1,
                                   .opcode = opcode,
                                   .send_flags =
-                                      IBV_SEND_SIGNALED | (bytes <= line->inline_bytes ? IBV_SEND_INLINE : 0u)};
+                                      IBV_SEND_SIGNALED | (bytes <= conn->inline_bytes ? IBV_SEND_INLINE : 0u)};
     struct ibv_send_wr *bad = NULL;
     char what[96];
     int error;
 
     if (opcode == IBV_WR_RDMA_WRITE) {
-        request.wr.rdma.remote_addr = line->far_region + offset;
-        request.wr.rdma.rkey = line->far_key;
+        request.wr.rdma.remote_addr = conn->remote_region + offset;
+        request.wr.rdma.rkey = conn->remote_key;
     }
-    error = ibv_post_send(line->qp, &request, &bad);
+    error = ibv_post_send(conn->qp, &request, &bad);
     if (error) {
         snprintf(what, sizeof(what), "ibv_post_send: %s", strerror(error));
-        break_net(v, line, EP_E_SYSTEM, what);
+        break_net(v, conn, EP_E_SYSTEM, what);
         return false;
     }
-    line->ends[(line->first + line->count++) % VERBS_SENDS] = end;
+    conn->ends[(conn->first + conn->count++) % VERBS_SENDS] = end;
     return true;
 }
 
-/* Copies into the ring as far as its end is not reached, and no more than an operation takes; posts that. */
-static size_t post_piece(struct verbs_net *v, struct verbs_line *line, enum ibv_wr_opcode opcode,
+/* Copies as much as fits before the end of the ring and into one operation, and posts that. Returns its bytes. */
+static size_t post_piece(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode,
                          const unsigned char *src, size_t bytes, uint64_t offset)
 {
-    size_t at = line->tail % v->ring_bytes, piece = bytes;
+    size_t at = conn->tail % v->ring_bytes, piece = bytes;
 
-    if (bytes <= line->inline_bytes)
-        return post(v, line, opcode, src, bytes, offset, line->tail) ? bytes : 0;
+    if (bytes <= conn->inline_bytes)
+        return post(v, conn, opcode, src, bytes, offset, conn->tail) ? bytes : 0;
     if (piece > v->ring_bytes - at)
         piece = v->ring_bytes - at;
     if (piece > v->device.max_message)
         piece = v->device.max_message;
-    memcpy(line->ring + at, src, piece);
-    line->tail += piece;
-    return post(v, line, opcode, line->ring + at, piece, offset, line->tail) ? piece : 0;
+    memcpy(conn->ring + at, src, piece);
+    conn->tail += piece;
+    return post(v, conn, opcode, conn->ring + at, piece, offset, conn->tail) ? piece : 0;
 }
 
-/* The most that so many bytes take: the last piece, and one at the end of the ring. */
+/* Upper bound of the operations for so many bytes: pieces end at max_message and at the end of the ring. */
 static size_t operations_of(const struct verbs_net *v, size_t bytes)
 {
     return bytes / v->device.max_message + 3;
 }
 
-/* Whether there is room for so many bytes now, in as many operations as they may take. */
-static bool has_room(const struct verbs_net *v, const struct verbs_line *line, size_t bytes)
+/* Whether the ring and the send queue have room for so many bytes now. */
+static bool has_room(const struct verbs_net *v, const struct verbs_conn *conn, size_t bytes)
 {
-    return bytes <= v->ring_bytes - (size_t)(line->tail - line->head) &&
-           line->count + operations_of(v, bytes) <= VERBS_SENDS;
+    return bytes <= v->ring_bytes - (size_t)(conn->tail - conn->head) &&
+           conn->count + operations_of(v, bytes) <= VERBS_SENDS;
 }
 
-/* The end of the ring that a record did not fit into comes free with what is under way: here nothing is. */
-static void forget_padding(struct verbs_line *line)
+/* Padding at the end of the ring is reclaimed with the operation after it, or here if nothing is outstanding. */
+static void reclaim_padding(struct verbs_conn *conn)
 {
-    if (line->count == 0)
-        line->head = line->tail;
+    if (conn->count == 0)
+        conn->head = conn->tail;
 }
 
 static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
 {
     struct verbs_net *v = verbs_of(net);
-    struct verbs_line *line = line_of(v, peer, channel);
+    struct verbs_conn *conn = conn_of(v, peer, channel);
     const unsigned char *from = src;
 
     if (v->broken != EP_OK)
         return false;
-    if (line->discards)
-        return true; /* it has left or died: who waits for it gets that failure */
-    forget_padding(line);
+    if (conn->discards)
+        return true; /* the peer has left or died, which the waits for it report */
+    reclaim_padding(conn);
     if (offset > net->region_bytes || bytes > net->region_bytes - offset || bytes > v->ring_bytes ||
         operations_of(v, bytes) > VERBS_SENDS) {
-        break_net(v, line, EP_E_OVERFLOW, "a put that no region and no ring has room for");
+        break_net(v, conn, EP_E_OVERFLOW, "a put larger than the region or the ring");
         return false;
     }
-    if (!has_room(v, line, bytes))
+    if (!has_room(v, conn, bytes))
         return false;
     while (bytes > 0) {
-        size_t done = post_piece(v, line, IBV_WR_RDMA_WRITE, from, bytes, offset);
+        size_t done = post_piece(v, conn, IBV_WR_RDMA_WRITE, from, bytes, offset);
 
         if (!done)
             return false;
@@ -146,34 +145,34 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
     return true;
 }
 
-static bool send_record(struct verbs_net *v, struct verbs_line *line, enum verbs_kind kind, uint32_t index,
+static bool send_record(struct verbs_net *v, struct verbs_conn *conn, enum verbs_kind kind, uint32_t index,
                         uint64_t add)
 {
     struct verbs_record record = {.kind = kind, .index = index, .add = add};
-    size_t left = v->ring_bytes - line->tail % v->ring_bytes, padding = 0;
+    size_t left = v->ring_bytes - conn->tail % v->ring_bytes, padding = 0;
 
     if (v->broken != EP_OK)
         return false;
-    if (line->discards)
+    if (conn->discards)
         return true;
-    forget_padding(line);
-    /* In one piece: not across the end of the ring. */
-    if (left < sizeof(record) && line->inline_bytes < sizeof(record))
+    reclaim_padding(conn);
+    /* A record must not wrap around the end of the ring. */
+    if (left < sizeof(record) && conn->inline_bytes < sizeof(record))
         padding = left;
-    if (!has_room(v, line, padding + sizeof(record)))
+    if (!has_room(v, conn, padding + sizeof(record)))
         return false;
-    line->tail += padding;
-    return post_piece(v, line, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
+    conn->tail += padding;
+    return post_piece(v, conn, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
 }
 
 static bool verbs_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
 {
     struct verbs_net *v = verbs_of(net);
 
-    return send_record(v, line_of(v, peer, channel), VERBS_SIGNAL, index, add);
+    return send_record(v, conn_of(v, peer, channel), VERBS_SIGNAL, index, add);
 }
 
-/* What was put is in the ring, and the NIC goes on by itself. */
+/* put() has copied the data into the ring, and the NIC sends it without further calls. */
 static bool verbs_flush_test(struct ep_net *net, int peer, int channel)
 {
     (void)net;
@@ -184,25 +183,25 @@ static bool verbs_flush_test(struct ep_net *net, int peer, int channel)
 
 /* --- completions --- */
 
-static void fail_line(struct verbs_line *line, enum ibv_wc_status why)
+static void fail_conn(struct verbs_conn *conn, enum ibv_wc_status why)
 {
-    /* What follows the first error is flushed, and says less. */
-    if (!line->failed_ns || (line->why == IBV_WC_WR_FLUSH_ERR && why != IBV_WC_WR_FLUSH_ERR))
-        line->why = why;
-    if (!line->failed_ns)
-        line->failed_ns = ep_now_ns();
-    line->discards = true;
+    /* Operations after the first error fail with WR_FLUSH_ERR, which does not tell the cause. */
+    if (!conn->failed_ns || (conn->why == IBV_WC_WR_FLUSH_ERR && why != IBV_WC_WR_FLUSH_ERR))
+        conn->why = why;
+    if (!conn->failed_ns)
+        conn->failed_ns = ep_now_ns();
+    conn->discards = true;
 }
 
-/* What a peer that has died or left brings about; all else is a fault of this rank or of epkit. */
-static bool is_of_peer(enum ibv_wc_status why)
+/* Errors that a dead or departed peer can cause; all others are caused by this rank. */
+static bool is_peer_failure(enum ibv_wc_status why)
 {
     return why == IBV_WC_RETRY_EXC_ERR || why == IBV_WC_RNR_RETRY_EXC_ERR || why == IBV_WC_WR_FLUSH_ERR ||
            why == IBV_WC_REM_ABORT_ERR || why == IBV_WC_REM_OP_ERR;
 }
 
-/* A queue pair cannot distinguish the peer's end of the cable from this one, the port can. */
-static ep_status check_port(struct verbs_net *v, const struct verbs_line *line, enum ibv_wc_status why)
+/* A queue pair error does not tell which end of the link is down; the state of the local port does. */
+static ep_status check_port(struct verbs_net *v, const struct verbs_conn *conn, enum ibv_wc_status why)
 {
     struct ibv_port_attr port;
     char what[160];
@@ -211,79 +210,79 @@ static ep_status check_port(struct verbs_net *v, const struct verbs_line *line, 
     if (v->device.library->query_port(v->device.context, v->device.port, &port) != 0 || port.state == IBV_PORT_ACTIVE)
         return EP_OK;
     snprintf(what, sizeof(what), "the port of this rank is down: %s", v->device.library->wc_status_str(why));
-    return break_net(v, line, EP_E_SYSTEM, what);
+    return break_net(v, conn, EP_E_SYSTEM, what);
 }
 
-static ep_status take_failure(struct verbs_net *v, struct verbs_line *line, enum ibv_wc_status why)
+static ep_status handle_failure(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wc_status why)
 {
     char what[128];
 
-    fail_line(line, why);
-    if (is_of_peer(why))
+    fail_conn(conn, why);
+    if (is_peer_failure(why))
         return EP_OK;
-    EP_TRY(check_port(v, line, why));
+    EP_TRY(check_port(v, conn, why));
     snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(why));
-    return break_net(v, line, EP_E_SYSTEM, what);
+    return break_net(v, conn, EP_E_SYSTEM, what);
 }
 
-static ep_status take_sent(struct verbs_net *v, const struct ibv_wc *done)
+static ep_status complete_send(struct verbs_net *v, const struct ibv_wc *done)
 {
-    struct verbs_line *line = &v->lines[done->wr_id];
+    struct verbs_conn *conn = &v->conns[done->wr_id];
 
-    if (!line->qp)
+    if (!conn->qp)
         return EP_OK; /* revoked */
     if (done->status != IBV_WC_SUCCESS)
-        EP_TRY(take_failure(v, line, done->status));
-    if (!line->count)
+        EP_TRY(handle_failure(v, conn, done->status));
+    if (!conn->count)
         return EP_OK;
-    line->head = line->ends[line->first];
-    line->first = (line->first + 1) % VERBS_SENDS;
-    line->count--;
+    conn->head = conn->ends[conn->first];
+    conn->first = (conn->first + 1) % VERBS_SENDS;
+    conn->count--;
     return EP_OK;
 }
 
-int verbs_post_receive(struct verbs_net *v, struct verbs_line *line, unsigned slot)
+int verbs_post_receive(struct verbs_net *v, struct verbs_conn *conn, unsigned slot)
 {
     struct ibv_sge piece = {
-        .addr = (uintptr_t)&line->arrivals[slot], .length = sizeof(line->arrivals[slot]), .lkey = v->copies_mr->lkey};
-    struct ibv_recv_wr request = {.wr_id = (uint64_t)line->index << 32 | slot, .sg_list = &piece, .num_sge = 1};
+        .addr = (uintptr_t)&conn->received[slot], .length = sizeof(conn->received[slot]), .lkey = v->copies_mr->lkey};
+    struct ibv_recv_wr request = {.wr_id = (uint64_t)conn->index << 32 | slot, .sg_list = &piece, .num_sge = 1};
     struct ibv_recv_wr *bad = NULL;
 
-    return ibv_post_recv(line->qp, &request, &bad);
+    return ibv_post_recv(conn->qp, &request, &bad);
 }
 
-static ep_status take_arrival(struct verbs_net *v, const struct ibv_wc *done)
+static ep_status complete_receive(struct verbs_net *v, const struct ibv_wc *done)
 {
-    struct verbs_line *line = &v->lines[done->wr_id >> 32];
+    struct verbs_conn *conn = &v->conns[done->wr_id >> 32];
     unsigned slot = (unsigned)(done->wr_id & UINT32_MAX);
-    const struct verbs_record *record = &line->arrivals[slot];
+    const struct verbs_record *record = &conn->received[slot];
     char what[96];
     int error;
 
-    if (!line->qp)
+    if (!conn->qp)
         return EP_OK; /* revoked */
     if (done->status != IBV_WC_SUCCESS)
-        return take_failure(v, line, done->status);
+        return handle_failure(v, conn, done->status);
     if (done->byte_len != sizeof(*record))
-        return break_net(v, line, EP_E_MISMATCH, "a message that is no record");
+        return break_net(v, conn, EP_E_MISMATCH, "a message of a wrong size");
     if (record->kind == VERBS_BYE)
-        line->bye = line->discards = true;
+        conn->bye_received = conn->discards = true;
     else if (record->kind == VERBS_HELLO)
-        line->met = true;
+        conn->hello_received = true;
     else if (record->kind != VERBS_SIGNAL)
-        return break_net(v, line, EP_E_MISMATCH, "a record of unknown kind");
+        return break_net(v, conn, EP_E_MISMATCH, "a record of unknown kind");
     else if (record->index >= v->net.n_signals)
-        return break_net(v, line, EP_E_MISMATCH, "a signal that does not exist");
+        return break_net(v, conn, EP_E_MISMATCH, "a signal that does not exist");
     else
         v->net.signals[record->index] += record->add;
-    error = verbs_post_receive(v, line, slot);
+    error = verbs_post_receive(v, conn, slot);
     if (!error)
         return EP_OK;
     snprintf(what, sizeof(what), "ibv_post_recv: %s", strerror(error));
-    return break_net(v, line, EP_E_SYSTEM, what);
+    return break_net(v, conn, EP_E_SYSTEM, what);
 }
 
-/* *ret_moved is left alone where nothing has come. */
+/* Sets *ret_moved if there were completions, else leaves it unchanged. */
 static ep_status poll_all(struct verbs_net *v, bool *ret_moved)
 {
     struct ibv_wc done[BATCH];
@@ -292,60 +291,60 @@ static ep_status poll_all(struct verbs_net *v, bool *ret_moved)
     for (int batch = 0; batch < BATCHES && n == BATCH; batch++) {
         n = ibv_poll_cq(v->receives, BATCH, done);
         for (int i = 0; i < n; i++)
-            EP_TRY(take_arrival(v, &done[i]));
+            EP_TRY(complete_receive(v, &done[i]));
         *ret_moved |= n > 0;
     }
     n = n < 0 ? n : BATCH;
     for (int batch = 0; batch < BATCHES && n == BATCH; batch++) {
         n = ibv_poll_cq(v->sends, BATCH, done);
         for (int i = 0; i < n; i++)
-            EP_TRY(take_sent(v, &done[i]));
+            EP_TRY(complete_send(v, &done[i]));
         *ret_moved |= n > 0;
     }
-    return n < 0 ? break_net(v, &v->lines[0], EP_E_SYSTEM, "ibv_poll_cq failed") : EP_OK;
+    return n < 0 ? break_net(v, &v->conns[0], EP_E_SYSTEM, "ibv_poll_cq failed") : EP_OK;
 }
 
-/* Failed, and neither a farewell nor the endpoint beside this one has explained it in time. */
-static bool is_cut(const struct verbs_line *line)
+/* The queue pair failed, and neither BYE nor the end of the tcp connection followed within CUT_MS. */
+static bool is_cut(const struct verbs_conn *conn)
 {
-    return line->failed_ns && !line->bye && !line->gone_ns &&
-           ep_now_ns() - line->failed_ns >= CUT_MS * UINT64_C(1000000);
+    return conn->failed_ns && !conn->bye_received && !conn->peer_closed_ns &&
+           ep_now_ns() - conn->failed_ns >= CUT_MS * UINT64_C(1000000);
 }
 
-static ep_status fail_cut(struct verbs_net *v, const struct verbs_line *line)
+static ep_status fail_cut(struct verbs_net *v, const struct verbs_conn *conn)
 {
     char what[160];
 
-    EP_TRY(check_port(v, line, line->why));
-    snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(line->why));
-    return break_net(v, line, EP_E_PEER_DEAD, what);
+    EP_TRY(check_port(v, conn, conn->why));
+    snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(conn->why));
+    return break_net(v, conn, EP_E_PEER_DEAD, what);
 }
 
 /*
- * Peers whose connection beside the queue pairs has ended: what they had put is there a while later at most, and what
- * is put to them has no queue pair to arrive at.
+ * Peers whose tcp connection has ended: their last puts arrive within CUT_MS, and puts to them are discarded, because
+ * their queue pairs no longer exist.
  */
-static void note_gone(struct verbs_net *v)
+static void note_closed_peers(struct verbs_net *v)
 {
     for (int i = 0; i < v->n; i++) {
-        struct verbs_line *line = &v->lines[i];
+        struct verbs_conn *conn = &v->conns[i];
 
-        if (line->qp && !line->gone_ns && v->tcp->ops->ended(v->tcp, peer_of(v, line))) {
-            line->gone_ns = ep_now_ns();
-            line->discards = true;
+        if (conn->qp && !conn->peer_closed_ns && v->tcp->ops->ended(v->tcp, peer_of(v, conn))) {
+            conn->peer_closed_ns = ep_now_ns();
+            conn->discards = true;
         }
     }
 }
 
-/* Queue pairs that failed, and the endpoint beside this one. */
+/* Handles failed queue pairs and the tcp endpoint. */
 static ep_status check_ends(struct verbs_net *v)
 {
     bool moved, any = false;
     ep_status status;
 
     for (int i = 0; i < v->n; i++)
-        any |= v->lines[i].failed_ns && !v->lines[i].bye;
-    if (!any && v->looks++ % LOOK_EVERY)
+        any |= v->conns[i].failed_ns && !v->conns[i].bye_received;
+    if (!any && v->tcp_polls++ % TCP_POLL_INTERVAL)
         return EP_OK;
     status = v->tcp->ops->progress(v->tcp, &moved);
     if (status != EP_OK) {
@@ -354,10 +353,10 @@ static ep_status check_ends(struct verbs_net *v)
         snprintf(v->reason, sizeof(v->reason), "%s", ep_last_error());
         return status;
     }
-    note_gone(v);
+    note_closed_peers(v);
     for (int i = 0; any && !v->tolerant && i < v->n; i++)
-        if (is_cut(&v->lines[i]))
-            return fail_cut(v, &v->lines[i]);
+        if (is_cut(&v->conns[i]))
+            return fail_cut(v, &v->conns[i]);
     return EP_OK;
 }
 
@@ -374,17 +373,17 @@ static ep_status verbs_progress(struct ep_net *net, bool *ret_moved)
     return EP_OK;
 }
 
-/* --- beside it --- */
+/* --- ended and lost peers, control links --- */
 
 static bool verbs_ended(struct ep_net *net, int peer)
 {
     struct verbs_net *v = verbs_of(net);
 
     for (int channel = 0; channel < net->channels; channel++) {
-        const struct verbs_line *line = line_of(v, peer, channel);
+        const struct verbs_conn *conn = conn_of(v, peer, channel);
 
-        if (!line->failed_ns && !line->bye &&
-            (!line->gone_ns || ep_now_ns() - line->gone_ns < CUT_MS * UINT64_C(1000000)))
+        if (!conn->failed_ns && !conn->bye_received &&
+            (!conn->peer_closed_ns || ep_now_ns() - conn->peer_closed_ns < CUT_MS * UINT64_C(1000000)))
             return false;
     }
     return true;
@@ -395,29 +394,29 @@ static bool verbs_lost(struct ep_net *net, int peer)
     struct verbs_net *v = verbs_of(net);
 
     for (int channel = 0; channel < net->channels; channel++)
-        if (is_cut(line_of(v, peer, channel)))
+        if (is_cut(conn_of(v, peer, channel)))
             return true;
     return v->tcp->ops->lost(v->tcp, peer);
 }
 
 /*
- * A queue pair that is gone writes nothing: the region stays registered for the other peers, and no queue pair that
- * knows its key leads here from that one. What has come on it may still lie in the completion queues.
+ * A destroyed queue pair cannot be written through; the region stays registered for the other peers. Completions of the
+ * destroyed queue pair may still be in the completion queues.
  */
 static ep_status verbs_revoke(struct ep_net *net, int peer)
 {
     struct verbs_net *v = verbs_of(net);
 
     for (int channel = 0; channel < net->channels; channel++) {
-        struct verbs_line *line = line_of(v, peer, channel);
-        int error = line->qp ? v->device.library->destroy_qp(line->qp) : 0;
+        struct verbs_conn *conn = conn_of(v, peer, channel);
+        int error = conn->qp ? v->device.library->destroy_qp(conn->qp) : 0;
 
         if (error)
             return ep_fail_errno(EP_E_SYSTEM, error, "network verbs: ending a queue pair of %s", v->device.name);
-        line->qp = NULL;
-        line->bye = line->said = line->discards = true;
-        line->head = line->tail;
-        line->count = 0;
+        conn->qp = NULL;
+        conn->bye_received = conn->bye_sent = conn->discards = true;
+        conn->head = conn->tail;
+        conn->count = 0;
     }
     return v->tcp->ops->revoke(v->tcp, peer);
 }
@@ -426,7 +425,7 @@ static int verbs_take_link(struct ep_net *net, int peer)
 {
     struct ep_net *tcp = verbs_of(net)->tcp;
 
-    return tcp->ops->take_link(tcp, peer);
+    return tcp->ops->detach_link(tcp, peer);
 }
 
 struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
@@ -436,46 +435,46 @@ struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
 
 /* --- opening --- */
 
-/* The first line that has not carried a message each way; one that failed before one that may still come. */
-static const struct verbs_line *find_absent(const struct verbs_net *v)
+/* A connection without a message in each direction: the first one that failed, else the first that is pending. */
+static const struct verbs_conn *find_unverified(const struct verbs_net *v)
 {
-    const struct verbs_line *absent = NULL;
+    const struct verbs_conn *unverified = NULL;
 
     for (int i = 0; i < v->n; i++) {
-        const struct verbs_line *line = &v->lines[i];
+        const struct verbs_conn *conn = &v->conns[i];
 
-        if (line->failed_ns)
-            return line;
-        if (!absent && line->qp && (!line->met || line->count > 0))
-            absent = line;
+        if (conn->failed_ns)
+            return conn;
+        if (!unverified && conn->qp && (!conn->hello_received || conn->count > 0))
+            unverified = conn;
     }
-    return absent;
+    return unverified;
 }
 
-ep_status verbs_meet(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_line **ret_absent)
+ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_conn **ret_unverified)
 {
     const struct timespec backoff = {.tv_nsec = 50000};
-    const struct verbs_line *absent;
+    const struct verbs_conn *unverified;
     bool moved;
 
     for (int i = 0; i < v->n; i++)
-        if (v->lines[i].qp && !send_record(v, &v->lines[i], VERBS_HELLO, 0, 0))
+        if (v->conns[i].qp && !send_record(v, &v->conns[i], VERBS_HELLO, 0, 0))
             return ep_fail(v->broken, "%s", v->reason);
     do {
         moved = false;
         EP_TRY(poll_all(v, &moved));
-        absent = find_absent(v);
-        if (absent && !moved)
+        unverified = find_unverified(v);
+        if (unverified && !moved)
             nanosleep(&backoff, NULL);
-    } while (absent && !absent->failed_ns && ep_now_ns() < deadline_ns);
-    *ret_absent = absent;
+    } while (unverified && !unverified->failed_ns && ep_now_ns() < deadline_ns);
+    *ret_unverified = unverified;
     return EP_OK;
 }
 
 /* --- closing --- */
 
-/* Until the peers have all that was put, or a while has passed. What comes is taken, so that theirs goes on as well. */
-static void say_farewell(struct verbs_net *v)
+/* Polls until the peers have received everything, or the timeout; posting receives lets the peers finish as well. */
+static void send_bye(struct verbs_net *v)
 {
     uint64_t deadline_ns = ep_deadline_ns(v->timeout_ms < FREE_MS ? v->timeout_ms : FREE_MS);
     struct timespec backoff = {.tv_nsec = 50000};
@@ -486,26 +485,26 @@ static void say_farewell(struct verbs_net *v)
         if (poll_all(v, &moved) != EP_OK)
             return;
         for (int i = 0; i < v->n; i++) {
-            struct verbs_line *line = &v->lines[i];
+            struct verbs_conn *conn = &v->conns[i];
 
-            if (!line->said)
-                line->said = send_record(v, line, VERBS_BYE, 0, 0);
-            /* One that has said farewell itself may have closed its end before it acknowledged ours. */
-            waits |= !line->said || (line->count > 0 && !line->failed_ns && !line->bye);
+            if (!conn->bye_sent)
+                conn->bye_sent = send_record(v, conn, VERBS_BYE, 0, 0);
+            /* A peer that has sent BYE may close its queue pair without acknowledging ours. */
+            waits |= !conn->bye_sent || (conn->count > 0 && !conn->failed_ns && !conn->bye_received);
         }
         if (waits && !moved)
             nanosleep(&backoff, NULL);
     }
 }
 
-/* Queue pairs first: then nothing can be written any more into memory that is given back. */
+/* Queue pairs first: after that no peer can write to the memory that is freed here. */
 void verbs_release(struct verbs_net *v)
 {
     const struct verbs_library *library = v->device.library;
 
-    for (int i = 0; v->lines && i < v->n; i++)
-        if (v->lines[i].qp)
-            library->destroy_qp(v->lines[i].qp);
+    for (int i = 0; v->conns && i < v->n; i++)
+        if (v->conns[i].qp)
+            library->destroy_qp(v->conns[i].qp);
     if (v->sends)
         library->destroy_cq(v->sends);
     if (v->receives)
@@ -518,7 +517,7 @@ void verbs_release(struct verbs_net *v)
         library->dealloc_pd(v->pd);
     verbs_device_close(&v->device);
     free(v->copies);
-    free(v->lines);
+    free(v->conns);
     ep_net_memory_free(&v->net);
     free(v);
 }
@@ -529,9 +528,9 @@ static void verbs_free(struct ep_net *net)
 
     if (!v)
         return;
-    if (v->broken == EP_OK && !net->hurries)
-        say_farewell(v);
-    v->tcp->hurries = net->hurries || v->broken != EP_OK;
+    if (v->broken == EP_OK && !net->abandoned)
+        send_bye(v);
+    v->tcp->abandoned = net->abandoned || v->broken != EP_OK;
     v->tcp->ops->free(v->tcp);
     verbs_release(v);
 }
@@ -544,7 +543,7 @@ const struct ep_net_ops verbs_ops = {
     .progress = verbs_progress,
     .free = verbs_free,
     .ended = verbs_ended,
-    .take_link = verbs_take_link,
+    .detach_link = verbs_take_link,
     .lost = verbs_lost,
     .revoke = verbs_revoke,
 };

@@ -17,7 +17,7 @@
 #define ENV_TRAFFIC_CLASS "EPKIT_VERBS_TRAFFIC_CLASS"
 #define ENV_SERVICE_LEVEL "EPKIT_VERBS_SERVICE_LEVEL"
 
-/* A port that was seen; `why` "" where it can be used. */
+/* A port; `why` is "" if it is usable. */
 struct port {
     struct ibv_device *device;
     const char *device_name;
@@ -27,7 +27,7 @@ struct port {
 
 struct search {
     const struct verbs_library *library;
-    int gid_index; /* -1: by rule */
+    int gid_index; /* -1: the best by rate_gid() */
     struct port ports[PORTS_MAX];
     int n;
 };
@@ -60,7 +60,7 @@ static int rate_gid(const struct ibv_gid_entry *entry)
 
     if (entry->gid_type != IBV_GID_TYPE_ROCE_V2)
         return -1;
-    /* Of an interface in another network namespace: a pod without the host's network sees it, and cannot use it. */
+    /* An interface of another network namespace: visible in a pod without the host's network, but not usable. */
     if (entry->ndev_ifindex && !if_indextoname(entry->ndev_ifindex, interface))
         return -1;
     if (memcmp(raw, mapped, sizeof(mapped)) == 0)
@@ -68,7 +68,7 @@ static int rate_gid(const struct ibv_gid_entry *entry)
     return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80 ? 2 : 1;
 }
 
-/* Of a port of RoCE. false: it has none, `port->why` says so. */
+/* For a RoCE port. false: it has no usable GID, for the reason in port->why. */
 static bool find_gid(const struct search *search, struct port *port, struct ibv_context *context,
                      struct verbs_device *device)
 {
@@ -93,20 +93,20 @@ static bool find_gid(const struct search *search, struct port *port, struct ibv_
     if (best >= 0)
         return true;
     if (n < 0) {
-        snprintf(port->why, sizeof(port->why), "its table of addresses cannot be read: %s", strerror((int)-n));
+        snprintf(port->why, sizeof(port->why), "its GID table cannot be read: %s", strerror((int)-n));
         return false;
     }
     if (search->gid_index >= 0)
-        snprintf(port->why, sizeof(port->why), "no address at index %d (" ENV_GID_INDEX ")", search->gid_index);
+        snprintf(port->why, sizeof(port->why), "no GID at index %d (" ENV_GID_INDEX ")", search->gid_index);
     else
         snprintf(port->why, sizeof(port->why),
-                 "no RoCE v2 address of an interface in this network namespace: give its interface an IP address");
+                 "no RoCE v2 GID of an interface in this network namespace: give its interface an IP address");
     return false;
 }
 
 /* --- ports --- */
 
-static bool take_port(const struct search *search, struct port *port, struct ibv_context *context,
+static bool read_port(const struct search *search, struct port *port, struct ibv_context *context,
                       struct verbs_device *device)
 {
     struct ibv_port_attr attributes;
@@ -132,7 +132,7 @@ static bool take_port(const struct search *search, struct port *port, struct ibv
     return !device->is_ethernet || find_gid(search, port, context, device);
 }
 
-/* All ports of all devices; those whose device does not open carry the reason. */
+/* All ports of all devices. If a device cannot be opened, `why` of its port has the reason. */
 static void list_ports(struct search *search, struct ibv_device **devices)
 {
     for (int i = 0; devices[i]; i++) {
@@ -149,9 +149,9 @@ static void list_ports(struct search *search, struct ibv_device **devices)
 
             *port = (struct port){.device = devices[i], .device_name = name, .number = number};
             if (context)
-                take_port(search, port, context, &unused);
+                read_port(search, port, context, &unused);
             else
-                snprintf(port->why, sizeof(port->why), "the device does not open: %s", strerror(error));
+                snprintf(port->why, sizeof(port->why), "the device cannot be opened: %s", strerror(error));
         }
         if (context)
             search->library->close_device(context);
@@ -179,7 +179,7 @@ static ep_status none_usable(const struct search *search)
                    search->n ? seen : "there is no RDMA device");
 }
 
-/* The port that "NAME" or "NAME:PORT" names. */
+/* The port named by `text`: "NAME" or "NAME:PORT". */
 static ep_status find_named(struct search *search, const char *text, size_t length, struct port **ret_port)
 {
     for (int i = 0; i < search->n; i++) {
@@ -200,7 +200,7 @@ static ep_status find_named(struct search *search, const char *text, size_t leng
                    search->n ? search->ports[0].device_name : "");
 }
 
-/* The entry of the list for this rank: entries are dealt in turn. */
+/* The entry of the list for this rank: entries are assigned round-robin. */
 static ep_status choose_listed(struct search *search, const char *list, int local_rank, struct port **ret_port)
 {
     int n = 1, at;
@@ -236,7 +236,7 @@ static ep_status open_port(const struct search *search, struct port *port, struc
     device->context = search->library->open_device(port->device);
     if (!device->context)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: opening %s", port->device_name);
-    if (!take_port(search, port, device->context, device) ||
+    if (!read_port(search, port, device->context, device) ||
         search->library->query_device(device->context, &device->limits) != 0) {
         verbs_device_close(device);
         return ep_fail(EP_E_SYSTEM, "network verbs: %s: %s", port->device_name,
@@ -264,8 +264,8 @@ ep_status verbs_device_open(int local_rank, struct verbs_device *ret_device)
     search.gid_index = (int)gid_index;
     devices = search.library->get_device_list(NULL);
     if (!devices && errno == ENOSYS)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "network verbs: the kernel shows no RDMA here (module ib_uverbs, /sys/class/infiniband_verbs)");
+        return ep_fail(EP_E_UNSUPPORTED, "network verbs: the kernel has no RDMA support here (module ib_uverbs, "
+                                         "/sys/class/infiniband_verbs)");
     if (!devices)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: listing the RDMA devices");
     list_ports(&search, devices);

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_device.h - the NIC of a rank: which device, port and address (GID), opened.
+ * verbs_device.h - selects and opens the NIC of a rank: device, port and GID.
  *
- * Candidates are the active ports. An Ethernet port has to have an address for RoCE v2: one of IPv4 is taken before one
- * of IPv6, and a link-local one last. InfiniBand ports are addressed by their LID. The candidates, in the order of
- * their names or as $EPKIT_VERBS_DEVICE lists them ("mlx5_0", "mlx5_0:1,mlx5_3"), are dealt to the ranks of a node in
- * turn.
+ * Candidates are the active ports. An Ethernet port needs a RoCE v2 GID: IPv4 is preferred to IPv6, and link-local
+ * addresses come last. InfiniBand ports are addressed by their LID. The candidates, in the order of their names or of
+ * $EPKIT_VERBS_DEVICE ("mlx5_0", "mlx5_0:1,mlx5_3"), are assigned to the ranks of a node round-robin.
  *
- *   EPKIT_VERBS_DEVICE          which ports, by local rank
- *   EPKIT_VERBS_GID_INDEX       the address, by its index in the port's table; -1: as above
+ *   EPKIT_VERBS_DEVICE          list of ports, by local rank
+ *   EPKIT_VERBS_GID_INDEX       index in the port's GID table; -1: chosen as above
  *   EPKIT_VERBS_TRAFFIC_CLASS   0..255 of RoCE packets (DSCP * 4); 0 unless set
  *   EPKIT_VERBS_SERVICE_LEVEL   0..15 of InfiniBand; 0 unless set
  */
@@ -36,7 +35,7 @@ struct verbs_device {
     uint32_t max_message; /* bytes of one operation */
 };
 
-/* EP_E_UNSUPPORTED: no library, no device, no port that can be used; says which were seen and why not. */
+/* EP_E_UNSUPPORTED: no library, no device or no usable port; the error text lists the ports found and the reasons. */
 ep_status verbs_device_open(int local_rank, struct verbs_device *ret_device);
 void verbs_device_close(struct verbs_device *device);
 

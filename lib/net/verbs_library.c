@@ -17,7 +17,7 @@ static ep_status load(struct verbs_library *into)
 {
     const struct {
         const char *name;
-        void *place; /* of a pointer to a function */
+        void *pointer; /* to the function pointer */
     } symbols[] = {
         {"ibv_fork_init", &into->fork_init},
         {"ibv_get_device_list", &into->get_device_list},
@@ -55,9 +55,9 @@ static ep_status load(struct verbs_library *into)
             return ep_fail(EP_E_UNSUPPORTED, "network verbs: " LIBRARY " has no %s: rdma-core 32 or later is needed",
                            symbols[i].name);
         }
-        memcpy(symbols[i].place, &symbol, sizeof(symbol));
+        memcpy(symbols[i].pointer, &symbol, sizeof(symbol));
     }
-    /* Registered pages stay this process's own when it forks; kernels since 5.12 see to that without it. */
+    /* Keeps registered pages intact in the parent after fork(); kernels before 5.12 need it. */
     into->fork_init();
     return EP_OK;
 }

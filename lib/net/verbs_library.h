@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_library.h - libibverbs, loaded when it is asked for: libepkit must run where there is none.
+ * verbs_library.h - libibverbs, loaded with dlopen() on first use: libepkit must run where it is not installed.
  *
  * What the headers of libibverbs define inline (posting, polling) goes through the context and needs no symbol.
  */
@@ -11,7 +11,7 @@
 #include <infiniband/verbs.h>
 #include <sys/types.h>
 
-/* Each is the function of that name with ibv_ in front. */
+/* Each is the function of that name with the prefix ibv_. */
 struct verbs_library {
     int (*fork_init)(void);
     struct ibv_device **(*get_device_list)(int *ret_n);

@@ -7,74 +7,74 @@
 #include "net/net.h"
 #include "net/verbs_device.h"
 
-/* Operations of a queue pair that may be under way. */
+/* Outstanding operations of a queue pair. */
 #define VERBS_SENDS 64
-/* Signals that may lie in a queue pair before the receiver looks; beyond that the sender's NIC tries again. */
+/* Posted receives of a queue pair: so many signals may arrive unpolled; beyond that the sender's NIC retries (RNR). */
 #define VERBS_RECEIVES 128
 #define VERBS_INLINE_BYTES 64
 
 enum verbs_kind { VERBS_SIGNAL = 0x7669676e, VERBS_BYE = 0x76627965, VERBS_HELLO = 0x7668656c };
 
-/* A message, in the byte order of both: their processors are of one kind. */
+/* A message, in host byte order: all hosts have the same architecture. */
 struct verbs_record {
     uint32_t kind, index;
     uint64_t add;
 };
 
-/* A queue pair: a channel to a rail peer, both ways. */
-struct verbs_line {
-    struct ibv_qp *qp; /* NULL: this rank does not talk to that one here (ep_net_params.apart) */
+/* The queue pair of one channel to a rail peer. */
+struct verbs_conn {
+    struct ibv_qp *qp; /* NULL: revoked, or no communication with that rank (ep_net_params.block_ranks) */
     int index;
     uint32_t inline_bytes;
-    /* Where the peer is. */
-    uint64_t far_region;
-    uint32_t far_key;
-    /* The ring of copies: byte counts since the beginning, in use from `head` to `tail`. */
+    /* Remote region. */
+    uint64_t remote_region;
+    uint32_t remote_key;
+    /* The send buffer, a ring: running byte counts, in use from `head` to `tail`. */
     unsigned char *ring;
     uint64_t head, tail;
-    uint64_t ends[VERBS_SENDS]; /* of the operations under way: `tail` behind each */
+    uint64_t ends[VERBS_SENDS]; /* of the outstanding operations: `tail` after each */
     unsigned first, count;
-    struct verbs_record *arrivals; /* [VERBS_RECEIVES] */
-    bool met;                      /* the peer's first message has come */
-    bool bye;                      /* the peer has said farewell: nothing comes any more */
-    bool said;                     /* this rank has said its own */
-    bool discards;                 /* the peer takes nothing any more: what is put is thrown away */
-    uint64_t gone_ns;              /* when the connection beside it has ended, 0: it has not */
-    uint64_t failed_ns;            /* when the queue pair failed, 0: it has not */
+    struct verbs_record *received; /* [VERBS_RECEIVES] */
+    bool hello_received;
+    bool bye_received; /* no more input */
+    bool bye_sent;
+    bool discards;           /* the peer no longer receives: puts are discarded */
+    uint64_t peer_closed_ns; /* when the tcp connection to the peer ended, 0: it is open */
+    uint64_t failed_ns;      /* when the queue pair failed, 0: it has not */
     enum ibv_wc_status why;
 };
 
 struct verbs_net {
     struct ep_net net;
-    struct ep_net *tcp; /* beside it */
+    struct ep_net *tcp; /* see verbs.h */
     struct verbs_device device;
-    int rank, ranks_per_node, timeout_ms, n; /* n: lines */
+    int rank, ranks_per_node, timeout_ms, n; /* n: connections */
     bool tolerant;
-    struct verbs_line *lines;
-    size_t ring_bytes;     /* of a line: any put fits */
-    unsigned char *copies; /* the rings and the arrivals of all lines */
+    struct verbs_conn *conns;
+    size_t ring_bytes;     /* of a connection: any put fits */
+    unsigned char *copies; /* rings and receive buffers of all connections */
     size_t copies_bytes;
     struct ibv_pd *pd;
     struct ibv_mr *region_mr, *copies_mr;
     struct ibv_cq *sends, *receives;
-    uint32_t looks; /* at the endpoint beside it: not each time */
+    uint32_t tcp_polls; /* calls of check_ends(), for TCP_POLL_INTERVAL */
     ep_status broken;
     char reason[EP_ERROR_TEXT_BYTES];
 };
 
 extern const struct ep_net_ops verbs_ops;
 
-/* Posts the receive of a slot of line->arrivals. 0 or errno. */
-int verbs_post_receive(struct verbs_net *v, struct verbs_line *line, unsigned slot);
+/* Posts a receive into conn->received[slot]. 0 or errno. */
+int verbs_post_receive(struct verbs_net *v, struct verbs_conn *conn, unsigned slot);
 
 /*
- * Sends a first message on every line and takes the peers': connecting a queue pair involves no peer, so two NICs that
- * do not reach each other would show in the first operation only. *ret_absent: a line that has not carried both, or
- * NULL.
+ * Sends a message on every connection and waits for those of the peers: connecting a queue pair involves no peer, so
+ * that NICs without a route between them would otherwise be found by the first operation only. *ret_unverified: a
+ * connection that did not transfer both messages, or NULL.
  */
-ep_status verbs_meet(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_line **ret_absent);
+ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_conn **ret_unverified);
 
-/* Also of one that is half made. */
+/* `v` may be partly initialised. */
 void verbs_release(struct verbs_net *v);
 
 #endif

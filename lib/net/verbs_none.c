@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The network "verbs" where epkit was built without the headers of libibverbs. */
+/* The network "verbs" of a build without the headers of libibverbs. */
 #include "base/error.h"
 #include "net/verbs.h"
 
@@ -10,8 +10,8 @@ static ep_status open_none(const struct ep_net_provider *provider, const struct 
     (void)params;
     (void)ret_net;
     return ep_fail(EP_E_UNSUPPORTED,
-                   "network verbs: epkit was built without it, because libibverbs-dev (the headers of "
-                   "rdma-core) was not there");
+                   "network verbs: epkit was built without it, because libibverbs-dev (the headers of rdma-core) was "
+                   "not installed");
 }
 
 const struct ep_net_provider ep_net_verbs = {.abi = EP_NET_ABI, .name = "verbs", .open = open_none};
@@ -19,5 +19,5 @@ const struct ep_net_provider ep_net_verbs = {.abi = EP_NET_ABI, .name = "verbs",
 struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
 {
     (void)net;
-    return NULL; /* there is no endpoint of this network */
+    return NULL; /* open() never succeeds */
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How an endpoint of the verbs network comes about: everything that needs no peer, then three all-gathers, and a first
- * message to each peer before the last. */
+/* Opens an endpoint of the verbs network: local setup, then three all-gathers (addresses; queue pairs connected; a
+ * message exchanged with each peer). */
 #include "base/clock.h"
 #include "net/tcp.h"
 #include "net/verbs.h"
@@ -14,15 +14,15 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* 4.096 us * 2^14 = 67 ms without an answer, seven times: a dead NIC is known after some seconds at most. */
+/* 4.096 us * 2^14 = 67 ms without an acknowledgement, seven times: a dead NIC is detected within seconds. */
 #define ACK_TIMEOUT 14
 #define RETRIES 7
-/* A receiver without room is asked again for as long as it takes: deadlines are the caller's, not the NIC's. */
+/* Retry without limit while the receiver has no room: the caller has the deadline, not the NIC. */
 #define RNR_RETRY_ALWAYS 7
 #define RNR_TIMER_640_US 12
 #define HOP_LIMIT 64
 
-/* What a rank publishes, and behind it a struct address for each line. */
+/* Published by each rank, followed by a struct address for each connection. */
 struct introduction {
     struct ep_net_introduction common;
     uint64_t region;
@@ -56,7 +56,7 @@ static struct introduction *introduction_of(const struct opening *o, int rank)
     return (struct introduction *)(o->all + (size_t)rank * o->bytes);
 }
 
-/* --- without peers --- */
+/* --- local setup --- */
 
 static ep_status register_memory(struct verbs_net *v, void *memory, size_t bytes, int access, struct ibv_mr **ret_mr)
 {
@@ -79,19 +79,19 @@ static ep_status register_memory(struct verbs_net *v, void *memory, size_t bytes
 static ep_status make_memory(struct verbs_net *v)
 {
     struct ep_net *net = &v->net;
-    size_t arrivals = VERBS_RECEIVES * sizeof(struct verbs_record), stride;
+    size_t received = VERBS_RECEIVES * sizeof(struct verbs_record), stride;
 
     v->ring_bytes = net->region_bytes < EP_NET_MAX_PUT ? net->region_bytes : EP_NET_MAX_PUT;
     v->ring_bytes = ep_net_whole_pages(v->ring_bytes);
-    stride = v->ring_bytes + arrivals;
+    stride = v->ring_bytes + received;
     v->copies_bytes = ep_net_whole_pages(stride * (size_t)v->n);
     EP_TRY(ep_net_memory_new(net));
     v->copies = aligned_alloc((size_t)sysconf(_SC_PAGESIZE), v->copies_bytes);
     if (!v->copies)
         return ep_fail(EP_E_MEMORY, "network verbs: no memory for copies of %zu bytes", v->copies_bytes);
     for (int i = 0; i < v->n; i++) {
-        v->lines[i].ring = v->copies + stride * (size_t)i;
-        v->lines[i].arrivals = (struct verbs_record *)(v->lines[i].ring + v->ring_bytes);
+        v->conns[i].ring = v->copies + stride * (size_t)i;
+        v->conns[i].received = (struct verbs_record *)(v->conns[i].ring + v->ring_bytes);
     }
     net->wire_bytes = v->copies_bytes;
     EP_TRY(register_memory(v, v->copies, v->copies_bytes, IBV_ACCESS_LOCAL_WRITE, &v->copies_mr));
@@ -118,17 +118,17 @@ static ep_status make_queues(struct verbs_net *v)
     return EP_OK;
 }
 
-/* Does this rank talk to the one at that end? */
-static bool is_wanted(const struct opening *o, const struct verbs_line *line)
+/* Whether this rank communicates with the rank of that connection. */
+static bool is_connected(const struct opening *o, const struct verbs_conn *conn)
 {
     const struct verbs_net *v = o->v;
-    int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, line->index / v->net.channels));
+    int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, conn->index / v->net.channels));
 
-    return ep_net_is_wanted(o->params, rank);
+    return ep_net_is_connected(o->params, rank);
 }
 
-/* Ready to receive, as far as that goes without knowing the peer. */
-static ep_status make_line(struct verbs_net *v, struct verbs_line *line)
+/* The queue pair in state INIT, with receives posted. */
+static ep_status make_conn(struct verbs_net *v, struct verbs_conn *conn)
 {
     const struct verbs_library *library = v->device.library;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_INIT,
@@ -138,7 +138,7 @@ static ep_status make_line(struct verbs_net *v, struct verbs_line *line)
     struct ibv_qp_init_attr init;
     int error = 0;
 
-    for (uint32_t bytes = VERBS_INLINE_BYTES; !line->qp; bytes = 0) {
+    for (uint32_t bytes = VERBS_INLINE_BYTES; !conn->qp; bytes = 0) {
         init = (struct ibv_qp_init_attr){.send_cq = v->sends,
                                          .recv_cq = v->receives,
                                          .qp_type = IBV_QPT_RC,
@@ -147,15 +147,15 @@ static ep_status make_line(struct verbs_net *v, struct verbs_line *line)
                                                  .max_send_sge = 1,
                                                  .max_recv_sge = 1,
                                                  .max_inline_data = bytes}};
-        line->qp = library->create_qp(v->pd, &init);
-        line->inline_bytes = bytes;
-        if (!line->qp && (bytes == 0 || (errno != EINVAL && errno != ENOMEM)))
+        conn->qp = library->create_qp(v->pd, &init);
+        conn->inline_bytes = bytes;
+        if (!conn->qp && (bytes == 0 || (errno != EINVAL && errno != ENOMEM)))
             return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: a queue pair on %s", v->device.name);
     }
     error =
-        library->modify_qp(line->qp, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+        library->modify_qp(conn->qp, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     for (unsigned slot = 0; !error && slot < VERBS_RECEIVES; slot++)
-        error = verbs_post_receive(v, line, slot);
+        error = verbs_post_receive(v, conn, slot);
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "network verbs: a queue pair of %s", v->device.name) : EP_OK;
 }
 
@@ -163,7 +163,7 @@ static ep_status prepare(struct opening *o)
 {
     struct verbs_net *v = o->v;
     struct introduction *mine = o->mine;
-    int ranks_per_node = o->params->apart ? o->params->apart : v->ranks_per_node;
+    int ranks_per_node = o->params->block_ranks ? o->params->block_ranks : v->ranks_per_node;
 
     EP_TRY(verbs_device_open(v->rank % ranks_per_node, &v->device));
     v->pd = v->device.library->alloc_pd(v->device.context);
@@ -174,12 +174,12 @@ static ep_status prepare(struct opening *o)
     for (int i = 0; i < v->n; i++) {
         struct address *address = &addresses_of(mine)[i];
 
-        if (!is_wanted(o, &v->lines[i])) {
-            v->lines[i].bye = v->lines[i].said = v->lines[i].discards = true;
+        if (!is_connected(o, &v->conns[i])) {
+            v->conns[i].bye_received = v->conns[i].bye_sent = v->conns[i].discards = true;
             continue;
         }
-        EP_TRY(make_line(v, &v->lines[i]));
-        address->number = v->lines[i].qp->qp_num;
+        EP_TRY(make_conn(v, &v->conns[i]));
+        address->number = v->conns[i].qp->qp_num;
         if (getrandom(&address->psn, sizeof(address->psn), GRND_NONBLOCK) != sizeof(address->psn))
             address->psn = address->number;
         address->psn &= 0xffffff;
@@ -194,7 +194,7 @@ static ep_status prepare(struct opening *o)
     return EP_OK;
 }
 
-/* --- with them --- */
+/* --- connecting --- */
 
 static ep_status agree(struct opening *o, ep_status status)
 {
@@ -214,13 +214,13 @@ static void make_path(const struct verbs_device *device, const struct introducti
     ret_path->grh.traffic_class = device->traffic_class;
 }
 
-static ep_status connect_line(struct opening *o, struct verbs_line *line, int peer, int channel)
+static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int peer, int channel)
 {
     struct verbs_net *v = o->v;
     const struct verbs_library *library = v->device.library;
     int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, peer), error;
     struct introduction *theirs = introduction_of(o, rank);
-    const struct address *far = &addresses_of(theirs)[ep_net_slot(peer, v->net.node) * v->net.channels + channel];
+    const struct address *far = &addresses_of(theirs)[ep_net_peer_index(peer, v->net.node) * v->net.channels + channel];
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTR,
                                      .path_mtu = theirs->mtu < v->device.mtu ? theirs->mtu : v->device.mtu,
                                      .dest_qp_num = far->number,
@@ -231,10 +231,10 @@ static ep_status connect_line(struct opening *o, struct verbs_line *line, int pe
     if (theirs->is_ethernet != v->device.is_ethernet)
         return ep_fail(EP_E_MISMATCH, "network verbs: rank %d is on InfiniBand and rank %d on Ethernet",
                        theirs->is_ethernet ? v->rank : rank, theirs->is_ethernet ? rank : v->rank);
-    line->far_region = theirs->region;
-    line->far_key = theirs->key;
+    conn->remote_region = theirs->region;
+    conn->remote_key = theirs->key;
     make_path(&v->device, theirs, &attributes.ah_attr);
-    error = library->modify_qp(line->qp, &attributes,
+    error = library->modify_qp(conn->qp, &attributes,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (error)
@@ -243,9 +243,9 @@ static ep_status connect_line(struct opening *o, struct verbs_line *line, int pe
     attributes.timeout = ACK_TIMEOUT;
     attributes.retry_cnt = RETRIES;
     attributes.rnr_retry = RNR_RETRY_ALWAYS;
-    attributes.sq_psn = addresses_of(o->mine)[line->index].psn;
+    attributes.sq_psn = addresses_of(o->mine)[conn->index].psn;
     attributes.max_rd_atomic = 1;
-    error = library->modify_qp(line->qp, &attributes,
+    error = library->modify_qp(conn->qp, &attributes,
                                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                                    IBV_QP_MAX_QP_RD_ATOMIC);
     return error
@@ -258,39 +258,39 @@ static ep_status connect_all(struct opening *o)
     struct verbs_net *v = o->v;
 
     for (int i = 0; i < v->n; i++)
-        if (v->lines[i].qp)
-            EP_TRY(connect_line(o, &v->lines[i], ep_net_peer(v->net.node, i / v->net.channels), i % v->net.channels));
+        if (v->conns[i].qp)
+            EP_TRY(connect_conn(o, &v->conns[i], ep_net_peer(v->net.node, i / v->net.channels), i % v->net.channels));
     return EP_OK;
 }
 
-/* In half of the time: the ranks agree on it afterwards. */
-static ep_status meet_all(struct opening *o)
+/* Uses half of the timeout: the ranks still have to agree on the result. */
+static ep_status exchange_hello(struct opening *o)
 {
     struct verbs_net *v = o->v;
-    const struct verbs_line *absent = NULL;
+    const struct verbs_conn *unverified = NULL;
     int rank;
 
-    EP_TRY(verbs_meet(v, ep_deadline_ns(o->params->timeout_ms / 2), &absent));
-    if (!absent)
+    EP_TRY(verbs_exchange_hello(v, ep_deadline_ns(o->params->timeout_ms / 2), &unverified));
+    if (!unverified)
         return EP_OK;
-    rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, absent->index / v->net.channels));
+    rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, unverified->index / v->net.channels));
     return ep_fail(EP_E_SYSTEM,
-                   "network verbs: rank %d with %s and rank %d with %.*s do not reach each other: %s: see that the "
+                   "network verbs: rank %d with %s and rank %d with %.*s cannot reach each other: %s: check that the "
                    "network connects these ports, or name others in EPKIT_VERBS_DEVICE",
                    v->rank, v->device.name, rank, (int)VERBS_NAME_BYTES, introduction_of(o, rank)->device,
-                   absent->failed_ns ? v->device.library->wc_status_str(absent->why)
-                                     : "no message has come before the deadline");
+                   unverified->failed_ns ? v->device.library->wc_status_str(unverified->why)
+                                         : "no message arrived before the deadline");
 }
 
 /* --- opening --- */
 
-/* Collective, whatever the status of this rank: no rank waits for one that has failed. */
+/* Collective, whatever the status of this rank, so that no rank waits for one that has failed. */
 static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *params)
 {
     struct opening o = {.v = v, .params = params, .bytes = sizeof(struct introduction)};
     ep_status status;
 
-    /* The same on all ranks, also where they disagree about the channels. */
+    /* The same size on all ranks, even if they disagree about the channels. */
     o.bytes += (size_t)(v->net.nnodes - 1) * EP_NET_MAX_CHANNELS * sizeof(struct address);
     o.mine = calloc(1, o.bytes);
     o.all = calloc((size_t)params->nranks, o.bytes);
@@ -298,11 +298,11 @@ static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *
         status = ep_fail(EP_E_MEMORY, "network verbs: no memory for %d ranks", params->nranks);
         goto free_all;
     }
-    status = agree(&o, v->lines ? prepare(&o) : ep_fail(EP_E_MEMORY, "network verbs: no memory"));
-    if (status == EP_OK && v->lines)
+    status = agree(&o, v->conns ? prepare(&o) : ep_fail(EP_E_MEMORY, "network verbs: no memory"));
+    if (status == EP_OK && v->conns)
         status = agree(&o, connect_all(&o));
-    if (status == EP_OK && v->lines)
-        status = agree(&o, meet_all(&o));
+    if (status == EP_OK && v->conns)
+        status = agree(&o, exchange_hello(&o));
 free_all:
     free(o.mine);
     free(o.all);
@@ -313,37 +313,37 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
                             struct ep_net **ret_net)
 {
     const struct ep_net_provider tcp = {.abi = EP_NET_ABI, .name = ep_net_tcp.name, .context = provider->context};
-    struct ep_net_params beside = *params;
+    struct ep_net_params tcp_params = *params;
     struct verbs_net *v;
     ep_status status;
 
     EP_TRY(ep_net_check_params(provider->name, params));
-    beside.channels = 1;
-    beside.region_bytes = 64;
-    beside.n_signals = 1;
+    tcp_params.channels = 1;
+    tcp_params.region_bytes = 64;
+    tcp_params.n_signals = 1;
     v = calloc(1, sizeof(*v));
     if (!v)
         return ep_fail(EP_E_MEMORY, "network verbs: no memory");
-    status = ep_net_tcp.open(&tcp, &beside, &v->tcp);
+    status = ep_net_tcp.open(&tcp, &tcp_params, &v->tcp);
     if (status != EP_OK) {
         free(v);
         return status;
     }
-    v->net = ep_net_init(&verbs_ops, params); /* nothing rings when a NIC has something */
+    v->net = ep_net_init(&verbs_ops, params); /* can_sleep stays false: no doorbell when the NIC has a completion */
     v->rank = params->rank;
     v->ranks_per_node = params->ranks_per_node;
     v->timeout_ms = params->timeout_ms;
     v->tolerant = params->tolerant;
     v->n = (v->net.nnodes - 1) * params->channels;
-    v->lines = calloc((size_t)v->n, sizeof(*v->lines));
-    for (int i = 0; v->lines && i < v->n; i++)
-        v->lines[i].index = i;
+    v->conns = calloc((size_t)v->n, sizeof(*v->conns));
+    for (int i = 0; v->conns && i < v->n; i++)
+        v->conns[i].index = i;
     status = connect_ranks(v, params);
     if (status != EP_OK) {
         char text[EP_ERROR_TEXT_BYTES];
 
         snprintf(text, sizeof(text), "%s", ep_last_error());
-        v->tcp->hurries = true;
+        v->tcp->abandoned = true;
         v->tcp->ops->free(v->tcp);
         verbs_release(v);
         return ep_fail(status, "%s", text);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wire.h - the wire of the emulated network: a ring of records in shared memory, one writer, one reader.
+ * wire.h - the wire of the emulated network: a single-producer, single-consumer ring of records in shared memory.
  *
- * Head and tail count bytes and never wrap. The writer appends records behind its own tail and then publishes them all
- * at once; the reader works on records at its own head and then gives the room back. Records are padded to 16 bytes and
- * may wrap around the end of the ring at any byte, so that even the smallest ring can be filled completely.
+ * Head and tail count bytes and never wrap. The writer appends records and then publishes its tail once for all of
+ * them; the reader processes records and then publishes its head. Records are padded to 16 bytes and may wrap around
+ * the end of the ring at any byte, so that even the smallest ring can be filled completely.
  */
 #ifndef EP_NET_WIRE_H
 #define EP_NET_WIRE_H
@@ -16,22 +16,22 @@
 #include <string.h>
 
 enum wire_kind {
-    WIRE_PUT = 0x70757400, /* unlikely as leftover data */
+    WIRE_PUT = 0x70757400, /* magic numbers: unlikely in stale data */
     WIRE_SIGNAL = 0x7369676e
 };
 
 struct wire_record {
     uint32_t kind;
-    uint32_t bytes;  /* put: payload behind the record; signal: 0 */
-    uint64_t place;  /* put: offset in the region; signal: its index */
+    uint32_t bytes;  /* put: payload that follows; signal: 0 */
+    uint64_t target; /* put: offset in the region; signal: its index */
     uint64_t add;    /* signal */
-    uint64_t due_ns; /* may not take effect before; 0: at once */
+    uint64_t due_ns; /* earliest time of its effect; 0: now */
 };
 
-/* In the reader's segment. What each side writes has a cache line of its own. */
+/* In the reader's segment. Each side writes to a cache line of its own. */
 struct wire {
     _Alignas(64) _Atomic uint64_t tail; /* published by the writer */
-    _Atomic uint32_t writer_waits;      /* set by a writer without room, cleared by the reader, who then wakes it */
+    _Atomic uint32_t writer_waits;      /* set by a writer without room; the reader clears it and wakes the writer */
     _Alignas(64) _Atomic uint64_t head; /* published by the reader */
     _Alignas(64) unsigned char ring[];
 };
@@ -60,8 +60,8 @@ static inline void wire_read(const struct wire *wire, size_t capacity, uint64_t 
 }
 
 /*
- * The writer says that it waits and looks once more; the reader makes room and then looks for a waiting writer. All
- * four accesses are sequentially consistent, so at least one of the two sees the other.
+ * The writer sets writer_waits and reads head again; the reader publishes head and then reads writer_waits. All four
+ * accesses are sequentially consistent, so at least one side sees the other's store: no wake-up is lost.
  */
 static inline uint64_t wire_wait_for_room(struct wire *wire)
 {

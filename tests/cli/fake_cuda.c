@@ -76,7 +76,7 @@ static ep_status probe(void)
 {
     struct ep_cuda_gpus gpus;
 
-    return look(&gpus);
+    return query_gpus(&gpus);
 }
 
 static ep_status comm_open(ep_comm *comm, const ep_boot *boot)

@@ -72,7 +72,7 @@ teardown() {
     run "$EPKIT" test lowlatency --nodes 2 --ranks 4 --network verbs --tokens 4 --hidden 512 --timeout 60
     echo "$output"
     [ "$status" -eq 1 ]
-    [[ "$output" =~ "network verbs: rank "[0-3]" with rxe"[01]":1 and rank "[0-3]" with rxe"[01]":1 do not reach each other: " ]]
+    [[ "$output" =~ "network verbs: rank "[0-3]" with rxe"[01]":1 and rank "[0-3]" with rxe"[01]":1 cannot reach each other: " ]]
     [[ "$output" == *"EPKIT_VERBS_DEVICE"* ]]
 }
 
@@ -94,7 +94,7 @@ teardown() {
     [[ "$output" == *'there is no device "mlx5_9", which EPKIT_VERBS_DEVICE names'*rxe0* ]]
     EPKIT_VERBS_GID_INDEX=200 run small --ranks 2
     [ "$status" -eq 4 ]
-    [[ "$output" == *"rxe0:1: no address at index 200 (EPKIT_VERBS_GID_INDEX)"* ]]
+    [[ "$output" == *"rxe0:1: no GID at index 200 (EPKIT_VERBS_GID_INDEX)"* ]]
     EPKIT_VERBS_TRAFFIC_CLASS=high run small --ranks 2
     [ "$status" -eq 1 ]
     [[ "$output" == *'EPKIT_VERBS_TRAFFIC_CLASS is "high", not a number of 0..255'* ]]
