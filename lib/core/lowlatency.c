@@ -186,10 +186,10 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
         {"x", args->x, (int64_t)args->n_tokens * ll->config.hidden * 2},
         {"topk_idx", args->topk_idx, index_bytes(ll, args->n_tokens, args->idx_type)},
     };
-    return ep_check_apart(call, buffers, 7, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_no_overlap(call, buffers, 7, sizeof(buffers) / sizeof(buffers[0]));
 }
 
-static void note_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number)
+static void record_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number)
 {
     bool open = args->flags & EP_LL_RECV_HOOK;
 
@@ -214,7 +214,7 @@ ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, ep_stream s
     EP_TRY_ON(ll->comm, EP_CHECK_LOAD("ep_ll_dispatch", &mine, args, ep_ll_dispatch_args));
     EP_TRY_ON(ll->comm, check_dispatch(ll, &mine));
     EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_dispatch, ll, &mine, number, stream));
-    note_dispatch(ll, &mine, number);
+    record_dispatch(ll, &mine, number);
     return EP_OK;
 }
 
@@ -250,19 +250,19 @@ static ep_status find_call(const ep_ll *ll, uint64_t number, const struct ep_ll_
 static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
 {
     static const char call[] = "ep_ll_combine";
-    const struct ep_ll_call *answers = NULL, *other;
+    const struct ep_ll_call *dispatch = NULL, *other;
 
     EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_NO_PARTIAL_REDUCE));
     EP_TRY(ep_check_reserved(call, args->reserved));
-    EP_TRY(find_call(ll, args->call, &answers));
-    args->call = answers->number;
-    other = &ll->call[(answers->number + 1) & 1];
+    EP_TRY(find_call(ll, args->call, &dispatch));
+    args->call = dispatch->number;
+    other = &ll->call[(dispatch->number + 1) & 1];
     if (other->open == EP_LL_OPEN_COMBINE && other->combine + 2 <= ll->combines + 1)
         return fail_open(call, other);
-    EP_TRY(check_tokens(call, args->n_tokens, answers->max_tokens, args->topk_idx, args->idx_type));
-    if (args->n_tokens != answers->n_tokens)
-        return ep_fail(EP_E_ARG, "%s: n_tokens is %d, but the dispatch that it answers had %d", call, args->n_tokens,
-                       answers->n_tokens);
+    EP_TRY(check_tokens(call, args->n_tokens, dispatch->max_tokens, args->topk_idx, args->idx_type));
+    if (args->n_tokens != dispatch->n_tokens)
+        return ep_fail(EP_E_ARG, "%s: n_tokens is %d, but its dispatch had %d", call, args->n_tokens,
+                       dispatch->n_tokens);
     EP_TRY(ep_check_buffer(call, "x", args->x, false, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(call, "topk_weights", args->topk_weights, args->n_tokens == 0, sizeof(float)));
     EP_TRY(ep_check_buffer(call, "out", args->out, args->n_tokens == 0, EP_ROW_ALIGN));
@@ -270,11 +270,11 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
     const struct ep_buffer buffers[] = {
         {"out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2},
         {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * (int64_t)sizeof(int64_t)},
-        {"x", args->x, result_rows(ll, answers->max_tokens) * ll->config.hidden * 2},
+        {"x", args->x, result_rows(ll, dispatch->max_tokens) * ll->config.hidden * 2},
         {"topk_idx", args->topk_idx, index_bytes(ll, args->n_tokens, args->idx_type)},
         {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * ll->config.topk * (int64_t)sizeof(float)},
     };
-    return ep_check_apart(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_no_overlap(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)

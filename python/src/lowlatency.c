@@ -122,8 +122,8 @@ static bool answers_size(const struct ll_object *ll, uint64_t call, int64_t max_
 
     if (!number || ll->dispatched[number % 2].call != number || had == max_tokens)
         return true;
-    raise_arg("low_latency_combine: max_tokens is %lld, but the dispatch that it answers had %lld",
-              (long long)max_tokens, (long long)had);
+    raise_arg("low_latency_combine: max_tokens is %lld, but its dispatch had %lld", (long long)max_tokens,
+              (long long)had);
     return false;
 }
 

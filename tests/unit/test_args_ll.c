@@ -134,7 +134,7 @@ static void ll_combine_refuses_bad_arguments(void **state)
         {{LC(topk_idx, 0x2000002)}, EP_E_ALIGN, "topk_idx"},
         {{LC(idx_type, 0)}, EP_E_ARG, "idx_type is 0"},
         {{LC(n_tokens, 129)}, EP_E_ARG, "n_tokens is 129"},
-        {{LC(n_tokens, 99)}, EP_E_ARG, "n_tokens is 99, but the dispatch that it answers had 100"},
+        {{LC(n_tokens, 99)}, EP_E_ARG, "n_tokens is 99, but its dispatch had 100"},
         {{LC(topk_weights, 0)}, EP_E_ARG, "topk_weights is NULL"},
         {{LC(topk_weights, 0x3000002)}, EP_E_ALIGN, "topk_weights"},
         {{LC(out, 0)}, EP_E_ARG, "out is NULL"},
@@ -183,7 +183,7 @@ static void ll_calls_are_named(void **state)
     }
     combine.n_tokens = 30;
     assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), "n_tokens is 30, but the dispatch that it answers had 20"));
+    assert_non_null(strstr(ep_last_error(), "n_tokens is 30, but its dispatch had 20"));
     combine.call = 1;
     combine.n_tokens = 10;
     assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);

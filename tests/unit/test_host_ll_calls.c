@@ -287,7 +287,7 @@ static int leave_out(struct member *m)
     m->index[0] = 2;
     combine = combine_of(m, 0);
     SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_ROUTING);
-    SURE(strstr(ep_last_error(), "topk_idx is 2 at position 0, but the dispatch that it answers had 0"));
+    SURE(strstr(ep_last_error(), "topk_idx is 2 at position 0, but its dispatch had 0"));
     memcpy(m->index, all, sizeof(all));
     combine = combine_of(m, 0);
     SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);

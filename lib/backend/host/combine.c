@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Combine within a node: no rank sends. Each rank reads the rows of its tokens where the peers left them, adds them in
- * fp32 in the fixed order and writes the result once.
+ * Combine within a node: no rank sends. Each rank reads the rows of its tokens from the memory of the peers, adds them
+ * in fp32 in the fixed order and writes the result once.
  */
 #include "backend/host/host.h"
 
@@ -83,7 +83,7 @@ static ep_status publish_input(struct ep_group *group, int which, const void *in
     return EP_OK;
 }
 
-/* Weights of the received rows; what lies between the experts of an expanded plan is not used. */
+/* Checks the weights of the received rows; padding between the experts of an expanded plan is not used. */
 static ep_status check_values(const struct host_sum *sum)
 {
     const ep_plan *plan = sum->plan;

@@ -52,7 +52,10 @@ static int sort_terms(const struct host_sum *sum, const struct ep_group_route *r
     return n;
 }
 
-/* Rows sorted by choice, added up for each rank: a rank's place is that of its last row. Returns the number of sums. */
+/*
+ * Adds up rows sorted by choice for each rank: the position of a rank is that of its last row. Returns the number of
+ * sums.
+ */
 static int add_by_rank(const struct host_sum *sum, const struct term *terms, int n, const uint16_t **ret_terms)
 {
     int hidden = sum->args->hidden, n_sums = 0;

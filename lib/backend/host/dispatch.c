@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Dispatch within a node: each rank stores its rows straight into the final rows of the outputs of the ranks of its
- * node, one load of a source row for all its destinations.
+ * Dispatch within a node: each rank stores its rows directly into their final rows in the outputs of the ranks of its
+ * node. A source row is loaded once for all its destinations.
  */
 #include "backend/host/host.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows placed between two checks whether a peer has failed. */
+/* Tokens placed between two checks for a failure of the group. */
 #define BATCH 64
 /* The one code of ue8m0 that is not a power of two. */
 #define UE8M0_NAN 0xff
@@ -32,12 +32,12 @@ struct dispatch_job {
     ep_dispatch_args args;
 };
 
-/* One of the outputs: where the caller wants it, and where the peers write it. */
+/* One of the outputs: the buffer of the caller, and the buffer that the peers write. */
 struct output {
     void *wanted;
     size_t bytes; /* of one row */
     void *placed;
-    int64_t by_row, by_word; /* strides where it is wanted, in elements of 4 bytes; 0: contiguous */
+    int64_t by_row, by_word; /* strides in the buffer of the caller, in elements of 4 bytes; 0: contiguous */
 };
 
 struct dispatch {
@@ -79,7 +79,10 @@ static void describe_outputs(struct dispatch *d)
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
 }
 
-/* Fills the descriptor with where peers are to write: in place if the output is symmetric memory, else in staging. */
+/*
+ * Fills the op descriptor with the addresses that peers write: the output itself if it is symmetric memory, else
+ * staging.
+ */
 static ep_status publish_outputs(struct dispatch *d, struct ep_group_descriptor *descriptor)
 {
     size_t rows = (size_t)d->plan->full.n_recv;
@@ -139,7 +142,7 @@ static ep_status check_values(const struct dispatch *d)
     return EP_OK;
 }
 
-/* Scales may come with any strides; rows of them travel contiguous. They are a few percent of the data. */
+/* Scales may have any strides; rows of them are sent contiguous. They are a few percent of the data. */
 static ep_status gather_scales(struct dispatch *d)
 {
     const ep_dispatch_args *args = d->args;
@@ -162,7 +165,7 @@ static ep_status gather_scales(struct dispatch *d)
     return EP_OK;
 }
 
-/* Rows with strides, from contiguous ones; NULL: zeros. */
+/* Writes rows with strides from contiguous ones; NULL: zeros. */
 static void write_strided(const struct output *output, int64_t begin, int64_t end, const uint32_t *from)
 {
     int64_t words = (int64_t)output->bytes / 4;
@@ -193,7 +196,7 @@ static void zero_range(const struct output *output, int64_t begin, int64_t end)
         memset((char *)output->wanted + (size_t)begin * output->bytes, 0, (size_t)(end - begin) * output->bytes);
 }
 
-/* Out of staging, padding, and the marks behind the last row. */
+/* Copies out of staging, zeroes padding, and marks the rows after the last one. */
 static void finish_outputs(struct dispatch *d)
 {
     const ep_plan *plan = d->plan;

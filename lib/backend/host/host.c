@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* Memory and processes are everywhere; a misspelt choice of loops, though, would test something else than was meant. */
+/* The host backend needs no device. But an unknown variant of the loops would silently test another one. */
 static ep_status host_probe(void)
 {
     const char *isa = getenv("EPKIT_HOST_ISA");

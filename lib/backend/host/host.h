@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * host.h - inside of the host backend: the data path of a group (group/group.h) whose rows are moved by processors.
+ * host.h - internals of the host backend: the data path of a group (group/group.h) whose rows are moved by processors.
  *
  *   dispatch.c, combine.c   within a node;  internode.c  between nodes
- *   plan_metadata.c         facts of a plan that travel as rows
+ *   plan_metadata.c         metadata of a plan that is exchanged as rows
  *   lowlatency*.c           low latency; lowlatency_net.c, lowlatency_reply.c  between nodes
  *   rows*.c                 the inner loops
  *   probe.c                 what the network between nodes carries by itself
@@ -18,8 +18,8 @@
 
 /* A communicator of this backend. */
 struct host_comm {
-    struct ep_group group; /* first: comm->impl is both */
-    struct host_ll *lls;   /* with a network, that are not freed */
+    struct ep_group group; /* first: comm->impl points to both */
+    struct host_ll *lls;   /* low-latency objects with a network that are not freed */
 };
 
 /* host.c */
@@ -32,10 +32,13 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
 /* dispatch.c, combine.c */
 ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
 ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream);
-/* For the library's own rows, on the thread that runs jobs: leaves the statistics as they are. */
+/* For rows of the library itself, on the thread that runs jobs: does not change the statistics. */
 ep_status host_dispatch_internal(ep_plan *plan, const ep_dispatch_args *args);
 
-/* Rows on their way into the final outputs of this node: dispatch.c, and internode.c for the tokens of rail peers. */
+/*
+ * Parameters of placing rows into the final outputs of this node: dispatch.c, and internode.c for the tokens of rail
+ * peers.
+ */
 struct host_move {
     struct ep_group *group;
     const ep_plan *plan;
@@ -47,17 +50,17 @@ struct host_move {
     ep_stats *stats;
 };
 
-/* Places token t of a route: the row, and what travels with it. Returns the number of rows. */
+/* Places token t of a route: the row and its metadata. Returns the number of rows. */
 int host_place(const struct host_move *move, const struct ep_group_route *route, int t, const void *row,
                const void *scales, const float *weights);
 
 /* Places this rank's tokens [begin, end) on this node. */
 void host_place_own(const struct host_move *move, int begin, int end);
 
-/* internode.c: all of a dispatch between nodes, own tokens on this node included. */
+/* internode.c: a whole dispatch between nodes, including own tokens on this node. */
 ep_status host_internode_dispatch(const struct host_move *move);
 
-/* Sums on their way: combine.c, and internode.c between nodes. */
+/* Parameters of a combine: combine.c, and internode.c between nodes. */
 struct host_sum {
     struct ep_group *group;
     const ep_plan *plan;
@@ -91,14 +94,14 @@ static inline bool host_has_nan(const float *values, size_t n)
 }
 
 /*
- * Publishes the descriptor of the next operation on `plan`, waits for those of the node and compares them. Then
- * host->descriptors has them: read them there, not in the control blocks.
+ * Publishes the op descriptor of the next operation on `plan`, waits for those of the node and compares them. They are
+ * copied to group->descriptors: read them there, not in the control blocks.
  */
 ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *descriptor);
-/* Says that this rank has moved its part and waits for the others of the node. */
+/* Publishes that this rank has moved its part and waits for the others of the node. */
 ep_status host_op_end(struct ep_group *group, enum ep_group_phase phase);
 
-/* The threads of low-latency objects with a network: lowlatency_net.c. */
+/* Stops the threads of low-latency objects with a network: lowlatency_net.c. */
 void host_ll_stop_threads(struct ep_group *group);
 
 /* lowlatency.c */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between nodes: two hops. A token that has rows on another node travels once, to the rank with the same local index
- * there (its rail peer), which places the row on its node just as it places its own. Combine goes the other way: the
- * rail peer adds up the rows on its node and sends one partial sum back.
+ * Between nodes: two hops. A token that has rows on another node is sent once, to the rank with the same local index
+ * there (its rail peer), which places the row on its node exactly as it places its own. In a combine the rail peer adds
+ * up the rows on its node and sends one partial sum back.
  *
- * Token i of the list for a node uses channel i % channels, so within a channel tokens arrive in order, and nothing is
- * assumed between channels. One thread does everything in turn - its own tokens, sending, receiving - and never waits
- * for one of them while another could go on: that is what keeps two ranks that send to each other from deadlock.
+ * Token i of the list for a node uses channel i % channels, so within a channel tokens arrive in order, and no order is
+ * assumed between channels. One thread interleaves all work - own tokens, sending, receiving - and never waits for one
+ * of them while another could proceed: this prevents deadlock between two ranks that send to each other.
  */
 #include "backend/host/host.h"
 
@@ -27,10 +27,10 @@ struct internode {
     const ep_plan *plan;
     struct ep_group_plan *inner;
     int nnodes, node, channels;
-    uint32_t shape; /* of the rows: to detect ranks with other arguments */
+    uint32_t shape; /* shape of the rows: to detect ranks with other arguments */
     struct cursors *out, *in;
-    int own_done;     /* tokens of this rank that are through */
-    int waiting_node; /* for whom we wait when nothing moves; -1: for what is still to leave */
+    int own_done;     /* tokens of this rank that are done */
+    int waiting_node; /* node waited for when nothing moves; -1: only the flush is pending */
 };
 
 static ep_status internode_init(struct internode *net, struct ep_group *group, const ep_plan *plan, uint32_t shape)
@@ -58,7 +58,7 @@ static void internode_done(struct internode *net)
     free(net->in);
 }
 
-/* All channels of `cursors` are behind token n. */
+/* True if all channels of `cursors` have passed token n. */
 static bool is_done(const struct internode *net, const struct cursors *cursors, int n)
 {
     for (int channel = 0; channel < net->channels; channel++)
@@ -84,7 +84,7 @@ static ep_status fail_mismatch(struct internode *net, int node, const struct ep_
 
 /* --- dispatch --------------------------------------------------------------------------------------------------- */
 
-/* Hidden size and what travels along, folded into one word. */
+/* Hidden size and metadata, folded into one word. */
 static uint32_t dispatch_shape(const struct host_move *move)
 {
     const ep_dispatch_args *args = move->args;
@@ -98,7 +98,7 @@ static size_t weight_bytes(const struct host_move *move)
     return move->args->recv_topk_weights ? (size_t)move->plan->args.topk * sizeof(float) : 0;
 }
 
-/* Sends what the channels to `node` take. */
+/* Sends rows to `node` until its channels are full. */
 static bool send_rows(struct internode *net, const struct host_move *move, int node)
 {
     bool moved = false;
@@ -132,7 +132,7 @@ static bool send_rows(struct internode *net, const struct host_move *move, int n
     return moved;
 }
 
-/* Places what has arrived from `node`. */
+/* Places the rows that have arrived from `node`. */
 static ep_status forward_rows(struct internode *net, const struct host_move *move, int node, bool *ret_moved)
 {
     const struct ep_group_route *route = &net->inner->rail[node];
@@ -165,7 +165,7 @@ static ep_status forward_rows(struct internode *net, const struct host_move *mov
     return EP_OK;
 }
 
-/* One turn of everything; *ret_busy: not finished. */
+/* One pass over all work; *ret_busy: not finished. */
 static ep_status dispatch_pass(struct internode *net, const struct host_move *move, bool *ret_moved, bool *ret_busy)
 {
     int n = ep_group_plan_of(net->plan)->n_tokens;
@@ -237,7 +237,7 @@ static size_t sum_weight_bytes(const struct host_sum *sum)
     return sum->args->out_topk_weights ? (size_t)sum->plan->args.topk * sizeof(float) : 0;
 }
 
-/* A slot for a partial sum, or NULL while the network still reads them all. */
+/* A slot for a partial sum, or NULL while the network still reads all of them. */
 static unsigned char *alloc_slot(struct internode_combine *ic)
 {
     if (ic->slots_used == ARENA_SLOTS) {
@@ -249,7 +249,7 @@ static unsigned char *alloc_slot(struct internode_combine *ic)
 }
 
 /*
- * Partial sum of token t of a rail peer: a single row goes as it is (bf16, no copy: it is exact), more of them are
+ * Partial sum of token t of a rail peer: a single row is sent as it is (bf16, exact, without a copy), several rows are
  * added up. Returns the kind of message.
  */
 static uint32_t make_partial(const struct internode_combine *ic, const struct ep_group_route *route, int t,
@@ -315,7 +315,9 @@ static bool send_partials(struct internode_combine *ic, int node)
     return moved;
 }
 
-/* The partial sum of this rank's token t on `node`, if it has one there: NULL and *ret_wait while it has not arrived.
+/*
+ * Finds the partial sum of this rank's token t from `node`, if the token has rows there: NULL and *ret_wait if it has
+ * not arrived.
  */
 static ep_status find_partial(struct internode_combine *ic, int node, int t,
                               const struct ep_group_message **ret_message, bool *ret_wait)
@@ -343,7 +345,7 @@ static ep_status find_partial(struct internode_combine *ic, int node, int t,
     return EP_OK;
 }
 
-/* Adds up token t once all its partial sums are there. */
+/* Adds up token t when all its partial sums have arrived. */
 static void add_token(struct internode_combine *ic, int t, const struct ep_group_message *const *partials)
 {
     const struct host_sum *sum = ic->sum;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low latency: no plan, no exchange before the data. A sender knows nothing of the other senders, so it cannot know the
- * final rows; it writes each token once per rank, with the list of experts there, into a slot that belongs to it alone,
- * and the receiver packs the slots per expert in the order of (source rank, token). Combine pulls: the packed rows are
- * offered, and each rank reads, weighs and adds up those of its tokens, in the groups that the contract wants. No sum
- * travels here: reading a row costs the same wherever it is.
+ * Low latency: no plan, and no exchange before the data. A sender does not know the other senders, so it cannot know
+ * the final rows; it writes each token once per rank, with the list of its experts there, into a slot of its own, and
+ * the receiver packs the slots per expert in the order of (source rank, token). A combine pulls: each rank publishes
+ * its packed rows, and each rank reads, weights and adds up those of its tokens, in the groups of the contract. Within
+ * a node no sums are transferred: reading a row costs the same from any rank.
  *
- * Dispatches and combines are numbered, each by themselves; number n uses buffer n % 2, so a sender may be one result
- * ahead of a receiver. A combine names a dispatch, whose ranges it reads in the peers' segments: no rank overwrites
- * them before all ranks have sent dispatch n + 2, and they do that behind their combines of n.
+ * Dispatches and combines are numbered separately; number n uses buffer n % 2, so a sender may be one result ahead of a
+ * receiver. A combine names a dispatch, whose ranges it reads in the segments of the peers: no rank overwrites them
+ * before all ranks have sent dispatch n + 2, which they do after their combines of n.
  *
- * Between nodes each block of slots is made here and put where the receiver would have it written; ranks there hear of
- * the counters by signals. See lowlatency_net.c, and lowlatency_reply.c for the combine, where sums do travel.
+ * Between nodes each block of slots is built here and put where the receiver would have it written; ranks there receive
+ * the counters as signals. See lowlatency_net.c, and lowlatency_reply.c for the combine, which does transfer sums.
  */
 #include "backend/host/lowlatency.h"
 
@@ -38,7 +38,7 @@ static bool rounds_scales(const ep_ll_dispatch_args *args)
     return args->scale_type == EP_UE8M0 || (args->flags & EP_LL_ROUND_SCALE);
 }
 
-/* What all ranks must want alike, in one word that travels with the rows. */
+/* Arguments that must be equal on all ranks, in one word that is sent with the rows. */
 static int32_t format_of(const ep_ll_dispatch_args *args)
 {
     return args->out_dtype | args->scale_type << 8 | (int32_t)rounds_scales(args) << 16;
@@ -74,7 +74,7 @@ static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int ra
                : fail_field(ll, rank, "max_tokens", args->max_tokens, head->max_tokens);
 }
 
-/* The row as it travels: as it is, or quantised once for all destinations. */
+/* The row as it is sent: unchanged, or quantised once for all destinations. */
 static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const void *x, const void **ret_scales)
 {
     struct host_ll *inner = ll->impl;
@@ -125,14 +125,14 @@ static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
     }
 }
 
-/* What `source` has sent to this rank. */
+/* The block that `source` has sent to this rank. */
 static struct ll_block *received_block(const ep_ll *ll, uint64_t number, int source)
 {
     return ll_is_remote(ll, source) ? ll_net_get_received(ll, source, number, LL_PAYLOAD_BLOCK)
                                     : ll_local_block(ll, ll->comm->rank, number, source);
 }
 
-/* Copies the heads of the slots of one source and checks them: they say where its rows will be written. */
+/* Copies the headers of the slots of one source and checks them: they determine where its rows are written. */
 static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int source)
 {
     struct host_ll *inner = ll->impl;
@@ -166,7 +166,7 @@ static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int s
     return EP_OK;
 }
 
-/* First rows per (expert, source): counts, then prefix sums within each expert. */
+/* Ranges per (expert, source): counts, then prefix sums within each expert. */
 static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, struct ll_range *ranges)
 {
     struct host_ll *inner = ll->impl;
@@ -185,7 +185,7 @@ static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, stru
 
                 if (expert < 0 || expert >= ll->n_local)
                     return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "an expert of a token", expert);
-                /* An expert twice in one token would be rows for which there is no room. */
+                /* There is no room for rows of an expert that a token has twice. */
                 if (++ranges[expert * nranks + source].count > i + 1)
                     return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "a duplicate expert of a token", expert);
             }
@@ -202,7 +202,7 @@ static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, stru
     return EP_OK;
 }
 
-/* The scales of row `row` of an expert, wherever the caller wants each. */
+/* Writes the scales of row `row` of an expert with the strides of the caller. */
 static void place_scales(const ep_ll *ll, const ep_ll_dispatch_args *args, int expert, int32_t row, const void *scales)
 {
     size_t bytes = out_scale_bytes(ll, args), rows = (size_t)ll->comm->nranks * (size_t)args->max_tokens;
@@ -217,7 +217,7 @@ static void place_scales(const ep_ll *ll, const ep_ll_dispatch_args *args, int e
             ((const uint32_t *)scales)[word];
 }
 
-/* `head` is the copy, `slot` where the row is. */
+/* `head` is the copy, `slot` holds the row. */
 static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_slot *head,
                       const struct ll_slot *slot, int32_t *next)
 {
@@ -237,7 +237,7 @@ static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct l
     }
 }
 
-/* The metadata of the rows. `count` [L]. */
+/* Writes the metadata of the rows. `count` [L]. */
 static void write_counts(const ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_range *ranges,
                          const int32_t *count)
 {
@@ -280,7 +280,10 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
     return EP_OK;
 }
 
-/* Slots that each rank will get, and where they are written: at the receiver, or here when it is on another node. */
+/*
+ * Sets the blocks that this rank writes: at the receiver, or in a send buffer if the receiver is on another node, sized
+ * by the number of its slots.
+ */
 static ep_status find_blocks(ep_ll *ll, const struct ll_dispatch *dispatch)
 {
     struct host_ll *inner = ll->impl;
@@ -411,7 +414,7 @@ static ep_status run_step(const struct ll_job *job)
         for (int rank = 0; rank < ll->comm->nranks; rank++)
             if (job->mask.rank < 0 || job->mask.rank == rank)
                 set_mask(ll, rank, job->mask.on);
-        /* Ranks that meet behind this may call: they are not to find masks that are taken back. */
+        /* Ranks that synchronise after this may call: they must not see masks that were cleared. */
         return job->mask.on ? EP_OK : ll_net_flush_masks(ll);
     case LL_QUERY_MASK:
         memcpy(job->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*job->out));
@@ -431,7 +434,7 @@ static ep_status run_job(void *arguments)
     ll_net_begin(job->ll);
     status = run_step(job);
     ll_net_end(job->ll);
-    /* With masking this rank's own failure is not one of the group: it is missed, and masked. */
+    /* With masking a failure of this rank is not one of the group: its peers time out and mask it. */
     return ep_group_fail_queued(inner->group, status, EP_GROUP_LL_SEND, job->ll->config.flags & EP_LL_MASK_DEAD);
 }
 
@@ -457,7 +460,7 @@ ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream s
         .combine = {
             .number = number, .call = args->call, .max_tokens = ll->call[args->call & 1].max_tokens, .args = *args}};
 
-    /* The buffer is the same every second time, but only asking for it waits for those who still read it. */
+    /* The buffer is the same for every second combine, but only ep_ll_get_combine_buffer waits for its readers. */
     if ((args->flags & EP_LL_ZERO_COPY) &&
         (inner->zero_copy_combine != number || args->x != inner->combine_buffer[number & 1]))
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
@@ -510,7 +513,7 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     ll_net_end(ll);
     EP_TRY(status);
     *ret_buffer = inner->combine_buffer[number & 1];
-    /* All of it: whichever dispatch is answered. */
+    /* All of it, for any dispatch. */
     for (int expert = 0; expert < ll->n_local; expert++)
         EP_TRY(ll_reserve_rows(ll, number, max_tokens, expert, ll->comm->nranks * max_tokens));
     inner->zero_copy_combine = number;

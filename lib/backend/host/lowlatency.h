@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lowlatency.h - what the files of low latency share: the segments that ranks write into, and how ranks wait.
+ * lowlatency.h - shared by the files of low latency: the segments that ranks write into, and waits.
  *
- * Within a node a rank writes to the segments of its peers. Between nodes there is an endpoint of the network for each
- * ep_ll, on which every rank is a peer of every rank of another node (lowlatency_net.c). What this rank knows of such a
- * rank is a copy of its struct ll_shared here, which the signals of that rank change; so all waits are the same.
+ * Within a node a rank writes to the segments of its peers. Between nodes each ep_ll has an endpoint of the network, on
+ * which every rank is a peer of every rank of another node (lowlatency_net.c). The state of such a rank is a local copy
+ * of its struct ll_shared, which the signals of that rank update; so all waits are the same.
  */
 #ifndef EP_HOST_LOWLATENCY_H
 #define EP_HOST_LOWLATENCY_H
 
 #include "backend/host/host.h"
 
-/* Signals between nodes. Each counts up to the value of the word of struct ll_shared that it stands for. */
+/* Signals between nodes. Each counts up to the value of the word of struct ll_shared that it mirrors. */
 enum ll_signal {
-    LL_SIGNAL_MASKED, /* odd: the sender has masked this rank. First, so that it is seen before what follows it */
+    LL_SIGNAL_MASKED, /* odd: the sender has masked this rank. First, so that it is seen before data sent after it */
     LL_SIGNAL_SENT,
     LL_SIGNAL_REQUESTED,
-    LL_SIGNAL_INPUT_READY, /* the rows of the combine are here */
+    LL_SIGNAL_INPUT_READY, /* the rows of the combine have arrived */
     LL_SIGNAL_PACKED_0,
     LL_SIGNAL_PACKED_1,
     LL_SIGNAL_PULLED_0,
@@ -25,12 +25,12 @@ enum ll_signal {
     LL_SIGNALS
 };
 
-/* Where the rows of one source lie in the packed rows of one expert. */
+/* Position of the rows of one source in the packed rows of one expert. */
 struct ll_range {
     int32_t begin, count;
 };
 
-/* The input of a combine, and what all ranks must say alike of it. */
+/* The op descriptor of a combine: its input, and the arguments that must be equal on all ranks. */
 struct ll_combine_desc {
     struct ep_group_address address;
     uint64_t call;
@@ -46,10 +46,9 @@ struct ll_buffer {
 /* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
 struct ll_shared {
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
-    _Atomic uint64_t input_ready;                       /* combines whose input this rank has offered */
-    _Atomic uint64_t packed[2];                         /* last dispatch n at n % 2 that this rank has packed ... */
-    _Atomic uint64_t pulled[2]; /* ... and combine that it has read from all: halves of calls may be
-                                   finished out of order */
+    _Atomic uint64_t input_ready;                       /* combines whose input this rank has published */
+    _Atomic uint64_t packed[2];                         /* last dispatch n, at n % 2, that this rank has packed ... */
+    _Atomic uint64_t pulled[2]; /* ... and combine that it has read; halves may finish out of order */
     _Atomic uint64_t barriers;
     _Atomic uint64_t requested; /* between nodes: combines for which this rank has sent its weights */
     struct ll_combine_desc combine_desc[2];
@@ -57,14 +56,16 @@ struct ll_shared {
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
 };
 
-/* Slots of one source in a receiver's segment: count, then max_tokens slots, as far apart as the format needs. The
- * receiver owns the memory: a sender only writes to it, a receiver copies the heads before it looks at them. */
+/*
+ * Slots of one source in the segment of a receiver: count, then max_tokens slots, with the stride of the format. The
+ * receiver owns the memory: a sender only writes to it, a receiver copies the headers before it checks them.
+ */
 struct ll_block {
     int32_t count;
     int32_t format; /* format_of() the sender's arguments */
     int32_t max_tokens;
     int32_t unused;
-    uint64_t number; /* of the dispatch: a rank that had masked the receiver has written nothing for this one */
+    uint64_t number; /* of the dispatch: a rank that had masked the receiver has not written for this one */
     uint64_t unused_too[5];
 };
 
@@ -75,26 +76,26 @@ struct ll_slot {
 };
 
 /*
- * Between nodes a combine begins with the weights: the owner of the tokens sends to each rank a request, whose choices
- * are those of its dispatch there, by token and k. The answer is one row for each (token, rank), or one for each choice
- * with EP_LL_NO_PARTIAL_REDUCE; choices that are left out have none. Each rank has a place of its own for its rows at
- * the owner: what one that was masked sends late overwrites nothing that is used.
+ * Between nodes a combine begins with the weights: the owner of the tokens sends each rank a request, with the choices
+ * of its dispatch there, by token and k. The reply is one row for each (token, rank), or one for each choice with
+ * EP_LL_NO_PARTIAL_REDUCE; excluded choices have none. Each rank has a region of its own for its rows at the owner:
+ * late data of a masked rank overwrites nothing in use.
  */
 struct ll_choice {
     int32_t token;
-    int32_t expert; /* local number; ~number: left out of this combine */
+    int32_t expert; /* local number; ~number: excluded from this combine */
     float weight;
     uint32_t unused;
 };
 
 struct ll_request {
-    struct ll_combine_desc desc; /* what both must say alike */
+    struct ll_combine_desc desc; /* must be equal on both */
     int32_t n_choices, n_rows;
     uint64_t unused[3];
     struct ll_choice choices[];
 };
 
-_Static_assert(sizeof(struct ll_request) % 16 == 0, "what follows is aligned");
+_Static_assert(sizeof(struct ll_request) % 16 == 0, "choices must be aligned to 16");
 
 /* A dispatch until its rows are packed, a combine until its rows are read. */
 struct ll_dispatch {
@@ -105,8 +106,8 @@ struct ll_dispatch {
 struct ll_combine {
     uint64_t number, call;
     int32_t max_tokens;
-    bool in_place;  /* reads the caller's memory, which it gets back only when all of its node have read it */
-    int32_t *index; /* [M,K] that it comes with */
+    bool in_place;  /* reads the caller's memory, which is returned only when all of its node have read it */
+    int32_t *index; /* [M,K] routing passed to the combine */
     ep_ll_combine_args args;
 };
 
@@ -114,26 +115,26 @@ struct ll_net; /* lowlatency_net.c */
 
 struct host_ll {
     struct ep_group *group;
-    struct host_ll *next;      /* of the communicator, with a network */
+    struct host_ll *next;      /* next of the communicator, with a network */
     struct ll_net *net;        /* NULL on one node */
-    unsigned char **peer;      /* [R] segments; of a rank of another node a copy of its struct ll_shared, and no more */
+    unsigned char **peer;      /* [R] segments; for a rank of another node only a copy of its struct ll_shared */
     struct ll_shared *copies;  /* [R] of the ranks of other nodes */
-    struct ep_shm *shm;        /* [R] our mappings of the peers': as long as we are there, whenever they free theirs */
-    struct ll_buffer *buffers; /* [2*R] the same of the peers' combine buffers: those of rank r from 2 * r */
+    struct ep_shm *shm;        /* [R] mappings of the segments of peers, kept when they free them */
+    struct ll_buffer *buffers; /* [2*R] mappings of the combine buffers of peers: those of rank r from 2 * r */
     void *segment;
-    void *combine_buffer[2];    /* [L, R*M, H] bf16; its pages when rows come that need them */
-    int32_t *reserved[2];       /* [L] rows of each expert that have their pages ... */
-    int32_t reserved_for[2];    /* ... where each has room for this many tokens of a rank */
-    uint64_t zero_copy_combine; /* combine that ep_ll_get_combine_buffer has last given a buffer for */
+    void *combine_buffer[2];    /* [L, R*M, H] bf16; pages are reserved when rows need them */
+    int32_t *reserved[2];       /* [L] rows of each expert whose pages are reserved ... */
+    int32_t reserved_for[2];    /* ... for this many tokens of a rank per expert */
+    uint64_t zero_copy_combine; /* combine for which ep_ll_get_combine_buffer last returned a buffer */
     uint64_t barriers;
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
     int32_t *masked;                                                         /* [R] */
     int32_t *index[2];                                                       /* [M,K] of dispatch n at n % 2 */
     int32_t *next_index;        /* [M,K] while it is checked: the dispatch before the last one may still be combined */
-    struct ll_block **block;    /* [R] into which the dispatch that is being sent writes */
+    struct ll_block **block;    /* [R] blocks that the current dispatch writes */
     int32_t *n_slots;           /* [R] written for each rank, or received from each */
-    int32_t *heads;             /* [R*M] copies of the heads of the slots received: struct ll_slot and K experts each */
-    struct ll_range *ranges[2]; /* [L*R] of dispatch n at n % 2: what the segment holds for the peers */
+    int32_t *heads;             /* [R*M] copies of the headers of received slots: struct ll_slot and K experts each */
+    struct ll_range *ranges[2]; /* [L*R] of dispatch n at n % 2: a copy of those in the segment for the peers */
     int32_t *seen;              /* [E] tokens of this rank so far, per expert */
     uint8_t *row;               /* one quantised row */
     float *scales;
@@ -160,7 +161,7 @@ static inline bool ll_is_remote(const ep_ll *ll, int rank)
     return rank / ll->comm->ranks_per_node != ll->comm->node;
 }
 
-/* In the segment of `receiver`, which is of this node as `source` is. */
+/* In the segment of `receiver`; both ranks are of this node. */
 static inline struct ll_block *ll_local_block(const ep_ll *ll, int receiver, uint64_t number, int source)
 {
     const struct host_ll *inner = ll->impl;
@@ -191,7 +192,7 @@ static inline size_t ll_combine_bytes(const ep_ll *ll, int max_tokens)
     return (size_t)ll->config.n_experts * (size_t)max_tokens * (size_t)ll->config.hidden * 2;
 }
 
-/* The formats have slots of different sizes: only the row is at their end. */
+/* Slots differ in size between formats: only the row is at their end. */
 static inline size_t ll_slot_bytes(const ep_ll *ll, int out_dtype)
 {
     const struct host_ll *inner = ll->impl;
@@ -204,29 +205,29 @@ static inline struct ll_slot *ll_slot_of(struct ll_block *block, size_t slot_byt
     return (struct ll_slot *)(void *)((unsigned char *)(block + 1) + (size_t)i * slot_bytes);
 }
 
-/* lowlatency_wait.c. A masked rank is waited for no more, and finds out from what this one has published. */
+/* lowlatency_wait.c. A masked rank is not waited for any more, and learns that from the published mask. */
 void ll_mask_rank(ep_ll *ll, int rank);
-/* Whether that is a reason to mask the rank that was waited for; a failure of this rank's own is none. */
+/* True if `status` is a reason to mask the rank that was waited for; a failure of this rank itself is none. */
 bool ll_may_mask(const ep_ll *ll, ep_status status);
-/* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
+/* Call it after data of other ranks was read: fails if one of them has masked this rank meanwhile. */
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase);
-/* A value that no rank writes: failure of the group, unless its owner has masked this rank. */
+/* A value that no rank writes: fails the group, unless its owner has masked this rank. */
 ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value);
-/* Ranks must be in the same call, and what must be alike is. */
+/* Fails unless the rank is in the same call with equal arguments. */
 ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
                                 const struct ll_combine_desc *theirs);
-/* `rank` has `count` rows of `owner` for an expert, and a token needs the one after number i. */
+/* Fails because `rank` has only `count` rows of `owner` for an expert, and a token needs row i (from 0). */
 ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i);
-/* Words of the calls of a parity. */
+/* Offsets of the counters of a parity. */
 size_t ll_packed_word(uint64_t number);
 size_t ll_pulled_word(uint64_t number);
 /*
- * Waits until the counter at `word` of all ranks that are not masked has reached `value`. `add` [R]: NULL, or
- * nanoseconds until each of them came are added to it.
+ * Waits until the counter at `word` of all ranks that are not masked has reached `value`. `add` [R]: NULL, or the
+ * nanoseconds until each of them arrived are added to it.
  */
 ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add);
 ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase);
-/* What others wait for while this rank waits. Its failure ends the wait. */
+/* Work that other ranks wait for, done during a wait. Its failure ends the wait. */
 struct ll_wait_work {
     ep_status (*run)(void *context);
     void *context;
@@ -234,78 +235,80 @@ struct ll_wait_work {
 /* The same for one rank, which may be masked afterwards. */
 ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
                        const struct ll_wait_work *work);
-/* One step of a wait for `rank`: lets the network move, then as ep_group_wait() where nothing has. */
+/* One step of a wait for `rank`: progresses the network, then ep_group_wait() if nothing has moved. */
 ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int rank);
 void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value);
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index);
 
 /*
- * lowlatency_net.c: the endpoint between nodes. What has no rank does nothing on one node. prepare needs no peer; open
- * is collective, and says on each rank what became of it there.
+ * lowlatency_net.c: the endpoint between nodes. Functions without a rank do nothing on one node. prepare needs no peer;
+ * open is collective, and returns the status of this rank.
  */
-/* Of the region that ranks of other nodes write into; ll->impl: laid out, no more. */
+/* Bytes of the region that ranks of other nodes write into; of ll->impl only the layout is used. */
 int64_t ll_net_bytes(const ep_ll *ll);
 ep_status ll_net_prepare(ep_ll *ll);
 ep_status ll_net_open(ep_ll *ll);
-/* Until what was sent has left, but no longer than the deadline; then frees it. */
+/* Flushes sent data, for one deadline at most, then frees the endpoint. */
 void ll_net_close(ep_ll *ll);
-/* Around each job: outside of them a thread sends what has not left yet. */
+/* Around each job: outside of jobs a thread sends the remaining data. */
 void ll_net_begin(ep_ll *ll);
 void ll_net_end(ep_ll *ll);
-/* Moves what can be moved, both ways. A broken network fails the group. */
+/* Progresses both directions. A broken network fails the group. */
 ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved);
-/* Something of `rank` may still be on its way. */
+/* True if data of `rank` may still be in flight. */
 bool ll_net_in_flight(const ep_ll *ll, int rank);
-/* Nothing wakes a rank that waits for it. */
+/* True if nothing wakes a rank that waits for the network: it must poll. */
 bool ll_net_polls(const ep_ll *ll);
-/* The word at `word` of this rank's struct ll_shared has become `value`: for the ranks of other nodes. */
+/* The word at `word` of this rank's struct ll_shared has become `value`: signals the ranks of other nodes. */
 void ll_net_publish(ep_ll *ll, size_t word, uint64_t value);
 void ll_net_publish_mask(ep_ll *ll, int rank, bool on);
-/* For a mask that was taken back to come, behind a meeting of the ranks that came another way. */
+/* Time for an unmask signal to arrive, after a synchronisation of the ranks by other means. */
 #define LL_UNMASK_WAIT_NS UINT64_C(100000000)
-/* Waits until that has left, for one deadline at most. */
+/* Waits until the mask signals have left, for one deadline at most. */
 ep_status ll_net_flush_masks(ep_ll *ll);
-/* The same for one rank, behind what was sent to it. */
+/* Signals one rank, after the data sent to it. */
 void ll_net_signal(ep_ll *ll, int rank, enum ll_signal which, uint64_t value);
 /*
- * Memory for what goes to `rank` in call number `number`, which it keeps until call number + 2 asks for it again; then
- * sends `bytes` of it to the place that `rank` has for it.
+ * A send buffer for `rank` in call `number`, valid until it is requested for call number + 2; ll_net_try_send() then
+ * sends `bytes` of it to the region that `rank` has for it.
  */
 enum ll_payload {
     LL_PAYLOAD_BLOCK,   /* struct ll_block of a dispatch */
     LL_PAYLOAD_REQUEST, /* struct ll_request of a combine */
-    LL_PAYLOAD_DESC,    /* struct ll_combine_desc: what both must say alike */
+    LL_PAYLOAD_DESC,    /* struct ll_combine_desc: must be equal on both */
     LL_PAYLOAD_ROWS,
     LL_PAYLOADS
 };
 ep_status ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes,
                                  void **ret_memory);
-/* false: not yet; lowlatency_wait.c has the call that waits. */
+/* false: no room; ll_send() in lowlatency_wait.c waits. */
 bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
 ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
-/* What has come from `rank`. */
+/* The data received from `rank`. */
 void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_payload what);
 
-/* lowlatency_reply.c: combines between nodes. ask sends the weights, answer waits for those of the others and sends
- * them their rows. */
+/*
+ * lowlatency_reply.c: combines between nodes. ll_send_requests() sends the weights, ll_send_replies() waits for those
+ * of the others and sends them their rows.
+ */
 ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine);
 ep_status ll_send_replies(ep_ll *ll, const struct ll_combine *combine);
-/* The most rows that one rank answers. */
+/* The most rows in one reply. */
 static inline int64_t ll_max_reply_rows(const ep_ll *ll, int max_tokens)
 {
     return (int64_t)max_tokens * (ll->config.topk < ll->n_local ? ll->config.topk : ll->n_local);
 }
 
-/* For the owner of the tokens: rows of each rank of another node in the order in which they are used. */
+/* For the owner of the tokens: the next row of each rank of another node, in the order of use. */
 struct ll_replies {
     const unsigned char *next[EP_MAX_RANKS];
 };
-void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_answers);
+void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_replies);
 
 /* lowlatency_combine.c */
 ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted);
 ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine);
-/* Until what combine number n uses is no longer read by the one before it there. */
+/* Waits until the previous combine that uses the buffers of combine `number` was read. */
 ep_status ll_wait_unused(ep_ll *ll, uint64_t number);
 ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert, int32_t n_rows);
 

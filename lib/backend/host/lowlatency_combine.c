@@ -6,8 +6,8 @@
 #include <string.h>
 
 /*
- * Pages for the first rows of an expert in a combine buffer. It has room for all tokens of all ranks on each expert, of
- * which few come: only those that do take memory, and are refused here if there is none.
+ * Reserves pages for the first rows of an expert in a combine buffer. It has room for all tokens of all ranks on each
+ * expert, of which few arrive: only those take memory, and the call fails here if there is none.
  */
 ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert, int32_t n_rows)
 {
@@ -16,7 +16,7 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     size_t rows = (size_t)ll->comm->nranks * (size_t)max_tokens;
     int32_t *reserved = &inner->reserved[number & 1][expert];
 
-    /* Experts are elsewhere: what has its pages is asked for once more. */
+    /* The experts are at other offsets: reserve again. */
     if (inner->reserved_for[number & 1] != max_tokens)
         memset(inner->reserved[number & 1], 0, (size_t)ll->n_local * sizeof(*reserved));
     inner->reserved_for[number & 1] = max_tokens;
@@ -28,13 +28,13 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     return EP_OK;
 }
 
-/* Until what combine number n uses is no longer read by the one before it there. */
+/* Waits until the previous combine that uses the buffers of combine `number` was read. */
 ep_status ll_wait_unused(ep_ll *ll, uint64_t number)
 {
     return number > 2 ? ll_wait_all(ll, ll_pulled_word(number), number - 2, EP_GROUP_LL_COMBINE_BUFFER) : EP_OK;
 }
 
-/* The rows that were received, copied to where peers can read them. */
+/* Copies the received rows to memory that peers can read. */
 static ep_status copy_rows(ep_ll *ll, const struct ll_combine *combine, void *buffer)
 {
     const struct host_ll *inner = ll->impl;
@@ -52,7 +52,7 @@ static ep_status copy_rows(ep_ll *ll, const struct ll_combine *combine, void *bu
     return EP_OK;
 }
 
-static ep_status offer(ep_ll *ll, struct ll_combine *combine)
+static ep_status publish_input(ep_ll *ll, struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
     struct ll_combine_desc *mine = &ll_shared_of(inner, ll->comm->rank)->combine_desc[combine->number & 1];
@@ -75,7 +75,7 @@ static ep_status offer(ep_ll *ll, struct ll_combine *combine)
     return EP_OK;
 }
 
-/* The rows of a token, and the ranks that they are on. NULL: on another node, whose ranks send theirs in this order. */
+/* The rows of a token, and their ranks. NULL: on another node, whose ranks send theirs in this order. */
 struct ll_terms {
     const uint16_t *rows[EP_MAX_TOPK];
     float weights[EP_MAX_TOPK];
@@ -84,7 +84,7 @@ struct ll_terms {
 };
 
 /* In the order of k. */
-static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
+static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, void *const *inputs,
                             struct ll_terms *ret_terms)
 {
     struct host_ll *inner = ll->impl;
@@ -92,7 +92,7 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
     size_t topk = (size_t)ll->config.topk, row = (size_t)ll->config.hidden * 2;
     size_t rows = (size_t)nranks * (size_t)combine->max_tokens;
     const int32_t *index = inner->index[combine->call & 1] + (size_t)t * topk;
-    const int32_t *given = combine->index + (size_t)t * topk;
+    const int32_t *wanted = combine->index + (size_t)t * topk;
 
     for (size_t k = 0; k < topk; k++) {
         int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, local = index[k] < 0 ? 0 : index[k] % ll->n_local;
@@ -102,7 +102,7 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
         if (rank < 0)
             continue;
         i = inner->seen[index[k]]++;
-        if (inner->masked[rank] || given[k] < 0)
+        if (inner->masked[rank] || wanted[k] < 0)
             continue;
         ret_terms->weights[n] = combine->args.topk_weights[(size_t)t * topk + k];
         ret_terms->rank[n] = rank;
@@ -117,27 +117,27 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
         if (i >= range.count)
             return ll_fail_row_count(ll, me, rank, range.count, index[k], t, i);
         ret_terms->rows[n++] =
-            (const uint16_t *)(const void *)((const char *)offers[rank] +
+            (const uint16_t *)(const void *)((const char *)inputs[rank] +
                                              ((size_t)local * rows + (size_t)(range.begin + i)) * row);
     }
     ret_terms->n = n;
     return EP_OK;
 }
 
-/* The next row that a rank of another node has sent. */
-static const uint16_t *next_answer(const ep_ll *ll, struct ll_replies *answers, int rank)
+/* The next row of the reply of a rank of another node. */
+static const uint16_t *next_reply_row(const ep_ll *ll, struct ll_replies *replies, int rank)
 {
-    const unsigned char *row = answers->next[rank];
+    const unsigned char *row = replies->next[rank];
 
-    answers->next[rank] += (size_t)ll->config.hidden * 2;
+    replies->next[rank] += (size_t)ll->config.hidden * 2;
     return (const uint16_t *)(const void *)row;
 }
 
 /*
- * The same terms rank by rank, in the order of each rank's first. ret_sizes: of the groups, whose number it returns. A
- * group of another node is one row: its sum, or its only one.
+ * Groups the terms by rank, in the order of the first term of each rank. ret_sizes: sizes of the groups; returns their
+ * number. A group of another node is one row: its sum, or its only row.
  */
-static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_replies *answers,
+static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_replies *replies,
                        struct ll_terms *ret_terms, int *ret_sizes)
 {
     bool taken[EP_MAX_TOPK] = {false};
@@ -156,7 +156,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
             taken[i] = true;
         }
         if (!terms->rows[first]) {
-            ret_terms->rows[start] = next_answer(ll, answers, terms->rank[first]);
+            ret_terms->rows[start] = next_reply_row(ll, replies, terms->rank[first]);
             if (n - start > 1)
                 ret_terms->weights[start] = 1;
             n = start + 1;
@@ -168,23 +168,23 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
 }
 
 /* Weighted sum of the rows of token t. */
-static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
-                            struct ll_replies *answers)
+static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *inputs,
+                            struct ll_replies *replies)
 {
     const struct ep_rows_ops *ops = ep_rows_get();
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
     uint16_t *out = (uint16_t *)combine->args.out + (size_t)t * (size_t)hidden;
     struct ll_terms terms, groups;
 
-    EP_TRY(find_terms(ll, combine, t, offers, &terms));
+    EP_TRY(find_terms(ll, combine, t, inputs, &terms));
     if (combine->args.flags & EP_LL_NO_PARTIAL_REDUCE) {
         for (int i = 0; i < terms.n; i++)
             if (!terms.rows[i])
-                terms.rows[i] = next_answer(ll, answers, terms.rank[i]);
+                terms.rows[i] = next_reply_row(ll, replies, terms.rank[i]);
         ops->weighted_sum_bf16(out, terms.rows, terms.weights, terms.n, hidden);
         return EP_OK;
     }
-    n_groups = group_terms(ll, &terms, answers, &groups, sizes);
+    n_groups = group_terms(ll, &terms, replies, &groups, sizes);
     if (n_groups == groups.n)
         ops->weighted_sum_bf16(out, groups.rows, groups.weights, groups.n, hidden);
     else
@@ -192,7 +192,7 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
     return EP_OK;
 }
 
-/* NULL: it is no combine buffer. */
+/* NULL: not a combine buffer. */
 static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_group_address *address)
 {
     for (int i = 2 * rank; i < 2 * rank + 2; i++) {
@@ -205,8 +205,8 @@ static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_
     return NULL;
 }
 
-/* Where the rows of `rank` are. With masking, a rank that is no longer there is masked. */
-static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_offer)
+/* Maps the input of `rank`. With masking, a rank that has exited is masked. */
+static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_input)
 {
     struct host_ll *inner = ll->impl;
     struct ll_combine_desc theirs;
@@ -219,14 +219,14 @@ static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank
     }
     ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->combine_desc[combine->number & 1], sizeof(theirs));
     EP_TRY(ll_check_combine_desc(ll, combine, rank, &theirs));
-    *ret_offer = find_buffer(inner, rank, &theirs.address);
-    if (*ret_offer)
+    *ret_input = find_buffer(inner, rank, &theirs.address);
+    if (*ret_input)
         return EP_OK;
-    status = ep_group_map(inner->group, rank, &theirs.address, ll_combine_bytes(ll, combine->max_tokens), ret_offer);
+    status = ep_group_map(inner->group, rank, &theirs.address, ll_combine_bytes(ll, combine->max_tokens), ret_input);
     if (status == EP_OK)
         return EP_OK;
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
-    /* Who has masked this rank may have freed it: no failure of the group. */
+    /* A rank that has masked this one may have freed it: no failure of the group. */
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     ep_fail(status, "%s", reason);
     if ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) && (ll->config.flags & EP_LL_MASK_DEAD)) {
@@ -241,8 +241,8 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     struct host_ll *inner = ll->impl;
     const ep_ll_combine_args *args = &combine->args;
     int nranks = ll->comm->nranks;
-    void *offers[EP_MAX_RANKS];
-    struct ll_replies answers;
+    void *inputs[EP_MAX_RANKS];
+    struct ll_replies replies;
     ep_status status = EP_OK;
 
     EP_TRY(ll_wait_timed(ll, offsetof(struct ll_shared, input_ready), combine->number, EP_GROUP_LL_COMBINE,
@@ -250,11 +250,11 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     ep_group_unmap_stale(inner->group);
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
-            EP_TRY(map_input(ll, combine, rank, &offers[rank]));
-    ll_find_replies(ll, combine, &answers);
+            EP_TRY(map_input(ll, combine, rank, &inputs[rank]));
+    ll_find_replies(ll, combine, &replies);
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
-        status = pull_token(ll, combine, t, offers, &answers);
+        status = pull_token(ll, combine, t, inputs, &replies);
     if (status == EP_OK)
         status = ll_check_masks(ll, EP_GROUP_LL_COMBINE);
     ll_publish(ll, ll_counter_of(ll, ll->comm->rank, ll_pulled_word(combine->number)), combine->number);
@@ -276,21 +276,20 @@ static ep_status check_weights(const ep_ll *ll, const ep_ll_combine_args *args)
     return EP_OK;
 }
 
-/* The choices of the dispatch that it answers, less those that it leaves out. */
-static ep_status check_answer(const ep_ll *ll, const struct ll_combine *combine)
+/* The routing must be that of the dispatch, except for excluded choices. */
+static ep_status check_routing(const ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
     const ep_ll_combine_args *args = &combine->args;
-    const int32_t *sent = inner->index[combine->call & 1], *given = combine->index;
+    const int32_t *sent = inner->index[combine->call & 1], *index = combine->index;
     size_t topk = (size_t)ll->config.topk, entries = (size_t)args->n_tokens * topk;
 
     EP_TRY(ll_load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, combine->index));
     for (size_t i = 0; i < entries; i++)
-        if (given[i] != sent[i] && given[i] >= 0)
-            return ep_fail(
-                EP_E_ROUTING,
-                "ep_ll_combine: token %zu: topk_idx is %d at position %zu, but the dispatch that it answers had %d",
-                i / topk, given[i], i % topk, sent[i]);
+        if (index[i] != sent[i] && index[i] >= 0)
+            return ep_fail(EP_E_ROUTING,
+                           "ep_ll_combine: token %zu: topk_idx is %d at position %zu, but its dispatch had %d",
+                           i / topk, index[i], i % topk, sent[i]);
     return EP_OK;
 }
 
@@ -298,14 +297,14 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
 {
     struct host_ll *inner = ll->impl;
     struct ll_combine *combine = &inner->combine[wanted->number & 1];
-    int32_t *given = combine->index;
+    int32_t *index = combine->index;
 
     *combine = *wanted;
-    combine->index = given;
-    EP_TRY(check_answer(ll, combine));
+    combine->index = index;
+    EP_TRY(check_routing(ll, combine));
     EP_TRY(check_weights(ll, &combine->args));
     EP_TRY(ll_wait_unused(ll, combine->number));
-    EP_TRY(offer(ll, combine));
+    EP_TRY(publish_input(ll, combine));
     ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->input_ready, combine->number);
     EP_TRY(ll_send_requests(ll, combine));
     EP_TRY(ll_send_replies(ll, combine));

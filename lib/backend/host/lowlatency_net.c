@@ -1,26 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Low latency between nodes: each ep_ll has an endpoint of its own on the communicator's network, opened as if every
- * rank were a node. So a rank puts straight into the memory of each rank of another node, and nobody forwards anything:
- * a rank that dies takes nobody else along, which is what masks promise, and no rank depends on when another one calls.
- * The order of sums in a combine makes a row for each (token, rank) travel anyway.
+ * rank were a node. So a rank puts directly into the memory of each rank of another node, without forwarding: a rank
+ * that dies takes no other rank with it, which masks promise, and no rank depends on the calls of another one. The
+ * order of sums in a combine requires a row for each (token, rank) on the network in any case.
  *
- * Region of an endpoint, for calls of both parities, from each rank of another node: a block of slots, a request, an
- * answer and its rows. Only what comes takes pages of it. Counters are signals. What a rank puts lies in memory of the
- * ep_ll until it has left, so the caller's memory is free when its call returns. A thread sends what has not left by
- * then.
+ * The region of an endpoint has, for calls of both parities and each rank of another node, a block of slots, a request,
+ * an op descriptor and reply rows. Only received data takes pages of it. Counters are signals. Data to be put stays in
+ * memory of the ep_ll until it has left, so the caller's memory is free when its call returns. A thread sends the rest.
  *
- * A lock keeps that thread and the caller's apart; it protects the endpoint and all of struct ll_net.
+ * A lock serialises that thread and the caller's; it protects the endpoint and all of struct ll_net.
  */
 #include "backend/host/lowlatency_net.h"
 
 #include <stdlib.h>
 
-/* A put of that size fills a packet train; larger ones go in pieces, between which others get their turn. */
+/* A put of this size fills a packet train; larger ones are split, and other peers are served between the pieces. */
 #define PUT_BYTES (256u << 10)
 #define BACKOFF_MAX_NS 1000000u
 
-/* The words that signals stand for. LL_SIGNAL_MASKED is a bit. */
+/* The words that signals mirror. LL_SIGNAL_MASKED is a bit. */
 static const size_t words[LL_SIGNALS] = {
     [LL_SIGNAL_SENT] = offsetof(struct ll_shared, sent),
     [LL_SIGNAL_REQUESTED] = offsetof(struct ll_shared, requested),
@@ -37,7 +36,7 @@ static struct ll_net *net_of(const ep_ll *ll)
     return ((struct host_ll *)ll->impl)->net;
 }
 
-/* Place of `rank` among the ranks of other nodes, as a rank whose node begins at `first` counts them. */
+/* Index of `rank` among the ranks of other nodes, as seen from a node that begins at rank `first`. */
 static size_t remote_index(const struct ll_net *n, int rank, int first)
 {
     return (size_t)(rank < first ? rank : rank - n->nlocal);
@@ -104,7 +103,6 @@ void ll_net_free_retired(struct peer *peer)
     }
 }
 
-/* Everything for `rank` has left, or nobody takes it. */
 bool ll_net_flushed(struct ll_net *n, int me, int rank)
 {
     struct peer *peer = &n->peers[rank];
@@ -118,18 +116,18 @@ bool ll_net_flushed(struct ll_net *n, int me, int rank)
     return true;
 }
 
-/* One that was masked long ago takes nothing, or has what it needs to know by now. */
+/* A rank that was masked a deadline ago accepts nothing, or has learned the mask by now. */
 static bool is_given_up(const struct peer *peer)
 {
     return peer->given_up_ns && ep_now_ns() >= peer->given_up_ns;
 }
 
-/* Something for a rank that is waited for has not left yet. */
+/* True if data for a rank that counts has not left yet. */
 static bool is_outstanding(const ep_ll *ll)
 {
     const struct host_ll *inner = ll->impl;
 
-    /* The second one before any call of this rank has signalled it. */
+    /* The second one is set before any call of this rank has reported it. */
     if (atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&inner->group->control->failure))
         return false;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
@@ -212,17 +210,17 @@ bool ll_net_polls(const ep_ll *ll)
 bool ll_net_in_flight(const ep_ll *ll, int rank)
 {
     struct ll_net *n = net_of(ll);
-    bool holds;
+    bool in_flight;
 
     if (!n || !ll_is_remote(ll, rank))
         return false;
     pthread_mutex_lock(&n->lock);
-    holds = n->net->ops->ended ? !n->peers[rank].ended : !n->net->can_sleep;
+    in_flight = n->net->ops->ended ? !n->peers[rank].ended : !n->net->can_sleep;
     pthread_mutex_unlock(&n->lock);
-    return holds;
+    return in_flight;
 }
 
-/* --- what the calls say --- */
+/* --- sending data and signals --- */
 
 void ll_net_signal(ep_ll *ll, int rank, enum ll_signal which, uint64_t value)
 {
@@ -243,7 +241,7 @@ void ll_net_publish(ep_ll *ll, size_t word, uint64_t value)
         return;
     while (which < LL_SIGNALS && words[which] != word)
         which++;
-    /* Requests and answers go to each rank by itself. */
+    /* Requests and replies are sent to each rank separately. */
     if (which == LL_SIGNALS || which == LL_SIGNAL_REQUESTED || which == LL_SIGNAL_INPUT_READY)
         return;
     for (int i = 1; i < ll->comm->nranks; i++) {
@@ -299,7 +297,7 @@ ep_status ll_net_flush_masks(ep_ll *ll)
     return EP_OK;
 }
 
-/* Keeps what is on its way until it has left. */
+/* Defers the free of a buffer that is in flight. */
 static ep_status retire(struct peer *peer, struct send_buffer *buffer)
 {
     struct retired *retired = malloc(sizeof(*retired));
@@ -320,7 +318,7 @@ static ep_status get_send_buffer(struct peer *peer, struct send_buffer *buffer, 
         return EP_OK;
     free(buffer->memory);
     *buffer = (struct send_buffer){.memory = NULL};
-    /* Zeroed, because gaps between rows go over the network too. */
+    /* Zeroed, because gaps between rows are sent too. */
     buffer->memory = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
     if (!buffer->memory)
         return ep_fail(EP_E_MEMORY, "low latency: no memory for %zu bytes for rank %d", bytes, rank);
@@ -344,7 +342,7 @@ ep_status ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_p
     return status;
 }
 
-/* false: the rank has been sent all that may be under way, and takes nothing. */
+/* false: the queue of the rank is full, because it accepts nothing. */
 static bool add_put(struct ll_net *n, int me, int rank, const struct put *put)
 {
     struct peer *peer = &n->peers[rank];
@@ -406,7 +404,6 @@ void ll_net_end(ep_ll *ll)
     pthread_mutex_unlock(&n->lock);
 }
 
-/* Sends what has not left when a call returns. What is wrong then, the next call finds. */
 void *ll_net_run(void *context)
 {
     const ep_ll *ll = context;

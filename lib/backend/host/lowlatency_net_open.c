@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Endpoints of low latency between nodes: how they are opened, and what leaves before they close. */
+/* Endpoints of low latency between nodes: opening, and the flush before they close. */
 #include "backend/host/lowlatency_net.h"
 
 #include "base/thread.h"
@@ -83,7 +83,7 @@ ep_status ll_net_prepare(ep_ll *ll)
     return n->peers ? EP_OK : ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", ll->comm->nranks);
 }
 
-/* What the last calls have sent. Nobody waits for a rank that is masked or gone. */
+/* Flushes data of the last calls. Masked and dead ranks are not waited for. */
 static void flush(ep_ll *ll, struct ll_net *n)
 {
     const struct host_ll *inner = ll->impl;
@@ -122,7 +122,7 @@ void host_ll_stop_threads(struct ep_group *group)
         stop_thread(inner->net);
 }
 
-static void unlink_from_host(struct host_ll *inner)
+static void unlink_from_comm(struct host_ll *inner)
 {
     struct host_ll **at = lls_of(inner->group);
 
@@ -132,10 +132,10 @@ static void unlink_from_host(struct host_ll *inner)
         *at = inner->next;
 }
 
-/* `keeps`: the network may still read what has not left, which is left to it. */
-static void free_memory(struct peer *peer, bool keeps)
+/* `retains`: the network may still read data that has not left, whose memory is then not freed. */
+static void free_memory(struct peer *peer, bool retains)
 {
-    if (keeps && peer->left < peer->sent)
+    if (retains && peer->left < peer->sent)
         return;
     ll_net_free_retired(peer);
     for (int i = 0; i < 2 * LL_PAYLOADS; i++)
@@ -146,22 +146,22 @@ void ll_net_close(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct ll_net *n = inner->net;
-    bool keeps = false;
+    bool retains = false;
 
     if (!n)
         return;
-    unlink_from_host(inner);
+    unlink_from_comm(inner);
     if (n->started) {
         stop_thread(n);
         flush(ll, n);
     }
     if (n->net) {
         n->net->abandoned = atomic_load(&ll->comm->failed) != EP_OK;
-        keeps = n->net->ops->retains_sources;
+        retains = n->net->ops->retains_sources;
         n->net->ops->free(n->net);
     }
     for (int rank = 0; n->peers && rank < ll->comm->nranks; rank++)
-        free_memory(&n->peers[rank], keeps);
+        free_memory(&n->peers[rank], retains);
     pthread_cond_destroy(&n->changed);
     pthread_mutex_destroy(&n->lock);
     free(n->peers);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Creating and leaving the low-latency layout: see lowlatency.c. */
+/* Opening and closing the low-latency layout: see lowlatency.c. */
 #include "backend/host/lowlatency.h"
 
 #include <stdlib.h>
@@ -42,8 +42,8 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
 }
 
 /*
- * Combine buffers are mapped now: who has read all that it wants of its last combine may end, and the memory of a
- * process that has ended cannot be mapped any more.
+ * Combine buffers are mapped now: a rank may exit when it has read all rows of its last combine, and the memory of a
+ * process that has exited cannot be mapped.
  */
 static ep_status attach_buffers(const ep_ll *ll, struct host_ll *inner, int rank)
 {
@@ -68,7 +68,7 @@ static ep_status alloc_buffers(const ep_ll *ll, struct host_ll *inner)
     return EP_OK;
 }
 
-/* `inner` NULL: this rank has failed already, and takes part to say so. */
+/* `inner` NULL: this rank has failed already, and takes part to report it. */
 static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status mine)
 {
     struct ep_group_address address = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
@@ -81,11 +81,11 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
         status = attach_segment(ll, inner, rank, &all[rank]);
         if (status == EP_OK)
             status = attach_buffers(ll, inner, rank);
-        /* The others get the rank that is gone as the cause, not this one. */
+        /* Names the rank that has exited as the cause, not this one. */
         if (ep_status_is_fatal(status))
             status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
     }
-    /* No rank frees its segment before all have it, and creation fails on all ranks or on none. */
+    /* No rank frees its segment before all have mapped it, and creation fails on all ranks or on none. */
     return ep_group_agree_within(ll->comm, "ep_ll_new", status);
 }
 
@@ -122,14 +122,14 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner);
 }
 
-/* What it takes beside its segment. */
+/* Bytes in addition to its segment. */
 static int64_t object_bytes(const ep_ll *ll)
 {
     int64_t slots = (int64_t)ll->comm->nranks * ll->config.max_tokens;
     int64_t choices = (int64_t)ll->config.max_tokens * ll->config.topk;
     size_t head = sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t);
 
-    /* Of choices the routing of two dispatches, of one that is checked, and of two combines. */
+    /* Choices: the routing of two dispatches, of one that is checked, and of two combines. */
     return (ll->comm->nnodes > 1 ? ll_net_bytes(ll) : 0) + slots * (int64_t)head +
            choices * 5 * (int64_t)sizeof(int32_t) +
            ll->config.n_experts * (int64_t)(2 * sizeof(struct ll_range) + sizeof(int32_t)) +
@@ -213,15 +213,14 @@ static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
 {
     _Atomic uint64_t *pulled = ll_shared_of(ll->impl, rank)->pulled;
 
-    /* Of each parity the last one. */
+    /* The last combine of each parity. */
     return atomic_load_explicit(&pulled[combine & 1], memory_order_acquire) >= combine &&
            (combine < 2 || atomic_load_explicit(&pulled[(combine - 1) & 1], memory_order_acquire) >= combine - 1);
 }
 
 /*
- * Until the peers of this node have read what the last combine offers them, as far as they will; those of other nodes
- * were sent their rows. Before that the queue, as every call: its worker waits and maps with the same state as this
- * thread.
+ * Waits until the peers of this node have read the input of the last combine, or exit; those of other nodes were sent
+ * their rows. Drains the queue first, as every call does: its worker uses the same state as this thread.
  */
 static void wait_for_readers(ep_ll *ll)
 {
@@ -235,7 +234,7 @@ static void wait_for_readers(ep_ll *ll)
         if (ll_is_remote(ll, rank))
             continue;
         ep_group_wait_begin(&wait, inner->group, EP_GROUP_LL_DONE);
-        wait.tolerant = true; /* that a peer does not come is not our failure: we are leaving */
+        wait.tolerant = true; /* an absent peer is not a failure of this rank, which is leaving */
         while (!inner->masked[rank] && status == EP_OK) {
             uint32_t seen = ep_group_doorbell(inner->group);
 
@@ -247,7 +246,7 @@ static void wait_for_readers(ep_ll *ll)
     }
 }
 
-/* What this rank has not received by now it will not read: peers that leave, too, need not wait for it. */
+/* Publishes that this rank will read no more rows: peers that leave, too, need not wait for it. */
 static void publish_all_read(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;

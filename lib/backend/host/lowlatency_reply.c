@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low latency between nodes: combines. Within a node the owner of a token reads its rows where they lie. From another
- * node each rank sends one row for each token, the sum of the rows that it has of it, as the contract groups and rounds
- * them; for that it takes the owner's weights, so a combine lasts until all ranks that are not masked have begun
- * theirs.
+ * Low latency between nodes: combines. Within a node the owner of a token reads its rows directly. From another node
+ * each rank sends one row for each token, the sum of its rows of that token, grouped and rounded as the contract says;
+ * this needs the weights of the owner, so a combine lasts until all ranks that are not masked have begun theirs.
  */
 #include "backend/host/lowlatency.h"
 
@@ -14,32 +13,32 @@ struct counts {
     int32_t choices[EP_MAX_RANKS], rows[EP_MAX_RANKS];
 };
 
-static bool is_left_out(const struct ll_combine *combine, size_t entry)
+static bool is_excluded(const struct ll_combine *combine, size_t entry)
 {
     return combine->index[entry] < 0;
 }
 
-/* A row of its own for each choice, or one for all that a rank has of a token. */
+/* Counts one row for each choice, or one for all rows that a rank has of a token. */
 static void count(const ep_ll *ll, const struct ll_combine *combine, struct counts *ret_counts)
 {
     const struct host_ll *inner = ll->impl;
     const int32_t *index = inner->index[combine->call & 1];
     size_t topk = (size_t)ll->config.topk;
-    bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+    bool no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
 
     memset(ret_counts, 0, sizeof(*ret_counts));
     for (size_t t = 0; t < (size_t)combine->args.n_tokens; t++)
         for (size_t k = 0; k < topk; k++) {
-            size_t entry = t * topk + k, before = once ? entry : t * topk;
+            size_t entry = t * topk + k, before = no_reduce ? entry : t * topk;
             int rank = index[entry] < 0 ? -1 : index[entry] / ll->n_local;
 
             if (rank < 0)
                 continue;
             ret_counts->choices[rank]++;
-            if (is_left_out(combine, entry))
+            if (is_excluded(combine, entry))
                 continue;
             while (before < entry &&
-                   (index[before] < 0 || index[before] / ll->n_local != rank || is_left_out(combine, before)))
+                   (index[before] < 0 || index[before] / ll->n_local != rank || is_excluded(combine, before)))
                 before++;
             ret_counts->rows[rank] += before == entry;
         }
@@ -94,7 +93,7 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
             continue;
         requests[rank]->choices[requests[rank]->n_choices++] =
             (struct ll_choice){.token = (int32_t)(entry / topk),
-                               .expert = is_left_out(combine, entry) ? ~expert : expert,
+                               .expert = is_excluded(combine, entry) ? ~expert : expert,
                                .weight = combine->args.topk_weights[entry]};
     }
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
@@ -107,20 +106,20 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
     return EP_OK;
 }
 
-void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_answers)
+void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_replies)
 {
     for (int rank = 0; rank < ll->comm->nranks; rank++)
         if (ll_is_remote(ll, rank))
-            ret_answers->next[rank] = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_ROWS);
+            ret_replies->next[rank] = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_ROWS);
 }
 
 /* --- the rank that has the rows --- */
 
-/* An answer while it is made. */
-struct answer {
+/* A reply under construction. */
+struct reply {
     ep_ll *ll;
     const struct ll_combine *combine;
-    int rank; /* that asks */
+    int rank; /* that requests */
     const struct ll_choice *choices;
     int32_t n_choices, n_rows;
     int32_t *seen; /* [L] rows of each expert so far */
@@ -128,80 +127,81 @@ struct answer {
     int32_t made;
 };
 
-/* The row of a choice, which counts whether it is left out or not. NULL and EP_OK: left out. */
-static ep_status find_row(struct answer *a, const struct ll_choice *choice, const uint16_t **ret_row)
+/* The row of a choice; excluded choices count as rows of the dispatch, too. NULL and EP_OK: excluded. */
+static ep_status find_row(struct reply *reply, const struct ll_choice *choice, const uint16_t **ret_row)
 {
-    ep_ll *ll = a->ll;
+    ep_ll *ll = reply->ll;
     const struct host_ll *inner = ll->impl;
     int32_t expert = choice->expert < 0 ? ~choice->expert : choice->expert, i;
-    size_t nranks = (size_t)ll->comm->nranks, rows = nranks * (size_t)a->combine->max_tokens;
+    size_t nranks = (size_t)ll->comm->nranks, rows = nranks * (size_t)reply->combine->max_tokens;
     const struct ll_range *range;
 
     *ret_row = NULL;
     if (expert >= ll->n_local)
-        return ll_fail_damaged(ll, a->rank, EP_GROUP_LL_WEIGHTS, "an expert of a token", expert);
-    range = &inner->ranges[a->combine->call & 1][(size_t)expert * nranks + (size_t)a->rank];
-    i = a->seen[expert]++;
+        return ll_fail_damaged(ll, reply->rank, EP_GROUP_LL_WEIGHTS, "an expert of a token", expert);
+    range = &inner->ranges[reply->combine->call & 1][(size_t)expert * nranks + (size_t)reply->rank];
+    i = reply->seen[expert]++;
     if (choice->expert < 0)
         return EP_OK;
     if (i >= range->count)
-        return ll_fail_row_count(ll, a->rank, ll->comm->rank, range->count, expert + ll->comm->rank * ll->n_local,
+        return ll_fail_row_count(ll, reply->rank, ll->comm->rank, range->count, expert + ll->comm->rank * ll->n_local,
                                  choice->token, i);
-    *ret_row = (const uint16_t *)(const void *)((const char *)a->combine->args.x +
+    *ret_row = (const uint16_t *)(const void *)((const char *)reply->combine->args.x +
                                                 ((size_t)expert * rows + (size_t)(range->begin + i)) *
                                                     (size_t)ll->config.hidden * 2);
     return EP_OK;
 }
 
-/* One row of the answer. */
-static ep_status add_row(struct answer *a, const uint16_t *const *rows, const float *weights, int n)
+/* Adds one row to the reply. */
+static ep_status add_row(struct reply *reply, const uint16_t *const *rows, const float *weights, int n)
 {
-    size_t row_bytes = (size_t)a->ll->config.hidden * 2;
+    size_t row_bytes = (size_t)reply->ll->config.hidden * 2;
 
-    if (a->made == a->n_rows)
-        return ll_fail_damaged(a->ll, a->rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", a->n_rows);
+    if (reply->made == reply->n_rows)
+        return ll_fail_damaged(reply->ll, reply->rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests",
+                               reply->n_rows);
     if (n == 1)
-        memcpy(a->out, rows[0], row_bytes);
+        memcpy(reply->out, rows[0], row_bytes);
     else
-        ep_rows_get()->weighted_sum_bf16((uint16_t *)(void *)a->out, rows, weights, n, a->ll->config.hidden);
-    a->out += row_bytes;
-    a->made++;
+        ep_rows_get()->weighted_sum_bf16((uint16_t *)(void *)reply->out, rows, weights, n, reply->ll->config.hidden);
+    reply->out += row_bytes;
+    reply->made++;
     return EP_OK;
 }
 
-/* The choices of one token, from a->choices[begin]; *ret_end: of the next one. */
-static ep_status answer_token(struct answer *a, int32_t begin, int32_t *ret_end)
+/* Replies to the choices of one token, from reply->choices[begin]; *ret_end: of the next token. */
+static ep_status reply_token(struct reply *reply, int32_t begin, int32_t *ret_end)
 {
     const uint16_t *rows[EP_MAX_TOPK];
     float weights[EP_MAX_TOPK];
-    bool once = a->combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
-    int32_t token = a->choices[begin].token, end = begin;
+    bool no_reduce = reply->combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+    int32_t token = reply->choices[begin].token, end = begin;
     int n = 0;
 
-    for (; end < a->n_choices && a->choices[end].token == token; end++) {
-        if (end - begin == a->ll->config.topk)
-            return ll_fail_damaged(a->ll, a->rank, EP_GROUP_LL_WEIGHTS, "the number of experts of a token",
+    for (; end < reply->n_choices && reply->choices[end].token == token; end++) {
+        if (end - begin == reply->ll->config.topk)
+            return ll_fail_damaged(reply->ll, reply->rank, EP_GROUP_LL_WEIGHTS, "the number of experts of a token",
                                    end - begin + 1);
-        EP_TRY(find_row(a, &a->choices[end], &rows[n]));
+        EP_TRY(find_row(reply, &reply->choices[end], &rows[n]));
         if (!rows[n])
             continue;
-        weights[n++] = a->choices[end].weight;
-        if (once) {
-            EP_TRY(add_row(a, rows, weights, n));
+        weights[n++] = reply->choices[end].weight;
+        if (no_reduce) {
+            EP_TRY(add_row(reply, rows, weights, n));
             n = 0;
         }
     }
     *ret_end = end;
-    return n ? add_row(a, rows, weights, n) : EP_OK;
+    return n ? add_row(reply, rows, weights, n) : EP_OK;
 }
 
-static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int rank)
+static ep_status reply_to_rank(ep_ll *ll, const struct ll_combine *combine, int rank)
 {
     struct host_ll *inner = ll->impl;
     const struct ll_request *request = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REQUEST);
     int64_t entries = (int64_t)combine->max_tokens * ll->config.topk;
     size_t row_bytes = (size_t)ll->config.hidden * 2;
-    struct answer a = {.ll = ll, .combine = combine, .rank = rank, .seen = inner->seen};
+    struct reply reply = {.ll = ll, .combine = combine, .rank = rank, .seen = inner->seen};
     struct ll_request head;
     void *memory;
 
@@ -211,18 +211,18 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of its choices", head.n_choices);
     if (head.n_rows < 0 || head.n_rows > ll_max_reply_rows(ll, combine->max_tokens))
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", head.n_rows);
-    a.choices = request->choices;
-    a.n_choices = head.n_choices;
-    a.n_rows = head.n_rows;
-    memset(a.seen, 0, (size_t)ll->n_local * sizeof(*a.seen));
-    EP_TRY(
-        ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)a.n_rows * row_bytes + 1, &memory));
-    a.out = memory;
-    for (int32_t i = 0; i < a.n_choices;)
-        EP_TRY(answer_token(&a, i, &i));
-    if (a.made != a.n_rows)
-        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", a.n_rows);
-    EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)a.n_rows * row_bytes));
+    reply.choices = request->choices;
+    reply.n_choices = head.n_choices;
+    reply.n_rows = head.n_rows;
+    memset(reply.seen, 0, (size_t)ll->n_local * sizeof(*reply.seen));
+    EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)reply.n_rows * row_bytes + 1,
+                                  &memory));
+    reply.out = memory;
+    for (int32_t i = 0; i < reply.n_choices;)
+        EP_TRY(reply_token(&reply, i, &i));
+    if (reply.made != reply.n_rows)
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", reply.n_rows);
+    EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)reply.n_rows * row_bytes));
     EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc), &memory));
     *(struct ll_combine_desc *)memory = make_desc(combine);
     EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc)));
@@ -230,31 +230,34 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
     return EP_OK;
 }
 
-/* Ranks that have their answers. */
-struct answered {
+/* Ranks whose replies were sent. */
+struct reply_state {
     ep_ll *ll;
     const struct ll_combine *combine;
     bool rank[EP_MAX_RANKS];
 };
 
-/* Who has asked does not wait for who has not: it would take this rank for late. */
-static ep_status answer_all(void *context)
+/*
+ * Replies to all ranks whose requests have arrived. A rank must not wait until others have sent their requests: it
+ * would consider this rank late.
+ */
+static ep_status reply_to_ready(void *context)
 {
-    struct answered *answered = context;
-    ep_ll *ll = answered->ll;
+    struct reply_state *state = context;
+    ep_ll *ll = state->ll;
     const struct host_ll *inner = ll->impl;
 
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
-        uint64_t asked;
+        uint64_t requested;
 
-        if (!ll_is_remote(ll, rank) || inner->masked[rank] || answered->rank[rank])
+        if (!ll_is_remote(ll, rank) || inner->masked[rank] || state->rank[rank])
             continue;
-        asked = atomic_load_explicit(&ll_shared_of(inner, rank)->requested, memory_order_acquire);
-        if (asked < answered->combine->number)
+        requested = atomic_load_explicit(&ll_shared_of(inner, rank)->requested, memory_order_acquire);
+        if (requested < state->combine->number)
             continue;
-        EP_TRY(answer_rank(ll, answered->combine, rank));
-        answered->rank[rank] = true;
+        EP_TRY(reply_to_rank(ll, state->combine, rank));
+        state->rank[rank] = true;
     }
     return EP_OK;
 }
@@ -262,8 +265,8 @@ static ep_status answer_all(void *context)
 ep_status ll_send_replies(ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
-    struct answered answered = {.ll = ll, .combine = combine};
-    const struct ll_wait_work work = {answer_all, &answered};
+    struct reply_state state = {.ll = ll, .combine = combine};
+    const struct ll_wait_work work = {reply_to_ready, &state};
     int nranks = ll->comm->nranks;
 
     for (int i = 1; inner->net && i < nranks; i++) {
@@ -273,5 +276,5 @@ ep_status ll_send_replies(ep_ll *ll, const struct ll_combine *combine)
             EP_TRY(ll_wait_rank(ll, rank, offsetof(struct ll_shared, requested), combine->number, EP_GROUP_LL_WEIGHTS,
                                 &work));
     }
-    return inner->net ? answer_all(&answered) : EP_OK;
+    return inner->net ? reply_to_ready(&state) : EP_OK;
 }

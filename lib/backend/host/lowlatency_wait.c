@@ -7,12 +7,12 @@
 
 #include <stddef.h>
 
-/* Calls by which a counter may be ahead of who waits for it: less would do, more is damage. */
+/* Calls by which a counter may be ahead of the rank that waits for it: fewer would do, more is damage. */
 #define MAX_AHEAD 8
 
 /*
- * A masked rank may only have been late. It gets no rows any more, and buffers are reused without waiting for it, but
- * the counters go on; so the mask is published before any of that happens, and who finds itself masked leaves.
+ * A masked rank may only have been late. It gets no more rows, and buffers are reused without waiting for it, but the
+ * counters continue; so the mask is published before any of that, and a rank that finds itself masked stops.
  */
 void ll_mask_rank(ep_ll *ll, int rank)
 {
@@ -40,8 +40,8 @@ static bool is_masked_by(const ep_ll *ll, int rank)
 }
 
 /*
- * Has it masked this rank, and not taken that back? What a rank of another node says comes one after the other, and is
- * on its way for a while.
+ * True if the rank has masked this one and does not clear the mask. Signals of a rank of another node arrive one after
+ * the other, and take some time.
  */
 static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
 {
@@ -58,7 +58,6 @@ static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bo
     return EP_OK;
 }
 
-/* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 {
     const struct host_ll *inner = ll->impl;
@@ -68,7 +67,7 @@ ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
         _Atomic uint64_t *masks = ll_shared_of(inner, rank)->masks;
         bool masked = false;
 
-        /* Written back unchanged, because only a write can order our reads before what the peer does once it masks. */
+        /* Written back unchanged, because only a write can order our reads before what the peer does after it masks. */
         if (!inner->masked[rank] && atomic_fetch_or_explicit(&masks[me / 64], 0, memory_order_acq_rel) >> me % 64 & 1)
             EP_TRY(recheck_mask(ll, rank, phase, &masked));
         if (masked)
@@ -77,11 +76,11 @@ ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
     return EP_OK;
 }
 
-/* When each rank came to what is waited for. */
+/* When each rank reached the counter waited for. */
 struct ll_cost {
     uint64_t begin_ns;
     int64_t *add; /* [R] NULL: not wanted */
-    bool came[EP_MAX_RANKS];
+    bool arrived[EP_MAX_RANKS];
 };
 
 static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct ll_cost *cost)
@@ -89,10 +88,10 @@ static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct l
     const struct host_ll *inner = ll->impl;
 
     for (int rank = 0; cost && rank < ll->comm->nranks; rank++) {
-        if (cost->came[rank] || inner->masked[rank] || rank == ll->comm->rank ||
+        if (cost->arrived[rank] || inner->masked[rank] || rank == ll->comm->rank ||
             atomic_load_explicit(ll_counter_of(ll, rank, word), memory_order_acquire) < value)
             continue;
-        cost->came[rank] = true;
+        cost->arrived[rank] = true;
         cost->add[rank] += (int64_t)(ep_now_ns() - cost->begin_ns);
     }
 }
@@ -104,7 +103,7 @@ ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int
 
     EP_TRY(ll_net_progress(ll, wait->phase, &moved));
     if (moved) {
-        /* With masking the rank waited for counts alone: others wait for this one work, who would mask it. */
+        /* With masking only the rank waited for counts: other ranks wait for this one meanwhile, and would mask it. */
         if (!wait->tolerant)
             ep_group_wait_reset(wait);
         return wait->tolerant ? ep_group_check_abort(inner->group) : ep_group_check(inner->group);
@@ -117,12 +116,12 @@ ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int
 
 bool ll_may_mask(const ep_ll *ll, ep_status status)
 {
-    /* A failure of the group, which comes with any of these statuses, is no reason either. */
+    /* A failure of the group, which has any of these statuses, is no reason either. */
     return (status == EP_E_TIMEOUT || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) &&
            atomic_load(&ll->comm->failed) == EP_OK;
 }
 
-/* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
+/* Waits until the counter at `word` of a rank has reached `value`; masks the rank at the deadline, if allowed. */
 static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
                           struct ll_cost *cost, const struct ll_wait_work *work)
 {
@@ -140,7 +139,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
 
         at = atomic_load_explicit(counter, memory_order_acquire);
         note_arrivals(ll, word, value, cost);
-        /* A rank of another node that has masked this one does not answer it. */
+        /* A rank of another node that has masked this one does not reply. */
         if (mask && is_masked_by(ll, rank))
             failed = recheck_mask(ll, rank, phase, &masked);
         if (at >= value || masked || failed != EP_OK)
@@ -162,14 +161,12 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         EP_TRY(recheck_mask(ll, rank, phase, &masked));
     if (masked)
         return fail_excluded(rank, phase);
-    /* What it published since the last look at the counter, while this rank did not run or looked at masks, counts. */
+    /* A counter published since the last check, while this rank was not scheduled or checked masks, counts. */
     if (status != EP_OK && atomic_load_explicit(counter, memory_order_acquire) < value)
         ll_mask_rank(ll, rank);
     return EP_OK;
 }
 
-/* The same for all ranks that are not masked. `add` [R]: NULL, or nanoseconds until each of them came are added to it.
- */
 ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add)
 {
     const struct host_ll *inner = ll->impl;
@@ -198,7 +195,6 @@ ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep
     return wait_one(ll, rank, word, value, phase, NULL, work);
 }
 
-/* Words of the calls of a parity. */
 size_t ll_packed_word(uint64_t number)
 {
     return offsetof(struct ll_shared, packed) + (number & 1) * sizeof(_Atomic uint64_t);
@@ -228,21 +224,20 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
     return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
 }
 
-/* Who has masked this rank writes to its memory without waiting for it: no failure of the group. */
+/* A rank that has masked this one writes to its memory without waiting for it: no failure of the group. */
 ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value)
 {
     EP_TRY(ll_check_masks(ll, phase));
     return ep_group_fail_damaged(((struct host_ll *)ll->impl)->group, rank, phase, what, value);
 }
 
-/* Ranks must be in the same call, and it is the same in all ranks' arguments. */
 ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
                                 const struct ll_combine_desc *theirs)
 {
     struct ep_group *group = ((struct host_ll *)ll->impl)->group;
-    bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+    bool no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
 
-    if (theirs->call == combine->call && theirs->no_partial_reduce == (once ? 1 : 0))
+    if (theirs->call == combine->call && theirs->no_partial_reduce == (no_reduce ? 1 : 0))
         return EP_OK;
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     if (theirs->call != combine->call)
@@ -250,8 +245,8 @@ ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int
                        "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
                        (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
     return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
-                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d", once,
-                   ll->comm->rank, theirs->no_partial_reduce, rank);
+                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d",
+                   no_reduce, ll->comm->rank, theirs->no_partial_reduce, rank);
 }
 
 ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the ranks of a node begin and end an operation together. */
+/* Collective begin and end of an operation on a node. */
 #include "backend/host/host.h"
 
 #include <stddef.h>
 
-/* The descriptor of a rank as it was published, and whether its buffers hold what this rank's plan will do with them.
+/*
+ * Copies the op descriptor of a rank, and checks that its buffers hold the rows that this rank's plan will place there.
  */
 static ep_status check_descriptor(struct ep_group *group, const ep_plan *plan, int rank,
                                   const struct ep_group_descriptor *mine)

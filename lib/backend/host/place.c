@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Places rows, with what travels along, into the outputs of the ranks of this node: own tokens and those of rail peers.
- */
+/* Places rows with their metadata into the outputs of the ranks of this node: own tokens and those of rail peers. */
 #include "backend/host/host.h"
 
 #include <string.h>
 
-/* The experts of a token as the rank that owns [first, first + n) sees them, and the weights of those. */
+/* Writes the experts of a token in the numbering of the rank that owns [first, first + n), and their weights. */
 static void place_choice(const struct host_move *move, const int32_t *index, const float *weights, int local,
                          int64_t row)
 {

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Facts of a plan that ranks exchange on demand: which token each received row is, and where the rows of a token are.
- * They travel as rows that say who they are, counted from 1 and sent like any others: padding rows stay 0.
+ * Metadata of a plan that ranks exchange on demand: the source token of each received row, and the rows of each token.
+ * It is exchanged as rows of a dispatch that contain their own source, counted from 1: padding rows stay 0.
  */
 #include "backend/host/host.h"
 
 #include <stdlib.h>
 
-/* A row of one vector. */
+/* One row: its source rank and token. */
 struct source {
     int32_t rank, token, unused[2];
 };
 
-#define SOURCE_HIDDEN 8 /* bf16 elements of it */
+#define SOURCE_HIDDEN 8 /* its size in bf16 elements */
 
-/* What comes back; `choice` in the expanded layout: which of its token's choices each row is. */
+/* The received rows; `choice`, in the expanded layout: the choice of its token that each row belongs to. */
 struct sources {
     struct source *mine, *all;
     float *choices, *choice;
@@ -28,7 +28,7 @@ static void free_sources(struct sources *sources)
     free(sources->choice);
 }
 
-/* On the thread that runs jobs. `with_choice`: in the expanded layout alone. */
+/* On the thread that runs jobs. `with_choice`: in the expanded layout only. */
 static ep_status exchange_sources(ep_plan *plan, bool with_choice, struct sources *ret_sources)
 {
     size_t n = (size_t)ep_group_plan_of(plan)->n_tokens, out = (size_t)plan->full.out_rows;
@@ -124,7 +124,7 @@ static int compare_numbers(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* The tokens of all rows, each once, in the order of their numbers. */
+/* Lists the tokens of all rows, each once, ordered by number. */
 static ep_status list_tokens(const ep_plan *plan, const ep_plan_metadata *dst, const struct source *all,
                              int32_t *tokens)
 {
@@ -147,7 +147,7 @@ static ep_status list_tokens(const ep_plan *plan, const ep_plan_metadata *dst, c
                                         (long long)unique, (long long)expected);
 }
 
-/* Where the rows of each token are. */
+/* Writes the rows of each token. */
 static ep_status place_slots(const ep_plan *plan, const ep_plan_metadata *dst, const struct sources *sources,
                              const int32_t *tokens)
 {

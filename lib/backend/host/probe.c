@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the network carries by itself: see net/probe.h. */
+/* Bandwidth of the network alone: see net/probe.h. */
 #include "net/probe.h"
 
 #include "backend/host/host.h"
@@ -11,14 +11,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Sleep on sockets between two looks at the group. */
+/* Sleep on sockets between two checks of the group. */
 #define POLL_MS 20
 
 /* One plain socket, for the chunks of one channel. */
 struct probe_socket {
     int fd, rank, slot, channel;
-    size_t bytes;   /* of a turn, each way */
-    size_t out, in; /* of those: gone and come */
+    size_t bytes;   /* of a round, each way */
+    size_t out, in; /* of those: sent and received */
     bool closed;    /* by the peer */
 };
 
@@ -34,7 +34,7 @@ struct ep_net_probe {
     struct pollfd *polls;
 };
 
-/* Chunk number i goes over channel i % channels. */
+/* Chunk number i uses channel i % channels. */
 static size_t channel_bytes(size_t bytes, int channel, int channels)
 {
     size_t sum = 0;
@@ -46,13 +46,13 @@ static size_t channel_bytes(size_t bytes, int channel, int channels)
 
 /* --- puts --- */
 
-/* A channel to a peer in this turn. */
+/* A channel to a peer in this round. */
 struct flow {
     size_t at;
     bool signalled;
 };
 
-/* The next puts of one channel, then the signal; true: something has gone. */
+/* Issues the next puts of one channel, then the signal; true if any was issued. */
 static bool push_flow(struct ep_net_probe *probe, int peer, int channel, struct flow *flow)
 {
     struct ep_net *net = probe->net;
@@ -93,7 +93,7 @@ static ep_status puts_pass(struct ep_net_probe *probe, struct flow *flows, bool 
     return EP_OK;
 }
 
-/* The peers wait for what this rank can no longer do. */
+/* The peers wait for data that this rank can no longer send: publish the failure. */
 static ep_status set_net_failure(struct ep_net_probe *probe, ep_status status)
 {
     struct ep_group *group = probe->group;
@@ -147,7 +147,7 @@ static bool is_again(ssize_t n)
     return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
 }
 
-/* Why the peer has closed it, its control block or its control link says: it may have died, left or failed. */
+/* The peer's control block or control link tells why it closed it: it has died, left or failed. */
 static bool is_closed(ssize_t n)
 {
     return n == 0 || (n < 0 && (errno == EPIPE || errno == ECONNRESET));
@@ -159,8 +159,8 @@ static ep_status fail_socket(const struct probe_socket *s)
 }
 
 /*
- * What is behind byte `at` of the bytes of a channel in memory of a turn, laid out as for puts, and how much of it is
- * one chunk: caches that hold the same piece again and again would make sockets look better than they are.
+ * Offset in the memory of a round, laid out as for puts, of byte `at` of a channel, and the bytes from there to the end
+ * of its chunk. Reusing one piece would keep it in the caches and make sockets look faster than they are.
  */
 static size_t find_piece(const struct ep_net_probe *probe, const struct probe_socket *s, size_t at, size_t *ret_bytes)
 {
@@ -206,8 +206,8 @@ static ep_status advance_socket(struct ep_net_probe *probe, struct probe_socket 
 }
 
 /*
- * One pass over all sockets. *ret_n_polls: those that this turn still needs; *ret_waiting: of one of them the rank, -1:
- * all are done.
+ * One pass over all sockets. *ret_n_polls: the sockets that this round still needs; *ret_waiting: the rank of one of
+ * them, -1: all are done.
  */
 static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *ret_n_polls, int *ret_waiting)
 {
@@ -276,7 +276,7 @@ static ep_status prepare(struct ep_net_probe *probe)
     return EP_OK;
 }
 
-/* The connections of an endpoint, without it. */
+/* Opens the connections of an endpoint, without the endpoint. */
 static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_provider *provider,
                               const struct ep_net_params *params, ep_status mine)
 {

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rows.c - which form of the inner loops this machine gets, and from which size on streaming pays.
- */
+/* rows.c - selects the variant of the inner loops, and the size from which streaming is faster. */
 #include "backend/host/rows.h"
 #include "backend/host/rows_variants.h"
 
@@ -16,11 +14,13 @@
 
 #define CACHE_DIRECTORY "/sys/devices/system/cpu/cpu0/cache"
 
-/* Where sysfs says nothing (containers without /sys, some virtual machines): a small server's share. */
+/*
+ * For machines whose sysfs has no cache sizes (containers without /sys, some virtual machines): a small server's share.
+ */
 #define CACHE_BYTES_UNKNOWN ((size_t)8 << 20)
 /*
- * What a rank can count on of a cache that it shares with other ranks and programs. A virtual machine shows that of the
- * whole socket (480 MiB with 2 processors), in which plain stores of 15 MB and more took 1.5 to 1.8 times as long.
+ * What a rank can use of a cache that it shares with other ranks and programs. A virtual machine reports the cache of
+ * the whole socket (480 MiB with 2 processors), in which plain stores of 15 MB and more took 1.5 to 1.8 times as long.
  */
 #define CACHE_BYTES_MAX ((size_t)16 << 20)
 
@@ -68,7 +68,7 @@ const struct ep_rows_ops *ep_rows_find(const char *name)
 
 const struct ep_rows_ops *ep_rows_get(void)
 {
-    /* Threads that race here choose the same. */
+    /* Concurrent threads select the same variant. */
     static _Atomic(const struct ep_rows_ops *) chosen;
     const struct ep_rows_ops *ops = atomic_load_explicit(&chosen, memory_order_relaxed);
     const char *wanted;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rows.h - the inner loops of the host backend: copy rows, add rows. Pure functions over memory, any thread.
+ * rows.h - the inner loops of the host backend: copy rows, add rows. Pure functions over memory, thread-safe.
  *
- * Each has a portable form and faster ones for AVX2 and AVX-512, chosen once at start; all give the same bits (the
- * tests run every form that the machine has against the portable one). $EPKIT_HOST_ISA = portable, avx2 or avx512
- * chooses by hand; ep_comm_new() refuses a name that cannot run here. The caller's floating-point modes are to be the
- * default ones (nearest even, denormals kept).
+ * Each has a portable variant and faster ones for AVX2 and AVX-512, selected once at start; all give the same bits (the
+ * tests compare every variant that the machine supports with the portable one). $EPKIT_HOST_ISA = portable, avx2 or
+ * avx512 overrides the selection; ep_comm_new() refuses a name that cannot run here. The floating-point modes of the
+ * caller must be the default ones (nearest even, denormals kept).
  */
 #ifndef EP_HOST_ROWS_H
 #define EP_HOST_ROWS_H
@@ -19,9 +19,9 @@ struct ep_rows_ops {
     const char *name;
 
     /*
-     * Copies `bytes` (a multiple of 16; src and every dst aligned to 16) from src to each of dst[0..n). The stream form
-     * writes around the caches: right when the destinations together do not fit in them, because a plain store first
-     * reads the line that it overwrites. Call stream_end() before the peers are signalled that the data is there.
+     * Copies `bytes` (a multiple of 16; src and every dst aligned to 16) from src to each of dst[0..n). The stream
+     * variant bypasses the caches: faster when the destinations together do not fit in them, because a plain store
+     * first reads the line that it overwrites. Call stream_end() before the peers are signalled that the data is ready.
      */
     void (*copy)(void *const *dst, int n, const void *src, size_t bytes);
     void (*copy_stream)(void *const *dst, int n, const void *src, size_t bytes);
@@ -59,18 +59,18 @@ struct ep_row_term {
     int is_f32; /* fp32 elements instead of bf16 */
 };
 
-/* The best form for this machine. Never NULL. */
+/* The best variant for this machine. Never NULL. */
 const struct ep_rows_ops *ep_rows_get(void);
 
-/* The form of that name if it was built and this machine can run it, else NULL: for tests. */
+/* The variant of that name if it was built and this machine can run it, else NULL: for tests. */
 const struct ep_rows_ops *ep_rows_find(const char *name);
 
 /* Makes streamed stores of this thread visible before what it stores next. */
 void ep_rows_stream_end(void);
 
 /*
- * Bytes of destinations above which the stream forms win here: the last-level cache, read from sysfs once, but no more
- * than a rank has of a shared one.
+ * Bytes of destinations above which the stream variants are faster here: the last-level cache, read from sysfs once,
+ * limited to what a rank has of a shared one.
  */
 size_t ep_rows_stream_threshold(void);
 

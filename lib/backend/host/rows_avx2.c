@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rows_avx2.c - the inner loops in vectors of eight floats. Empty where it is not x86-64.
+ * rows_avx2.c - the inner loops in vectors of eight floats. Empty if the target is not x86-64.
  *
- * Target attributes instead of compiler flags: nothing outside these functions gets instructions that the machine may
- * lack, and no build has to know.
+ * Target attributes instead of compiler flags: no code outside these functions uses instructions that the machine may
+ * lack, and no build has to set flags.
  */
 #include "backend/host/rows_variants.h"
 

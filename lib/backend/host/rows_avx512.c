@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rows_avx512.c - the inner loops in vectors of sixteen floats. Empty where it is not x86-64.
+ * rows_avx512.c - the inner loops in vectors of sixteen floats. Empty if the target is not x86-64.
  *
- * Not VCVTNEPS2BF16 and VDPBF16PS: they take denormals for zero, which the other forms and the contract do not.
+ * Not VCVTNEPS2BF16 and VDPBF16PS: they treat denormals as zero, which the other variants and the contract do not.
  */
 #include "backend/host/rows_variants.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rows_portable.c - the inner loops in plain C: what every other form must agree with, bit for bit.
+ * rows_portable.c - the inner loops in plain C: all other variants must give the same bits.
  *
  * Blocks of constant length keep the sums in a small array that the compiler turns into vector registers; the order of
- * additions within an element is that of the contract in any case.
+ * additions within an element is always that of the contract.
  */
 #include "backend/host/rows_variants.h"
 #include "core/bf16.h"
@@ -15,7 +15,7 @@
 #error "sums must be rounded to single precision after each addition; on 32-bit x86 compile with -msse2 -mfpmath=sse"
 #endif
 
-#define BLOCK 128 /* with shorter ones gcc 12 -O3 makes code that is three times slower */
+#define BLOCK 128 /* with shorter blocks gcc 12 -O3 generates code that is three times slower */
 #define GROUP 8   /* every count is a multiple of it */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -214,7 +214,7 @@ static void grouped_sum_bf16(uint16_t *out, const uint16_t *const *rows, const f
     }
 }
 
-/* C has no store around the caches: the stream forms are the plain ones. */
+/* C has no non-temporal store: the stream variants are the plain ones. */
 const struct ep_rows_ops ep_rows_portable = {
     .name = "portable",
     .copy = copy,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rows_variants.h - the forms that rows.c chooses from. Call one only where its instructions exist. */
+/* rows_variants.h - the variants that rows.c selects from. Call one only where its instructions exist. */
 #ifndef EP_HOST_ROWS_VARIANTS_H
 #define EP_HOST_ROWS_VARIANTS_H
 

@@ -3,16 +3,16 @@
  * rows_x86.h - the inner loops, over vectors that the includer defines: rows_avx2.c and rows_avx512.c, once each.
  *
  *   ROWS_TARGET                       the attribute that enables the instructions
- *   ROWS_NAME, ROWS_OPS               name of the form, of its table of operations
+ *   ROWS_NAME, ROWS_OPS               name of the variant, of its table of operations
  *   ROWS_LANES                        floats in a vec
  *   vec_zero, vec_set, vec_add, vec_fma(a, b, c) = a * b + c
  *   vec_load_bf16, vec_load_f32       from any alignment
- *   vec_round                         to the nearest bf16, still floats; a NaN stays one
+ *   vec_round                         to the nearest bf16, still floats; a NaN stays a NaN
  *   vec_store_f32                     to any alignment; every NaN as EP_F32_NAN_BITS
  *   quad_store_bf16, quad_stream_bf16 four vectors rounded to bf16, every NaN as EP_BF16_NAN; to a whole line
  *   line_stream(to, from)             64 bytes, `to` aligned to a line
  *
- * and includes rows_x86_group.h before.
+ * The includer includes rows_x86_group.h first.
  */
 #include <string.h>
 
@@ -21,24 +21,24 @@
 #define QUAD (4 * ROWS_LANES) /* elements of the main loop's step */
 
 /*
- * Bytes on the way from memory for all rows of a sum together. Of 14 KiB rows from random places in 300 MB, 1, 2, 4
- * and 8 at a time, the sum read 0.65, 1.02, 1.33 and 1.45 times as fast as memcpy copied, against 0.38, 0.58, 0.80 and
- * 1.08 without: the hardware's own prefetch starts anew with each row and each page. 3 KiB gave 0.61 .. 1.34, 8 and
- * 12 KiB no more than this. Rows that follow each other in memory: 1.1 .. 1.8 with, 1.0 .. 1.9 without. (Zen 5, the
- * slower of two processes at once, as below.)
+ * Bytes in flight from memory for all rows of a sum together. Of 14 KiB rows from random places in 300 MB, 1, 2, 4 and
+ * 8 at a time, the sum read 0.65, 1.02, 1.33 and 1.45 times as fast as memcpy copied, against 0.38, 0.58, 0.80 and 1.08
+ * without prefetch: the hardware prefetcher restarts with each row and each page. 3 KiB gave 0.61 .. 1.34, 8 and 12 KiB
+ * no more than this. Rows contiguous in memory: 1.1 .. 1.8 with, 1.0 .. 1.9 without. (Zen 5, the slower of two
+ * concurrent processes, as below.)
  */
 #define AHEAD_BYTES 6144
 #define AHEAD_MAX 4096
 #define AHEAD_MIN 256
 
 /*
- * Bytes given to one destination before the next has its turn. To 2, 4 and 8 destinations 4 KiB at a time wrote 1.64,
- * 1.79 and 2.03 times the rate of memcpy of 300 MB; a whole row of 14 KiB 1.50, 1.66 and 1.82, 256 bytes 1.65, 1.75 and
- * 1.82. A page at a time also means one translation at a time.
+ * Bytes written to one destination before the next one. To 2, 4 and 8 destinations 4 KiB at a time wrote 1.64, 1.79 and
+ * 2.03 times the rate of memcpy of 300 MB; a whole row of 14 KiB 1.50, 1.66 and 1.82, 256 bytes 1.65, 1.75 and 1.82. A
+ * page at a time also needs one translation at a time.
  */
 #define CHUNK_BYTES 4096
 
-/* Where the elements come from: rows, or terms of a mixed sum; weights make it a weighted sum, sizes one of groups. */
+/* The source of the elements: rows, or terms of a mixed sum; with weights a weighted sum, with sizes one of groups. */
 struct source {
     const uint16_t *const *rows;
     const struct ep_row_term *terms;
@@ -139,7 +139,7 @@ INLINE struct quad quad_round(struct quad x)
     return (struct quad){vec_round(x.a), vec_round(x.b), vec_round(x.c), vec_round(x.d)};
 }
 
-/* Asks for the QUAD elements of term i at `at`. */
+/* Prefetches the QUAD elements of term i at `at`. */
 INLINE void prefetch(const struct source *source, enum kind kind, int i, int at)
 {
     bool wide = kind == MIXED && source->terms[i].is_f32;
@@ -152,7 +152,7 @@ INLINE void prefetch(const struct source *source, enum kind kind, int i, int at)
         _mm_prefetch(from + offset, _MM_HINT_T0);
 }
 
-/* `sum` and the weighted rows from..to. With `fetch`, asks for the elements `ahead` of `at`. */
+/* `sum` plus the weighted rows from..to. With `fetch`, prefetches the elements `ahead` of `at`. */
 INLINE struct quad quad_add_weighted(const struct source *source, int from, int to, int at, bool fetch, int ahead,
                                      struct quad sum)
 {
@@ -205,7 +205,7 @@ INLINE struct quad quad_sum(const struct source *source, enum kind kind, int at,
     return sum;
 }
 
-/* Elements by which prefetches run ahead, a multiple of QUAD; the first of them are asked for here. */
+/* Prefetch distance in elements, a multiple of QUAD; prefetches the first of them. */
 INLINE int prefetch_start(const struct source *source, enum kind kind, int at, int count)
 {
     int bytes = source->n ? AHEAD_BYTES / source->n : AHEAD_BYTES;
@@ -221,8 +221,8 @@ INLINE int prefetch_start(const struct source *source, enum kind kind, int at, i
 }
 
 /*
- * How results are written. Functions instead of a flag and an if next to the stores: clang makes one store of the two
- * branches before the flag is known, and that one is not non-temporal.
+ * How results are written. Function pointers instead of a flag and an if at the stores: clang merges the stores of the
+ * two branches into one before the flag is known, and that one is not non-temporal.
  */
 struct sink {
     void (*group)(uint16_t *p, __m256 value);
@@ -335,7 +335,10 @@ INLINE void range_stream(unsigned char *to, const unsigned char *from, size_t by
         stream_16(to + at, from + at);
 }
 
-/* End of the turn that ends about `at`: a line's end in this destination, or else its halves would be written apart. */
+/*
+ * End of the chunk that ends near `at`, aligned to a line of this destination: otherwise the halves of a line would be
+ * written separately.
+ */
 INLINE size_t chunk_end(const unsigned char *to, size_t at, size_t bytes)
 {
     size_t end = at + (0 - (uintptr_t)to) % LINE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rows_x86_group.h - vectors of eight floats: all of the AVX2 form, and the ends of rows in the AVX-512 one. To be
- * included once by each, with ROWS_TARGET, the attribute that enables its instructions, defined.
+ * rows_x86_group.h - vectors of eight floats: all of the AVX2 variant, and the ends of rows in the AVX-512 one. Include
+ * it once in each, with ROWS_TARGET defined as the attribute that enables its instructions.
  */
 #include "core/bf16.h"
 
@@ -17,7 +17,7 @@ INLINE __m256 group_load_bf16(const uint16_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
-/* Floats whose upper halves are the nearest bf16, where they are numbers; the lower halves are of no use. */
+/* Floats whose upper halves are the nearest bf16, for numbers; the lower halves are undefined. */
 INLINE __m256i group_round_up(__m256 value)
 {
     __m256i bits = _mm256_castps_si256(value);
@@ -35,7 +35,9 @@ INLINE __m256i group_round(__m256 value)
     return _mm256_blendv_epi8(_mm256_srli_epi32(up, 16), _mm256_set1_epi32(EP_BF16_NAN), is_nan);
 }
 
-/* Rounded, but still floats, to be added up. A NaN stays one, of all bits: the end of the sum makes EP_BF16_NAN of it.
+/*
+ * Rounded, but still floats, to be added up. A NaN stays a NaN with any payload: the end of the sum makes it
+ * EP_BF16_NAN.
  */
 INLINE __m256 group_round_f32(__m256 value)
 {
