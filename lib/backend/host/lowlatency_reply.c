@@ -119,8 +119,8 @@ void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct l
 struct reply {
     ep_ll *ll;
     const struct ll_combine *combine;
-    int rank; /* that requests */
-    const struct ll_choice *choices;
+    int rank;                        /* that requests */
+    const struct ll_choice *choices; /* the peer may be overwriting them */
     int32_t n_choices, n_rows;
     int32_t *seen; /* [L] rows of each expert so far */
     unsigned char *out;
@@ -175,17 +175,23 @@ static ep_status reply_token(struct reply *reply, int32_t begin, int32_t *ret_en
     const uint16_t *rows[EP_MAX_TOPK];
     float weights[EP_MAX_TOPK];
     bool no_reduce = reply->combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
-    int32_t token = reply->choices[begin].token, end = begin;
+    struct ll_choice choice;
+    int32_t token = 0, end = begin;
     int n = 0;
 
-    for (; end < reply->n_choices && reply->choices[end].token == token; end++) {
+    for (; end < reply->n_choices; end++) {
+        ep_group_read_shared(&choice, &reply->choices[end], sizeof(choice));
+        if (end == begin)
+            token = choice.token;
+        if (choice.token != token)
+            break;
         if (end - begin == reply->ll->config.topk)
             return ll_fail_damaged(reply->ll, reply->rank, EP_GROUP_LL_WEIGHTS, "the number of experts of a token",
                                    end - begin + 1);
-        EP_TRY(find_row(reply, &reply->choices[end], &rows[n]));
+        EP_TRY(find_row(reply, &choice, &rows[n]));
         if (!rows[n])
             continue;
-        weights[n++] = reply->choices[end].weight;
+        weights[n++] = choice.weight;
         if (no_reduce) {
             EP_TRY(add_row(reply, rows, weights, n));
             n = 0;
