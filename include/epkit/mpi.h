@@ -2,9 +2,9 @@
 /*
  * epkit/mpi.h - ranks that mpirun started. Needs libepkit-mpi and an MPI; the only header with MPI types.
  *
- * Ranks of one node share memory; between nodes rows travel over MPI point-to-point messages on a duplicate of the
- * communicator. MPI must have been initialised with MPI_THREAD_SERIALIZED at least, and with MPI_THREAD_MULTIPLE if
- * operations that are only queued run while the application itself calls MPI.
+ * Ranks of one node share memory; between nodes, rows are sent as MPI point-to-point messages on a duplicate of the
+ * communicator. MPI must be initialised with at least MPI_THREAD_SERIALIZED, and with MPI_THREAD_MULTIPLE if queued
+ * operations run while the application itself calls MPI.
  */
 #ifndef EPKIT_MPI_H
 #define EPKIT_MPI_H
@@ -19,20 +19,20 @@ extern "C" {
 
 typedef struct ep_boot_mpi ep_boot_mpi;
 
-/* Collective over `parent`, which it duplicates. Nodes are found from the hosts, see ep_comm_new(). */
+/* Collective over `parent`, which it duplicates. Nodes are detected from the hosts, see ep_comm_new(). */
 EP_API ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot);
 
 /*
- * The boot to hand to ep_comm_new(). While a communicator is created, a rank of the same host that has died is noticed
- * at once (EP_E_PEER_DEAD), if its process is visible here (comm.h); one of another host costs the others their
- * deadline (EP_E_TIMEOUT), unless MPI itself notices and ends them all, as mpirun does unless told otherwise. Not in a
- * forked child: EP_E_STATE.
+ * The bootstrap to pass to ep_comm_new(), borrowed: it stays valid as long as `boot`. Its all-gather is EP_E_STATE in a
+ * forked child.
  *
- * Borrowed: it lives as long as `boot`.
+ * If a rank of the same host dies while a communicator is created, the others get EP_E_PEER_DEAD at once, provided that
+ * its process is visible here (comm.h). If a rank of another host dies, the others get EP_E_TIMEOUT at their deadline,
+ * unless MPI detects the death and ends all ranks, as mpirun does by default.
  */
 EP_API const ep_boot *ep_boot_mpi_get(const ep_boot_mpi *boot);
 
-/* After every communicator made from it is freed, before MPI_Finalize(). NULL is fine. */
+/* Call it after every communicator created from it is freed, and before MPI_Finalize(). NULL is allowed. */
 EP_API void ep_boot_mpi_free(ep_boot_mpi *boot);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * epkit/numeric.h - the small formats that travel: bf16, fp8 e4m3, ue8m0. Host functions, pure, any thread.
+ * epkit/numeric.h - conversions of the small number formats bf16, fp8 e4m3 and ue8m0. Pure host functions, any thread.
  */
 #ifndef EPKIT_NUMERIC_H
 #define EPKIT_NUMERIC_H
@@ -20,8 +20,8 @@ EP_API uint8_t ep_e4m3_from_f32(float value);
 EP_API float ep_e4m3_to_f32(uint8_t bits);
 
 /*
- * Smallest power of two not below `value` (which must be positive and finite), as a biased exponent byte. What is above
- * 2^127 gets 2^127, what is below 2^-127 gets 2^-127; NaN and infinity give 255.
+ * Smallest power of two not below `value` (which must be positive and finite), as a biased exponent byte. Clamped to
+ * 2^-127 .. 2^127. NaN and infinity give 255.
  */
 EP_API uint8_t ep_ue8m0_from_f32(float value);
 EP_API float ep_ue8m0_to_f32(uint8_t bits); /* 2^(bits-127); 255 is NaN */

@@ -2,16 +2,17 @@
 /*
  * epkit/ops.h - dispatch and combine on a plan.
  *
- * Calls queue in their stream and return (epkit/stream.h). The _sync forms queue in the stream NULL and wait for it.
+ * Calls queue their work in their stream and return (epkit/stream.h). The _sync forms queue in the stream NULL and wait
+ * for it.
  *
  * Pointers are host memory on the host backend and device memory on the CUDA backend, aligned to 16 bytes; rows are
- * contiguous and a multiple of 16 bytes. Memory from ep_alloc() is used in place, other memory costs one local copy.
+ * contiguous and a multiple of 16 bytes. Memory from ep_alloc() is used in place; other memory costs one local copy.
  * Buffers must stay valid, and inputs unchanged, until the operation is complete.
  *
- * No call works in place: an output that has a byte in common with an input or with another output is EP_E_ARG naming
- * both fields. What counts is what each field holds by its shape (outputs of a dispatch, and inputs of a combine while
- * n_recv is not known: out_rows rows; strided scales: the scales, not the gaps between them; strided recv_scales: all
- * from the first to the last). Inputs may overlap each other.
+ * No call works in place: an output that overlaps an input or another output is EP_E_ARG, and the text names both
+ * fields. The extent of a field follows from its shape. Outputs of a dispatch have out_rows rows, as do inputs of a
+ * combine while n_recv is unknown. Strided scales are the scales without the gaps between them; strided recv_scales are
+ * all bytes from the first to the last. Inputs may overlap each other.
  */
 #ifndef EPKIT_OPS_H
 #define EPKIT_OPS_H
@@ -30,7 +31,7 @@ typedef struct ep_dispatch_args {
         dtype; /* EP_BF16 or EP_F8E4M3; the same on all ranks, as are hidden, scale_type and which outputs are given */
     int32_t hidden;     /* H */
     const void *scales; /* fp8: EP_F32 [N,H/128] or EP_UE8M0 packed int32 [N,H/512]. Rows of any type: EP_I32, opaque
-                           words [N,scale_words], which travel as they are. NULL: rows without scales */
+                           words [N,scale_words], which are sent unchanged. NULL: rows without scales */
     int32_t scale_type; /* EP_F32, EP_UE8M0 or EP_I32; 0 without scales */
     uint32_t flags;     /* 0 */
     int64_t scale_stride_token; /* strides of `scales` in elements of 4 bytes; both 0: contiguous rows */
@@ -56,49 +57,51 @@ typedef struct ep_dispatch_args {
 #define EP_DISPATCH_ARGS_INIT EP_INIT(ep_dispatch_args)
 
 /*
- * Sends each token's row to the ranks of its plan. Collective. Errors: 1xx before anything is sent; EP_E_MISMATCH when
- * ranks give different dtype, hidden, scale_type, scale_words or outputs. A rank that receives no row still has
- * to pass pointers that are not NULL for the outputs that the others ask for. A plan from a mask has no recv_topk_idx
- * and no weights.
+ * Sends each token's row to the ranks of its plan. Collective. Errors: 1xx before anything is sent; EP_E_MISMATCH if
+ * ranks pass different dtype, hidden, scale_type, scale_words or sets of outputs. A rank that receives no rows must
+ * still pass non-NULL pointers for the outputs that the others request. With a plan from a mask, recv_topk_idx and both
+ * weights must be NULL.
  */
 EP_API ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
 EP_API ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args);
 
 enum {
-    /* Add up in the order of a token's choices instead of that of the ranks: see ep_combine(). One node only. */
+    /* Add in the order of a token's choices instead of the order of ranks: see ep_combine(). One node only. */
     EP_COMBINE_BY_CHOICE = 1u << 3,
 
-    /* With EP_COMBINE_BY_CHOICE, expanded layout: the rows of each rank are added up and rounded to bf16 first. */
+    /* With EP_COMBINE_BY_CHOICE, expanded layout: the rows of each rank are first added and rounded to bf16. */
     EP_COMBINE_ROUND_PARTIAL = 1u << 4
 };
 
 typedef struct ep_combine_args {
     size_t size;               /* EP_COMBINE_ARGS_INIT sets it */
-    const void *x;             /* [n_recv,H] bf16: one row for each received row; padding rows are not read. Has room
-                                  for out_rows, where the plan has a fixed capacity, and so have its weights */
+    const void *x;             /* [n_recv,H] bf16: one row for each received row; padding rows are not read. With a plan
+                                  of fixed capacity, x and topk_weights have room for out_rows rows */
     int32_t dtype;             /* EP_BF16 */
     int32_t hidden;            /* H */
     const float *topk_weights; /* rank layout [n_recv,K], expanded [n_recv]; NULL: none */
     const void *bias[2];       /* [N,H] bf16 each, or NULL; added first, bias[0] before bias[1] */
 
-    void *out;               /* [N,H] bf16; may overlap no input, no bias either */
+    void *out;               /* [N,H] bf16; must not overlap any input or bias */
     float *out_topk_weights; /* [N,K]: per token and k the sum over its rows; NULL exactly if topk_weights is NULL */
 
-    uint32_t flags;    /* EP_COMBINE_*; may differ between ranks: each adds up its own tokens */
+    uint32_t flags;    /* EP_COMBINE_*; may differ between ranks: each rank adds the rows of its own tokens */
     uint32_t reserved; /* 0 */
 } ep_combine_args;
 
 #define EP_COMBINE_ARGS_INIT EP_INIT(ep_combine_args)
 
 /*
- * For each of this rank's tokens: the sum of its rows, unweighted, in fp32, rounded once to bf16 (nearest even).
- * Order of addition, part of the contract: bias[0], bias[1], then per node in ascending order: the rows of this rank's
- * own node one by one in rank order (expanded: in expert order), each other node as one partial sum, itself added up
- * in that order (rounded to bf16 when the communicator's partial_type says so). The first term of either sum is taken
- * as it is (no addition to zero). A token without any row and bias gives zeros.
+ * For each token of this rank: the unweighted sum of its rows in fp32, rounded once to bf16 (nearest even). A token
+ * without rows and bias gives zeros.
  *
- * With EP_COMBINE_BY_CHOICE (the order of DeepEP's ElasticBuffer): s = bias[0] + bias[1], or the one that is there, or
- * 0; then the terms are added to s one by one, in fp32; rounded once to bf16.
+ * The order of addition is part of the contract: bias[0], bias[1], then the nodes in ascending order. Of this rank's
+ * own node the rows are added one by one in rank order (expanded: in expert order). Each other node is one partial sum,
+ * which is added in the same order (and rounded to bf16 if partial_type of the communicator is EP_BF16). The first term
+ * of each sum is used unchanged (it is not added to zero).
+ *
+ * With EP_COMBINE_BY_CHOICE (the order of DeepEP's ElasticBuffer): s = bias[0] + bias[1], or the one that is not NULL,
+ * or 0; then the terms are added to s one by one, in fp32; s is rounded once to bf16.
  *   rank layout      a term for each rank that the token went to, its row there, in ascending order of the last k
  *                    whose expert is on that rank. A plan from a mask: in rank order.
  *   expanded         a term for each choice, its row, in ascending order of k.

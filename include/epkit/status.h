@@ -2,9 +2,9 @@
 /*
  * epkit/status.h - one status type, from one table.
  *
- * Every call that can fail returns an ep_status; what its ret_ arguments point to is written on EP_OK alone. The
- * library never prints, exits, aborts or throws. The reason behind a status (which argument, which rank, which phase,
- * the errno or driver text) is kept as text: see ep_last_error() here and ep_comm_last_error() in comm.h.
+ * Every call that can fail returns an ep_status. It writes what its ret_ arguments point to only if it returns EP_OK.
+ * The library never prints, exits, aborts or throws. The reason of a failure (argument, rank, phase, errno or driver
+ * text) is kept as text: see ep_last_error() here and ep_comm_last_error() in comm.h.
  */
 #ifndef EPKIT_STATUS_H
 #define EPKIT_STATUS_H
@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /*
- * X(NAME, number, text, hint). The hundreds say who must act:
+ * X(NAME, number, text, hint). The hundreds digit says where to act:
  * 1xx the caller, 2xx the machine or device, 3xx a peer, 4xx the group.
  */
 #define EP_STATUS_TABLE(X)                                                                                             \
@@ -33,18 +33,18 @@ extern "C" {
     X(EP_E_VALUE, 109, "not-a-number in the input", "find the source of the NaN, or turn value checks off")            \
     X(EP_E_MEMORY, 201, "out of memory",                                                                               \
       "free memory, raise the limit that the error text names, or use smaller buffers")                                \
-    X(EP_E_SYSTEM, 202, "system call failed", "the error text holds the call and its errno")                           \
+    X(EP_E_SYSTEM, 202, "system call failed", "the error text names the call and its errno")                           \
     X(EP_E_UNSUPPORTED, 203, "not supported here", "the error text says what is missing on this machine")              \
-    X(EP_E_DEVICE, 204, "device error", "the error text holds the driver's message")                                   \
+    X(EP_E_DEVICE, 204, "device error", "the error text has the driver's message")                                     \
     X(EP_E_TIMEOUT, 301, "a peer did not answer within the deadline",                                                  \
-      "look at the named rank: stopped, overloaded, or in another call; then ep_comm_shrink()")                        \
-    X(EP_E_PEER_DEAD, 302, "a peer died", "look at the named rank's log; go on without it with ep_comm_shrink()")      \
+      "check whether the named rank is stopped, overloaded or in another call; then call ep_comm_shrink()")            \
+    X(EP_E_PEER_DEAD, 302, "a peer died", "check the log of the named rank; continue without it: ep_comm_shrink()")    \
     X(EP_E_PEER_LEFT, 303, "a peer left the group",                                                                    \
-      "the named rank lives, but has freed its communicator or what this call needs of it")                            \
+      "the named rank is alive, but has freed its communicator or an object that this call needs")                     \
     X(EP_E_MISMATCH, 401, "ranks disagree",                                                                            \
-      "give the named field the same value on every rank; if it is damaged, look at what the named rank does")         \
-    X(EP_E_ABORTED, 402, "the group was aborted", "ep_comm_abort() was called by the named rank")                      \
-    X(EP_E_EXCLUDED, 403, "this rank was excluded from the group", "the others went on without it; start it anew")
+      "give the named field the same value on every rank; if data is damaged, check the named rank")                   \
+    X(EP_E_ABORTED, 402, "the group was aborted", "the named rank called ep_comm_abort()")                             \
+    X(EP_E_EXCLUDED, 403, "this rank was excluded from the group", "the others continue without it; restart it")
 
 typedef enum ep_status {
 #define EP_STATUS_ENUM(name, number, text, hint) name = number,
@@ -52,26 +52,27 @@ typedef enum ep_status {
 #undef EP_STATUS_ENUM
 } ep_status;
 
-/* "EP_E_TIMEOUT", "a peer did not ...", "look at ...". Static strings; never NULL, also for unknown numbers. */
+/* "EP_E_TIMEOUT", "a peer did not ...", "check ...". Static strings; never NULL, also for unknown numbers. */
 EP_API const char *ep_status_name(ep_status status);
 EP_API const char *ep_status_text(ep_status status);
 EP_API const char *ep_status_hint(ep_status status);
 
 /*
- * The reason of the last failed epkit call of the calling thread: "what: where: why". Never NULL, "" if none failed.
- * Valid until the thread's next failing call. Any thread.
+ * The reason of the last failed epkit call of the calling thread: "what: where: why". Never NULL; "" if none failed.
+ * Valid until the next call that fails on this thread. Any thread.
  */
 EP_API const char *ep_last_error(void);
 
-/* For a callback of the caller's that fails, as that of an ep_boot: sets the reason of the calling thread. Any thread.
- */
+/* Sets the reason of the calling thread, for a callback that fails (such as that of an ep_boot). Any thread. */
 EP_API void ep_set_last_error(const char *reason);
 
 /*
- * What the library reports beyond the status of a call: a communicator that opens or fails, a rank that is masked,
- * a group that shrinks. One line without its end. Called on the thread where it happens, which may be one of the
- * library's, and on several at a time; it may call nothing of the library. NULL, the initial value: no log.
- * For all of the process; returns when no call of the former function is under way.
+ * Sets the log callback of the process; NULL, the initial value, disables logging. Returns when no call of the previous
+ * callback is in progress.
+ *
+ * The callback gets events that no status reports: a communicator is created or fails, a rank is masked, a group
+ * shrinks. `line` is one line without a newline. The callback runs on the thread of the event, which may be a library
+ * thread, and may run on several threads at the same time. It must not call the library.
  */
 typedef enum ep_log_level { EP_LOG_INFO = 1, EP_LOG_WARNING = 2, EP_LOG_ERROR = 3 } ep_log_level;
 typedef void (*ep_log_fn)(void *context, ep_log_level level, const char *line);

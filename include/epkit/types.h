@@ -43,16 +43,16 @@ extern "C" {
 #define EP_VERSION_MINOR 1
 #define EP_VERSION_PATCH 0
 
-/* "0.1.0": the version of the library that is loaded, not of the header. */
+/* "0.1.0": the version of the loaded library, not of the header. */
 EP_API const char *ep_version(void);
 
-/* The same as a number to compare: major * 10000 + minor * 100 + patch. */
+/* The same as a number: major * 10000 + minor * 100 + patch. */
 EP_API int ep_version_number(void);
 
-/* Where the work of a call is queued: a cudaStream_t, or an ep_queue of the host backend. See epkit/stream.h. */
+/* The stream that a call queues its work in: a cudaStream_t, or an ep_queue of the host backend. See epkit/stream.h. */
 typedef void *ep_stream;
 
-/* Limits of the library. A request beyond one is refused with EP_E_ARG. */
+/* Limits of the library. A larger value is EP_E_ARG. */
 #define EP_MAX_RANKS 1024
 #define EP_MAX_EXPERTS 4096
 #define EP_MAX_TOPK 64
@@ -68,15 +68,15 @@ typedef enum ep_dtype {
     EP_BF16 = 1,   /* bfloat16, 2 bytes */
     EP_F8E4M3 = 2, /* fp8 e4m3fn (no infinity, largest 448), 1 byte; H a multiple of EP_SCALE_BLOCK */
     EP_F32 = 3,    /* IEEE single, 4 bytes */
-    EP_I32 = 4,    /* int32_t; as a type of scales: opaque words of 4 bytes */
+    EP_I32 = 4,    /* int32_t; as a scale type: opaque words of 4 bytes */
     EP_I64 = 5,    /* int64_t */
     EP_UE8M0 = 6 /* power-of-two scales, one byte each (value 2^(b-127)), four packed in an int32, lowest byte first */
 } ep_dtype;
 
-/* Bytes of one element; EP_UE8M0 counts 1. 0 for a value that is no ep_dtype. */
+/* Bytes of one element, 1 for EP_UE8M0; 0 for a value that is not an ep_dtype. */
 EP_API size_t ep_dtype_bytes(ep_dtype type);
 
-/* "bf16", "fp8", "f32", "i32", "i64", "ue8m0"; "?" for a value that is no ep_dtype. */
+/* "bf16", "fp8", "f32", "i32", "i64", "ue8m0"; "?" for a value that is not an ep_dtype. */
 EP_API const char *ep_dtype_name(ep_dtype type);
 
 #ifdef __cplusplus
