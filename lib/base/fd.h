@@ -14,7 +14,7 @@
  * gives out its number, and what the program then prints would land in the middle of shared memory. -1 stays -1; errno
  * says why the move failed.
  */
-static inline int ep_fd_keep(int fd)
+static inline int ep_fd_above_stdio(int fd)
 {
     int kept, error;
 

@@ -34,53 +34,53 @@ static const struct ep_locality *get(const void *all, size_t stride, int rank)
 
 /* A row of ranks that share a host: each with each, because one may share its PIDs with a second, and that one its
    network with a third. */
-struct row {
+struct range {
     int first, n;
 };
 
-static bool is_of_host(const void *all, size_t stride, const struct row *row, int rank)
+static bool is_of_host(const void *all, size_t stride, const struct range *range, int rank)
 {
-    for (int i = 0; i < row->n; i++)
-        if (!ep_locality_is_shared(get(all, stride, row->first + i), get(all, stride, rank)))
+    for (int i = 0; i < range->n; i++)
+        if (!ep_locality_is_shared(get(all, stride, range->first + i), get(all, stride, rank)))
             return false;
     return true;
 }
 
-static struct row find_row(const void *all, size_t stride, int nranks, int first)
+static struct range find_range(const void *all, size_t stride, int nranks, int first)
 {
-    struct row row = {.first = first, .n = 1};
+    struct range range = {.first = first, .n = 1};
 
-    while (first + row.n < nranks && is_of_host(all, stride, &row, first + row.n))
-        row.n++;
-    return row;
+    while (first + range.n < nranks && is_of_host(all, stride, &range, first + range.n))
+        range.n++;
+    return range;
 }
 
-static int print_row(char *text, size_t bytes, const struct row *row)
+static int print_range(char *text, size_t bytes, const struct range *range)
 {
-    if (row->n == 1)
-        return snprintf(text, bytes, "rank %d", row->first);
-    return snprintf(text, bytes, "ranks %d to %d", row->first, row->first + row->n - 1);
+    if (range->n == 1)
+        return snprintf(text, bytes, "rank %d", range->first);
+    return snprintf(text, bytes, "ranks %d to %d", range->first, range->first + range->n - 1);
 }
 
-static void explain_sizes(const struct row *a, const struct row *b, char *why)
+static void explain_sizes(const struct range *a, const struct range *b, char *why)
 {
     char first[40], other[40];
 
-    print_row(first, sizeof(first), a);
-    print_row(other, sizeof(other), b);
+    print_range(first, sizeof(first), a);
+    print_range(other, sizeof(other), b);
     snprintf(why, EP_ERROR_TEXT_BYTES, "%s %s a host and %s another one", first, a->n == 1 ? "has" : "share", other);
 }
 
 /* Has a later row a rank of the host of this one? */
-static bool is_torn(const void *all, size_t stride, int nranks, const struct row *row, char *why)
+static bool is_split(const void *all, size_t stride, int nranks, const struct range *range, char *why)
 {
-    for (int rank = row->first + row->n; rank < nranks; rank++) {
-        if (!is_of_host(all, stride, row, rank))
+    for (int rank = range->first + range->n; rank < nranks; rank++) {
+        if (!is_of_host(all, stride, range, rank))
             continue;
         if (why)
             snprintf(why, EP_ERROR_TEXT_BYTES,
-                     "ranks %d and %d share a host and rank %d between them is on another one", row->first, rank,
-                     row->first + row->n);
+                     "ranks %d and %d share a host and rank %d between them is on another one", range->first, rank,
+                     range->first + range->n);
         return true;
     }
     return false;
@@ -88,7 +88,7 @@ static bool is_torn(const void *all, size_t stride, int nranks, const struct row
 
 int ep_locality_find_nodes(const void *all, size_t stride, int nranks, char ret_why[EP_ERROR_TEXT_BYTES])
 {
-    struct row first = find_row(all, stride, nranks, 0), row = first;
+    struct range first = find_range(all, stride, nranks, 0), range = first;
 
     for (int rank = 0; rank < nranks; rank++) {
         if (ep_locality_is_known(get(all, stride, rank)))
@@ -98,14 +98,14 @@ int ep_locality_find_nodes(const void *all, size_t stride, int nranks, char ret_
         return 0;
     }
     for (;;) {
-        if (is_torn(all, stride, nranks, &row, ret_why))
+        if (is_split(all, stride, nranks, &range, ret_why))
             return 0;
-        if (row.n != first.n && ret_why)
-            explain_sizes(&first, &row, ret_why);
-        if (row.n != first.n)
+        if (range.n != first.n && ret_why)
+            explain_sizes(&first, &range, ret_why);
+        if (range.n != first.n)
             return 0;
-        if (row.first + row.n == nranks)
+        if (range.first + range.n == nranks)
             return first.n;
-        row = find_row(all, stride, nranks, row.first + row.n);
+        range = find_range(all, stride, nranks, range.first + range.n);
     }
 }

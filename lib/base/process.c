@@ -21,10 +21,10 @@
  * One page that the kernel clears in every child, also in one that was made without the C library's fork() and its
  * handlers (_Fork, clone): the generation and the key of this process, each made anew where it is 0.
  */
-static _Atomic(_Atomic uint64_t *) mark;
+static _Atomic(_Atomic uint64_t *) wiped_page;
 static _Atomic uint64_t last_generation;
 
-static _Atomic uint64_t *make_mark(void)
+static _Atomic uint64_t *map_wiped_page(void)
 {
     _Atomic uint64_t *made, *none = NULL;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -37,7 +37,7 @@ static _Atomic uint64_t *make_mark(void)
         return NULL;
     }
     made = base;
-    if (!atomic_compare_exchange_strong(&mark, &none, made)) {
+    if (!atomic_compare_exchange_strong(&wiped_page, &none, made)) {
         munmap(base, page);
         made = none;
     }
@@ -46,11 +46,11 @@ static _Atomic uint64_t *make_mark(void)
 
 uint64_t ep_process_generation(void)
 {
-    _Atomic uint64_t *at = atomic_load(&mark);
+    _Atomic uint64_t *at = atomic_load(&wiped_page);
     uint64_t none = 0;
 
     if (!at)
-        at = make_mark();
+        at = map_wiped_page();
     /* Kernels before 4.14: good unless a child has the number of its parent, which takes a PID namespace. */
     if (!at)
         return UINT64_C(1) << 63 | (uint64_t)getpid();
@@ -164,19 +164,19 @@ static void describe(int32_t pid, struct ep_process_id *id)
 /* Drawn once for each process, so that a child does not have its parent's. */
 static uint64_t own_key(void)
 {
-    static _Atomic uint64_t without_mark;
+    static _Atomic uint64_t fallback;
     _Atomic uint64_t *at;
     uint64_t none = 0;
 
     ep_process_generation();
-    at = atomic_load(&mark);
+    at = atomic_load(&wiped_page);
     if (at)
         at++;
     else
-        at = &without_mark;
+        at = &fallback;
     if (atomic_load(at) == 0)
         atomic_compare_exchange_strong(at, &none, random_word());
-    return atomic_load(at) ^ (at == &without_mark ? (uint64_t)getpid() << 32 : 0);
+    return atomic_load(at) ^ (at == &fallback ? (uint64_t)getpid() << 32 : 0);
 }
 
 void ep_process_get_self(struct ep_process_id *ret_id)
@@ -229,7 +229,7 @@ ep_status ep_process_open(const struct ep_process_id *id, struct ep_process *ret
 
     find_visible(id, &process);
     if (process.pid) {
-        process.pidfd = ep_fd_keep((int)syscall(SYS_pidfd_open, process.pid, 0));
+        process.pidfd = ep_fd_above_stdio((int)syscall(SYS_pidfd_open, process.pid, 0));
         error = errno;
         if (process.pidfd < 0 && (error == EMFILE || error == ENFILE || error == ENOMEM))
             return ep_fail_errno(EP_E_SYSTEM, error, "pidfd_open of process %d", process.pid);
@@ -253,7 +253,7 @@ void ep_process_close(struct ep_process *process)
 }
 
 /* By its number. */
-static enum ep_process_state look_by_pid(const struct ep_process *process)
+static enum ep_process_state check_pid(const struct ep_process *process)
 {
     uint64_t start = 0;
     char state = 0;
@@ -271,23 +271,23 @@ static enum ep_process_state look_by_pid(const struct ep_process *process)
 
 enum ep_process_state ep_process_look(const struct ep_process *process)
 {
-    struct pollfd look = {.fd = process->pidfd, .events = POLLIN};
+    struct pollfd ready = {.fd = process->pidfd, .events = POLLIN};
     int saved = errno;
     enum ep_process_state state = EP_PROCESS_UNKNOWN;
 
     /* poll() refuses even one descriptor when RLIMIT_NOFILE has been lowered to none. */
-    if (look.fd >= 0 && poll(&look, 1, 0) >= 0 && !(look.revents & (POLLNVAL | POLLERR))) {
-        if (!look.revents)
+    if (ready.fd >= 0 && poll(&ready, 1, 0) >= 0 && !(ready.revents & (POLLNVAL | POLLERR))) {
+        if (!ready.revents)
             state = EP_PROCESS_ALIVE;
         /*
          * Readable: it has ended - if the program has not closed our descriptor and given its number to a file. Any
          * other error is one of a pidfd; EINVAL that of another PID namespace.
          */
-        else if (syscall(SYS_pidfd_send_signal, look.fd, 0, NULL, 0) == 0 || errno != EBADF)
+        else if (syscall(SYS_pidfd_send_signal, ready.fd, 0, NULL, 0) == 0 || errno != EBADF)
             state = EP_PROCESS_DEAD;
     }
     if (state == EP_PROCESS_UNKNOWN)
-        state = look_by_pid(process);
+        state = check_pid(process);
     errno = saved;
     return state;
 }

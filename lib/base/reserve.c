@@ -420,7 +420,7 @@ static ep_status populate(void *base, size_t bytes)
  * Pages of a memfd by fallocate(), which keeps contents. *ret_done: as far as it came. `ask`: check the limits before
  * each piece. EP_E_UNSUPPORTED, without a text: there is no fallocate() for memory here.
  */
-static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool ask, size_t *ret_done)
+static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool check, size_t *ret_done)
 {
     size_t done = 0, most = CHUNK_BYTES;
     bool blocked = false;
@@ -429,7 +429,7 @@ static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool ask, si
         size_t piece = bytes - done < most ? bytes - done : most;
         int result;
 
-        if (ask)
+        if (check)
             EP_TRY(limit_piece(&piece));
         result = blocked ? allocate_blocked(fd, offset + done, piece)
                          : fallocate(fd, 0, (off_t)(offset + done), (off_t)piece);

@@ -19,10 +19,10 @@ struct local_segment {
     uint64_t serial;
     void *base;
     size_t mapped;
-    int fd;       /* the owner's; -1: the owner has released it, others still borrow the mapping */
-    int refs;     /* 0: its addresses alone are left, because they are held */
-    bool adopted; /* the mapping is the program's, see ep_shm_adopt() */
-    bool held;    /* see ep_segments_hold() */
+    int fd;              /* the owner's; -1: the owner has released it, others still borrow the mapping */
+    int refs;            /* 0: its addresses alone are left, because they are held */
+    bool adopted;        /* the mapping is the program's, see ep_shm_adopt() */
+    bool range_reserved; /* see ep_segments_reserve_range() */
 };
 
 /*
@@ -163,7 +163,7 @@ int ep_segments_dup(uint64_t serial)
 void ep_segments_release(uint64_t serial, int fd)
 {
     struct registry *registry = get_registry();
-    struct local_segment *gone = NULL, *segment;
+    struct local_segment *unused = NULL, *segment;
 
     if (!registry)
         return;
@@ -172,22 +172,22 @@ void ep_segments_release(uint64_t serial, int fd)
     if (segment && fd >= 0)
         segment->fd = -1;
     if (segment && --segment->refs == 0) {
-        if (segment->held) {
+        if (segment->range_reserved) {
             /* In one step, so that nothing else gets the addresses in between. If it fails, the pages stay as well. */
             (void)mmap(segment->base, segment->mapped, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         } else {
             unlink_local(registry, segment);
-            gone = segment;
+            unused = segment;
         }
     }
     pthread_mutex_unlock(&registry->lock);
-    if (gone && !gone->adopted)
-        munmap(gone->base, gone->mapped);
-    free(gone);
+    if (unused && !unused->adopted)
+        munmap(unused->base, unused->mapped);
+    free(unused);
 }
 
-void ep_segments_hold(const void *base)
+void ep_segments_reserve_range(const void *base)
 {
     struct registry *registry = get_registry();
     struct local_segment *segment;
@@ -197,28 +197,28 @@ void ep_segments_hold(const void *base)
     pthread_mutex_lock(&registry->lock);
     segment = find_base(registry, base);
     if (segment)
-        segment->held = true;
+        segment->range_reserved = true;
     pthread_mutex_unlock(&registry->lock);
 }
 
-void ep_segments_let_go(const void *base)
+void ep_segments_free_range(const void *base)
 {
     struct registry *registry = get_registry();
-    struct local_segment *gone = NULL, *segment;
+    struct local_segment *unused = NULL, *segment;
 
     if (!registry)
         return;
     pthread_mutex_lock(&registry->lock);
     segment = find_base(registry, base);
-    if (segment && segment->held) {
-        segment->held = false;
+    if (segment && segment->range_reserved) {
+        segment->range_reserved = false;
         if (!segment->refs) {
             unlink_local(registry, segment);
-            gone = segment;
+            unused = segment;
         }
     }
     pthread_mutex_unlock(&registry->lock);
-    if (gone)
-        munmap(gone->base, gone->mapped);
-    free(gone);
+    if (unused)
+        munmap(unused->base, unused->mapped);
+    free(unused);
 }

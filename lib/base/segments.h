@@ -30,9 +30,9 @@ int ep_segments_dup(uint64_t serial);
 
 /*
  * Keeps the addresses of an own segment when it is released: nothing else comes to lie there until
- * ep_segments_let_go(). `base` is where it begins. A forked child keeps the addresses of what its parent held.
+ * ep_segments_free_range(). `base` is where it begins. A forked child keeps the addresses of what its parent held.
  */
-void ep_segments_hold(const void *base);
-void ep_segments_let_go(const void *base);
+void ep_segments_reserve_range(const void *base);
+void ep_segments_free_range(const void *base);
 
 #endif

@@ -50,7 +50,7 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
 
     if (mapped < bytes || mapped > (size_t)INT64_MAX)
         return ep_fail(EP_E_OVERFLOW, "shared memory: %zu bytes", bytes);
-    shm.fd = ep_fd_keep(memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    shm.fd = ep_fd_above_stdio(memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (shm.fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: memfd_create");
     status = ep_reserve_resize(shm.fd, mapped);
@@ -321,7 +321,7 @@ static int open_in_proc(const struct ep_shm_name *name, const struct ep_process 
         return -1;
     }
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", process->pid, name->fd);
-    fd = ep_fd_keep(open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    fd = ep_fd_above_stdio(open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     error = errno;
     if (fd < 0 && error == ENOENT) {
         snprintf(path, sizeof(path), "/proc/%d/fd/.", process->pid);
@@ -337,7 +337,7 @@ static int get_by_pidfd(const struct ep_shm_name *name, const struct ep_process 
         errno = ENOSYS;
         return -1;
     }
-    return ep_fd_keep((int)syscall(SYS_pidfd_getfd, process->pidfd, name->fd, 0));
+    return ep_fd_above_stdio((int)syscall(SYS_pidfd_getfd, process->pidfd, name->fd, 0));
 }
 
 /* After EBADF: the owner's descriptor is meant, and not our pidfd, which the program may have closed. */

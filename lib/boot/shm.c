@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "boot/place.h"
+#include "boot/launcher.h"
 
 #include "base/clock.h"
 #include "base/futex.h"
@@ -25,10 +25,10 @@
 #define LIST_BYTES 160
 
 /* A waiter checks for a failure of the rendezvous and for dead ranks at least this often; posts wake it at once. */
-#define SLICE_NS 20000000u
+#define POLL_NS 20000000u
 
 /* Most ranks that are checked in one slice: a check costs a few system calls. */
-#define MOST_CHECKS 32
+#define MAX_CHECKS 32
 
 struct block {
     uint64_t total_bytes; /* of the all-gather that the block is a part of: to detect ranks in different calls */
@@ -64,7 +64,7 @@ struct ep_boot_shm {
 
 _Static_assert(EP_MAX_RANKS < 0x7ff && EP_E_EXCLUDED < 0x200, "FAILED_PACK has room for them");
 
-enum { KNOWN_BY_LAUNCHER = 0, KNOWN_BY_ITSELF };
+enum { KNOWN_BY_LAUNCHER = 0, KNOWN_BY_SELF };
 
 ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_shm)
 {
@@ -136,7 +136,7 @@ static bool has_posted(struct slot *slot, uint32_t round, uint32_t *ret_seen)
 }
 
 /* What became of the rank that an all-gather waited for. */
-static const char *fate(ep_status status)
+static const char *loss_text(ep_status status)
 {
     switch (status) {
     case EP_E_TIMEOUT:
@@ -150,7 +150,7 @@ static const char *fate(ep_status status)
     }
 }
 
-static ep_status fail_broken(struct slot *mine, uint32_t failed)
+static ep_status fail_unusable(struct slot *mine, uint32_t failed)
 {
     ep_status status = FAILED_STATUS(failed);
     int rank = FAILED_RANK(failed);
@@ -159,17 +159,17 @@ static ep_status fail_broken(struct slot *mine, uint32_t failed)
         return ep_fail(EP_E_MISMATCH, "boot: the rendezvous is damaged: its failure is 0x%08x", failed);
     if (rank == mine->rank)
         return ep_fail(status, "boot: this rank gave up an earlier all-gather: the rendezvous cannot be used any more");
-    return ep_fail(status, "boot: rank %d %s, so rank %d gave up: %s", FAILED_FOR(failed), fate(status), rank,
+    return ep_fail(status, "boot: rank %d %s, so rank %d gave up: %s", FAILED_FOR(failed), loss_text(status), rank,
                    ep_status_text(status));
 }
 
-static ep_status break_shm(struct slot *mine, ep_status status, int failed_rank)
+static ep_status set_failed(struct slot *mine, ep_status status, int failed_rank)
 {
     uint32_t none = 0;
 
     /* One failure for all: a rank that comes second reports the first. */
     if (!atomic_compare_exchange_strong(&mine->shm->failed, &none, FAILED_PACK(status, mine->rank, failed_rank)))
-        return fail_broken(mine, none);
+        return fail_unusable(mine, none);
     for (int rank = 0; rank < mine->shm->nranks; rank++)
         ep_futex_wake(&mine->shm->slots[rank].posted);
     return status;
@@ -207,14 +207,14 @@ static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
         return EP_OK;
     ep_fail(EP_E_TIMEOUT, "boot: %d of %d ranks did not come within %d ms: rank%s %s", missing, mine->shm->nranks,
             timeout_ms, missing == 1 ? "" : "s", list);
-    return break_shm(mine, EP_E_TIMEOUT, first);
+    return set_failed(mine, EP_E_TIMEOUT, first);
 }
 
 /* EP_OK unless the rank will certainly not come any more. */
 static ep_status check_rank(const struct slot *slot)
 {
     int by =
-        atomic_load_explicit(&slot->known[KNOWN_BY_ITSELF], memory_order_acquire) ? KNOWN_BY_ITSELF : KNOWN_BY_LAUNCHER;
+        atomic_load_explicit(&slot->known[KNOWN_BY_SELF], memory_order_acquire) ? KNOWN_BY_SELF : KNOWN_BY_LAUNCHER;
 
     /* A program may have forked once more, and come as that process. */
     if (atomic_load_explicit(&slot->ended, memory_order_acquire) &&
@@ -235,7 +235,7 @@ static ep_status find_lost(struct slot *mine, uint32_t round, int *next)
     int checks = 0;
     uint32_t seen;
 
-    for (int i = 0; i < shm->nranks && checks < MOST_CHECKS; i++) {
+    for (int i = 0; i < shm->nranks && checks < MAX_CHECKS; i++) {
         int rank = *next = (*next + 1) % shm->nranks;
         const struct slot *slot = &shm->slots[rank];
         ep_status status;
@@ -247,8 +247,8 @@ static ep_status find_lost(struct slot *mine, uint32_t round, int *next)
         /* It may have come after the first test and before its end. */
         if (status == EP_OK || has_posted(&shm->slots[rank], round, &seen))
             continue;
-        ep_fail(status, "boot: rank %d %s", rank, fate(status));
-        return break_shm(mine, status, rank);
+        ep_fail(status, "boot: rank %d %s", rank, loss_text(status));
+        return set_failed(mine, status, rank);
     }
     return EP_OK;
 }
@@ -256,22 +256,22 @@ static ep_status find_lost(struct slot *mine, uint32_t round, int *next)
 static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64_t deadline_ns, int timeout_ms)
 {
     struct slot *slot = &mine->shm->slots[rank];
-    uint64_t now = ep_now_ns(), next_check_ns = now + SLICE_NS;
+    uint64_t now = ep_now_ns(), next_check_ns = now + POLL_NS;
     int next = rank - 1;
     uint32_t seen, failed;
 
     while (!has_posted(slot, round, &seen)) {
         failed = atomic_load(&mine->shm->failed);
         if (failed)
-            return fail_broken(mine, failed);
+            return fail_unusable(mine, failed);
         now = ep_now_ns();
         if (now >= deadline_ns)
             return fail_late(mine, round, timeout_ms);
         if (now >= next_check_ns) {
             EP_TRY(find_lost(mine, round, &next));
-            next_check_ns = now + SLICE_NS;
+            next_check_ns = now + POLL_NS;
         }
-        ep_futex_wait(&slot->posted, seen, deadline_ns - now < SLICE_NS ? deadline_ns - now : SLICE_NS);
+        ep_futex_wait(&slot->posted, seen, deadline_ns - now < POLL_NS ? deadline_ns - now : POLL_NS);
     }
     return EP_OK;
 }
@@ -298,7 +298,7 @@ static ep_status gather_round(struct slot *mine, const unsigned char *block, siz
         if (in->total_bytes != bytes) {
             ep_fail(EP_E_MISMATCH, "boot: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %zu",
                     mine->rank, bytes, rank, (size_t)in->total_bytes);
-            return break_shm(mine, EP_E_MISMATCH, rank);
+            return set_failed(mine, EP_E_MISMATCH, rank);
         }
         if (count)
             memcpy(ret_all + (size_t)rank * bytes + offset, in->data, count);
@@ -318,11 +318,11 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     if (timeout_ms < 0)
         return ep_fail(EP_E_ARG, "boot: timeout_ms is %d", timeout_ms);
     if (failed)
-        return fail_broken(slot, failed);
+        return fail_unusable(slot, failed);
     deadline_ns = ep_deadline_ns(timeout_ms);
-    if (!atomic_load(&slot->known[KNOWN_BY_ITSELF])) {
-        ep_process_get_self(&slot->process[KNOWN_BY_ITSELF]);
-        atomic_store_explicit(&slot->known[KNOWN_BY_ITSELF], 1, memory_order_release);
+    if (!atomic_load(&slot->known[KNOWN_BY_SELF])) {
+        ep_process_get_self(&slot->process[KNOWN_BY_SELF]);
+        atomic_store_explicit(&slot->known[KNOWN_BY_SELF], 1, memory_order_release);
     }
     do {
         EP_TRY(gather_round(slot, mine, bytes, offset, deadline_ns, timeout_ms, ret_all));

@@ -29,7 +29,7 @@ struct ep_boot_tcp {
 };
 
 /* What is to be done, with the environment taken in. */
-struct plan {
+struct settings {
     int rank, nranks, timeout_ms, ranks_per_node, local_size;
     char host[HOST_BYTES];
     const char *host_from; /* who names it, for error texts */
@@ -64,22 +64,22 @@ static ep_status read_number(const char *name, long least, long most, const char
     return EP_OK;
 }
 
-static ep_status find_place(const ep_boot_tcp_args *args, struct plan *plan)
+static ep_status find_rank(const ep_boot_tcp_args *args, struct settings *settings)
 {
-    plan->rank = args->rank;
-    plan->nranks = args->nranks;
+    settings->rank = args->rank;
+    settings->nranks = args->nranks;
     if (!args->nranks) {
-        EP_TRY(read_number("WORLD_SIZE", 1, EP_MAX_RANKS, "the number of ranks", &plan->nranks));
-        EP_TRY(read_number("RANK", 0, plan->nranks - 1, "the number of this rank", &plan->rank));
+        EP_TRY(read_number("WORLD_SIZE", 1, EP_MAX_RANKS, "the number of ranks", &settings->nranks));
+        EP_TRY(read_number("RANK", 0, settings->nranks - 1, "the number of this rank", &settings->rank));
     }
-    if (plan->nranks < 1 || plan->nranks > EP_MAX_RANKS)
-        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: nranks is %d, not in 1..%d", plan->nranks, EP_MAX_RANKS);
-    if (plan->rank < 0 || plan->rank >= plan->nranks)
-        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: rank is %d of %d", plan->rank, plan->nranks);
+    if (settings->nranks < 1 || settings->nranks > EP_MAX_RANKS)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: nranks is %d, not in 1..%d", settings->nranks, EP_MAX_RANKS);
+    if (settings->rank < 0 || settings->rank >= settings->nranks)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: rank is %d of %d", settings->rank, settings->nranks);
     return EP_OK;
 }
 
-static ep_status find_master(struct plan *plan)
+static ep_status find_master(struct settings *settings)
 {
     const char *host = read_env("MASTER_ADDR"), *store = read_env("TORCHELASTIC_USE_AGENT_STORE");
     int port = 0, next;
@@ -88,55 +88,55 @@ static ep_status find_master(struct plan *plan)
     if (!host)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is %s: the host of rank 0",
                        getenv("MASTER_ADDR") ? "empty" : "not set");
-    plan->host_from = "MASTER_ADDR";
+    settings->host_from = "MASTER_ADDR";
     /* torchrun's own store listens at that port. */
     next = store && strcmp(store, "True") == 0;
-    status = tcp_parse_endpoint(host, plan->host, sizeof(plan->host), &plan->port);
+    status = tcp_parse_endpoint(host, settings->host, sizeof(settings->host), &settings->port);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_boot_tcp_new: MASTER_ADDR: ");
     /* As people write it, though torch takes a host alone. */
-    if (plan->port && plan->port <= UINT16_MAX - next && !getenv("MASTER_PORT"))
-        port = plan->port;
+    if (settings->port && settings->port <= UINT16_MAX - next && !getenv("MASTER_PORT"))
+        port = settings->port;
     else
         EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next, "a free port of the host of rank 0", &port));
-    if (plan->port && plan->port != port)
+    if (settings->port && settings->port != port)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR \"%.64s\" and MASTER_PORT %d name different ports", host,
                        port);
-    plan->port = (uint16_t)(port + next);
+    settings->port = (uint16_t)(port + next);
     return EP_OK;
 }
 
-static ep_status find_address(const ep_boot_tcp_args *args, struct plan *plan)
+static ep_status find_address(const ep_boot_tcp_args *args, struct settings *settings)
 {
     const char *address = args->address ? args->address : read_env("EPKIT_ADDRESS");
     ep_status status;
     int port = 0;
 
     if (!address)
-        return find_master(plan);
-    plan->host_from = args->address ? "the address in ep_boot_tcp_args" : "EPKIT_ADDRESS";
-    status = tcp_parse_endpoint(address, plan->host, sizeof(plan->host), &plan->port);
+        return find_master(settings);
+    settings->host_from = args->address ? "the address in ep_boot_tcp_args" : "EPKIT_ADDRESS";
+    status = tcp_parse_endpoint(address, settings->host, sizeof(settings->host), &settings->port);
     if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_boot_tcp_new: %s: ", plan->host_from);
-    if (plan->port || plan->nranks == 1)
+        return ep_fail_prefix(status, "ep_boot_tcp_new: %s: ", settings->host_from);
+    if (settings->port || settings->nranks == 1)
         return EP_OK;
     EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX, "the address of rank 0 names no port", &port));
-    plan->port = (uint16_t)port;
+    settings->port = (uint16_t)port;
     return EP_OK;
 }
 
 /* It may differ between hosts, which find_ranks_per_node() sees. Beside nranks of the caller it may be of another job.
  */
-static ep_status find_local_size(const ep_boot_tcp_args *args, struct plan *plan)
+static ep_status find_local_size(const ep_boot_tcp_args *args, struct settings *settings)
 {
     int size = 0;
     ep_status status;
 
-    if (plan->ranks_per_node || !read_env("LOCAL_WORLD_SIZE"))
+    if (settings->ranks_per_node || !read_env("LOCAL_WORLD_SIZE"))
         return EP_OK;
-    status = read_number("LOCAL_WORLD_SIZE", 1, plan->nranks, "the ranks of this host", &size);
+    status = read_number("LOCAL_WORLD_SIZE", 1, settings->nranks, "the ranks of this host", &size);
     if (status == EP_OK)
-        plan->local_size = size;
+        settings->local_size = size;
     return args->nranks ? EP_OK : status;
 }
 
@@ -150,72 +150,72 @@ static const char *find_job(bool numbered_by_caller)
     return job ? job : "";
 }
 
-static ep_status make_plan(const ep_boot_tcp_args *args, struct plan *plan)
+static ep_status read_settings(const ep_boot_tcp_args *args, struct settings *settings)
 {
-    *plan = (struct plan){.timeout_ms = args->timeout_ms, .ranks_per_node = args->ranks_per_node};
-    EP_TRY(find_place(args, plan));
-    EP_TRY(find_address(args, plan));
+    *settings = (struct settings){.timeout_ms = args->timeout_ms, .ranks_per_node = args->ranks_per_node};
+    EP_TRY(find_rank(args, settings));
+    EP_TRY(find_address(args, settings));
     if (args->timeout_ms < 0)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: timeout_ms is %d", args->timeout_ms);
-    if (!plan->timeout_ms && read_env("EPKIT_TIMEOUT_MS"))
-        EP_TRY(read_number("EPKIT_TIMEOUT_MS", 1, INT_MAX, "milliseconds", &plan->timeout_ms));
-    if (!plan->timeout_ms)
-        plan->timeout_ms = DEFAULT_TIMEOUT_MS;
-    if (plan->ranks_per_node < 0 || (plan->ranks_per_node && plan->nranks % plan->ranks_per_node))
+    if (!settings->timeout_ms && read_env("EPKIT_TIMEOUT_MS"))
+        EP_TRY(read_number("EPKIT_TIMEOUT_MS", 1, INT_MAX, "milliseconds", &settings->timeout_ms));
+    if (!settings->timeout_ms)
+        settings->timeout_ms = DEFAULT_TIMEOUT_MS;
+    if (settings->ranks_per_node < 0 || (settings->ranks_per_node && settings->nranks % settings->ranks_per_node))
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: ranks_per_node %d does not divide the %d ranks",
-                       plan->ranks_per_node, plan->nranks);
-    EP_TRY(find_local_size(args, plan));
-    plan->secret = args->secret ? args->secret : read_env("EPKIT_SECRET");
-    if (!plan->secret)
-        plan->secret = "";
-    plan->job = find_job(args->nranks != 0);
-    plan->interface = args->interface ? args->interface : read_env("EPKIT_TCP_INTERFACE");
+                       settings->ranks_per_node, settings->nranks);
+    EP_TRY(find_local_size(args, settings));
+    settings->secret = args->secret ? args->secret : read_env("EPKIT_SECRET");
+    if (!settings->secret)
+        settings->secret = "";
+    settings->job = find_job(args->nranks != 0);
+    settings->interface = args->interface ? args->interface : read_env("EPKIT_TCP_INTERFACE");
     return EP_OK;
 }
 
 /* --- which ranks share a host --- */
 
-struct node_facts {
+struct node_info {
     struct ep_locality locality;
-    int32_t asked;      /* ranks per node, by the arguments; 0: nothing was said */
+    int32_t requested;  /* ranks per node, by the arguments; 0: nothing was said */
     int32_t local_size; /* LOCAL_WORLD_SIZE; 0: not set. It may differ between hosts */
 };
 
 /* As asked for, or as all launchers say alike, or as found from the hosts; 0 where these make no equal nodes. */
-static ep_status find_ranks_per_node(const struct node_facts *all, int nranks, int *ret_n)
+static ep_status find_ranks_per_node(const struct node_info *all, int nranks, int *ret_n)
 {
     int n = all[0].local_size;
 
     for (int rank = 0; rank < nranks; rank++) {
-        if (all[rank].asked != all[0].asked)
+        if (all[rank].requested != all[0].requested)
             return ep_fail(EP_E_MISMATCH,
                            "ep_boot_tcp_new: ranks disagree: ranks_per_node is %d on rank 0 and %d on rank %d",
-                           all[0].asked, all[rank].asked, rank);
+                           all[0].requested, all[rank].requested, rank);
         if (all[rank].local_size != n)
             n = 0;
     }
-    if (all[0].asked)
-        n = all[0].asked;
+    if (all[0].requested)
+        n = all[0].requested;
     else if (!n || nranks % n)
         n = ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, NULL);
     *ret_n = n;
     return EP_OK;
 }
 
-static ep_status find_nodes(ep_boot_tcp *boot, const struct plan *plan)
+static ep_status find_nodes(ep_boot_tcp *boot, const struct settings *settings)
 {
-    struct node_facts mine, *all = calloc((size_t)plan->nranks, sizeof(*all));
+    struct node_info mine, *all = calloc((size_t)settings->nranks, sizeof(*all));
     ep_status status;
 
     if (!all)
-        return ep_fail(EP_E_MEMORY, "ep_boot_tcp_new: no memory for %d ranks", plan->nranks);
+        return ep_fail(EP_E_MEMORY, "ep_boot_tcp_new: no memory for %d ranks", settings->nranks);
     memset(&mine, 0, sizeof(mine));
     ep_locality_get_self(&mine.locality);
-    mine.asked = plan->ranks_per_node;
-    mine.local_size = plan->local_size;
-    status = tcp_star_allgather(boot->star, &mine, sizeof(mine), plan->timeout_ms, all);
+    mine.requested = settings->ranks_per_node;
+    mine.local_size = settings->local_size;
+    status = tcp_star_allgather(boot->star, &mine, sizeof(mine), settings->timeout_ms, all);
     if (status == EP_OK)
-        status = find_ranks_per_node(all, plan->nranks, &boot->boot.ranks_per_node);
+        status = find_ranks_per_node(all, settings->nranks, &boot->boot.ranks_per_node);
     free(all);
     return status;
 }
@@ -232,9 +232,9 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
 }
 
 /* Of the secret and the job, so that a rank of another job is a stranger. */
-static void make_key(const struct plan *plan, struct tcp_key *ret_key)
+static void make_key(const struct settings *settings, struct tcp_key *ret_key)
 {
-    tcp_key_make(plan->secret, "bootstrap", plan->job, strlen(plan->job), ret_key);
+    tcp_key_make(settings->secret, "bootstrap", settings->job, strlen(settings->job), ret_key);
 }
 
 /* The rank that was given, where that is a number and none of this job; -1: any other. */
@@ -265,47 +265,47 @@ static void report_bad_rank(const ep_boot_tcp_args *args)
     char text[EP_ERROR_TEXT_BYTES];
     ep_boot_tcp_args good = *args;
     struct tcp_star_args star = {.name = "boot tcp"};
-    struct plan plan;
+    struct settings settings;
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
     if (find_bad_rank(args, &star.nranks, &star.rank) && star.nranks > 1) {
         good.rank = 0;
         good.nranks = star.nranks;
-        if (make_plan(&good, &plan) == EP_OK) {
+        if (read_settings(&good, &settings) == EP_OK) {
             if (!args->nranks)
-                plan.job = find_job(false);
-            star.host = plan.host;
-            star.host_from = plan.host_from;
-            star.port = plan.port;
-            star.timeout_ms = plan.timeout_ms;
-            make_key(&plan, &star.key);
+                settings.job = find_job(false);
+            star.host = settings.host;
+            star.host_from = settings.host_from;
+            star.port = settings.port;
+            star.timeout_ms = settings.timeout_ms;
+            make_key(&settings, &star.key);
             tcp_star_report(&star);
         }
     }
     ep_fail(EP_E_ARG, "%s", text);
 }
 
-static ep_status open_star(ep_boot_tcp *boot, const struct plan *plan)
+static ep_status open_star(ep_boot_tcp *boot, const struct settings *settings)
 {
     struct tcp_star_args args = {.name = "boot tcp",
-                                 .rank = plan->rank,
-                                 .nranks = plan->nranks,
-                                 .host = plan->host,
-                                 .host_from = plan->host_from,
-                                 .port = plan->port,
-                                 .timeout_ms = plan->timeout_ms};
+                                 .rank = settings->rank,
+                                 .nranks = settings->nranks,
+                                 .host = settings->host,
+                                 .host_from = settings->host_from,
+                                 .port = settings->port,
+                                 .timeout_ms = settings->timeout_ms};
     struct tcp_address local[TCP_ADDRESSES];
     int n = 0;
 
-    make_key(plan, &args.key);
-    if (plan->interface) {
-        if (strlen(plan->interface) >= sizeof(boot->network.interface))
+    make_key(settings, &args.key);
+    if (settings->interface) {
+        if (strlen(settings->interface) >= sizeof(boot->network.interface))
             return ep_fail(EP_E_ARG, "ep_boot_tcp_new: the interfaces \"%.64s...\" are more than %zu characters",
-                           plan->interface, sizeof(boot->network.interface) - 1);
-        EP_TRY(tcp_find_interfaces(plan->interface, local, &n));
+                           settings->interface, sizeof(boot->network.interface) - 1);
+        EP_TRY(tcp_find_interfaces(settings->interface, local, &n));
         /* Rank 0 listens everywhere: the others may know it by another name. */
-        args.from = plan->rank ? &local[0] : NULL;
-        snprintf(boot->network.interface, sizeof(boot->network.interface), "%s", plan->interface);
+        args.from = settings->rank ? &local[0] : NULL;
+        snprintf(boot->network.interface, sizeof(boot->network.interface), "%s", settings->interface);
     }
     return tcp_star_open(&args, &boot->star);
 }
@@ -313,14 +313,14 @@ static ep_status open_star(ep_boot_tcp *boot, const struct plan *plan)
 ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot)
 {
     ep_boot_tcp_args mine;
-    struct plan plan;
+    struct settings settings;
     ep_boot_tcp *boot;
     ep_status status;
 
     if (!ret_boot)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: ret_boot is NULL");
     EP_TRY(ep_args_load(&mine, sizeof(mine), EP_ARGS_FIRST_BYTES(ep_boot_tcp_args), args, "ep_boot_tcp_new: args"));
-    status = make_plan(&mine, &plan);
+    status = read_settings(&mine, &settings);
     if (status != EP_OK) {
         report_bad_rank(&mine);
         return status;
@@ -330,18 +330,18 @@ ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot)
         return ep_fail(EP_E_MEMORY, "ep_boot_tcp_new: no memory");
     boot->generation = ep_process_generation();
     boot->boot = (ep_boot){.size = sizeof(boot->boot),
-                           .rank = plan.rank,
-                           .nranks = plan.nranks,
+                           .rank = settings.rank,
+                           .nranks = settings.nranks,
                            .allgather = allgather,
                            .context = boot,
                            .network = &boot->provider};
     boot->provider = ep_net_tcp;
     boot->provider.context = &boot->network;
-    tcp_key_make(plan.secret, "network", NULL, 0, &boot->network.key);
-    status = open_star(boot, &plan);
+    tcp_key_make(settings.secret, "network", NULL, 0, &boot->network.key);
+    status = open_star(boot, &settings);
     if (status == EP_OK) {
         boot->network.local = tcp_star_local_address(boot->star);
-        status = find_nodes(boot, &plan);
+        status = find_nodes(boot, &settings);
     }
     if (status != EP_OK) {
         ep_boot_tcp_free(boot);

@@ -81,7 +81,7 @@ static bool overlap(const struct ep_buffer *a, const struct ep_buffer *b)
     return a_at <= b_at ? b_at - a_at < (uint64_t)a->bytes : a_at - b_at < (uint64_t)b->bytes;
 }
 
-ep_status ep_check_apart(const char *call, const struct ep_buffer *buffers, int n_outputs, int n)
+ep_status ep_check_no_overlap(const char *call, const struct ep_buffer *buffers, int n_outputs, int n)
 {
     for (int i = 0; i < n_outputs; i++)
         for (int j = i + 1; j < n; j++)

@@ -128,6 +128,6 @@ struct ep_buffer {
  * No output has a byte in common with an input or with another output. Inputs may overlap each other. The first
  * `n_outputs` of the `n` buffers are outputs; EP_E_ARG names the two fields, the output first.
  */
-ep_status ep_check_apart(const char *call, const struct ep_buffer *buffers, int n_outputs, int n);
+ep_status ep_check_no_overlap(const char *call, const struct ep_buffer *buffers, int n_outputs, int n);
 
 #endif

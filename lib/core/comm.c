@@ -49,7 +49,7 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
     comm->nranks = boot->nranks;
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
-    ep_config_take_nodes(comm, boot->ranks_per_node);
+    ep_config_set_nodes(comm, boot->ranks_per_node);
     if (!comm->ops->comm_open)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: backend %s cannot open a communicator", comm->ops->name);
     return EP_OK;
@@ -164,7 +164,7 @@ static ep_status check_allgather(const ep_comm *comm, const void *mine, size_t b
         return EP_OK;
     EP_TRY(EP_CHECK_PTR("ep_comm_allgather", mine));
     EP_TRY(EP_CHECK_PTR("ep_comm_allgather", ret_all));
-    return ep_check_apart("ep_comm_allgather", buffers, 1, 2);
+    return ep_check_no_overlap("ep_comm_allgather", buffers, 1, 2);
 }
 
 ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all)
@@ -200,7 +200,7 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
 }
 
 /* Why it did not succeed is no failure of the old communicator, whose status stays what it was. */
-static ep_status note_shrink(ep_comm *comm, ep_status status)
+static ep_status record_shrink_failure(ep_comm *comm, ep_status status)
 {
     if (atomic_load(&comm->failed) == EP_OK)
         return ep_comm_record(comm, status);
@@ -231,7 +231,7 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     }
     if (status != EP_OK) {
         free_comm(next);
-        return note_shrink(comm, status);
+        return record_shrink_failure(comm, status);
     }
     comm->shrunk = true;
     *ret_comm = next;

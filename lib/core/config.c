@@ -26,15 +26,15 @@ static const char *read_env(const char *name)
 static ep_status resolve_timeout(ep_comm_config *config, const char *call)
 {
     const char *text = read_env("EPKIT_TIMEOUT_MS");
-    int32_t asked = config->timeout_ms;
+    int32_t requested = config->timeout_ms;
     char *end;
     long value;
 
     config->timeout_ms = DEFAULT_TIMEOUT_MS;
-    if (asked < 0)
-        return ep_fail(EP_E_ARG, "%s: timeout_ms is %d", call, asked);
-    if (asked > 0) {
-        config->timeout_ms = asked;
+    if (requested < 0)
+        return ep_fail(EP_E_ARG, "%s: timeout_ms is %d", call, requested);
+    if (requested > 0) {
+        config->timeout_ms = requested;
         return EP_OK;
     }
     if (!text)
@@ -50,18 +50,18 @@ static ep_status resolve_timeout(ep_comm_config *config, const char *call)
 
 static ep_status resolve_backend(ep_comm *comm, const char *call)
 {
-    const char *asked = comm->config.backend;
+    const char *requested = comm->config.backend;
     const char *env = read_env("EPKIT_BACKEND");
 
     if (comm->ops) {
-        if (asked && strcmp(asked, comm->ops->name) != 0)
-            return ep_fail(EP_E_ARG, "%s: backend is \"%s\", but the communicator has \"%s\"", call, asked,
+        if (requested && strcmp(requested, comm->ops->name) != 0)
+            return ep_fail(EP_E_ARG, "%s: backend is \"%s\", but the communicator has \"%s\"", call, requested,
                            comm->ops->name);
     } else {
-        ep_status status = ep_backend_find(asked ? asked : env, &comm->ops);
+        ep_status status = ep_backend_find(requested ? requested : env, &comm->ops);
 
         if (status != EP_OK)
-            return ep_fail_prefix(status, "%s: %s", call, !asked && env ? "$EPKIT_BACKEND: " : "");
+            return ep_fail_prefix(status, "%s: %s", call, !requested && env ? "$EPKIT_BACKEND: " : "");
     }
     comm->config.backend = comm->ops->name;
     return EP_OK;
@@ -69,23 +69,23 @@ static ep_status resolve_backend(ep_comm *comm, const char *call)
 
 static ep_status resolve_network(ep_comm_config *config, const struct ep_net_provider *brought, const char *call)
 {
-    const char *asked = config->network;
-    const struct ep_net_provider *own = asked ? ep_net_find(asked) : NULL;
+    const char *requested = config->network;
+    const struct ep_net_provider *own = requested ? ep_net_find(requested) : NULL;
 
     if (brought && brought->abi != EP_NET_ABI)
         return ep_fail(EP_E_ABI, "%s: the boot's network is of another build (abi %u, this library has %u)", call,
                        brought->abi, EP_NET_ABI);
     /* Our strings, because the caller's may not outlive the call. */
-    if (brought && (!asked || strcmp(asked, brought->name) == 0))
+    if (brought && (!requested || strcmp(requested, brought->name) == 0))
         config->network = brought->name;
-    else if (!asked)
+    else if (!requested)
         config->network = NULL; /* follows from the hosts */
     else if (own)
         config->network = own->name;
     else
         return ep_fail(EP_E_UNSUPPORTED,
                        "%s: network \"%.32s\": there is \"emulated\", \"tcp\", \"verbs\"%s%s%s, and the boot brings %s",
-                       call, asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
+                       call, requested, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
                        brought ? "no other" : "none");
     return EP_OK;
 }
@@ -150,7 +150,7 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     return resolve_backend(comm, call);
 }
 
-void ep_config_take_nodes(ep_comm *comm, int ranks_per_node)
+void ep_config_set_nodes(ep_comm *comm, int ranks_per_node)
 {
     if (comm->config.ranks_per_node || !ranks_per_node)
         return;
@@ -345,7 +345,7 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
 }
 
 /* What the ranks have agreed on becomes this one's. */
-static void take_place(ep_comm *comm, const struct digest *agreed, int rank, int nranks)
+static void apply_agreed(ep_comm *comm, const struct digest *agreed, int rank, int nranks)
 {
     comm->rank = rank;
     comm->nranks = nranks;
@@ -372,7 +372,7 @@ ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, c
     if (status == EP_OK)
         status = compare(all, boot->nranks, call);
     if (local == EP_OK && status == EP_OK)
-        take_place(comm, &all[boot->rank], boot->rank, boot->nranks);
+        apply_agreed(comm, &all[boot->rank], boot->rank, boot->nranks);
     if (local != EP_OK || status == EP_OK)
         status = ep_fail(local, "%s", text);
     free(all);

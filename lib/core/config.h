@@ -15,7 +15,7 @@
 ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const void *network, const char *call);
 
 /* What the boot says of the ranks of each node (0: nothing) counts unless the configuration says otherwise. */
-void ep_config_take_nodes(ep_comm *comm, int ranks_per_node);
+void ep_config_set_nodes(ep_comm *comm, int ranks_per_node);
 
 /* "none" on one node, else the network in use. */
 const char *ep_config_network(const ep_comm *comm);

@@ -35,7 +35,7 @@ struct ep_comm {
     bool shrunk;                      /* a newer group has replaced this one */
     bool excluded;                    /* the others have formed a newer group without this rank */
     bool logged;                      /* its failure is in the log; under error_lock */
-    int keep_device;                  /* 1 + the device of the group that this one continues; 0: it may choose */
+    int inherited_device;             /* 1 + the device of the group that this one continues; 0: it may choose */
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
     char reason[EP_ERROR_TEXT_BYTES]; /* of the failure in `failed` */
     bool blocking; /* the call under way is a _sync one: nothing need be queued if it can run at once */
@@ -197,7 +197,7 @@ EP_PRIVATE_API ep_status ep_comm_record(ep_comm *comm, ep_status status);
 EP_PRIVATE_API void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats);
 
 /* As ep_comm_record() for a status that the communicator has nothing to do with by itself: remembers nothing. */
-ep_status ep_comm_settle(ep_comm *comm, ep_status status);
+ep_status ep_comm_resolve_status(ep_comm *comm, ep_status status);
 
 /*
  * memory.c: no allocator callback uses it any more; waits for those that are at it. The addresses of what they have

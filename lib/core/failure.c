@@ -25,7 +25,7 @@ static ep_status repeat_first(ep_comm *comm, ep_status status)
                    comm->reason[0] ? comm->reason : ep_status_text(first));
 }
 
-ep_status ep_comm_settle(ep_comm *comm, ep_status status)
+ep_status ep_comm_resolve_status(ep_comm *comm, ep_status status)
 {
     if (status == EP_OK)
         return status;

@@ -190,7 +190,7 @@ void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream)
         return NULL;
     }
     if (ep_alloc_local(comm, (size_t)bytes, &memory) == EP_OK)
-        ep_segments_hold(memory);
+        ep_segments_reserve_range(memory);
     pthread_mutex_lock(&pools->lock);
     if (memory) {
         *block = (struct pool_block){.next = pools->first, .memory = memory, .owner = comm};
@@ -231,6 +231,6 @@ void ep_pool_free(void *memory, ptrdiff_t bytes, int device, ep_stream stream)
         end_call(pools, block->owner);
         pthread_mutex_unlock(&pools->lock);
     }
-    ep_segments_let_go(memory);
+    ep_segments_free_range(memory);
     free(block);
 }

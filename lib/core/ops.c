@@ -139,7 +139,7 @@ static ep_status check_strided_scales(const ep_dispatch_args *args, int n_tokens
     for (int output = 0; output < DISPATCH_OUTPUTS; output++) {
         struct ep_buffer both[] = {buffers[output], buffers[SCALES]};
 
-        if (ep_check_apart(DISPATCH, both, 1, 2) == EP_OK)
+        if (ep_check_no_overlap(DISPATCH, both, 1, 2) == EP_OK)
             continue;
         both[1].bytes = sizeof(uint32_t);
         for (int64_t t = 0; t < n_tokens; t++)
@@ -147,7 +147,7 @@ static ep_status check_strided_scales(const ep_dispatch_args *args, int n_tokens
                 int64_t at = (t * args->scale_stride_token + b * args->scale_stride_block) * 4;
 
                 both[1].at = (const void *)((uintptr_t)args->scales + (uintptr_t)at);
-                EP_TRY(ep_check_apart(DISPATCH, both, 1, 2));
+                EP_TRY(ep_check_no_overlap(DISPATCH, both, 1, 2));
             }
     }
     return EP_OK;
@@ -211,7 +211,7 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
         EP_TRY(check_strided_scales(args, n_tokens, buffers));
         buffers[SCALES].bytes = 0;
     }
-    return ep_check_apart(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS);
+    return ep_check_no_overlap(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS);
 }
 
 ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
@@ -291,7 +291,7 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args)
                                         weights,
                                         {"bias[0]", args->bias[0], out_bytes},
                                         {"bias[1]", args->bias[1], out_bytes}};
-    return ep_check_apart(COMBINE, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_no_overlap(COMBINE, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)

@@ -246,8 +246,8 @@ static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst)
     };
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
         EP_TRY(ep_check_buffer(call, buffers[i].name, buffers[i].at, true, sizeof(int32_t)));
-    return ep_check_apart(call, buffers, (int)(sizeof(buffers) / sizeof(buffers[0])),
-                          (int)(sizeof(buffers) / sizeof(buffers[0])));
+    return ep_check_no_overlap(call, buffers, (int)(sizeof(buffers) / sizeof(buffers[0])),
+                               (int)(sizeof(buffers) / sizeof(buffers[0])));
 }
 
 ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
@@ -268,7 +268,7 @@ static ep_status check_sources(const ep_plan *plan, const int32_t *ret_rank, con
 
     EP_TRY(ep_check_buffer(call, "ret_rank", ret_rank, true, sizeof(int32_t)));
     EP_TRY(ep_check_buffer(call, "ret_token", ret_token, true, sizeof(int32_t)));
-    return ep_check_apart(call, buffers, 2, 2);
+    return ep_check_no_overlap(call, buffers, 2, 2);
 }
 
 ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
@@ -298,7 +298,7 @@ static ep_status check_layout(const ep_comm *comm, const ep_plan_args *args, con
 
     for (int i = 0; i < 3; i++)
         EP_TRY(ep_check_buffer(call, buffers[i].name, buffers[i].at, true, sizeof(int32_t)));
-    return ep_check_apart(call, buffers, 4, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_no_overlap(call, buffers, 4, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)

@@ -87,12 +87,12 @@ ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *top
 }
 
 /* The rank of an expert: from a table, because a division for each entry costs more than all the counting. */
-struct home {
+struct location {
     int32_t rank, node;
 };
 
 struct count_scratch {
-    struct home *homes;                        /* [E] */
+    struct location *locations;                /* [E] */
     uint32_t *rank_last, *node_last;           /* [R], [nodes]: 1 + the last token counted there */
     int32_t *per_rank, *per_node, *per_expert; /* take the counts that are not wanted */
 };
@@ -104,11 +104,11 @@ static bool new_scratch(const struct ep_routing_shape *shape, struct count_scrat
     char *memory;
 
     /* There are never more nodes than ranks. */
-    memory = calloc(1, experts * (sizeof(struct home) + sizeof(int32_t)) + 4 * ranks * sizeof(int32_t));
+    memory = calloc(1, experts * (sizeof(struct location) + sizeof(int32_t)) + 4 * ranks * sizeof(int32_t));
     if (!memory)
         return false;
-    ret_scratch->homes = (struct home *)memory;
-    ret_scratch->per_expert = (int32_t *)(ret_scratch->homes + experts);
+    ret_scratch->locations = (struct location *)memory;
+    ret_scratch->per_expert = (int32_t *)(ret_scratch->locations + experts);
     ret_scratch->per_rank = ret_scratch->per_expert + experts;
     ret_scratch->per_node = ret_scratch->per_rank + ranks;
     ret_scratch->rank_last = (uint32_t *)(ret_scratch->per_node + ranks);
@@ -116,7 +116,7 @@ static bool new_scratch(const struct ep_routing_shape *shape, struct count_scrat
     for (int expert = 0; expert < shape->n_experts; expert++) {
         int rank = expert / local;
 
-        ret_scratch->homes[expert] = (struct home){.rank = rank, .node = rank / shape->ranks_per_node};
+        ret_scratch->locations[expert] = (struct location){.rank = rank, .node = rank / shape->ranks_per_node};
     }
     return true;
 }
@@ -146,22 +146,22 @@ ep_status ep_routing_count(const struct ep_routing_shape *shape, const int32_t *
         uint32_t mark = (uint32_t)token + 1;
 
         for (int k = 0; k < shape->topk; k++) {
-            struct home home;
+            struct location location;
 
             if (row[k] < 0)
                 continue;
-            home = scratch.homes[row[k]];
+            location = scratch.locations[row[k]];
             per_expert[row[k]]++;
             /* Adding the comparison instead of branching on it: whether a rank is new to a token is a coin toss. */
-            per_rank[home.rank] += scratch.rank_last[home.rank] != mark;
-            scratch.rank_last[home.rank] = mark;
-            per_node[home.node] += scratch.node_last[home.node] != mark;
-            scratch.node_last[home.node] = mark;
+            per_rank[location.rank] += scratch.rank_last[location.rank] != mark;
+            scratch.rank_last[location.rank] = mark;
+            per_node[location.node] += scratch.node_last[location.node] != mark;
+            scratch.node_last[location.node] = mark;
             if (in_rank)
-                in_rank[home.rank] = 1;
+                in_rank[location.rank] = 1;
         }
     }
-    free(scratch.homes);
+    free(scratch.locations);
     return EP_OK;
 }
 

@@ -25,9 +25,9 @@ static ep_status count_event(ep_comm *comm, ep_status status)
 }
 
 /* A wait that only its caller's limit ended says nothing about the group. */
-static ep_status settle(const ep_event *event, ep_status status)
+static ep_status resolve(const ep_event *event, ep_status status)
 {
-    return status == EP_E_TIMEOUT ? status : ep_comm_settle(event->comm, status);
+    return status == EP_E_TIMEOUT ? status : ep_comm_resolve_status(event->comm, status);
 }
 
 ep_status ep_event_new(ep_comm *comm, ep_event **ret_event)
@@ -53,14 +53,14 @@ ep_status ep_event_signal(ep_event *event)
 ep_status ep_event_wait(ep_event *event, int timeout_ms)
 {
     EP_CHECK_COMM(event, event->comm);
-    return settle(event, EP_BACKEND_CALL(event->comm, event_wait, event, timeout_ms));
+    return resolve(event, EP_BACKEND_CALL(event->comm, event_wait, event, timeout_ms));
 }
 
 ep_status ep_event_query(const ep_event *event, int *ret_done)
 {
     EP_CHECK_OWN(event, event->comm);
     EP_CHECK_HANDLE(ret_done);
-    return settle(event, EP_BACKEND_CALL(event->comm, event_query, event, ret_done));
+    return resolve(event, EP_BACKEND_CALL(event->comm, event_query, event, ret_done));
 }
 
 void ep_event_free(ep_event *event)

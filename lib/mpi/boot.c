@@ -171,9 +171,9 @@ static bool gather_cancel(struct gather *gather)
 }
 
 /* Frees those of the late ones that MPI has let go of. */
-static void reap(ep_boot_mpi *boot)
+static void free_cancelled(ep_boot_mpi *boot)
 {
-    for (struct gather **at = &boot->late; *at;) {
+    for (struct gather **at = &boot->cancelled; *at;) {
         struct gather *gather = *at;
 
         if (gather_cancel(gather)) {
@@ -200,7 +200,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
         return ep_fail(EP_E_ARG, "boot mpi: all-gather of %zu bytes from or to NULL", bytes);
     if (timeout_ms < 0 || bytes > INT32_MAX)
         return ep_fail(EP_E_ARG, "boot mpi: all-gather of %zu bytes with timeout_ms = %d", bytes, timeout_ms);
-    reap(boot);
+    free_cancelled(boot);
     EP_TRY(gather_new(boot->boot.rank, boot->boot.nranks, mine, bytes, &gather));
     boot->gathers++; /* also if it fails: ranks that go on stay in step */
     deadline_ns = ep_deadline_ns(timeout_ms);
@@ -228,15 +228,15 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
         char reason[EP_ERROR_TEXT_BYTES];
 
         snprintf(reason, sizeof(reason), "%s", ep_last_error());
-        gather->next = boot->late;
-        boot->late = gather;
-        reap(boot);
+        gather->next = boot->cancelled;
+        boot->cancelled = gather;
+        free_cancelled(boot);
         ep_fail(status, "%s", reason); /* taking back may have failed too */
     }
     return status;
 }
 
-static ep_status settle_comm(ep_boot_mpi *boot)
+static ep_status init_comm(ep_boot_mpi *boot)
 {
     int *upper, found = 0;
 
@@ -299,7 +299,7 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
     boot->first_tag = 32767 / 2;
     status = EP_MPI(MPI_Comm_dup, (parent, &boot->comm));
     if (status == EP_OK)
-        status = settle_comm(boot);
+        status = init_comm(boot);
     if (status == EP_OK)
         status = exchange_ranks(boot);
     if (status != EP_OK) {
@@ -322,7 +322,7 @@ const ep_boot *ep_boot_mpi_get(const ep_boot_mpi *boot)
 }
 
 /* What a peer that is gone never takes is MPI's for ever: the requests are let go, the memory stays. */
-static void abandon(struct gather *gather)
+static void release_requests(struct gather *gather)
 {
     for (int peer = 0; peer < gather->nranks; peer++) {
         if (gather->receives[peer] != MPI_REQUEST_NULL)
@@ -340,10 +340,10 @@ void ep_boot_mpi_free(ep_boot_mpi *boot)
     if (!boot || boot->generation != ep_process_generation())
         return;
     if (ep_mpi_is_up()) {
-        for (reap(boot); boot->late && ep_now_ns() < deadline_ns; reap(boot))
+        for (free_cancelled(boot); boot->cancelled && ep_now_ns() < deadline_ns; free_cancelled(boot))
             ep_backoff(&tries);
-        for (struct gather *gather = boot->late; gather; gather = gather->next)
-            abandon(gather);
+        for (struct gather *gather = boot->cancelled; gather; gather = gather->next)
+            release_requests(gather);
         if (boot->unit != MPI_DATATYPE_NULL)
             (void)EP_MPI(MPI_Type_free, (&boot->unit));
         if (boot->comm != MPI_COMM_NULL)

@@ -31,9 +31,9 @@ struct ep_boot_mpi {
      */
     int first_tag;
     uint32_t tag_blocks;
-    uint32_t gathers;    /* begun so far */
-    uint32_t endpoints;  /* opened so far, on any rank */
-    struct gather *late; /* cancelled, but MPI still holds their buffers */
+    uint32_t gathers;         /* begun so far */
+    uint32_t endpoints;       /* opened so far, on any rank */
+    struct gather *cancelled; /* cancelled, but MPI still holds their buffers */
     /* module.c */
     MPI_Datatype unit; /* of alltoallv, MPI_DATATYPE_NULL: none yet */
     size_t unit_bytes;

@@ -7,17 +7,17 @@
 #include <stdatomic.h>
 
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int mpi_locks_itself; /* MPI_THREAD_MULTIPLE */
-static _Thread_local int locked;     /* the level may become known while a call is under way */
+static _Atomic int mpi_is_thread_safe; /* MPI_THREAD_MULTIPLE */
+static _Thread_local int locked;       /* the level may become known while a call is under way */
 
-void ep_mpi_enter(void)
+void ep_mpi_call_begin(void)
 {
-    locked = !atomic_load_explicit(&mpi_locks_itself, memory_order_relaxed);
+    locked = !atomic_load_explicit(&mpi_is_thread_safe, memory_order_relaxed);
     if (locked)
         pthread_mutex_lock(&mpi_lock);
 }
 
-ep_status ep_mpi_leave(int code, const char *function)
+ep_status ep_mpi_call_end(int code, const char *function)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0, kind = MPI_ERR_OTHER;
@@ -61,6 +61,6 @@ ep_status ep_mpi_check(const char *caller)
                        "MPI_THREAD_SERIALIZED at least",
                        caller);
     if (level == MPI_THREAD_MULTIPLE)
-        atomic_store_explicit(&mpi_locks_itself, 1, memory_order_relaxed);
+        atomic_store_explicit(&mpi_is_thread_safe, 1, memory_order_relaxed);
     return EP_OK;
 }

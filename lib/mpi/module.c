@@ -43,7 +43,7 @@ static void stop(ep_boot_mpi *boot)
         (void)EP_MPI(MPI_Finalize, ());
 }
 
-static ep_status settle_unit(ep_boot_mpi *boot, size_t unit_bytes)
+static ep_status set_unit(ep_boot_mpi *boot, size_t unit_bytes)
 {
     if (boot->unit != MPI_DATATYPE_NULL && boot->unit_bytes == unit_bytes)
         return EP_OK;
@@ -61,7 +61,7 @@ static ep_status settle_unit(ep_boot_mpi *boot, size_t unit_bytes)
 static ep_status alltoallv(ep_boot_mpi *boot, const void *send, const int *send_counts, const int *send_offsets,
                            void *recv, const int *recv_counts, const int *recv_offsets, size_t unit_bytes)
 {
-    EP_TRY(settle_unit(boot, unit_bytes));
+    EP_TRY(set_unit(boot, unit_bytes));
     return EP_MPI(MPI_Alltoallv, (send, send_counts, send_offsets, boot->unit, recv, recv_counts, recv_offsets,
                                   boot->unit, boot->comm));
 }

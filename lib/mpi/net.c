@@ -19,24 +19,24 @@
 
 /* Below the eager limits of the usual transports (4 KiB and up): such a message leaves without waiting for the peer. */
 #define SLOT_BYTES 2048
-#define INLINE_BYTES (SLOT_BYTES - sizeof(struct record))
+#define INLINE_BYTES (SLOT_BYTES - sizeof(struct header))
 /* Operations on the way per (peer, channel); beyond that put and signal say "again". */
 #define SLOTS 16
 /* Looks for messages in one progress(): bounded, so that a flood of them cannot keep the caller from its own work. */
-#define ROUNDS 64
+#define MAX_POLLS 64
 #define FREE_MS 2000
 
-enum record_kind {
-    KIND_PUT = 0x70757400,  /* payload follows in a message of its own */
-    KIND_TINY = 0x74696e79, /* put with the payload behind the record */
+enum header_kind {
+    KIND_PUT = 0x70757400,    /* payload follows in a message of its own */
+    KIND_INLINE = 0x74696e79, /* put with the payload behind the record */
     KIND_SIGNAL = 0x7369676e
 };
 
-struct record {
+struct header {
     uint32_t kind, reserved;
-    uint64_t place; /* put: offset in the region; signal: its index */
-    uint64_t bytes; /* put */
-    uint64_t add;   /* signal */
+    uint64_t target; /* put: offset in the region; signal: its index */
+    uint64_t bytes;  /* put */
+    uint64_t add;    /* signal */
 };
 
 struct outgoing {
@@ -88,7 +88,7 @@ static ep_status broken(struct mpi_net *m, ep_status status)
 /* --- sending --- */
 
 /* Frees the slots whose messages have left, oldest first. */
-static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_moved)
+static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_progressed)
 {
     while (out->count) {
         int done = 0;
@@ -100,38 +100,38 @@ static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_moved)
             break;
         out->first = (out->first + 1) % SLOTS;
         out->count--;
-        *ret_moved = true;
+        *ret_progressed = true;
     }
     return EP_OK;
 }
 
 /* Sends one operation; `data` behind the record when it is tiny, otherwise as a message of its own. */
-static bool post(struct mpi_net *m, int peer, int channel, const struct record *record, const void *data)
+static bool post(struct mpi_net *m, int peer, int channel, const struct header *header, const void *data)
 {
-    struct outgoing *out = &m->outgoing[ep_net_slot(m->net.node, peer) * m->net.channels + channel];
-    size_t behind = record->kind == KIND_TINY ? record->bytes : 0;
+    struct outgoing *out = &m->outgoing[ep_net_peer_index(m->net.node, peer) * m->net.channels + channel];
+    size_t behind = header->kind == KIND_INLINE ? header->bytes : 0;
     unsigned char *slot;
     MPI_Request *requests;
     ep_status status;
     unsigned at;
-    bool moved = false;
+    bool progressed = false;
 
     if (out->revoked)
         return true;
-    if (m->broken != EP_OK || (out->count == SLOTS && reap(m, out, &moved) != EP_OK) || out->count == SLOTS)
+    if (m->broken != EP_OK || (out->count == SLOTS && reap(m, out, &progressed) != EP_OK) || out->count == SLOTS)
         return false;
     at = (out->first + out->count) % SLOTS;
     slot = out->slots + (size_t)at * SLOT_BYTES;
     requests = out->requests[at];
-    memcpy(slot, record, sizeof(*record));
+    memcpy(slot, header, sizeof(*header));
     if (data && behind)
-        memcpy(slot + sizeof(*record), data, behind);
+        memcpy(slot + sizeof(*header), data, behind);
     out->count++;
     status = EP_MPI(
-        MPI_Isend, (slot, (int)(sizeof(*record) + behind), MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[0]));
-    if (status == EP_OK && record->kind == KIND_PUT)
+        MPI_Isend, (slot, (int)(sizeof(*header) + behind), MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[0]));
+    if (status == EP_OK && header->kind == KIND_PUT)
         status =
-            EP_MPI(MPI_Isend, (data, (int)record->bytes, MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[1]));
+            EP_MPI(MPI_Isend, (data, (int)header->bytes, MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[1]));
     if (status != EP_OK) {
         broken(m, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank));
         return false;
@@ -142,29 +142,29 @@ static bool post(struct mpi_net *m, int peer, int channel, const struct record *
 static bool mpi_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
 {
     struct mpi_net *m = mpi_net_of(net);
-    struct record record = {.kind = bytes > INLINE_BYTES ? KIND_PUT : KIND_TINY, .place = offset, .bytes = bytes};
+    struct header header = {.kind = bytes > INLINE_BYTES ? KIND_PUT : KIND_INLINE, .target = offset, .bytes = bytes};
 
     if (bytes > INT_MAX) {
         broken(m, ep_fail(EP_E_OVERFLOW, "network mpi: a put of %zu bytes, at most %d", bytes, INT_MAX));
         return false;
     }
-    return bytes == 0 || post(m, peer, channel, &record, src);
+    return bytes == 0 || post(m, peer, channel, &header, src);
 }
 
 static bool mpi_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
 {
-    struct record record = {.kind = KIND_SIGNAL, .place = index, .add = add};
+    struct header header = {.kind = KIND_SIGNAL, .target = index, .add = add};
 
-    return post(mpi_net_of(net), peer, channel, &record, NULL);
+    return post(mpi_net_of(net), peer, channel, &header, NULL);
 }
 
 static bool mpi_flush_test(struct ep_net *net, int peer, int channel)
 {
     struct mpi_net *m = mpi_net_of(net);
-    struct outgoing *out = &m->outgoing[ep_net_slot(net->node, peer) * net->channels + channel];
-    bool moved = false;
+    struct outgoing *out = &m->outgoing[ep_net_peer_index(net->node, peer) * net->channels + channel];
+    bool progressed = false;
 
-    return reap(m, out, &moved) == EP_OK && out->count == 0;
+    return reap(m, out, &progressed) == EP_OK && out->count == 0;
 }
 
 /* --- receiving --- */
@@ -178,7 +178,7 @@ static ep_status post_receive(struct mpi_net *m, int index, void *memory, size_t
     return status == EP_OK ? EP_OK : broken(m, ep_fail_prefix(status, "network mpi: from rank %d: ", in->rank));
 }
 
-static ep_status damaged(struct mpi_net *m, int index, const char *what)
+static ep_status fail_damaged(struct mpi_net *m, int index, const char *what)
 {
     if (m->broken == EP_OK)
         m->net.broken_by = 1 + ep_net_peer(m->net.node, index / m->net.channels);
@@ -187,36 +187,36 @@ static ep_status damaged(struct mpi_net *m, int index, const char *what)
 }
 
 /* A message of `bytes` that begins with a record; starts the receive of what comes behind it. */
-static ep_status take_record(struct mpi_net *m, int index, size_t bytes)
+static ep_status handle_header(struct mpi_net *m, int index, size_t bytes)
 {
     struct incoming *in = &m->incoming[index];
     struct ep_net *net = &m->net;
-    struct record record;
+    struct header header;
 
-    if (bytes < sizeof(record))
-        return damaged(m, index, "half a record");
-    memcpy(&record, in->slot, sizeof(record));
-    if (record.kind == KIND_SIGNAL) {
-        if (record.place >= net->n_signals)
-            return damaged(m, index, "a signal that does not exist");
-        net->signals[record.place] += record.add;
+    if (bytes < sizeof(header))
+        return fail_damaged(m, index, "half a record");
+    memcpy(&header, in->slot, sizeof(header));
+    if (header.kind == KIND_SIGNAL) {
+        if (header.target >= net->n_signals)
+            return fail_damaged(m, index, "a signal that does not exist");
+        net->signals[header.target] += header.add;
         return post_receive(m, index, in->slot, SLOT_BYTES);
     }
-    if (record.kind != KIND_PUT && record.kind != KIND_TINY)
-        return damaged(m, index, "a record of unknown kind");
-    if (record.place > net->region_bytes || record.bytes > net->region_bytes - record.place || record.bytes > INT_MAX)
-        return damaged(m, index, "a put beyond the end of the region");
-    if (record.kind == KIND_PUT && record.bytes) {
-        in->payload = record.bytes;
-        return post_receive(m, index, net->region + record.place, record.bytes);
+    if (header.kind != KIND_PUT && header.kind != KIND_INLINE)
+        return fail_damaged(m, index, "a record of unknown kind");
+    if (header.target > net->region_bytes || header.bytes > net->region_bytes - header.target || header.bytes > INT_MAX)
+        return fail_damaged(m, index, "a put beyond the end of the region");
+    if (header.kind == KIND_PUT && header.bytes) {
+        in->payload = header.bytes;
+        return post_receive(m, index, net->region + header.target, header.bytes);
     }
-    if (record.bytes != bytes - sizeof(record))
-        return damaged(m, index, "a put of another size than its message");
-    memcpy(net->region + record.place, in->slot + sizeof(record), record.bytes);
+    if (header.bytes != bytes - sizeof(header))
+        return fail_damaged(m, index, "a put of another size than its message");
+    memcpy(net->region + header.target, in->slot + sizeof(header), header.bytes);
     return post_receive(m, index, in->slot, SLOT_BYTES);
 }
 
-static ep_status take_message(struct mpi_net *m, int index, MPI_Status *info)
+static ep_status handle_message(struct mpi_net *m, int index, MPI_Status *info)
 {
     struct incoming *in = &m->incoming[index];
     int bytes = 0;
@@ -226,16 +226,16 @@ static ep_status take_message(struct mpi_net *m, int index, MPI_Status *info)
     if (in->revoked)
         return EP_OK; /* and no receive follows */
     if (!in->payload)
-        return take_record(m, index, (size_t)bytes);
+        return handle_header(m, index, (size_t)bytes);
     if ((uint64_t)bytes != in->payload)
-        return damaged(m, index, "a payload of another size than its record says");
+        return fail_damaged(m, index, "a payload of another size than its record says");
     in->payload = 0;
     return post_receive(m, index, in->slot, SLOT_BYTES);
 }
 
-static ep_status receive(struct mpi_net *m, bool *ret_moved)
+static ep_status receive(struct mpi_net *m, bool *ret_progressed)
 {
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int n_polls = 0; n_polls < MAX_POLLS; n_polls++) {
         int n_ready = 0;
         ep_status status = EP_MPI(MPI_Testsome, (m->n, m->receiving, &n_ready, m->ready, m->infos));
 
@@ -244,23 +244,23 @@ static ep_status receive(struct mpi_net *m, bool *ret_moved)
         if (n_ready == MPI_UNDEFINED || n_ready == 0)
             break;
         for (int i = 0; i < n_ready; i++)
-            EP_TRY(take_message(m, m->ready[i], &m->infos[i]));
-        *ret_moved = true;
+            EP_TRY(handle_message(m, m->ready[i], &m->infos[i]));
+        *ret_progressed = true;
     }
     return EP_OK;
 }
 
-static ep_status mpi_progress(struct ep_net *net, bool *ret_moved)
+static ep_status mpi_progress(struct ep_net *net, bool *ret_progressed)
 {
     struct mpi_net *m = mpi_net_of(net);
-    bool moved = false;
+    bool progressed = false;
 
     if (m->broken != EP_OK)
         return ep_fail(m->broken, "%s", m->reason);
-    EP_TRY(receive(m, &moved));
+    EP_TRY(receive(m, &progressed));
     for (int i = 0; i < m->n; i++)
-        EP_TRY(reap(m, &m->outgoing[i], &moved));
-    *ret_moved = moved;
+        EP_TRY(reap(m, &m->outgoing[i], &progressed));
+    *ret_progressed = progressed;
     return EP_OK;
 }
 
@@ -275,7 +275,7 @@ static ep_status mpi_revoke(struct ep_net *net, int peer)
     unsigned tries = 0;
 
     for (int channel = 0; channel < net->channels; channel++) {
-        int i = ep_net_slot(net->node, peer) * net->channels + channel;
+        int i = ep_net_peer_index(net->node, peer) * net->channels + channel;
 
         m->outgoing[i].revoked = true;
         if (!m->incoming[i].revoked && m->receiving[i] != MPI_REQUEST_NULL)
@@ -283,7 +283,8 @@ static ep_status mpi_revoke(struct ep_net *net, int peer)
         m->incoming[i].revoked = true;
     }
     for (int channel = 0; channel < net->channels; channel++) {
-        int i = ep_net_slot(net->node, peer) * net->channels + channel, done = m->receiving[i] == MPI_REQUEST_NULL;
+        int i = ep_net_peer_index(net->node, peer) * net->channels + channel,
+            done = m->receiving[i] == MPI_REQUEST_NULL;
 
         while (!done && ep_now_ns() < deadline_ns) {
             EP_TRY(EP_MPI(MPI_Test, (&m->receiving[i], &done, MPI_STATUS_IGNORE)));
@@ -303,13 +304,13 @@ static ep_status mpi_revoke(struct ep_net *net, int peer)
 static bool drain_sends(struct mpi_net *m)
 {
     uint64_t deadline_ns = ep_deadline_ns(m->timeout_ms < FREE_MS ? m->timeout_ms : FREE_MS);
-    bool clean = true, moved = false;
+    bool clean = true, progressed = false;
     unsigned tries = 0;
 
     for (int i = 0; i < m->n; i++) {
         struct outgoing *out = &m->outgoing[i];
 
-        while (reap(m, out, &moved) == EP_OK && out->count && ep_now_ns() < deadline_ns)
+        while (reap(m, out, &progressed) == EP_OK && out->count && ep_now_ns() < deadline_ns)
             ep_backoff(&tries);
     }
     /* A peer that did not take them by now is gone. Large sends cannot be cancelled in practice; MPI forgets them at
@@ -386,7 +387,7 @@ static const struct ep_net_ops mpi_ops = {
     .progress = mpi_progress,
     .free = mpi_free,
     .revoke = mpi_revoke,
-    .keeps_sources = true,
+    .retains_sources = true,
 };
 
 static ep_status check_params(const struct ep_net_params *params, const ep_boot_mpi *boot)

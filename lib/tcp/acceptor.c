@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 /* For the two round trips of a handshake. */
-#define PROOF_MS 5000
+#define HANDSHAKE_MS 5000
 /* When there is no room, who has been here that long makes some: a rank needs two round trips. */
-#define PATIENCE_MS 250
+#define MIN_PENDING_MS 250
 
 void tcp_acceptor_open(struct tcp_acceptor *acceptor, int fd, const struct tcp_key *key)
 {
@@ -37,7 +37,7 @@ int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *r
     return n;
 }
 
-static void note_drop(struct tcp_acceptor *acceptor, const struct tcp_handshake *hs)
+static void record_drop(struct tcp_acceptor *acceptor, const struct tcp_handshake *hs)
 {
     char from[TCP_ADDRESS_TEXT];
 
@@ -46,7 +46,7 @@ static void note_drop(struct tcp_acceptor *acceptor, const struct tcp_handshake 
     snprintf(acceptor->last_drop, sizeof(acceptor->last_drop), "%s: %s", from, hs->why);
 }
 
-static void forget(struct tcp_acceptor *acceptor, int i)
+static void remove_pending(struct tcp_acceptor *acceptor, int i)
 {
     acceptor->pending[i] = acceptor->pending[--acceptor->n];
 }
@@ -61,12 +61,12 @@ static bool make_room(struct tcp_acceptor *acceptor)
     for (int i = 1; i < acceptor->n; i++)
         if (acceptor->pending[i].begin_ns < acceptor->pending[oldest].begin_ns)
             oldest = i;
-    if (ep_now_ns() - acceptor->pending[oldest].begin_ns < PATIENCE_MS * UINT64_C(1000000))
+    if (ep_now_ns() - acceptor->pending[oldest].begin_ns < MIN_PENDING_MS * UINT64_C(1000000))
         return false;
     snprintf(acceptor->pending[oldest].why, TCP_WHY_BYTES, "said nothing while others waited");
-    note_drop(acceptor, &acceptor->pending[oldest]);
+    record_drop(acceptor, &acceptor->pending[oldest]);
     tcp_handshake_drop(&acceptor->pending[oldest]);
-    forget(acceptor, oldest);
+    remove_pending(acceptor, oldest);
     return true;
 }
 
@@ -83,14 +83,14 @@ static void accept_all(struct tcp_acceptor *acceptor)
         if (fd < 0)
             return; /* also without descriptors: it stays in the queue of the kernel */
         tcp_set_options(fd, 0);
-        if (tcp_handshake_accept(hs, fd, &acceptor->key, &from, ep_deadline_ns(PROOF_MS)) == EP_OK)
+        if (tcp_handshake_accept(hs, fd, &acceptor->key, &from, ep_deadline_ns(HANDSHAKE_MS)) == EP_OK)
             acceptor->n++;
         else
             close(fd);
     }
 }
 
-void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn accept,
                        void *context)
 {
     if (acceptor->fd < 0)
@@ -100,7 +100,7 @@ void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn chec
         struct tcp_handshake *hs = &acceptor->pending[i];
         enum tcp_handshake_result result = tcp_handshake_step(hs);
 
-        if (result == TCP_HANDSHAKE_PROVEN) {
+        if (result == TCP_HANDSHAKE_AUTHENTICATED) {
             char reason[TCP_REASON_BYTES] = "";
             ep_status status = check(context, hs, reason, sizeof(reason));
 
@@ -112,10 +112,10 @@ void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn chec
             continue;
         }
         if (result == TCP_HANDSHAKE_DONE)
-            take(context, hs, hs->fd);
+            accept(context, hs, hs->fd);
         else
-            note_drop(acceptor, hs);
-        forget(acceptor, i);
+            record_drop(acceptor, hs);
+        remove_pending(acceptor, i);
     }
 }
 

@@ -18,7 +18,7 @@
 typedef ep_status (*tcp_acceptor_check_fn)(void *context, const struct tcp_handshake *hs, char *ret_reason,
                                            size_t bytes);
 /* It is welcome, and the descriptor is the callee's. */
-typedef void (*tcp_acceptor_take_fn)(void *context, const struct tcp_handshake *hs, int fd);
+typedef void (*tcp_acceptor_accept_fn)(void *context, const struct tcp_handshake *hs, int fd);
 
 struct tcp_acceptor {
     int fd; /* -1: none */
@@ -36,7 +36,7 @@ void tcp_acceptor_open(struct tcp_acceptor *acceptor, int fd, const struct tcp_k
 #define TCP_ACCEPTOR_POLLS (TCP_ACCEPTOR_PENDING + 1)
 int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *ret_polls);
 /* Goes on with all of them; never blocks. */
-void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn accept,
                        void *context);
 void tcp_acceptor_close(struct tcp_acceptor *acceptor);
 

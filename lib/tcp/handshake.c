@@ -16,12 +16,12 @@
 
 enum state {
     CONNECTING,
-    SAYS_HELLO, /* and awaits the challenge */
-    AWAITS_WELCOME,
-    AWAITS_HELLO,
-    AWAITS_PROOF,
-    PROVEN,
-    WELCOMES,
+    WAIT_CHALLENGE, /* and awaits the challenge */
+    WAIT_WELCOME,
+    WAIT_HELLO,
+    WAIT_PROOF,
+    AUTHENTICATED,
+    SEND_WELCOME,
     CLOSED
 };
 
@@ -87,8 +87,8 @@ static enum tcp_handshake_result fail_system(struct tcp_handshake *hs, int error
 }
 
 /* `side` keeps a proof of one side from being one of the other. */
-static void prove(const struct tcp_handshake *hs, const char *side, const void *more, size_t bytes,
-                  unsigned char ret_mac[EP_SHA256_BYTES])
+static void compute_proof(const struct tcp_handshake *hs, const char *side, const void *more, size_t bytes,
+                          unsigned char ret_mac[EP_SHA256_BYTES])
 {
     const struct ep_sha256_piece pieces[] = {
         {side, strlen(side) + 1},
@@ -100,14 +100,14 @@ static void prove(const struct tcp_handshake *hs, const char *side, const void *
     ep_hmac_sha256(hs->key.bytes, sizeof(hs->key.bytes), pieces, bytes ? 4 : 3, ret_mac);
 }
 
-static void say(struct tcp_handshake *hs, const void *bytes, size_t n)
+static void queue_message(struct tcp_handshake *hs, const void *bytes, size_t n)
 {
     memcpy(hs->out, bytes, n);
     hs->out_used = n;
     hs->out_at = 0;
 }
 
-static void await(struct tcp_handshake *hs, enum state state, size_t bytes)
+static void expect_message(struct tcp_handshake *hs, enum state state, size_t bytes)
 {
     hs->state = state;
     hs->in_used = 0;
@@ -134,13 +134,13 @@ ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tc
 {
     *hs = (struct tcp_handshake){
         .fd = fd, .from = *from, .key = *key, .begin_ns = ep_now_ns(), .deadline_ns = deadline_ns};
-    await(hs, AWAITS_HELLO, sizeof(hs->hello));
+    expect_message(hs, WAIT_HELLO, sizeof(hs->hello));
     return tcp_random(hs->nonce, sizeof(hs->nonce));
 }
 
 /* --- what has come --- */
 
-static enum tcp_handshake_result take_hello(struct tcp_handshake *hs)
+static enum tcp_handshake_result handle_hello(struct tcp_handshake *hs)
 {
     struct challenge challenge = {.magic = MAGIC};
 
@@ -151,33 +151,33 @@ static enum tcp_handshake_result take_hello(struct tcp_handshake *hs)
         return fail(hs, EP_E_MISMATCH, "speaks version %u of the protocol, this library %u", hs->hello.version,
                     VERSION);
     memcpy(challenge.nonce, hs->nonce, sizeof(challenge.nonce));
-    say(hs, &challenge, sizeof(challenge));
-    await(hs, AWAITS_PROOF, EP_SHA256_BYTES);
+    queue_message(hs, &challenge, sizeof(challenge));
+    expect_message(hs, WAIT_PROOF, EP_SHA256_BYTES);
     return TCP_HANDSHAKE_PENDING;
 }
 
-static enum tcp_handshake_result take_challenge(struct tcp_handshake *hs)
+static enum tcp_handshake_result handle_challenge(struct tcp_handshake *hs)
 {
     unsigned char mac[EP_SHA256_BYTES];
     struct challenge challenge;
 
     memcpy(&challenge, hs->in, sizeof(challenge));
     if (challenge.magic != MAGIC) {
-        hs->foreign = true;
+        hs->wrong_protocol = true;
         return fail(hs, EP_E_MISMATCH, "what listens there does not speak epkit's protocol");
     }
     memcpy(hs->nonce, challenge.nonce, sizeof(hs->nonce));
-    prove(hs, "asks", NULL, 0, mac);
-    say(hs, mac, sizeof(mac));
-    await(hs, AWAITS_WELCOME, sizeof(struct welcome));
+    compute_proof(hs, "asks", NULL, 0, mac);
+    queue_message(hs, mac, sizeof(mac));
+    expect_message(hs, WAIT_WELCOME, sizeof(struct welcome));
     return TCP_HANDSHAKE_PENDING;
 }
 
-static enum tcp_handshake_result take_proof(struct tcp_handshake *hs)
+static enum tcp_handshake_result handle_proof(struct tcp_handshake *hs)
 {
     unsigned char mac[EP_SHA256_BYTES];
 
-    prove(hs, "asks", NULL, 0, mac);
+    compute_proof(hs, "asks", NULL, 0, mac);
     if (!ep_digest_equal(mac, hs->in)) {
         /* For a rank whose secret is another one: it sees a proof that is none, and says so. */
         static const struct welcome refusal = {.magic = MAGIC, .status = EP_E_MISMATCH};
@@ -185,17 +185,17 @@ static enum tcp_handshake_result take_proof(struct tcp_handshake *hs)
         (void)!send(hs->fd, &refusal, sizeof(refusal), MSG_NOSIGNAL | MSG_DONTWAIT);
         return fail(hs, EP_E_MISMATCH, "has another secret, or is of another job");
     }
-    hs->state = PROVEN;
-    return TCP_HANDSHAKE_PROVEN;
+    hs->state = AUTHENTICATED;
+    return TCP_HANDSHAKE_AUTHENTICATED;
 }
 
-static enum tcp_handshake_result take_welcome(struct tcp_handshake *hs)
+static enum tcp_handshake_result handle_welcome(struct tcp_handshake *hs)
 {
     unsigned char mac[EP_SHA256_BYTES];
     struct welcome welcome;
 
     memcpy(&welcome, hs->in, sizeof(welcome));
-    prove(hs, "answers", &welcome, offsetof(struct welcome, mac), mac);
+    compute_proof(hs, "answers", &welcome, offsetof(struct welcome, mac), mac);
     if (welcome.magic != MAGIC || !ep_digest_equal(mac, welcome.mac))
         return fail(hs, EP_E_MISMATCH,
                     "it has another secret than this rank (EPKIT_SECRET), or is of another job (EPKIT_JOB_ID)");
@@ -216,12 +216,12 @@ void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char 
     struct welcome welcome = {.magic = MAGIC, .status = (int32_t)status};
 
     snprintf(welcome.reason, sizeof(welcome.reason), "%.*s", TCP_REASON_BYTES - 1, reason);
-    prove(hs, "answers", &welcome, offsetof(struct welcome, mac), welcome.mac);
-    say(hs, &welcome, sizeof(welcome));
+    compute_proof(hs, "answers", &welcome, offsetof(struct welcome, mac), welcome.mac);
+    queue_message(hs, &welcome, sizeof(welcome));
     hs->answer = (int32_t)status;
     if (status != EP_OK)
         snprintf(hs->why, sizeof(hs->why), "%s", reason);
-    hs->state = WELCOMES;
+    hs->state = SEND_WELCOME;
 }
 
 /* --- steps --- */
@@ -270,30 +270,30 @@ static int pull(struct tcp_handshake *hs)
 
 static enum tcp_handshake_result finish_connecting(struct tcp_handshake *hs)
 {
-    struct pollfd look = {.fd = hs->fd, .events = POLLOUT};
+    struct pollfd ready = {.fd = hs->fd, .events = POLLOUT};
     int error;
 
-    if (poll(&look, 1, 0) <= 0)
+    if (poll(&ready, 1, 0) <= 0)
         return TCP_HANDSHAKE_PENDING;
     error = tcp_connect_error(hs->fd);
     if (error)
         return fail_system(hs, error);
-    say(hs, &hs->hello, sizeof(hs->hello));
-    await(hs, SAYS_HELLO, sizeof(struct challenge));
+    queue_message(hs, &hs->hello, sizeof(hs->hello));
+    expect_message(hs, WAIT_CHALLENGE, sizeof(struct challenge));
     return TCP_HANDSHAKE_DONE;
 }
 
-static enum tcp_handshake_result take(struct tcp_handshake *hs)
+static enum tcp_handshake_result handle_message(struct tcp_handshake *hs)
 {
     switch (hs->state) {
-    case AWAITS_HELLO:
-        return take_hello(hs);
-    case SAYS_HELLO:
-        return take_challenge(hs);
-    case AWAITS_PROOF:
-        return take_proof(hs);
+    case WAIT_HELLO:
+        return handle_hello(hs);
+    case WAIT_CHALLENGE:
+        return handle_challenge(hs);
+    case WAIT_PROOF:
+        return handle_proof(hs);
     default:
-        return take_welcome(hs);
+        return handle_welcome(hs);
     }
 }
 
@@ -310,19 +310,19 @@ enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs)
         enum tcp_handshake_result result;
         int ready = push(hs);
 
-        if (ready > 0 && hs->state == WELCOMES) {
+        if (ready > 0 && hs->state == SEND_WELCOME) {
             if (hs->answer != EP_OK)
                 return fail(hs, (ep_status)hs->answer, "%s", hs->why);
             hs->state = CLOSED;
             return TCP_HANDSHAKE_DONE;
         }
-        if (ready > 0 && hs->state == PROVEN)
-            return TCP_HANDSHAKE_PROVEN;
+        if (ready > 0 && hs->state == AUTHENTICATED)
+            return TCP_HANDSHAKE_AUTHENTICATED;
         if (ready > 0)
             ready = pull(hs);
         if (ready <= 0)
             return ready < 0 ? TCP_HANDSHAKE_FAILED : TCP_HANDSHAKE_PENDING;
-        result = take(hs);
+        result = handle_message(hs);
         if (result != TCP_HANDSHAKE_PENDING)
             return result;
     }
@@ -335,7 +335,7 @@ short tcp_handshake_events(const struct tcp_handshake *hs)
 
 bool tcp_handshake_is_answered(const struct tcp_handshake *hs)
 {
-    return hs->state == AWAITS_WELCOME;
+    return hs->state == WAIT_WELCOME;
 }
 
 void tcp_handshake_drop(struct tcp_handshake *hs)

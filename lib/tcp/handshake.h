@@ -33,8 +33,8 @@ enum tcp_kind {
     TCP_BOOTSTRAP = 1,
     TCP_STREAM,
     TCP_LINK,
-    TCP_SHRINK, /* to take part in a shrink */
-    TCP_SHRUNK  /* to ask whether one has left out this rank */
+    TCP_SHRINK,      /* to take part in a shrink */
+    TCP_SHRINK_QUERY /* to ask whether one has left out this rank */
 };
 
 /* On the wire as it is: a rank of another byte order fails at the magic number. */
@@ -52,10 +52,10 @@ struct tcp_hello {
 _Static_assert(sizeof(struct tcp_hello) == 64, "it is a format");
 
 enum tcp_handshake_result {
-    TCP_HANDSHAKE_PENDING, /* poll() for tcp_handshake_events() */
-    TCP_HANDSHAKE_PROVEN,  /* listening side: call tcp_handshake_reply() */
-    TCP_HANDSHAKE_DONE,    /* the descriptor is the caller's */
-    TCP_HANDSHAKE_FAILED   /* closed; see status and why */
+    TCP_HANDSHAKE_PENDING,       /* poll() for tcp_handshake_events() */
+    TCP_HANDSHAKE_AUTHENTICATED, /* listening side: call tcp_handshake_reply() */
+    TCP_HANDSHAKE_DONE,          /* the descriptor is the caller's */
+    TCP_HANDSHAKE_FAILED         /* closed; see status and why */
 };
 
 struct tcp_handshake {
@@ -71,8 +71,8 @@ struct tcp_handshake {
     int32_t answer;   /* that WELCOME gives */
     ep_status status; /* of a failure; EP_E_SYSTEM: error holds errno */
     int error;
-    bool foreign; /* the far end is a program of another protocol */
-    bool refused; /* by a side that has proved itself: trying again is of no use */
+    bool wrong_protocol; /* the far end is a program of another protocol */
+    bool refused;        /* by a side that has proved itself: trying again is of no use */
     char why[TCP_WHY_BYTES];
 };
 

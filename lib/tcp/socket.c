@@ -159,7 +159,7 @@ ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes
     return EP_OK;
 }
 
-static void take_list(const struct addrinfo *list, struct tcp_address *ret_addresses, int *ret_n)
+static void copy_addresses(const struct addrinfo *list, struct tcp_address *ret_addresses, int *ret_n)
 {
     *ret_n = 0;
     for (; list && *ret_n < TCP_ADDRESSES; list = list->ai_next) {
@@ -276,7 +276,7 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
         status = ep_fail(query->code == EAI_MEMORY ? EP_E_MEMORY : EP_E_ARG,
                          "host name \"%.64s\" cannot be resolved: %s", host, gai_strerror(query->code));
     if (status == EP_OK) {
-        take_list(query->list, ret_addresses, ret_n);
+        copy_addresses(query->list, ret_addresses, ret_n);
         if (*ret_n == 0)
             status = ep_fail(EP_E_ARG, "host name \"%.64s\": no IPv4 or IPv6 address", host);
     }
@@ -286,7 +286,7 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
 
 static int open_socket(int family)
 {
-    return ep_fd_keep(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    return ep_fd_above_stdio(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 /* --- interfaces --- */
@@ -325,8 +325,8 @@ static int rank_interface(const struct ifaddrs *entry, const char *wanted, const
                : WANTED;
 }
 
-static void take_interfaces(const struct ifaddrs *list, const char *wanted, int rank, struct tcp_address *ret_addresses,
-                            int *n)
+static void add_interfaces(const struct ifaddrs *list, const char *wanted, int rank, struct tcp_address *ret_addresses,
+                           int *n)
 {
     for (; list && *n < TCP_ADDRESSES; list = list->ifa_next) {
         struct sockaddr_storage storage = {0};
@@ -378,9 +378,9 @@ ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addres
     if (getifaddrs(&list) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: the list of interfaces");
     for (int rank = WANTED; rank <= SECOND_CHOICE; rank++)
-        take_interfaces(list, wanted, rank, ret_addresses, &n);
+        add_interfaces(list, wanted, rank, ret_addresses, &n);
     if (n == 0)
-        take_interfaces(list, wanted, LINK_LOCAL, ret_addresses, &n);
+        add_interfaces(list, wanted, LINK_LOCAL, ret_addresses, &n);
     freeifaddrs(list);
     if (n == 0)
         return ep_fail(EP_E_ARG, "network tcp: no interface that is up and has an address%s%.64s%s",
@@ -484,7 +484,7 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
         return -1;
     *ret_from = (struct tcp_address){0};
     tcp_address_from_socket(&storage, ret_from);
-    return ep_fd_keep(fd);
+    return ep_fd_above_stdio(fd);
 }
 
 /*
@@ -494,11 +494,11 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
  */
 static void spread_probes(int fd, int *ret_idle_s, int *ret_interval_s)
 {
-    uint64_t draw = (ep_now_ns() ^ (uint64_t)(unsigned)fd << 32) * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t random = (ep_now_ns() ^ (uint64_t)(unsigned)fd << 32) * UINT64_C(0x9e3779b97f4a7c15);
 
-    draw = (draw ^ draw >> 32) * UINT64_C(0x9e3779b97f4a7c15);
-    *ret_idle_s = 8 + (int)(draw >> 61);
-    *ret_interval_s = 4 + (int)(draw >> 59 & 3);
+    random = (random ^ random >> 32) * UINT64_C(0x9e3779b97f4a7c15);
+    *ret_idle_s = 8 + (int)(random >> 61);
+    *ret_interval_s = 4 + (int)(random >> 59 & 3);
 }
 
 void tcp_set_options(int fd, int timeout_ms)

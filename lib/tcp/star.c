@@ -25,34 +25,34 @@ static const char *check_frame(struct tcp_star *star, struct conn *conn, size_t 
     if (frame->magic != STAR_MAGIC)
         return "no frame where one begins";
     if (frame->kind == FRAME_FAILURE && frame->bytes == sizeof(conn->small.failure)) {
-        conn->into = (unsigned char *)&conn->small.failure;
+        conn->dest = (unsigned char *)&conn->small.failure;
         return NULL;
     }
     if (frame->kind == FRAME_BYE && frame->bytes == 0)
         return NULL;
     if (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(conn->small.missing)) {
-        conn->into = (unsigned char *)&conn->small.missing;
+        conn->dest = (unsigned char *)&conn->small.missing;
         return NULL;
     }
-    if (frame->kind == (root ? FRAME_BLOCK : FRAME_RESULT) && !conn->came && ret_all) {
+    if (frame->kind == (root ? FRAME_BLOCK : FRAME_RESULT) && !conn->arrived && ret_all) {
         if (frame->number != star->number)
             return "a block of another all-gather";
         if (frame->bytes != (root ? bytes : bytes * (size_t)star->nranks))
             return root ? "size" : "a result of another size";
-        conn->into = root ? ret_all + (size_t)tcp_star_rank_of(star, conn) * bytes : ret_all;
+        conn->dest = root ? ret_all + (size_t)tcp_star_rank_of(star, conn) * bytes : ret_all;
         return NULL;
     }
     return "a frame of unknown kind or size";
 }
 
-static ep_status take_frame(struct tcp_star *star, struct conn *conn)
+static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
 {
     char who[TCP_ADDRESS_TEXT + 24];
 
     conn->frame_used = conn->used = 0;
     switch (conn->frame.kind) {
     case FRAME_FAILURE:
-        return tcp_star_take_failure(star, conn);
+        return tcp_star_handle_failure(star, conn);
     case FRAME_BYE:
         tcp_star_print_conn(star, conn, who, sizeof(who));
         ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap and will not come", star->name, who);
@@ -62,12 +62,12 @@ static ep_status take_frame(struct tcp_star *star, struct conn *conn)
         for (char *at = conn->small.missing.list; *at; at++)
             *at = *at < ' ' || *at > '~' ? '?' : *at;
         star->missing = conn->small.missing;
-        star->heard_ns = ep_now_ns();
+        star->received_ns = ep_now_ns();
         if (star->missing.first < 0 || star->missing.first >= star->nranks)
             star->missing.first = 0;
         return EP_OK;
     default:
-        conn->came = true;
+        conn->arrived = true;
         return EP_OK;
     }
 }
@@ -79,9 +79,9 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
 
     while (conn->fd >= 0) {
         bool head = conn->frame_used < sizeof(conn->frame);
-        unsigned char *into = head ? (unsigned char *)&conn->frame + conn->frame_used : conn->into + conn->used;
+        unsigned char *dest = head ? (unsigned char *)&conn->frame + conn->frame_used : conn->dest + conn->used;
         size_t room = head ? sizeof(conn->frame) - conn->frame_used : (size_t)conn->frame.bytes - conn->used;
-        ssize_t n = recv(conn->fd, into, room, MSG_DONTWAIT);
+        ssize_t n = recv(conn->fd, dest, room, MSG_DONTWAIT);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -105,9 +105,9 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
                 return tcp_star_fail_damaged(star, conn, wrong);
         }
         if (conn->used == conn->frame.bytes) {
-            EP_TRY(take_frame(star, conn));
+            EP_TRY(handle_frame(star, conn));
             /* The next all-gather may have begun over there: its frames are for the next call. */
-            if (conn->came)
+            if (conn->arrived)
                 return EP_OK;
         }
     }
@@ -118,18 +118,18 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
 static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-    int n = 0, ready, lost, culprit = star->rank;
+    int n = 0, ready, lost, failed_rank = star->rank;
 
     if (star->poll) {
-        ep_status status = star->poll(star->poll_context, &culprit);
+        ep_status status = star->poll(star->poll_context, &failed_rank);
 
         if (status != EP_OK)
-            return tcp_star_fail(star, status, culprit);
+            return tcp_star_fail(star, status, failed_rank);
     }
     for (int i = 0; i < tcp_star_n_conns(star); i++) {
         struct conn *conn = &star->conns[i];
         /* A rank whose block is there may already be in the next all-gather: no reading ahead. But it may die. */
-        short events = (short)((conn->came ? POLLRDHUP : POLLIN) | (tcp_star_is_idle(conn) ? 0 : POLLOUT));
+        short events = (short)((conn->arrived ? POLLRDHUP : POLLIN) | (tcp_star_is_idle(conn) ? 0 : POLLOUT));
         bool done = star->delivering && tcp_star_is_idle(conn);
 
         star->polls[n++] = (struct pollfd){.fd = done ? -1 : conn->fd, .events = events};
@@ -153,7 +153,7 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
             EP_TRY(pull(star, conn, bytes, ret_all));
         if (lost)
             return tcp_star_fail_lost(star, conn, lost);
-        if (!conn->came || (events & (POLLRDHUP | POLLHUP | POLLERR)))
+        if (!conn->arrived || (events & (POLLRDHUP | POLLHUP | POLLERR)))
             EP_TRY(pull(star, conn, bytes, ret_all));
     }
     return EP_OK;
@@ -161,10 +161,10 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
 
 /* --- the all-gather --- */
 
-static bool all_came(const struct tcp_star *star)
+static bool all_arrived(const struct tcp_star *star)
 {
     for (int i = star->rank == 0 ? 1 : 0; i < tcp_star_n_conns(star); i++)
-        if (!star->conns[i].came)
+        if (!star->conns[i].arrived)
             return false;
     return true;
 }
@@ -192,7 +192,7 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
 
 static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
 {
-    uint64_t silence_ns = ep_now_ns() - star->heard_ns;
+    uint64_t silence_ns = ep_now_ns() - star->received_ns;
     char who[TCP_ADDRESS_TEXT + 24];
 
     tcp_star_print_conn(star, &star->conns[0], who, sizeof(who));
@@ -212,11 +212,11 @@ static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
 static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms, uint64_t deadline_ns,
                              unsigned char *ret_all)
 {
-    star->told_ns = ep_now_ns();
-    while (!all_came(star)) {
+    star->published_ns = ep_now_ns();
+    while (!all_arrived(star)) {
         EP_TRY(step(star, bytes, ret_all, deadline_ns));
-        tcp_star_tell_missing(star, false);
-        if (!all_came(star) && ep_now_ns() >= deadline_ns)
+        tcp_star_publish_missing(star, false);
+        if (!all_arrived(star) && ep_now_ns() >= deadline_ns)
             return fail_late_root(star, timeout_ms);
     }
     while (!all_idle(star)) { /* lists of who is missing */
@@ -250,17 +250,17 @@ ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t byt
     star->missing.n = 0;
     star->delivering = false;
     for (int i = 0; i < tcp_star_n_conns(star); i++)
-        star->conns[i].came = false;
+        star->conns[i].arrived = false;
     if (star->rank == 0) {
-        star->conns[0].came = true;
+        star->conns[0].arrived = true;
         if (bytes)
             memcpy(all, mine, bytes);
         return gather_root(star, bytes, timeout_ms, deadline_ns, all);
     }
     tcp_star_queue_frame(star, &star->conns[0], FRAME_BLOCK, NULL, 0, mine, bytes);
-    while (!star->conns[0].came) {
+    while (!star->conns[0].arrived) {
         EP_TRY(step(star, bytes, all, deadline_ns));
-        if (!star->conns[0].came && ep_now_ns() >= deadline_ns)
+        if (!star->conns[0].arrived && ep_now_ns() >= deadline_ns)
             return fail_late_leaf(star, timeout_ms);
     }
     return EP_OK;
@@ -277,7 +277,7 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
         star->name = name;
         star->rank = rank;
         star->nranks = nranks;
-        star->culprit = -1;
+        star->failed_rank = -1;
         star->conns = calloc(n, sizeof(*star->conns));
         star->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*star->polls));
     }
@@ -309,9 +309,9 @@ void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *conte
     star->poll_context = context;
 }
 
-int tcp_star_culprit(const struct tcp_star *star)
+int tcp_star_failed_rank(const struct tcp_star *star)
 {
-    return star->culprit;
+    return star->failed_rank;
 }
 
 struct tcp_address tcp_star_local_address(const struct tcp_star *star)

@@ -43,11 +43,11 @@ ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t byt
  * Asked at least every 20 ms while an all-gather waits: EP_OK, or after ep_fail() a status that it fails with, laid to
  * *ret_culprit. NULL: nobody is asked.
  */
-typedef ep_status (*tcp_star_poll_fn)(void *context, int *ret_culprit);
+typedef ep_status (*tcp_star_poll_fn)(void *context, int *ret_failed_rank);
 void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *context);
 
 /* The rank that the failure of the star is laid to, -1: none has failed. */
-int tcp_star_culprit(const struct tcp_star *star);
+int tcp_star_failed_rank(const struct tcp_star *star);
 
 /* The local address of the connection to rank 0; of rank 0, that of the first connection. Family 0: none is known. */
 struct tcp_address tcp_star_local_address(const struct tcp_star *star);

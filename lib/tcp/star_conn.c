@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TELL_NS 200000000u /* between two lists of who is missing */
+#define PUBLISH_NS 200000000u /* between two lists of who is missing */
 
 int tcp_star_n_conns(const struct tcp_star *star)
 {
@@ -97,7 +97,7 @@ void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, c
 {
     char address[TCP_ADDRESS_TEXT];
 
-    tcp_address_print(&conn->far, address);
+    tcp_address_print(&conn->remote, address);
     snprintf(ret_text, bytes, "rank %d (%s)", tcp_star_rank_of(star, conn), address);
 }
 
@@ -115,7 +115,7 @@ static bool is_delivered(const struct conn *conn)
  */
 void tcp_star_drain(struct tcp_star *star)
 {
-    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+    uint64_t deadline_ns = ep_deadline_ns(DRAIN_MS);
     struct timespec backoff = {.tv_nsec = 1000000};
     unsigned char bytes[4096];
     bool open = true;
@@ -142,14 +142,14 @@ void tcp_star_drain(struct tcp_star *star)
 
 /* --- failing --- */
 
-ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int culprit)
+ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank)
 {
-    struct failure failure = {.status = (int32_t)status, .rank = culprit};
+    struct failure failure = {.status = (int32_t)status, .rank = failed_rank};
 
     if (star->failed != EP_OK)
         return ep_fail(star->failed, "%s", star->text);
     star->failed = status;
-    star->culprit = culprit;
+    star->failed_rank = failed_rank;
     snprintf(star->text, sizeof(star->text), "%.*s", TEXT_BYTES - 1, ep_last_error());
     memcpy(failure.text, star->text, sizeof(failure.text));
     for (int i = 0; i < tcp_star_n_conns(star); i++)
@@ -190,7 +190,7 @@ static bool check_failure(const struct tcp_star *star, struct failure *failure)
 }
 
 /* What rank 0, or a rank that gave up, says. */
-ep_status tcp_star_take_failure(struct tcp_star *star, struct conn *conn)
+ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
 {
     struct failure failure = conn->small.failure;
 
@@ -259,7 +259,7 @@ ep_status tcp_star_peek_failure(int fd)
 
 static bool is_missing(const struct tcp_star *star, int rank, bool rendezvous)
 {
-    return rank > 0 && (rendezvous ? star->conns[rank].fd < 0 : !star->conns[rank].came);
+    return rank > 0 && (rendezvous ? star->conns[rank].fd < 0 : !star->conns[rank].arrived);
 }
 
 void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing)
@@ -275,8 +275,8 @@ void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct 
             continue;
         if (missing.n++ == 0)
             missing.first = rank;
-        if (star->conns[rank].far.family)
-            tcp_address_print(&star->conns[rank].far, address);
+        if (star->conns[rank].remote.family)
+            tcp_address_print(&star->conns[rank].remote, address);
         if (used + 24 + strlen(address) >= sizeof(missing.list))
             continue;
         used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown ? ", " : "",
@@ -305,19 +305,19 @@ ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missin
     ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,
             star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
             dropped ? "; the last connection that was not taken: " : "", dropped ? last : "",
-            *star->gave_up ? "; " : "", star->gave_up);
+            *star->last_failure ? "; " : "", star->last_failure);
     return tcp_star_fail(star, EP_E_TIMEOUT, missing->first);
 }
 
 /* Rank 0 to those that wait. */
-void tcp_star_tell_missing(struct tcp_star *star, bool rendezvous)
+void tcp_star_publish_missing(struct tcp_star *star, bool rendezvous)
 {
     uint64_t now = ep_now_ns();
     struct missing missing;
 
-    if (now < star->told_ns + TELL_NS)
+    if (now < star->published_ns + PUBLISH_NS)
         return;
-    star->told_ns = now;
+    star->published_ns = now;
     tcp_star_list_missing(star, rendezvous, &missing);
     for (int rank = 1; rank < star->nranks; rank++) {
         struct conn *conn = &star->conns[rank];

@@ -9,7 +9,7 @@
 #define TEXT_BYTES 256
 #define LIST_BYTES 160
 #define POLL_MOST_MS 20 /* a deadline is never missed by more */
-#define FAREWELL_MS 200 /* for a failure or a farewell to leave */
+#define DRAIN_MS 200    /* for a failure or a farewell to leave */
 
 enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
 
@@ -37,16 +37,16 @@ struct missing {
 /* One connection: of rank 0 to another rank, or of that one to rank 0. */
 struct conn {
     int fd; /* -1: none */
-    struct tcp_address far;
+    struct tcp_address remote;
     struct frame frame; /* that is being read */
     size_t frame_used;
     union {
         struct failure failure;
         struct missing missing;
     } small;             /* its payload, unless it is a block or a result */
-    unsigned char *into; /* where the payload goes */
+    unsigned char *dest; /* where the payload goes */
     size_t used;
-    bool came; /* rank 0: the block of this all-gather is there */
+    bool arrived; /* rank 0: the block of this all-gather is there */
     unsigned char out[sizeof(struct frame) + sizeof(struct failure)];
     size_t out_used, out_at;
     const unsigned char *big; /* behind that */
@@ -62,23 +62,24 @@ struct tcp_star {
     struct tcp_acceptor *acceptor;
     struct pollfd *polls;
     uint64_t number;
-    uint64_t told_ns;
+    uint64_t published_ns;
     struct missing missing; /* as rank 0 said last */
-    uint64_t heard_ns;      /* when it did */
+    uint64_t received_ns;   /* when it did */
     bool delivering;        /* rank 0: all blocks have come, the results leave */
     uint64_t dropped;
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
-    char gave_up[TEXT_BYTES]; /* rank 0, while it waits for all to come: the last that came and gave up, and its reason
-                               */
-    char disagrees[TCP_REASON_BYTES]; /* rank 0, while it waits: how it and one that came contradict each other */
-    int disagrees_with;               /* that one, or -1 where it is none of this job's */
-    bool lacks;                       /* rank 0 has not enough descriptors, and waits for nobody */
-    int n_told;                       /* ranks that know */
-    int said_nranks;                  /* by that one */
+    char last_failure[TEXT_BYTES];   /* rank 0, while it waits for all to come: the last that came and gave up, and its
+                                      * reason
+                                      */
+    char mismatch[TCP_REASON_BYTES]; /* rank 0, while it waits: how it and one that came contradict each other */
+    int mismatch_rank;               /* that one, or -1 where it is none of this job's */
+    bool lacks_fds;                  /* rank 0 has not enough descriptors, and waits for nobody */
+    int n_notified;                  /* ranks that know */
+    int peer_nranks;                 /* by that one */
     tcp_star_poll_fn poll;
     void *poll_context;
     ep_status failed;
-    int culprit;
+    int failed_rank;
     char text[TEXT_BYTES];
 };
 
@@ -107,7 +108,7 @@ void tcp_star_drain(struct tcp_star *star);
 ep_status tcp_star_fail_lost(struct tcp_star *star, struct conn *conn, int error);
 ep_status tcp_star_fail_damaged(struct tcp_star *star, struct conn *conn, const char *what);
 /* What rank 0, or a rank that gave up, says. */
-ep_status tcp_star_take_failure(struct tcp_star *star, struct conn *conn);
+ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn);
 
 /* Sends what is queued on a connection, as far as it takes it. */
 ep_status tcp_star_push(struct conn *conn);
@@ -118,8 +119,8 @@ bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct
 /* Who has not come: `rendezvous` to the star, otherwise to the all-gather. tell: the others hear of it now and then. */
 void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing);
 /* After ep_fail(): the star is void, and the others are told why. */
-ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int culprit);
+ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank);
 ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms);
-void tcp_star_tell_missing(struct tcp_star *star, bool rendezvous);
+void tcp_star_publish_missing(struct tcp_star *star, bool rendezvous);
 
 #endif

@@ -15,28 +15,28 @@
 #define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
 #define RETRY_MOST_NS 500000000u
 #define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
-#define COMERS_MS 3000           /* in which ranks that disagree come */
+#define ARRIVAL_MS 3000          /* in which ranks that disagree come */
 #define TRY_MOST_NS 8000000000u
-#define FOREIGN_TRIES 10 /* in which a program of another protocol answers: about three seconds */
+#define WRONG_PROTOCOL_TRIES 10 /* in which a program of another protocol answers: about three seconds */
 /* Descriptors of rank 0 beside one for each rank that comes: the listener, and a stranger that is dropped. */
 #define ROOT_DESCRIPTORS 2
 
 /* Has the far end gone? Also when what it sent before is still unread: a rank sends its first block at once. */
 static bool is_closed(int fd)
 {
-    struct pollfd look = {.fd = fd, .events = POLLRDHUP};
+    struct pollfd ready = {.fd = fd, .events = POLLRDHUP};
 
-    return poll(&look, 1, 0) == 1;
+    return poll(&ready, 1, 0) == 1;
 }
 
 /* By one that has the secret: no waiting mends that. */
-static void note_disagreement(struct tcp_star *star, const struct tcp_hello *hello, const char *reason)
+static void record_mismatch(struct tcp_star *star, const struct tcp_hello *hello, const char *reason)
 {
-    if (*star->disagrees)
+    if (*star->mismatch)
         return;
-    snprintf(star->disagrees, sizeof(star->disagrees), "%.*s", (int)sizeof(star->disagrees) - 1, reason);
-    star->disagrees_with = hello->rank > 0 && hello->rank < star->nranks ? hello->rank : -1;
-    star->said_nranks = (int)hello->detail;
+    snprintf(star->mismatch, sizeof(star->mismatch), "%.*s", (int)sizeof(star->mismatch) - 1, reason);
+    star->mismatch_rank = hello->rank > 0 && hello->rank < star->nranks ? hello->rank : -1;
+    star->peer_nranks = (int)hello->detail;
 }
 
 static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
@@ -54,7 +54,7 @@ static ep_status check_rank(void *context, const struct tcp_handshake *hs, char 
     if (hello->detail != (uint32_t)star->nranks) {
         snprintf(ret_reason, bytes, "ranks disagree: nranks is %d on rank 0 and %u on rank %d (%s)", star->nranks,
                  hello->detail, hello->rank, address);
-        note_disagreement(star, hello, ret_reason);
+        record_mismatch(star, hello, ret_reason);
         return EP_E_MISMATCH;
     }
     /* These come only to say so (tcp_star_report). */
@@ -64,19 +64,19 @@ static ep_status check_rank(void *context, const struct tcp_handshake *hs, char 
         else
             snprintf(ret_reason, bytes, "the process at %s is rank %d of %d, not in 0..%d", address, hello->rank,
                      star->nranks, star->nranks - 1);
-        note_disagreement(star, hello, ret_reason);
+        record_mismatch(star, hello, ret_reason);
         return EP_E_MISMATCH;
     }
     if (star->conns[hello->rank].fd >= 0 && !is_closed(star->conns[hello->rank].fd)) {
-        tcp_address_print(&star->conns[hello->rank].far, first);
+        tcp_address_print(&star->conns[hello->rank].remote, first);
         snprintf(ret_reason, bytes, "two processes are rank %d: %s and %s", hello->rank, first, address);
-        note_disagreement(star, hello, ret_reason);
+        record_mismatch(star, hello, ret_reason);
         return EP_E_MISMATCH;
     }
     return EP_OK;
 }
 
-static void take_rank(void *context, const struct tcp_handshake *hs, int fd)
+static void accept_rank(void *context, const struct tcp_handshake *hs, int fd)
 {
     struct tcp_star *star = context;
     struct conn *conn = &star->conns[hs->hello.rank];
@@ -84,10 +84,10 @@ static void take_rank(void *context, const struct tcp_handshake *hs, int fd)
     tcp_star_close_conn(conn);
     memset(conn, 0, sizeof(*conn));
     conn->fd = fd;
-    conn->far = hs->from;
+    conn->remote = hs->from;
 }
 
-static int count_came(const struct tcp_star *star)
+static int count_arrived(const struct tcp_star *star)
 {
     int n = 0;
 
@@ -106,7 +106,7 @@ static int count_missing(const struct tcp_star *star)
 }
 
 /* Why a rank that has come is missing again, where it said so before it closed. */
-static void note_reason(struct tcp_star *star, int rank)
+static void record_failure(struct tcp_star *star, int rank)
 {
     struct conn *conn = &star->conns[rank];
     char address[TCP_ADDRESS_TEXT];
@@ -114,15 +114,16 @@ static void note_reason(struct tcp_star *star, int rank)
 
     if (!tcp_star_read_last_failure(star, conn, &failure))
         return;
-    tcp_address_print(&conn->far, address);
-    snprintf(star->gave_up, sizeof(star->gave_up), "rank %d (%s) gave up: %.160s", rank, address, failure.text);
+    tcp_address_print(&conn->remote, address);
+    snprintf(star->last_failure, sizeof(star->last_failure), "rank %d (%s) gave up: %.160s", rank, address,
+             failure.text);
 }
 
 static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t deadline_ns)
 {
     struct missing missing;
 
-    star->told_ns = ep_now_ns();
+    star->published_ns = ep_now_ns();
     while (count_missing(star) > 0) {
         uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
         int n = tcp_acceptor_get_polls(star->acceptor, star->polls);
@@ -132,20 +133,20 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
             return tcp_star_fail_late(star, &missing, timeout_ms);
         }
         (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
-        tcp_acceptor_step(star->acceptor, check_rank, take_rank, star);
-        if (*star->disagrees) {
-            star->n_told = 1 + count_came(star);
-            ep_fail(EP_E_MISMATCH, "%s: %s", star->name, star->disagrees);
-            return tcp_star_fail(star, EP_E_MISMATCH, star->disagrees_with);
+        tcp_acceptor_step(star->acceptor, check_rank, accept_rank, star);
+        if (*star->mismatch) {
+            star->n_notified = 1 + count_arrived(star);
+            ep_fail(EP_E_MISMATCH, "%s: %s", star->name, star->mismatch);
+            return tcp_star_fail(star, EP_E_MISMATCH, star->mismatch_rank);
         }
-        tcp_star_tell_missing(star, true);
+        tcp_star_publish_missing(star, true);
         /* The others' deadlines come right behind this one: who goes then has not been missing. */
         for (int rank = 1; rank < star->nranks && ep_now_ns() < deadline_ns; rank++) {
             struct conn *conn = &star->conns[rank];
 
             /* A rank that has come and died is missing again: it may be started once more. */
             if (conn->fd >= 0 && (tcp_star_push(conn) != EP_OK || is_closed(conn->fd))) {
-                note_reason(star, rank);
+                record_failure(star, rank);
                 tcp_star_close_conn(conn);
             }
         }
@@ -158,12 +159,12 @@ static ep_status refuse_rank(void *context, const struct tcp_handshake *hs, char
     struct tcp_star *star = context;
 
     (void)hs;
-    star->n_told++;
+    star->n_notified++;
     snprintf(ret_reason, bytes, "%.*s", (int)bytes - 1, star->text);
     return star->failed;
 }
 
-static void take_nobody(void *context, const struct tcp_handshake *hs, int fd)
+static void close_accepted(void *context, const struct tcp_handshake *hs, int fd)
 {
     (void)context;
     (void)hs;
@@ -176,20 +177,21 @@ static void take_nobody(void *context, const struct tcp_handshake *hs, int fd)
  */
 static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
 {
-    uint64_t farewell_ns = ep_deadline_ns(FAREWELL_MS), comers_ns = ep_deadline_ns(COMERS_MS);
+    uint64_t drain_ns = ep_deadline_ns(DRAIN_MS), arrival_ns = ep_deadline_ns(ARRIVAL_MS);
     /* Which of the two numbers is right is not known. */
-    int expected = star->said_nranks > star->nranks ? star->said_nranks : star->nranks;
+    int expected = star->peer_nranks > star->nranks ? star->peer_nranks : star->nranks;
 
     /* Where this rank does not wait for the others, those that are started at about the same time hear of it, too. */
-    comers_ns = !*star->disagrees && !star->lacks ? 0 : comers_ns < deadline_ns ? comers_ns : deadline_ns;
+    arrival_ns = !*star->mismatch && !star->lacks_fds ? 0 : arrival_ns < deadline_ns ? arrival_ns : deadline_ns;
     for (;;) {
         uint64_t now = ep_now_ns();
-        bool comes = now < comers_ns && star->n_told < expected - 1;
+        bool arriving = now < arrival_ns && star->n_notified < expected - 1;
 
-        tcp_acceptor_step(star->acceptor, refuse_rank, take_nobody, star);
-        if (!comes && (star->acceptor->n == 0 || now >= farewell_ns))
+        tcp_acceptor_step(star->acceptor, refuse_rank, close_accepted, star);
+        if (!arriving && (star->acceptor->n == 0 || now >= drain_ns))
             return;
-        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(star->acceptor, star->polls), comes ? POLL_MOST_MS : 1);
+        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(star->acceptor, star->polls),
+                   arriving ? POLL_MOST_MS : 1);
     }
 }
 
@@ -215,9 +217,9 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
     tcp_set_options(fd, args->timeout_ms);
     EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns));
     while (result == TCP_HANDSHAKE_PENDING) {
-        struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
+        struct pollfd ready = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
 
-        (void)poll(&look, 1, 20);
+        (void)poll(&ready, 1, 20);
         result = tcp_handshake_step(hs);
         if (result == TCP_HANDSHAKE_PENDING && tcp_handshake_is_answered(hs))
             hs->deadline_ns = deadline_ns;
@@ -225,7 +227,7 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
     if (result != TCP_HANDSHAKE_DONE)
         return ep_fail(hs->status, "%s", hs->why);
     star->conns[0].fd = hs->fd;
-    star->conns[0].far = *to;
+    star->conns[0].remote = *to;
     return EP_OK;
 }
 
@@ -239,46 +241,46 @@ static ep_status report(const struct tcp_star_args *args, int rank, int most_ms,
     struct tcp_handshake *hs = calloc(1, sizeof(*hs));
     struct tcp_star_args claim = *args;
     struct tcp_star *star = NULL;
-    bool told = false;
+    bool notified = false;
 
     claim.rank = rank;
     if (hs && tcp_star_new(args->name, 1, args->nranks, &star) == EP_OK) {
-        while (!told && ep_now_ns() < deadline_ns) {
+        while (!notified && ep_now_ns() < deadline_ns) {
             struct tcp_address addresses[TCP_ADDRESSES];
             int n = 0;
 
             (void)tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
-            for (int i = 0; i < n && !told; i++) {
+            for (int i = 0; i < n && !notified; i++) {
                 uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
 
                 if (try_address(star, &claim, &addresses[i], share, now + share, hs) == EP_OK)
                     tcp_star_close_conn(&star->conns[0]); /* a library that does not know such reports */
-                told = hs->refused;
+                notified = hs->refused;
             }
-            if (!told)
+            if (!notified)
                 sleep_until(RETRY_FIRST_NS, deadline_ns);
         }
-        snprintf(ret_why, TCP_WHY_BYTES, "%s", told ? hs->why : "");
+        snprintf(ret_why, TCP_WHY_BYTES, "%s", notified ? hs->why : "");
     }
     free(hs);
     tcp_star_free(star);
-    return told ? EP_OK : EP_E_TIMEOUT;
+    return notified ? EP_OK : EP_E_TIMEOUT;
 }
 
 void tcp_star_report(const struct tcp_star_args *args)
 {
     char why[TCP_WHY_BYTES];
 
-    (void)report(args, args->rank, COMERS_MS, why);
+    (void)report(args, args->rank, ARRIVAL_MS, why);
 }
 
 /* Of another rank 0 of this job, maybe: the ranks that come to it are to hear of this one. */
-static ep_status fail_to_listen(const struct tcp_star_args *args, ep_status status)
+static ep_status fail_listen(const struct tcp_star_args *args, ep_status status)
 {
     char text[EP_ERROR_TEXT_BYTES], why[TCP_WHY_BYTES];
 
     snprintf(text, sizeof(text), "%s: %s", args->name, ep_last_error());
-    if (report(args, 0, FAREWELL_MS, why) == EP_OK)
+    if (report(args, 0, DRAIN_MS, why) == EP_OK)
         return ep_fail(status, "%s; what listens there says: %s", text, why);
     return ep_fail(status, "%s", text);
 }
@@ -293,7 +295,7 @@ static ep_status check_descriptors(struct tcp_star *star)
     status = ep_fd_reserve(what, star->nranks - 1 + ROOT_DESCRIPTORS);
     if (status == EP_OK)
         return EP_OK;
-    star->lacks = true;
+    star->lacks_fds = true;
     ep_fail_prefix(status, "%s: ", star->name);
     return tcp_star_fail(star, status, 0);
 }
@@ -313,7 +315,7 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     star->acceptor->fd = -1;
     listens = tcp_listen(args->from, args->port, &fd, &port);
     if (listens != EP_OK)
-        return star->lacks ? ep_fail(status, "%s", star->text) : fail_to_listen(args, listens);
+        return star->lacks_fds ? ep_fail(status, "%s", star->text) : fail_listen(args, listens);
     tcp_acceptor_open(star->acceptor, fd, &args->key);
     if (status == EP_OK)
         status = await_ranks(star, args->timeout_ms, deadline_ns);
@@ -340,14 +342,14 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
     char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
     struct tcp_handshake *hs = calloc(1, sizeof(*hs));
     ep_status status = EP_E_TIMEOUT;
-    int foreign = 0; /* tries in a row */
+    int wrong_protocol = 0; /* tries in a row */
 
     if (!hs)
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
     while (ep_now_ns() < deadline_ns) {
         struct tcp_address addresses[TCP_ADDRESSES];
         uint64_t began_ns = ep_now_ns();
-        int n = 0, n_foreign = 0;
+        int n = 0, n_wrong_protocol = 0;
 
         status = tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
         /* The last query, which the deadline cut off, hides no reason that is known. */
@@ -364,22 +366,22 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
             snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
             tcp_address_print(&addresses[i], at);
             if (hs->refused) {
-                star->culprit = 0;
+                star->failed_rank = 0;
                 status = ep_fail(hs->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at, args->rank,
                                  hs->why);
                 goto free;
             }
-            n_foreign += hs->foreign;
+            n_wrong_protocol += hs->wrong_protocol;
         }
         /* A proxy may answer so for a moment until rank 0 is there; another program does for good. */
-        foreign = n && n_foreign == n ? foreign + 1 : 0;
-        if (foreign == FOREIGN_TRIES) {
-            star->culprit = 0;
+        wrong_protocol = n && n_wrong_protocol == n ? wrong_protocol + 1 : 0;
+        if (wrong_protocol == WRONG_PROTOCOL_TRIES) {
+            star->failed_rank = 0;
             status =
                 ep_fail(EP_E_MISMATCH,
                         "%s: rank %d looked for rank 0 at %s %d times: %s; another program has that port: give the "
                         "job a free one (MASTER_PORT, or in %s)",
-                        args->name, args->rank, at, foreign, why, args->host_from);
+                        args->name, args->rank, at, wrong_protocol, why, args->host_from);
             goto free;
         }
         sleep_until(wait_ns, deadline_ns);
@@ -387,7 +389,7 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
         if (*at && ep_now_ns() - began_ns >= try_ns)
             try_ns = try_ns * 2 < TRY_MOST_NS ? try_ns * 2 : TRY_MOST_NS;
     }
-    star->culprit = 0;
+    star->failed_rank = 0;
     status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s%s",
                      args->name, args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why,
                      *at && hs->error == ECONNREFUSED

@@ -4,7 +4,7 @@
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/fd.h"
-#include "boot/place.h"
+#include "boot/launcher.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -24,14 +24,14 @@
 #define NO_DEADLINE UINT64_MAX
 
 /* Between two looks at the children where the kernel gives no pidfd. */
-#define NAP_NS 10000000u
+#define POLL_NS 10000000u
 
 /* A process that SIGKILL does not end within this is stuck in the kernel: it is left to init. */
 #define KILL_GRACE_MS 10000
 
 struct group {
     ep_launch_args args;
-    ep_boot_shm *place;
+    ep_boot_shm *rendezvous;
     ep_boot boots[EP_MAX_RANKS];
     ep_rank_exit exits[EP_MAX_RANKS];
     bool returned[EP_MAX_RANKS]; /* the rank's program did, or called exit() */
@@ -48,7 +48,7 @@ static _Noreturn void run_child(const struct group *group, int rank, pid_t launc
     /* The signal comes only for deaths after prctl(); for those before it, the child has another parent by now. */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != launcher)
         _exit(255);
-    ep_boot_shm_note_start(group->place, rank);
+    ep_boot_shm_note_start(group->rendezvous, rank);
     code = group->args.run(&group->boots[rank], group->args.argument);
     fflush(NULL);
     _exit(code >= 0 && code <= 255 ? code : 255);
@@ -58,29 +58,29 @@ static _Noreturn void run_child(const struct group *group, int rank, pid_t launc
  * Sleeps until a child has ended or a while has passed, a short one where one of them has no pidfd. Callers look
  * again.
  */
-static void sleep_on_children(const struct group *group, uint64_t ns)
+static void wait_for_children(const struct group *group, uint64_t ns)
 {
-    struct pollfd looks[EP_MAX_RANKS];
+    struct pollfd polls[EP_MAX_RANKS];
     struct timespec span;
     nfds_t n = 0;
 
     for (int rank = 0; rank < group->args.nranks; rank++) {
         if (!group->pids[rank])
             continue;
-        if (group->pidfds[rank] < 0 && ns > NAP_NS)
-            ns = NAP_NS;
-        looks[n++] = (struct pollfd){.fd = group->pidfds[rank], .events = POLLIN};
+        if (group->pidfds[rank] < 0 && ns > POLL_NS)
+            ns = POLL_NS;
+        polls[n++] = (struct pollfd){.fd = group->pidfds[rank], .events = POLLIN};
     }
     span = ep_timespec(ns);
-    if (ppoll(looks, n, &span, NULL) >= 0 || errno == EINTR)
+    if (ppoll(polls, n, &span, NULL) >= 0 || errno == EINTR)
         return;
     /* It takes no more descriptors than RLIMIT_NOFILE allows now. */
-    span = (struct timespec){.tv_nsec = ns > NAP_NS ? NAP_NS : (long)ns};
+    span = (struct timespec){.tv_nsec = ns > POLL_NS ? POLL_NS : (long)ns};
     nanosleep(&span, NULL);
 }
 
 /* No thread waits for this child any more. */
-static void forget_child(struct group *group, int rank)
+static void remove_child(struct group *group, int rank)
 {
     if (group->pidfds[rank] >= 0)
         close(group->pidfds[rank]);
@@ -88,7 +88,7 @@ static void forget_child(struct group *group, int rank)
     group->pids[rank] = 0;
 }
 
-static void note_exit(struct group *group, int rank, int how, bool killed)
+static void record_exit(struct group *group, int rank, int how, bool killed)
 {
     ep_rank_exit *mine = &group->exits[rank];
 
@@ -99,8 +99,8 @@ static void note_exit(struct group *group, int rank, int how, bool killed)
     else
         mine->signal = WTERMSIG(how);
     mine->late = killed && mine->signal == SIGKILL;
-    ep_boot_shm_note_end(group->place, rank);
-    forget_child(group, rank);
+    ep_boot_shm_note_end(group->rendezvous, rank);
+    remove_child(group, rank);
 }
 
 /* Reaps this child, if it has ended, and no other. */
@@ -113,9 +113,9 @@ static ep_status reap(struct group *group, int rank, bool killed)
         got = waitpid(pid, &how, WNOHANG);
     while (got < 0 && errno == EINTR);
     if (got == pid)
-        note_exit(group, rank, how, killed);
+        record_exit(group, rank, how, killed);
     if (got < 0 && errno == ECHILD) {
-        forget_child(group, rank); /* may be the number of another process by now */
+        remove_child(group, rank); /* may be the number of another process by now */
         return ep_fail(EP_E_STATE, "ep_launch: another thread of this process has waited for rank %d (process %d)",
                        rank, (int)pid);
     }
@@ -145,7 +145,7 @@ static ep_status reap_all(struct group *group, uint64_t deadline_ns, bool killed
         }
         if (!left || now >= deadline_ns || (status != EP_OK && !killed))
             return status;
-        sleep_on_children(group, deadline_ns - now);
+        wait_for_children(group, deadline_ns - now);
     }
 }
 
@@ -204,11 +204,11 @@ static ep_status run_forked(struct group *group)
             return give_up(group, ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: fork of rank %d", rank));
         group->pids[rank] = pid;
         group->pidfds[rank] = -1;
-        ep_boot_shm_note_child(group->place, rank, (int32_t)pid);
+        ep_boot_shm_note_child(group->rendezvous, rank, (int32_t)pid);
     }
     /* Behind the last fork, so that no child has those of others. */
     for (int rank = 0; rank < group->args.nranks; rank++)
-        group->pidfds[rank] = ep_fd_keep((int)syscall(SYS_pidfd_open, group->pids[rank], 0));
+        group->pidfds[rank] = ep_fd_above_stdio((int)syscall(SYS_pidfd_open, group->pids[rank], 0));
     /* Past the deadline it still looks at each once: who ended in time does not count as killed. */
     status = reap_all(group, deadline_ns, false);
     if (status != EP_OK)
@@ -249,7 +249,7 @@ static void *thread_main(void *context)
     if (state == GATE_OPEN) {
         group->exits[thread->rank].code = group->args.run(&group->boots[thread->rank], group->args.argument);
         group->returned[thread->rank] = true;
-        ep_boot_shm_note_return(group->place, thread->rank);
+        ep_boot_shm_note_return(group->rendezvous, thread->rank);
     }
     return NULL;
 }
@@ -285,7 +285,7 @@ static ep_status run_threads(struct group *group)
 /* --- both --- */
 
 /* A death explains the ranks that were late because of it, so it comes first. */
-static ep_status judge(const struct group *group)
+static ep_status classify_exits(const struct group *group)
 {
     int late = -1, n_late = 0;
 
@@ -339,16 +339,16 @@ ep_status ep_launch(const ep_launch_args *args, ep_rank_exit *ret_exits)
     if (!group)
         return ep_fail(EP_E_MEMORY, "ep_launch: no memory for %d ranks", mine.nranks);
     group->args = mine;
-    status = ep_boot_shm_new(mine.nranks, &group->place);
+    status = ep_boot_shm_new(mine.nranks, &group->rendezvous);
     for (int rank = 0; status == EP_OK && rank < mine.nranks; rank++)
-        status = ep_boot_shm_join(group->place, rank, &group->boots[rank]);
+        status = ep_boot_shm_join(group->rendezvous, rank, &group->boots[rank]);
     if (status == EP_OK)
         status = mine.mode == EP_LAUNCH_FORK ? run_forked(group) : run_threads(group);
     if (status == EP_OK) {
         memcpy(ret_exits, group->exits, (size_t)mine.nranks * sizeof(*ret_exits));
-        status = judge(group);
+        status = classify_exits(group);
     }
-    ep_boot_shm_free(group->place);
+    ep_boot_shm_free(group->rendezvous);
     free(group);
     return status;
 }

@@ -53,7 +53,7 @@ static void shake_hands(const uint8_t *data, size_t size, bool listens)
     for (int steps = 0; steps < 8; steps++) {
         result = tcp_handshake_step(&hs);
         check(result != TCP_HANDSHAKE_PENDING);
-        if (result != TCP_HANDSHAKE_PROVEN)
+        if (result != TCP_HANDSHAKE_AUTHENTICATED)
             break;
         check(listens);
         tcp_handshake_reply(&hs, data[size - 1] % 2 ? EP_OK : EP_E_MISMATCH, "a reason");
@@ -77,7 +77,7 @@ static void gather(const uint8_t *data, size_t size, int rank)
     check(tcp_star_adopt("fuzz", rank, RANKS, fds, &star) == EP_OK);
     for (int i = 0; i < 3; i++) {
         (void)tcp_star_allgather(star, mine, BLOCK, 10000, memory + GUARD);
-        check(tcp_star_culprit(star) < RANKS);
+        check(tcp_star_failed_rank(star) < RANKS);
     }
     check(memcmp(memory, guard, GUARD) == 0 && memcmp(memory + GUARD + RANKS * BLOCK, guard, GUARD) == 0);
     tcp_star_free(star);

@@ -37,13 +37,13 @@ struct scenario {
 
 /* Of this process. */
 static struct scenario *leads_in;
-static _Thread_local tcp_acceptor_take_fn real_take;
+static _Thread_local tcp_acceptor_accept_fn real_take;
 static _Atomic bool counts; /* not while a communicator is created */
 static _Atomic int taken;   /* connections that leaders have accepted */
 
-void __real_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+void __real_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
                               void *context);
-void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
                               void *context);
 
 static void count_taken(void *context, const struct tcp_handshake *hs, int fd)
@@ -53,7 +53,7 @@ static void count_taken(void *context, const struct tcp_handshake *hs, int fd)
 }
 
 /* A leader that stops while it waits: the others have connected. */
-void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
                               void *context)
 {
     real_take = take;

@@ -59,7 +59,7 @@ static void test_rank_0_that_stops_is_named(void **state)
     assert_int_equal(send(far, &word, sizeof(word), 0), sizeof(word));
     assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), 2000, all), EP_E_TIMEOUT);
     print_message("    %s\n", ep_last_error());
-    assert_int_equal(tcp_star_culprit(star), 0);
+    assert_int_equal(tcp_star_failed_rank(star), 0);
     assert_non_null(strstr(ep_last_error(), "rank 0 (an unknown address) has said nothing"));
     assert_non_null(strstr(ep_last_error(), "waited for rank 2 (192.0.2.9:77)"));
     tcp_star_free(star);
@@ -83,7 +83,7 @@ static void test_rank_that_hears_nothing_is_named(void **state)
     assert_int_equal(send(far[2], &word, sizeof(word), 0), sizeof(word));
     assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), PATIENT_MS, all), EP_E_TIMEOUT);
     print_message("    %s\n", ep_last_error());
-    assert_int_equal(tcp_star_culprit(star), 2);
+    assert_int_equal(tcp_star_failed_rank(star), 2);
     assert_non_null(strstr(ep_last_error(), "rank 2 (an unknown address) hears nothing of rank 0"));
     tcp_star_free(star);
     close(far[1]);

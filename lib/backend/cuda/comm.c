@@ -10,24 +10,24 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static_assert(sizeof(struct cuda_report) <= 4096, "a report is of one page");
-static_assert(sizeof(struct cuda_signals) <= CUDA_GRANULE, "signals are an allocation of one granule");
+static_assert(sizeof(struct cuda_report) <= 4096, "a report fits a page");
+static_assert(sizeof(struct cuda_signals) <= CUDA_GRANULE, "signals fit an allocation of one granule");
 
 #define REPORT_BYTES 4096
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
-#define PLACES_BYTES(cuda) ((size_t)(cuda)->group.nlocal * CUDA_SLOTS * sizeof(struct cuda_map_entry))
+#define MAP_BYTES(cuda) ((size_t)(cuda)->group.nlocal * CUDA_SLOTS * sizeof(struct cuda_map_entry))
 #define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
 
-/* Where a rank works, for all of the group. */
-struct residence {
+/* Process and device of a rank, for the whole group. */
+struct location {
     struct ep_process_id process;
     char bus_id[20]; /* "": no device is chosen yet */
 };
 
 /* ret_all [R]; collective. */
-static ep_status gather_residences(const struct cuda_comm *cuda, const ep_boot *boot, struct residence *ret_all)
+static ep_status gather_locations(const struct cuda_comm *cuda, const ep_boot *boot, struct location *ret_all)
 {
-    struct residence mine;
+    struct location mine;
 
     memset(&mine, 0, sizeof(mine));
     ep_process_get_self(&mine.process);
@@ -35,22 +35,22 @@ static ep_status gather_residences(const struct cuda_comm *cuda, const ep_boot *
     return boot->allgather(boot->context, &mine, sizeof(mine), cuda->group.comm->config.timeout_ms, ret_all);
 }
 
-/* Containers of a machine have PID namespaces of their own, and number the GPUs that they have from 0 on. */
+/* Containers of a machine have PID namespaces of their own, and each numbers its GPUs from 0 on. */
 static bool see_same_gpus(const struct ep_process_id *a, const struct ep_process_id *b)
 {
     return memcmp(a->host, b->host, sizeof(a->host)) == 0 && a->pid_namespace == b->pid_namespace;
 }
 
 /*
- * Place of this rank among those of its machine, which nodes may share. Where machines cannot be told from each other
- * it is that in the node.
+ * The order of this rank among the ranks that see the same GPUs; they may be of several nodes. Where the machine is
+ * unknown it is the order within the node.
  */
-static ep_status resolve_address(struct cuda_comm *cuda, const ep_boot *boot)
+static ep_status find_device_order(struct cuda_comm *cuda, const ep_boot *boot)
 {
-    struct residence all[EP_MAX_RANKS];
+    struct location all[EP_MAX_RANKS];
     int me = cuda->group.comm->rank;
 
-    EP_TRY(gather_residences(cuda, boot, all));
+    EP_TRY(gather_locations(cuda, boot, all));
     if (!all[me].process.host[0]) {
         cuda->device_order = cuda->group.local;
         return EP_OK;
@@ -60,7 +60,7 @@ static ep_status resolve_address(struct cuda_comm *cuda, const ep_boot *boot)
     return EP_OK;
 }
 
-/* device -1, the default, leaves the choice to the rank's place on the machine. */
+/* With device -1, the default, the rank's device_order decides. */
 static ep_status choose_device(struct cuda_comm *cuda)
 {
     const ep_comm *comm = cuda->group.comm;
@@ -83,14 +83,14 @@ static ep_status choose_device(struct cuda_comm *cuda)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d gives a block %d KiB of shared memory; %d are needed",
                        device, shared >> 10, CUDA_MIN_SHARED >> 10);
     cuda->device = device;
-    /* 2 KiB for what the kernels declare themselves. */
+    /* 2 KiB for the kernels' static shared memory. */
     cuda->shared_limit = (size_t)shared - 2048;
     return EP_OK;
 }
 
 /*
- * Memory of the process, which CUDA only maps: the monitor may still look at it when a program ends without freeing its
- * communicators, and CUDA's own has gone by then.
+ * Memory of the process, which CUDA only maps: if a program exits without freeing its communicators, the monitor may
+ * still read it after CUDA has freed its own host memory.
  */
 static ep_status open_report(struct cuda_comm *cuda)
 {
@@ -127,11 +127,11 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->totals_device, cuda->totals, 0));
     CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
-    CUDA_TRY(cudaMalloc((void **)&cuda->map_entries, PLACES_BYTES(cuda)));
-    CUDA_TRY(cudaMemset(cuda->map_entries, 0, PLACES_BYTES(cuda)));
-    CUDA_TRY(cudaHostAlloc((void **)&cuda->host_map_entries, PLACES_BYTES(cuda), cudaHostAllocMapped));
+    CUDA_TRY(cudaMalloc((void **)&cuda->map_entries, MAP_BYTES(cuda)));
+    CUDA_TRY(cudaMemset(cuda->map_entries, 0, MAP_BYTES(cuda)));
+    CUDA_TRY(cudaHostAlloc((void **)&cuda->host_map_entries, MAP_BYTES(cuda), cudaHostAllocMapped));
     CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->host_map_entries_device, cuda->host_map_entries, 0));
-    memset(cuda->host_map_entries, 0, PLACES_BYTES(cuda));
+    memset(cuda->host_map_entries, 0, MAP_BYTES(cuda));
     CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
     CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));
     CUDA_TRY(cudaDeviceSynchronize());
@@ -151,16 +151,16 @@ static ep_status publish(struct cuda_comm *cuda)
     return EP_OK;
 }
 
-/* Rows are placed by loads and stores on the peer's memory, so there is nothing to do without P2P. */
-static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
+/* Kernels load from and store to the peer's memory, so P2P is required. */
+static ep_status check_p2p(struct cuda_comm *cuda, int rank, bool *ret_hidden)
 {
     const struct cuda_peer *peer = &cuda->peers[rank];
     int device = -1, reach = 0, me = cuda->group.comm->rank;
     cudaError_t error = cudaDeviceGetByPCIBusId(&device, peer->bus_id);
 
     /*
-     * Hidden by CUDA_VISIBLE_DEVICES. Its memory can be mapped all the same (so says the manual of the CUDA runtime,
-     * cudaIpcOpenMemHandle()), and whether the GPUs reach each other shows then.
+     * Hidden by CUDA_VISIBLE_DEVICES. Its memory can be mapped nevertheless (CUDA runtime manual,
+     * cudaIpcOpenMemHandle()), and the attempt shows whether the GPUs have P2P.
      */
     *ret_hidden = error != cudaSuccess;
     if (*ret_hidden) {
@@ -183,19 +183,19 @@ static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
     return cuda_status(error, "cudaDeviceEnablePeerAccess");
 }
 
-static ep_status reach_signals(struct cuda_comm *cuda, int rank)
+static ep_status map_peer_signals(struct cuda_comm *cuda, int rank)
 {
     struct cuda_peer *peer = &cuda->peers[rank];
     bool hidden = false;
     ep_status status;
 
-    EP_TRY(check_reach(cuda, rank, &hidden));
+    EP_TRY(check_p2p(cuda, rank, &hidden));
     status = cuda_map_signals(cuda, rank);
     if (status != EP_OK && !hidden && strcmp(peer->bus_id, cuda->ctrl->bus_id) == 0)
         return ep_fail_prefix(
             status,
             "ep_comm_new: rank %d cannot map memory of rank %d, which is on the same GPU %s "
-            "(instances of a GPU that MIG divides do not reach each other: give all ranks of a node the "
+            "(MIG instances of a GPU have no P2P: give all ranks of a node the "
             "same instance, or whole GPUs): ",
             cuda->group.comm->rank, rank, peer->bus_id);
     if (status == EP_OK || !hidden)
@@ -206,34 +206,34 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
                    cuda->group.comm->rank, cuda->ctrl->bus_id, rank, peer->bus_id, ep_last_error());
 }
 
-static ep_status reach_peers(struct cuda_comm *cuda)
+static ep_status map_peers(struct cuda_comm *cuda)
 {
-    const struct ep_group_address board = {.slot = CUDA_CTRL_SLOT, .generation = 1};
+    const struct ep_group_address ctrl = {.slot = CUDA_CTRL_SLOT, .generation = 1};
     ep_comm *comm = cuda->group.comm;
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         void *address;
 
-        EP_TRY(ep_group_map(&cuda->group, rank, &board, sizeof(struct cuda_ctrl), &address));
+        EP_TRY(ep_group_map(&cuda->group, rank, &ctrl, sizeof(struct cuda_ctrl), &address));
         peer->ctrl = address;
         ep_group_read_shared(peer->bus_id, peer->ctrl->bus_id, sizeof(peer->bus_id) - 1);
         peer->same_process = rank == comm->rank || cuda->group.peers[rank].same_process;
         if (rank == comm->rank)
             continue;
         cuda_set_mapped_by(cuda, rank, true);
-        EP_TRY(reach_signals(cuda, rank));
+        EP_TRY(map_peer_signals(cuda, rank));
     }
     return EP_OK;
 }
 
-/* Collective. Ranks of other nodes count, too: tests and small machines have several nodes on a GPU. */
-static ep_status choose_standard_stream(struct cuda_comm *cuda, const ep_boot *boot)
+/* Collective. Counts ranks of other nodes, too: tests and small machines have several nodes on a GPU. */
+static ep_status choose_default_stream(struct cuda_comm *cuda, const ep_boot *boot)
 {
     const ep_comm *comm = cuda->group.comm;
-    struct residence all[EP_MAX_RANKS], *mine = &all[comm->rank];
+    struct location all[EP_MAX_RANKS], *mine = &all[comm->rank];
 
-    EP_TRY(gather_residences(cuda, boot, all));
+    EP_TRY(gather_locations(cuda, boot, all));
     for (int rank = 0; rank < comm->nranks; rank++)
         cuda->sharing += rank == comm->rank || (all[rank].process.key == mine->process.key &&
                                                 memcmp(all[rank].bus_id, mine->bus_id, sizeof(mine->bus_id)) == 0);
@@ -242,10 +242,10 @@ static ep_status choose_standard_stream(struct cuda_comm *cuda, const ep_boot *b
     return EP_OK;
 }
 
-static ep_status open_own(struct cuda_comm *cuda)
+static ep_status open_control(struct cuda_comm *cuda)
 {
     const ep_comm *comm = cuda->group.comm;
-    void *board;
+    void *ctrl;
 
     pthread_mutex_init(&cuda->memory_lock, NULL);
     pthread_mutex_init(&cuda->map_lock, NULL);
@@ -256,12 +256,12 @@ static ep_status open_own(struct cuda_comm *cuda)
     cuda->peers = calloc((size_t)comm->nranks, sizeof(*cuda->peers));
     if (!cuda->peers)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
-    EP_TRY(ep_group_alloc_internal(&cuda->group, sizeof(struct cuda_ctrl), &board));
-    cuda->ctrl = board;
+    EP_TRY(ep_group_alloc_internal(&cuda->group, sizeof(struct cuda_ctrl), &ctrl));
+    cuda->ctrl = ctrl;
     return EP_OK;
 }
 
-static ep_status open_device_own(struct cuda_comm *cuda)
+static ep_status open_and_publish(struct cuda_comm *cuda)
 {
     EP_TRY(choose_device(cuda));
     cuda_reclaim(cuda->device);
@@ -270,13 +270,13 @@ static ep_status open_device_own(struct cuda_comm *cuda)
 }
 
 /*
- * The ranks have agreed on these numbers, so each refuses by itself, before it opens a network: whose failure would be
- * reported instead of the cause.
+ * The ranks have agreed on these numbers, so each refuses on its own. It does so before it opens a network, whose failure
+ * would hide the cause.
  */
 static ep_status check_group(const ep_comm *comm)
 {
     if (comm->ranks_per_node > CUDA_MAX_RANKS)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend serves nodes of up to %d ranks, not %d",
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
                        CUDA_MAX_RANKS, comm->ranks_per_node);
     return EP_OK;
 }
@@ -293,15 +293,15 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
     cuda = cuda_of(comm);
     if (cudaGetDevice(&previous) != cudaSuccess)
         previous = -1;
-    status = ep_group_agree(boot, timeout_ms, open_own(cuda));
+    status = ep_group_agree(boot, timeout_ms, open_control(cuda));
     if (status == EP_OK)
-        status = ep_group_agree(boot, timeout_ms, resolve_address(cuda, boot));
+        status = ep_group_agree(boot, timeout_ms, find_device_order(cuda, boot));
     if (status == EP_OK)
-        status = ep_group_agree(boot, timeout_ms, open_device_own(cuda));
+        status = ep_group_agree(boot, timeout_ms, open_and_publish(cuda));
     if (status == EP_OK)
-        status = ep_group_agree(boot, timeout_ms, reach_peers(cuda));
+        status = ep_group_agree(boot, timeout_ms, map_peers(cuda));
     if (status == EP_OK)
-        status = ep_group_agree(boot, timeout_ms, choose_standard_stream(cuda, boot));
+        status = ep_group_agree(boot, timeout_ms, choose_default_stream(cuda, boot));
     if (status == EP_OK && comm->nnodes > 1)
         status = ep_group_agree(boot, timeout_ms, cuda_proxy_open(cuda, boot));
     if (status == EP_OK)
@@ -341,7 +341,7 @@ void cuda_comm_close(ep_comm *comm)
     ep_group_queue_close(&cuda->group);
     cuda_ll_nets_stop(cuda);
     if (cuda->peers && cuda->internal_stream && cuda_scope_begin(cuda, &scope) == EP_OK) {
-        /* No kernel may be running when its memory goes; one that waits for a peer has a deadline. */
+        /* No kernel may run when its memory is freed; one that waits for a peer ends at its deadline. */
         if (cuda->report && atomic_load(&comm->failed))
             cuda_stop_kernels(cuda);
         if (cuda->operations)
@@ -359,7 +359,7 @@ void cuda_comm_close(ep_comm *comm)
         close_device(cuda);
         cuda_scope_end(&scope);
     }
-    /* Where the device could not be entered: their memory stays with the process. */
+    /* For a device that could not be made current: their memory stays with the process. */
     cuda_proxy_stop(cuda);
     cuda_monitor_stop(cuda);
     free(cuda->peers);
@@ -372,7 +372,7 @@ void cuda_comm_close(ep_comm *comm)
 size_t cuda_comm_bytes(const ep_comm *comm)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + PLACES_BYTES(cuda) +
+    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + MAP_BYTES(cuda) +
                    cuda_proxy_bytes(cuda) + atomic_load(&cuda->ll_net_bytes);
 
     pthread_mutex_lock(&cuda->memory_lock);
@@ -395,9 +395,9 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
 {
     struct cuda_comm *cuda = cuda_of(comm);
 
-    /* Kernels that still wait for a lost rank would hold up the device for the new group. */
+    /* Kernels that still wait for a lost rank would block the device for the new group. */
     cuda_stop_kernels(cuda);
-    /* The same device again, whatever this rank's number is among the survivors. */
+    /* The same device again, whatever rank this one becomes among the survivors. */
     next->inherited_device = cuda->device + 1;
     return ep_group_shrink(comm, next);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The monitor: a thread for each communicator, which sleeps. Kernels have deadlines of their own; it tells them what
- * they cannot see - processes that have died, ranks that have left, failures that peers have raised - and the peers
- * what a kernel has reported, whatever the caller's thread is doing. And it maps what the peers allocate.
+ * The monitor: a thread of each communicator that mostly sleeps. Kernels have deadlines of their own. The monitor reports
+ * to them what they cannot see: dead processes, ranks that have left, failures set by peers. It publishes to the peers
+ * what a kernel has reported, whatever the caller's thread does, and maps what the peers allocate.
  */
 #include "backend/cuda/cuda.h"
 
@@ -14,8 +14,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* Between two looks. A process that dies is noticed at once where there are pidfds. */
-#define LOOK_MS 20
+/* The poll interval. With pidfds the death of a process is noticed at once. */
+#define POLL_MS 20
 
 void cuda_stop_kernels(struct cuda_comm *cuda)
 {
@@ -27,7 +27,7 @@ static bool is_lost(const struct cuda_comm *cuda, int local)
     return __atomic_load_n(&cuda->report->lost, __ATOMIC_RELAXED) >> local & 1;
 }
 
-/* What a rank has sent arrives before it is lost: whether that is enough the kernels know alone. */
+/* What a lost rank has sent has arrived; only the kernels know whether that is all they need. */
 static void find_lost(struct cuda_comm *cuda)
 {
     struct ep_group *group = &cuda->group;
@@ -43,10 +43,10 @@ static void find_lost(struct cuda_comm *cuda)
 }
 
 /*
- * Of other nodes, as far as this host can see them: over sockets their ends are the control links' to find. Nothing
- * says what of its data has arrived, so the group fails as when a control link ends.
+ * Finds dead ranks of other nodes on this host; on other hosts the control links find them. It is unknown which of their
+ * data has arrived, so the group fails, as when a control link ends.
  */
-static ep_status find_far_dead(struct cuda_comm *cuda)
+static ep_status find_remote_dead(struct cuda_comm *cuda)
 {
     struct ep_group *group = &cuda->group;
 
@@ -66,11 +66,11 @@ static void probe_peers(struct cuda_comm *cuda, bool *failed)
     struct ep_group *group = &cuda->group;
     ep_status status = cuda_check_reported(cuda);
 
-    /* Low latency with masking outlives the failures of others, but no abort. */
+    /* Low latency with masking goes on after failures of other ranks, but not after an abort. */
     if (status == EP_OK)
         status = atomic_load(&cuda->masking) ? ep_group_check_abort(group) : ep_group_check(group);
     if (status == EP_OK && !atomic_load(&cuda->masking))
-        status = find_far_dead(cuda);
+        status = find_remote_dead(cuda);
     if (status == EP_OK) {
         status = cuda_map_new(cuda);
         if (status != EP_OK)
@@ -84,8 +84,8 @@ static void probe_peers(struct cuda_comm *cuda, bool *failed)
     find_lost(cuda);
 }
 
-/* Processes that live, and the descriptor that ends the monitor. Returns their number. */
-static nfds_t list_watched(const struct cuda_comm *cuda, struct pollfd *fds)
+/* The pidfds of the peers that are not lost, and the descriptor that ends the monitor. Returns their number. */
+static nfds_t list_fds(const struct cuda_comm *cuda, struct pollfd *fds)
 {
     nfds_t n = 0;
 
@@ -107,10 +107,10 @@ static void *monitor_main(void *argument)
     bool failed = false;
 
     cudaSetDevice(cuda->device);
-    /* What it does concerns no capture of other threads. */
+    /* Its CUDA calls are not part of captures in other threads. */
     cudaThreadExchangeStreamCaptureMode(&mode);
     for (;;) {
-        int n = poll(fds, list_watched(cuda, fds), LOOK_MS);
+        int n = poll(fds, list_fds(cuda, fds), POLL_MS);
 
         if (n > 0 && fds[0].revents)
             return NULL;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* place.h - what the launcher reports to the rendezvous of its ranks, so that no rank waits for one that has ended. */
-#ifndef EP_BOOT_PLACE_H
-#define EP_BOOT_PLACE_H
+/* launcher.h - what the launcher reports to the rendezvous of its ranks, so that no rank waits for one that has ended.
+ */
+#ifndef EP_BOOT_LAUNCHER_H
+#define EP_BOOT_LAUNCHER_H
 
 #include "base/error.h"
 

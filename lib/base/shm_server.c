@@ -35,7 +35,7 @@ struct request {
     uint64_t serial; /* 0: a pidfd of the process itself */
 };
 
-struct answer {
+struct reply {
     uint64_t nonce;
     int32_t error; /* errno; 0: the descriptor comes with it. ENOENT: released */
     int32_t unused;
@@ -90,10 +90,10 @@ union control {
 
 /* --- the thread -------------------------------------------------------------------------------------------------- */
 
-static bool send_answer(int socket, const struct sockaddr_un *to, socklen_t to_bytes, struct answer *answer, int fd)
+static bool send_reply(int socket, const struct sockaddr_un *to, socklen_t to_bytes, struct reply *reply, int fd)
 {
     union control control = {.bytes = {0}};
-    struct iovec data = {.iov_base = answer, .iov_len = sizeof(*answer)};
+    struct iovec data = {.iov_base = reply, .iov_len = sizeof(*reply)};
     struct msghdr message = {
         .msg_name = (void *)(uintptr_t)to, .msg_namelen = to_bytes, .msg_iov = &data, .msg_iovlen = 1};
 
@@ -107,21 +107,21 @@ static bool send_answer(int socket, const struct sockaddr_un *to, socklen_t to_b
     return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
 }
 
-static void serve_one(int socket, const struct ep_shm_address *own, const struct request *request,
-                      const struct sockaddr_un *from, socklen_t from_bytes)
+static void handle_request(int socket, const struct ep_shm_address *own, const struct request *request,
+                           const struct sockaddr_un *from, socklen_t from_bytes)
 {
-    struct answer answer = {.nonce = request->nonce};
+    struct reply reply = {.nonce = request->nonce};
     int fd;
 
     if (memcmp(request->secret, own->secret, sizeof(own->secret)) != 0)
         return;
     errno = ENOENT;
     fd = request->serial ? ep_segments_dup(request->serial) : (int)syscall(SYS_pidfd_open, getpid(), 0);
-    answer.error = fd >= 0 ? 0 : errno;
-    if (!send_answer(socket, from, from_bytes, &answer, fd) && fd >= 0) {
+    reply.error = fd >= 0 ? 0 : errno;
+    if (!send_reply(socket, from, from_bytes, &reply, fd) && fd >= 0) {
         /* Too many descriptors on their way (ETOOMANYREFS): the reason goes without one. */
-        answer.error = errno;
-        send_answer(socket, from, from_bytes, &answer, -1);
+        reply.error = errno;
+        send_reply(socket, from, from_bytes, &reply, -1);
     }
     if (fd >= 0)
         close(fd);
@@ -149,7 +149,7 @@ static void *server_main(void *context)
             return NULL;
         /* Anybody in the network namespace may send something else, also nothing. */
         if (got == (ssize_t)sizeof(request))
-            serve_one(socket, &own, &request, &from, from_bytes);
+            handle_request(socket, &own, &request, &from, from_bytes);
     }
 }
 
@@ -178,7 +178,7 @@ static ep_status open_socket(struct server *server)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: getrandom");
     snprintf(server->address.name, sizeof(server->address.name), "epkit-%02x%02x%02x%02x%02x%02x%02x%02x", random[0],
              random[1], random[2], random[3], random[4], random[5], random[6], random[7]);
-    server->socket = ep_fd_keep(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    server->socket = ep_fd_above_stdio(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (server->socket < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket to hand out segments");
     bytes = make_name(server->address.name, &address);
@@ -241,10 +241,10 @@ void ep_shm_serve_end(void)
 /* --- asking ------------------------------------------------------------------------------------------------------ */
 
 /* One answer, if there is one. 0: none yet; -1: out of descriptors here; 1: *ret_answer and *ret_fd (-1: none). */
-static int take_answer(int socket, uint64_t nonce, struct answer *ret_answer, int *ret_fd)
+static int receive_reply(int socket, uint64_t nonce, struct reply *ret_reply, int *ret_fd)
 {
     union control control;
-    struct iovec data = {.iov_base = ret_answer, .iov_len = sizeof(*ret_answer)};
+    struct iovec data = {.iov_base = ret_reply, .iov_len = sizeof(*ret_reply)};
     /* Without the padding, in which a second descriptor would have room that is never closed. */
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = CMSG_LEN(sizeof(int))};
@@ -254,14 +254,14 @@ static int take_answer(int socket, uint64_t nonce, struct answer *ret_answer, in
     *ret_fd = -1;
     if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len >= CMSG_LEN(sizeof(int)))
         memcpy(ret_fd, CMSG_DATA(head), sizeof(*ret_fd));
-    if (got != (ssize_t)sizeof(*ret_answer) || ret_answer->nonce != nonce) {
+    if (got != (ssize_t)sizeof(*ret_reply) || ret_reply->nonce != nonce) {
         if (*ret_fd >= 0)
             close(*ret_fd);
         return 0;
     }
-    *ret_fd = ep_fd_keep(*ret_fd);
+    *ret_fd = ep_fd_above_stdio(*ret_fd);
     /* The kernel does not say so as an error: it leaves the descriptor out. */
-    return ret_answer->error == 0 && *ret_fd < 0 ? -1 : 1;
+    return ret_reply->error == 0 && *ret_fd < 0 ? -1 : 1;
 }
 
 static ep_status fail_unreachable(int error)
@@ -271,8 +271,8 @@ static ep_status fail_unreachable(int error)
                          "node must share the PID or the network namespace");
 }
 
-static ep_status ask(int socket, const struct ep_shm_address *address, uint64_t serial, int timeout_ms,
-                     struct answer *ret_answer, int *ret_fd)
+static ep_status send_request(int socket, const struct ep_shm_address *address, uint64_t serial, int timeout_ms,
+                              struct reply *ret_reply, int *ret_fd)
 {
     struct request request = {.serial = serial};
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
@@ -284,7 +284,7 @@ static ep_status ask(int socket, const struct ep_shm_address *address, uint64_t 
     if (getrandom(&request.nonce, sizeof(request.nonce), GRND_NONBLOCK) < 0)
         request.nonce = deadline_ns;
     do {
-        struct pollfd look = {.fd = socket, .events = POLLIN};
+        struct pollfd ready = {.fd = socket, .events = POLLIN};
         bool due = ep_now_ns() >= next_ns;
         int got;
 
@@ -293,8 +293,8 @@ static ep_status ask(int socket, const struct ep_shm_address *address, uint64_t 
             next_ns = ep_deadline_ns(REPEAT_MS);
         else if (due && errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
             return fail_unreachable(errno);
-        poll(&look, 1, SLICE_MS);
-        got = take_answer(socket, request.nonce, ret_answer, ret_fd);
+        poll(&ready, 1, SLICE_MS);
+        got = receive_reply(socket, request.nonce, ret_reply, ret_fd);
         if (got < 0)
             return ep_fail_errno(EP_E_SYSTEM, EMFILE, "shared memory of a peer");
         if (got > 0)
@@ -308,30 +308,30 @@ ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int 
     const struct ep_shm_address *address = owner->address;
     struct sockaddr_un own = {.sun_family = AF_UNIX};
     static const struct ep_shm_address none;
-    struct answer answer = {.nonce = 0};
+    struct reply reply = {.nonce = 0};
     ep_status status;
     int fd;
 
     if (memcmp(address, &none, sizeof(none)) == 0)
         return ep_fail(EP_E_UNSUPPORTED, "shared memory: the owner does not hand out its segments");
-    fd = ep_fd_keep(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    fd = ep_fd_above_stdio(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket to ask a peer for its segment");
     /* The family alone: the kernel makes up a name to answer to. */
     if (bind(fd, (struct sockaddr *)&own, sizeof(own.sun_family)) != 0)
         status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding a socket to ask a peer for its segment");
     else
-        status = ask(fd, address, serial, owner->timeout_ms, &answer, ret_fd);
+        status = send_request(fd, address, serial, owner->timeout_ms, &reply, ret_fd);
     close(fd);
     if (owner->ret_at_owner)
-        *owner->ret_at_owner = status == EP_OK && answer.error;
-    if (status == EP_OK && answer.error == ENOENT)
+        *owner->ret_at_owner = status == EP_OK && reply.error;
+    if (status == EP_OK && reply.error == ENOENT)
         return ep_fail(EP_E_STATE, "shared memory: the owner has released the segment");
     /* Of a pidfd: an old kernel, or a filter of system calls. */
-    if (status == EP_OK && (answer.error == ENOSYS || answer.error == EPERM))
-        return ep_fail_errno(EP_E_UNSUPPORTED, answer.error, "shared memory: the owner cannot hand out a pidfd");
-    if (status == EP_OK && answer.error)
-        return ep_fail_errno(EP_E_SYSTEM, answer.error, "shared memory: the owner cannot hand out its segment");
+    if (status == EP_OK && (reply.error == ENOSYS || reply.error == EPERM))
+        return ep_fail_errno(EP_E_UNSUPPORTED, reply.error, "shared memory: the owner cannot hand out a pidfd");
+    if (status == EP_OK && reply.error)
+        return ep_fail_errno(EP_E_SYSTEM, reply.error, "shared memory: the owner cannot hand out its segment");
     return status;
 }
 
