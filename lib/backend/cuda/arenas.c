@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "net/stream.h"
 
-/* What one is to have instead, in whole pages. */
+/* The new size of an arena, in whole pages. */
 static size_t grown_size(size_t now, size_t bytes)
 {
     size_t more = bytes + bytes / 8, step = now + now / 2;
@@ -12,7 +12,7 @@ static size_t grown_size(size_t now, size_t bytes)
     return ep_net_whole_pages(more > step ? more : step);
 }
 
-/* Bytes that are new when both have at least `bytes`. */
+/* The bytes to be allocated so that both have at least `bytes`. */
 static size_t count_new(const struct cuda_arenas *arenas, size_t bytes, bool ahead)
 {
     size_t all = 0;
@@ -30,7 +30,7 @@ static bool exceeds(const struct cuda_arenas *arenas, size_t more)
 
 static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
 {
-    /* Near the limit without room for what may come. */
+    /* Near the limit, without headroom. */
     bool reserve_ahead = ahead && !exceeds(arenas, count_new(arenas, bytes, true));
     size_t more = count_new(arenas, bytes, reserve_ahead);
 

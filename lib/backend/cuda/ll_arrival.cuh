@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_arrival.cuh - the receiving half of a low-latency dispatch: numbers of rows, then slots, which warps pack. Before
- * it what the sending half needs, too: teams of threads, and where numbers and slots are.
+ * ll_arrival.cuh - the receiving half of a low-latency dispatch: warps wait for the row counts, then pack the slots as
+ * they arrive. Also what the sending half shares with it: teams of threads, and the addresses of counts and slots.
  */
 #ifndef EP_CUDA_LL_ARRIVAL_CUH
 #define EP_CUDA_LL_ARRIVAL_CUH
@@ -11,29 +11,29 @@
 #include <epkit/types.h>
 
 #define FEW_BLOCKS 8
-#define VECTORS_IN_FLIGHT 8 /* vectors of a lane on their way at once */
+#define VECTORS_IN_FLIGHT 8 /* loads in flight per lane */
 
-/* Threads of a block that work together: whole warps, with a barrier of their own. */
+/* Whole warps of a block that work together, with a named barrier of their own. */
 struct team {
     int thread, threads;
     int barrier; /* TEAM_... */
 };
 
-enum { TEAM_ALL /* that of __syncthreads() */, TEAM_SENDS, TEAM_RECEIVES, TEAM_JOINS };
+enum { TEAM_ALL /* the barrier of __syncthreads() */, TEAM_SENDS, TEAM_RECEIVES, TEAM_JOINS };
 
 __device__ __forceinline__ team whole_block()
 {
     return {(int)threadIdx.x, (int)blockDim.x, TEAM_ALL};
 }
 
-/* By whole warps: their lanes come together before each of these. */
+/* Called by whole warps, whose lanes converge before each of these. */
 __device__ __forceinline__ void team_sync(const team &t)
 {
     __syncwarp();
     asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
 }
 
-/* At the barrier of a team without waiting there. */
+/* Arrives at the barrier of a team without waiting. */
 __device__ __forceinline__ void team_arrive(const team &t)
 {
     __syncwarp();
@@ -55,7 +55,7 @@ __device__ __forceinline__ bool team_and(const team &t, bool value)
     return all;
 }
 
-/* Rows that the source has for each expert of `rank`, and its format; each in a word with the number of the call. */
+/* The row counts of the source for each expert of `rank`, then its format; each word carries the number of the call. */
 __device__ inline uint64_t *counts_of(const cuda_ll &ll, const ll_call &call, int rank, int source)
 {
     int64_t at = (call.dispatch & 1) * (int64_t)ll.waits.nranks + source;
@@ -74,14 +74,17 @@ __device__ inline uint64_t *slot_flag_of(const cuda_ll &ll, int rank, int source
     return ll_at<uint64_t>(ll, rank, source, ll.slot_flag_at) + (int64_t)source * ll.segment_tokens + t;
 }
 
-/* What the receiving warps of a block share. */
+/* Shared by the receiving warps of a block. */
 struct receive_state {
-    int32_t before[EP_MAX_EXPERTS]; /* [source][local expert] rows of the sources before */
-    int next;                       /* of the block's parts of slots the first that no warp has taken */
+    int32_t before[EP_MAX_EXPERTS]; /* [source][local expert] rows of the lower sources */
+    int next;                       /* the next part of a slot that no warp of the block has claimed */
     bool active;                    /* false: there is nothing to receive here */
 };
 
-/* What the source tells of its rows for expert i of this rank; i = n_local: the format. False: leave. */
+/*
+ * Waits for the row count of the source for local expert i; i = n_local: for its format. Returns false if the kernel
+ * must exit.
+ */
 __device__ inline bool receive_count(const cuda_ll &ll, const ll_call &call, int source, int i, int32_t &count)
 {
     const uint64_t *word = counts_of(ll, call, ll.waits.rank, source) + i;
@@ -94,7 +97,7 @@ __device__ inline bool receive_count(const cuda_ll &ll, const ll_call &call, int
     return true;
 }
 
-/* Do all want the same format? Slots are large enough for any, so that rows may be on their way meanwhile. */
+/* Do all ranks use the same format? Slots are large enough for any format, so rows may already be in flight. */
 __device__ inline bool compare_formats(const cuda_ll_dispatch &d, const ll_call &call, int source)
 {
     int32_t format;
@@ -108,7 +111,10 @@ __device__ inline bool compare_formats(const cuda_ll_dispatch &d, const ll_call 
     return format == d.format;
 }
 
-/* Rows of the sources before each one, and what the caller learns of all, if this block `tells`. False: leave. */
+/*
+ * Computes the prefix sums of the row counts over the sources; the block that `reports` writes the caller's outputs.
+ * Returns false if the kernel must exit.
+ */
 __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call, int32_t *before, bool reports,
                                   const team &by)
 {
@@ -116,7 +122,7 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
     int n = ll.waits.nranks;
     bool ok;
 
-    /* Of so many ranks as threads none is left for it alone. */
+    /* With as many ranks as threads, no thread is left for this check alone. */
     if (LL_MANY)
         ok = (by.thread || may_begin(ll.waits, ll.waits.done_phase)) &&
              (!reports || compare_formats(d, call, by.thread));
@@ -128,7 +134,7 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
         before[i] = 0;
         if (!is_masked(call, i / ll.n_local))
             ok = receive_count(ll, call, i / ll.n_local, i % ll.n_local, before[i]);
-        /* Rows are placed behind so many: a source has at most one for each of its tokens. */
+        /* The count is used as an offset of rows: a source has at most one row per token. */
         if (ok && (uint32_t)before[i] > (uint32_t)ll.max_tokens) {
             set_failure(ll.waits, CUDA_FAILED_MISMATCH, i / ll.n_local, ll.waits.done_phase);
             ok = false;
@@ -155,7 +161,7 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
     return true;
 }
 
-/* Vectors of the row in a slot, every WARP-th from `base` on. */
+/* Loads vectors of the row in a slot, every WARP-th one from `base` on. */
 __device__ inline void load_row(const cuda_ll_dispatch &d, const unsigned char *slot, int base, int end,
                                 uint4 (&v)[VECTORS_IN_FLIGHT])
 {
@@ -168,8 +174,8 @@ __device__ inline void load_row(const cuda_ll_dispatch &d, const unsigned char *
 }
 
 /*
- * Vectors begin .. end of the row to where each of the lanes in `votes` has its `row`. By all lanes; `v` holds the
- * first of them.
+ * Stores vectors begin .. end of the row to the `row` of each lane in `votes`. Called by all lanes; `v` holds the first
+ * vectors.
  */
 __device__ inline void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row,
                                 int begin, int end, int lane, uint4 (&v)[VECTORS_IN_FLIGHT])
@@ -191,7 +197,7 @@ __device__ inline void pack_row(const cuda_ll_dispatch &d, const unsigned char *
     }
 }
 
-/* Where the scales of a row of an expert begin. */
+/* Offset of the scales of a row of an expert. */
 __device__ __forceinline__ int64_t scales_of(const cuda_ll_dispatch &d, int expert, int64_t row)
 {
     int64_t rows = (int64_t)d.ll.waits.nranks * d.ll.max_tokens, words = d.ll.hidden / (d.packed ? 512 : 128);
@@ -199,7 +205,10 @@ __device__ __forceinline__ int64_t scales_of(const cuda_ll_dispatch &d, int expe
     return expert * rows * words + (row - expert * rows) * d.scale_stride_token;
 }
 
-/* The scales of a row, loaded once however many places it has. `at`: scales_of() this lane's. By all lanes. */
+/*
+ * Stores the scales of a row to each lane in `votes`; they are loaded once. `at`: scales_of() for this lane. Called by
+ * all lanes.
+ */
 __device__ inline void pack_scales(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t at,
                                    int lane)
 {
@@ -219,14 +228,14 @@ __device__ inline void pack_scales(const cuda_ll_dispatch &d, const unsigned cha
     }
 }
 
-/* Where the row of a slot's choice goes here. */
+/* The receive row of a slot's choice. */
 __device__ inline int64_t row_of(const cuda_ll_dispatch &d, const int32_t *before, int source, int2 choice)
 {
     return (int64_t)choice.x * d.ll.waits.nranks * d.ll.max_tokens + before[source * d.ll.n_local + choice.x] +
            choice.y;
 }
 
-/* Where choice k of the source's token t is here, for the combine; row -1: nowhere. */
+/* Records the receive row of choice k of the source's token t for the combine; -1: none. */
 __device__ inline void set_origin(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int k, int64_t row)
 {
     if (k < d.ll.topk)
@@ -235,17 +244,17 @@ __device__ inline void set_origin(const cuda_ll_dispatch &d, const ll_call &call
         d.recv_source[row] = t;
 }
 
-/* Waits for one slot and packs a part of what is in it. By all lanes; false: leave. */
+/* Waits for a slot and packs a part of it. Called by all lanes. Returns false if the kernel must exit. */
 __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, const int32_t *before, int source,
                                     int t, int part, int parts, int lane)
 {
     const cuda_ll &ll = d.ll;
     int me = ll.waits.rank, vectors = ll.hidden / (d.fp8 ? 16 : 8);
-    int share = (vectors / parts + WARP - 1) / WARP * WARP; /* whole rounds of the warp */
+    int share = (vectors / parts + WARP - 1) / WARP * WARP; /* a multiple of the warp size */
     int begin = part * share, end = part == parts - 1 ? vectors : min(begin + share, vectors);
     const unsigned char *slot = slot_of(ll, me, source, t);
     const uint64_t *flag = slot_flag_of(ll, me, source, t);
-    uint64_t value = load_acquire(flag); /* by all lanes, so that each may read behind it */
+    uint64_t value = load_acquire(flag); /* by all lanes, so that each may read what the flag covers */
     int2 choice = make_int2(-1, 0);
     int64_t row = 0;
     uint32_t votes;
@@ -263,11 +272,11 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
             set_origin(d, call, source, t, lane, -1);
         return true;
     }
-    /* The row is on its way while it is found out where it goes. */
+    /* Load the row while its destinations are computed. */
     load_row(d, slot, begin + lane, end, v);
     if (lane < ll.topk)
         choice = __ldcg(reinterpret_cast<const int2 *>(slot) + lane);
-    /* Of the group: only those of this rank are packed here. */
+    /* Experts of the group to those of this rank; the others are packed elsewhere. */
     choice.x -= me * ll.n_local;
     choice.x = choice.x < ll.n_local ? choice.x : -1;
     if (choice.x >= 0 && (uint32_t)choice.y >= (uint32_t)ll.max_tokens) {
@@ -285,15 +294,15 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
     return true;
 }
 
-/* Of many blocks the last one tells the caller how many rows there are, and does nothing else. */
+/* With many blocks the last one only reports the row counts to the caller. */
 __device__ __forceinline__ bool has_report_block()
 {
     return gridDim.x > FEW_BLOCKS;
 }
 
 /*
- * Without masking: adds the time until all slots of each rank were here. Of a slot that is here when it is looked at
- * the time is not known, and not the last. By a team; false: leave.
+ * Without masking: adds the time until all slots of each rank were here. If a slot is here when it is first checked,
+ * its time is not known, but then it was not the last. Called by a team. Returns false if the kernel must exit.
  */
 __device__ inline bool time_slots(const cuda_ll_dispatch &d, const ll_call &call, uint64_t begin, const team &by)
 {
@@ -319,7 +328,7 @@ __device__ inline bool time_slots(const cuda_ll_dispatch &d, const ll_call &call
     return ok;
 }
 
-/* Waits for the numbers of rows. With masking, by all threads, before that for the rows of all ranks that come. */
+/* Waits for the row counts. With masking, called by all threads, and waits for the rows of all ranks first. */
 __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, receive_state &state, const team &by)
 {
     const cuda_ll &ll = d.ll;
@@ -328,7 +337,7 @@ __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, re
     bool ok = !ll.masking || ll_sync(ll, call, &cuda_ll_segment::rows_ready, call.number, CUDA_LL_SYNC_RECEIVE,
                                      ll.waits.done_phase, d.wait_added);
 
-    /* Before the counts, which come with the rows: behind them nothing is left to wait for. */
+    /* Before the counts, which arrive with the rows: afterwards there would be nothing to wait for. */
     if (ok && reports && d.wait_added && !ll.masking)
         ok = time_slots(d, call, begin, by);
     ok = ok && sum_counts(d, call, state.before, reports, by);
@@ -339,18 +348,18 @@ __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, re
     team_sync(by);
 }
 
-/* Takes slots until there are no more. By a warp. */
+/* Claims and packs slots until none is left. Called by a warp. */
 __device__ inline void receive(const cuda_ll_dispatch &d, const ll_call &call, receive_state &state)
 {
     const cuda_ll &ll = d.ll;
     int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP;
     int blocks = (int)gridDim.x - has_report_block(), warps = blocks * (int)(blockDim.x / WARP);
-    /* Where slots are few, several warps share one, so that all multiprocessors have something to do. */
+    /* Where slots are few, several warps share one, so that all SMs have work. */
     int parts = max(1, min(CUDA_LL_MAX_PARTS, warps / (n * ll.max_tokens)));
 
     for (;;) {
         int claim = lane ? 0 : atomicAdd(&state.next, 1);
-        /* Neighbouring slots to different multiprocessors. */
+        /* Neighbouring slots go to different SMs. */
         int64_t i = (int64_t)__shfl_sync(ALL_LANES, claim, 0) * blocks + blockIdx.x, slot = i / parts;
         int source = (int)(slot % n);
 

@@ -1,31 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency combine. Sending: a rank adds up the rows that its experts have made of a token, and one row travels to
- * the token's owner. A warp makes a part of it: the copy engine brings the rows into shared memory, already before the
- * ranks have met, and stores the sum. The weights of other ranks' tokens travel ahead. A row that is the only one of
- * its token here goes as it is. Receiving: a block takes a token, waits for its rows, and adds them up in the order of
- * their first choices.
+ * Low-latency combine.
+ *
+ * Sending: a rank reduces the rows that its experts made of a token and sends one row to the token's owner. Each warp
+ * reduces a part of the row: the copy engine loads the rows into shared memory, even before the ranks have
+ * synchronised, and stores the sum. The weights of other ranks' tokens are sent ahead. If a token has a single row
+ * here, that row is sent unchanged.
+ *
+ * Receiving: each block claims a token, waits for its rows, and adds them up in the order of their first choices.
  */
 #include "backend/cuda/ll_sum.cuh"
 
-/* Bytes of each of a warp's two slots, for all rows of a piece together; of many ranks there are longer arrays beside.
+/*
+ * Bytes of each of a warp's two slots, which hold the tile of all rows to be reduced; with many ranks other arrays in
+ * shared memory are longer.
  */
 #define SLOT_BYTES (LL_MANY ? 6656 : 7168)
-#define TILE_ALIGN 8 /* vectors: pieces and parts of rows are multiples */
+#define TILE_ALIGN 8 /* vectors; tiles and parts of rows are multiples */
 #define SHARED_BYTES (CUDA_LL_THREADS / WARP * 2 * SLOT_BYTES)
 
 namespace
 {
 
 /*
- * What a choice has in place of its weight where the combine leaves its row out. A row is sent, and waited for, all the
- * same: its place is another row's in a later call.
+ * Replaces the weight of a choice that the combine omits. The row is sent and waited for all the same, because a later
+ * call uses its entry for another row.
  */
 #define WEIGHT_OMITTED 0xffffffffu
 
 /*
- * Is this thread's part of the routing that of the dispatch, less what it leaves out? All threads of each block
- * together look at everything, so that all blocks come to the same answer.
+ * Does this thread's part of the routing match that of the dispatch, except for omitted choices? The threads of each
+ * block together check everything, so that all blocks come to the same result.
  */
 __device__ bool matches_dispatch(const cuda_ll_combine &c, const ll_call &call)
 {
@@ -42,7 +47,7 @@ __device__ bool matches_dispatch(const cuda_ll_combine &c, const ll_call &call)
     return same;
 }
 
-/* As it travels. Of the NaNs one has a meaning of its own. */
+/* The bits that are sent. One NaN pattern is reserved for WEIGHT_OMITTED. */
 __device__ __forceinline__ uint32_t weight_bits(float weight)
 {
     uint32_t bits = __float_as_uint(weight);
@@ -52,7 +57,7 @@ __device__ __forceinline__ uint32_t weight_bits(float weight)
 
 /* --- sending ----------------------------------------------------------------------------------------------------- */
 
-/* Of all threads of the kernel. */
+/* Index among all threads of the kernel. */
 __device__ __forceinline__ int global_thread()
 {
     return (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -64,9 +69,9 @@ __device__ const uint64_t *weight_words(const cuda_ll &ll, int rank, int source,
 }
 
 /*
- * The weight of each choice to the rank that has the expert. Number of the call and weight are one word: so no flag has
- * to wait until they are there. By the first blocks, so that others that begin late hold nobody up. `first`: the weight
- * of this thread's first choice.
+ * Sends the weight of each choice to the rank of its expert. Each word holds the number of the call and the weight, so
+ * no flag is needed. The first blocks do it, so that blocks that start late delay nobody. `first`: the weight of this
+ * thread's first choice.
  */
 __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, float first)
 {
@@ -86,8 +91,8 @@ __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, floa
 }
 
 /*
- * A rank that slept in the middle of a call may find that `owner` has gone on without it, and that the row's place is
- * another rank's by now. Looked at right before each store, so that at most what is on its way then goes astray.
+ * A rank that was suspended during a call may find that `owner` has continued without it and uses the entry for the row
+ * of another rank. Checked directly before each store, so that at most the stores in flight go wrong.
  */
 __device__ bool is_masked_by_owner(const cuda_ll &ll, int owner)
 {
@@ -100,12 +105,12 @@ __device__ bool may_write_to(const cuda_ll &ll, int owner)
 }
 
 /*
- * What a warp sends: a part of the row of a token. Neighbours go to different multiprocessors, and to different ranks.
- * Where every choice has a row of its own, it has a warp of its own, too.
+ * What a warp sends: a part of a token's row. Neighbours go to different SMs and to different ranks. Without partial
+ * reduction each choice has a row, and an item, of its own.
  */
 struct item {
     uint32_t at;
-    int source, token, choice, part; /* choice -1: all */
+    int source, token, choice, part; /* choice -1: all choices */
 };
 
 __device__ item item_at(const cuda_ll &ll, uint32_t at)
@@ -116,13 +121,13 @@ __device__ item item_at(const cuda_ll &ll, uint32_t at)
     return {at, (int)(slots % n), (int)(slots / n), ll.no_partial_reduce ? (int)(rows % topk) : -1, (int)(at % parts)};
 }
 
-/* A piece of a share: as much as a slot holds of all rows that are added up. */
+/* A tile of an item: as many vectors as fit into a slot for all rows that are reduced. */
 struct tile {
     item of;
-    uint32_t votes;      /* choices whose rows are added up; 0: there is nothing more to send */
+    uint32_t votes;      /* choices whose rows are reduced; 0: there is nothing more to send */
     int32_t row;         /* of this lane's choice */
-    int at, end, length; /* vectors of a row: where, where the share ends, how many */
-    bool first;          /* of its share */
+    int at, end, length; /* vectors of a row: begin of the tile, end of the item, length of the tile */
+    bool first;          /* of its item */
 };
 
 __device__ __forceinline__ bool is_single(const tile &p)
@@ -137,7 +142,7 @@ __device__ int tile_length(const tile &p)
     return min(most, p.end - p.at);
 }
 
-/* Where the row of this lane's choice is, if the share has to do with it; -1: nowhere. */
+/* The receive row of this lane's choice, if the item covers it; -1: none. */
 __device__ int32_t origin_of(const cuda_ll &ll, const ll_call &call, const item &s, int lane)
 {
     bool asked = lane < ll.topk && (s.choice < 0 || s.choice == lane) && s.token < ll.max_tokens;
@@ -145,7 +150,9 @@ __device__ int32_t origin_of(const cuda_ll &ll, const ll_call &call, const item 
     return asked && !is_masked(call, s.source) ? __ldg(origins_of(ll, call, s.source, s.token) + lane) : -1;
 }
 
-/* The first piece of the share, or of the next one with rows here. `row`: origin_of() the share. By all lanes. */
+/*
+ * The first tile of the item, or of the next one that has rows here. `row`: origin_of() the item. Called by all lanes.
+ */
 __device__ tile find_tile(const cuda_ll &ll, const ll_call &call, item s, int32_t row, int lane)
 {
     int grains = ll.hidden / 8 / TILE_ALIGN;
@@ -178,16 +185,16 @@ __device__ tile next_tile(const cuda_ll &ll, const ll_call &call, const tile &p,
     return next;
 }
 
-/* A warp's two slots, and what it knows of the share that it sends. */
+/* The two slots of a warp, and the state of the item that it sends. */
 struct pipe_state {
     unsigned char *slots;
     uint64_t *full;
-    uint32_t parity; /* a bit for each slot */
+    uint32_t parity; /* one bit per slot */
     int lane;
     float weight;   /* of this lane's choice */
-    uint32_t kept;  /* choices whose rows are not left out, where a sum has several */
-    uint64_t *flag; /* of a share that is on its way; NULL: none */
-    int flag_owner; /* whose it is */
+    uint32_t kept;  /* choices that are not omitted; of an item with several rows */
+    uint64_t *flag; /* of an item in flight; NULL: none */
+    int flag_owner; /* the owner of that item's token */
 };
 
 __device__ __forceinline__ unsigned char *slot_at(const pipe_state &pipe, int slot)
@@ -195,7 +202,7 @@ __device__ __forceinline__ unsigned char *slot_at(const pipe_state &pipe, int sl
     return pipe.slots + slot * SLOT_BYTES;
 }
 
-/* The rows of a piece, one behind the other. By all lanes; the slot is free. */
+/* Loads the rows of a tile into a free slot, one after the other. Called by all lanes. */
 __device__ void load_tile(const cuda_ll_combine &c, const tile &p, pipe_state &pipe, int slot)
 {
     uint32_t bytes = (uint32_t)p.length * VECTOR;
@@ -216,7 +223,7 @@ __device__ void await_tile(pipe_state &pipe, int slot)
     pipe.parity ^= 1u << slot;
 }
 
-/* A row that the combine has kept alone of its token goes as it is, in place of the first. By all lanes. */
+/* Only one row of the token is not omitted: moves it unchanged to where the first one is. Called by all lanes. */
 __device__ void move_single(const tile &p, const pipe_state &pipe, int slot)
 {
     uint4 *rows = reinterpret_cast<uint4 *>(slot_at(pipe, slot));
@@ -228,7 +235,7 @@ __device__ void move_single(const tile &p, const pipe_state &pipe, int slot)
     __syncwarp();
 }
 
-/* In place of the first row of a piece the sum of all that are kept. By all lanes. */
+/* Replaces the first row of a tile by the sum of the rows that are not omitted. Called by all lanes. */
 __device__ void reduce_rows(const tile &p, const pipe_state &pipe, int slot)
 {
     uint4 *rows = reinterpret_cast<uint4 *>(slot_at(pipe, slot));
@@ -248,12 +255,12 @@ __device__ void reduce_rows(const tile &p, const pipe_state &pipe, int slot)
         if (i < p.length)
             rows[i] = round_vector(sum);
     }
-    /* The copy engine reads what the lanes have written, and writes where they have read. */
+    /* The copy engine reads what the lanes have written, and overwrites what they have read. */
     bulk_fence_shared();
     __syncwarp();
 }
 
-/* The weights that a share's first piece needs. By all lanes; false: leave. */
+/* Waits for the weights of an item, at its first tile. Called by all lanes. Returns false if the kernel must exit. */
 __device__ bool await_weights(const cuda_ll &ll, const ll_call &call, const tile &p, pipe_state &pipe)
 {
     const uint64_t *word = weight_words(ll, ll.waits.rank, p.of.source, p.of.token) + pipe.lane;
@@ -268,7 +275,7 @@ __device__ bool await_weights(const cuda_ll &ll, const ll_call &call, const tile
     return true;
 }
 
-/* Tells the owner of the share before that it is there. By one lane. */
+/* Publishes the previous item to the owner of its token, once it is stored. Called by one lane. */
 __device__ void flag_item(const cuda_ll &ll, const ll_call &call, pipe_state &pipe)
 {
     if (!pipe.flag)
@@ -279,7 +286,7 @@ __device__ void flag_item(const cuda_ll &ll, const ll_call &call, pipe_state &pi
     pipe.flag = nullptr;
 }
 
-/* A piece to where its token's owner adds up. By one lane. */
+/* Stores a tile where the owner of its token reduces. Called by one lane. */
 __device__ void store_tile(const cuda_ll &ll, const ll_call &call, const tile &p, pipe_state &pipe, int slot)
 {
     int owner = p.of.source;
@@ -311,7 +318,7 @@ __device__ pipe_state pipe_init(unsigned char *slots, uint64_t *barriers)
     return pipe;
 }
 
-/* All that this warp has to send. `p`: the first piece, which is being fetched. */
+/* Sends all items of this warp. `p`: the first tile, which is being loaded. */
 __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p, pipe_state &pipe)
 {
     const cuda_ll &ll = c.ll;
@@ -321,7 +328,7 @@ __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p,
         tile next = next_tile(ll, call, p, pipe.lane);
 
         if (ok && next.votes) {
-            /* What was there before has been stored. */
+            /* The store of the slot's previous tile must have completed its reads. */
             if (pipe.lane == 0)
                 bulk_wait_all_read();
             __syncwarp();
@@ -330,7 +337,7 @@ __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p,
         await_tile(pipe, slot);
         if (!ok)
             break;
-        /* Before this one may have to wait for another rank. */
+        /* Before this item possibly waits for another rank. */
         if (p.first && pipe.lane == 0)
             flag_item(ll, call, pipe);
         if (p.first && !is_single(p))
@@ -347,16 +354,16 @@ __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p,
     }
     if (pipe.lane == 0) {
         flag_item(ll, call, pipe);
-        /* Not before the copy engine has done with the block's memory. */
+        /* The copy engine must have finished with the block's shared memory. */
         bulk_wait_all();
     }
     __syncwarp();
-    /* With masking nothing above ends early; without it what ends early has given up. */
+    /* With masking nothing above returns early; without it an early return has set a failure. */
     ll_notify_peers(ll, call, &cuda_ll_segment::rows_ready, true);
 }
 
 /*
- * Without masking: adds the time until the weights of each rank were here, which its partial sums wait for. As
+ * Without masking: adds the time until the weights of each rank were here, for which its partial sums wait. As
  * time_rows().
  */
 __device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
@@ -385,7 +392,10 @@ __device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
     return ok;
 }
 
-/* With masking behind the weights, so that no rank masks another one for waiting. By all threads of every block. */
+/*
+ * With masking the ranks synchronise after the weights, so that no rank masks another one that is itself waiting.
+ * Called by all threads of every block.
+ */
 __device__ bool sync_to_send(const cuda_ll_combine &c, ll_call &call)
 {
     const cuda_ll &ll = c.ll;
@@ -424,25 +434,25 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
         float weight;
 
         ll_begin(ll);
-        /* On their way together with the routing. */
+        /* Loads in flight together with those of the routing. */
         row = origin_of(ll, call, own, lane);
         weight = global_thread() < c.n_tokens * ll.topk ? __ldg(c.weights + global_thread()) : 0;
         if (!__syncthreads_and(matches_dispatch(c, call))) {
             ll_refuse(ll, c.queued, ll.waits.ready_phase);
             return;
         }
-        /* Not before the routing is known to be right: a call that is refused may come again with other weights. */
+        /* Only when the routing is known to be valid: a rejected call may be repeated with other weights. */
         if (!ll.no_partial_reduce) {
             send_weights(c, call, weight);
             ll_notify_peers(ll, call, &cuda_ll_segment::weights_ready, true);
         }
         pipe = pipe_init(slots, barriers);
         first = find_tile(ll, call, own, row, lane);
-        /* Not before the routing has come, which would have to wait behind all the rows. */
+        /* Only when the routing has been read, whose loads would otherwise queue behind all the rows. */
         if (first.votes)
             load_tile(c, first, pipe, 0);
         if (!sync_to_send(c, call)) {
-            /* Not before the copy engine has done with the block's memory. */
+            /* The copy engine must have finished with the block's shared memory. */
             if (first.votes)
                 await_tile(pipe, 0);
             return;

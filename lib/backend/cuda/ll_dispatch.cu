@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency dispatch. Sending: a block takes a token, quantises its row and makes the image of a slot in shared
- * memory, with the token's experts and its place among this rank's rows for each of them. The threads store it into
- * the slot of that token on each of its ranks, which is then flagged. The numbers of rows for each expert go ahead.
- * Receiving: from these numbers a row's place is known without the other rows, so each warp takes a slot, waits for its
- * flag and packs it. One half of a block's warps begins with the one, the other half with the other.
+ * Low-latency dispatch.
+ *
+ * Sending: each block claims a token, quantises its row, and builds the image of its slot in shared memory, with the
+ * token's experts and its index among this rank's rows for each of them. The threads store the image into the token's
+ * slot on each of its ranks, and set the flag of the slot. The row counts of each expert are sent ahead.
+ *
+ * Receiving: the counts determine each row's destination without the other rows, so each warp claims a slot, waits for
+ * its flag and packs it. Half of the warps of a block begin with sending, the other half with receiving.
  */
 #include "backend/cuda/ll_arrival.cuh"
 #include "backend/cuda/quantise.cuh"
@@ -12,19 +15,19 @@
 namespace
 {
 
-/* Of the token being sent. */
+/* The choices of the token being sent. */
 struct choices {
-    int before[CUDA_LL_MAX_TOPK];      /* tokens of this rank before it with the same expert */
-    uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the choice that has the expert; 0: none */
-    uint32_t ranks;                    /* all ranks, a bit for each; of many ranks: how many */
-    uint16_t rank[CUDA_LL_MAX_TOPK];   /* ... and which, from the first behind this one on */
+    int before[CUDA_LL_MAX_TOPK];      /* lower tokens of this rank with the same expert */
+    uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the choice of the expert; 0: none */
+    uint32_t ranks;                    /* mask of its ranks; with many ranks their number */
+    uint16_t rank[CUDA_LL_MAX_TOPK];   /* with many ranks: the ranks, starting after this one */
 };
 
 /* --- the routing ------------------------------------------------------------------------------------------------- */
 
 /*
- * Is every entry of this thread's part -1 or an expert that its token has once? All threads of each block together look
- * at everything, so that all blocks come to the same answer. A lane has one entry, its warp a few whole tokens.
+ * Is every entry of this thread's part -1 or an expert that is unique in its token? The threads of each block together
+ * check everything, so that all blocks come to the same result. Each lane has one entry, each warp a few whole tokens.
  */
 __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
 {
@@ -38,7 +41,7 @@ __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
         int narrow = (int)expert;
 
         valid &= expert >= -1 && expert < n_experts;
-        /* With each other one of the token. match.any takes much longer where all are different. */
+        /* Compare with every other choice of the token. match.any takes much longer where all are different. */
         for (int i = 1; i < topk; i++) {
             int other = lane % topk + i;
 
@@ -49,7 +52,7 @@ __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
     return valid;
 }
 
-/* An expert as it stands in the routing; -1 for none, and where that is not valid. */
+/* An expert of the routing; -1 also where the entry is not valid. */
 __device__ int read_expert(const cuda_ll_dispatch &d, int64_t at)
 {
     int64_t expert = read_choice(d.topk_idx, d.idx64, at);
@@ -57,7 +60,7 @@ __device__ int read_expert(const cuda_ll_dispatch &d, int64_t at)
     return expert >= 0 && expert < (int64_t)d.ll.n_local * d.ll.waits.nranks ? (int)expert : -1;
 }
 
-/* Blocks that tell the ranks how many rows come: those without a token, if there are any; from the last one on. */
+/* The number of blocks that send the row counts: those without a token, if there are any; counted from the last one. */
 __device__ int counting_blocks(const cuda_ll_dispatch &d)
 {
     int all = (int)gridDim.x, idle = all - min(all, d.n_tokens);
@@ -65,7 +68,7 @@ __device__ int counting_blocks(const cuda_ll_dispatch &d)
     return min(idle ? idle : all, d.ll.waits.nranks);
 }
 
-/* Counts of this rank's rows for each expert. By all threads. */
+/* Counts this rank's rows for each expert. Called by all threads. */
 __device__ void count_rows(const cuda_ll_dispatch &d, int32_t *bins)
 {
     int64_t n_experts = (int64_t)d.ll.n_local * d.ll.waits.nranks;
@@ -75,7 +78,7 @@ __device__ void count_rows(const cuda_ll_dispatch &d, int32_t *bins)
     __syncthreads();
 #pragma unroll 2
     for (int64_t i = threadIdx.x; i < (int64_t)d.n_tokens * d.ll.topk; i += blockDim.x) {
-        int expert = read_expert(d, i); /* the routing has not been checked yet */
+        int expert = read_expert(d, i); /* not checked yet */
 
         if (expert >= 0)
             atomicAdd(&bins[expert], 1);
@@ -84,9 +87,9 @@ __device__ void count_rows(const cuda_ll_dispatch &d, int32_t *bins)
 }
 
 /*
- * Each rank learns how many rows come for its experts, and in which format. Number of the call and count are one word:
- * so no flag has to wait until they are there. Before the ranks have met, else they would wait for the links behind the
- * rows of other blocks. The routing is valid. By the threads of the blocks that count.
+ * Sends each rank the row counts of its experts, and the format. Each word holds the number of the call and the count,
+ * so no flag is needed. Sent before the ranks synchronise: otherwise the counts would queue on the links behind the
+ * rows of other blocks. The routing is valid. Called by the threads of the counting blocks.
  */
 __device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, const int32_t *bins)
 {
@@ -102,13 +105,13 @@ __device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, cons
     }
 }
 
-/* What thread k of those that look at token t begins with. */
+/* Choice k of token t, loaded by thread k; -1: none. */
 __device__ int fetch_choice(const cuda_ll_dispatch &d, int t, int k)
 {
     return k < d.ll.topk && t < d.n_tokens ? read_expert(d, (int64_t)t * d.ll.topk + k) : -1;
 }
 
-/* Of many ranks: each rank of the token once, by the lane that has it first. By a warp. */
+/* With many ranks: lists each rank of the token once, by the lane of its first choice. Called by a warp. */
 __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
 {
     int lane = (int)threadIdx.x % WARP, me = ll.waits.rank, place = 0;
@@ -117,7 +120,7 @@ __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
     uint32_t votes = __ballot_sync(ALL_LANES, lists);
     int rotated = rank > me ? rank : rank + ll.waits.nranks;
 
-    /* Each rank begins with another one. */
+    /* Each rank starts with another destination. */
     for (uint32_t left = votes; left; left &= left - 1)
         place += __shfl_sync(ALL_LANES, rotated, __ffs((int)left) - 1) < rotated;
     if (lists)
@@ -127,8 +130,8 @@ __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
 }
 
 /*
- * The choices of token t, and how many tokens before have the same: into the image of its slot, and kept for the
- * combine. Each thread brings its fetch_choice().
+ * Writes the choices of token t, with the number of lower tokens that have the same expert, into the image of its slot,
+ * and keeps them for the combine. Each thread passes its fetch_choice().
  */
 __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, int t, int expert, choices &c,
                                 unsigned char *image, const team &by)
@@ -165,7 +168,7 @@ __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, 
     team_sync(by);
     if (k < topk)
         reinterpret_cast<int2 *>(image)[k] = make_int2(expert, c.before[k]);
-    /* For the next token, which is looked at behind another barrier. */
+    /* For the next token; a barrier follows before that is processed. */
     if (k < topk && expert >= 0)
         c.choice_of[expert] = 0;
     team_sync(by);
@@ -173,7 +176,7 @@ __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, 
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 
-/* Scales of four blocks, of which each lane has one. */
+/* The scales of four blocks, one per lane. */
 __device__ void store_scales(const cuda_ll_dispatch &d, unsigned char *image, int unit, bool active, float factor)
 {
     int lane = unit % WARP, block = unit / 8;
@@ -200,7 +203,7 @@ __device__ sixteen load_sixteen(const cuda_ll_dispatch &d, int t, int unit)
     return v;
 }
 
-/* `first`: what this thread has fetched of the row already. */
+/* `first`: the part of the row that this thread has prefetched. */
 __device__ void make_quantised(const cuda_ll_dispatch &d, unsigned char *image, int t, sixteen first, const team &by)
 {
     int units = d.ll.hidden / 16, all = (units + WARP - 1) / WARP * WARP;
@@ -222,7 +225,7 @@ __device__ uint4 load_eight(const cuda_ll_dispatch &d, int t, int unit)
     return unit < d.ll.hidden / 8 ? __ldg(row + unit) : uint4{};
 }
 
-/* `first`: what this thread has fetched of the row already, its first two units. */
+/* `first`: the part of the row that this thread has prefetched, its first two units. */
 __device__ void make_plain(const cuda_ll_dispatch &d, unsigned char *image, int t, sixteen first, const team &by)
 {
     int unit = by.thread;
@@ -233,7 +236,7 @@ __device__ void make_plain(const cuda_ll_dispatch &d, unsigned char *image, int 
                                                                         : load_eight(d, t, unit);
 }
 
-/* What a thread fetches of a token ahead of its turn. */
+/* What a thread prefetches of the next token. */
 struct prefetched {
     sixteen row;
     int expert;
@@ -254,13 +257,13 @@ __device__ prefetched prefetch(const cuda_ll_dispatch &d, int t, const team &by)
     return a;
 }
 
-/* Of a slot, without what a row of this format leaves of it. */
+/* The bytes of a slot that rows of this format use. */
 __host__ __device__ int image_bytes(const cuda_ll_dispatch &d)
 {
     return (int)d.ll.row_at + d.ll.hidden * (d.fp8 ? 1 : 2);
 }
 
-/* The image of token t's slot; complete when it returns. */
+/* Builds the image of token t's slot; it is complete on return. */
 __device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t, const prefetched &a, choices &c,
                            unsigned char *image, const team &by)
 {
@@ -271,7 +274,7 @@ __device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t
     prepare_choices(d, call, t, a.expert, c, image, by);
 }
 
-/* Of many ranks: is the rank in the list? */
+/* With many ranks: is the rank in the list? */
 __device__ inline bool has_rank(const choices &c, int rank)
 {
     bool has = false;
@@ -282,9 +285,10 @@ __device__ inline bool has_rank(const choices &c, int rank)
 }
 
 /*
- * Token t's slot to `ranks`, of which each rank begins with another one; of many ranks to those of the list in `c` that
- * are not masked. By stores of the threads: for several ranks at once the copy engine takes longer (a model on 4 GPUs,
- * 128 tokens: 16 instead of 13 us from the meeting to the last row, bf16 30 instead of 21).
+ * Stores the slot of token t to `ranks`; each rank starts with another destination. With many ranks: to those of the
+ * list in `c` that are not masked. Threads store it, because the copy engine takes longer with several destinations (a
+ * model on 4 GPUs, 128 tokens: 16 instead of 13 us from the synchronisation to the last row; bf16: 30 instead of 21
+ * us).
  */
 __device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const choices &c, int t, uint32_t ranks,
                            const unsigned char *image, const team &by)
@@ -303,14 +307,14 @@ __device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const
     }
 }
 
-/* Slots of tokens that there are not. Nothing is to be seen before their flags. */
+/* Flags the slots beyond n_tokens as empty. No data precedes these flags, so they need no release. */
 __device__ void send_empty_slot(const cuda_ll_dispatch &d, const ll_call &call, int t, int i)
 {
     if (i < d.ll.waits.nranks && !is_masked(call, i))
         *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
 }
 
-/* The tokens of this block; `image` is that of the first. */
+/* Sends the tokens of this block; `image` is that of the first. */
 __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choices &c, unsigned char *image,
                             const team &by)
 {
@@ -326,7 +330,7 @@ __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choi
         a = prefetch(d, next, by);
         store_slot(d, call, c, t, ranks, image, by);
         team_sync(by);
-        /* While the rows arrive, for which the flag has to wait. */
+        /* While the rows arrive, for which the flag must wait. */
         if (next < d.n_tokens)
             make_image(d, call, next, a, c, image, by);
         if (i < ll.waits.nranks && !is_masked(call, i))
@@ -342,7 +346,10 @@ __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c,
     ll_notify_peers(d.ll, call, &cuda_ll_segment::rows_ready, false, image_bytes(d));
 }
 
-/* All that can be done before the ranks have met, and their meeting. By all threads; false: leave. */
+/*
+ * Everything that can be done before the ranks synchronise, and the synchronisation. Called by all threads. Returns
+ * false if the kernel must exit.
+ */
 __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, int32_t *bins, unsigned char *image)
 {
     const cuda_ll &ll = d.ll;
@@ -386,8 +393,11 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
     const cuda_ll_segment *mine = ll_mine(ll);
     ll_call call = {mine->call + 1, mine->dispatches + 1, {}};
     bool sends = d.phases & CUDA_LL_SEND, receives = d.phases & CUDA_LL_RECEIVE;
-    /* So many threads begin with sending, and the others with receiving; 0: all do one after the other. With masking
-       nothing is received before it is known from whom; between nodes all threads of a block count as one. */
+    /*
+     * This many threads begin with sending, the others with receiving; 0: all threads do one after the other. With
+     * masking nothing is received before the participating ranks are known. Between nodes ll_notify_peers() needs all
+     * threads of a block.
+     */
     int half = sends && receives && !ll.masking && !ll.landing ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
     team all = whole_block(), joint = {i, 2 * half, TEAM_JOINS};
 
@@ -400,7 +410,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
         return;
     if (i >= half)
         await_counts(d, call, state, half ? team{i - half, half, TEAM_RECEIVES} : all);
-    /* Those who have sent join when it is known where rows go. Nobody waits for them. */
+    /* The senders join the receivers when the destinations of rows are known. Nobody waits for the senders. */
     if (i < half)
         team_sync(joint);
     else if (half)
@@ -425,7 +435,7 @@ cudaError_t LL_NAME(cuda_ll_dispatch_load)(int shared_bytes)
 
     if (error != cudaSuccess)
         return error;
-    /* Of which the kernel declares a part itself; an image begins at a multiple of 128. */
+    /* A part of the limit is used by static variables; an image is aligned to 128 bytes. */
     return cudaFuncSetAttribute(ep::LL_NAME(dispatch_ll), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 shared_bytes - (int)kernel.sharedSizeBytes - 128);
 }

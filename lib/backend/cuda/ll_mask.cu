@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Masks of low latency by the caller, in the order of the stream; and the barrier of the ranks that are not masked. */
+/* Low-latency masks set or queried by the caller in stream order, and the barrier of the ranks that are not masked. */
 #include "backend/cuda/lowlatency.cuh"
 
 namespace
 {
 
-/* A rank that is waited for again may go on. */
+/* Clears the mask of a rank on both sides. */
 __device__ void unmask_rank(const cuda_ll &ll, int rank)
 {
     cuda_ll_segment *mine = ll_mine(ll);
@@ -14,13 +14,13 @@ __device__ void unmask_rank(const cuda_ll &ll, int rank)
         return;
     *(volatile uint32_t *)&ll_peer(ll, rank)->masked_by[ll.waits.rank] = 0;
     atomicAnd(ll_word(mine->mask, rank), ~(1u << ll_shift(rank)));
-    /* Before the wait: what a masked rank is sent the proxy does not stay awake for. */
+    /* Before the wait: the proxy does not stay awake to send to a masked rank. */
     atomicAnd_system(ll_word(ll.report->mask, rank), ~(1u << ll_shift(rank)));
     __threadfence_system();
     ll_await_mask_sent(ll, rank, false);
 }
 
-/* One block, with a thread for each rank. */
+/* One block, one thread per rank. */
 __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ cuda_ll_mask m)
 {
     const cuda_ll &ll = m.ll;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __gri
                         : ll_wait_until(ll, ll_from(ll, i)->barriers + i, number, i, phase);
     else if (i == n)
         ok = may_begin(ll.waits, phase);
-    /* Of so many ranks as threads none is left for it alone. */
+    /* With as many ranks as threads, no thread is left for this check alone. */
     if (LL_MANY && i == 0 && n == BARRIER_THREADS)
         ok = may_begin(ll.waits, phase) && ok;
     if (__syncthreads_and(ok) && i == 0)

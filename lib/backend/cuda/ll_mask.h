@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_mask.h - sets of ranks that the host and kernels share, as words: rank r is bit r % 32 of word r / 32. Changed bit
- * by bit by atomic operations, so that a bit never takes others with it. For the host alone.
+ * ll_mask.h - sets of ranks shared between host and kernels: rank r is bit r % 32 of word r / 32. Bits are changed by
+ * atomic operations, so that concurrent changes of other bits are not lost. For the host only.
  */
 #ifndef EP_CUDA_LL_MASK_H
 #define EP_CUDA_LL_MASK_H

@@ -13,21 +13,22 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Rings of the streams: several of the largest rows. */
+/* Size of the streams' rings: several of the largest rows. */
 #define RING_BYTES ((size_t)1 << 20)
 #define LIVENESS_NS UINT64_C(10000000)
-#define DRAIN_NS UINT64_C(100000000) /* what a rank that is gone has sent is here by then */
-#define IDLE_NS UINT64_C(20000000)   /* between two looks while no call is under way */
-#define SPIN_NS UINT64_C(20000000)   /* since something moved or was launched, until it naps */
+#define DRAIN_NS UINT64_C(100000000) /* within this time everything that a dead or departed rank has sent is received  \
+                                      */
+#define IDLE_NS UINT64_C(20000000)   /* between polls while no call is in progress */
+#define SPIN_NS UINT64_C(20000000)   /* since the last progress or launch, before the proxy sleeps */
 /*
- * Between two looks for what kernels want: nothing announces when one begins that was queued, or launched with a graph.
- * While steps follow each other short ones, which grow while nothing comes.
+ * Sleeps between polls for work of the kernels: nothing announces a kernel that was queued before or is launched with a
+ * graph. Short while steps follow each other, then growing.
  */
 #define MIN_BACKOFF_NS UINT64_C(50000)
 #define MAX_BACKOFF_NS UINT64_C(1000000)
 
 #define RANGES 5
-/* Pinned memory: of a segment only what is used. */
+/* A segment in pinned memory; only the ranges in use are pinned. */
 struct pinned {
     unsigned char *base;
     size_t bytes;
@@ -38,41 +39,41 @@ struct pinned {
     int n_ranges;
 };
 
-/* A rank of another node. */
+/* A remote rank. */
 struct remote {
     struct pinned out;
     struct ll_sender sender;
-    uint64_t drain_since_ns; /* since when it is gone and nothing comes from it; 0: it is not gone */
+    uint64_t drain_since_ns; /* when it was found dead or departed and nothing more arrived; 0: it is connected */
     bool lost;
 };
 
 struct cuda_ll_net {
-    struct cuda_ll_net *next; /* of the communicator */
+    struct cuda_ll_net *next; /* list of the communicator */
     struct cuda_comm *cuda;
     const struct cuda_ll *device;
     struct cuda_ll_report *report;
     struct ep_streams *streams;
-    struct ll_wire wire; /* complete when it is opened */
+    struct ll_wire wire; /* set when the net is opened */
     struct pinned landing;
     struct remote *remotes; /* [rank] */
     int me, nranks;
     uint64_t liveness_ns;
-    bool broken; /* the proxy's own */
+    bool broken; /* used by the proxy only */
 
     pthread_t thread;
     bool started, unsent;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t launches; /* these under the lock */
+    uint64_t launches; /* protected by the lock, with what follows */
     bool stop;
     uint64_t backoff_ns;
     uint64_t limit_ns;
 };
 
-/* What a turn has done. */
+/* Results of make_progress(). */
 struct progress {
     bool moved;
-    bool more; /* messages that had come are not in the landing segment yet */
+    bool more; /* messages that have arrived are not in the landing segment yet */
 };
 
 static bool is_remote(const struct cuda_ll_net *net, int rank)
@@ -90,7 +91,7 @@ static bool is_masked(const struct cuda_ll_net *net, int rank)
     return ll_mask_has(net->report->mask, rank);
 }
 
-/* Something for it has not left. */
+/* Is there unsent data for the rank? */
 static bool has_unsent(struct cuda_ll_net *net, int rank)
 {
     const struct remote *remote = &net->remotes[rank];
@@ -100,7 +101,7 @@ static bool has_unsent(struct cuda_ll_net *net, int rank)
     return ll_wire_is_pending(&net->wire, &remote->sender) || !ep_streams_flushed_to(net->streams, rank);
 }
 
-/* That it is masked, or no longer, has left. */
+/* Records that the rank's new mask has been sent. */
 static void note_mask_sent(struct cuda_ll_net *net, int rank)
 {
     bool masked = net->remotes[rank].sender.last_words.masked & 1;
@@ -139,7 +140,10 @@ static bool is_disconnected(struct cuda_ll_net *net, int rank)
     return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
 }
 
-/* What a rank has sent is put into the landing segment before it is lost: whether that is enough the kernels know. */
+/*
+ * A rank counts as lost only when all that it sent is in the landing segment. The kernels decide whether that is
+ * enough.
+ */
 static void check_liveness(struct cuda_ll_net *net)
 {
     uint64_t now = ep_now_ns();
@@ -162,7 +166,7 @@ static void check_liveness(struct cuda_ll_net *net)
     }
 }
 
-/* One turn of everything. */
+/* Sends and receives once with every remote rank. */
 static ep_status make_progress(struct cuda_ll_net *net, struct progress *progress)
 {
     struct ep_group *group = &net->cuda->group;
@@ -185,25 +189,25 @@ static ep_status make_progress(struct cuda_ll_net *net, struct progress *progres
     return EP_OK;
 }
 
-/* Has the group failed? Then the kernels end or have ended by themselves. */
+/* The group has failed: the kernels end by themselves. */
 static bool has_failed(const struct cuda_ll_net *net)
 {
     return net->broken || __atomic_load_n(&net->cuda->report->abort, __ATOMIC_ACQUIRE);
 }
 
 /*
- * Under the lock. Nothing more is to be done before the communicator closes: `was_stopped` before a turn in which
- * nothing moved, so that the turn has seen what the last kernels wrote.
+ * Under the lock. Is nothing left to do before the communicator closes? `was_stopped`: before a pass without progress,
+ * so that this pass has seen what the last kernels wrote.
  */
 static bool may_end(const struct cuda_ll_net *net, bool was_stopped, bool moved)
 {
     return net->stop && (has_failed(net) || ep_now_ns() >= net->limit_ns || (was_stopped && !moved && !net->unsent));
 }
 
-/* Under the lock: until something changes or a while has passed. What comes meanwhile the network keeps. */
+/* Under the lock. Sleeps until a launch, a stop or the next poll; the network buffers what arrives. */
 static void wait_while_idle(struct cuda_ll_net *net)
 {
-    bool launched = net->launches && !has_failed(net); /* kernels may have begun since */
+    bool launched = net->launches && !has_failed(net); /* kernels may have started since */
     struct timespec until = ep_timespec(ep_now_ns() + (launched ? net->backoff_ns : IDLE_NS));
 
     pthread_cond_timedwait(&net->changed, &net->lock, &until);
@@ -219,7 +223,7 @@ static void *proxy_main(void *argument)
     pthread_mutex_lock(&net->lock);
     for (;;) {
         uint64_t launches = net->launches, asked = __atomic_load_n(&net->report->polls_requested, __ATOMIC_ACQUIRE);
-        /* By the clock, not by an event: a call of CUDA may wait for a kernel that waits for this thread. */
+        /* By the clock, not by a CUDA event: a CUDA call may wait for a kernel that waits for this thread. */
         bool idle = tries >= EP_BACKOFF_YIELDS && ep_now_ns() - moved_ns > SPIN_NS;
         bool was_stopped = net->stop, moved;
         struct progress progress = {.moved = false};
@@ -227,10 +231,13 @@ static void *proxy_main(void *argument)
         pthread_mutex_unlock(&net->lock);
         if (!has_failed(net) && make_progress(net, &progress) != EP_OK) {
             net->broken = true;
-            /* With masking the monitor does not look at what this rank has raised. */
+            /* With masking the monitor ignores failures that this rank has set. */
             cuda_stop_kernels(net->cuda);
         }
-        /* A rank may be masked by what is not there then, so everything that had come has to be there. */
+        /*
+         * A rank may be masked because its data is not here at this point, so all that has arrived must be stored
+         * first.
+         */
         if (!progress.more)
             __atomic_store_n(&net->report->polls_done, asked, __ATOMIC_RELEASE);
         moved = progress.moved;
@@ -265,7 +272,7 @@ void cuda_ll_net_launched(struct cuda_ll_net *net)
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-/* Whole pages, behind those of the ranges before. */
+/* In whole pages, after those of the previous ranges. */
 static void add_range(struct pinned *pinned, int64_t begin, int64_t bytes)
 {
     size_t from = ep_net_whole_pages((size_t)begin + 1) - ep_net_whole_pages(1),
@@ -276,7 +283,7 @@ static void add_range(struct pinned *pinned, int64_t begin, int64_t bytes)
     pinned->range[pinned->n_ranges++].end = end > last ? end : last;
 }
 
-/* Of the segment that stands for another rank: what this one writes. */
+/* The ranges of an outgoing segment that this rank writes. */
 static void list_ranges(const struct cuda_ll *device, int me, struct pinned *pinned)
 {
     int64_t tokens = device->segment_tokens;
@@ -322,7 +329,7 @@ static ep_status pin(struct cuda_comm *cuda, struct pinned *pinned, size_t bytes
         pinned->range[i].registered = true;
         atomic_fetch_add(&cuda->ll_net_bytes, range_bytes(pinned, i));
         CUDA_TRY(cudaHostGetDevicePointer(&device, begin, 0));
-        /* Kernels find all ranges from one address. */
+        /* Kernels address all ranges relative to one base. */
         if (device != begin)
             return ep_fail(EP_E_UNSUPPORTED, "ep_ll_new: low latency between nodes needs GPUs that use addresses of "
                                              "pinned memory as they are, which this one does not");
@@ -330,7 +337,7 @@ static ep_status pin(struct cuda_comm *cuda, struct pinned *pinned, size_t bytes
     return EP_OK;
 }
 
-/* `used`: the network may still read it, so it stays. */
+/* `used`: the network may still read the memory, so it is not freed. */
 static void unpin(struct cuda_comm *cuda, struct pinned *pinned, bool used)
 {
     if (used)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_net.h - low latency between nodes: for each rank of another node a segment in pinned host memory, into which the
- * kernels write as into that of a rank of this node, and a landing segment, which they read as their own. A thread of
- * each ep_ll, its proxy, sends what the kernels have written, and puts what comes at the same offsets of the landing
- * segment. The thread knows calls by the words of the segments alone.
+ * ll_net.h - low latency between nodes. Each remote rank has an outgoing segment in pinned host memory, into which the
+ * kernels write as into the segment of a rank of this node. A landing segment, also pinned, receives what remote ranks
+ * send, and the kernels read it as they read their own segment. Each ep_ll has a proxy thread, which sends what the
+ * kernels have written and stores what arrives at the same offsets of the landing segment. It learns of calls only from
+ * the headers of the segments.
  */
 #ifndef EP_CUDA_LL_NET_H
 #define EP_CUDA_LL_NET_H
@@ -13,29 +14,31 @@
 
 struct cuda_ll_net;
 
-/* Of host memory, besides the segment of `bytes` that `device` describes; 0 on one node. */
+/* Host memory in bytes, in addition to the segment of `bytes` that `device` describes; 0 on one node. */
 size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t bytes);
-/* What needs no peer. Tells `device` of the landing segment. *ret_net is to be closed in each case. */
+/* The part that needs no peer. Sets device->landing. *ret_net must be closed, on failure too. */
 ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
                               struct cuda_ll_net **ret_net);
-/* Where this rank writes for each rank of another node: ret_reach [R], of which nothing else is touched. net NULL:
-   nothing. */
+/*
+ * The outgoing segments: sets ret_segments [R] for remote ranks and leaves the other entries. Does nothing if net is
+ * NULL.
+ */
 void cuda_ll_net_get_segments(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_segments);
-/* Collective; `device` of the preparation is complete. Starts the thread. */
+/* Collective; `device`, which cuda_ll_net_prepare() was given, must be complete. Starts the proxy. */
 ep_status cuda_ll_net_open(struct cuda_ll_net *net);
 /*
- * A kernel of the ep_ll is in a stream, or in a graph: from now on the thread looks whether there is something to do,
- * each millisecond at least. net NULL: nothing.
+ * A kernel of the ep_ll was added to a stream or to a graph: from now on the proxy polls at least once per millisecond.
+ * Does nothing if net is NULL.
  */
 void cuda_ll_net_launched(struct cuda_ll_net *net);
 /*
- * No kernel of it runs any more. Ends the thread; what the peers still wait for is sent before, for as long as the
- * deadline of the communicator, unless the group has failed.
+ * Stops the proxy when no kernel of it runs any more. First sends what peers still wait for, until the deadline of the
+ * communicator; not if the group has failed.
  */
 void cuda_ll_net_stop(struct cuda_ll_net *net);
-/* The same, and frees everything. */
+/* Stops the proxy and frees everything. */
 void cuda_ll_net_close(struct cuda_ll_net *net);
-/* Of all ep_ll that were not freed. */
+/* Stops the proxies of all ep_ll that were not freed. */
 void cuda_ll_nets_stop(struct cuda_comm *cuda);
 
 #endif

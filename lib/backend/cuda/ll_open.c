@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low latency on GPUs: how large segments are, and how an ep_ll begins and ends. */
+/* Low latency on GPUs: the layout of segments, and opening and closing an ep_ll. */
 #include "backend/cuda/ll_impl.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->topk = ll->config.topk;
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
-    /* With fewer rows than a call can have there are more parts, but never more than with those of a token alone. */
+    /* The maximum: calls with fewer rows use more parts, up to this. */
     device->parts = CUDA_LL_MAX_PARTS;
     device->scales_at = (k * 8 + 15) / 16 * 16;
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
@@ -40,13 +40,13 @@ size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device)
     return (size_t)at;
 }
 
-/* Kernels of ranks that are threads of one process run on one GPU at the same time, if they are: all must fit. */
+/* The kernels of ranks that are threads of one process may run on one GPU concurrently, and all must fit. */
 int cuda_ll_sms(const struct cuda_comm *cuda)
 {
     return cuda->all_sms / cuda->sharing ? cuda->all_sms / cuda->sharing : 1;
 }
 
-/* So that tests see the kernels of many ranks with few, too. Either kernels give the same bits. */
+/* Lets tests run the kernels of many ranks with few. The results are bitwise identical. */
 static bool many_is_forced(void)
 {
     const char *value = getenv("EPKIT_CUDA_LL_MANY");
@@ -54,7 +54,7 @@ static bool many_is_forced(void)
     return value && strcmp(value, "1") == 0;
 }
 
-/* A segment that a former ep_ll has left, or a new one. */
+/* Acquires the segment of an ep_ll that was freed, or allocates a new one. */
 static ep_status acquire_segment(struct cuda_comm *cuda, size_t bytes, struct cuda_ll_cached_segment **ret_place)
 {
     struct cuda_ll_cached_segment *empty = NULL;
@@ -79,7 +79,7 @@ static ep_status acquire_segment(struct cuda_comm *cuda, size_t bytes, struct cu
     return EP_OK;
 }
 
-/* What the kernels can number. */
+/* The kernels' index ranges. */
 static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, const char *call)
 {
     int64_t rows = config->max_tokens;
@@ -90,7 +90,7 @@ static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, 
     if (config->topk > CUDA_LL_MAX_TOPK)
         return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
                        config->topk, CUDA_LL_MAX_TOPK);
-    /* Kernels number rows and what warps do by 32 bits. */
+    /* Kernels use 32-bit indices for rows and for the items of warps. */
     if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * CUDA_LL_MAX_PARTS > INT32_MAX)
         return ep_fail(EP_E_UNSUPPORTED,
                        "%s: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
@@ -135,11 +135,13 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
     impl->blocks = cuda_ll_sms(cuda);
     if (cuda_crosses_nodes(cuda))
         EP_TRY(cuda_ll_net_prepare(ll, &impl->device, bytes, impl->report, &impl->net));
-    /* What an earlier ep_ll has queued is over before the peers hear of this one. */
+    /* Work queued by an earlier ep_ll must end before the peers learn of this one. */
     return cuda_drain(cuda);
 }
 
-/* Where segments are, for the kernels: of up to CUDA_LL_FEW_RANKS ranks in their arguments, and in the own one always.
+/*
+ * Passes the addresses of the segments to the kernels: up to CUDA_LL_FEW_RANKS in their arguments, and all in a table
+ * in the own segment.
  */
 static ep_status publish_segments(struct cuda_ll_impl *impl, struct cuda_ll_segment **segments)
 {
@@ -158,7 +160,7 @@ static ep_status publish_segments(struct cuda_ll_impl *impl, struct cuda_ll_segm
     return EP_OK;
 }
 
-/* Behind the first meeting nobody writes into the segment any more, and behind the second one somebody may. */
+/* After the first barrier no rank writes into the segment any more; after the second one peers may. */
 static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_address *all)
 {
     struct cuda_ll_segment *segments[CUDA_LL_MAX_RANKS] = {NULL};
@@ -187,7 +189,7 @@ static void free_impl(struct cuda_ll_impl *impl)
 {
     if (impl->done)
         cudaEventDestroy(impl->done);
-    cuda_ll_net_close(impl->net); /* which uses the report */
+    cuda_ll_net_close(impl->net); /* it uses the report */
     cudaFreeHost(impl->report);
     cuda_pool_free(impl->cuda, &impl->combine_buffer);
     if (impl->place)
@@ -218,7 +220,7 @@ ep_status cuda_ll_open(ep_ll *ll)
     if (status == EP_OK && !cuda_find(cuda, impl->place->memory, 1, &where))
         status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not where it was");
     status = ep_group_ll_exchange(ll, status, &where, all);
-    if (status == EP_OK && impl->place) /* which no rank is without when all have met without a failure */
+    if (status == EP_OK && impl->place) /* every rank has a segment if the exchange has succeeded */
         status = clear_and_map(impl, all);
     if (cuda_crosses_nodes(cuda)) {
         status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
@@ -246,7 +248,7 @@ void cuda_ll_close(ep_ll *ll)
         return;
     cuda = impl->cuda;
     if (cuda_scope_begin(cuda, &scope) == EP_OK) {
-        /* Kernels that wait for a peer have a deadline; of a failed group many may be queued, each with its own. */
+        /* Each kernel that waits for a peer has a deadline of its own; in a failed group many may be queued. */
         if (atomic_load(&ll->comm->failed))
             cuda_stop_kernels(cuda);
         cuda_drain(cuda);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_segment.h - the words at the beginning of a segment of low latency: for kernels, and for what sends them to other
- * nodes. No header of CUDA.
+ * ll_segment.h - the header of a low-latency segment, for kernels and for the proxy that sends it to other nodes.
+ * Includes no CUDA header.
  */
 #ifndef EP_CUDA_LL_SEGMENT_H
 #define EP_CUDA_LL_SEGMENT_H
@@ -9,60 +9,61 @@
 #include <stdint.h>
 
 /*
- * Of the group. With up to CUDA_LL_FEW_RANKS of them a mask is one word, and kernels are compiled for that; for more
- * there are kernels of their own, in which a thread of a block waits for each rank: hence the limit.
+ * Ranks of the group. Up to CUDA_LL_FEW_RANKS a mask is one word and fits in a register. More ranks have kernels of
+ * their own, in which each rank is waited for by one thread of a block, hence the limit.
  */
 #define CUDA_LL_MAX_RANKS 512
 #define CUDA_LL_FEW_RANKS 32
 #define CUDA_LL_MASK_WORDS (CUDA_LL_MAX_RANKS / 32) /* rank r: bit r % 32 of word r / 32 */
-#define CUDA_LL_MAX_PARTS 8                         /* of a row, each with a warp of its own, where rows are few */
+#define CUDA_LL_MAX_PARTS 8                         /* of a row, each with a warp of its own; used where rows are few */
 
-/* Between nodes: what a call has for a rank of another node, in the segment that stands for that rank here. */
+/* Between nodes: describes a call to the proxy, in the outgoing segment of a remote rank. */
 struct cuda_ll_desc {
-    uint64_t number; /* of the call; written before the word that says that all is there */
-    int32_t combine; /* its kind */
+    uint64_t number; /* of the call; written before rows_ready or weights_ready */
+    int32_t combine; /* 1: combine, 0: dispatch */
     int32_t max_tokens, parts;
-    int32_t image_bytes; /* of a slot: without what a row of this format leaves of it */
+    int32_t image_bytes; /* bytes of a slot that rows of this format use */
     int32_t parity;      /* of the dispatch */
     int32_t unused;
 };
 
 enum { CUDA_LL_DESC_WEIGHTS = 2, CUDA_LL_DESCS = 3 }; /* 0 and 1: rows of a call, by the parity of its number */
 
-/* Where the ranks of a call meet. Each has a verdict of its own. */
+/* Points where the ranks of a call synchronise. Each has a decision of its own on who takes part. */
 enum { CUDA_LL_SYNC_SEND, CUDA_LL_SYNC_RECEIVE, CUDA_LL_SYNCS };
 
-#define CUDA_LL_EVENT_LOST 1u /* of `events`: a rank of another node is lost */
-#define CUDA_LL_EVENT 2u      /* what is added, behind what has changed */
+#define CUDA_LL_EVENT_LOST 1u /* bit of `events`: a remote rank is lost */
+#define CUDA_LL_EVENT 2u      /* added to `events` after each change */
 
-/* Beginning of a segment. [source]: that rank writes it. */
+/* Header of a segment. [source]: written by that rank. */
 struct cuda_ll_segment {
-    uint64_t completed[CUDA_LL_MAX_RANKS];     /* [source] calls that it has completed */
-    uint64_t weights_ready[CUDA_LL_MAX_RANKS]; /* [source] the weights of its tokens are here; with masking, or between
-                                                  nodes */
-    uint64_t rows_ready[CUDA_LL_MAX_RANKS];    /* [source] all of its rows of this call are here; as above */
+    uint64_t completed[CUDA_LL_MAX_RANKS];     /* [source] the last call that it has completed */
+    uint64_t weights_ready[CUDA_LL_MAX_RANKS]; /* [source] the last call for which all of its weights are here; with
+                                                  masking, or between nodes */
+    uint64_t rows_ready[CUDA_LL_MAX_RANKS];    /* [source] the last call for which all of its rows are here; as above */
     uint32_t masked_by[CUDA_LL_MAX_RANKS];     /* [source] it has masked this rank */
-    uint64_t barriers[CUDA_LL_MAX_RANKS];      /* [source] barriers that it has come to */
-    uint64_t received[CUDA_LL_MAX_RANKS]; /* [source] messages that have come from it; only in the landing segment */
-    uint32_t events; /* CUDA_LL_EVENT for each message that has come, | CUDA_LL_EVENT_LOST; in the landing
-                        segment. The owner's own: the same, as far as a kernel has seen it */
+    uint64_t barriers[CUDA_LL_MAX_RANKS];      /* [source] the last barrier that it has reached */
+    uint64_t received[CUDA_LL_MAX_RANKS];      /* [source] messages received from it; only in the landing segment */
+    uint32_t events; /* In the landing segment: CUDA_LL_EVENT for each message received, | CUDA_LL_EVENT_LOST. In the
+                        own segment: its value as last seen by a kernel */
     uint32_t unused;
-    struct cuda_ll_desc desc[CUDA_LL_DESCS]; /* only in segments that stand for ranks of other nodes */
+    struct cuda_ll_desc desc[CUDA_LL_DESCS]; /* only in outgoing segments */
 
-    /* The owner's own. */
-    uint64_t call;                            /* the last that is complete */
-    uint64_t dispatches, combines;            /* that are complete */
-    uint64_t last_dispatch, last_combine;     /* their calls */
-    uint64_t barrier;                         /* the last that is complete */
-    uint64_t polls_requested;                 /* as in struct cuda_ll_report */
-    uint64_t decision[CUDA_LL_SYNCS];         /* call << 32 | mask[0], of each meeting; with masking, or many ranks */
-    uint32_t mask[CUDA_LL_MASK_WORDS];        /* ranks that are masked */
-    uint32_t remote_lost[CUDA_LL_MASK_WORDS]; /* as in struct cuda_ll_report, as far as a kernel has seen it */
-    uint32_t events_lease; /* of the lease of the thread that watches `events` of the landing segment */
-    uint32_t blocks[3];    /* of the running kernel that have sent rows, ended, sent weights */
+    /* Written by the owner. */
+    uint64_t call;                        /* the last complete one */
+    uint64_t dispatches, combines;        /* number of complete ones */
+    uint64_t last_dispatch, last_combine; /* the last complete call of each kind */
+    uint64_t barrier;                     /* the last complete one */
+    uint64_t polls_requested;             /* as in struct cuda_ll_report */
+    uint64_t decision[CUDA_LL_SYNCS];  /* call << 32 | mask[0] at each sync point; with masking, or with many ranks */
+    uint32_t mask[CUDA_LL_MASK_WORDS]; /* ranks that are masked */
+    uint32_t remote_lost[CUDA_LL_MASK_WORDS]; /* as in struct cuda_ll_report, as last seen by a kernel */
+    uint32_t events_lease; /* end of the lease of the thread that polls `events` of the landing segment */
+    uint32_t blocks[3];    /* of the running kernel: those that have sent rows, ended, sent weights */
 
-    /* The owner's own; of more than CUDA_LL_FEW_RANKS ranks alone. */
-    uint32_t decision_mask[CUDA_LL_SYNCS][CUDA_LL_MASK_WORDS]; /* ... of verdict, written before it */
+    /* Written by the owner, with more than CUDA_LL_FEW_RANKS ranks only. */
+    uint32_t decision_mask[CUDA_LL_SYNCS]
+                          [CUDA_LL_MASK_WORDS];            /* all words of the mask of `decision`; written before it */
     struct cuda_ll_segment *peer_table[CUDA_LL_MAX_RANKS]; /* [rank] as cuda_ll.peer; written before the first kernel */
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_sum.cuh - the receiving half of a low-latency combine: a block takes a token, waits for its rows, and adds them
- * up. Before it what the sending half needs, too.
+ * ll_sum.cuh - the receiving half of a low-latency combine: each block claims a token, waits for its rows and adds them
+ * up. Also what the sending half shares with it.
  */
 #ifndef EP_CUDA_LL_SUM_CUH
 #define EP_CUDA_LL_SUM_CUH
@@ -9,10 +9,10 @@
 #include "backend/cuda/lowlatency.cuh"
 #include "backend/cuda/sums.cuh"
 
-#define ROWS_IN_FLIGHT 4    /* rows of which a thread loads ... */
-#define VECTORS_IN_FLIGHT 2 /* ... so many vectors at once */
+#define ROWS_IN_FLIGHT 4    /* rows loaded at once by a thread, */
+#define VECTORS_IN_FLIGHT 2 /* and vectors of each */
 
-/* The choices of the dispatch that it answers. */
+/* The routing of the dispatch that the combine answers. */
 __device__ __forceinline__ const int32_t *index_of(const cuda_ll &ll, const ll_call &call)
 {
     return ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.segment_tokens * ll.topk);
@@ -30,12 +30,15 @@ __device__ inline void add_weighted(float (&sum)[8], uint4 v, float weight)
 }
 
 struct terms {
-    const uint4 *row[CUDA_LL_MAX_TOPK]; /* those that a token has */
+    const uint4 *row[CUDA_LL_MAX_TOPK]; /* the rows of a token */
     float weight[CUDA_LL_MAX_TOPK];
     int n;
 };
 
-/* The choices of its token that are on the same rank as this lane's; 0 where it has none that counts. By all lanes. */
+/*
+ * The choices of the lane's token on the same rank as the lane's own choice; 0 where that is not valid. Called by all
+ * lanes.
+ */
 __device__ inline uint32_t same_rank(const cuda_ll &ll, int rank)
 {
     uint32_t same = 0;
@@ -46,9 +49,9 @@ __device__ inline uint32_t same_rank(const cuda_ll &ll, int rank)
 }
 
 /*
- * Waits for the rows of token t, a warp for each of their parts, and lists them in the order of their first choices
- * that are kept. By all threads; false: leave. Of sums two deadlines: who has not sent one may be waiting for another
- * rank's weights, and is to say who that is.
+ * Waits for the rows of token t, one warp per part, and lists them in the order of their first kept choices. Called by
+ * all threads. Returns false if the kernel must exit. A partial sum gets two deadlines: its sender may itself be
+ * waiting for the weights of another rank, and must report that rank first.
  */
 __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
 {
@@ -69,7 +72,7 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
             int at = __popc(votes & ((1u << k) - 1)), sent_as = __ffs((int)group) - 1;
 
             terms.row[at] = ll_at<uint4>(ll, me, rank, ll.rows_at) + ((int64_t)t * ll.topk + sent_as) * (ll.hidden / 8);
-            /* Where several rows are added up already, their weights are in. */
+            /* A partial sum includes the weights already. */
             terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + place);
         }
         if (group && __ffs((int)group) - 1 == k)
@@ -81,7 +84,7 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
     return __syncthreads_and(ok);
 }
 
-/* The sums of vectors i, i + blockDim.x ... */
+/* Writes the sums of vectors i, i + blockDim.x ... */
 __device__ inline void sum_vectors(const terms &terms, int i, int end, uint4 *out)
 {
     float sum[VECTORS_IN_FLIGHT][8] = {};
@@ -108,7 +111,7 @@ __device__ inline void sum_vectors(const terms &terms, int i, int end, uint4 *ou
             out[i + k * (int)blockDim.x] = round_vector(sum[k]);
 }
 
-/* The rank whose row choice k of a token begins; -1: none. */
+/* The rank whose row is stored at choice k of a token; -1: none. */
 __device__ inline int rank_of_row(const cuda_ll &ll, const int32_t *index, int k)
 {
     int rank = index[k] < 0 ? -1 : index[k] / ll.n_local;
@@ -120,8 +123,9 @@ __device__ inline int rank_of_row(const cuda_ll &ll, const int32_t *index, int k
 }
 
 /*
- * Without masking: adds the time until all rows of each rank were here. Of a row that is here when it is looked at the
- * time is not known, and not the last. By all threads of a block; false: leave.
+ * Without masking: adds the time until all rows of each rank were here. If a row is here when it is first checked, its
+ * time is not known, but then it was not the last. Called by all threads of a block. Returns false if the kernel must
+ * exit.
  */
 __device__ inline bool time_rows(const cuda_ll_combine &c, const ll_call &call)
 {

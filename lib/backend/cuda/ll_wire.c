@@ -3,15 +3,16 @@
 
 #include <string.h>
 
-#define WEIGHTS_AT_ONCE 4096 /* of a message */
+#define WEIGHTS_AT_ONCE 4096 /* per message */
 
 enum ll_message_kind { MESSAGE_WORDS = 1, MESSAGE_COUNTS, MESSAGE_SLOT, MESSAGE_EMPTY, MESSAGE_WEIGHTS, MESSAGE_ROW };
 
-/* The head of each message, before a struct ll_words, or payload. */
+/* Header of each message, followed by a struct ll_words or the payload. */
 struct ll_message {
     uint64_t number; /* of the call */
     uint32_t kind;
-    uint32_t at, n; /* COUNTS: parity, words. SLOT: token, bytes. EMPTY, WEIGHTS: first, how many. ROW: its place */
+    uint32_t at,
+        n; /* COUNTS: parity, number of words. SLOT: token, bytes. EMPTY, WEIGHTS: first, number. ROW: its entry */
     uint32_t max_tokens, parts; /* of the call */
     uint32_t unused;
 };
@@ -76,14 +77,14 @@ static int64_t row_flag_at(const struct ll_wire *wire, int64_t place, int64_t pa
 
 /* --- sending ------------------------------------------------------------------------------------------------------ */
 
-/* A rank, and what there is for it. */
+/* A destination. */
 struct link {
     struct ep_streams *streams;
     int rank;
     struct ll_sender *sender;
 };
 
-/* False: not yet. */
+/* Returns false if the network accepts nothing at present. */
 static bool send_message(const struct link *to, enum ll_message_kind kind, int64_t at, int64_t n, int64_t offset,
                          int64_t bytes)
 {
@@ -99,7 +100,7 @@ static bool send_message(const struct link *to, enum ll_message_kind kind, int64
     return ep_stream_send(to->streams, to->rank, 0, &message, sizeof(message), &piece, bytes ? 1 : 0);
 }
 
-/* The words of the choices go as they are: each has the number of its call. */
+/* The words are sent unchanged: each holds the number of its call. */
 static bool send_weights(const struct ll_wire *wire, const struct link *to)
 {
     struct ll_task *task = &to->sender->task;
@@ -115,7 +116,7 @@ static bool send_weights(const struct ll_wire *wire, const struct link *to)
     return true;
 }
 
-/* Tokens from `first` on without a row there. */
+/* Number of tokens from `first` on that have no row there. */
 static int64_t count_empty(const struct ll_task *task, const uint64_t *flags, int64_t first)
 {
     int64_t n = 0;
@@ -125,7 +126,7 @@ static int64_t count_empty(const struct ll_task *task, const uint64_t *flags, in
     return n;
 }
 
-/* The counts first, then the slots. */
+/* The counts, then the slots. */
 static bool send_dispatch(const struct ll_wire *wire, const struct link *to)
 {
     struct ll_task *task = &to->sender->task;
@@ -163,9 +164,9 @@ static bool send_combine(const struct ll_wire *wire, const struct link *to)
 }
 
 /*
- * The next thing to send, if the kernels have written it. A call whose rows the kernels have not told is one in which
- * the rank was masked. Two calls can be told at most: the meeting of each waits until its rank has completed the last
- * one of its kind.
+ * Finds the next task that the kernels have published. If there is no descriptor of a call, the rank was masked in it.
+ * At most two calls can be pending: in each, the kernels wait until the rank has completed the previous call of the
+ * same kind.
  */
 static bool find_task(const struct ll_wire *wire, struct ll_sender *sender)
 {
@@ -209,7 +210,7 @@ static bool send_task(const struct ll_wire *wire, const struct link *to)
     return true;
 }
 
-/* As they are to be told now, when what they say is there has been sent. */
+/* The words to publish now: of weights and rows, what has been sent. */
 static struct ll_words words_for(const struct ll_wire *wire, const struct ll_sender *sender)
 {
     const struct cuda_ll_segment *out = segment_of(sender);
@@ -271,7 +272,7 @@ static void store_max(uint64_t *word, uint64_t value)
 
 static void apply_words(struct cuda_ll_segment *landing, int source, const struct ll_words *words)
 {
-    /* First, so that it is seen before what follows it. */
+    /* First, so that it is visible before the words that follow it. */
     __atomic_store_n(&landing->masked_by[source], (uint32_t)words->masked, __ATOMIC_RELEASE);
     store_max(&landing->completed[source], words->completed);
     store_max(&landing->weights_ready[source], words->weights_ready);
@@ -279,7 +280,7 @@ static void apply_words(struct cuda_ll_segment *landing, int source, const struc
     store_max(&landing->barriers[source], words->barriers);
 }
 
-/* Words that kernels read one by one. */
+/* The kernels read each word atomically. */
 static void copy_words(uint64_t *to, const uint64_t *from, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -331,7 +332,7 @@ static void store_payload(const struct ll_wire *wire, unsigned char *landing, in
         for (uint32_t i = 0; i < m->n; i++)
             store(&flags[i], m->number << 1);
         return;
-    default: /* a row */
+    default: /* MESSAGE_ROW */
         memcpy(landing + wire->rows_at + m->at * row_bytes(wire), payload, (size_t)row_bytes(wire));
         flags = words_at(landing, row_flag_at(wire, m->at, m->parts));
         for (uint32_t i = 0; i < m->parts; i++)

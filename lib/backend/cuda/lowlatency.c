@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low latency on GPUs: the host's part of a call. How ranks wait for each other is in lowlatency.h and the kernels
- * alone, so a call that no host waits for costs the host one launch.
+ * Low latency on GPUs: the host's part of a call. Ranks wait for each other in the kernels only (lowlatency.h), so a
+ * call that no host waits for costs the host one launch.
  */
 #include "backend/cuda/ll_impl.h"
 #include "backend/cuda/ll_mask.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is wrong with the routing that a kernel has refused. */
+/* Finds out why a kernel has rejected the routing. */
 static ep_status explain_refusal(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens)
 {
     const struct cuda_ll_impl *impl = ll->impl;
@@ -57,7 +57,7 @@ static ep_status launch(struct cuda_ll_impl *impl, int phases)
     return EP_OK;
 }
 
-/* Starts a part of the call and, for the forms that wait, waits for it. */
+/* Launches phases of the call; a blocking call waits for them. */
 static ep_status run_phases(const ep_ll *ll, int phases)
 {
     struct cuda_ll_impl *impl = ll->impl;
@@ -73,7 +73,7 @@ static ep_status run_phases(const ep_ll *ll, int phases)
     return cuda_wait_event(cuda, impl->done, phase);
 }
 
-/* The same, with the routing looked at when a kernel has refused it. */
+/* The same, and checks the routing if a kernel has rejected it. */
 static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, int idx_type, int n_tokens)
 {
     struct cuda_ll_impl *impl = ll->impl;
@@ -89,8 +89,8 @@ static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, 
 }
 
 /*
- * Kernels keep one call that is half done, so the one before is received when the next is sent; its ep_ll_finish() has
- * nothing left to do then. Every rank makes the same calls, so all do it at the same place.
+ * The kernels support one open call only. So the open call is received when the next one is sent, and its
+ * ep_ll_finish() has nothing left to do. All ranks make the same calls, so all do this at the same point.
  */
 static ep_status receive_open(const ep_ll *ll, const char *call)
 {
@@ -161,7 +161,7 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
     return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
 }
 
-/* What the call has queued is behind the last operation, and the next one behind it. */
+/* Orders the call after the last operation, and the next one after it. */
 static ep_status begin(ep_ll *ll, ep_stream stream, struct cuda_call *ret_call)
 {
     struct cuda_ll_impl *impl = ll->impl;
@@ -173,7 +173,7 @@ static ep_status begin(ep_ll *ll, ep_stream stream, struct cuda_call *ret_call)
     return EP_OK;
 }
 
-/* A call that was refused leaves the group as it is. */
+/* A rejected call leaves the group usable. */
 static ep_status end(struct cuda_call *call, ep_status status)
 {
     return cuda_call_end(call, EP_OK, true) == EP_OK ? status : status == EP_OK ? EP_E_DEVICE : status;
@@ -201,8 +201,8 @@ static ep_status check_combine_pointers(struct cuda_comm *cuda, const ep_ll_comb
 }
 
 /*
- * Warps for each row that a combine returns: so many that all ranks' tokens together occupy the warps of a whole
- * device, each with a round of its lanes at least. All ranks must come to the same, whatever their devices are.
+ * Number of warps per row that a combine returns: so many that the rows of all ranks occupy the warps of a whole
+ * device, each lane with at least one vector. All ranks must get the same number, whatever their devices are.
  */
 static int32_t parts_of(int64_t rows, int32_t hidden)
 {
@@ -265,7 +265,7 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
     struct cuda_call call;
 
     EP_TRY(begin(ll, stream, &call));
-    /* Otherwise the call after it has received it: this stream is behind that one by now. */
+    /* Otherwise a later call has received it, and this stream is ordered after that one. */
     if (impl->open && impl->number == number)
         status = run_phases(ll, CUDA_LL_RECEIVE);
     return end(&call, status);
@@ -314,7 +314,7 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
     return cuda_call_end(&call, status, status == EP_OK);
 }
 
-/* One is enough: what the next combine's input is written over has been sent, in stream order. */
+/* One buffer is enough: in stream order, the previous combine has sent its input before the next one's is written. */
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
     struct cuda_ll_impl *impl = ll->impl;
@@ -337,7 +337,7 @@ ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
     const struct cuda_ll_impl *impl = ll->impl;
 
-    /* Whatever its status is: the masks tell. */
+    /* The status does not matter: the masks are valid in any case. */
     cuda_drain(impl->cuda);
     for (int rank = 0; rank < ll->comm->nranks; rank++)
         ret_masked[rank] = ll_mask_has(impl->report->mask, rank);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lowlatency.cuh - what the two low-latency kernels share: places in segments, the start, masks and the end of a call.
+ * lowlatency.cuh - what the low-latency kernels share: addresses in segments, waits, masks, the begin and the end of a
+ * call.
  *
- * The kernels are compiled twice, by ll_*.cu and by ll_*_many.cu, which defines LL_MANY as true. Those of up to
- * CUDA_LL_FEW_RANKS ranks find segments in their arguments and keep the mask of a call in a register. The others, of up
- * to CUDA_LL_MAX_RANKS, find segments by a table in device memory and keep the mask in shared memory; and of their
- * blocks the first one alone waits for the ranks to come, since the words of most of them are in host memory.
+ * The kernels are compiled twice, by ll_*.cu and by ll_*_many.cu, which defines LL_MANY as true. Those for up to
+ * CUDA_LL_FEW_RANKS ranks read the segment addresses from their arguments and keep the mask of a call in a register.
+ * Those for up to CUDA_LL_MAX_RANKS read the addresses from a table in device memory and keep the mask in shared
+ * memory. In the latter only block 0 waits for the ranks, because the words of most of them are in host memory.
  */
 #ifndef EP_CUDA_LOWLATENCY_CUH
 #define EP_CUDA_LOWLATENCY_CUH
@@ -14,9 +15,9 @@
 #include "backend/cuda/lowlatency.h"
 
 #define LL_BACKOFF_NS 500
-#define MASK_SENT_NS 20000000 /* in which the proxy sends a word, unless the network takes nothing */
+#define MASK_SENT_NS 20000000 /* the proxy sends a word within this time, unless the network accepts nothing */
 
-/* The functions that start the kernels are called from C. */
+/* Launchers are called from C. */
 #ifdef LL_MANY
 #define LL_NAME(name) name##_many
 #else
@@ -26,29 +27,29 @@
 #define LL_RANKS (LL_MANY ? CUDA_LL_MAX_RANKS : CUDA_LL_FEW_RANKS)
 
 template <bool many> struct ll_mask_of {
-    typedef uint32_t type; /* a bit for each rank */
+    typedef uint32_t type; /* one bit per rank */
 };
 
 template <> struct ll_mask_of<true> {
     typedef uint32_t *type; /* words in shared memory, as in the segment */
 };
 
-/* A call under way, as one thread sees it. */
+/* The current call, as seen by one thread. */
 template <bool many> struct ll_call_of {
     uint64_t number;
-    uint64_t dispatch;                    /* number of the dispatch that it is, or answers */
-    typename ll_mask_of<many>::type mask; /* ranks that have no part in it */
+    uint64_t dispatch;                    /* number of the dispatch: this call's own, or the one that it answers */
+    typename ll_mask_of<many>::type mask; /* ranks that do not take part */
 };
 
 typedef ll_call_of<LL_MANY> ll_call;
 
-/* This rank's segment. */
+/* The segment of this rank. */
 __device__ __forceinline__ cuda_ll_segment *ll_mine(const cuda_ll &ll)
 {
     return LL_MANY ? ll.own : ll.peer[ll.waits.rank];
 }
 
-/* Where this rank writes for `rank`. */
+/* The segment into which this rank writes for `rank`. */
 __device__ __forceinline__ cuda_ll_segment *ll_peer(const cuda_ll &ll, int rank)
 {
     if (LL_MANY)
@@ -57,7 +58,7 @@ __device__ __forceinline__ cuda_ll_segment *ll_peer(const cuda_ll &ll, int rank)
     return ll.peer[rank];
 }
 
-/* The word of an array of masks that has the rank's bit, and the number of the bit in it. */
+/* The word of a mask that holds the rank's bit, and the position of the bit in it. */
 template <typename Word> __device__ __forceinline__ Word *ll_word(Word *words, int rank)
 {
     return words + (LL_MANY ? rank / 32 : 0);
@@ -83,13 +84,13 @@ __device__ __forceinline__ bool ll_is_remote(const cuda_ll &ll, int rank)
     return (uint32_t)(rank - ll.node_first) >= (uint32_t)ll.n_node_ranks;
 }
 
-/* Where `source` writes for `rank`; one of the two is this rank. */
+/* The segment into which `source` writes for `rank`. One of the two is this rank. */
 __device__ __forceinline__ const cuda_ll_segment *ll_segment(const cuda_ll &ll, int rank, int source)
 {
     return ll_is_remote(ll, source) ? ll.landing : ll_peer(ll, rank);
 }
 
-/* What `source` has written for this rank. */
+/* The segment into which `source` writes for this rank. */
 __device__ __forceinline__ const cuda_ll_segment *ll_from(const cuda_ll &ll, int source)
 {
     return ll_segment(ll, ll.waits.rank, source);
@@ -102,13 +103,13 @@ template <typename T> __device__ __forceinline__ T *ll_at(const cuda_ll &ll, int
     return reinterpret_cast<T *>(const_cast<unsigned char *>(segment) + offset);
 }
 
-/* This rank's own. */
+/* In the segment of this rank. */
 template <typename T> __device__ __forceinline__ T *ll_own(const cuda_ll &ll, int64_t offset)
 {
     return ll_at<T>(ll, ll.waits.rank, ll.waits.rank, offset);
 }
 
-/* For words in host memory that a few threads wait for, of one block. */
+/* For words in host memory that only a few threads of one block poll. */
 template <typename Met> struct with_backoff {
     Met met;
 
@@ -130,8 +131,8 @@ __device__ __forceinline__ uint32_t ll_events(const cuda_ll_segment *segment)
 }
 
 /*
- * Tells the threads of this rank that wait what the proxy has counted, if that is more than `told`. Then it gives the
- * lease back: its thread may wait no more, and the next one that does is not to wait for the end of the lease.
+ * Copies the proxy's event count to the own segment, if it is no longer `published`, and releases the lease: this
+ * thread may not poll again, and the next one must not wait until the lease expires.
  */
 __device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t published, uint32_t &lease)
 {
@@ -142,7 +143,7 @@ __device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t publ
         return;
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&mine->events), "r"(events) : "memory");
     if (events & CUDA_LL_EVENT_LOST) {
-        /* Behind the count: who finds a rank lost looks once more at what had come. */
+        /* After the count: a waiter that finds a rank lost checks once more what had arrived. */
         __threadfence();
         for (int word = 0; word < LL_RANKS / 32; word++)
             atomicOr(&mine->remote_lost[word], *(const volatile uint32_t *)&ll.report->remote_lost[word]);
@@ -152,15 +153,15 @@ __device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t publ
 }
 
 /*
- * Has a word in host memory changed as `met()` asks? Of all threads of this rank that wait one watches the proxy's
- * count of events in host memory and tells it in device memory, where the others wait; they look for themselves when it
- * has changed. Where every warp reads host memory, the driver is held up that works for another process on this GPU
- * (bench/NOTES.md). Who watches has a lease; should it wait no more without giving that back, it expires.
+ * Polls a word in host memory for the condition `met`. One of all waiting threads of this rank polls the proxy's event
+ * count in host memory and copies it to device memory. The others poll that copy, and evaluate `met` when it has
+ * changed. If every warp read host memory, the driver would be slowed down for other processes on the same GPU
+ * (bench/NOTES.md). The polling thread holds a lease, which expires if it stops without a release.
  */
 template <typename Met> struct after_event {
     Met met;
     const cuda_ll &ll;
-    uint32_t seen_events; /* events that were told when this thread last looked */
+    uint32_t seen_events; /* value of the event count when `met` was last evaluated */
     uint32_t lease;
 
     __device__ __forceinline__ bool operator()()
@@ -181,7 +182,7 @@ template <typename Met> struct after_event {
     }
 };
 
-/* For wait_for(), where something of the condition is needed behind it. */
+/* Passes a condition to wait_for() by reference, so that its state is available after the wait. */
 template <typename Met> struct by_reference {
     Met &met;
 
@@ -192,8 +193,8 @@ template <typename Met> struct by_reference {
 };
 
 /*
- * Have messages come from the rank since the last question? Looked at when something has come from any. No with
- * masking, where others wait for this rank meanwhile, who would mask it.
+ * Have messages arrived from the rank since the last call? Checked only when the event count has changed. Always false
+ * with masking: an extended deadline here would let other ranks, which wait for this one, mask it.
  */
 struct ll_progress {
     const cuda_ll &ll;
@@ -208,34 +209,35 @@ struct ll_progress {
         if (published == seen_events || ll.masking)
             return false;
         seen_events = published;
-        now = *(const volatile uint32_t *)&ll.landing->received[rank]; /* the low half */
+        now = *(const volatile uint32_t *)&ll.landing->received[rank]; /* low half */
         moved = now != before;
         before = now;
         return moved;
     }
 };
 
-/*
- * wait_for() of any rank of the group. Of one of another node the deadline begins anew while messages come from it.
- */
+/* wait_for() for any rank of the group. For a remote rank the deadline restarts while messages arrive from it. */
 template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Met met, int rank, int deadlines = 1)
 {
     if (!ll_is_remote(ll, rank))
         return wait_for(ll.waits, met, &ll.waits.mine->lost, rank - ll.node_first, deadlines);
 
     const uint32_t *lost = ll_word(ll_mine(ll)->remote_lost, rank);
-    uint32_t before = ll_events(ll_mine(ll)) - 1; /* so that the first look is taken */
+    uint32_t before = ll_events(ll_mine(ll)) - 1; /* so that `met` is evaluated at least once */
     after_event<Met> watcher = {met, ll, before, 0};
     wait_end end = wait_for(ll.waits, by_reference<after_event<Met>>{watcher}, lost, ll_shift(rank), deadlines,
                             ll_progress{ll, rank, before, 0});
 
-    /* Who leaves without an event, late or of a lost rank: the next one is not to wait for the end of the lease. */
+    /* The wait has ended without an event: the next thread must not wait until the lease expires. */
     if (watcher.lease)
         atomicCAS(&ll_mine(ll)->events_lease, watcher.lease, 0u);
     return end;
 }
 
-/* Waits for what `rank` does; false after the deadline, with that rank reported, or when aborted. */
+/*
+ * Waits for `met`, a condition that `rank` fulfils. Returns false after the deadline, with that rank reported, or when
+ * stopped.
+ */
 template <typename Met>
 __device__ inline bool ll_wait_until_met(const cuda_ll &ll, Met met, int rank, int phase, int deadlines = 1)
 {
@@ -250,7 +252,7 @@ __device__ inline bool ll_wait_until_met(const cuda_ll &ll, Met met, int rank, i
     return end == WAIT_OK;
 }
 
-/* The same for a word of its. */
+/* The same for a word that `rank` writes. */
 __device__ inline bool ll_wait_until(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase,
                                      int deadlines = 1)
 {
@@ -262,7 +264,7 @@ __device__ __forceinline__ bool is_masked(const ll_call &call, int rank)
     return ll_has(call.mask, rank);
 }
 
-/* Those of up to CUDA_LL_FEW_RANKS ranks that are not masked; of many ranks, which no word can hold, `ranks`. */
+/* Removes the masked ranks from a set. With many ranks `ranks` is a count, and stays as it is. */
 __device__ __forceinline__ uint32_t ll_unmasked(uint32_t ranks, uint32_t mask)
 {
     return ranks & ~mask;
@@ -273,7 +275,7 @@ __device__ __forceinline__ uint32_t ll_unmasked(uint32_t ranks, const uint32_t *
     return ranks;
 }
 
-/* The mask that a call begins with. By all threads of a block, at the beginning of the kernel. */
+/* Loads the mask with which a call begins. Called by all threads of a block at the beginning of the kernel. */
 __device__ __forceinline__ void ll_load_mask(const cuda_ll_segment *mine, uint32_t &mask)
 {
     mask = mine->mask[0];
@@ -295,7 +297,10 @@ __device__ __forceinline__ int64_t read_choice(const void *topk_idx, int idx64, 
                  : __ldg(static_cast<const int *>(topk_idx) + at);
 }
 
-/* Has a word come with this call? Half of the number is enough, since each call writes the words that it reads. */
+/*
+ * Does a word carry the number of this call? Its low half is enough, because each call rewrites the words that it
+ * reads.
+ */
 struct has_call_number {
     const uint64_t *word;
     uint32_t call;
@@ -307,15 +312,15 @@ struct has_call_number {
 };
 
 /*
- * Waits for such a word of `rank`'s. False: leave. With masking the ranks have met behind it: nobody waits for one of
- * them alone.
+ * Waits for such a word of `rank`. Returns false if the kernel must exit. With masking the ranks have synchronised
+ * after the words were written, so there is no wait for a single rank.
  */
 __device__ inline bool await_word(const cuda_ll &ll, const ll_call &call, const uint64_t *word, int rank, int phase)
 {
     return ll.masking || ll_wait_until_met(ll, has_call_number{word, (uint32_t)call.number}, rank, phase);
 }
 
-/* Of the K choices of a source's token, where their rows are on this rank. */
+/* The receive rows on this rank of the K choices of a source's token. */
 __device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call &call, int source, int t)
 {
     int64_t slot =
@@ -326,10 +331,10 @@ __device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call 
 
 __device__ __forceinline__ uint4 load_peer(const void *from)
 {
-    return __ldcg(static_cast<const uint4 *>(from)); /* written by a peer: not from the first-level cache */
+    return __ldcg(static_cast<const uint4 *>(from)); /* bypasses L1: a peer has written it */
 }
 
-/* Another call has begun, and the ones before it are complete: their slots and rows may be written again. */
+/* Publishes that the calls before this one are complete, so that peers may overwrite their slots and rows. */
 __device__ inline void ll_begin(const cuda_ll &ll)
 {
     const cuda_ll_segment *mine = ll_mine(ll);
@@ -339,9 +344,10 @@ __device__ inline void ll_begin(const cuda_ll &ll)
 }
 
 /*
- * The routing is not valid, and nothing was sent. By all threads of every block, before the ranks meet: they may come
- * to this call only when the caller has corrected it. Where nobody waits for the call, the ranks could not come
- * together again: the communicator has failed, on the peers too; but with masking they go on, and mask this one.
+ * Rejects the call: the routing is not valid, and nothing was sent. Called by all threads of every block before the
+ * ranks synchronise. If the host waits for the call, it reports the error, and the caller may correct the routing and
+ * call again. If not (`queued`), the ranks could no longer agree on a call: the communicator fails, on the peers too.
+ * With masking the peers continue and mask this rank.
  */
 __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 {
@@ -349,7 +355,7 @@ __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 
     if (blockIdx.x || !__syncthreads_and(i || may_begin(ll.waits, phase)) || i >= ll.waits.nranks)
         return;
-    /* Ranks of other nodes hear of it from the hosts. */
+    /* The hosts notify remote ranks. */
     if (i == me && queued)
         set_failure(ll.waits, ll.masking ? CUDA_FAILED_OWN_ROUTING : CUDA_FAILED_ROUTING, me, phase);
     else if (i == me)
@@ -361,7 +367,10 @@ __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 
 /* --- masks: block 0 decides for all blocks which ranks have no part in this call ---------------------------------- */
 
-/* So that a rank of another node is told before the caller goes on; but one that takes nothing is not waited for. */
+/*
+ * Waits until the proxy has sent the new mask to a remote rank, so that the rank knows it before the caller continues.
+ * Gives up after MASK_SENT_NS if the network accepts nothing.
+ */
 __device__ inline void ll_await_mask_sent(const cuda_ll &ll, int rank, bool masked)
 {
     for (uint64_t begin = global_ns();
@@ -375,7 +384,7 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
     cuda_ll_segment *mine = ll_mine(ll);
 
     atomicOr(ll_word(mine->mask, rank), 1u << ll_shift(rank));
-    /* It may merely have overslept: then it finds out by this. */
+    /* If the rank was merely delayed, it learns from this word that it is masked. */
     *(volatile uint32_t *)&ll_peer(ll, rank)->masked_by[ll.waits.rank] = 1;
     atomicOr_system(ll_word(ll.report->mask, rank), 1u << ll_shift(rank));
     __threadfence_system();
@@ -383,8 +392,8 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 }
 
 /*
- * With masking, between nodes: asks the proxy for a turn that begins after this. By a warp, of which one lane `asks`.
- * Returns the number of the turn. Counted on the device, because nobody is there when a graph is launched.
+ * With masking, between nodes: requests a poll of the network that begins after this call, and returns its number.
+ * Called by a warp; one lane `asks`. Counted on the device, because no host is involved when a graph is launched.
  */
 __device__ inline uint64_t ll_request_poll(const cuda_ll &ll, bool asks)
 {
@@ -402,15 +411,15 @@ __device__ inline uint64_t ll_request_poll(const cuda_ll &ll, bool asks)
 }
 
 /*
- * Has the rank masked this one? Of a rank of another node what counts is what had come when this kernel asked for
- * `turn`: one that was away sees what it has missed.
+ * Has `rank` masked this rank? For a remote rank the state as of `poll`, which this kernel requested, counts: a rank
+ * that was delayed sees what it has missed.
  */
 __device__ inline bool is_masked_by(const cuda_ll &ll, int rank, uint64_t poll)
 {
     if (ll_is_remote(ll, rank))
         wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->polls_done, poll}},
                  ll_word(ll.report->remote_lost, rank), ll_shift(rank));
-    /* That it has taken that back may be on its way for a while. */
+    /* The message that clears the mask may still be in flight. */
     for (uint64_t begin = global_ns();
          ll_is_remote(ll, rank) && global_ns() - begin < MASK_SENT_NS && !is_stopped(ll.waits); __nanosleep(1000))
         if (!*(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank])
@@ -419,8 +428,8 @@ __device__ inline bool is_masked_by(const cuda_ll &ll, int rank, uint64_t poll)
 }
 
 /*
- * A thread of block 0 waits for one rank, which it masks when it does not come. False: this rank is to leave. A rank
- * that the caller has masked here may have masked this one in turn. `turn`: of ll_request_poll().
+ * A thread of block 0 waits for one rank and masks it at the deadline. Returns false if this rank must exit. A rank
+ * that the caller has masked here may have masked this one, too. `poll`: from ll_request_poll().
  */
 __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase,
                                     uint64_t poll)
@@ -439,20 +448,20 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
         set_failure(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
     }
-    /* It may have come since the deadline, while this thread waited for the host's look at the network. */
+    /* It may have arrived after the deadline, while this thread waited for the proxy. */
     if (end != WAIT_OK && !has_reached{word, value}())
         mask_rank(ll, rank);
     return true;
 }
 
-/* With masking: the time until the rank's rows were here. `added` [R], NULL: nobody wants to know. */
+/* With masking: adds the time until the rows of the rank were here. `added` [R], or NULL. */
 __device__ inline void add_wait(const cuda_ll &ll, int64_t *added, int rank, uint64_t begin)
 {
     if (added && rank != ll.waits.rank && !ll_has(ll_mine(ll)->mask, rank))
         added[rank] += (int64_t)(global_ns() - begin);
 }
 
-/* ll_request_poll() for all ranks, each of which thread `i` of the block waits for. By all threads. */
+/* ll_request_poll() for a block in which thread `i` waits for rank i. Called by all threads. */
 __device__ inline uint64_t ll_request_poll_for_block(const cuda_ll &ll, int i)
 {
     uint64_t poll = i < WARP ? ll_request_poll(ll, i == 0) : 0;
@@ -468,7 +477,9 @@ __device__ inline uint64_t ll_request_poll_for_block(const cuda_ll &ll, int i)
     return poll;
 }
 
-/* The masks of a verdict, there before its word. By all threads of block 0, behind a barrier. */
+/*
+ * Writes all words of the mask of a decision; its own word follows. Called by all threads of block 0 after a barrier.
+ */
 __device__ inline void ll_write_decision(cuda_ll_segment *mine, int which)
 {
     int word = (int)threadIdx.x;
@@ -479,7 +490,10 @@ __device__ inline void ll_write_decision(cuda_ll_segment *mine, int which)
     __syncthreads();
 }
 
-/* The masks of a verdict. By all threads of every block, behind a barrier: one of them has seen its word. */
+/*
+ * Reads the mask of a decision. Called by all threads of every block after a barrier; one of them has seen the word of
+ * the decision.
+ */
 __device__ inline void ll_read_decision(const cuda_ll_segment *mine, int which, bool, uint32_t &mask)
 {
     mask = (uint32_t)load_acquire(&mine->decision[which]);
@@ -494,19 +508,20 @@ __device__ inline void ll_read_decision(const cuda_ll_segment *mine, int which, 
     __syncthreads();
 }
 
-/* One of the arrays of words that each source has one of. */
+/* One of the arrays of a segment with a word per source. */
 typedef uint64_t (cuda_ll_segment::*ll_word_array)[CUDA_LL_MAX_RANKS];
 
 /*
- * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block,
- * each for the rank of its number counted from the last thread. `which`: CUDA_LL_TO_.... `added` as for note_wait().
- * False: leave without a result.
+ * Waits until `words` of all ranks have reached `value`; with masking, masks those that do not. Called by all threads
+ * of every block; counted from the last thread, thread i waits for rank i. `which`: CUDA_LL_SYNC_.... `added`: as for
+ * add_wait(). Returns false if the kernel must exit.
  */
 __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array words, uint64_t value, int which,
                                int phase, int64_t *added = nullptr)
 {
     cuda_ll_segment *mine = ll_mine(ll);
-    int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks; /* the first warp may still be sending */
+    int i = (int)(blockDim.x - 1 - threadIdx.x),
+        n = ll.waits.nranks; /* from the end: the first warp may still be sending */
     const uint64_t *word = i < n ? (ll_from(ll, i)->*words) + i : nullptr;
     bool ok = true;
 
@@ -521,7 +536,7 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
 
         if (i < n && arrived)
             add_wait(ll, added, i, begin);
-        /* Of so many ranks as threads none is left for it alone. */
+        /* With as many ranks as threads, no thread is left for this check alone. */
         if (LL_MANY)
             ok = __syncthreads_and(arrived && (i || may_begin(ll.waits, phase)));
         else
@@ -532,8 +547,9 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
             store_release(&mine->decision[which], call.number << 32 | *(volatile uint32_t *)&mine->mask[0]);
     } else if (i == 0) {
         /*
-         * Block 0 has a deadline; this thread looks only whether it was told to stop. Half of the number is there, and
-         * enough: each call writes its verdicts. One that gave up has left one with the number of this call.
+         * Block 0 applies the deadline; this thread only checks for a stop. The low half of the number is enough,
+         * because each call writes its decisions. The stop is checked first: a kernel that failed has left a decision
+         * with the number of this call.
          */
         ok = !*(volatile uint32_t *)&ll.waits.mine->failure;
         while ((uint32_t)(load_acquire(&mine->decision[which]) >> 32) != (uint32_t)call.number && ok) {
@@ -547,8 +563,8 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
 }
 
 /*
- * With masking, and between nodes: tells each rank, in that one of its words, that all that this rank has stored in
- * this kernel is there. The last of the blocks that come to it does; by all threads. `image_bytes`: of a dispatch.
+ * With masking, and between nodes: the last block to arrive publishes, in `words` of each rank, that everything which
+ * this rank has stored in this kernel is visible. Called by all threads. `image_bytes`: of a dispatch.
  */
 __device__ inline void ll_notify_peers(const cuda_ll &ll, const ll_call &call, ll_word_array words, bool combine,
                                        int image_bytes = 0)
@@ -570,7 +586,7 @@ __device__ inline void ll_notify_peers(const cuda_ll &ll, const ll_call &call, l
     if (!last || i >= ll.waits.nranks || is_masked(call, i))
         return;
     if (ll_is_remote(ll, i)) {
-        /* After a failure not all is there. */
+        /* After a failure the data is incomplete. */
         if (*(volatile uint32_t *)&ll.waits.mine->failure)
             return;
         ll_peer(ll, i)->desc[weights ? (int)CUDA_LL_DESC_WEIGHTS : (int)(call.number & 1)] = {
@@ -579,7 +595,7 @@ __device__ inline void ll_notify_peers(const cuda_ll &ll, const ll_call &call, l
     store_release(&(ll_peer(ll, i)->*words)[ll.waits.rank], call.number);
 }
 
-/* The last block counts the call, when no other one needs the counters any more. `combine`: of which kind it is. */
+/* The last block advances the counters of the segment, which no other block reads any more. */
 __device__ inline void ll_end(const cuda_ll &ll, const ll_call &call, bool combine)
 {
     cuda_ll_segment *mine = ll_mine(ll);
@@ -587,7 +603,7 @@ __device__ inline void ll_end(const cuda_ll &ll, const ll_call &call, bool combi
     __syncthreads();
     if (threadIdx.x || atomicInc(&mine->blocks[1], gridDim.x - 1) != gridDim.x - 1)
         return;
-    /* After a failure the numbers stay: the group is of no use any more. */
+    /* After a failure the counters stay: the group cannot be used any more. */
     if (*(volatile uint32_t *)&ll.waits.mine->failure)
         return;
     mine->call = call.number;

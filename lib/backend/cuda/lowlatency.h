@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lowlatency.h - what low-latency kernels are told, and the segment of each rank that its peers write into.
+ * lowlatency.h - arguments of the low-latency kernels, and the segment of each rank that its peers write into.
  *
- * Everything is pushed: a rank writes into the segments of its peers, and reads its own alone. So no address has to be
- * exchanged per call, inputs and outputs may lie in any device memory, and a transfer takes one way over the link. What
- * a rank has written it flags row by row, and the receiver takes each row as it comes. Counts and weights go ahead, in
- * words that hold the number of the call, too: they need no flag.
+ * Everything is pushed: a rank writes into the segments of its peers and reads only its own. So calls exchange no
+ * addresses, inputs and outputs may lie in any device memory, and each transfer crosses the link once. The sender sets
+ * a flag per row, and the receiver processes each row as it arrives. Counts and weights are sent ahead of the rows.
+ * Each shares its word with the number of the call, so they need no flag.
  *
- * Calls of an ep_ll are numbered, dispatches and combines together, by counters in device memory: so a captured CUDA
- * graph can be launched again. A flag holds the number of the call that it belongs to.
+ * The calls of an ep_ll, dispatches and combines together, are numbered by counters in device memory, so that a
+ * captured CUDA graph can be launched again. A flag holds the number of its call.
  *
- * Slots and rows exist once. A rank that is ahead waits until the receiver has completed the call that used them
- * before, which each rank tells when it begins its next call: at no cost, where dispatches and combines alternate.
+ * Slots and rows are not double-buffered. A sender waits until the receiver has completed the previous call that used
+ * them. Each rank publishes which call it has completed when it begins its next one, which costs nothing where
+ * dispatches and combines alternate.
  */
 #ifndef EP_CUDA_LOWLATENCY_H
 #define EP_CUDA_LOWLATENCY_H
@@ -23,56 +24,56 @@
 extern "C" {
 #endif
 
-#define CUDA_LL_MAX_TOPK 32 /* a lane for each */
+#define CUDA_LL_MAX_TOPK 32 /* one lane per choice */
 #define CUDA_LL_THREADS 512
 #if CUDA_LL_FEW_RANKS != CUDA_MAX_RANKS || CUDA_LL_MAX_RANKS > CUDA_LL_THREADS
 #error "the arguments name so many ranks, and a thread waits for each"
 #endif
 
-/* In host memory that the device sees, one for each ep_ll. */
+/* In mapped host memory, one per ep_ll. "device" and "host" name the writer. */
 struct cuda_ll_report {
     uint32_t mask[CUDA_LL_MASK_WORDS]; /* device: as in the segment */
-    uint32_t bad; /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
-                     host waits for the call */
-    /* Between nodes. */
-    uint32_t remote_lost[CUDA_LL_MASK_WORDS]; /* host: ranks of other nodes that have died or left. What they had sent
-                                              is here */
-    uint32_t mask_sent[CUDA_LL_MASK_WORDS];   /* host: ranks of other nodes that have been sent that they are masked */
-    uint64_t finished;                        /* device: calls that are complete */
-    uint64_t polls_requested;                 /* device: turns of the proxy that kernels have asked for ... */
-    uint64_t polls_done; /* host: ... and so many were made: what had come before is in the landing segment */
+    uint32_t bad; /* device: the routing is not valid, or does not match that of the dispatch; nothing was sent. Set
+                     only where the host waits for the call */
+    /* Between nodes: */
+    uint32_t remote_lost[CUDA_LL_MASK_WORDS]; /* host: remote ranks that have died or left, once all that they sent has
+                                                 been delivered */
+    uint32_t mask_sent[CUDA_LL_MASK_WORDS];   /* host: remote ranks that have been notified that they are masked */
+    uint64_t finished;                        /* device: the last call that is complete */
+    uint64_t polls_requested;                 /* device: proxy polls that kernels have requested ... */
+    uint64_t polls_done; /* host: ... and those that are done: what had arrived before is in the landing segment */
 };
 
-/* What is the same for each call of an ep_ll. */
+/* The part of the arguments that all calls of an ep_ll share. */
 struct cuda_ll {
-    struct cuda_waits waits; /* operation and peers in it are not used */
+    struct cuda_waits waits; /* `operation` and `peer` are not used */
     /*
-     * [rank] where this rank writes for that one: its segment, or, for one of another node, what stands for it here.
-     * Not of many ranks (`many`), for which kernels of their own find it in own->reach.
+     * [rank] where this rank writes for that one: the segment of a rank of this node, the outgoing segment of a remote
+     * rank. Not set for the kernels of many ranks (`many`), which read own->peer_table.
      */
     struct cuda_ll_segment *peer[CUDA_LL_FEW_RANKS];
-    const struct cuda_ll_segment *landing; /* what ranks of other nodes have written for this one; NULL: one node */
+    const struct cuda_ll_segment *landing; /* what remote ranks have sent to this one; NULL on one node */
     struct cuda_ll_report *report;
-    int32_t node_first,
-        n_node_ranks;       /* ranks of this node. All ranks here are numbered in the group, those of `waits` too */
-    int32_t segment_tokens; /* M of ep_ll_new() */
-    int32_t max_tokens;     /* M of the call */
+    int32_t node_first, n_node_ranks; /* ranks of this node. Ranks here, those of `waits` too, are ranks of the group */
+    int32_t segment_tokens;           /* max_tokens of ep_ll_new() */
+    int32_t max_tokens;               /* max_tokens of the call */
     int32_t hidden, topk, n_local;
     int32_t masking, no_partial_reduce;
-    int32_t parts; /* of a row that a combine returns: a warp, and a flag, for each */
-    /* Offsets in every segment, and sizes. */
-    int64_t counts_at; /* uint64 [2][R][L + 1]: call << 32 | rows for each expert of the owner, | format; by the parity
-                          of the dispatch, since they may come before the owner has completed the one before */
-    int64_t row_flag_at;  /* uint64 [M,K,parts]: call, where a row of the combine begins: its first choice */
-    int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if there is a row in the slot. All M of the call are told */
-    int64_t weight_at;    /* uint64 [R][M,K]: call << 32 | bits of the weight: what a rank needs to add up its rows */
-    int64_t index_at;     /* int32 [2][M,K]: the owner's routing, by the parity of the dispatch */
-    int64_t origin_at;    /* int32 [2][R][M,K]: row of [L,R*M] that the owner received for a choice; -1: none */
-    int64_t slots_at;     /* [R][M] slots: K times {expert of the group or -1, place among the source's rows for it};
-                             scales; row */
-    int64_t rows_at;      /* bf16 [M,K,H]: what ranks return, each row in the place of its first choice */
+    int32_t parts; /* parts of a row that a combine returns, each with a warp and a flag of its own */
+    /* Offsets in every segment, and sizes. M: segment_tokens or max_tokens, K: topk, L: n_local, H: hidden. */
+    int64_t counts_at; /* uint64 [2][R][L + 1]: call << 32 | rows for each expert of the owner, then the format; [parity
+                          of the dispatch], because they may arrive before the owner has completed the previous one */
+    int64_t row_flag_at;  /* uint64 [M,K,parts]: call; a row of the combine uses the entry of its first choice */
+    int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if the slot holds a row. Set for all M tokens of the call */
+    int64_t weight_at;    /* uint64 [R][M,K]: call << 32 | bits of the weight, with which a rank reduces its rows */
+    int64_t index_at;     /* int32 [2][M,K]: the owner's routing; [parity of the dispatch] */
+    int64_t origin_at; /* int32 [2][R][M,K]: the row of [L,R*M] where the owner put what it received for a choice; -1:
+                          none */
+    int64_t slots_at;  /* [R][M] slots: K times {expert of the group or -1, index among the source's rows for it};
+                          scales; row */
+    int64_t rows_at;   /* bf16 [M,K,H]: rows that the ranks return, each in the entry of its first choice */
     int64_t slot_bytes, scales_at, row_at;
-    struct cuda_ll_segment *own; /* this rank's */
+    struct cuda_ll_segment *own; /* the segment of this rank */
     int32_t many, unused;
 };
 
@@ -83,8 +84,8 @@ struct cuda_ll_dispatch {
     const void *x, *topk_idx;
     int32_t idx64, n_tokens, phases;
     int32_t queued;              /* no host waits for this call */
-    int32_t fp8, rounds, packed; /* packed: ue8m0 */
-    int32_t format;              /* what all ranks must want alike */
+    int32_t fp8, rounds, packed; /* packed: scales are ue8m0 */
+    int32_t format;              /* must be the same on all ranks */
     unsigned char *recv_x;
     uint32_t *recv_scales;
     int64_t scale_stride_token, scale_stride_block; /* of recv_scales within an expert */
@@ -101,13 +102,13 @@ struct cuda_ll_combine {
     unsigned char *out;
     int32_t idx64, n_tokens, phases;
     int32_t queued;      /* no host waits for this call */
-    int32_t age;         /* it answers the last dispatch but so many */
+    int32_t age;         /* number of dispatches since the one that it answers */
     int64_t *wait_added; /* [R] NULL: not wanted */
 };
 
 enum { CUDA_LL_MASK_KEEP, CUDA_LL_MASK_SET, CUDA_LL_MASK_CLEAR };
 
-/* Masks in the order of the stream: of a rank, -1: all, changed; then written for the caller, if `out` [R] is. */
+/* Changes the masks of a rank, or of all (-1), in stream order; then writes them to `out` [R], unless that is NULL. */
 struct cuda_ll_mask {
     struct cuda_ll ll;
     int32_t rank, change; /* CUDA_LL_MASK_... */
@@ -117,13 +118,13 @@ struct cuda_ll_mask {
 cudaError_t cuda_ll_dispatch_load(int shared_bytes);
 cudaError_t cuda_ll_combine_load(void);
 cudaError_t cuda_launch_ll_mask(const struct cuda_ll_mask *mask, cudaStream_t stream);
-/* All ranks that are not masked meet. */
+/* A barrier of all ranks that are not masked. */
 cudaError_t cuda_launch_ll_barrier(const struct cuda_ll *ll, cudaStream_t stream);
 cudaError_t cuda_ll_mask_load(void);
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
 
-/* The same for `many` ranks. */
+/* The variants for `many` ranks. */
 cudaError_t cuda_ll_dispatch_load_many(int shared_bytes);
 cudaError_t cuda_ll_combine_load_many(void);
 cudaError_t cuda_launch_ll_mask_many(const struct cuda_ll_mask *mask, cudaStream_t stream);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define MORE_SLOTS 64
-#define SLOT_ALIGN 64 /* bytes: slots are multiples */
+#define SLOT_ALIGN 64 /* bytes; slots are multiples */
 
 void cuda_net_direction_measure(const struct cuda_proxy *p, const struct cuda_net_direction *from,
                                 struct net_direction_state *side)
@@ -38,7 +38,7 @@ size_t cuda_proxy_max_chunk_bytes(const struct cuda_comm *cuda)
     return ep_streams_max_message(cuda->proxy->streams) - sizeof(struct net_chunk_header);
 }
 
-/* Slots of all chunks: the last list's end counts, whichever node has it. */
+/* Number of slots for all chunks: given by the end of the last list, whichever node that is. */
 static int count_slots(const struct cuda_proxy *p, const struct cuda_net_direction *side)
 {
     const struct cuda_node_range *last = &side->rail[p->nnodes - 1];
@@ -74,7 +74,7 @@ static void set_arenas(struct cuda_proxy *p)
     }
 }
 
-/* Of the arena. Where the lists stay as they are it is known how large the largest chunk is. */
+/* In the arena. If the lists do not change, the size of the largest chunk is known. */
 static size_t slot_bytes_of(const struct cuda_net_op *op, const struct cuda_net_op_params *params, int slots)
 {
     uint32_t most = 0;
@@ -86,7 +86,7 @@ static size_t slot_bytes_of(const struct cuda_net_op *op, const struct cuda_net_
     return ((size_t)most + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
 }
 
-/* Memory for it. Which of the two it gets the device knows. */
+/* Both sets of buffers must be large enough: the device decides which one the operation uses. */
 static ep_status alloc_op(struct cuda_proxy *p, const struct cuda_net_op_params *params, struct cuda_net_op *op,
                           int slots_out, int slots_in)
 {
@@ -106,7 +106,7 @@ static void *at_offset(struct cuda_net_op *op, size_t offset)
     return op ? (char *)op + offset : NULL;
 }
 
-/* NULL: how large it is. */
+/* Returns the size in bytes; sets no pointers if `op` is NULL. */
 static size_t lay_out(const struct cuda_proxy *p, struct cuda_net_op *op, int slots_out, int slots_in)
 {
     struct cuda_net_op unused, *to = op ? op : &unused;

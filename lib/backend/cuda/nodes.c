@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Operations between nodes. The routes are made on the host, as for the host backend; a plan's lists say which of this
- * rank's tokens go to each node, and where the tokens of its rail peers go on this one.
+ * Operations between nodes. The host makes the routes, as for the host backend. The lists of a plan hold the tokens of
+ * this rank for each node, and the rows on this node of its rail peers' tokens.
  */
 #include "backend/cuda/lists.h"
 #include "backend/cuda/proxy.h"
@@ -10,19 +10,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks for each multiprocessor that an operation may take: theirs wait for memory across PCIe. */
+/* Blocks per SM, of the SMs that an operation may use: they wait for memory across PCIe. */
 #define BLOCKS_PER_SM 4
 
-/* Where everything is in the copy of the block on the host. */
+/* Pointers into the host copy of the block. */
 struct layout {
-    struct cuda_node_range *net, *rail; /* [nnodes] own tokens, rail peers' */
+    struct cuda_node_range *net, *rail; /* [nnodes] own tokens; rail peers' tokens */
     int32_t *token;                     /* [own] */
     int32_t *net_units;                 /* [own + nnodes] */
     int32_t *rail_units;                /* [rails + nnodes] */
     int32_t *count, *index;             /* [rails], [rails,K] */
     struct cuda_entry *entry;           /* [rails, width] */
     int32_t *remote_count;              /* [N] */
-    struct cuda_remote_term *remote;    /* [N, far_width] */
+    struct cuda_remote_term *remote;    /* [N, remote_width] */
 };
 
 static struct cuda_lists *lists_of(const ep_plan *plan)
@@ -30,7 +30,7 @@ static struct cuda_lists *lists_of(const ep_plan *plan)
     return cuda_plan_of(plan)->lists;
 }
 
-/* Of a pointer into the copy. */
+/* The device address that corresponds to a pointer into the copy. */
 static void *on_device(const struct cuda_lists *lists, const void *pointer)
 {
     return (char *)lists->block.memory + ((const char *)pointer - lists->copy);
@@ -39,7 +39,7 @@ static void *on_device(const struct cuda_lists *lists, const void *pointer)
 /* --- the lists of a plan, made on the host ---------------------------------------------------------------------------
  */
 
-/* Returns its bytes. */
+/* Returns the size in bytes. */
 static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
 {
     const struct ep_group_plan *inner = plan->impl;
@@ -63,7 +63,7 @@ static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
     return at;
 }
 
-/* Rows that a token of this rank has on `node`. */
+/* Number of rows of this rank's token on `node`. */
 static int rows_there(const ep_plan *plan, int token, int node)
 {
     const int32_t *index =
@@ -82,7 +82,7 @@ static int rows_there(const ep_plan *plan, int token, int node)
     return plan->args.flags & EP_PLAN_EXPANDED ? n : __builtin_popcountll(ranks);
 }
 
-/* Rows of bf16 that the sum of so many takes. */
+/* Units of the sum of this many rows. */
 static int units_of(const ep_plan *plan, int rows)
 {
     return rows == 1 || plan->comm->config.partial_type == EP_BF16 ? 1 : 2;
@@ -94,7 +94,7 @@ static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_li
     int n = 0, width = cuda_remote_width(plan);
 
     memset(l->remote_count, 0, (size_t)inner->n_tokens * sizeof(int32_t));
-    /* Of a token ascending nodes. */
+    /* For each token in ascending order of nodes. */
     for (int node = 0; node < plan->comm->nnodes; node++) {
         l->net[node] = (struct cuda_node_range){n, inner->n_net_tokens[node]};
         l->net_units[n + node] = 0;
@@ -175,7 +175,7 @@ static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
     free(lists);
 }
 
-/* Positions in the lists are 32 bits wide, and a token's sum takes two units at most. */
+/* Indices in the lists have 32 bits, and the sum of a token takes two units at most. */
 static ep_status check_sizes(const ep_plan *plan)
 {
     const struct ep_group_plan *inner = plan->impl;
@@ -219,7 +219,7 @@ ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan)
     } else {
         ep_fail(status, "plan: no memory for the routes between nodes");
     }
-    /* A plan that has none makes them with its next operation. */
+    /* If this fails, the plan's next operation tries again. */
     if (status == EP_OK)
         cuda_plan_of(plan)->lists = lists;
     else
@@ -308,7 +308,7 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
     return cuda_status(cuda_launch_nodes_dispatch(&place, call->stream), "dispatch kernel");
 }
 
-/* The one launch of an operation. */
+/* Discards the operation if its only launch has failed. */
 static ep_status end_launch(struct cuda_comm *cuda, struct cuda_net_op *op, ep_status status)
 {
     if (status != EP_OK)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between nodes. Units of work are taken in ascending order, by blocks that run: so the block with the lowest open unit
- * waits for the network alone, and what that needs to go on, chunks of lower units, has been read.
+ * Dispatch, combine and barrier between nodes. Running blocks claim tiles in ascending order. So the block with the
+ * lowest open tile waits for the network only, and the chunks of all lower tiles, which must be released before the
+ * network can make progress, have been read.
  *
- * Rows go through registers, 16 bytes a lane: the network is slower than any of the ways within a node.
+ * Rows are copied through registers, 16 bytes per lane: the network is slower than any path within a node.
  */
 #include "backend/cuda/nodes.cuh"
 #include "backend/cuda/sums.cuh"
@@ -11,34 +12,32 @@
 #include <epkit/types.h>
 
 #define THREADS (CUDA_NODES_WARPS * WARP)
-#define VECTORS_IN_FLIGHT                                                                                              \
-    4 /* vectors that a lane loads before it stores them: a row of host memory comes over PCIe                         \
-       */
+#define VECTORS_IN_FLIGHT 4 /* loaded by a lane before it stores them: a row in host memory is read over PCIe */
 #define MAX_TERMS (EP_MAX_TOPK + 2)
-/* A rank that waits for another node names the rank there before others on its own node name it. */
+/* A rank that waits for another node reports the rank there before the ranks of its own node report this one. */
 #define SYNC_DEADLINES 2
 
 namespace
 {
 
-/* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
+/* Indices of a target's buffers, as EP_GROUP_AT_X ... */
 enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
 
-/* The next unit of work, for the whole block. */
-__device__ uint32_t claim_block_work(const cuda_waits &waits)
+/* Claims the next tile for the whole block. */
+__device__ uint32_t claim_block_tile(const cuda_waits &waits)
 {
-    __shared__ uint32_t work;
+    __shared__ uint32_t tile;
 
     __syncthreads();
     if (threadIdx.x == 0)
-        work = claim_tile(waits);
+        tile = claim_tile(waits);
     __syncthreads();
-    return work;
+    return tile;
 }
 
 /* --- dispatch ---------------------------------------------------------------------------------------------------- */
 
-/* A row to where lane i < n says, for each of them. By all lanes. */
+/* Copies a row to the addresses of the lanes i < n. Called by all lanes. */
 __device__ void copy_row(unsigned char *to, int n, const unsigned char *from, int64_t bytes, int lane)
 {
     for (int64_t base = 0; base < bytes; base += VECTORS_IN_FLIGHT * WARP * VECTOR) {
@@ -80,7 +79,7 @@ __device__ void pack_token(const cuda_pack &p, const chunk &c, int i, unsigned c
         weights[k] = p.weights[token * p.meta.weight_words + k];
 }
 
-/* The row of a token, and what travels with it, as one rank of this node is to have it. */
+/* A token's row and metadata, as a rank of this node shall receive them. */
 struct token_row {
     const unsigned char *x;
     const uint32_t *scales;
@@ -117,7 +116,7 @@ __device__ void place_meta(const cuda_nodes_dispatch &d, const cuda_target &to, 
     }
 }
 
-/* The rows that a token becomes on this node. By all lanes. */
+/* Places the rows of a token on this node. Called by all lanes. */
 __device__ void place_token(const cuda_nodes_dispatch &d, const targets &targets, const token_row &t,
                             const cuda_entry *entries, int n, int lane)
 {
@@ -136,11 +135,11 @@ __device__ void place_token(const cuda_nodes_dispatch &d, const targets &targets
         place_meta(d, targets.of[entries[i].local], t, entries[i], lane);
 }
 
-/* This rank's own tokens, a warp each. */
-__device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, uint32_t work)
+/* Places this rank's own tokens, one per warp. */
+__device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, uint32_t tile)
 {
     const cuda_dispatch &o = d.own;
-    int64_t token = (int64_t)work * CUDA_NODES_WARPS + threadIdx.x / WARP;
+    int64_t token = (int64_t)tile * CUDA_NODES_WARPS + threadIdx.x / WARP;
     token_row t = {};
 
     if (token >= o.route.n_tokens)
@@ -153,7 +152,7 @@ __device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, 
     place_token(d, targets, t, o.route.entry + token * o.route.width, o.route.count[token], (int)threadIdx.x % WARP);
 }
 
-/* A chunk of a rail peer's. By all threads of the block; false: leave. */
+/* Places the tokens of a received chunk. Called by all threads of the block. Returns false if the kernel must exit. */
 __device__ bool place_chunk(const cuda_nodes_dispatch &d, const net_run &run, const targets &targets, const chunk &c)
 {
     __shared__ const unsigned char *landed;
@@ -185,7 +184,7 @@ __device__ bool place_chunk(const cuda_nodes_dispatch &d, const net_run &run, co
 
 /* --- combine ----------------------------------------------------------------------------------------------------- */
 
-/* The terms of a warp's sum, in shared memory; bit 0 of an address: fp32. */
+/* The terms of a warp's sum, in shared memory; bit 0 of an address marks fp32. */
 struct terms {
     unsigned long long at[MAX_TERMS];
 };
@@ -211,9 +210,9 @@ __device__ __forceinline__ void add_term(float (&sum)[8], bool fp32, const uint4
         add_vector<false>(sum, v[0]);
 }
 
-#define TERMS_IN_FLIGHT 4 /* loads under way: a row of a peer comes over its link */
+#define TERMS_IN_FLIGHT 4 /* loads in flight: a row of a peer is read over its link */
 
-/* Elements [offset / 2, + 8) of the sum. */
+/* Computes elements [offset / 2, + 8) of the sum. */
 __device__ __forceinline__ void add_terms(float (&sum)[8], const terms &t, int n, int64_t offset)
 {
 #pragma unroll
@@ -239,7 +238,7 @@ __device__ __forceinline__ void add_terms(float (&sum)[8], const terms &t, int n
     }
 }
 
-/* Weights of rows of this node, added to `sum`: choice k. */
+/* Adds the weights of choice k, from the rows on this node, to `sum`. */
 __device__ float add_weights(const cuda_nodes_combine &c, const targets &from, const cuda_entry *entries, int n, int k,
                              float sum)
 {
@@ -260,13 +259,13 @@ __device__ __forceinline__ unsigned long long row_of(const cuda_nodes_combine &c
     return reinterpret_cast<unsigned long long>(from.of[entry.local].at[AT_X] + entry.row * c.own.row_bytes);
 }
 
-/* The sum of a rail peer's token over this node, into the chunk. A single row goes as it is. By all lanes. */
+/* Reduces a rail peer's token over this node into the chunk. A single row is copied unchanged. Called by all lanes. */
 __device__ void sum_rail_token(const cuda_nodes_combine &c, const net_run &run, const targets &from, const chunk &chunk,
                                int i, terms &t, int lane)
 {
     int at = chunk.first + i, n = c.rail.count[at];
     const cuda_entry *entries = c.rail.entry + (int64_t)at * c.rail.width;
-    const int32_t *of = c.rail_units + chunk.node; /* its list's */
+    const int32_t *of = c.rail_units + chunk.node; /* of its list */
     int begin = of[chunk.first], all = of[chunk.first + chunk.n] - begin, units = of[at + 1] - of[at];
     unsigned char *slot = run.buffers->arena + (size_t)chunk.slot * c.op.slot_bytes;
     unsigned char *to = slot + (of[at] - begin) * c.own.row_bytes;
@@ -303,7 +302,7 @@ __device__ void sum_chunk(const cuda_nodes_combine &c, const net_run &run, const
     send_chunk(run, chunk.slot);
 }
 
-/* What a token has on another node, where it has landed. */
+/* The partial sum of a token from a remote node, in a received chunk. */
 struct remote_sum {
     chunk in;
     const unsigned char *row;
@@ -311,12 +310,12 @@ struct remote_sum {
     bool fp32;
 };
 
-/* By one lane for each; row NULL: leave. */
+/* Called by one lane per remote node; row NULL: the kernel must exit. */
 __device__ remote_sum await_remote(const cuda_nodes_combine &c, const net_run &run, cuda_remote_term term)
 {
     cuda_node_range rail = c.in.rail[term.node];
     int i = (term.at - rail.first) / c.in.tokens, first = rail.first + i * c.in.tokens;
-    const int32_t *of = c.net_units + term.node; /* its list's */
+    const int32_t *of = c.net_units + term.node; /* of its list */
     remote_sum remote = {};
     const unsigned char *landed;
     int begin;
@@ -334,7 +333,7 @@ __device__ remote_sum await_remote(const cuda_nodes_combine &c, const net_run &r
     return remote;
 }
 
-/* Who reads the last token of a chunk gives it back. */
+/* Counts a token of a chunk as read; the reader of the last one releases the chunk. */
 __device__ void count_read(const net_run &run, const chunk &chunk)
 {
     __threadfence();
@@ -368,7 +367,10 @@ __device__ void sum_weights(const cuda_nodes_combine &c, const targets &from, in
     }
 }
 
-/* Of this rank: biases, then the nodes in their order, the own one row by row. By all lanes; false: leave. */
+/*
+ * Reduces a token of this rank: biases, then the nodes in ascending order, the own node row by row. Called by all
+ * lanes. Returns false if the kernel must exit.
+ */
 __device__ bool sum_token(const cuda_nodes_combine &c, const net_run &run, const targets &from, int64_t token, terms &t,
                           int lane)
 {
@@ -435,17 +437,17 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
     uint64_t number = operation_publish(d.own.waits, d.own.desc);
     bool ok = operation_begin(d.own.waits, d.own.desc, d.own.route.counts, number, targets);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
-    uint32_t all = ok && !is_refused(d.own.waits, d.own.route.counts) ? own + count_chunks(d.in) : 0, work;
+    uint32_t all = ok && !is_refused(d.own.waits, d.own.route.counts) ? own + count_chunks(d.in) : 0, tile;
     net_run run = run_of(d.own.waits, d.op);
 
-    while (ok && (work = claim_block_work(d.own.waits)) < all) {
+    while (ok && (tile = claim_block_tile(d.own.waits)) < all) {
         chunk c;
 
-        if (work < own) {
-            place_own(d, targets, work);
+        if (tile < own) {
+            place_own(d, targets, tile);
             continue;
         }
-        c = find_chunk(d.in, work - own);
+        c = find_chunk(d.in, tile - own);
         if (c.n)
             ok = place_chunk(d, run, targets, c);
     }
@@ -461,20 +463,20 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     __shared__ terms terms[CUDA_NODES_WARPS];
     uint64_t number = operation_publish(c.own.waits, c.own.desc);
     bool ok = operation_begin(c.own.waits, c.own.desc, c.own.route.counts, number, from);
-    uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), work;
+    uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), tile;
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     net_run run = run_of(c.own.waits, c.op);
 
     if (ok && is_refused(c.own.waits, c.own.route.counts))
         all = chunks = 0;
     ok = ok && await_arena(c.own.waits, c.op, run, c.out);
-    /* Sums of the rail peers' tokens first: they wait for no peer. */
-    while (ok && (work = claim_block_work(c.own.waits)) < all) {
+    /* The rail peers' tokens first: they wait for no peer. */
+    while (ok && (tile = claim_block_tile(c.own.waits)) < all) {
         int warp = (int)threadIdx.x / WARP;
-        uint32_t token = (work - chunks) * CUDA_NODES_WARPS + (uint32_t)warp;
+        uint32_t token = (tile - chunks) * CUDA_NODES_WARPS + (uint32_t)warp;
 
-        if (work < chunks) {
-            chunk out = find_chunk(c.out, work);
+        if (tile < chunks) {
+            chunk out = find_chunk(c.out, tile);
 
             if (out.n)
                 sum_chunk(c, run, from, out, terms);
@@ -490,7 +492,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     }
 }
 
-/* All ranks of this node have come to it, by a barrier before it. A thread for each node. */
+/* Runs between two barriers of the node's ranks. One thread per node. */
 __global__ void __launch_bounds__(THREADS) barrier_nodes(const __grid_constant__ cuda_nodes_barrier b)
 {
     net_run run = run_of(b.waits, b.op);

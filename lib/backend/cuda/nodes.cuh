@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nodes.cuh - what kernels between nodes share: which operation runs, and its chunks. */
+/* nodes.cuh - what the kernels between nodes share: the number of the operation, and its chunks. */
 #ifndef EP_CUDA_NODES_CUH
 #define EP_CUDA_NODES_CUH
 
@@ -8,9 +8,9 @@
 
 #define MIN_BACKOFF_NS 200u
 #define MAX_BACKOFF_NS 1000u
-#define MOVED_BATCH 16 /* words of host memory that the thread that watches them reads at each look */
+#define MOVED_BATCH 16 /* words of host memory read in one poll */
 
-/* Past all caches: the network, or a peer, has written it while kernels ran. */
+/* Bypasses the caches: the network, or a peer, has written it while the kernels ran. */
 __device__ __forceinline__ uint4 load_vector(const unsigned char *from)
 {
     uint4 v;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_vector(unsigned char *to, uint4 v)
     *reinterpret_cast<uint4 *>(to) = v;
 }
 
-/* Past all caches, as load_vector(). */
+/* Bypasses the caches, as load_vector(). */
 template <typename T> __device__ __forceinline__ T load_word(const T *from)
 {
     return *(const volatile T *)from;
@@ -40,7 +40,7 @@ struct chunk {
     int slot;
 };
 
-/* Number c of the chunks of all nodes, which take turns, beginning behind this one; n 0: there is none. */
+/* Chunk `number` of all nodes, in round-robin order from the next node on; n is 0 if there is none. */
 __device__ inline chunk find_chunk(const cuda_chunks &c, uint32_t number)
 {
     int node = (int)((number + (uint32_t)c.node + 1) % (uint32_t)c.nnodes), i = (int)(number / (uint32_t)c.nnodes);
@@ -57,7 +57,8 @@ __device__ __forceinline__ uint32_t count_chunks(const cuda_chunks &c)
     return (uint32_t)c.max_per_node * (uint32_t)c.nnodes;
 }
 
-/* The operation between nodes that runs. Its number is counted when it is complete, so all kernels of it read the same.
+/*
+ * The current operation between nodes. The counter is advanced at its end, so all of its kernels read the same number.
  */
 struct net_run {
     uint64_t number;
@@ -71,7 +72,7 @@ __device__ __forceinline__ net_run run_of(const cuda_waits &waits, const cuda_ne
     return {number, &op.buffers[number % 2]};
 }
 
-/* Hands it to the proxy. By one thread. */
+/* Posts it to the proxy. Called by one thread. */
 __device__ __forceinline__ void post_operation(const cuda_net_op_args &op, const net_run &run)
 {
     cuda_op_post *post = &op.posts[run.number % CUDA_OP_POSTS];
@@ -80,23 +81,23 @@ __device__ __forceinline__ void post_operation(const cuda_net_op_args &op, const
     store_release(&post->number, run.number);
 }
 
-/* By one thread, behind everything that its kernels do. */
+/* Advances the counter. Called by one thread, after everything else that the kernels do. */
 __device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_run &run)
 {
     waits.mine->net_operation = run.number;
 }
 
 /*
- * Has a word of the proxy, in host memory, that number? Of all threads of the grid that wait one watches the proxy's
- * count of events in host memory, and tells the others in device memory, who look for themselves when it has changed:
- * where every warp reads host memory, the driver is held up that works for another process on this GPU
- * (bench/NOTES.md).
+ * Has a word of the proxy, in host memory, reached that number? One of all waiting threads of the grid polls the
+ * proxy's event count in host memory and copies it to device memory. The others poll that copy, and read their word
+ * when it has changed. If every warp read host memory, the driver would be slowed down for other processes on the same
+ * GPU (bench/NOTES.md).
  */
 struct proxy_word_has {
     const uint64_t *word, *events;
     uint64_t number;
     cuda_signals *mine;
-    uint64_t seen_events; /* events that were told when this thread last looked */
+    uint64_t seen_events; /* value of the event count when the word was last read */
     uint32_t backoff_ns;
     bool watches;
 
@@ -128,7 +129,7 @@ struct proxy_word_has {
         return false;
     }
 
-    /* Before its thread waits no more: another one watches. */
+    /* When this thread stops waiting: lets another one poll. */
     __device__ __forceinline__ void stop_watching()
     {
         if (watches)
@@ -146,21 +147,21 @@ struct proxy_word_ref {
     }
 };
 
-/* The rank of that node that this one talks to, as set_failure() counts them. */
+/* The rail peer on that node, as a rank relative to this node. */
 __device__ __forceinline__ int rail_peer_of(const cuda_waits &waits, int node)
 {
     return node * waits.nranks + waits.rank - waits.first;
 }
 
 /*
- * Has that word of cuda_net_op_args.moved changed since the last question? One thread reads them in host memory, some
- * at each look, for all that wait.
+ * Has word `which` of cuda_net_op_args.moved changed since the last call? One thread reads the words in host memory,
+ * some at each poll, for all that wait.
  */
 struct count_chunks_moved {
     cuda_signals *mine;
     const uint64_t *moved;
-    int which, n; /* of so many words */
-    int next;     /* of those that this thread reads */
+    int which, n; /* number of words */
+    int next;     /* of the words that this thread reads */
     uint64_t before;
     uint32_t lease;
 
@@ -182,8 +183,8 @@ struct count_chunks_moved {
 };
 
 /*
- * Waits until a word of the proxy has that number. The deadline begins anew when chunks move, of that node, or, nnodes,
- * out of here: those that are waited for together may take longer than one.
+ * Waits until a word of the proxy has reached that number. The deadline restarts when chunks arrive from node `which`,
+ * or for nnodes when chunks are sent: all of them together may take longer than one deadline.
  */
 __device__ inline wait_end wait_while_moving(const cuda_waits &waits, const cuda_net_op_args &op, const uint64_t *word,
                                              uint64_t number, int which, int nnodes)
@@ -196,7 +197,9 @@ __device__ inline wait_end wait_while_moving(const cuda_waits &waits, const cuda
     return end;
 }
 
-/* Where the chunk has landed; NULL: leave. By one thread. What it then reads is what the network has put there. */
+/*
+ * Waits for a chunk and returns its address; NULL: the kernel must exit. Called by one thread. The payload is complete.
+ */
 __device__ inline const unsigned char *await_chunk(const cuda_waits &waits, const cuda_net_op_args &op,
                                                    const net_run &run, const cuda_chunks &c, int node, int slot)
 {
@@ -210,14 +213,14 @@ __device__ inline const unsigned char *await_chunk(const cuda_waits &waits, cons
     return reinterpret_cast<const unsigned char *>(*(const volatile uint64_t *)&landed->address);
 }
 
-/* By one thread, behind all reads of the chunk. */
+/* Returns a chunk to the network. Called by one thread, after all reads of the chunk. */
 __device__ __forceinline__ void release_chunk(const net_run &run, int slot)
 {
     __threadfence_system();
     *(volatile uint64_t *)&run.buffers->consumed[slot] = run.number;
 }
 
-/* By all threads of the block, behind all that it has packed. */
+/* Hands a chunk to the proxy. Called by all threads of the block, after all writes of the chunk. */
 __device__ __forceinline__ void send_chunk(const net_run &run, int slot)
 {
     __threadfence_system();
@@ -227,8 +230,8 @@ __device__ __forceinline__ void send_chunk(const net_run &run, int slot)
 }
 
 /*
- * May the arena be written, in which the chunks of the operation before the last were packed? Then this one is posted.
- * By all threads of each block; false: leave.
+ * Waits until the arena may be overwritten, which held the chunks of the operation before the previous one; then posts
+ * this operation. Called by all threads of each block. Returns false if the kernel must exit.
  */
 __device__ inline bool await_arena(const cuda_waits &waits, const cuda_net_op_args &op, const net_run &run,
                                    const cuda_chunks &c)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the host has made of a plan between nodes, copied to where the devices write it anew in an update: for
- * operations in a graph, which are to follow later updates.
+ * Copies what the host has computed for a plan between nodes to the memory that updates on the device write: for
+ * operations in a graph, which must follow later updates.
  */
 #include "backend/cuda/nodes_update.h"
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tokens of all lists of one direction. */
+/* Number of tokens in all lists of one direction. */
 static size_t tokens_in(const ep_plan *plan, const struct cuda_list_side *side)
 {
     const struct cuda_node_range *last = &side->rail[plan->comm->nnodes - 1];
@@ -19,8 +19,8 @@ static size_t tokens_in(const ep_plan *plan, const struct cuda_list_side *side)
 }
 
 /*
- * What the host has made, in device memory and, for the proxy, in pinned memory. This is now, not in the order of the
- * stream: so no pinned memory that the proxy may still read for what another plan has queued.
+ * Copies to device memory and, for the proxy, to pinned memory. The copy is immediate and not in stream order, so the
+ * proxy must not still read the pinned memory for operations of another plan.
  */
 static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_lists *from,
                             const struct cuda_lists *to, const struct cuda_nodes_update *u)
@@ -62,7 +62,7 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
     return EP_OK;
 }
 
-/* The counts that the host knows, where an update writes them. */
+/* Copies the counts that the host knows to where an update writes them. */
 static ep_status copy_facts(struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_nodes_update *u)
 {
     const struct ep_group_plan *inner = ep_group_plan_of(plan);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lists of an update between nodes, once all know how much goes where: which tokens go to each other node, and
- * where those of the rail peers go on this one. Rows are numbered in the order of the tokens, as on the host
+ * The lists of a plan update between nodes, built when all counts are known: the tokens that go to each other node, and
+ * the rows of the rail peers' tokens on this one. Rows are numbered in the order of the tokens, as on the host
  * (group/plan.c).
  */
 #include "backend/cuda/nodes_update.cuh"
 
 #define LIST_THREADS 1024
-#define TILE CUDA_COUNT_TOKENS /* tokens that are numbered at a time, a thread each */
+#define TILE CUDA_COUNT_TOKENS /* tokens numbered at a time, one per thread */
 #define MASK_WORDS CUDA_MASK_WORDS
 
 namespace
 {
 
-/* A kernel before has. The same for all threads of a block. */
+/* Has an earlier kernel failed? The same result for all threads of a block. */
 __device__ bool has_given_up(const cuda_nodes_update &u)
 {
     return __syncthreads_or(threadIdx.x == 0 && *(const volatile uint32_t *)&u.waits.mine->failure);
@@ -21,7 +21,7 @@ __device__ bool has_given_up(const cuda_nodes_update &u)
 
 /* --- the lists --------------------------------------------------------------------------------------------------- */
 
-/* The sum of those before this thread, and of all; 32 warps at most. By all threads of the block. */
+/* Sum of the values of all lower threads, and of all threads; 32 warps at most. Called by all threads of the block. */
 __device__ uint32_t sum_before(uint32_t value, uint32_t &ret_all)
 {
     __shared__ uint32_t sums[WARP];
@@ -50,7 +50,7 @@ __device__ __forceinline__ int units_of(const cuda_nodes_update &u, int rows)
     return rows == 1 || u.bf16_sums ? 1 : 2;
 }
 
-/* Rows that a token of this rank has on that node; *ret_before: other nodes before that on which it has some. */
+/* The number of rows of this rank's token on that node. *ret_before: lower remote nodes on which the token has rows. */
 __device__ int rows_there(const cuda_nodes_update &u, int token, int node, int &ret_before)
 {
     const int32_t *index = u.index + (size_t)token * u.topk;
@@ -76,23 +76,23 @@ __device__ int rows_there(const cuda_nodes_update &u, int token, int node, int &
     return u.expanded ? n : __popc(ranks);
 }
 
-/* Other nodes on which the tokens have rows. */
+/* Counts the remote nodes on which each token has rows. */
 __device__ void count_remote_nodes(const cuda_nodes_update &u)
 {
     for (int token = (int)threadIdx.x; token < u.n_tokens; token += (int)blockDim.x) {
         int n;
 
-        /* Behind the last node: all are before it. */
+        /* With a node beyond the last one, all are lower. */
         rows_there(u, token, nodes_of(u), n);
         u.remote_count[token] = n;
     }
 }
 
-/* A block for each node: its list of this rank's tokens, and the terms that come from there. */
+/* One block per node: the list of this rank's tokens for it, and the terms that return from it. */
 __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_constant__ cuda_nodes_update u)
 {
     int node = (int)blockIdx.x, first, at, units = 0;
-    int32_t *of = u.net_units + node, *pinned = u.net_units_pinned + node; /* the list's */
+    int32_t *of = u.net_units + node, *pinned = u.net_units_pinned + node; /* of the list */
 
     if (has_given_up(u))
         return;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_
     __threadfence_system();
 }
 
-/* Experts of the rail peers' tokens. What comes is looked at: it says where rows are written. */
+/* Receives the experts of the rail peers' tokens. They are validated, because they determine where rows are written. */
 __global__ void __launch_bounds__(LIST_THREADS, 1) receive_lists_kernel(const __grid_constant__ cuda_nodes_update u)
 {
     __shared__ const unsigned char *landed;
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(LIST_THREADS, 1) receive_lists_kernel(const __
 
 /* --- rows on this node ------------------------------------------------------------------------------------------- */
 
-/* Tokens of one rank that have rows on this node. */
+/* The tokens of one rank that have rows on this node. */
 struct token_set {
     const int32_t *index;
     cuda_entry *entry;
@@ -173,7 +173,7 @@ __device__ token_set tokens_of(const cuda_nodes_update &u, int node)
             u.rail_count + rail.first, rail.n};
 }
 
-/* The rank or expert of this node that a choice is of; -1: none. */
+/* The rank (rank layout) or expert (expanded layout) on this node of a choice; -1: none. */
 __device__ __forceinline__ int target_of(const cuda_nodes_update &u, int expert)
 {
     int here = expert - node_of(u) * experts_of_node(u);
@@ -183,7 +183,10 @@ __device__ __forceinline__ int target_of(const cuda_nodes_update &u, int expert)
     return u.expanded ? here : here / u.n_local_experts;
 }
 
-/* Ascending ranks, or experts; of a rank the first choice. Returns how many; -1: a row that no rank has room for. */
+/*
+ * In ascending order of ranks or experts; of each rank the first choice. Returns the number of entries; -1: a row is
+ * beyond those of its rank.
+ */
 __device__ int list_entries(const cuda_nodes_update &u, const int32_t *index, const uint32_t *masks,
                             const int32_t *next, cuda_entry *entry)
 {
@@ -212,7 +215,10 @@ __device__ int list_entries(const cuda_nodes_update &u, const int32_t *index, co
     }
 }
 
-/* Numbers TILE tokens from `first` on. `next` [targets]: their rows. By all threads; false: damage. */
+/*
+ * Numbers the rows of TILE tokens from `first` on. `next` [targets]: their next rows. Called by all threads. Returns
+ * false if the data is damaged.
+ */
 __device__ bool number_tile(const cuda_nodes_update &u, const token_set &of, int first, int targets, uint32_t *masks,
                             int32_t *next, int &ret_n)
 {
@@ -242,14 +248,14 @@ __device__ bool number_tile(const cuda_nodes_update &u, const token_set &of, int
     return __syncthreads_and(n >= 0);
 }
 
-/* Nothing moves: nobody is to read what was never written. */
+/* The plan is refused: no entry was written, so none may be read. */
 __device__ void clear_counts(const cuda_nodes_update &u)
 {
     for (int token = (int)threadIdx.x; token < u.n_tokens; token += (int)blockDim.x)
         u.count[token] = 0;
 }
 
-/* A block for each node: where the tokens of its rank on this rail go on this node. */
+/* One block per node: the rows on this node of the tokens of its rank on this rail. */
 __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant__ cuda_nodes_update u)
 {
     extern __shared__ uint32_t masks[]; /* [targets, MASK_WORDS], then [targets] next rows */

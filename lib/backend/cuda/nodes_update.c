@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Updates of plans between nodes. A plan of fixed capacity is made on the host, as all are there; its first update
- * gives it lists that the devices write, and from then on the host knows no counts of it. One that is made in a capture
- * has them from the beginning. What the proxy has to know, how much goes to each node, the devices write into pinned
- * memory.
+ * Updates of plans between nodes. A plan of fixed capacity is first made on the host, like every plan between nodes.
+ * Its first update gives it lists that the devices write, and from then on the host does not know its counts. A plan
+ * made in a capture has such lists from the beginning. The devices write what the proxy needs, the size of the lists
+ * for each node, into pinned memory.
  */
 #include "backend/cuda/nodes_update.h"
 
@@ -13,9 +13,9 @@
 #include <stdlib.h>
 
 /*
- * Pinned memory of a plan, for the next one when it goes. Kernels write it behind an exchange with all other nodes,
- * which the proxy takes part in behind every operation that was called before: so it never reads what is of a later
- * plan. As device memory (struct cuda_block), that of plans made in captures is for such plans alone.
+ * Pinned memory of a plan, reused when the plan is freed. Kernels write it after an exchange with all other nodes. The
+ * proxy takes part in that exchange after every operation called before, so it never reads what belongs to a later
+ * plan. As with device memory (struct cuda_block), memory of plans made in captures is reused for such plans only.
  */
 struct cuda_net_plan_info {
     struct cuda_net_plan_info *next;
@@ -27,7 +27,7 @@ struct cuda_net_plan_info {
 struct cuda_net_update {
     struct cuda_nodes_update u;
     struct cuda_net_plan_info *facts;
-    struct cuda_node_range *words; /* [nnodes] a chunk for each other node */
+    struct cuda_node_range *words; /* [nnodes] one chunk per other node */
     int32_t net_capacity, net_node_capacity;
 };
 
@@ -36,7 +36,7 @@ static ep_status fail_memory(void)
     return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that devices write");
 }
 
-/* `fresh`: not what another plan has had. */
+/* `fresh`: not the memory of another plan. */
 static ep_status acquire_facts(struct cuda_comm *cuda, size_t bytes, bool captured, bool fresh,
                                struct cuda_net_plan_info **ret_facts)
 {
@@ -50,7 +50,7 @@ static ep_status acquire_facts(struct cuda_comm *cuda, size_t bytes, bool captur
             return fail_memory();
         facts->next = cuda->net_plan_info;
         cuda->net_plan_info = facts;
-        facts->used = true; /* until it has memory */
+        facts->used = true; /* not to be reused before it has memory */
         facts->captured = captured;
         CUDA_TRY(cudaHostAlloc((void **)&facts->memory, bytes, cudaHostAllocMapped));
         CUDA_TRY(cudaHostGetDevicePointer((void **)&facts->device, facts->memory, 0));
@@ -113,7 +113,7 @@ static size_t summary_words(const ep_plan *plan)
     return CUDA_SUMMARY_STARTS + (size_t)plan->comm->ranks_per_node;
 }
 
-/* Tokens for which there is room in the lists. */
+/* Capacity of the lists in tokens. */
 static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
 {
     const struct ep_group *group = ep_group_of(plan->comm);
@@ -134,7 +134,7 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
                        "plan: max_tokens of %d here, and of %lld on the rail peers, are too many between %d nodes for "
                        "routing that devices exchange",
                        max_tokens_of(plan), (long long)rails, plan->comm->nnodes);
-    /* Where there can be none, lists that change have room for one all the same. */
+    /* A capacity of 0 would mean lists that do not change, so it is at least 1. */
     update->net_capacity = net ? (int32_t)net : 1;
     update->net_node_capacity = max_tokens_of(plan) ? max_tokens_of(plan) : 1;
     update->u.rail_capacity = rails ? (int32_t)rails : 1;
@@ -147,7 +147,7 @@ static void *carve(char *memory, size_t *at, size_t n, size_t bytes)
     return memory + cuda_carve(at, n * bytes);
 }
 
-/* Where everything is in device memory; returns the bytes. */
+/* Lays out the device memory; returns its size in bytes. */
 static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
                       struct cuda_nodes_update *u)
 {
@@ -183,7 +183,7 @@ static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_u
     return at;
 }
 
-/* The pinned copies. */
+/* Lays out the pinned copies. */
 static size_t lay_out_facts(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
                             struct cuda_nodes_update *u)
 {
@@ -196,7 +196,7 @@ static size_t lay_out_facts(const ep_plan *plan, char *memory, const struct cuda
     return at;
 }
 
-/* What no update changes. */
+/* Sets what no update changes. */
 static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
 {
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
@@ -259,7 +259,7 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
     return EP_OK;
 }
 
-/* The plan's own part: routes that the devices write, and nothing that depends on former counts. */
+/* Installs the lists, which the devices write, and frees everything that depends on former counts. */
 static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *lists)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
@@ -272,7 +272,7 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
         *stale[i] = (struct cuda_block){.memory = NULL};
     }
     device->lists = lists;
-    device->fixed = device->placed = true;
+    device->fixed = device->uploaded = true;
     device->plan = plan;
     device->max_tokens = max_tokens_of(plan);
     device->expert_start = u->expert_start;
@@ -283,7 +283,7 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
     device->route.counts = u->counts;
 }
 
-/* Gives the plan lists that the devices write. `keeps`: with the routing that it has. */
+/* Gives the plan lists that the devices write. `keep_routing`: filled with its present routing. */
 static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_routing)
 {
     struct cuda_lists *lists = calloc(1, sizeof(*lists));
@@ -310,7 +310,7 @@ static ep_status make_first_lists(const struct cuda_call *call, ep_plan *plan)
 {
     ep_status status = ep_group_plan_complete(&call->cuda->group, plan);
 
-    /* A plan that all ranks refuse is to become of use. */
+    /* An update may repair a plan that all ranks have refused. */
     return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan, false) : status;
 }
 
@@ -321,7 +321,7 @@ ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan)
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
-/* Its three operations: slices, verdicts, and the experts of tokens. */
+/* The three operations of an update: slices, summaries, and experts of tokens. */
 struct net_ops {
     struct cuda_net_op *op[3];
     int n;
@@ -394,7 +394,7 @@ static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, 
     return prepare_lists(call, plan, pack, net_ops);
 }
 
-/* Of a plan with lists that the devices write, and of arrays that they reach. */
+/* Queues an update of a plan whose lists the devices write. The arrays must be accessible to the device. */
 static ep_status enqueue(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args, bool *ret_queued)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
@@ -403,7 +403,7 @@ static ep_status enqueue(const struct cuda_call *call, ep_plan *plan, const ep_p
     struct cuda_pack pack;
     ep_status status;
 
-    device->lists->rows_self = device->lists->rows_node = device->lists->rows_forward = 0; /* no host knows them */
+    device->lists->rows_self = device->lists->rows_node = device->lists->rows_forward = 0; /* unknown to the host */
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
     u->topk_idx = plan->from_mask ? NULL : args->topk_idx;
     u->mask = args->token_in_rank;
@@ -453,7 +453,7 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
 
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u.waits);
     u.all_prefix = prefix;
-    /* No update: who is in one has another word. */
+    /* Distinguishes this operation from an update. */
     u.desc.words[CUDA_DESC_OUTPUTS] = EP_GROUP_RANK_PREFIX;
     EP_TRY(prepare_words(call, update, words * sizeof(int32_t), u.desc.words, &u.prefixes, &op));
     status = cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel");
@@ -490,7 +490,7 @@ ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, c
     ep_status status;
 
     EP_TRY(check_pointers(call->cuda, "ep_plan_new", &routing));
-    /* By these each host knows how much room the lists need. */
+    /* The exchange tells each host the capacity that the lists need. */
     EP_TRY(ep_group_plan_exchange_sizes(plan));
     status = new_captured(call->cuda, plan);
     if (status == EP_OK)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * New routing between nodes: see nodes_update.h. Sums are taken in the order of the ranks and rows numbered in that of
- * the tokens, so the rows are those that the host would have placed (group/plan.c).
+ * New routing between nodes: see nodes_update.h. Sums follow the order of the ranks and rows that of the tokens, so the
+ * rows are those that the host would assign (group/plan.c).
  */
 #include "backend/cuda/nodes_update.cuh"
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ int32_t *tokens_for_expert(const cuda_nodes_update &u
 
 /* --- this rank's routing ----------------------------------------------------------------------------------------- */
 
-/* A mask is as if each token had chosen the first expert of every rank that it goes to. */
+/* With a mask, each token chooses the first expert of every rank that it goes to. */
 __device__ int64_t read_choice(const cuda_nodes_update &u, int token, int k)
 {
     size_t at = (size_t)token * u.topk + k;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(THREADS) read_routing_kernel(const __grid_cons
 
 /* --- exchange ---------------------------------------------------------------------------------------------------- */
 
-/* Can the counts be those of the mask? By all threads. */
+/* Are the caller's counts per expert consistent with the mask? Called by all threads. */
 __device__ bool mask_is_possible(const cuda_nodes_update &u)
 {
     bool possible = true;
@@ -100,7 +100,7 @@ __device__ bool mask_is_possible(const cuda_nodes_update &u)
     return __syncthreads_and(possible);
 }
 
-/* Word of the slice for that node. */
+/* A word of the slice for a node. */
 __device__ int32_t word_of_slice(const cuda_nodes_update &u, int node, int word)
 {
     int rank = word - 1, expert = node * experts_of_node(u) + rank - u.waits.nranks;
@@ -117,7 +117,7 @@ __device__ __forceinline__ int slot_of(int node)
     return CUDA_CHUNK_SLOT(node, 1, node, 0);
 }
 
-/* Behind all that is packed. By all threads. */
+/* Publishes the packed words to the proxy. Called by all threads. */
 __device__ void send_words(const cuda_nodes_update &u, const net_run &run)
 {
     __threadfence_system();
@@ -127,7 +127,7 @@ __device__ void send_words(const cuda_nodes_update &u, const net_run &run)
             store_release(&run.buffers->ready[slot_of(node)], run.number);
 }
 
-/* [node, words] */
+/* Stores as [node, words]. */
 struct store_rows {
     int32_t *to;
     int words;
@@ -138,7 +138,10 @@ struct store_rows {
     }
 };
 
-/* `words` of each other node, to where `store` has them. By all threads; false: leave. */
+/*
+ * Receives `words` from each other node and passes them to `store`. Called by all threads. Returns false if the kernel
+ * must exit.
+ */
 template <typename Store>
 __device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op_args &op, const net_run &run, int words,
                               const Store &store)
@@ -162,7 +165,7 @@ __device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op_args
     return true;
 }
 
-/* What cannot be: counts below 0, more of a token than there are, or more tokens than there is room for. */
+/* Rejects negative counts, counts greater than the number of tokens, and more tokens than the capacity. */
 __device__ bool slices_are_valid(const cuda_nodes_update &u)
 {
     int words = slice_words(u);
@@ -179,7 +182,7 @@ __device__ bool slices_are_valid(const cuda_nodes_update &u)
     return __syncthreads_and(ok);
 }
 
-/* The slices of this node of all ranks of this rail. */
+/* Exchanges the slices along the rail: afterwards this rank has those for this node. */
 __device__ bool exchange_slices(const cuda_nodes_update &u, const net_run &run)
 {
     int words = slice_words(u);
@@ -202,7 +205,7 @@ __device__ bool exchange_slices(const cuda_nodes_update &u, const net_run &run)
     return slices_are_valid(u);
 }
 
-/* The ranks of this node learn them. */
+/* Publishes them to the ranks of this node. */
 __device__ void push_slices(const cuda_nodes_update &u, uint64_t number)
 {
     int each = slice_words(u) - 1, words = CUDA_SLICE_WORDS + nodes_of(u) * each;
@@ -218,13 +221,16 @@ __device__ void push_slices(const cuda_nodes_update &u, uint64_t number)
 }
 
 struct node_counts {
-    int32_t total[CUDA_MAX_RANKS + CUDA_MAX_EXPERTS]; /* tokens for each rank of the node, and each expert */
+    int32_t total[CUDA_MAX_RANKS + CUDA_MAX_EXPERTS]; /* tokens for each rank of the node, then for each expert */
     int64_t rows_on[CUDA_MAX_RANKS];
     int32_t capacity[CUDA_MAX_RANKS];
-    int refused; /* the first rank of the node that cannot take its rows; their number: none */
+    int refused; /* the first rank of the node whose capacity is exceeded; the number of its ranks: none */
 };
 
-/* Adds up what all ranks have for one rank or expert of the node, in their order. By one thread; false: leave. */
+/*
+ * Sums up the counts of all ranks, in their order, for one rank or expert of the node. Called by one thread. Returns
+ * false if the kernel must exit.
+ */
 __device__ bool receive_target(const cuda_nodes_update &u, uint64_t number, int at, node_counts &x)
 {
     int nlocal = u.waits.nranks, each = slice_words(u) - 1, targets = u.expanded ? experts_of_node(u) : nlocal;
@@ -249,7 +255,7 @@ __device__ bool receive_target(const cuda_nodes_update &u, uint64_t number, int 
     }
     if (at == u.waits.rank)
         u.first[nodes_of(u) * nlocal] = total;
-    /* More than this no rank has room for. */
+    /* No rank has a capacity beyond this. */
     x.total[at] = (int32_t)min(total, (int64_t)INT32_MAX);
     return true;
 }
@@ -265,7 +271,7 @@ __device__ bool receive_slices(const cuda_nodes_update &u, uint64_t number, node
     return __syncthreads_and(ok);
 }
 
-/* Where the rows of each expert of a rank begin: added to the bases. By one thread; returns how many rows there are. */
+/* Adds the first row of each expert of a rank to the bases. Called by one thread. Returns the number of rows. */
 __device__ int64_t place_experts(const cuda_nodes_update &u, const node_counts &x, int local)
 {
     bool mine = local == u.waits.rank;
@@ -287,7 +293,9 @@ __device__ int64_t place_experts(const cuda_nodes_update &u, const node_counts &
     return start;
 }
 
-/* What each rank of the node receives, and whether it can. By all threads. */
+/*
+ * Computes the rows that each rank of the node receives, and checks them against its capacity. Called by all threads.
+ */
 __device__ void place_ranks(const cuda_nodes_update &u, node_counts &x)
 {
     int i = (int)threadIdx.x, n = u.waits.nranks;
@@ -310,7 +318,7 @@ __device__ __forceinline__ int summary_words(const cuda_nodes_update &u)
     return CUDA_SUMMARY_STARTS + u.waits.nranks;
 }
 
-/* What this node says to that one. */
+/* A word of the summary that this node sends to another one. */
 __device__ int32_t word_of_summary(const cuda_nodes_update &u, const node_counts &x, int node, int word)
 {
     bool none = x.refused == u.waits.nranks;
@@ -326,7 +334,7 @@ __device__ int32_t word_of_summary(const cuda_nodes_update &u, const node_counts
     return (int32_t)(x.rows_on[x.refused] >> 32 * (word - CUDA_SUMMARY_ROWS));
 }
 
-/* What the nodes say of their ranks; all see the same. */
+/* Exchanges the summaries; all ranks get the same ones. */
 __device__ bool exchange_summaries(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
 {
     int words = summary_words(u);
@@ -349,7 +357,7 @@ __device__ bool exchange_summaries(const cuda_nodes_update &u, const net_run &ru
     return true;
 }
 
-/* Sets first and n of each node, in both copies. */
+/* Sets first and n of each node, in device and in pinned memory. */
 __device__ bool write_lists(const cuda_nodes_update &u, bool refused)
 {
     int net = 0, words = slice_words(u);
@@ -372,7 +380,10 @@ __device__ bool write_lists(const cuda_nodes_update &u, bool refused)
     return true;
 }
 
-/* Where a rank cannot take its rows nothing is to move, on any rank. By all threads; false: leave. */
+/*
+ * Writes the counts. If the capacity of any rank is exceeded, they are 0 on all ranks, so that nothing moves. Called by
+ * all threads. Returns false if the kernel must exit.
+ */
 __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
 {
     __shared__ int first;
@@ -440,7 +451,9 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     }
 }
 
-/* Columns of the caller's matrix, which a node has of its ranks. Of a plan that is refused nobody learns anything. */
+/*
+ * Stores the columns of the caller's matrix that a node has for its ranks. Writes nothing for a plan that is refused.
+ */
 struct store_columns {
     const cuda_nodes_update &u;
     bool refused;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nodes_update.cuh - the shape of an update between nodes, for its kernels. */
+/* nodes_update.cuh - accessors shared by the kernels of an update between nodes. */
 #ifndef EP_CUDA_NODES_UPDATE_CUH
 #define EP_CUDA_NODES_UPDATE_CUH
 

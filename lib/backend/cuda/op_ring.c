@@ -9,8 +9,8 @@
 
 #define MIN_CAPACITY 64
 /*
- * Nothing announces the launch of a graph, so where there are some the ring is polled: while steps follow each other
- * after short sleeps, which grow while nothing comes.
+ * Nothing announces the launch of a graph, so the ring is polled if there are graphs: at short intervals while steps
+ * follow each other, and at growing ones while nothing is posted.
  */
 #define MIN_BACKOFF_NS 50000
 #define MAX_BACKOFF_NS 1000000

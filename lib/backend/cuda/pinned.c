@@ -35,7 +35,10 @@ static ep_status pin(size_t bytes, struct cuda_pinned *ret_pinned)
 
     *ret_pinned = (struct cuda_pinned){.bytes = 0};
     EP_TRY(ep_reserve_check(pinned.bytes));
-    /* Of no child: a page that a fork shares would be copied when it is written here, and the GPU keep the old one. */
+    /*
+     * Not inherited by children: after a fork, a write here would copy the shared page, and the GPU would keep using
+     * the old one.
+     */
     pinned.memory = mmap(NULL, pinned.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pinned.memory == MAP_FAILED)
         return ep_fail_errno(EP_E_MEMORY, errno, "mmap of %zu bytes for the network", pinned.bytes);

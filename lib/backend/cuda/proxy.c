@@ -8,13 +8,13 @@
 #include <string.h>
 
 /*
- * Rings of the streams: of few nodes large ones, so that a rank that is ahead need not stop; the largest row of all
- * fits into half of the smallest.
+ * Sizes of the streams' rings: large with few nodes, so that a rank that is ahead need not wait. The largest possible
+ * row fits into half of the smaller one.
  */
 #define RING_BYTES ((size_t)2 << 20)
 #define RING_BYTES_MANY ((size_t)1 << 20)
 #define CHANNELS 8
-#define FEW_NODES 9 /* up to these, CHANNELS with RING_BYTES; beyond, one with RING_LEAST */
+#define FEW_NODES 9 /* up to this many nodes: CHANNELS, RING_BYTES each; beyond: one channel, RING_BYTES_MANY */
 
 /* --- one hop, by the proxy ---------------------------------------------------------------------------------------- */
 
@@ -48,19 +48,19 @@ static int32_t *cursor(const struct cuda_proxy *p, const struct net_direction_st
     return &side->next[node * p->channels + channel];
 }
 
-/* As in struct cuda_chunks. */
+/* As in struct cuda_net_op_args. */
 static void count_chunk(struct cuda_proxy *p, int which)
 {
     __atomic_store_n(&p->moved[which], p->moved[which] + 1, __ATOMIC_RELAXED);
 }
 
-/* Behind what the kernels are to see. */
+/* After the change that the kernels must see. */
 static void count_event(struct cuda_proxy *p)
 {
     __atomic_store_n(&p->words->events, p->words->events + 1, __ATOMIC_RELEASE);
 }
 
-/* Sends what is packed, as far as the channel takes it. */
+/* Sends packed chunks, as far as the channel accepts them. */
 static bool send_chunks(struct cuda_proxy *p, struct cuda_net_op *op, int node, int channel)
 {
     int32_t *next = cursor(p, &op->out, node, channel);
@@ -83,7 +83,7 @@ static bool send_chunks(struct cuda_proxy *p, struct cuda_net_op *op, int node, 
     return moved;
 }
 
-/* EP_OK, or what is wrong with a chunk that has come from `rank`: what it has told before anything else. */
+/* Checks the header of a chunk from `rank`, the op descriptor first. */
 static ep_status check_head(const struct cuda_proxy *p, const struct cuda_net_op *op, int rank,
                             const struct net_chunk_header *theirs, size_t bytes, int32_t chunk, uint32_t expected)
 {
@@ -105,7 +105,7 @@ static ep_status check_head(const struct cuda_proxy *p, const struct cuda_net_op
         chunk, (unsigned long long)op->number);
 }
 
-/* Shows the kernels what has landed, and gives the network back what they have read. */
+/* Publishes received chunks to the kernels, and returns to the network those that they have consumed. */
 static ep_status receive_chunks(struct cuda_proxy *p, struct cuda_net_op *op, int node, int channel, bool *ret_moved)
 {
     int32_t *next = cursor(p, &op->in, node, channel);
@@ -145,7 +145,7 @@ static ep_status receive_chunks(struct cuda_proxy *p, struct cuda_net_op *op, in
     return EP_OK;
 }
 
-/* Whom the network still has to bring something; -1: none. */
+/* A node to which something must still be sent; -1: none. */
 static int find_blocked(const struct cuda_proxy *p, const struct cuda_net_op *op)
 {
     for (int node = 0; op->out.remaining && node < p->nnodes; node++)
@@ -156,8 +156,9 @@ static int find_blocked(const struct cuda_proxy *p, const struct cuda_net_op *op
 }
 
 /*
- * A rail peer that has left or died has sent all that it had to send, and of what had come nothing is lost. EP_OK also
- * where the network cannot tell. Connections that end while the process lives on the network itself gives up later.
+ * Fails the group if a rail peer has left or died and chunks of it are missing: it had sent everything that it was
+ * going to send, and nothing received is lost. Returns EP_OK if the network cannot tell. Connections that end while the
+ * process lives are reported by the network later.
  */
 static ep_status check_missing(const struct cuda_proxy *p, const struct cuda_net_op *op, int node)
 {
@@ -178,7 +179,7 @@ static ep_status check_missing(const struct cuda_proxy *p, const struct cuda_net
     return EP_OK;
 }
 
-/* One turn of everything. */
+/* Sends and receives once with every node. */
 static ep_status make_progress(struct cuda_proxy *p, struct cuda_net_op *op, bool *ret_moved)
 {
     struct ep_group *group = &p->cuda->group;
@@ -210,7 +211,7 @@ static ep_status make_progress(struct cuda_proxy *p, struct cuda_net_op *op, boo
     return EP_OK;
 }
 
-/* Has the group failed, or closed? Then what is sent is not read, and the kernels end or have ended by themselves. */
+/* Has the group failed, or been closed? Then nobody reads what is sent, and the kernels end by themselves. */
 static bool has_failed(const struct cuda_proxy *p)
 {
     uint64_t limit_ns = atomic_load(&p->limit_ns);
@@ -219,7 +220,7 @@ static bool has_failed(const struct cuda_proxy *p)
            __atomic_load_n(&p->cuda->report->abort, __ATOMIC_ACQUIRE);
 }
 
-/* What the device has written of lists that change. */
+/* Validates the changing lists, which the device has written. */
 static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_net_direction *from)
 {
     int64_t end = 0;
@@ -286,7 +287,7 @@ static void run_op(struct cuda_proxy *p, struct cuda_net_op *op)
     }
 }
 
-/* What comes for an operation that this rank's device has not begun: peers need not wait for room. */
+/* Receives for operations that this rank's device has not begun, so that peers need not wait for space. */
 static bool progress_idle(struct cuda_proxy *p)
 {
     struct ep_group *group = &p->cuda->group;
@@ -302,7 +303,7 @@ static bool progress_idle(struct cuda_proxy *p)
     return false;
 }
 
-/* The next operation that the device has posted; NULL: there will be none. */
+/* Waits for the next operation that the device has posted; NULL: the proxy is stopped and none will follow. */
 static struct cuda_net_op *await_op(struct cuda_proxy *p)
 {
     struct ep_group *group = &p->cuda->group;
@@ -359,7 +360,7 @@ static ep_status open_words(struct cuda_proxy *p)
     return EP_OK;
 }
 
-/* The network's memory, for the kernels to read. */
+/* Registers the network's memory, which the kernels read. */
 static ep_status open_region(struct cuda_proxy *p)
 {
     struct ep_net *net = ep_streams_get_net(p->streams);
@@ -389,7 +390,7 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     struct ep_net_params params;
     ep_status status = p ? EP_OK : ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
 
-    /* What follows is collective: who cannot take part says so before. */
+    /* What follows is collective, so a rank that cannot take part must say so before. */
     status = ep_group_agree(boot, comm->config.timeout_ms, status);
     if (status != EP_OK || !p) {
         free(p);
@@ -457,7 +458,7 @@ uint64_t cuda_proxy_count_chunks(const struct cuda_comm *cuda)
     const struct cuda_proxy *p = cuda->proxy;
     uint64_t moved = 0;
 
-    /* Opening may have failed before the words were there. */
+    /* NULL if opening failed early. */
     for (int which = 0; p && p->moved && which <= p->nnodes; which++)
         moved += __atomic_load_n(&p->moved[which], __ATOMIC_RELAXED);
     return moved;

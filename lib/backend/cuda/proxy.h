@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * proxy.h - hops: chunks of rows between this rank and its rail peers, sent and received by a thread, the proxy, while
- * the kernels of nodes.cu pack and read them. Each operation between nodes is one hop, in the order in which the device
+ * proxy.h - operations between nodes: a thread, the proxy, sends and receives chunks of rows between this rank and its
+ * rail peers, while the kernels of nodes.cu pack and read them. It runs the operations in the order in which the device
  * posts them (op_ring.h), which is the same on all ranks.
  */
 #ifndef EP_CUDA_PROXY_H
@@ -10,20 +10,20 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/nodes.h"
 
-/* Chunks of one direction, as the host sees them. */
+/* The chunks of one direction, as the host sees them. */
 struct cuda_net_direction {
-    const struct cuda_node_range *rail;   /* [nnodes] in host memory ... */
-    const struct cuda_node_range *device; /* ... and the same in device memory */
-    int32_t tokens;                       /* of a chunk */
+    const struct cuda_node_range *rail;   /* [nnodes] in host memory */
+    const struct cuda_node_range *device; /* the same in device memory */
+    int32_t tokens;                       /* per chunk */
     /*
-     * NULL: each token takes token_bytes. Else as in struct cuda_nodes_combine: unit_bytes of it times the difference,
-     * and token_bytes.
+     * NULL: each token takes token_bytes. Otherwise, as in struct cuda_nodes_combine, a token takes token_bytes plus
+     * unit_bytes for each of its units.
      */
     const int32_t *units;
     size_t token_bytes, unit_bytes;
     /*
-     * Not 0: `rail` and `units` are pinned memory into which the device writes before it posts the hop; there are so
-     * many tokens in all lists together, and in one, at most.
+     * Not 0: `rail` and `units` are pinned memory, which the device writes before it posts the operation; the maximum
+     * number of tokens in all lists, and in one.
      */
     int32_t capacity, node_capacity;
 };
@@ -31,52 +31,52 @@ struct cuda_net_direction {
 struct cuda_net_op_params {
     const char *call;
     enum ep_group_phase phase;
-    const uint32_t *desc; /* [CUDA_DESC_COMPARED] what has to be the same on all ranks */
+    const uint32_t *desc; /* [CUDA_DESC_COMPARED] must be the same on all ranks */
     struct cuda_net_direction out, in;
-    size_t slot_bytes; /* the largest chunk that may go out */
-    bool captured;     /* its kernels go into a graph */
+    size_t slot_bytes; /* size of the largest chunk to be sent */
+    bool captured;     /* the kernels are captured into a graph */
 };
 
 struct cuda_net_op;
 
-/* Bytes of the largest chunk. */
+/* Size of the largest chunk in bytes. */
 size_t cuda_proxy_max_chunk_bytes(const struct cuda_comm *cuda);
 
-/* Collective over the group; starts the proxy. Nothing on one node. */
+/* Collective over the group; starts the proxy. Not called on one node. */
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot);
 /*
- * After the last kernel: ends the thread. What the peers still wait for is sent before, for as long as the deadline of
- * the communicator, unless the group has failed.
+ * Stops the proxy after the last kernel. First sends what peers still wait for, until the deadline of the communicator;
+ * not if the group has failed.
  */
 void cuda_proxy_stop(struct cuda_comm *cuda);
-/* The same, and frees everything. */
+/* Stops the proxy and frees everything. */
 void cuda_proxy_close(struct cuda_comm *cuda);
 size_t cuda_proxy_bytes(const struct cuda_comm *cuda);
-/* Chunks that have come and gone since the communicator was made; 0 on one node. By any thread. */
+/* Number of chunks received and sent since the communicator was made; 0 on one node. Called by any thread. */
 uint64_t cuda_proxy_count_chunks(const struct cuda_comm *cuda);
 
 /*
- * Memory and words for a hop, for the kernels. Nothing is under way yet: the proxy takes it when the first kernel posts
- * it, once for a call and with each launch of a graph. *ret_hop: to be discarded if no kernel was launched.
+ * Makes an operation and allocates its memory. The proxy runs it when the first kernel posts it: once for a call, and
+ * with each launch of a graph. *ret_op must be discarded if no kernel was launched.
  */
 ep_status cuda_net_op_prepare(struct cuda_comm *cuda, const struct cuda_net_op_params *params,
                               struct cuda_net_op_args *ret_args, struct cuda_chunks *ret_out,
                               struct cuda_chunks *ret_in, struct cuda_net_op **ret_op);
 void cuda_net_op_discard(struct cuda_comm *cuda, struct cuda_net_op *op);
-/* As ep_cuda_set_net_memory() and ep_cuda_get_net_memory(); on one node there is nothing to set. */
+/* As ep_cuda_set_net_memory() and ep_cuda_get_net_memory(); no effect on one node. */
 ep_status cuda_proxy_set_memory(struct cuda_comm *cuda, size_t reserve, size_t limit);
 void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_t *ret_needed);
 
-/* nodes.c. The lists of a plan between nodes, in device memory; freed with it. */
+/* nodes.c. Makes the lists of a plan between nodes, in device memory. */
 ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan);
 void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan);
-/* Rows of an operation of the plan, and what the last one sends to other nodes. */
+/* Statistics: rows of an operation of the plan, and what the last one sends to other nodes. */
 void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
 ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own,
                               int weight_words, bool *ret_queued);
 ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own,
                              bool *ret_queued);
-/* What the ranks of this node do between two barriers of theirs. */
+/* The part of a barrier between the two barriers of the node's ranks. */
 ep_status cuda_nodes_barrier(const struct cuda_call *call);
 
 #endif
