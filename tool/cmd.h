@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cmd.h - what a verb is.
+ * cmd.h - definition of a command.
  *
- * A verb is one constant `struct cmd`, defined in tool/cmd_<verb>.c and listed by one row in verbs.c. Parsing, help,
- * completion and the man page all come from it:
+ * A command is one constant `struct cmd`, defined in cmd_<name>.c and listed as one row in commands.c. Option parsing,
+ * help, completion and the man page are generated from it:
  *
  *     struct bench_options {
  *         struct group_options group;
@@ -20,7 +20,7 @@
  *     };
  *
  *     static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call);
- *     const struct cmd verb_bench = {.name = "bench", .options = bench_table, .run = cmd_bench, ...};
+ *     const struct cmd command_bench = {.name = "bench", .options = bench_table, .run = cmd_bench, ...};
  */
 #ifndef EP_TOOL_CMD_H
 #define EP_TOOL_CMD_H
@@ -30,7 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Exit codes of every verb. A result above 128 is 128 + the signal that interrupted the verb: pass it on at once. */
+/* Exit codes of every command. Above 128: 128 + the signal that interrupted it; callers must return that at once. */
 enum cmd_exit { CMD_FINE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_FINDINGS = 3, CMD_UNSUPPORTED = 4, CMD_NOT_KNOWN = 5 };
 
 enum opt_type {
@@ -41,7 +41,7 @@ enum opt_type {
     OPT_FILE,    /* const char *, completed as a file name */
     OPT_DIR,     /* const char *, completed as a folder name */
     OPT_CHOICE,  /* int: index into choices */
-    OPT_STRINGS, /* struct opt_strings: may be given several times */
+    OPT_STRINGS, /* struct opt_strings: may be repeated */
     OPT_LIST     /* struct opt_list, comma-separated: indices into choices if there are any, else integers min..max */
 };
 
@@ -63,14 +63,14 @@ struct opt_strings {
 struct opt {
     const char *name; /* long name, without dashes */
     char letter;      /* short name or 0 */
-    const char *arg;  /* what the help calls its argument; NULL for flags */
+    const char *arg;  /* name of its argument in the help; NULL for flags */
     enum opt_type type;
-    size_t offset; /* of the field in the verb's options struct */
+    size_t offset; /* of the field in the command's options struct */
     int64_t min, max;
     const char *const *choices; /* ends with NULL */
-    const char *value;          /* default, parsed as if it had been given; NULL: zero */
-    const char *help;           /* a phrase without full stop; the default is appended by the help */
-    const char *heading;        /* starts a new group of options in the help; NULL: goes with the one before */
+    const char *value;          /* default, parsed like an argument; NULL: zero */
+    const char *help;           /* a phrase without full stop; the help appends the default */
+    const char *heading;        /* starts a new group of options in the help; NULL: same group as the previous row */
 };
 
 #define OPT_JSON_ROW(options_type, member)                                                                             \
@@ -92,19 +92,19 @@ struct cmd_exit_text {
 struct cmd_call;
 
 enum {
-    CMD_RANKS = 1u << 0,     /* runs jobs on ranks: under mpirun the ranks other than 0 follow it */
-    CMD_TAKES_VERB = 1u << 1 /* its argument is the name of a verb: for completion */
+    CMD_RANKS = 1u << 0,        /* runs jobs on ranks: under mpirun the other ranks run the jobs of rank 0 */
+    CMD_TAKES_COMMAND = 1u << 1 /* its argument is the name of a command: for completion */
 };
 
 struct cmd {
     const char *name;
-    const char *args; /* positional arguments as the usage line shows them; "" if none */
+    const char *args; /* positional arguments in the usage line; "" if none */
     int min_args, max_args;
-    const char *const *arg_choices; /* what the first one may be, ends with NULL; NULL: anything */
+    const char *const *arg_choices; /* values of the first one, ends with NULL; NULL: anything */
     const char *summary;            /* one line, no full stop */
     const char *description;        /* paragraphs divided by an empty line */
-    const struct opt *options;      /* NULL: none but --help */
-    size_t options_bytes;           /* of the verb's options struct */
+    const struct opt *options;      /* NULL: --help only */
+    size_t options_bytes;           /* size of the command's options struct */
     const struct cmd_example *examples;
     const struct cmd_exit_text *exits;
     int (*run)(const struct cmd *cmd, const struct cmd_call *call);
@@ -113,52 +113,52 @@ struct cmd {
 
 /* A parsed command line. */
 struct cmd_call {
-    const void *options; /* the verb's options struct, defaults filled in; NULL if options_bytes is 0 */
+    const void *options; /* the command's options struct, defaults filled in; NULL if options_bytes is 0 */
     int n_args;
     char **args;
     uint64_t given; /* bit i: row i of the option table was on the command line */
 };
 
-/* Was the option with this long name on the command line? */
+/* Whether the option with this long name was on the command line. */
 bool cmd_given(const struct cmd *cmd, const struct cmd_call *call, const char *name);
 
-/* Reports wrong usage found after parsing ("epkit test: <text>", and where the help is) and returns CMD_USAGE. */
+/* Reports a usage error found after parsing ("epkit test: <text>", and how to get help) and returns CMD_USAGE. */
 int cmd_usage(const struct cmd *cmd, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /*
- * The command line is right, and the verb cannot begin: a file that it names cannot be read or written, a host, device
- * or variable is not what it has to be. Reports "epkit test: WHERE: <text>" (WHERE: the option or the file; NULL: the
- * text says it) and returns CMD_USAGE; unlike cmd_usage() it leaves a program that reads --json its document.
+ * For a command line that is valid, but cannot be carried out: a file cannot be read or written, or a host, device or
+ * environment variable is invalid. Reports "epkit test: WHERE: <text>" (WHERE: the option or the file; NULL: omitted)
+ * and returns CMD_USAGE. Unlike after cmd_usage(), --json still writes a document.
  */
 int cmd_refuse(const struct cmd *cmd, const char *where, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* --- options.c --- */
 
 /*
- * Parses argv (argv[0] is the verb and is skipped) by the verb's table. CMD_FINE, or CMD_USAGE with the reason in
- * ret_error. *ret_help: --help was among the options; then nothing else is checked. options_done() frees the result.
+ * Parses argv (argv[0], the name of the command, is skipped) by the command's table. CMD_FINE, or CMD_USAGE with the
+ * reason in ret_error. *ret_help: --help was given; then nothing else is checked. options_done() frees the result.
  */
 int options_parse(const struct cmd *cmd, int argc, char **argv, struct cmd_call *ret_call, bool *ret_help,
                   char *ret_error, size_t error_bytes);
 void options_done(struct cmd_call *call);
 
-/* The command line again, as it could be typed, without the options named in `except` (ends with NULL). */
+/* Prints the command line, quoted for a shell, without the options named in `except` (ends with NULL). */
 void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
                    size_t bytes);
 
-/* The same as an array of strings, one a word, without the command's name and its arguments. NULL: out of memory. */
+/* The options as an array of words, without the command's name and its arguments. NULL: out of memory. */
 json_t *options_words(const struct cmd *cmd, const struct cmd_call *call, const char *const *except);
 
-/* The name in `names` (ends with NULL) that `word` most likely stands for, or NULL if none is near. */
+/* The name in `names` (ends with NULL) that is most similar to `word`, or NULL if none is similar. */
 const char *options_nearest(const char *word, const char *const *names);
 
-/* --- verbs.c --- */
+/* --- commands.c --- */
 
-extern const struct cmd *const verbs[]; /* ends with NULL */
+extern const struct cmd *const command_table[]; /* ends with NULL */
 
-const struct cmd *verb_find(const char *name);
+const struct cmd *command_find(const char *name);
 
-/* As cmd_usage, for a name that is no verb: suggests the nearest one. */
-int verb_unknown(const char *name);
+/* As cmd_usage(), for an unknown name: suggests the most similar command. */
+int command_unknown(const char *name);
 
 #endif

@@ -23,7 +23,7 @@ static int cmd_version(const struct cmd *cmd, const struct cmd_call *call)
 
     scols_get_library_version(&smartcols);
     if (!options->json) {
-        /* Command and library are of one version, unless an installation is mixed up: then it shows here. */
+        /* Both versions, because a broken installation may mix a command and a library of different versions. */
         out_line("epkit %d.%d.%d", EP_VERSION_MAJOR, EP_VERSION_MINOR, EP_VERSION_PATCH);
         out_line("libepkit %s, jansson %s, libsmartcols %s", ep_version(), jansson_version_str(), smartcols);
         return CMD_FINE;
@@ -35,7 +35,7 @@ static int cmd_version(const struct cmd *cmd, const struct cmd_call *call)
     return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
 }
 
-const struct cmd verb_version = {
+const struct cmd command_version = {
     .name = "version",
     .args = "",
     .summary = "print the versions of the command and of its libraries",

@@ -20,9 +20,9 @@ static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 #define N_SIGNALS (sizeof(signals) / sizeof(signals[0]))
 
 static struct {
-    atomic_int state; /* LAST: a signal or another thread writes, and ends the process */
-    const char *verb;
-    pid_t owner; /* children inherit the rest */
+    atomic_int state; /* LAST: a signal handler or another thread writes the document and ends the process */
+    const char *command;
+    pid_t owner; /* not the child processes, which inherit this struct */
     json_t *errors;
     char interrupted[N_SIGNALS][320]; /* whole documents: a handler must not allocate */
 } ending;
@@ -47,7 +47,7 @@ static void on_signal(int number)
         for (size_t i = 0; i < N_SIGNALS; i++)
             if (signals[i] == number)
                 write_all(ending.interrupted[i], strlen(ending.interrupted[i]));
-    /* The handler is reset by now: this ends the process, unless it is number 1 of a container. */
+    /* SA_RESETHAND has reset the handler: this ends the process, unless it is PID 1 of a container. */
     raise(number);
     _exit(128 + number);
 }
@@ -55,7 +55,7 @@ static void on_signal(int number)
 static json_t *make_document(int code, const char *verdict)
 {
     const char *first = json_string_value(json_object_get(json_array_get(ending.errors, 0), "what"));
-    json_t *document = out_document(ending.verb);
+    json_t *document = out_document(ending.command);
     char text[120];
 
     if (code > 128)
@@ -68,11 +68,11 @@ static json_t *make_document(int code, const char *verdict)
     return document;
 }
 
-void ending_expect(const char *verb)
+void ending_expect(const char *command)
 {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)(SA_RESETHAND | SA_NODEFER)}, before;
 
-    ending.verb = verb;
+    ending.command = command;
     ending.owner = getpid();
     json_decref(ending.errors);
     ending.errors = NULL;
@@ -86,7 +86,7 @@ void ending_expect(const char *verb)
     }
     atomic_store(&ending.state, EXPECTED);
     for (size_t i = 0; i < N_SIGNALS; i++) {
-        /* Another one must not end the process while this one writes. */
+        /* Another signal must not end the process while this one writes. */
         sigemptyset(&action.sa_mask);
         for (size_t k = 0; k < N_SIGNALS; k++)
             if (k != i)
@@ -96,7 +96,7 @@ void ending_expect(const char *verb)
     }
 }
 
-/* Is the document still to be written, by this process? From here on it is not. */
+/* Whether this process still has to write the document. Disables it. */
 static bool claim(void)
 {
     int state = EXPECTED;
@@ -144,7 +144,7 @@ void ending_detail(const char *key, const char *text)
 
 void ending_write(int code, const char *verdict)
 {
-    /* out_json() dismisses what is expected here. */
+    /* out_json() disables the document. */
     if (atomic_load(&ending.state) == EXPECTED && getpid() == ending.owner)
         (void)out_json(make_document(code, verdict));
 }
@@ -161,7 +161,7 @@ void ending_write_late(int code, const char *what, const char *where, const char
     json_object_set_new(error, "where", out_text(where));
     json_object_set_new(error, "why", out_text(why));
     json_object_set_new(error, "hint", out_text(hint));
-    document = out_document(ending.verb);
+    document = out_document(ending.command);
     json_object_set_new(document, "verdict", out_text(what));
     json_object_set_new(document, "errors", json_pack("[o]", error));
     json_object_set_new(document, "exit_code", json_integer(code));

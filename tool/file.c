@@ -9,7 +9,7 @@
 
 #define PIPE_MS 60000
 
-/* 0, or the errno of what keeps it from being read. */
+/* 0, or errno. */
 static int prepare(int fd)
 {
     struct stat info;

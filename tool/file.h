@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* file.h - files that users name. */
+/* file.h - files named by users. */
 #ifndef EP_TOOL_FILE_H
 #define EP_TOOL_FILE_H
 
 #include <stdio.h>
 
 /*
- * Opens one for reading. A pipe is waited for, as `<(program)` needs it, but not without end: ENODATA when nobody has
- * written to it within 60 s. NULL with errno.
+ * Opens a file for reading. Waits for data on a pipe, as needed for `<(program)`, up to 60 s: then ENODATA. NULL with
+ * errno on failure.
  */
 FILE *file_open(const char *path);
 

@@ -40,7 +40,7 @@ void machine_print_bytes(double bytes, char ret_text[MACHINE_BYTES_TEXT])
         snprintf(ret_text, MACHINE_BYTES_TEXT, "%.1f GiB", bytes / (1 << 30));
 }
 
-void machine_sentence(const json_t *machine, char *ret_text, size_t bytes)
+void machine_summary(const json_t *machine, char *ret_text, size_t bytes)
 {
     const char *cpu = json_string_value(json_object_get(machine, "cpu"));
     size_t n_gpus = json_array_size(json_object_get(machine, "gpus"));

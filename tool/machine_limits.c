@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * machine_limits.c - how much of the machine this process may use.
+ * machine_limits.c - the memory and cores that this process may use.
  *
- * In a container the machine's own figures mislead: a process that takes what they promise is killed. A control group
- * is bound by its own limits and by those of all groups above it, of which a container sees only some.
+ * In a container the totals of the machine are too large: a process that relies on them is killed. The limits of all
+ * ancestors of a control group apply, of which a container sees only some.
  */
 #include "machine.h"
 
@@ -14,14 +14,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Version 1 has no word for "no limit" but a number near 2^63. */
+/* cgroup v1 reports "no limit" as a number near 2^63. */
 #define NO_LIMIT_V1 (INT64_C(1) << 62)
 
 static void limit_memory(struct machine_limits *limits, struct root *root, const char *folder, const char *file)
 {
     int64_t bytes;
 
-    /* "max" is no number. */
+    /* "max" (no limit) is not a number and fails here. */
     if (root_number(root, &bytes, "%s/%s", folder, file) == ROOT_OK && bytes >= 0 && bytes < NO_LIMIT_V1 &&
         (uint64_t)bytes < limits->memory_bytes)
         limits->memory_bytes = (uint64_t)bytes;
@@ -33,7 +33,7 @@ static void limit_cpus(struct machine_limits *limits, double quota_us, double pe
         limits->cpus = quota_us / period_us;
 }
 
-static void look_v2(struct machine_limits *limits, struct root *root, const char *folder)
+static void read_v2(struct machine_limits *limits, struct root *root, const char *folder)
 {
     double quota_us, period_us;
 
@@ -42,12 +42,12 @@ static void look_v2(struct machine_limits *limits, struct root *root, const char
         limit_cpus(limits, quota_us, period_us);
 }
 
-static void look_v1_memory(struct machine_limits *limits, struct root *root, const char *folder)
+static void read_v1_memory(struct machine_limits *limits, struct root *root, const char *folder)
 {
     limit_memory(limits, root, folder, "memory.limit_in_bytes");
 }
 
-static void look_v1_cpu(struct machine_limits *limits, struct root *root, const char *folder)
+static void read_v1_cpu(struct machine_limits *limits, struct root *root, const char *folder)
 {
     int64_t quota_us, period_us;
 
@@ -56,30 +56,31 @@ static void look_v1_cpu(struct machine_limits *limits, struct root *root, const 
         limit_cpus(limits, (double)quota_us, (double)period_us);
 }
 
-/* By the controller that /proc/self/cgroup names; version 2 names none. */
+/* By the controller in /proc/self/cgroup; "" is cgroup v2. */
 static const struct hierarchy {
     const char *controller, *mount;
-    void (*look)(struct machine_limits *limits, struct root *root, const char *folder);
-} hierarchies[] = {{"", "/sys/fs/cgroup", look_v2},
-                   {"memory", "/sys/fs/cgroup/memory", look_v1_memory},
-                   {"cpu", "/sys/fs/cgroup/cpu", look_v1_cpu}};
+    void (*read)(struct machine_limits *limits, struct root *root, const char *folder);
+} hierarchies[] = {{"", "/sys/fs/cgroup", read_v2},
+                   {"memory", "/sys/fs/cgroup/memory", read_v1_memory},
+                   {"cpu", "/sys/fs/cgroup/cpu", read_v1_cpu}};
 
-/* Looks at the group `path` below the mount point and at all above it. Folders that are not there have no say. */
-static void climb(struct machine_limits *limits, struct root *root, const struct hierarchy *hierarchy, const char *path)
+/* Applies the limits of the group `path` below the mount point and of all its ancestors. Ignores missing folders. */
+static void read_ancestors(struct machine_limits *limits, struct root *root, const struct hierarchy *hierarchy,
+                           const char *path)
 {
     size_t base = strlen(hierarchy->mount);
     char folder[4096], *slash;
 
     if (snprintf(folder, sizeof(folder), "%s%s", hierarchy->mount, path) >= (int)sizeof(folder))
         return;
-    hierarchy->look(limits, root, folder);
+    hierarchy->read(limits, root, folder);
     while ((slash = strrchr(folder + base, '/'))) {
         *slash = '\0';
-        hierarchy->look(limits, root, folder);
+        hierarchy->read(limits, root, folder);
     }
 }
 
-/* Is `name` one of the list, in which commas stand between them and a colon behind? */
+/* Whether `name` is in the list, which is separated by commas and ends with a colon. */
 static bool is_listed(const char *name, struct piece list)
 {
     const char *at = list.text;
@@ -107,7 +108,7 @@ void machine_limits(struct root *root, struct machine_limits *ret_limits)
         controllers = text_take(&path, ":");
         for (size_t i = 0; i < COUNT(hierarchies) && *path; i++)
             if (is_listed(hierarchies[i].controller, controllers))
-                climb(ret_limits, root, &hierarchies[i], path);
+                read_ancestors(ret_limits, root, &hierarchies[i], path);
     }
 }
 
@@ -139,7 +140,7 @@ int machine_cores(void)
 
     if (sched_getaffinity(0, sizeof(set), &set) == 0)
         cores = CPU_COUNT(&set);
-    /* Half a processor more is one more that something can run on. */
+    /* Round up: a fraction of a CPU still allows one more thread to run. */
     if (limit > 0 && limit < cores)
         cores = (int)limit + (limit > (int)limit);
     return cores < 1 ? 1 : cores;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* machine_read.c - what of a machine's description is read from files and from the driver. */
+/* machine_read.c - the parts of a machine's description that come from files and the driver. */
 #include "hardware/topo.h"
 #include "machine.h"
 
 #include <string.h>
 
-/* What is behind `key` in the first line that begins with it, without quotes; null if there is none. */
-static json_t *value_behind(const char *text, const char *key)
+/* The value after `key` in the first line that begins with it, without quotes; null if there is none. */
+static json_t *value_of_key(const char *text, const char *key)
 {
     size_t n = strlen(key);
     const char *line = text;
@@ -43,11 +43,11 @@ void machine_read(struct root *root, json_t *machine)
     struct topo *topo;
 
     json_object_set_new(machine, "cpu",
-                        value_behind(root_lines(root, "model name", "/proc/cpuinfo").text, "model name"));
-    json_object_set_new(machine, "os", value_behind(root_read(root, "/etc/os-release").text, "PRETTY_NAME"));
+                        value_of_key(root_lines(root, "model name", "/proc/cpuinfo").text, "model name"));
+    json_object_set_new(machine, "os", value_of_key(root_read(root, "/etc/os-release").text, "PRETTY_NAME"));
     if (topo_read(root, &topo) != EP_OK)
         return;
-    /* A kernel that lists no nodes has one. */
+    /* A kernel without NUMA lists no nodes. */
     json_object_set_new(machine, "numa_nodes", json_integer(topo->n_numa ? topo->n_numa : 1));
     json_object_set_new(machine, "gpus", describe_gpus(topo));
     json_object_set_new(machine, "gpu_driver", *topo->driver ? json_string(topo->driver) : json_null());

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* main.c - epkit VERB ...: finds the verb, parses its options, runs it. */
+/* main.c - epkit COMMAND ...: finds the command, parses its options, runs it. */
 #include "cmd.h"
 #include "ending.h"
 #include "help/help.h"
@@ -15,36 +15,36 @@
 #include <stdio.h>
 #include <string.h>
 
-static int run_verb(const struct cmd *cmd, int argc, char **argv)
+static int run_command(const struct cmd *cmd, int argc, char **argv)
 {
     char error[512];
     struct cmd_call call;
     bool help;
     int result = options_parse(cmd, argc, argv, &call, &help, error, sizeof(error)), joined = CMD_FINE, first;
-    bool is_mistaken = result != CMD_FINE, follows;
+    bool is_usage_error = result != CMD_FINE, follows;
 
     if (result == CMD_FINE && help) {
-        help_verb(stdout, cmd);
+        help_command(stdout, cmd);
         options_done(&call);
         return result;
     }
-    if (!is_mistaken && cmd_given(cmd, &call, "json"))
+    if (!is_usage_error && cmd_given(cmd, &call, "json"))
         ending_expect(cmd->name);
     if (cmd->flags & CMD_RANKS)
         joined = ranks_world_join(cmd, result == CMD_FINE ? &call : NULL);
     follows = ranks_world_rank() > 0;
-    /* Rank 0 writes the document, also where the ranks do not come together. */
-    if (follows || (joined != CMD_FINE && ranks_claims_follower()))
+    /* Only rank 0 writes the document, even if the ranks fail to join. */
+    if (follows || (joined != CMD_FINE && ranks_env_is_follower()))
         ending_dismiss();
     if (joined != CMD_FINE)
         result = joined;
     else if (follows)
-        /* Also with a mistake on the command line: rank 0 has made it as well, and tells when it is done. */
+        /* Even after a usage error: rank 0 has the same command line, and ends the followers when it is done. */
         result = ranks_worse(result, ranks_follow());
     else
         result = result == CMD_FINE ? cmd->run(cmd, &call) : cmd_usage(cmd, "%s", error);
     result = ranks_world_done(result, &first);
-    if (follows && is_mistaken && first != CMD_USAGE)
+    if (follows && is_usage_error && first != CMD_USAGE)
         cmd_usage(cmd, "%s", error);
     progress_stop();
     if (result != CMD_FINE)
@@ -64,9 +64,9 @@ static int run(int argc, char **argv)
         help_all(stderr);
         return CMD_USAGE;
     }
-    if (strcmp(name, RANKS_VERB) == 0)
+    if (strcmp(name, RANKS_COMMAND) == 0)
         return ranks_main(argc - 1, argv + 1);
-    if (strcmp(name, AGENT_VERB) == 0)
+    if (strcmp(name, AGENT_COMMAND) == 0)
         return agent_main(run_child);
     if (strcmp(name, AGENT_RANK) == 0)
         return agent_rank_main();
@@ -74,49 +74,49 @@ static int run(int argc, char **argv)
         name = "help";
     if (strcmp(name, "-V") == 0 || strcmp(name, "--version") == 0)
         name = "version";
-    cmd = verb_find(name);
+    cmd = command_find(name);
     if (!cmd)
-        return verb_unknown(name);
-    return run_verb(cmd, argc - 1, argv + 1);
+        return command_unknown(name);
+    return run_command(cmd, argc - 1, argv + 1);
 }
 
-/* Interrupted: ends by the same signal, so that a calling shell knows it and stops as well. */
-static void end_by(int number)
+/* Ends by the signal that interrupted the command, so that a calling shell sees it and stops as well. */
+static void end_by_signal(int number)
 {
     sigset_t one;
 
     fputs("epkit: interrupted\n", stderr);
     signal(number, SIG_DFL);
-    /* A verb that takes signals by itself has them blocked. */
+    /* A command that handles signals with signalfd has blocked them. */
     sigemptyset(&one);
     sigaddset(&one, number);
     raise(number);
     sigprocmask(SIG_UNBLOCK, &one, NULL);
-    /* Process number 1 is spared. */
+    /* Still running if this is PID 1. */
 }
 
-/* All that main() does in a process whose streams are open. */
-static int run_command(int argc, char **argv)
+/* main() after the streams are open. */
+static int run_process(int argc, char **argv)
 {
     int result, written;
 
-    /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and plots. */
+    /* The terminal's character set; numbers stay in the C locale, for JSON and plots. */
     setlocale(LC_CTYPE, "");
     result = run(argc, argv);
     written = out_finish();
 
     if (result > 128)
-        end_by(result - 128);
-    /* What nobody could read is no result. */
+        end_by_signal(result - 128);
+    /* Output that could not be written is a failure. */
     return result == CMD_FINE || result == CMD_FINDINGS || result == CMD_UNSUPPORTED ? ranks_worse(result, written)
                                                                                      : result;
 }
 
-/* In a child process of an agent, as if epkit had been executed. */
+/* Runs a command in a child process of an agent, as if epkit had been executed. */
 static int run_child(int argc, char **argv)
 {
     inherited_settle();
-    return run_command(argc, argv);
+    return run_process(argc, argv);
 }
 
 int main(int argc, char **argv)
@@ -124,5 +124,5 @@ int main(int argc, char **argv)
     inherited_settle();
     if (stream_open() != 0)
         return CMD_FAILED;
-    return run_command(argc, argv);
+    return run_process(argc, argv);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* options.c - a command line, parsed by the option table of its verb. */
+/* options.c - parses a command line by the option table of its command. */
 #include "cmd.h"
 
 #include "source/text.h"
@@ -45,13 +45,13 @@ const char *options_nearest(const char *word, const char *const *names)
         return NULL;
     for (size_t i = 0; names[i]; i++) {
         size_t n = strlen(names[i]);
-        /* One letter in three may be wrong: bash is no misspelt tcsh. */
+        /* At most one letter in three may differ, so that bash is not suggested for tcsh. */
         int allowed = (int)(n > length ? n : length) / 3;
         int d = text_distance(word, names[i]);
 
         if (allowed == 0)
             allowed = 1;
-        /* The start of a longer name is a good guess although many letters are missing. */
+        /* A prefix of a longer name is a good match although many letters are missing. */
         if (length >= 2 && strncmp(word, names[i], length) == 0)
             d = 1;
         if (d <= allowed && d < best_distance) {
@@ -79,10 +79,10 @@ static int parse_number(struct parser *parser, const struct opt *opt, const char
             end++;
         }
     }
-    /* strtoll() also takes leading spaces and a plus sign; those are not meant here. */
+    /* strtoll() also accepts leading spaces and a plus sign, which are errors here. */
     if (end == text || *end || !(*text == '-' || (*text >= '0' && *text <= '9')))
         return reject(parser, "--%s: '%s' is not a %s (%" PRId64 "..%" PRId64 ")", opt->name, text,
-                      opt->type == OPT_SIZE ? "size in bytes, with K, M or G behind it if you like" : "whole number",
+                      opt->type == OPT_SIZE ? "size in bytes, optionally with suffix K, M or G" : "whole number",
                       opt->min, opt->max);
     if (errno == ERANGE || __builtin_mul_overflow((int64_t)value, scale, ret_value) || *ret_value < opt->min ||
         *ret_value > opt->max)
@@ -144,7 +144,7 @@ static int store_another(struct parser *parser, const struct opt *opt, const cha
     return CMD_FINE;
 }
 
-/* Writes the value `text` (NULL for a flag) into the field of `opt`. */
+/* Stores the value `text` (NULL for a flag) in the field of `opt`. */
 static int store(struct parser *parser, const struct opt *opt, const char *text)
 {
     void *field = parser->fields + opt->offset;
@@ -215,7 +215,7 @@ static bool starts_several(const struct option *longs, const char *word)
     return n > 1;
 }
 
-/* What getopt_long() did not like. `word` is the argument it was looking at, if that was a long option. */
+/* Reports an error of getopt_long(). `word`: the argument that it was parsing, if that was a long option. */
 static int reject_option(struct parser *parser, const struct option *longs, const char *word)
 {
     const struct opt *opt = row_of(parser->cmd, optopt);
@@ -250,7 +250,7 @@ static void fill_getopt(const struct cmd *cmd, struct option *longs, char *short
     longs[row + 1] = (struct option){0};
 }
 
-/* Options may stand behind arguments, whatever POSIXLY_CORRECT says: the help shows them there. */
+/* Allows options after arguments, as the help shows them, even if POSIXLY_CORRECT is set. */
 static int next_option(int argc, char **argv, const char *shorts, const struct option *longs)
 {
     const char *name = "POSIXLY_CORRECT", *value = getenv(name);
@@ -273,7 +273,7 @@ static int parse_options(struct parser *parser, int argc, char **argv, bool *ret
 
     fill_getopt(parser->cmd, longs, shorts);
     opterr = 0;
-    optind = 0; /* glibc: start anew, also inside its own state */
+    optind = 0; /* glibc: also resets its internal state */
     while ((value = next_option(argc, argv, shorts, longs)) != -1) {
         const struct opt *opt;
 
@@ -364,18 +364,18 @@ bool cmd_given(const struct cmd *cmd, const struct cmd_call *call, const char *n
     return false;
 }
 
-/* --- the command line again --- */
+/* --- printing the command line --- */
 
-/* What is typed behind the option, as it would be typed; in `room` if it has to be formatted. */
-static const char *value_of(const struct opt *opt, const void *field, char *room, size_t bytes)
+/* The value of the option as it would be typed; in `buffer` if it has to be formatted. */
+static const char *value_of(const struct opt *opt, const void *field, char *buffer, size_t bytes)
 {
     const struct opt_list *list = field;
 
-    room[0] = '\0';
+    buffer[0] = '\0';
     switch (opt->type) {
     case OPT_INT:
     case OPT_SIZE:
-        snprintf(room, bytes, "%" PRId64, *(const int64_t *)field);
+        snprintf(buffer, bytes, "%" PRId64, *(const int64_t *)field);
         break;
     case OPT_STRING:
     case OPT_FILE:
@@ -386,15 +386,15 @@ static const char *value_of(const struct opt *opt, const void *field, char *room
     case OPT_LIST:
         for (size_t i = 0; i < list->n; i++)
             if (opt->choices)
-                text_append(room, bytes, "%s%s", i ? "," : "", opt->choices[list->values[i]]);
+                text_append(buffer, bytes, "%s%s", i ? "," : "", opt->choices[list->values[i]]);
             else
-                text_append(room, bytes, "%s%" PRId64, i ? "," : "", list->values[i]);
+                text_append(buffer, bytes, "%s%" PRId64, i ? "," : "", list->values[i]);
         break;
     case OPT_FLAG:
     case OPT_STRINGS:
         break;
     }
-    return room;
+    return buffer;
 }
 
 static int add_word(json_t *words, const char *word)
@@ -429,7 +429,7 @@ json_t *options_words(const struct cmd *cmd, const struct cmd_call *call, const 
     return NULL;
 }
 
-/* A word for a shell, with a space in front. Quoted only where it must be, so that usual commands stay readable. */
+/* Appends a space and a word, quoted for a shell where necessary. */
 static void print_word(const char *word, char *ret_text, size_t bytes)
 {
     struct text text = {ret_text, bytes, strlen(ret_text)};
@@ -444,7 +444,7 @@ static void print_word(const char *word, char *ret_text, size_t bytes)
     text_add(&text, "'");
 }
 
-/* Is there an argument that would be taken for an option? */
+/* Whether an argument would be parsed as an option. */
 static bool has_dashes(const struct cmd_call *call)
 {
     for (int i = 0; i < call->n_args; i++)
@@ -463,17 +463,17 @@ void options_print(const struct cmd *cmd, const struct cmd_call *call, const cha
                    size_t bytes)
 {
     json_t *words = options_words(cmd, call, except), *word;
-    bool is_behind = has_dashes(call);
+    bool is_after = has_dashes(call);
     size_t i;
 
     snprintf(ret_text, bytes, "epkit %s", cmd->name);
-    if (!is_behind)
+    if (!is_after)
         print_args(call, ret_text, bytes);
     json_array_foreach(words, i, word)
     {
         print_word(json_string_value(word), ret_text, bytes);
     }
-    if (is_behind) {
+    if (is_after) {
         print_word("--", ret_text, bytes);
         print_args(call, ret_text, bytes);
     }

@@ -22,7 +22,7 @@ bool out_is_terminal(FILE *stream)
 
     /* Open MPI gives its ranks a pseudo-terminal, whatever its own output is. */
     return isatty(stream == stderr ? STDERR_FILENO : STDOUT_FILENO) && term && strcmp(term, "dumb") != 0 &&
-           !ranks_claims_any();
+           !ranks_env_is_launched();
 }
 
 static bool wants_colour(FILE *stream)
@@ -330,19 +330,19 @@ static bool is_number_column(const struct out_column *column, const json_t *rows
     return true;
 }
 
-static bool says_something(const json_t *value)
+static bool is_nonzero(const json_t *value)
 {
     return json_is_string(value) ? *json_string_value(value) != '\0' : json_number_value(value) != 0;
 }
 
 static bool is_shown(const struct out_column *column, const json_t *rows)
 {
-    if (!(column->flags & (OUT_GIVEN | OUT_SAID)))
+    if (!(column->flags & (OUT_IF_PRESENT | OUT_NONZERO)))
         return !(column->flags & OUT_DATA);
     for (size_t i = 0; i < json_array_size(rows); i++) {
         const json_t *value = json_object_get(json_array_get(rows, i), column->key);
 
-        if (column->flags & OUT_SAID ? says_something(value) : value && !json_is_null(value))
+        if (column->flags & OUT_NONZERO ? is_nonzero(value) : value && !json_is_null(value))
             return true;
     }
     return false;

@@ -21,11 +21,11 @@ enum out_format { OUT_TABLE, OUT_JSON, OUT_CSV };
 enum out_tone { OUT_PLAIN, OUT_GOOD, OUT_BAD, OUT_WARN, OUT_FAINT };
 
 enum {
-    OUT_RIGHT = 1u << 0, /* text: aligned right; numbers are anyway */
-    OUT_TRUNC = 1u << 1, /* text: cut when the terminal is narrow */
-    OUT_DATA = 1u << 2,  /* JSON and CSV only */
-    OUT_GIVEN = 1u << 3, /* text: left out when no row has it */
-    OUT_SAID = 1u << 4   /* text: left out when it is missing, empty or 0 in every row */
+    OUT_RIGHT = 1u << 0,      /* text: aligned right; numbers are anyway */
+    OUT_TRUNC = 1u << 1,      /* text: cut when the terminal is narrow */
+    OUT_DATA = 1u << 2,       /* JSON and CSV only */
+    OUT_IF_PRESENT = 1u << 3, /* text: left out when no row has it */
+    OUT_NONZERO = 1u << 4     /* text: left out when it is missing, empty or 0 in every row */
 };
 
 struct out_column {

@@ -21,7 +21,7 @@ static struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool is_running, is_over;
+    bool is_running, is_done;
     struct timespec until;
     int64_t seconds;
     const char *name;        /* what is read, while there is no root yet */
@@ -30,7 +30,7 @@ static struct {
 } watchdog = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Standard error may belong to the thread that hangs: it is written without its lock. */
-static void say_late(const struct root *root)
+static void report_timeout(const struct root *root)
 {
     static const char hint[] = "is that a file system whose server is gone? --timeout S gives more time";
     const char *path = root ? root_now_reading(root) : "", *name = root ? root_name(root) : watchdog.name;
@@ -44,17 +44,17 @@ static void say_late(const struct root *root)
 static void *watch(void *unused)
 {
     const struct root *root;
-    bool is_late = false;
+    bool has_timed_out = false;
 
     (void)unused;
     pthread_mutex_lock(&watchdog.lock);
-    while (!watchdog.is_over && !is_late)
-        is_late = pthread_cond_timedwait(&watchdog.changed, &watchdog.lock, &watchdog.until) == ETIMEDOUT;
-    is_late = is_late && !watchdog.is_over;
+    while (!watchdog.is_done && !has_timed_out)
+        has_timed_out = pthread_cond_timedwait(&watchdog.changed, &watchdog.lock, &watchdog.until) == ETIMEDOUT;
+    has_timed_out = has_timed_out && !watchdog.is_done;
     root = watchdog.root;
     pthread_mutex_unlock(&watchdog.lock);
-    if (is_late) {
-        say_late(root);
+    if (has_timed_out) {
+        report_timeout(root);
         _exit(CMD_FAILED);
     }
     return NULL;
@@ -72,7 +72,7 @@ static void start_watchdog(const char *name, int64_t seconds)
     watchdog.seconds = seconds;
     watchdog.name = name;
     watchdog.root = NULL;
-    watchdog.is_over = false;
+    watchdog.is_done = false;
     sigemptyset(&ending);
     sigfillset(&mask);
     for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
@@ -91,12 +91,12 @@ static void start_watchdog(const char *name, int64_t seconds)
         out_warning("no thread could be started: --timeout has no effect");
 }
 
-void source_read(void)
+void source_reading_done(void)
 {
     if (!watchdog.is_running)
         return;
     pthread_mutex_lock(&watchdog.lock);
-    watchdog.is_over = true;
+    watchdog.is_done = true;
     pthread_cond_signal(&watchdog.changed);
     pthread_mutex_unlock(&watchdog.lock);
     pthread_join(watchdog.thread, NULL);
@@ -116,7 +116,7 @@ int source_open(const struct cmd *cmd, const struct source_options *options, str
     start_watchdog(options->from ? options->from : "this machine", options->timeout);
     status = root_open(options->from, &root);
     if (status != EP_OK) {
-        source_read();
+        source_reading_done();
         if (status == EP_E_ARG)
             return cmd_refuse(cmd, "--from", "%s", ep_last_error());
         out_problem("opening the machine to look at", NULL, ep_last_error(), ep_status_hint(status));
@@ -126,7 +126,7 @@ int source_open(const struct cmd *cmd, const struct source_options *options, str
     watchdog.root = root;
     pthread_mutex_unlock(&watchdog.lock);
     if (options->pid && root_set_process(root, (pid_t)options->pid) != EP_OK) {
-        source_read();
+        source_reading_done();
         root_free(root);
         return cmd_refuse(cmd, "--pid", "%s", ep_last_error());
     }
@@ -139,7 +139,7 @@ bool source_is_empty(const struct topo *topo)
     return topo->n_gpus == 0 && topo->n_nics == 0;
 }
 
-int source_say_empty(const struct topo *topo, json_t *document)
+int source_report_empty(const struct topo *topo, json_t *document)
 {
     if (!document) {
         out_verdict(OUT_PLAIN, "%s", topo->why_empty);

@@ -15,7 +15,7 @@
  *     if (result != CMD_FINE)
  *         return result;
  *     ... read everything ...
- *     source_read();
+ *     source_reading_done();
  *     ... print, which may take as long as it likes ...
  */
 #ifndef EP_TOOL_SOURCE_H
@@ -54,13 +54,13 @@ struct source_options {
 
 /*
  * Opens the machine. CMD_FINE, or CMD_USAGE after saying what is wrong with --from or --pid. From now on until
- * source_read() the command ends with CMD_FAILED, naming what was being read, when the time is up: a file of a dead
- * network file system answers never.
+ * source_reading_done() the command ends with CMD_FAILED, naming what was being read, when the time is up: a file of a
+ * dead network file system answers never.
  */
 int source_open(const struct cmd *cmd, const struct source_options *options, struct root **ret_root);
 
 /* Reading is over. */
-void source_read(void);
+void source_reading_done(void);
 
 /* Is there neither a GPU nor a NIC? */
 bool source_is_empty(const struct topo *topo);
@@ -69,6 +69,6 @@ bool source_is_empty(const struct topo *topo);
  * Says in one line on standard output that the verb has nothing to look at, and why. With a document (consumed) that
  * one is printed instead, the line in it as "verdict". Returns CMD_UNSUPPORTED.
  */
-int source_say_empty(const struct topo *topo, json_t *document);
+int source_report_empty(const struct topo *topo, json_t *document);
 
 #endif

@@ -381,7 +381,7 @@ int agent_main(agent_self self)
     struct pollfd *polls = NULL;
 
     if (isatty(STDIN_FILENO) || signals < 0) {
-        fprintf(stderr, "epkit: " AGENT_VERB " is what 'epkit launch' starts on a node\n");
+        fprintf(stderr, "epkit: " AGENT_COMMAND " is what 'epkit launch' starts on a node\n");
         return 2;
     }
     own_main = self;

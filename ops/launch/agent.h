@@ -19,7 +19,7 @@
 #ifndef EP_OPS_LAUNCH_AGENT_H
 #define EP_OPS_LAUNCH_AGENT_H
 
-#define AGENT_VERB "__node" /* epkit __node: the agent */
+#define AGENT_COMMAND "__node" /* epkit __node: the agent */
 #define AGENT_RANK "__exec" /* epkit __exec: a rank that mpirun starts */
 
 #define AGENT_PROTOCOL 1

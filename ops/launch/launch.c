@@ -238,7 +238,7 @@ static ep_status prepare(struct launch *launch)
 
 static ep_status start(struct launch *launch, struct remote **ret_remotes, char **ret_command)
 {
-    char *agent = make_remote_command(launch->options->remote_epkit, AGENT_VERB);
+    char *agent = make_remote_command(launch->options->remote_epkit, AGENT_COMMAND);
     /* Login shells differ in how they write a condition. */
     int n = agent ? asprintf(ret_command, launch->options->by_srun ? "%s" : "exec sh -c '%s'", agent) : -1;
 

@@ -102,7 +102,8 @@ static const char *layer_of(const char *line)
         {"Too many authentication failures", "authentication"},
         {"command not found", "epkit"},
         {"epkit: not found", "epkit"},
-        {"unknown verb '", "version"},
+        {"unknown command '", "version"},
+        {"unknown verb '", "version"}, /* earlier versions */
         {"unknown option", "version"},
     };
 

@@ -13,7 +13,7 @@ load common
     [[ "$stderr" == "Usage: epkit VERB"* ]]
 }
 
-@test "help lists the verbs, all of which have a help" {
+@test "help lists the commands, all of which have a help" {
     [ "$(verbs | wc -l)" -ge 6 ]
     for verb in $(verbs); do
         run --separate-stderr epkit help "$verb"
@@ -47,17 +47,17 @@ load common
     done
 }
 
-@test "an unknown verb: exit code 2 and the nearest one" {
+@test "an unknown command: exit code 2 and the nearest one" {
     run --separate-stderr epkit tset
     [ "$status" -eq 2 ]
     [ -z "$output" ]
-    [[ "$stderr" == *"unknown verb 'tset'; did you mean 'test'?"* ]]
+    [[ "$stderr" == *"unknown command 'tset'; did you mean 'test'?"* ]]
     run --separate-stderr epkit help vresion
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"did you mean 'version'?"* ]]
 }
 
-@test "an unknown verb that is like none: no suggestion" {
+@test "an unknown command that is like none: no suggestion" {
     run --separate-stderr epkit xyzzyxyzzy
     [ "$status" -eq 2 ]
     [[ "$stderr" != *"did you mean"* ]]

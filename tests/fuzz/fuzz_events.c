@@ -3,7 +3,7 @@
  * Any bytes as what a rank says to the launcher: what is handed on is an event, what ends a rank's job has an exit
  * code, and what is neither becomes a problem that can be printed.
  */
-#include "ranks/hear.c"
+#include "ranks/reader.c"
 #include "ranks/report.c"
 
 #include <stdint.h>
@@ -31,48 +31,48 @@ static void check_event(void *context, const json_t *event)
 }
 
 /* All of `data` through a descriptor, as from a rank that then ends. */
-static void hear_all(struct hearing *hearing, int rank, const uint8_t *data, size_t size)
+static void read_events(struct rank_reader *reader, int rank, const uint8_t *data, size_t size)
 {
-    struct listener *listener = &hearing->listeners[rank];
+    struct rank_pipe *pipe = &reader->pipes[rank];
 
-    listener->fds[0] = memfd_create("events", MFD_CLOEXEC);
-    listener->fds[1] = -1;
-    check(listener->fds[0] >= 0 && write(listener->fds[0], data, size) == (ssize_t)size &&
-          lseek(listener->fds[0], 0, SEEK_SET) == 0);
-    hearing_read(hearing, rank);
-    check(listener->fds[0] == -1);
+    pipe->fds[0] = memfd_create("events", MFD_CLOEXEC);
+    pipe->fds[1] = -1;
+    check(pipe->fds[0] >= 0 && write(pipe->fds[0], data, size) == (ssize_t)size &&
+          lseek(pipe->fds[0], 0, SEEK_SET) == 0);
+    rank_reader_read(reader, rank);
+    check(pipe->fds[0] == -1);
     /* What is left is a line without an end. */
-    check(listener->used == 0 || !memchr(listener->text, '\n', listener->used));
-    check(!listener->finished || (listener->code >= 0 && listener->code <= 255));
-    free(listener->text);
+    check(pipe->used == 0 || !memchr(pipe->text, '\n', pipe->used));
+    check(!pipe->finished || (pipe->code >= 0 && pipe->code <= 255));
+    free(pipe->text);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ranks_spec spec = {.nranks = NRANKS, .timeout_ms = 1000};
-    struct listener listeners[NRANKS + 1] = {0};
+    struct rank_pipe pipes[NRANKS + 1] = {0};
     int n_events = 0, n_lines = 0, n_exits = 0;
-    struct hearing hearing = {
-        .spec = &spec, .on_event = check_event, .context = &n_events, .listeners = listeners, .problems = json_array()};
+    struct rank_reader reader = {
+        .spec = &spec, .on_event = check_event, .context = &n_events, .pipes = pipes, .problems = json_array()};
     json_t *problem;
     size_t i;
 
     for (i = 0; i < size; i++)
         n_lines += data[i] == '\n';
     for (int rank = 0; rank < NRANKS; rank++) {
-        hear_all(&hearing, rank, data, size);
-        n_exits += listeners[rank].finished;
+        read_events(&reader, rank, data, size);
+        n_exits += pipes[rank].finished;
     }
     check(n_events + n_exits <= NRANKS * n_lines);
     /* Nothing that was said is lost. */
-    check(n_lines == 0 || n_events + n_exits > 0 || json_array_size(hearing.problems) > 0);
-    json_array_foreach(hearing.problems, i, problem)
+    check(n_lines == 0 || n_events + n_exits > 0 || json_array_size(reader.problems) > 0);
+    json_array_foreach(reader.problems, i, problem)
     {
         char where[64];
 
         list_ranks(json_object_get(problem, "ranks"), where, sizeof(where));
         check(strlen(where) > strlen("rank "));
     }
-    json_decref(hearing.problems);
+    json_decref(reader.problems);
     return 0;
 }

@@ -31,15 +31,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(guard, 0xa5, sizeof(guard));
     for (size_t at = 1; at < size;) {
         size_t n = step && step < size - at ? step : size - at, room;
-        unsigned char *into = tcp_wire_room(&wire, &room);
+        unsigned char *into = tcp_wire_get_buffer(&wire, &room);
 
         check(!into || (into >= wire.region && room <= (size_t)(wire.region + REGION - into)));
         /* Every other piece as the engine reads it: payload straight into its place. */
         if (into && at % 2) {
             n = n < room ? n : room;
             memcpy(into, data + at, n);
-            tcp_wire_fill(&wire, n);
-        } else if (tcp_wire_take(&wire, data + at, n)) {
+            tcp_wire_advance(&wire, n);
+        } else if (tcp_wire_consume(&wire, data + at, n)) {
             break;
         }
         at += n;

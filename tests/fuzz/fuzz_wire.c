@@ -88,6 +88,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     /* What has not been applied is not due yet. */
-    check(in->head == tail || !e->net.sleeps);
+    check(in->head == tail || !e->net.can_sleep);
     return 0;
 }

@@ -17,7 +17,7 @@ static void read_answer(const char *overlay, struct ep_cuda_gpus *ret_gpus)
     if (overlay)
         tree_put(&tree, "/epkit-overlay.json", overlay);
     assert_int_equal(root_open(tree.place, &root), EP_OK);
-    gpu_read(root, ret_gpus);
+    gpu_query_root(root, ret_gpus);
     root_free(root);
     tree_done(&tree);
 }
@@ -71,7 +71,7 @@ static bool are_offered(const char *name)
     tree_init(&tree);
     tree_put(&tree, name, "");
     assert_int_equal(root_open(tree.place, &root), EP_OK);
-    offered = gpu_are_offered(root);
+    offered = gpu_has_devices(root);
     root_free(root);
     tree_done(&tree);
     return offered;
@@ -127,7 +127,7 @@ static void ranks_that_see_the_same(void **state)
         bool hidden = true;
         char why[256];
 
-        assert_int_equal(gpu_judge(&cases[i].view, true, cases[i].nranks, &hidden, why, sizeof(why)), cases[i].cuda);
+        assert_int_equal(gpu_check(&cases[i].view, true, cases[i].nranks, &hidden, why, sizeof(why)), cases[i].cuda);
         assert_string_equal(why, cases[i].why);
         assert_int_equal(hidden, !cases[i].cuda);
     }
@@ -166,7 +166,7 @@ static void ranks_that_see_each_their_own(void **state)
         bool hidden = false;
         char why[256];
 
-        assert_int_equal(gpu_judge(cases[i].views, false, 3, &hidden, why, sizeof(why)), cases[i].cuda);
+        assert_int_equal(gpu_check(cases[i].views, false, 3, &hidden, why, sizeof(why)), cases[i].cuda);
         assert_string_equal(why, cases[i].why);
         assert_int_equal(hidden, cases[i].hidden);
     }

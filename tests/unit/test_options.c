@@ -185,7 +185,7 @@ static void test_bad_numbers(void **state)
     refused("table --count +3", "--count: '+3' is not a whole number (-5..100)");
     refused("table --count 1.5", "--count: '1.5' is not a whole number (-5..100)");
     refused("table --count 3K", "--count: '3K' is not a whole number (-5..100)");
-    refused("table --bytes 2G5", "--bytes: '2G5' is not a size in bytes, with K, M or G behind it if you like "
+    refused("table --bytes 2G5", "--bytes: '2G5' is not a size in bytes, optionally with suffix K, M or G "
                                  "(0..1099511627776)");
     refused("table --bytes 2000G", "--bytes: 2000G is out of range 0..1099511627776");
     refused("table --bytes 9223372036854775807G", "--bytes: 9223372036854775807G is out of range 0..1099511627776");

@@ -180,8 +180,8 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         if (wrong)
             return cmd_usage(cmd, "%s", wrong);
     }
-    if (group_choose(&options->group, ret_specs, options->ranks.n))
-        group_tell(&ret_specs[0]);
+    if (group_choose_backend(&options->group, ret_specs, options->ranks.n))
+        group_warn_host(&ret_specs[0]);
     if (ranks_world_rank() >= 0 || cmd_given(cmd, call, "boot"))
         return CMD_FINE;
     /* MPI_Alltoallv is a baseline for host memory. */
@@ -218,7 +218,7 @@ static void print_text(const struct bench_options *options, const struct finding
     char sentence[512], where[256];
 
     bench_sentence(findings->rows, sentence, sizeof(sentence));
-    machine_sentence(machine, where, sizeof(where));
+    machine_summary(machine, where, sizeof(where));
     out_verdict(OUT_PLAIN, "%s, %s.", device, sentence);
     bench_print_rows(findings->rows, device, OUT_TABLE);
     if (options->phases)
@@ -381,7 +381,7 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
     return result;
 }
 
-const struct cmd verb_bench = {
+const struct cmd command_bench = {
     .name = "bench",
     .args = "",
     .summary = "measure dispatch and combine beside memcpy and MPI_Alltoallv",

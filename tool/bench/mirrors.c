@@ -45,7 +45,7 @@ void *mirrors_alloc(struct bench_mirrors *mirrors, size_t bytes, unsigned flags)
     if (status == EP_OK && symmetric)
         status = ep_alloc(ctx->comm, whole, &mirror->place);
     else if (status == EP_OK && ctx->memory)
-        status = ctx->memory->take(ctx, whole, &mirror->place);
+        status = ctx->memory->alloc(ctx, whole, &mirror->place);
     if (status != EP_OK) {
         free(mirror->host);
         mirrors->n--;
@@ -68,7 +68,7 @@ void mirrors_add(struct bench_mirrors *mirrors, void *host, size_t bytes)
 
     if (!ctx->memory || mirrors->status != EP_OK)
         return;
-    status = ctx->memory->take(ctx, bytes + 1, &place);
+    status = ctx->memory->alloc(ctx, bytes + 1, &place);
     mirror = status == EP_OK ? add(mirrors) : NULL;
     if (!mirror) {
         fail(mirrors, status);
@@ -142,7 +142,7 @@ void mirrors_free(struct bench_mirrors *mirrors)
         if (mirror->symmetric)
             healthy = healthy && ep_free(mirrors->ctx->comm, mirror->place) == EP_OK;
         else if (mirror->place != mirror->host)
-            mirrors->ctx->memory->give(mirrors->ctx, mirror->place);
+            mirrors->ctx->memory->free(mirrors->ctx, mirror->place);
         if (mirror->own_host)
             free(mirror->host);
     }

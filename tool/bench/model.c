@@ -19,8 +19,8 @@ static const struct out_column columns[] = {
     {"NET GB/s AS DeepEP PRINTS IT", "net_printed_gbps", 1, 0},
     {"NET GB/s ON THE WIRE", "net_gbps", 1, 0},
     {"% OF LINK", "percent_of_link", 0, 0},
-    {"MEASURED, PRINTED GB/s", "measured_gbps", 1, OUT_GIVEN},
-    {"WITH TOKENS", "measured_tokens", 0, OUT_GIVEN},
+    {"MEASURED, PRINTED GB/s", "measured_gbps", 1, OUT_IF_PRESENT},
+    {"WITH TOKENS", "measured_tokens", 0, OUT_IF_PRESENT},
 };
 
 /* Of the published figures: the shape of DeepSeek-V3. Those of another one say nothing about it. */

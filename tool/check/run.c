@@ -100,7 +100,7 @@ static ep_status take_place(struct check_run *run, size_t bytes, bool symmetric,
     if (symmetric)
         CHECK_CALL(run, ep_alloc, run->ctx->comm, bytes, &place);
     else
-        CHECK_CALL(run, run->ctx->memory->take, run->ctx, bytes, &place);
+        CHECK_CALL(run, run->ctx->memory->alloc, run->ctx, bytes, &place);
     *ret_place = place;
     return EP_OK;
 }
@@ -149,7 +149,7 @@ static ep_status free_buffer(struct check_run *run, struct check_buffer *buffer)
     if (old.symmetric)
         CHECK_CALL(run, ep_free, run->ctx->comm, old.place);
     else if (old.place != old.memory)
-        run->ctx->memory->give(run->ctx, old.place);
+        run->ctx->memory->free(run->ctx, old.place);
     return EP_OK;
 }
 

@@ -368,7 +368,7 @@ static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
 
 static const char *const deploy_actions[] = {"check", NULL};
 
-const struct cmd verb_deploy = {
+const struct cmd command_deploy = {
     .name = "deploy",
     .args = "check",
     .min_args = 1,

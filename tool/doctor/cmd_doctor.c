@@ -166,12 +166,12 @@ static int read_machine(const struct cmd *cmd, const struct source_options *sour
     if (code != CMD_FINE)
         return code;
     if (doctor_machine_read(root, &machine) != EP_OK) {
-        source_read();
+        source_reading_done();
         out_error("reading the machine: %s", ep_last_error());
         return CMD_FAILED;
     }
     if (expect && doctor_expect(machine, expect) != EP_OK) {
-        source_read();
+        source_reading_done();
         doctor_machine_free(machine);
         return cmd_refuse(cmd, NULL, "%s", ep_last_error());
     }
@@ -197,7 +197,7 @@ static int look_again(const struct doctor_check *check, struct doctor_result *re
     if (code != CMD_FINE)
         return code;
     doctor_run(machine, check, ret_result);
-    source_read();
+    source_reading_done();
     snprintf(ret_text, bytes, "%s", ret_result->text);
     doctor_machine_free(machine);
     return CMD_FINE;
@@ -214,7 +214,7 @@ static int say_empty(const struct cmd *cmd, const struct doctor_options *options
         json_object_set_new(document, "network", diagnosis_network(machine));
         json_object_set_new(document, "facts", diagnosis_facts(machine));
     }
-    return source_say_empty(machine->topo, document);
+    return source_report_empty(machine->topo, document);
 }
 
 static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)
@@ -243,13 +243,13 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
         return code;
     /* GPUs that are there and not for this process, and devices that are expected, are something to say. */
     if (source_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0 && !options->expect) {
-        source_read();
+        source_reading_done();
         code = say_empty(cmd, options, machine);
         doctor_machine_free(machine);
         return code;
     }
     status = diagnosis_make(machine, checks, &diagnosis);
-    source_read();
+    source_reading_done();
     if (status == EP_OK) {
         code = report(cmd, options, &diagnosis);
         diagnosis_done(&diagnosis);
@@ -337,7 +337,7 @@ static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
     return diagnose(cmd, options, checks);
 }
 
-const struct cmd verb_doctor = {
+const struct cmd command_doctor = {
     .name = "doctor",
     .args = "",
     .summary = "find what is wrong with a machine, and say what to do",

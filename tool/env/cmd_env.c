@@ -144,7 +144,7 @@ static int print_audit(const struct cmd *cmd, const struct env_options *options,
 
     /* Without hardware there is little to judge by: only what no machine would read. */
     if (source_is_empty(machine->topo) && json_array_size(faults) == 0) {
-        code = source_say_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+        code = source_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
         goto done;
     }
     audit_verdict(machine, faults, advice, verdict, sizeof(verdict));
@@ -177,7 +177,7 @@ static int check(const struct cmd *cmd, const struct env_options *options, const
     if (environment.state == ROOT_OK)
         return print_audit(cmd, options, machine, groups);
     if (source_is_empty(machine->topo))
-        return source_say_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+        return source_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
     out_error("the environment of %s cannot be read: %s", root_name(machine->root),
               environment.state == ROOT_ABSENT    ? "there is no /proc/self/environ"
               : environment.state == ROOT_UNASKED ? "the snapshot does not hold it"
@@ -237,9 +237,9 @@ static unsigned groups_of(const struct opt_list *only)
 static int say_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
 {
     if (options->json || options->format == ENV_JSON)
-        return source_say_empty(topo, out_document(cmd->name));
+        return source_report_empty(topo, out_document(cmd->name));
     if (runs)
-        return source_say_empty(topo, NULL);
+        return source_report_empty(topo, NULL);
     out_line("# %s", topo->why_empty);
     return CMD_UNSUPPORTED;
 }
@@ -257,11 +257,11 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     if (result != CMD_FINE)
         return result;
     if (doctor_machine_read(root, &machine) != EP_OK) {
-        source_read();
+        source_reading_done();
         out_error("the machine could not be read: %s", ep_last_error());
         return CMD_FAILED;
     }
-    source_read();
+    source_reading_done();
     if (options->check)
         result = check(cmd, options, machine, groups);
     else if (source_is_empty(machine->topo))
@@ -276,7 +276,7 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     return result;
 }
 
-const struct cmd verb_env = {
+const struct cmd command_env = {
     .name = "env",
     .args = "[-- COMMAND...]",
     .max_args = 1 << 20,

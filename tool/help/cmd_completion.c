@@ -10,7 +10,7 @@ static int cmd_completion(const struct cmd *cmd, const struct cmd_call *call)
     return CMD_FINE;
 }
 
-const struct cmd verb_completion = {
+const struct cmd command_completion = {
     .name = "completion",
     .args = "bash|zsh|fish",
     .min_args = 1,

@@ -21,15 +21,15 @@ static int cmd_help(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct help_options *options = call->options;
     const char *name = call->n_args ? call->args[0] : "epkit";
-    const struct cmd *verb = verb_find(name);
+    const struct cmd *verb = command_find(name);
 
     (void)cmd;
     if (!verb && strcmp(name, "epkit") != 0)
-        return verb_unknown(name);
+        return command_unknown(name);
     if (verb && options->man)
         man_verb(stdout, verb);
     else if (verb)
-        help_verb(stdout, verb);
+        help_command(stdout, verb);
     else if (options->man)
         man_all(stdout);
     else
@@ -37,7 +37,7 @@ static int cmd_help(const struct cmd *cmd, const struct cmd_call *call)
     return CMD_FINE;
 }
 
-const struct cmd verb_help = {
+const struct cmd command_help = {
     .name = "help",
     .args = "[VERB]",
     .max_args = 1,
@@ -60,5 +60,5 @@ const struct cmd verb_help = {
             {0, NULL},
         },
     .run = cmd_help,
-    .flags = CMD_TAKES_VERB,
+    .flags = CMD_TAKES_COMMAND,
 };

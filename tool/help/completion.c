@@ -14,8 +14,8 @@ static void print_words(FILE *stream, const char *const *words)
 
 static void print_verbs(FILE *stream)
 {
-    for (size_t i = 0; verbs[i]; i++)
-        fprintf(stream, "%s%s", i ? " " : "", verbs[i]->name);
+    for (size_t i = 0; command_table[i]; i++)
+        fprintf(stream, "%s%s", i ? " " : "", command_table[i]->name);
 }
 
 /* Text inside single quotes; `quote` is how the shell writes one within them. */
@@ -56,7 +56,7 @@ static void bash_verb_words(FILE *stream, const struct cmd *cmd)
     for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
         fprintf(stream, "--%s ", opt->name);
     fprintf(stream, "--help'\n        ;;\n    %s:*)\n        words='", cmd->name);
-    if (cmd->flags & CMD_TAKES_VERB)
+    if (cmd->flags & CMD_TAKES_COMMAND)
         print_verbs(stream);
     else if (cmd->arg_choices)
         print_words(stream, cmd->arg_choices);
@@ -70,14 +70,14 @@ static void print_bash(FILE *stream)
           "    COMPREPLY=()\n    if ((COMP_CWORD > 1)); then\n        verb=${COMP_WORDS[1]}\n    fi\n"
           "    case $verb:$prev in\n",
           stream);
-    for (size_t i = 0; verbs[i]; i++)
-        for (const struct opt *opt = verbs[i]->options; opt && opt->name; opt++)
-            bash_option(stream, verbs[i], opt);
+    for (size_t i = 0; command_table[i]; i++)
+        for (const struct opt *opt = command_table[i]->options; opt && opt->name; opt++)
+            bash_option(stream, command_table[i], opt);
     fputs("    *)\n        words=-\n        ;;\n    esac\n    if [[ $words == - ]]; then\n        words=''\n"
           "        case $verb:$cur in\n",
           stream);
-    for (size_t i = 0; verbs[i]; i++)
-        bash_verb_words(stream, verbs[i]);
+    for (size_t i = 0; command_table[i]; i++)
+        bash_verb_words(stream, command_table[i]);
     fputs("        :*)\n            words='", stream);
     print_verbs(stream);
     fputs(" --help --version'\n            ;;\n        esac\n    fi\n"
@@ -110,24 +110,24 @@ static void print_zsh(FILE *stream)
     fputs("#compdef epkit\n# zsh completion for epkit; written by 'epkit completion zsh'\n"
           "_epkit()\n{\n    local -a verbs\n\n    verbs=(\n",
           stream);
-    for (size_t i = 0; verbs[i]; i++) {
-        fprintf(stream, "        '%s:", verbs[i]->name);
-        print_quoted(stream, verbs[i]->summary, "'\\''", ":\\");
+    for (size_t i = 0; command_table[i]; i++) {
+        fprintf(stream, "        '%s:", command_table[i]->name);
+        print_quoted(stream, command_table[i]->summary, "'\\''", ":\\");
         fputs("'\n", stream);
     }
     fputs("    )\n    if ((CURRENT == 2)); then\n        _describe verb verbs\n        return\n    fi\n"
           "    local verb=$words[2]\n    shift words\n    ((CURRENT--))\n    case $verb in\n",
           stream);
-    for (size_t i = 0; verbs[i]; i++) {
-        const struct cmd *cmd = verbs[i];
+    for (size_t i = 0; command_table[i]; i++) {
+        const struct cmd *cmd = command_table[i];
 
         fprintf(stream, "    %s)\n        _arguments \\\n", cmd->name);
         for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
             zsh_option(stream, opt);
         fputs("            '--help[show the help]'", stream);
-        if (cmd->flags & CMD_TAKES_VERB || cmd->arg_choices) {
+        if (cmd->flags & CMD_TAKES_COMMAND || cmd->arg_choices) {
             fputs(" \\\n            '1:argument:(", stream);
-            if (cmd->flags & CMD_TAKES_VERB)
+            if (cmd->flags & CMD_TAKES_COMMAND)
                 print_verbs(stream);
             else
                 print_words(stream, cmd->arg_choices);
@@ -163,17 +163,17 @@ static void fish_option(FILE *stream, const struct cmd *cmd, const struct opt *o
 static void print_fish(FILE *stream)
 {
     fputs("# fish completion for epkit; written by 'epkit completion fish'\ncomplete -c epkit -f\n", stream);
-    for (size_t i = 0; verbs[i]; i++) {
-        const struct cmd *cmd = verbs[i];
+    for (size_t i = 0; command_table[i]; i++) {
+        const struct cmd *cmd = command_table[i];
 
         fprintf(stream, "complete -c epkit -n __fish_use_subcommand -a %s -d '", cmd->name);
         print_quoted(stream, cmd->summary, "\\'", "\\");
         fputs("'\n", stream);
         for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
             fish_option(stream, cmd, opt);
-        if (cmd->flags & CMD_TAKES_VERB || cmd->arg_choices) {
+        if (cmd->flags & CMD_TAKES_COMMAND || cmd->arg_choices) {
             fprintf(stream, "complete -c epkit -n '__fish_seen_subcommand_from %s' -a '", cmd->name);
-            if (cmd->flags & CMD_TAKES_VERB)
+            if (cmd->flags & CMD_TAKES_COMMAND)
                 print_verbs(stream);
             else
                 print_words(stream, cmd->arg_choices);

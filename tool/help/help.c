@@ -98,7 +98,7 @@ static void print_options(FILE *stream, const struct cmd *cmd)
     print_option(stream, "help", 'h', NULL, "show this help");
 }
 
-void help_verb(FILE *stream, const struct cmd *cmd)
+void help_command(FILE *stream, const struct cmd *cmd)
 {
     fprintf(stream, "Usage: epkit %s [OPTIONS]%s%s\n\n", cmd->name, *cmd->args ? " " : "", cmd->args);
     print_wrapped(stream, cmd->description, 0, 0);
@@ -125,9 +125,9 @@ void help_all(FILE *stream)
                   "the machines that they run on.",
                   0, 0);
     fputs("\nVerbs:\n", stream);
-    for (size_t i = 0; verbs[i]; i++) {
-        fprintf(stream, "  %-12s", verbs[i]->name);
-        print_wrapped(stream, verbs[i]->summary, 14, 14);
+    for (size_t i = 0; command_table[i]; i++) {
+        fprintf(stream, "  %-12s", command_table[i]->name);
+        print_wrapped(stream, command_table[i]->summary, 14, 14);
     }
     fputs("\nEnvironment:\n", stream);
     for (const struct variable *env = variables; env->name; env++) {

@@ -9,7 +9,7 @@
 
 /* The overview of all verbs. */
 void help_all(FILE *stream);
-void help_verb(FILE *stream, const struct cmd *cmd);
+void help_command(FILE *stream, const struct cmd *cmd);
 
 /* Sources of the man pages epkit(1) and epkit-VERB(1), for scdoc. */
 void man_all(FILE *stream);

@@ -109,13 +109,13 @@ void man_all(FILE *stream)
           "own.\n\n"
           "Data is written to standard output, everything else to standard error.\n\n# VERBS\n\n",
           stream);
-    for (size_t i = 0; verbs[i]; i++) {
+    for (size_t i = 0; command_table[i]; i++) {
         char page[64];
 
-        snprintf(page, sizeof(page), "epkit-%s", verbs[i]->name);
+        snprintf(page, sizeof(page), "epkit-%s", command_table[i]->name);
         print_marked(stream, '*', page);
         fputs("(1)\n\t", stream);
-        print_escaped(stream, verbs[i]->summary);
+        print_escaped(stream, command_table[i]->summary);
         fputs(".\n\n", stream);
     }
     print_environment(stream);

@@ -395,7 +395,7 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
                      action);
 }
 
-const struct cmd verb_install = {
+const struct cmd command_install = {
     .name = "install",
     .args = "ACTION [FORMAT] [RECIPE]",
     .min_args = 1,

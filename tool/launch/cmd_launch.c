@@ -557,7 +557,7 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
     return leave(code, show_was_interrupted());
 }
 
-const struct cmd verb_launch = {
+const struct cmd command_launch = {
     .name = "launch",
     .args = "JOB|PROGRAM [ARG...]",
     .max_args = 1 << 20,

@@ -312,14 +312,14 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
         result = CMD_FAILED;
     }
     if (result != CMD_FINE) {
-        source_read();
+        source_reading_done();
         root_free(root);
         return result;
     }
     result = nics_choose(cmd, topo, options->devices, &nics);
     if (result == CMD_FINE && nics.n > 0)
         nics_begin(&nics);
-    source_read();
+    source_reading_done();
     if (result == CMD_FINE)
         result = nics.n > 0 ? show(call, options, &nics) : say_none(topo, options);
     has_run = call->n_args > 0 && nics.n > 0;
@@ -329,7 +329,7 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
     return leave(result, has_run);
 }
 
-const struct cmd verb_nics = {
+const struct cmd command_nics = {
     .name = "nics",
     .args = "[-- CMD [ARGS...]]",
     .max_args = INT_MAX,

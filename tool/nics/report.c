@@ -271,17 +271,17 @@ static json_t *table_row(const struct nics *nics, enum nics_mode mode, size_t i)
 static int print_devices(FILE *stream, const struct nics *nics, enum nics_mode mode)
 {
     static const struct out_column columns[] = {
-        {"DEVICE", "device", 0, OUT_SAID},
-        {"GPU", "gpus", 0, OUT_SAID},
-        {"SENT", "sent", 0, OUT_RIGHT | OUT_SAID},
-        {"RECEIVED", "received", 0, OUT_RIGHT | OUT_SAID},
-        {"GB/s OUT", "sent_gbs", 3, OUT_RIGHT | OUT_SAID},
-        {"GB/s IN", "received_gbs", 3, OUT_RIGHT | OUT_SAID},
-        {"% OF RATE", "load", 1, OUT_RIGHT | OUT_SAID},
-        {"PACKETS OUT", "sent_packets", 0, OUT_RIGHT | OUT_SAID},
-        {"PACKETS IN", "received_packets", 0, OUT_RIGHT | OUT_SAID},
-        {"ERRORS", "errors", 0, OUT_RIGHT | OUT_SAID},
-        {"CONGESTION", "congestion", 0, OUT_RIGHT | OUT_SAID},
+        {"DEVICE", "device", 0, OUT_NONZERO},
+        {"GPU", "gpus", 0, OUT_NONZERO},
+        {"SENT", "sent", 0, OUT_RIGHT | OUT_NONZERO},
+        {"RECEIVED", "received", 0, OUT_RIGHT | OUT_NONZERO},
+        {"GB/s OUT", "sent_gbs", 3, OUT_RIGHT | OUT_NONZERO},
+        {"GB/s IN", "received_gbs", 3, OUT_RIGHT | OUT_NONZERO},
+        {"% OF RATE", "load", 1, OUT_RIGHT | OUT_NONZERO},
+        {"PACKETS OUT", "sent_packets", 0, OUT_RIGHT | OUT_NONZERO},
+        {"PACKETS IN", "received_packets", 0, OUT_RIGHT | OUT_NONZERO},
+        {"ERRORS", "errors", 0, OUT_RIGHT | OUT_NONZERO},
+        {"CONGESTION", "congestion", 0, OUT_RIGHT | OUT_NONZERO},
     };
     json_t *rows = json_array();
     int result;
@@ -317,11 +317,11 @@ static void add_details(const struct nics *nics, enum nics_mode mode, size_t dev
 static int print_details(FILE *stream, const struct nics *nics, enum nics_mode mode)
 {
     static const struct out_column columns[] = {
-        {"DEVICE", "device", 0, OUT_SAID},
-        {"COUNTER", "name", 0, OUT_SAID},
-        {"MOVED", "moved", 0, OUT_RIGHT | OUT_SAID},
-        {"SINCE BOOT", "total", 0, OUT_RIGHT | OUT_SAID},
-        {"MEANING", "text", 0, OUT_SAID},
+        {"DEVICE", "device", 0, OUT_NONZERO},
+        {"COUNTER", "name", 0, OUT_NONZERO},
+        {"MOVED", "moved", 0, OUT_RIGHT | OUT_NONZERO},
+        {"SINCE BOOT", "total", 0, OUT_RIGHT | OUT_NONZERO},
+        {"MEANING", "text", 0, OUT_NONZERO},
     };
     json_t *rows = json_array();
     int result = 0;

@@ -161,7 +161,7 @@ static int cmd_parse(const struct cmd *cmd, const struct cmd_call *call)
     return result;
 }
 
-const struct cmd verb_parse = {
+const struct cmd command_parse = {
     .name = "parse",
     .args = "[FILE|DIR...]",
     .max_args = INT_MAX,

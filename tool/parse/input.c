@@ -209,16 +209,16 @@ static int print_measures(const json_t *runs)
     static const struct out_column columns[] = {
         {"RUN", "run", 0, 0},
         {"OP", "op", 0, 0},
-        {"TYPE", "type", 0, OUT_GIVEN},
-        {"RDMA GB/s", "rdma", 1, OUT_GIVEN},
-        {"NVL/BUS GB/s", "nvl", 1, OUT_GIVEN},
-        {"RDMA WIRE", "rdma_wire", 1, OUT_GIVEN},
-        {"NVL WIRE", "nvl_wire", 1, OUT_GIVEN},
-        {"TIME us", "time", 1, OUT_GIVEN},
-        {"% PEAK", "percent", 0, OUT_GIVEN},
-        {"EXPECTED", "expected", 1, OUT_GIVEN},
-        {"RATING", "rating", 0, OUT_GIVEN},
-        {"BEST CONFIGURATION", "config", 0, OUT_GIVEN | OUT_TRUNC},
+        {"TYPE", "type", 0, OUT_IF_PRESENT},
+        {"RDMA GB/s", "rdma", 1, OUT_IF_PRESENT},
+        {"NVL/BUS GB/s", "nvl", 1, OUT_IF_PRESENT},
+        {"RDMA WIRE", "rdma_wire", 1, OUT_IF_PRESENT},
+        {"NVL WIRE", "nvl_wire", 1, OUT_IF_PRESENT},
+        {"TIME us", "time", 1, OUT_IF_PRESENT},
+        {"% PEAK", "percent", 0, OUT_IF_PRESENT},
+        {"EXPECTED", "expected", 1, OUT_IF_PRESENT},
+        {"RATING", "rating", 0, OUT_IF_PRESENT},
+        {"BEST CONFIGURATION", "config", 0, OUT_IF_PRESENT | OUT_TRUNC},
     };
     json_t *rows = json_array(), *run, *measure;
     size_t i, j;

@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #define MODULE_FILE "libepkit-cuda.so"
-#define QUESTION "cuda"
-#define ANSWER_MS 60000 /* several GPUs without a persistent driver take some twenty seconds */
+#define QUERY_NAME "cuda"
+#define QUERY_MS 60000 /* several GPUs without a persistent driver take some twenty seconds */
 
 ep_status gpu_load(const struct ep_cuda_module **ret_module)
 {
@@ -63,7 +63,7 @@ bool gpu_is_built(void)
 /* --- which GPUs there are ---------------------------------------------------------------------------------------- */
 
 /* In this process, which may use CUDA from then on and must not fork ranks. */
-static void look_here(struct ep_cuda_gpus *ret_gpus)
+static void query_here(struct ep_cuda_gpus *ret_gpus)
 {
     const struct ep_cuda_module *module = NULL;
     struct ep_cuda_gpus gpus = {.visible = 0};
@@ -78,13 +78,13 @@ static void look_here(struct ep_cuda_gpus *ret_gpus)
              gpu_is_built() ? ep_last_error() : "this epkit was built without the CUDA backend");
 }
 
-static json_t *ask(void *unused)
+static json_t *query(void *unused)
 {
     struct ep_cuda_gpus gpus;
     json_t *addresses = json_array();
 
     (void)unused;
-    look_here(&gpus);
+    query_here(&gpus);
     for (int i = 0; i < gpus.visible; i++)
         json_array_append_new(addresses, json_string(gpus.address[i]));
     return json_pack("{s:i, s:i, s:i, s:o, s:s}", "visible", gpus.visible, "usable", gpus.usable, "connected",
@@ -117,9 +117,9 @@ static bool parse(const json_t *answer, struct ep_cuda_gpus *ret_gpus)
     return true;
 }
 
-void gpu_read(struct root *root, struct ep_cuda_gpus *ret_gpus)
+void gpu_query_root(struct root *root, struct ep_cuda_gpus *ret_gpus)
 {
-    struct root_answer answer = root_ask(root, QUESTION, ask, NULL, ANSWER_MS);
+    struct root_answer answer = root_ask(root, QUERY_NAME, query, NULL, QUERY_MS);
 
     if (answer.state == ROOT_OK && parse(answer.value, ret_gpus))
         return;
@@ -127,7 +127,7 @@ void gpu_read(struct root *root, struct ep_cuda_gpus *ret_gpus)
     snprintf(ret_gpus->why, sizeof(ret_gpus->why), "asking CUDA: %s", *answer.why ? answer.why : "no answer");
 }
 
-bool gpu_are_offered(struct root *root)
+bool gpu_has_devices(struct root *root)
 {
     struct root_names names = root_list(root, "/dev");
 
@@ -147,13 +147,13 @@ static struct {
     struct ep_cuda_gpus gpus;
 } known = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-const struct ep_cuda_gpus *gpu_look(void)
+const struct ep_cuda_gpus *gpu_query(void)
 {
     struct root *root;
 
     pthread_mutex_lock(&known.lock);
     if (!known.asked && root_open(NULL, &root) == EP_OK) {
-        gpu_read(root, &known.gpus);
+        gpu_query_root(root, &known.gpus);
         root_free(root);
     }
     known.asked = true;
@@ -167,7 +167,7 @@ static void find_address(int rank, char *ret_address, size_t bytes)
 {
     pthread_mutex_lock(&known.lock);
     if (!known.asked)
-        look_here(&known.gpus);
+        query_here(&known.gpus);
     known.asked = true;
     snprintf(ret_address, bytes, "%s", known.gpus.visible ? known.gpus.address[rank % known.gpus.visible] : "");
     pthread_mutex_unlock(&known.lock);
@@ -211,12 +211,12 @@ void gpu_bind(int rank)
 
 /* --- memory of a rank -------------------------------------------------------------------------------------------- */
 
-static ep_status take(struct ranks_ctx *ctx, size_t bytes, void **ret_memory)
+static ep_status alloc_memory(struct ranks_ctx *ctx, size_t bytes, void **ret_memory)
 {
     return ctx->gpu->alloc(ctx->comm, bytes, ret_memory);
 }
 
-static void give(struct ranks_ctx *ctx, void *memory)
+static void free_memory(struct ranks_ctx *ctx, void *memory)
 {
     ctx->gpu->free(ctx->comm, memory);
 }
@@ -231,4 +231,4 @@ static ep_status fill(struct ranks_ctx *ctx, void *to, int byte, size_t bytes)
     return ctx->gpu->fill(ctx->comm, to, byte, bytes);
 }
 
-const struct ranks_memory gpu_memory = {.take = take, .give = give, .copy = copy, .fill = fill};
+const struct ranks_memory gpu_memory = {.alloc = alloc_memory, .free = free_memory, .copy = copy, .fill = fill};

@@ -28,13 +28,13 @@ bool gpu_is_built(void);
  * The GPUs that CUDA shows to this process, asked once, in a child. None, with the reason in `why`, where there are
  * none, no libepkit-cuda, or a driver that does not answer.
  */
-const struct ep_cuda_gpus *gpu_look(void);
+const struct ep_cuda_gpus *gpu_query(void);
 
-/* As gpu_look(), of any machine, and each time anew. */
-void gpu_read(struct root *root, struct ep_cuda_gpus *ret_gpus);
+/* As gpu_query(), of any machine, and each time anew. */
+void gpu_query_root(struct root *root, struct ep_cuda_gpus *ret_gpus);
 
 /* Has the machine device files of NVIDIA GPUs, whether or not CUDA shows them? */
-bool gpu_are_offered(struct root *root);
+bool gpu_has_devices(struct root *root);
 
 /*
  * Keeps this thread on those of its processors that are near the GPU that rank `rank` will get, as far as the kernel
@@ -60,7 +60,7 @@ static inline bool gpu_is_backend(const char *backend)
  *
  * Where the ranks are those of an mpirun, each of them is asked: it may see GPUs that others do not.
  */
-bool gpu_choose(struct ranks_spec *spec);
+bool gpu_choose_backend(struct ranks_spec *spec);
 
 /* Ranks that a group on one node has, one for each GPU, when nobody says how many; 0: it will not be on GPUs. */
 int gpu_default_ranks(void);
@@ -70,7 +70,7 @@ int gpu_default_ranks(void);
  * the reason, when that is not a GPU for each. *ret_hidden: some rank does not see the GPU of another, so that only a
  * trial shows whether they reach each other.
  */
-bool gpu_judge(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *ret_hidden, char *ret_why, size_t bytes);
+bool gpu_check(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *ret_hidden, char *ret_why, size_t bytes);
 
 /* The ranks of an mpirun tell rank 0 what they see: {"event":"gpus", "backend", "why"}. A row of ranks_jobs[]. */
 #define GPU_JOB "gpus"

@@ -7,17 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TELL_MS 120000 /* until the last of the ranks has asked its driver */
+#define QUERY_MS 120000 /* until the last of the ranks has asked its driver */
 
 /* --- what the ranks would get ------------------------------------------------------------------------------------ */
 
 /* The GPU that a rank takes when its configuration names none; -1: none. */
-static int place_of(const struct ep_cuda_gpus *gpus, int rank)
+static int gpu_of_rank(const struct ep_cuda_gpus *gpus, int rank)
 {
     return gpus->visible ? rank % gpus->visible : -1;
 }
 
-static bool sees(const struct ep_cuda_gpus *gpus, const char *address)
+static bool is_visible(const struct ep_cuda_gpus *gpus, const char *address)
 {
     for (int i = 0; i < gpus->visible; i++)
         if (strcmp(gpus->address[i], address) == 0)
@@ -25,7 +25,7 @@ static bool sees(const struct ep_cuda_gpus *gpus, const char *address)
     return false;
 }
 
-static bool all_see_the_same(const struct ep_cuda_gpus *views, int nranks)
+static bool are_views_equal(const struct ep_cuda_gpus *views, int nranks)
 {
     for (int rank = 1; rank < nranks; rank++)
         if (memcmp(&views[rank], &views[0], sizeof(views[0])) != 0)
@@ -34,9 +34,9 @@ static bool all_see_the_same(const struct ep_cuda_gpus *views, int nranks)
 }
 
 /* One rank by itself. */
-static bool judge_rank(const struct ep_cuda_gpus *gpus, bool alike, int rank, char *ret_why, size_t bytes)
+static bool check_rank(const struct ep_cuda_gpus *gpus, bool alike, int rank, char *ret_why, size_t bytes)
 {
-    if (place_of(gpus, rank) >= 0 && place_of(gpus, rank) < gpus->connected)
+    if (gpu_of_rank(gpus, rank) >= 0 && gpu_of_rank(gpus, rank) < gpus->connected)
         return true;
     if (alike)
         snprintf(ret_why, bytes, "%s", gpus->why);
@@ -45,21 +45,21 @@ static bool judge_rank(const struct ep_cuda_gpus *gpus, bool alike, int rank, ch
     return false;
 }
 
-bool gpu_judge(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *ret_hidden, char *ret_why, size_t bytes)
+bool gpu_check(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *ret_hidden, char *ret_why, size_t bytes)
 {
     bool hidden = false;
 
-    alike = alike || all_see_the_same(views, nranks);
+    alike = alike || are_views_equal(views, nranks);
     for (int rank = 0; rank < nranks; rank++) {
         const struct ep_cuda_gpus *mine = &views[alike ? 0 : rank];
 
-        if (!judge_rank(mine, alike, rank, ret_why, bytes))
+        if (!check_rank(mine, alike, rank, ret_why, bytes))
             return false;
         for (int other = 0; other < rank; other++) {
             const struct ep_cuda_gpus *its = &views[alike ? 0 : other];
-            const char *address = its->address[place_of(its, other)];
+            const char *address = its->address[gpu_of_rank(its, other)];
 
-            if (strcmp(address, mine->address[place_of(mine, rank)]) == 0) {
+            if (strcmp(address, mine->address[gpu_of_rank(mine, rank)]) == 0) {
                 if (alike)
                     snprintf(ret_why, bytes, "%d GPU%s visible, %d ranks", mine->visible,
                              mine->visible == 1 ? " is" : "s are", nranks);
@@ -67,7 +67,7 @@ bool gpu_judge(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *r
                     snprintf(ret_why, bytes, "ranks %d and %d see the same GPU, %s", other, rank, address);
                 return false;
             }
-            hidden |= !sees(mine, address) || !sees(its, mine->address[place_of(mine, rank)]);
+            hidden |= !is_visible(mine, address) || !is_visible(its, mine->address[gpu_of_rank(mine, rank)]);
         }
     }
     *ret_hidden = hidden;
@@ -78,7 +78,7 @@ bool gpu_judge(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *r
 /* --- the ranks of an mpirun -------------------------------------------------------------------------------------- */
 
 /* Whether GPUs that are hidden from each other's ranks can be mapped is known when it has been tried. */
-static bool try_hidden(struct ranks_ctx *ctx, char *ret_why, size_t bytes)
+static bool try_mapping(struct ranks_ctx *ctx, char *ret_why, size_t bytes)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
@@ -95,7 +95,7 @@ static bool try_hidden(struct ranks_ctx *ctx, char *ret_why, size_t bytes)
 
 int gpu_job(struct ranks_ctx *ctx, const json_t *parameters)
 {
-    const struct ep_cuda_gpus *mine = gpu_look();
+    const struct ep_cuda_gpus *mine = gpu_query();
     struct ep_cuda_gpus *views = calloc((size_t)ctx->nranks, sizeof(*views));
     char why[sizeof(ctx->spec->backend_why)];
     bool hidden = false, cuda;
@@ -108,68 +108,68 @@ int gpu_job(struct ranks_ctx *ctx, const json_t *parameters)
         return ranks_emit_error(ctx, status, "telling of GPUs");
     }
     /* The same on all ranks, so either all of them try or none. */
-    cuda = gpu_judge(views, false, ctx->nranks, &hidden, why, sizeof(why));
+    cuda = gpu_check(views, false, ctx->nranks, &hidden, why, sizeof(why));
     if (cuda && hidden)
-        cuda = try_hidden(ctx, why, sizeof(why));
+        cuda = try_mapping(ctx, why, sizeof(why));
     if (ctx->rank == 0)
         ranks_emit(ctx, json_pack("{s:s, s:s, s:s}", "event", "gpus", "backend", cuda ? "cuda" : "host", "why", why));
     free(views);
     return 0;
 }
 
-struct verdict {
+struct choice {
     bool asked, cuda;
     char why[sizeof(((struct ranks_spec *)NULL)->backend_why)];
 };
 
 static void take_event(void *context, const json_t *event)
 {
-    struct verdict *verdict = context;
+    struct choice *choice = context;
     const char *kind, *backend, *why;
 
     if (json_unpack((json_t *)event, "{s:s, s:s, s:s}", "event", &kind, "backend", &backend, "why", &why) != 0 ||
         strcmp(kind, "gpus") != 0)
         return;
-    verdict->cuda = gpu_is_backend(backend);
-    snprintf(verdict->why, sizeof(verdict->why), "%s", why);
+    choice->cuda = gpu_is_backend(backend);
+    snprintf(choice->why, sizeof(choice->why), "%s", why);
 }
 
 /* Once: the ranks stay the same. */
-static const struct verdict *ask_world(void)
+static const struct choice *query_world(void)
 {
-    static struct verdict verdict = {.why = "the ranks did not tell which GPUs they see"};
+    static struct choice choice = {.why = "the ranks did not tell which GPUs they see"};
     struct ranks_spec spec = {.boot = ranks_world_boot(),
                               .nranks = ranks_world_size(),
                               .nnodes = 1,
-                              .timeout_ms = TELL_MS,
+                              .timeout_ms = QUERY_MS,
                               .backend = "host"};
     json_t *parameters;
 
-    if (verdict.asked)
-        return &verdict;
-    verdict.asked = true;
+    if (choice.asked)
+        return &choice;
+    choice.asked = true;
     parameters = json_object();
-    if (ranks_run(&spec, GPU_JOB, parameters, take_event, &verdict) != 0)
-        verdict.cuda = false;
+    if (ranks_run(&spec, GPU_JOB, parameters, take_event, &choice) != 0)
+        choice.cuda = false;
     json_decref(parameters);
-    return &verdict;
+    return &choice;
 }
 
 /* --- the choice -------------------------------------------------------------------------------------------------- */
 
-static bool are_offered(void)
+static bool has_devices(void)
 {
     struct root *root;
-    bool offered;
+    bool found;
 
     if (root_open(NULL, &root) != EP_OK)
         return false;
-    offered = gpu_are_offered(root);
+    found = gpu_has_devices(root);
     root_free(root);
-    return offered;
+    return found;
 }
 
-bool gpu_choose(struct ranks_spec *spec)
+bool gpu_choose_backend(struct ranks_spec *spec)
 {
     const struct ep_cuda_gpus *gpus;
     bool cuda, hidden;
@@ -181,23 +181,23 @@ bool gpu_choose(struct ranks_spec *spec)
                                                           : "nodes are emulated by the host backend alone");
         return false;
     }
-    gpus = gpu_look();
+    gpus = gpu_query();
     if (ranks_world_rank() == 0 && gpus->visible) {
-        const struct verdict *verdict = ask_world();
+        const struct choice *choice = query_world();
 
-        cuda = verdict->cuda;
-        snprintf(spec->backend_why, sizeof(spec->backend_why), "%s", verdict->why);
+        cuda = choice->cuda;
+        snprintf(spec->backend_why, sizeof(spec->backend_why), "%s", choice->why);
     } else {
-        cuda = gpu_judge(gpus, true, spec->nranks, &hidden, spec->backend_why, sizeof(spec->backend_why));
+        cuda = gpu_check(gpus, true, spec->nranks, &hidden, spec->backend_why, sizeof(spec->backend_why));
     }
     if (cuda)
         spec->backend = "cuda";
-    return !cuda && (gpus->visible || are_offered());
+    return !cuda && (gpus->visible || has_devices());
 }
 
 int gpu_default_ranks(void)
 {
-    const struct ep_cuda_gpus *gpus = gpu_look();
+    const struct ep_cuda_gpus *gpus = gpu_query();
 
     return gpus->connected == gpus->usable ? gpus->usable : 0;
 }

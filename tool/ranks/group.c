@@ -28,11 +28,11 @@ uint64_t group_draw_seed(void)
 static int check_world(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group)
 {
     if (cmd_given(cmd, call, "ranks") && group->ranks != ranks_world_size())
-        return cmd_usage(cmd, "--ranks %" PRId64 ": %s started %d ranks", group->ranks, ranks_world_starter(),
+        return cmd_usage(cmd, "--ranks %" PRId64 ": %s started %d ranks", group->ranks, ranks_world_launcher(),
                          ranks_world_size());
     if (cmd_given(cmd, call, "boot") && group->boot != (int)ranks_world_boot())
         return cmd_usage(cmd, "--boot %s: these ranks were started by %s", group_boots[group->boot],
-                         ranks_world_starter());
+                         ranks_world_launcher());
     return CMD_FINE;
 }
 
@@ -64,7 +64,7 @@ int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_
 {
     if (strcmp(network, "emulated") == 0 && boot == RANKS_TCP)
         return cmd_usage(cmd, "--network emulated is for the ranks of one host, and these were started by %s",
-                         ranks_world_starter());
+                         ranks_world_launcher());
     return CMD_FINE;
 }
 
@@ -94,7 +94,7 @@ static const char *named_backend(const struct group_options *group, const char *
     return name && *name ? name : NULL;
 }
 
-bool group_choose(const struct group_options *group, struct ranks_spec *specs, size_t n)
+bool group_choose_backend(const struct group_options *group, struct ranks_spec *specs, size_t n)
 {
     struct ranks_spec *largest = &specs[0];
     const char *where, *named = named_backend(group, &where);
@@ -109,7 +109,7 @@ bool group_choose(const struct group_options *group, struct ranks_spec *specs, s
         chosen.backend = gpu_is_backend(named) ? "cuda" : "host";
         snprintf(chosen.backend_why, sizeof(chosen.backend_why), "%s", where);
     } else {
-        passed_over = gpu_choose(&chosen);
+        passed_over = gpu_choose_backend(&chosen);
     }
     for (size_t i = 0; i < n; i++) {
         specs[i].backend = chosen.backend;
@@ -118,7 +118,7 @@ bool group_choose(const struct group_options *group, struct ranks_spec *specs, s
     return passed_over;
 }
 
-void group_tell(const struct ranks_spec *spec)
+void group_warn_host(const struct ranks_spec *spec)
 {
     out_warning("on the host backend, not on the GPUs of this machine: %s", spec->backend_why);
 }
@@ -128,7 +128,7 @@ int group_gpu_ranks(const struct group_options *group)
     const char *where, *named = named_backend(group, &where);
 
     if (named)
-        return gpu_is_backend(named) ? gpu_look()->usable : 0;
+        return gpu_is_backend(named) ? gpu_query()->usable : 0;
     return group->nodes > 1 ? 0 : gpu_default_ranks();
 }
 
@@ -161,7 +161,7 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
     if (!world && group->boot == RANKS_TCP)
         return cmd_usage(cmd,
                          "--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is, and %s",
-                         ranks_claims_lack());
+                         ranks_env_missing());
     if (group->nodes == 1)
         result = check_network(cmd, call);
     else

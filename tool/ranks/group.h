@@ -84,12 +84,12 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
 
 /*
  * Gives the specs of one run their backend: the same to all, since figures of one table are compared, and so that of
- * the largest. True if GPUs of this machine are passed over, which is worth group_tell().
+ * the largest. True if GPUs of this machine are passed over, which is worth group_warn_host().
  */
-bool group_choose(const struct group_options *group, struct ranks_spec *specs, size_t n);
+bool group_choose_backend(const struct group_options *group, struct ranks_spec *specs, size_t n);
 
 /* The line on standard error that says why the host backend was chosen. */
-void group_tell(const struct ranks_spec *spec);
+void group_warn_host(const struct ranks_spec *spec);
 
 /* Ranks that a group of these options has when nobody says how many, one for each GPU; 0: it will not be on GPUs. */
 int group_gpu_ranks(const struct group_options *group);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * launch.c - starts the processes of a job, listens to their ranks (hear.c), and leaves none behind.
+ * launch.c - starts the processes of a job, listens to their ranks (reader.c), and leaves none behind.
  *
  * Signals are taken through a descriptor: the loop is the only place where anything happens. Children die with the
  * launcher (PR_SET_PDEATHSIG).
  */
 #include "cmd.h"
-#include "hear.h"
 #include "output.h"
 #include "process/inherited.h"
 #include "progress.h"
+#include "reader.h"
 
 #include "base/clock.h"
 #include "testing/launch.h"
@@ -42,14 +42,14 @@ struct launch {
     const struct ranks_spec *spec;
     const char *job;
     const json_t *parameters;
-    struct hearing hearing;
+    struct rank_reader reader;
     struct child *children;
     int n_children, n_running;
     struct pollfd *polls;
     int signal_fd;
     sigset_t old_mask;
     int interrupted;                         /* the signal that did, or 0 */
-    bool late;                               /* the deadline of the job has passed */
+    bool timed_out;                          /* the deadline of the job has passed */
     bool ending;                             /* the children have been told to end */
     uint64_t deadline_ns, kill_ns, leave_ns; /* 0: none */
 };
@@ -58,7 +58,7 @@ struct launch {
  * A rank has ended, well or not: the others, who work together with it, end soon as well, or within their deadline
  * notice that it is gone. One that is stopped, or wedged, does neither and is ended.
  */
-static void hurry(struct launch *launch)
+static void shorten_deadline(struct launch *launch)
 {
     uint64_t deadline_ns = ep_deadline_ns(launch->spec->timeout_ms + LOST_GRACE_MS);
 
@@ -66,16 +66,16 @@ static void hurry(struct launch *launch)
         launch->deadline_ns = deadline_ns;
 }
 
-static void hear(struct launch *launch, int index)
+static void read_rank(struct launch *launch, int index)
 {
-    if (hearing_read(&launch->hearing, index))
-        hurry(launch);
+    if (rank_reader_read(&launch->reader, index))
+        shorten_deadline(launch);
 }
 
 /* --- processes --- */
 
 /* The first things a child does: end with the launcher, forget its signal handling, keep standard output clean. */
-static void settle_child(const struct launch *launch, pid_t launcher, int end_signal)
+static void init_child(const struct launch *launch, pid_t launcher, int end_signal)
 {
     prctl(PR_SET_PDEATHSIG, end_signal);
     if (getppid() != launcher)
@@ -97,20 +97,20 @@ static int run_rank(const ep_boot *boot, void *argument)
 {
     const struct thread_argument *thread = argument;
     const struct launch *launch = thread->launch;
-    struct ranks_seat seat = {.ctx.spec = launch->spec, .ctx.emit_fd = launch->hearing.listeners[boot->rank].fds[1]};
+    struct ranks_rank_context self = {.ctx.spec = launch->spec, .ctx.emit_fd = launch->reader.pipes[boot->rank].fds[1]};
     json_t *parameters = json_loads(thread->parameters, 0, NULL);
-    int code = ranks_serve(&seat, boot, launch->job, parameters);
+    int code = ranks_run_rank(&self, boot, launch->job, parameters);
 
     json_decref(parameters);
     return code;
 }
 
-static void run_forked(struct launch *launch, ep_boot_shm *place, int rank, const char *parameters)
+static void run_forked(struct launch *launch, ep_boot_shm *boot_shm, int rank, const char *parameters)
 {
     struct thread_argument argument = {launch, parameters};
     ep_boot boot = {.size = sizeof(boot)};
 
-    if (ep_boot_shm_join(place, rank, &boot) != EP_OK) {
+    if (ep_boot_shm_join(boot_shm, rank, &boot) != EP_OK) {
         out_error("rank %d: %s", rank, ep_last_error());
         _exit(CMD_FAILED);
     }
@@ -143,14 +143,14 @@ static void run_mpirun(struct launch *launch, pid_t launcher)
         _exit(CMD_FAILED);
     /* The launcher's end, not this copy's, is what the ranks open. */
     for (int rank = 0; rank < nranks; rank++)
-        fds[rank] = launch->hearing.listeners[rank].fds[1];
-    dup2(launch->hearing.listeners[nranks].fds[1], STDERR_FILENO);
+        fds[rank] = launch->reader.pipes[rank].fds[1];
+    dup2(launch->reader.pipes[nranks].fds[1], STDERR_FILENO);
     dup2(STDERR_FILENO, STDOUT_FILENO);
     setpgid(0, 0);
     _exit(ranks_exec_mpirun(launch->spec, launch->job, launch->parameters, fds, launcher));
 }
 
-static int start_child(struct launch *launch, int first, int n, ep_boot_shm *place, const char *parameters)
+static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boot_shm, const char *parameters)
 {
     struct child *child = &launch->children[launch->n_children];
     pid_t launcher = getpid();
@@ -164,12 +164,12 @@ static int start_child(struct launch *launch, int first, int n, ep_boot_shm *pla
         bool mpi = launch->spec->boot == RANKS_MPI;
 
         /* mpirun ends its own ranks when it is told to; SIGKILL would leave its session folder behind. */
-        settle_child(launch, launcher, mpi ? SIGTERM : SIGKILL);
+        init_child(launch, launcher, mpi ? SIGTERM : SIGKILL);
         if (mpi)
             run_mpirun(launch, launcher);
         if (launch->spec->boot == RANKS_THREADS)
             run_threads(launch, parameters);
-        run_forked(launch, place, first, parameters);
+        run_forked(launch, boot_shm, first, parameters);
     }
     child->first = first;
     child->n = n;
@@ -179,7 +179,7 @@ static int start_child(struct launch *launch, int first, int n, ep_boot_shm *pla
     return CMD_FINE;
 }
 
-static int start_all(struct launch *launch, ep_boot_shm *place, const char *parameters)
+static int start_all(struct launch *launch, ep_boot_shm *boot_shm, const char *parameters)
 {
     int nranks = launch->spec->nranks;
     int result = CMD_FINE;
@@ -189,14 +189,14 @@ static int start_all(struct launch *launch, ep_boot_shm *place, const char *para
     if (launch->spec->boot != RANKS_FORK)
         return start_child(launch, 0, nranks, NULL, parameters);
     for (int rank = 0; rank < nranks && result == CMD_FINE; rank++) {
-        result = start_child(launch, rank, 1, place, parameters);
-        close(launch->hearing.listeners[rank].fds[1]);
-        launch->hearing.listeners[rank].fds[1] = -1;
+        result = start_child(launch, rank, 1, boot_shm, parameters);
+        close(launch->reader.pipes[rank].fds[1]);
+        launch->reader.pipes[rank].fds[1] = -1;
     }
     return result;
 }
 
-static void tell_children(struct launch *launch, int signal_number)
+static void signal_children(struct launch *launch, int signal_number)
 {
     for (int i = 0; i < launch->n_children; i++) {
         struct child *child = &launch->children[i];
@@ -214,8 +214,8 @@ static void end_children(struct launch *launch)
 {
     if (launch->ending)
         return;
-    launch->ending = launch->hearing.is_quiet = true;
-    tell_children(launch, launch->spec->boot == RANKS_MPI ? SIGTERM : SIGKILL);
+    launch->ending = launch->reader.is_quiet = true;
+    signal_children(launch, launch->spec->boot == RANKS_MPI ? SIGTERM : SIGKILL);
     launch->kill_ns = ep_deadline_ns(TERM_GRACE_MS);
 }
 
@@ -232,14 +232,14 @@ static void reap(struct launch *launch)
         child->lost = ended < 0;
         child->running = false;
         launch->n_running--;
-        hear(launch, child->first);
-        if (!launch->hearing.listeners[child->first].finished)
-            hurry(launch);
+        read_rank(launch, child->first);
+        if (!launch->reader.pipes[child->first].finished)
+            shorten_deadline(launch);
     }
 }
 
 /* Nobody is waited for without end: init gets a process that is stuck. */
-static void give_up(struct launch *launch)
+static void abandon_children(struct launch *launch)
 {
     for (int i = 0; i < launch->n_children; i++) {
         struct child *child = &launch->children[i];
@@ -256,7 +256,7 @@ static void give_up(struct launch *launch)
 
 /* --- the loop --- */
 
-static void take_signals(struct launch *launch)
+static void read_signals(struct launch *launch)
 {
     struct signalfd_siginfo info;
 
@@ -273,78 +273,78 @@ static void check_deadlines(struct launch *launch)
     uint64_t now = ep_now_ns();
 
     if (launch->deadline_ns && now >= launch->deadline_ns && !launch->ending) {
-        launch->late = true;
+        launch->timed_out = true;
         end_children(launch);
     }
     if (launch->kill_ns && now >= launch->kill_ns) {
-        tell_children(launch, SIGKILL);
+        signal_children(launch, SIGKILL);
         launch->kill_ns = 0;
         launch->leave_ns = ep_deadline_ns(KILL_GRACE_MS);
     }
     if (launch->leave_ns && now >= launch->leave_ns)
-        give_up(launch);
+        abandon_children(launch);
 }
 
 /* What is there to be heard. poll() refuses more descriptors than RLIMIT_NOFILE, which may be lowered at any time. */
-static void wait_for_news(struct launch *launch, int n)
+static void wait_for_events(struct launch *launch, int n)
 {
     struct timespec tick = {.tv_nsec = TICK_MS * 1000000};
     int ready;
 
     for (int i = 0; i < n; i++)
-        launch->polls[i] = (struct pollfd){launch->hearing.listeners[i].fds[0], POLLIN, 0};
+        launch->polls[i] = (struct pollfd){launch->reader.pipes[i].fds[0], POLLIN, 0};
     launch->polls[n] = (struct pollfd){launch->signal_fd, POLLIN, 0};
     ready = poll(launch->polls, (nfds_t)n + 1, TICK_MS);
     if (ready < 0 && errno != EINTR)
         nanosleep(&tick, NULL);
     for (int i = 0; i < n; i++)
         if (ready < 0 || launch->polls[i].revents)
-            hear(launch, i);
+            read_rank(launch, i);
     if (ready < 0 || launch->polls[n].revents)
-        take_signals(launch);
+        read_signals(launch);
 }
 
-static void listen_all(struct launch *launch)
+static void run_loop(struct launch *launch)
 {
     int n = launch->spec->nranks + 1;
 
     while (launch->n_running > 0) {
-        wait_for_news(launch, n);
+        wait_for_events(launch, n);
         /* A thread of a preloaded library may take SIGCHLD: then only looking tells that a child ended. */
         reap(launch);
         check_deadlines(launch);
         progress_tick();
     }
     for (int i = 0; i < n; i++)
-        hear(launch, i);
+        read_rank(launch, i);
 }
 
 /* --- how it ended --- */
 
-static void judge_rank(struct launch *launch, const struct child *child, int rank)
+static void report_unfinished(struct launch *launch, const struct child *child, int rank)
 {
     bool mpi = launch->spec->boot == RANKS_MPI;
 
     if (child->lost)
-        hearing_add_problem(&launch->hearing,
-                            ranks_problem_new(rank, "a rank ended early", "", "how it ended is not known"));
-    else if (launch->late && WIFSIGNALED(child->status))
-        hearing_add_problem(&launch->hearing, ranks_problem_new(rank, "a rank did not come to an end", "",
-                                                                "its deadline passed; it was killed"));
-    else if (mpi && launch->hearing.mpirun.rank >= 0 && launch->hearing.mpirun.rank != rank)
+        rank_reader_add_problem(&launch->reader,
+                                ranks_problem_new(rank, "a rank ended early", "", "how it ended is not known"));
+    else if (launch->timed_out && WIFSIGNALED(child->status))
+        rank_reader_add_problem(&launch->reader, ranks_problem_new(rank, "a rank did not come to an end", "",
+                                                                   "its deadline passed; it was killed"));
+    else if (mpi && launch->reader.mpirun.rank >= 0 && launch->reader.mpirun.rank != rank)
         return; /* mpirun ended it because of the other one */
-    else if (mpi && launch->hearing.mpirun.rank == rank && launch->hearing.mpirun.signal > 0)
-        hearing_add_problem(&launch->hearing, ranks_problem_signal(rank, launch->hearing.mpirun.signal));
+    else if (mpi && launch->reader.mpirun.rank == rank && launch->reader.mpirun.signal > 0)
+        rank_reader_add_problem(&launch->reader, ranks_problem_signal(rank, launch->reader.mpirun.signal));
     else if (WIFSIGNALED(child->status))
-        hearing_add_problem(&launch->hearing, ranks_problem_signal(rank, WTERMSIG(child->status)));
+        rank_reader_add_problem(&launch->reader, ranks_problem_signal(rank, WTERMSIG(child->status)));
     else
-        hearing_add_problem(&launch->hearing,
-                            ranks_problem_new(rank, mpi ? "mpirun ended before the rank did" : "a rank ended early",
-                                              "what it wrote above may say why", "exit code %d",
-                                              WEXITSTATUS(child->status)));
+        rank_reader_add_problem(&launch->reader,
+                                ranks_problem_new(rank, mpi ? "mpirun ended before the rank did" : "a rank ended early",
+                                                  "what it wrote above may say why", "exit code %d",
+                                                  WEXITSTATUS(child->status)));
 }
 
-static int judge(struct launch *launch)
+static int collect_results(struct launch *launch)
 {
     int code = CMD_FINE;
 
@@ -354,11 +354,11 @@ static int judge(struct launch *launch)
         const struct child *child = &launch->children[i];
 
         for (int rank = child->first; rank < child->first + child->n; rank++) {
-            const struct listener *listener = &launch->hearing.listeners[rank];
+            const struct rank_pipe *pipe = &launch->reader.pipes[rank];
 
-            if (!listener->finished)
-                judge_rank(launch, child, rank);
-            code = ranks_worse(code, listener->finished ? listener->code : CMD_FAILED);
+            if (!pipe->finished)
+                report_unfinished(launch, child, rank);
+            code = ranks_worse(code, pipe->finished ? pipe->code : CMD_FAILED);
         }
     }
     return code;
@@ -387,7 +387,7 @@ static int open_signals(struct launch *launch)
 
 static void close_all(struct launch *launch)
 {
-    hearing_done(&launch->hearing);
+    rank_reader_done(&launch->reader);
     if (launch->signal_fd >= 0)
         close(launch->signal_fd);
     free(launch->children);
@@ -399,7 +399,7 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
               void *context)
 {
     struct launch launch = {.spec = spec, .job = job, .parameters = parameters, .signal_fd = -1};
-    ep_boot_shm *place = NULL;
+    ep_boot_shm *boot_shm = NULL;
     const char *why;
     char *text = NULL;
     bool has_memory;
@@ -413,7 +413,7 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
     }
     result = open_signals(&launch);
     if (result == CMD_FINE)
-        result = hearing_init(spec, on_event, context, &launch.hearing);
+        result = rank_reader_init(spec, on_event, context, &launch.reader);
     if (result != CMD_FINE)
         goto close;
     result = CMD_FAILED;
@@ -421,22 +421,22 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
     launch.children = calloc((size_t)spec->nranks, sizeof(*launch.children));
     launch.polls = calloc((size_t)spec->nranks + 2, sizeof(*launch.polls));
     has_memory = text && launch.children && launch.polls;
-    if (!has_memory || (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &place) != EP_OK)) {
+    if (!has_memory || (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &boot_shm) != EP_OK)) {
         out_error("preparing the ranks: %s", has_memory ? ep_last_error() : "out of memory");
         goto close;
     }
     if (spec->job_timeout_ms > 0)
         launch.deadline_ns = ep_deadline_ns(spec->job_timeout_ms);
-    result = start_all(&launch, place, text);
+    result = start_all(&launch, boot_shm, text);
     if (result != CMD_FINE)
         end_children(&launch);
-    listen_all(&launch);
+    run_loop(&launch);
     if (result == CMD_FINE)
-        result = judge(&launch);
+        result = collect_results(&launch);
     if (!launch.interrupted)
-        ranks_problem_print(launch.hearing.problems);
+        ranks_problem_print(launch.reader.problems);
 close:
-    ep_boot_shm_free(place);
+    ep_boot_shm_free(boot_shm);
     free(text);
     close_all(&launch);
     return result;

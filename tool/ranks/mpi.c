@@ -57,7 +57,7 @@ static bool find_program(const char *name)
 }
 
 /* Runs in a child: an MPI library brings threads and memory hooks, which a launcher is better without. */
-static json_t *ask_version(void *unused)
+static json_t *query_version(void *unused)
 {
     const struct ep_mpi_module *module = NULL;
 
@@ -68,7 +68,7 @@ static json_t *ask_version(void *unused)
 }
 
 static struct {
-    bool asked, there;
+    bool queried, available;
     char text[512]; /* the version, or why not */
 } mpi;
 
@@ -82,10 +82,10 @@ static void probe_module(void)
         snprintf(mpi.text, sizeof(mpi.text), "%s", ep_last_error());
         return;
     }
-    answer = root_ask(root, "mpi", ask_version, NULL, LOAD_MS);
+    answer = root_ask(root, "mpi", query_version, NULL, LOAD_MS);
     version = json_string_value(json_object_get(answer.value, "version"));
     why = json_string_value(json_object_get(answer.value, "why"));
-    mpi.there = version;
+    mpi.available = version;
     if (version)
         snprintf(mpi.text, sizeof(mpi.text), "%.*s", (int)strcspn(version, ",\n"), version);
     else
@@ -93,11 +93,11 @@ static void probe_module(void)
     root_free(root);
 }
 
-static void ask_mpi(void)
+static void query_mpi(void)
 {
-    if (mpi.asked)
+    if (mpi.queried)
         return;
-    mpi.asked = true;
+    mpi.queried = true;
     if (find_program("mpirun"))
         probe_module();
     else
@@ -106,16 +106,16 @@ static void ask_mpi(void)
 
 int ranks_mpi_available(const char **ret_why)
 {
-    ask_mpi();
-    if (!mpi.there)
+    query_mpi();
+    if (!mpi.available)
         *ret_why = mpi.text;
-    return mpi.there;
+    return mpi.available;
 }
 
 const char *ranks_mpi_version(void)
 {
-    ask_mpi();
-    return mpi.there ? mpi.text : NULL;
+    query_mpi();
+    return mpi.available ? mpi.text : NULL;
 }
 
 /* Where each rank finds the pipe for its events. */
@@ -129,7 +129,7 @@ static json_t *list_events(const int *event_fds, int nranks, pid_t launcher)
 }
 
 /* Standard input is nobody's here; and Open MPI wants to hear twice that a root, as in containers, is meant. */
-static void settle_mpirun(void)
+static void prepare_mpirun(void)
 {
     int null_fd = open("/dev/null", O_RDONLY);
 
@@ -146,25 +146,25 @@ int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json
 {
     char exe[4096], count[16];
     const char *args[MAX_ARGS] = {"mpirun", "-n", count};
-    const char *order = ranks_order_print(spec, job, parameters, list_events(event_fds, spec->nranks, launcher));
+    const char *request = ranks_request_print(spec, job, parameters, list_events(event_fds, spec->nranks, launcher));
     ssize_t length = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
     int n = 3;
 
-    if (length < 0 || !order) {
+    if (length < 0 || !request) {
         fprintf(stderr, "epkit: preparing mpirun: %s\n", length < 0 ? strerror(errno) : "out of memory");
         return CMD_FAILED;
     }
     exe[length] = '\0';
     snprintf(count, sizeof(count), "%d", spec->nranks);
-    settle_mpirun();
+    prepare_mpirun();
     if (strncmp(ranks_mpi_version(), "Open MPI", 8) == 0) {
         args[n++] = "--oversubscribe";
         args[n++] = "--bind-to";
         args[n++] = "none";
     }
     args[n++] = exe;
-    args[n++] = RANKS_VERB;
-    args[n++] = order;
+    args[n++] = RANKS_COMMAND;
+    args[n++] = request;
     execvp(args[0], (char **)args);
     fprintf(stderr, "epkit: starting mpirun: %s\n", strerror(errno));
     return CMD_FAILED;
@@ -230,17 +230,17 @@ static int open_events(const json_t *events, int rank)
  * The exit code is that of the channel, not of the job: mpirun takes any other one for a crash and ends the other
  * ranks. The job's code goes to the launcher as an event.
  */
-static int serve_under_mpi(const struct ranks_order *order, const json_t *events, const struct ep_mpi_module *module)
+static int run_under_mpi(const struct ranks_request *request, const json_t *events, const struct ep_mpi_module *module)
 {
-    const struct ranks_spec *spec = &order->spec;
-    struct ranks_seat seat = {.ctx.spec = spec, .ctx.mpi = module};
+    const struct ranks_spec *spec = &request->spec;
+    struct ranks_rank_context self = {.ctx.spec = spec, .ctx.mpi = module};
     const ep_boot *boot;
 
-    if (module->start(&seat.ctx.mpi_boot) != EP_OK) {
+    if (module->start(&self.ctx.mpi_boot) != EP_OK) {
         fprintf(stderr, "epkit: starting MPI: %s\n", ep_last_error());
         return CMD_FAILED;
     }
-    boot = module->get(seat.ctx.mpi_boot);
+    boot = module->get(self.ctx.mpi_boot);
     /* An mpirun of another MPI starts processes that are alone, each a rank 0. */
     if (boot->nranks != spec->nranks) {
         fprintf(stderr,
@@ -248,14 +248,14 @@ static int serve_under_mpi(const struct ranks_order *order, const json_t *events
                 spec->nranks, boot->nranks, MODULE_FILE);
         return CMD_FAILED;
     }
-    seat.ctx.emit_fd = open_events(events, boot->rank);
-    if (seat.ctx.emit_fd < 0) {
+    self.ctx.emit_fd = open_events(events, boot->rank);
+    if (self.ctx.emit_fd < 0) {
         fprintf(stderr, "epkit: rank %d: reaching the launcher: %s\n", boot->rank, strerror(errno));
         return CMD_FAILED;
     }
-    ranks_serve(&seat, boot, order->job, order->parameters);
-    module->stop(seat.ctx.mpi_boot);
-    close(seat.ctx.emit_fd);
+    ranks_run_rank(&self, boot, request->job, request->parameters);
+    module->stop(self.ctx.mpi_boot);
+    close(self.ctx.emit_fd);
     return CMD_FINE;
 }
 
@@ -263,16 +263,16 @@ int ranks_main(int argc, char **argv)
 {
     json_t *message = argc == 2 ? json_loads(argv[1], 0, NULL) : NULL;
     const struct ep_mpi_module *module = NULL;
-    struct ranks_order order;
+    struct ranks_request request;
     int result = CMD_USAGE;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGPIPE, SIG_IGN);
     dup2(STDERR_FILENO, STDOUT_FILENO);
-    if (ranks_order_parse(message, &order) != 0) {
-        fprintf(stderr, "epkit: %s is for epkit's own use\n", RANKS_VERB);
+    if (ranks_request_parse(message, &request) != 0) {
+        fprintf(stderr, "epkit: %s is for epkit's own use\n", RANKS_COMMAND);
     } else if (ranks_mpi_load(&module) == EP_OK) {
-        result = serve_under_mpi(&order, json_object_get(message, "events"), module);
+        result = run_under_mpi(&request, json_object_get(message, "events"), module);
     } else {
         fprintf(stderr, "epkit: loading %s: %s\n", MODULE_FILE, ep_last_error());
         result = CMD_UNSUPPORTED;

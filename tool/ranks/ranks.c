@@ -16,26 +16,26 @@
 int ranks_worse(int a, int b)
 {
     static const int order[] = {CMD_FINE, CMD_FINDINGS, CMD_UNSUPPORTED, CMD_USAGE, CMD_FAILED};
-    int place_a = -1, place_b = -1;
+    int index_a = -1, index_b = -1;
 
     for (int i = 0; i < (int)(COUNT(order)); i++) {
-        place_a = a == order[i] ? i : place_a;
-        place_b = b == order[i] ? i : place_b;
+        index_a = a == order[i] ? i : index_a;
+        index_b = b == order[i] ? i : index_b;
     }
     /* A code that is none of ours is a failure. */
-    if (place_a < 0 || place_b < 0)
+    if (index_a < 0 || index_b < 0)
         return CMD_FAILED;
-    return place_a > place_b ? a : b;
+    return index_a > index_b ? a : b;
 }
 
 void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 {
-    const struct ranks_seat *seat = (const struct ranks_seat *)ctx;
+    const struct ranks_rank_context *self = (const struct ranks_rank_context *)ctx;
     size_t length, sent = 0;
     char *line;
 
     if (ctx->emit_fd < 0) {
-        seat->on_event(seat->context, event);
+        self->on_event(self->context, event);
         json_decref(event);
         return;
     }
@@ -128,9 +128,9 @@ static int find_memory(struct ranks_ctx *ctx)
     return CMD_UNSUPPORTED;
 }
 
-int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, const json_t *parameters)
+int ranks_run_rank(struct ranks_rank_context *self, const ep_boot *boot, const char *job, const json_t *parameters)
 {
-    struct ranks_ctx *ctx = &seat->ctx;
+    struct ranks_ctx *ctx = &self->ctx;
     ranks_job_fn run = find_job(job);
     int code = CMD_FAILED;
 
@@ -202,7 +202,7 @@ int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
     return 0;
 }
 
-char *ranks_order_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events)
+char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events)
 {
     json_t *message = json_pack("{s:o, s:s, s:O, s:o*}", "spec", ranks_spec_to_json(spec), "job", job, "parameters",
                                 parameters, "events", events);
@@ -212,11 +212,11 @@ char *ranks_order_print(const struct ranks_spec *spec, const char *job, const js
     return text;
 }
 
-int ranks_order_parse(const json_t *message, struct ranks_order *ret_order)
+int ranks_request_parse(const json_t *message, struct ranks_request *ret_request)
 {
-    ret_order->job = json_string_value(json_object_get(message, "job"));
-    ret_order->parameters = json_object_get(message, "parameters");
-    return ret_order->job && ret_order->parameters
-               ? ranks_spec_from_json(json_object_get(message, "spec"), &ret_order->spec)
+    ret_request->job = json_string_value(json_object_get(message, "job"));
+    ret_request->parameters = json_object_get(message, "parameters");
+    return ret_request->job && ret_request->parameters
+               ? ranks_spec_from_json(json_object_get(message, "spec"), &ret_request->spec)
                : -1;
 }

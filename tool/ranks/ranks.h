@@ -40,8 +40,8 @@ struct ranks_ctx;
  * memory, and copied. Each call is complete when it returns; copy goes in any direction.
  */
 struct ranks_memory {
-    ep_status (*take)(struct ranks_ctx *ctx, size_t bytes, void **ret_memory);
-    void (*give)(struct ranks_ctx *ctx, void *memory); /* NULL is fine */
+    ep_status (*alloc)(struct ranks_ctx *ctx, size_t bytes, void **ret_memory);
+    void (*free)(struct ranks_ctx *ctx, void *memory); /* NULL is fine */
     ep_status (*copy)(struct ranks_ctx *ctx, void *to, const void *from, size_t bytes);
     ep_status (*fill)(struct ranks_ctx *ctx, void *to, int byte, size_t bytes);
 };

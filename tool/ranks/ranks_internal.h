@@ -4,9 +4,9 @@
  *
  *   ranks.c         a rank: communicator, job, events
  *   launch.c        the launcher: starts processes, listens to the ranks, ends them
- *   hear.c          what the ranks say, by pipes
+ *   reader.c          what the ranks say, by pipes
  *   mpi.c           mpirun as the starter, and libepkit-mpi
- *   claims.c        what variables of launchers say about this process
+ *   launcher_env.c        what variables of launchers say about this process
  *   world.c         epkit itself started by mpirun
  *   nics.c          the NIC of each rank
  *   report.c        errors of many ranks in few words
@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 /* Hidden verb: a rank that mpirun starts for a launcher. */
-#define RANKS_VERB "__rank"
+#define RANKS_COMMAND "__rank"
 
 struct ranks_job {
     const char *name; /* the table ends with NULL */
@@ -35,14 +35,14 @@ extern const struct ranks_job ranks_jobs[];
 /* --- ranks.c --- */
 
 /* A rank's place. The context comes first: ranks_emit() finds the rest from it. */
-struct ranks_seat {
+struct ranks_rank_context {
     struct ranks_ctx ctx;
     ranks_event_fn on_event; /* with ctx.emit_fd < 0: events are handed over by a call */
     void *context;
 };
 
 /* Creates the communicator over `boot`, runs the job, emits {"event":"exit"}. The result is the job's. */
-int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, const json_t *parameters);
+int ranks_run_rank(struct ranks_rank_context *self, const ep_boot *boot, const char *job, const json_t *parameters);
 
 json_t *ranks_spec_to_json(const struct ranks_spec *spec);
 
@@ -50,17 +50,17 @@ json_t *ranks_spec_to_json(const struct ranks_spec *spec);
 int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec);
 
 /* What a rank has to be told: its group and its job. */
-struct ranks_order {
+struct ranks_request {
     struct ranks_spec spec;
     const char *job;
     const json_t *parameters;
 };
 
 /* As a message, for free(); NULL for lack of memory. `events` says where the rank reaches its launcher; may be NULL. */
-char *ranks_order_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events);
+char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events);
 
 /* From a message; everything is borrowed from it. 0, or -1 if it is none. */
-int ranks_order_parse(const json_t *message, struct ranks_order *ret_order);
+int ranks_request_parse(const json_t *message, struct ranks_request *ret_request);
 
 /* Of two exit codes the one that matters more: failed, wrong usage, not supported, findings, fine. */
 int ranks_worse(int a, int b);
@@ -91,29 +91,29 @@ const char *ranks_mpi_version(void);
 /* epkit __rank: a rank that mpirun started for a launcher. */
 int ranks_main(int argc, char **argv);
 
-/* --- claims.c --- */
+/* --- launcher_env.c --- */
 
 /* Do variables of a launcher say that this process is one of several ranks? */
-bool ranks_claims_any(void);
+bool ranks_env_is_launched(void);
 
 /* Do they say that it is one of those behind the first? Not what MPI says, which may not have been asked. */
-bool ranks_claims_follower(void);
+bool ranks_env_is_follower(void);
 
 /* Those that do, "PMI_RANK=0, PMI_SIZE=4". */
-void ranks_claims_print(char *ret_text, size_t bytes);
+void ranks_env_print(char *ret_text, size_t bytes);
 
 /* Do they agree with the truth? If not, ret_why names the one that does not. */
-bool ranks_claims_hold(int rank, int size, char *ret_why, size_t bytes);
+bool ranks_env_matches(int rank, int size, char *ret_why, size_t bytes);
 
 /*
  * Is this process one of several ranks by the variables of torchrun and `epkit launch`: RANK, WORLD_SIZE, MASTER_ADDR?
  * `asked`: the command line says so; else torchrun has to have started it, because pods and launchers of one process a
  * node set these variables for other programs, too. `alone`: also if it is the only one.
  */
-bool ranks_claims_tcp(bool asked, bool alone);
+bool ranks_env_is_tcp(bool asked, bool alone);
 
-/* What keeps ranks_claims_tcp(true, true) from being so, for a message: "MASTER_ADDR is not set"; NULL: nothing. */
-const char *ranks_claims_lack(void);
+/* What keeps ranks_env_is_tcp(true, true) from being so, for a message: "MASTER_ADDR is not set"; NULL: nothing. */
+const char *ranks_env_missing(void);
 
 /* --- world.c --- */
 
@@ -130,7 +130,7 @@ int ranks_world_rank(void);
 int ranks_world_size(void);
 int ranks_world_nodes(void);            /* as the boot knows them; where the hosts make none, one for each rank */
 enum ranks_boot ranks_world_boot(void); /* RANKS_MPI or RANKS_TCP */
-const char *ranks_world_starter(void);  /* who has started the ranks, for texts */
+const char *ranks_world_launcher(void); /* who has started the ranks, for texts */
 
 /* As ranks_run(), on the world. Rank 0 only. */
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,

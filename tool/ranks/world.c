@@ -23,11 +23,11 @@
 #define START_MS 120000 /* of MPI, where nobody has named a deadline: mpirun may have many hosts to start */
 #define AGREE_MS 60000
 /* What ranks wait for each other beyond the deadline of their jobs (--timeout): */
-#define IDLE_MORE_MS 60000  /* followers, between two jobs: rank 0 prints results */
-#define FINE_MORE_MS 30000  /* at the end of a job, a rank that has done its part: others may have more to check */
-#define FAILED_MORE_MS 2000 /* and one that has not: the others meet their deadline as well */
-#define STOP_MORE_MS 10000  /* in MPI_Finalize, where all come at about the same time */
-#define TIMEOUT_MS 30000    /* of a command without that option */
+#define IDLE_GRACE_MS 60000  /* followers, between two jobs: rank 0 prints results */
+#define FINE_GRACE_MS 30000  /* at the end of a job, a rank that has done its part: others may have more to check */
+#define FAILED_GRACE_MS 2000 /* and one that has not: the others meet their deadline as well */
+#define STOP_GRACE_MS 10000  /* in MPI_Finalize, where all come at about the same time */
+#define TIMEOUT_MS 30000     /* of a command without that option */
 
 static struct {
     const ep_boot *boot; /* NULL: there is no world */
@@ -39,12 +39,12 @@ static struct {
     int timeout_ms; /* --timeout of this rank, then that of the last job */
 } world = {.timeout_ms = TIMEOUT_MS};
 
-static char late_text[160];
+static char start_timeout_text[160];
 
-static void is_late(union sigval unused)
+static void on_start_timeout(union sigval unused)
 {
     (void)unused;
-    (void)!write(STDERR_FILENO, late_text, strlen(late_text));
+    (void)!write(STDERR_FILENO, start_timeout_text, strlen(start_timeout_text));
     _exit(CMD_FAILED);
 }
 
@@ -67,13 +67,13 @@ static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call, boo
 /* MPI_Init() waits for all ranks, without a deadline of its own, and some errors in it end the process. */
 static ep_status start_mpi(int timeout_ms)
 {
-    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = is_late};
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_start_timeout};
     struct itimerspec time = {.it_value = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000L}};
     timer_t timer;
     bool has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
     ep_status status;
 
-    snprintf(late_text, sizeof(late_text),
+    snprintf(start_timeout_text, sizeof(start_timeout_text),
              "epkit: error: MPI did not start within %d ms: have all ranks of this launcher started?\n", timeout_ms);
     world.is_starting = true;
     status = world.module->start(&world.mpi);
@@ -86,11 +86,11 @@ static ep_status start_mpi(int timeout_ms)
 }
 
 /* What a user can do about variables that are not those of a launcher that runs. */
-static void hint_claims(void)
+static void hint_env(void)
 {
     char text[512];
 
-    ranks_claims_print(text, sizeof(text));
+    ranks_env_print(text, sizeof(text));
     out_hint("this process takes itself for a rank because of %s", text);
     out_hint("start it with the mpirun of the MPI that epkit was built with, or unset these variables");
 }
@@ -101,24 +101,24 @@ static void explain_exit(void)
     if (!world.is_starting)
         return;
     out_error("MPI could not be started, and ended the process");
-    hint_claims();
+    hint_env();
     fflush(stderr);
     _exit(CMD_USAGE);
 }
 
-struct objection {
-    int is_there;
+struct mismatch {
+    int found;
     char why[252];
 };
 
 /* All ranks get the same answer, that of the first one that objects. */
-static int check_claims(const struct cmd *cmd)
+static int check_env(const struct cmd *cmd)
 {
     const ep_boot *boot = world.boot;
-    struct objection mine = {0}, *all = calloc((size_t)boot->nranks, sizeof(*all)), *first = NULL;
+    struct mismatch mine = {0}, *all = calloc((size_t)boot->nranks, sizeof(*all)), *first = NULL;
     int result = CMD_FAILED;
 
-    mine.is_there = !ranks_claims_hold(boot->rank, boot->nranks, mine.why, sizeof(mine.why));
+    mine.found = !ranks_env_matches(boot->rank, boot->nranks, mine.why, sizeof(mine.why));
     if (!all || boot->allgather(boot->context, &mine, sizeof(mine), AGREE_MS, all) != EP_OK) {
         out_problem("comparing the variables of the launcher on all ranks", NULL,
                     all ? ep_last_error() : "out of memory", NULL);
@@ -126,7 +126,7 @@ static int check_claims(const struct cmd *cmd)
         return result;
     }
     for (int rank = boot->nranks - 1; rank >= 0; rank--)
-        if (all[rank].is_there)
+        if (all[rank].found)
             first = &all[rank];
     result = first ? CMD_USAGE : CMD_FINE;
     if (first && boot->rank == 0) {
@@ -134,23 +134,23 @@ static int check_claims(const struct cmd *cmd)
             out_error("%s: rank %d: %s", cmd->name, (int)(first - all), first->why);
         else
             out_error("%s: %s", cmd->name, first->why);
-        hint_claims();
+        hint_env();
     }
     free(all);
     return result;
 }
 
-/* What is_kept() does: the exit code of this rank, and what it says. */
+/* What on_finalize_timeout() does: the exit code of this rank, and what it says. */
 static struct {
     int code;
     char text[256];
-} kept;
+} finalize_timeout;
 
-static void is_kept(union sigval unused)
+static void on_finalize_timeout(union sigval unused)
 {
     (void)unused;
-    (void)!write(STDERR_FILENO, kept.text, strlen(kept.text));
-    _exit(kept.code);
+    (void)!write(STDERR_FILENO, finalize_timeout.text, strlen(finalize_timeout.text));
+    _exit(finalize_timeout.code);
 }
 
 /*
@@ -159,18 +159,18 @@ static void is_kept(union sigval unused)
  */
 static void stop_mpi(int code)
 {
-    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = is_kept};
-    int wait_ms = world.timeout_ms < INT_MAX - STOP_MORE_MS ? world.timeout_ms + STOP_MORE_MS : INT_MAX;
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_finalize_timeout};
+    int wait_ms = world.timeout_ms < INT_MAX - STOP_GRACE_MS ? world.timeout_ms + STOP_GRACE_MS : INT_MAX;
     struct itimerspec time = {.it_value = {.tv_sec = wait_ms / 1000, .tv_nsec = wait_ms % 1000 * 1000000L}};
     timer_t timer;
     bool has_timer;
 
-    kept.code = code == CMD_FINE ? CMD_FAILED : code;
+    finalize_timeout.code = code == CMD_FINE ? CMD_FAILED : code;
     snprintf(
-        kept.text, sizeof(kept.text),
+        finalize_timeout.text, sizeof(finalize_timeout.text),
         "epkit: error: rank %d: MPI_Finalize did not return within %d ms (--timeout and %d s more): have mpirun or "
         "other ranks been killed? This rank ends without it\n",
-        world.boot->rank, wait_ms, STOP_MORE_MS / 1000);
+        world.boot->rank, wait_ms, STOP_GRACE_MS / 1000);
     /* The document of a command that failed, which would be written when MPI has ended. */
     if (code != CMD_FINE && world.boot->rank == 0)
         ending_write(code, NULL);
@@ -181,7 +181,7 @@ static void stop_mpi(int code)
         timer_delete(timer);
 }
 
-static void leave(int code)
+static void leave_world(int code)
 {
     if (world.mpi)
         stop_mpi(code);
@@ -200,13 +200,13 @@ static int join_mpi(const struct cmd *cmd, int timeout_ms)
         world.mpi = NULL;
         world.boot = NULL;
         out_problem("joining the ranks of mpirun", NULL, ep_last_error(), NULL);
-        hint_claims();
+        hint_env();
         return CMD_UNSUPPORTED;
     }
-    result = check_claims(cmd);
+    result = check_env(cmd);
     /* A world of one is none. */
     if (result != CMD_FINE || world.boot->nranks == 1)
-        leave(result);
+        leave_world(result);
     return result;
 }
 
@@ -261,11 +261,11 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
 
     world.timeout_ms = find_timeout_ms(cmd, call);
     if (*boot && !asked && strcmp(boot, "mpi") != 0)
-        return ranks_claims_any() ? join_mpi(cmd, find_start_ms(cmd, call, true)) : CMD_FINE;
+        return ranks_env_is_launched() ? join_mpi(cmd, find_start_ms(cmd, call, true)) : CMD_FINE;
     /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
-    if (!asked && ranks_claims_any())
+    if (!asked && ranks_env_is_launched())
         return join_mpi(cmd, find_start_ms(cmd, call, true));
-    if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, asked))
+    if (ranks_env_is_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, asked))
         return join_tcp(find_start_ms(cmd, call, false));
     return CMD_FINE;
 }
@@ -293,15 +293,15 @@ enum ranks_boot ranks_world_boot(void)
     return world.tcp ? RANKS_TCP : RANKS_MPI;
 }
 
-const char *ranks_world_starter(void)
+const char *ranks_world_launcher(void)
 {
     return world.tcp ? "RANK and WORLD_SIZE" : "mpirun";
 }
 
 /* Waits for all ranks for the time of a job, and a while longer. */
-static ep_status gather(const void *mine, size_t bytes, int more_ms, void *ret_all)
+static ep_status gather(const void *mine, size_t bytes, int grace_ms, void *ret_all)
 {
-    int wait_ms = world.timeout_ms < INT_MAX - more_ms ? world.timeout_ms + more_ms : INT_MAX;
+    int wait_ms = world.timeout_ms < INT_MAX - grace_ms ? world.timeout_ms + grace_ms : INT_MAX;
     ep_status status = EP_E_STATE;
 
     if (!world.is_broken)
@@ -317,7 +317,7 @@ static ep_status broadcast(const char *text, char **ret_text)
     unsigned char *all = calloc((size_t)nranks, CHUNK_BYTES);
     uint64_t length = text ? strlen(text) : 0, *lengths = calloc((size_t)nranks, sizeof(*lengths));
     char chunk[CHUNK_BYTES] = "", *result = NULL;
-    ep_status status = all && lengths ? gather(&length, sizeof(length), IDLE_MORE_MS, lengths) : EP_E_MEMORY;
+    ep_status status = all && lengths ? gather(&length, sizeof(length), IDLE_GRACE_MS, lengths) : EP_E_MEMORY;
 
     if (status == EP_OK) {
         result = calloc(1, lengths[0] + 1);
@@ -328,7 +328,7 @@ static ep_status broadcast(const char *text, char **ret_text)
 
         if (text)
             memcpy(chunk, text + at, n);
-        status = gather(chunk, CHUNK_BYTES, IDLE_MORE_MS, all);
+        status = gather(chunk, CHUNK_BYTES, IDLE_GRACE_MS, all);
         if (status == EP_OK)
             memcpy(result + at, all, n);
     }
@@ -351,7 +351,7 @@ static int agree(int code, const char *what, int *ret_first)
     int nranks = ranks_world_size(), worst = code;
     int *codes = calloc((size_t)nranks, sizeof(*codes));
 
-    if (!codes || gather(&code, sizeof(code), code == CMD_FINE ? FINE_MORE_MS : FAILED_MORE_MS, codes) != EP_OK) {
+    if (!codes || gather(&code, sizeof(code), code == CMD_FINE ? FINE_GRACE_MS : FAILED_GRACE_MS, codes) != EP_OK) {
         out_problem(what, NULL, codes ? ep_last_error() : "out of memory", NULL);
         free(codes);
         return CMD_FAILED;
@@ -363,7 +363,7 @@ static int agree(int code, const char *what, int *ret_first)
     return worst;
 }
 
-struct hearing {
+struct event_sink {
     ranks_event_fn on_event; /* NULL on followers: their errors are printed, other events have nowhere to go */
     void *context;
     json_t *problems;
@@ -371,47 +371,47 @@ struct hearing {
 
 static void take_event(void *context, const json_t *event)
 {
-    struct hearing *hearing = context;
+    struct event_sink *sink = context;
     const char *kind = json_string_value(json_object_get(event, "event"));
 
     if (kind && strcmp(kind, "exit") == 0)
         return;
     if (kind && strcmp(kind, "error") == 0)
-        ranks_problem_add(hearing->problems, event);
-    if (hearing->on_event)
-        hearing->on_event(hearing->context, event);
+        ranks_problem_add(sink->problems, event);
+    if (sink->on_event)
+        sink->on_event(sink->context, event);
 }
 
-static int serve(const struct ranks_spec *spec, const char *job, const json_t *parameters, struct hearing *hearing)
+static int run_job(const struct ranks_spec *spec, const char *job, const json_t *parameters, struct event_sink *sink)
 {
-    struct ranks_seat seat = {.ctx.spec = spec,
-                              .ctx.mpi = world.module,
-                              .ctx.mpi_boot = world.mpi,
-                              .ctx.emit_fd = -1,
-                              .on_event = take_event,
-                              .context = hearing};
+    struct ranks_rank_context self = {.ctx.spec = spec,
+                                      .ctx.mpi = world.module,
+                                      .ctx.mpi_boot = world.mpi,
+                                      .ctx.emit_fd = -1,
+                                      .on_event = take_event,
+                                      .context = sink};
     int code, first;
 
     world.timeout_ms = spec->timeout_ms;
-    hearing->problems = json_array();
-    code = ranks_serve(&seat, world.boot, job, parameters);
+    sink->problems = json_array();
+    code = ranks_run_rank(&self, world.boot, job, parameters);
     /* Before the ranks agree: if one of them is dead, the others end there. */
-    ranks_problem_print(hearing->problems);
-    json_decref(hearing->problems);
+    ranks_problem_print(sink->problems);
+    json_decref(sink->problems);
     return agree(code, "hearing how the job ended on all ranks", &first);
 }
 
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
                     void *context)
 {
-    struct hearing hearing = {on_event, context, NULL};
+    struct event_sink sink = {on_event, context, NULL};
     bool was_broken = world.is_broken;
-    char *text = ranks_order_print(spec, job, parameters, NULL), *copy = NULL;
+    char *text = ranks_request_print(spec, job, parameters, NULL), *copy = NULL;
     ep_status status = text ? broadcast(text, &copy) : EP_E_MEMORY;
     int result;
 
     if (status == EP_OK) {
-        result = serve(spec, job, parameters, &hearing);
+        result = run_job(spec, job, parameters, &sink);
     } else {
         /* The end of the job before has told of what went wrong there. */
         if (!was_broken)
@@ -426,8 +426,8 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
 int ranks_follow(void)
 {
     for (;;) {
-        struct hearing hearing = {0};
-        struct ranks_order order;
+        struct event_sink sink = {0};
+        struct ranks_request request;
         bool was_broken = world.is_broken;
         char *text = NULL;
         json_t *message;
@@ -440,12 +440,12 @@ int ranks_follow(void)
         }
         message = json_loads(text, 0, NULL);
         free(text);
-        if (ranks_order_parse(message, &order) != 0) {
+        if (ranks_request_parse(message, &request) != 0) {
             /* An empty message: rank 0 is done. */
             json_decref(message);
             break;
         }
-        serve(&order.spec, order.job, order.parameters, &hearing);
+        run_job(&request.spec, request.job, request.parameters, &sink);
         json_decref(message);
     }
     return CMD_FINE;
@@ -468,6 +468,6 @@ int ranks_world_done(int code, int *ret_first)
         worst = agree(code, "hearing how the command ended on all ranks", ret_first);
     /* A signal that interrupted this rank is its own end. */
     worst = code > 128 ? code : worst;
-    leave(worst);
+    leave_world(worst);
     return worst;
 }

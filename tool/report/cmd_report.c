@@ -79,7 +79,7 @@ static int cmd_report(const struct cmd *cmd, const struct cmd_call *call)
     return result;
 }
 
-const struct cmd verb_report = {
+const struct cmd command_report = {
     .name = "report",
     .args = "DIR | --compare A B",
     .max_args = 2,

@@ -229,7 +229,7 @@ void report_html(FILE *stream, const json_t *document)
     bool good = strcmp(page_text(document, "result"), "works") == 0;
     char sentence[256];
 
-    machine_sentence(json_object_get(document, "machine"), sentence, sizeof(sentence));
+    machine_summary(json_object_get(document, "machine"), sentence, sizeof(sentence));
     page_begin(stream, "epkit report", good ? "good" : "bad", page_text(document, "verdict"));
     fputs("<p class=\"soft\">", stream);
     page_escape(stream, sentence);

@@ -107,9 +107,9 @@ static void part_spec(struct run *run, const struct part *part, struct ranks_spe
         .emulation = {.seed = run->seed},
     };
     if (part->nodes > 1) {
-        gpu_choose(ret_spec); /* whatever EPKIT_BACKEND names: nodes are the host backend's */
+        gpu_choose_backend(ret_spec); /* whatever EPKIT_BACKEND names: nodes are the host backend's */
     } else if (part == &parts[0]) {
-        run->passed_over = group_choose(&group, ret_spec, 1);
+        run->passed_over = group_choose_backend(&group, ret_spec, 1);
     } else {
         ret_spec->backend = run->specs[0].backend;
         memcpy(ret_spec->backend_why, run->specs[0].backend_why, sizeof(ret_spec->backend_why));
@@ -159,7 +159,7 @@ static void plan_parts(struct run *run)
     for (int i = 0; i < N_PARTS; i++)
         part_spec(run, &parts[i], &run->specs[i]);
     if (run->passed_over)
-        group_tell(&run->specs[0]);
+        group_warn_host(&run->specs[0]);
 }
 
 /* Runs the matrices. The result is 0, or above 128 when interrupted. */
@@ -446,7 +446,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     out_verdict(run->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
     out_line("%s", "");
     print_table(run);
-    machine_sentence(machine, sentence, sizeof(sentence));
+    machine_summary(machine, sentence, sizeof(sentence));
     out_line("\n%s; seed %" PRIu64 ", %.0f s.", sentence, run->seed, seconds);
     out_line("%s", json_string_value(json_object_get(document, "gpu_note")));
     json_decref(document);
@@ -508,7 +508,7 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     return result;
 }
 
-const struct cmd verb_run = {
+const struct cmd command_run = {
     .name = "run",
     .args = "",
     .summary = "check and measure everything here, and write a report",

@@ -270,8 +270,8 @@ static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
         result = make_request(cmd, call, &options, &spec, &request);
     if (result != CMD_FINE)
         return result;
-    if (group_choose(&options.group, &spec, 1))
-        group_tell(&spec);
+    if (group_choose_backend(&options.group, &spec, 1))
+        group_warn_host(&spec);
     seed = request.seed;
     totals.cases = json_array();
     totals.errors = json_array();
@@ -294,7 +294,7 @@ static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
     return result;
 }
 
-const struct cmd verb_test = {
+const struct cmd command_test = {
     .name = "test",
     .args = "intranode|internode|lowlatency",
     .min_args = 1,

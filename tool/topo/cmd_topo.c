@@ -103,7 +103,7 @@ static int show(const struct cmd *cmd, const struct topo_options *options, const
     json_t *document = options->json ? out_document(cmd->name) : NULL;
 
     if (source_is_empty(reading->topo))
-        return source_say_empty(reading->topo, document);
+        return source_report_empty(reading->topo, document);
     if (!document)
         return topo_text(&view) == 0 ? out_finish() : CMD_FAILED;
     topo_json(&view, document);
@@ -123,12 +123,12 @@ static int cmd_topo(const struct cmd *cmd, const struct cmd_call *call)
     if (result != CMD_FINE)
         return result;
     if (read_machine(options, &reading) != EP_OK) {
-        source_read();
+        source_reading_done();
         out_problem("the machine could not be read", NULL, ep_last_error(), NULL);
         reading_done(&reading);
         return CMD_FAILED;
     }
-    source_read();
+    source_reading_done();
     /* Saved first: whoever reads what is shown may go away, as head does. */
     if (options->save)
         saved = topo_save_write(reading.machine, options->save);
@@ -137,7 +137,7 @@ static int cmd_topo(const struct cmd *cmd, const struct cmd_call *call)
     return saved == CMD_FINE ? result : saved;
 }
 
-const struct cmd verb_topo = {
+const struct cmd command_topo = {
     .name = "topo",
     .args = "",
     .summary = "show GPUs, NICs and the paths between them, and which GPU should use which NIC",

@@ -73,7 +73,7 @@ static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *call)
     return result;
 }
 
-const struct cmd verb_triangulate = {
+const struct cmd command_triangulate = {
     .name = "triangulate",
     .args = "",
     .summary = "which node makes a run slow: measure pairs, then halves",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * claims.c - what environment variables of launchers say about this process.
+ * launcher_env.c - what environment variables of launchers say about this process.
  *
  * They are inherited by everything that is started below a rank, and anybody may set them. So they only tell that MPI
  * has to be asked, and where they contradict its answer, which ones have to go.
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct family {
+struct launcher {
     const char *rank, *size; /* size NULL: the launcher tells none */
     /*
      * The variables of a batch system: an mpirun below it starts one process of its own per node as a task, whose
@@ -25,7 +25,7 @@ struct family {
     bool is_batch;
 };
 
-static const struct family families[] = {
+static const struct launcher launchers[] = {
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", false}, /* Open MPI's mpirun */
     {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", false},   /* MVAPICH2 */
     {"PMI_RANK", "PMI_SIZE", false},                         /* MPICH, Intel MPI, srun --mpi=pmi2 */
@@ -33,84 +33,84 @@ static const struct family families[] = {
     {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", true},          /* srun */
 };
 
-#define N_FAMILIES (sizeof(families) / sizeof(families[0]))
+#define N_LAUNCHERS (sizeof(launchers) / sizeof(launchers[0]))
 
-enum { ABSENT = -1, WRONG = -2 };
+enum { ABSENT = -1, INVALID = -2 };
 
-struct claim {
+struct variable {
     int number;
     char text[32]; /* the variable's value, safe to print */
 };
 
 /* As they were at first: MPI sets some of them when it starts. */
 static struct {
-    bool are_read;
-    struct claim ranks[N_FAMILIES], sizes[N_FAMILIES];
-} claims;
+    bool is_read;
+    struct variable ranks[N_LAUNCHERS], sizes[N_LAUNCHERS];
+} cache;
 
-static struct claim read_claim(const char *name)
+static struct variable read_variable(const char *name)
 {
     const char *text = name ? getenv(name) : NULL;
-    struct claim claim = {.number = ABSENT};
+    struct variable variable = {.number = ABSENT};
     char *end;
     long value;
 
     if (!text)
-        return claim;
-    root_clean(text, claim.text, sizeof(claim.text));
+        return variable;
+    root_clean(text, variable.text, sizeof(variable.text));
     errno = 0;
     value = strtol(text, &end, 10);
-    claim.number = *text < '0' || *text > '9' || *end || errno || value > INT_MAX ? WRONG : (int)value;
-    return claim;
+    variable.number = *text < '0' || *text > '9' || *end || errno || value > INT_MAX ? INVALID : (int)value;
+    return variable;
 }
 
-static void read_claims(void)
+static void read_variables(void)
 {
-    for (size_t i = 0; i < N_FAMILIES && !claims.are_read; i++) {
-        claims.ranks[i] = read_claim(families[i].rank);
-        claims.sizes[i] = read_claim(families[i].size);
+    for (size_t i = 0; i < N_LAUNCHERS && !cache.is_read; i++) {
+        cache.ranks[i] = read_variable(launchers[i].rank);
+        cache.sizes[i] = read_variable(launchers[i].size);
     }
-    claims.are_read = true;
+    cache.is_read = true;
 }
 
 /* A world of one is none: interactive shells of batch systems look like it. */
-static bool is_claim(size_t family)
+static bool is_launched_by(size_t launcher)
 {
-    int rank = claims.ranks[family].number, size = claims.sizes[family].number;
+    int rank = cache.ranks[launcher].number, size = cache.sizes[launcher].number;
 
-    if (families[family].is_batch)
+    if (launchers[launcher].is_batch)
         return rank > 0 || (rank == 0 && size > 1);
     if (size == ABSENT)
         return rank != ABSENT;
-    return size != 1 || rank > 0 || rank == WRONG;
+    return size != 1 || rank > 0 || rank == INVALID;
 }
 
-static bool counts(size_t family)
+static bool counts(size_t launcher)
 {
-    if (families[family].is_batch)
-        for (size_t i = 0; i < N_FAMILIES; i++)
-            if (!families[i].is_batch && is_claim(i))
+    if (launchers[launcher].is_batch)
+        for (size_t i = 0; i < N_LAUNCHERS; i++)
+            if (!launchers[i].is_batch && is_launched_by(i))
                 return false;
-    return is_claim(family);
+    return is_launched_by(launcher);
 }
 
-bool ranks_claims_any(void)
+bool ranks_env_is_launched(void)
 {
-    read_claims();
-    for (size_t i = 0; i < N_FAMILIES; i++)
+    read_variables();
+    for (size_t i = 0; i < N_LAUNCHERS; i++)
         if (counts(i))
             return true;
     return false;
 }
 
-bool ranks_claims_follower(void)
+bool ranks_env_is_follower(void)
 {
-    struct claim rank = read_claim("RANK");
+    struct variable rank = read_variable("RANK");
 
-    read_claims();
-    for (size_t i = 0; i < N_FAMILIES; i++)
+    read_variables();
+    for (size_t i = 0; i < N_LAUNCHERS; i++)
         if (counts(i))
-            return claims.ranks[i].number > 0;
+            return cache.ranks[i].number > 0;
     return rank.number > 0 && getenv("WORLD_SIZE");
 }
 
@@ -122,7 +122,7 @@ static const char *find_value(const char *name)
     return value && *value ? value : NULL;
 }
 
-const char *ranks_claims_lack(void)
+const char *ranks_env_missing(void)
 {
     if (!find_value("WORLD_SIZE"))
         return "WORLD_SIZE is not set";
@@ -131,21 +131,21 @@ const char *ranks_claims_lack(void)
     return find_value("EPKIT_ADDRESS") || find_value("MASTER_ADDR") ? NULL : "MASTER_ADDR is not set";
 }
 
-bool ranks_claims_tcp(bool asked, bool alone)
+bool ranks_env_is_tcp(bool asked, bool alone)
 {
-    if (ranks_claims_lack() || (strcmp(find_value("WORLD_SIZE"), "1") == 0 && !alone))
+    if (ranks_env_missing() || (strcmp(find_value("WORLD_SIZE"), "1") == 0 && !alone))
         return false;
     return asked || find_value("TORCHELASTIC_RUN_ID");
 }
 
-void ranks_claims_print(char *ret_text, size_t bytes)
+void ranks_env_print(char *ret_text, size_t bytes)
 {
     size_t used = 0;
 
     *ret_text = '\0';
-    for (size_t i = 0; i < N_FAMILIES; i++) {
-        const struct claim *const values[] = {&claims.ranks[i], &claims.sizes[i]};
-        const char *const names[] = {families[i].rank, families[i].size};
+    for (size_t i = 0; i < N_LAUNCHERS; i++) {
+        const struct variable *const values[] = {&cache.ranks[i], &cache.sizes[i]};
+        const char *const names[] = {launchers[i].rank, launchers[i].size};
 
         for (size_t k = 0; k < 2 && counts(i); k++)
             if (values[k]->number != ABSENT && used < bytes)
@@ -154,22 +154,22 @@ void ranks_claims_print(char *ret_text, size_t bytes)
     }
 }
 
-static bool is_other(const char *name, const struct claim *claim, int truth, const char *what, char *ret_why,
+static bool is_other(const char *name, const struct variable *variable, int truth, const char *what, char *ret_why,
                      size_t bytes)
 {
-    if (claim->number == ABSENT || claim->number == truth)
+    if (variable->number == ABSENT || variable->number == truth)
         return false;
-    snprintf(ret_why, bytes, "%s is '%s', but by MPI's answer %s %d", name, claim->text, what, truth);
+    snprintf(ret_why, bytes, "%s is '%s', but by MPI's answer %s %d", name, variable->text, what, truth);
     return true;
 }
 
-bool ranks_claims_hold(int rank, int size, char *ret_why, size_t bytes)
+bool ranks_env_matches(int rank, int size, char *ret_why, size_t bytes)
 {
-    read_claims();
-    for (size_t i = 0; i < N_FAMILIES; i++)
+    read_variables();
+    for (size_t i = 0; i < N_LAUNCHERS; i++)
         if (counts(i) &&
-            (is_other(families[i].size, &claims.sizes[i], size, "the number of ranks is", ret_why, bytes) ||
-             is_other(families[i].rank, &claims.ranks[i], rank, "this process is rank", ret_why, bytes)))
+            (is_other(launchers[i].size, &cache.sizes[i], size, "the number of ranks is", ret_why, bytes) ||
+             is_other(launchers[i].rank, &cache.ranks[i], rank, "this process is rank", ret_why, bytes)))
             return false;
     return true;
 }
