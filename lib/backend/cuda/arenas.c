@@ -36,8 +36,8 @@ static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes
 
     if (exceeds(arenas, more))
         return ep_fail(EP_E_MEMORY,
-                       "%s: rows for other nodes need %zu bytes of pinned memory, %zu more than the %zu that are held, "
-                       "and the limit is %zu: raise it, or reserve enough at the beginning (ep_cuda_set_net_memory)",
+                       "%s: rows for other nodes need %zu bytes of pinned memory, %zu more than the %zu allocated, and "
+                       "the limit is %zu: raise it, or reserve enough at the beginning (ep_cuda_set_net_memory)",
                        call, 2 * bytes, more, arenas->held, arenas->limit);
     for (int i = 0; i < 2; i++) {
         struct cuda_pinned made;

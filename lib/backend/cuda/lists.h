@@ -32,10 +32,9 @@ struct cuda_lists {
     const int32_t *remote_count;
     const struct cuda_remote_term *remote;
     int32_t remote_width;
-    uint64_t rows_self, rows_node,
-        rows_forward;               /* own tokens: on this rank, and on the rest of the node; rail peers' tokens */
-    char *copy;                     /* lists made on the host: the host's copy of the block */
-    struct cuda_net_update *update; /* lists made by the devices */
+    uint64_t rows_self, rows_node, rows_forward; /* own tokens: here, on the rest of the node; rail peers' tokens */
+    char *copy;                                  /* lists made on the host: the host's copy of the block */
+    struct cuda_net_update *update;              /* lists made by the devices */
 };
 
 /* Remote nodes on which one token can have experts, at most. */

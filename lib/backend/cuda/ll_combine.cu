@@ -290,16 +290,16 @@ __device__ void flag_item(const cuda_ll &ll, const ll_call &call, pipe_state &pi
 __device__ void store_tile(const cuda_ll &ll, const ll_call &call, const tile &p, pipe_state &pipe, int slot)
 {
     int owner = p.of.source;
-    int64_t place = (int64_t)p.of.token * ll.topk + __ffs((int)p.votes) - 1;
+    int64_t entry = (int64_t)p.of.token * ll.topk + __ffs((int)p.votes) - 1;
     unsigned char *to =
-        ll_at<unsigned char>(ll, owner, ll.waits.rank, ll.rows_at) + place * ll.hidden * 2 + (int64_t)p.at * VECTOR;
+        ll_at<unsigned char>(ll, owner, ll.waits.rank, ll.rows_at) + entry * ll.hidden * 2 + (int64_t)p.at * VECTOR;
 
     if (may_write_to(ll, owner))
         bulk_store(to, slot_at(pipe, slot), (uint32_t)p.length * VECTOR);
     bulk_commit();
     if (p.at + p.length != p.end)
         return;
-    pipe.flag = ll_at<uint64_t>(ll, owner, ll.waits.rank, ll.row_flag_at) + place * ll.parts + p.of.part;
+    pipe.flag = ll_at<uint64_t>(ll, owner, ll.waits.rank, ll.row_flag_at) + entry * ll.parts + p.of.part;
     pipe.flag_owner = owner;
 }
 
@@ -383,7 +383,7 @@ __device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
 
         if (__ldg(origins_of(ll, call, source, 0) + choice) < 0 || has_call_number{word, (uint32_t)call.number}())
             continue;
-        ok = ll_wait_until_met(ll, has_call_number{word, (uint32_t)call.number}, source, ll.waits.ready_phase);
+        ok = ll_wait_or_fail(ll, has_call_number{word, (uint32_t)call.number}, source, ll.waits.ready_phase);
         atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));
     }
     ok = __syncthreads_and(ok);

@@ -9,7 +9,7 @@ struct cuda_ll_impl {
     struct cuda_comm *cuda;
     struct cuda_ll device; /* arguments that all launches share */
     struct cuda_ll_report *report;
-    struct cuda_ll_cached_segment *place;
+    struct cuda_ll_cached_segment *segment;
     struct cuda_ll_net *net;          /* NULL on one node */
     struct cuda_block combine_buffer; /* allocated on first use */
     bool handed_out;                  /* returned by ep_ll_get_combine_buffer() for the next combine */

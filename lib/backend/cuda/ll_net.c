@@ -16,8 +16,7 @@
 /* Size of the streams' rings: several of the largest rows. */
 #define RING_BYTES ((size_t)1 << 20)
 #define LIVENESS_NS UINT64_C(10000000)
-#define DRAIN_NS UINT64_C(100000000) /* within this time everything that a dead or departed rank has sent is received  \
-                                      */
+#define DRAIN_NS UINT64_C(100000000) /* all that a dead or departed rank has sent is received within this time */
 #define IDLE_NS UINT64_C(20000000)   /* between polls while no call is in progress */
 #define SPIN_NS UINT64_C(20000000)   /* since the last progress or launch, before the proxy sleeps */
 /*
@@ -222,7 +221,7 @@ static void *proxy_main(void *argument)
 
     pthread_mutex_lock(&net->lock);
     for (;;) {
-        uint64_t launches = net->launches, asked = __atomic_load_n(&net->report->polls_requested, __ATOMIC_ACQUIRE);
+        uint64_t launches = net->launches, requested = __atomic_load_n(&net->report->polls_requested, __ATOMIC_ACQUIRE);
         /* By the clock, not by a CUDA event: a CUDA call may wait for a kernel that waits for this thread. */
         bool idle = tries >= EP_BACKOFF_YIELDS && ep_now_ns() - moved_ns > SPIN_NS;
         bool was_stopped = net->stop, moved;
@@ -239,7 +238,7 @@ static void *proxy_main(void *argument)
          * first.
          */
         if (!progress.more)
-            __atomic_store_n(&net->report->polls_done, asked, __ATOMIC_RELEASE);
+            __atomic_store_n(&net->report->polls_done, requested, __ATOMIC_RELEASE);
         moved = progress.moved;
         tries = moved ? 0 : tries;
         if (!moved && (!idle || net->unsent))
@@ -247,7 +246,7 @@ static void *proxy_main(void *argument)
         pthread_mutex_lock(&net->lock);
         if (may_end(net, was_stopped, moved))
             break;
-        if (launches != net->launches || asked != __atomic_load_n(&net->report->polls_requested, __ATOMIC_ACQUIRE))
+        if (launches != net->launches || requested != __atomic_load_n(&net->report->polls_requested, __ATOMIC_ACQUIRE))
             tries = 0;
         if (!tries) {
             net->backoff_ns = MIN_BACKOFF_NS;
@@ -331,8 +330,8 @@ static ep_status pin(struct cuda_comm *cuda, struct pinned *pinned, size_t bytes
         CUDA_TRY(cudaHostGetDevicePointer(&device, begin, 0));
         /* Kernels address all ranges relative to one base. */
         if (device != begin)
-            return ep_fail(EP_E_UNSUPPORTED, "ep_ll_new: low latency between nodes needs GPUs that use addresses of "
-                                             "pinned memory as they are, which this one does not");
+            return ep_fail(EP_E_UNSUPPORTED, "ep_ll_new: low latency between nodes needs a GPU that can use host "
+                                             "addresses of pinned memory, which this one cannot");
     }
     return EP_OK;
 }

@@ -55,27 +55,31 @@ static bool many_is_forced(void)
 }
 
 /* Acquires the segment of an ep_ll that was freed, or allocates a new one. */
-static ep_status acquire_segment(struct cuda_comm *cuda, size_t bytes, struct cuda_ll_cached_segment **ret_place)
+static ep_status acquire_segment(struct cuda_comm *cuda, size_t bytes, struct cuda_ll_cached_segment **ret_segment)
 {
     struct cuda_ll_cached_segment *empty = NULL;
 
     for (int i = 0; i < CUDA_LL_SEGMENTS; i++) {
-        struct cuda_ll_cached_segment *place = &cuda->ll_segments[i];
+        struct cuda_ll_cached_segment *segment = &cuda->ll_segments[i];
 
-        if (!place->memory)
-            empty = empty ? empty : place;
-        if (!place->memory || place->used || place->bytes < bytes)
+        if (!segment->memory)
+            empty = empty ? empty : segment;
+        if (!segment->memory || segment->used || segment->bytes < bytes)
             continue;
-        place->used = true;
-        *ret_place = place;
+        segment->used = true;
+        *ret_segment = segment;
         return EP_OK;
     }
     if (!empty)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: this rank already has %d layouts of other sizes", CUDA_LL_SEGMENTS);
+        return ep_fail(
+            EP_E_MEMORY,
+            "ep_ll_new: this rank already holds segments of %d other sizes, the maximum: use the sizes of an earlier "
+            "ep_ll, or a new communicator",
+            CUDA_LL_SEGMENTS);
     EP_TRY(cuda_alloc_internal(cuda, bytes, &empty->memory));
     empty->bytes = bytes;
     empty->used = true;
-    *ret_place = empty;
+    *ret_segment = empty;
     return EP_OK;
 }
 
@@ -85,16 +89,16 @@ static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, 
     int64_t rows = config->max_tokens;
 
     if (comm->nranks > CUDA_LL_MAX_RANKS)
-        return ep_fail(EP_E_UNSUPPORTED, "%s: the CUDA backend has low latency for up to %d ranks, not %d", call,
+        return ep_fail(EP_E_UNSUPPORTED, "%s: the CUDA backend supports low latency on up to %d ranks, not %d", call,
                        CUDA_LL_MAX_RANKS, comm->nranks);
     if (config->topk > CUDA_LL_MAX_TOPK)
-        return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
-                       config->topk, CUDA_LL_MAX_TOPK);
+        return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend supports low latency with topk up to %d",
+                       call, config->topk, CUDA_LL_MAX_TOPK);
     /* Kernels use 32-bit indices for rows and for the items of warps. */
     if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * CUDA_LL_MAX_PARTS > INT32_MAX)
         return ep_fail(EP_E_UNSUPPORTED,
-                       "%s: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
-                       "more rows than the CUDA backend numbers",
+                       "%s: max_tokens is %d, which with %d experts and topk %d on %d ranks exceeds "
+                       "the 32-bit row indices of the CUDA backend: reduce max_tokens",
                        call, config->max_tokens, config->n_experts, config->topk, comm->nranks);
     return EP_OK;
 }
@@ -126,7 +130,7 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
     EP_TRY(check_numbers(ll->comm, &ll->config, "ep_ll_new"));
     bytes = cuda_ll_lay_out(ll, &impl->device);
     impl->bytes = bytes;
-    EP_TRY(acquire_segment(cuda, bytes, &impl->place));
+    EP_TRY(acquire_segment(cuda, bytes, &impl->segment));
     CUDA_TRY(cudaEventCreateWithFlags(&impl->done, cudaEventDisableTiming));
     CUDA_TRY(cudaHostAlloc((void **)&impl->report, sizeof(*impl->report), cudaHostAllocMapped));
     memset(impl->report, 0, sizeof(*impl->report));
@@ -167,7 +171,7 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     struct cuda_comm *cuda = impl->cuda;
     struct cuda_waits *waits = &impl->device.waits;
 
-    CUDA_TRY(cudaMemsetAsync(impl->place->memory, 0, (size_t)impl->device.slots_at, cuda->internal_stream));
+    CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, (size_t)impl->device.slots_at, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
     /* All ranks are numbered in the group here. */
@@ -192,8 +196,8 @@ static void free_impl(struct cuda_ll_impl *impl)
     cuda_ll_net_close(impl->net); /* it uses the report */
     cudaFreeHost(impl->report);
     cuda_pool_free(impl->cuda, &impl->combine_buffer);
-    if (impl->place)
-        impl->place->used = false;
+    if (impl->segment)
+        impl->segment->used = false;
     cudaGetLastError();
     free(impl);
 }
@@ -217,10 +221,10 @@ ep_status cuda_ll_open(ep_ll *ll)
         return status;
     }
     status = open_local(ll, impl);
-    if (status == EP_OK && !cuda_find(cuda, impl->place->memory, 1, &where))
-        status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not where it was");
+    if (status == EP_OK && !cuda_find(cuda, impl->segment->memory, 1, &where))
+        status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not in symmetric memory (a bug of epkit)");
     status = ep_group_ll_exchange(ll, status, &where, all);
-    if (status == EP_OK && impl->place) /* every rank has a segment if the exchange has succeeded */
+    if (status == EP_OK && impl->segment) /* every rank has a segment if the exchange has succeeded */
         status = clear_and_map(impl, all);
     if (cuda_crosses_nodes(cuda)) {
         status = ep_group_agree_within(ll->comm, "ep_ll_new", status);

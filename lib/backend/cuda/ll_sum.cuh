@@ -57,12 +57,12 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
 {
     const cuda_ll &ll = c.ll;
     int part = (int)threadIdx.x / WARP, k = (int)threadIdx.x % WARP, me = ll.waits.rank;
-    int64_t place = (int64_t)t * ll.topk + k;
+    int64_t entry = (int64_t)t * ll.topk + k;
     bool ok = true;
 
     if (part < ll.parts) {
-        bool kept = k < ll.topk && read_choice(c.topk_idx, c.idx64, place) >= 0;
-        int expert = k < ll.topk ? __ldg(index_of(ll, call) + place) : -1;
+        bool kept = k < ll.topk && read_choice(c.topk_idx, c.idx64, entry) >= 0;
+        int expert = k < ll.topk ? __ldg(index_of(ll, call) + entry) : -1;
         int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
         uint32_t group = ll.no_partial_reduce ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
         uint32_t added = group & __ballot_sync(ALL_LANES, kept);
@@ -73,10 +73,10 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
 
             terms.row[at] = ll_at<uint4>(ll, me, rank, ll.rows_at) + ((int64_t)t * ll.topk + sent_as) * (ll.hidden / 8);
             /* A partial sum includes the weights already. */
-            terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + place);
+            terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + entry);
         }
         if (group && __ffs((int)group) - 1 == k)
-            ok = ll_wait_until(ll, ll_at<uint64_t>(ll, me, rank, ll.row_flag_at) + place * ll.parts + part, call.number,
+            ok = ll_wait_until(ll, ll_at<uint64_t>(ll, me, rank, ll.row_flag_at) + entry * ll.parts + part, call.number,
                                rank, ll.waits.done_phase, ll.no_partial_reduce ? 1 : 2);
         if (threadIdx.x == 0)
             terms.n = __popc(votes);
@@ -140,7 +140,7 @@ __device__ inline bool time_rows(const cuda_ll_combine &c, const ll_call &call)
         longest[i] = 0;
     __syncthreads();
     for (int at = i; at < c.n_tokens * ll.topk * ll.parts && ok; at += (int)blockDim.x) {
-        int place = at / ll.parts, k = place % ll.topk, rank = rank_of_row(ll, index + place - k, k);
+        int entry = at / ll.parts, k = entry % ll.topk, rank = rank_of_row(ll, index + entry - k, k);
         const uint64_t *flag = ll_at<uint64_t>(ll, me, rank < 0 ? me : rank, ll.row_flag_at) + at;
 
         if (rank < 0 || load_acquire(flag) >= call.number)

@@ -11,8 +11,7 @@ enum ll_message_kind { MESSAGE_WORDS = 1, MESSAGE_COUNTS, MESSAGE_SLOT, MESSAGE_
 struct ll_message {
     uint64_t number; /* of the call */
     uint32_t kind;
-    uint32_t at,
-        n; /* COUNTS: parity, number of words. SLOT: token, bytes. EMPTY, WEIGHTS: first, number. ROW: its entry */
+    uint32_t at, n; /* COUNTS: parity, words. SLOT: token, bytes. EMPTY, WEIGHTS: first, number. ROW: its entry */
     uint32_t max_tokens, parts; /* of the call */
     uint32_t unused;
 };
@@ -42,7 +41,7 @@ static void store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-/* --- places: the same in the sender's segment and in the receiver's ------------------------------------------------
+/* --- offsets: the same in the outgoing and in the landing segment ----------------------------------------------------
  */
 
 static int64_t counts_at(const struct ll_wire *wire, int parity, int source)
@@ -70,9 +69,9 @@ static int64_t row_bytes(const struct ll_wire *wire)
     return (int64_t)wire->hidden * 2;
 }
 
-static int64_t row_flag_at(const struct ll_wire *wire, int64_t place, int64_t parts)
+static int64_t row_flag_at(const struct ll_wire *wire, int64_t entry, int64_t parts)
 {
-    return wire->row_flag_at + place * parts * 8;
+    return wire->row_flag_at + entry * parts * 8;
 }
 
 /* --- sending ------------------------------------------------------------------------------------------------------ */

@@ -100,8 +100,8 @@ static ep_status receive_open(const ep_ll *ll, const char *call)
         return EP_OK;
     if (impl->open_capture != impl->capture)
         return ep_fail(EP_E_STATE,
-                       "%s: a call with EP_LL_RECV_HOOK is open that was made %s: call ep_ll_finish() there first",
-                       call, impl->open_capture ? "in a capture" : "before the capture began");
+                       "%s: a call with EP_LL_RECV_HOOK, made %s, is still open: call ep_ll_finish() there first", call,
+                       impl->open_capture ? "in a capture" : "before the capture began");
     return run_phases(ll, CUDA_LL_RECEIVE);
 }
 
@@ -225,7 +225,7 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     EP_TRY(check_combine_pointers(impl->cuda, args));
     if ((args->flags & EP_LL_ZERO_COPY) && (!impl->handed_out || args->x != impl->combine_buffer.memory))
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
-                                 "ep_ll_get_combine_buffer gave for this combine");
+                                 "ep_ll_get_combine_buffer returned for this combine");
     EP_TRY(receive_open(ll, "ep_ll_combine"));
     impl->in_dispatch = false;
     impl->number = args->call;

@@ -110,12 +110,12 @@ template <typename T> __device__ __forceinline__ T *ll_own(const cuda_ll &ll, in
 }
 
 /* For words in host memory that only a few threads of one block poll. */
-template <typename Met> struct with_backoff {
-    Met met;
+template <typename Condition> struct with_backoff {
+    Condition condition;
 
     __device__ __forceinline__ bool operator()() const
     {
-        if (met())
+        if (condition())
             return true;
         __nanosleep(LL_BACKOFF_NS);
         return false;
@@ -158,8 +158,8 @@ __device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t publ
  * changed. If every warp read host memory, the driver would be slowed down for other processes on the same GPU
  * (bench/NOTES.md). The polling thread holds a lease, which expires if it stops without a release.
  */
-template <typename Met> struct after_event {
-    Met met;
+template <typename Condition> struct after_event {
+    Condition condition;
     const cuda_ll &ll;
     uint32_t seen_events; /* value of the event count when `met` was last evaluated */
     uint32_t lease;
@@ -171,7 +171,7 @@ template <typename Met> struct after_event {
 
         if (published != seen_events) {
             seen_events = published;
-            if (met())
+            if (condition())
                 return true;
         }
         if (acquire_lease(&mine->events_lease, lease, global_ns()))
@@ -183,12 +183,12 @@ template <typename Met> struct after_event {
 };
 
 /* Passes a condition to wait_for() by reference, so that its state is available after the wait. */
-template <typename Met> struct by_reference {
-    Met &met;
+template <typename Condition> struct by_reference {
+    Condition &condition;
 
     __device__ __forceinline__ bool operator()() const
     {
-        return met();
+        return condition();
     }
 };
 
@@ -217,15 +217,16 @@ struct ll_progress {
 };
 
 /* wait_for() for any rank of the group. For a remote rank the deadline restarts while messages arrive from it. */
-template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Met met, int rank, int deadlines = 1)
+template <typename Condition>
+__device__ inline wait_end ll_wait_for(const cuda_ll &ll, Condition condition, int rank, int deadlines = 1)
 {
     if (!ll_is_remote(ll, rank))
-        return wait_for(ll.waits, met, &ll.waits.mine->lost, rank - ll.node_first, deadlines);
+        return wait_for(ll.waits, condition, &ll.waits.mine->lost, rank - ll.node_first, deadlines);
 
     const uint32_t *lost = ll_word(ll_mine(ll)->remote_lost, rank);
     uint32_t before = ll_events(ll_mine(ll)) - 1; /* so that `met` is evaluated at least once */
-    after_event<Met> watcher = {met, ll, before, 0};
-    wait_end end = wait_for(ll.waits, by_reference<after_event<Met>>{watcher}, lost, ll_shift(rank), deadlines,
+    after_event<Condition> watcher = {condition, ll, before, 0};
+    wait_end end = wait_for(ll.waits, by_reference<after_event<Condition>>{watcher}, lost, ll_shift(rank), deadlines,
                             ll_progress{ll, rank, before, 0});
 
     /* The wait has ended without an event: the next thread must not wait until the lease expires. */
@@ -238,10 +239,10 @@ template <typename Met> __device__ inline wait_end ll_wait_for(const cuda_ll &ll
  * Waits for `met`, a condition that `rank` fulfils. Returns false after the deadline, with that rank reported, or when
  * stopped.
  */
-template <typename Met>
-__device__ inline bool ll_wait_until_met(const cuda_ll &ll, Met met, int rank, int phase, int deadlines = 1)
+template <typename Condition>
+__device__ inline bool ll_wait_or_fail(const cuda_ll &ll, Condition condition, int rank, int phase, int deadlines = 1)
 {
-    wait_end end = ll_wait_for(ll, met, rank, deadlines);
+    wait_end end = ll_wait_for(ll, condition, rank, deadlines);
 
     if (end != WAIT_OK)
         set_failure(ll.waits,
@@ -256,7 +257,7 @@ __device__ inline bool ll_wait_until_met(const cuda_ll &ll, Met met, int rank, i
 __device__ inline bool ll_wait_until(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase,
                                      int deadlines = 1)
 {
-    return ll_wait_until_met(ll, has_reached{word, value}, rank, phase, deadlines);
+    return ll_wait_or_fail(ll, has_reached{word, value}, rank, phase, deadlines);
 }
 
 __device__ __forceinline__ bool is_masked(const ll_call &call, int rank)
@@ -317,7 +318,7 @@ struct has_call_number {
  */
 __device__ inline bool await_word(const cuda_ll &ll, const ll_call &call, const uint64_t *word, int rank, int phase)
 {
-    return ll.masking || ll_wait_until_met(ll, has_call_number{word, (uint32_t)call.number}, rank, phase);
+    return ll.masking || ll_wait_or_fail(ll, has_call_number{word, (uint32_t)call.number}, rank, phase);
 }
 
 /* The receive rows on this rank of the K choices of a source's token. */

@@ -190,11 +190,11 @@ static ep_status check_sizes(const ep_plan *plan)
         return EP_OK;
     return ep_fail(EP_E_UNSUPPORTED,
                    "plan: rank %d sends %lld tokens to other nodes and places %lld of theirs in %lld rows; "
-                   "the CUDA backend has room for %d tokens and %d rows",
+                   "the CUDA backend supports %d tokens and %d rows",
                    plan->comm->rank, (long long)own, (long long)rails, (long long)entries, INT32_MAX / 2, INT32_MAX);
 }
 
-ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan)
+ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_lists *lists;
     struct layout layout;

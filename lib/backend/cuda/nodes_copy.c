@@ -63,7 +63,7 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
 }
 
 /* Copies the counts that the host knows to where an update writes them. */
-static ep_status copy_facts(struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_nodes_update *u)
+static ep_status copy_counts(struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_nodes_update *u)
 {
     const struct ep_group_plan *inner = ep_group_plan_of(plan);
     size_t nranks = (size_t)plan->comm->nranks, nlocal = (size_t)plan->comm->ranks_per_node;
@@ -110,5 +110,5 @@ ep_status cuda_net_copy_plan(struct cuda_comm *cuda, const ep_plan *plan, struct
     to->rows_self = from->rows_self;
     to->rows_node = from->rows_node;
     to->rows_forward = from->rows_forward;
-    return copy_facts(cuda, plan, u);
+    return copy_counts(cuda, plan, u);
 }

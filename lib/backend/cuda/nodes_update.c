@@ -26,38 +26,38 @@ struct cuda_net_plan_info {
 
 struct cuda_net_update {
     struct cuda_nodes_update u;
-    struct cuda_net_plan_info *facts;
+    struct cuda_net_plan_info *info;
     struct cuda_node_range *words; /* [nnodes] one chunk per other node */
     int32_t net_capacity, net_node_capacity;
 };
 
 static ep_status fail_memory(void)
 {
-    return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that devices write");
+    return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that the device writes");
 }
 
 /* `fresh`: not the memory of another plan. */
-static ep_status acquire_facts(struct cuda_comm *cuda, size_t bytes, bool captured, bool fresh,
-                               struct cuda_net_plan_info **ret_facts)
+static ep_status acquire_info(struct cuda_comm *cuda, size_t bytes, bool captured, bool fresh,
+                              struct cuda_net_plan_info **ret_info)
 {
-    struct cuda_net_plan_info *facts = fresh ? NULL : cuda->net_plan_info;
+    struct cuda_net_plan_info *info = fresh ? NULL : cuda->net_plan_info;
 
-    while (facts && (facts->used || facts->captured != captured || facts->bytes < bytes))
-        facts = facts->next;
-    if (!facts) {
-        facts = calloc(1, sizeof(*facts));
-        if (!facts)
+    while (info && (info->used || info->captured != captured || info->bytes < bytes))
+        info = info->next;
+    if (!info) {
+        info = calloc(1, sizeof(*info));
+        if (!info)
             return fail_memory();
-        facts->next = cuda->net_plan_info;
-        cuda->net_plan_info = facts;
-        facts->used = true; /* not to be reused before it has memory */
-        facts->captured = captured;
-        CUDA_TRY(cudaHostAlloc((void **)&facts->memory, bytes, cudaHostAllocMapped));
-        CUDA_TRY(cudaHostGetDevicePointer((void **)&facts->device, facts->memory, 0));
-        facts->bytes = bytes;
+        info->next = cuda->net_plan_info;
+        cuda->net_plan_info = info;
+        info->used = true; /* not to be reused before it has memory */
+        info->captured = captured;
+        CUDA_TRY(cudaHostAlloc((void **)&info->memory, bytes, cudaHostAllocMapped));
+        CUDA_TRY(cudaHostGetDevicePointer((void **)&info->device, info->memory, 0));
+        info->bytes = bytes;
     }
-    facts->used = true;
-    *ret_facts = facts;
+    info->used = true;
+    *ret_info = info;
     return EP_OK;
 }
 
@@ -76,8 +76,8 @@ void cuda_net_update_free(struct cuda_net_update *update)
 {
     if (!update)
         return;
-    if (update->facts)
-        update->facts->used = false;
+    if (update->info)
+        update->info->used = false;
     free(update->words);
     free(update);
 }
@@ -130,10 +130,11 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
         rail_node_capacity = most[rank] > rail_node_capacity ? most[rank] : rail_node_capacity;
     }
     if (net >= INT32_MAX / 2 || rails * cuda_plan_of(plan)->route.width >= INT32_MAX / 2)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "plan: max_tokens of %d here, and of %lld on the rail peers, are too many between %d nodes for "
-                       "routing that devices exchange",
-                       max_tokens_of(plan), (long long)rails, plan->comm->nnodes);
+        return ep_fail(
+            EP_E_UNSUPPORTED,
+            "plan: max_tokens of %d here, and of %lld on the rail peers, is too large for updates on the device "
+            "between %d nodes: reduce max_tokens",
+            max_tokens_of(plan), (long long)rails, plan->comm->nnodes);
     /* A capacity of 0 would mean lists that do not change, so it is at least 1. */
     update->net_capacity = net ? (int32_t)net : 1;
     update->net_node_capacity = max_tokens_of(plan) ? max_tokens_of(plan) : 1;
@@ -184,8 +185,8 @@ static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_u
 }
 
 /* Lays out the pinned copies. */
-static size_t lay_out_facts(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
-                            struct cuda_nodes_update *u)
+static size_t lay_out_pinned(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
+                             struct cuda_nodes_update *u)
 {
     size_t nnodes = (size_t)plan->comm->nnodes, at = 0;
 
@@ -222,7 +223,7 @@ static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
 static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool keep_routing, struct cuda_lists *lists)
 {
     struct cuda_net_update *update = lists->update;
-    struct cuda_nodes_update *u = &update->u, group;
+    struct cuda_nodes_update *u = &update->u, host;
     const struct cuda_plan *device = cuda_plan_of(plan);
     int nnodes = plan->comm->nnodes;
 
@@ -232,21 +233,21 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
         return fail_memory();
     for (int node = 0; node < nnodes; node++)
         update->words[node] = (struct cuda_node_range){.first = node, .n = node != plan->comm->node};
-    EP_TRY(acquire_facts(cuda, lay_out_facts(plan, NULL, update, u), device->captured, keep_routing, &update->facts));
+    EP_TRY(acquire_info(cuda, lay_out_pinned(plan, NULL, update, u), device->captured, keep_routing, &update->info));
     EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, update, u), &lists->block));
     lay_out(plan, lists->block.memory, update, u);
-    lay_out_facts(plan, update->facts->device, update, u);
-    lay_out_facts(plan, update->facts->memory, update, &group);
+    lay_out_pinned(plan, update->info->device, update, u);
+    lay_out_pinned(plan, update->info->memory, update, &host);
     describe(plan, u);
-    lists->net = (struct cuda_list_side){.rail = group.net_pinned,
+    lists->net = (struct cuda_list_side){.rail = host.net_pinned,
                                          .rail_device = u->net,
-                                         .units = group.net_units_pinned,
+                                         .units = host.net_units_pinned,
                                          .units_device = u->net_units,
                                          .capacity = update->net_capacity,
                                          .node_capacity = update->net_node_capacity};
-    lists->rails = (struct cuda_list_side){.rail = group.rail_pinned,
+    lists->rails = (struct cuda_list_side){.rail = host.rail_pinned,
                                            .rail_device = u->rail,
-                                           .units = group.rail_units_pinned,
+                                           .units = host.rail_units_pinned,
                                            .units_device = u->rail_units,
                                            .capacity = u->rail_capacity,
                                            .node_capacity = u->rail_node_capacity};
@@ -328,7 +329,7 @@ struct net_ops {
 };
 
 static ep_status prepare_words(const struct cuda_call *call, const struct cuda_net_update *update, size_t bytes,
-                               const uint32_t *desc, struct cuda_net_op_args *ret_op, struct cuda_net_op **ret_net_op)
+                               const uint32_t *desc, struct cuda_net_op_args *ret_args, struct cuda_net_op **ret_op)
 {
     struct cuda_net_op_params args = {
         .call = "plan",
@@ -340,7 +341,7 @@ static ep_status prepare_words(const struct cuda_call *call, const struct cuda_n
     struct cuda_chunks out, in;
 
     args.in = args.out;
-    return cuda_net_op_prepare(call->cuda, &args, ret_op, &out, &in, ret_net_op);
+    return cuda_net_op_prepare(call->cuda, &args, ret_args, &out, &in, ret_op);
 }
 
 static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan, struct cuda_pack *pack,

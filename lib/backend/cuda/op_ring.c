@@ -118,8 +118,7 @@ ep_status cuda_op_ring_pop(struct cuda_op_ring *ring, struct cuda_ring_op **ret_
     op = id < ring->capacity ? ring->ops[id] : NULL;
     pthread_mutex_unlock(&ring->lock);
     if (!op)
-        return ep_fail(EP_E_DEVICE,
-                       "operation %llu between nodes: a kernel has posted number %llu, and there is no such operation",
+        return ep_fail(EP_E_DEVICE, "operation %llu between nodes: a kernel posted the id %llu, which no operation has",
                        (unsigned long long)number, (unsigned long long)id);
     ring->number = number;
     ring->backoff_ns = MIN_BACKOFF_NS;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans of the CUDA backend. In the rank layout the device counts and numbers the rows, and only the counts come to the
- * host, which exchanges them with its peers on the boards of the control plane: the rest of a row's place is one number
- * per destination. The expanded layout takes the routing to the host and its routes back, and so do both between nodes.
+ * Plans of the CUDA backend. In the rank layout the device counts and numbers the rows. Only the counts go to the host,
+ * which exchanges them with its peers through the control plane; the index of a row is its number plus one base per
+ * destination. In the expanded layout, and in both between nodes, the host gets the routing and uploads the routes.
  */
 #include "backend/cuda/lists.h"
 #include "backend/cuda/proxy.h"
@@ -101,7 +101,7 @@ static ep_status fetch_routing(struct cuda_comm *cuda, const ep_plan_args *args,
     return cuda_fetch_routing(topk_idx, routing_bytes(args), cuda_stream_of(cuda, args->stream), ret_copy);
 }
 
-/* What the host would say about a routing that the device has found wanting. */
+/* The host's error text for a routing that the device has found invalid. */
 static ep_status explain(struct cuda_comm *cuda, const ep_plan *plan, const void *topk_idx)
 {
     struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
@@ -121,8 +121,8 @@ static ep_status explain(struct cuda_comm *cuda, const ep_plan *plan, const void
     return status;
 }
 
-/* The kernel reads device memory; a routing that lies in the host's is copied over the indices' own place first. */
-static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx,
+/* The kernel reads device memory: copies a routing that is in host memory to the device first. */
+static ep_status copy_to_device(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx,
                            struct cuda_block *ret_copy, const void **ret_routing)
 {
     struct cudaPointerAttributes attributes;
@@ -142,7 +142,7 @@ static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, con
 
 static ep_status fail_mask(void)
 {
-    return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert cannot be of the tokens of token_in_rank: a count below 0 "
+    return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
                                  "or above the tokens for its rank, or too few for a rank");
 }
 
@@ -184,16 +184,16 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args
     return EP_OK;
 }
 
-static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan);
+static ep_status upload_plan(struct cuda_comm *cuda, ep_plan *plan);
 
-/* Plans of a fixed capacity are complete with their first operation. */
-static ep_status place_if_complete(struct cuda_comm *cuda, ep_plan *plan)
+/* Plans of fixed capacity are completed by their first operation. */
+static ep_status upload_if_complete(struct cuda_comm *cuda, ep_plan *plan)
 {
     ep_status status;
 
     if (!((struct ep_group_plan *)plan->impl)->complete)
         return EP_OK;
-    status = place_route(cuda, plan);
+    status = upload_plan(cuda, plan);
     if (status == EP_OK)
         return EP_OK;
     cuda_plan_free_device(cuda, plan);
@@ -201,13 +201,13 @@ static ep_status place_if_complete(struct cuda_comm *cuda, ep_plan *plan)
     return status;
 }
 
-/* What the counting kernel reads. */
-static ep_status place_routing(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args,
+/* Finds or makes the device memory that the counting kernel reads. */
+static ep_status find_routing(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args,
                                struct cuda_block *ret_copy, const void **ret_routing)
 {
     *ret_routing = NULL;
     if (!plan->from_mask)
-        return to_device(cuda, &plan->args, args->topk_idx, ret_copy, ret_routing);
+        return copy_to_device(cuda, &plan->args, args->topk_idx, ret_copy, ret_routing);
     EP_TRY(cuda_check_pointer(cuda, "ep_plan_new", "token_in_rank", args->n_tokens ? args->token_in_rank : NULL));
     return cuda_check_pointer(cuda, "ep_plan_new", "tokens_per_expert", args->tokens_per_expert);
 }
@@ -227,7 +227,7 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     inner->index = NULL;
     status = new_route(cuda, plan, &block_rows);
     if (status == EP_OK)
-        status = place_routing(cuda, plan, args, &copy, &routing);
+        status = find_routing(cuda, plan, args, &copy, &routing);
     if (status == EP_OK)
         status = count(cuda, plan, args, routing, block_rows);
     cuda_pool_free(cuda, &copy);
@@ -239,7 +239,7 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     device = inner->device;
     status = ep_group_plan_publish(plan);
     if (status == EP_OK)
-        return place_if_complete(cuda, plan);
+        return upload_if_complete(cuda, plan);
     cuda_pool_free(cuda, &device->block);
     free(device);
     return status;
@@ -284,12 +284,12 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
         return status;
     status = new_route(cuda, plan, &block_rows);
     if (status == EP_OK)
-        return place_if_complete(cuda, plan);
+        return upload_if_complete(cuda, plan);
     ep_group_plan_close(plan);
     return status;
 }
 
-/* A token may have experts on as many other nodes as the kernels look at. */
+/* The kernels handle tokens with experts on up to CUDA_MAX_REMOTE_NODES other nodes. */
 static ep_status check_nodes(const ep_plan *plan)
 {
     int nodes = plan->comm->nnodes;
@@ -302,7 +302,7 @@ static ep_status check_nodes(const ep_plan *plan)
                    plan->args.topk, nodes, CUDA_MAX_REMOTE_NODES);
 }
 
-/* Otherwise by the devices, and hosts do not synchronise. */
+/* Otherwise the devices count, and the hosts do not synchronise. */
 static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
 {
     return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
@@ -316,8 +316,8 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
         return cuda_plan_open_fixed(call, plan, args, ret_queued);
     if (call->capture && args->max_recv_tokens <= 0)
         return ep_fail(EP_E_STATE,
-                       "ep_plan_new: the stream is being captured, in which a plan needs max_recv_tokens: make "
-                       "it before");
+                       "ep_plan_new: the stream is being captured, and a plan without max_recv_tokens cannot be made in a capture: "
+                       "make it before, or set max_recv_tokens");
     EP_TRY(check_nodes(plan));
     cuda_reserve_stages(cuda, args);
     if (call->capture)
@@ -325,7 +325,7 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
     return is_made_on_host(plan) ? open_on_host(cuda, plan, args) : open_rank_layout(cuda, plan, args);
 }
 
-/* Behind what the caller's stream holds. With a fixed capacity it is an operation, otherwise it waits for none. */
+/* Ordered by the caller's stream. A plan of fixed capacity is an operation; another one waits for no operation. */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_call call;
@@ -337,7 +337,7 @@ ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
     return cuda_call_end(&call, status, queued);
 }
 
-/* What is queued keeps what it needs of the plan: its memory is given to another plan only behind that. */
+/* Queued operations may still use the plan's memory: the pool gives it to another plan only after them. */
 void cuda_plan_close(ep_plan *plan)
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
@@ -350,8 +350,8 @@ void cuda_plan_close(ep_plan *plan)
     ep_group_plan_close(plan);
 }
 
-/* The routes that the host has made, in the form of the kernels. */
-static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
+/* Uploads the routes that the host has made, in the format of the kernels. */
+static ep_status upload_route(struct cuda_comm *cuda, const ep_plan *plan)
 {
     const struct ep_group_route *own = &((struct ep_group_plan *)plan->impl)->own;
     struct cuda_route *route = &cuda_plan_of(plan)->route;
@@ -402,7 +402,7 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 
         counts.base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
         counts.rows_on[local] = inner->rows_on[rank];
-        /* Of one node: between nodes it is not used. */
+        /* Used on one node only. */
         counts.first[local + 1] = inner->recv_from_rank[local + 1];
     }
     CUDA_TRY(cudaMemcpyAsync((void *)(uintptr_t)route->counts, &counts, sizeof(counts), cudaMemcpyHostToDevice,
@@ -428,18 +428,18 @@ static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
     return EP_OK;
 }
 
-static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan)
+static ep_status upload_plan(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
 
     if (is_made_on_host(plan))
-        EP_TRY(upload(cuda, plan));
+        EP_TRY(upload_route(cuda, plan));
     if (device->route.expanded)
         EP_TRY(upload_experts(cuda, plan));
     if (cuda_crosses_nodes(cuda) && !device->lists)
-        EP_TRY(cuda_lists_place(cuda, plan));
+        EP_TRY(cuda_lists_make(cuda, plan));
     EP_TRY(upload_counts(cuda, plan));
-    device->placed = true;
+    device->uploaded = true;
     return EP_OK;
 }
 
@@ -451,12 +451,12 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
     if (device->fixed)
         return EP_OK;
     EP_TRY(ep_group_plan_complete(&cuda->group, plan));
-    if (!device->placed) {
-        /* What all ranks have reserved for it. */
+    if (!device->uploaded) {
+        /* Maps the staging that all ranks have reserved for it. */
         EP_TRY(cuda_map_new(cuda));
-        EP_TRY(place_route(cuda, plan));
+        EP_TRY(upload_plan(cuda, plan));
     }
-    /* A graph is to follow later updates. */
+    /* A captured operation must use the counts of later updates. */
     return capturing && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;
 }
 
@@ -468,7 +468,7 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
     if (cuda_plan_of(plan)->lists) {
         cuda_lists_count(plan, row_bytes, &stats);
     } else if (info->n_send >= 0) {
-        /* Of a plan whose counts the device alone knows nothing can be said. */
+        /* Without statistics for a plan whose counts only the device has. */
         stats.rows_node = (uint64_t)info->n_wire;
         stats.rows_self = (uint64_t)(info->n_send - info->n_wire);
     }
@@ -479,7 +479,7 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
 
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
 {
-    /* Rows of one vector that say who they are, counted from 1 and sent like any others: padding rows stay 0. */
+    /* Dispatches rows of one vector that hold their own rank and token, counted from 1; padding rows stay 0. */
     enum { HIDDEN = 8 };
     struct source {
         int32_t rank, token, unused[2];

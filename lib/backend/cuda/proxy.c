@@ -16,7 +16,7 @@
 #define CHANNELS 8
 #define FEW_NODES 9 /* up to this many nodes: CHANNELS, RING_BYTES each; beyond: one channel, RING_BYTES_MANY */
 
-/* --- one hop, by the proxy ---------------------------------------------------------------------------------------- */
+/* --- one operation, on the proxy ---------------------------------------------------------------------------------- */
 
 static const struct net_op_buffers *buffers_of(const struct cuda_net_op *op)
 {
@@ -99,8 +99,8 @@ static ep_status check_head(const struct cuda_proxy *p, const struct cuda_net_op
         return EP_OK;
     return ep_fail(
         EP_E_MISMATCH,
-        "ranks disagree: rank %d sent %zu bytes, chunk %u of operation %llu between nodes, and rank %d waits "
-        "for %zu bytes, chunk %d of operation %llu",
+        "ranks disagree: rank %d sent %zu bytes, chunk %u of operation %llu between nodes, but rank %d expects "
+        "%zu bytes, chunk %d of operation %llu",
         rank, bytes, head.chunk, (unsigned long long)head.number, p->cuda->group.comm->rank, sizeof(head) + expected,
         chunk, (unsigned long long)op->number);
 }
@@ -229,8 +229,10 @@ static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_net_d
         const struct cuda_node_range *rail = &from->rail[node];
 
         if (rail->first != end || rail->n < 0 || rail->n > from->node_capacity || end + rail->n > from->capacity)
-            return ep_fail(EP_E_DEVICE, "operation %llu between nodes: its list for node %d has %d tokens from %d on",
-                           (unsigned long long)p->ring.number, node, rail->n, rail->first);
+            return ep_fail(
+                EP_E_DEVICE,
+                "operation %llu between nodes: the device wrote an invalid list for node %d: %d tokens from %d on",
+                (unsigned long long)p->ring.number, node, rail->n, rail->first);
         end += rail->n;
     }
     return EP_OK;

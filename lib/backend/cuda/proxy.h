@@ -68,7 +68,7 @@ ep_status cuda_proxy_set_memory(struct cuda_comm *cuda, size_t reserve, size_t l
 void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_t *ret_needed);
 
 /* nodes.c. Makes the lists of a plan between nodes, in device memory. */
-ep_status cuda_lists_place(struct cuda_comm *cuda, ep_plan *plan);
+ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan);
 void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan);
 /* Statistics: rows of an operation of the plan, and what the last one sends to other nodes. */
 void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
