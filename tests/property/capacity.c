@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans of fixed capacity whose routing may exceed it: the first operation is refused alike on every rank, writes
- * nothing, and an update with rows that fit makes the plan usable again.
+ * Plans of fixed capacity whose routing may exceed it: the first operation fails alike on every rank, writes nothing,
+ * and an update with rows that fit makes the plan usable again.
  */
 #include "property.h"
 
@@ -11,12 +11,12 @@
 
 enum { ROUTINGS = 3, HIDDEN = 8 };
 
-/* The same on all ranks, but for the versions, which hold this rank's layouts. */
+/* The same on all ranks, except the versions, which hold the layouts of this rank. */
 struct capacity {
     const struct plan_shape *shape;
     struct plan_state state;
-    int64_t rows[ROUTINGS][MOST_RANKS]; /* that each rank receives */
-    int64_t most[MOST_RANKS];           /* max_recv_tokens of each rank */
+    int64_t rows[ROUTINGS][MAX_RANKS]; /* that each rank receives */
+    int64_t most[MAX_RANKS];           /* max_recv_tokens of each rank */
 };
 
 static bool count_rows(const struct run *run, struct capacity *c, int number)
@@ -33,7 +33,7 @@ static bool count_rows(const struct run *run, struct capacity *c, int number)
     return true;
 }
 
-/* Each rank has room for what one of the routings brings it, give or take a row. */
+/* Each rank has room for the rows of one of the routings, plus or minus a row. */
 static bool draw(struct run *run, const struct op *op, struct capacity *c)
 {
     struct random random = stream_of(run->shape, STREAM_CAPACITY, (uint64_t)run->op, 0);
@@ -82,7 +82,7 @@ static ep_status update(struct run *run, struct capacity *c, int number)
     return ep_plan_update(c->state.plan, &args, NULL);
 }
 
-/* The status of an operation and its text, against what the counts of all ranks say. Returns whether it ran. */
+/* Checks the status and the text of an operation against the counts of all ranks. Returns whether it ran. */
 static bool is_as_expected(struct run *run, const struct capacity *c, int number, ep_status status, const char *what)
 {
     char text[128] = "";
@@ -113,7 +113,7 @@ static ep_status dispatch(struct run *run, const struct capacity *c, const uint1
     args.out_rows = c->state.max_recv_tokens;
     if (random_below(&run->local, 2))
         return ep_dispatch_sync(c->state.plan, &args);
-    /* Updates are queued in the stream NULL, so what is called later comes behind them. */
+    /* Updates are queued in the stream NULL, so later calls run after them. */
     status = ep_dispatch(c->state.plan, &args, stream);
     return status == EP_OK ? ep_stream_sync(run->comm, stream) : status;
 }
@@ -126,7 +126,7 @@ static void check_rows(struct run *run, const struct reference_layout *layout, c
 
         if (row->rank < 0)
             continue;
-        fill_row(run->shape, STREAM_ROW, (uint64_t)number, place_of(row->rank, row->token), true, expected,
+        fill_row(run->shape, STREAM_ROW, (uint64_t)number, row_key(row->rank, row->token), true, expected,
                  sizeof(expected));
         if (memcmp(got + (size_t)i * sizeof(expected), expected, sizeof(expected)) != 0)
             fail_check(run, "routing %d: received row %lld is not token %d of rank %d", number, (long long)i,
@@ -147,7 +147,7 @@ static void check_dispatch(struct run *run, const struct capacity *c, int number
         goto free_buffers;
     }
     for (size_t t = 0; t < n; t++)
-        fill_row(run->shape, STREAM_ROW, (uint64_t)number, place_of(run->rank, (int)t), true, x.at + t * row_bytes,
+        fill_row(run->shape, STREAM_ROW, (uint64_t)number, row_key(run->rank, (int)t), true, x.at + t * row_bytes,
                  row_bytes);
     if (is_as_expected(run, c, number, dispatch(run, c, (const uint16_t *)(const void *)x.at, received.at),
                        "dispatch")) {
@@ -174,7 +174,7 @@ void check_capacity(struct run *run, const struct op *op)
         if (!passed(run, v ? update(run, &c, v) : make(run, &c), v ? "ep_plan_update" : "ep_plan_new"))
             break;
         check_dispatch(run, &c, v);
-        /* What was refused stays refused, and what ran runs again. */
+        /* Refused operations stay refused, and successful ones succeed again. */
         if (!run->wrong)
             check_dispatch(run, &c, v);
     }

@@ -9,7 +9,7 @@ struct random stream_of(const struct shape *shape, enum stream stream, uint64_t 
     return (struct random){.key = random_key(shape->seed, (uint64_t)stream, a, b)};
 }
 
-/* K distinct experts of `n` from `first` on; holes where there are not so many. */
+/* K distinct experts of `n` from `first` on; -1 if there are not so many. */
 static void draw_token(struct random *random, int topk, int first, int n, int32_t *ret_experts)
 {
     for (int k = 0; k < topk; k++) {
@@ -29,7 +29,7 @@ static void draw_token(struct random *random, int topk, int first, int n, int32_
 static void draw_tokens(const struct shape *shape, int plan, int version, int rank, int32_t *experts, float *weights)
 {
     const struct version_shape *drawn = &shape->plans[plan].versions[version];
-    uint64_t which = (uint64_t)(plan + version * MOST_PLANS);
+    uint64_t which = (uint64_t)(plan + version * MAX_PLANS);
     struct random random = stream_of(shape, STREAM_ROUTING, which, (uint64_t)rank);
     struct random weight = stream_of(shape, STREAM_WEIGHTS, which, (uint64_t)rank);
     int n_local = shape->n_experts / shape->nranks, style = drawn->style;
@@ -82,8 +82,8 @@ free_group:
 }
 
 /*
- * Exponents of 2^-10 .. 2^9; one in 16 a zero or a denormal. Of what is added up a third is +-2^27: where two of those
- * cancel out, what was added between them has lost its last bits, so the order shows.
+ * Exponents of 2^-10 .. 2^9; one in 16 a zero or a denormal. A third of the terms is +-2^27: when two of those cancel
+ * out, the values added between them have lost their last bits, which reveals the order.
  */
 static uint16_t finite_bf16(uint64_t bits, bool term)
 {
@@ -99,10 +99,10 @@ static uint16_t finite_bf16(uint64_t bits, bool term)
     return (uint16_t)(sign | (uint16_t)((117 + lot % 20) << 7) | mantissa);
 }
 
-void fill_row(const struct shape *shape, enum stream stream, uint64_t use, uint64_t place, bool finite, void *ret_row,
+void fill_row(const struct shape *shape, enum stream stream, uint64_t use, uint64_t key, bool finite, void *ret_row,
               size_t bytes)
 {
-    struct random random = stream_of(shape, stream, use, place);
+    struct random random = stream_of(shape, stream, use, key);
     unsigned char *row = ret_row;
 
     for (size_t at = 0; at < bytes; at += 8) {
@@ -118,10 +118,9 @@ void fill_row(const struct shape *shape, enum stream stream, uint64_t use, uint6
     }
 }
 
-float reply_weight(const struct shape *shape, uint64_t use, uint64_t place, int rank, int k)
+float reply_weight(const struct shape *shape, uint64_t use, uint64_t key, int rank, int k)
 {
-    return (float)(random_at(random_key(shape->seed, STREAM_REPLY + 1000, use, place), (uint64_t)(rank * 64 + k)) %
-                   1000);
+    return (float)(random_at(random_key(shape->seed, STREAM_REPLY + 1000, use, key), (uint64_t)(rank * 64 + k)) % 1000);
 }
 
 /* --- buffers ---------------------------------------------------------------------------------------------------- */

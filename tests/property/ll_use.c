@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rounds of the low-latency layout: one or two dispatches, then the combines that answer them. The routing is that of
- * the plan that the operation names, as far as its tokens go.
+ * Rounds of the low-latency layout: one or two dispatches, then their combines. The routing is that of the plan that
+ * the operation names, for as many tokens as it has.
  */
 #include "property.h"
 
@@ -66,7 +66,7 @@ static size_t scale_row(const struct lowlatency *low)
     return low->shape.scale_type == EP_F32 ? blocks * 4 : low->shape.scale_type ? blocks : 0;
 }
 
-/* Where row i of the reference's layout lies in the packed one, and the expert it is for. */
+/* Position of row i of the reference layout in the packed one, and its expert. */
 static size_t packed_row(const struct lowlatency *low, int64_t i, int *ret_local)
 {
     int local = 0;
@@ -83,8 +83,7 @@ static void reply(void *context, int rank, int expert, int source, int token, ui
     const struct lowlatency *low = context;
     uint64_t from = low->results[0].use << 24 | (uint64_t)(rank + 1) << 16 | (uint64_t)(expert + 1);
 
-    fill_row(low->run->shape, STREAM_REPLY, from, place_of(source, token), true, ret_row,
-             (size_t)low->shape.hidden * 2);
+    fill_row(low->run->shape, STREAM_REPLY, from, row_key(source, token), true, ret_row, (size_t)low->shape.hidden * 2);
 }
 
 static bool take_result(struct lowlatency *low, struct result *result)
@@ -106,7 +105,7 @@ static bool take_result(struct lowlatency *low, struct result *result)
         return false;
     }
     for (int t = 0; t < n; t++)
-        fill_row(run->shape, STREAM_ROW, result->use, place_of(run->rank, t), true, result->x.at + (size_t)t * wide,
+        fill_row(run->shape, STREAM_ROW, result->use, row_key(run->rank, t), true, result->x.at + (size_t)t * wide,
                  wide);
     if (n)
         memcpy(result->index.at, low->group.experts[run->rank], (size_t)n * (size_t)topk * 4);
@@ -170,16 +169,16 @@ static bool dispatch(struct lowlatency *low, struct result *result)
 static void check_row(struct lowlatency *low, const struct result *result, int64_t i)
 {
     const struct reference_row *row = &low->layout.rows[i];
-    uint16_t wide[MOST_HIDDEN];
-    uint8_t narrow[MOST_HIDDEN];
-    float factors[MOST_HIDDEN / 128];
-    int32_t packed[MOST_HIDDEN / 512];
+    uint16_t wide[MAX_HIDDEN];
+    uint8_t narrow[MAX_HIDDEN];
+    float factors[MAX_HIDDEN / 128];
+    int32_t packed[MAX_HIDDEN / 512];
     int local;
     size_t at = packed_row(low, i, &local);
     const void *expected = low->shape.out_dtype == EP_BF16 ? (const void *)wide : (const void *)narrow;
     const void *scales = low->shape.scale_type == EP_UE8M0 ? (const void *)packed : (const void *)factors;
 
-    fill_row(low->run->shape, STREAM_ROW, result->use, place_of(row->rank, row->token), true, wide,
+    fill_row(low->run->shape, STREAM_ROW, result->use, row_key(row->rank, row->token), true, wide,
              (size_t)low->shape.hidden * 2);
     if (low->shape.out_dtype == EP_F8E4M3)
         reference_quantize(wide, low->shape.hidden, low->shape.round_scale || low->shape.scale_type == EP_UE8M0, narrow,
@@ -254,7 +253,7 @@ static void check_combine(struct lowlatency *low, const struct result *result)
     struct reference_combine how = {
         .hidden = low->shape.hidden, .expanded = true, .sum_once = low->shape.sum_once, .reply = reply, .context = low};
     struct reference_scratch scratch;
-    uint16_t expected[MOST_HIDDEN];
+    uint16_t expected[MAX_HIDDEN];
     size_t wide = (size_t)low->shape.hidden * 2;
 
     if (!reference_scratch_init(low->shape.hidden, &scratch, NULL)) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * EP_COMBINE_BY_CHOICE by the words of epkit/ops.h: which rows are terms, and in which order. Rows are fetched one at a
- * time, by the choice that brings them.
+ * EP_COMBINE_BY_CHOICE as specified in epkit/ops.h: which rows are terms, and in which order. Rows are fetched one at a
+ * time, by their choice.
  */
 #include "check/formats.h"
 #include "property.h"
@@ -26,7 +26,7 @@ static bool is_last_of_rank(const struct reference_group *group, const int32_t *
     return true;
 }
 
-/* The term of the rank that choice k is the last one of: all its rows. */
+/* The term of the rank whose last choice is k: all its rows. */
 static void add_partial(const struct reference_group *group, const struct reference_combine *combine, int source,
                         int token, int k, struct reference_scratch *scratch)
 {

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Plans: made from choices or from a mask, updated in stream order, and asked for what they know.
- */
+/* Plans: made from choices or from a mask, updated in stream order, and queried. */
 #include "property.h"
 
 #include <stdlib.h>
@@ -45,7 +43,7 @@ void write_version(struct run *run, const struct plan_shape *shape, struct versi
     reference_counts_done(&counts);
 }
 
-/* All versions, for the plan has to have room for each of them. */
+/* All versions, because the plan needs room for each of them. */
 static bool draw_versions(struct run *run, int plan)
 {
     const struct plan_shape *shape = &run->shape->plans[plan];
@@ -67,7 +65,7 @@ static bool draw_versions(struct run *run, int plan)
 void plan_done(struct plan_state *state)
 {
     ep_plan_free(state->plan);
-    for (int v = 0; v < MOST_VERSIONS; v++) {
+    for (int v = 0; v < MAX_VERSIONS; v++) {
         struct version *version = &state->versions[v];
 
         reference_layout_done(&version->layout);
@@ -87,7 +85,7 @@ static bool same_numbers(const int32_t *a, const int32_t *b, int n)
 
 static void check_layout_call(struct run *run, const ep_plan_args *args, const struct reference_group *group)
 {
-    int32_t ranks[MOST_RANKS], nodes[MOST_RANKS], *experts = calloc((size_t)run->shape->n_experts, sizeof(*experts));
+    int32_t ranks[MAX_RANKS], nodes[MAX_RANKS], *experts = calloc((size_t)run->shape->n_experts, sizeof(*experts));
     struct reference_counts counts;
     ep_layout layout = EP_LAYOUT_INIT;
 
@@ -144,7 +142,7 @@ static void check_info(struct run *run, const struct plan_state *state, bool kno
         fail_check(run, "recv_from_rank is wrong");
 }
 
-/* Room for what comes, or for whatever may come. */
+/* Room for the rows of this version, or for the largest possible number. */
 static void draw_capacity(struct run *run, const struct plan_shape *shape, ep_plan_args *args, struct plan_state *state)
 {
     int64_t most = 0;
@@ -183,17 +181,17 @@ void make_plan(struct run *run, const struct op *op)
         args.idx_type = shape->idx_type;
         args.topk = run->shape->topk;
     }
-    if (shape->worst)
+    if (shape->fixed_capacity)
         draw_capacity(run, shape, &args, state);
     if (!shape->mask && random_below(&run->local, 3) == 0)
         check_layout_call(run, &args, &version->group);
     if (passed(run, ep_plan_new(run->comm, &args, &state->plan), "ep_plan_new"))
-        check_info(run, state, !shape->worst);
+        check_info(run, state, !shape->fixed_capacity);
 }
 
 /*
- * Operations under way keep the routing that they were called with. The arrays are read in the order of the stream:
- * some are written only behind the call.
+ * Pending operations keep the routing with which they were called. The arrays are read in stream order: some are
+ * written only after the call.
  */
 void update_plan(struct run *run, const struct op *op)
 {
@@ -227,8 +225,10 @@ void update_plan(struct run *run, const struct op *op)
     check_info(run, state, false);
 }
 
-/* Counts of a worst-case plan may be known before its first operation, but not on some ranks alone: not while work of
- * other plans is under way, which brings them. */
+/*
+ * Counts of a plan of fixed capacity may be known before its first operation, but not on some ranks only: not while
+ * work of other plans is pending, which exchanges them.
+ */
 void check_sources(struct run *run, const struct op *op)
 {
     struct plan_state *state = &run->plans[op->plan];
@@ -263,7 +263,7 @@ void check_sources(struct run *run, const struct op *op)
 
 struct metadata {
     int32_t *source, *slot;
-    int32_t n, ranks[MOST_RANKS], prefix[MOST_RANKS * MOST_RANKS];
+    int32_t n, ranks[MAX_RANKS], prefix[MAX_RANKS * MAX_RANKS];
     int32_t *experts, *exact;
 };
 
@@ -304,11 +304,11 @@ static int32_t row_of(const struct reference_layout *layout, int source, int tok
     return -1;
 }
 
-/* What the routing of all ranks says. */
+/* The expected values, from the routing of all ranks. */
 static void expect_metadata(const struct version *version, int rank, int stride, int alignment, struct metadata *want)
 {
     const struct reference_group *group = &version->group;
-    int sums[MOST_RANKS] = {0};
+    int sums[MAX_RANKS] = {0};
     int32_t start = 0;
 
     for (int source = 0; source < group->n_ranks; source++) {

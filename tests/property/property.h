@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * property.h - random groups that do random things, compared with the reference of tool/check.
+ * property.h - random groups that run random operations, compared with the reference of tool/check.
  *
- * A case is drawn from its seed alone: the group, the network, the plans and the row of operations are the same on all
- * ranks; where buffers lie, what is asynchronous and what waits for which event is each rank's own choice.
+ * A case is drawn from its seed only: the group, the network, the plans and the sequence of operations are the same on
+ * all ranks; the position of buffers, which calls are asynchronous and which event each waits for are each rank's own
+ * choice.
  *
  *   shape.c       draws the case
  *   data.c        rows and routings that every rank can compute, buffers with guards
  *   use.c         a dispatch or a combine from its arguments to the check of its outputs
  *   ll_use.c      the same for the low-latency layout
- *   plan_use.c    plans: made, updated, asked
+ *   plan_use.c    plans: made, updated, queried
  *   capacity.c    plans whose routing may exceed their capacity
  *   order.c       the sums of a combine by choice order
  *   run.c         the program of a rank
@@ -30,14 +31,14 @@
 #include <stdint.h>
 
 enum {
-    MOST_RANKS = 9,
-    MOST_TOKENS = 200,
-    MOST_TOPK = 16,
-    MOST_HIDDEN = 1024,
-    MOST_PLANS = 8,
-    MOST_VERSIONS = 6,
-    MOST_OPS = 16,
-    MOST_USES = 6
+    MAX_RANKS = 9,
+    MAX_TOKENS = 200,
+    MAX_TOPK = 16,
+    MAX_HIDDEN = 1024,
+    MAX_PLANS = 8,
+    MAX_VERSIONS = 6,
+    MAX_OPS = 16,
+    MAX_USES = 6
 };
 
 /* --- shape.c --- */
@@ -45,14 +46,14 @@ struct plan_shape {
     int idx_type;
     uint32_t flags;
     int alignment;
-    bool worst; /* fixed capacity */
-    bool mask;  /* made from a mask, not from choices */
+    bool fixed_capacity;
+    bool mask; /* made from a mask, not from choices */
     int n_versions;
-    /* The routing that the plan begins with, and those of its updates. */
+    /* The initial routing of the plan, and those of its updates. */
     struct version_shape {
-        int n_tokens[MOST_RANKS];
+        int n_tokens[MAX_RANKS];
         int style;
-    } versions[MOST_VERSIONS];
+    } versions[MAX_VERSIONS];
 };
 
 enum op_kind {
@@ -86,9 +87,9 @@ struct shape {
     bool threads;
     int nranks, nnodes, topk, n_experts;
     int n_plans, n_ops;
-    bool burst; /* all plans first, in the worst case: more of them than there are boards for their counts */
-    struct plan_shape plans[MOST_PLANS];
-    struct op ops[MOST_OPS];
+    bool burst; /* all plans first, with fixed capacity: more of them than exchanges in flight */
+    struct plan_shape plans[MAX_PLANS];
+    struct op ops[MAX_OPS];
     ep_comm_config config;
     ep_net_emulation emulation;
 };
@@ -116,16 +117,16 @@ struct random stream_of(const struct shape *shape, enum stream stream, uint64_t 
 bool draw_routing(const struct shape *shape, int plan, int version, struct reference_group *ret_group);
 
 /* Any bits; with `finite` only bf16 numbers whose sums stay finite, zeros of both signs and denormals among them. */
-void fill_row(const struct shape *shape, enum stream stream, uint64_t use, uint64_t place, bool finite, void *ret_row,
+void fill_row(const struct shape *shape, enum stream stream, uint64_t use, uint64_t key, bool finite, void *ret_row,
               size_t bytes);
 
-static inline uint64_t place_of(int rank, int token)
+static inline uint64_t row_key(int rank, int token)
 {
     return (uint64_t)rank << 32 | (uint32_t)token;
 }
 
 /* A small integer: a weight that adds up exactly in any order. */
-float reply_weight(const struct shape *shape, uint64_t use, uint64_t place, int rank, int k);
+float reply_weight(const struct shape *shape, uint64_t use, uint64_t key, int rank, int k);
 
 struct buffer {
     unsigned char *begin, *at;
@@ -153,7 +154,7 @@ struct version {
 
 struct plan_state {
     ep_plan *plan;
-    struct version versions[MOST_VERSIONS];
+    struct version versions[MAX_VERSIONS];
     int version; /* of the operations that are called now; 0: never updated */
     int64_t max_recv_tokens;
     int max_tokens; /* of any rank, in any version */
@@ -176,7 +177,7 @@ enum slot {
 
 struct run;
 
-/* An operation under way. */
+/* A pending operation. */
 struct use {
     struct run *run;
     const struct op *op;
@@ -189,7 +190,7 @@ struct use {
     const struct use *echo; /* the dispatch whose rows are combined */
     uint32_t flags;         /* of a combine; this rank's own choice */
     ep_event *event;        /* NULL: it was synchronous */
-    ep_event *signal;       /* that the stream waits for: the filler completes it */
+    ep_event *signal;       /* the stream waits for it: the filler signals it */
     ep_stream stream;
     pthread_t filler;
     bool filling;
@@ -202,27 +203,27 @@ struct run {
     struct random local;
     ep_queue *queues[N_QUEUES]; /* the first is NULL */
     struct arena arena[N_ARENAS];
-    struct plan_state plans[MOST_PLANS];
-    struct use uses[MOST_USES];
+    struct plan_state plans[MAX_PLANS];
+    struct use uses[MAX_USES];
     int n_uses;
-    int op; /* being done */
+    int op; /* index of the current operation */
     bool wrong;
 };
 
 /* Ranks of one case run this; the argument is a struct shape. Result 0 or 1. */
 int run_rank(const ep_boot *boot, void *argument);
 
-/* Finishes all that is under way; then nothing uses the arenas. */
+/* Finishes all pending operations; then nothing uses the arenas. */
 void drain(struct run *run);
 
-/* Reports what is wrong, once a rank. */
+/* Reports an error, once a rank. */
 void fail_check(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* EP_OK goes by; anything else is reported, and the group given up. Returns whether all is well. */
+/* Reports any status but EP_OK, and aborts the group. Returns whether it was EP_OK. */
 bool passed(struct run *run, ep_status status, const char *what);
 
 /* `bytes` in symmetric or in ordinary memory, 16-byte aligned, filled with UNTOUCHED. False: no memory. */
 bool buffer_new(struct run *run, size_t bytes, struct buffer *ret_buffer);
-/* Frees it and says whether its guards are whole. */
+/* Frees it and returns whether its guards are intact. */
 bool buffer_free(struct buffer *buffer);
 bool all_bytes(const unsigned char *memory, size_t bytes, unsigned char value);
 
@@ -239,7 +240,9 @@ void plan_done(struct plan_state *state);
 void check_capacity(struct run *run, const struct op *op);
 
 /* --- order.c --- */
-/* The row that EP_COMBINE_BY_CHOICE gives; `flags` as in ep_combine_args. Arguments as for reference_combine_row(). */
+/*
+ * The expected row with EP_COMBINE_BY_CHOICE; `flags` as in ep_combine_args. Arguments as for reference_combine_row().
+ */
 void combine_by_choice(const struct reference_group *group, const struct reference_combine *combine, uint32_t flags,
                        bool mask, int rank, int token, const uint16_t *const bias[2], struct reference_scratch *scratch,
                        uint16_t *ret_row);
@@ -249,7 +252,7 @@ bool use_dispatch(struct run *run, const struct op *op, struct use *use);
 bool use_combine(struct run *run, const struct op *op, struct use *use);
 /* Waits for it and checks its outputs. */
 void use_finish(struct use *use);
-/* Frees its events and buffers, once all that may use them is finished. */
+/* Frees its events and buffers, when all operations that may use them are finished. */
 void use_free(struct use *use);
 
 /* --- ll_use.c --- */

@@ -31,7 +31,7 @@ static void describe(const struct shape *shape)
         printf("  %2d %-11s plan %d", i, op_name(op->kind), op->plan);
         if (op->kind == OP_PLAN)
             printf(": %s, flags %u, alignment %d%s%s", ep_dtype_name((ep_dtype)plan->idx_type), plan->flags,
-                   plan->alignment, plan->worst ? ", worst case" : "", plan->mask ? ", mask" : "");
+                   plan->alignment, plan->fixed_capacity ? ", worst case" : "", plan->mask ? ", mask" : "");
         if (op->kind == OP_PLAN || op->kind == OP_UPDATE) {
             printf(", routing %d, tokens", plan->versions[op->version].style);
             for (int rank = 0; rank < shape->nranks; rank++)
@@ -50,7 +50,7 @@ static bool run_case(uint64_t seed, unsigned modes, bool verbose)
 {
     static struct shape shape;
     ep_launch_args args = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[MOST_RANKS];
+    ep_rank_exit exits[MAX_RANKS];
     ep_status status;
     bool passed_all;
 

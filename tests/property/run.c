@@ -52,7 +52,7 @@ void drain(struct run *run)
 
 static void check_gather(struct run *run)
 {
-    uint64_t mine[64], all[MOST_RANKS * 64];
+    uint64_t mine[64], all[MAX_RANKS * 64];
     size_t n = (size_t)(run->shape->seed + (uint64_t)run->op) % 65;
 
     for (size_t i = 0; i < n; i++)
@@ -89,7 +89,7 @@ static void start_use(struct run *run, const struct op *op)
     bool started = op->kind == OP_DISPATCH ? use_dispatch(run, op, use) : use_combine(run, op, use);
 
     run->n_uses++;
-    (void)started; /* what has failed is reported, and freed with the others */
+    (void)started; /* failures were reported; freed with the others */
 }
 
 /* Not between a dispatch and the combine of its rows, which needs them. */
@@ -102,10 +102,10 @@ static void do_op(struct run *run, const struct op *op)
 {
     struct plan_state *state = &run->plans[op->plan];
 
-    /* Ranks that go in step meet nobody who is still at the operation before. */
+    /* Random delays, because ranks in step never overlap with a rank in the previous operation. */
     if (random_below(&run->local, 12) == 0)
         usleep(random_below(&run->local, 3000));
-    if (may_drain(run) && (run->n_uses > MOST_USES - 2 || random_below(&run->local, 4) == 0))
+    if (may_drain(run) && (run->n_uses > MAX_USES - 2 || random_below(&run->local, 4) == 0))
         drain(run);
     switch (op->kind) {
     case OP_PLAN:

@@ -21,7 +21,7 @@ static bool one_in(struct random *random, uint32_t n)
 
 static int draw_nodes(struct random *random, int nranks)
 {
-    int nodes[MOST_RANKS], n = 0;
+    int nodes[MAX_RANKS], n = 0;
 
     for (int i = 1; i <= nranks; i++)
         if (nranks % i == 0)
@@ -52,20 +52,20 @@ static void draw_network(struct random *random, struct shape *shape)
 static void draw_plan(struct random *random, const struct shape *shape, struct plan_shape *ret_plan)
 {
     static const int alignments[] = {0, 0, 1, 2, 3, 8, 16, 128};
-    /* Few tokens in most plans: what goes wrong at 200 goes wrong at 20, and hundreds of cases are to run. */
-    int most = one_in(random, 4) ? MOST_TOKENS : one_in(random, 2) ? 40 : 6;
+    /* Few tokens in most plans: errors at 200 also occur at 20, and hundreds of cases are to run. */
+    int most = one_in(random, 4) ? MAX_TOKENS : one_in(random, 2) ? 40 : 6;
 
     ret_plan->idx_type = one_in(random, 2) ? EP_I32 : EP_I64;
     ret_plan->flags = one_in(random, 2) ? EP_PLAN_EXPANDED : 0;
     if (ret_plan->flags && one_in(random, 2))
         ret_plan->flags |= EP_PLAN_ZERO_PADDING;
     ret_plan->alignment = alignments[random_below(random, 8)];
-    ret_plan->worst = shape->burst || one_in(random, 2);
+    ret_plan->fixed_capacity = shape->burst || one_in(random, 2);
     ret_plan->mask = !ret_plan->flags && one_in(random, 3);
-    /* A tiny ring takes hundreds of turns for a large row. */
+    /* A tiny ring needs hundreds of rounds for a large row. */
     if (shape->nnodes > 1 && shape->emulation.ring_bytes)
         most = most > 40 ? 40 : most;
-    for (int v = 0; v < MOST_VERSIONS; v++) {
+    for (int v = 0; v < MAX_VERSIONS; v++) {
         struct version_shape *version = &ret_plan->versions[v];
 
         version->style = between(random, 0, 4);
@@ -118,10 +118,10 @@ static enum op_kind draw_kind(struct random *random, const struct shape *shape, 
     return lot < 98 ? OP_ARENA : OP_LOWLATENCY;
 }
 
-/* A plan that takes no update, or no more of them, is dispatched on. */
+/* A plan without updates, or without further ones, is dispatched. */
 static void draw_update(struct plan_shape *plan, struct op *op)
 {
-    if (op->kind == OP_UPDATE && (!plan->worst || plan->n_versions == MOST_VERSIONS))
+    if (op->kind == OP_UPDATE && (!plan->fixed_capacity || plan->n_versions == MAX_VERSIONS))
         op->kind = OP_DISPATCH;
     if (op->kind == OP_UPDATE)
         op->version = plan->n_versions++;
@@ -129,7 +129,7 @@ static void draw_update(struct plan_shape *plan, struct op *op)
 
 static void draw_ops(struct random *random, struct shape *shape)
 {
-    int live[MOST_PLANS], n_live = 0, made = 0;
+    int live[MAX_PLANS], n_live = 0, made = 0;
 
     for (int i = 0; i < shape->n_ops; i++) {
         struct op *op = &shape->ops[i];
@@ -162,17 +162,17 @@ void shape_draw(uint64_t seed, unsigned modes, struct shape *ret_shape)
     int most_local;
 
     shape.threads = one_in(&random, 2) ? (modes & 2) != 0 : (modes & 1) == 0;
-    shape.nranks = between(&random, 1, MOST_RANKS);
+    shape.nranks = between(&random, 1, MAX_RANKS);
     shape.nnodes = draw_nodes(&random, shape.nranks);
-    shape.topk = between(&random, 1, one_in(&random, 3) ? MOST_TOPK : 4);
+    shape.topk = between(&random, 1, one_in(&random, 3) ? MAX_TOPK : 4);
     most_local = one_in(&random, 3) ? 24 : 4;
     shape.n_experts = shape.nranks * between(&random, 1, most_local);
-    shape.n_plans = between(&random, 1, MOST_PLANS);
-    shape.n_ops = between(&random, 3, MOST_OPS);
+    shape.n_plans = between(&random, 1, MAX_PLANS);
+    shape.n_ops = between(&random, 3, MAX_OPS);
     shape.burst = one_in(&random, 5);
     if (shape.burst) {
-        shape.n_plans = MOST_PLANS;
-        shape.n_ops = MOST_OPS;
+        shape.n_plans = MAX_PLANS;
+        shape.n_ops = MAX_OPS;
     }
     shape.config.backend = "host";
     shape.config.ranks_per_node = shape.nranks / shape.nnodes;

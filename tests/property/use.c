@@ -32,20 +32,20 @@ static int own_tokens(const struct use *use)
 
 /* --- inputs ----------------------------------------------------------------------------------------------------- */
 
-/* Any scales that are no NaN. */
+/* Random scales without NaN. */
 static void make_scales(const struct use *use, int rank, int token, uint32_t *ret_words)
 {
     unsigned char *bytes = (unsigned char *)ret_words;
     size_t n = scale_words(use->op) * 4;
 
-    fill_row(use->run->shape, STREAM_ROW, (uint64_t)use->number + 1000, place_of(rank, token), true, ret_words, n);
+    fill_row(use->run->shape, STREAM_ROW, (uint64_t)use->number + 1000, row_key(rank, token), true, ret_words, n);
     for (size_t i = 0; use->op->scale_type == EP_UE8M0 && i < n; i++)
         bytes[i] = bytes[i] == 255 ? 254 : bytes[i];
 }
 
 static void fill_scales(struct use *use, int token)
 {
-    uint32_t words[MOST_HIDDEN / 128];
+    uint32_t words[MAX_HIDDEN / 128];
     uint32_t *out = (uint32_t *)(void *)use->buffer[SLOT_SCALES].at;
     size_t n = scale_words(use->op), block = use->stride_block ? (size_t)use->stride_block : 1;
     size_t stride = use->stride_token ? (size_t)use->stride_token : n;
@@ -61,7 +61,7 @@ static void fill_dispatch(struct use *use)
     size_t bytes = row_bytes(use->op), topk = (size_t)run->shape->topk;
 
     for (int t = 0; t < own_tokens(use); t++) {
-        fill_row(run->shape, STREAM_ROW, (uint64_t)use->number, place_of(run->rank, t), use->op->dtype == EP_BF16,
+        fill_row(run->shape, STREAM_ROW, (uint64_t)use->number, row_key(run->rank, t), use->op->dtype == EP_BF16,
                  use->buffer[SLOT_X].at + (size_t)t * bytes, bytes);
         if (use->op->scale_type)
             fill_scales(use, t);
@@ -71,20 +71,20 @@ static void fill_dispatch(struct use *use)
                (size_t)own_tokens(use) * topk * sizeof(float));
 }
 
-/* The row that `rank` answers with; expert -1 in rank layout. */
+/* The row that `rank` returns; expert -1 in rank layout. */
 static void reply(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
 {
     const struct use *use = context;
     uint64_t from = (uint64_t)use->number << 24 | (uint64_t)(rank + 1) << 16 | (uint64_t)(expert + 1);
 
     if (use->op->echo)
-        fill_row(use->run->shape, STREAM_ROW, (uint64_t)use->number - 1, place_of(source, token), true, ret_row,
+        fill_row(use->run->shape, STREAM_ROW, (uint64_t)use->number - 1, row_key(source, token), true, ret_row,
                  row_bytes(use->op));
     else
-        fill_row(use->run->shape, STREAM_REPLY, from, place_of(source, token), true, ret_row, row_bytes(use->op));
+        fill_row(use->run->shape, STREAM_REPLY, from, row_key(source, token), true, ret_row, row_bytes(use->op));
 }
 
-/* Inputs of a combine: a row for each that was received; padding is NaN, for it must not be read. */
+/* Inputs of a combine: a row for each received row; padding is NaN, because it must not be read. */
 static void fill_combine(struct use *use)
 {
     const struct run *run = use->run;
@@ -107,14 +107,14 @@ static void fill_combine(struct use *use)
             reply(use, run->rank, expert, row->rank, row->token, (uint16_t *)(void *)x);
         if (use->op->weights && layout->expanded)
             weights[i] =
-                reply_weight(run->shape, (uint64_t)use->number, place_of(row->rank, row->token), run->rank, row->k);
+                reply_weight(run->shape, (uint64_t)use->number, row_key(row->rank, row->token), run->rank, row->k);
         for (size_t k = 0; use->op->weights && !layout->expanded && k < topk; k++)
             weights[(size_t)i * topk + k] =
-                reply_weight(run->shape, (uint64_t)use->number, place_of(row->rank, row->token), run->rank, (int)k);
+                reply_weight(run->shape, (uint64_t)use->number, row_key(row->rank, row->token), run->rank, (int)k);
     }
     for (int b = 0; b < use->op->n_bias; b++)
         for (int t = 0; t < own_tokens(use); t++)
-            fill_row(run->shape, STREAM_BIAS, (uint64_t)(use->number * 2 + b), place_of(run->rank, t), true,
+            fill_row(run->shape, STREAM_BIAS, (uint64_t)(use->number * 2 + b), row_key(run->rank, t), true,
                      use->buffer[SLOT_BIAS + b].at + (size_t)t * bytes, bytes);
 }
 
@@ -126,7 +126,7 @@ static void fill(struct use *use)
         fill_combine(use);
 }
 
-/* The inputs come late, from another thread; the operation has to wait for its signal. */
+/* The inputs are written late, by another thread; the operation must wait for its signal. */
 static void *filler_main(void *argument)
 {
     struct use *use = argument;
@@ -137,7 +137,10 @@ static void *filler_main(void *argument)
     return NULL;
 }
 
-/* What the operation waits for: nothing, an earlier one, or the filler. Starts the filler or fills at once. */
+/*
+ * Selects what the operation waits for: nothing, an earlier operation, or the filler. Starts the filler or fills at
+ * once.
+ */
 static bool prepare(struct use *use, ep_event **ret_after)
 {
     struct run *run = use->run;
@@ -168,7 +171,7 @@ static ep_status start_wait(const struct use *use, ep_event *after)
 
 /* --- the calls -------------------------------------------------------------------------------------------------- */
 
-static bool take_buffer(struct use *use, enum slot slot, size_t bytes)
+static bool alloc_buffer(struct use *use, enum slot slot, size_t bytes)
 {
     if (buffer_new(use->run, bytes, &use->buffer[slot]))
         return true;
@@ -176,7 +179,7 @@ static bool take_buffer(struct use *use, enum slot slot, size_t bytes)
     return false;
 }
 
-/* Scales in any order that strides can say. */
+/* Scales with random strides. */
 static size_t draw_strides(struct use *use)
 {
     int64_t n = own_tokens(use), words = (int64_t)scale_words(use->op);
@@ -190,7 +193,7 @@ static size_t draw_strides(struct use *use)
         use->stride_token = words + 3;
         use->stride_block = 1;
         break;
-    case 2: /* blocks outside, tokens inside */
+    case 2: /* blocks outermost, tokens innermost */
         use->stride_token = 1;
         use->stride_block = n + 1;
         return (size_t)((n + 1) * words) * 4;
@@ -200,18 +203,18 @@ static size_t draw_strides(struct use *use)
     return (size_t)(n * use->stride_token) * 4;
 }
 
-static bool take_dispatch_buffers(struct use *use)
+static bool alloc_dispatch_buffers(struct use *use)
 {
     const struct op *op = use->op;
     size_t topk = (size_t)use->run->shape->topk, rows = (size_t)use->out_rows, n = (size_t)own_tokens(use);
 
-    return take_buffer(use, SLOT_X, n * row_bytes(op)) &&
-           (!op->scale_type || take_buffer(use, SLOT_SCALES, draw_strides(use))) &&
-           (!op->weights || take_buffer(use, SLOT_WEIGHTS, n * topk * sizeof(float))) &&
-           take_buffer(use, SLOT_RECV, rows * row_bytes(op)) &&
-           (!op->scale_type || take_buffer(use, SLOT_RECV_SCALES, rows * scale_words(op) * 4)) &&
-           (!op->index || is_expanded(use) || take_buffer(use, SLOT_RECV_INDEX, rows * topk * index_bytes(use))) &&
-           (!op->weights || take_buffer(use, SLOT_RECV_WEIGHTS, rows * (is_expanded(use) ? 1 : topk) * sizeof(float)));
+    return alloc_buffer(use, SLOT_X, n * row_bytes(op)) &&
+           (!op->scale_type || alloc_buffer(use, SLOT_SCALES, draw_strides(use))) &&
+           (!op->weights || alloc_buffer(use, SLOT_WEIGHTS, n * topk * sizeof(float))) &&
+           alloc_buffer(use, SLOT_RECV, rows * row_bytes(op)) &&
+           (!op->scale_type || alloc_buffer(use, SLOT_RECV_SCALES, rows * scale_words(op) * 4)) &&
+           (!op->index || is_expanded(use) || alloc_buffer(use, SLOT_RECV_INDEX, rows * topk * index_bytes(use))) &&
+           (!op->weights || alloc_buffer(use, SLOT_RECV_WEIGHTS, rows * (is_expanded(use) ? 1 : topk) * sizeof(float)));
 }
 
 bool use_dispatch(struct run *run, const struct op *op, struct use *use)
@@ -227,7 +230,7 @@ bool use_dispatch(struct run *run, const struct op *op, struct use *use)
         use->stream = run->queues[random_below(&run->local, N_QUEUES)];
     use->out_rows =
         (state->max_recv_tokens ? state->max_recv_tokens : use->version->layout.n_rows) + random_below(&run->local, 3);
-    if (!take_dispatch_buffers(use) || !prepare(use, &after))
+    if (!alloc_dispatch_buffers(use) || !prepare(use, &after))
         return false;
     args.x = use->buffer[SLOT_X].at;
     args.dtype = op->dtype;
@@ -251,21 +254,21 @@ bool use_dispatch(struct run *run, const struct op *op, struct use *use)
            passed(run, ep_event_record(run->comm, use->stream, &use->event), "ep_event_record");
 }
 
-static bool take_combine_buffers(struct use *use)
+static bool alloc_combine_buffers(struct use *use)
 {
     const struct op *op = use->op;
     size_t topk = (size_t)use->run->shape->topk, rows = (size_t)use->out_rows, n = (size_t)own_tokens(use);
-    bool taken = use->echo || take_buffer(use, SLOT_X, rows * row_bytes(op));
+    bool taken = use->echo || alloc_buffer(use, SLOT_X, rows * row_bytes(op));
 
     if (taken && op->weights)
-        taken = take_buffer(use, SLOT_WEIGHTS, rows * (is_expanded(use) ? 1 : topk) * sizeof(float)) &&
-                take_buffer(use, SLOT_RECV_WEIGHTS, n * topk * sizeof(float));
+        taken = alloc_buffer(use, SLOT_WEIGHTS, rows * (is_expanded(use) ? 1 : topk) * sizeof(float)) &&
+                alloc_buffer(use, SLOT_RECV_WEIGHTS, n * topk * sizeof(float));
     for (int b = 0; taken && b < op->n_bias; b++)
-        taken = take_buffer(use, SLOT_BIAS + b, n * row_bytes(op));
-    return taken && take_buffer(use, SLOT_RECV, n * row_bytes(op));
+        taken = alloc_buffer(use, SLOT_BIAS + b, n * row_bytes(op));
+    return taken && alloc_buffer(use, SLOT_RECV, n * row_bytes(op));
 }
 
-/* Each rank adds up its own tokens, in an order of its own. */
+/* Each rank checks the sums of its own tokens, in an order of its own. */
 static uint32_t draw_order(struct run *run)
 {
     uint32_t lot = random_below(&run->local, 4);
@@ -289,7 +292,7 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
     use->out_rows = state->max_recv_tokens ? state->max_recv_tokens : use->version->layout.n_rows;
     use->flags = draw_order(run);
     use->echo = op->echo ? &run->uses[run->n_uses - 1] : NULL;
-    if (!take_combine_buffers(use) || !prepare(use, &after))
+    if (!alloc_combine_buffers(use) || !prepare(use, &after))
         return false;
     args.x = use->echo ? use->echo->buffer[SLOT_RECV].at : use->buffer[SLOT_X].at;
     args.dtype = EP_BF16;
@@ -297,7 +300,7 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
     args.topk_weights = (const float *)(const void *)use->buffer[SLOT_WEIGHTS].at;
     args.bias[0] = use->buffer[SLOT_BIAS].at;
     args.bias[1] = use->buffer[SLOT_BIAS2].at;
-    /* One bias may be the second one. */
+    /* A single bias may be the second one. */
     if (op->n_bias == 1 && random_below(&run->local, 2)) {
         args.bias[1] = args.bias[0];
         args.bias[0] = NULL;
@@ -320,8 +323,8 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
 static void check_selections(struct use *use, int64_t i, const struct reference_row *row)
 {
     size_t topk = (size_t)use->run->shape->topk, at = (size_t)i * topk;
-    int32_t experts[MOST_TOPK];
-    float weights[MOST_TOPK];
+    int32_t experts[MAX_TOPK];
+    float weights[MAX_TOPK];
 
     reference_row_selections(&use->version->group, &use->version->layout, row, experts, weights);
     for (size_t k = 0; k < topk; k++) {
@@ -345,7 +348,7 @@ static void check_received_row(struct use *use, int64_t i)
 {
     const struct op *op = use->op;
     const struct reference_row *row = &use->version->layout.rows[i];
-    unsigned char expected[2 * MOST_HIDDEN];
+    unsigned char expected[2 * MAX_HIDDEN];
     const unsigned char *got = use->buffer[SLOT_RECV].at + (size_t)i * row_bytes(op);
     const float *weight = (const float *)(const void *)use->buffer[SLOT_RECV_WEIGHTS].at;
     bool zeros = use->run->shape->plans[op->plan].flags & EP_PLAN_ZERO_PADDING;
@@ -355,12 +358,12 @@ static void check_received_row(struct use *use, int64_t i)
             fail_check(use->run, "padding row %lld is not zero", (long long)i);
         return;
     }
-    fill_row(use->run->shape, STREAM_ROW, (uint64_t)use->number, place_of(row->rank, row->token), op->dtype == EP_BF16,
+    fill_row(use->run->shape, STREAM_ROW, (uint64_t)use->number, row_key(row->rank, row->token), op->dtype == EP_BF16,
              expected, row_bytes(op));
     if (memcmp(expected, got, row_bytes(op)) != 0)
         fail_check(use->run, "received row %lld is not token %d of rank %d", (long long)i, row->token, row->rank);
     if (op->scale_type) {
-        uint32_t words[MOST_HIDDEN / 128];
+        uint32_t words[MAX_HIDDEN / 128];
         size_t bytes = scale_words(op) * 4;
 
         make_scales(use, row->rank, row->token, words);
@@ -373,7 +376,7 @@ static void check_received_row(struct use *use, int64_t i)
         fail_check(use->run, "weight of received row %lld is %g", (long long)i, (double)weight[i]);
 }
 
-/* Behind the last row: marks as far as max_recv_tokens, nothing behind them. */
+/* After the last row: marks up to max_recv_tokens, nothing after them. */
 static void check_rest(struct use *use)
 {
     int64_t n = use->version->layout.n_rows, marked = use->state->max_recv_tokens ? use->state->max_recv_tokens : n;
@@ -406,7 +409,7 @@ static float expected_weight(const struct use *use, int token, int k)
             if (experts[i] >= 0 && experts[i] / group->n_local == rank)
                 there |= !is_expanded(use) || i == k;
         if (there)
-            sum += reply_weight(run->shape, (uint64_t)use->number, place_of(run->rank, token), rank, k);
+            sum += reply_weight(run->shape, (uint64_t)use->number, row_key(run->rank, token), rank, k);
     }
     return sum;
 }
@@ -421,7 +424,7 @@ static void check_sums(struct use *use)
                                         .reply = reply,
                                         .context = use};
     const float *weights = (const float *)(const void *)use->buffer[SLOT_RECV_WEIGHTS].at;
-    uint16_t expected[MOST_HIDDEN];
+    uint16_t expected[MAX_HIDDEN];
     size_t bytes = row_bytes(use->op);
 
     if (!reference_scratch_init(use->op->hidden, &scratch, NULL)) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * EP_COMBINE_BY_CHOICE against a simulation that has nothing of the library's: own rounding, own routing, sums from the
- * choices alone. Rows are random numbers of very different sizes, so that nearly every order gives other bits. A rank
- * answers a token in a row that depends on nothing but source, token, and the rank or the expert.
+ * EP_COMBINE_BY_CHOICE against a simulation that shares no code with the library: own rounding, own routing, sums from
+ * the choices only. Rows are random numbers of very different magnitudes, so that almost every order gives other bits.
+ * A rank returns a row that depends only on the source, the token, and the rank or the expert.
  *
  * 10^5 tokens; with EPKIT_TEST_LONG=1 10^6.
  */
@@ -33,8 +33,8 @@ static uint64_t mix(uint64_t x)
 }
 
 /*
- * A bf16 between 2^-6 and 2^5 of either sign, or in one of three +-2^27: when two of those cancel out, what was added
- * between them has lost its last bits, so the order shows.
+ * A bf16 between 2^-6 and 2^5 of either sign, or, once in three, +-2^27: when two of those cancel out, the values added
+ * between them have lost their last bits, which reveals the order.
  */
 static uint16_t number(uint64_t what, int i)
 {
@@ -120,7 +120,7 @@ static uint16_t simulate(const struct mode *mode, int source, int token, int i)
     return narrow(sum);
 }
 
-struct story {
+struct scenario {
     struct mode mode;
     int n_tokens; /* of each rank */
     long long wrong[RANKS], other[RANKS];
@@ -132,17 +132,17 @@ struct buffers {
     uint16_t *rows, *bias[2], *out, *plain;
 };
 
-/* What this rank returns for each row. In the expanded layout the row's expert follows from its place. */
-static void answer(const struct story *story, int me, const ep_plan_info *info, struct buffers *b)
+/* The row that this rank returns for each row. In the expanded layout the position of a row determines its expert. */
+static void answer(const struct scenario *scenario, int me, const ep_plan_info *info, struct buffers *b)
 {
     int local = 0;
 
     for (int64_t row = 0; row < info->n_recv; row++) {
         int who = 500 + me;
 
-        while (story->mode.expanded && info->expert_start[local + 1] <= row)
+        while (scenario->mode.expanded && info->expert_start[local + 1] <= row)
             local++;
-        if (story->mode.expanded)
+        if (scenario->mode.expanded)
             who = me * LOCAL + local;
         for (int i = 0; i < HIDDEN; i++)
             b->rows[row * HIDDEN + i] =
@@ -150,31 +150,31 @@ static void answer(const struct story *story, int me, const ep_plan_info *info, 
     }
 }
 
-static ep_status combine(ep_plan *plan, const struct story *story, struct buffers *b)
+static ep_status combine(ep_plan *plan, const struct scenario *scenario, struct buffers *b)
 {
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
 
     args.x = b->rows;
     args.dtype = EP_BF16;
     args.hidden = HIDDEN;
-    for (int i = 0; i < story->mode.n_bias; i++)
+    for (int i = 0; i < scenario->mode.n_bias; i++)
         args.bias[i] = b->bias[i];
     args.out = b->plain;
     if (ep_combine(plan, &args, NULL) != EP_OK)
         return EP_E_STATE;
     args.out = b->out;
-    args.flags = story->mode.flags;
+    args.flags = scenario->mode.flags;
     return ep_combine_sync(plan, &args);
 }
 
-static void compare(struct story *story, int me, const struct buffers *b)
+static void compare(struct scenario *scenario, int me, const struct buffers *b)
 {
-    for (int t = 0; t < story->n_tokens; t++)
+    for (int t = 0; t < scenario->n_tokens; t++)
         for (int i = 0; i < HIDDEN; i++) {
-            uint16_t expected = simulate(&story->mode, me, t, i);
+            uint16_t expected = simulate(&scenario->mode, me, t, i);
 
-            story->wrong[me] += b->out[t * HIDDEN + i] != expected;
-            story->other[me] += b->plain[t * HIDDEN + i] != expected;
+            scenario->wrong[me] += b->out[t * HIDDEN + i] != expected;
+            scenario->other[me] += b->plain[t * HIDDEN + i] != expected;
         }
 }
 
@@ -185,8 +185,8 @@ static void *take(size_t n, size_t bytes)
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    struct story *story = argument;
-    size_t n = (size_t)story->n_tokens;
+    struct scenario *scenario = argument;
+    size_t n = (size_t)scenario->n_tokens;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_plan_args args = EP_PLAN_ARGS_INIT;
     ep_plan_info info = EP_PLAN_INFO_INIT;
@@ -200,7 +200,7 @@ static int run_rank(const ep_boot *boot, void *argument)
         return 1;
     for (int i = 0; i < 2; i++)
         b.bias[i] = take(n * HIDDEN, 2);
-    for (int t = 0; t < story->n_tokens; t++) {
+    for (int t = 0; t < scenario->n_tokens; t++) {
         int32_t experts[TOPK];
 
         choose(me, t, experts);
@@ -212,21 +212,21 @@ static int run_rank(const ep_boot *boot, void *argument)
     }
     args.topk_idx = b.index;
     args.idx_type = EP_I64;
-    args.n_tokens = story->n_tokens;
+    args.n_tokens = scenario->n_tokens;
     args.topk = TOPK;
     args.n_experts = EXPERTS;
-    args.flags = story->mode.expanded ? EP_PLAN_EXPANDED : 0;
+    args.flags = scenario->mode.expanded ? EP_PLAN_EXPANDED : 0;
     args.expert_alignment = 16;
     if (ep_plan_new(comm, &args, &plan) == EP_OK && ep_plan_get_info(plan, &info) == EP_OK) {
         b.rows = take((size_t)info.n_recv * HIDDEN, 2);
         b.rank = take((size_t)info.n_recv, 4);
         b.token = take((size_t)info.n_recv, 4);
         if (ep_plan_get_sources(plan, b.rank, b.token) == EP_OK) {
-            answer(story, me, &info, &b);
-            code = combine(plan, story, &b) != EP_OK;
+            answer(scenario, me, &info, &b);
+            code = combine(plan, scenario, &b) != EP_OK;
         }
         if (!code)
-            compare(story, me, &b);
+            compare(scenario, me, &b);
         ep_plan_free(plan);
     }
     ep_comm_free(comm);
@@ -255,21 +255,21 @@ static void sums_are_those_of_the_simulation(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
-        struct story story = {.mode = modes[i], .n_tokens = n / RANKS};
+        struct scenario scenario = {.mode = modes[i], .n_tokens = n / RANKS};
         ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
         ep_rank_exit exits[RANKS];
 
         launch.mode = EP_LAUNCH_THREADS;
         launch.nranks = RANKS;
         launch.run = run_rank;
-        launch.argument = &story;
+        launch.argument = &scenario;
         assert_int_equal(ep_launch(&launch, exits), EP_OK);
         for (int rank = 0; rank < RANKS; rank++) {
             assert_int_equal(exits[rank].code, 0);
-            if (story.wrong[rank])
-                fail_msg("mode %zu: %lld elements of rank %d differ", i, story.wrong[rank], rank);
-            /* The order of the ranks or experts gives other bits, so the comparison tells orders apart. */
-            assert_true(story.other[rank] > story.n_tokens / 1000);
+            if (scenario.wrong[rank])
+                fail_msg("mode %zu: %lld elements of rank %d differ", i, scenario.wrong[rank], rank);
+            /* The order of the ranks or experts gives other bits, so the comparison distinguishes the orders. */
+            assert_true(scenario.other[rank] > scenario.n_tokens / 1000);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank that dies, leaves, or is out of something while a communicator is created: the others hear it from the first
- * all-gather on, with its number and its reason, and not from their deadline.
+ * A rank that dies, leaves, or runs out of a resource while a communicator is created: the others learn it from the
+ * next all-gather, with its number and its reason, and not at their deadline.
  */
 #include "sandbox.h"
 #include "testing/launch.h"
@@ -25,9 +25,9 @@
 enum harm { KILL, LEAVE, DESCRIPTORS, FILE_SIZE };
 
 /* Shared with the ranks. */
-struct scene {
+struct scenario {
     enum harm harm;
-    int at; /* all-gather before which it strikes; DESCRIPTORS: how many it may still open */
+    int at; /* all-gather before which the fault happens; DESCRIPTORS: how many it may still open */
     int ranks_per_node;
     ep_status status[NRANKS];
     char text[NRANKS][512];
@@ -35,7 +35,7 @@ struct scene {
 
 struct counting {
     const ep_boot *boot;
-    struct scene *scene;
+    struct scenario *scenario;
     int calls;
 };
 
@@ -54,16 +54,16 @@ static ep_status count_gather(void *context, const void *mine, size_t bytes, int
 {
     struct counting *counting = context;
 
-    if (counting->boot->rank == VICTIM && counting->calls++ == counting->scene->at) {
-        if (counting->scene->harm == KILL)
+    if (counting->boot->rank == VICTIM && counting->calls++ == counting->scenario->at) {
+        if (counting->scenario->harm == KILL)
             raise(SIGKILL);
-        if (counting->scene->harm == LEAVE)
+        if (counting->scenario->harm == LEAVE)
             _exit(0);
     }
     return counting->boot->allgather(counting->boot->context, mine, bytes, timeout_ms, ret_all);
 }
 
-/* The lowest numbers are taken: the limit is on the number, not on how many there are. */
+/* Opens descriptors until the lowest numbers are in use: RLIMIT_NOFILE limits the number, not the count. */
 static rlim_t first_free_descriptor(void)
 {
     int fd = dup(2);
@@ -74,8 +74,8 @@ static rlim_t first_free_descriptor(void)
 
 static int create(const ep_boot *boot, void *argument)
 {
-    struct scene *scene = argument;
-    struct counting counting = {.boot = boot, .scene = scene};
+    struct scenario *scenario = argument;
+    struct counting counting = {.boot = boot, .scenario = scenario};
     ep_boot mine = *boot;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
@@ -85,79 +85,80 @@ static int create(const ep_boot *boot, void *argument)
     mine.context = &counting;
     config.backend = "host";
     config.timeout_ms = 90000;
-    config.ranks_per_node = scene->ranks_per_node;
-    if (boot->rank == VICTIM && scene->harm == DESCRIPTORS)
-        limit(RLIMIT_NOFILE, first_free_descriptor() + (rlim_t)scene->at);
-    if (boot->rank == VICTIM && scene->harm == FILE_SIZE)
+    config.ranks_per_node = scenario->ranks_per_node;
+    if (boot->rank == VICTIM && scenario->harm == DESCRIPTORS)
+        limit(RLIMIT_NOFILE, first_free_descriptor() + (rlim_t)scenario->at);
+    if (boot->rank == VICTIM && scenario->harm == FILE_SIZE)
         limit(RLIMIT_FSIZE, 4096);
-    scene->status[boot->rank] = ep_comm_new(&mine, &config, &comm);
-    snprintf(scene->text[boot->rank], sizeof(scene->text[0]), "%s", ep_last_error());
+    scenario->status[boot->rank] = ep_comm_new(&mine, &config, &comm);
+    snprintf(scenario->text[boot->rank], sizeof(scenario->text[0]), "%s", ep_last_error());
     ep_comm_free(comm);
     return 0;
 }
 
-/* What the ranks other than the victim have found: the same on all of them. */
-static ep_status run(struct scene *scene)
+/* The failure seen by the ranks other than the victim: the same on all of them. */
+static ep_status run(struct scenario *scenario)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
     ep_status status;
 
-    memset(scene->status, 0xff, sizeof(scene->status));
-    memset(scene->text, 0, sizeof(scene->text));
+    memset(scenario->status, 0xff, sizeof(scenario->status));
+    memset(scenario->text, 0, sizeof(scenario->text));
     launch.nranks = NRANKS;
     launch.run = create;
-    launch.argument = scene;
+    launch.argument = scenario;
     status = ep_launch(&launch, exits);
     assert_true(status == EP_OK || status == EP_E_PEER_DEAD);
     for (int rank = 0; rank < NRANKS; rank++) {
         if (rank == VICTIM)
             continue;
         assert_int_equal(exits[rank].signal, 0);
-        if (scene->status[rank] != scene->status[0])
-            print_error("rank %d: %s\nrank 0: %s\n", rank, scene->text[rank], scene->text[0]);
-        assert_int_equal(scene->status[rank], scene->status[0]);
+        if (scenario->status[rank] != scenario->status[0])
+            print_error("rank %d: %s\nrank 0: %s\n", rank, scenario->text[rank], scenario->text[0]);
+        assert_int_equal(scenario->status[rank], scenario->status[0]);
     }
-    return scene->status[0];
+    return scenario->status[0];
 }
 
-static void all_say(const struct scene *scene, const char *what, const char *why)
+static void all_report(const struct scenario *scenario, const char *what, const char *why)
 {
     for (int rank = 0; rank < NRANKS; rank++) {
         if (rank == VICTIM)
             continue;
-        if (!strstr(scene->text[rank], what) || !strstr(scene->text[rank], why))
-            print_error("harm %d at %d: rank %d says: %s\n", scene->harm, scene->at, rank, scene->text[rank]);
-        assert_non_null(strstr(scene->text[rank], what));
-        assert_non_null(strstr(scene->text[rank], why));
+        if (!strstr(scenario->text[rank], what) || !strstr(scenario->text[rank], why))
+            print_error("harm %d at %d: rank %d says: %s\n", scenario->harm, scenario->at, rank, scenario->text[rank]);
+        assert_non_null(strstr(scenario->text[rank], what));
+        assert_non_null(strstr(scenario->text[rank], why));
     }
 }
 
-static struct scene *new_scene(enum harm harm, int ranks_per_node)
+static struct scenario *new_scene(enum harm harm, int ranks_per_node)
 {
-    struct scene *scene = mmap(NULL, sizeof(*scene), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-    assert_true(scene != MAP_FAILED);
-    scene->harm = harm;
-    scene->ranks_per_node = ranks_per_node;
-    return scene;
+    assert_true(scenario != MAP_FAILED);
+    scenario->harm = harm;
+    scenario->ranks_per_node = ranks_per_node;
+    return scenario;
 }
 
 static void ends_before_each_gather(enum harm harm, int ranks_per_node, int least)
 {
-    struct scene *scene = new_scene(harm, ranks_per_node);
+    struct scenario *scenario = new_scene(harm, ranks_per_node);
     ep_status status = EP_E_PEER_DEAD;
 
-    for (scene->at = 0; scene->at < MOST_GATHERS; scene->at++) {
-        status = run(scene);
+    for (scenario->at = 0; scenario->at < MOST_GATHERS; scenario->at++) {
+        status = run(scenario);
         if (status == EP_OK)
             break;
         assert_int_equal(status, EP_E_PEER_DEAD);
-        all_say(scene, "rank 2 died", "");
+        all_report(scenario, "rank 2 died", "");
     }
     assert_int_equal(status, EP_OK); /* after the last all-gather */
-    assert_true(scene->at >= least);
-    munmap(scene, sizeof(*scene));
+    assert_true(scenario->at >= least);
+    munmap(scenario, sizeof(*scenario));
 }
 
 static void a_death_is_known_at_each_step(void **state)
@@ -184,7 +185,7 @@ static int die_without_proc(void *argument)
     return 0;
 }
 
-/* The launcher knows its children: nobody needs to look at a process. */
+/* The launcher knows its children: no rank has to probe a process. */
 static void a_death_is_known_without_proc(void **state)
 {
     bool also_no_pidfd = false;
@@ -201,19 +202,19 @@ static void no_descriptor_is_known_at_each_step(void **state)
 
     (void)state;
     for (size_t i = 0; i < 2; i++) {
-        struct scene *scene = new_scene(DESCRIPTORS, nodes[i]);
+        struct scenario *scenario = new_scene(DESCRIPTORS, nodes[i]);
         ep_status status = EP_E_SYSTEM;
 
-        for (scene->at = 0; scene->at < 64; scene->at++) {
-            status = run(scene);
+        for (scenario->at = 0; scenario->at < 64; scenario->at++) {
+            status = run(scenario);
             if (status == EP_OK)
                 break;
             assert_int_equal(status, EP_E_SYSTEM);
-            all_say(scene, "rank 2", "RLIMIT_NOFILE");
+            all_report(scenario, "rank 2", "RLIMIT_NOFILE");
         }
         assert_int_equal(status, EP_OK);
-        assert_true(scene->at >= NRANKS);
-        munmap(scene, sizeof(*scene));
+        assert_true(scenario->at >= NRANKS);
+        munmap(scenario, sizeof(*scenario));
     }
 }
 
@@ -230,69 +231,69 @@ static int first_rank_in(const char *text)
 
 static int be_short_without_proc(void *argument)
 {
-    struct scene *scene = new_scene(DESCRIPTORS, 0);
+    struct scenario *scenario = new_scene(DESCRIPTORS, 0);
     ep_status status = EP_E_SYSTEM;
 
     (void)argument;
     if (!sandbox_cover_proc())
         return SANDBOX_SKIP;
-    for (scene->at = 0; scene->at < 64 && status != EP_OK; scene->at++) {
-        status = run(scene);
+    for (scenario->at = 0; scenario->at < 64 && status != EP_OK; scenario->at++) {
+        status = run(scenario);
         assert_true(status == EP_OK || status == EP_E_SYSTEM);
         for (int rank = 0; rank < NRANKS; rank++) {
             if (status == EP_OK || rank == VICTIM)
                 continue;
-            if (first_rank_in(scene->text[rank]) != VICTIM)
-                print_error("%d descriptors: rank %d: %s\n", scene->at, rank, scene->text[rank]);
-            assert_int_equal(first_rank_in(scene->text[rank]), VICTIM);
+            if (first_rank_in(scenario->text[rank]) != VICTIM)
+                print_error("%d descriptors: rank %d: %s\n", scenario->at, rank, scenario->text[rank]);
+            assert_int_equal(first_rank_in(scenario->text[rank]), VICTIM);
         }
     }
     assert_int_equal(status, EP_OK);
     return 0;
 }
 
-/* Also where it cannot hand out its segment, and a peer says so. */
+/* Also if it cannot serve its segment, and a peer reports that. */
 static void a_rank_without_descriptors_is_named_first(void **state)
 {
     (void)state;
     sandbox_expect(sandbox_run(be_short_without_proc, NULL));
 }
 
-static void a_limit_of_one_rank_is_told_to_all(void **state)
+static void a_limit_of_one_rank_is_reported_to_all(void **state)
 {
-    struct scene *scene = new_scene(FILE_SIZE, 0);
+    struct scenario *scenario = new_scene(FILE_SIZE, 0);
 
     (void)state;
-    assert_int_equal(run(scene), EP_E_MEMORY);
-    all_say(scene, "rank 2 failed: ", "RLIMIT_FSIZE (ulimit -f)");
-    assert_int_equal(scene->status[VICTIM], EP_E_MEMORY);
-    assert_non_null(strstr(scene->text[VICTIM], "RLIMIT_FSIZE (ulimit -f)"));
-    munmap(scene, sizeof(*scene));
+    assert_int_equal(run(scenario), EP_E_MEMORY);
+    all_report(scenario, "rank 2 failed: ", "RLIMIT_FSIZE (ulimit -f)");
+    assert_int_equal(scenario->status[VICTIM], EP_E_MEMORY);
+    assert_non_null(strstr(scenario->text[VICTIM], "RLIMIT_FSIZE (ulimit -f)"));
+    munmap(scenario, sizeof(*scenario));
 }
 
-/* A thread that returns without having come. */
-static int come_or_return(const ep_boot *boot, void *argument)
+/* A thread that returns without joining. */
+static int join_or_return(const ep_boot *boot, void *argument)
 {
     return boot->rank == VICTIM ? 0 : create(boot, argument);
 }
 
 static void a_thread_that_returned_is_known(void **state)
 {
-    struct scene *scene = new_scene(LEAVE, 0);
+    struct scenario *scenario = new_scene(LEAVE, 0);
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
 
     (void)state;
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = NRANKS;
-    launch.run = come_or_return;
-    launch.argument = scene;
+    launch.run = join_or_return;
+    launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     alarm(0);
     for (int rank = 0; rank < NRANKS; rank++)
-        assert_int_equal(scene->status[rank], rank == VICTIM ? EP_OK : EP_E_PEER_LEFT);
-    all_say(scene, "rank 2 has returned from its program", "");
-    munmap(scene, sizeof(*scene));
+        assert_int_equal(scenario->status[rank], rank == VICTIM ? EP_OK : EP_E_PEER_LEFT);
+    all_report(scenario, "rank 2 has returned from its program", "");
+    munmap(scenario, sizeof(*scenario));
 }
 
 int main(void)
@@ -303,7 +304,7 @@ int main(void)
         cmocka_unit_test(a_death_is_known_without_proc),
         cmocka_unit_test(no_descriptor_is_known_at_each_step),
         cmocka_unit_test(a_rank_without_descriptors_is_named_first),
-        cmocka_unit_test(a_limit_of_one_rank_is_told_to_all),
+        cmocka_unit_test(a_limit_of_one_rank_is_reported_to_all),
         cmocka_unit_test(a_thread_that_returned_is_known),
     };
 

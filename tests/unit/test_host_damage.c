@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One word at a time: rank 1 publishes what no rank publishes, by the same steps as a proper call, and rank 0 in its
- * proper call gets EP_E_MISMATCH that names rank 1. Ranks are threads. Where words change at any time:
+ * One word at a time: rank 1 publishes a value that no rank writes, by the same steps as a valid call, and rank 0 in
+ * its valid call gets EP_E_MISMATCH that names rank 1. Ranks are threads. Words that change at any time:
  * test_host_hostile.c.
  */
 #include "backend/host/lowlatency.h"
@@ -23,67 +23,67 @@ struct seen {
     char text[256];
 };
 
-struct scene {
+struct scenario {
     int number; /* of the case */
     int ranks_per_node;
     struct seen seen;
-    ep_status (*victim)(struct scene *scene, ep_comm *comm);
-    void (*hostile)(struct scene *scene, ep_comm *comm);
+    ep_status (*victim)(struct scenario *scenario, ep_comm *comm);
+    void (*hostile)(struct scenario *scenario, ep_comm *comm);
 };
 
 /* The status of the first call that fails, and its text, before another call replaces it. */
-static ep_status keep(struct scene *scene, ep_status status)
+static ep_status keep(struct scenario *scenario, ep_status status)
 {
-    if (status != EP_OK && scene->seen.status == EP_OK) {
-        scene->seen.status = status;
-        snprintf(scene->seen.text, sizeof(scene->seen.text), "%s", ep_last_error());
+    if (status != EP_OK && scenario->seen.status == EP_OK) {
+        scenario->seen.status = status;
+        snprintf(scenario->seen.text, sizeof(scenario->seen.text), "%s", ep_last_error());
     }
     return status;
 }
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    struct scene *scene = argument;
+    struct scenario *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm;
 
     config.backend = "host";
     config.timeout_ms = 60000;
-    config.ranks_per_node = scene->ranks_per_node;
+    config.ranks_per_node = scenario->ranks_per_node;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
     if (boot->rank == 1) {
-        scene->hostile(scene, comm);
+        scenario->hostile(scenario, comm);
     } else {
-        keep(scene, scene->victim(scene, comm));
+        keep(scenario, scenario->victim(scenario, comm));
     }
     ep_comm_free(comm);
     return 0;
 }
 
-static void run(struct scene *scene, int number)
+static void run(struct scenario *scenario, int number)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
 
-    scene->number = number;
-    scene->seen = (struct seen){.status = EP_OK};
+    scenario->number = number;
+    scenario->seen = (struct seen){.status = EP_OK};
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = RANKS;
     launch.run = run_rank;
-    launch.argument = scene;
+    launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     assert_int_equal(exits[0].code, 0);
     assert_int_equal(exits[1].code, 0);
 }
 
-static void expect_damage(struct scene *scene, int number, const char *what)
+static void expect_damage(struct scenario *scenario, int number, const char *what)
 {
-    run(scene, number);
-    if (scene->seen.status != EP_E_MISMATCH || !strstr(scene->seen.text, "what rank 1 has published is damaged") ||
-        !strstr(scene->seen.text, what))
-        fail_msg("case %d: %s \"%s\", expected damage of rank 1: \"%s\"", number, ep_status_name(scene->seen.status),
-                 scene->seen.text, what);
+    run(scenario, number);
+    if (scenario->seen.status != EP_E_MISMATCH ||
+        !strstr(scenario->seen.text, "what rank 1 has published is damaged") || !strstr(scenario->seen.text, what))
+        fail_msg("case %d: %s \"%s\", expected damage of rank 1: \"%s\"", number, ep_status_name(scenario->seen.status),
+                 scenario->seen.text, what);
 }
 
 /* Token t has experts t and t + 2: each rank gets each token. */
@@ -101,13 +101,13 @@ static ep_plan_args plan_args(void)
     return args;
 }
 
-static ep_status make_plan(struct scene *scene, ep_comm *comm)
+static ep_status make_plan(struct scenario *scenario, ep_comm *comm)
 {
     ep_plan_args args = plan_args();
     ep_plan *plan = NULL;
     ep_status status = ep_plan_new(comm, &args, &plan);
 
-    (void)scene;
+    (void)scenario;
     ep_plan_free(plan);
     return status;
 }
@@ -115,7 +115,7 @@ static ep_status make_plan(struct scene *scene, ep_comm *comm)
 /* --- counts of a plan --- */
 
 struct counts {
-    /* Its flexible array is the one behind it. NOLINTNEXTLINE(clang-diagnostic-gnu-variable-sized-type-not-at-end) */
+    /* counts[] is its flexible array. NOLINTNEXTLINE(clang-diagnostic-gnu-variable-sized-type-not-at-end) */
     struct plan_row head;
     int32_t counts[RANKS + RANKS + EXPERTS]; /* as many nodes as ranks at most */
 };
@@ -168,22 +168,22 @@ static const struct {
     {offsetof(struct counts, counts[3]), 0, "the sum of its tokens for the experts of a rank"},
 };
 
-static void send_bad_counts(struct scene *scene, ep_comm *comm)
+static void send_bad_counts(struct scenario *scenario, ep_comm *comm)
 {
     size_t bytes;
     struct counts row = proper_counts(comm, &bytes);
 
-    memcpy((char *)&row + bad_counts[scene->number].offset, &bad_counts[scene->number].value, sizeof(int32_t));
+    memcpy((char *)&row + bad_counts[scenario->number].offset, &bad_counts[scenario->number].value, sizeof(int32_t));
     publish_counts(comm, &row, bytes);
 }
 
 static void counts_are_checked(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = make_plan, .hostile = send_bad_counts};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = make_plan, .hostile = send_bad_counts};
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad_counts) / sizeof(bad_counts[0]); i++)
-        expect_damage(&scene, (int)i, bad_counts[i].what);
+        expect_damage(&scenario, (int)i, bad_counts[i].what);
 }
 
 /* --- routes between nodes --- */
@@ -202,8 +202,8 @@ static const struct {
     {{-1, -1, 0, 0}, "a token without an expert on this node"},
 };
 
-/* Proper counts, then routes of which the first token is bad. */
-static void send_bad_route(struct scene *scene, ep_comm *comm)
+/* Valid counts, then routes whose first token is invalid. */
+static void send_bad_route(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_group *group = ep_group_of(comm);
     size_t bytes;
@@ -215,7 +215,7 @@ static void send_bad_route(struct scene *scene, ep_comm *comm)
 
     for (int t = 0; t < TOKENS; t++)
         memcpy(routes[t], (const int32_t[]){t % EXPERTS, (t + 2) % EXPERTS, TOKENS + t, TOKENS + t}, sizeof(routes[t]));
-    memcpy(routes[0], bad_routes[scene->number].route, sizeof(routes[0]));
+    memcpy(routes[0], bad_routes[scenario->number].route, sizeof(routes[0]));
     publish_counts(comm, &row, bytes);
     ep_stream_send(group->streams, 0, 0, &head, sizeof(head), &piece, 1);
     /* Until the other rank has seen it. */
@@ -225,16 +225,16 @@ static void send_bad_route(struct scene *scene, ep_comm *comm)
 
 static void routes_are_checked(void **state)
 {
-    struct scene scene = {.ranks_per_node = 1, .victim = make_plan, .hostile = send_bad_route};
+    struct scenario scenario = {.ranks_per_node = 1, .victim = make_plan, .hostile = send_bad_route};
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad_routes) / sizeof(bad_routes[0]); i++)
-        expect_damage(&scene, (int)i, bad_routes[i].what);
+        expect_damage(&scenario, (int)i, bad_routes[i].what);
 }
 
 /* --- op descriptors --- */
 
-static ep_status dispatch(struct scene *scene, ep_comm *comm)
+static ep_status dispatch(struct scenario *scenario, ep_comm *comm)
 {
     static uint16_t x[TOKENS * HIDDEN];
     ep_plan_args args = plan_args();
@@ -250,7 +250,7 @@ static ep_status dispatch(struct scene *scene, ep_comm *comm)
     call.hidden = HIDDEN;
     call.recv_x = out;
     call.out_rows = RANKS * TOKENS;
-    status = keep(scene, ep_dispatch_sync(plan, &call));
+    status = keep(scenario, ep_dispatch_sync(plan, &call));
     ep_plan_free(plan);
     return status;
 }
@@ -265,10 +265,10 @@ enum {
     BAD_ROWS,
     BAD_PROCESS,
     BAD_BYTES,
-    RECORDS
+    BAD_DESCS
 };
 
-static const char *const record_says[RECORDS] = {
+static const char *const desc_texts[BAD_DESCS] = {
     [BAD_SLOT] = "no such allocation",
     [BAD_NOWHERE] = "no such allocation",
     [BAD_GENERATION] = "no such allocation",
@@ -280,7 +280,7 @@ static const char *const record_says[RECORDS] = {
     [BAD_BYTES] = "outside of the allocation",
 };
 
-static void send_bad_record(struct scene *scene, ep_comm *comm)
+static void send_bad_desc(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_group *group = ep_group_of(comm);
     const size_t bytes = (size_t)RANKS * TOKENS * HIDDEN * 2;
@@ -299,7 +299,7 @@ static void send_bad_record(struct scene *scene, ep_comm *comm)
     record.plan_number = ((struct ep_group_plan *)plan->impl)->number;
     ep_group_find(group, out, bytes, at);
     name = &group->control->slot[at->slot].name;
-    switch (scene->number) {
+    switch (scenario->number) {
     case BAD_SLOT:
         at->slot = EP_GROUP_SLOTS;
         break;
@@ -335,11 +335,11 @@ static void send_bad_record(struct scene *scene, ep_comm *comm)
 
 static void places_are_checked(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = dispatch, .hostile = send_bad_record};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = dispatch, .hostile = send_bad_desc};
 
     (void)state;
-    for (int i = 0; i < RECORDS; i++)
-        expect_damage(&scene, i, record_says[i]);
+    for (int i = 0; i < BAD_DESCS; i++)
+        expect_damage(&scenario, i, desc_texts[i]);
 }
 
 /* --- low latency --- */
@@ -356,7 +356,7 @@ static ep_status open_ll(ep_comm *comm, ep_ll **ret_ll)
 }
 
 /* One dispatch and its combine. `between` runs after the dispatch. */
-static ep_status use_ll(struct scene *scene, ep_comm *comm, void (*between)(struct scene *, ep_ll *))
+static ep_status use_ll(struct scenario *scenario, ep_comm *comm, void (*between)(struct scenario *, ep_ll *))
 {
     static const uint16_t x[TOKENS * HIDDEN];
     static const float weights[TOKENS * TOPK];
@@ -384,11 +384,11 @@ static ep_status use_ll(struct scene *scene, ep_comm *comm, void (*between)(stru
     if (status == EP_OK)
         status = ep_ll_dispatch_sync(ll, &send);
     if (status == EP_OK && between)
-        between(scene, ll);
+        between(scenario, ll);
     else if (status == EP_OK)
         status = ep_ll_combine_sync(ll, &combine);
     if (!between)
-        keep(scene, status); /* of the victim */
+        keep(scenario, status); /* of the victim */
     while (between && ep_group_check(ep_group_of(comm)) == EP_OK)
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     ep_ll_free(ll);
@@ -397,13 +397,13 @@ static ep_status use_ll(struct scene *scene, ep_comm *comm, void (*between)(stru
     return status;
 }
 
-static ep_status victim_ll(struct scene *scene, ep_comm *comm)
+static ep_status victim_ll(struct scenario *scenario, ep_comm *comm)
 {
-    return use_ll(scene, comm, NULL);
+    return use_ll(scenario, comm, NULL);
 }
 
 static const struct {
-    int slot; /* -1: the head of the block */
+    int slot; /* -1: the header of the block */
     size_t offset;
     int32_t value;
     const char *what;
@@ -426,8 +426,8 @@ static const struct {
     {0, offsetof(struct ll_slot, expert), INT32_MAX, "an expert of a token"},
 };
 
-/* What `sent` announces is changed before it is announced: the counter is the last that a dispatch writes. */
-static void send_bad_slots(struct scene *scene, ep_comm *comm)
+/* The block is changed before `sent` announces it: the counter is the last word that a dispatch writes. */
+static void send_bad_slots(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_group *group = ep_group_of(comm);
     struct ll_block *block;
@@ -447,10 +447,10 @@ static void send_bad_slots(struct scene *scene, ep_comm *comm)
         slot->n_experts = 1;
         slot->expert[0] = t % (EXPERTS / RANKS);
     }
-    at = bad_slots[scene->number].slot < 0
+    at = bad_slots[scenario->number].slot < 0
              ? (unsigned char *)block
-             : (unsigned char *)ll_slot_of(block, inner->slot_bytes, bad_slots[scene->number].slot);
-    memcpy(at + bad_slots[scene->number].offset, &bad_slots[scene->number].value, sizeof(int32_t));
+             : (unsigned char *)ll_slot_of(block, inner->slot_bytes, bad_slots[scenario->number].slot);
+    memcpy(at + bad_slots[scenario->number].offset, &bad_slots[scenario->number].value, sizeof(int32_t));
     atomic_store(&ll_shared_of(inner, 1)->sent, 1);
     ep_group_ring_all(group);
     while (ep_group_check(group) == EP_OK)
@@ -460,21 +460,21 @@ static void send_bad_slots(struct scene *scene, ep_comm *comm)
 
 static void slots_are_checked(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = victim_ll, .hostile = send_bad_slots};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = victim_ll, .hostile = send_bad_slots};
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad_slots) / sizeof(bad_slots[0]); i++)
-        expect_damage(&scene, (int)i, bad_slots[i].what);
+        expect_damage(&scenario, (int)i, bad_slots[i].what);
 }
 
-enum { RANGE_BEGIN, RANGE_COUNT, RANGE_SUM, OFFER_SLOT, OFFER_OFFSET, OFFERS };
+enum { RANGE_BEGIN, RANGE_COUNT, RANGE_SUM, INPUT_SLOT, INPUT_OFFSET, BAD_INPUTS };
 
-static const char *const offer_says[OFFERS] = {"where the rows of this rank are", "where the rows of this rank are",
-                                               "where the rows of this rank are", "no such allocation",
-                                               "outside of the allocation"};
+static const char *const input_texts[BAD_INPUTS] = {
+    "where the rows of this rank are", "where the rows of this rank are", "where the rows of this rank are",
+    "no such allocation", "outside of the allocation"};
 
-/* After a proper dispatch: ranges or offer of a combine that rank 1 only announces. */
-static void offer_badly(struct scene *scene, ep_ll *ll)
+/* After a valid dispatch: ranges or input of a combine that rank 1 only announces. */
+static void publish_bad_input(struct scenario *scenario, ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct ll_range *range = &ll_ranges_of(ll, 1, 1)[0];
@@ -485,7 +485,7 @@ static void offer_badly(struct scene *scene, ep_ll *ll)
         return;
     ll_shared_of(inner, 1)->combine_desc[1].call = 1;
     ep_group_find(inner->group, buffer, 1, offer);
-    switch (scene->number) {
+    switch (scenario->number) {
     case RANGE_BEGIN:
         range->begin = -1;
         break;
@@ -495,7 +495,7 @@ static void offer_badly(struct scene *scene, ep_ll *ll)
     case RANGE_SUM:
         range->begin = INT32_MAX;
         break;
-    case OFFER_SLOT:
+    case INPUT_SLOT:
         offer->slot = UINT32_MAX - 1;
         break;
     default:
@@ -505,25 +505,25 @@ static void offer_badly(struct scene *scene, ep_ll *ll)
     ep_group_ring_all(inner->group);
 }
 
-static void send_bad_offer(struct scene *scene, ep_comm *comm)
+static void send_bad_offer(struct scenario *scenario, ep_comm *comm)
 {
-    use_ll(scene, comm, offer_badly);
+    use_ll(scenario, comm, publish_bad_input);
 }
 
 static void offers_are_checked(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = victim_ll, .hostile = send_bad_offer};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = victim_ll, .hostile = send_bad_offer};
 
     (void)state;
-    for (int i = 0; i < OFFERS; i++)
-        expect_damage(&scene, i, offer_says[i]);
+    for (int i = 0; i < BAD_INPUTS; i++)
+        expect_damage(&scenario, i, input_texts[i]);
 }
 
 /* --- failures and waits --- */
 
-static ep_status barrier(struct scene *scene, ep_comm *comm)
+static ep_status barrier(struct scenario *scenario, ep_comm *comm)
 {
-    (void)scene;
+    (void)scenario;
     return ep_comm_barrier(comm);
 }
 
@@ -542,31 +542,31 @@ static void publish_failure(ep_comm *comm, uint64_t failure)
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
 }
 
-static void publish_bad_failure(struct scene *scene, ep_comm *comm)
+static void publish_bad_failure(struct scenario *scenario, ep_comm *comm)
 {
-    publish_failure(comm, bad_failures[scene->number]);
+    publish_failure(comm, bad_failures[scenario->number]);
 }
 
 static void failures_are_checked(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_bad_failure};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_bad_failure};
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad_failures) / sizeof(bad_failures[0]); i++) {
-        run(&scene, (int)i);
-        assert_int_equal(scene.seen.status, EP_E_MISMATCH);
-        /* In whose memory the word is. */
-        assert_non_null(strstr(scene.seen.text, "rank 0 failed with EP_E_MISMATCH"));
+        run(&scenario, (int)i);
+        assert_int_equal(scenario.seen.status, EP_E_MISMATCH);
+        /* The rank in whose memory the word is. */
+        assert_non_null(strstr(scenario.seen.text, "rank 0 failed with EP_E_MISMATCH"));
     }
 }
 
-/* A proper failure, and beside it a reason that does not end and would write to a terminal. */
-static void publish_endless_reason(struct scene *scene, ep_comm *comm)
+/* A valid failure, with a reason that is not terminated and contains terminal control characters. */
+static void publish_endless_reason(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_group_control *control = ep_group_of(comm)->control;
     uint64_t failure = (uint64_t)EP_E_VALUE << 48 | 1ull << 32 | 1;
 
-    (void)scene;
+    (void)scenario;
     memset(control->reason, 'x', sizeof(control->reason));
     memcpy(control->reason, "one\033[2Jtwo\n", 11);
     atomic_store(&control->reason_set, 1);
@@ -576,17 +576,17 @@ static void publish_endless_reason(struct scene *scene, ep_comm *comm)
 
 static void reasons_are_checked(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_endless_reason};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_endless_reason};
 
     (void)state;
-    run(&scene, 0);
-    assert_int_equal(scene.seen.status, EP_E_VALUE);
-    assert_non_null(strstr(scene.seen.text, "rank 1 failed with EP_E_VALUE"));
-    assert_non_null(strstr(scene.seen.text, ": one?[2Jtwo?xxx"));
+    run(&scenario, 0);
+    assert_int_equal(scenario.seen.status, EP_E_VALUE);
+    assert_non_null(strstr(scenario.seen.text, "rank 1 failed with EP_E_VALUE"));
+    assert_non_null(strstr(scenario.seen.text, ": one?[2Jtwo?xxx"));
 }
 
-/* What arrives in a step of creation. */
-static void verdicts_are_checked(void **state)
+/* The result received in a step of creation. */
+static void results_are_checked(void **state)
 {
     static const struct {
         int32_t status, rank;
@@ -611,40 +611,39 @@ static void verdicts_are_checked(void **state)
     assert_null(strchr(text, 0x1b));
 }
 
-/* Some failure is recorded first; a rank that tolerates lost peers hears of a later abort, and tells the first story.
- */
-static void an_abort_behind_a_failure(struct scene *scene, ep_comm *comm)
+/* A failure is recorded first; a rank that tolerates lost peers sees a later abort, and reports the first failure. */
+static void an_abort_after_a_failure(struct scenario *scenario, ep_comm *comm)
 {
-    (void)scene;
+    (void)scenario;
     ep_group_set_failure(ep_group_of(comm), EP_E_TIMEOUT, 1, EP_GROUP_GATHER);
     ep_comm_abort(comm);
 }
 
-static ep_status wait_for_abort(struct scene *scene, ep_comm *comm)
+static ep_status wait_for_abort(struct scenario *scenario, ep_comm *comm)
 {
     ep_status status;
 
-    (void)scene;
+    (void)scenario;
     while ((status = ep_group_check_abort(ep_group_of(comm))) == EP_OK)
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     return status;
 }
 
-static void aborts_are_heard_behind_failures(void **state)
+static void aborts_are_seen_after_failures(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = wait_for_abort, .hostile = an_abort_behind_a_failure};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = wait_for_abort, .hostile = an_abort_after_a_failure};
 
     (void)state;
-    run(&scene, 0);
-    assert_int_equal(scene.seen.status, EP_E_TIMEOUT);
-    assert_non_null(strstr(scene.seen.text, "rank 1 did not answer"));
+    run(&scenario, 0);
+    assert_int_equal(scenario.seen.status, EP_E_TIMEOUT);
+    assert_non_null(strstr(scenario.seen.text, "rank 1 did not answer"));
 }
 
-static void publish_far_counter(struct scene *scene, ep_comm *comm)
+static void publish_far_counter(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_group_control *control = ep_group_of(comm)->control;
 
-    (void)scene;
+    (void)scenario;
     atomic_store(&control->exchange_ready, UINT64_MAX / 2);
     ep_group_ring_all(ep_group_of(comm));
     while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure))
@@ -653,17 +652,17 @@ static void publish_far_counter(struct scene *scene, ep_comm *comm)
 
 static void counters_are_checked(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_far_counter};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_far_counter};
 
     (void)state;
-    expect_damage(&scene, 0, "a counter of its operations");
+    expect_damage(&scenario, 0, "a counter of its operations");
 }
 
-static void wait_for_nobody(struct scene *scene, ep_comm *comm)
+static void wait_for_nobody(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_group_control *control = ep_group_of(comm)->control;
 
-    (void)scene;
+    (void)scenario;
     while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure)) {
         atomic_store(&control->waiting, UINT32_MAX);
         atomic_store(&control->probed_ns, ep_now_ns());
@@ -671,21 +670,21 @@ static void wait_for_nobody(struct scene *scene, ep_comm *comm)
     }
 }
 
-static ep_status short_barrier(struct scene *scene, ep_comm *comm)
+static ep_status short_barrier(struct scenario *scenario, ep_comm *comm)
 {
-    (void)scene;
+    (void)scenario;
     comm->config.timeout_ms = 100;
     return ep_comm_barrier(comm);
 }
 
 static void a_wait_for_nobody_is_its_own_fault(void **state)
 {
-    struct scene scene = {.ranks_per_node = RANKS, .victim = short_barrier, .hostile = wait_for_nobody};
+    struct scenario scenario = {.ranks_per_node = RANKS, .victim = short_barrier, .hostile = wait_for_nobody};
 
     (void)state;
-    run(&scene, 0);
-    assert_int_equal(scene.seen.status, EP_E_TIMEOUT);
-    assert_non_null(strstr(scene.seen.text, "rank 1 did not answer"));
+    run(&scenario, 0);
+    assert_int_equal(scenario.seen.status, EP_E_TIMEOUT);
+    assert_non_null(strstr(scenario.seen.text, "rank 1 did not answer"));
 }
 
 int main(void)
@@ -698,8 +697,8 @@ int main(void)
         cmocka_unit_test(offers_are_checked),
         cmocka_unit_test(failures_are_checked),
         cmocka_unit_test(reasons_are_checked),
-        cmocka_unit_test(verdicts_are_checked),
-        cmocka_unit_test(aborts_are_heard_behind_failures),
+        cmocka_unit_test(results_are_checked),
+        cmocka_unit_test(aborts_are_seen_after_failures),
         cmocka_unit_test(counters_are_checked),
         cmocka_unit_test(a_wait_for_nobody_is_its_own_fault),
     };

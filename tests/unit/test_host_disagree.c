@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two ranks that give a collective call different arguments, or are in different calls: both get EP_E_MISMATCH, with
- * the field by the name that the caller knows it by, both ranks and both values. Ranks are threads.
+ * Two ranks that pass different arguments to a collective call, or are in different calls: both get EP_E_MISMATCH, with
+ * the field by its public name, both ranks and both values. Ranks are threads.
  */
 #include "testing/launch.h"
 
@@ -17,7 +17,7 @@
 
 enum { NRANKS = 2, HIDDEN = 512 };
 
-/* What the second rank gives in place of what the first one does. */
+/* Changes the arguments of the second rank. */
 enum deviation {
     PLAN_EXPERTS,
     PLAN_TOPK,
@@ -184,7 +184,7 @@ static int deviate(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void both_ranks_hear_the_field_and_the_values(void **state)
+static void both_ranks_get_the_field_and_the_values(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
@@ -205,7 +205,7 @@ static void both_ranks_hear_the_field_and_the_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_ranks_hear_the_field_and_the_values),
+        cmocka_unit_test(both_ranks_get_the_field_and_the_values),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How failures reach ranks that are not in a collective call, and values that are refused. Ranks are threads. */
+/* Failures on ranks that are not in a collective call, and values that are refused. Ranks are threads. */
 #include "testing/launch.h"
 
 #include <epkit/epkit.h>
@@ -65,7 +65,7 @@ static ep_comm *open_comm(const ep_boot *boot, uint32_t flags)
 
 /* --- abort --- */
 
-static int wait_for_a_signal_that_never_comes(const ep_boot *boot, void *argument)
+static int wait_for_a_missing_signal(const ep_boot *boot, void *argument)
 {
     struct seen *seen = argument;
     ep_comm *comm = open_comm(boot, 0);
@@ -91,7 +91,7 @@ static void abort_wakes_a_wait_for_a_signal(void **state)
     struct seen seen;
 
     (void)state;
-    run(wait_for_a_signal_that_never_comes, &seen);
+    run(wait_for_a_missing_signal, &seen);
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(seen.status[rank], EP_E_ABORTED);
         assert_non_null(strstr(seen.text[rank], "rank 0 called ep_comm_abort"));
@@ -112,7 +112,10 @@ static int poll_for_failure(const ep_boot *boot, void *argument)
     do {
         seen->status[boot->rank] = ep_comm_async_error(comm);
     } while (seen->status[boot->rank] == EP_OK && now() < end);
-    /* What the poll has seen it knows in words, on the rank that left none, too; and so does the next call. */
+    /*
+     * The communicator keeps the text of a failure found by polling, also on the rank that did not leave one; the next
+     * call returns it.
+     */
     snprintf(seen->text[boot->rank], sizeof(seen->text[0]), "%s", ep_comm_last_error(comm));
     ep_comm_barrier(comm);
     if (!strstr(ep_last_error(), "rank 0 called ep_comm_abort"))
@@ -141,7 +144,7 @@ static ep_status silent_gather(void *context, const void *mine, size_t bytes, in
 
     (void)timeout_ms;
     if (++*calls == 2)
-        return EP_E_TIMEOUT; /* without a word */
+        return EP_E_TIMEOUT; /* without an error text */
     memcpy(ret_all, mine, bytes);
     return EP_OK;
 }
@@ -153,7 +156,7 @@ static void a_boot_without_words_gets_some(void **state)
     ep_comm *comm = NULL;
 
     (void)state;
-    assert_int_equal(ep_comm_barrier(NULL), EP_E_ARG); /* an older text that must not be mistaken for the reason */
+    assert_int_equal(ep_comm_barrier(NULL), EP_E_ARG); /* an older text that must not be taken for the reason */
     assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "ep_comm_new: bootstrap"));
     assert_null(comm);
@@ -241,7 +244,7 @@ static int send_bad_values(const ep_boot *boot, void *argument)
     return 0;
 }
 
-/* Refused before anything is sent: the same call, corrected, goes through. */
+/* Refused before anything is sent: the corrected call succeeds. */
 static void nan_is_refused_where_it_enters(void **state)
 {
     struct seen seen;

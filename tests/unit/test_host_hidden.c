@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Groups whose ranks cannot look at each other: other users behind hidepid, no /proc, no pidfds, PID namespaces of
- * their own, few descriptors. They work, or the status names what forbids it; a rank that lives is never called dead.
+ * Groups whose ranks cannot see each other's processes: other users with hidepid, no /proc, no pidfds, PID namespaces
+ * of their own, few descriptors. They work, or the status names the setting that prevents it; a live rank is never
+ * reported dead.
  */
 #include "sandbox.h"
 #include "testing/launch.h"
@@ -24,15 +25,15 @@
 #define NRANKS 3
 #define VICTIM 1
 #define HIDDEN 64
-#define SHORT_MS 2000 /* the deadline where one has to pass; longer where the group is not created within it */
+#define SHORT_MS 2000 /* deadline of the tests that let it expire; longer if the group is not created within it */
 #define LONG_MS 60000
 
 enum what { WORK, DIE, LATE };
 
 /* Shared with the ranks. */
-struct scene {
+struct scenario {
     bool (*enter)(int rank); /* the sandbox; false: this machine has none */
-    bool forks;              /* enter() has made a PID namespace, which begins with the next child */
+    bool forks;              /* enter() has made a PID namespace, which applies to the next child */
     enum what what;
     int ranks_per_node;
     int timeout_ms;
@@ -56,7 +57,9 @@ static void forbid_descriptors(void)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* One token from each rank to each, straight into symmetric memory. `forbids`: this rank may open nothing any more. */
+/*
+ * One token from each rank to each, directly into symmetric memory. `forbids`: this rank may open no more descriptors.
+ */
 static ep_status exchange(ep_comm *comm, int me, bool forbids)
 {
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
@@ -104,14 +107,14 @@ static void nap_ms(long ms)
 }
 
 /* The first process of a PID namespace cannot kill itself by a signal. */
-static void die(const struct scene *scene)
+static void die(const struct scenario *scenario)
 {
-    if (scene->forks)
+    if (scenario->forks)
         _exit(0);
     raise(SIGKILL);
 }
 
-/* What hides ranks from each other does not make them hosts of their own. */
+/* Ranks that cannot see each other are still on one host. */
 static bool is_one_node(const ep_comm *comm)
 {
     ep_comm_info info = EP_COMM_INFO_INIT;
@@ -119,7 +122,7 @@ static bool is_one_node(const ep_comm *comm)
     return ep_comm_get_info(comm, &info) == EP_OK && info.nnodes == 1;
 }
 
-static int work(const ep_boot *boot, struct scene *scene)
+static int work(const ep_boot *boot, struct scenario *scenario)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     int me = boot->rank;
@@ -127,65 +130,66 @@ static int work(const ep_boot *boot, struct scene *scene)
     ep_status status;
 
     config.backend = "host";
-    config.timeout_ms = scene->timeout_ms;
-    config.ranks_per_node = scene->ranks_per_node;
+    config.timeout_ms = scenario->timeout_ms;
+    config.ranks_per_node = scenario->ranks_per_node;
     status = ep_comm_new(boot, &config, &comm);
-    if (status == EP_OK && !scene->ranks_per_node && !is_one_node(comm))
+    if (status == EP_OK && !scenario->ranks_per_node && !is_one_node(comm))
         status = EP_E_STATE;
     for (int i = 0; status == EP_OK && i < 3; i++)
         status = exchange(comm, me, false);
-    scene->created[me] = status == EP_OK;
-    if (status == EP_OK && me == VICTIM && scene->what == DIE)
-        die(scene);
-    if (status == EP_OK && me == VICTIM && scene->what == LATE)
-        while (atomic_load(&scene->done) < NRANKS - 1)
+    scenario->created[me] = status == EP_OK;
+    if (status == EP_OK && me == VICTIM && scenario->what == DIE)
+        die(scenario);
+    if (status == EP_OK && me == VICTIM && scenario->what == LATE)
+        while (atomic_load(&scenario->done) < NRANKS - 1)
             nap_ms(10);
     if (status == EP_OK)
         status = ep_comm_barrier(comm);
-    scene->status[me] = status;
-    snprintf(scene->text[me], sizeof(scene->text[0]), "%s", ep_last_error());
-    atomic_fetch_add(&scene->done, 1);
-    /* A victim that lives takes part once more before the others go. */
-    while (scene->what == LATE && atomic_load(&scene->done) < NRANKS)
+    scenario->status[me] = status;
+    snprintf(scenario->text[me], sizeof(scenario->text[0]), "%s", ep_last_error());
+    atomic_fetch_add(&scenario->done, 1);
+    /* A live victim takes part once more before the others leave. */
+    while (scenario->what == LATE && atomic_load(&scenario->done) < NRANKS)
         nap_ms(10);
-    scene->again[me] = comm ? ep_comm_barrier(comm) : status;
+    scenario->again[me] = comm ? ep_comm_barrier(comm) : status;
     ep_comm_free(comm);
     return 0;
 }
 
 static int enter_and_work(const ep_boot *boot, void *argument)
 {
-    struct scene *scene = argument;
+    struct scenario *scenario = argument;
     int how = 0;
     pid_t pid;
 
     alarm(100);
-    if (scene->enter && !scene->enter(boot->rank))
+    if (scenario->enter && !scenario->enter(boot->rank))
         return SANDBOX_SKIP;
-    if (!scene->forks)
-        return work(boot, scene);
+    if (!scenario->forks)
+        return work(boot, scenario);
     pid = fork();
     if (pid == 0) {
         alarm(100);
-        _exit(work(boot, scene));
+        _exit(work(boot, scenario));
     }
     waitpid(pid, &how, 0);
     return WIFEXITED(how) ? WEXITSTATUS(how) : 0;
 }
 
-static struct scene *new_scene(bool (*enter)(int rank), enum what what)
+static struct scenario *new_scene(bool (*enter)(int rank), enum what what)
 {
-    struct scene *scene = mmap(NULL, sizeof(*scene), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-    assert_true(scene != MAP_FAILED);
-    scene->enter = enter;
-    scene->what = what;
-    scene->timeout_ms = what == LATE ? SHORT_MS : LONG_MS;
-    return scene;
+    assert_true(scenario != MAP_FAILED);
+    scenario->enter = enter;
+    scenario->what = what;
+    scenario->timeout_ms = what == LATE ? SHORT_MS : LONG_MS;
+    return scenario;
 }
 
 /* False: this machine has no such sandbox. */
-static bool run(struct scene *scene)
+static bool run(struct scenario *scenario)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
@@ -193,9 +197,9 @@ static bool run(struct scene *scene)
 
     launch.nranks = NRANKS;
     launch.run = enter_and_work;
-    launch.argument = scene;
+    launch.argument = scenario;
     status = ep_launch(&launch, exits);
-    assert_true(status == EP_OK || (status == EP_E_PEER_DEAD && scene->what == DIE));
+    assert_true(status == EP_OK || (status == EP_E_PEER_DEAD && scenario->what == DIE));
     for (int rank = 0; rank < NRANKS; rank++) {
         if (exits[rank].code == SANDBOX_SKIP)
             return false;
@@ -204,45 +208,44 @@ static bool run(struct scene *scene)
     return true;
 }
 
-/* On a busy machine a short deadline may pass before all ranks have done their work: then once more with a longer one.
- */
-static bool was_too_short(const struct scene *scene)
+/* On a loaded machine a short deadline may expire before all ranks have finished: repeat with a longer one. */
+static bool was_too_short(const struct scenario *scenario)
 {
     bool created = true;
 
     for (int rank = 0; rank < NRANKS; rank++)
-        created = created && scene->created[rank];
-    return !created && scene->timeout_ms < LONG_MS;
+        created = created && scenario->created[rank];
+    return !created && scenario->timeout_ms < LONG_MS;
 }
 
 /* As run(). */
-static bool run_until_created(struct scene *scene)
+static bool run_until_created(struct scenario *scenario)
 {
-    const struct scene first = *scene;
+    const struct scenario first = *scenario;
 
-    while (run(scene)) {
-        if (!was_too_short(scene))
+    while (run(scenario)) {
+        if (!was_too_short(scenario))
             return true;
-        *scene = (struct scene){.enter = first.enter,
-                                .forks = first.forks,
-                                .what = first.what,
-                                .ranks_per_node = first.ranks_per_node,
-                                .timeout_ms = 2 * scene->timeout_ms};
+        *scenario = (struct scenario){.enter = first.enter,
+                                      .forks = first.forks,
+                                      .what = first.what,
+                                      .ranks_per_node = first.ranks_per_node,
+                                      .timeout_ms = 2 * scenario->timeout_ms};
     }
     return false;
 }
 
-static void expect_all(const struct scene *scene, ep_status expected, const char *words)
+static void expect_all(const struct scenario *scenario, ep_status expected, const char *words)
 {
     for (int rank = 0; rank < NRANKS; rank++) {
-        if (rank == VICTIM && scene->what == DIE)
+        if (rank == VICTIM && scenario->what == DIE)
             continue;
-        if (scene->status[rank] != expected || !strstr(scene->text[rank], words))
-            print_error("rank %d: %d: %s\n", rank, (int)scene->status[rank], scene->text[rank]);
-        assert_int_equal(scene->status[rank], expected);
-        assert_non_null(strstr(scene->text[rank], expected == EP_OK ? "" : words));
+        if (scenario->status[rank] != expected || !strstr(scenario->text[rank], words))
+            print_error("rank %d: %d: %s\n", rank, (int)scenario->status[rank], scenario->text[rank]);
+        assert_int_equal(scenario->status[rank], expected);
+        assert_non_null(strstr(scenario->text[rank], expected == EP_OK ? "" : words));
         if (expected != EP_OK)
-            assert_int_equal(scene->again[rank], expected);
+            assert_int_equal(scenario->again[rank], expected);
     }
 }
 
@@ -254,30 +257,30 @@ static void expect_all(const struct scene *scene, ep_status expected, const char
         }                                                                                                              \
     } while (0)
 
-/* Works; a death is seen where `sees_death`; a late rank is late. */
+/* The group works; a death is detected if `sees_death`; a late rank is reported late. */
 static void all_of_it(bool (*enter)(int rank), bool forks, bool sees_death)
 {
     static const enum what kinds[] = {WORK, DIE, LATE};
 
     for (size_t i = 0; i < 3; i++) {
-        struct scene *scene = new_scene(enter, kinds[i]);
+        struct scenario *scenario = new_scene(enter, kinds[i]);
 
-        scene->forks = forks;
+        scenario->forks = forks;
         if (kinds[i] == DIE && !sees_death)
-            scene->timeout_ms = SHORT_MS;
-        if (!run_until_created(scene)) {
-            munmap(scene, sizeof(*scene));
+            scenario->timeout_ms = SHORT_MS;
+        if (!run_until_created(scenario)) {
+            munmap(scenario, sizeof(*scenario));
             SKIP_IF(true);
         }
         if (kinds[i] == WORK)
-            expect_all(scene, EP_OK, "");
+            expect_all(scenario, EP_OK, "");
         else if (kinds[i] == DIE && sees_death)
-            expect_all(scene, EP_E_PEER_DEAD, "rank 1 died");
+            expect_all(scenario, EP_E_PEER_DEAD, "rank 1 died");
         else
-            expect_all(scene, EP_E_TIMEOUT, "rank 1 did not answer");
+            expect_all(scenario, EP_E_TIMEOUT, "rank 1 did not answer");
         if (kinds[i] == DIE && !sees_death)
-            assert_non_null(strstr(scene->text[0], "its state cannot be read here"));
-        munmap(scene, sizeof(*scene));
+            assert_non_null(strstr(scenario->text[0], "its state cannot be read here"));
+        munmap(scenario, sizeof(*scenario));
     }
 }
 
@@ -291,7 +294,7 @@ static bool other_users(int rank)
     return sandbox_hide_proc() && be_another_user(rank);
 }
 
-static void other_users_behind_hidepid(void **state)
+static void other_users_with_hidepid(void **state)
 {
     (void)state;
     all_of_it(other_users, false, true);
@@ -305,7 +308,7 @@ static bool other_users_without_pidfd(int rank)
 static void nobody_can_see_anybody(void **state)
 {
     (void)state;
-    /* The number of a process that has ended is free once its parent, ep_launch(), has waited for it. */
+    /* A PID is free again once the parent, ep_launch(), has waited for the process. */
     all_of_it(other_users_without_pidfd, false, true);
 }
 
@@ -376,12 +379,12 @@ static bool own_ipc_and_mounts(int rank)
 
 static void namespaces_that_do_not_matter(void **state)
 {
-    struct scene *scene = new_scene(own_ipc_and_mounts, WORK);
+    struct scenario *scenario = new_scene(own_ipc_and_mounts, WORK);
 
     (void)state;
-    SKIP_IF(!run(scene));
-    expect_all(scene, EP_OK, "");
-    munmap(scene, sizeof(*scene));
+    SKIP_IF(!run(scenario));
+    expect_all(scenario, EP_OK, "");
+    munmap(scenario, sizeof(*scenario));
 }
 
 static bool own_namespaces(int rank)
@@ -390,42 +393,43 @@ static bool own_namespaces(int rank)
     return unshare(CLONE_NEWPID | CLONE_NEWNET) == 0;
 }
 
-/* Nothing leads from one to the other: refused when the group is created, and the reason says so. */
+/* No means to map memory of the other: creation fails with the reason. */
 static void no_way_is_named(void **state)
 {
-    struct scene *scene = new_scene(own_namespaces, WORK);
+    struct scenario *scenario = new_scene(own_namespaces, WORK);
 
     (void)state;
-    scene->forks = true;
-    scene->ranks_per_node = NRANKS;
-    SKIP_IF(!run(scene));
+    scenario->forks = true;
+    scenario->ranks_per_node = NRANKS;
+    SKIP_IF(!run(scenario));
     for (int rank = 0; rank < NRANKS; rank++) {
-        assert_true(scene->status[rank] == EP_E_ARG);
-        assert_non_null(strstr(scene->text[rank], "must share the PID or the network namespace"));
-        /* whole, although a peer's reason is cut at EP_GROUP_REASON_BYTES */
-        assert_non_null(strstr(scene->text[rank], "(errno 111)"));
+        assert_true(scenario->status[rank] == EP_E_ARG);
+        assert_non_null(strstr(scenario->text[rank], "must share the PID or the network namespace"));
+        /* complete, although the reason of a peer is truncated at EP_GROUP_REASON_BYTES */
+        assert_non_null(strstr(scenario->text[rank], "(errno 111)"));
     }
-    /* Left to themselves they are nodes over TCP, of which there is none in a new network namespace. */
-    scene->ranks_per_node = 0;
-    assert_true(run(scene));
+    /* By default they become nodes over TCP, which a new network namespace does not have. */
+    scenario->ranks_per_node = 0;
+    assert_true(run(scenario));
     for (int rank = 0; rank < NRANKS; rank++) {
-        assert_int_equal(scene->status[rank], EP_E_ARG);
-        assert_string_equal(scene->text[rank], "ep_comm_new: network tcp: no interface that is up and has an address");
+        assert_int_equal(scenario->status[rank], EP_E_ARG);
+        assert_string_equal(scenario->text[rank],
+                            "ep_comm_new: network tcp: no interface that is up and has an address");
     }
-    munmap(scene, sizeof(*scene));
+    munmap(scenario, sizeof(*scenario));
 }
 
 /* --- between nodes --- */
 
-static void nodes_behind_hidepid(void **state)
+static void nodes_with_hidepid(void **state)
 {
-    struct scene *scene = new_scene(other_users, WORK);
+    struct scenario *scenario = new_scene(other_users, WORK);
 
     (void)state;
-    scene->ranks_per_node = 1;
-    SKIP_IF(!run(scene));
-    expect_all(scene, EP_OK, "");
-    munmap(scene, sizeof(*scene));
+    scenario->ranks_per_node = 1;
+    SKIP_IF(!run(scenario));
+    expect_all(scenario, EP_OK, "");
+    munmap(scenario, sizeof(*scenario));
 }
 
 /* --- what the program does to itself --- */
@@ -441,19 +445,19 @@ static bool closed_streams(int rank)
 
 static void closed_standard_streams(void **state)
 {
-    struct scene *scene = new_scene(closed_streams, WORK);
+    struct scenario *scenario = new_scene(closed_streams, WORK);
 
     (void)state;
-    assert_true(run(scene));
-    expect_all(scene, EP_OK, "");
-    munmap(scene, sizeof(*scene));
+    assert_true(run(scenario));
+    expect_all(scenario, EP_OK, "");
+    munmap(scenario, sizeof(*scenario));
 }
 
 /* --- RLIMIT_NOFILE lowered when the group is there --- */
 
 static int lower_and_wait(const ep_boot *boot, void *argument)
 {
-    struct scene *scene = argument;
+    struct scenario *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
 
@@ -463,91 +467,91 @@ static int lower_and_wait(const ep_boot *boot, void *argument)
     if (ep_comm_new(boot, &config, &comm) != EP_OK || exchange(comm, boot->rank, false) != EP_OK)
         return 1;
     forbid_descriptors();
-    atomic_fetch_add(&scene->done, 1);
-    /* The others are through with the exchange: it must not meet this death. */
-    while (boot->rank == VICTIM && atomic_load(&scene->done) < NRANKS)
+    atomic_fetch_add(&scenario->done, 1);
+    /* The others have finished the exchange: it must not see this death. */
+    while (boot->rank == VICTIM && atomic_load(&scenario->done) < NRANKS)
         nap_ms(10);
     if (boot->rank == VICTIM)
         raise(SIGKILL);
-    scene->status[boot->rank] = ep_comm_barrier(comm);
-    snprintf(scene->text[boot->rank], sizeof(scene->text[0]), "%s", ep_last_error());
-    scene->again[boot->rank] = ep_comm_barrier(comm);
+    scenario->status[boot->rank] = ep_comm_barrier(comm);
+    snprintf(scenario->text[boot->rank], sizeof(scenario->text[0]), "%s", ep_last_error());
+    scenario->again[boot->rank] = ep_comm_barrier(comm);
     ep_comm_free(comm);
     return 0;
 }
 
 static void descriptors_forbidden_later(void **state)
 {
-    struct scene *scene = new_scene(NULL, DIE);
+    struct scenario *scenario = new_scene(NULL, DIE);
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
 
     (void)state;
     launch.nranks = NRANKS;
     launch.run = lower_and_wait;
-    launch.argument = scene;
+    launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
-    expect_all(scene, EP_E_PEER_DEAD, "rank 1 died");
-    munmap(scene, sizeof(*scene));
+    expect_all(scenario, EP_E_PEER_DEAD, "rank 1 died");
+    munmap(scenario, sizeof(*scenario));
 }
 
 static int forbid_and_exchange(const ep_boot *boot, void *argument)
 {
-    struct scene *scene = argument;
+    struct scenario *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
     int me = boot->rank;
 
     alarm(100);
-    if (scene->enter && !scene->enter(me))
+    if (scenario->enter && !scenario->enter(me))
         return SANDBOX_SKIP;
     config.backend = "host";
     config.timeout_ms = LONG_MS;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
-    scene->status[me] = exchange(comm, me, me == VICTIM);
-    snprintf(scene->text[me], sizeof(scene->text[0]), "%s", ep_last_error());
-    scene->again[me] = ep_comm_barrier(comm);
+    scenario->status[me] = exchange(comm, me, me == VICTIM);
+    snprintf(scenario->text[me], sizeof(scenario->text[0]), "%s", ep_last_error());
+    scenario->again[me] = ep_comm_barrier(comm);
     ep_comm_free(comm);
     return 0;
 }
 
 /*
- * It can neither map a peer's memory nor, where only sockets lead there, hand out its own. Whoever finds that first,
- * all name the rank that has no descriptors before they name another one, itself as well.
+ * It can neither map the memory of a peer nor, where only sockets work, serve its own. Whichever rank finds that first,
+ * all name the rank that has no descriptors, itself included.
  */
 static void run_out(bool (*enter)(int rank))
 {
-    struct scene *scene = new_scene(enter, WORK);
+    struct scenario *scenario = new_scene(enter, WORK);
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
 
     launch.nranks = NRANKS;
     launch.run = forbid_and_exchange;
-    launch.argument = scene;
+    launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     if (exits[0].code == SANDBOX_SKIP) {
-        munmap(scene, sizeof(*scene));
+        munmap(scenario, sizeof(*scenario));
         SKIP_IF(true);
     }
-    expect_all(scene, EP_E_SYSTEM, "RLIMIT_NOFILE");
+    expect_all(scenario, EP_E_SYSTEM, "RLIMIT_NOFILE");
     for (int rank = 0; rank < NRANKS; rank++) {
-        const char *named = strstr(scene->text[rank], "rank ");
+        const char *named = strstr(scenario->text[rank], "rank ");
 
         assert_non_null(named);
         if (strncmp(named, "rank 1", 6) != 0)
-            fail_msg("rank %d says: %s", rank, scene->text[rank]);
+            fail_msg("rank %d says: %s", rank, scenario->text[rank]);
     }
-    munmap(scene, sizeof(*scene));
+    munmap(scenario, sizeof(*scenario));
 }
 
-static void who_runs_out_of_descriptors_is_named(void **state)
+static void a_rank_out_of_descriptors_is_named(void **state)
 {
     (void)state;
     run_out(NULL);
 }
 
-static void who_runs_out_of_descriptors_is_named_over_sockets(void **state)
+static void a_rank_out_of_descriptors_is_named_over_sockets(void **state)
 {
     (void)state;
     run_out(without_proc);
@@ -556,7 +560,7 @@ static void who_runs_out_of_descriptors_is_named_over_sockets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(other_users_behind_hidepid),
+        cmocka_unit_test(other_users_with_hidepid),
         cmocka_unit_test(nobody_can_see_anybody),
         cmocka_unit_test(neither_proc_nor_pidfd),
         cmocka_unit_test(a_kernel_without_pidfd),
@@ -565,11 +569,11 @@ int main(void)
         cmocka_unit_test(pid_namespaces_of_their_own),
         cmocka_unit_test(no_way_is_named),
         cmocka_unit_test(namespaces_that_do_not_matter),
-        cmocka_unit_test(nodes_behind_hidepid),
+        cmocka_unit_test(nodes_with_hidepid),
         cmocka_unit_test(closed_standard_streams),
         cmocka_unit_test(descriptors_forbidden_later),
-        cmocka_unit_test(who_runs_out_of_descriptors_is_named),
-        cmocka_unit_test(who_runs_out_of_descriptors_is_named_over_sockets),
+        cmocka_unit_test(a_rank_out_of_descriptors_is_named),
+        cmocka_unit_test(a_rank_out_of_descriptors_is_named_over_sockets),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank that lives and writes rubbish. While it takes part in calls like the others, a second thread of it writes to
- * one word of all that the rank may write: its control block with the exchange rows and op descriptors, its low-latency
- * segment, its slots in the segments of the others, its votes. All the time, in turns with what belongs there, or once.
+ * A live rank that writes invalid values. While it takes part in calls like the others, a second thread of it writes to
+ * one word of the memory that the rank may write: its control block with the exchange rows and op descriptors, its
+ * low-latency segment, its slots in the segments of the others, its votes. All the time, alternating with the valid
+ * value, or once.
  *
- * Whatever that does to the calls, the others neither crash nor hang, return statuses that there are, and nothing is
- * written beside their outputs. Damage that they name is the hostile rank's.
+ * Whatever the effect on the calls, the other ranks do not crash or hang, return valid statuses, and nothing is written
+ * outside of their outputs. Damage that they report is that of the hostile rank.
  */
 #include "backend/host/lowlatency.h"
 
@@ -58,13 +59,13 @@ struct attack {
 };
 
 struct report {
-    _Atomic int wrong; /* something that the text says */
+    _Atomic int wrong; /* an error described in the text */
     char text[512];
     ep_status status;
 };
 
-struct scene {
-    _Atomic int ready; /* ranks whose creation is behind them */
+struct scenario {
+    _Atomic int ready; /* ranks that have completed creation */
     struct attack attack;
     struct report report[RANKS];
 };
@@ -120,7 +121,7 @@ static volatile uint32_t *find_word(const struct target *target)
         at %= 2 * LOCAL * RANKS * sizeof(struct ll_range);
         break;
     default:
-        /* Heads of the first slots that rank 0 has of this rank, of both results. */
+        /* Headers of the first slots that rank 0 has of this rank, of both parities. */
         base = inner ? (char *)ll_local_block(target->ll, 0, at / 8 % 2, HOSTILE) : NULL;
         if (inner && at / 16 % 4)
             base = (char *)ll_slot_of((struct ll_block *)(void *)base, inner->slot_bytes, (int)(at / 16 % 4) - 1);
@@ -129,7 +130,7 @@ static volatile uint32_t *find_word(const struct target *target)
     return base ? (volatile uint32_t *)(void *)(base + at) : NULL;
 }
 
-/* Its races are the point: ThreadSanitizer need not report them. */
+/* The races are intended: ThreadSanitizer need not report them. */
 __attribute__((no_sanitize("thread"))) static void *write_rubbish(void *argument)
 {
     volatile uint32_t *word = find_word(argument);
@@ -157,7 +158,7 @@ __attribute__((no_sanitize("thread"))) static void *write_rubbish(void *argument
 
 /* --- the calls --------------------------------------------------------------------------------------------------- */
 
-/* Memory with a guard on both sides. */
+/* Memory with guards on both sides. */
 struct guarded {
     unsigned char *memory;
     size_t bytes;
@@ -315,7 +316,7 @@ static void check(struct life *life, struct report *report, ep_status status)
         complain(report, "damage of another rank", (int)status);
 }
 
-/* Also where no call has failed: what the votes say must hold then as well. */
+/* Also if no call has failed: the invariants of the votes must hold then as well. */
 static void use_shrink(struct life *life, struct report *report)
 {
     ep_comm *next = NULL;
@@ -326,9 +327,9 @@ static void use_shrink(struct life *life, struct report *report)
         ep_comm_free(next);
 }
 
-static void live(ep_boot_shm *place, int rank, struct scene *scene)
+static void live(ep_boot_shm *place, int rank, struct scenario *scenario)
 {
-    struct report *report = &scene->report[rank];
+    struct report *report = &scenario->report[rank];
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_ll_config ll_config = EP_LL_CONFIG_INIT;
     struct life life = {.comm = NULL};
@@ -339,7 +340,7 @@ static void live(ep_boot_shm *place, int rank, struct scene *scene)
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(HANG_S);
-    attack = &scene->attack;
+    attack = &scenario->attack;
     for (int i = 0; i < TOKENS * TOPK; i++) {
         life.index[i] = (i / TOPK + i % TOPK * 2 + rank) % EXPERTS;
         life.weights[i] = 1.0f;
@@ -357,9 +358,9 @@ static void live(ep_boot_shm *place, int rank, struct scene *scene)
         _exit(10);
     life.comm->config.timeout_ms = TIMEOUT_MS;
     target = (struct target){life.comm, life.ll};
-    /* What is attacked are the rounds, and no rank that still leaves the barrier. */
-    atomic_fetch_add(&scene->ready, 1);
-    while (rank == HOSTILE && atomic_load(&scene->ready) < RANKS)
+    /* The attack targets the rounds, not ranks that still leave the barrier. */
+    atomic_fetch_add(&scenario->ready, 1);
+    while (rank == HOSTILE && atomic_load(&scenario->ready) < RANKS)
         usleep(100);
     if (rank == HOSTILE && pthread_create(&thread, NULL, write_rubbish, &target) != 0)
         _exit(10);
@@ -402,21 +403,21 @@ static void describe(const struct attack *a, char *text, size_t bytes)
 /* The statuses that the others ended with. */
 static int seen[512];
 
-static void run_attack(struct scene *scene, const struct attack *a)
+static void run_attack(struct scenario *scenario, const struct attack *a)
 {
     pid_t children[RANKS];
     ep_boot_shm *place;
     char text[160];
 
-    memset(scene, 0, sizeof(*scene));
-    scene->attack = *a;
+    memset(scenario, 0, sizeof(*scenario));
+    scenario->attack = *a;
     describe(a, text, sizeof(text));
     assert_int_equal(ep_boot_shm_new(RANKS, &place), EP_OK);
     for (int rank = 0; rank < RANKS; rank++) {
         children[rank] = fork();
         assert_true(children[rank] >= 0);
         if (children[rank] == 0)
-            live(place, rank, scene);
+            live(place, rank, scenario);
     }
     for (int rank = 0; rank < RANKS; rank++) {
         int how = 0;
@@ -427,10 +428,10 @@ static void run_attack(struct scene *scene, const struct attack *a)
                      WTERMSIG(how));
         if (WEXITSTATUS(how) != 0)
             fail_msg("%s: rank %d ended with %d", text, rank, WEXITSTATUS(how));
-        if (rank != HOSTILE && scene->report[rank].wrong)
-            fail_msg("%s: rank %d: %s", text, rank, scene->report[rank].text);
+        if (rank != HOSTILE && scenario->report[rank].wrong)
+            fail_msg("%s: rank %d: %s", text, rank, scenario->report[rank].text);
         if (rank != HOSTILE)
-            seen[scene->report[rank].status]++;
+            seen[scenario->report[rank].status]++;
     }
     ep_boot_shm_free(place);
 }
@@ -451,7 +452,7 @@ static void choose(struct attack *a, int number)
         at -= shares[i].share;
     }
     a->manner = (enum manner)(draw() % MANNERS);
-    /* In order, so that no word is left out. */
+    /* In order, so that every word is covered. */
     a->offset = (size_t)number / 15 * 20 + (size_t)(number % 5) * 4;
     if (draw() % 8 == 0)
         a->offset = draw() % 4096;
@@ -459,19 +460,19 @@ static void choose(struct attack *a, int number)
     a->after_us = draw() % 3 ? draw() % 3000 : 0;
 }
 
-/* Attacks that once ended a process: a view that leaves out everybody, and an attempt that is no index. */
-static void known_attacks(struct scene *scene)
+/* Attacks that once crashed a process: a view that excludes all ranks, and an attempt beyond the array. */
+static void known_attacks(struct scenario *scenario)
 {
     for (unsigned i = 0; i < 20; i++) {
         const struct attack view = {IN_SHRINK, IN_TURNS, 16, 7, 150 * i};
         const struct attack attempt = {IN_SHRINK, ALWAYS, 0, 0xffffffff, 50 * i};
 
-        run_attack(scene, &view);
-        run_attack(scene, &attempt);
+        run_attack(scenario, &view);
+        run_attack(scenario, &attempt);
     }
 }
 
-/* ThreadSanitizer, which does not see what processes do to each other, takes ten times as long. */
+/* ThreadSanitizer, which does not see accesses of other processes, takes ten times as long. */
 #if defined(__SANITIZE_THREAD__)
 enum { ATTACKS = 60 };
 #else
@@ -482,26 +483,27 @@ static void a_rank_that_writes_rubbish_harms_nobody(void **state)
 {
     const char *is_long = getenv("EPKIT_TEST_LONG"), *seed = getenv("EPKIT_TEST_SEED");
     int n = is_long && *is_long == '1' ? 6000 : ATTACKS;
-    struct scene *scene = mmap(NULL, sizeof(*scene), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
     (void)state;
-    assert_true(scene != MAP_FAILED);
+    assert_true(scenario != MAP_FAILED);
     random_state = seed ? strtoull(seed, NULL, 0) : 11;
-    known_attacks(scene);
+    known_attacks(scenario);
     for (int i = 0; i < n; i++) {
         struct attack a;
 
         choose(&a, i);
-        run_attack(scene, &a);
+        run_attack(scenario, &a);
     }
     printf("# %d attacks: no failure %d", n, seen[EP_OK]);
     for (int status = 1; status < 512; status++)
         if (seen[status])
             printf(", %s %d", ep_status_name((ep_status)status), seen[status]);
     printf("\n");
-    /* It has been noticed, and not only as a rank that does not answer. */
+    /* The damage was detected, and not only as a timeout. */
     assert_true(seen[EP_E_MISMATCH] > 0);
-    munmap(scene, sizeof(*scene));
+    munmap(scenario, sizeof(*scenario));
 }
 
 int main(void)

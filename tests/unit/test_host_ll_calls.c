@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency calls by their numbers, on the host backend: combined again, dropped, in parts, halves of two calls open
- * at a time, with fewer tokens than the most, masked by hand. Ranks are threads.
+ * Low-latency calls by number, on the host backend: combined again, dropped, in parts, halves of two calls open at a
+ * time, with fewer tokens than the maximum, masked explicitly. Ranks are threads.
  *
- * Rank r's token t is 1 + t in all places and goes to expert (t + k) % R, k < 2, which returns (expert + 1) times what
- * it got. All sums are exact.
+ * Token t of rank r is 1 + t in all elements and goes to expert (t + k) % R, k < 2, which returns (expert + 1) times
+ * its input. All sums are exact.
  */
 #include "backend/host/host.h"
 #include "testing/launch.h"
@@ -22,7 +22,7 @@
 #define HIDDEN 128
 #define TOPK 2
 #define ROWS (RANKS * MOST)
-#define HELD_UP_MS 4000 /* deadline of which a half passes before a wait begins */
+#define HELD_UP_MS 4000 /* deadline, half of which passes before a wait begins */
 
 struct member {
     ep_comm *comm;
@@ -36,8 +36,8 @@ struct member {
     uint64_t call;
 };
 
-struct story {
-    int (*play)(struct member *m);
+struct scenario {
+    int (*run_rank)(struct member *m);
     uint32_t ll_flags;
     int timeout_ms, n_tokens;
     char wrong[RANKS][300];
@@ -45,7 +45,7 @@ struct story {
 
 static _Thread_local char *wrong;
 
-/* Leaves the play with a line number. */
+/* Returns from the scenario with a line number. */
 #define SURE(condition)                                                                                                \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -91,7 +91,7 @@ static void answer(struct member *m)
         m->recv[i] = ep_bf16_from_f32(ep_bf16_to_f32(m->recv[i]) * (float)(m->rank + 1));
 }
 
-/* Experts in `masked` have answered nothing. */
+/* Experts in `masked` have returned nothing. */
 static bool is_answered(const struct member *m, unsigned masked)
 {
     for (int t = 0; t < m->n_tokens; t++) {
@@ -110,24 +110,24 @@ static bool is_answered(const struct member *m, unsigned masked)
     return true;
 }
 
-static int play_rank(const ep_boot *boot, void *argument)
+static int run_rank(const ep_boot *boot, void *argument)
 {
-    struct story *story = argument;
+    struct scenario *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_ll_config ll = EP_LL_CONFIG_INIT;
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
     int code;
 
-    wrong = story->wrong[boot->rank];
-    *m = (struct member){.rank = boot->rank, .n_tokens = story->n_tokens};
+    wrong = scenario->wrong[boot->rank];
+    *m = (struct member){.rank = boot->rank, .n_tokens = scenario->n_tokens};
     config.backend = "host";
-    config.timeout_ms = story->timeout_ms;
+    config.timeout_ms = scenario->timeout_ms;
     ll.max_tokens = MOST;
     ll.hidden = HIDDEN;
     ll.n_experts = RANKS;
     ll.topk = TOPK;
-    ll.flags = story->ll_flags;
+    ll.flags = scenario->ll_flags;
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
     SURE(ep_ll_new(m->comm, &ll, &m->ll) == EP_OK);
     for (int t = 0; t < m->n_tokens; t++) {
@@ -138,26 +138,26 @@ static int play_rank(const ep_boot *boot, void *argument)
             m->weights[t * TOPK + k] = (float)(1 + k);
         }
     }
-    code = story->play(m);
+    code = scenario->run_rank(m);
     ep_ll_free(m->ll);
     ep_comm_free(m->comm);
     return code;
 }
 
-static void run(struct story story)
+static void run(struct scenario scenario)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
 
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = RANKS;
-    launch.run = play_rank;
-    launch.argument = &story;
-    story.timeout_ms = story.timeout_ms ? story.timeout_ms : 60000;
+    launch.run = run_rank;
+    launch.argument = &scenario;
+    scenario.timeout_ms = scenario.timeout_ms ? scenario.timeout_ms : 60000;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < RANKS; rank++)
         if (exits[rank].code)
-            print_error("rank %d: %s\n", rank, story.wrong[rank]);
+            print_error("rank %d: %s\n", rank, scenario.wrong[rank]);
     for (int rank = 0; rank < RANKS; rank++)
         assert_int_equal(exits[rank].code, 0);
 }
@@ -173,7 +173,7 @@ static int combine_again(struct member *m)
     for (int round = 0; round < 4; round++) {
         SURE(ep_ll_dispatch(m->ll, &dispatch, NULL) == EP_OK);
         SURE(m->call == (uint64_t)round * 2 + 1);
-        /* Only queued: the next one may overwrite nothing of it. */
+        /* Only queued: the next call must not overwrite its arguments. */
         SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
         answer(m);
         for (int again = 0; again < 3; again++) {
@@ -197,7 +197,7 @@ static int combine_again(struct member *m)
 static void dispatches_are_combined_again_or_dropped(void **state)
 {
     (void)state;
-    run((struct story){.play = combine_again, .n_tokens = MOST});
+    run((struct scenario){.run_rank = combine_again, .n_tokens = MOST});
 }
 
 /* The first of two dispatches after the second one. */
@@ -222,10 +222,10 @@ static int combine_the_one_before(struct member *m)
 static void the_dispatch_before_the_last_is_combined(void **state)
 {
     (void)state;
-    run((struct story){.play = combine_the_one_before, .n_tokens = 4});
+    run((struct scenario){.run_rank = combine_the_one_before, .n_tokens = 4});
 }
 
-/* Two micro-batches, each half at a time, finished in the order of the calls or the other way round. */
+/* Two micro-batches, one half at a time, finished in the order of the calls or reversed. */
 static int interleave(struct member *m)
 {
     static struct member others[RANKS];
@@ -263,10 +263,10 @@ static int interleave(struct member *m)
 static void halves_of_two_calls_are_open(void **state)
 {
     (void)state;
-    run((struct story){.play = interleave, .n_tokens = 5});
+    run((struct scenario){.run_rank = interleave, .n_tokens = 5});
 }
 
-/* Parts of an answer: choices left out, all of a token left out; then the whole of it. */
+/* Partial combines: some choices excluded, all choices of a token excluded; then the complete combine. */
 static int leave_out(struct member *m)
 {
     ep_ll_dispatch_args dispatch = dispatch_of(m);
@@ -283,7 +283,7 @@ static int leave_out(struct member *m)
         SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
         SURE(is_answered(m, 0));
     }
-    /* Another expert than the dispatch had is still none of its. */
+    /* An expert that the dispatch did not have is still refused. */
     m->index[0] = 2;
     combine = combine_of(m, 0);
     SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_ROUTING);
@@ -298,7 +298,7 @@ static int leave_out(struct member *m)
 static void a_combine_leaves_choices_out(void **state)
 {
     (void)state;
-    run((struct story){.play = leave_out, .n_tokens = 4});
+    run((struct scenario){.run_rank = leave_out, .n_tokens = 4});
 }
 
 /* --- what a call says ---------------------------------------------------------------------------------------------*/
@@ -316,7 +316,7 @@ static int use_fewer_tokens(struct member *m)
         dispatch.wait_cost_add = m->cost;
         memset(m->recv, 0xee, sizeof(m->recv));
         SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-        /* The one expert's rows: of every source those tokens that chose it. */
+        /* Rows of the one local expert: of every source the tokens that chose it. */
         SURE(m->count > 0 && m->stats == 100 + m->count);
         SURE(m->recv[(RANKS * most) * HIDDEN - (most == MOST ? 1 : 0)] == 0xeeee);
         for (int rank = 0; rank < RANKS; rank++)
@@ -337,10 +337,10 @@ static int use_fewer_tokens(struct member *m)
 static void calls_have_their_own_most_tokens(void **state)
 {
     (void)state;
-    run((struct story){.play = use_fewer_tokens, .n_tokens = 2});
+    run((struct scenario){.run_rank = use_fewer_tokens, .n_tokens = 2});
 }
 
-/* What others wait for a rank is counted there, and added to what was there. */
+/* The time spent waiting for a rank is added to the previous value. */
 static int wait_for_the_late_rank(struct member *m)
 {
     ep_ll_dispatch_args dispatch = dispatch_of(m);
@@ -348,7 +348,7 @@ static int wait_for_the_late_rank(struct member *m)
     int64_t before;
 
     dispatch.wait_cost_add = m->cost;
-    /* Where much else runs, another one may come even later: then it was not waited for. */
+    /* On a loaded machine another rank may arrive even later: then there was no wait for this one. */
     for (int round = 0; round < 8; round++) {
         before = m->cost[1];
         if (m->rank == 1)
@@ -361,10 +361,10 @@ static int wait_for_the_late_rank(struct member *m)
     return 0;
 }
 
-static void waiting_is_counted_for_who_is_waited_for(void **state)
+static void waiting_is_counted_for_the_rank_waited_for(void **state)
 {
     (void)state;
-    run((struct story){.play = wait_for_the_late_rank, .n_tokens = 2});
+    run((struct scenario){.run_rank = wait_for_the_late_rank, .n_tokens = 2});
 }
 
 static int disagree_about_max_tokens(struct member *m)
@@ -406,12 +406,12 @@ static int disagree_about_the_sum(struct member *m)
 static void ranks_have_to_name_the_same_call(void **state)
 {
     (void)state;
-    run((struct story){.play = disagree_about_max_tokens, .n_tokens = 2});
-    run((struct story){.play = disagree_about_the_call, .n_tokens = 2});
-    run((struct story){.play = disagree_about_the_sum, .n_tokens = 2});
+    run((struct scenario){.run_rank = disagree_about_max_tokens, .n_tokens = 2});
+    run((struct scenario){.run_rank = disagree_about_the_call, .n_tokens = 2});
+    run((struct scenario){.run_rank = disagree_about_the_sum, .n_tokens = 2});
 }
 
-/* Of a call that is only queued nobody can correct the routing: all ranks hear of it, long before the deadline. */
+/* Nobody can correct the routing of a queued call: all ranks learn it, long before the deadline. */
 static int queue_bad_routing(struct member *m)
 {
     ep_ll_dispatch_args dispatch = dispatch_of(m);
@@ -432,7 +432,7 @@ static int queue_bad_routing(struct member *m)
 static void bad_routing_of_a_queued_call_fails_all(void **state)
 {
     (void)state;
-    run((struct story){.play = queue_bad_routing, .n_tokens = 2, .timeout_ms = 600000});
+    run((struct scenario){.run_rank = queue_bad_routing, .n_tokens = 2, .timeout_ms = 600000});
 }
 
 /* A dispatch that is refused has changed nothing: the two before it are still combined. */
@@ -464,18 +464,18 @@ static int refuse_bad_routing(struct member *m)
 static void a_dispatch_that_is_refused_changes_nothing(void **state)
 {
     (void)state;
-    run((struct story){.play = refuse_bad_routing, .n_tokens = 4});
+    run((struct scenario){.run_rank = refuse_bad_routing, .n_tokens = 4});
 }
 
 /* --- masks ------------------------------------------------------------------------------------------------------- */
 
-static int mask_by_hand(struct member *m)
+static int mask_explicitly(struct member *m)
 {
     ep_ll_dispatch_args dispatch = dispatch_of(m);
     ep_ll_combine_args combine;
     int32_t mask[RANKS];
 
-    /* Rank 2 takes no part in the calls in between, and nobody waits for it. */
+    /* Rank 2 does not join the calls in between, and no rank waits for it. */
     if (m->rank != 2) {
         SURE(ep_ll_set_mask(m->ll, 2, 1, NULL) == EP_OK);
         SURE(ep_ll_query_mask(m->ll, mask, NULL) == EP_OK);
@@ -499,8 +499,8 @@ static int mask_by_hand(struct member *m)
 }
 
 /*
- * Rank 0 masks rank 1 for one dispatch alone. Its counter goes on, and its rows of an earlier dispatch still lie where
- * rank 1 looks: rank 1 hears that it was left out, whenever it looks.
+ * Rank 0 masks rank 1 for one dispatch only. Its counter continues, and its rows of an earlier dispatch are still in
+ * the memory that rank 1 reads: rank 1 must learn that it was masked, whenever it checks.
  */
 static int mask_for_one_dispatch(struct member *m)
 {
@@ -508,7 +508,7 @@ static int mask_for_one_dispatch(struct member *m)
 
     for (int i = 0; i < 2; i++)
         SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    /* Rank 1 is through with them: it looks for masks at the end of a call. */
+    /* Rank 1 has finished with them: it checks masks at the end of a call. */
     SURE(ep_comm_barrier(m->comm) == EP_OK);
     dispatch.flags = EP_LL_RECV_HOOK;
     if (m->rank == 0) {
@@ -527,22 +527,23 @@ static int mask_for_one_dispatch(struct member *m)
     return 0;
 }
 
-static void a_rank_that_was_left_out_hears_so(void **state)
+static void a_masked_rank_learns_it(void **state)
 {
     (void)state;
-    run((struct story){
-        .play = mask_for_one_dispatch, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
+    run((struct scenario){
+        .run_rank = mask_for_one_dispatch, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
 }
 
 static void masks_are_set_and_cleared_in_order(void **state)
 {
     (void)state;
-    run((struct story){.play = mask_by_hand, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
+    run((struct scenario){
+        .run_rank = mask_explicitly, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
 }
 
 /*
- * Rank 2 never calls. Rank 0 has masked it by hand and waits in the combine for rank 1, which came half a deadline
- * later to its wait for rank 2: rank 0's deadline passes first, and rank 1 is not to be masked for rank 2's absence.
+ * Rank 2 never calls. Rank 0 has masked it explicitly and waits in the combine for rank 1, which began its wait for
+ * rank 2 half a deadline later: the deadline of rank 0 expires first, and rank 1 must not be masked because of rank 2.
  */
 static int wait_while_masking(struct member *m)
 {
@@ -577,7 +578,7 @@ static int wait_for_one_that_waits(struct member *m)
         code = wait_while_masking(m);
         done++;
     }
-    /* Who leaves is masked at once. */
+    /* A rank that leaves is masked at once. */
     while (done < 2)
         nanosleep(&(struct timespec){0, 10000000}, NULL);
     return code;
@@ -586,11 +587,11 @@ static int wait_for_one_that_waits(struct member *m)
 static void a_rank_that_waits_for_another_is_not_masked(void **state)
 {
     (void)state;
-    run((struct story){
-        .play = wait_for_one_that_waits, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = HELD_UP_MS});
+    run((struct scenario){
+        .run_rank = wait_for_one_that_waits, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = HELD_UP_MS});
 }
 
-/* All ranks are there in the first barrier; rank 2 is not in the second one, which then knows so. */
+/* All ranks join the first barrier; rank 2 misses the second one, which then reports it. */
 static int miss_a_barrier(struct member *m)
 {
     int32_t mask[RANKS];
@@ -608,10 +609,10 @@ static int miss_a_barrier(struct member *m)
     return 0;
 }
 
-static void a_barrier_masks_who_does_not_come(void **state)
+static void a_barrier_masks_an_absent_rank(void **state)
 {
     (void)state;
-    run((struct story){.play = miss_a_barrier, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 60000});
+    run((struct scenario){.run_rank = miss_a_barrier, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 60000});
 }
 
 int main(void)
@@ -623,13 +624,13 @@ int main(void)
         cmocka_unit_test(halves_of_two_calls_are_open),
         cmocka_unit_test(a_combine_leaves_choices_out),
         cmocka_unit_test(calls_have_their_own_most_tokens),
-        cmocka_unit_test(waiting_is_counted_for_who_is_waited_for),
+        cmocka_unit_test(waiting_is_counted_for_the_rank_waited_for),
         cmocka_unit_test(ranks_have_to_name_the_same_call),
         cmocka_unit_test(bad_routing_of_a_queued_call_fails_all),
         cmocka_unit_test(a_dispatch_that_is_refused_changes_nothing),
         cmocka_unit_test(masks_are_set_and_cleared_in_order),
-        cmocka_unit_test(a_rank_that_was_left_out_hears_so),
-        cmocka_unit_test(a_barrier_masks_who_does_not_come),
+        cmocka_unit_test(a_masked_rank_learns_it),
+        cmocka_unit_test(a_barrier_masks_an_absent_rank),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

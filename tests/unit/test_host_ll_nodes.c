@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low latency between nodes gives the bits of one node, whatever network carries it, and its sending halves need no
- * call of their receivers. Ranks are threads.
+ * Low latency between nodes gives the same bits as on one node, over every network, and its sending halves need no call
+ * of the receivers. Ranks are threads.
  */
 #include "backend/host/host.h"
 #include "net/emulation.h"
@@ -31,7 +31,7 @@ static const struct shape {
 };
 enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
-/* All that a rank gets of one dispatch and two combines. */
+/* All outputs of one dispatch and two combines on a rank. */
 struct result {
     int32_t count[LOCAL], stats[LOCAL], source[LOCAL * ROWS];
     int64_t range[LOCAL * RANKS];
@@ -41,7 +41,7 @@ struct result {
     uint16_t out[2][TOKENS * HIDDEN];
 };
 
-struct story {
+struct scenario {
     const struct shape *shape;
     struct result *results; /* [RANKS] */
     char complaint[RANKS][EP_ERROR_TEXT_BYTES];
@@ -84,7 +84,7 @@ static ep_status new_ll(ep_comm *comm, int max_tokens, uint32_t flags, ep_ll **r
     return ep_ll_new(comm, &config, ret_ll);
 }
 
-/* Some tokens have fewer experts, and the combine leaves some rows out. */
+/* Some tokens have fewer experts, and the combine excludes some rows. */
 static void draw_routing(int rank, int32_t *ret_index, int32_t *ret_given, float *ret_weights)
 {
     uint32_t state = 77u + (uint32_t)rank;
@@ -135,7 +135,7 @@ static ep_status use(ep_ll *ll, int rank, struct result *result)
     dispatch.flags = EP_LL_RECV_HOOK;
     EP_TRY(ep_ll_dispatch_sync(ll, &dispatch));
     EP_TRY(ep_ll_finish_sync(ll, 0));
-    /* Each expert answers in its own way. */
+    /* Each expert returns different rows. */
     for (int i = 0; i < LOCAL * ROWS * HIDDEN; i++)
         answers[i] = (uint16_t)(result->rows[i] + (i / (ROWS * HIDDEN) + rank) % 7);
     combine.x = answers;
@@ -152,7 +152,7 @@ static ep_status use(ep_ll *ll, int rank, struct result *result)
     return ep_ll_barrier(ll, NULL);
 }
 
-/* A program that a rank starts inherits nothing: a socket that lives on there would hide the death of the rank. */
+/* A program that a rank starts inherits nothing: an inherited socket would hide the death of the rank. */
 static ep_status check_inheritance(void)
 {
     for (int fd = 3; fd < 1024; fd++) {
@@ -167,27 +167,27 @@ static ep_status check_inheritance(void)
 
 static int run_equal(const ep_boot *boot, void *argument)
 {
-    struct story *story = argument;
+    struct scenario *scenario = argument;
     ep_comm *comm = NULL;
     ep_ll *ll = NULL;
-    ep_status status = new_comm(boot, story->shape, &comm);
+    ep_status status = new_comm(boot, scenario->shape, &comm);
 
     if (status == EP_OK)
         status = new_ll(comm, TOKENS, 0, &ll);
     if (status == EP_OK)
         status = check_inheritance();
     if (status == EP_OK)
-        status = use(ll, boot->rank, &story->results[boot->rank]);
+        status = use(ll, boot->rank, &scenario->results[boot->rank]);
     if (status == EP_OK)
         status = ep_stream_sync(comm, NULL);
     if (status != EP_OK)
-        snprintf(story->complaint[boot->rank], sizeof(story->complaint[0]), "%s", ep_last_error());
+        snprintf(scenario->complaint[boot->rank], sizeof(scenario->complaint[0]), "%s", ep_last_error());
     ep_ll_free(ll);
     ep_comm_free(comm);
     return status != EP_OK;
 }
 
-static void run_ranks(ep_rank_fn run, int nranks, struct story *story)
+static void run_ranks(ep_rank_fn run, int nranks, struct scenario *scenario)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
@@ -195,12 +195,12 @@ static void run_ranks(ep_rank_fn run, int nranks, struct story *story)
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = nranks;
     launch.run = run;
-    launch.argument = story;
+    launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < nranks; rank++)
         if (exits[rank].code)
-            fail_msg("network %s, %d ranks a node, rank %d: %s", story->shape->network, story->shape->ranks_per_node,
-                     rank, story->complaint[rank]);
+            fail_msg("network %s, %d ranks a node, rank %d: %s", scenario->shape->network,
+                     scenario->shape->ranks_per_node, rank, scenario->complaint[rank]);
 }
 
 static void every_network_gives_the_bits_of_one_node(void **state)
@@ -210,13 +210,13 @@ static void every_network_gives_the_bits_of_one_node(void **state)
 
     (void)state;
     for (int i = 0; i < SHAPES; i++) {
-        struct story story = {.shape = &shapes[i]};
+        struct scenario scenario = {.shape = &shapes[i]};
 
         results[i] = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
         assert_non_null(results[i]);
         memset(results[i], 0, bytes);
-        story.results = results[i];
-        run_ranks(run_equal, RANKS, &story);
+        scenario.results = results[i];
+        run_ranks(run_equal, RANKS, &scenario);
         for (int rank = 0; rank < RANKS; rank++)
             assert_memory_equal(&results[i][rank], &results[0][rank], sizeof(struct result));
     }
@@ -228,7 +228,7 @@ static void every_network_gives_the_bits_of_one_node(void **state)
 /* --- a sending half ------------------------------------------------------------------------------------------------
  */
 
-/* More than sockets hold: the rest leaves while the sender is in no call. */
+/* More than the socket buffers hold: the rest is sent while the sender is in no call. */
 enum { MANY = 12288 };
 
 static _Atomic int sent, received;
@@ -256,7 +256,7 @@ static ep_status send_much(ep_comm *comm, int rank)
     args.recv_count = count;
     args.flags = EP_LL_RECV_HOOK;
     if (rank == 0) {
-        /* Returns though rank 1 is in no call, and needs none of ours to get it all. */
+        /* Returns although rank 1 is in no call, and rank 1 needs no further call of this rank to receive it all. */
         status = ep_ll_dispatch_sync(ll, &args);
         atomic_store(&sent, 1);
         while (!atomic_load(&received))
@@ -282,14 +282,14 @@ done:
 
 static int run_send(const ep_boot *boot, void *argument)
 {
-    struct story *story = argument;
+    struct scenario *scenario = argument;
     ep_comm *comm = NULL;
-    ep_status status = new_comm(boot, story->shape, &comm);
+    ep_status status = new_comm(boot, scenario->shape, &comm);
 
     if (status == EP_OK)
         status = send_much(comm, boot->rank);
     if (status != EP_OK)
-        snprintf(story->complaint[boot->rank], sizeof(story->complaint[0]), "%s", ep_last_error());
+        snprintf(scenario->complaint[boot->rank], sizeof(scenario->complaint[0]), "%s", ep_last_error());
     atomic_store(&sent, 1);
     atomic_store(&received, 1);
     ep_comm_free(comm);
@@ -299,14 +299,14 @@ static int run_send(const ep_boot *boot, void *argument)
 static void a_sending_half_needs_no_call_of_its_receiver(void **state)
 {
     static const struct shape over_tcp = {"tcp", 1, NULL}, over_emulated = {"emulated", 1, NULL};
-    struct story story = {.shape = &over_tcp};
+    struct scenario scenario = {.shape = &over_tcp};
 
     (void)state;
     for (int i = 0; i < 2; i++) {
         atomic_store(&sent, 0);
         atomic_store(&received, 0);
-        run_ranks(run_send, 2, &story);
-        story.shape = &over_emulated;
+        run_ranks(run_send, 2, &scenario);
+        scenario.shape = &over_emulated;
     }
 }
 
@@ -339,11 +339,11 @@ static int run_sizes(const ep_boot *boot, void *argument)
         ep_ll_free(ll);
         ep_comm_free(comm);
     }
-    /* Two calls, rows of two ranks for each of the most experts that a token has on one. */
+    /* Two calls, rows of two ranks for the most experts that a token has on one rank. */
     return bytes[1] - bytes[0] < INT64_C(2) * 2 * TOKENS * LOCAL * HIDDEN * 2;
 }
 
-/* One of another node and some of this one mask each other, call, take that back, and call again. */
+/* A rank of another node and some of this one mask each other, call, unmask, and call again. */
 static int run_masks(const ep_boot *boot, void *argument)
 {
     struct result *result = calloc(1, sizeof(*result));
@@ -367,7 +367,7 @@ static int run_masks(const ep_boot *boot, void *argument)
             status = ep_comm_barrier(comm);
         if (status == EP_OK)
             status = use(ll, boot->rank, result);
-        /* Nobody masks a rank that is still in a call. */
+        /* No rank is masked while it is still in a call. */
         if (status == EP_OK)
             status = ep_stream_sync(comm, NULL);
         if (status == EP_OK)
@@ -400,8 +400,8 @@ static void masks_that_are_taken_back_hold_nobody_off(void **state)
     }
 }
 
-/* Slots of ranks of other nodes lie elsewhere than those of the node; rows of combines come on top. */
-static void sizes_tell_of_the_memory_between_nodes(void **state)
+/* Slots of ranks of other nodes are in another region than those of the node; rows of combines are additional. */
+static void sizes_include_the_memory_between_nodes(void **state)
 {
     static const struct shape sizes[] = {{NULL, RANKS, NULL}, {"emulated", 2, NULL}};
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
@@ -422,7 +422,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_network_gives_the_bits_of_one_node),
         cmocka_unit_test(a_sending_half_needs_no_call_of_its_receiver),
-        cmocka_unit_test(sizes_tell_of_the_memory_between_nodes),
+        cmocka_unit_test(sizes_include_the_memory_between_nodes),
         cmocka_unit_test(masks_that_are_taken_back_hold_nobody_off),
     };
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The sum of a low-latency combine over the host backend, said by hand: what a rank adds up first and rounds, in which
- * order, and what EP_LL_NO_PARTIAL_REDUCE changes. Each case is a token, the same one on every rank; ranks are threads.
+ * The sum of a low-latency combine on the host backend, with expected values written out: what a rank adds up first and
+ * rounds, in which order, and the effect of EP_LL_NO_PARTIAL_REDUCE. Each case is a token, the same on every rank;
+ * ranks are threads.
  */
 #include "core/core.h"
 #include "testing/launch.h"
@@ -24,9 +25,9 @@
 #define TOPK 4
 #define HIDDEN 384
 #define MOST_TOKENS 24
-#define LOST 2 /* the rank that is masked, where one is */
+#define LOST 2 /* the rank that is masked, if any */
 #define PATIENT_MS 60000
-#define LATE_MS 1500 /* the deadline in the round in which LOST is late */
+#define LATE_MS 1500 /* deadline of the round in which LOST is late */
 
 /* bf16: 1, 1 + 2^-7, 2, 2^-8, 2^24 (to which adding 1 changes nothing), its largest and its infinity. */
 #define ONE 0x3f80
@@ -41,25 +42,25 @@
 
 struct token {
     int32_t experts[TOPK];
-    uint16_t values[TOPK]; /* that the experts answer, in all elements */
+    uint16_t values[TOPK]; /* values that the experts return, in all elements */
     float weights[TOPK];
-    uint16_t grouped, once; /* what must come out, by default and with EP_LL_NO_PARTIAL_REDUCE */
+    uint16_t grouped, once; /* expected sum, by default and with EP_LL_NO_PARTIAL_REDUCE */
 };
 
-struct story {
+struct scenario {
     const struct token *tokens;
     int n_tokens, topk;
     uint32_t flags;
     bool loses; /* LOST takes part in a first round, and not in the second */
     _Atomic int through;
     int32_t mask[RANKS];
-    char text[RANKS][256]; /* what was wrong; "" */
+    char text[RANKS][256]; /* the error; "": none */
 };
 
 /* --- one rank --------------------------------------------------------------------------------------------------- */
 
 struct member {
-    struct story *story;
+    struct scenario *scenario;
     ep_comm *comm;
     ep_ll *ll;
     int rank, n_slots; /* rows of an expert */
@@ -74,22 +75,22 @@ static uint16_t *rows_new(int n)
     return aligned_alloc(64, (size_t)n * HIDDEN * sizeof(uint16_t));
 }
 
-static ep_status member_init(struct member *m, const ep_boot *boot, struct story *story)
+static ep_status member_init(struct member *m, const ep_boot *boot, struct scenario *scenario)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_ll_config ll_config = EP_LL_CONFIG_INIT;
     ep_status status;
 
-    *m = (struct member){.story = story, .rank = boot->rank, .n_slots = RANKS * MOST_TOKENS};
+    *m = (struct member){.scenario = scenario, .rank = boot->rank, .n_slots = RANKS * MOST_TOKENS};
     m->x = rows_new(MOST_TOKENS);
     m->out = rows_new(MOST_TOKENS);
     m->recv = rows_new(LOCAL * m->n_slots);
     if (!m->x || !m->out || !m->recv)
         return EP_E_MEMORY;
     memset(m->x, 0, MOST_TOKENS * HIDDEN * sizeof(*m->x));
-    for (int i = 0; i < story->n_tokens * story->topk; i++) {
-        m->index[i] = story->tokens[i / story->topk].experts[i % story->topk];
-        m->weights[i] = story->tokens[i / story->topk].weights[i % story->topk];
+    for (int i = 0; i < scenario->n_tokens * scenario->topk; i++) {
+        m->index[i] = scenario->tokens[i / scenario->topk].experts[i % scenario->topk];
+        m->weights[i] = scenario->tokens[i / scenario->topk].weights[i % scenario->topk];
     }
     config.backend = "host";
     config.timeout_ms = PATIENT_MS;
@@ -99,8 +100,8 @@ static ep_status member_init(struct member *m, const ep_boot *boot, struct story
     ll_config.max_tokens = MOST_TOKENS;
     ll_config.hidden = HIDDEN;
     ll_config.n_experts = RANKS * LOCAL;
-    ll_config.topk = story->topk;
-    ll_config.flags = story->flags & EP_LL_MASK_DEAD;
+    ll_config.topk = scenario->topk;
+    ll_config.flags = scenario->flags & EP_LL_MASK_DEAD;
     return ep_ll_new(m->comm, &ll_config, &m->ll);
 }
 
@@ -113,18 +114,18 @@ static void member_done(struct member *m)
     free(m->out);
 }
 
-/* What an expert answers to a token; NaN where the token has not chosen it. */
-static uint16_t value_of(const struct story *story, int expert, int token)
+/* The value that an expert returns for a token; NaN if the token has not chosen it. */
+static uint16_t value_of(const struct scenario *scenario, int expert, int token)
 {
-    for (int k = 0; k < story->topk; k++)
-        if (story->tokens[token].experts[k] == expert)
-            return story->tokens[token].values[k];
+    for (int k = 0; k < scenario->topk; k++)
+        if (scenario->tokens[token].experts[k] == expert)
+            return scenario->tokens[token].values[k];
     return QUIET;
 }
 
 static ep_status member_round(struct member *m)
 {
-    const struct story *story = m->story;
+    const struct scenario *scenario = m->scenario;
     ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
     ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
     ep_status status;
@@ -132,7 +133,7 @@ static ep_status member_round(struct member *m)
     dispatch.x = m->x;
     dispatch.topk_idx = m->index;
     dispatch.idx_type = EP_I32;
-    dispatch.n_tokens = story->n_tokens;
+    dispatch.n_tokens = scenario->n_tokens;
     dispatch.out_dtype = EP_BF16;
     dispatch.recv_x = m->recv;
     dispatch.recv_count = m->count;
@@ -145,26 +146,26 @@ static ep_status member_round(struct member *m)
             int at = local * m->n_slots + row;
 
             for (int i = 0; i < HIDDEN; i++)
-                m->recv[at * HIDDEN + i] = value_of(story, m->rank * LOCAL + local, m->source[at]);
+                m->recv[at * HIDDEN + i] = value_of(scenario, m->rank * LOCAL + local, m->source[at]);
         }
     memset(m->out, 0xee, MOST_TOKENS * HIDDEN * sizeof(*m->out));
     combine.x = m->recv;
     combine.topk_idx = m->index;
     combine.idx_type = EP_I32;
-    combine.n_tokens = story->n_tokens;
+    combine.n_tokens = scenario->n_tokens;
     combine.topk_weights = m->weights;
     combine.out = m->out;
-    combine.flags = story->flags & EP_LL_NO_PARTIAL_REDUCE;
+    combine.flags = scenario->flags & EP_LL_NO_PARTIAL_REDUCE;
     return ep_ll_combine_sync(m->ll, &combine);
 }
 
 static void look(const struct member *m, char *ret_text, size_t bytes)
 {
-    const struct story *story = m->story;
+    const struct scenario *scenario = m->scenario;
 
-    for (int t = story->n_tokens - 1; t >= 0; t--) {
-        const struct token *token = &story->tokens[t];
-        uint16_t expected = story->flags & EP_LL_NO_PARTIAL_REDUCE ? token->once : token->grouped;
+    for (int t = scenario->n_tokens - 1; t >= 0; t--) {
+        const struct token *token = &scenario->tokens[t];
+        uint16_t expected = scenario->flags & EP_LL_NO_PARTIAL_REDUCE ? token->once : token->grouped;
 
         for (int i = 0; i < HIDDEN; i++)
             if (m->out[t * HIDDEN + i] != expected)
@@ -173,41 +174,41 @@ static void look(const struct member *m, char *ret_text, size_t bytes)
     }
 }
 
-/* LOST stays until the others are through, so that it is late for them, and not gone. */
-static void wait_for_others(struct story *story)
+/* LOST stays until the others have finished, so that it is late, not dead. */
+static void wait_for_others(struct scenario *scenario)
 {
-    for (int i = 0; i < PATIENT_MS && atomic_load(&story->through) < RANKS - 1; i++)
+    for (int i = 0; i < PATIENT_MS && atomic_load(&scenario->through) < RANKS - 1; i++)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-static int play(const ep_boot *boot, void *argument)
+static int run_rank(const ep_boot *boot, void *argument)
 {
-    struct story *story = argument;
+    struct scenario *scenario = argument;
     int rank = boot->rank;
     struct member member;
-    ep_status status = member_init(&member, boot, story);
+    ep_status status = member_init(&member, boot, scenario);
 
     if (status == EP_OK)
         status = member_round(&member);
-    if (status == EP_OK && story->loses && rank != LOST) {
+    if (status == EP_OK && scenario->loses && rank != LOST) {
         member.comm->config.timeout_ms = LATE_MS;
         status = member_round(&member);
     }
     if (status != EP_OK)
-        snprintf(story->text[rank], sizeof(story->text[rank]), "%s", ep_last_error());
-    else if (!story->loses || rank != LOST)
-        look(&member, story->text[rank], sizeof(story->text[rank]));
+        snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_last_error());
+    else if (!scenario->loses || rank != LOST)
+        look(&member, scenario->text[rank], sizeof(scenario->text[rank]));
     if (status == EP_OK && rank == 0)
-        ep_ll_get_mask(member.ll, story->mask);
-    if (story->loses && rank != LOST)
-        atomic_fetch_add(&story->through, 1);
-    else if (story->loses)
-        wait_for_others(story);
+        ep_ll_get_mask(member.ll, scenario->mask);
+    if (scenario->loses && rank != LOST)
+        atomic_fetch_add(&scenario->through, 1);
+    else if (scenario->loses)
+        wait_for_others(scenario);
     member_done(&member);
     return 0;
 }
 
-static void run_story(ep_rank_fn run, void *argument)
+static void run_scenario(ep_rank_fn run, void *argument)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
@@ -228,17 +229,17 @@ static void expect_sums(const struct token *tokens, int n_tokens, int topk, bool
 
     assert_true(n_tokens <= MOST_TOKENS);
     for (int i = 0; i < 2; i++) {
-        struct story story = {.tokens = tokens,
-                              .n_tokens = n_tokens,
-                              .topk = topk,
-                              .flags = modes[i] | (loses ? EP_LL_MASK_DEAD : 0),
-                              .loses = loses};
+        struct scenario scenario = {.tokens = tokens,
+                                    .n_tokens = n_tokens,
+                                    .topk = topk,
+                                    .flags = modes[i] | (loses ? EP_LL_MASK_DEAD : 0),
+                                    .loses = loses};
 
-        run_story(play, &story);
+        run_scenario(run_rank, &scenario);
         for (int rank = 0; rank < RANKS; rank++)
-            if (story.text[rank][0])
-                fail_msg("flags %u, rank %d: %s", story.flags, rank, story.text[rank]);
-        assert_int_equal(story.mask[LOST], loses ? 1 : 0);
+            if (scenario.text[rank][0])
+                fail_msg("flags %u, rank %d: %s", scenario.flags, rank, scenario.text[rank]);
+        assert_int_equal(scenario.mask[LOST], loses ? 1 : 0);
     }
 }
 
@@ -256,7 +257,7 @@ static void rows_of_one_rank_are_added_up_and_rounded_first(void **state)
         {{0, 1, 2, 3}, {ONE, HALFWAY, HALFWAY, 0}, {1, 1, 1, 1}, NEXT, NEXT},
         /* Two groups of two: 1 and 0.5, of which 2^-8 and 2^-9 are lost. */
         {{5, 0, 4, 1}, {ONE, ONE, HALFWAY, HALFWAY}, {0.5f, 1, 0.5f, 1}, 0x3fc0, 0x3fc1},
-        /* The weights are in the partial sum, and are not taken twice. */
+        /* The weights are in the partial sum, and are not applied twice. */
         {{0, 1, 4, -1}, {ONE, ONE, ONE}, {2, 4, 8}, 0x4160, 0x4160},
         /* A row alone is not rounded after its weight: 1.5 * (1 + 2^-7) - 2^-8. */
         {{0, 8, 4, -1}, {NEXT, 0, HALFWAY | MINUS}, {1.5f, 1, 1}, 0x3fc1, 0x3fc1},
@@ -268,7 +269,7 @@ static void rows_of_one_rank_are_added_up_and_rounded_first(void **state)
     EXPECT_SUMS(tokens, TOPK, false);
 }
 
-static void groups_come_in_the_order_of_their_first_choices(void **state)
+static void groups_are_in_the_order_of_their_first_choices(void **state)
 {
     static const struct token tokens[] = {
         /* 2^24 + 1 - 2^24. In the order of the last choices, or of the ranks, 1 would be left. */
@@ -292,7 +293,7 @@ static void holes_and_weights_of_zero(void **state)
         {{-1, -1, -1, -1}, {0}, {1, 1, 1, 1}, 0, 0},
         {{-1, 0, 4, 1}, {0, ONE, HALFWAY, HALFWAY}, {9, 1, 1, 1}, ONE, NEXT},
         {{-1, 0, -1, -1}, {0, NEXT}, {9, 2, 9, 9}, 0x4001, 0x4001},
-        /* A weight of zero makes a group: 1.5 * (1 + 2^-7) is halfway, and 2^-8 is taken away after that. */
+        /* A weight of zero makes a group: 1.5 * (1 + 2^-7) is halfway, and 2^-8 is subtracted after that. */
         {{0, 1, 4, -1}, {NEXT, TWO, HALFWAY | MINUS}, {1.5f, 0, 1}, 0x3fc2, 0x3fc1},
         {{0, 1, 2, 3}, {ONE, ONE, ONE, ONE}, {0, 0, 0, 0}, 0, 0},
         /* -0 is added to +0. */
@@ -314,7 +315,7 @@ static void what_is_not_a_number_stays_so(void **state)
         {{0, 1, -1, -1}, {ONE, INF}, {1, 0}, QUIET, QUIET},
         {{0, 1, 4, 5}, {INF, ONE, INF | MINUS, ONE}, {1, 1, 1, 1}, QUIET, QUIET},
         {{0, 1, 4, -1}, {INF, ONE, ONE}, {1, 1, 1}, INF, INF},
-        /* A partial sum that is too large for a bf16 is infinite, and stays so. */
+        /* A partial sum that overflows bf16 is infinite, and stays so. */
         {{0, 1, 4, -1}, {MOST, 0x7b00, MOST | MINUS}, {1, 1, 1}, INF, 0x7b00},
     };
 
@@ -335,7 +336,7 @@ static void top_1_has_no_groups(void **state)
     EXPECT_SUMS(tokens, 1, false);
 }
 
-/* Of rank 2, which is missing, nothing is added; the others' rows form the groups that they form without it. */
+/* Nothing of rank 2, which is masked, is added; the rows of the others form the same groups as without it. */
 static void rank_that_is_masked_is_in_no_group(void **state)
 {
     static const struct token tokens[] = {
@@ -361,7 +362,7 @@ struct difference {
 
 static int differ(const ep_boot *boot, void *argument)
 {
-    struct difference *story = argument;
+    struct difference *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_ll_config ll_config = EP_LL_CONFIG_INIT;
     int rank = boot->rank;
@@ -373,12 +374,12 @@ static int differ(const ep_boot *boot, void *argument)
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
     ll_config.max_tokens = 1;
-    ll_config.hidden = story->hidden[rank];
+    ll_config.hidden = scenario->hidden[rank];
     ll_config.n_experts = RANKS;
     ll_config.topk = 1;
-    ll_config.flags = story->flags[rank];
-    story->status[rank] = ep_ll_new(comm, &ll_config, &ll);
-    snprintf(story->text[rank], sizeof(story->text[rank]), "%s", ep_comm_last_error(comm));
+    ll_config.flags = scenario->flags[rank];
+    scenario->status[rank] = ep_ll_new(comm, &ll_config, &ll);
+    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
     ep_ll_free(ll);
     ep_comm_free(comm);
     return 0;
@@ -398,7 +399,7 @@ static void ranks_have_to_want_the_same_layout(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct difference difference = cases[i].difference;
 
-        run_story(differ, &difference);
+        run_scenario(differ, &difference);
         for (int rank = 0; rank < RANKS; rank++) {
             assert_int_equal(difference.status[rank], EP_E_MISMATCH);
             if (!strstr(difference.text[rank], cases[i].text))
@@ -411,7 +412,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_of_one_rank_are_added_up_and_rounded_first),
-        cmocka_unit_test(groups_come_in_the_order_of_their_first_choices),
+        cmocka_unit_test(groups_are_in_the_order_of_their_first_choices),
         cmocka_unit_test(holes_and_weights_of_zero),
         cmocka_unit_test(what_is_not_a_number_stays_so),
         cmocka_unit_test(top_1_has_no_groups),

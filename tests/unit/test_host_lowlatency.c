@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low latency over the host backend: ranks that oversleep or are used differently. Ranks are threads; each keeps its
- * verdicts, which the test looks at afterwards.
+ * Low latency on the host backend: ranks that miss a deadline or pass other arguments. Ranks are threads; each keeps
+ * its results, which the test checks afterwards.
  */
 #include "backend/host/host.h"
 #include "testing/launch.h"
@@ -19,7 +19,7 @@
 #define TOKENS 2
 #define HIDDEN 512
 #define PATIENT_MS 60000
-#define SHORT_MS 1500 /* where a deadline is met */
+#define SHORT_MS 1500 /* deadline of scenarios in which none expires */
 
 /* One rank's low-latency object with one expert per rank; each token goes to all of them. */
 struct member {
@@ -84,7 +84,7 @@ static void member_done(struct member *member)
     ep_comm_free(member->comm);
 }
 
-/* A dispatch and its combine; rows hold `value` in all places (bf16). */
+/* A dispatch and its combine; rows hold `value` in all elements (bf16). */
 static ep_status member_round(struct member *member, uint16_t value)
 {
     for (int i = 0; i < TOKENS * HIDDEN; i++)
@@ -116,9 +116,9 @@ static void run_ranks(ep_rank_fn run, int nranks, void *argument)
 
 #define SLEEPER 1
 
-struct sleep_story {
-    _Atomic int ahead; /* ranks that have gone on without the sleeper */
-    ep_status status;  /* of the sleeper once it is awake */
+struct sleep_scenario {
+    _Atomic int ahead; /* ranks that have continued without the sleeper */
+    ep_status status;  /* of the sleeper after its sleep */
     ep_status others[MAX_RANKS];
     char text[256];
     int32_t mask[MAX_RANKS];
@@ -126,7 +126,7 @@ struct sleep_story {
 
 static int oversleep(const ep_boot *boot, void *argument)
 {
-    struct sleep_story *story = argument;
+    struct sleep_scenario *scenario = argument;
     struct member member;
     int rank = boot->rank;
 
@@ -137,48 +137,48 @@ static int oversleep(const ep_boot *boot, void *argument)
             return 2;
     if (rank != SLEEPER) {
         member.comm->config.timeout_ms = SHORT_MS;
-        /* Two rounds alone: the second one reuses the buffers that the sleeper has not read. */
-        for (int round = 3; round < 5 && story->others[rank] == EP_OK; round++)
-            story->others[rank] = member_round(&member, (uint16_t)(0x3f80 + round));
+        /* Two rounds without it: the second one reuses the buffers that the sleeper has not read. */
+        for (int round = 3; round < 5 && scenario->others[rank] == EP_OK; round++)
+            scenario->others[rank] = member_round(&member, (uint16_t)(0x3f80 + round));
         if (rank == 0)
-            ep_ll_get_mask(member.ll, story->mask);
-        atomic_fetch_add(&story->ahead, 1);
+            ep_ll_get_mask(member.ll, scenario->mask);
+        atomic_fetch_add(&scenario->ahead, 1);
     } else {
-        for (int i = 0; i < PATIENT_MS && atomic_load(&story->ahead) < boot->nranks - 1; i++)
+        for (int i = 0; i < PATIENT_MS && atomic_load(&scenario->ahead) < boot->nranks - 1; i++)
             nap_ms(1);
-        story->status = member_round(&member, 0x4000);
-        snprintf(story->text, sizeof(story->text), "%s", ep_comm_last_error(member.comm));
+        scenario->status = member_round(&member, 0x4000);
+        snprintf(scenario->text, sizeof(scenario->text), "%s", ep_comm_last_error(member.comm));
     }
     member_done(&member);
     return 0;
 }
 
-/* Rows and counts of earlier dispatches lie where nobody has written for a masked rank: it must not take them. */
-static void rank_that_overslept_is_told_so(void **state)
+/* Rows and counts of earlier dispatches remain where no rank has written for a masked rank: it must not use them. */
+static void a_rank_that_was_masked_learns_it(void **state)
 {
-    static struct sleep_story story;
+    static struct sleep_scenario scenario;
 
     (void)state;
-    run_ranks(oversleep, 3, &story);
-    assert_int_equal(story.others[0], EP_OK);
-    assert_int_equal(story.others[2], EP_OK);
-    assert_int_equal(story.mask[SLEEPER], 1);
-    assert_int_equal(story.mask[0] + story.mask[2], 0);
-    assert_int_equal(story.status, EP_E_EXCLUDED);
-    assert_non_null(strstr(story.text, "has masked this rank in \"low-latency dispatch: "));
+    run_ranks(oversleep, 3, &scenario);
+    assert_int_equal(scenario.others[0], EP_OK);
+    assert_int_equal(scenario.others[2], EP_OK);
+    assert_int_equal(scenario.mask[SLEEPER], 1);
+    assert_int_equal(scenario.mask[0] + scenario.mask[2], 0);
+    assert_int_equal(scenario.status, EP_E_EXCLUDED);
+    assert_non_null(strstr(scenario.text, "has masked this rank in \"low-latency dispatch: "));
 }
 
-struct half_story {
+struct half_scenario {
     _Atomic int gone; /* ranks that have left */
     ep_status status, again;
     int wrong; /* elements */
     char text[256];
 };
 
-/* Rank 0 sends its half of a combine and comes back for the other one when its peers have given it up. */
-static int come_late_for_the_second_half(const ep_boot *boot, void *argument)
+/* Rank 0 sends its half of a combine and finishes it only when its peers have masked it. */
+static int be_late_for_the_second_half(const ep_boot *boot, void *argument)
 {
-    struct half_story *story = argument;
+    struct half_scenario *scenario = argument;
     struct member member;
 
     if (!member_init(&member, boot, PATIENT_MS, 0, 0))
@@ -193,32 +193,32 @@ static int come_late_for_the_second_half(const ep_boot *boot, void *argument)
         return 3;
     if (boot->rank != 0) {
         member_done(&member);
-        atomic_fetch_add(&story->gone, 1);
+        atomic_fetch_add(&scenario->gone, 1);
         return 0;
     }
-    for (int i = 0; i < 60000 && atomic_load(&story->gone) < boot->nranks - 1; i++)
+    for (int i = 0; i < 60000 && atomic_load(&scenario->gone) < boot->nranks - 1; i++)
         nap_ms(1);
-    story->status = ep_ll_finish_sync(member.ll, 0);
+    scenario->status = ep_ll_finish_sync(member.ll, 0);
     for (int i = 0; i < TOKENS * HIDDEN; i++)
-        story->wrong += member.out[i] != 0x4040;
-    story->again = ep_comm_barrier(member.comm);
-    snprintf(story->text, sizeof(story->text), "%s", ep_comm_last_error(member.comm));
+        scenario->wrong += member.out[i] != 0x4040;
+    scenario->again = ep_comm_barrier(member.comm);
+    snprintf(scenario->text, sizeof(scenario->text), "%s", ep_comm_last_error(member.comm));
     member_done(&member);
     return 0;
 }
 
-/* What its peers have offered it can read after they have left: only the next call says that they have. */
-static void who_comes_late_between_two_halves_has_its_rows(void **state)
+/* It can read the inputs of its peers after they have left: only the next call fails. */
+static void a_rank_late_between_two_halves_has_its_rows(void **state)
 {
-    static struct half_story story;
+    static struct half_scenario scenario;
 
     (void)state;
-    run_ranks(come_late_for_the_second_half, 3, &story);
-    assert_int_equal(story.status, EP_OK);
-    assert_int_equal(story.wrong, 0);
-    assert_int_equal(story.again, EP_E_PEER_LEFT);
-    assert_non_null(strstr(story.text, "left the group"));
-    assert_null(strstr(story.text, "died"));
+    run_ranks(be_late_for_the_second_half, 3, &scenario);
+    assert_int_equal(scenario.status, EP_OK);
+    assert_int_equal(scenario.wrong, 0);
+    assert_int_equal(scenario.again, EP_E_PEER_LEFT);
+    assert_non_null(strstr(scenario.text, "left the group"));
+    assert_null(strstr(scenario.text, "died"));
 }
 
 /* --- input that the backend refuses ----------------------------------------------------------------------------- */
@@ -256,7 +256,7 @@ static int refuse(const ep_boot *boot, void *argument)
             code = 3;
         if (!code && (member.combine.flags & EP_LL_RECV_HOOK) && ep_ll_finish_sync(member.ll, 0) != EP_OK)
             code = 4;
-        /* The experts answer the rows as they are: each element is 1.0 from each of two ranks. */
+        /* The experts return the rows unchanged: each element is 1.0 from each of two ranks. */
         for (int i = 0; i < TOKENS * HIDDEN && !code; i++)
             if (member.out[i] != 0x4000)
                 code = 5;
@@ -313,7 +313,7 @@ static void nan_in_weights_is_refused_before_anything_is_offered(void **state)
     assert_non_null(strstr(refusal.text, "NaN in topk_weights of rank 1"));
 }
 
-/* A combine that asks for a row that the dispatch has not sent. */
+/* A combine that requests a row that the dispatch has not sent. */
 static int ask_for_more(const ep_boot *boot, void *argument)
 {
     struct refusal *refusal = argument;
@@ -379,7 +379,7 @@ static void two_dispatches_with_different_routings_are_answered_in_order(void **
     run_ranks(answer_two, 2, NULL);
 }
 
-/* Combine 1 and combine 3 have the same buffer, but only after its readers were waited for. */
+/* Combine 1 and combine 3 use the same buffer, but only after its readers were waited for. */
 static int keep_buffer(const ep_boot *boot, void *argument)
 {
     struct member member;
@@ -429,8 +429,8 @@ struct disagreement {
 
 static int disagree(const ep_boot *boot, void *argument)
 {
-    struct disagreement *story = argument;
-    const struct format *format = &story->format[boot->rank];
+    struct disagreement *scenario = argument;
+    const struct format *format = &scenario->format[boot->rank];
     struct member member;
     int rank = boot->rank;
 
@@ -440,11 +440,11 @@ static int disagree(const ep_boot *boot, void *argument)
     member.dispatch.scale_type = format->scale_type;
     member.dispatch.recv_scales = format->scale_type ? member.scales : NULL;
     member.dispatch.flags = format->flags;
-    story->status[rank] = ep_ll_dispatch_sync(member.ll, &member.dispatch);
+    scenario->status[rank] = ep_ll_dispatch_sync(member.ll, &member.dispatch);
     if (format->flags & EP_LL_RECV_HOOK)
-        story->status[rank] = ep_ll_finish_sync(member.ll, 0);
-    snprintf(story->text[rank], sizeof(story->text[rank]), "%s", ep_comm_last_error(member.comm));
-    story->later[rank] = ep_comm_barrier(member.comm);
+        scenario->status[rank] = ep_ll_finish_sync(member.ll, 0);
+    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(member.comm));
+    scenario->later[rank] = ep_comm_barrier(member.comm);
     member_done(&member);
     return 0;
 }
@@ -466,18 +466,18 @@ static void formats_of_dispatch_have_to_agree(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct disagreement story = {.format = {cases[i].format[0], cases[i].format[1]}};
+        struct disagreement scenario = {.format = {cases[i].format[0], cases[i].format[1]}};
         ep_status expected = cases[i].text[0][0] ? EP_E_MISMATCH : EP_OK;
         int n_named = 0;
 
-        run_ranks(disagree, 2, &story);
+        run_ranks(disagree, 2, &scenario);
         for (int rank = 0; rank < 2; rank++) {
-            assert_int_equal(story.status[rank], expected);
-            assert_int_equal(story.later[rank], expected);
-            if (strstr(story.text[rank], cases[i].text[rank]))
+            assert_int_equal(scenario.status[rank], expected);
+            assert_int_equal(scenario.later[rank], expected);
+            if (strstr(scenario.text[rank], cases[i].text[rank]))
                 n_named++;
-            else /* the other one was so fast that it was heard of before its rows were looked at */
-                assert_non_null(strstr(story.text[rank], "failed with EP_E_MISMATCH"));
+            else /* the failure of the faster rank arrived before its rows were checked */
+                assert_non_null(strstr(scenario.text[rank], "failed with EP_E_MISMATCH"));
         }
         assert_true(n_named > 0);
     }
@@ -520,8 +520,8 @@ static void leaving_waits_for_the_queue(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rank_that_overslept_is_told_so),
-        cmocka_unit_test(who_comes_late_between_two_halves_has_its_rows),
+        cmocka_unit_test(a_rank_that_was_masked_learns_it),
+        cmocka_unit_test(a_rank_late_between_two_halves_has_its_rows),
         cmocka_unit_test(routing_of_another_dispatch_is_refused_before_anything_is_offered),
         cmocka_unit_test(nan_in_weights_is_refused_before_anything_is_offered),
         cmocka_unit_test(dispatch_with_fewer_rows_is_not_answered_by_more),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Symmetric memory: what a rank allocates and what its peer sees of it. Two ranks, used by one thread in turn. */
+/* Symmetric memory: allocations of a rank and the view of its peer. Two ranks, used by one thread in turn. */
 #include "host_ranks.h"
 
 #include <setjmp.h>
@@ -77,7 +77,7 @@ static void find_knows_the_borders(void **state)
     assert_false(ep_group_find(group, bytes, 1, &where));
 }
 
-/* The slot is used again; the mapping that the peer still has is of the old memory. */
+/* The slot is reused; the mapping of the peer is still of the old memory. */
 static void a_reused_slot_is_mapped_anew(void **state)
 {
     ep_comm **comms = *state;
@@ -99,7 +99,7 @@ static void a_reused_slot_is_mapped_anew(void **state)
     assert_string_equal(seen, "second");
 }
 
-/* Pages of freed memory come back: a peer lets go of its mapping with the next operation. */
+/* Pages of freed memory are returned: a peer unmaps with the next operation. */
 static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
 {
     ep_comm **comms = *state;
@@ -121,7 +121,7 @@ static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
     assert_null(peer->mappings[freed.slot].shm.base);
 }
 
-/* The rank lives: that its segment is gone does not make it dead. */
+/* The rank lives: a missing segment does not make it dead. */
 static void memory_that_a_living_rank_has_freed_cannot_be_mapped(void **state)
 {
     ep_comm **comms = *state;
@@ -162,7 +162,7 @@ static void an_empty_allocation_is_a_valid_one(void **state)
     assert_int_equal(ep_free(comms[0], memory), EP_OK);
 }
 
-static void slots_run_out_and_come_back(void **state)
+static void slots_run_out_and_are_reused(void **state)
 {
     struct ep_group *group = ep_group_of(((ep_comm **)*state)[0]);
     void *memory[EP_GROUP_SLOTS], *more;
@@ -199,7 +199,7 @@ static void staging_grows_and_is_counted(void **state)
     assert_int_equal(ep_alloc(comm, 1 << 20, &user), EP_OK);
     memset(user, 1, 1 << 20);
     assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
-    /* Memory of ep_alloc is the user's; the pages of the control block may be new. */
+    /* Memory of ep_alloc belongs to the user; the pages of the control block may be new. */
     assert_true(info.library_bytes < before + (1 << 18));
 }
 
@@ -214,7 +214,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(memory_that_a_living_rank_has_freed_cannot_be_mapped, set_up, tear_down),
         cmocka_unit_test_setup_teardown(free_takes_only_what_alloc_gave, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_empty_allocation_is_a_valid_one, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(slots_run_out_and_come_back, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(slots_run_out_and_are_reused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(staging_grows_and_is_counted, set_up, tear_down),
     };
 

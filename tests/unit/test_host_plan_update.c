@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans that get new routing in stream order, plans from a mask, and what ep_plan_get_metadata() tells, on the host
- * backend. Everything is compared with what follows from the routing of all ranks, which every rank can compute, and
- * with a plan of its own. Ranks are threads.
+ * Plans that get new routing in stream order, plans from a mask, and the results of ep_plan_get_metadata(), on the host
+ * backend. All results are compared with values computed from the routing of all ranks, which every rank knows, and
+ * with a separate plan. Ranks are threads.
  */
 #include "backend/host/host.h"
 #include "testing/launch.h"
@@ -88,7 +88,7 @@ static void make_routing(uint32_t seed, int rank, struct routing *ret)
 
 enum kind { CHOICES, EXPANDED, MASK, KINDS };
 
-/* What a dispatch and a combine have given. */
+/* Outputs of a dispatch and a combine. */
 struct result {
     alignas(16) uint16_t x[CAPACITY * HIDDEN], out[MOST * HIDDEN];
     alignas(16) int64_t index[CAPACITY * TOPK];
@@ -107,8 +107,8 @@ struct member {
     struct result queued[QUEUED], fresh;
 };
 
-struct story {
-    int (*play)(struct member *m);
+struct scenario {
+    int (*run_rank)(struct member *m);
     enum kind kind;
     int timeout_ms;
     char wrong[RANKS][300];
@@ -167,7 +167,7 @@ static void fill(struct member *m, uint32_t seed, int which)
     make_routing(seed, m->rank, &m->routing[which]);
 }
 
-/* Dispatch, combine and metadata, queued. Which choices a row has only a plan of choices knows. */
+/* Dispatch, combine and metadata, queued. Only a plan from choices knows which choice a row belongs to. */
 static ep_status queue_all(struct member *m, ep_plan *plan, int64_t out_rows, int which, struct result *result,
                            ep_stream stream)
 {
@@ -202,7 +202,7 @@ static ep_status queue_all(struct member *m, ep_plan *plan, int64_t out_rows, in
     return ep_plan_get_metadata(plan, &metadata, stream);
 }
 
-/* The tokens that this rank receives, from the routing of all. */
+/* The tokens that this rank receives, computed from the routing of all. */
 static int check_tokens(const struct member *m, uint32_t seed, const struct result *result)
 {
     int n = 0, start = 0, sums[RANKS] = {0};
@@ -234,7 +234,10 @@ static int check_tokens(const struct member *m, uint32_t seed, const struct resu
     return 0;
 }
 
-/* Each choice of a received token has its row where the metadata say: the row holds the token, the weight the k. */
+/*
+ * Each choice of a received token has its row where the metadata say: the row contains the token, the weight contains
+ * k.
+ */
 static int check_slots(const struct member *m, uint32_t seed, const struct result *result)
 {
     for (int i = 0; i < result->n; i++) {
@@ -254,7 +257,7 @@ static int check_slots(const struct member *m, uint32_t seed, const struct resul
     return 0;
 }
 
-/* A plan of its own gives the same bits; behind its rows are the marks. */
+/* A separate plan gives the same bits; the marks follow its rows. */
 static int check_rows(struct member *m, int which, const struct result *result)
 {
     ep_plan_args args = plan_args(m, &m->routing[which], 0);
@@ -279,7 +282,7 @@ static int check_rows(struct member *m, int which, const struct result *result)
     return 0;
 }
 
-/* Updates and operations, several of them before anybody waits, in two streams. */
+/* Updates and operations, several of them before any wait, in two streams. */
 static int update_often(struct member *m)
 {
     ep_plan_info info = EP_PLAN_INFO_INIT;
@@ -321,47 +324,47 @@ static int update_often(struct member *m)
 
 /* --- running ----------------------------------------------------------------------------------------------------- */
 
-static int play_rank(const ep_boot *boot, void *argument)
+static int run_rank(const ep_boot *boot, void *argument)
 {
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
-    struct story *story = argument;
+    struct scenario *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     int code;
 
-    wrong = story->wrong[boot->rank];
+    wrong = scenario->wrong[boot->rank];
     m->rank = boot->rank;
-    m->kind = story->kind;
+    m->kind = scenario->kind;
     for (int i = 0; i < MOST * TOPK; i++)
         m->weights[i] = (float)(i + 1);
     config.backend = "host";
-    config.timeout_ms = story->timeout_ms ? story->timeout_ms : 60000;
+    config.timeout_ms = scenario->timeout_ms ? scenario->timeout_ms : 60000;
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
-    code = story->play(m);
+    code = scenario->run_rank(m);
     ep_comm_free(m->comm);
     return code;
 }
 
-static void run(struct story story)
+static void run(struct scenario scenario)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
 
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = RANKS;
-    launch.run = play_rank;
-    launch.argument = &story;
+    launch.run = run_rank;
+    launch.argument = &scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < RANKS; rank++)
         if (exits[rank].code)
-            fail_msg("kind %d, rank %d: %s", story.kind, rank, story.wrong[rank]);
+            fail_msg("kind %d, rank %d: %s", scenario.kind, rank, scenario.wrong[rank]);
 }
 
 static void updates_are_plans_of_their_own(void **state)
 {
     (void)state;
     for (int kind = 0; kind < KINDS; kind++)
-        run((struct story){.play = update_often, .kind = (enum kind)kind});
+        run((struct scenario){.run_rank = update_often, .kind = (enum kind)kind});
 }
 
 /* A mask gives the rows and sums of the choices that it was made from. */
@@ -397,10 +400,13 @@ static int mask_choices(struct member *m)
 static void a_mask_is_as_good_as_the_choices(void **state)
 {
     (void)state;
-    run((struct story){.play = mask_choices});
+    run((struct scenario){.run_rank = mask_choices});
 }
 
-/* Too many rows for one rank: every rank hears of it in the next operation, and the plan is fit again for the next. */
+/*
+ * Too many rows for one rank: every rank learns it in the next operation, and the plan is usable again after the next
+ * update.
+ */
 static int overflow(struct member *m)
 {
     ep_plan_args args;
@@ -434,7 +440,7 @@ static int overflow(struct member *m)
 static void an_update_beyond_the_capacity_is_refused_by_all(void **state)
 {
     (void)state;
-    run((struct story){.play = overflow});
+    run((struct scenario){.run_rank = overflow});
 }
 
 static int update_badly(struct member *m)
@@ -465,10 +471,10 @@ static int update_badly(struct member *m)
 static void bad_routing_of_an_update_fails_all(void **state)
 {
     (void)state;
-    run((struct story){.play = update_badly, .timeout_ms = 600000});
+    run((struct scenario){.run_rank = update_badly, .timeout_ms = 600000});
 }
 
-/* Masks that no choice of experts can have made; the plan that is right comes after them. */
+/* Masks that no choice of experts can produce; a valid plan follows. */
 static int mask_badly(struct member *m)
 {
     ep_plan_args args;
@@ -513,11 +519,11 @@ static int mix_masks_and_choices(struct member *m)
 static void masks_are_checked(void **state)
 {
     (void)state;
-    run((struct story){.play = mask_badly});
-    run((struct story){.play = mix_masks_and_choices});
+    run((struct scenario){.run_rank = mask_badly});
+    run((struct scenario){.run_rank = mix_masks_and_choices});
 }
 
-/* What is read behind the stream: the routing that a function in it writes. */
+/* Routing that is read in stream order: a function in the stream writes it. */
 static void write_routing(void *context)
 {
     struct member *m = context;
@@ -525,7 +531,7 @@ static void write_routing(void *context)
     make_routing(9, m->rank, &m->routing[0]);
 }
 
-static int plan_behind_a_stream(struct member *m)
+static int plan_in_stream_order(struct member *m)
 {
     ep_plan_info info = EP_PLAN_INFO_INIT;
     ep_plan_args args;
@@ -548,13 +554,13 @@ static int plan_behind_a_stream(struct member *m)
     return 0;
 }
 
-static void plans_are_read_behind_their_stream(void **state)
+static void plans_are_read_in_stream_order(void **state)
 {
     (void)state;
-    run((struct story){.play = plan_behind_a_stream});
+    run((struct scenario){.run_rank = plan_in_stream_order});
 }
 
-/* More plans than exchanges can be under way, each freed before its first use: the peers count on all of them. */
+/* More plans than exchanges can be in flight, each freed before its first use: the peers wait for all of them. */
 static int free_unused(struct member *m)
 {
     ep_plan_args args;
@@ -575,16 +581,16 @@ static int free_unused(struct member *m)
 static void plans_are_freed_before_their_use(void **state)
 {
     (void)state;
-    run((struct story){.play = free_unused});
+    run((struct scenario){.run_rank = free_unused});
 }
 
 /*
- * Rank 0 queues a dispatch and then meets the others by a way of their own; they meet first and dispatch afterwards.
- * Nobody's host waits for another one's in a call, so this is no deadlock. (With DeepEP it is a legal program, too.)
+ * Rank 0 queues a dispatch and then synchronises with the others outside of the library; they synchronise first and
+ * dispatch afterwards. No host waits for another one in a call, so this is no deadlock. (It is valid with DeepEP, too.)
  */
 static pthread_barrier_t elsewhere;
 
-static int meet_elsewhere(struct member *m)
+static int synchronise_outside(struct member *m)
 {
     ep_plan_args args;
     ep_plan_info info = EP_PLAN_INFO_INIT;
@@ -611,7 +617,7 @@ static void hosts_do_not_wait_for_each_other_in_a_call(void **state)
 {
     (void)state;
     assert_int_equal(pthread_barrier_init(&elsewhere, NULL, RANKS), 0);
-    run((struct story){.play = meet_elsewhere, .timeout_ms = 30000});
+    run((struct scenario){.run_rank = synchronise_outside, .timeout_ms = 30000});
     pthread_barrier_destroy(&elsewhere);
 }
 
@@ -623,7 +629,7 @@ int main(void)
         cmocka_unit_test(an_update_beyond_the_capacity_is_refused_by_all),
         cmocka_unit_test(bad_routing_of_an_update_fails_all),
         cmocka_unit_test(masks_are_checked),
-        cmocka_unit_test(plans_are_read_behind_their_stream),
+        cmocka_unit_test(plans_are_read_in_stream_order),
         cmocka_unit_test(plans_are_freed_before_their_use),
         cmocka_unit_test(hosts_do_not_wait_for_each_other_in_a_call),
     };

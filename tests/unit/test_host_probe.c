@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The network probe: who is named when it cannot be opened, and what its waits tell the group. Two nodes of one rank,
- * which are threads.
+ * The network probe: the rank that is named when it cannot be opened, and the published state of its waits. Two nodes
+ * of one rank, which are threads.
  */
 #include "backend/host/host.h"
 #include "net/probe.h"
@@ -43,7 +43,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     if (ep_comm_barrier(comm) != EP_OK)
         return 2;
     code = scenario->run(scenario, comm);
-    /* The peers still look at this rank. */
+    /* The peers still read the state of this rank. */
     atomic_fetch_add(&scenario->ready, 1);
     while (atomic_load(&scenario->ready) < NRANKS)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -73,7 +73,7 @@ static void keep(struct scenario *scenario, int rank, ep_status status)
 
 /* --- an earlier failure of a peer -------------------------------------------------------------------------------- */
 
-/* Rank 1 answers that it cannot hand out its segment: it has released it. */
+/* Rank 1 replies that it cannot serve its segment: it has released it. */
 static int fail_at_owner(ep_comm *comm)
 {
     struct ep_group *group = ep_group_of(comm);
@@ -84,7 +84,7 @@ static int fail_at_owner(ep_comm *comm)
 
     if (ep_shm_serve(&peer->address) != EP_OK)
         return 3;
-    peer->key ^= 1; /* as of another process, which has to be asked */
+    peer->key ^= 1; /* as of another process, which must be requested */
     status = ep_group_attach(group, 1, &name, PATIENT_MS, &shm);
     peer->key ^= 1;
     memset(&peer->address, 0, sizeof(peer->address));
@@ -92,7 +92,7 @@ static int fail_at_owner(ep_comm *comm)
     return status == EP_E_PEER_LEFT ? 0 : 4;
 }
 
-/* Behind the last agreement of the engine itself. */
+/* After the last agreement of the engine itself. */
 static ep_status fail_to_open(const struct ep_net_provider *provider, const struct ep_net_params *params,
                               struct ep_net **ret_net)
 {
@@ -131,7 +131,7 @@ static int open_ll_after_failure(struct scenario *scenario, ep_comm *comm)
     return ll ? 4 : 0;
 }
 
-/* The steps of an agreement: a failure is judged in the same call in which it was found. */
+/* The steps of an agreement: a failure is agreed on in the call in which it was found. */
 static int agree_twice(struct scenario *scenario, ep_comm *comm)
 {
     ep_status status = EP_OK;
@@ -147,7 +147,7 @@ static int agree_twice(struct scenario *scenario, ep_comm *comm)
     return 0;
 }
 
-static void an_earlier_failure_of_a_peer_is_not_blamed_again(void **state)
+static void an_earlier_failure_of_a_peer_is_not_reported_again(void **state)
 {
     static const struct {
         int (*run)(struct scenario *scenario, ep_comm *comm);
@@ -173,7 +173,7 @@ static void an_earlier_failure_of_a_peer_is_not_blamed_again(void **state)
 
 /* --- waits -------------------------------------------------------------------------------------------------------- */
 
-/* Until rank 0 says that it waits for this rank in that phase. */
+/* Waits until rank 0 publishes that it waits for this rank in that phase. */
 static void wait_until_waited_for(const struct scenario *scenario, enum ep_group_phase phase)
 {
     const struct ep_group_control *control = ep_group_of(scenario->comms[0])->control;
@@ -213,8 +213,8 @@ static int stay_away_from_sockets(struct scenario *scenario, ep_comm *comm)
     return stay_away(scenario, comm, ep_net_probe_sockets, EP_GROUP_PROBE_SOCKETS);
 }
 
-/* Its peers see whom it waits for and in what, so that they can look behind it; and an abort wakes it. */
-static void waits_say_for_whom_and_in_what(void **state)
+/* Its peers see the rank and the phase that it waits for, so that they can follow the chain; and an abort wakes it. */
+static void waits_publish_rank_and_phase(void **state)
 {
     (void)state;
     for (int sockets = 0; sockets < 2; sockets++) {
@@ -256,8 +256,8 @@ static void a_closed_socket_is_no_death(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_earlier_failure_of_a_peer_is_not_blamed_again),
-        cmocka_unit_test(waits_say_for_whom_and_in_what),
+        cmocka_unit_test(an_earlier_failure_of_a_peer_is_not_reported_again),
+        cmocka_unit_test(waits_publish_rank_and_phase),
         cmocka_unit_test(a_closed_socket_is_no_death),
     };
 

@@ -15,7 +15,7 @@
 
 enum { MOST_JOBS = 64 };
 
-/* What the jobs have done, in order. */
+/* The actions of the jobs, in order. */
 static struct {
     int order[MOST_JOBS];
     _Atomic int n;
@@ -25,7 +25,7 @@ static struct {
 struct job {
     int number, sleep_us;
     ep_status status;
-    _Atomic int *gate; /* it waits until this is not 0 */
+    _Atomic int *gate; /* waits until this is not 0 */
 };
 
 static ep_status run_job(void *arguments)
@@ -41,7 +41,7 @@ static ep_status run_job(void *arguments)
     return job->status == EP_OK ? EP_OK : ep_fail(job->status, "job %d fails", job->number);
 }
 
-/* Queues a job and, behind it, a record of it. */
+/* Queues a job and, after it, a record of it. */
 static ep_status submit_in(ep_comm *comm, ep_stream stream, const struct job *job, ep_event **ret_event)
 {
     if (ret_event)
@@ -55,7 +55,7 @@ static ep_status submit(ep_comm *comm, const struct job *job, ep_event **ret_eve
     return submit_in(comm, NULL, job, ret_event);
 }
 
-/* As a call of a _sync form. */
+/* Like a call of a _sync form. */
 static ep_status submit_sync(ep_comm *comm, const struct job *job)
 {
     ep_status status;
@@ -97,7 +97,7 @@ static void jobs_run_in_order_of_submission(void **state)
     }
     for (int i = MOST_JOBS - 1; i >= 0; i--) {
         assert_int_equal(ep_event_wait(events[i], -1), EP_OK);
-        /* What comes after it is complete, so it is complete. */
+        /* The next one is complete, so it is complete. */
         assert_int_equal(ep_event_query(events[i / 2], &done), EP_OK);
         assert_int_equal(done, 1);
     }
@@ -107,7 +107,7 @@ static void jobs_run_in_order_of_submission(void **state)
     }
 }
 
-/* A call that waits for its result anyway runs on the caller's thread, but not before what is queued. */
+/* A call that waits for its result runs on the caller's thread, after all that is queued. */
 static void synchronous_jobs_wait_for_the_queue(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
@@ -131,7 +131,7 @@ static void *signal_later(void *argument)
     return (void *)(uintptr_t)ep_event_signal(argument);
 }
 
-/* Also those in other queues: the order of the calls is the same on all ranks, and all of them keep it. */
+/* Also jobs of other queues: the order of the calls is the same on all ranks, and is kept. */
 static void jobs_wait_for_the_users_event(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
@@ -179,7 +179,7 @@ static void events_may_be_freed_before_the_work_is_done(void **state)
     assert_int_equal(log_of_jobs.n, 2);
 }
 
-/* The first failure of a queue is its status until somebody has asked; other queues have nothing to do with it. */
+/* The first failure of a queue is its status until it is read; other queues are not affected. */
 static void failures_are_those_of_the_queue(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
@@ -195,14 +195,14 @@ static void failures_are_those_of_the_queue(void **state)
     assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
     assert_int_equal(ep_event_wait(failed, -1), EP_E_VALUE);
     assert_string_equal(ep_last_error(), "job 1 fails");
-    /* What waits for it says why it is in vain, and runs: the other ranks count on it. */
+    /* Work that waits for it fails with the reason, but still runs: the other ranks depend on it. */
     assert_int_equal(ep_stream_wait(comm, NULL, failed), EP_OK);
     assert_int_equal(submit(comm, &good, &waiting), EP_OK);
     assert_int_equal(ep_stream_sync(comm, NULL), EP_E_VALUE);
     assert_string_equal(ep_last_error(), "the event of ep_stream_wait() failed: job 1 fails");
     assert_int_equal(ep_event_wait(waiting, -1), EP_E_VALUE);
     assert_int_equal(log_of_jobs.n, 4);
-    /* Told once. */
+    /* Reported once. */
     assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
     assert_int_equal(ep_stream_sync(comm, queue), EP_E_VALUE);
     assert_int_equal(ep_stream_sync(comm, queue), EP_OK);
@@ -212,7 +212,7 @@ static void failures_are_those_of_the_queue(void **state)
     ep_queue_free(queue);
 }
 
-static void an_event_that_never_comes_fails_the_group(void **state)
+static void an_unsignalled_event_fails_the_group(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job first = {.number = 1}, second = {.number = 2};
@@ -259,7 +259,7 @@ static void abort_ends_the_wait_for_an_event(void **state)
     assert_int_equal(ep_event_new(comm, &never), EP_OK);
     assert_int_equal(pthread_create(&thread, NULL, abort_later, comm), 0);
     assert_int_equal(ep_stream_wait(comm, NULL, never), EP_OK);
-    /* And not EP_E_TIMEOUT. */
+    /* Not EP_E_TIMEOUT. */
     assert_int_equal(submit_sync(comm, &job), EP_E_ABORTED);
     pthread_join(thread, NULL);
     ep_event_free(never);
@@ -322,7 +322,10 @@ static ep_status read_mask(void *arguments)
     return EP_OK;
 }
 
-/* Signals go to the application's threads; faults of the worker itself must reach the application's handler. */
+/*
+ * Signals are delivered to threads of the application; faults of the worker itself must reach the application's
+ * handler.
+ */
 static void the_worker_blocks_all_but_its_own_faults(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
@@ -345,7 +348,7 @@ static void add_number(void *context)
     log_of_jobs.order[log_of_jobs.n++] = *(const int *)context;
 }
 
-/* A function of the caller's in its turn: what it writes is there for the work behind it. */
+/* A function of the caller, in stream order: later work sees its writes. */
 static void calls_run_in_the_order_of_the_stream(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
@@ -368,8 +371,8 @@ static void write_late(void *context)
     log_of_jobs.n++;
 }
 
-/* As cudaFree() does: what is queued may still use the memory. */
-static void memory_is_freed_behind_what_is_queued(void **state)
+/* Like cudaFree(): queued work may still use the memory. */
+static void memory_is_freed_after_queued_work(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
     void *memory;
@@ -388,7 +391,7 @@ static double processor_seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* Neither a worker without jobs, nor one whose job waits, nor who waits for it takes processor time. */
+/* An idle worker, a worker whose job waits, and a thread that waits for it use no processor time. */
 static void nobody_spins(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
@@ -432,8 +435,8 @@ static void queues_belong_to_their_communicator(void **state)
     ep_comm_free(other);
 }
 
-/* Nothing of a stream is read before it is known: it may be a device's, or freed. */
-static void other_streams_are_not_looked_into(void **state)
+/* A stream is not dereferenced before it is known: it may belong to a device, or be freed. */
+static void unknown_streams_are_not_dereferenced(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
     ep_queue *queue, *other;
@@ -475,7 +478,7 @@ static void misuse(void *context)
     m->signal = ep_event_signal(m->event);
 }
 
-/* What would wait for the function itself is refused, and not waited for. */
+/* A call that would wait for the function itself is refused. */
 static void functions_of_a_stream_may_not_wait(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
@@ -528,7 +531,7 @@ static void functions_may_not_wait_after_a_call_on_another_communicator(void **s
     ep_comm_free(n.inner);
 }
 
-/* Freeing a queue waits for its work; what is queued elsewhere goes on. */
+/* Freeing a queue waits for its work; work in other queues continues. */
 static void a_queue_is_freed_when_its_work_is_done(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
@@ -550,15 +553,15 @@ int main(void)
         cmocka_unit_test_setup_teardown(jobs_wait_for_the_users_event, set_up, tear_down),
         cmocka_unit_test_setup_teardown(events_may_be_freed_before_the_work_is_done, set_up, tear_down),
         cmocka_unit_test_setup_teardown(failures_are_those_of_the_queue, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(an_event_that_never_comes_fails_the_group, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(an_unsignalled_event_fails_the_group, set_up, tear_down),
         cmocka_unit_test_setup_teardown(abort_ends_the_wait_for_an_event, set_up, tear_down),
         cmocka_unit_test_setup_teardown(signals_are_for_users_events_and_once, set_up, tear_down),
         cmocka_unit_test_setup_teardown(records_complete_with_what_was_called_before, set_up, tear_down),
         cmocka_unit_test_setup_teardown(calls_run_in_the_order_of_the_stream, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(memory_is_freed_behind_what_is_queued, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(memory_is_freed_after_queued_work, set_up, tear_down),
         cmocka_unit_test_setup_teardown(nobody_spins, set_up, tear_down),
         cmocka_unit_test_setup_teardown(queues_belong_to_their_communicator, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(other_streams_are_not_looked_into, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(unknown_streams_are_not_dereferenced, set_up, tear_down),
         cmocka_unit_test_setup_teardown(functions_of_a_stream_may_not_wait, set_up, tear_down),
         cmocka_unit_test_setup_teardown(functions_may_not_wait_after_a_call_on_another_communicator, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_queue_is_freed_when_its_work_is_done, set_up, tear_down),

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What travels beside rows on the host backend: scales of three formats and opaque words, read and written with any
- * strides, in both layouts of a plan, on one node and between nodes, and in low-latency calls. Ranks are threads.
- *
- * Word w of token t of rank r is a number that says so.
+ * Metadata of rows on the host backend: scales of three formats and opaque words, read and written with any strides, in
+ * both layouts of a plan, on one node and between nodes, and in low-latency calls. Ranks are threads. Word w of token t
+ * of rank r is a number that encodes all three.
  */
 #include "testing/launch.h"
 
@@ -36,7 +35,9 @@ static const struct format formats[] = {
     {EP_BF16, EP_I32, 1, 1},   {EP_BF16, EP_I32, 7, 7},     {EP_BF16, EP_I32, MOST_WORDS, MOST_WORDS},
 };
 
-/* Strides of an array of `rows`: contiguous, with a gap, blocks outside with room for more rows, as a TMA wants it. */
+/*
+ * Strides of an array of `rows`: contiguous, with a gap, blocks outermost with room for more rows, as required by TMA.
+ */
 static void strides_of(int way, int rows, int words, int64_t *ret_token, int64_t *ret_block)
 {
     *ret_token = way == 0 ? 0 : way < 3 ? words + (way - 1) * 3 : 1;
@@ -48,7 +49,7 @@ static uint32_t word_of(int rank, int token, int word)
     return 0x3f000000u + (uint32_t)(rank * 65536 + token * 256 + word);
 }
 
-struct story {
+struct scenario {
     int ranks_per_node;
     bool expanded;
     char wrong[RANKS][200];
@@ -142,27 +143,27 @@ static int dispatch(struct member *m, const struct format *format, int way_in, i
                 SURE(got == word_of(m->source_rank[row], m->source_token[row], word));
             written++;
         }
-    /* What is no element of a row is as it was. */
+    /* Memory outside of the rows is unchanged. */
     for (size_t i = 0; i < sizeof(m->recv_scales) / 4; i++)
         all += m->recv_scales[i] != UNTOUCHED;
     SURE(all == written);
     return 0;
 }
 
-static int play(const ep_boot *boot, void *argument)
+static int run_rank(const ep_boot *boot, void *argument)
 {
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
-    struct story *story = argument;
+    struct scenario *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     int code = 0;
 
-    wrong = story->wrong[boot->rank];
+    wrong = scenario->wrong[boot->rank];
     m->rank = boot->rank;
     config.backend = "host";
-    config.ranks_per_node = story->ranks_per_node;
+    config.ranks_per_node = scenario->ranks_per_node;
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
-    SURE(!make_plan(m, story->expanded));
+    SURE(!make_plan(m, scenario->expanded));
     for (size_t f = 0; !code && f < sizeof(formats) / sizeof(formats[0]); f++)
         for (int way = 0; !code && way < 4; way++) {
             code = dispatch(m, &formats[f], (way + 1) % 4, way);
@@ -174,41 +175,41 @@ static int play(const ep_boot *boot, void *argument)
     return code;
 }
 
-static void run(ep_rank_fn run_rank, struct story story)
+static void run(ep_rank_fn program, struct scenario scenario)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
 
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = RANKS;
-    launch.run = run_rank;
-    launch.argument = &story;
+    launch.run = program;
+    launch.argument = &scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < RANKS; rank++)
         if (exits[rank].code)
-            fail_msg("%d ranks a node, expanded %d, rank %d: %s", story.ranks_per_node, story.expanded, rank,
-                     story.wrong[rank]);
+            fail_msg("%d ranks a node, expanded %d, rank %d: %s", scenario.ranks_per_node, scenario.expanded, rank,
+                     scenario.wrong[rank]);
 }
 
 static void scales_have_any_strides(void **state)
 {
     (void)state;
     for (int expanded = 0; expanded < 2; expanded++) {
-        run(play, (struct story){.ranks_per_node = RANKS, .expanded = expanded});
-        run(play, (struct story){.ranks_per_node = 1, .expanded = expanded});
+        run(run_rank, (struct scenario){.ranks_per_node = RANKS, .expanded = expanded});
+        run(run_rank, (struct scenario){.ranks_per_node = 1, .expanded = expanded});
     }
 }
 
-/* Words that do not agree are named. */
+/* Words that differ between ranks are named. */
 static int disagree(const ep_boot *boot, void *argument)
 {
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
-    struct story *story = argument;
+    struct scenario *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
 
-    wrong = story->wrong[boot->rank];
+    wrong = scenario->wrong[boot->rank];
     m->rank = boot->rank;
     config.backend = "host";
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
@@ -232,7 +233,7 @@ static int disagree(const ep_boot *boot, void *argument)
 static void words_have_to_agree(void **state)
 {
     (void)state;
-    run(disagree, (struct story){.ranks_per_node = RANKS});
+    run(disagree, (struct scenario){.ranks_per_node = RANKS});
 }
 
 /* --- low latency ------------------------------------------------------------------------------------------------- */
@@ -246,12 +247,12 @@ struct ll_out {
     int32_t count[LL_LOCAL];
 };
 
-/* As DeepEP wants them: [L, R*M, H/128] with strides (H/128 * R*M, 1, R*M), the same elements as contiguous ones. */
+/* As in DeepEP: [L, R*M, H/128] with strides (H/128 * R*M, 1, R*M), the same elements as contiguous ones. */
 static int transpose(const ep_boot *boot, void *argument)
 {
     static struct ll_out outs[RANKS][2];
     static alignas(16) uint16_t inputs[RANKS][TOKENS * HIDDEN];
-    struct story *story = argument;
+    struct scenario *scenario = argument;
     struct ll_out *out = outs[boot->rank];
     uint16_t *x = inputs[boot->rank];
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -261,7 +262,7 @@ static int transpose(const ep_boot *boot, void *argument)
     ep_comm *comm;
     ep_ll *ll;
 
-    wrong = story->wrong[boot->rank];
+    wrong = scenario->wrong[boot->rank];
     config.backend = "host";
     SURE(ep_comm_new(boot, &config, &comm) == EP_OK);
     ll_config.max_tokens = TOKENS;
@@ -313,7 +314,7 @@ static int transpose(const ep_boot *boot, void *argument)
 static void low_latency_scales_are_transposed(void **state)
 {
     (void)state;
-    run(transpose, (struct story){.ranks_per_node = RANKS});
+    run(transpose, (struct scenario){.ranks_per_node = RANKS});
 }
 
 int main(void)

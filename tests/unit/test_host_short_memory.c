@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A group whose memory runs out: in a memory cgroup, and where the kernel commits no more than there is
- * (vm.overcommit_memory = 2; in a machine of its own, see tests/verbs/short_memory.sh). Each call gives a status, on
- * all ranks where it is collective, and what it gave can be touched: no rank ends by a signal.
+ * A group that runs out of memory: in a memory cgroup, and where the kernel does not overcommit (vm.overcommit_memory =
+ * 2; on a separate machine, see tests/verbs/short_memory.sh). Each call returns a status, on all ranks if it is
+ * collective, and memory that it returns can be touched: no rank is killed by a signal.
  */
 #include "cgroup.h"
 #include "sandbox.h"
@@ -19,7 +19,7 @@
 
 enum { NRANKS = 4, PIECES = 512 };
 
-/* Ends the rank with the line that is wrong. */
+/* Exits the rank with the number of the failing line. */
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -30,10 +30,10 @@ enum { NRANKS = 4, PIECES = 512 };
 
 struct shape {
     const char *network; /* NULL: one node */
-    const char *limit;   /* in the text of what is refused */
+    const char *limit;   /* expected in the error text */
 };
 
-/* Takes all that there is, while the other ranks do the same, and gives back a little for what is no shared memory. */
+/* Allocates all available memory, concurrently with the other ranks, and returns a little for other uses. */
 static int take_all(ep_comm *comm, const char *limit, void **pieces, int *ret_n)
 {
     int rank = -1, n = 0;
@@ -46,7 +46,7 @@ static int take_all(ep_comm *comm, const char *limit, void **pieces, int *ret_n)
         memset(pieces[n++], rank + 1, 2 * MIB);
     CHECK(status == EP_E_MEMORY);
     CHECK(strstr(ep_last_error(), limit));
-    /* All have what they could get: who came late has little. */
+    /* All ranks have what they could get: late ones have little. */
     CHECK(ep_comm_barrier(comm) == EP_OK);
     for (int i = 0; i < 2 && n > 0; i++)
         CHECK(ep_free(comm, pieces[--n]) == EP_OK);
@@ -77,7 +77,7 @@ static int run_short(const ep_boot *boot, void *argument)
     ep_ll *ll = NULL;
 
     config.backend = "host";
-    config.timeout_ms = 90000; /* nobody may be late: each is told */
+    config.timeout_ms = 90000; /* no rank may be late: each gets its status */
     if (shape->network) {
         config.network = shape->network;
         config.ranks_per_node = NRANKS / 2;
@@ -85,13 +85,13 @@ static int run_short(const ep_boot *boot, void *argument)
     CHECK(ep_comm_new(boot, &config, &comm) == EP_OK);
     if (take_all(comm, shape->limit, pieces, &n) != 0)
         return 1;
-    /* Segments of low latency need more than is left: on all ranks, or what is sparse on none. */
+    /* Segments of low latency need more than is left: they fail on all ranks, or, if sparse, on none. */
     status = make_ll(comm, 2048, &ll);
     CHECK(status == EP_OK || status == EP_E_MEMORY);
     ep_ll_free(ll);
-    /* What cannot be had in one piece is refused before it takes from the others. */
+    /* An allocation that cannot succeed fails before it takes memory from the others. */
     CHECK(ep_alloc(comm, (size_t)1 << 40, &memory) == EP_E_MEMORY);
-    /* A second group beside it: it is there for all, or for none. */
+    /* A second group: it is created on all ranks, or on none. */
     status = ep_comm_new(boot, &config, &other);
     CHECK(status == EP_OK || status == EP_E_MEMORY);
     ep_comm_free(other);
@@ -99,7 +99,7 @@ static int run_short(const ep_boot *boot, void *argument)
     while (n > 0)
         CHECK(ep_free(comm, pieces[--n]) == EP_OK);
     CHECK(ep_comm_barrier(comm) == EP_OK);
-    /* All of it can be had again. */
+    /* All of it can be allocated again. */
     CHECK(make_ll(comm, 16, &ll) == EP_OK);
     ep_ll_free(ll);
     CHECK(ep_alloc(comm, 4 * MIB, &memory) == EP_OK);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the survivors of a group want of the new one. Who may form it: test_host_shrink_votes.c. */
+/* Configuration of the new group by the survivors. Which ranks may form it: test_host_shrink_votes.c. */
 #include "testing/launch.h"
 
 #include <epkit/epkit.h>
@@ -48,7 +48,7 @@ static void launch_ranks(ep_rank_fn run, struct verdicts *all, ep_rank_exit ret_
     assert_int_equal(ep_launch(&launch, ret_exits), EP_OK);
 }
 
-/* Rank 1 would be rank 0 of the new group, which does not come into being: the caller knows it as rank 1. */
+/* Rank 1 would be rank 0 of the new group, whose creation fails: the caller knows it as rank 1. */
 static void ranks_have_the_numbers_that_the_caller_knows(void **state)
 {
     static struct verdicts all;
@@ -86,7 +86,7 @@ static int shrink_twice(const ep_boot *boot, void *argument)
     return 0;
 }
 
-/* Disagreement is found before anything of the new group is opened, names the field, and can be mended. */
+/* A mismatch is found before the new group is opened, names the field, and can be corrected. */
 static void unequal_configurations_are_named_and_can_be_mended(void **state)
 {
     static struct verdicts all;
@@ -131,7 +131,7 @@ static int shrink_linked_pairs(const ep_boot *boot, void *argument)
     return 0;
 }
 
-/* Nodes may be hosts: a configuration that says nothing of nodes must not put all survivors on one. */
+/* Nodes may be hosts: a configuration without nodes must not put all survivors on one. */
 static void nodes_of_linked_survivors_stay_apart(void **state)
 {
     static struct verdicts all;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A shrink of ranks that are not in the same attempt: rank 2 was late in attempt 1, and the others banned it there.
- * What it did in attempt 2 before they came to it holds for all. Each case writes the words of that history into the
- * control blocks, as the ranks would have, and lets the survivors go on from there.
+ * A shrink of ranks that are in different attempts: rank 2 was late in attempt 1, and the others banned it there. Its
+ * actions in attempt 2 before they arrived hold for all. Each case writes the words of that history into the control
+ * blocks, as the ranks would have, and the survivors continue from there.
  */
 #include "group/shrink.h"
 #include "testing/launch.h"
@@ -19,13 +19,13 @@ enum { NRANKS = 3, LATE = 2 };
 struct history {
     uint32_t late_vote;    /* of rank 2 in attempt 2 */
     uint32_t late_attempt; /* that rank 2 is in */
-    uint32_t late_opened;  /* its vote in attempt 2 on whether the new group is there; OPEN: it has cast none */
-    bool late_joins;       /* it calls ep_comm_shrink() beside the others, else when they have returned */
+    uint32_t late_opened;  /* its vote in attempt 2 on whether the new group was created; OPEN: it has cast none */
+    bool late_joins;       /* it calls ep_comm_shrink() concurrently with the others, else when they have returned */
     bool again;            /* all call it a second time */
     bool others_leave;     /* they free the old group before rank 2 calls */
     _Atomic int returned;  /* calls */
     ep_status first[NRANKS], second[NRANKS];
-    int members[NRANKS]; /* of the group that the last call gave, 0: none */
+    int members[NRANKS]; /* members of the group that the last call returned, 0: none */
     char text[NRANKS][256];
 };
 
@@ -37,7 +37,7 @@ static void write_history(const struct history *history, struct ep_group_shrink 
     if (rank == LATE)
         atomic_store(&mine->vote[1], history->late_vote);
     if (rank == LATE && history->late_opened) {
-        /* It was late for nobody. */
+        /* No rank waited for it. */
         atomic_store(&mine->vote[0], shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, LATE));
         atomic_store(&mine->opened[1], history->late_opened);
     }
@@ -62,7 +62,7 @@ static void wait_until(_Atomic int *word, int least)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/* Until the others are in attempt 2, as their history says that they come to it. */
+/* Waits until the others are in attempt 2, where their history takes them. */
 static void wait_for_others(const struct ep_group *group)
 {
     for (int rank = 0; rank < LATE; rank++)
@@ -99,14 +99,14 @@ static int live(const ep_boot *boot, void *argument)
     wait_until(&history->returned, NRANKS);
     if (history->again && comm)
         history->second[rank] = shrink_once(comm, history, rank);
-    /* Who leaves is gone to the others. */
+    /* A rank that leaves counts as departed for the others. */
     atomic_fetch_add(&history->returned, 1);
     wait_until(&history->returned, 2 * NRANKS);
     ep_comm_free(comm);
     return 0;
 }
 
-static void go_on_from(struct history *history)
+static void continue_from(struct history *history)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
@@ -120,14 +120,14 @@ static void go_on_from(struct history *history)
         assert_int_equal(exits[rank].code, 0);
 }
 
-/* It has returned EP_E_TIMEOUT: the others do not go on without it, and the next call has them all. */
-static void who_gave_up_before_the_others_came_fails_them_too(void **state)
+/* It has returned EP_E_TIMEOUT: the others do not continue without it, and the next call has all ranks. */
+static void a_rank_that_gave_up_before_the_others_arrived_fails_them_too(void **state)
 {
     struct history history = {
         .late_vote = shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_TIMEOUT, 0), .late_attempt = 2, .again = true};
 
     (void)state;
-    go_on_from(&history);
+    continue_from(&history);
     for (int rank = 0; rank < LATE; rank++) {
         assert_int_equal(history.first[rank], EP_E_TIMEOUT);
         assert_string_equal(history.text[rank], history.text[0]);
@@ -138,8 +138,8 @@ static void who_gave_up_before_the_others_came_fails_them_too(void **state)
     }
 }
 
-/* It has seen attempt 2 fail, or will, and goes on to the third: there they find each other. */
-static void who_voted_before_the_others_came_is_waited_for(void **state)
+/* It has seen attempt 2 fail, or will, and begins the third: there they meet. */
+static void a_rank_that_voted_before_the_others_arrived_is_waited_for(void **state)
 {
     const uint32_t votes[] = {EP_GROUP_VOTE_LOCKED, shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, LATE),
                               shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, LATE)};
@@ -147,10 +147,10 @@ static void who_voted_before_the_others_came_is_waited_for(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(votes) / sizeof(votes[0]); i++) {
         struct history history = {.late_vote = votes[i], .late_attempt = 2, .late_joins = true};
-        /* Banned once more: the others need not wait for it in the third attempt, but it must learn that. */
+        /* Banned again: the others need not wait for it in the third attempt, but it must learn that. */
         bool banned = shrink_kind(votes[i]) == EP_GROUP_VOTE_BANNED;
 
-        go_on_from(&history);
+        continue_from(&history);
         for (int rank = 0; rank < NRANKS; rank++) {
             assert_int_equal(history.first[rank], banned && rank == LATE ? EP_E_EXCLUDED : EP_OK);
             assert_int_equal(history.members[rank], banned ? rank == LATE ? 0 : LATE : NRANKS);
@@ -158,26 +158,26 @@ static void who_voted_before_the_others_came_is_waited_for(void **state)
     }
 }
 
-/* It has neither voted nor given up: the others need not wait for it again, and it is excluded when it comes. */
-static void who_comes_after_the_others_is_excluded(void **state)
+/* It has neither voted nor given up: the others need not wait for it again, and it is excluded when it arrives. */
+static void a_rank_that_arrives_after_the_others_is_excluded(void **state)
 {
     struct history history = {.late_vote = EP_GROUP_VOTE_OPEN, .late_attempt = 1};
 
     (void)state;
-    go_on_from(&history);
+    continue_from(&history);
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(history.first[rank], rank == LATE ? EP_E_EXCLUDED : EP_OK);
         assert_int_equal(history.members[rank], rank == LATE ? 0 : LATE);
     }
 }
 
-/* It sees none of them in its old group any more, and yet forms no second group of itself. */
-static void who_was_excluded_stays_so_when_the_others_have_left(void **state)
+/* It sees none of them in its old group any more, but must not form a second group. */
+static void an_excluded_rank_stays_excluded_when_the_others_have_left(void **state)
 {
     struct history history = {.late_vote = EP_GROUP_VOTE_OPEN, .late_attempt = 1, .others_leave = true, .again = true};
 
     (void)state;
-    go_on_from(&history);
+    continue_from(&history);
     for (int rank = 0; rank < LATE; rank++)
         assert_int_equal(history.members[rank], LATE);
     assert_int_equal(history.first[LATE], EP_E_EXCLUDED);
@@ -185,15 +185,17 @@ static void who_was_excluded_stays_so_when_the_others_have_left(void **state)
     assert_string_equal(history.text[LATE], "ep_comm_shrink: the other ranks went on without rank 2");
 }
 
-/* It has locked the view, and failed before it came to an all-gather of the new group: nobody is late there. */
-static void who_failed_before_an_all_gather_is_not_waited_for(void **state)
+/*
+ * It has locked the view, and failed before it reached an all-gather of the new group: no rank waits a deadline for it.
+ */
+static void a_rank_that_failed_before_an_all_gather_is_not_waited_for(void **state)
 {
     struct history history = {.late_vote = EP_GROUP_VOTE_LOCKED,
                               .late_attempt = 2,
                               .late_opened = shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_MEMORY, LATE)};
 
     (void)state;
-    go_on_from(&history);
+    continue_from(&history);
     for (int rank = 0; rank < LATE; rank++) {
         assert_int_equal(history.first[rank], EP_E_MEMORY);
         assert_non_null(strstr(history.text[rank], "rank 2 failed with EP_E_MEMORY"));
@@ -219,8 +221,8 @@ static int shrink_once_more_than_there_are(const ep_boot *boot, void *argument)
     return 0;
 }
 
-/* No later call can do better: what can is said, and nobody is waited for. */
-static void who_has_no_attempt_left_hears_what_to_do(void **state)
+/* No later call can succeed: the text says what to do, and there is no wait. */
+static void a_rank_without_attempts_gets_a_hint(void **state)
 {
     struct history history = {.again = true};
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
@@ -245,12 +247,12 @@ static void who_has_no_attempt_left_hears_what_to_do(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_gave_up_before_the_others_came_fails_them_too),
-        cmocka_unit_test(who_voted_before_the_others_came_is_waited_for),
-        cmocka_unit_test(who_comes_after_the_others_is_excluded),
-        cmocka_unit_test(who_was_excluded_stays_so_when_the_others_have_left),
-        cmocka_unit_test(who_failed_before_an_all_gather_is_not_waited_for),
-        cmocka_unit_test(who_has_no_attempt_left_hears_what_to_do),
+        cmocka_unit_test(a_rank_that_gave_up_before_the_others_arrived_fails_them_too),
+        cmocka_unit_test(a_rank_that_voted_before_the_others_arrived_is_waited_for),
+        cmocka_unit_test(a_rank_that_arrives_after_the_others_is_excluded),
+        cmocka_unit_test(an_excluded_rank_stays_excluded_when_the_others_have_left),
+        cmocka_unit_test(a_rank_that_failed_before_an_all_gather_is_not_waited_for),
+        cmocka_unit_test(a_rank_without_attempts_gets_a_hint),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How many deadlines ep_comm_shrink waits out, with ranks that have stopped: counted, as how long they are depends on
- * the machine. Ranks are processes; a stopped one is ended by the last of the others.
+ * How many deadlines expire in ep_comm_shrink with stopped ranks: counted, because their duration depends on the
+ * machine. Ranks are processes; the last of the others ends a stopped one.
  */
 #include "group/group.h"
 #include "tcp/acceptor.h"
@@ -24,10 +24,10 @@ enum { NRANKS = 5, TIMEOUT_MS = 5000 };
 struct scenario {
     const char *network; /* NULL: all on one host */
     int n_stopped;       /* the lowest ranks, before they call */
-    bool leader_stops;   /* rank 0, when two others have come to it, and before rank 4 calls */
-    int aborts;          /* rank that aborts when two others have come to rank 0; rank 4 does not call */
-    bool comes;          /* it is none of those that wait, and shrinks as soon as it has aborted; rank 4, too */
-    bool amid_handshake; /* it aborts while it connects to rank 0, to which all others have come */
+    bool leader_stops;   /* rank 0, when two others have joined it, and before rank 4 calls */
+    int aborts;          /* rank that aborts when two others have joined rank 0; rank 4 does not call */
+    bool comes;          /* it does not wait, and shrinks as soon as it has aborted; rank 4, too */
+    bool amid_handshake; /* it aborts while it connects to rank 0, which all others have joined */
     _Atomic pid_t pids[NRANKS];
     _Atomic int stopped, returned;
     ep_status first[NRANKS], status[NRANKS];
@@ -110,7 +110,7 @@ static void shrink(struct scenario *scenario, ep_comm *comm)
     ep_comm_free(next);
 }
 
-/* All call it, and nothing else has happened since. */
+/* All ranks call it, and nothing has happened since. */
 static void shrink_again(struct scenario *scenario, ep_comm *comm)
 {
     ep_comm_info info = EP_COMM_INFO_INIT;
@@ -133,7 +133,7 @@ static int live(const ep_boot *boot, void *argument)
     ep_comm *comm = NULL;
 
     config.backend = "host";
-    config.timeout_ms = 120000; /* nobody is late before the shrink */
+    config.timeout_ms = 120000; /* no rank is late before the shrink */
     if (scenario->network) {
         config.network = scenario->network;
         config.ranks_per_node = 1;
@@ -153,7 +153,7 @@ static int live(const ep_boot *boot, void *argument)
     if (!scenario->leader_stops || rank == NRANKS - 1)
         wait_until(&scenario->stopped, n_stopped);
     shrink(scenario, comm);
-    /* Who leaves is gone to the others. */
+    /* A rank that leaves counts as departed for the others. */
     atomic_fetch_add(&scenario->returned, 1);
     wait_until(&scenario->returned, NRANKS - n_stopped);
     for (int i = 0; rank == NRANKS - 1 && i < n_stopped; i++)
@@ -175,14 +175,14 @@ static struct scenario *run_scenario(const struct scenario *wanted)
     launch.nranks = NRANKS;
     launch.run = live;
     launch.argument = scenario;
-    launch.timeout_ms = 250000; /* only ends what hangs */
+    launch.timeout_ms = 250000; /* ends the test if it hangs */
     assert_int_equal(ep_launch(&launch, exits), n_stopped ? EP_E_PEER_DEAD : EP_OK);
     for (int rank = n_stopped; rank < NRANKS; rank++)
         assert_int_equal(exits[rank].code, 0);
     return scenario;
 }
 
-/* All that have not stopped are in the new group, after at most so many deadlines each. */
+/* All ranks that are not stopped are in the new group, after at most so many deadlines each. */
 static void expect_group(const struct scenario *wanted, int most)
 {
     struct scenario *scenario = run_scenario(wanted);
@@ -205,13 +205,13 @@ static void all_that_answer_wait_for_none(void **state)
     expect_group(&(struct scenario){.network = "tcp"}, 0);
 }
 
-static void who_has_stopped_costs_one_deadline_on_a_host(void **state)
+static void a_stopped_rank_costs_one_deadline_on_a_host(void **state)
 {
     (void)state;
     expect_group(&(struct scenario){.n_stopped = 2}, 1);
 }
 
-/* One until it is passed over, and one in which its successor waits for it. */
+/* One until it is skipped, and one in which its successor waits for it. */
 static void a_stopped_leader_costs_two_between_hosts(void **state)
 {
     (void)state;
@@ -224,7 +224,7 @@ static void each_further_one_costs_one_more(void **state)
     expect_group(&(struct scenario){.network = "tcp", .n_stopped = 2}, 3);
 }
 
-/* Those that have come to it hear nothing any more: they need not wait as long as one that runs may. */
+/* Ranks that have joined it receive no more heartbeats: they need not wait as long as for a running leader. */
 static void a_leader_that_stops_while_it_waits_costs_no_more(void **state)
 {
     (void)state;
@@ -240,7 +240,7 @@ static void *abort_when_they_wait(void *comm)
     return NULL;
 }
 
-static int live_beside_an_abort(const ep_boot *boot, void *argument)
+static int live_during_an_abort(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -268,19 +268,19 @@ static int live_beside_an_abort(const ep_boot *boot, void *argument)
         pthread_join(thread, NULL);
     if (scenario->amid_handshake) {
         scenario->first[rank] = scenario->status[rank];
-        /* At once: for who has not been told of the abort it was the reason for this call. */
+        /* At once: a rank that has not learned of the abort would take it for the reason of this call. */
         if (scenario->first[rank] == EP_E_ABORTED)
             shrink(scenario, comm);
     }
     atomic_fetch_add(&scenario->returned, 1);
     wait_until(&scenario->returned, NRANKS);
-    if (!scenario->comes && !scenario->amid_handshake) /* its count may still be on its way to some */
+    if (!scenario->comes && !scenario->amid_handshake) /* its count may not have reached some ranks */
         shrink_again(scenario, comm);
     ep_comm_free(comm);
     return 0;
 }
 
-static void run_beside_an_abort(struct scenario *scenario)
+static void run_during_an_abort(struct scenario *scenario)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
@@ -289,15 +289,14 @@ static void run_beside_an_abort(struct scenario *scenario)
     atomic_store(&taken, 0);
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = NRANKS;
-    launch.run = live_beside_an_abort;
+    launch.run = live_during_an_abort;
     launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < NRANKS; rank++)
         assert_int_equal(exits[rank].code, 0);
 }
 
-/* Of any rank, on whatever host, and whether it takes part in the shrink or not. The next call is none of its affair.
- */
+/* Abort by any rank, on any host, whether it takes part in the shrink or not. It does not affect the next call. */
 static void an_abort_wakes_all_between_hosts(void **state)
 {
     (void)state;
@@ -305,7 +304,7 @@ static void an_abort_wakes_all_between_hosts(void **state)
         struct scenario scenario = {.aborts = aborts};
         char expected[64];
 
-        run_beside_an_abort(&scenario);
+        run_during_an_abort(&scenario);
         snprintf(expected, sizeof(expected), "ep_comm_shrink: rank %d called ep_comm_abort", aborts);
         for (int rank = 0; rank < 3; rank++) {
             assert_int_equal(scenario.status[rank], EP_E_ABORTED);
@@ -317,13 +316,13 @@ static void an_abort_wakes_all_between_hosts(void **state)
     }
 }
 
-/* The others have come to their leader, which has accepted the connection of the one that aborts and no more. */
+/* The others have joined their leader, which has only accepted the connection of the one that aborts. */
 static void an_abort_amid_a_handshake_ends_the_call_of_all(void **state)
 {
     struct scenario scenario = {.aborts = 2, .amid_handshake = true};
 
     (void)state;
-    run_beside_an_abort(&scenario);
+    run_during_an_abort(&scenario);
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(scenario.first[rank], EP_E_ABORTED);
         assert_int_equal(scenario.status[rank], EP_OK);
@@ -333,15 +332,15 @@ static void an_abort_amid_a_handshake_ends_the_call_of_all(void **state)
 }
 
 /*
- * It was the reason to shrink, and those that had begun before have heard of it late, as by a heartbeat that was under
- * way: nothing tells the two apart.
+ * It was the reason to shrink, and ranks that had begun before learn of it late, as by a delayed heartbeat: the two
+ * cases cannot be distinguished.
  */
-static void an_abort_of_a_rank_that_comes_ends_nothing_between_hosts(void **state)
+static void an_abort_of_a_rank_that_joins_ends_nothing_between_hosts(void **state)
 {
     struct scenario scenario = {.aborts = 3, .comes = true};
 
     (void)state;
-    run_beside_an_abort(&scenario);
+    run_during_an_abort(&scenario);
     for (int rank = 0; rank < NRANKS; rank++) {
         if (scenario.status[rank] != EP_OK)
             print_error("rank %d: %s\n", rank, scenario.text[rank]);
@@ -355,13 +354,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_that_answer_wait_for_none),
-        cmocka_unit_test(who_has_stopped_costs_one_deadline_on_a_host),
+        cmocka_unit_test(a_stopped_rank_costs_one_deadline_on_a_host),
         cmocka_unit_test(a_stopped_leader_costs_two_between_hosts),
         cmocka_unit_test(each_further_one_costs_one_more),
         cmocka_unit_test(a_leader_that_stops_while_it_waits_costs_no_more),
         cmocka_unit_test(an_abort_wakes_all_between_hosts),
         cmocka_unit_test(an_abort_amid_a_handshake_ends_the_call_of_all),
-        cmocka_unit_test(an_abort_of_a_rank_that_comes_ends_nothing_between_hosts),
+        cmocka_unit_test(an_abort_of_a_rank_that_joins_ends_nothing_between_hosts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

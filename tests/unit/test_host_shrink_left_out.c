@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a rank is told that a shrink has left out, when it calls ep_comm_shrink behind the others: EP_E_EXCLUDED, in
- * this and in every later call, whoever is left to tell it. Ranks are processes; those of its node and its rail peers
- * are killed, so that its control links have ended and nobody but ranks that it has no connection to knows.
+ * The status of a rank that a shrink has excluded, when it calls ep_comm_shrink after the others: EP_E_EXCLUDED, in
+ * this and in every later call, whichever rank is left to report it. Ranks are processes; those of its node and its
+ * rail peers are killed, so that its control links have ended and only ranks without a connection to it know.
  */
 #include "group/group.h"
 #include "testing/launch.h"
@@ -38,7 +38,7 @@ static void wait_until(_Atomic int *word, int least)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-static void come_late(struct scenario *scenario, ep_comm *comm)
+static void be_late(struct scenario *scenario, ep_comm *comm)
 {
     ep_comm *next = NULL;
     int rank = comm->rank;
@@ -52,7 +52,7 @@ static void come_late(struct scenario *scenario, ep_comm *comm)
     ep_comm_free(next);
     next = NULL;
     atomic_store(&scenario->told, 1);
-    wait_until(&scenario->formed, 2 * scenario->n_survivors); /* nobody is left who could answer */
+    wait_until(&scenario->formed, 2 * scenario->n_survivors); /* no rank is left to reply */
     scenario->later = ep_comm_shrink(comm, NULL, &next);
     ep_comm_free(next);
     ep_comm_free(comm);
@@ -65,7 +65,7 @@ static void go_on(struct scenario *scenario, ep_comm *comm)
 
     scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
     if (scenario->first[rank] == EP_OK && scenario->shrinks) {
-        next->config.timeout_ms = 10 * TIMEOUT_MS; /* nobody is late there */
+        next->config.timeout_ms = 10 * TIMEOUT_MS; /* no rank is late there */
         scenario->first[rank] = ep_comm_shrink(next, NULL, &third);
     }
     if (scenario->frees) {
@@ -94,7 +94,7 @@ static int live(const ep_boot *boot, void *argument)
     config.backend = "host";
     config.network = scenario->network;
     config.ranks_per_node = 2;
-    config.timeout_ms = 120000; /* nobody is late before the shrink */
+    config.timeout_ms = 120000; /* no rank is late before the shrink */
     if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     comm->config.timeout_ms = TIMEOUT_MS;
@@ -103,7 +103,7 @@ static int live(const ep_boot *boot, void *argument)
     if (scenario->dies[rank])
         raise(SIGKILL);
     if (rank == scenario->late)
-        come_late(scenario, comm);
+        be_late(scenario, comm);
     else
         go_on(scenario, comm);
     return 0;
@@ -125,7 +125,7 @@ static void run(struct scenario of)
     launch.run = live;
     launch.argument = scenario;
     launch.timeout_ms = 600000;
-    (void)ep_launch(&launch, exits); /* which says that some were killed */
+    (void)ep_launch(&launch, exits); /* its status reports the killed ranks */
     for (int rank = 0; rank < NRANKS; rank++) {
         if (scenario->dies[rank])
             continue;
@@ -139,8 +139,8 @@ static void run(struct scenario of)
     munmap(scenario, sizeof(*scenario));
 }
 
-/* It joins rank 0, which has gone on with rank 2. */
-static void one_that_joins_is_told(void **state)
+/* It joins rank 0, which has continued with rank 2. */
+static void an_excluded_joiner_learns_it(void **state)
 {
     (void)state;
     for (int frees = 0; frees < 2; frees++)
@@ -148,8 +148,8 @@ static void one_that_joins_is_told(void **state)
             .network = "tcp", .late = 5, .dies = {[1] = true, [3] = true, [4] = true}, .frees = frees});
 }
 
-/* It leads, and nobody joins it. */
-static void one_that_leads_is_told(void **state)
+/* It leads, and no rank joins it. */
+static void an_excluded_leader_learns_it(void **state)
 {
     (void)state;
     for (int frees = 0; frees < 2; frees++)
@@ -157,15 +157,15 @@ static void one_that_leads_is_told(void **state)
             .network = "tcp", .late = 0, .dies = {[1] = true, [2] = true, [4] = true}, .frees = frees});
 }
 
-/* The members answer as long as they are in a group that came of that one. */
-static void the_group_after_the_next_one_tells_it(void **state)
+/* The members reply as long as they are in a group that descends from that one. */
+static void the_group_after_the_next_one_reports_it(void **state)
 {
     (void)state;
     run((struct scenario){
         .network = "tcp", .late = 5, .dies = {[1] = true, [3] = true, [4] = true}, .frees = true, .shrinks = true});
 }
 
-static void ranks_of_one_host_are_told(void **state)
+static void ranks_of_one_host_are_excluded(void **state)
 {
     (void)state;
     for (int frees = 0; frees < 2; frees++)
@@ -176,10 +176,10 @@ static void ranks_of_one_host_are_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_that_joins_is_told),
-        cmocka_unit_test(one_that_leads_is_told),
-        cmocka_unit_test(the_group_after_the_next_one_tells_it),
-        cmocka_unit_test(ranks_of_one_host_are_told),
+        cmocka_unit_test(an_excluded_joiner_learns_it),
+        cmocka_unit_test(an_excluded_leader_learns_it),
+        cmocka_unit_test(the_group_after_the_next_one_reports_it),
+        cmocka_unit_test(ranks_of_one_host_are_excluded),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

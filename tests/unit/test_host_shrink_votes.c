@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who may form a group: survivors that are late, stopped, killed or aborted while they agree. Whatever happens, all of
- * them get one group of more than half of those that live, or all the same failure.
+ * Which ranks may form a group: survivors that are late, stopped, killed or aborted while they agree. In all cases they
+ * get one group of more than half of the live ranks, or the same failure.
  *
- * Ranks are processes. None ends before all have an answer: an ended rank is a dead one to the others. No test goes by
- * the clock: deadlines of the communicators are short, and a load only changes which of the allowed results comes.
+ * Ranks are processes. None exits before all have a result: the others would take it for dead. No test depends on
+ * timing: deadlines of the communicators are short, and load only changes which of the allowed results occurs.
  */
 #include "backend/host/host.h"
 
@@ -35,7 +35,7 @@
 #define STORMS 100
 #endif
 
-/* What the parent tells a rank, and what it learns of it. */
+/* Input of a rank from the parent, and its results. */
 struct rank_state {
     int delay_ms[CALLS_MOST]; /* before each call; -1: not called */
     int abort_ms;             /* after which another thread calls ep_comm_abort(); 0: never */
@@ -43,7 +43,7 @@ struct rank_state {
     ep_status status[CALLS_MOST];
     char text[CALLS_MOST][256];
     int nranks, new_rank;
-    /* The parent's. */
+    /* Used by the parent. */
     pid_t pid;
     bool killed, stopped;
 };
@@ -96,7 +96,7 @@ static void live(ep_boot_shm *place, struct run *run, int rank)
     config.timeout_ms = HANG_MS;
     if (ep_boot_shm_join(place, rank, &boot) != EP_OK || ep_comm_new(&boot, &config, &comm) != EP_OK)
         _exit(1);
-    /* Short for the shrink alone: under a load a group would not come into being within it. */
+    /* Short for the shrink only: under load a group could not be created within it. */
     comm->config.timeout_ms = run->timeout_ms;
     atomic_store(&mine->ready, 1);
     wait_for(&run->go, 1);
@@ -151,7 +151,7 @@ static void start(struct run *run)
         assert_true(child >= 0);
         if (child == 0)
             live(place, run, rank);
-        run->rank[rank].pid = child; /* by the parent alone: the ranks share it */
+        run->rank[rank].pid = child; /* by the parent only: the ranks share it */
     }
     for (int rank = 0; rank < run->nranks; rank++) {
         while (!atomic_load(&run->rank[rank].ready) && waitpid(run->rank[rank].pid, NULL, WNOHANG) == 0)
@@ -224,7 +224,7 @@ static const char *describe(const struct run *run, int call)
 }
 
 /*
- * One group of more than half of those that live, or one failure for all. A rank that was killed or is stopped may be a
+ * One group of more than half of the live ranks, or one failure for all. A rank that was killed or is stopped may be a
  * member. Returns the members of the group, 0 if there is none.
  */
 static int check_outcome(struct run *run, int call, const char *name)
@@ -267,8 +267,8 @@ static int check_outcome(struct run *run, int call, const char *name)
 
 /* --- one at a time ---------------------------------------------------------------------------------------------- */
 
-/* What a load does: rank 0 has waited for a whole deadline before the other survivors come. */
-static void survivors_that_come_late_are_waited_for(void **state)
+/* Like a loaded machine: rank 0 has waited for a whole deadline before the other survivors arrive. */
+static void late_survivors_are_waited_for(void **state)
 {
     struct run *run = new_run(4, 400);
     int members;
@@ -280,13 +280,13 @@ static void survivors_that_come_late_are_waited_for(void **state)
     atomic_store(&run->go, 1);
     wait_all(run, 1);
     members = check_outcome(run, 0, "late survivors");
-    /* Two or none only where the machine was slower than another deadline. */
+    /* Two or none only if the machine was slower than another deadline. */
     assert_true(members == 3 || members == 2 || members == 0);
     finish(run);
 }
 
-/* Three of five that live may go on without two that are stopped, one of them in the middle of it. */
-static void a_majority_goes_on_without_the_stopped(void **state)
+/* Three of five live ranks may continue without two stopped ones, one of them stopped during the shrink. */
+static void a_majority_continues_without_the_stopped(void **state)
 {
     struct run *run = new_run(5, 2000);
 
@@ -307,7 +307,7 @@ static void a_majority_goes_on_without_the_stopped(void **state)
     finish(run);
 }
 
-/* Two of four are not enough: they fail alike, so do the others when they go on, and a second call mends it. */
+/* Two of four are not enough: they fail alike, and so do the others when they are resumed; a second call succeeds. */
 static void half_is_not_enough(void **state)
 {
     struct run *run = new_run(4, 1000);
@@ -355,7 +355,7 @@ static void an_abort_wakes_a_shrink(void **state)
     finish(run);
 }
 
-/* An abort that is over when a rank begins concerns it no more. */
+/* An abort from before a rank began does not concern it. */
 static void a_shrink_after_an_abort_works(void **state)
 {
     struct run *run = new_run(3, 20000);
@@ -369,7 +369,7 @@ static void a_shrink_after_an_abort_works(void **state)
     start(run);
     atomic_store(&run->go, 1);
     wait_all(run, 1);
-    /* Under a load the abort may come into the middle of it. */
+    /* Under load the abort may happen during the call. */
     if (run->rank[0].status[0] == EP_E_ABORTED) {
         assert_int_equal(check_outcome(run, 0, "aborted"), 0);
         atomic_store(&run->go, 2);
@@ -391,7 +391,7 @@ static int draw(int n)
     return (int)((random_state >> 33) % (uint64_t)n);
 }
 
-/* Delays, stops that end and such that do not, kills, aborts, at any time of two deadlines. */
+/* Delays, stops that end and stops that do not, kills, aborts, at any time within two deadlines. */
 static void one_storm(int number)
 {
     char name[64];
@@ -445,8 +445,8 @@ static void storms(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(survivors_that_come_late_are_waited_for),
-        cmocka_unit_test(a_majority_goes_on_without_the_stopped),
+        cmocka_unit_test(late_survivors_are_waited_for),
+        cmocka_unit_test(a_majority_continues_without_the_stopped),
         cmocka_unit_test(half_is_not_enough),
         cmocka_unit_test(an_abort_wakes_a_shrink),
         cmocka_unit_test(a_shrink_after_an_abort_works),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waiting: who is blamed, and what a failure does. Rank 0 of four waits; what the others would write into their control
- * blocks is written by the test.
+ * Waits: which rank is named as failed, and the effect of a failure. Rank 0 of four waits; the test writes the control
+ * blocks of the others.
  */
 #include "host_ranks.h"
 
@@ -30,7 +30,7 @@ static struct ep_group_control *control_of(struct group *group, int rank)
     return ep_group_of(group->comms[rank])->control;
 }
 
-/* Ranks that wait look around all the time. */
+/* Waiting ranks probe all the time. */
 static void *beat(void *argument)
 {
     struct group *group = argument;
@@ -76,7 +76,7 @@ static void start_beating(struct group *group)
     assert_int_equal(pthread_create(&group->beater, NULL, beat, group), 0);
 }
 
-/* Rank 0 waits for `rank` until something is decided. */
+/* Rank 0 waits for `rank` until the wait ends. */
 static ep_status wait_for(struct group *group, int rank)
 {
     struct ep_group_wait wait;
@@ -89,7 +89,7 @@ static ep_status wait_for(struct group *group, int rank)
     return status;
 }
 
-static void who_does_not_come_is_blamed(void **state)
+static void an_absent_rank_is_named(void **state)
 {
     struct group *group = *state;
     uint64_t begin = ep_now_ns(), took;
@@ -102,7 +102,7 @@ static void who_does_not_come_is_blamed(void **state)
     assert_int_equal(group->comms[0]->failed, EP_E_TIMEOUT);
 }
 
-static void who_waits_for_another_is_not_blamed(void **state)
+static void a_rank_that_waits_for_another_is_not_named(void **state)
 {
     struct group *group = *state;
 
@@ -111,14 +111,14 @@ static void who_waits_for_another_is_not_blamed(void **state)
     start_beating(group);
     assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 3 did not answer"));
-    /* All others hear of it with their next call. */
+    /* All others report it in their next call. */
     assert_int_equal(ep_comm_barrier(group->comms[2]), EP_E_TIMEOUT);
     assert_string_equal(ep_comm_last_error(group->comms[2]), "rank 3 did not answer within " HOST_RANKS_TIMEOUT
                                                              " ms in \"dispatch: rows placed\" (seen by rank 0)");
 }
 
-/* It was waiting when it was stopped: its last look around is old. */
-static void who_has_stopped_while_waiting_is_blamed(void **state)
+/* It was waiting when it was stopped: its last probe is old. */
+static void a_rank_stopped_while_waiting_is_named(void **state)
 {
     struct group *group = *state;
 
@@ -147,7 +147,7 @@ static struct ep_group_wait pause_past_deadline(struct group *group)
 }
 
 /* It waits for the rank that is late soon after. */
-static void who_is_between_two_waits_is_not_blamed(void **state)
+static void a_rank_between_two_waits_is_not_named(void **state)
 {
     struct group *group = *state;
     struct ep_group_wait wait = pause_past_deadline(group);
@@ -158,8 +158,8 @@ static void who_is_between_two_waits_is_not_blamed(void **state)
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
 
-/* One that does nothing but that is late all the same. */
-static void who_stays_between_two_waits_is_blamed(void **state)
+/* A rank that keeps ending waits is late all the same. */
+static void a_rank_that_stays_between_two_waits_is_named(void **state)
 {
     struct group *group = *state;
     struct ep_group_wait wait = pause_past_deadline(group);
@@ -172,8 +172,8 @@ static void who_stays_between_two_waits_is_blamed(void **state)
     assert_non_null(strstr(ep_last_error(), "rank 1 did not answer"));
 }
 
-/* A rank looks around while its last look is compared with a time taken before. */
-static void a_look_after_ours_is_not_old(void **state)
+/* A rank probes while its last probe is compared with an older time. */
+static void a_probe_after_ours_is_not_old(void **state)
 {
     struct group *group = *state;
 
@@ -184,7 +184,7 @@ static void a_look_after_ours_is_not_old(void **state)
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
 
-static void who_waits_for_us_is_merely_late(void **state)
+static void a_rank_that_waits_for_us_is_only_late(void **state)
 {
     struct group *group = *state;
 
@@ -206,8 +206,8 @@ static void a_circle_ends(void **state)
     assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
 }
 
-/* Between the look at its counter and the look at whether it is there, a rank may have finished and left. */
-static void who_has_left_is_looked_at_once_more(void **state)
+/* Between the check of its counter and the probe of its process a rank may have finished and left. */
+static void the_condition_is_checked_again_when_a_rank_has_left(void **state)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
@@ -222,8 +222,8 @@ static void who_has_left_is_looked_at_once_more(void **state)
     assert_string_equal(ep_last_error(), "rank 1 left the group while others waited for it in \"barrier\"");
 }
 
-/* Each rank of its own: that one was looked at again says nothing of another. */
-static void another_that_has_left_is_looked_at_again_too(void **state)
+/* Separately for each rank: a second check of one says nothing about another. */
+static void the_condition_is_checked_again_for_another_rank_that_has_left(void **state)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
@@ -238,8 +238,8 @@ static void another_that_has_left_is_looked_at_again_too(void **state)
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 2), EP_E_PEER_LEFT);
 }
 
-/* Its last messages may still be on their way. */
-static void the_network_may_deliver_after_who_has_left(void **state)
+/* Its last messages may still be in flight. */
+static void the_network_may_deliver_after_a_rank_has_left(void **state)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
@@ -291,12 +291,12 @@ static void the_first_failure_stays(void **state)
     assert_int_equal(ep_group_check(host), EP_E_TIMEOUT);
 }
 
-/* Two ranks that find two reasons at the same time. */
+/* Two ranks that find different failures at the same time. */
 struct finder {
     pthread_t thread;
     pthread_barrier_t *start;
     ep_comm *comm;
-    int culprit;
+    int failed_rank;
     ep_status status;
 };
 
@@ -305,11 +305,11 @@ static void *find_a_reason(void *argument)
     struct finder *finder = argument;
 
     pthread_barrier_wait(finder->start);
-    ep_group_set_failure(ep_group_of(finder->comm), finder->status, finder->culprit, EP_GROUP_BARRIER);
+    ep_group_set_failure(ep_group_of(finder->comm), finder->status, finder->failed_rank, EP_GROUP_BARRIER);
     return NULL;
 }
 
-static void all_ranks_tell_one_story(void **state)
+static void all_ranks_report_one_failure(void **state)
 {
     (void)state;
     for (int round = 0; round < 40; round++) {
@@ -322,7 +322,7 @@ static void all_ranks_tell_one_story(void **state)
         assert_true(host_ranks_new(RANKS, comms));
         pthread_barrier_init(&start, NULL, 3);
         for (int i = 0; i < 3; i++) {
-            finders[i] = (struct finder){.start = &start, .comm = comms[i], .culprit = i, .status = reasons[i]};
+            finders[i] = (struct finder){.start = &start, .comm = comms[i], .failed_rank = i, .status = reasons[i]};
             assert_int_equal(pthread_create(&finders[i].thread, NULL, find_a_reason, &finders[i]), 0);
         }
         for (int i = 0; i < 3; i++)
@@ -338,7 +338,7 @@ static void all_ranks_tell_one_story(void **state)
     }
 }
 
-/* The peers hear why, and from whom it is. */
+/* The peers get the reason and the rank that reported it. */
 static void reasons_reach_the_peers(void **state)
 {
     struct group *group = *state;
@@ -377,17 +377,17 @@ static void abort_wakes_a_sleeper(void **state)
 
     ep_group_of(group->comms[0])->comm->config.timeout_ms = HOST_RANKS_PATIENT_MS;
     assert_int_equal(pthread_create(&thread, NULL, abort_later, group->comms[2]), 0);
-    /* And not EP_E_TIMEOUT. */
+    /* Not EP_E_TIMEOUT. */
     assert_int_equal(wait_for(group, 1), EP_E_ABORTED);
     assert_non_null(strstr(ep_last_error(), "rank 2 called ep_comm_abort"));
     pthread_join(thread, NULL);
-    /* It sleeps, whatever has become of the group. */
+    /* It sleeps even if the group has failed. */
     begin = ep_now_ns();
     ep_group_wait_doorbell(ep_group_of(group->comms[0]), ep_group_doorbell(ep_group_of(group->comms[0])));
     assert_true(ep_now_ns() - begin > 5000000u);
 }
 
-static _Atomic int slow_yields, yields; /* each takes a millisecond; how many there were */
+static _Atomic int slow_yields, yields; /* each takes a millisecond; number of calls */
 
 int __real_sched_yield(void);
 int __wrap_sched_yield(void);
@@ -400,7 +400,7 @@ int __wrap_sched_yield(void)
     return __real_sched_yield();
 }
 
-/* Where processors are short: who waits sleeps instead, so that the others get on. */
+/* With too few processors a waiting rank sleeps instead, so that the others can run. */
 static void a_slow_yield_is_the_last_one(void **state)
 {
     struct group *group = *state;
@@ -424,7 +424,7 @@ static void unknown_phases_have_a_name(void **state)
     assert_string_equal(ep_group_phase_name((enum ep_group_phase)200), "?");
 }
 
-/* Of two aborts the first counts, also in the words of the rank that called the second. */
+/* The first of two aborts counts, also in the text on the rank that called the second. */
 static void the_first_abort_is_named(void **state)
 {
     struct group *group = *state;
@@ -440,20 +440,21 @@ static void the_first_abort_is_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(who_does_not_come_is_blamed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(who_waits_for_another_is_not_blamed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(who_has_stopped_while_waiting_is_blamed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(who_is_between_two_waits_is_not_blamed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(who_stays_between_two_waits_is_blamed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_look_after_ours_is_not_old, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(who_waits_for_us_is_merely_late, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(an_absent_rank_is_named, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_rank_that_waits_for_another_is_not_named, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_rank_stopped_while_waiting_is_named, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_rank_between_two_waits_is_not_named, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_rank_that_stays_between_two_waits_is_named, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_probe_after_ours_is_not_old, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_rank_that_waits_for_us_is_only_late, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_circle_ends, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(who_has_left_is_looked_at_once_more, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(another_that_has_left_is_looked_at_again_too, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(the_network_may_deliver_after_who_has_left, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_condition_is_checked_again_when_a_rank_has_left, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_condition_is_checked_again_for_another_rank_that_has_left, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(the_network_may_deliver_after_a_rank_has_left, set_up, tear_down),
         cmocka_unit_test_setup_teardown(tolerant_waits_fail_nobody, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_first_failure_stays, set_up, tear_down),
-        cmocka_unit_test(all_ranks_tell_one_story),
+        cmocka_unit_test(all_ranks_report_one_failure),
         cmocka_unit_test_setup_teardown(reasons_reach_the_peers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(own_words_are_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(abort_wakes_a_sleeper, set_up, tear_down),

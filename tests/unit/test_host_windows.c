@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that one rank makes symmetric by itself: of ep_alloc_local(), of an allocator's callbacks, of the program
- * (ep_register()); and what can be asked before anything is allocated. Ranks are processes and threads.
+ * Memory that one rank makes symmetric by itself: by ep_alloc_local(), by the callbacks of an allocator, by the program
+ * (ep_register()); and the sizes that can be queried before an allocation. Ranks are processes and threads.
  */
 #include "testing/launch.h"
 
@@ -30,7 +30,7 @@
 #define ROWS (RANKS * TOKENS)
 #define BYTES ((size_t)ROWS * HIDDEN * sizeof(uint16_t))
 
-/* Leaves the rank with a line number. */
+/* Returns from the rank with a line number. */
 #define SURE(condition)                                                                                                \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -59,7 +59,7 @@ static size_t library_bytes(const ep_comm *comm)
     return ep_comm_get_info(comm, &info) == EP_OK ? info.library_bytes : 0;
 }
 
-/* Every token goes to every rank: rows of all come into `recv`, and are added up from there. */
+/* Every token goes to every rank: `recv` receives rows of all ranks, and the combine reads them there. */
 static int exchange(ep_comm *comm, int me, uint16_t *recv)
 {
     alignas(16) static _Thread_local uint16_t x[TOKENS * HIDDEN], out[TOKENS * HIDDEN];
@@ -124,7 +124,7 @@ static int allocates_alone(const ep_boot *boot, void *argument)
 
     (void)argument;
     SURE(new_comm(boot, &comm) == EP_OK);
-    /* Ranks allocate unlike each other, between operations and again. */
+    /* Ranks allocate different sizes, between operations, repeatedly. */
     for (int round = 0; round < 3; round++) {
         int n = (boot->rank + round) % RANKS;
 
@@ -141,7 +141,7 @@ static int allocates_alone(const ep_boot *boot, void *argument)
         SURE(exchange(comm, boot->rank, ordinary) == 0);
         SURE(library_bytes(comm) >= BYTES);
     }
-    /* Each kind has its own way back. */
+    /* Each kind has its own free function. */
     SURE(ep_free_local(comm, memory) == EP_E_ARG && ep_free_local(comm, NULL) == EP_OK);
     SURE(ep_alloc(comm, 100, &foreign) == EP_OK);
     SURE(ep_free_local(comm, foreign) == EP_E_ARG);
@@ -151,10 +151,10 @@ static int allocates_alone(const ep_boot *boot, void *argument)
     SURE(ep_alloc_local(comm, 10, &memory) == EP_OK);
     SURE(ep_free(comm, memory) == EP_E_ARG);
     SURE(ep_comm_async_error(comm) == EP_OK);
-    (void)ep_comm_barrier(comm); /* who leaves it first may abort the others in it */
+    (void)ep_comm_barrier(comm); /* a rank that leaves it first may abort the others in it */
     ep_comm_abort(comm);
     SURE(ep_alloc_local(comm, 10, &foreign) == EP_E_ABORTED);
-    SURE(ep_free_local(comm, memory) == EP_OK); /* also then */
+    SURE(ep_free_local(comm, memory) == EP_OK); /* also after a failure */
     ep_comm_free(comm);
     free(ordinary);
     return 0;
@@ -218,7 +218,7 @@ static bool is_mapped(void *memory)
     return mincore(memory, 4096, &resident) == 0;
 }
 
-/* The first communicator, whose block is freed when it is no longer the one of the device. */
+/* The first communicator, whose block is freed when it is no longer the communicator of the device. */
 static int freed_late(ep_comm *first, ep_comm *second, int device)
 {
     char *early, *late, *other;
@@ -228,7 +228,7 @@ static int freed_late(ep_comm *first, ep_comm *second, int device)
     late = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
     SURE(early && late && ep_pool_attach(second, device) == EP_OK);
     ep_pool_free(early, (ptrdiff_t)BYTES, device, NULL);
-    SURE(ep_free_local(first, early) == EP_E_ARG); /* it has gone back already */
+    SURE(ep_free_local(first, early) == EP_E_ARG); /* it was freed already */
     SURE(!is_mapped(early));
     memset(late, 1, BYTES);
     SURE(ep_comm_barrier(first) == EP_OK);
@@ -243,7 +243,7 @@ static int freed_late(ep_comm *first, ep_comm *second, int device)
     return 0;
 }
 
-/* A forked child gives nothing back of what its parent has. */
+/* A forked child frees nothing of its parent. */
 static int freed_by_child(ep_comm *comm, int device)
 {
     char *memory = ep_pool_alloc(5000, device, NULL);
@@ -287,7 +287,7 @@ struct allocator {
     int device;
 };
 
-/* An allocator's thread, which keeps some blocks for a while and knows nothing of communicators. */
+/* A thread of an allocator, which caches some blocks and knows nothing of communicators. */
 static void *allocate_on(void *argument)
 {
     struct allocator *allocator = argument;
@@ -324,7 +324,7 @@ static int pools_end(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void a_communicator_ends_beside_its_allocator(void **state)
+static void a_communicator_ends_concurrently_with_its_allocator(void **state)
 {
     (void)state;
     run_both(pools_end);
@@ -358,7 +358,7 @@ static int windows(const ep_boot *boot, void *argument)
     SURE(fd >= 0 && memory && new_comm(boot, &comm) == EP_OK);
     memory[7] = 42;
     before = library_bytes(comm);
-    /* One rank has no window: its rows take the way over staging. */
+    /* One rank has no window: its rows go through staging. */
     if (boot->rank != 1)
         SURE(ep_register(comm, memory, BYTES) == EP_OK);
     SURE(memory[7] == 42);
@@ -375,7 +375,7 @@ static int windows(const ep_boot *boot, void *argument)
         SURE(ep_unregister(comm, memory) == EP_OK);
         SURE(ep_unregister(comm, memory) == EP_E_ARG && ep_unregister(comm, NULL) == EP_OK);
     }
-    /* It is the caller's as before, and serves again. */
+    /* It belongs to the caller as before, and can be registered again. */
     memset(memory, 9, BYTES);
     SURE(ep_register(comm, memory, BYTES) == EP_OK);
     SURE(exchange(comm, boot->rank, (uint16_t *)(void *)memory) == 0);
@@ -403,7 +403,7 @@ static int refused(ep_comm *comm, void *memory, size_t bytes, ep_status status, 
     return 0;
 }
 
-/* Of what does not exist yet, as much as never fits. */
+/* A size that never fits. */
 static int too_large(ep_comm *comm)
 {
     struct sysinfo machine;
@@ -418,12 +418,12 @@ static int too_large(ep_comm *comm)
     SURE(fd >= 0 && memory);
     memory[5] = 3;
     SURE(refused(comm, memory, bytes, EP_E_MEMORY, "do not fit") == 0);
-    SURE(memory[5] == 3 && fcntl(fd, F_GET_SEALS) == 0); /* as it was */
+    SURE(memory[5] == 3 && fcntl(fd, F_GET_SEALS) == 0); /* unchanged */
     SURE(munmap(memory, bytes) == 0 && close(fd) == 0);
     return 0;
 }
 
-/* A seal that lets this mapping be, and forbids the one that a peer would make. */
+/* A seal that permits this mapping, and forbids the one that a peer would make. */
 static int sealed_against_writing(ep_comm *comm)
 {
     int fd = open_memfd(8192);
@@ -436,7 +436,7 @@ static int sealed_against_writing(ep_comm *comm)
     return 0;
 }
 
-/* Where the machine has huge pages set aside: those are taken as a whole. */
+/* If the machine has reserved huge pages: they are registered as a whole. */
 static int huge_pages(ep_comm *comm)
 {
     int fd = memfd_create("of-the-test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
@@ -487,7 +487,7 @@ static int bad_windows(const ep_boot *boot, void *argument)
     SURE(refused(comm, good, SIZE_MAX / 4, EP_E_UNSUPPORTED, "") == 0);
     SURE(ep_register(comm, NULL, 8) == EP_E_ARG && ep_register(comm, good, 0) == EP_E_ARG);
     SURE(ep_register(comm, good, SIZE_MAX) == EP_E_OVERFLOW);
-    SURE(fcntl(fd, F_GET_SEALS) == 0); /* what is refused is not sealed */
+    SURE(fcntl(fd, F_GET_SEALS) == 0); /* refused memory is not sealed */
     SURE(too_large(comm) == 0);
     SURE(sealed_against_writing(comm) == 0);
     SURE(huge_pages(comm) == 0);
@@ -519,7 +519,7 @@ static uint32_t draw(uint32_t *seed)
     return (*seed = *seed * 1664525u + 1013904223u) >> 8;
 }
 
-/* Distinct choices of each token; `rank` >= 0: as many as can be there. */
+/* Distinct choices of each token; `rank` >= 0: as many as possible there. */
 static void choose(int32_t *experts, int topk, int n_experts, int rank, uint32_t *seed)
 {
     int local = n_experts / RANKS;
@@ -540,7 +540,7 @@ static void choose(int32_t *experts, int topk, int n_experts, int rank, uint32_t
 static int rows_suffice(const ep_boot *boot, void *argument)
 {
     static const int alignments[] = {1, 4, 128};
-    uint32_t seed = 5; /* the same on all ranks, so that they agree on the loops; choices may be alike */
+    uint32_t seed = 5; /* the same on all ranks, so that they agree on the loops; choices may repeat */
     ep_comm *comm = NULL;
 
     (void)argument;
@@ -567,7 +567,7 @@ static int rows_suffice(const ep_boot *boot, void *argument)
         SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
         SURE(ep_plan_get_info(plan, &info) == EP_OK);
         SURE(info.n_recv <= most);
-        /* Nothing is too much where every count is a multiple of the alignment. */
+        /* Exact if every count is a multiple of the alignment. */
         if (worst && boot->rank == 1 && (!(args.flags & EP_PLAN_EXPANDED) || args.expert_alignment == 1))
             SURE(info.n_recv == most);
         ep_plan_free(plan);
@@ -593,8 +593,8 @@ static int opens_and_closes(const ep_boot *boot, void *argument)
     return 0;
 }
 
-/* The memfd of a window is looked for among descriptors that are closed meanwhile: for ThreadSanitizer. */
-static void descriptors_of_other_threads_come_and_go(void **state)
+/* The memfd of a window is searched among descriptors that are closed meanwhile: for ThreadSanitizer. */
+static void descriptors_of_other_threads_open_and_close(void **state)
 {
     (void)state;
     run_mode(EP_LAUNCH_THREADS, opens_and_closes);
@@ -648,10 +648,10 @@ int main(void)
         cmocka_unit_test(a_rank_allocates_alone),
         cmocka_unit_test(allocators_call_from_any_thread),
         cmocka_unit_test(blocks_go_back_to_the_communicator_they_are_of),
-        cmocka_unit_test(a_communicator_ends_beside_its_allocator),
+        cmocka_unit_test(a_communicator_ends_concurrently_with_its_allocator),
         cmocka_unit_test(memory_of_the_caller_is_used_in_place),
         cmocka_unit_test(memory_that_peers_cannot_map_is_refused),
-        cmocka_unit_test(descriptors_of_other_threads_come_and_go),
+        cmocka_unit_test(descriptors_of_other_threads_open_and_close),
         cmocka_unit_test(rows_can_be_asked_for),
         cmocka_unit_test(low_latency_sizes_are_those_of_the_object),
     };

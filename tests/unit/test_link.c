@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the control links tell without waiting for the next heartbeat: two nodes of two processes, whose heartbeats are
- * an hour apart, and none of which is in a call.
+ * Events that the control links send without waiting for the next heartbeat: two nodes of two processes, whose
+ * heartbeats are an hour apart, and which are in no call.
  */
 #include "base/thread.h"
 
@@ -26,7 +26,8 @@ static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, vo
 enum { NRANKS = 4, PER_NODE = 2, VICTIM = 3, HOUR_S = 3600, PATIENCE_S = 60 };
 
 struct scenario {
-    _Atomic int heard; /* ranks of the other node that have got the first heartbeat, and get none by time any more */
+    _Atomic int heard; /* ranks of the other node that have received the first heartbeat, and receive no periodic one
+                          any more */
 };
 
 static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, void *(*loop)(void *), void *context)
@@ -75,8 +76,8 @@ static int live(const ep_boot *boot, void *argument)
     return seen ? 0 : 2;
 }
 
-/* Rank 0 has no connection to it: a rank of its node tells. */
-static void a_death_is_told_at_once(void **state)
+/* Rank 0 has no connection to it: a rank of its node reports it. */
+static void a_death_is_reported_at_once(void **state)
 {
     struct scenario *scenario =
         mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -101,7 +102,7 @@ static void a_death_is_told_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_death_is_told_at_once),
+        cmocka_unit_test(a_death_is_reported_at_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
