@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link_wire.h - the messages on a control link, and what reads them from a socket. */
+/* link_wire.h - the messages on a control link, and their parser. */
 #ifndef EP_GROUP_LINK_WIRE_H
 #define EP_GROUP_LINK_WIRE_H
 
@@ -10,24 +10,24 @@
 enum link_kind {
     LINK_HEARTBEAT = 1, /* an entry for each rank of the sender's node */
     LINK_FAILURE,
-    LINK_LEFT,  /* the sender has left the group: nothing comes behind it */
-    LINK_SHRUNK /* the group goes on without the ranks in the bits behind it */
+    LINK_LEFT,  /* leave message: the sender has left the group, nothing follows */
+    LINK_SHRUNK /* a shrink has succeeded without the ranks in the bitmap that follows */
 };
 
 struct link_head {
     uint32_t magic, kind;
-    uint64_t bytes; /* behind it */
+    uint64_t bytes; /* of the payload */
 };
 
 enum {
     LINK_RANK_LEFT = 1u << 0,
     LINK_RANK_DEAD = 1u << 1,
-    LINK_RANK_SHRINKS = 1u << 2 /* it has begun a shrink since the last of its aborts */
+    LINK_RANK_SHRINKS = 1u << 2 /* it has begun a shrink since its last abort */
 };
 
 struct link_entry {
     uint32_t waiting; /* ep_group_control.waiting */
-    uint32_t age_ms;  /* since the rank last probed its peers; UINT32_MAX: long ago */
+    uint32_t age_ms;  /* since the rank last probed its peers; UINT32_MAX: longer */
     uint32_t flags;
     uint32_t aborts; /* ep_group_control.aborts */
 };
@@ -41,22 +41,22 @@ struct link_shrunk {
     uint64_t out[EP_MAX_RANKS / 64];
 };
 
-/* Where the reader of one link stands. */
+/* State of the parser of one link. */
 struct link_reader {
-    int nlocal; /* ranks of a node: fixes the size of a heartbeat */
+    int nlocal; /* ranks of a node: determines the size of a heartbeat */
     struct link_head head;
     size_t head_used, used;
     unsigned char *payload; /* [link_payload_bytes()] */
 };
 
-/* Most bytes behind a head. */
+/* Largest payload. */
 size_t link_payload_bytes(int nlocal);
 
 typedef void (*link_message_fn)(void *context, enum link_kind kind, const void *payload);
 
 /*
- * Takes bytes in the order in which they came, and hands over each whole message. NULL, or what is wrong with them:
- * then the link is of no use.
+ * Parses bytes in order of arrival, and passes each complete message to on_message. Returns NULL, or the error: then
+ * the link is unusable.
  */
 const char *link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n,
                              link_message_fn on_message, void *context);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The survivors agree on who is left.
+ * The survivors agree on the members of the new group.
  *
- * Each rank publishes its view: which ranks to leave out. The dead and those that have left are out at once, a rank
- * that does not come within the deadline only if those that came are more than half of the ranks known to live. A rank
- * takes over what the others leave out, until all that remain have the same view, and then votes (shrink_vote.c). If
- * the attempt fails, all begin the next one.
+ * Each rank publishes its view: the ranks to leave out. Dead and departed ranks are left out at once, a rank that does
+ * not join within the deadline only if those that joined are more than half of the live ranks. A rank merges the views
+ * of the others into its own, until all that remain have the same view, and then votes (shrink_vote.c). If the attempt
+ * fails, all begin the next one.
  *
- * No rank locks a view in which no more than half of the ranks that it knows to live remain. Without that many ranks
- * the call waits on, for one more deadline, and then fails for all: a rank that comes later finds its own word decided
- * and fails alike. The next call begins a new attempt.
+ * No rank locks a view in which no more than half of the known live ranks remain. Without that many ranks the call
+ * waits for one more deadline, and then fails for all: a rank that joins later finds its own word decided and fails
+ * alike. The next call begins a new attempt.
  *
- * A rank that others leave out has no vote. It waits for the outcome of the attempt: excluded if it passes, in the next
- * one with them if it fails.
+ * A rank that others leave out has no vote. It waits for the outcome of the attempt: if it passes the rank is excluded,
+ * if it fails the rank joins the next one.
  *
- * ep_comm_abort() counts in the control block of its rank. A rank that sees a count change while it shrinks fails its
- * call.
+ * ep_comm_abort() is counted in the control block of its rank. A rank that sees a count change during the shrink fails
+ * its call.
  *
  * Words of the peers are copied before they are used. A value that no rank writes fails the attempt with EP_E_MISMATCH.
  */
@@ -26,7 +26,7 @@ ep_status shrink_fail_excluded(int rank)
     return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", rank);
 }
 
-/* Does a rank that has come to this attempt leave this one out? */
+/* True if a rank that has joined this attempt leaves this one out. */
 static bool is_left_out(const struct shrink *s)
 {
     int me = s->group->comm->rank;
@@ -37,10 +37,10 @@ static bool is_left_out(const struct shrink *s)
     return false;
 }
 
-/* How many ranks live, have come to this attempt, remain in our view. */
+/* Numbers of ranks that are alive, have joined this attempt, and remain in our view. */
 struct count {
-    int live, came, remain;
-    int missing; /* first that lives but has not come or does not remain, -1: none */
+    int live, joined, remain;
+    int missing; /* first live rank that has not joined or does not remain, -1: none */
 };
 
 static struct count count_ranks(const struct shrink *s)
@@ -48,24 +48,24 @@ static struct count count_ranks(const struct shrink *s)
     struct count count = {.missing = -1};
 
     for (int rank = 0; rank < s->group->comm->nranks; rank++) {
-        bool came = shrink_attempt_of(s, rank) >= s->attempt, out = shrink_is_out(s, rank);
+        bool joined = shrink_attempt_of(s, rank) >= s->attempt, out = shrink_is_out(s, rank);
 
         count.remain += !out;
         if (shrink_dead_or_left(s, rank))
             continue;
         count.live++;
-        count.came += came && !out;
-        if ((!came || out) && count.missing < 0)
+        count.joined += joined && !out;
+        if ((!joined || out) && count.missing < 0)
             count.missing = rank;
     }
     return count;
 }
 
-/* Where the search for one view stands after a reading of all ranks. */
+/* State of the search for one view after reading all ranks. */
 struct views {
-    bool agreed, spoilt;
+    bool agreed, invalid;
     uint32_t given_up; /* word of a rank that has failed, 0: none */
-    int damaged;       /* rank in an attempt that there is not, -1: none */
+    int damaged;       /* rank with an invalid attempt number, -1: none */
 };
 
 static void compare_with(const struct shrink *s, int rank, bool late, bool stale, struct views *views)
@@ -73,10 +73,10 @@ static void compare_with(const struct shrink *s, int rank, bool late, bool stale
     uint32_t attempt = shrink_attempt_of(s, rank), vote = shrink_get_vote(s, rank);
     int me = s->group->comm->rank;
 
-    /* Also of a rank that is out: it was late in an attempt before, and alone in this one. */
+    /* Also of a rank that is left out: it was late in an attempt before, and alone in this one. */
     if (shrink_kind(vote) == EP_GROUP_VOTE_GIVEN_UP)
         views->given_up = shrink_copy_given_up(s, rank, vote);
-    views->spoilt |= shrink_is_out(s, rank) && shrink_objects(vote);
+    views->invalid |= shrink_is_out(s, rank) && shrink_objects(vote);
     if (shrink_is_out(s, rank))
         return;
     if (attempt > EP_GROUP_ATTEMPTS)
@@ -92,7 +92,7 @@ static void compare_with(const struct shrink *s, int rank, bool late, bool stale
         return;
     if (stale && attempt >= s->attempt)
         shrink_decide(s, rank, shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, rank));
-    views->spoilt |= attempt > s->attempt || vote != EP_GROUP_VOTE_OPEN || (stale && attempt >= s->attempt);
+    views->invalid |= attempt > s->attempt || vote != EP_GROUP_VOTE_OPEN || (stale && attempt >= s->attempt);
 }
 
 static struct views compare_views(const struct shrink *s, bool late, bool stale)
@@ -105,7 +105,7 @@ static struct views compare_views(const struct shrink *s, bool late, bool stale)
     return views;
 }
 
-/* Everybody who remains in our view has it as well. */
+/* True if all ranks that remain in our view have the same view. */
 static bool all_agree(const struct shrink *s)
 {
     int me = s->group->comm->rank;
@@ -122,9 +122,9 @@ static uint32_t give_up(ep_status status, int rank)
 }
 
 /*
- * Waits until everybody who remains has come and says the same, and returns the word that this rank votes with. VETO: a
- * peer has voted with another view than ours, or is in a later attempt already, so this attempt can only fail. A rank
- * that has come but then stands still with another view is banned after one more deadline.
+ * Waits until all remaining ranks have joined with the same view, and returns the word that this rank votes with. VETO:
+ * a peer has voted with another view than ours, or is in a later attempt already, so this attempt can only fail. A rank
+ * that has joined but then stalls with another view is banned after one more deadline.
  */
 static uint32_t find_vote(struct shrink *s)
 {
@@ -148,7 +148,7 @@ static uint32_t find_vote(struct shrink *s)
         if (is_left_out(s))
             return shrink_pack_vote(EP_GROUP_VOTE_LEFT_OUT, EP_E_EXCLUDED, me);
         count = count_ranks(s);
-        enough = 2 * count.came > count.live;
+        enough = 2 * count.joined > count.live;
         if (late && !enough && !s->extended) {
             s->extended = true;
             s->deadline_ns = ep_deadline_ns(s->timeout_ms);
@@ -162,13 +162,13 @@ static uint32_t find_vote(struct shrink *s)
             return give_up(EP_E_ABORTED, aborted_by);
         if (views.damaged >= 0)
             return give_up(EP_E_MISMATCH, views.damaged);
-        if (views.spoilt)
+        if (views.invalid)
             return shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, me);
         count = count_ranks(s);
         /*
-         * Our view may have grown behind the comparison with a rank that has not seen this yet: as long as our word is
-         * open that needs another reading, not another attempt, which would cost a deadline. Who adds to its view last
-         * sees that all agree; its vote rings the others.
+         * Our view may have grown after the comparison with a rank that has not seen this yet: while our word is open
+         * this needs another reading, not another attempt, which would cost a deadline. The rank that adds to its view
+         * last sees that all agree; its vote rings the others.
          */
         views.agreed = views.agreed && all_agree(s);
         if (views.agreed && !shrink_is_out(s, me) && 2 * count.remain > count.live)
@@ -179,7 +179,7 @@ static uint32_t find_vote(struct shrink *s)
     }
 }
 
-/* In the attempt before, whether or not this rank took part in it. */
+/* True if it was banned in the previous attempt, whether or not this rank took part in it. */
 static bool was_banned(const struct shrink *s, int rank)
 {
     const struct ep_group_shrink *state = shrink_state_of(s, rank);
@@ -189,25 +189,25 @@ static bool was_banned(const struct shrink *s, int rank)
 }
 
 /*
- * Begins attempt number `attempt` with what is certain: who is gone stays out, who is banned if enough remain. Who was
- * only late may have come meanwhile; whether a ban of this rank holds the others say.
+ * Begins attempt number `attempt` with a view of certain facts: dead and departed ranks stay out, banned ranks if
+ * enough others remain. A rank that was only late may have arrived meanwhile; the others decide whether a ban of this
+ * rank holds.
  */
 static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
 {
     int nranks = s->group->comm->nranks, me = s->group->comm->rank, n_banned = 0, n_remain = 0;
 
     if (attempt > EP_GROUP_ATTEMPTS)
-        return ep_fail(
-            EP_E_TIMEOUT,
-            "ep_comm_shrink: no agreement after %d attempts, all that one communicator has: free it, end the "
-            "ranks that do not answer, and create a new one by ep_comm_new with those that do",
-            EP_GROUP_ATTEMPTS);
+        return ep_fail(EP_E_TIMEOUT,
+                       "ep_comm_shrink: no agreement after %d attempts, the limit of a communicator: free it, end the "
+                       "ranks that do not answer, and create a new one of the others by ep_comm_new",
+                       EP_GROUP_ATTEMPTS);
     s->attempt = attempt;
     for (int rank = 0; rank < nranks; rank++) {
-        bool gone = shrink_dead_or_left(s, rank), banned = was_banned(s, rank);
+        bool absent = shrink_dead_or_left(s, rank), banned = was_banned(s, rank);
 
-        n_banned += !gone && banned;
-        n_remain += !gone && !banned;
+        n_banned += !absent && banned;
+        n_remain += !absent && !banned;
     }
     for (int rank = 0; rank < nranks; rank++)
         if (rank != me && (shrink_dead_or_left(s, rank) || (n_remain > n_banned && was_banned(s, rank))))
@@ -219,7 +219,7 @@ static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
     return EP_OK;
 }
 
-/* Where this call begins: behind the last attempt of this rank, and with the peers that are ahead of it. */
+/* First attempt of this call: after the last attempt of this rank, or that of the peers that are ahead. */
 static uint32_t first_attempt(const struct shrink *s)
 {
     uint32_t first = s->attempt + 1;
@@ -244,7 +244,7 @@ ep_status shrink_agree(struct shrink *s)
         if (outcome.result == SHRINK_PASSED && !shrink_leaves_out(s, outcome.member, me))
             return EP_OK;
         if (outcome.result == SHRINK_PASSED) {
-            /* Where the new group cannot be made, this rank fails with those that wanted it. */
+            /* If the new group cannot be created, this rank fails with its members. */
             outcome = shrink_vote(s, true, outcome.member, EP_GROUP_VOTE_OPEN);
             return outcome.result == SHRINK_PASSED ? shrink_fail_excluded(me)
                                                    : shrink_fail_with_vote(s, outcome.owner, outcome.word);

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shrink.h - a call of ep_comm_shrink: shrink.c lets the survivors agree on who is left, shrink_vote.c counts their
- * votes, shrink_group.c makes the new group of them, over control links shrink_linked.c does all of that, with
- * shrink_aborts.c.
+ * shrink.h - ep_comm_shrink: in shrink.c the survivors agree on the members, shrink_vote.c counts their votes,
+ * shrink_group.c creates the new group. Over control links shrink_linked.c does all of that, with shrink_aborts.c.
  */
 #ifndef EP_GROUP_SHRINK_H
 #define EP_GROUP_SHRINK_H
 
 #include "group/group.h"
 
-/* The new group in the making. */
+/* The new group while it is created. */
 struct shrink_group {
     struct shrink *s; /* NULL over control links */
     ep_allgather_fn allgather;
@@ -18,31 +17,31 @@ struct shrink_group {
     int *ranks;          /* old rank of each survivor */
     int n;
     uint32_t calls;
-    int failed_rank;                /* whom a failure of the all-gather names, -1: none has failed */
-    char text[EP_ERROR_TEXT_BYTES]; /* of that failure, if it has the old numbers */
+    int failed_rank;                /* rank named by a failure of the all-gather, -1: none has failed */
+    char text[EP_ERROR_TEXT_BYTES]; /* text of that failure, if it has the old rank numbers */
 };
 
-/* shrink_open.c: creates `next` for the survivors. Fails with texts that have the old numbers of ranks. */
+/* shrink_open.c: creates `next` for the survivors. Error texts have the old rank numbers. */
 ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next);
 /*
- * The old number of the rank that has failed, so that all votes name the same one: as the all-gather says, else the
- * first that the text names. One that names none is this rank's own.
+ * The old number of the failed rank, so that all votes name the same one: from the all-gather, else the first rank in
+ * the text, else this rank.
  */
 int shrink_find_failed_rank(const struct shrink_group *g, const ep_comm *comm);
 
-/* shrink_linked.c: all of a shrink whose ranks are on several hosts. */
+/* shrink_linked.c: the whole shrink of ranks on several hosts. */
 ep_status shrink_linked(struct ep_group *group, ep_comm *next);
 
 /* --- shrink_aborts.c: which aborts end a shrink over control links --- */
 
 struct shrink_aborts {
     struct ep_group *group;
-    int most_ms;
-    uint32_t *before;   /* [R] calls of ep_comm_abort that do not end this call */
-    uint64_t *heard_ns; /* [R] when another one was heard of; 0: none */
+    int grace_ms;
+    uint32_t *before;  /* [R] calls of ep_comm_abort that do not end this call */
+    uint64_t *seen_ns; /* [R] when another one was first seen; 0: none */
 };
 
-/* When the call begins, which it tells the others. done() is fine after a failure. */
+/* At the beginning of the call, which it publishes. done() is allowed after a failure. */
 ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group, int timeout_ms);
 void shrink_aborts_done(struct shrink_aborts *aborts);
 /* The rank whose abort ends this call, or -1. */
@@ -53,12 +52,12 @@ struct shrink {
     struct ep_group_shrink *mine;
     uint32_t attempt; /* from 1; index into vote and out is attempt - 1 */
     uint64_t deadline_ns;
-    bool extended; /* the deadline has passed once, without enough ranks */
+    bool extended; /* the deadline has expired once, without enough ranks */
     int timeout_ms;
-    uint32_t *aborts; /* [R] as they were when this call began */
+    uint32_t *aborts; /* [R] counts at the beginning of this call */
 };
 
-/* A vote: its kind, and for those that fail the attempt the status and the rank to name. */
+/* A vote: its kind, and for votes that fail the attempt the status and the rank to name. */
 static inline uint32_t shrink_pack_vote(uint32_t kind, ep_status status, int rank)
 {
     return kind | (uint32_t)status << 8 | (uint32_t)rank << 20;
@@ -76,23 +75,23 @@ static inline struct ep_group_shrink *shrink_state_of(const struct shrink *s, in
 
 /* --- shrink.c --- */
 
-/* What each call says from then on. */
+/* The failure of this and every later call of an excluded rank. */
 ep_status shrink_fail_excluded(int rank);
 
-/* Begins a new attempt, and further ones, until all who remain have the same view of who is left. */
+/* Begins a new attempt, and further ones, until all remaining ranks have the same view. */
 ep_status shrink_agree(struct shrink *s);
 
 /* --- shrink_view.c --- */
 
-/* Does `of` leave out `rank` in this attempt? */
+/* True if the view of `of` excludes `rank` in this attempt. */
 bool shrink_leaves_out(const struct shrink *s, int of, int rank);
 
-/* Does this rank leave out `rank`? */
+/* True if the view of this rank excludes `rank`. */
 bool shrink_is_out(const struct shrink *s, int rank);
 
 bool shrink_same_view(const struct shrink *s, int a, int b);
 
-/* Adds to the view of this rank: `rank`; what a peer that has come leaves out. */
+/* Adds to the view of this rank: `rank`; the view of a peer that has joined. */
 void shrink_leave_out(const struct shrink *s, int rank);
 void shrink_merge_view(const struct shrink *s, int rank);
 
@@ -101,34 +100,34 @@ void shrink_merge_view(const struct shrink *s, int rank);
 struct shrink_outcome {
     enum { SHRINK_PASSED, SHRINK_FAILED, SHRINK_ENDED } result;
     int member;    /* passed: a rank whose view has passed */
-    int owner;     /* else: the rank whose word says why, */
-    uint32_t word; /* and that word */
+    int owner;     /* else: the rank whose word gives the reason, ... */
+    uint32_t word; /* ... and that word */
 };
 
 /*
- * Votes with `vote`, unless the word of this rank is decided already, and waits until all words are: the dead and who
- * does not vote within the deadline are banned, and when one rank aborts or fails, so do all. on_opened: of the
- * group of `member`; a rank that is not in it votes OPEN, which is no vote.
+ * Votes with `vote`, unless the word of this rank is decided already, and waits until all words are: dead ranks, and
+ * ranks that do not vote within the deadline, are banned, and when one rank aborts or fails, so do all. on_opened: of
+ * the group of `member`; a rank that is not in it votes OPEN, which is no vote.
  */
 struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote);
 
-/* Of the vote on who is left. The second returns the word that was there, or `word` where that was OPEN. */
+/* Of the vote on the members. The second returns the previous word, or `word` if that was OPEN. */
 uint32_t shrink_get_vote(const struct shrink *s, int rank);
 uint32_t shrink_decide(const struct shrink *s, int rank, uint32_t word);
 
-/* Can no group pass that leaves out the owner of this word? */
+/* True if no group can pass that excludes the owner of this word. */
 bool shrink_objects(uint32_t word);
 
-/* A word with which others give up as `owner` has: its own, if that is not damaged. */
+/* A word to give up for the same reason as `owner`: its own, if that is valid. */
 uint32_t shrink_copy_given_up(const struct shrink *s, int owner, uint32_t word);
 
-/* What a word against the group says, as a status of this call. `owner`: whose word it is. */
+/* Fails with the status in a word against the group. `owner`: the rank of the word. */
 ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word);
 
 /* The rank that has called ep_comm_abort() since this call began, or -1. */
 int shrink_aborted_by(const struct shrink *s);
 
-/* It has died, or left by ep_comm_free(). */
+/* True if it has died, or left by ep_comm_free(). */
 bool shrink_dead_or_left(const struct shrink *s, int rank);
 
 uint32_t shrink_attempt_of(const struct shrink *s, int rank);

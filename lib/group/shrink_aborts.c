@@ -2,16 +2,16 @@
 /*
  * Which aborts end a shrink across hosts.
  *
- * Counts of aborts come with heartbeats, at any time after the abort: one that was the reason to shrink may come when
- * the shrink has begun. The rank that called it begins the shrink as well, then, and its heartbeats say so, in the
- * order in which it did both, however late they are. So an abort ends the shrink if its rank has not begun one within
- * ABORT_MS since the abort was heard of.
+ * Counts of aborts arrive with heartbeats, at any time after the abort: the abort that was the reason to shrink may
+ * arrive after the shrink has begun. Then the rank that called it begins the shrink as well, and its heartbeats report
+ * both in order, however late they are. So an abort ends the shrink if its rank has not begun one within ABORT_MS after
+ * the abort was first seen.
  */
 #include "group/shrink.h"
 
 #include <stdlib.h>
 
-/* Between an abort and the shrink that it is the reason for. Half a deadline, at most: */
+/* Time between an abort and the shrink that it is the reason for. At most half a deadline. */
 #define ABORT_MS 2000
 
 static uint32_t count_of(const struct ep_group *group, int rank)
@@ -21,7 +21,7 @@ static uint32_t count_of(const struct ep_group *group, int rank)
     return atomic_load(control ? &control->aborts : &group->remote[rank].aborts);
 }
 
-/* Has it begun a shrink since the last of so many aborts? */
+/* True if it has begun a shrink since the last of `count` aborts. */
 static bool has_begun(const struct ep_group *group, int rank, uint32_t count)
 {
     const struct ep_group_control *control = group->peers[rank].control;
@@ -34,14 +34,14 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
 {
     int nranks = group->comm->nranks, me = group->comm->rank, aborted_by = ep_group_aborted_by(group);
 
-    *aborts = (struct shrink_aborts){.group = group, .most_ms = timeout_ms / 2 < ABORT_MS ? timeout_ms / 2 : ABORT_MS};
+    *aborts = (struct shrink_aborts){.group = group, .grace_ms = timeout_ms / 2 < ABORT_MS ? timeout_ms / 2 : ABORT_MS};
     aborts->before = calloc((size_t)nranks, sizeof(*aborts->before));
-    aborts->heard_ns = calloc((size_t)nranks, sizeof(*aborts->heard_ns));
-    if (!aborts->before || !aborts->heard_ns)
+    aborts->seen_ns = calloc((size_t)nranks, sizeof(*aborts->seen_ns));
+    if (!aborts->before || !aborts->seen_ns)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++) {
         aborts->before[rank] = count_of(group, rank);
-        /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
+        /* The abort that failed this group does not end its shrink, even if its count has not arrived yet. */
         if (rank == aborted_by && aborts->before[rank] == 0)
             aborts->before[rank] = 1;
     }
@@ -54,7 +54,7 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
 void shrink_aborts_done(struct shrink_aborts *aborts)
 {
     free(aborts->before);
-    free(aborts->heard_ns);
+    free(aborts->seen_ns);
 }
 
 int shrink_aborts_find(struct shrink_aborts *aborts)
@@ -71,10 +71,10 @@ int shrink_aborts_find(struct shrink_aborts *aborts)
             return rank;
         if (has_begun(group, rank, count)) {
             aborts->before[rank] = count;
-            aborts->heard_ns[rank] = 0;
-        } else if (!aborts->heard_ns[rank]) {
-            aborts->heard_ns[rank] = now;
-        } else if (now - aborts->heard_ns[rank] >= (uint64_t)aborts->most_ms * 1000000u &&
+            aborts->seen_ns[rank] = 0;
+        } else if (!aborts->seen_ns[rank]) {
+            aborts->seen_ns[rank] = now;
+        } else if (now - aborts->seen_ns[rank] >= (uint64_t)aborts->grace_ms * 1000000u &&
                    !ep_group_dead_or_left(group, rank)) {
             return rank;
         }

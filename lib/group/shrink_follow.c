@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The other survivors of a shrink across hosts: each connects to its leader and waits for what that one decides. */
+/* The other survivors of a shrink across hosts: each connects to its leader and waits for the decision. */
 #include "group/shrink_linked.h"
 
 #include "tcp/star.h"
@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A leader that runs waits for two deadlines, and has begun at most one later. */
+/* A running leader waits for two deadlines, and has begun at most one later. */
 #define LEAF_DEADLINES 4
-/* For the rest of a handshake with a leader that runs, so that it can be told of an abort. */
+/* For the rest of a handshake with a running leader, to send it an abort. */
 #define FAREWELL_MS 200
 
 enum outcome { JOINED, ENDED, SILENT, DEAD };
@@ -26,8 +26,8 @@ static bool send_join(const struct linked *l, int fd)
 }
 
 /*
- * This rank ends its call, with ep_last_error(), amid a handshake. Of its own abort the leader is told, as far as it
- * answers: by heartbeats alone nobody could tell it from an abort that was the reason to shrink.
+ * This rank ends its call, with ep_last_error(), during a handshake. It sends its own abort to the leader, if that
+ * answers: from heartbeats alone nobody could distinguish it from an abort that was the reason to shrink.
  */
 static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum tcp_handshake_result result,
                           ep_status status, int failed_rank)
@@ -38,18 +38,18 @@ static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
     while (aborted && result == TCP_HANDSHAKE_PENDING && ep_now_ns() < deadline_ns) {
-        struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
+        struct pollfd poll_fd = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
 
-        (void)poll(&look, 1, SHRINK_POLL_MS);
+        (void)poll(&poll_fd, 1, SHRINK_POLL_MS);
         result = tcp_handshake_step(hs);
     }
     if (aborted && result == TCP_HANDSHAKE_DONE && send_join(l, hs->fd))
         tcp_star_send_failure(hs->fd, status, text);
     tcp_handshake_drop(hs);
-    ep_fail(status, "%s", text); /* the handshake may have had a failure of its own */
+    ep_fail(status, "%s", text); /* the handshake may have set another error */
 }
 
-/* To the end of the handshake. */
+/* Connects, and completes the handshake. */
 static enum outcome connect_to(struct linked *l, int leader, const struct tcp_address *to, ep_status *ret_status,
                                int *ret_fd)
 {
@@ -66,9 +66,9 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
     if (tcp_handshake_connect(&hs, fd, &l->rendezvous->key, &hello, to, l->deadline_ns) != EP_OK)
         result = TCP_HANDSHAKE_FAILED;
     while (result == TCP_HANDSHAKE_PENDING) {
-        struct pollfd look = {.fd = hs.fd, .events = tcp_handshake_events(&hs)};
+        struct pollfd poll_fd = {.fd = hs.fd, .events = tcp_handshake_events(&hs)};
 
-        (void)poll(&look, 1, SHRINK_POLL_MS);
+        (void)poll(&poll_fd, 1, SHRINK_POLL_MS);
         result = tcp_handshake_step(&hs);
         *ret_status = shrink_check(l, &failed_rank);
         if (*ret_status != EP_OK) {
@@ -88,7 +88,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
     return hs.status == EP_E_SYSTEM && hs.error == ECONNREFUSED ? DEAD : SILENT;
 }
 
-/* What the leader decides. SILENT: it did not, and is passed over. */
+/* Waits for the decision of the leader. SILENT: there was none, and the leader is skipped. */
 static enum outcome await_decision(struct linked *l, int leader, int fd, ep_status *ret_status)
 {
     uint64_t limit_ns = ep_now_ns() + LEAF_DEADLINES * (uint64_t)l->timeout_ms * 1000000u;
@@ -99,12 +99,12 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
     if (!send_join(l, fd))
         return SILENT;
     for (;;) {
-        struct pollfd look = {.fd = fd, .events = POLLIN};
+        struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
         int got;
 
-        (void)poll(&look, 1, SHRINK_POLL_MS);
+        (void)poll(&poll_fd, 1, SHRINK_POLL_MS);
         got = shrink_receive(fd, &l->decision, sizeof(l->decision), &used);
-        if (got > 0 && !l->decision.waits)
+        if (got > 0 && !l->decision.pending)
             return JOINED;
         if (got > 0) {
             used = 0;
@@ -112,7 +112,7 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
         }
         *ret_status = shrink_check(l, &failed_rank);
         if (*ret_status != EP_OK) {
-            /* As in the star that the leader may be making of this connection by now. */
+            /* As in the star that the leader may be making of this connection already. */
             if (*ret_status == EP_E_ABORTED && failed_rank == l->me)
                 tcp_star_send_failure(fd, *ret_status, ep_last_error());
             return ENDED;
@@ -125,7 +125,6 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
     }
 }
 
-/* EP_OK with *ret_fd: this rank has a decision of its leader. *ret_fd -1: that one is passed over. */
 ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
 {
     int n = l->rendezvous->ranks[leader].n, refused = 0;
@@ -147,10 +146,10 @@ ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
         if (outcome == ENDED)
             return status;
     }
-    /* Nothing listens at any of its addresses. */
+    /* No process listens at any of its addresses. */
     if (n && refused == n &&
         !shrink_is_silent(l->group, ep_group_rail(l->group, leader / l->group->comm->ranks_per_node)))
         shrink_add(l->dead, leader);
-    shrink_add(l->passed_over, leader);
+    shrink_add(l->skipped, leader);
     return EP_OK;
 }

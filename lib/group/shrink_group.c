@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The new group of ep_comm_shrink, when the survivors have agreed: they exchange over their old control blocks what
- * creation needs. */
+/*
+ * The new group of ep_comm_shrink, after the survivors have agreed: they run its creation over their old control
+ * blocks.
+ */
 #include "group/shrink_linked.h"
 
 #include <stdio.h>
@@ -8,8 +10,8 @@
 #include <string.h>
 
 /*
- * A word of `rank` on the new group that is against it: that one has failed, or was given up, so it does not come to an
- * all-gather any more. OPEN: there is none.
+ * The word of `rank` against the new group: it has failed, or was given up, so it will not join an all-gather any more.
+ * OPEN: there is none.
  */
 static uint32_t find_objection(const struct shrink *s, int rank)
 {
@@ -29,7 +31,7 @@ static ep_status fail_with_objection(struct shrink_group *g, int owner, uint32_t
 static ep_status gather_all(struct shrink_group *g, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct shrink *s = g->s;
-    /* Numbered within the attempt, so that ranks whose last attempt failed at different places start alike. */
+    /* Numbered within the attempt, so that ranks whose last attempt failed at different points start alike. */
     uint64_t number = (uint64_t)s->attempt << 32 | ++g->calls, deadline = ep_deadline_ns(timeout_ms);
 
     if (bytes > EP_GROUP_GATHER_BYTES)
@@ -50,7 +52,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
             if (abort >= 0)
                 return shrink_fail_with_vote(s, s->group->comm->rank,
                                              shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
-            /* Read before the count, so that it did not come and fail later. */
+            /* Read before the count, so that a rank cannot join and fail in between. */
             if (objection != EP_GROUP_VOTE_OPEN)
                 return fail_with_objection(g, g->ranks[i], objection);
             /* Read again, because it may have changed between the two reads: all must see the same. */
@@ -80,9 +82,9 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
 }
 
 /*
- * The new group exists for all or for none: a rank that was stopped while it was made may find, when it goes on, all
- * that it waited for, although the others have given it up. Where it is none, all get the status of the lowest rank
- * that is against it.
+ * The new group exists for all or for none: a rank that was stopped while it was created may find, when it resumes, all
+ * its data, although the others have given it up. If it fails, all get the status of the lowest rank that is against
+ * it.
  */
 static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int failed_rank)
 {
@@ -94,18 +96,18 @@ static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int 
     outcome =
         shrink_vote(s, true, me,
                     opened == EP_OK ? EP_GROUP_VOTE_LOCKED : shrink_pack_vote(EP_GROUP_VOTE_VETO, opened, failed_rank));
-    /* The vote of a rank without a group passes only where its word in shared memory is damaged. */
+    /* The vote of a rank without a group passes only if its word in shared memory is damaged. */
     if (outcome.result == SHRINK_PASSED)
         return opened == EP_OK ? EP_OK : ep_fail(opened, "%s", reason);
     if (opened == EP_OK)
         next->ops->comm_close(next);
-    /* Our own text says more than the word, unless it names another rank. */
+    /* Our own text is more precise than the word, unless it names another rank. */
     if (opened != EP_OK && shrink_pack_vote(0, opened, failed_rank) == (outcome.word & ~0xffu))
         return ep_fail(opened, "%s", reason);
     return shrink_fail_with_vote(s, outcome.owner, outcome.word);
 }
 
-/* The counts of ep_comm_abort() that do not concern this call. */
+/* Records the counts of ep_comm_abort() that do not concern this call. */
 static ep_status note_aborts(struct shrink *s)
 {
     int nranks = s->group->comm->nranks, failed_rank;
@@ -115,7 +117,7 @@ static ep_status note_aborts(struct shrink *s)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++)
         s->aborts[rank] = atomic_load(&s->group->peers[rank].control->aborts);
-    /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
+    /* The abort that failed this group does not end its shrink, even if its count has not arrived yet. */
     failed_rank = ep_group_aborted_by(s->group);
     if (failed_rank >= 0 && s->aborts[failed_rank] == 0)
         s->aborts[failed_rank] = 1;
@@ -141,8 +143,8 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
         }
     /* No rank passes a view that leaves itself out, but the view is in shared memory. */
     status = self ? shrink_open_next(g, comm, next)
-                  : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the view of rank %d is damaged: it leaves out itself",
-                            comm->rank);
+                  : ep_fail(EP_E_MISMATCH,
+                            "ep_comm_shrink: the view of rank %d is damaged: it excludes the rank itself", comm->rank);
     failed_rank = self && status != EP_OK ? shrink_find_failed_rank(g, comm) : comm->rank;
     free(g->ranks);
     return confirm(s, next, status, failed_rank);
@@ -164,10 +166,11 @@ ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
         return status;
     }
     if (!group->one_host)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_comm_shrink: the ranks are on several hosts; that needs the network \"tcp\" or \"verbs\"");
     ep_group_drain(group);
     s.attempt = atomic_load(&s.mine->attempt); /* 0, or of an earlier call that failed */
-    /* It is shared memory, and an index. */
+    /* It is in shared memory, and used as an index. */
     if (s.attempt > EP_GROUP_ATTEMPTS)
         return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the control block of rank %d is damaged: attempt %u of %d",
                        comm->rank, s.attempt, EP_GROUP_ATTEMPTS);

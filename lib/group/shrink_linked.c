@@ -2,27 +2,27 @@
 /*
  * A shrink across hosts, over the networks "tcp" and "verbs".
  *
- * Survivors connect to the lowest rank that is not known to have died, at the listener that its endpoint has kept; who
- * finds no one below itself leads. Each says whom it knows to have died or left. The leader waits for all others until
- * its deadline, and then goes on without those that have not come if those that have are more than half of the ranks
- * that are known to live; otherwise it waits for one more deadline, and gives up, for all that have come. The list of
- * survivors goes to all of them over the same connections, which then carry the all-gathers that create the new group.
- * The last all-gather confirms it.
+ * The lowest rank that is not known to be dead is the leader. The other survivors connect to the listener that its
+ * endpoint has kept. Each sends the ranks that it knows to be dead or departed. The leader waits for all others until
+ * its deadline, and then continues without the absent ones if the ranks that have joined are more than half of the live
+ * ranks; otherwise it waits for one more deadline, and then fails the call for all that have joined. It sends the list
+ * of survivors over the same connections, which then carry the all-gathers that create the new group. The last
+ * all-gather confirms it.
  *
- * A leader says to those that have come that it still waits. One that says nothing for a deadline is passed over,
- * before and after the handshake, so that a stopped one holds nobody up for longer. There are never two groups: each
- * needs more than half of those that live. A process counts as dead when it has closed its control link, or a rank of
- * its own host says so, or its host refuses a connection to its listener; one that is only silent counts as living. So
- * does one whose link was cut (reset), which a network between two halves of the ranks does to both: a new connection
- * tells whether its process is there. And so does one whose host was silent until then: behind a network that failed
- * and came back the others may have formed their group, and have freed the old one, which looks from here as if they
- * had died.
+ * A leader sends heartbeats to the ranks that have joined. A leader that is silent for a deadline is skipped, before
+ * and after the handshake, so that a stopped one delays no rank for longer. There are never two groups: each needs more
+ * than half of the live ranks. A process counts as dead when it has closed its control link, or a rank of its own host
+ * reports its death, or its host refuses a connection to its listener; a silent one counts as alive. So does one whose
+ * link was cut (reset), because a network partition resets links on both sides: a new connection shows whether its
+ * process exists. So does one whose host was silent before: behind a network that failed and recovered the others may
+ * have formed their group and have freed the old one, which looks from here as if they had died.
  *
- * Who is left out learns it from the ranks of its own node, by their control blocks, and from its rail peers. Where
- * these have died, or its control links have ended, it asks at the listeners of the others (shrink_refuse.c): who joins
- * a leader does that by joining, and a leader asks while it waits.
+ * A rank that is left out learns it from the ranks of its own node, by their control blocks, and from its rail peers.
+ * If these have died, or its control links have ended, it asks at the listeners of the others (shrink_refuse.c): a
+ * joining rank does that by joining, and a leader while it waits.
  *
- * Who aborts while it shrinks tells its leader, which ends the shrink for all; other aborts are shrink_aborts.c's.
+ * A rank that aborts during the shrink sends the abort to its leader, which ends the shrink for all; other aborts are
+ * handled in shrink_aborts.c.
  */
 #include "group/shrink_linked.h"
 
@@ -34,7 +34,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- what this rank knows --- */
+/* --- state known to this rank --- */
 
 bool shrink_is_silent(const struct ep_group *group, int rank)
 {
@@ -61,7 +61,7 @@ void shrink_update_dead(struct linked *l)
     }
 }
 
-/* Have others gone on without this rank? */
+/* True if others have continued without this rank. */
 static bool is_excluded(const struct linked *l)
 {
     const struct ep_group *group = l->group;
@@ -80,7 +80,6 @@ static bool is_excluded(const struct linked *l)
     return false;
 }
 
-/* EP_OK, or why this call ends now. */
 ep_status shrink_check(struct linked *l, int *ret_failed_rank)
 {
     int abort = l->aborted_by >= 0 ? l->aborted_by : shrink_aborts_find(&l->aborts);
@@ -94,9 +93,8 @@ ep_status shrink_check(struct linked *l, int *ret_failed_rank)
     return ep_fail(EP_E_ABORTED, "ep_comm_shrink: rank %d called ep_comm_abort", abort);
 }
 
-/* --- whole messages over a connection that does not block --- */
+/* --- messages on non-blocking connections --- */
 
-/* 1: all of it, 0: not yet, -1: the connection has ended. */
 int shrink_receive(int fd, void *message, size_t bytes, size_t *used)
 {
     while (*used < bytes) {
@@ -113,7 +111,6 @@ int shrink_receive(int fd, void *message, size_t bytes, size_t *used)
     return 1;
 }
 
-/* Into an empty socket, whose buffer is larger than any of them. */
 bool shrink_send(int fd, const void *message, size_t bytes)
 {
     return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
@@ -139,14 +136,14 @@ static ep_status check_decision(const struct linked *l, int leader)
     return EP_OK;
 }
 
-/* Who leads, and with it the connections of this rank: to the leader, or of all others. */
+/* Finds the leader, and the connections of this rank: to the leader, or of all others. */
 static ep_status find_group(struct linked *l, int *ret_leader, int *ret_fd)
 {
     for (;;) {
         int leader = 0;
 
         shrink_update_dead(l);
-        while (leader < l->me && (shrink_has(l->dead, leader) || shrink_has(l->passed_over, leader)))
+        while (leader < l->me && (shrink_has(l->dead, leader) || shrink_has(l->skipped, leader)))
             leader++;
         *ret_leader = leader;
         *ret_fd = -1;
@@ -160,7 +157,7 @@ static ep_status find_group(struct linked *l, int *ret_leader, int *ret_fd)
     }
 }
 
-/* Makes the star of the survivors' connections, which it takes: the leader is its rank 0, as it is the lowest. */
+/* Makes the star of the survivors' connections, which it takes over: the leader is its rank 0, being the lowest. */
 static ep_status make_star(struct linked *l, struct shrink_group *g, int leader, int fd, struct tcp_star **ret_star)
 {
     int *fds = malloc((size_t)l->nranks * sizeof(*fds)), mine = 0;
@@ -183,7 +180,7 @@ static ep_status make_star(struct linked *l, struct shrink_group *g, int leader,
         status = ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", l->nranks);
     }
     for (int i = 0; status == EP_OK && i < g->n; i++)
-        l->fds[g->ranks[i]] = -1; /* the star's from now on */
+        l->fds[g->ranks[i]] = -1; /* owned by the star */
     free(fds);
     return status;
 }
@@ -201,7 +198,7 @@ static ep_status poll_call(void *context, int *ret_failed_rank)
     return status;
 }
 
-/* The new group exists for all or for none: all know that all have it. */
+/* The new group exists for all or for none: each rank learns that all have it. */
 static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm *next, int n, ep_status opened)
 {
     struct ep_group_result mine, *all = calloc((size_t)n, sizeof(*all));
@@ -231,7 +228,7 @@ static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm 
     return ep_fail(status, "%s", text);
 }
 
-/* For those that are left out. */
+/* Publishes the ranks that are left out. */
 static void publish(struct linked *l)
 {
     struct ep_group_shrink *state = &l->group->control->shrink;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shrink_linked.h - what the files of a shrink across hosts share: shrink_linked.c makes the group, shrink_lead.c
- * gathers the survivors, shrink_follow.c joins a leader, shrink_refuse.c answers who comes when it is too late.
+ * shrink_linked.h - shared by the files of a shrink across hosts: shrink_linked.c creates the group, shrink_lead.c
+ * gathers the survivors, shrink_follow.c joins a leader, shrink_refuse.c answers ranks that arrive too late.
  */
 #ifndef EP_GROUP_SHRINK_LINKED_H
 #define EP_GROUP_SHRINK_LINKED_H
@@ -13,14 +13,14 @@
 #define SHRINK_WORDS (EP_MAX_RANKS / 64)
 #define SHRINK_POLL_MS 20
 
-/* What a survivor says to the leader. */
+/* Message of a survivor to the leader. */
 struct join {
     uint64_t dead[SHRINK_WORDS], cut[SHRINK_WORDS];
 };
 
-/* What the leader says to all that have come. */
+/* Message of the leader to all ranks that have joined. */
 struct decision {
-    int32_t waits; /* 1: it has not decided yet, and nothing else is set */
+    int32_t pending; /* 1: heartbeat, no decision yet; nothing else is set */
     int32_t status, failed_rank;
     uint64_t survivors[SHRINK_WORDS];
     char text[EP_GROUP_REASON_BYTES];
@@ -32,15 +32,15 @@ struct linked {
     struct tcp_acceptor *acceptor;
     int nranks, me, timeout_ms;
     uint64_t deadline_ns;
-    uint64_t beat_ns;                   /* leader: when it last said that it waits */
-    uint64_t dead[SHRINK_WORDS];        /* as far as this rank knows, and on the leader as far as any does */
-    uint64_t cut[SHRINK_WORDS];         /* in the same way: whether they live is to be asked by a new connection */
-    uint64_t passed_over[SHRINK_WORDS]; /* leaders that did not answer */
-    int *fds;                           /* [R] leader: connections of those that have come */
-    size_t *used;                       /* [R] bytes of the join that are there */
-    struct join *joins;                 /* [R] */
+    uint64_t heartbeat_ns;          /* leader: when it last sent a heartbeat */
+    uint64_t dead[SHRINK_WORDS];    /* known to this rank, and on the leader to any rank */
+    uint64_t cut[SHRINK_WORDS];     /* known in the same way: only a new connection can tell whether they are alive */
+    uint64_t skipped[SHRINK_WORDS]; /* leaders that did not answer */
+    int *fds;                       /* [R] leader: connections of the ranks that have joined */
+    size_t *used;                   /* [R] bytes received of the join */
+    struct join *joins;             /* [R] */
     struct shrink_aborts aborts;
-    int aborted_by; /* leader: who has come, and aborted; -1: nobody */
+    int aborted_by; /* leader: a rank that has joined, and aborted; -1: none */
     struct decision decision;
 };
 
@@ -56,28 +56,28 @@ static inline void shrink_add(uint64_t *bits, int rank)
 
 /* --- shrink_linked.c --- */
 
-/* A host that acknowledges nothing: its ranks live as far as anybody knows. */
+/* True if the host acknowledges nothing: its ranks count as alive. */
 bool shrink_is_silent(const struct ep_group *group, int rank);
 /* Adds to `dead` and `cut` what this rank knows. */
 void shrink_update_dead(struct linked *l);
-/* EP_OK, or why this call ends now. */
+/* EP_OK, or the reason why this call ends now. */
 ep_status shrink_check(struct linked *l, int *ret_failed_rank);
-/* Of a message over a connection that does not block. 1: all of it, 0: not yet, -1: the connection has ended. */
+/* Receives part of a message on a non-blocking connection. 1: complete, 0: not yet, -1: the connection has ended. */
 int shrink_receive(int fd, void *message, size_t bytes, size_t *used);
-/* Into an empty socket, whose buffer is larger than any of them. */
+/* Sends to an empty socket, whose buffer is larger than any message. */
 bool shrink_send(int fd, const void *message, size_t bytes);
 
 /* --- shrink_lead.c, shrink_follow.c --- */
 
-/* Waits for the others, and tells those that have come what is decided. */
+/* Waits for the others, and sends the decision to those that have joined. */
 ep_status shrink_lead(struct linked *l);
-/* EP_OK with *ret_fd: this rank has a decision of its leader. *ret_fd -1: that one is passed over. */
+/* EP_OK with *ret_fd: this rank has a decision of its leader. *ret_fd -1: the leader is skipped. */
 ep_status shrink_follow(struct linked *l, int leader, int *ret_fd);
 /* --- shrink_refuse.c --- */
 
-/* Before the group is confirmed, so that what is missing for it fails the group. NULL: nobody is left out. */
+/* Before the group is confirmed, so that missing resources fail the group. NULL: no rank is left out. */
 ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal);
-/* The group is there, and answers from now on. Takes the refusal; those of the old group are the new one's, too. */
+/* Starts to answer for the new group. Takes the refusal; the new group shares those of the old one. */
 void shrink_refuse_begin(struct ep_group_refusal *refusal, struct ep_group *old, struct ep_group *next);
 
 #endif

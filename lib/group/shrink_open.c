@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The communicator of the new group, whoever has gathered its ranks. */
+/* Opens the communicator of the new group, within a host and across hosts. */
 #include "group/shrink.h"
 
 #include "core/config.h"
@@ -20,8 +20,8 @@ static int common_divisor(int a, int b)
 }
 
 /*
- * Ranks per node of the new group: kept only if every node that is left has the same number of survivors. Over control
- * links a node never spans hosts: then it is the largest number that divides those of all nodes.
+ * Ranks per node of the new group: kept if every remaining node has the same number of survivors. Over control links a
+ * node never spans hosts: then it is the greatest common divisor of all nodes.
  */
 static int nodes_of_survivors(const struct shrink_group *g, int old_per_node)
 {
@@ -40,7 +40,7 @@ static int nodes_of_survivors(const struct shrink_group *g, int old_per_node)
     return per_node;
 }
 
-/* The number behind "rank " at `at`, and where it ends; -1: there is none. */
+/* The number after "rank " at `at`, and its end; -1: none. */
 static long rank_at(const char *at, const char **ret_end)
 {
     static const char word[] = "rank ";
@@ -55,8 +55,8 @@ static long rank_at(const char *at, const char **ret_end)
 }
 
 /*
- * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
- * knows the old ones. What a failed all-gather says has them already.
+ * Failures of the creation name ranks by their new numbers; the caller knows the old ones. Texts of a failed all-gather
+ * have the old numbers already.
  */
 static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status status)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Answers for those that a shrink across hosts has left out.
+ * Answers ranks that a shrink across hosts has left out.
  *
- * Who is left out hears of it from its node and its rail peers, if these live and its control links have not ended. One
- * that has neither asks at the listeners of the old group: a thread of each member of the new group answers there, also
- * when the old group has been freed. Otherwise it could not tell members of that group from ranks that died, and would
- * wait in vain, or form a group beside theirs. The thread sleeps in poll() until somebody connects.
+ * A rank that is left out learns it from its node and its rail peers, if these are alive and its control links have not
+ * ended. Otherwise it asks at the listeners of the old group: a thread of each member of the new group answers there,
+ * also when the old group has been freed. Without that it could not distinguish members of that group from dead ranks,
+ * and would wait in vain, or form a second group. The thread sleeps in poll() until a rank connects.
  */
 #include "group/shrink_linked.h"
 
@@ -20,31 +20,31 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* Answers on their way: a connection that is closed with unread bytes would take the answer with it. */
-#define ANSWERS 16
-/* Handshakes have deadlines, and a listener may lack descriptors. */
-#define LOOK_MS 500
+/* Replies in flight: closing a connection with unread bytes would discard the reply. */
+#define MAX_REPLIES 16
+/* Interval while handshakes have deadlines or the listener lacks descriptors. */
+#define POLL_MS 500
 
-enum { WAITS, ANSWERS_NOW, ENDS };
+enum { IDLE, REPLYING, STOPPING };
 
 struct ep_group_refusal {
     _Atomic int refs;
-    struct ep_group_refusal *older; /* of the shrinks before */
+    struct ep_group_refusal *older; /* of the previous shrinks */
     struct tcp_acceptor acceptor;
     uint64_t session, out[SHRINK_WORDS];
     int me, nranks;
-    int answers[ANSWERS], n_answers; /* n: of all until now */
+    int replies[MAX_REPLIES], n_replies; /* n: total number */
     _Atomic int state;
-    int event; /* state has changed */
+    int event; /* signals a change of state */
     pthread_t thread;
 };
 
-static ep_status check_asker(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
+static ep_status check_peer(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
     const struct ep_group_refusal *refusal = context;
     const struct tcp_hello *hello = &hs->hello;
 
-    snprintf(ret_reason, bytes, "rank %d expects no such connection of rank %d", refusal->me, hello->rank);
+    snprintf(ret_reason, bytes, "rank %d does not expect this connection from rank %d", refusal->me, hello->rank);
     return (hello->kind == TCP_SHRINK || hello->kind == TCP_SHRINK_QUERY) && hello->session == refusal->session &&
                    hello->to == refusal->me && hello->rank >= 0 && hello->rank < refusal->nranks &&
                    shrink_has(refusal->out, hello->rank)
@@ -52,59 +52,59 @@ static ep_status check_asker(void *context, const struct tcp_handshake *hs, char
                : EP_E_MISMATCH;
 }
 
-static void answer(void *context, const struct tcp_handshake *hs, int fd)
+static void reply(void *context, const struct tcp_handshake *hs, int fd)
 {
     struct ep_group_refusal *refusal = context;
     struct decision decision = {.status = EP_E_EXCLUDED, .failed_rank = hs->hello.rank};
-    int *kept = &refusal->answers[refusal->n_answers++ % ANSWERS];
+    int *slot = &refusal->replies[refusal->n_replies++ % MAX_REPLIES];
 
     snprintf(decision.text, sizeof(decision.text), "ep_comm_shrink: the other ranks went on without rank %d",
              hs->hello.rank);
-    (void)shrink_send(fd, &decision, sizeof(decision)); /* who has gone meanwhile asks again */
-    if (*kept >= 0)
-        close(*kept);
-    *kept = fd;
+    (void)shrink_send(fd, &decision, sizeof(decision)); /* a rank that has disconnected asks again */
+    if (*slot >= 0)
+        close(*slot);
+    *slot = fd;
 }
 
-/* The far end closes when it has read the answer. */
-static void drop_read(struct ep_group_refusal *refusal)
+/* The peer closes the connection when it has read the reply. */
+static void close_read(struct ep_group_refusal *refusal)
 {
     unsigned char bytes[256];
 
-    for (int i = 0; i < ANSWERS; i++) {
+    for (int i = 0; i < MAX_REPLIES; i++) {
         ssize_t n = 1;
 
-        while (refusal->answers[i] >= 0 && n > 0)
-            n = recv(refusal->answers[i], bytes, sizeof(bytes), MSG_DONTWAIT);
-        if (refusal->answers[i] < 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)))
+        while (refusal->replies[i] >= 0 && n > 0)
+            n = recv(refusal->replies[i], bytes, sizeof(bytes), MSG_DONTWAIT);
+        if (refusal->replies[i] < 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)))
             continue;
-        close(refusal->answers[i]);
-        refusal->answers[i] = -1;
+        close(refusal->replies[i]);
+        refusal->replies[i] = -1;
     }
 }
 
 static void *run(void *context)
 {
     struct ep_group_refusal *refusal = context;
-    struct pollfd polls[1 + TCP_ACCEPTOR_POLLS + ANSWERS];
+    struct pollfd polls[1 + TCP_ACCEPTOR_POLLS + MAX_REPLIES];
     uint64_t events;
 
     for (;;) {
         int state = atomic_load(&refusal->state), n = 0;
         bool busy = refusal->acceptor.n > 0 || refusal->acceptor.error;
 
-        if (state == ENDS)
+        if (state == STOPPING)
             return NULL;
         polls[n++] = (struct pollfd){.fd = refusal->event, .events = POLLIN};
-        if (state == ANSWERS_NOW)
+        if (state == REPLYING)
             n += tcp_acceptor_get_polls(&refusal->acceptor, polls + n);
-        for (int i = 0; i < ANSWERS; i++)
-            polls[n++] = (struct pollfd){.fd = refusal->answers[i], .events = POLLIN};
-        (void)poll(polls, (nfds_t)n, busy ? LOOK_MS : -1);
+        for (int i = 0; i < MAX_REPLIES; i++)
+            polls[n++] = (struct pollfd){.fd = refusal->replies[i], .events = POLLIN};
+        (void)poll(polls, (nfds_t)n, busy ? POLL_MS : -1);
         (void)!read(refusal->event, &events, sizeof(events));
-        if (state == ANSWERS_NOW)
-            tcp_acceptor_step(&refusal->acceptor, check_asker, answer, refusal);
-        drop_read(refusal);
+        if (state == REPLYING)
+            tcp_acceptor_step(&refusal->acceptor, check_peer, reply, refusal);
+        close_read(refusal);
     }
 }
 
@@ -116,7 +116,7 @@ static void set_state(struct ep_group_refusal *refusal, int state)
     (void)!write(refusal->event, &one, sizeof(one));
 }
 
-/* Not of those that are known to have died: nobody answers a process that has ended. */
+/* True if ranks are left out that are not known to be dead: a dead process needs no answer. */
 static bool leaves_out(const struct linked *l, uint64_t *ret_out)
 {
     bool any = false;
@@ -141,12 +141,12 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
         return EP_OK;
     refusal = calloc(1, sizeof(*refusal));
     if (!refusal)
-        return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory to answer ranks that are left out");
+        return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for the thread that answers excluded ranks");
     *refusal = (struct ep_group_refusal){
-        .refs = 1, .session = l->rendezvous->session, .me = l->me, .nranks = l->nranks, .state = WAITS};
+        .refs = 1, .session = l->rendezvous->session, .me = l->me, .nranks = l->nranks, .state = IDLE};
     memcpy(refusal->out, out, sizeof(out));
-    for (int i = 0; i < ANSWERS; i++)
-        refusal->answers[i] = -1;
+    for (int i = 0; i < MAX_REPLIES; i++)
+        refusal->replies[i] = -1;
     fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     error = errno;
     refusal->event = fd < 0 ? -1 : ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -164,7 +164,7 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
     if (fd >= 0)
         close(fd);
     free(refusal);
-    return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_shrink: what answers ranks that are left out");
+    return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_shrink: cannot start the thread that answers excluded ranks");
 }
 
 static struct ep_group_refusal *acquire(struct ep_group_refusal *refusal)
@@ -180,7 +180,7 @@ void shrink_refuse_begin(struct ep_group_refusal *refusal, struct ep_group *old,
     if (!refusal)
         return;
     refusal->older = acquire(old->refusal);
-    set_state(refusal, ANSWERS_NOW);
+    set_state(refusal, REPLYING);
 }
 
 void ep_group_refusal_free(struct ep_group_refusal *refusal)
@@ -188,12 +188,12 @@ void ep_group_refusal_free(struct ep_group_refusal *refusal)
     while (refusal && atomic_fetch_sub(&refusal->refs, 1) == 1) {
         struct ep_group_refusal *older = refusal->older;
 
-        set_state(refusal, ENDS);
+        set_state(refusal, STOPPING);
         pthread_join(refusal->thread, NULL);
         tcp_acceptor_close(&refusal->acceptor);
-        for (int i = 0; i < ANSWERS; i++)
-            if (refusal->answers[i] >= 0)
-                close(refusal->answers[i]);
+        for (int i = 0; i < MAX_REPLIES; i++)
+            if (refusal->replies[i] >= 0)
+                close(refusal->replies[i]);
         close(refusal->event);
         explicit_bzero(&refusal->acceptor.key, sizeof(refusal->acceptor.key));
         free(refusal);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views of who is left: bits in the control blocks, which ranks that shrink only add. */
+/* Views: a bitmap of the ranks to leave out in each control block; during a shrink bits are only added. */
 #include "group/shrink.h"
 
-/* Bits of ranks that there are. */
+/* A word of the view of `rank`, without bits of ranks that do not exist. */
 static uint64_t view_word(const struct shrink *s, int rank, int word)
 {
     int bits = s->group->comm->nranks - word * 64;

@@ -7,25 +7,25 @@
  *
  *   LOCKED    by its owner: its view is final, and all who remain in it had the same one
  *   VETO      by its owner, whose view has changed; or by a peer, for an owner that is in a later attempt already, or
- *             that has not come to an attempt which fails anyhow
+ *             that has not joined an attempt which fails in any case
  *   BANNED    by a peer, because the owner died or left, or stalled before it voted: the next attempt is without it
  *   LEFT_OUT  by a peer that votes and whose view leaves the owner out, or by the owner when it sees that
- *   GIVEN_UP  by anybody: this call of ep_comm_shrink fails for all, with the status and the rank in the word
+ *   GIVEN_UP  by any rank: this call of ep_comm_shrink fails for all, with the status and the rank in the word
  *
- * A rank goes on only when all words are decided, those of dead, late and left-out ranks, too. Then no word changes any
- * more, and the view of a rank that has locked does not either. So the outcome is a function of constants, the same on
- * each rank, whenever it reads them:
+ * A rank continues only when all words are decided, including those of dead, late and left-out ranks. Then no word
+ * changes any more, and neither do the views of ranks that have locked. So the outcome is a function of constants, the
+ * same on each rank, whenever it reads them:
  *
- *   ended   some word is GIVEN_UP. The lowest rank's says with which status.
+ *   ended   some word is GIVEN_UP. The word of the lowest rank has the status.
  *   passed  the ranks of one view have all locked it, and each rank that it leaves out is LEFT_OUT, or BANNED for its
  *           death. Two views cannot pass: a member of the first is LOCKED, but has to be LEFT_OUT for the second.
- *   failed  else. All go on to the next attempt.
+ *   failed  otherwise. All begin the next attempt.
  *
- * Which statuses may come together from one attempt follows. Passed: the new group's status on its members, which vote
- * once more on whether they have it; EP_E_EXCLUDED on the others, or the failure of that second vote on all. Ended: one
- * failure on all. No call fails beside a group that passes: its own word had to be OPEN for that, and the group had
- * to see it LEFT_OUT. No rank is in a later attempt while a group passes in this one: the first that went on has read
- * that this one failed.
+ * This determines which statuses can result from one attempt. Passed: the status of the new group on its members, which
+ * vote once more on whether it was created; EP_E_EXCLUDED on the others, or the failure of that second vote on all.
+ * Ended: one failure on all. No call fails while a group passes: for that its own word had to be OPEN, and the group
+ * had to see it LEFT_OUT. No rank is in a later attempt while a group passes in this one: the first rank of the later
+ * attempt has read that this one failed.
  *
  * A rank that is LEFT_OUT decides for no rank that may still vote, except for dead ones, until all others have had
  * time.
@@ -33,8 +33,8 @@
 #include "group/shrink.h"
 
 /*
- * How many deadlines a rank that is left out waits for those that vote: on who is left each of them has at most three
- * (shrink.c), on the new group the many of its creation. The attempt fails if this rank is too early.
+ * Deadlines that a left-out rank waits for the voters: in the vote on the members each of them has at most three
+ * (shrink.c), in the vote on the new group as many as its creation has. If this rank is too early the attempt fails.
  */
 #define LEFT_OUT_VOTE_DEADLINES 3
 #define LEFT_OUT_OPENED_DEADLINES 10
@@ -116,13 +116,13 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
     case EP_E_TIMEOUT:
         return ep_fail(status,
                        "ep_comm_shrink: rank %d did not answer within %d ms, and a group needs more than half of the "
-                       "ranks that are known to live and all that have come; call it again%s",
+                       "live ranks and all that have joined; call it again%s",
                        rank, s->timeout_ms, ep_group_describe_unreadable(s->group, rank));
     case EP_E_PEER_DEAD:
         return ep_fail(status, "ep_comm_shrink: rank %d of the old group died; call it again", rank);
     case EP_E_MISMATCH:
-        return ep_fail(status, "ep_comm_shrink: by a vote of the group, rank %d published what the others cannot use",
-                       rank);
+        return ep_fail(
+            status, "ep_comm_shrink: by a vote of the group, rank %d published data that the others cannot use", rank);
     case EP_E_PEER_LEFT:
         return ep_fail(status, "ep_comm_shrink: rank %d left the old group; call it again", rank);
     default:
@@ -138,19 +138,19 @@ int shrink_aborted_by(const struct shrink *s)
     return -1;
 }
 
-/* One reading of all words of a vote, and what this rank may decide for others. */
+/* One reading of all words of a vote, and the state from which this rank decides for others. */
 struct reading {
     bool on_opened;
-    int member;         /* on_opened: one of the new group */
+    int member;         /* on_opened: a member of the new group */
     int aborted_by;     /* -1: none */
     bool late;          /* past the deadline of this vote */
     bool outsider;      /* left out of the view that others vote on */
-    bool none_can_lock; /* no rank that has come has locked a view, or still can */
+    bool none_can_lock; /* no rank that has joined has locked a view, or still can */
     uint32_t given_up;  /* a word that ends the call, 0: none */
     uint32_t words[EP_MAX_RANKS];
 };
 
-/* The new group's members alone vote on whether it is there. */
+/* Only members vote on whether the new group was created. */
 static bool has_word(const struct shrink *s, const struct reading *r, int rank)
 {
     return !r->on_opened || !shrink_leaves_out(s, r->member, rank);
@@ -171,7 +171,7 @@ static void read_words(const struct shrink *s, struct reading *r)
     }
 }
 
-/* What this rank decides for a word that is open; OPEN: its owner may still do so. */
+/* The decision of this rank for a word that is open; OPEN: its owner may still decide. */
 static uint32_t choose(const struct shrink *s, const struct reading *r, int rank)
 {
     uint32_t attempt = shrink_attempt_of(s, rank);
@@ -189,13 +189,13 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
         return shrink_pack_vote(EP_GROUP_VOTE_LEFT_OUT, EP_E_EXCLUDED, rank);
     if (attempt > s->attempt)
         return shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, rank);
-    /* No rank has locked a view with it, so this attempt fails, and it need not be waited for. */
+    /* No rank has locked a view with it, so this attempt fails, and need not wait for it. */
     if (attempt < s->attempt && (!r->outsider || r->none_can_lock))
         return shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, rank);
     return r->late ? shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, rank) : EP_GROUP_VOTE_OPEN;
 }
 
-/* Notes the first word against the group, and before all others one that ends the call. */
+/* Records the first word against the group; a word that ends the call takes precedence. */
 static void note_against(struct shrink_outcome *outcome, int rank, uint32_t word)
 {
     bool ends = shrink_kind(word) == EP_GROUP_VOTE_GIVEN_UP;
@@ -205,7 +205,7 @@ static void note_against(struct shrink_outcome *outcome, int rank, uint32_t word
     *outcome = (struct shrink_outcome){ends ? SHRINK_ENDED : SHRINK_FAILED, -1, rank, word};
 }
 
-/* Of words that are all decided. */
+/* The outcome of words that are all decided. */
 static struct shrink_outcome read_outcome(const struct shrink *s, const struct reading *r)
 {
     struct shrink_outcome outcome = {.result = SHRINK_PASSED, .member = r->on_opened ? r->member : -1};

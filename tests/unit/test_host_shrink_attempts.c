@@ -239,8 +239,8 @@ static void a_rank_without_attempts_gets_a_hint(void **state)
         assert_int_equal(history.first[rank], EP_E_TIMEOUT);
         assert_int_equal(history.second[rank], EP_E_TIMEOUT);
         assert_string_equal(history.text[rank],
-                            "ep_comm_shrink: no agreement after 32 attempts, all that one communicator has: free it, "
-                            "end the ranks that do not answer, and create a new one by ep_comm_new with those that do");
+                            "ep_comm_shrink: no agreement after 32 attempts, the limit of a communicator: free it, "
+                            "end the ranks that do not answer, and create a new one of the others by ep_comm_new");
     }
 }
 
