@@ -324,7 +324,7 @@ static int run_refuse(struct state *s)
     CUDA(cudaMallocManaged(&managed, MB, cudaMemAttachGlobal));
     CUDA(cudaMallocAsync(&pooled, MB, s->group.stream));
     CUDA(cudaStreamSynchronize(s->group.stream));
-    TRY(expect_status("host", ep_register(comm, host, sizeof(host)), EP_E_UNSUPPORTED, "memory of the host"));
+    TRY(expect_status("host", ep_register(comm, host, sizeof(host)), EP_E_UNSUPPORTED, "host memory"));
     TRY(expect_status("managed", ep_register(comm, managed, MB), EP_E_UNSUPPORTED, "managed"));
     TRY(expect_status("of a pool", ep_register(comm, pooled, MB), EP_E_UNSUPPORTED, "cudaMallocAsync"));
     TRY(expect_status("too long", ep_register(comm, memory + MB, 8 * MB), EP_E_ARG, "beyond"));

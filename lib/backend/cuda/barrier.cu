@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small kernels that only wait: for all ranks, for a word of the host. */
+/* Kernels that only wait: for all ranks of the node, or for a host word. */
 #include "backend/cuda/sync.cuh"
 
 namespace
@@ -10,9 +10,9 @@ __global__ void __launch_bounds__(2 * WARP)
 {
     __shared__ targets targets;
     uint64_t number = operation_publish(waits, desc);
-    bool sound = operation_begin(waits, desc, nullptr, number, targets);
+    bool ok = operation_begin(waits, desc, nullptr, number, targets);
 
-    if (operation_sync(waits, number, sound, 1))
+    if (operation_sync(waits, number, ok, 1))
         operation_complete(waits, number);
 }
 
@@ -26,7 +26,7 @@ struct is_set {
     }
 };
 
-/* The event is this rank's own: it is to blame where nobody signals it. */
+/* The event is this rank's own, so this rank is blamed if the event is not signalled. */
 __global__ void wait_kernel(const __grid_constant__ cuda_waits waits, const uint32_t *word)
 {
     if (may_begin(waits, waits.ready_phase))

@@ -9,12 +9,12 @@
  */
 #define WARPS 24
 #define STAGES 2
-#define MOST_SLOT 4096u
-#define LEAST_WARPS 4
-#define LEAST_PIECE 512u /* bytes */
-#define LEAST_PART 1024u /* bytes */
-#define PARTS 4          /* of a token at the end */
-#define ENDING 4         /* units of that kind for each warp: more than it takes ahead */
+#define MAX_SLOT 4096u
+#define MIN_WARPS 4
+#define MIN_PIECE 512u /* bytes */
+#define MIN_PART 1024u /* bytes */
+#define PARTS 4        /* of each of the last tokens */
+#define END_TILES 4    /* parts for each warp at the end: more than it claims ahead */
 #define LINE 128
 
 struct combine {
@@ -25,12 +25,12 @@ struct combine {
     cudaStream_t stream;            /* of the call */
     size_t row_bytes, weight_bytes; /* of one row */
     bool copies;                    /* the kernel copies into staging */
-    bool queued;                    /* something is in the stream */
+    bool queued;                    /* work is in the stream */
     struct cuda_copy copy[EP_GROUP_AT_COUNT];
-    size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row, of what is in staging */
+    size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
 };
 
-/* In stream order, before the kernel. */
+/* Copies to staging in stream order, before the kernel. */
 static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy, size_t bytes)
 {
     const struct cuda_plan *device = cuda_plan_of(c->plan);
@@ -43,23 +43,23 @@ static ep_status copy_before(const struct combine *c, const struct cuda_copy *co
 }
 
 /*
- * Says where one input is: in place if it is symmetric memory, else a copy in staging, which the kernel makes if that
- * of the rows is worth it.
+ * Describes where the peers read one input: the input itself if it is in symmetric memory, otherwise a copy in staging,
+ * which the kernel makes if it copies the rows.
  */
 static ep_status place_input(struct combine *c, int which, const void *input, size_t row_bytes,
                              struct cuda_op_desc *desc)
 {
-    uint32_t *place = &desc->words[CUDA_DESC_BUFFERS + 2 * which];
+    uint32_t *words = &desc->words[CUDA_DESC_BUFFERS + 2 * which];
     size_t bytes = (size_t)cuda_plan_rows(c->plan) * row_bytes;
-    bool told = false;
+    bool direct = false;
     void *staged;
 
     desc->row_bytes[which] = (int64_t)row_bytes;
     desc->own.at[which] = (unsigned char *)(uintptr_t)input;
-    if (bytes && cuda_desc_buffer(c->cuda, input, bytes, place))
-        EP_TRY(cuda_await_mapped(c->cuda, place, &told));
-    c->staged[which] = told ? 0 : row_bytes;
-    if (told || !bytes)
+    if (bytes && cuda_desc_buffer(c->cuda, input, bytes, words))
+        EP_TRY(cuda_await_mapped(c->cuda, words, &direct));
+    c->staged[which] = direct ? 0 : row_bytes;
+    if (direct || !bytes)
         return EP_OK;
     EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
     if (which == EP_GROUP_AT_X)
@@ -67,12 +67,12 @@ static ep_status place_input(struct combine *c, int which, const void *input, si
     c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
     if (!c->copies)
         EP_TRY(copy_before(c, &c->copy[which], bytes));
-    if (!cuda_desc_buffer(c->cuda, staged, bytes, place))
-        return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
+    if (!cuda_desc_buffer(c->cuda, staged, bytes, words))
+        return ep_fail(EP_E_STATE, "combine: the staging buffer of %zu bytes is not in symmetric memory", bytes);
     return EP_OK;
 }
 
-/* A rank that receives nothing has no input, and wants to know of the others' as they do. */
+/* A rank that has received nothing has no input, but compares its arguments with the others' all the same. */
 static ep_status fill_desc(struct combine *c, struct cuda_op_desc *desc)
 {
     const ep_combine_args *args = c->args;
@@ -90,20 +90,20 @@ static ep_status fill_desc(struct combine *c, struct cuda_op_desc *desc)
     return EP_OK;
 }
 
-/* Slots that fill the shared memory; `width`: the most rows that a token has. */
+/* Finds slots that fill the shared memory; `width`: the largest number of rows of a token. */
 static struct cuda_shape fit(const struct cuda_comm *cuda, uint32_t row_bytes, uint32_t width, int32_t *ret_slot_bytes)
 {
     uint32_t room = (uint32_t)cuda->shared_limit - CUDA_BARRIERS_MAX;
-    uint32_t piece = row_bytes < LEAST_PIECE ? row_bytes : LEAST_PIECE, slot;
+    uint32_t piece = row_bytes < MIN_PIECE ? row_bytes : MIN_PIECE, slot;
     struct cuda_shape shape = {.warps = WARPS, .stages = STAGES};
 
-    while (shape.warps > LEAST_WARPS && room / (uint32_t)(shape.warps * shape.stages) < width * piece)
+    while (shape.warps > MIN_WARPS && room / (uint32_t)(shape.warps * shape.stages) < width * piece)
         shape.warps--;
     slot = room / (uint32_t)(shape.warps * shape.stages) / 16 * 16;
     if (slot > width * row_bytes)
         slot = width * row_bytes;
-    if (slot > MOST_SLOT && width * piece <= MOST_SLOT)
-        slot = MOST_SLOT;
+    if (slot > MAX_SLOT && width * piece <= MAX_SLOT)
+        slot = MAX_SLOT;
     *ret_slot_bytes = (int32_t)slot;
     shape.shared_bytes = cuda_shared_bytes(&shape, slot);
     return shape;
@@ -115,18 +115,18 @@ static uint32_t divide_up(uint32_t a, uint32_t b)
 }
 
 /*
- * Tokens, the last of them in parts. A warp takes its units ahead, so there are enough parts for all that it has taken
- * when the tokens are at their end; and in a small batch enough for every warp.
+ * Divides the tokens into tiles: whole tokens, the last of them in parts. Warps claim tiles ahead, so there are at
+ * least as many parts as they have claimed at the end of the tokens, and in a small batch enough for every warp.
  */
 static void divide(struct cuda_combine *sum, const struct cuda_shape *shape)
 {
     uint32_t row = (uint32_t)sum->row_bytes, n = (uint32_t)sum->route.n_tokens;
-    uint32_t wanted = (uint32_t)(shape->blocks * shape->warps) * ENDING, parts = PARTS, tail;
+    uint32_t wanted = (uint32_t)(shape->blocks * shape->warps) * END_TILES, parts = PARTS, tail;
 
     if (n && parts < divide_up(wanted, n))
         parts = divide_up(wanted, n);
-    if (parts > divide_up(row, LEAST_PART))
-        parts = divide_up(row, LEAST_PART);
+    if (parts > divide_up(row, MIN_PART))
+        parts = divide_up(row, MIN_PART);
     sum->part_bytes = (int32_t)(divide_up(divide_up(row, parts), LINE) * LINE);
     sum->parts = (int32_t)divide_up(row, (uint32_t)sum->part_bytes);
     tail = divide_up(wanted, (uint32_t)sum->parts);
@@ -134,7 +134,7 @@ static void divide(struct cuda_combine *sum, const struct cuda_shape *shape)
     sum->tiles = (uint32_t)sum->whole_tokens + (n - (uint32_t)sum->whole_tokens) * (uint32_t)sum->parts;
 }
 
-/* The order of the sum, in memory of the plan's: for each combine anew, because an update may have been before it. */
+/* Makes the order of the sum in memory of the plan: anew for each combine, because the plan may have been updated. */
 static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
 {
     struct cuda_plan *device = cuda_plan_of(c->plan);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Combine: each warp pulls pieces of a token's rows from where they lie into a ring in shared memory, adds them up
- * in fp32 in the order of the route, rounds once and writes the result. Rows of ordinary memory are copied into staging
- * meanwhile, and a warp waits for those that it is to pull.
+ * Combine: each warp pulls pieces of a token's rows from the ranks that hold them into a ring in shared memory, adds
+ * them in fp32 in the order of the route, rounds once and writes the result. Rows in ordinary memory are copied to
+ * staging at the same time, and a warp waits for the rows that it pulls.
  */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/stage.cuh"
 #include "backend/cuda/sums.cuh"
 
-/* Pieces begin where lines of the memory begin, if the rows do: one that begins within a line costs another request. */
+/* Pieces begin at memory lines, if the rows do: one that begins within a line costs another request. */
 #define GRAIN 128
 
 namespace
 {
 
-/* A token, or a part of it: bytes [at, end) of its row in the output, and what is added up for them. */
-struct unit {
+/* A tile: a token or a part of it, bytes [at, end) of its output row, and its `n` rows. */
+struct tile {
     int64_t token;
     uint32_t at, end;
     int n;
@@ -23,48 +23,48 @@ struct unit {
 };
 
 /*
- * Where a warp's loads are. A piece is as large as a slot can hold of all the token's rows, so that the same number of
- * bytes is on its way whatever number of rows a token has. What is known of the next unit is fetched while this one's
- * pieces move, and its number a unit before that.
+ * State of a warp's loads. A piece is as large as a slot allows for all rows of the token, so that the same number of
+ * bytes is in flight for any number of rows. The next tile is fetched while the pieces of this one move, and its number
+ * is claimed a tile before that.
  */
 struct feed {
-    unit next; /* .token -1: none */
+    tile next; /* .token -1: none */
     int64_t token;
     uint32_t at, end, piece;
     int n;
     const unsigned char *row; /* lane i: one of the rows */
-    uint32_t asked;           /* lane 0: the number of the unit after the next */
+    uint32_t claimed;         /* lane 0: number of the tile after the next */
     cuda_entry entry;         /* STAGED, lane i: of the i-th row */
-    bool here;                /* STAGED: the rows may be read */
+    bool ready;               /* STAGED: all rows may be read */
 };
 
-/* Of what lies in a slot, lane `slot` knows what it is. */
-struct held {
+/* Content of a slot; held by lane `slot`. */
+struct slot_content {
     int64_t token;
     uint32_t at, bytes;
     int n;
 };
 
-__device__ void fetch_unit(const cuda_combine &c, unit &u, uint32_t number, int lane)
+__device__ void fetch_tile(const cuda_combine &c, tile &t, uint32_t number, int lane)
 {
     uint32_t part;
 
-    u.token = -1;
+    t.token = -1;
     if (number >= c.tiles)
         return;
-    u.token = number;
-    u.at = 0;
-    u.end = (uint32_t)c.row_bytes;
+    t.token = number;
+    t.at = 0;
+    t.end = (uint32_t)c.row_bytes;
     if (number >= (uint32_t)c.whole_tokens) {
         number -= (uint32_t)c.whole_tokens;
         part = number % (uint32_t)c.parts;
-        u.token = c.whole_tokens + number / (uint32_t)c.parts;
-        u.at = part * (uint32_t)c.part_bytes;
-        u.end = min(u.end, u.at + (uint32_t)c.part_bytes);
+        t.token = c.whole_tokens + number / (uint32_t)c.parts;
+        t.at = part * (uint32_t)c.part_bytes;
+        t.end = min(t.end, t.at + (uint32_t)c.part_bytes);
     }
-    u.n = __ldg(c.route.count + u.token);
+    t.n = __ldg(c.route.count + t.token);
     if (lane < c.route.width)
-        u.entry = c.route.entry[u.token * c.route.width + lane];
+        t.entry = c.route.entry[t.token * c.route.width + lane];
 }
 
 /* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
@@ -75,67 +75,68 @@ __device__ const unsigned char *row_of(const cuda_combine &c, const targets &fro
     return from.of[entry.local].at[AT_X] + entry.row * c.row_bytes;
 }
 
-/* Equal pieces of a unit, as few as possible. */
+/* Size of a piece: divides a tile into as few pieces of equal size as possible. */
 __device__ uint32_t piece_of(const cuda_combine &c, uint32_t bytes, int n)
 {
-    uint32_t most = (uint32_t)c.slot_bytes / (uint32_t)(n ? n : 1), grain = most < GRAIN ? VECTOR : GRAIN, pieces;
+    uint32_t max_bytes = (uint32_t)c.slot_bytes / (uint32_t)(n ? n : 1), grain = max_bytes < GRAIN ? VECTOR : GRAIN,
+             pieces;
 
-    most = most / grain * grain;
-    pieces = (bytes + most - 1) / most;
+    max_bytes = max_bytes / grain * grain;
+    pieces = (bytes + max_bytes - 1) / max_bytes;
     return ((bytes + pieces - 1) / pieces + grain - 1) / grain * grain;
 }
 
-/* The next unit becomes that whose pieces are loaded. By all lanes. */
-__device__ void enter_unit(const cuda_combine &c, const targets &from, feed &f, int lane)
+/* Begins the next tile, and fetches the one after it. By all lanes. */
+__device__ void begin_tile(const cuda_combine &c, const targets &from, feed &f, int lane)
 {
-    uint32_t all = (uint32_t)c.stage.move_blocks * (blockDim.x / WARP), number = __shfl_sync(ALL_LANES, f.asked, 0);
+    uint32_t all = (uint32_t)c.stage.move_blocks * (blockDim.x / WARP), number = __shfl_sync(ALL_LANES, f.claimed, 0);
 
     f.token = f.next.token;
     f.at = f.next.at;
     f.end = f.next.end;
     f.n = f.next.n;
     f.entry = f.next.entry;
-    f.here = false;
+    f.ready = false;
     if (f.token >= 0) {
         f.piece = piece_of(c, f.end - f.at, f.n);
         f.row = lane < f.n ? row_of(c, from, f.next.entry) : nullptr;
     }
-    fetch_unit(c, f.next, number, lane);
+    fetch_tile(c, f.next, number, lane);
     if (lane == 0 && number < c.tiles)
-        f.asked = 2 * all + claim_tile(c.waits);
+        f.claimed = 2 * all + claim_tile(c.waits);
 }
 
 /*
- * May the rows of the unit be read? By all lanes. `known`: lane i's, how many rows rank i has copied by its last word.
- * With `wait` it waits for those that are missing; after a wait in vain `sound` is false.
+ * May the rows of the tile be read? By all lanes. `known` of lane i: the rows that rank i has copied by its last
+ * progress word. `wait`: waits for missing rows; `ok` becomes false if the wait fails.
  */
-__device__ bool look_for_rows(const cuda_combine &c, uint32_t copying, uint64_t number, feed &f, uint32_t &known,
-                              bool wait, bool &sound, int lane)
+__device__ bool check_rows(const cuda_combine &c, uint32_t copying, uint64_t number, feed &f, uint32_t &known,
+                           bool wait, bool &ok, int lane)
 {
-    uint32_t row = (uint32_t)f.entry.row, said = __shfl_sync(ALL_LANES, known, f.entry.local);
+    uint32_t row = (uint32_t)f.entry.row, reported = __shfl_sync(ALL_LANES, known, f.entry.local);
     const cuda_signals *mine = c.waits.mine;
 
-    f.here = f.here || __all_sync(ALL_LANES, lane >= f.n || said > row);
-    if (f.here)
+    f.ready = f.ready || __all_sync(ALL_LANES, lane >= f.n || reported > row);
+    if (f.ready)
         return true;
-    if (wait && lane < f.n && said <= row)
-        sound = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_PROGRESS(number, row + 1), f.entry.local,
-                           c.waits.ready_phase);
-    sound = __all_sync(ALL_LANES, sound);
+    if (wait && lane < f.n && reported <= row)
+        ok = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_PROGRESS(number, row + 1), f.entry.local,
+                        c.waits.ready_phase);
+    ok = __all_sync(ALL_LANES, ok);
     __syncwarp();
     if (copying >> lane & 1)
         known = rows_of_progress(load_acquire(&mine->progress[lane]), number);
-    /* What the peers wrote before may be read by the copy engine now. */
+    /* The copy engine may now read what the peers have written. */
     __syncwarp();
     bulk_fence_global();
-    said = __shfl_sync(ALL_LANES, known, f.entry.local);
-    f.here = __all_sync(ALL_LANES, lane >= f.n || said > row);
-    return f.here;
+    reported = __shfl_sync(ALL_LANES, known, f.entry.local);
+    f.ready = __all_sync(ALL_LANES, lane >= f.n || reported > row);
+    return f.ready;
 }
 
 /* By all lanes. */
-__device__ void load_piece(const cuda_combine &c, const targets &from, const ring &r, feed &f, held &h, int slot,
-                           int lane)
+__device__ void load_piece(const cuda_combine &c, const targets &from, const ring &r, feed &f, slot_content &h,
+                           int slot, int lane)
 {
     uint32_t bytes = min(f.piece, f.end - f.at);
     unsigned char *to = r.slots + (size_t)slot * c.slot_bytes;
@@ -152,12 +153,12 @@ __device__ void load_piece(const cuda_combine &c, const targets &from, const rin
         h = {f.token, f.at, bytes, f.n};
     f.at += bytes;
     if (f.at == f.end)
-        enter_unit(c, from, f, lane);
+        begin_tile(c, from, f, lane);
 }
 
-__device__ held held_in(const held &h, int slot)
+__device__ slot_content content_of(const slot_content &h, int slot)
 {
-    held here;
+    slot_content here;
 
     here.token = __shfl_sync(ALL_LANES, h.token, slot);
     here.at = __shfl_sync(ALL_LANES, h.at, slot);
@@ -166,7 +167,7 @@ __device__ held held_in(const held &h, int slot)
     return here;
 }
 
-/* N terms at once, because loads from shared memory that follow each other wait less. */
+/* Adds N terms at once: their loads from shared memory overlap. */
 template <int N, bool FIRST> __device__ void add_terms(float (&sum)[8], const unsigned char *terms, int stride)
 {
     uint4 v[N];
@@ -204,7 +205,7 @@ __device__ void add_all(float (&sum)[8], const unsigned char *terms, int stride,
         add_few<false>(sum, terms, stride, min(n, 4));
 }
 
-/* The rows of each rank are added up and rounded first; bit i of `ends`: the i-th is the last one of its rank. */
+/* Adds up and rounds the rows of each rank first. Bit i of `ends`: row i is the last one of its rank. */
 __device__ void add_partials(float (&sum)[8], const unsigned char *terms, int stride, int n, uint64_t ends)
 {
     float part[8] = {};
@@ -220,8 +221,8 @@ __device__ void add_partials(float (&sum)[8], const unsigned char *terms, int st
     }
 }
 
-/* Which rows of a token are the last one of their rank. By all lanes. */
-__device__ uint64_t find_ends(const cuda_combine &c, const held &h, int lane)
+/* Bit mask of a token's rows that are the last one of their rank. By all lanes. */
+__device__ uint64_t find_ends(const cuda_combine &c, const slot_content &h, int lane)
 {
     const cuda_entry *entries = c.route.entry + h.token * c.route.width;
     uint64_t ends = 0;
@@ -234,8 +235,9 @@ __device__ uint64_t find_ends(const cuda_combine &c, const held &h, int lane)
     return ends;
 }
 
-/* Any number of terms, behind the biases. */
-__device__ void sum_behind_bias(const cuda_combine &c, const held &h, const unsigned char *terms, int64_t at, int lane)
+/* Adds any number of terms to the biases. */
+__device__ void sum_with_bias(const cuda_combine &c, const slot_content &h, const unsigned char *terms, int64_t at,
+                              int lane)
 {
     uint64_t ends = c.rounds_partial ? find_ends(c, h, lane) : 0;
 
@@ -252,7 +254,7 @@ __device__ void sum_behind_bias(const cuda_combine &c, const held &h, const unsi
                 add_vector<false>(sum, *reinterpret_cast<const uint4 *>(c.bias[b] + at + offset));
             first = false;
         }
-        /* By choice the first term is added to 0. */
+        /* With EP_COMBINE_BY_CHOICE the first term is added to 0. */
         if (ends)
             add_partials(sum, terms + offset, (int)h.bytes, h.n, ends);
         else
@@ -261,7 +263,8 @@ __device__ void sum_behind_bias(const cuda_combine &c, const held &h, const unsi
     }
 }
 
-/* N terms and nothing else. Without a branch inside, so that the next vector's loads begin before this one's end. */
+/* Adds N terms and nothing else. There is no branch in the loop, so loads of the next vector overlap with this one's.
+ */
 template <int N> __device__ void sum_rows(unsigned char *out, const unsigned char *terms, uint32_t bytes, int lane)
 {
 #pragma unroll 2
@@ -273,7 +276,7 @@ template <int N> __device__ void sum_rows(unsigned char *out, const unsigned cha
     }
 }
 
-__device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned char *terms, int lane)
+__device__ void sum_piece(const cuda_combine &c, const slot_content &h, const unsigned char *terms, int lane)
 {
     int64_t at = h.token * c.row_bytes + h.at;
     unsigned char *out = c.out + at;
@@ -296,11 +299,11 @@ __device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned c
     case 8:
         return sum_rows<8>(out, terms, h.bytes, lane);
     default:
-        return sum_behind_bias(c, h, terms, at, lane);
+        return sum_with_bias(c, h, terms, at, lane);
     }
 }
 
-/* Volatile, because the peers write the weights before this kernel learns that they are ready. */
+/* Volatile, because the peers may still write the weights after this kernel has begun. */
 __device__ void sum_weights(const cuda_combine &c, const targets &from, int64_t token, int lane)
 {
     const cuda_route &route = c.route;
@@ -323,37 +326,37 @@ __device__ void sum_weights(const cuda_combine &c, const targets &from, int64_t 
     }
 }
 
-/* All that the warp adds up, from its first unit on. STAGED: some rank of the group copies. */
+/* Adds up all tiles of the warp. STAGED: some peer copies rows to staging. */
 template <bool STAGED>
-__device__ __forceinline__ bool sum_units(const cuda_combine &c, const targets &from, const ring &r, feed &f,
-                                          bool sound, uint64_t number)
+__device__ __forceinline__ bool sum_tiles(const cuda_combine &c, const targets &from, const ring &r, feed &f, bool ok,
+                                          uint64_t number)
 {
     int lane = (int)threadIdx.x % WARP, stages = r.stages, slot = 0, next = 0, loaded = 0;
     uint32_t parity = 0, copying = STAGED ? from.copying : 0;
     uint32_t known = STAGED && copying >> lane & 1 ? 0 : UINT32_MAX;
-    held h = {};
+    slot_content h = {};
 
     for (;;) {
         while (loaded < stages && f.token >= 0) {
-            if (STAGED && !look_for_rows(c, copying, number, f, known, loaded == 0, sound, lane))
+            if (STAGED && !check_rows(c, copying, number, f, known, loaded == 0, ok, lane))
                 break;
             load_piece(c, from, r, f, h, next, lane);
             next = next + 1 == stages ? 0 : next + 1;
             loaded++;
         }
-        if (STAGED && !sound)
+        if (STAGED && !ok)
             f.token = -1;
         if (STAGED && !loaded && f.token >= 0)
             continue;
         if (!loaded)
             break;
-        held here = held_in(h, slot);
+        slot_content here = content_of(h, slot);
 
         barrier_wait(r.full + slot, parity);
         sum_piece(c, here, r.slots + (size_t)slot * c.slot_bytes, lane);
         if (c.out_weights && here.at == 0)
             sum_weights(c, from, here.token, lane);
-        /* All lanes have read the slot before it is loaded again. */
+        /* All lanes must have read the slot before it is loaded again. */
         bulk_fence_shared();
         __syncwarp();
         loaded--;
@@ -362,10 +365,10 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, const targets &
             parity ^= 1;
         }
     }
-    return sound;
+    return ok;
 }
 
-/* The first unit is a warp's by its place, and so is the second; the others it takes as it comes to them. */
+/* The first two tiles of a warp are fixed by its index; it claims the others. */
 __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, unsigned char *shared, int stages,
                                           uint32_t block, uint64_t number)
 {
@@ -374,31 +377,30 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
     int lane = (int)threadIdx.x % WARP;
     ring r(shared, stages, c.slot_bytes);
     feed f = {};
-    bool sound;
+    bool ok;
 
     if (lane == 0)
         ring_init(r);
     __syncwarp();
-    f.asked = me + blocks * warps;
-    fetch_unit(c, f.next, me, lane);
-    sound = operation_begin(c.waits, c.desc, c.route.counts, number, from);
-    if (sound && !is_refused(c.waits, c.route.counts))
-        enter_unit(c, from, f, lane);
+    f.claimed = me + blocks * warps;
+    fetch_tile(c, f.next, me, lane);
+    ok = operation_begin(c.waits, c.desc, c.route.counts, number, from);
+    if (ok && !is_refused(c.waits, c.route.counts))
+        begin_tile(c, from, f, lane);
     else
         f.token = -1;
-    /* What the peers wrote before may be read by the copy engine now. */
+    /* The copy engine may now read what the peers have written. */
     bulk_fence_global();
-    return from.copying ? sum_units<true>(c, from, r, f, sound, number)
-                        : sum_units<false>(c, from, r, f, sound, number);
+    return from.copying ? sum_tiles<true>(c, from, r, f, ok, number) : sum_tiles<false>(c, from, r, f, ok, number);
 }
 
-/* Rows of a source that the parts before `part` have. */
+/* Rows of a source in the parts before `part`. */
 __device__ __forceinline__ int64_t rows_before(const cuda_stage &s, int64_t rows, int part)
 {
     return rows * part / s.parts;
 }
 
-/* What has been copied so far is in staging; who is the last of `all` warps tells those who read it. */
+/* Ends a part: completes the warp's copies to staging. The last of `all` warps publishes progress to the readers. */
 __device__ void end_part(const cuda_combine &c, copy_ring &r, const sources &to, uint64_t number, int part, int64_t all,
                          int lane)
 {
@@ -416,12 +418,12 @@ __device__ void end_part(const cuda_combine &c, copy_ring &r, const sources &to,
     store_release(&c.waits.peer[lane]->progress[c.waits.rank], CUDA_PROGRESS(number, rows));
 }
 
-/* Copies this rank's rows into staging, those of all sources at the same pace. By a warp, number `me` of `all`. */
+/* Copies this rank's rows to staging, all sources at the same pace. By a warp, number `me` of `all`. */
 __device__ void copy_in(const cuda_combine &c, copy_ring &r, uint64_t number, int64_t me, int64_t all, int lane)
 {
     const cuda_stage &s = c.stage;
     sources to = sources_of(c.waits, c.route.counts, lane);
-    int64_t turn = me; /* of the pieces to come, the warp's next */
+    int64_t piece = me; /* the warp's next piece, counted from the first one of the source */
 
     for (int part = 0; part < s.parts; part++) {
         for (int source = 0; source < c.waits.nranks; source++) {
@@ -430,14 +432,14 @@ __device__ void copy_in(const cuda_combine &c, copy_ring &r, uint64_t number, in
             int64_t end = rows_before(s, rows, part + 1) * s.x.row_bytes;
             int64_t pieces = (end - begin + s.slot_bytes - 1) / s.slot_bytes;
 
-            for (; turn < pieces; turn += all) {
-                int64_t at = begin + turn * s.slot_bytes;
+            for (; piece < pieces; piece += all) {
+                int64_t at = begin + piece * s.slot_bytes;
 
                 if (!copy_ring_has_room(r))
                     copy_ring_store(r, lane);
                 copy_ring_add(r, s, first, at, min(at + s.slot_bytes, end), lane);
             }
-            turn -= pieces;
+            piece -= pieces;
         }
         end_part(c, r, to, number, part, all, lane);
         __syncwarp();
@@ -449,7 +451,7 @@ __device__ void copy_block(const cuda_combine &c, unsigned char *shared, int sta
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
     copy_ring r = copy_ring_begin(shared, c.stage, stages);
 
-    /* A slow peer may still read what a kernel that gave up has left in staging. */
+    /* After a failed kernel a slow peer may still read from staging. */
     if (!__syncthreads_and(threadIdx.x || may_begin(c.waits, c.waits.ready_phase)))
         return;
     copy_in(c, r, number, (int64_t)warp * c.stage.copy_blocks + block, (int64_t)warps * c.stage.copy_blocks,
@@ -459,7 +461,7 @@ __device__ void copy_block(const cuda_combine &c, unsigned char *shared, int sta
 
 } /* namespace */
 
-/* Profilers show the name. */
+/* Profilers show the kernel's name. */
 namespace ep
 {
 
@@ -469,11 +471,10 @@ __global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ c
     __shared__ targets from;
     uint32_t block = blockIdx.x, copy_blocks = n_copy_blocks(c.waits, c.stage);
     uint64_t number = operation_publish(c.waits, c.desc);
-    bool sound;
+    bool ok;
 
     if (copy_blocks) {
-        /* The copy blocks first: the blocks that add up wait for the copy blocks of the peers, which wait for nothing.
-         */
+        /* Copy blocks get the first roles: blocks that add up wait for those of the peers, which wait for none. */
         block = take_role(c.waits);
         if (block < copy_blocks) {
             copy_block(c, shared, stages, block, number);
@@ -481,8 +482,8 @@ __global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ c
         }
         block -= copy_blocks;
     }
-    sound = sum_block(c, from, shared, stages, block, number);
-    move_block_end(c.waits, c.stage, number, sound);
+    ok = sum_block(c, from, shared, stages, block, number);
+    move_block_end(c.waits, c.stage, number, ok);
 }
 
 } /* namespace ep */

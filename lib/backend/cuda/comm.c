@@ -192,12 +192,11 @@ static ep_status map_peer_signals(struct cuda_comm *cuda, int rank)
     EP_TRY(check_p2p(cuda, rank, &hidden));
     status = cuda_map_signals(cuda, rank);
     if (status != EP_OK && !hidden && strcmp(peer->bus_id, cuda->ctrl->bus_id) == 0)
-        return ep_fail_prefix(
-            status,
-            "ep_comm_new: rank %d cannot map memory of rank %d, which is on the same GPU %s "
-            "(MIG instances of a GPU have no P2P: give all ranks of a node the "
-            "same instance, or whole GPUs): ",
-            cuda->group.comm->rank, rank, peer->bus_id);
+        return ep_fail_prefix(status,
+                              "ep_comm_new: rank %d cannot map memory of rank %d, which is on the same GPU %s "
+                              "(MIG instances of a GPU have no P2P: give all ranks of a node the "
+                              "same instance, or whole GPUs): ",
+                              cuda->group.comm->rank, rank, peer->bus_id);
     if (status == EP_OK || !hidden)
         return status;
     return ep_fail(EP_E_UNSUPPORTED,
@@ -270,8 +269,8 @@ static ep_status open_and_publish(struct cuda_comm *cuda)
 }
 
 /*
- * The ranks have agreed on these numbers, so each refuses on its own. It does so before it opens a network, whose failure
- * would hide the cause.
+ * The ranks have agreed on these numbers, so each refuses on its own. It does so before it opens a network, whose
+ * failure would hide the cause.
  */
 static ep_status check_group(const ep_comm *comm)
 {

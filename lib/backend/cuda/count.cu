@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plan in the rank layout: a thread looks at one token, checks its experts and finds the ranks that it goes to. Rows
- * are numbered within the block by ballots; what the blocks before have is known when all have counted, and is added by
- * a kernel of its own behind, while the host already exchanges the totals with its peers.
+ * Plan in the rank layout: a thread checks the experts of one token and finds the ranks that it goes to. Rows are
+ * numbered within the block by ballots. The rows of the blocks before are known when all have counted; a second kernel
+ * adds them, while the host already exchanges the totals with its peers.
  */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/lowlatency.h"
@@ -20,8 +20,8 @@ __device__ int64_t read_expert(const cuda_count &c, size_t at)
     return c.idx64 ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
 }
 
-/* The ranks of a token, one bit each. */
-__device__ uint32_t look_at_token(const cuda_count &c, int token, int32_t *per_expert)
+/* Counts a token's experts, and returns the bit mask of its ranks. */
+__device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_expert)
 {
     size_t start = (size_t)token * c.topk;
     int n_local = c.n_experts / c.nranks;
@@ -47,7 +47,7 @@ __device__ uint32_t look_at_token(const cuda_count &c, int token, int32_t *per_e
     return ranks;
 }
 
-__device__ uint32_t look_at_mask(const cuda_count &c, int token)
+__device__ uint32_t ranks_of_mask(const cuda_count &c, int token)
 {
     uint32_t ranks = 0;
 
@@ -56,7 +56,7 @@ __device__ uint32_t look_at_mask(const cuda_count &c, int token)
     return ranks;
 }
 
-/* Can so many tokens for each expert be those of the `tokens` that go to the rank? */
+/* Are the counts of the rank's experts possible for `tokens` tokens that go to the rank? */
 __device__ bool counts_are_possible(const cuda_count &c, int rank, int tokens)
 {
     int n_local = c.n_experts / c.nranks;
@@ -70,7 +70,7 @@ __device__ bool counts_are_possible(const cuda_count &c, int rank, int tokens)
     return sum >= tokens;
 }
 
-/* Entries of this thread's token in rank order, numbered within the block; rows of the block per rank. */
+/* Writes the entries of this thread's token in rank order, numbered within the block, and the block's rows per rank. */
 __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
 {
     __shared__ int32_t rows[WARPS][CUDA_MAX_RANKS];
@@ -104,7 +104,7 @@ __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
     }
 }
 
-/* Nothing of the count is under way any more. By one thread. */
+/* Reports the count as finished: none of its kernels accesses memory any more. By one thread. */
 __device__ void report_counted(const cuda_count &c)
 {
     if (c.ret_bad)
@@ -113,7 +113,7 @@ __device__ void report_counted(const cuda_count &c)
     *(volatile uint64_t *)&c.report->counted = c.number;
 }
 
-/* By the block that finishes last: totals to the host, and the scratch as it was. */
+/* By the block that finishes last: writes the totals for the host and resets the scratch memory. */
 __device__ void report_totals(const cuda_count &c)
 {
     int i = (int)threadIdx.x;
@@ -147,7 +147,7 @@ __device__ void report_totals(const cuda_count &c)
         *(volatile uint64_t *)&c.report->bad = __ldcg(c.bad);
     *c.bad = 0;
     *c.blocks_done = 0;
-    /* Of several blocks add_blocks_kernel tells: the host may free the memory of the plan then. */
+    /* With several blocks add_blocks_kernel reports: the host may free the plan's memory after the report. */
     if (gridDim.x == 1)
         report_counted(c);
 }
@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_c
     __syncthreads();
     number_rows(c, token,
                 token >= c.n_tokens ? 0
-                : c.mask            ? look_at_mask(c, token)
-                                    : look_at_token(c, token, per_expert));
+                : c.mask            ? ranks_of_mask(c, token)
+                                    : count_token(c, token, per_expert));
     __syncthreads();
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
         if (per_expert[expert])
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) order_kernel(const __grid_c
     const cuda_route &route = o.route;
     int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
     size_t start = (size_t)token * route.width;
-    uint32_t keys[EP_MAX_TOPK]; /* of what is sorted so far */
+    uint32_t keys[EP_MAX_TOPK]; /* of the entries sorted so far */
 
     for (int n = 0; token < route.n_tokens && n < route.count[token]; n++) {
         cuda_entry entry = route.entry[start + n];

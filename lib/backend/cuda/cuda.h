@@ -1,26 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuda.h - inside of the CUDA backend.
+ * cuda.h - internals of the CUDA backend.
  *
  *   device.c    the module's table; choice of the device, the wrapper of the CUDA runtime
- *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
- *   memory.c    symmetric memory: this rank's allocations, staging;  local.c  what it allocates or registers alone;
- *   map.c       mappings of the peers';  reclaim.c  its end
- *   plan.c      counting on the device, routes in device memory;  update.c  plans of fixed capacity;
- *               metadata.c  their facts for the caller;  layout.c  that of a routing without a plan
- *   stream.c    calls in their streams, waits of the host for them, events
- *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
- *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
- *   lowlatency.c, ll_open.c  low latency: its calls, its beginning and end;  ll_net.c  what goes to other nodes
- *   nodes.c     operations between nodes;  nodes_update.c  updates of plans there, nodes_copy.c  what is there before;
- *               net_op.c  what each sends
- *   proxy.c     the thread that sends and receives;  op_ring.c  which is next;  arenas.c, pinned.c  memory for it
- *   module.c    device memory, clocks and baselines for the command
+ *   comm.c      opening and closing: signals, report, mapping the peers;  links.c   how fast the links are
+ *   memory.c    symmetric memory: this rank's allocations, staging;  local.c  memory that it allocates or registers
+ * alone; map.c       mappings of peer memory;  reclaim.c  deferred free plan.c      counting on the device, routes in
+ * device memory;  update.c  plans of fixed capacity; metadata.c  metadata of plans;  layout.c  the layout of a routing
+ * without a plan stream.c    calls in their streams, host waits for them, events monitor.c   what kernels cannot see:
+ * dead processes, failures of peers;  report.c  what kernels report dispatch.c, combine.c   one operation each; stage.c
+ * copies between ordinary and staging memory while rows move lowlatency.c, ll_open.c  low latency: its calls, its
+ * beginning and end;  ll_net.c  what goes to other nodes nodes.c     operations between nodes;  nodes_update.c  updates
+ * of plans there, nodes_copy.c  what is there before; net_op.c  what each sends proxy.c     the thread that sends and
+ * receives;  op_ring.c  which is next;  arenas.c, pinned.c  memory for it module.c    device memory, clocks and
+ * baselines for the command
  *   *.cu        kernels and what launches them
  *
- * Control is the group layer's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation
- * the kernels of the ranks synchronise, and their hosts do not: each call launches in its stream and returns. The
- * kernels have the deadlines, and a thread that mostly sleeps, the monitor, tells them what they cannot see.
+ * The group layer, compiled into this module, is the control plane: control blocks, exchanges, blame, shrink. In an
+ * operation the kernels of the ranks synchronise, and their hosts do not: each call launches in its stream and returns.
+ * The kernels enforce the deadlines. A monitor thread, which mostly sleeps, reports to them what they cannot see.
  */
 #ifndef EP_CUDA_CUDA_H
 #define EP_CUDA_CUDA_H
@@ -29,14 +27,14 @@
 #include "backend/cuda/module.h"
 #include "group/group.h"
 
-#define CUDA_POOL 64 /* blocks of freed plans that are kept: cudaFree() would wait for what runs */
+#define CUDA_POOL 64 /* cached blocks of freed plans: cudaFree() would wait for running kernels */
 #define CUDA_CHECKED_POINTERS 64
 #define CUDA_LL_SEGMENTS 16
 #define CUDA_MIN_MAJOR 9 /* compute capability: bulk copies */
-/* Shared memory of a block, for rows on their way: sm_90 and sm_100 have 227 KiB. */
+/* Shared memory that a block needs for its rings of rows: sm_90 and sm_100 have 227 KiB. */
 #define CUDA_MIN_SHARED (226 << 10)
 
-/* An allocation of a rank, for its peers. Written before its generation. */
+/* An allocation that a rank publishes to its peers. The generation is written last. */
 struct cuda_slot {
     _Atomic uint32_t generation; /* 0: empty */
     void *base;                  /* in the owner's process */
@@ -44,16 +42,16 @@ struct cuda_slot {
     cudaIpcMemHandle_t handle;
 };
 
-/* In host memory that the peers map: the first internal allocation of each rank. */
+/* The control page of a rank, in host memory that the peers map: its first internal allocation. */
 #define CUDA_CTRL_SLOT 0
 struct cuda_ctrl {
     int32_t device;
     char bus_id[20];
-    _Atomic uint32_t mapped_by; /* ranks of the node that have memory of this one mapped, a bit for each: reclaim.c */
-    _Atomic uint32_t frees, allocations;             /* so many there were */
-    _Atomic uint32_t mapped[CUDA_MAX_RANKS];         /* allocations of each rank of the node that this one has mapped */
-    _Atomic uint64_t called;                         /* dispatches and combines: what they need is allocated */
-    _Atomic uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* of staging, once peers can map it */
+    _Atomic uint32_t mapped_by; /* bit mask of the node's ranks that have memory of this one mapped: reclaim.c */
+    _Atomic uint32_t frees, allocations;     /* counts */
+    _Atomic uint32_t mapped[CUDA_MAX_RANKS]; /* how many allocations of each rank of the node this one has mapped */
+    _Atomic uint64_t called;                 /* dispatches and combines whose staging is allocated */
+    _Atomic uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* published once peers can map the staging memory */
     struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
 };
@@ -63,8 +61,8 @@ enum cuda_memory {
     CUDA_MEMORY_SYMMETRIC,  /* of ep_alloc() */
     CUDA_MEMORY_LOCAL,      /* of ep_alloc_local() */
     CUDA_MEMORY_REGISTERED, /* the caller's */
-    CUDA_MEMORY_CACHED,     /* freed by ep_free_local(): for the next one, since peers have it mapped */
-    CUDA_MEMORY_RETIRED,    /* unregistered: its slot waits until no peer has it mapped */
+    CUDA_MEMORY_CACHED,     /* freed by ep_free_local(), still mapped by peers: reused by the next allocation */
+    CUDA_MEMORY_RETIRED,    /* unregistered: its slot is reused once no peer has it mapped */
     CUDA_MEMORY_FREEING     /* in ep_free() */
 };
 
@@ -73,27 +71,26 @@ struct cuda_allocation {
     size_t bytes;
     uint32_t generation;
     enum cuda_memory kind;
-    bool foreign;        /* the caller frees it: base and bytes are of the allocation that the window is in, */
-    void *window;        /* ... which begins here and has so many bytes */
-    size_t window_bytes; /* 0: nothing is found in it */
-    uint64_t number;     /* of the driver, of a foreign one: never used twice in a process */
-    uint32_t published;  /* the count on the board when the peers were told */
-    _Atomic bool mapped; /* all peers have */
+    bool foreign;        /* the caller frees it; base and bytes describe the allocation that contains the window */
+    void *window;        /* the registered range */
+    size_t window_bytes; /* 0: cuda_find() finds nothing in it */
+    uint64_t number;     /* the driver's buffer id of a foreign allocation: unique in a process */
+    uint32_t published;  /* value of cuda_ctrl.allocations that published it */
+    _Atomic bool mapped; /* by all peers */
 };
 
 struct cuda_mapping {
     void *base;
-    uint64_t bytes; /* as its owner says */
+    uint64_t bytes; /* as its owner has published */
     uint32_t generation;
 };
 
 struct cuda_peer {
     struct cuda_ctrl *ctrl;
-    char bus_id[20]; /* a copy: a string whatever the board holds */
+    char bus_id[20]; /* a copy that is always terminated */
     bool same_process;
     uint32_t frees_seen, allocations_seen;
-    uint64_t
-        stage_bytes[EP_GROUP_AT_COUNT]; /* staging of its that need not be asked for any more: mapped, or not needed */
+    uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* bytes of its staging known to be mapped here or not needed */
     struct cuda_mapping signals;
     struct cuda_mapping mappings[CUDA_SLOTS];
 };
@@ -101,8 +98,8 @@ struct cuda_peer {
 struct cuda_block {
     void *memory;
     size_t bytes;
-    uint64_t free_after; /* in the pool: free when so many operations are complete */
-    bool captured; /* graphs name it: it is for what is captured alone, and is not freed before the communicator */
+    uint64_t free_after; /* in the pool: free once this many operations are complete */
+    bool captured;       /* graphs refer to it: reused in captures alone, and freed with the communicator */
 };
 
 struct cuda_call;   /* below: stream.c */
@@ -113,65 +110,63 @@ struct cuda_lists;  /* lists.h */
 
 struct cuda_comm {
     struct ep_group group; /* first: comm->impl is both */
-    int device_order;      /* of this rank among those of its machine */
+    int device_order;      /* position of this rank among the ranks that see the same GPUs; chooses the device */
     int device, sms, all_sms;
-    int default_sms;     /* 0: not asked for yet */
-    bool sms_given;      /* ep_cuda_set_sms() has said how many */
-    size_t shared_limit; /* shared memory of a block */
-    cudaStream_t
-        internal_stream; /* for work of the library that no stream of the caller orders, and that waits for nothing */
+    int default_sms;              /* 0: not determined yet */
+    bool sms_given;               /* sms was set by ep_cuda_set_sms() */
+    size_t shared_limit;          /* shared memory of a block */
+    cudaStream_t internal_stream; /* for work of the library that needs no order with the caller's and never waits */
     /*
-     * What NULL is: CUDA's default stream; but where ranks that are threads share the device a stream of the
-     * communicator's, because the default one would be the same for all of them, and their kernels wait for each other.
+     * The stream that NULL stands for: CUDA's default stream. Where ranks that are threads share the device it is a
+     * stream of the communicator: kernels of the ranks wait for each other and must not be in one stream.
      */
     cudaStream_t default_stream;
-    int sharing; /* ranks of all nodes that are threads of this process on this device, this one included */
+    int sharing; /* ranks of any node that are threads of this process on this device, including this rank */
     struct cuda_ctrl *ctrl;
     struct cuda_peer *peers; /* [R]; those of this node are used */
     struct cuda_signals *signals;
-    struct cuda_map_entry *map_entries; /* device: [ranks of the node, CUDA_SLOTS] */
-    struct cuda_map_entry *host_map_entries,
-        *host_map_entries_device; /* the same in host memory, and its address on the device */
+    struct cuda_map_entry *map_entries;                                /* device: [ranks of the node, CUDA_SLOTS] */
+    struct cuda_map_entry *host_map_entries, *host_map_entries_device; /* the same in host memory; its device address */
     struct cuda_report *report, *report_device;
     int32_t *totals, *totals_device;
     void *scratch; /* of the counting kernel: per expert, then two words */
     uint64_t counted;
 
     /* Operations run in the order of their calls. */
-    cudaEvent_t order, captured_order; /* behind the last one, outside of captures and in one */
+    cudaEvent_t order, captured_order; /* recorded after the last one, outside captures and in one */
     cudaStream_t stream, captured_stream;
-    unsigned long long capture;     /* number of the last capture; 0: there was none */
-    uint64_t operations;            /* called, outside of captures ... */
-    uint64_t complete;              /* ... and so many are known to be complete */
-    uint64_t called;                /* dispatches and combines, in captures as well */
-    cudaEvent_t end;                /* for waits of the host */
+    unsigned long long capture;     /* id of the last capture; 0: there was none */
+    uint64_t operations;            /* called outside captures */
+    uint64_t complete;              /* of them, known to be complete */
+    uint64_t called;                /* dispatches and combines, including those in captures */
+    cudaEvent_t end;                /* for host waits */
     struct cuda_event_words *words; /* of the caller's events: stream.c */
 
     uint64_t updates;                         /* of plans of fixed capacity */
-    pthread_mutex_t pending_lock;             /* events may be waited for on any thread */
-    struct cuda_plan *pending_plans;          /* of which the host does not know the counts yet */
-    struct cuda_plan_info_slot *plan_infos;   /* all that there are: update.c */
+    pthread_mutex_t pending_lock;             /* any thread may wait for an event */
+    struct cuda_plan *pending_plans;          /* plans whose counts the host does not have yet */
+    struct cuda_plan_info_slot *plan_infos;   /* update.c */
     struct cuda_net_plan_info *net_plan_info; /* the same between nodes: nodes_update.c */
 
     struct cuda_proxy *proxy;     /* between nodes; NULL on one */
     struct cuda_ll_net *ll_nets;  /* of each ep_ll, between nodes */
-    atomic_size_t ll_net_bytes;   /* of host memory that these hold; asked by any thread */
-    uint64_t net_rows, net_bytes; /* that the last operation sends to other nodes */
+    atomic_size_t ll_net_bytes;   /* of host memory that these hold; read by any thread */
+    uint64_t net_rows, net_bytes; /* sent to other nodes by the last operation */
 
     pthread_t monitor;
     bool monitored;
     int stop;            /* eventfd: ends the monitor */
-    _Atomic int masking; /* ep_ll with EP_LL_MASK_DEAD that are open */
+    _Atomic int masking; /* number of open ep_ll with EP_LL_MASK_DEAD */
 
     pthread_mutex_t memory_lock; /* allocations */
     struct cuda_allocation allocations[CUDA_SLOTS];
-    int slots_used; /* slots from here on were never used */
+    int slots_used; /* slots from this one on were never used */
     uint32_t next_generation;
     pthread_mutex_t map_lock; /* mappings of the peers: the caller's thread and the monitor */
     void *stage[EP_GROUP_AT_COUNT];
     size_t stage_bytes[EP_GROUP_AT_COUNT];
     struct cuda_block pool[CUDA_POOL];
-    struct cuda_spare *spares; /* blocks that the pool has no place for */
+    struct cuda_spare *spares; /* blocks beyond the size of the pool */
 
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
     struct cuda_combine last_combine;
@@ -182,8 +177,7 @@ struct cuda_comm {
         void *memory;
         size_t bytes;
         bool used;
-    } ll_segments[CUDA_LL_SEGMENTS]; /* segments; kept for the next ep_ll when one goes, because peers have them mapped
-                                      */
+    } ll_segments[CUDA_LL_SEGMENTS]; /* reused by the next ep_ll, because peers have them mapped */
 
     cudaEvent_t clock[2], between; /* module.c; made on first use */
     cudaStream_t copy_stream[EP_CUDA_COPY_STREAMS];
@@ -195,7 +189,7 @@ static inline struct cuda_comm *cuda_of(const ep_comm *comm)
     return comm->impl;
 }
 
-/* Behind the last rank of this node. */
+/* One past the last rank of this node. */
 static inline int cuda_end_of_node(const struct cuda_comm *cuda)
 {
     return cuda->group.first + cuda->group.nlocal;
@@ -206,7 +200,7 @@ static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_strea
     return stream ? stream : cuda->default_stream;
 }
 
-/* The offset of `bytes` in a block that is divided up; *at moves behind them. */
+/* Reserves `bytes` of a block at *at, which advances, and returns their offset. */
 static inline size_t cuda_carve(size_t *at, size_t bytes)
 {
     size_t begin = *at;
@@ -215,16 +209,16 @@ static inline size_t cuda_carve(size_t *at, size_t bytes)
     return begin;
 }
 
-/* device.c. The status of a call of the CUDA runtime. */
+/* device.c. Converts the result of a CUDA runtime call. */
 ep_status cuda_status(cudaError_t error, const char *call);
 /*
- * Can the kernels of this rank use the memory? EP_E_ARG for the host's, and for that of another GPU. NULL is fine.
- * Pointers that have been found good are remembered.
+ * Checks that the kernels of this rank can use the memory: EP_E_ARG for host memory and for memory of another GPU. NULL
+ * is accepted. Pointers that have passed are remembered.
  */
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer);
 /*
- * GPUs that ranks get by themselves: those from the first visible one on that the kernels are made for.
- * EP_E_UNSUPPORTED when there are none.
+ * Counts the GPUs that ranks get by default: the visible ones from the first on that the kernels support.
+ * EP_E_UNSUPPORTED if there are none.
  */
 ep_status cuda_count_usable(int *ret_gpus);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
@@ -234,22 +228,22 @@ static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
     return cuda->group.comm->nnodes > 1;
 }
 
-/* The calling thread's current device becomes that of the communicator until cuda_scope_end(). */
+/* Makes the communicator's device the current one of the calling thread until cuda_scope_end(). */
 struct cuda_scope {
     int previous; /* -1: it was the communicator's */
     enum cudaStreamCaptureMode mode;
 };
 ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
-/* Makes `device` the current one again; not where this process has no context on it (nor for -1). */
+/* Makes `device` the current one again, unless it is -1 or this process has no context on it. */
 void cuda_restore_device(int device);
-/* A function of the driver, by the runtime: the module does not link it. */
+/* Looks up a driver function through the runtime: the module does not link the driver. */
 ep_status cuda_find_driver(const char *name, void **ret_function);
 void cuda_scope_end(const struct cuda_scope *scope);
-/* The same; memory that is allocated or mapped in between is no part of a capture. */
+/* The same; allocations and mappings in between are not part of a stream capture. */
 ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
 void cuda_scope_end_uncaptured(struct cuda_scope *scope);
 
-/* links.c. MB/s of all links of a GPU together, in one direction; 0: none, or it cannot be told. */
+/* links.c. MB/s of all links of a GPU together, in one direction; 0: none, or unknown. */
 uint64_t cuda_link_mbps(const char *bus_id);
 
 /* comm.c */
@@ -261,21 +255,25 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next);
 
 /* memory.c */
 ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
-/* The same for the library itself; not collective. */
+/* For the library itself; not collective. */
 ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory);
 ep_status cuda_free(ep_comm *comm, void *memory);
-bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_where);
-/* What the words CUDA_DESC_SLOT() and the next one say of `bytes` at `memory`; false if they are not symmetric. */
+bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_address);
+/*
+ * The two descriptor words of a buffer, CUDA_DESC_SLOT() and the offset, for `bytes` at `memory`; false if they are not
+ * in symmetric memory.
+ */
 bool cuda_desc_buffer(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
 void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
-/* For the library or the caller, by this rank alone: nothing here waits for a peer. */
+/* For the library or the caller; not collective, and never waits for a peer. */
 ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory);
-/* Puts it into a slot, with a generation of its own, and tells the peers. Under the lock. EP_E_MEMORY: none is left. */
+/* Stores the allocation in a slot with a new generation and publishes it. Under memory_lock. EP_E_MEMORY: no free slot.
+ */
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
                               const cudaIpcMemHandle_t *handle);
-/* The last part of it: peers that see the count find the slot. */
+/* Counts the allocation as published: peers that read the count find its slot. */
 void cuda_publish_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation);
-/* The one of that kind that begins at `memory`, as the caller knows it; NULL: none. Under the lock. */
+/* The allocation of that kind whose memory or window begins at `memory`; NULL: none. Under memory_lock. */
 struct cuda_allocation *cuda_find_allocation(struct cuda_comm *cuda, const void *memory, enum cuda_memory kind);
 
 /* local.c */
@@ -285,107 +283,107 @@ ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes);
 ep_status cuda_unregister(ep_comm *comm, void *memory);
 
 /*
- * map.c. The address here of a place in a peer's memory that holds `bytes`: as ep_group_map(). The size of a peer's
- * allocation is what the peer has published: CUDA tells no size with an IPC handle.
+ * map.c. Maps a remote address that holds `bytes`, as ep_group_map(). The size of a peer's allocation is the one that
+ * the peer has published: a CUDA IPC handle carries no size.
  */
-ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *where, size_t bytes,
+ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *address, size_t bytes,
                    void **ret_address);
 ep_status cuda_map_signals(struct cuda_comm *cuda, int rank);
-/* Maps what the peers have allocated since the last call, for the kernels. Any thread; quick where there is nothing. */
+/* Maps what the peers have allocated since the last call, for the kernels. Any thread; cheap if there is nothing. */
 ep_status cuda_map_new(struct cuda_comm *cuda);
 /*
- * No kernel is launched that waits for a mapping which its own process has still to make: any call of the driver may
- * wait for that kernel and hold the mapping up (bench/NOTES.md).
+ * Called before a dispatch or combine is launched, once this rank's own staging is allocated. No kernel may be launched
+ * that waits for a mapping which its own process has still to make: any driver call may wait for that kernel, and so
+ * delay the mapping (bench/NOTES.md).
  *
- * cuda_sync_stages: before a dispatch or combine is launched, whose own staging is allocated. A peer whose rows (of
- * row_bytes[]; 0: not in staging) may need more staging than is mapped here is waited for until it has come to the same
- * call, and what it has allocated is mapped. Hosts wait for each other here alone, and only where staging grows; that
- * the peers have staging for what this rank has in staging is presumed.
+ * If a peer's rows (of row_bytes[]; 0: not in staging) may need more staging than is mapped here, waits until the peer
+ * has reached the same call, and maps what it has allocated. This is the only place where hosts wait for each other,
+ * and only when staging grows. Assumes that the peers use staging for the same buffers as this rank.
  */
 ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],
                            enum ep_group_phase phase);
 /*
- * Have all peers mapped the memory of the caller that the words of cuda_desc_buffer() tell of? New memory is waited
- * for, which their monitors take some milliseconds for; false: they are held up, so it has to go through staging.
+ * Have all peers mapped the caller's memory that the words of cuda_desc_buffer() describe? Waits for new memory: the
+ * monitors of the peers map it within some milliseconds. false: they are delayed, and the rows must go through staging.
  */
 ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], bool *ret_mapped);
-/* Unmaps what the peers have freed. Waits for what runs on the device. */
+/* Unmaps what the peers have freed. Waits for running kernels. */
 void cuda_unmap_freed(struct cuda_comm *cuda);
 void cuda_unmap_all(struct cuda_comm *cuda);
-/* Staging buffer number `which` of at least `bytes`. */
+/* Returns staging buffer `which` with at least `bytes`. */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
 /*
- * Allocates staging for a plan whose counts the hosts exchange, before they do: so all have it mapped when the plan is
- * complete, and need not meet in its first operation. For other plans operations allocate, what they need and no more:
- * cuda_sync_stages() takes a peer's staging for what it was when that was enough.
+ * Allocates staging for a plan whose counts the hosts exchange, before they do: all ranks then have it mapped when the
+ * plan is complete, and its first operation does not synchronise the hosts. For other plans each operation allocates
+ * exactly what it needs, as cuda_sync_stages() assumes.
  */
 void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
-/* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */
+/* Frees this rank's memory once none of its kernels runs. Frees what peers still have mapped later. */
 void cuda_memory_close(struct cuda_comm *cuda);
 
 /* pool.c */
-/* Device memory that is not symmetric, from the pool of freed blocks when one fits that nothing uses any more. */
+/* Allocates device memory that is not symmetric: a block of the pool if an unused one fits. */
 ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 /*
- * The same for a plan that is made in a capture. What another one has given back may be taken at once: graphs run one
- * after the other, and what is in them in the order of the calls.
+ * The same for a plan that is made in a capture. A freed block may be reused at once: graphs run one after the other,
+ * and their nodes in the order of the calls.
  */
 ep_status cuda_pool_alloc_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
-/* What a new one has for `bytes`. */
+/* Size of a new block for `bytes`. */
 static inline size_t cuda_block_bytes(size_t bytes)
 {
     return bytes + bytes / 4 + 4096;
 }
-/* What an allocation of symmetric memory has for `bytes`. */
+/* Size of an allocation of symmetric memory for `bytes`. */
 static inline size_t cuda_whole_bytes(size_t bytes)
 {
     return (bytes + CUDA_GRANULE) / CUDA_GRANULE * CUDA_GRANULE;
 }
-/* Frees nothing: it may come in an operation, and in a capture. */
+/* Returns a block to the pool. Calls no cudaFree(), so it is allowed during an operation and in a capture. */
 void cuda_pool_free(struct cuda_comm *cuda, const struct cuda_block *block);
 /* Under memory_lock. */
 size_t cuda_pool_bytes(struct cuda_comm *cuda);
-/* Frees what the pool had no place for and nothing uses any more, but for what graphs name. May wait for the device. */
+/* Frees the unused blocks beyond the size of the pool, except those that graphs refer to. May wait for the device. */
 void cuda_pool_trim(struct cuda_comm *cuda);
-/* Of a communicator of which nothing runs any more. */
+/* Frees the pool of a communicator that has no running kernels. */
 void cuda_pool_close(struct cuda_comm *cuda);
 
 /* reclaim.c */
-/* Tells `rank` that this rank reaches, or no longer reaches, memory of its. */
-void cuda_set_mapped_by(struct cuda_comm *cuda, int rank, bool reaches);
-/* Symmetric memory and signals of a communicator that closes: freed as soon as no peer reaches them. */
+/* Publishes to `rank` whether this rank has memory of it mapped. */
+void cuda_set_mapped_by(struct cuda_comm *cuda, int rank, bool mapped);
+/* Symmetric memory and signals of a communicator that closes: freed once no peer has them mapped. */
 void cuda_defer_free(struct cuda_comm *cuda);
 /*
- * Frees what communicators that are closed have left, as far as no peer reaches it: on device `own`, and on those where
- * no communicator is open; CUDA_ALL_DEVICES: on all. Any thread.
+ * Frees deferred memory of closed communicators that no peer has mapped: on device `own`, and on devices without an
+ * open communicator; CUDA_ALL_DEVICES: on all. Any thread.
  */
 #define CUDA_ALL_DEVICES (-1)
 void cuda_reclaim(int own);
-/* A communicator is open on its device, or no longer. */
+/* Counts the open communicators of a device: `change` is 1 or -1. */
 void cuda_count_open(const struct cuda_comm *cuda, int change);
 
 struct cuda_plan {
     struct cuda_block block;           /* entries, counts, indices */
     struct cuda_block ordered;         /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
     struct cuda_block metadata_counts; /* counts for metadata of a plan of exact counts; made on first use */
-    struct cuda_block sources;         /* rows of metadata on their way; made on first use */
+    struct cuda_block sources;         /* rows of metadata in flight; made on first use */
     struct cuda_route route;
-    bool placed;              /* the route is complete */
+    bool uploaded;            /* the route is complete */
     struct cuda_lists *lists; /* between nodes; NULL on one */
-    /* Device memory. Expanded: [L+1] first rows of this rank's experts; [L] how many there are, without padding. */
+    /* Device memory, expanded layout. [L+1] first rows of this rank's experts; [L] numbers of rows without padding. */
     int32_t *expert_start, *expert_exact;
 
-    bool fixed; /* of fixed capacity: update.c. The device alone knows its counts */
+    bool fixed; /* of fixed capacity (update.c): only the device knows its counts */
     int max_tokens;
-    bool captured;       /* made in a capture: its memory is the graph's, and the host learns no counts */
-    bool copies_routing; /* that of the new plan is in the host's memory */
+    bool captured;       /* made in a capture: the graph uses its memory, and the host gets no counts */
+    bool copies_routing; /* the routing of the new plan is in host memory */
     void *routing;
     struct cuda_update update;
     void *scratch;
     size_t scratch_bytes;
     ep_plan *plan;
     struct cuda_plan_info_slot *info;
-    uint64_t expected; /* number of the facts that the host waits for */
+    uint64_t expected; /* number of the update whose counts the host waits for */
     struct cuda_plan *next_pending;
 };
 
@@ -394,13 +392,13 @@ static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
     return ((struct ep_group_plan *)plan->impl)->device;
 }
 
-/* Rows that buffers of this rank have: those that it receives, or may receive. */
+/* Rows in this rank's receive buffers: the number that it receives, or may receive. */
 static inline int64_t cuda_plan_rows(const ep_plan *plan)
 {
     return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
 }
 
-/* More memory of a plan, in which it stays. */
+/* More memory for a plan, which owns it from then on. */
 static inline ep_status cuda_plan_alloc(struct cuda_comm *cuda, const struct cuda_plan *plan, size_t bytes,
                                         struct cuda_block *ret_block)
 {
@@ -409,12 +407,12 @@ static inline ep_status cuda_plan_alloc(struct cuda_comm *cuda, const struct cud
 
 /* update.c */
 ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued);
-/* What the device has of any plan; nothing where there is none. */
+/* Frees the device part of a plan of either kind, if it has one. */
 void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
-/* After a wait: plans whose counts are known by now say so. */
+/* After a wait: completes the pending plans whose counts have arrived. */
 void cuda_plans_poll(struct cuda_comm *cuda);
-/* EP_E_CAPACITY once, where an operation could not be done because a rank would have received too much. */
+/* EP_E_CAPACITY, once, if an operation was refused because a rank would have received too many rows. */
 ep_status cuda_check_refused(struct cuda_comm *cuda);
 void cuda_plan_info_close(struct cuda_comm *cuda);
 
@@ -426,30 +424,30 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
 
 /* plan.c */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
-/* What a route is by the plan's arguments, without its memory. */
+/* The fields of a route that follow from the plan's arguments, without its memory. */
 struct cuda_route cuda_route_shape(const ep_plan *plan);
-/* A copy of `bytes` of routing in host memory, in the order of `stream`; the caller frees it. */
+/* Copies `bytes` of routing to host memory, ordered by `stream`; the caller frees the copy. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
 void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
-/* Completes the plan with its peers, if that has not been done, and its route. */
+/* Completes the plan with the peers, if not yet done, and its route. */
 ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route);
-/* Rows of this rank's tokens in its own memory and in that of the others: the statistics of an operation. */
+/* Adds an operation to the statistics: rows of this rank's tokens in its own memory and in that of the others. */
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
 
 /*
- * stage.c. Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Else before or
- * behind the kernel.
+ * stage.c. Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is
+ * copied before or after the kernel.
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
-/* What the kernel is told, but for the memory. `copies`: blocks of it copy. */
+/* Fills the kernel's arguments, except the memory. `copies`: some of its blocks copy. */
 void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage);
-/* Multiprocessors that move rows, and those that copy, of an operation. */
+/* Divides the multiprocessors of an operation between blocks that move rows and blocks that copy. */
 void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks);
-/* Rings of the copying warps, in the shape that the movers have, with slots as theirs or larger. */
+/* Sets the rings of the copy blocks within the shape of the blocks that move rows; their slots are not smaller. */
 void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage,
                           struct cuda_shape *shape);
-/* Parts of a copy of `bytes` that is ahead of the movers, once its rings are known. */
+/* Parts of a copy of `bytes` that runs ahead of the rows, once its rings are known. */
 int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes);
 /* Rows of other ranks' tokens on this rank. */
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan);
@@ -459,20 +457,20 @@ int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan);
 struct cuda_call {
     struct cuda_comm *cuda;
     cudaStream_t stream;
-    unsigned long long capture; /* not 0: the stream is being captured; what is queued runs when the graph does */
+    unsigned long long capture; /* not 0: id of the capture that the stream is in */
     struct cuda_scope scope;
 };
 
 /*
- * Begins a call: the communicator is sound, and its device is the current one. operation: what is queued in the stream
- * from now on comes behind the operations that were called before. end: `status` is that of the call; queued: something
- * is.
+ * Begins a call: checks that the communicator has not failed, and makes its device the current one. operation: orders
+ * what is queued in the stream from now on after the operations that were called before. cuda_call_end(): `status` is
+ * that of the call; queued: it has queued work.
  */
 ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operation, struct cuda_call *ret_call);
 ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued);
-/* EP_OK, or the failure that a kernel, this rank or a peer has found. */
+/* EP_OK, or the failure that a kernel, this rank or a peer has reported. */
 ep_status cuda_check(struct cuda_comm *cuda);
-/* Until the event is complete, or the communicator has failed and what runs has had time to end. Sleeps. */
+/* Sleeps until the event is complete, or until the communicator has failed and its kernels have had time to end. */
 ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_group_phase phase);
 /* Waits for all operations that were called. */
 ep_status cuda_drain(struct cuda_comm *cuda);
@@ -488,7 +486,7 @@ void cuda_event_free(ep_event *event);
 void cuda_event_words_close(struct cuda_comm *cuda);
 ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream);
 
-/* A host's wait for a word or an event: some microseconds awake, then sleeps that grow. */
+/* Backoff of a host that polls a word or an event: spins for some microseconds, then sleeps for growing times. */
 struct cuda_backoff {
     uint64_t begin_ns;
     long ns;
@@ -498,14 +496,14 @@ void cuda_backoff(struct cuda_backoff *backoff);
 /* monitor.c */
 ep_status cuda_monitor_start(struct cuda_comm *cuda);
 void cuda_monitor_stop(struct cuda_comm *cuda);
-/* Ends the kernels that run and those that are queued. */
+/* Makes running and queued kernels end without a result. */
 void cuda_stop_kernels(struct cuda_comm *cuda);
 
-/* report.c. Two ranks have told different words: CUDA_DESC_.... */
+/* report.c. Fails the group: two ranks have published different descriptor words (CUDA_DESC_...). */
 ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs);
-/* The failure that a kernel has reported, or EP_OK. Any thread. */
+/* The failure that a kernel has reported, or EP_OK. Any thread may call it. */
 ep_status cuda_check_reported(struct cuda_comm *cuda);
-/* Waits until the routing number cuda->counted is counted, in `stream`. */
+/* Waits until the kernel in `stream` has counted routing number cuda->counted. */
 ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream);
 void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_group_phase done,
                      struct cuda_waits *ret_waits);
@@ -514,7 +512,7 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_
 ep_status cuda_ll_open(ep_ll *ll);
 void cuda_ll_close(ep_ll *ll);
 int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
-/* Multiprocessors that a low-latency call takes: all, shared with the ranks that are threads on the same device. */
+/* Multiprocessors of a low-latency call: all, divided among the ranks that are threads on the same device. */
 int cuda_ll_sms(const struct cuda_comm *cuda);
 
 /* lowlatency.c */

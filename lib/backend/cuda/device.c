@@ -12,7 +12,7 @@ ep_status cuda_status(cudaError_t error, const char *call)
 
     if (error == cudaSuccess)
         return EP_OK;
-    cudaGetLastError(); /* forgotten, or the next launch would be blamed for it */
+    cudaGetLastError(); /* clears the error, which the next launch would report otherwise */
     return ep_fail(error == cudaErrorMemoryAllocation ? EP_E_MEMORY : EP_E_DEVICE, "%.*s: %s (%s)", length, call,
                    cudaGetErrorString(error), cudaGetErrorName(error));
 }
@@ -27,10 +27,10 @@ ep_status cuda_find_driver(const char *name, void **ret_function)
     CUDA_TRY(cudaGetDriverEntryPoint(name, ret_function, cudaEnableDefault, &result));
 #endif
     return result == cudaDriverEntryPointSuccess ? EP_OK
-                                                 : ep_fail(EP_E_UNSUPPORTED, "the driver of CUDA has no %s()", name);
+                                                 : ep_fail(EP_E_UNSUPPORTED, "the CUDA driver has no %s()", name);
 }
 
-/* cuDevicePrimaryCtxGetState() of the driver: 0 or what went wrong. */
+/* cuDevicePrimaryCtxGetState() of the driver returns 0 or an error code. */
 typedef int context_state_fn(int device, unsigned *ret_flags, int *ret_active);
 
 void cuda_restore_device(int device)
@@ -40,13 +40,12 @@ void cuda_restore_device(int device)
     unsigned flags;
     int active = 0;
 
-    /* From CUDA 12 on cudaSetDevice() makes the context where there is none: half a GB of a GPU that is not used here.
-     */
+    /* From CUDA 12 on cudaSetDevice() creates a missing context: half a GB on a GPU that is not used here. */
     if (device >= 0 && !get_state && cuda_find_driver("cuDevicePrimaryCtxGetState", (void **)&get_state) == EP_OK)
         __atomic_store_n(&known, get_state, __ATOMIC_RELAXED);
     if (device >= 0 && get_state && get_state(device, &flags, &active) == 0 && active)
         if (cudaSetDevice(device) != cudaSuccess)
-            cudaGetLastError(); /* else what is there to be forgotten is the caller's */
+            cudaGetLastError(); /* only after a failure: an older error is the caller's */
 }
 
 ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
@@ -91,10 +90,10 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
     CUDA_TRY(cudaPointerGetAttributes(&attributes, pointer));
     if (attributes.type == cudaMemoryTypeUnregistered)
         return ep_fail(EP_E_ARG,
-                       "%s: %s (%p) is host memory; the CUDA backend needs memory of GPU %d, where rank %d works", call,
+                       "%s: %s (%p) is host memory; the CUDA backend needs memory of GPU %d, which rank %d uses", call,
                        name, pointer, cuda->device, rank);
     if (attributes.type == cudaMemoryTypeDevice && attributes.device != cuda->device)
-        return ep_fail(EP_E_ARG, "%s: %s (%p) is memory of GPU %d, but rank %d works on GPU %d", call, name, pointer,
+        return ep_fail(EP_E_ARG, "%s: %s (%p) is memory of GPU %d, but rank %d uses GPU %d", call, name, pointer,
                        attributes.device, rank, cuda->device);
     *remembered = pointer;
     return EP_OK;
@@ -201,8 +200,8 @@ static ep_status check_comm(const ep_comm *comm, const char *call)
 }
 
 /*
- * What fills the links. On H200 one multiprocessor moves 37 GB/s to peers while they are few, and with 16 the links,
- * 478 GB/s by their own account, are full (bench/NOTES.md): so one for each 30 GB/s.
+ * As many as fill the links: one for each 30 GB/s. On H200 a multiprocessor moves 37 GB/s to peers while only a few are
+ * used, and 16 fill the links, nominally 478 GB/s (bench/NOTES.md).
  */
 static int find_default_sms(const struct cuda_comm *cuda)
 {

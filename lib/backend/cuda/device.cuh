@@ -5,11 +5,11 @@
 
 #include "backend/cuda/kernels.h"
 
-/* Looks at a flag between two looks at the clock and at what the host says. */
+/* Polls of a flag between two reads of the clock and of the host's words. */
 #define SPINS 512
 /*
- * So many units of 2^LEASE_BITS ns, within which a thread that watches the host looks anew: SPINS looks at a flag take
- * up to 1.5 ms, and some time slices of other processes may come between two of its looks.
+ * A lease lasts LEASE_UNITS units of 2^LEASE_BITS ns; the thread that polls the host renews it with each poll. SPINS
+ * polls of a flag take up to 1.5 ms, and time slices of other processes may come in between.
  */
 #define LEASE_BITS 20
 #define LEASE_UNITS 20u
@@ -48,20 +48,20 @@ __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
     } while (!done);
 }
 
-/* Barriers that the copy engine completes must be visible to it. */
+/* Makes initialised barriers visible to the copy engine, which completes them. */
 __device__ __forceinline__ void barriers_publish()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-/* What this thread may read in global memory now, the copy engine may read, too. */
+/* The copy engine may now read what this thread may read in global memory. */
 __device__ __forceinline__ void bulk_fence_global()
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/* The same for shared memory: the copy engine may read what has been written, and write where it has been read. */
+/* The same for shared memory: the copy engine may read what was written, and write where it was read. */
 __device__ __forceinline__ void bulk_fence_shared()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -87,25 +87,25 @@ __device__ __forceinline__ void bulk_commit()
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* All but the newest group have read their shared memory. */
+/* Waits until all but the newest group have read their shared memory. */
 __device__ __forceinline__ void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
 }
 
-/* All groups of this thread have read their shared memory. */
+/* Waits until all groups of this thread have read their shared memory. */
 __device__ __forceinline__ void bulk_wait_all_read()
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* All but the newest group of this thread are written. */
+/* Waits until all but the newest group of this thread are written. */
 __device__ __forceinline__ void bulk_wait_older()
 {
     asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
 }
 
-/* All groups of this thread are written. */
+/* Waits until all groups of this thread are written. */
 __device__ __forceinline__ void bulk_wait_all()
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -133,8 +133,8 @@ __device__ __forceinline__ uint64_t global_ns()
 }
 
 /*
- * Number of the next unit that no warp has taken. The order in which warps come decides who moves what, never where it
- * goes. The last block of a kernel puts the counter back.
+ * Claims the next tile. The order of the claims decides which warp moves a row, never where it goes. The last block of
+ * a kernel resets the counter.
  */
 __device__ __forceinline__ uint32_t claim_tile(const cuda_waits &waits)
 {
@@ -142,10 +142,10 @@ __device__ __forceinline__ uint32_t claim_tile(const cuda_waits &waits)
 }
 
 /*
- * Is this thread to read words of the host? Where every warp that waits does, however rarely, the driver is held up
- * that works for another process on this GPU (bench/NOTES.md). So one of this rank's threads does, and tells the others
- * in device memory. It has a lease, which it renews with each look: nothing is to be given back, and where it waits no
- * more another one is next. `lease`: of this thread, 0 at first.
+ * Shall this thread read the host's words? If every waiting warp reads them, however rarely, the driver is slowed down
+ * when it works for another process on this GPU (bench/NOTES.md). So one thread of this rank reads them, and publishes
+ * them to the others in device memory. It holds a lease, which it renews with each poll: it need not release it, and
+ * when it no longer waits another thread acquires it. `lease`: of this thread, 0 at first.
  */
 __device__ __forceinline__ bool acquire_lease(uint32_t *until, uint32_t &lease, uint64_t now)
 {
@@ -159,7 +159,7 @@ __device__ __forceinline__ bool acquire_lease(uint32_t *until, uint32_t &lease, 
     return true;
 }
 
-/* Passes on what the host says, if this thread is to. */
+/* Copies the host's words to device memory, if this thread holds or acquires the lease. */
 __device__ __forceinline__ void poll_host(const cuda_waits &waits, uint32_t &lease, uint64_t now)
 {
     uint32_t lost;
@@ -171,14 +171,14 @@ __device__ __forceinline__ void poll_host(const cuda_waits &waits, uint32_t &lea
         atomicCAS(&waits.mine->failure, 0u, CUDA_STOPPED);
     if (!(lost & ~*(const volatile uint32_t *)&waits.mine->lost))
         return;
-    /* What these ranks have sent is here: whoever sees the word sees that, too. */
+    /* All that these ranks have sent is here: a thread that sees the word must see that, too. */
     __threadfence_system();
     atomicOr(&waits.mine->lost, lost);
 }
 
 /*
- * Has the host, or a kernel on this stream before this one, ended the work of this communicator? As far as a thread has
- * heard: whoever waits watches.
+ * Has the host, or an earlier kernel, stopped the work of this communicator? Reads the copy in device memory, which
+ * waiting threads keep up to date.
  */
 __device__ __forceinline__ bool is_stopped(const cuda_waits &waits)
 {
@@ -197,7 +197,7 @@ struct has_reached {
     }
 };
 
-/* Has what is waited for moved on since the last question? The first one may be answered with yes. */
+/* Progress since the last call, which restarts the deadline of a wait. The first call may return true. */
 struct no_progress {
     __device__ __forceinline__ bool operator()() const
     {
@@ -212,22 +212,22 @@ template <typename T> struct counter_progress {
     __device__ __forceinline__ bool operator()()
     {
         T now = *(const volatile T *)count;
-        bool moved = now != before;
+        bool advanced = now != before;
 
         before = now;
-        return moved;
+        return advanced;
     }
 };
 
 /*
- * Waits until `met()`, of what `rank` does: no longer than so many deadlines since it last moved, and not for a rank
- * that the host has found lost (`lost`: a word with a bit for each rank, NULL: nobody says so). What such a rank has
- * sent counts: `met()` is asked once more after the bit. A stop by the host ends it, too, and so does a kernel before
- * it that gave up: of a graph of many operations only the first waits for a rank that has died.
+ * Waits for `rank` until `met()` is true. Ends after `deadlines` deadlines without progress, and for a rank that the
+ * host has found lost (`lost`: a bit mask of ranks; NULL: unknown). What a lost rank has sent counts: `met()` is
+ * evaluated once more after its bit is seen. A stop by the host or the failure of an earlier kernel ends the wait, too:
+ * in a graph of many operations only the first waits for a rank that has died.
  */
-template <typename Met, typename Moves = no_progress>
+template <typename Met, typename Progress = no_progress>
 __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1,
-                                    Moves moves = Moves{})
+                                    Progress progress = Progress{})
 {
     uint64_t begin = 0;
     uint32_t lease = 0;
@@ -238,7 +238,7 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
         if (spins % SPINS)
             continue;
         now = global_ns();
-        if (!begin || moves())
+        if (!begin || progress())
             begin = now;
         poll_host(waits, lease, now);
         if (is_stopped(waits))
@@ -254,26 +254,25 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
 }
 
 /*
- * Tells the host why the kernel ends without a result; kind 0: it was stopped, by the host or by what a peer has told.
- * Of several the first word stays. `rank` is counted from the first rank of this node: one of another node is below 0
- * or above the last one.
+ * Reports to the host why the kernel ends without a result; kind 0: the host or a peer has stopped it. The first report
+ * stays. `rank` is counted from the first rank of this node: a rank of another node is below 0 or above the last one.
  */
 __device__ inline void set_failure(const cuda_waits &waits, uint32_t kind, int rank, int phase)
 {
-    uint32_t told = atomicCAS(&waits.mine->failure, 0u, CUDA_STOPPED);
-    uint32_t failure = kind ? CUDA_FAILURE(kind, waits.first + rank, phase) : told;
+    uint32_t before = atomicCAS(&waits.mine->failure, 0u, CUDA_STOPPED);
+    uint32_t failure = kind ? CUDA_FAILURE(kind, waits.first + rank, phase) : before;
 
     if (failure > CUDA_STOPPED && !*(volatile uint32_t *)&waits.report->failure)
         *(volatile uint32_t *)&waits.report->failure = failure;
     __threadfence_system();
 }
 
-/* Waits for what `rank` does; false after the deadline, with the culprit reported, or when aborted. */
-template <typename Met, typename Moves = no_progress>
+/* Waits for `rank` until `met()` is true; false after the deadline, with `rank` reported as failed, or when aborted. */
+template <typename Met, typename Progress = no_progress>
 __device__ inline bool wait_or_fail(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1,
-                                    Moves moves = Moves{})
+                                    Progress progress = Progress{})
 {
-    wait_end end = wait_for(waits, met, &waits.mine->lost, rank, deadlines, moves);
+    wait_end end = wait_for(waits, met, &waits.mine->lost, rank, deadlines, progress);
 
     if (end != WAIT_OK)
         set_failure(waits,
@@ -284,7 +283,7 @@ __device__ inline bool wait_or_fail(const cuda_waits &waits, Met met, int rank, 
     return end == WAIT_OK;
 }
 
-/* Waits for a word of `rank`; false after the deadline, with the culprit reported, or when aborted. */
+/* Waits for a word of `rank`; false as above. */
 __device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase,
                                   int deadlines = 1)
 {
@@ -292,8 +291,8 @@ __device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word,
 }
 
 /*
- * Has no kernel before this one given up? One that was queued behind it has its number, and must not pass for it where
- * all that it waits for has come by now.
+ * Has no earlier kernel failed? A kernel queued after a failed one has the same operation number, and must not complete
+ * that operation when all that it waits for has arrived meanwhile.
  */
 __device__ inline bool may_begin(const cuda_waits &waits, int phase)
 {
@@ -304,14 +303,15 @@ __device__ inline bool may_begin(const cuda_waits &waits, int phase)
 }
 
 /*
- * Every thread's accesses are complete. The last of `blocks` tells the peers and waits for theirs, which have so many
- * deadlines since they took their last unit of work; true for one thread, when all ranks have done their part. One
- * thread's fence covers what the barrier has shown it of the others; a fence of each thread takes 20 us more.
+ * The end of an operation, once every thread's accesses are complete. The last of `blocks` signals the peers and waits
+ * for their signals, for `deadlines` deadlines after a peer's last claim of a tile. True for one thread, when all ranks
+ * are done. One thread's fence covers what the block barrier has made visible to it; a fence of each thread takes 20 us
+ * more.
  */
-__device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, bool sound, uint32_t blocks,
+__device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, bool ok, uint32_t blocks,
                                       int deadlines = 1)
 {
-    __shared__ bool last, failure;
+    __shared__ bool last, failed;
     int i = (int)threadIdx.x;
 
     __syncthreads();
@@ -326,7 +326,7 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
         return false;
     }
     if (i == 0) {
-        /* The last block's release to the peers passes on what it has acquired here of the others. */
+        /* The last block's release to the peers includes what it acquires here from the other blocks. */
         uint32_t before;
 
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
@@ -334,27 +334,27 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
                      : "l"(&waits.mine->blocks)
                      : "memory");
         last = before == blocks - 1;
-        /* Not the report: a look across PCIe takes 2 us. */
-        failure = *(volatile uint32_t *)&waits.mine->failure;
-        /* The fences above put this behind what the warps of all blocks have taken. */
+        /* Not the report in host memory: a read across PCIe takes 2 us. */
+        failed = *(volatile uint32_t *)&waits.mine->failure;
+        /* The fences above order this after the claims of all blocks. */
         if (last)
             waits.mine->blocks = waits.mine->next_tile = 0;
     }
     __syncthreads();
     if (!last)
         return false;
-    /* Where a block gave up the rows are not all there. */
-    sound = sound && !failure;
-    if (sound && i < waits.nranks) {
+    /* If a block has failed, some rows are missing. */
+    ok = ok && !failed;
+    if (ok && i < waits.nranks) {
         store_release(&waits.peer[i]->done[waits.rank], number);
-        sound = wait_or_fail(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
-                             counter_progress<uint32_t>{&waits.peer[i]->next_tile, 0});
+        ok = wait_or_fail(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
+                          counter_progress<uint32_t>{&waits.peer[i]->next_tile, 0});
     }
-    sound = __syncthreads_and(sound);
-    return sound && i == 0;
+    ok = __syncthreads_and(ok);
+    return ok && i == 0;
 }
 
-/* By one thread, behind everything that the kernel does. */
+/* By one thread, after everything else that the kernel does. */
 __device__ inline void operation_complete(const cuda_waits &waits, uint64_t number)
 {
     waits.mine->operation = number;

@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-/* Stages are given up before warps: more of these hide the stores of what travels with a row (bench/NOTES.md). */
-static const struct cuda_shape wish = {.warps = 8, .stages = 3};
-#define WISH_CHUNK 14336 /* bytes: the row of 7168 bf16, of which 8 warps have two stages each in 227 KiB */
+/* Stages are reduced before warps: more warps hide the stores of a row's metadata (bench/NOTES.md). */
+static const struct cuda_shape max_shape = {.warps = 8, .stages = 3};
+#define MAX_CHUNK 14336 /* bytes: a row of 7168 bf16; 8 warps have two stages of it each in 227 KiB */
 
 /* One of the outputs: where the caller wants it, and where the peers write it. */
 struct output {
@@ -21,10 +21,10 @@ struct dispatch {
     const struct cuda_call *call;
     cudaStream_t stream; /* of the call */
     struct output output[EP_GROUP_AT_COUNT];
-    size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row, of what is in staging */
+    size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
     bool copies;                      /* the kernel copies out of staging */
-    bool scattered;                   /* scales with strides: they go through staging, wherever they are wanted */
-    bool queued;                      /* something is in the stream */
+    bool scattered;                   /* scales have strides: they go through staging in any case */
+    bool queued;                      /* work is in the stream */
 };
 
 static size_t scale_row_bytes(const ep_dispatch_args *args)
@@ -57,18 +57,18 @@ static bool is_scattered(const struct dispatch *d, int output)
     return d->scattered && output == EP_GROUP_AT_SCALES;
 }
 
-/* In place, if the output is symmetric memory. */
-static ep_status tell_in_place(struct dispatch *d, int i, size_t bytes, uint32_t *place, bool *ret_told)
+/* Can peers write the output directly? They can if it is in symmetric memory that all have mapped. */
+static ep_status describe_in_place(struct dispatch *d, int i, size_t bytes, uint32_t *words, bool *ret_direct)
 {
-    *ret_told = false;
-    if (is_scattered(d, i) || !cuda_desc_buffer(d->cuda, d->output[i].wanted, bytes, place))
+    *ret_direct = false;
+    if (is_scattered(d, i) || !cuda_desc_buffer(d->cuda, d->output[i].wanted, bytes, words))
         return EP_OK;
-    return cuda_await_mapped(d->cuda, place, ret_told);
+    return cuda_await_mapped(d->cuda, words, ret_direct);
 }
 
 /*
- * Says where peers are to write: in place if the output is symmetric memory, else in staging. What travels with rows is
- * little: only with ordinary memory of the rows themselves is it copied by the kernel.
+ * Describes where the peers write: directly into an output in symmetric memory, otherwise into staging. Metadata is
+ * small: the kernel copies it only if it copies the rows, too.
  */
 static ep_status place_outputs(struct dispatch *d, struct cuda_op_desc *desc)
 {
@@ -76,28 +76,28 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_op_desc *desc)
 
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         struct output *output = &d->output[i];
-        uint32_t *place = &desc->words[CUDA_DESC_BUFFERS + 2 * i];
+        uint32_t *words = &desc->words[CUDA_DESC_BUFFERS + 2 * i];
         size_t bytes = rows * output->bytes;
-        bool told;
+        bool direct;
 
-        /* A rank that receives nothing knows of the others' rows and scales all the same. */
+        /* A rank that receives nothing has no outputs, but needs the size of the others' rows and scales. */
         if (!output->wanted && i >= EP_GROUP_AT_INDEX)
             continue;
         desc->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
-        told = false;
+        direct = false;
         if (bytes)
-            EP_TRY(tell_in_place(d, i, bytes, place, &told));
-        d->staged[i] = told ? 0 : output->bytes;
-        if (told || !bytes)
+            EP_TRY(describe_in_place(d, i, bytes, words, &direct));
+        d->staged[i] = direct ? 0 : output->bytes;
+        if (direct || !bytes)
             continue;
         if (i == EP_GROUP_AT_X)
             d->copies = cuda_overlaps_copies(d->cuda, d->plan, output->bytes);
         EP_TRY(cuda_stage(d->cuda, i, bytes, &output->placed));
-        if (!cuda_desc_buffer(d->cuda, output->placed, bytes, place))
-            return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
+        if (!cuda_desc_buffer(d->cuda, output->placed, bytes, words))
+            return ep_fail(EP_E_STATE, "dispatch: the staging buffer of %zu bytes is not in symmetric memory", bytes);
     }
-    /* Own rows need no detour. */
+    /* Rows of this rank's own tokens bypass staging. */
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
         desc->own.at[i] = d->copies && !is_scattered(d, i) ? d->output[i].wanted : d->output[i].placed;
     desc->words[CUDA_DESC_COPIES] = d->copies;
@@ -120,22 +120,22 @@ static ep_status fill_desc(struct dispatch *d, struct cuda_op_desc *desc)
     return place_outputs(d, desc);
 }
 
-/* Chunks of a row, and rings of them that fit the shared memory. */
+/* Divides a row into chunks, and finds rings of them that fit the shared memory. */
 static void fit(const struct cuda_comm *cuda, struct cuda_dispatch *move, struct cuda_shape *ret_shape)
 {
     size_t room = cuda->shared_limit - CUDA_BARRIERS_MAX;
-    size_t row_bytes = (size_t)move->row_bytes, chunks = (row_bytes + WISH_CHUNK - 1) / WISH_CHUNK, chunk;
-    struct cuda_shape shape = wish;
+    size_t row_bytes = (size_t)move->row_bytes, chunks = (row_bytes + MAX_CHUNK - 1) / MAX_CHUNK, chunk;
+    struct cuda_shape shape = max_shape;
 
     for (;;) {
         chunk = ((row_bytes + chunks - 1) / chunks + 15) / 16 * 16;
-        shape.stages = wish.stages;
+        shape.stages = max_shape.stages;
         /* More warps with two stages keep the links busier than fewer with three. */
-        if ((size_t)(wish.warps * shape.stages) * chunk > room)
+        if ((size_t)(max_shape.warps * shape.stages) * chunk > room)
             shape.stages = 2;
         shape.warps = (int32_t)(room / ((size_t)shape.stages * chunk));
-        if (shape.warps > wish.warps)
-            shape.warps = wish.warps;
+        if (shape.warps > max_shape.warps)
+            shape.warps = max_shape.warps;
         if (shape.warps >= 4 || (shape.warps > 0 && chunk <= 512))
             break;
         chunks *= 2;
@@ -196,8 +196,8 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
 }
 
 /*
- * Out of staging, padding, and the marks behind the last row. By one kernel, whatever the number of experts is: a
- * stream has room for so many launches, and the caller may have to come back before any of them can run.
+ * Copies outputs out of staging, zeroes padding rows, and fills index and weights after the last row. One kernel for
+ * any number of experts: a stream holds a limited number of launches, and the call must return before any of them runs.
  */
 static ep_status finish_outputs(const struct dispatch *d)
 {

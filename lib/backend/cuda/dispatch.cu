@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Dispatch: each warp streams (token, chunk of its row) units through a ring in shared memory, one bulk load and a bulk
- * store for each destination, straight into the final rows. The lanes place what travels with a row meanwhile.
- * For destinations in ordinary memory the final rows are in staging, and the warps say how far they are with them.
+ * Dispatch: each warp streams tiles (a token, a chunk of its row) through a ring in shared memory, with one bulk load
+ * and a bulk store for each destination, straight into the final rows. The lanes store the row's metadata meanwhile.
+ * For destinations in ordinary memory the final rows are in staging, and the warps publish their progress.
  */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/stage.cuh"
@@ -17,7 +17,7 @@ __device__ uint32_t chunk_length(int64_t row_bytes, int chunk_bytes, int chunk)
     return (uint32_t)(left < chunk_bytes ? left : chunk_bytes);
 }
 
-__device__ void load_unit(const cuda_dispatch &d, const ring &r, uint32_t number, int slot)
+__device__ void load_tile(const cuda_dispatch &d, const ring &r, uint32_t number, int slot)
 {
     int64_t token = number / (uint32_t)d.n_chunks;
     int chunk = (int)(number % (uint32_t)d.n_chunks);
@@ -28,8 +28,8 @@ __device__ void load_unit(const cuda_dispatch &d, const ring &r, uint32_t number
               r.full + slot);
 }
 
-/* What a lane needs of a unit, fetched one unit ahead: a load from device memory takes as long as a row on its way. */
-struct unit {
+/* A lane's data of a tile, fetched one tile ahead: a load from device memory takes as long as the transfer of a row. */
+struct tile {
     int64_t token;
     int chunk, n;
     cuda_entry entry;  /* lane i: the i-th */
@@ -38,26 +38,26 @@ struct unit {
     float weight;
 };
 
-__device__ unit fetch_unit(const cuda_dispatch &d, uint32_t number, int lane)
+__device__ tile fetch_tile(const cuda_dispatch &d, uint32_t number, int lane)
 {
     const cuda_route &route = d.route;
-    unit u = {};
+    tile t = {};
 
-    u.token = number / (uint32_t)d.n_chunks;
-    u.chunk = (int)(number % (uint32_t)d.n_chunks);
-    u.n = __ldg(route.count + u.token);
+    t.token = number / (uint32_t)d.n_chunks;
+    t.chunk = (int)(number % (uint32_t)d.n_chunks);
+    t.n = __ldg(route.count + t.token);
     if (lane < route.width)
-        u.entry = route.entry[u.token * route.width + lane];
-    if (!d.has_metadata || u.chunk)
-        return u;
+        t.entry = route.entry[t.token * route.width + lane];
+    if (!d.has_metadata || t.chunk)
+        return t;
     for (int i = 0; i < 2; i++)
         if (lane + i * WARP < d.scale_words)
-            u.scale[i] = __ldg(d.scales + u.token * d.scale_stride_token + (lane + i * WARP) * d.scale_stride_block);
+            t.scale[i] = __ldg(d.scales + t.token * d.scale_stride_token + (lane + i * WARP) * d.scale_stride_block);
     if (lane < route.topk) {
-        u.expert = __ldg(route.index + u.token * route.topk + lane);
-        u.weight = d.weights ? __ldg(d.weights + u.token * route.topk + lane) : 0.0f;
+        t.expert = __ldg(route.index + t.token * route.topk + lane);
+        t.weight = d.weights ? __ldg(d.weights + t.token * route.topk + lane) : 0.0f;
     }
-    return u;
+    return t;
 }
 
 /* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
@@ -68,8 +68,8 @@ template <typename T> __device__ __forceinline__ T *buffer_of(const cuda_target 
     return reinterpret_cast<T *>(to.at[buffer]);
 }
 
-/* One of the K choices of a token, as rank `local` sees it. */
-__device__ void place_choice(const cuda_dispatch &d, const cuda_target &to, int local, int64_t at, int expert,
+/* Stores one of a token's K choices, as index and weight for rank `local`. */
+__device__ void store_choice(const cuda_dispatch &d, const cuda_target &to, int local, int64_t at, int expert,
                              float weight)
 {
     int own = expert - local * d.route.n_local_experts;
@@ -83,8 +83,9 @@ __device__ void place_choice(const cuda_dispatch &d, const cuda_target &to, int 
         buffer_of<float>(to, AT_WEIGHTS)[at] = mine ? weight : 0.0f;
 }
 
-/* Scales, indices and weights of a token on one destination. By all lanes. */
-__device__ void place_extras(const cuda_dispatch &d, const targets &targets, const unit &u, cuda_entry entry, int lane)
+/* Stores scales, indices and weights of a token on one destination. By all lanes. */
+__device__ void store_metadata(const cuda_dispatch &d, const targets &targets, const tile &t, cuda_entry entry,
+                               int lane)
 {
     const cuda_route &route = d.route;
     const cuda_target &to = targets.of[entry.local];
@@ -94,21 +95,21 @@ __device__ void place_extras(const cuda_dispatch &d, const targets &targets, con
 
     for (int i = 0; i < 2; i++)
         if (lane + i * WARP < d.scale_words)
-            scales[lane + i * WARP] = u.scale[i];
+            scales[lane + i * WARP] = t.scale[i];
     for (int w = lane + 2 * WARP; w < d.scale_words; w += WARP)
-        scales[w] = __ldg(d.scales + u.token * d.scale_stride_token + w * d.scale_stride_block);
+        scales[w] = __ldg(d.scales + t.token * d.scale_stride_token + w * d.scale_stride_block);
     if (route.expanded) {
         if (to.at[AT_WEIGHTS] && lane == 0)
-            buffer_of<float>(to, AT_WEIGHTS)[row] = __ldg(d.weights + u.token * topk + entry.k);
+            buffer_of<float>(to, AT_WEIGHTS)[row] = __ldg(d.weights + t.token * topk + entry.k);
         return;
     }
     if (!to.at[AT_INDEX] && !to.at[AT_WEIGHTS])
         return;
     if (lane < topk)
-        place_choice(d, to, local, row * topk + lane, u.expert, u.weight);
+        store_choice(d, to, local, row * topk + lane, t.expert, t.weight);
     for (int k = lane + WARP; k < topk; k += WARP)
-        place_choice(d, to, local, row * topk + k, __ldg(route.index + u.token * topk + k),
-                     d.weights ? __ldg(d.weights + u.token * topk + k) : 0.0f);
+        store_choice(d, to, local, row * topk + k, __ldg(route.index + t.token * topk + k),
+                     d.weights ? __ldg(d.weights + t.token * topk + k) : 0.0f);
 }
 
 __device__ cuda_entry entry_of_lane(cuda_entry entry, int lane)
@@ -119,71 +120,71 @@ __device__ cuda_entry entry_of_lane(cuda_entry entry, int lane)
     return entry;
 }
 
-__device__ void place_unit(const cuda_dispatch &d, const targets &targets, const ring &r, const unit &u, int slot,
+__device__ void store_tile(const cuda_dispatch &d, const targets &targets, const ring &r, const tile &t, int slot,
                            int lane)
 {
     const cuda_route &route = d.route;
-    uint32_t bytes = chunk_length(d.row_bytes, d.chunk_bytes, u.chunk);
-    const cuda_entry *entries = route.entry + u.token * route.width;
+    uint32_t bytes = chunk_length(d.row_bytes, d.chunk_bytes, t.chunk);
+    const cuda_entry *entries = route.entry + t.token * route.width;
     const unsigned char *from = r.slots + (size_t)slot * r.slot_bytes;
 
-    for (int i = lane; i < u.n; i += WARP) {
-        cuda_entry entry = i < WARP ? u.entry : entries[i];
+    for (int i = lane; i < t.n; i += WARP) {
+        cuda_entry entry = i < WARP ? t.entry : entries[i];
         unsigned char *to = targets.of[entry.local].at[AT_X] + entry.row * d.row_bytes;
 
-        bulk_store(to + (int64_t)u.chunk * d.chunk_bytes, from, bytes);
+        bulk_store(to + (int64_t)t.chunk * d.chunk_bytes, from, bytes);
     }
     bulk_commit();
-    for (int i = 0; d.has_metadata && u.chunk == 0 && i < u.n; i++) {
+    for (int i = 0; d.has_metadata && t.chunk == 0 && i < t.n; i++) {
         cuda_entry entry;
 
         if (i >= WARP) {
-            place_extras(d, targets, u, entries[i], lane);
+            store_metadata(d, targets, t, entries[i], lane);
             continue;
         }
-        entry = entry_of_lane(u.entry, i);
-        place_extras(d, targets, u, entry, lane);
+        entry = entry_of_lane(t.entry, i);
+        store_metadata(d, targets, t, entry, lane);
     }
 }
 
 /*
- * Which units a warp moves. Those that it begins with are its by its place; the others it takes as it comes to them, so
- * that the warps end together however many rows their tokens have. Asked for ahead, because the answer takes as long as
- * a load: the k-th by lane k % 32, which keeps it until it is wanted.
+ * The tiles of a warp. The first ones are fixed by its index; it claims the others, so that all warps end together,
+ * however many rows their tokens have. Claims are made ahead, because the result takes as long as a load: lane k % 32
+ * makes the k-th claim and holds it.
  */
-struct turns {
-    uint32_t number; /* of the lane's */
+struct claims {
+    uint32_t number; /* of this lane's claim */
     uint32_t me, all;
-    int given; /* turns that are the warp's by its place */
+    int fixed; /* number of tiles fixed by the warp's index */
 };
 
-__device__ void ask_turn(const cuda_dispatch &d, turns &t, int k, int lane)
+__device__ void claim_ahead(const cuda_dispatch &d, claims &c, int k, int lane)
 {
     if (lane != k % WARP)
         return;
-    if (k < t.given)
-        t.number = (uint32_t)k * t.all + t.me;
+    if (k < c.fixed)
+        c.number = (uint32_t)k * c.all + c.me;
     else
-        t.number = (uint32_t)t.given * t.all + claim_tile(d.waits);
+        c.number = (uint32_t)c.fixed * c.all + claim_tile(d.waits);
 }
 
-__device__ uint32_t unit_of_turn(const turns &t, int k)
+__device__ uint32_t tile_of_claim(const claims &c, int k)
 {
-    return __shfl_sync(ALL_LANES, t.number, k % WARP);
+    return __shfl_sync(ALL_LANES, c.number, k % WARP);
 }
 
 /*
- * Parts of the tokens all of whose units come before `unit`. The units of a warp ascend: once it has moved those that
- * it had before, it is through with these parts.
+ * The number of parts whose tiles all come before `tile`. The tiles of a warp ascend: when it has moved the tiles
+ * before this one, it has finished these parts.
  */
-__device__ __forceinline__ int parts_before(const cuda_dispatch &d, uint32_t unit, uint32_t units)
+__device__ __forceinline__ int parts_before(const cuda_dispatch &d, uint32_t tile, uint32_t tiles)
 {
-    return unit >= units ? d.stage.parts : (int)(unit / ((uint32_t)d.stage.part_tokens * (uint32_t)d.n_chunks));
+    return tile >= tiles ? d.stage.parts : (int)(tile / ((uint32_t)d.stage.part_tokens * (uint32_t)d.n_chunks));
 }
 
 /*
- * This warp is through with the parts before `upto`. Who is the last tells each rank that copies how many of the rows
- * there are complete: as many as the counting kernel has found in the tokens so far.
+ * Ends the parts before `upto` for this warp. The last warp publishes to each rank that copies how many rows there are
+ * complete: as many as the counting kernel has found in the tokens so far.
  */
 __device__ void end_parts(const cuda_dispatch &d, uint32_t copying, uint64_t number, int &ended, int upto, int lane)
 {
@@ -204,7 +205,7 @@ __device__ void end_parts(const cuda_dispatch &d, uint32_t copying, uint64_t num
     }
 }
 
-/* Where a copying warp is; lane i looks after the rows of rank i. */
+/* Progress of a copying warp; lane i tracks the rows of rank i. */
 struct arrival {
     int64_t next, known, total; /* bytes: the warp's next piece, what is complete, all */
 };
@@ -215,8 +216,9 @@ __device__ bool has_piece(const arrival &a, const cuda_stage &s)
 }
 
 /*
- * Waits until some source is further. By all lanes. The deadline is twice that of others: the warps that move wait for
- * the peers to begin, then for them to end, and say who is late; this is for words that do not come in spite of that.
+ * Waits until another piece of some source is complete. By all lanes. The deadline is twice the usual one: the warps
+ * that move rows wait for the peers to begin, then to end, and report a late rank; this covers words that are missing
+ * all the same.
  */
 __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, int lane)
 {
@@ -243,7 +245,7 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
         stopped = is_stopped(w);
         lost = open && *(volatile uint32_t *)&w.mine->lost >> lane & 1;
         if (lost) {
-            /* What it had to send is here. */
+            /* All that the rank has sent is here. */
             __threadfence_system();
             lost = rows_of_progress(load_acquire(&w.mine->progress[lane]), number) != CUDA_ALL_ROWS;
         }
@@ -253,21 +255,21 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
         if (__any_sync(ALL_LANES, stopped || lost || late))
             return false;
     }
-    /* What the peers wrote before may be read by the copy engine now. */
+    /* The copy engine may now read what the peers have written. */
     __syncwarp();
     bulk_fence_global();
     return true;
 }
 
-/* Copies what the peers have placed in staging, in the order in which it comes. By a warp, number `me` of `all`. */
+/* Copies what the peers have stored in staging, in the order of arrival. By a warp, number `me` of `all`. */
 __device__ bool copy_out(const cuda_dispatch &d, copy_ring &c, uint64_t number, int64_t me, int64_t all, int lane)
 {
     const cuda_stage &s = d.stage;
     sources from = sources_of(d.waits, d.route.counts, lane);
     arrival a = {me * s.slot_bytes, 0, from.rows * s.x.row_bytes};
-    bool sound = true;
+    bool ok = true;
 
-    while (sound) {
+    while (ok) {
         uint32_t ready = __ballot_sync(ALL_LANES, has_piece(a, s));
 
         if (ready && copy_ring_has_room(c)) {
@@ -282,11 +284,11 @@ __device__ bool copy_out(const cuda_dispatch &d, copy_ring &c, uint64_t number, 
         } else if (!__any_sync(ALL_LANES, a.next < a.total)) {
             break;
         } else {
-            sound = await_rows(d, a, number, lane);
+            ok = await_rows(d, a, number, lane);
         }
     }
     bulk_wait_all();
-    return sound;
+    return ok;
 }
 
 __device__ void copy_block(const cuda_dispatch &d, unsigned char *shared, int stages, uint32_t block, uint64_t number)
@@ -299,77 +301,77 @@ __device__ void copy_block(const cuda_dispatch &d, unsigned char *shared, int st
                             (int64_t)warps * d.stage.copy_blocks, (int)threadIdx.x % WARP));
 }
 
-/* All that the block, number `block` of the movers, moves over the links. */
-__device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targets, unsigned char *shared, int stages,
+/* Moves the tiles of a block, number `block` of those that move rows. */
+__device__ __forceinline__ bool move_tiles(const cuda_dispatch &d, targets &targets, unsigned char *shared, int stages,
                                            uint32_t block, uint64_t number)
 {
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     ring r(shared, stages, d.chunk_bytes);
-    uint32_t units = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks, blocks = (uint32_t)d.stage.move_blocks;
-    turns t = {0, (uint32_t)warp * blocks + block, blocks * (uint32_t)warps, stages + 1};
+    uint32_t tiles = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks, blocks = (uint32_t)d.stage.move_blocks;
+    claims c = {0, (uint32_t)warp * blocks + block, blocks * (uint32_t)warps, stages + 1};
     int slot = 0, next_slot = stages - 1, ended = 0, passed = 0;
     uint32_t parity = 0, copying;
-    unit u = {}, next = {};
-    bool sound, moves;
+    tile t = {}, next = {};
+    bool ok, moves;
 
-    for (int k = 0; k < t.given; k++)
-        ask_turn(d, t, k, lane);
+    for (int k = 0; k < c.fixed; k++)
+        claim_ahead(d, c, k, lane);
     if (lane == 0) {
         ring_init(r);
-        /* Inputs are this rank's own: they may be loaded before the peers are ready. */
-        for (int k = 0; k < stages - 1 && (uint32_t)k * t.all + t.me < units; k++)
-            load_unit(d, r, (uint32_t)k * t.all + t.me, k);
+        /* The inputs are this rank's own: they may be loaded before the peers are ready. */
+        for (int k = 0; k < stages - 1 && (uint32_t)k * c.all + c.me < tiles; k++)
+            load_tile(d, r, (uint32_t)k * c.all + c.me, k);
     }
-    if (t.me < units)
-        next = fetch_unit(d, t.me, lane);
+    if (c.me < tiles)
+        next = fetch_tile(d, c.me, lane);
     __syncwarp();
-    sound = operation_begin(d.waits, d.desc, d.route.counts, number, targets);
+    ok = operation_begin(d.waits, d.desc, d.route.counts, number, targets);
     copying = targets.copying;
-    moves = sound && !is_refused(d.waits, d.route.counts);
+    moves = ok && !is_refused(d.waits, d.route.counts);
     if (copying)
-        passed = parts_before(d, t.me, units);
-    for (int k = 0; unit_of_turn(t, k) < units; k++) {
-        uint32_t following = unit_of_turn(t, k + 1), loading;
+        passed = parts_before(d, c.me, tiles);
+    for (int k = 0; tile_of_claim(c, k) < tiles; k++) {
+        uint32_t following = tile_of_claim(c, k + 1), loading;
 
-        u = next;
-        if (following < units)
-            next = fetch_unit(d, following, lane);
-        ask_turn(d, t, k + t.given, lane);
+        t = next;
+        if (following < tiles)
+            next = fetch_tile(d, following, lane);
+        claim_ahead(d, c, k + c.fixed, lane);
         barrier_wait(r.full + slot, parity);
         if (moves)
-            place_unit(d, targets, r, u, slot, lane);
-        else if (k == stages - 2 || following >= units)
-            break; /* nothing more is on its way into shared memory */
-        loading = unit_of_turn(t, k + stages - 1);
-        if (moves && loading < units) {
-            /* The stores of the unit before have read the slot that is loaded next. */
+            store_tile(d, targets, r, t, slot, lane);
+        else if (k == stages - 2 || following >= tiles)
+            break; /* no load into shared memory is in flight any more */
+        loading = tile_of_claim(c, k + stages - 1);
+        if (moves && loading < tiles) {
+            /* The stores of the previous tile must have read the slot that is loaded next. */
             bulk_wait_read();
             __syncwarp();
             if (lane == 0)
-                load_unit(d, r, loading, next_slot);
+                load_tile(d, r, loading, next_slot);
             next_slot = next_slot + 1 == stages ? 0 : next_slot + 1;
         }
         if (moves && ended < passed) {
-            /* Behind the next load, because what has been read need not be written yet. */
+            /* After the next load, because the stores need more time until they are written. */
             bulk_wait_older();
             end_parts(d, copying, number, ended, passed, lane);
         }
         if (copying)
-            passed = parts_before(d, following, units);
+            passed = parts_before(d, following, tiles);
         if (++slot == stages) {
             slot = 0;
             parity ^= 1;
         }
     }
     bulk_wait_all();
-    if (copying && sound)
+    if (copying && ok)
         end_parts(d, copying, number, ended, d.stage.parts, lane);
-    return sound;
+    return ok;
 }
 
 } /* namespace */
 
-/* Profilers show the name. */
+/* Profilers show the kernel's name. */
 namespace ep
 {
 
@@ -379,18 +381,18 @@ __global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ 
     __shared__ targets targets;
     uint32_t block = blockIdx.x;
     uint64_t number = operation_publish(d.waits, d.desc);
-    bool sound;
+    bool ok;
 
     if (n_copy_blocks(d.waits, d.stage)) {
-        /* The blocks that move rows first: copy blocks wait for those of the peers. */
+        /* Blocks that move rows get the first roles: copy blocks wait for those of the peers. */
         block = take_role(d.waits);
         if (block >= (uint32_t)d.stage.move_blocks) {
             copy_block(d, shared, stages, block - (uint32_t)d.stage.move_blocks, number);
             return;
         }
     }
-    sound = move_units(d, targets, shared, stages, block, number);
-    move_block_end(d.waits, d.stage, number, sound);
+    ok = move_tiles(d, targets, shared, stages, block, number);
+    move_block_end(d.waits, d.stage, number, ok);
 }
 
 } /* namespace ep */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kernels.h - the line between host logic (C) and kernels (.cu): what a kernel is told, and what starts it.
+ * kernels.h - the interface between host code (C) and kernels (.cu): arguments and launch functions.
  */
 #ifndef EP_CUDA_KERNELS_H
 #define EP_CUDA_KERNELS_H
@@ -16,26 +16,26 @@ extern "C" {
 /* Ranks of one node. More would not fit the kernels' arguments, and no NVLink domain of one host is larger. */
 #define CUDA_MAX_RANKS 32
 
-/* Tokens that one block of the counting kernel looks at; also its threads. */
+/* Tokens of one block of the counting kernel; also its threads. */
 #define CUDA_COUNT_TOKENS 256
 
 /*
- * How far rows are that one rank has on another: in operation `number`, as the hosts count, the first `rows` of them,
- * in the order of the tokens. Later words are larger ones.
+ * A progress word: of the rows that one rank has on another, the first `rows`, in the order of the tokens, are there in
+ * operation `number`, as the hosts count. Words only grow.
  */
 #define CUDA_ROWS_BITS 24
 #define CUDA_ALL_ROWS ((1u << CUDA_ROWS_BITS) - 1)
 #define CUDA_PROGRESS(number, rows) ((uint64_t)(number) << CUDA_ROWS_BITS | (uint64_t)(rows))
 
 /*
- * Parts of an operation after which such words are sent. Each costs every warp that moves rows 1.7 us, measured on two
- * H200: it has to see its stores through, and to count.
+ * Parts of an operation; a progress word is sent after each. A part costs every warp that moves rows 1.7 us, measured
+ * on two H200: the warp has to wait for its stores and to count.
  */
 #define CUDA_MAX_PARTS 8
 
 /*
- * What a rank tells each peer at the beginning of an operation: which one it is, and where its buffers are. The hosts
- * do not meet. Words of 32 bits, each below the low half of the number of the operation, so that no flag is needed.
+ * The op descriptor, which each kernel publishes to the peers at the beginning of an operation; the hosts do not
+ * synchronise. Each word has 32 bits and is stored below the low half of the operation's number, so no flag is needed.
  */
 enum {
     CUDA_DESC_PHASE,
@@ -45,7 +45,7 @@ enum {
     CUDA_DESC_SCALE_TYPE,
     CUDA_DESC_SCALE_WORDS,
     CUDA_DESC_OUTPUTS,
-    CUDA_DESC_COMPARED,                    /* the words before this one are the same on all ranks */
+    CUDA_DESC_COMPARED,                    /* the words before this one must be the same on all ranks */
     CUDA_DESC_COPIES = CUDA_DESC_COMPARED, /* its kernel copies between ordinary memory and staging */
     CUDA_DESC_BUFFERS /* two words for each buffer: CUDA_DESC_SLOT(), then its offset / CUDA_DESC_GRAIN */
 };
@@ -57,12 +57,12 @@ enum {
 #define CUDA_DESC_SLOT(slot, generation) ((uint32_t)(slot) << CUDA_GENERATION_BITS | (generation)) /* 0: no buffer */
 
 #define CUDA_SLOTS 512
-/* Allocations are of whole 2 MiB pages of their own, because an exported one shares its pages with all who map it. */
+/* Allocations consist of whole 2 MiB pages, because exporting one shares its pages with every process that maps it. */
 #define CUDA_GRANULE ((size_t)2 << 20)
 
 /*
- * An allocation of a peer as it is mapped here, in device memory: the kernels find the address of what the peer tells.
- * Read and written as a whole; all zero while nothing is mapped.
+ * An allocation of a peer as it is mapped here, for the kernels. Read and written as a whole; all zero while nothing is
+ * mapped.
  */
 struct cuda_map_entry {
     unsigned char *base;
@@ -70,17 +70,17 @@ struct cuda_map_entry {
     uint32_t generation;
 };
 
-/* What a rank tells of its tokens when plans are updated: so many words, as those of CUDA_DESC_.... */
+/* Counts that a rank publishes when plans are updated, as words like those of the descriptor. */
 #define CUDA_MAX_EXPERTS 4096
 #define CUDA_MAX_GROUP 1024 /* ranks of all nodes */
 enum {
-    CUDA_COUNT_RANKS = 0,                                                     /* [R] its tokens for each rank */
+    CUDA_COUNT_RANKS = 0,                                                     /* [R] tokens for each rank */
     CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS,                                     /* rows that it can receive */
-    CUDA_COUNT_EXPERTS,                                                       /* [E] its tokens for each expert */
+    CUDA_COUNT_EXPERTS,                                                       /* [E] tokens for each expert */
     CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_GROUP + CUDA_MAX_EXPERTS /* between nodes: nodes_update.h */
 };
 
-/* Where the buffers of a rank begin for this rank's rows. */
+/* Addresses in the buffers of a rank where this rank's rows begin. */
 struct cuda_target {
     unsigned char *at[CUDA_BUFFERS];
 };
@@ -88,33 +88,33 @@ struct cuda_target {
 enum { CUDA_DISPATCH, CUDA_COMBINE, CUDA_KINDS };
 
 /*
- * In device memory of each rank. Peers write, the owner polls: each word is set to the number of an operation. The
- * numbers are counted here, because a captured CUDA graph runs an operation again that the host has called once.
+ * In device memory of each rank. Peers write, the owner polls: most words hold the number of an operation. The device
+ * counts the operations, because a captured CUDA graph repeats an operation that the host has called once.
  */
 struct cuda_signals {
-    uint64_t desc[CUDA_MAX_RANKS][CUDA_DESC_WORDS];      /* [source] CUDA_DESC_...: it is ready for the operation */
+    uint64_t desc[CUDA_MAX_RANKS][CUDA_DESC_WORDS];      /* [source] CUDA_DESC_...: its op descriptor */
     struct cuda_target last[CUDA_KINDS][CUDA_MAX_RANKS]; /* of the last operation; the owner's own */
     uint64_t counts[CUDA_MAX_RANKS][CUDA_COUNT_WORDS];   /* [source] of an update */
-    uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has moved all that it moves in it */
-    uint64_t operation;                                  /* the last that is complete; the owner's own */
-    uint64_t net_operation;                              /* the same of those between nodes alone */
+    uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has finished its part of the operation */
+    uint64_t operation;                                  /* the last complete one; the owner's own */
+    uint64_t net_operation;                              /* the same, of those between nodes */
     uint64_t net_events;                                 /* of the proxy, as far as told; the owner's own */
     uint32_t net_watched;                                /* a thread watches them; 0 between kernels; as above */
     uint32_t blocks;                                     /* of the running kernel that have finished; the owner's own */
-    uint32_t next_tile; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
-    uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_PROGRESS(): how far its rows are, for the owner; stage.cuh */
-    uint32_t part[CUDA_MAX_PARTS];     /* warps that are through with the part; 0 between kernels; the owner's own */
-    uint32_t roles, ended_roles;       /* blocks that have begun, shares that have ended; as above. None of these
-                                      is put back by a kernel that gives up: what is behind it gives up, too */
+    uint32_t next_tile; /* of the running kernel: the next one to claim; 0 between kernels; the owner's own */
+    uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_PROGRESS() of its rows, for the owner; stage.cuh */
+    uint32_t part[CUDA_MAX_PARTS];     /* warps that have finished the part; 0 between kernels; the owner's own */
+    uint32_t roles, ended_roles;       /* blocks that have begun, roles that have ended; as above. A kernel that fails
+                                          resets none of these: kernels after it fail, too */
     /*
-     * Not 0: the communicator has failed. CUDA_STOPPED, a kernel of the owner met a deadline or was stopped; or as
-     * cuda_report.failure, written by the peer that it names.
+     * Not 0: the communicator has failed. CUDA_STOPPED: a kernel of the owner reached a deadline or was stopped.
+     * Otherwise as cuda_report.failure, written by the peer that it names.
      */
     uint32_t failure;
-    /* What the host says, as the thread that watches has seen it (device.cuh); the owner's own. */
+    /* Copies of host words, made by the thread that holds the lease (device.cuh); the owner's own. */
     uint32_t lost;                          /* cuda_report.lost */
-    uint32_t watched_until;                 /* of the lease of the thread that watches */
-    uint32_t moves_until;                   /* the same, of the one that watches what follows */
+    uint32_t watched_until;                 /* end of that lease */
+    uint32_t moves_until;                   /* end of the lease for the words that follow */
     uint64_t net_moved[CUDA_MAX_GROUP + 1]; /* chunks that came from each node, and those that have left: nodes.h */
 };
 
@@ -125,53 +125,53 @@ enum {
     CUDA_FAILED_EXCLUDED,
     CUDA_FAILED_LOST, /* the rank has died or left */
     CUDA_FAILED_ROUTING,
-    CUDA_FAILED_OWN_ROUTING, /* the group goes on without this rank */
+    CUDA_FAILED_OWN_ROUTING, /* the group continues without this rank */
     CUDA_FAILED_DISAGREE,    /* ranks are in different calls, or gave different arguments: cuda_report.detail */
-    CUDA_FAILED_DAMAGE,      /* a place that the rank has told is none */
+    CUDA_FAILED_DAMAGE,      /* an address or index that the rank has published is not valid */
     CUDA_FAILED_UNMAPPED,    /* memory of the rank was not mapped here within the deadline */
     CUDA_FAILED_STRIDE       /* metadata: the rank has more tokens than source_stride */
 };
-#define CUDA_STOPPED 1u /* no CUDA_FAILED_... in it */
+#define CUDA_STOPPED 1u /* contains no CUDA_FAILED_... */
 #define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 24 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
 
-/* Of two ranks that told different words: CUDA_DESC_..., the other rank, of the group, and the words. */
+/* Two ranks have published different words: CUDA_DESC_..., the other rank (of the group), and both words. */
 enum { CUDA_DETAIL_WORD, CUDA_DETAIL_RANK, CUDA_DETAIL_MINE, CUDA_DETAIL_THEIRS };
 
-/* In host memory that the device sees: what kernels report, and how they are stopped. */
+/* In mapped host memory: what kernels report, and how the host stops them. */
 struct cuda_report {
-    uint32_t abort;   /* host writes 1: running kernels end soon, without result */
-    uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase); this rank is of the group */
-    uint32_t lost;    /* host: ranks that have died or left. What they had to send is here; no more comes */
+    uint32_t abort;   /* the host writes 1: kernels end soon, without a result */
+    uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., failed rank of the group, phase) */
+    uint32_t lost;    /* the host writes: ranks that have died or left. All that they have sent is here */
     uint32_t unused;
     uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE */
-    int64_t refused[3]; /* 1 + a rank that would receive more rows than it can, how many, and how many it can */
+    int64_t refused[3]; /* 1 + a rank that would receive too many rows, how many, and its capacity */
     uint64_t counted;   /* number of the last routing counted */
-    uint64_t bad;       /* not 0: it has entries that are not valid */
+    uint64_t bad;       /* not 0: that routing has invalid entries */
 };
 
-/* The waits of every kernel. Ranks are counted within the node, here and wherever nothing else is said. */
+/* What every kernel needs to synchronise. Ranks are counted within the node, here and unless stated otherwise. */
 struct cuda_waits {
     struct cuda_signals *mine;
     struct cuda_signals *peer[CUDA_MAX_RANKS];     /* [rank], as mapped here */
     struct cuda_report *report;                    /* its address on the device */
     const struct cuda_map_entry *map_entries;      /* [R, CUDA_SLOTS] memory of the peers */
-    const struct cuda_map_entry *host_map_entries; /* the same in host memory: there before it is in `places` */
+    const struct cuda_map_entry *host_map_entries; /* the same in host memory, which is written first */
     uint64_t deadline_ns;
     int32_t rank, nranks;
-    int32_t first; /* rank of the group that is the first one of this node */
+    int32_t first; /* the group rank of this node's first rank */
     int32_t ready_phase, done_phase;
-    int32_t no_sync; /* neither waits nor signals: the bare mover, as a baseline */
+    int32_t no_sync; /* neither waits nor signals: moves the rows alone, as a baseline */
 };
 
-/* What an operation tells, and what it takes to use what the peers tell. */
+/* The op descriptor that a kernel publishes, and what it needs to resolve those of the peers. */
 struct cuda_op_desc {
     int32_t kind;
     uint32_t words[CUDA_DESC_WORDS];
-    struct cuda_target own;          /* this rank's buffers for its own rows, which take no detour */
-    int64_t row_bytes[CUDA_BUFFERS]; /* 0: there is no such buffer in this operation */
+    struct cuda_target own;          /* this rank's buffers for its own rows, which bypass staging */
+    int64_t row_bytes[CUDA_BUFFERS]; /* 0: the operation has no such buffer */
 };
 
-/* A row that a token becomes: its place on `local` is base[local] + row. k as in struct ep_group_entry. */
+/* A row of a token: its index on rank `local` is base[local] + row. k as in struct ep_group_entry. */
 struct cuda_entry {
     int32_t row;
     uint16_t local, k;
@@ -181,16 +181,17 @@ struct cuda_entry {
 struct cuda_counts {
     int64_t base[CUDA_MAX_RANKS];      /* where this rank's rows begin on each rank; 0 in the expanded layout */
     int64_t rows_on[CUDA_MAX_RANKS];   /* rows that each rank receives */
-    int64_t refused[3];                /* as in struct cuda_report: then nothing moves */
+    int64_t refused[3];                /* as in struct cuda_report; if set, nothing moves */
     int64_t first[CUDA_MAX_RANKS + 1]; /* [source] its first row on this rank; rank layout */
 };
 
 /* Where the rows of a rank's tokens go, in device memory. */
 struct cuda_route {
-    const struct cuda_entry *entry; /* [N, width], of each token the first count[token], in the order of the sum */
-    const int32_t *count;           /* [N] */
-    const int32_t *index;           /* [N,K] expert or -1 */
-    const int32_t *block_rows;      /* rank layout: [N / CUDA_COUNT_TOKENS, R] rows before those tokens */
+    const struct cuda_entry
+        *entry;                /* [N, width] the first count[token] of each token are used, in the order of the sum */
+    const int32_t *count;      /* [N] */
+    const int32_t *index;      /* [N,K] expert or -1 */
+    const int32_t *block_rows; /* rank layout: [N / CUDA_COUNT_TOKENS, R] rows before those tokens */
     int32_t width, n_tokens, topk, n_local_experts;
     int32_t expanded, idx64; /* indices are int64 */
     const struct cuda_counts *counts;
@@ -204,15 +205,15 @@ struct cuda_copy {
 };
 
 /*
- * Ordinary memory, which peers cannot reach: its rows go through staging memory, and blocks of the moving kernel's own
- * copy between the two while the others move. Rows of this rank's own tokens take no detour.
+ * Peers cannot access ordinary memory: its rows go through staging memory, and some blocks of the kernel copy between
+ * the two while the others move rows. Rows of this rank's own tokens bypass staging.
  */
 struct cuda_stage {
-    int32_t move_blocks, copy_blocks; /* blocks that move rows; blocks that copy, 0: all is symmetric memory here */
-    int32_t parts;                    /* each is followed by words: of this rank's tokens, combine: of its rows */
-    int32_t part_tokens;              /* dispatch: whole blocks of the counting kernel */
+    int32_t move_blocks, copy_blocks; /* blocks that move rows; blocks that copy, 0: no copies */
+    int32_t parts;                    /* of this rank's tokens, combine: of its rows; progress words follow each */
+    int32_t part_tokens;              /* dispatch: a multiple of CUDA_COUNT_TOKENS */
     int32_t slot_bytes;               /* of a stage of a copying warp */
-    struct cuda_copy x, metadata[3];  /* rows, and what belongs to them */
+    struct cuda_copy x, metadata[3];  /* rows, and their scales, indices and weights */
 };
 
 struct cuda_dispatch {
@@ -226,7 +227,7 @@ struct cuda_dispatch {
     int64_t row_bytes;
     int32_t scale_words; /* of one row */
     int32_t chunk_bytes, n_chunks;
-    int32_t has_metadata, unused; /* something travels with the rows */
+    int32_t has_metadata, unused; /* scales, indices or weights go with the rows */
     struct cuda_stage stage;
 };
 
@@ -240,18 +241,18 @@ struct cuda_combine {
     float *out_weights; /* NULL: none */
     int64_t row_bytes;
     int32_t by_choice, rounds_partial; /* EP_COMBINE_BY_CHOICE; _ROUND_PARTIAL, of the expanded layout */
-    int32_t slot_bytes;                /* of a stage: pieces of all rows of a token */
-    /* Units: a token each at first; the last tokens are divided, so that all warps end at about the same time. */
-    int32_t whole_tokens; /* tokens that are a unit each */
-    int32_t parts;        /* units of each other token */
+    int32_t slot_bytes;                /* of a stage: a piece of each row of a token */
+    /* The last tokens are divided into several tiles, so that all warps end at about the same time. */
+    int32_t whole_tokens; /* the first tokens, one tile each */
+    int32_t parts;        /* tiles of each other token */
     int32_t part_bytes;
     uint32_t tiles;
     struct cuda_stage stage;
 };
 
 /*
- * Shape of a launch of the moving kernels. Each warp owns a ring of `stages` slots, with a barrier for each. In shared
- * memory the barriers of all warps come first, the slots then begin at a multiple of 128 bytes.
+ * Launch shape of the kernels that move rows. Each warp owns a ring of `stages` slots with a barrier each. Shared
+ * memory holds the barriers of all warps, then the slots, from a multiple of 128 bytes on.
  */
 struct cuda_shape {
     int32_t blocks, warps, stages;
@@ -259,7 +260,7 @@ struct cuda_shape {
 };
 
 #define CUDA_BARRIERS_BYTES(warps, stages) ((size_t)(8 * ((warps) * (stages)) + 127) / 128 * 128)
-#define CUDA_BARRIERS_MAX 1024 /* bytes left for them where a shape is chosen */
+#define CUDA_BARRIERS_MAX 1024 /* bytes reserved for them when a shape is chosen */
 
 static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t slot_bytes)
 {
@@ -271,22 +272,22 @@ static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t sl
 struct cuda_count {
     const void *topk_idx;        /* device memory; NULL: a mask */
     const uint8_t *mask;         /* [N,R] */
-    const int32_t *mask_experts; /* [E] tokens for each expert, which do not follow from the mask */
+    const int32_t *mask_experts; /* [E] tokens for each expert; the mask does not give them */
     int32_t *index;              /* [N,K] copy */
     struct cuda_entry *entry;
     int32_t *count;
     int32_t *block_rows; /* [blocks, R] rows of each block, then where its rows begin */
     uint32_t *blocks_done;
     int32_t *per_expert; /* [E], zeroed */
-    int32_t *totals;     /* host memory that the device sees: [R] per rank, [E] per expert */
+    int32_t *totals;     /* mapped host memory: [R] per rank, [E] per expert */
     struct cuda_report *report;
-    uint32_t *bad;     /* zeroed; an entry was out of range or there twice */
-    uint32_t *ret_bad; /* device memory that learns of it; NULL: the host does, by the report */
+    uint32_t *bad;     /* zeroed; set to 1 if an entry is out of range or twice in a token */
+    uint32_t *ret_bad; /* device memory for the result; NULL: it goes to the host, in the report */
     uint64_t number;
     int32_t idx64, n_tokens, topk, n_experts, nranks, width;
 };
 
-/* What the host learns of an update, in its memory: as far as this rank is concerned. */
+/* Counts of an update for the host, in host memory: those of this rank. */
 struct cuda_plan_info {
     uint64_t number; /* of the update; written last */
     int64_t n_send, n_wire;
@@ -300,8 +301,8 @@ struct cuda_update {
     struct cuda_op_desc desc;
     struct cuda_count count;
     struct cuda_counts *counts;
-    struct cuda_plan_info *info;          /* NULL: the host does not ask */
-    uint64_t number;                      /* for the facts */
+    struct cuda_plan_info *info;          /* NULL: the host does not need it */
+    uint64_t number;                      /* for `info` */
     int32_t *block_experts;               /* expanded: [blocks,E] rows of each block, then where its rows begin */
     int32_t *expert_base;                 /* expanded: [E] where this rank's rows of each expert begin */
     int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
@@ -309,27 +310,27 @@ struct cuda_update {
     int32_t expanded, alignment, capacity, blocks;
 };
 
-/* Words of rows to where strides say. */
+/* Scatters the words of rows by strides. */
 struct cuda_scatter {
-    const uint32_t *from; /* rows of so many words, one behind the other; NULL: there is nothing to scatter */
+    const uint32_t *from; /* contiguous rows of `words` words; NULL: nothing to scatter */
     uint32_t *to;
     int64_t words, stride_row, stride_word;
 };
 
-/* Rows of this rank by the counts of a plan, behind a dispatch or before a combine. */
+/* Works on this rank's rows after a dispatch or before a combine; the counts of the plan say how many there are. */
 struct cuda_rows {
     const struct cuda_counts *counts;
-    const int32_t *expert_start, *expert_exact; /* NULL: rows are one behind the other */
+    const int32_t *expert_start, *expert_exact; /* NULL: rows are contiguous */
     struct cuda_copy copy[CUDA_BUFFERS];
-    int32_t rank, n_local, zero;         /* zero: rows between experts become 0 */
-    unsigned char *zeroed[CUDA_BUFFERS]; /* the same outputs whether copied or not, for zeros */
+    int32_t rank, n_local, zero;         /* zero: clear the rows between experts */
+    unsigned char *zeroed[CUDA_BUFFERS]; /* outputs to clear, whether copied or not */
     int64_t row_bytes[CUDA_BUFFERS];
     struct cuda_scatter scatter;
-    unsigned char *index, *weights; /* behind the last row up to `capacity`: -1, and 0; NULL: not wanted */
+    unsigned char *index, *weights; /* filled with -1 and 0 from the last row to `capacity`; NULL: not wanted */
     int64_t index_bytes, weight_bytes, capacity;
 };
 
-/* Loads all kernels now (a first launch later would load them while a peer's kernel waits) and lifts their limits. */
+/* Loads all kernels now, since a first launch could load them while a peer's kernel waits, and raises their limits. */
 cudaError_t cuda_kernels_load(int shared_bytes);
 cudaError_t cuda_dispatch_load(int shared_bytes);
 cudaError_t cuda_combine_load(int shared_bytes);
@@ -338,22 +339,22 @@ cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const str
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
                                 cudaStream_t stream);
 cudaError_t cuda_barrier_load(void);
-/* All ranks synchronise; desc: what each of them tells. */
+/* A barrier of all ranks of the node; desc: the op descriptor of this rank. */
 cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_op_desc *desc, cudaStream_t stream);
-/* Until the word is not 0. */
+/* Waits until the word is not 0. */
 cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream);
 /* Entries of a route in the order of EP_COMBINE_BY_CHOICE; `ret_entry` has room for as many. */
 struct cuda_order {
     struct cuda_route route;
     struct cuda_entry *ret_entry;
-    int32_t from_mask; /* the order stays that of the ranks */
-    int32_t by_rank;   /* rows of a rank follow each other; expanded layout */
+    int32_t from_mask; /* keep the order of the ranks */
+    int32_t by_rank;   /* keep the rows of a rank together; expanded layout */
 };
 
 /*
- * The facts of a plan to where the caller wants them (ep_plan_metadata; NULL: not wanted). Which token each row is the
- * ranks tell each other by rows that say who they are, sent like any others: rank and token, each + 1, then in the
- * expanded layout the token's number among those that each rank receives.
+ * Metadata of a plan for the caller (ep_plan_metadata; NULL: not wanted). The token of each row is found by a dispatch
+ * of rows that hold their own source: rank + 1 and token + 1, then in the expanded layout the token's number among
+ * those that each rank receives.
  */
 struct cuda_metadata {
     struct cuda_waits waits;
@@ -361,10 +362,10 @@ struct cuda_metadata {
     int32_t rank, nranks;          /* of the group, here and below */
     const int64_t *first;          /* [R+1] tokens for this rank of the ranks before each */
     const int32_t *exact, *prefix; /* [L], [R,R] */
-    const int32_t *start;          /* [R] tokens for each rank of the ranks before this one; NULL: there are none */
-    int32_t *rows;                 /* [N, row_words] what this rank says of its tokens; NULL: not wanted */
+    const int32_t *start;          /* [R] tokens for each rank of the ranks before this one; NULL: none */
+    int32_t *rows;                 /* [N, row_words] sources of this rank's tokens; NULL: not wanted */
     int32_t *recv_rows;            /* [received rows, row_words] */
-    float *choices, *recv_choices; /* [N,K], [received rows] expanded: which choice; NULL: not wanted */
+    float *choices, *recv_choices; /* [N,K], [received rows] expanded: the choice; NULL: not wanted */
     int32_t row_words, alignment, stride, unused;
     int64_t max_rows; /* that this rank can receive */
     int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;
@@ -372,28 +373,28 @@ struct cuda_metadata {
 
 /* The layout of a routing; outputs as those of ep_layout, zeroed. */
 struct cuda_layout {
-    struct cuda_waits waits; /* for the report of routing that is not valid */
+    struct cuda_waits waits; /* to report invalid routing */
     const void *topk_idx;
     int32_t *per_rank, *per_node, *per_expert;
     uint8_t *in_rank;
     int32_t idx64, n_tokens, topk, n_experts;
-    int32_t nranks, ranks_per_node; /* of the group, CUDA_MAX_RANKS at most */
+    int32_t nranks, ranks_per_node; /* of the group; CUDA_MAX_RANKS at most */
 };
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);
 cudaError_t cuda_layout_load(void);
 
-/* The counts, and the rows to be dispatched; then, behind their dispatch, what depends on them. */
+/* Writes the counts and the rows to be dispatched; after their dispatch, what depends on them. */
 cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream);
 cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream);
 cudaError_t cuda_metadata_load(void);
 
 cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream);
-/* The kernels of an update, one behind the other. */
+/* The kernels of an update, one after the other. */
 cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);
 cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream);
 cudaError_t cuda_update_load(void);
-/* Counts and assigns rows; then, behind it, adds what the blocks before each block have. */
+/* Counts and assigns rows; then adds the rows of the blocks before each block. */
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
 
 #ifdef __cplusplus

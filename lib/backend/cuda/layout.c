@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layout of a routing: by the device where the outputs are in its memory, otherwise by the host. */
+/* The layout of a routing: the device makes it if the outputs are in device memory, otherwise the host does. */
 #include "backend/cuda/cuda.h"
 
 #include "core/routing.h"
@@ -25,7 +25,7 @@ static ep_status lay_out_on_host(ep_comm *comm, const ep_plan_args *args, ep_lay
     return status;
 }
 
-/* NULL is fine. */
+/* `output` may be NULL. */
 static ep_status zero(void *output, size_t bytes, cudaStream_t stream)
 {
     return output && bytes ? cuda_status(cudaMemsetAsync(output, 0, bytes, stream), "cudaMemsetAsync") : EP_OK;
@@ -70,7 +70,7 @@ static ep_status is_on_device(const void *output, bool *ret_is)
     return EP_OK;
 }
 
-/* What waits for the stream waits for this, too: so it counts as an operation, though of this rank alone. */
+/* A wait for the stream must wait for this, too, so it counts as an operation, although no peer takes part. */
 ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
 {
     struct cuda_call call;

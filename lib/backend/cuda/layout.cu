@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layout of a routing: a thread looks at one token, a block adds up before it adds to the outputs. */
+/* The layout of a routing: a thread counts one token; a block adds up its counts before it adds them to the outputs. */
 #include "backend/cuda/device.cuh"
 
 #include <epkit/types.h>
@@ -23,8 +23,8 @@ __device__ __forceinline__ bool is_within(int64_t expert, int first, int n)
     return expert >= first && expert < first + n;
 }
 
-/* Ranks and nodes are those that no earlier choice of the token has. */
-__device__ void look_at_token(const cuda_layout &l, int token, sums &sum)
+/* Counts a token's experts, and each of its ranks and nodes once. */
+__device__ void count_token(const cuda_layout &l, int token, sums &sum)
 {
     size_t start = (size_t)token * l.topk;
     int n_local = l.n_experts / l.nranks, on_node = n_local * l.ranks_per_node;
@@ -58,7 +58,7 @@ __device__ void look_at_token(const cuda_layout &l, int token, sums &sum)
     }
 }
 
-/* Routing that is not valid fails the group, as that of an update does. By all threads of the block that found it. */
+/* Invalid routing fails the group, as in an update. By all threads of the block that found it. */
 __device__ void report_bad(const cuda_layout &l)
 {
     int i = (int)threadIdx.x, me = l.waits.rank, phase = l.waits.ready_phase;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_
         sum.bad = 0;
     __syncthreads();
     if (token < l.n_tokens)
-        look_at_token(l, token, sum);
+        count_token(l, token, sum);
     __syncthreads();
     for (int expert = i; expert < l.n_experts && l.per_expert; expert += CUDA_COUNT_TOKENS)
         if (sum.per_expert[expert])

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How fast the links of a GPU are: asked of the driver's management library, which is loaded for the question, because
+ * The speed of a GPU's links, queried from NVML, the driver's management library. It is loaded for the query, because
  * neither the library nor its header comes with the CUDA runtime.
  *
- * The question has no deadline of its own. A driver that does not answer holds its caller inside the kernel, where no
- * thread can be ended, and a child process is nothing that a library may start in a program with CUDA and MPI. Nor
- * would one help: the communicator that asks has just opened the GPU by the same driver, and the next call of CUDA
- * would wait for it. Who must not hang asks in a child before, as the command does.
+ * The query has no deadline of its own. A driver that does not answer blocks its caller inside the kernel, where no
+ * thread can be ended, and a library must not start child processes in a program with CUDA and MPI. A child would not
+ * help either: the communicator has just opened the GPU through the same driver, and the next CUDA call would block. A
+ * program that must not hang queries in a child before, as the command does.
  */
 #include "backend/cuda/cuda.h"
 
@@ -14,8 +14,8 @@
 
 #define NVML "libnvidia-ml.so.1"
 
-/* As in the documentation of NVML: links; MB/s of one link in one direction, of link `scope` or common to all of them,
-   of which a driver may know only one. */
+/* NVML fields: number of links; MB/s of a link in one direction, of link `scope` or common to all links. A driver may
+   know only one of the two speeds. */
 enum { FIELD_LINK_COUNT = 91, FIELD_LINK_SPEED = 164, FIELD_COMMON_SPEED = 90 };
 enum { VALUE_UNSIGNED = 1, VALUE_UNSIGNED_LONG = 2, VALUE_UNSIGNED_LONG_LONG = 3 };
 
@@ -27,7 +27,7 @@ struct field {
     union {
         double real;
         unsigned number;
-        unsigned long long wide;
+        unsigned long long number64;
     } value;
 };
 
@@ -56,7 +56,7 @@ static uint64_t number_of(const struct field *field)
     if (field->result != 0)
         return 0;
     return field->type == VALUE_UNSIGNED                                                   ? field->value.number
-           : field->type == VALUE_UNSIGNED_LONG || field->type == VALUE_UNSIGNED_LONG_LONG ? field->value.wide
+           : field->type == VALUE_UNSIGNED_LONG || field->type == VALUE_UNSIGNED_LONG_LONG ? field->value.number64
                                                                                            : 0;
 }
 

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Symmetric memory that this rank allocates or registers alone, on any thread. Peers map it as they map all memory
- * (map.c), but nobody can ask them here to unmap it: closing an IPC handle waits for what runs on their devices, maybe
- * for a kernel that waits for this rank. So freed memory is kept for the next allocation, and the place of unregistered
- * memory for the same memory once more, until ep_free() brings all ranks together, or the communicator ends.
+ * (map.c), but they cannot be made to unmap it here: closing an IPC handle waits for kernels on their devices, possibly
+ * for one that waits for this rank. So freed memory is cached for the next allocation, and the slot of unregistered
+ * memory is reserved for the same memory, until the collective ep_free() or the end of the communicator.
  */
 #include "backend/cuda/cuda.h"
 
-/* Functions of the driver. Their results are 0 or what went wrong. */
+/* Driver functions. They return 0 or an error code. */
 typedef int address_range_fn(unsigned long long *ret_base, size_t *ret_bytes, unsigned long long address);
 typedef int pointer_attribute_fn(void *ret_value, int attribute, unsigned long long address);
 enum { ATTRIBUTE_BUFFER_ID = 7 }; /* CU_POINTER_ATTRIBUTE_BUFFER_ID of cuda.h */
 
 /* --- memory of this rank ------------------------------------------------------------------------------------------ */
 
-/* The smallest block of those freed that holds `bytes`, none larger than `most`. */
-static void *take_kept(struct cuda_comm *cuda, size_t bytes, size_t most)
+/* Reuses the smallest cached block of at least `bytes` and at most `max` bytes. */
+static void *reuse_cached(struct cuda_comm *cuda, size_t bytes, size_t max)
 {
     struct cuda_allocation *best = NULL;
     void *memory = NULL;
@@ -24,7 +24,7 @@ static void *take_kept(struct cuda_comm *cuda, size_t bytes, size_t most)
     for (int slot = 0; slot < cuda->slots_used; slot++) {
         struct cuda_allocation *at = &cuda->allocations[slot];
 
-        if (at->base && at->kind == CUDA_MEMORY_CACHED && at->bytes >= bytes && at->bytes <= most &&
+        if (at->base && at->kind == CUDA_MEMORY_CACHED && at->bytes >= bytes && at->bytes <= max &&
             (!best || at->bytes < best->bytes))
             best = at;
     }
@@ -41,7 +41,7 @@ ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
 {
     struct cuda_comm *cuda = cuda_of(comm);
     size_t whole = cuda_whole_bytes(bytes);
-    void *memory = take_kept(cuda, whole, 2 * whole);
+    void *memory = reuse_cached(cuda, whole, 2 * whole);
     ep_status status = EP_OK;
     struct cuda_scope scope;
 
@@ -50,9 +50,9 @@ ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
         status = cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_LOCAL, &memory);
         cuda_scope_end_uncaptured(&scope);
     }
-    /* Rather too large a block than none. */
+    /* A block that is too large is better than none. */
     if (status == EP_E_MEMORY) {
-        memory = take_kept(cuda, whole, SIZE_MAX);
+        memory = reuse_cached(cuda, whole, SIZE_MAX);
         status = memory ? EP_OK : status;
     }
     if (status == EP_OK)
@@ -85,15 +85,15 @@ static ep_status check_kind(const struct cuda_comm *cuda, const void *memory)
 
     CUDA_TRY(cudaPointerGetAttributes(&is, memory));
     if (is.type != cudaMemoryTypeDevice)
-        return ep_fail(EP_E_UNSUPPORTED, "it is %s: peers can map memory of a GPU that is from cudaMalloc()",
-                       is.type == cudaMemoryTypeManaged ? "managed memory" : "memory of the host");
+        return ep_fail(EP_E_UNSUPPORTED, "it is %s: peers can only map GPU memory from cudaMalloc()",
+                       is.type == cudaMemoryTypeManaged ? "managed memory" : "host memory");
     if (is.device != cuda->device)
         return ep_fail(EP_E_ARG, "it is on GPU %d, and this communicator on GPU %d", is.device, cuda->device);
     return EP_OK;
 }
 
-/* The whole allocation that the window is in: IPC knows nothing smaller. */
-static ep_status find_whole(const void *memory, size_t bytes, struct cuda_allocation *ret_allocation)
+/* Finds the allocation that contains the window: IPC exports whole allocations. */
+static ep_status find_allocation(const void *memory, size_t bytes, struct cuda_allocation *ret_allocation)
 {
     unsigned long long base = 0, number = 0, at = (uintptr_t)memory;
     pointer_attribute_fn *get_attribute;
@@ -105,7 +105,7 @@ static ep_status find_whole(const void *memory, size_t bytes, struct cuda_alloca
     if (get_range(&base, &whole, at) != 0 || get_attribute(&number, ATTRIBUTE_BUFFER_ID, at) != 0)
         return ep_fail(EP_E_UNSUPPORTED, "the driver does not report which allocation it is in");
     if (bytes > whole - (at - base))
-        return ep_fail(EP_E_ARG, "%zu bytes are beyond its allocation, of which %llu are behind it", bytes,
+        return ep_fail(EP_E_ARG, "%zu bytes reach beyond its allocation, which has %llu from there on", bytes,
                        (unsigned long long)(whole - (at - base)));
     *ret_allocation = (struct cuda_allocation){.base = (void *)(uintptr_t)base,
                                                .bytes = whole,
@@ -125,14 +125,14 @@ static ep_status export(const struct cuda_allocation *allocation, cudaIpcMemHand
         return EP_OK;
     cudaGetLastError();
     return ep_fail(EP_E_UNSUPPORTED,
-                   "cudaIpcGetMemHandle: %s: peers can map memory that is from cudaMalloc(), not from a pool of "
-                   "cudaMallocAsync() or cuMemCreate() (expandable_segments of torch); operations use it all the same, "
-                   "with a copy",
+                   "cudaIpcGetMemHandle: %s: peers can only map memory from cudaMalloc(), not from a pool of "
+                   "cudaMallocAsync() or from cuMemCreate() (expandable_segments of torch); operations can use it "
+                   "unregistered, at the cost of a copy",
                    cudaGetErrorString(error));
 }
 
 /* Under the lock. */
-static ep_status check_apart(const struct cuda_comm *cuda, const void *memory, size_t bytes)
+static ep_status check_overlap(const struct cuda_comm *cuda, const void *memory, size_t bytes)
 {
     uintptr_t at = (uintptr_t)memory;
 
@@ -147,8 +147,8 @@ static ep_status check_apart(const struct cuda_comm *cuda, const void *memory, s
     return EP_OK;
 }
 
-/* The same memory was registered before: its slot and generation again, so that peers need not map it once more. */
-static bool revive(struct cuda_comm *cuda, const struct cuda_allocation *allocation)
+/* If the same memory was registered before, restores its slot and generation, so that peers need not map it again. */
+static bool restore_retired(struct cuda_comm *cuda, const struct cuda_allocation *allocation)
 {
     for (int slot = 0; slot < cuda->slots_used; slot++) {
         struct cuda_allocation *at = &cuda->allocations[slot];
@@ -173,11 +173,11 @@ static ep_status add_window(struct cuda_comm *cuda, const void *memory, size_t b
     ep_status status;
 
     EP_TRY(check_kind(cuda, memory));
-    EP_TRY(find_whole(memory, bytes, &allocation));
+    EP_TRY(find_allocation(memory, bytes, &allocation));
     EP_TRY(export(&allocation, &handle));
     pthread_mutex_lock(&cuda->memory_lock);
-    status = check_apart(cuda, memory, bytes);
-    if (status == EP_OK && !revive(cuda, &allocation))
+    status = check_overlap(cuda, memory, bytes);
+    if (status == EP_OK && !restore_retired(cuda, &allocation))
         status = cuda_add_allocation(cuda, &allocation, &handle);
     pthread_mutex_unlock(&cuda->memory_lock);
     return status;
@@ -205,7 +205,7 @@ ep_status cuda_unregister(ep_comm *comm, void *memory)
     if (found) {
         found->kind = CUDA_MEMORY_RETIRED;
         found->window_bytes = 0;
-        /* Who has not mapped it yet must not: the caller may free it. */
+        /* Peers that have not mapped it yet must not do so: the caller may free it. */
         atomic_store_explicit(&cuda->ctrl->slot[found - cuda->allocations].generation, 0, memory_order_release);
     }
     pthread_mutex_unlock(&cuda->memory_lock);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of the peers, mapped here: by its IPC handle, or as it is when both are of one process. What a peer allocates
- * is mapped as soon as this rank's caller or its monitor sees it, and its address is put into a table in device memory.
- * Operations are told of memory that is mapped everywhere; should it not be in the table yet, the kernel waits for it.
- * Nothing here waits for a kernel, but for unmapping, which the CUDA runtime does when the device is idle.
+ * Mappings of the peers' memory: by IPC handle, or by the address itself between ranks of one process. The caller's
+ * thread or the monitor maps new allocations of peers and stores their addresses in a table in device memory.
+ * Descriptors name memory that every peer maps; a kernel that does not find it in the table yet waits for it. Only
+ * unmapping waits for kernels: the CUDA runtime unmaps when the device is idle.
  */
 #include "backend/cuda/cuda.h"
 
 #include <string.h>
 
 /*
- * For the monitors of the peers, each of which looks every 20 ms. One that does not get through is held up by the
- * driver, behind a kernel that may be waiting for this rank.
+ * Time for the monitors of the peers, which poll every 20 ms, to map new memory. A monitor that takes longer is blocked
+ * in the driver by a kernel, which may be waiting for this rank.
  */
-#define PATIENCE_NS 1000000000u
+#define MAP_WAIT_NS 1000000000u
 
 static void unmap(const struct cuda_peer *peer, struct cuda_mapping *mapping)
 {
@@ -54,23 +54,23 @@ ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
 }
 
 /*
- * For the kernels. First into the table in host memory, which a kernel that waits sees at once: what is queued in a
- * stream can be held back until that kernel has ended, as the loading of a module does (bench/NOTES.md). The table in
- * device memory, which is faster to read, follows in the order of a stream of the library's own.
+ * Publishes a mapping to the kernels. First in the table in host memory, which a waiting kernel sees at once: a queued
+ * copy may have to wait for that kernel, for example while a module is loaded (bench/NOTES.md). The table in device
+ * memory, which is faster to read, is updated by a copy in the internal stream.
  */
-static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)
+static ep_status publish_mapping(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)
 {
     size_t at = (size_t)(rank - cuda->group.first) * CUDA_SLOTS + (size_t)slot;
-    struct cuda_map_entry *place = &cuda->host_map_entries[at];
+    struct cuda_map_entry *entry = &cuda->host_map_entries[at];
 
-    /* A place whose generation is right is complete: the generation comes last, and goes first. */
-    __atomic_store_n(&place->generation, 0, __ATOMIC_RELEASE);
+    /* An entry with the right generation is complete: the generation is cleared first and written last. */
+    __atomic_store_n(&entry->generation, 0, __ATOMIC_RELEASE);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    place->base = mapping->base;
-    place->granules = (uint32_t)((mapping->bytes + CUDA_GRANULE - 1) / CUDA_GRANULE);
-    __atomic_store_n(&place->generation, mapping->generation, __ATOMIC_RELEASE);
+    entry->base = mapping->base;
+    entry->granules = (uint32_t)((mapping->bytes + CUDA_GRANULE - 1) / CUDA_GRANULE);
+    __atomic_store_n(&entry->generation, mapping->generation, __ATOMIC_RELEASE);
     return cuda_status(
-        cudaMemcpyAsync(&cuda->map_entries[at], place, sizeof(*place), cudaMemcpyHostToDevice, cuda->internal_stream),
+        cudaMemcpyAsync(&cuda->map_entries[at], entry, sizeof(*entry), cudaMemcpyHostToDevice, cuda->internal_stream),
         "cudaMemcpyAsync");
 }
 
@@ -84,9 +84,9 @@ static ep_status map_peer_slot(struct cuda_comm *cuda, int rank, int slot, uint3
     if (mapping->generation == generation)
         return EP_OK;
     if (mapping->generation)
-        EP_TRY(tell_kernels(cuda, rank, slot, &none));
+        EP_TRY(publish_mapping(cuda, rank, slot, &none));
     EP_TRY(map_slot(cuda, rank, &peer->ctrl->slot[slot], generation, mapping));
-    return tell_kernels(cuda, rank, slot, mapping);
+    return publish_mapping(cuda, rank, slot, mapping);
 }
 
 static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocations)
@@ -97,8 +97,10 @@ static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocatio
         uint32_t generation = atomic_load_explicit(&peer->ctrl->slot[slot].generation, memory_order_acquire);
         ep_status status = generation ? map_peer_slot(cuda, rank, slot, generation) : EP_OK;
 
-        /* Freed meanwhile, or its owner is gone: it needs no mapping, and a kernel that waits for it is notified that
-         * it is lost. */
+        /*
+         * The peer has freed it meanwhile, has died or has left: no mapping is needed, and a kernel that waits for it
+         * is notified that the rank is lost.
+         */
         if (status != EP_OK && (ep_group_dead_or_left(&cuda->group, rank) ||
                                 atomic_load(&peer->ctrl->slot[slot].generation) != generation))
             continue;
@@ -126,25 +128,25 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
     return status;
 }
 
-/* Has come to the call of that number: what it needs for it is allocated. */
+/* Waits until `rank` has reached call `number` and so has allocated the staging for it. */
 static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number, enum ep_group_phase phase)
 {
-    const struct cuda_ctrl *board = cuda->peers[rank].ctrl;
-    struct ep_group_wait pause;
+    const struct cuda_ctrl *ctrl = cuda->peers[rank].ctrl;
+    struct ep_group_wait wait;
 
-    ep_group_wait_begin(&pause, &cuda->group, phase);
+    ep_group_wait_begin(&wait, &cuda->group, phase);
     for (;;) {
         uint32_t seen = ep_group_doorbell(&cuda->group);
 
-        if (atomic_load_explicit(&board->called, memory_order_acquire) >= number)
+        if (atomic_load_explicit(&ctrl->called, memory_order_acquire) >= number)
             break;
-        EP_TRY(ep_group_wait(&pause, seen, rank));
+        EP_TRY(ep_group_wait(&wait, seen, rank));
     }
-    ep_group_wait_end(&pause);
+    ep_group_wait_end(&wait);
     return EP_OK;
 }
 
-/* Rows of the buffers of `rank`. Plans of fixed capacity: those of this rank's, as programs have them. */
+/* Rows in the buffers of `rank`. For plans of fixed capacity: this rank's capacity, since programs use one for all. */
 static uint64_t rows_of(const ep_plan *plan, int rank)
 {
     return (uint64_t)(cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens
@@ -155,7 +157,7 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
                            enum ep_group_phase phase)
 {
     uint64_t number = ++cuda->called;
-    bool news = false;
+    bool stale = false;
 
     atomic_store_explicit(&cuda->ctrl->called, number, memory_order_release);
     for (int i = 0; i < cuda->group.nlocal * EP_GROUP_AT_COUNT; i++) {
@@ -173,18 +175,18 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
             there = needed;
         }
         peer->stage_bytes[which] = there;
-        news = true;
+        stale = true;
     }
-    return news ? cuda_map_new(cuda) : EP_OK;
+    return stale ? cuda_map_new(cuda) : EP_OK;
 }
 
-static bool is_mapped_by_all(const struct cuda_comm *cuda, uint32_t announced)
+static bool is_mapped_by_all(const struct cuda_comm *cuda, uint32_t published)
 {
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
-        const struct cuda_ctrl *board = cuda->peers[rank].ctrl;
+        const struct cuda_ctrl *ctrl = cuda->peers[rank].ctrl;
 
         if (rank != cuda->group.comm->rank &&
-            (int32_t)(atomic_load_explicit(&board->mapped[cuda->group.local], memory_order_acquire) - announced) < 0)
+            (int32_t)(atomic_load_explicit(&ctrl->mapped[cuda->group.local], memory_order_acquire) - published) < 0)
             return false;
     }
     return true;
@@ -201,7 +203,7 @@ ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], boo
         return EP_OK;
     while (!is_mapped_by_all(cuda, allocation->published)) {
         if (!limit)
-            limit = ep_now_ns() + PATIENCE_NS;
+            limit = ep_now_ns() + MAP_WAIT_NS;
         EP_TRY(cuda_check(cuda));
         *ret_mapped = ep_now_ns() < limit;
         if (!*ret_mapped)
@@ -212,51 +214,51 @@ ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], boo
     return EP_OK;
 }
 
-static ep_status fail_place(int rank, const struct ep_group_address *where, size_t bytes)
+static ep_status fail_address(int rank, const struct ep_group_address *address, size_t bytes)
 {
     return ep_fail(EP_E_MISMATCH,
                    "what rank %d has published is damaged: %zu bytes at offset %llu of allocation %u, generation %u",
-                   rank, bytes, (unsigned long long)where->offset, where->slot, where->generation);
+                   rank, bytes, (unsigned long long)address->offset, address->slot, address->generation);
 }
 
-/* Where the allocation is here. */
-static ep_status find_mapping(struct cuda_comm *cuda, int rank, const struct ep_group_address *place,
+/* The mapping of the allocation in this process. */
+static ep_status find_mapping(struct cuda_comm *cuda, int rank, const struct ep_group_address *address,
                               struct cuda_mapping *ret_mapping)
 {
     ep_status status;
 
     if (rank == cuda->group.comm->rank) {
         pthread_mutex_lock(&cuda->memory_lock);
-        *ret_mapping = (struct cuda_mapping){.base = cuda->allocations[place->slot].base,
-                                             .bytes = cuda->allocations[place->slot].bytes};
+        *ret_mapping = (struct cuda_mapping){.base = cuda->allocations[address->slot].base,
+                                             .bytes = cuda->allocations[address->slot].bytes};
         pthread_mutex_unlock(&cuda->memory_lock);
         return EP_OK;
     }
     pthread_mutex_lock(&cuda->map_lock);
-    status = map_peer_slot(cuda, rank, (int)place->slot, place->generation);
-    *ret_mapping = cuda->peers[rank].mappings[place->slot];
+    status = map_peer_slot(cuda, rank, (int)address->slot, address->generation);
+    *ret_mapping = cuda->peers[rank].mappings[address->slot];
     pthread_mutex_unlock(&cuda->map_lock);
     return status;
 }
 
-ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *where, size_t bytes,
+ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *address, size_t bytes,
                    void **ret_address)
 {
     struct cuda_mapping mapping;
-    struct ep_group_address place;
+    struct ep_group_address copy;
 
-    ep_group_read_shared(&place, where, sizeof(place));
+    ep_group_read_shared(&copy, address, sizeof(copy));
     *ret_address = NULL;
     if (!bytes)
         return EP_OK;
     if (rank < cuda->group.first || rank >= cuda_end_of_node(cuda))
         return ep_fail(EP_E_UNSUPPORTED, "rank %d is of another node: its memory cannot be mapped", rank);
-    if (place.slot >= CUDA_SLOTS || !place.generation)
-        return fail_place(rank, &place, bytes);
-    EP_TRY(find_mapping(cuda, rank, &place, &mapping));
-    if (!mapping.base || place.offset > mapping.bytes || bytes > mapping.bytes - place.offset || place.offset % 16)
-        return fail_place(rank, &place, bytes);
-    *ret_address = (char *)mapping.base + place.offset;
+    if (copy.slot >= CUDA_SLOTS || !copy.generation)
+        return fail_address(rank, &copy, bytes);
+    EP_TRY(find_mapping(cuda, rank, &copy, &mapping));
+    if (!mapping.base || copy.offset > mapping.bytes || bytes > mapping.bytes - copy.offset || copy.offset % 16)
+        return fail_address(rank, &copy, bytes);
+    *ret_address = (char *)mapping.base + copy.offset;
     return EP_OK;
 }
 
@@ -276,7 +278,7 @@ void cuda_unmap_freed(struct cuda_comm *cuda)
             if (!peer->mappings[slot].generation ||
                 peer->mappings[slot].generation == atomic_load(&peer->ctrl->slot[slot].generation))
                 continue;
-            tell_kernels(cuda, rank, slot, &none);
+            publish_mapping(cuda, rank, slot, &none);
             unmap(peer, &peer->mappings[slot]);
         }
     }

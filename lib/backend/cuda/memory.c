@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Symmetric memory of the CUDA backend: this rank's own. As on the host, an allocation is put into the owner's slot
- * table, where the peers find it (map.c). Nothing here waits for a kernel, but for what frees memory.
+ * Symmetric memory of the CUDA backend: this rank's own. As on the host, an allocation is published in the owner's slot
+ * table, where the peers find it (map.c). Only the functions that free memory wait for kernels.
  */
 #include "backend/cuda/cuda.h"
 
@@ -29,10 +29,10 @@ ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocati
             break;
     if (slot == CUDA_SLOTS)
         return ep_fail(EP_E_MEMORY,
-                       "this rank already has %d allocations and windows (ep_free() of all ranks empties "
-                       "the places of those that are freed and unregistered)",
+                       "this rank already has %d allocations and windows (a collective ep_free() releases "
+                       "the slots of those that are freed and unregistered)",
                        CUDA_SLOTS);
-    /* What the peers are told of it is never 0. */
+    /* The bits that descriptors carry are never all 0. */
     while (!(++cuda->next_generation & CUDA_GENERATION_MASK))
         ;
     cuda->allocations[slot] = *allocation;
@@ -57,9 +57,8 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
     ep_status status;
 
     /*
-     * Freeing waits for what runs on the device and on those that reach it (cudaFree() with peer access enabled): not
-     * in ep_alloc_local(), which may come at any time, nor in an operation, whose peers' kernels may wait for this
-     * rank.
+     * cudaFree() waits for kernels on the device and on those with peer access to it. So ep_alloc_local(), which may be
+     * called at any time, reclaims nothing here, nor does an operation, since kernels of peers may wait for this rank.
      */
     if (kind == CUDA_MEMORY_SYMMETRIC)
         cuda_reclaim(cuda->device);
@@ -93,13 +92,13 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
 }
 
 /*
- * A guess at what the operations of a plan take: rows of 7168 bf16 with a scale for each 128, of as many tokens on
- * every rank as here, but no more than RESERVE_MOST.
+ * An estimate of what the operations of a plan need: rows of 7168 bf16 with a scale for each 128, as many tokens on
+ * every rank as here, and RESERVE_MAX at most.
  */
 enum { RESERVE_ROW = 7168 * 2, RESERVE_SCALES = 7168 / 128 * 4, RESERVE_TOKENS = 512 };
-#define RESERVE_MOST ((size_t)512 << 20)
+#define RESERVE_MAX ((size_t)512 << 20)
 
-/* The caller's own symmetric memory: what lies there needs no staging. */
+/* Does the caller have symmetric memory? Buffers in it need no staging. */
 static bool has_symmetric_memory(struct cuda_comm *cuda)
 {
     bool found = false;
@@ -126,9 +125,9 @@ void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args)
     row[EP_GROUP_AT_SCALES] = RESERVE_SCALES;
     row[EP_GROUP_AT_INDEX] = topk * sizeof(int64_t);
     row[EP_GROUP_AT_WEIGHTS] = topk * sizeof(float);
-    if (rows > RESERVE_MOST / RESERVE_ROW)
-        rows = RESERVE_MOST / RESERVE_ROW;
-    /* Without it, or with less than they need, operations allocate themselves. */
+    if (rows > RESERVE_MAX / RESERVE_ROW)
+        rows = RESERVE_MAX / RESERVE_ROW;
+    /* Where this is missing or too small, operations allocate themselves. */
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
         if (row[i])
             (void)cuda_stage(cuda, i, rows * row[i], &memory);
@@ -163,10 +162,10 @@ struct cuda_allocation *cuda_find_allocation(struct cuda_comm *cuda, const void 
 }
 
 /*
- * Withdraws what the caller has from ep_alloc() at `memory`, and what was freed or unregistered by this rank alone;
- * false, and nothing, if there is no such memory.
+ * Unpublishes the caller's ep_alloc() memory at `memory`, and what was freed or unregistered by this rank alone.
+ * Returns false, and does nothing, if there is no such memory.
  */
-static bool withdraw(struct cuda_comm *cuda, const void *memory)
+static bool unpublish(struct cuda_comm *cuda, const void *memory)
 {
     struct cuda_allocation *found;
 
@@ -189,8 +188,8 @@ static bool withdraw(struct cuda_comm *cuda, const void *memory)
     return found != NULL;
 }
 
-/* What was withdrawn, now that no peer has it mapped. cudaFree() waits: not under the lock. */
-static ep_status free_withdrawn(struct cuda_comm *cuda)
+/* Frees what was unpublished, now that no peer has it mapped. cudaFree() may wait, so not under the lock. */
+static ep_status free_unpublished(struct cuda_comm *cuda)
 {
     ep_status status = EP_OK;
 
@@ -211,21 +210,21 @@ static ep_status free_withdrawn(struct cuda_comm *cuda)
 
 static ep_status free_memory(struct cuda_comm *cuda, void *memory)
 {
-    ep_status status, met;
+    ep_status status, barrier;
 
-    /* What was called before may name it. */
+    /* Operations that were called before may use it. */
     EP_TRY(cuda_drain(cuda));
-    if (!withdraw(cuda, memory))
+    if (!unpublish(cuda, memory))
         return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
-    /* An exported allocation may be freed only when no peer has it mapped. */
+    /* An exported allocation may only be freed when no peer has it mapped. */
     EP_TRY(ep_group_barrier(cuda->group.comm));
     cuda_unmap_freed(cuda);
     EP_TRY(ep_group_barrier(cuda->group.comm));
     cuda_pool_trim(cuda);
-    status = free_withdrawn(cuda);
-    /* No peer launches what waits for this rank while it is in cudaFree(), which may wait for that in turn. */
-    met = ep_group_barrier(cuda->group.comm);
-    return status == EP_OK ? met : status;
+    status = free_unpublished(cuda);
+    /* Keeps peers from launching kernels that wait for this rank while it is in cudaFree(), which may wait for them. */
+    barrier = ep_group_barrier(cuda->group.comm);
+    return status == EP_OK ? barrier : status;
 }
 
 ep_status cuda_free(ep_comm *comm, void *memory)
@@ -240,7 +239,7 @@ ep_status cuda_free(ep_comm *comm, void *memory)
     return status;
 }
 
-bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_where)
+bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_address)
 {
     uintptr_t at = (uintptr_t)memory;
     bool found = false;
@@ -253,7 +252,7 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
         if (!allocation->base || !allocation->window_bytes || at < window || at - window > allocation->window_bytes ||
             allocation->window_bytes - (at - window) < bytes)
             continue;
-        *ret_where = (struct ep_group_address){
+        *ret_address = (struct ep_group_address){
             .slot = (uint32_t)slot, .generation = allocation->generation, .offset = at - (uintptr_t)allocation->base};
         found = true;
     }
@@ -263,19 +262,19 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
 
 bool cuda_desc_buffer(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2])
 {
-    struct ep_group_address where;
+    struct ep_group_address address;
 
-    if ((uintptr_t)memory % CUDA_DESC_GRAIN || !cuda_find(cuda, memory, bytes, &where) ||
-        where.offset / CUDA_DESC_GRAIN > UINT32_MAX)
+    if ((uintptr_t)memory % CUDA_DESC_GRAIN || !cuda_find(cuda, memory, bytes, &address) ||
+        address.offset / CUDA_DESC_GRAIN > UINT32_MAX)
         return false;
-    ret_words[0] = CUDA_DESC_SLOT(where.slot, where.generation & CUDA_GENERATION_MASK);
-    ret_words[1] = (uint32_t)(where.offset / CUDA_DESC_GRAIN);
+    ret_words[0] = CUDA_DESC_SLOT(address.slot, address.generation & CUDA_GENERATION_MASK);
+    ret_words[1] = (uint32_t)(address.offset / CUDA_DESC_GRAIN);
     return true;
 }
 
 /*
- * The former buffer stays until the communicator closes: operations that are queued use it, and graphs. Each is at
- * least twice as large as the one before, so all of them together are not larger than the last one.
+ * The former buffer stays until the communicator closes: queued operations and graphs use it. Each buffer is at least
+ * twice as large as the one before, so all former ones together are smaller than the last one.
  */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory)
 {

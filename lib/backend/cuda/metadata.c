@@ -1,41 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Facts of a plan in memory of the caller, in the order of the stream. The counts of a plan of fixed capacity are on
- * the device; those of another one the host has, and uploads once.
+ * Writes metadata of a plan to the caller's memory, in the order of the stream. The counts of a plan of fixed capacity
+ * are on the device; those of another plan are on the host, which uploads them once.
  */
 #include "backend/cuda/lists.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* [R+1] first tokens, then [L] exact counts, then [R,R] the prefix. */
-static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
+/* Uploads [R+1] first tokens, [L] exact counts, [R,R] prefix sums. */
+static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 {
     const struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = inner->device;
     size_t n_local = (size_t)plan->info.n_local_experts, nranks = (size_t)plan->comm->nranks;
     size_t bytes = (nranks + 1) * sizeof(int64_t) + (n_local + nranks * nranks) * sizeof(int32_t);
     struct cuda_block block = {.memory = NULL};
-    int64_t *facts;
+    int64_t *counts;
     int32_t *words;
     ep_status status;
 
     if (device->metadata_counts.memory)
         return EP_OK;
-    facts = malloc(bytes);
-    if (!facts)
+    counts = malloc(bytes);
+    if (!counts)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
-    words = (int32_t *)(facts + nranks + 1);
-    memcpy(facts, inner->recv_from_rank, (nranks + 1) * sizeof(*facts));
+    words = (int32_t *)(counts + nranks + 1);
+    memcpy(counts, inner->recv_from_rank, (nranks + 1) * sizeof(*counts));
     memcpy(words, inner->recv_exact, n_local * sizeof(*words));
     memcpy(words + n_local, inner->prefix, nranks * nranks * sizeof(*words));
     status = cuda_pool_alloc(cuda, bytes, &block);
     if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync(block.memory, facts, bytes, cudaMemcpyHostToDevice, cuda->internal_stream),
-                             "cudaMemcpyAsync");
+        status =
+            cuda_status(cudaMemcpyAsync(block.memory, counts, bytes, cudaMemcpyHostToDevice, cuda->internal_stream),
+                        "cudaMemcpyAsync");
     if (status == EP_OK)
         status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
-    free(facts);
+    free(counts);
     if (status == EP_OK)
         device->metadata_counts = block;
     else
@@ -43,7 +44,7 @@ static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
     return status;
 }
 
-/* Where everything is in the block; NULL: only the size is asked for. */
+/* Divides the block; `memory` NULL: only computes its size. */
 static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_metadata *m)
 {
     const struct cuda_plan *device = cuda_plan_of(plan);
@@ -59,7 +60,7 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_metadata *m
     return at;
 }
 
-static ep_status place_sources(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_metadata *m)
+static ep_status alloc_sources(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_metadata *m)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
     int words = device->route.expanded ? 4 + plan->comm->nranks : 4;
@@ -73,14 +74,14 @@ static ep_status place_sources(struct cuda_comm *cuda, const ep_plan *plan, stru
     return EP_OK;
 }
 
-/* Where the counts are. */
-static ep_status find_facts(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_metadata *m)
+/* Points to the counts in device memory. */
+static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_metadata *m)
 {
     const struct cuda_plan *device = cuda_plan_of(plan);
 
     m->exact = device->expert_exact;
     if (device->fixed && device->lists) {
-        m->rank_prefix = NULL; /* of cuda_nodes_plan_prefix() */
+        m->rank_prefix = NULL; /* cuda_nodes_plan_prefix() writes it */
         cuda_net_update_fill_metadata(device->lists->update, m);
         return EP_OK;
     }
@@ -88,7 +89,7 @@ static ep_status find_facts(struct cuda_comm *cuda, const ep_plan *plan, struct 
         m->first = m->route.counts->first;
         m->prefix = device->update.prefix;
     } else {
-        EP_TRY(upload_facts(cuda, plan));
+        EP_TRY(upload_counts(cuda, plan));
         m->first = device->metadata_counts.memory;
         m->exact = (const int32_t *)(m->first + plan->comm->nranks + 1);
         m->prefix = m->exact + plan->info.n_local_experts;
@@ -115,9 +116,9 @@ static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan
                                 .psum_expert = dst->psum_expert,
                                 .count_exact = dst->count_exact,
                                 .rank_prefix = dst->rank_prefix};
-    EP_TRY(find_facts(cuda, plan, m));
+    EP_TRY(find_counts(cuda, plan, m));
     cuda_fill_waits(cuda, EP_GROUP_DISPATCH_READY, EP_GROUP_DISPATCH_DONE, &m->waits);
-    return dst->recv_source || dst->recv_slot ? place_sources(cuda, plan, m) : EP_OK;
+    return dst->recv_source || dst->recv_slot ? alloc_sources(cuda, plan, m) : EP_OK;
 }
 
 static ep_status check_pointers(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_metadata *dst)
@@ -134,7 +135,7 @@ static ep_status check_pointers(struct cuda_comm *cuda, const ep_plan *plan, con
     return cuda_check_pointer(cuda, call, "rank_prefix", dst->rank_prefix);
 }
 
-/* The rows that say who they are; the statistics stay those of the caller's last operation. */
+/* Dispatches the rows that hold their own source; the statistics stay those of the caller's last operation. */
 static ep_status send_sources(ep_plan *plan, const struct cuda_metadata *m, ep_stream stream)
 {
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
@@ -174,7 +175,7 @@ static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_
     return cuda_status(cuda_launch_sources(&m, call->stream), "metadata kernel");
 }
 
-/* An operation that holds another one: what is called after it comes behind both. */
+/* An operation that contains a dispatch: later calls are ordered after both. */
 ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
 {
     struct cuda_call call;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The facts of a plan into memory of the caller. Which token a row is travels as a row: one block says what this rank's
- * tokens are, and numbers them for each rank that receives them, so that a receiver has nothing to sort.
+ * Writes metadata of a plan to the caller's memory. The sources of rows are dispatched as rows: one block writes the
+ * source of each of this rank's tokens and numbers the tokens for each rank that receives them, so that receivers need
+ * not sort.
  */
 #include "backend/cuda/sync.cuh"
 
-#define FACTS_THREADS 1024
-#define FACTS_WARPS (FACTS_THREADS / WARP)
+#define COUNTS_THREADS 1024
+#define COUNTS_WARPS (COUNTS_THREADS / WARP)
 #define FILL_BLOCKS 32
 #define SOURCES_THREADS 256
 #define SOURCES_BLOCKS 64
@@ -16,7 +17,7 @@ namespace
 
 enum { WORD_RANK, WORD_TOKEN, WORD_NUMBERS = 4 };
 
-__device__ __forceinline__ bool has_given_up(const cuda_metadata &m)
+__device__ __forceinline__ bool has_failed(const cuda_metadata &m)
 {
     return *(const volatile uint32_t *)&m.waits.mine->failure;
 }
@@ -28,7 +29,7 @@ __device__ __forceinline__ int64_t rows_here(const cuda_metadata &m)
 
 /* --- counts ------------------------------------------------------------------------------------------------------ */
 
-__device__ void tell_experts(const cuda_metadata &m)
+__device__ void write_expert_counts(const cuda_metadata &m)
 {
     int64_t start = 0;
 
@@ -43,7 +44,7 @@ __device__ void tell_experts(const cuda_metadata &m)
     }
 }
 
-__device__ void tell_counts(const cuda_metadata &m)
+__device__ void write_counts(const cuda_metadata &m)
 {
     int n = m.nranks, i = (int)threadIdx.x;
 
@@ -52,14 +53,14 @@ __device__ void tell_counts(const cuda_metadata &m)
     if (i < n && m.psum_rank)
         m.psum_rank[i] = (int32_t)m.first[i + 1];
     if (i == WARP && (m.psum_expert || m.count_exact))
-        tell_experts(m);
+        write_expert_counts(m);
     for (; i < n * n && m.rank_prefix; i += (int)blockDim.x)
         m.rank_prefix[i] = m.prefix[i];
 }
 
-/* --- rows that say who they are ---------------------------------------------------------------------------------- */
+/* --- sources of rows --------------------------------------------------------------------------------------------- */
 
-/* The ranks of a token among the WARP from `base` on, one bit each. */
+/* The bit mask of a token's ranks among the WARP ranks from `base` on. */
 __device__ uint32_t ranks_of(const cuda_metadata &m, int token, int base)
 {
     const int32_t *index = m.route.index + (size_t)token * m.route.topk;
@@ -74,10 +75,10 @@ __device__ uint32_t ranks_of(const cuda_metadata &m, int token, int base)
     return ranks;
 }
 
-/* Numbers the tokens of this round of the block for each of `n` ranks; `next` [n]: of the first. By all threads. */
+/* Numbers this pass's tokens of the block for each of `n` ranks; `next` [n]: the first number. By all threads. */
 __device__ void number_tokens(int32_t *numbers, uint32_t ranks, int32_t *next, int n)
 {
-    __shared__ int32_t tokens[FACTS_WARPS][WARP];
+    __shared__ int32_t tokens[COUNTS_WARPS][WARP];
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
 
     for (int rank = 0; rank < n; rank++) {
@@ -97,12 +98,12 @@ __device__ void number_tokens(int32_t *numbers, uint32_t ranks, int32_t *next, i
             numbers[rank] = ranks >> rank & 1 ? number : -1;
     }
     __syncthreads();
-    for (int w = 0; w < FACTS_WARPS && (int)threadIdx.x < n; w++)
+    for (int w = 0; w < COUNTS_WARPS && (int)threadIdx.x < n; w++)
         next[threadIdx.x] += tokens[w][threadIdx.x];
     __syncthreads();
 }
 
-/* The numbers that the tokens have for the ranks from `base` on, WARP at most. */
+/* Writes the tokens' numbers for up to WARP ranks from `base` on. */
 __device__ void number_for(const cuda_metadata &m, int base)
 {
     __shared__ int32_t next[WARP];
@@ -111,7 +112,7 @@ __device__ void number_for(const cuda_metadata &m, int base)
     if (i < n)
         next[i] = m.start ? m.start[base + i] : 0;
     __syncthreads();
-    for (int first = 0; first < m.route.n_tokens; first += FACTS_THREADS) {
+    for (int first = 0; first < m.route.n_tokens; first += COUNTS_THREADS) {
         int token = first + i;
         bool active = token < m.route.n_tokens;
         int32_t *row = active ? m.rows + (size_t)token * m.row_words : nullptr;
@@ -125,7 +126,7 @@ __device__ void describe_tokens(const cuda_metadata &m)
 {
     int i = (int)threadIdx.x, me = m.rank;
 
-    for (int first = 0; first < m.route.n_tokens; first += FACTS_THREADS) {
+    for (int first = 0; first < m.route.n_tokens; first += COUNTS_THREADS) {
         int token = first + i;
         bool active = token < m.route.n_tokens;
         int32_t *row = active ? m.rows + (size_t)token * m.row_words : nullptr;
@@ -141,7 +142,7 @@ __device__ void describe_tokens(const cuda_metadata &m)
         number_for(m, base);
 }
 
-/* No row has come, and no choice has one. By the other blocks. */
+/* Marks all rows as missing, and all choices as without a row. By all blocks but the first. */
 __device__ void clear_outputs(const cuda_metadata &m)
 {
     int64_t thread = (int64_t)(blockIdx.x - 1) * blockDim.x + threadIdx.x, threads = (gridDim.x - 1) * blockDim.x;
@@ -153,21 +154,21 @@ __device__ void clear_outputs(const cuda_metadata &m)
         m.recv_slot[i] = -1;
 }
 
-__global__ void __launch_bounds__(FACTS_THREADS) metadata_counts_kernel(const __grid_constant__ cuda_metadata m)
+__global__ void __launch_bounds__(COUNTS_THREADS) metadata_counts_kernel(const __grid_constant__ cuda_metadata m)
 {
-    if (has_given_up(m) || is_refused(m.waits, m.route.counts))
+    if (has_failed(m) || is_refused(m.waits, m.route.counts))
         return;
     if (blockIdx.x) {
         clear_outputs(m);
         return;
     }
-    tell_counts(m);
+    write_counts(m);
     if (m.rows)
         describe_tokens(m);
 }
 
-/* What a row says of its token. False: it cannot be so. */
-__device__ bool place_row(const cuda_metadata &m, int64_t at)
+/* Writes the source of a row. False: the row is damaged. */
+__device__ bool write_source(const cuda_metadata &m, int64_t at)
 {
     const int32_t *row = m.recv_rows + at * m.row_words;
     int rank = row[WORD_RANK] - 1, token = row[WORD_TOKEN] - 1, n = m.nranks;
@@ -195,11 +196,11 @@ __global__ void __launch_bounds__(SOURCES_THREADS) sources_kernel(const __grid_c
 {
     int64_t rows = rows_here(m), threads = (int64_t)gridDim.x * blockDim.x;
 
-    /* The one before this kernel has told that nothing moves. */
-    if (has_given_up(m) || m.route.counts->refused[0])
+    /* The kernel before this one has reported the refusal. */
+    if (has_failed(m) || m.route.counts->refused[0])
         return;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < rows; at += threads)
-        if (m.recv_rows[at * m.row_words + WORD_RANK] && !place_row(m, at))
+        if (m.recv_rows[at * m.row_words + WORD_RANK] && !write_source(m, at))
             break;
 }
 
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(SOURCES_THREADS) sources_kernel(const __grid_c
 
 cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream)
 {
-    metadata_counts_kernel<<<metadata->rows ? 1 + FILL_BLOCKS : 1, FACTS_THREADS, 0, stream>>>(*metadata);
+    metadata_counts_kernel<<<metadata->rows ? 1 + FILL_BLOCKS : 1, COUNTS_THREADS, 0, stream>>>(*metadata);
     return cudaGetLastError();
 }
 

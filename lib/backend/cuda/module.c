@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What module.h promises the command. Copies have a stream of their own per thread: the operations' may be waiting. */
+/* The functions of module.h. Copies use the internal stream, because the operations' streams may be waiting. */
 #include "backend/cuda/module.h"
 
 #include "backend/cuda/cuda.h"
@@ -27,23 +27,23 @@ static ep_status find_addresses(struct ep_cuda_gpus *gpus)
     return EP_OK;
 }
 
-/* As ep_comm_new() wants it: each must reach the other. */
-static bool reach_each_other(int a, int b)
+/* As ep_comm_new() requires: P2P in both directions. */
+static bool have_p2p(int a, int b)
 {
-    int there = 0, back = 0;
-    bool told =
-        cudaDeviceCanAccessPeer(&there, a, b) == cudaSuccess && cudaDeviceCanAccessPeer(&back, b, a) == cudaSuccess;
+    int forward = 0, backward = 0;
+    bool known = cudaDeviceCanAccessPeer(&forward, a, b) == cudaSuccess &&
+                 cudaDeviceCanAccessPeer(&backward, b, a) == cudaSuccess;
 
-    if (!told)
+    if (!known)
         cudaGetLastError();
-    return told && there && back;
+    return known && forward && backward;
 }
 
 static int count_connected(const struct ep_cuda_gpus *gpus, char *ret_why, size_t bytes)
 {
     for (int n = 1; n < gpus->usable; n++) {
         for (int i = 0; i < n; i++) {
-            if (reach_each_other(i, n))
+            if (have_p2p(i, n))
                 continue;
             snprintf(ret_why, bytes, "no P2P between GPU %s and GPU %s", gpus->address[i], gpus->address[n]);
             return n;
@@ -115,8 +115,8 @@ static void release(ep_comm *comm, void *memory)
 }
 
 /*
- * In a stream that does not wait for the default one, which an operation may have made wait for what the caller does
- * after this.
+ * In the internal stream: an operation may have made the default stream wait for something that the caller does after
+ * this call.
  */
 static ep_status copy_now(const struct cuda_comm *cuda, void *to, const void *from, size_t bytes)
 {
@@ -132,7 +132,7 @@ static ep_status copy(ep_comm *comm, void *to, const void *from, size_t bytes)
     ON_DEVICE(comm, copy_now(cuda_of(comm), to, from, bytes));
 }
 
-/* Behind what is queued, which may still read what is overwritten. */
+/* In the default stream, after queued work that may still read the memory. */
 static ep_status fill_now(const struct cuda_comm *cuda, void *to, int byte, size_t bytes)
 {
     CUDA_TRY(cudaMemsetAsync(to, byte, bytes, cuda->default_stream));
@@ -211,20 +211,20 @@ static ep_status repeat_bare(ep_comm *comm, int combine)
 
 static ep_status get_address(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_address *ret_address)
 {
-    struct ep_group_address where;
+    struct ep_group_address group_address;
 
-    if (!cuda_find(cuda_of(comm), memory, bytes, &where))
+    if (!cuda_find(cuda_of(comm), memory, bytes, &group_address))
         return ep_fail(EP_E_ARG, "get_address: %zu bytes at %p are not in symmetric memory", bytes, memory);
-    memcpy(ret_address->bytes, &where, sizeof(where));
+    memcpy(ret_address->bytes, &group_address, sizeof(group_address));
     return EP_OK;
 }
 
 static ep_status map_address(ep_comm *comm, int rank, const struct ep_cuda_address *address, void **ret_memory)
 {
-    struct ep_group_address where;
+    struct ep_group_address group_address;
 
-    memcpy(&where, address->bytes, sizeof(where));
-    ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &where, 1, ret_memory));
+    memcpy(&group_address, address->bytes, sizeof(group_address));
+    ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &group_address, 1, ret_memory));
 }
 
 static ep_status queue_copy(struct cuda_comm *cuda, int i, void *to, const void *from, size_t bytes)

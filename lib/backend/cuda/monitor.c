@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The monitor: a thread of each communicator that mostly sleeps. Kernels have deadlines of their own. The monitor reports
- * to them what they cannot see: dead processes, ranks that have left, failures set by peers. It publishes to the peers
- * what a kernel has reported, whatever the caller's thread does, and maps what the peers allocate.
+ * The monitor: a thread of each communicator that mostly sleeps. Kernels have deadlines of their own. The monitor
+ * reports to them what they cannot see: dead processes, ranks that have left, failures set by peers. It publishes to
+ * the peers what a kernel has reported, whatever the caller's thread does, and maps what the peers allocate.
  */
 #include "backend/cuda/cuda.h"
 
@@ -43,8 +43,8 @@ static void find_lost(struct cuda_comm *cuda)
 }
 
 /*
- * Finds dead ranks of other nodes on this host; on other hosts the control links find them. It is unknown which of their
- * data has arrived, so the group fails, as when a control link ends.
+ * Finds dead ranks of other nodes on this host; on other hosts the control links find them. It is unknown which of
+ * their data has arrived, so the group fails, as when a control link ends.
  */
 static ep_status find_remote_dead(struct cuda_comm *cuda)
 {

@@ -241,7 +241,7 @@ __device__ bool receive_target(const cuda_nodes_update &u, uint64_t number, int 
         int node = source / nlocal, local = source % nlocal;
         int32_t n;
 
-        if (!take_count(u.waits, number, local, CUDA_SLICE_WORDS + node * each + at, n))
+        if (!receive_count(u.waits, number, local, CUDA_SLICE_WORDS + node * each + at, n))
             return false;
         if (local == u.waits.rank && target >= 0 && target < targets)
             u.base[(size_t)node * targets + target] = (int32_t)total;
@@ -267,7 +267,7 @@ __device__ bool receive_slices(const cuda_nodes_update &u, uint64_t number, node
     for (int at = (int)threadIdx.x; at < slice_words(u) - 1 && ok; at += (int)blockDim.x)
         ok = receive_target(u, number, at, x);
     if (ok && (int)threadIdx.x < u.waits.nranks)
-        ok = take_count(u.waits, number, (int)threadIdx.x, CUDA_SLICE_CAPACITY, x.capacity[threadIdx.x]);
+        ok = receive_count(u.waits, number, (int)threadIdx.x, CUDA_SLICE_CAPACITY, x.capacity[threadIdx.x]);
     return __syncthreads_and(ok);
 }
 

@@ -123,7 +123,7 @@ static ep_status explain(struct cuda_comm *cuda, const ep_plan *plan, const void
 
 /* The kernel reads device memory: copies a routing that is in host memory to the device first. */
 static ep_status copy_to_device(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx,
-                           struct cuda_block *ret_copy, const void **ret_routing)
+                                struct cuda_block *ret_copy, const void **ret_routing)
 {
     struct cudaPointerAttributes attributes;
 
@@ -203,7 +203,7 @@ static ep_status upload_if_complete(struct cuda_comm *cuda, ep_plan *plan)
 
 /* Finds or makes the device memory that the counting kernel reads. */
 static ep_status find_routing(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args,
-                               struct cuda_block *ret_copy, const void **ret_routing)
+                              struct cuda_block *ret_copy, const void **ret_routing)
 {
     *ret_routing = NULL;
     if (!plan->from_mask)
@@ -315,9 +315,10 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
     if (!is_counted_by_hosts(cuda, args))
         return cuda_plan_open_fixed(call, plan, args, ret_queued);
     if (call->capture && args->max_recv_tokens <= 0)
-        return ep_fail(EP_E_STATE,
-                       "ep_plan_new: the stream is being captured, and a plan without max_recv_tokens cannot be made in a capture: "
-                       "make it before, or set max_recv_tokens");
+        return ep_fail(
+            EP_E_STATE,
+            "ep_plan_new: the stream is being captured, and a plan without max_recv_tokens cannot be made in a capture: "
+            "make it before, or set max_recv_tokens");
     EP_TRY(check_nodes(plan));
     cuda_reserve_stages(cuda, args);
     if (call->capture)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory of freed plans, kept for later ones: cudaFree() waits for what runs on the device, which may wait for
- * this rank, and a capture forbids it. So nothing is freed where it is given back. What the pool has no place for is
- * listed behind it, and freed where waiting is allowed: in ep_free(), between its barriers, when the communicator
- * closes, and where there is no memory otherwise.
+ * A pool of device memory of freed plans. cudaFree() waits for kernels on the device, which may wait for this rank, and
+ * a capture forbids it. So returned blocks are reused, not freed. Blocks beyond the size of the pool go to a list of
+ * spares, which is freed where waiting is allowed: between the barriers of ep_free(), when the communicator closes, and
+ * when memory is short otherwise.
  */
 #include "backend/cuda/cuda.h"
 
@@ -14,7 +14,7 @@ struct cuda_spare {
     struct cuda_block block;
 };
 
-/* Under the lock: of what the pool or the list has, the smallest block that fits and that nothing uses any more. */
+/* Takes the smallest unused block that fits from the pool or the list. Under the lock. */
 static bool find_block(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
 {
     struct cuda_spare **best_spare = NULL;
@@ -50,19 +50,19 @@ static bool find_block(struct cuda_comm *cuda, size_t bytes, bool captured, stru
     return true;
 }
 
-static void note_complete(struct cuda_comm *cuda)
+static void update_complete(struct cuda_comm *cuda)
 {
     if (cuda->complete < cuda->operations && cudaEventQuery(cuda->order) == cudaSuccess)
         cuda->complete = cuda->operations;
     cudaGetLastError();
 }
 
-static ep_status take(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
+static ep_status alloc_block(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
 {
     cudaError_t error;
     bool found;
 
-    note_complete(cuda);
+    update_complete(cuda);
     pthread_mutex_lock(&cuda->memory_lock);
     found = find_block(cuda, bytes, captured, ret_block);
     pthread_mutex_unlock(&cuda->memory_lock);
@@ -81,16 +81,16 @@ static ep_status take(struct cuda_comm *cuda, size_t bytes, bool captured, struc
 
 ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
 {
-    return take(cuda, bytes, false, ret_block);
+    return alloc_block(cuda, bytes, false, ret_block);
 }
 
 ep_status cuda_pool_alloc_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
 {
-    return take(cuda, bytes, true, ret_block);
+    return alloc_block(cuda, bytes, true, ret_block);
 }
 
-/* Under the lock. Without memory for the note the driver frees the block when the process ends. */
-static void list_spare(struct cuda_comm *cuda, const struct cuda_block *block)
+/* Under the lock. Without memory for the list entry the driver frees the block when the process ends. */
+static void add_spare(struct cuda_comm *cuda, const struct cuda_block *block)
 {
     struct cuda_spare *spare = malloc(sizeof(*spare));
 
@@ -114,7 +114,7 @@ void cuda_pool_free(struct cuda_comm *cuda, const struct cuda_block *block)
     if (i < CUDA_POOL)
         cuda->pool[i] = out;
     else
-        list_spare(cuda, &out);
+        add_spare(cuda, &out);
     pthread_mutex_unlock(&cuda->memory_lock);
 }
 
@@ -144,7 +144,7 @@ void cuda_pool_trim(struct cuda_comm *cuda)
 {
     struct cuda_spare *out = NULL;
 
-    note_complete(cuda);
+    update_complete(cuda);
     pthread_mutex_lock(&cuda->memory_lock);
     for (struct cuda_spare **at = &cuda->spares; *at;) {
         struct cuda_spare *spare = *at;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantise.cuh - bf16 to e4m3 in blocks of EP_SCALE_BLOCK with a factor each, to the bits of the rule in lowlatency.h.
+/* quantise.cuh - bf16 to e4m3 in blocks of EP_SCALE_BLOCK with a factor each, bit for bit by the rule in lowlatency.h.
  */
 #ifndef EP_CUDA_QUANTISE_CUH
 #define EP_CUDA_QUANTISE_CUH
@@ -32,15 +32,15 @@ struct sixteen {
 __device__ inline uint32_t largest_of(uint4 v)
 {
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-    uint32_t most = 0;
+    uint32_t largest = 0;
 
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         uint32_t magnitude = (i & 1 ? words[i / 2] >> 16 : words[i / 2]) & 0x7fffu;
 
-        most = max(most, magnitude <= 0x7f80u ? magnitude : 0u);
+        largest = max(largest, magnitude <= 0x7f80u ? magnitude : 0u);
     }
-    return most;
+    return largest;
 }
 
 __device__ inline uint32_t quantise_four(uint32_t a, uint32_t b, float factor)
@@ -62,12 +62,12 @@ __device__ inline uint4 quantise(sixteen v, float factor)
 /* The factor of the block that this lane shares; all lanes of the warp call it. */
 __device__ inline float factor_of(sixteen v, bool rounds)
 {
-    uint32_t most = max(largest_of(v.low), largest_of(v.high));
+    uint32_t largest = max(largest_of(v.low), largest_of(v.high));
     float factor;
 
     for (int distance = 4; distance; distance /= 2)
-        most = max(most, __shfl_xor_sync(0xffffffffu, most, distance));
-    factor = __fdiv_rn(fmaxf(__uint_as_float(most << 16), 1e-4f), 448.0f);
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    factor = __fdiv_rn(fmaxf(__uint_as_float(largest << 16), 1e-4f), 448.0f);
     return rounds ? float_of_ue8m0(ue8m0_of(factor)) : factor;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels report, in words of the host; and what they are told of the group. */
+/* Turns the failures that kernels report into statuses and error texts, and fills the kernels' waits. */
 #include "backend/cuda/cuda.h"
 
-/* Of the deadline, for which a rank of another node that is late is not blamed. */
+/* The part of the deadline after which a late rank of another node is blamed. */
 #define GRACE_PART 4
 
 static uint32_t read_failure(const struct cuda_comm *cuda)
@@ -33,8 +33,8 @@ static ep_status fail_lost(struct cuda_comm *cuda, int rank, enum ep_group_phase
 }
 
 /*
- * A rank of another node may be late because it waits for one of its own node, whose deadline ends at about the same
- * time: that one's name comes first.
+ * A rank of another node may be late because it waits for a rank of its own node. Its deadline ends at about the same
+ * time, and the rank that it blames is the right one: wait for its report.
  */
 static ep_status wait_for_others_report(struct cuda_comm *cuda)
 {
@@ -49,33 +49,33 @@ static ep_status wait_for_others_report(struct cuda_comm *cuda)
     return status;
 }
 
-/* Who did not answer in time may have died or left: of other nodes no kernel is told so. */
+/* A rank that is late may have died or left: kernels do not learn that of ranks of other nodes. */
 static ep_status fail_late(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
-    bool far = rank < cuda->group.first || rank >= cuda_end_of_node(cuda);
+    bool remote = rank < cuda->group.first || rank >= cuda_end_of_node(cuda);
 
-    if (far && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
+    if (remote && cuda->group.nlocal > 1 && !atomic_load(&cuda->masking))
         EP_TRY(wait_for_others_report(cuda));
     if (ep_group_dead_or_left(&cuda->group, rank))
         return fail_lost(cuda, rank, phase);
     return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
 }
 
-static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
+static ep_status fail_routing(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
     if (rank != cuda->group.comm->rank)
         return ep_group_set_failure(&cuda->group, EP_E_ROUTING, rank, phase);
     if (phase == EP_GROUP_PLAN_COUNTS)
         ep_fail(EP_E_ROUTING,
                 "new routing of rank %d is not valid: an expert that does not exist or is twice in a token, or "
-                "tokens_per_expert that cannot be of the mask",
+                "tokens_per_expert that do not match the mask",
                 rank);
     else
         ep_fail(EP_E_ROUTING, "low latency: a queued call had routing that is not valid");
     return ep_group_set_own_failure(&cuda->group, EP_E_ROUTING, rank, phase);
 }
 
-static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
+static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
 {
     int rank = (int)(failure >> 8 & 0xffff), me = cuda->group.comm->rank;
     enum ep_group_phase phase = (enum ep_group_phase)(failure & 0xff);
@@ -100,7 +100,8 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
     case CUDA_FAILED_DAMAGE:
         return ep_group_set_own_failure(
             &cuda->group,
-            ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: the place of a buffer or of a row", rank),
+            ep_fail(EP_E_MISMATCH,
+                    "what rank %d has published is damaged: the address of a buffer or the index of a row", rank),
             rank, phase);
     case CUDA_FAILED_UNMAPPED:
         return ep_group_set_own_failure(&cuda->group,
@@ -120,7 +121,7 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
         return ep_fail(EP_E_ROUTING, "low latency: a queued call had routing that is not valid; the "
                                      "other ranks go on without this one");
     case CUDA_FAILED_ROUTING:
-        return raise_routing(cuda, rank, phase);
+        return fail_routing(cuda, rank, phase);
     default:
         return fail_late(cuda, rank, phase);
     }
@@ -130,7 +131,7 @@ ep_status cuda_check_reported(struct cuda_comm *cuda)
 {
     uint32_t failure = read_failure(cuda);
 
-    return failure ? raise_reported(cuda, failure) : EP_OK;
+    return failure ? fail_reported(cuda, failure) : EP_OK;
 }
 
 ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream)

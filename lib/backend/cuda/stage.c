@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether ordinary memory is copied while the rows move (stage.cuh), and what the kernel is told for it. Each rank
- * decides for itself, and its kernel tells the others, because they send it words.
+ * Decides whether ordinary memory is copied while the rows move (stage.cuh), and fills the kernel's arguments for it.
+ * Each rank decides on its own, and publishes it in its descriptor, because the others send it progress words.
  */
 #include "backend/cuda/cuda.h"
 
 #include <string.h>
 
 /*
- * Blocks that copy. Half of them would keep up with the links, but what the last rows leave to do should not take
- * long: measured on two H200, a dispatch of 117 MB takes 193, 186 and 183 us with 16, 24 and 32 (bench/NOTES.md).
+ * Blocks that copy. Half of them would keep up with the links, but what is left after the last rows should take little
+ * time: measured on two H200, a dispatch of 117 MB takes 193, 186 and 183 us with 16, 24 and 32 (bench/NOTES.md).
  */
-#define COPIERS 24
+#define COPY_BLOCKS 24
 
 /*
- * Bytes of other ranks' rows below which the copy is made in stream order. An estimate: the launch of such a copy takes
- * about 3 us, and so do a word between ranks and the last piece's way through shared memory.
+ * With fewer bytes of other ranks' rows the copy is made in stream order. An estimate: the launch of such a copy takes
+ * about 3 us, as do a word between ranks and the passage of the last piece through shared memory.
  */
-#define LEAST_BYTES ((size_t)128 << 10)
+#define MIN_BYTES ((size_t)128 << 10)
 
-#define PART_PIECES 2 /* of each warp: the first part is what a combine waits for before it begins */
+#define PART_PIECES 2 /* of each warp in a part: a combine waits for the first part before it begins */
 
-#define LEAST_SLOT 4096u /* bytes: a row may be shorter, a piece should not be */
+#define MIN_SLOT 4096u /* bytes: a row may be shorter, a piece should not be */
 
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
 {
@@ -33,7 +33,7 @@ int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
     return plan->full.n_recv - (first[me + 1] - first[me]);
 }
 
-/* Ranks of the group that work on this one's device, in other threads or processes. */
+/* Counts the ranks of the node that use this rank's device, as threads or processes. */
 static int count_sharing(const struct cuda_comm *cuda)
 {
     int n = 0;
@@ -44,16 +44,16 @@ static int count_sharing(const struct cuda_comm *cuda)
 }
 
 /*
- * A number that the caller has given holds for all of the operation: the larger part of it copies, as by default. Of
- * one multiprocessor nothing is left for that.
+ * A number set by the caller limits the whole operation: three fifths of it copy, similar to the default. With one
+ * multiprocessor none is left to copy.
  */
 void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks)
 {
     *ret_move_blocks = cuda->sms;
-    *ret_copy_blocks = copies ? COPIERS : 0;
+    *ret_copy_blocks = copies ? COPY_BLOCKS : 0;
     if (!copies || !cuda->sms_given)
         return;
-    *ret_copy_blocks = cuda->sms * 3 / 5 < COPIERS ? cuda->sms * 3 / 5 : COPIERS;
+    *ret_copy_blocks = cuda->sms * 3 / 5 < COPY_BLOCKS ? cuda->sms * 3 / 5 : COPY_BLOCKS;
     *ret_move_blocks = cuda->sms - *ret_copy_blocks;
 }
 
@@ -62,12 +62,12 @@ bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, siz
     size_t rows = (size_t)cuda_rows_of_others(cuda, plan);
     int move_blocks, copy_blocks;
 
-    /* In the expanded layout the rows of one source are not together, and those of other nodes come in no order. */
-    if (cuda_crosses_nodes(cuda) || plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES ||
+    /* In the expanded layout the rows of a source are not contiguous, and rows of other nodes arrive in any order. */
+    if (cuda_crosses_nodes(cuda) || plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < MIN_BYTES ||
         cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
         return false;
     cuda_share_sms(cuda, true, &move_blocks, &copy_blocks);
-    /* Blocks that wait must not keep those of another rank off the device. */
+    /* Waiting blocks must not keep the blocks of another rank off the device. */
     return copy_blocks > 0 && count_sharing(cuda) * (move_blocks + copy_blocks) <= cuda->all_sms;
 }
 
@@ -85,10 +85,10 @@ void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool cop
 void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape)
 {
     size_t n = (size_t)shape->warps * (size_t)shape->stages;
-    size_t most = (cuda->shared_limit - CUDA_BARRIERS_MAX) / n / 16 * 16, bytes;
+    size_t max = (cuda->shared_limit - CUDA_BARRIERS_MAX) / n / 16 * 16, bytes;
 
-    if (slot < LEAST_SLOT)
-        slot = most < LEAST_SLOT ? most : LEAST_SLOT;
+    if (slot < MIN_SLOT)
+        slot = max < MIN_SLOT ? max : MIN_SLOT;
     stage->slot_bytes = (int32_t)slot;
     bytes = cuda_shared_bytes(shape, slot);
     if (shape->shared_bytes < bytes)

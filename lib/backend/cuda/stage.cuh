@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stage.cuh - what the kernels of dispatch and combine share: the rings of their warps, their end and their launch, and
- * copies between ordinary and staging memory while rows move. These are made by blocks of the moving kernel: a kernel
- * of its own in a second stream would have to be started, joined and waited for, at some microseconds each. Which rows
- * may be copied or read, the ranks tell each other by progress words, part by part.
+ * stage.cuh - shared by the kernels of dispatch and combine: the rings of their warps, their end and their launch, and
+ * copies between ordinary and staging memory while rows move. Blocks of the same kernel make these copies: a kernel in
+ * a second stream would have to be started, joined and waited for, at some microseconds each. The ranks publish part by
+ * part, in progress words, which rows may be copied or read.
  */
 #ifndef EP_CUDA_STAGE_CUH
 #define EP_CUDA_STAGE_CUH
@@ -11,8 +11,8 @@
 #include "backend/cuda/sync.cuh"
 
 /*
- * Blocks take their roles in the order in which they begin, whatever their numbers are: so those that others wait for
- * have begun before any that waits, even where other work leaves few multiprocessors.
+ * Blocks get their roles in the order in which they begin, not by block index. So the blocks that others wait for have
+ * begun before any block that waits, even if other work leaves few multiprocessors.
  */
 __device__ inline uint32_t take_role(const cuda_waits &waits)
 {
@@ -25,8 +25,8 @@ __device__ inline uint32_t take_role(const cuda_waits &waits)
 }
 
 /*
- * By one thread: one of the kernel's shares is at its end, which are the movers together and each block that copies.
- * With the last the operation is complete.
+ * Ends a role of the kernel; by one thread. All blocks that move rows are one role, each block that copies is another.
+ * The end of the last role completes the operation.
  */
 __device__ inline void role_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number)
 {
@@ -48,11 +48,10 @@ __device__ __forceinline__ uint32_t n_copy_blocks(const cuda_waits &waits, const
     return waits.no_sync ? 0 : (uint32_t)s.copy_blocks;
 }
 
-/* At the end of each of the blocks that move rows; by all threads. */
-__device__ __forceinline__ void move_block_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number,
-                                               bool sound)
+/* The end of a block that moves rows; by all threads. */
+__device__ __forceinline__ void move_block_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool ok)
 {
-    if (!operation_sync(waits, number, sound, (uint32_t)s.move_blocks))
+    if (!operation_sync(waits, number, ok, (uint32_t)s.move_blocks))
         return;
     if (s.copy_blocks)
         role_end(waits, s, number);
@@ -60,16 +59,16 @@ __device__ __forceinline__ void move_block_end(const cuda_waits &waits, const cu
         operation_complete(waits, number);
 }
 
-/* At the end of a block that copies; `sound`: of this warp. Otherwise the operation stays incomplete. */
-__device__ inline void copy_block_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool sound)
+/* The end of a block that copies. `ok`: of this warp; if false for any, the operation stays incomplete. */
+__device__ inline void copy_block_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool ok)
 {
-    if (__syncthreads_and(sound) && threadIdx.x == 0)
+    if (__syncthreads_and(ok) && threadIdx.x == 0)
         role_end(waits, s, number);
 }
 
 /*
- * Counts this warp as through with a part: what its lanes have stored for it is complete. True in the last of `warps`,
- * which then may tell others. All come to the parts in order, so what is told is never less than before.
+ * Counts this warp as finished with a part: the stores of its lanes for it are complete. True in the last of `warps`,
+ * which may then publish progress. All warps finish the parts in order, so the published progress never decreases.
  */
 __device__ inline bool count_part(const cuda_waits &waits, int part, uint32_t warps, int lane)
 {
@@ -91,7 +90,7 @@ __device__ inline bool count_part(const cuda_waits &waits, int part, uint32_t wa
     return before == warps - 1;
 }
 
-/* Rows that a word says are there. A rank that is in a later operation has done all of this one. */
+/* The rows that a progress word reports for operation `number`; all, if the word is of a later operation. */
 __device__ __forceinline__ uint32_t rows_of_progress(uint64_t word, uint64_t number)
 {
     uint64_t of = word >> CUDA_ROWS_BITS;
@@ -99,7 +98,7 @@ __device__ __forceinline__ uint32_t rows_of_progress(uint64_t word, uint64_t num
     return of == number ? (uint32_t)word & CUDA_ALL_ROWS : of > number ? CUDA_ALL_ROWS : 0;
 }
 
-/* Rows of each rank's tokens on this rank that are copied; lane i knows those of rank i. */
+/* The rows of a rank's tokens on this rank that are to be copied; lane i holds those of rank i. */
 struct sources {
     int64_t first, rows;
 };
@@ -115,13 +114,13 @@ __device__ inline sources sources_of(const cuda_waits &waits, const cuda_counts 
     return s;
 }
 
-/* A warp's slots in the block's shared memory, and the barriers that tell when they are full. */
+/* A warp's slots in the block's shared memory, each with a barrier that is complete when the slot is full. */
 struct ring {
     unsigned char *slots;
     uint64_t *full;
     int stages, slot_bytes;
 
-    /* `shared`: the block's, barriers before the slots. */
+    /* `shared`: shared memory of the block: all barriers, then all slots. */
     __device__ __forceinline__ ring(unsigned char *shared, int n, int32_t bytes) : stages(n), slot_bytes(bytes)
     {
         int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
@@ -139,9 +138,9 @@ __device__ __forceinline__ void ring_init(const ring &r)
     barriers_publish();
 }
 
-/* A warp's ring of pieces of rows. Lane i knows where to the piece in slot i goes. */
+/* A warp's ring of pieces of rows. Lane i holds the destination of the piece in slot i. */
 struct copy_ring : ring {
-    int head, loaded; /* the oldest piece, and how many there are */
+    int head, loaded; /* slot of the oldest piece, number of pieces */
     uint32_t parity;
     unsigned long long to;
     uint32_t bytes;
@@ -157,7 +156,7 @@ __device__ inline copy_ring copy_ring_begin(unsigned char *shared, const cuda_st
     return c;
 }
 
-/* One slot stays free, so that the store before the newest is all that a load has to wait for. */
+/* One slot stays free, so that a load need not wait for the newest store. */
 __device__ __forceinline__ bool copy_ring_has_room(const copy_ring &c)
 {
     return c.loaded < c.stages - 1;
@@ -198,7 +197,8 @@ __device__ inline void copy_ring_store(copy_ring &c, int lane)
     }
 }
 
-/* Words of rows [begin, end). Two at once, because a load takes longer than all the rest. Past L1: peers write them. */
+/* Copies the words of rows [begin, end), two at a time to overlap the loads. Loads bypass L1, since peers write there.
+ */
 __device__ inline void copy_words(const cuda_copy &copy, int64_t begin, int64_t end, int lane)
 {
     const uint32_t *from = reinterpret_cast<const uint32_t *>(copy.from + begin * copy.row_bytes);
@@ -215,7 +215,7 @@ __device__ inline void copy_words(const cuda_copy &copy, int64_t begin, int64_t 
     }
 }
 
-/* A piece of a source's rows, bytes [at, end) of them, and what belongs to the rows that begin in it. */
+/* Adds a piece of a source's rows, its bytes [at, end), and copies the metadata of the rows that begin in it. */
 __device__ inline void copy_ring_add(copy_ring &c, const cuda_stage &s, int64_t first, int64_t at, int64_t end,
                                      int lane)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls in their streams. An operation is launched in the stream of its call; one that is called after it in another
- * stream waits for it on the device, because the kernels of the ranks meet in the order of the calls. The host waits in
- * ep_stream_sync() and for events alone, asleep.
+ * Calls in their streams. An operation is launched in the stream of its call. The next operation waits for it on the
+ * device if it is called in another stream, because the kernels of the ranks synchronise in the order of the calls. The
+ * host waits, asleep, only in ep_stream_sync() and for events.
  */
 #include "backend/cuda/proxy.h"
 
@@ -11,12 +11,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define AWAKE_NS 20000u        /* before the first sleep */
-#define LEAST_BACKOFF_NS 10000 /* a sleep takes some 50 us more */
-#define MOST_BACKOFF_NS 400000
-#define LOOK_NS 2000000u   /* between looks at the group */
-#define END_NS 2000000000u /* a stopped kernel ends sooner by far */
-/* Deadlines of kernels that an operation takes, and what the caller has queued before it. */
+#define SPIN_NS 20000u       /* before the first sleep */
+#define MIN_BACKOFF_NS 10000 /* a sleep takes some 50 us more */
+#define MAX_BACKOFF_NS 400000
+#define CHECK_NS 2000000u  /* between checks of the group */
+#define END_NS 2000000000u /* a stopped kernel ends much sooner */
+/* The host's limit in deadlines of the kernels: for those of an operation, and for what the caller queued before it. */
 #define DEADLINES 6
 
 ep_status cuda_check(struct cuda_comm *cuda)
@@ -31,13 +31,11 @@ void cuda_backoff(struct cuda_backoff *backoff)
 
     if (!backoff->begin_ns)
         backoff->begin_ns = ep_now_ns();
-    if (!backoff->ns && ep_now_ns() - backoff->begin_ns < AWAKE_NS) {
+    if (!backoff->ns && ep_now_ns() - backoff->begin_ns < SPIN_NS) {
         ep_cpu_relax();
         return;
     }
-    backoff->ns = !backoff->ns                    ? LEAST_BACKOFF_NS
-                  : backoff->ns < MOST_BACKOFF_NS ? backoff->ns * 5 / 4
-                                                  : MOST_BACKOFF_NS;
+    backoff->ns = !backoff->ns ? MIN_BACKOFF_NS : backoff->ns < MAX_BACKOFF_NS ? backoff->ns * 5 / 4 : MAX_BACKOFF_NS;
     nanosleep(&span, NULL);
 }
 
@@ -61,8 +59,8 @@ static ep_status find_capture(cudaStream_t stream, unsigned long long *ret_captu
 }
 
 /*
- * A kernel cannot be launched in a stream of another GPU, which CUDA calls an invalid handle. Asked where the stream
- * changes; a runtime or driver that cannot tell says nothing.
+ * A kernel cannot be launched in a stream of another GPU; CUDA reports an invalid handle, which explains nothing.
+ * Checked when the stream changes; skipped if the runtime or driver cannot report the device of a stream.
  */
 static ep_status check_stream(const struct cuda_call *call)
 {
@@ -79,15 +77,15 @@ static ep_status check_stream(const struct cuda_call *call)
 #endif
     if (device == call->cuda->device)
         return EP_OK;
-    return ep_fail(EP_E_ARG, "the stream is of GPU %d, but rank %d works on GPU %d: make it after cudaSetDevice(%d)",
+    return ep_fail(EP_E_ARG, "the stream is of GPU %d, but rank %d uses GPU %d: make it after cudaSetDevice(%d)",
                    device, call->cuda->group.comm->rank, call->cuda->device, call->cuda->device);
 }
 
 /*
- * Behind the last operation. Between a capture and what is not in it the order is that in which the caller launches the
- * graph.
+ * Orders the call after the last operation. A captured operation and one outside the capture are ordered by the caller,
+ * who launches the graph.
  */
-static ep_status follow(const struct cuda_call *call)
+static ep_status order_after_last(const struct cuda_call *call)
 {
     const struct cuda_comm *cuda = call->cuda;
 
@@ -110,7 +108,7 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
     if (status == EP_OK)
         status = check_stream(call);
     if (status == EP_OK && operation)
-        status = follow(call);
+        status = order_after_last(call);
     if (status == EP_OK && operation)
         status = cuda_map_new(cuda);
     return status == EP_OK ? EP_OK : cuda_call_end(call, status, false);
@@ -132,7 +130,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
     }
     if (status == EP_OK)
         status = cuda_status(error, "cudaEventRecord");
-    /* The peers' kernels wait for what this rank has begun: they need not do so until the deadline. */
+    /* The peers' kernels wait for the operation that this rank has begun: the failure spares them the deadline. */
     if (status != EP_OK && queued && !call->capture)
         status = ep_group_set_own_failure(&cuda->group, status, cuda->group.comm->rank, EP_GROUP_IDLE);
     cuda_scope_end_uncaptured(&call->scope);
@@ -141,7 +139,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
 
 /* --- waits of the host ------------------------------------------------------------------------------------------- */
 
-/* Ranks that low latency masks take deadlines of their own. */
+/* Each rank that low latency masks may take a deadline of its own. */
 static uint64_t limit_of(const struct cuda_comm *cuda)
 {
     uint64_t deadline_ns = (uint64_t)cuda->group.comm->config.timeout_ms * 1000000u, deadlines = DEADLINES;
@@ -151,7 +149,7 @@ static uint64_t limit_of(const struct cuda_comm *cuda)
     return ep_now_ns() + deadlines * deadline_ns;
 }
 
-/* Operations between nodes take as long as the network does: only time in which nothing moves counts. */
+/* Operations between nodes take as long as the network does: the limit counts from the last progress. */
 static void restart_limit(const struct cuda_comm *cuda, uint64_t *moved, uint64_t *limit)
 {
     uint64_t now = cuda_proxy_count_chunks(cuda);
@@ -164,7 +162,7 @@ static void restart_limit(const struct cuda_comm *cuda, uint64_t *moved, uint64_
 
 ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_group_phase phase)
 {
-    uint64_t limit = limit_of(cuda), look = ep_now_ns() + LOOK_NS, moved = cuda_proxy_count_chunks(cuda);
+    uint64_t limit = limit_of(cuda), next_check = ep_now_ns() + CHECK_NS, moved = cuda_proxy_count_chunks(cuda);
     struct cuda_backoff backoff = {.begin_ns = 0};
     ep_status status = EP_OK;
     cudaError_t error;
@@ -173,14 +171,14 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_gro
         uint64_t now = ep_now_ns();
 
         cuda_backoff(&backoff);
-        if (now < look)
+        if (now < next_check)
             continue;
-        look = now + LOOK_NS;
+        next_check = now + CHECK_NS;
         if (status == EP_OK) {
             restart_limit(cuda, &moved, &limit);
             status = now < limit ? cuda_check(cuda)
                                  : ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, cuda->group.comm->rank, phase);
-            /* Kernels that it ends are given time for it, so that buffers are the caller's again. */
+            /* Gives the stopped kernels time to end, so that the caller owns its buffers again. */
             if (status != EP_OK) {
                 cuda_stop_kernels(cuda);
                 limit = now + END_NS;
@@ -214,7 +212,7 @@ static ep_status sync_stream(struct cuda_comm *cuda, cudaStream_t stream)
     EP_TRY(find_capture(stream, &capture));
     if (capture)
         return ep_fail(EP_E_STATE, "ep_stream_sync: the stream is being captured");
-    /* What the caller has queued behind the last operation is nothing of ours. */
+    /* Does not wait for what the caller has queued after the last operation. */
     if (cuda->operations && stream == cuda->stream)
         return cuda_drain(cuda);
     CUDA_TRY(cudaEventRecord(cuda->end, stream));
@@ -237,12 +235,12 @@ ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream)
 /* --- events ------------------------------------------------------------------------------------------------------ */
 
 /*
- * An event of the caller is a word in host memory that the device sees: streams wait for it by a kernel, which has a
- * deadline. Its memory stays as long as the communicator, because work that waits keeps it.
+ * An event of the caller is a word in mapped host memory: a stream waits for it with a kernel, which has a deadline.
+ * The memory lives as long as the communicator, because queued waits refer to it.
  */
 struct event {
     struct ep_event base;
-    cudaEvent_t event; /* NULL: the caller's */
+    cudaEvent_t event; /* NULL: the caller signals `word` */
     _Atomic uint32_t *word;
 };
 
@@ -254,7 +252,7 @@ struct cuda_event_words {
 
 #define WORDS 1024
 
-static ep_status take_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
+static ep_status alloc_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
 {
     struct cuda_event_words *words = cuda->words;
 
@@ -302,7 +300,7 @@ static ep_status record_event(struct event *event, cudaStream_t stream)
     return EP_OK;
 }
 
-/* `recorded`: of what is queued in `stream` now; otherwise a word that ep_event_signal() sets. */
+/* `recorded`: records what is queued in `stream` now; otherwise the event is a word that ep_event_signal() sets. */
 static ep_status new_event(ep_comm *comm, bool recorded, ep_stream stream, ep_event **ret_event)
 {
     struct event *event = calloc(1, sizeof(*event));
@@ -315,7 +313,7 @@ static ep_status new_event(ep_comm *comm, bool recorded, ep_stream stream, ep_ev
     event->base.comm = comm;
     status = cuda_scope_begin(cuda, &scope);
     if (status == EP_OK) {
-        status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : take_word(cuda, &event->word);
+        status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : alloc_word(cuda, &event->word);
         cuda_scope_end(&scope);
     }
     if (status == EP_OK)
@@ -384,7 +382,7 @@ ep_status cuda_event_wait(ep_event *base, int timeout_ms)
             cuda_plans_poll(cuda);
             return cuda_check(cuda);
         }
-        /* Work that a failure ends is over soon. */
+        /* After a failure the kernels end soon, so the failure is returned at once. */
         EP_TRY(cuda_check(cuda));
         if (limit_ms < 0)
             restart_limit(cuda, &moved, &limit);
@@ -448,10 +446,10 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     cuda_fill_waits(call.cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &waits);
     status = cuda_status(cuda_launch_barrier(&waits, &desc, call.stream), "barrier kernel");
     queued = status == EP_OK;
-    /* All of this node have come, then a rank of each other node says so of its own, then all of this node know. */
+    /* A barrier of this node, one message from a rank of each other node, and again a barrier of this node. */
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_nodes_barrier(&call);
-    /* A rank that waits for another node names the rank there before others on its own node name it. */
+    /* A rank that waits for another node must name the rank there before the ranks of its own node blame it. */
     waits.deadline_ns *= 2;
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_status(cuda_launch_barrier(&waits, &desc, call.stream), "barrier kernel");

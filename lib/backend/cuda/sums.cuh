@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sums.cuh - sums in fp32 of vectors of bf16, and their end: bf16 to the bits of ep_bf16_round() on the host. */
+/* sums.cuh - sums in fp32 of bf16 vectors, and their rounding to bf16, bit for bit as ep_bf16_round() on the host. */
 #ifndef EP_CUDA_SUMS_CUH
 #define EP_CUDA_SUMS_CUH
 
@@ -7,9 +7,8 @@
 #include <stdint.h>
 
 /*
- * To nearest even, two at once; the conversion's NaN is 0x7fff (PTX ISA, cvt), the host's 0x7fc0. No number becomes
- * 0x7fff, so that one look at all words together tells whether there is one: a comparison of each sum takes longer than
- * the conversion.
+ * Rounds to nearest even, two at once. The conversion's NaN is 0x7fff (PTX ISA, cvt), the host's is 0x7fc0. No number
+ * becomes 0x7fff, so one test of all words finds a NaN; comparing each sum takes longer than the conversion.
  */
 __device__ inline uint4 round_vector(const float (&sum)[8])
 {
@@ -30,7 +29,7 @@ __device__ inline uint4 round_vector(const float (&sum)[8])
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* The first term as it is: adding it to zero would turn -0 into +0. */
+/* The first term is assigned, not added: adding it to zero would turn -0 into +0. */
 template <bool FIRST> __device__ inline void add_vector(float (&sum)[8], uint4 v)
 {
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};

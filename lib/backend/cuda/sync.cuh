@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sync.cuh - how the ranks of an operation synchronise: each publishes to its peers what it does and where its buffers
- * are, and reads from what they publish whether they do the same and where its rows go. Only kernels wait, no host.
+ * sync.cuh - how the ranks of an operation synchronise: each publishes its op descriptor to the peers, compares theirs
+ * with its own, and resolves the addresses of their buffers. Only kernels wait, no host.
  */
 #ifndef EP_CUDA_SYNC_CUH
 #define EP_CUDA_SYNC_CUH
@@ -25,8 +25,8 @@ __device__ __forceinline__ void store_pair(void *to, uint64_t first, uint64_t se
 }
 
 /*
- * Tells the peers that this rank's buffers are ready: the kernels before this one have ended. First thing in a kernel.
- * The number of the operation: it is counted when all blocks have come to its end, so all read the same.
+ * Publishes the op descriptor, at the beginning of a kernel: this rank's buffers are ready, since earlier kernels have
+ * ended. Returns the number of the operation; it is counted at the end of the last block, so all blocks read the same.
  */
 __device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda_op_desc &desc)
 {
@@ -35,7 +35,7 @@ __device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda
 
     if (waits.no_sync || blockIdx.x || (int)threadIdx.x >= waits.nranks * pairs)
         return number;
-    /* With the words comes what the kernels before this one have written. Nothing of this thread is under way yet. */
+    /* Orders the words after the writes of earlier kernels. This thread has no stores of its own in flight yet. */
     __threadfence_system();
     for (int i = (int)threadIdx.x; i < waits.nranks * pairs; i += (int)blockDim.x) {
         int word = i % pairs * 2;
@@ -46,7 +46,7 @@ __device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda
     return number;
 }
 
-/* Has a rank told all words of this operation? */
+/* Has a rank published all words of this operation? */
 struct has_published {
     const uint64_t *words;
     uint32_t number;
@@ -61,7 +61,7 @@ struct has_published {
         for (int i = CUDA_DESC_WORDS - 2; i > 0; i -= 2)
             load_pair(words + i, word[i], word[i + 1]);
         word[1] = *(const volatile uint64_t *)(words + 1);
-        /* Last, so that it takes no time of its own: what this rank reads next is what was written before the words. */
+        /* The acquire comes last, so that it costs no extra time: later reads see what was written before the words. */
         word[0] = load_acquire(words);
 #pragma unroll
         for (int i = 0; i < CUDA_DESC_WORDS; i++) {
@@ -74,27 +74,28 @@ struct has_published {
 
 /* Is the allocation of that generation mapped here? */
 struct is_mapped {
-    const cuda_map_entry *place, *host_place;
+    const cuda_map_entry *entry, *host_entry;
     uint32_t generation;
-    cuda_map_entry *ret_place;
+    cuda_map_entry *ret_entry;
 
     __device__ __forceinline__ bool is_in(const cuda_map_entry *table) const
     {
         uint64_t base, rest;
 
         load_pair(table, base, rest);
-        *ret_place = {reinterpret_cast<unsigned char *>(base), (uint32_t)rest, (uint32_t)(rest >> 32)};
-        return base && (ret_place->generation & CUDA_GENERATION_MASK) == generation;
+        *ret_entry = {reinterpret_cast<unsigned char *>(base), (uint32_t)rest, (uint32_t)(rest >> 32)};
+        return base && (ret_entry->generation & CUDA_GENERATION_MASK) == generation;
     }
 
-    /* The copy into device memory may be behind this kernel: after a lazily loaded module nothing starts beside it. */
+    /* The copy to device memory may be waiting for this kernel: after a lazy module load nothing starts while it runs.
+     */
     __device__ __forceinline__ bool operator()() const
     {
-        return is_in(place) || is_in(host_place);
+        return is_in(entry) || is_in(host_entry);
     }
 };
 
-/* Ends the operation: the rank has told another word than this one. */
+/* Ends the operation: the rank has published a different word. */
 __device__ inline bool disagree(const cuda_waits &waits, int word, int rank, uint32_t mine, uint32_t theirs)
 {
     volatile uint32_t *detail = waits.report->detail;
@@ -108,12 +109,13 @@ __device__ inline bool disagree(const cuda_waits &waits, int word, int rank, uin
     return false;
 }
 
-/* The address of `bytes` in memory of a peer, by what it has told of them; NULL: the operation is to end. */
-__device__ inline unsigned char *resolve_address(const cuda_waits &waits, const uint32_t *told, int rank, int64_t bytes)
+/* Resolves a buffer of `bytes` in a peer's descriptor to an address; NULL: the operation must end. */
+__device__ inline unsigned char *resolve_address(const cuda_waits &waits, const uint32_t *words, int rank,
+                                                 int64_t bytes)
 {
-    uint32_t slot = told[0] >> CUDA_GENERATION_BITS, generation = told[0] & CUDA_GENERATION_MASK;
-    uint64_t offset = (uint64_t)told[1] * CUDA_DESC_GRAIN, size;
-    cuda_map_entry place = {};
+    uint32_t slot = words[0] >> CUDA_GENERATION_BITS, generation = words[0] & CUDA_GENERATION_MASK;
+    uint64_t offset = (uint64_t)words[1] * CUDA_DESC_GRAIN, size;
+    cuda_map_entry entry = {};
     size_t at;
     wait_end end;
 
@@ -122,11 +124,11 @@ __device__ inline unsigned char *resolve_address(const cuda_waits &waits, const 
         return nullptr;
     }
     at = (size_t)rank * CUDA_SLOTS + slot;
-    end = wait_for(waits, is_mapped{waits.map_entries + at, waits.host_map_entries + at, generation, &place},
+    end = wait_for(waits, is_mapped{waits.map_entries + at, waits.host_map_entries + at, generation, &entry},
                    &waits.mine->lost, rank);
-    size = (uint64_t)place.granules * CUDA_GRANULE;
+    size = (uint64_t)entry.granules * CUDA_GRANULE;
     if (end == WAIT_OK && offset <= size && (uint64_t)bytes <= size - offset)
-        return place.base + offset;
+        return entry.base + offset;
     set_failure(waits,
                 end == WAIT_OK        ? CUDA_FAILED_DAMAGE
                 : end == WAIT_TIMEOUT ? CUDA_FAILED_UNMAPPED
@@ -136,20 +138,20 @@ __device__ inline unsigned char *resolve_address(const cuda_waits &waits, const 
     return nullptr;
 }
 
-/* Waits for what a rank tells, and finds where this rank's rows begin there. By one thread; false: leave. */
+/* Waits for a rank's descriptor, and finds where this rank's rows begin there. By one thread; false: end the kernel. */
 __device__ __noinline__ static bool receive_desc(const cuda_waits &waits, const cuda_op_desc &desc,
                                                  const cuda_counts *counts, uint64_t number, int rank,
                                                  cuda_target &ret_target, bool &ret_copies)
 {
-    uint32_t told[CUDA_DESC_WORDS];
+    uint32_t words[CUDA_DESC_WORDS];
 
-    if (!wait_or_fail(waits, has_published{waits.mine->desc[rank], (uint32_t)number, told}, rank, waits.ready_phase))
+    if (!wait_or_fail(waits, has_published{waits.mine->desc[rank], (uint32_t)number, words}, rank, waits.ready_phase))
         return false;
 #pragma unroll
     for (int word = 0; word < CUDA_DESC_COMPARED; word++)
-        if (told[word] != desc.words[word])
-            return disagree(waits, word, rank, desc.words[word], told[word]);
-    ret_copies = told[CUDA_DESC_COPIES] && rank != waits.rank;
+        if (words[word] != desc.words[word])
+            return disagree(waits, word, rank, desc.words[word], words[word]);
+    ret_copies = words[CUDA_DESC_COPIES] && rank != waits.rank;
 #pragma unroll
     for (int i = 0; i < CUDA_BUFFERS; i++) {
         int64_t row = desc.row_bytes[i], bytes = row ? row * counts->rows_on[rank] : 0;
@@ -157,7 +159,7 @@ __device__ __noinline__ static bool receive_desc(const cuda_waits &waits, const 
 
         if (bytes) {
             at = rank == waits.rank ? desc.own.at[i]
-                                    : resolve_address(waits, told + CUDA_DESC_BUFFERS + 2 * i, rank, bytes);
+                                    : resolve_address(waits, words + CUDA_DESC_BUFFERS + 2 * i, rank, bytes);
             if (!at)
                 return false;
             at += counts->base[rank] * row;
@@ -168,14 +170,14 @@ __device__ __noinline__ static bool receive_desc(const cuda_waits &waits, const 
 }
 
 /*
- * Waits until all ranks are ready, and finds the places of their buffers. By all threads of every block; false: do
- * nothing and leave.
+ * Waits for the descriptors of all ranks, and resolves the addresses of their buffers. By all threads of every block;
+ * false: end the kernel at once.
  */
 __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_counts *counts,
                                        uint64_t number, targets &ret_targets)
 {
     int i = (int)threadIdx.x, n = waits.nranks;
-    bool sound = true, copies = false;
+    bool ok = true, copies = false;
 
     if (i < n) {
         cuda_target &target = ret_targets.of[i], &last = waits.mine->last[desc.kind][i];
@@ -183,13 +185,13 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
         if (waits.no_sync) {
             target = last;
         } else {
-            sound = receive_desc(waits, desc, counts, number, i, target, copies);
-            if (sound && blockIdx.x == 0)
+            ok = receive_desc(waits, desc, counts, number, i, target, copies);
+            if (ok && blockIdx.x == 0)
                 last = target;
         }
     } else if (i == n && !waits.no_sync) {
-        /* The look at failure by a thread that waits for nobody takes no time of its own. */
-        sound = may_begin(waits, waits.ready_phase);
+        /* By a thread that waits for no rank, so that the check costs no extra time. */
+        ok = may_begin(waits, waits.ready_phase);
     }
     if (i < WARP) {
         uint32_t votes;
@@ -199,12 +201,12 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
         if (i == 0)
             ret_targets.copying = votes;
     }
-    return __syncthreads_and(sound);
+    return __syncthreads_and(ok);
 }
 
 /*
- * Would some rank receive more rows than it can? Then no rank moves any, and each tells its host. By all threads of
- * every block that moves.
+ * Would some rank receive more rows than its capacity? Then no rank moves any, and each reports it to its host. By all
+ * threads of every block that moves rows.
  */
 __device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *counts)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans of fixed capacity: the device counts their routing, exchanges the counts and finds the rows, for a new plan as
- * for an update, in the order of the stream. The host learns the counts of a new plan when it next waits for it.
+ * Plans of fixed capacity: the device counts their routing, exchanges the counts and assigns the rows, in the order of
+ * the stream, for a new plan as for an update. The host gets the counts of a new plan when it next waits.
  */
 #include "backend/cuda/lists.h"
 #include "backend/cuda/proxy.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the host learns of one plan: memory that stays with the communicator, because kernels may still write it. */
+/* Counts of one plan for the host. The memory lives as long as the communicator, because kernels may still write it. */
 struct cuda_plan_info_slot {
     struct cuda_plan_info_slot *next;
     struct cuda_plan_info *info, *info_device;
@@ -53,7 +53,7 @@ void cuda_plan_info_close(struct cuda_comm *cuda)
     }
 }
 
-/* Where everything is in the plan's block; NULL: only the size is asked for. */
+/* Divides the plan's block; `memory` NULL: only computes its size. */
 static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *device)
 {
     const ep_plan_args *args = &plan->args;
@@ -125,10 +125,10 @@ static void fill_info(ep_plan *plan)
 struct routing {
     const void *topk_idx;
     const uint8_t *mask;
-    const int32_t *experts; /* not NULL: by the mask */
+    const int32_t *experts; /* not NULL: the routing is given by the mask */
 };
 
-/* Queues the kernels. The routing is in device memory, or the device reaches it. */
+/* Queues the kernels. The routing is in memory that the device can access. */
 static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct routing *routing, int n_tokens,
                         struct cuda_plan_info_slot *slot, cudaStream_t stream)
 {
@@ -156,8 +156,8 @@ static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct rout
     return cuda_status(cuda_launch_update(u, stream), "update kernels");
 }
 
-/* A plan that was updated tells no counts. */
-static void forget(struct cuda_comm *cuda, ep_plan *plan)
+/* The host gets no counts of a plan that was updated. */
+static void remove_pending(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = ((struct ep_group_plan *)plan->impl)->device;
 
@@ -181,7 +181,7 @@ static ep_status is_host_memory(const void *memory, bool *ret_is)
     return EP_OK;
 }
 
-/* The device reads the routing later than the caller keeps it: a copy, if it is in the host's memory. */
+/* Copies a routing in host memory: the caller need not keep it until the device reads it. */
 static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
@@ -197,9 +197,9 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, c
     device->max_tokens = plan->args.max_tokens > plan->args.n_tokens ? plan->args.max_tokens : plan->args.n_tokens;
     EP_TRY(is_host_memory(args->n_tokens ? args->topk_idx : NULL, &device->copies_routing));
     if (device->captured && device->copies_routing)
-        return ep_fail(EP_E_ARG,
-                       "ep_plan_new: topk_idx is host memory, and the stream is being captured: it has to be device "
-                       "memory there");
+        return ep_fail(
+            EP_E_ARG, "ep_plan_new: topk_idx is host memory, and the stream is being captured: device memory is needed "
+                      "in a capture");
     EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, device), &device->block));
     lay_out(plan, device->block.memory, device);
     if (device->copies_routing)
@@ -207,7 +207,8 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, c
                                  (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type),
                                  cudaMemcpyDefault, call->stream));
     CUDA_TRY(cudaMemsetAsync(device->scratch, 0, device->scratch_bytes, call->stream));
-    /* A graph that runs again would tell the host what it has long known, or what is of another plan. */
+    /* A captured plan has no info slot: a graph that runs again would write stale counts, or into another plan's slot.
+     */
     return device->captured ? EP_OK : acquire_info(cuda, plan->info.n_local_experts, &device->info);
 }
 
@@ -257,7 +258,7 @@ void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan)
 
     if (!device)
         return;
-    forget(cuda, plan);
+    remove_pending(cuda, plan);
     if (device->info)
         device->info->used = false;
     cuda_lists_free(cuda, plan);
@@ -283,14 +284,14 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
         return ep_fail(EP_E_ARG, "ep_plan_update: n_tokens is %d, but the plan has room for %d", args->n_tokens,
                        device->max_tokens);
     EP_TRY(cuda_call_begin(cuda, stream, true, &call));
-    forget(cuda, plan);
+    remove_pending(cuda, plan);
     status = update(cuda, plan, &routing, args->n_tokens, NULL, call.stream);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 
-/* --- what the host learns ---------------------------------------------------------------------------------------- */
+/* --- counts for the host ------------------------------------------------------------------------------------------ */
 
-static void settle(struct cuda_plan *device)
+static void complete_plan(struct cuda_plan *device)
 {
     ep_plan *plan = device->plan;
     struct ep_group_plan *inner = plan->impl;
@@ -334,12 +335,12 @@ void cuda_plans_poll(struct cuda_comm *cuda)
         }
         *at = device->next_pending;
         device->next_pending = NULL;
-        settle(device);
+        complete_plan(device);
     }
     pthread_mutex_unlock(&cuda->pending_lock);
 }
 
-/* Told once: the operations that could not be done have left the group as it was. */
+/* Reported once: refused operations have left the group as it was. */
 ep_status cuda_check_refused(struct cuda_comm *cuda)
 {
     volatile int64_t *refused = cuda->report->refused;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * New routing for a plan of fixed capacity. The rank layout is counted as a new plan's (count.cu). In the expanded one
- * a token becomes a row for each of its experts, in ascending order; the rows of an expert are numbered within a block
- * by bits of shared memory, one for each token. Then the ranks exchange their counts, in an operation of its own, and
- * each finds where its rows begin.
+ * New routing for a plan of fixed capacity. The rank layout is counted as for a new plan (count.cu). In the expanded
+ * layout a token has a row for each of its experts, in ascending order; the rows of an expert are numbered within a
+ * block by bit masks in shared memory, a bit for each token. Then the ranks exchange their counts, in an operation of
+ * its own, and each computes where its rows begin.
  */
 #include "backend/cuda/update.cuh"
 
@@ -22,7 +22,8 @@ __device__ int64_t read_expert(const cuda_count &c, size_t at)
     return c.idx64 ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
 }
 
-/* Sets a bit of each expert of the token, and keeps a copy of its choices; its ranks, a bit for each. */
+/* Sets the token's bit in the mask of each of its experts, and copies its choices. Returns the bit mask of its ranks.
+ */
 __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks)
 {
     size_t start = (size_t)token * c.topk;
@@ -45,7 +46,7 @@ __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks)
     return ranks;
 }
 
-/* The rows of this thread's token in the order of their experts, numbered within the block. */
+/* Lists the rows of this thread's token in the order of their experts, numbered within the block. */
 __device__ void list_rows(const cuda_count &c, int token, const uint32_t *masks)
 {
     size_t start = (size_t)token * c.topk;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_experts_kernel(const 
 
 /* --- exchange ---------------------------------------------------------------------------------------------------- */
 
-/* Where the rows of each block begin, and the totals. Expanded. By all threads. */
+/* Computes where the rows of each block begin, and the totals. Expanded layout. By all threads. */
 __device__ void sum_blocks(const cuda_update &u)
 {
     const cuda_count &c = u.count;
@@ -133,8 +134,8 @@ __device__ void sum_blocks(const cuda_update &u)
     __syncthreads();
 }
 
-/* Each rank learns the counts of this one. */
-__device__ void push_counts(const cuda_update &u, uint64_t number)
+/* Publishes this rank's counts to every rank. */
+__device__ void publish_counts(const cuda_update &u, uint64_t number)
 {
     const cuda_count &c = u.count;
     int n = c.nranks, words = n + 1 + c.n_experts;
@@ -154,36 +155,36 @@ struct exchange {
     int32_t total[CUDA_MAX_EXPERTS], before[CUDA_MAX_EXPERTS]; /* tokens for each expert: all, and of lower ranks */
     int32_t of[CUDA_MAX_RANKS][CUDA_MAX_RANKS + 1];            /* [source][rank] tokens, then its capacity */
     int64_t base[CUDA_MAX_RANKS], rows_on[CUDA_MAX_RANKS];
-    int refused; /* the first rank that cannot take its rows; R: none */
+    int refused; /* the first rank whose rows exceed its capacity; R: none */
 };
 
-__device__ bool take_counts(const cuda_update &u, uint64_t number, exchange &x)
+__device__ bool receive_counts(const cuda_update &u, uint64_t number, exchange &x)
 {
     int n = u.count.nranks, me = u.waits.rank;
-    bool sound = true;
+    bool ok = true;
 
-    for (int i = (int)threadIdx.x; i < n * (n + 1) && sound; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < n * (n + 1) && ok; i += (int)blockDim.x) {
         int source = i / (n + 1), rank = i % (n + 1);
 
-        sound = take_count(u.waits, number, source, rank < n ? CUDA_COUNT_RANKS + rank : CUDA_COUNT_CAPACITY,
+        ok = receive_count(u.waits, number, source, rank < n ? CUDA_COUNT_RANKS + rank : CUDA_COUNT_CAPACITY,
                            x.of[source][rank < n ? rank : CUDA_MAX_RANKS]);
     }
-    for (int expert = (int)threadIdx.x; expert < u.count.n_experts && sound; expert += (int)blockDim.x) {
+    for (int expert = (int)threadIdx.x; expert < u.count.n_experts && ok; expert += (int)blockDim.x) {
         int total = 0, before = 0, count = 0;
 
-        for (int source = 0; source < n && sound; source++) {
-            sound = take_count(u.waits, number, source, CUDA_COUNT_EXPERTS + expert, count);
+        for (int source = 0; source < n && ok; source++) {
+            ok = receive_count(u.waits, number, source, CUDA_COUNT_EXPERTS + expert, count);
             before += source < me ? count : 0;
             total += count;
         }
         x.total[expert] = total;
         x.before[expert] = before;
     }
-    return __syncthreads_and(sound);
+    return __syncthreads_and(ok);
 }
 
-/* Where the rows of each of a rank's experts begin. By one thread; returns how many rows there are. */
-__device__ int64_t place_experts(const cuda_update &u, const exchange &x, int rank)
+/* Computes where the rows of each of a rank's experts begin. By one thread; returns the number of rows. */
+__device__ int64_t assign_expert_rows(const cuda_update &u, const exchange &x, int rank)
 {
     int n_local = u.count.n_experts / u.count.nranks;
     bool mine = rank == u.waits.rank;
@@ -204,8 +205,8 @@ __device__ int64_t place_experts(const cuda_update &u, const exchange &x, int ra
     return start;
 }
 
-/* What each rank receives. By a thread for each. */
-__device__ void place_ranks(const cuda_update &u, exchange &x)
+/* Computes what each rank receives. By a thread for each. */
+__device__ void assign_rank_rows(const cuda_update &u, exchange &x)
 {
     int n = u.count.nranks, rank = (int)threadIdx.x;
     int64_t total = 0, base = 0;
@@ -220,7 +221,7 @@ __device__ void place_ranks(const cuda_update &u, exchange &x)
             u.prefix[source * n + rank] = (int32_t)total;
         }
         if (u.expanded) {
-            total = place_experts(u, x, rank);
+            total = assign_expert_rows(u, x, rank);
             base = 0;
         } else if (rank == u.waits.rank) {
             int n_local = u.count.n_experts / n;
@@ -236,7 +237,7 @@ __device__ void place_ranks(const cuda_update &u, exchange &x)
     __syncthreads();
 }
 
-/* The counts of the plan. Where a rank cannot take its rows nothing is to move, on any rank: all see the same. */
+/* Writes the counts of the plan. If the rows of a rank exceed its capacity, nothing moves; all ranks see the same. */
 __device__ void write_counts(const cuda_update &u, const exchange &x)
 {
     int n = u.count.nranks, i = (int)threadIdx.x, refused = x.refused;
@@ -264,7 +265,7 @@ __device__ void write_counts(const cuda_update &u, const exchange &x)
     __syncthreads();
 }
 
-__device__ void tell_host(const cuda_update &u, const exchange &x)
+__device__ void write_info(const cuda_update &u, const exchange &x)
 {
     int n = u.count.nranks, n_local = u.count.n_experts / n, i = (int)threadIdx.x;
     volatile cuda_plan_info *info = u.info;
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
     __shared__ exchange x;
     __shared__ targets targets;
     uint64_t number;
-    bool sound;
+    bool ok;
 
     if (u.expanded)
         sum_blocks(u);
@@ -310,18 +311,18 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
         return;
     }
     number = operation_publish(u.waits, u.desc);
-    push_counts(u, number);
-    sound = operation_begin(u.waits, u.desc, nullptr, number, targets) && take_counts(u, number, x);
-    if (sound) {
-        place_ranks(u, x);
+    publish_counts(u, number);
+    ok = operation_begin(u.waits, u.desc, nullptr, number, targets) && receive_counts(u, number, x);
+    if (ok) {
+        assign_rank_rows(u, x);
         write_counts(u, x);
-        tell_host(u, x);
+        write_info(u, x);
     }
-    if (operation_sync(u.waits, number, sound, 1))
+    if (operation_sync(u.waits, number, ok, 1))
         operation_complete(u.waits, number);
 }
 
-/* Rows of a block behind those of the blocks before it, and on their expert behind those of lower ranks. */
+/* Adds to each row the rows of earlier blocks, and on its expert those of lower ranks. */
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_experts_kernel(const __grid_constant__ cuda_update u)
 {
     const cuda_count &c = u.count;
@@ -337,12 +338,12 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_experts_kernel(const __
 
 /* --- rows of this rank ------------------------------------------------------------------------------------------- */
 
-/* Threads that share a piece of work: those of some blocks. */
+/* The threads of some blocks that share work: index of this thread, and number of threads. */
 struct share {
     int64_t thread, threads;
 };
 
-/* Words, or vectors where all is a multiple of them. `from` NULL: the value. */
+/* Copies elements of type T. `from` NULL: fills with the value. */
 template <typename T>
 __device__ void copy_as(unsigned char *to, const unsigned char *from, int64_t bytes, T value, const share &by)
 {
@@ -371,7 +372,7 @@ __device__ void copy_rows(const cuda_rows &r, int64_t begin, int64_t end, const 
     }
 }
 
-/* Words to where strides say; 0 with `zero`. Neighbours in the output are written by neighbours. */
+/* Scatters words by strides; `zero`: writes 0. Neighbouring threads write neighbouring words. */
 __device__ void scatter_rows(const cuda_scatter &s, int64_t begin, int64_t end, bool zero, const share &by)
 {
     int64_t rows = end - begin;
@@ -384,7 +385,7 @@ __device__ void scatter_rows(const cuda_scatter &s, int64_t begin, int64_t end, 
     }
 }
 
-/* Experts are dealt to the blocks; where there are fewer of them, several blocks share one. */
+/* Distributes the experts over the blocks; with fewer experts than blocks, several blocks share one. */
 __device__ void copy_experts(const cuda_rows &r)
 {
     int groups = min(r.n_local, (int)gridDim.x), group = (int)blockIdx.x % groups, member = (int)blockIdx.x / groups;

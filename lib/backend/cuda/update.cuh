@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* update.cuh - what updates of plans within a node and between nodes share. */
+/* update.cuh - shared by updates of plans within a node and between nodes. */
 #ifndef EP_CUDA_UPDATE_CUH
 #define EP_CUDA_UPDATE_CUH
 
 #include "backend/cuda/sync.cuh"
 
-#define CUDA_MASK_WORDS (CUDA_COUNT_TOKENS / WARP) /* of bits, one for each token of a block that numbers rows */
+#define CUDA_MASK_WORDS (CUDA_COUNT_TOKENS / WARP) /* one bit for each token of a block that numbers rows */
 
-/* Bits before that of this thread. */
+/* The number of bits set before that of this thread. */
 __device__ inline int rows_before(const uint32_t *mask)
 {
     int word = (int)threadIdx.x / WARP, n = __popc(mask[word] & ((1u << threadIdx.x % WARP) - 1));
@@ -17,7 +17,7 @@ __device__ inline int rows_before(const uint32_t *mask)
     return n;
 }
 
-/* Routing that is not valid fails the group: the ranks could not come together again. By all threads. */
+/* Invalid routing fails the group: the ranks could not synchronise again. By all threads. */
 __device__ inline void refuse_routing(const cuda_waits &waits)
 {
     int i = (int)threadIdx.x, me = waits.rank, phase = waits.ready_phase;
@@ -38,8 +38,8 @@ struct has_count {
     }
 };
 
-/* A word of cuda_signals.counts that the rank has told in that operation. False: leave. */
-__device__ inline bool take_count(const cuda_waits &waits, uint64_t number, int source, int at, int32_t &ret_count)
+/* Waits for a word of cuda_signals.counts that the rank publishes in that operation. False: end the kernel. */
+__device__ inline bool receive_count(const cuda_waits &waits, uint64_t number, int source, int at, int32_t &ret_count)
 {
     const uint64_t *word = &waits.mine->counts[source][at];
 
