@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launcher.h - what the launcher reports to the rendezvous of its ranks, so that no rank waits for one that has ended.
- */
+/* launcher.h - reports of a launcher to the rendezvous of its ranks, so that no rank waits for one that has exited. */
 #ifndef EP_BOOT_LAUNCHER_H
 #define EP_BOOT_LAUNCHER_H
 
@@ -8,16 +7,16 @@
 
 #include <epkit/boot.h>
 
-/* Rank `rank` is process `pid`, a child of the caller that has not been waited for. */
+/* `rank` is the process `pid`, a child of the caller that has not been reaped. */
 EP_PRIVATE_API void ep_boot_shm_note_child(ep_boot_shm *shm, int rank, int32_t pid);
 
-/* In that child, before its program: whose end ep_boot_shm_note_end() means. */
+/* Called in that child before its program: ep_boot_shm_note_end() then refers to this process. */
 EP_PRIVATE_API void ep_boot_shm_note_start(ep_boot_shm *shm, int rank);
 
-/* That child has ended. Needs neither /proc nor a pidfd. */
+/* That child has exited. Needs neither /proc nor a pidfd. */
 EP_PRIVATE_API void ep_boot_shm_note_end(ep_boot_shm *shm, int rank);
 
-/* The program of the rank has returned, in a process that goes on: a thread. */
+/* The program of the rank has returned, in a process that continues: for ranks that are threads. */
 EP_PRIVATE_API void ep_boot_shm_note_return(ep_boot_shm *shm, int rank);
 
 #endif

@@ -15,31 +15,31 @@
 #include <sys/mman.h>
 
 /*
- * One mapping holds everything, so forked children find it at the address where the parent made it and a boot can point
- * into it. An all-gather runs in rounds of one block a rank. A rank writes its block into its own slot, publishes the
- * round and reads the others' slots once they have published it. Two blocks a slot are enough without any
- * acknowledgement: a rank that publishes round n has read all of round n - 1, so when all have published n, the blocks
+ * One mapping holds everything. Forked children have it at the same address as the parent, so an ep_boot can point into
+ * it. An all-gather runs in rounds of one block per rank. A rank writes its block into its own slot, publishes the
+ * round and reads the other slots when their ranks have published it. Two blocks per slot suffice without
+ * acknowledgements: a rank that publishes round n has read all of round n - 1, so when all have published n, the blocks
  * of n - 1 may be overwritten, and no rank can start n + 1 before that.
  */
 #define BLOCK_BYTES 4096
 #define LIST_BYTES 160
 
-/* A waiter checks for a failure of the rendezvous and for dead ranks at least this often; posts wake it at once. */
+/* A waiting rank checks for a failed rendezvous and for dead ranks at least this often; posts wake it at once. */
 #define POLL_NS 20000000u
 
-/* Most ranks that are checked in one slice: a check costs a few system calls. */
+/* Per poll interval: a check costs a few system calls. */
 #define MAX_CHECKS 32
 
 struct block {
-    uint64_t total_bytes; /* of the all-gather that the block is a part of: to detect ranks in different calls */
+    uint64_t total_bytes; /* per rank of the whole all-gather: to detect ranks in different calls */
     unsigned char data[BLOCK_BYTES];
 };
 
 struct slot {
     alignas(64) _Atomic uint32_t posted; /* rounds that the rank has published; futex word; may wrap */
     _Atomic uint32_t joined;
-    _Atomic uint32_t known[2]; /* by the launcher, by the rank itself, which counts more */
-    _Atomic uint32_t returned; /* its program did, in a process that goes on */
+    _Atomic uint32_t known[2]; /* process[i] is set: by the launcher, by the rank itself (preferred) */
+    _Atomic uint32_t returned; /* the rank's program has returned, in a process that continues */
     _Atomic uint32_t ended;    /* the launcher has reaped its child */
     _Atomic uint64_t started;  /* key of that child */
     struct ep_boot_shm *shm;
@@ -51,11 +51,11 @@ struct slot {
 struct ep_boot_shm {
     size_t mapped;
     int32_t nranks;
-    _Atomic uint32_t failed; /* FAILED_*: the rounds of the ranks are out of step for ever */
+    _Atomic uint32_t failed; /* FAILED_PACK(): ranks may be in different rounds, so it stays unusable */
     struct slot slots[];
 };
 
-/* 9 bits of status, 11 of the rank that gave up + 1, 11 of the rank that it gave up for + 1; 0: none */
+/* 9 bits of status, 11 of the rank that gave up + 1, 11 of the rank that caused it + 1; 0: none */
 #define FAILED_PACK(status, rank, failed_rank)                                                                         \
     ((uint32_t)(status) << 22 | ((uint32_t)(rank) + 1) << 11 | ((uint32_t)(failed_rank) + 1))
 #define FAILED_STATUS(failed) ((ep_status)((failed) >> 22))
@@ -135,16 +135,16 @@ static bool has_posted(struct slot *slot, uint32_t round, uint32_t *ret_seen)
     return (int32_t)(*ret_seen - round) >= 0;
 }
 
-/* What became of the rank that an all-gather waited for. */
+/* Why the rank that an all-gather waited for did not take part. */
 static const char *loss_text(ep_status status)
 {
     switch (status) {
     case EP_E_TIMEOUT:
-        return "did not come";
+        return "did not arrive";
     case EP_E_PEER_DEAD:
-        return "died before it came";
+        return "died before it arrived";
     case EP_E_PEER_LEFT:
-        return "has returned from its program and will not come";
+        return "has returned from its program before it arrived";
     default:
         return "gathers another size";
     }
@@ -156,10 +156,11 @@ static ep_status fail_unusable(struct slot *mine, uint32_t failed)
     int rank = FAILED_RANK(failed);
 
     if (!ep_status_is_failure(FAILED_STATUS(failed)))
-        return ep_fail(EP_E_MISMATCH, "boot: the rendezvous is damaged: its failure is 0x%08x", failed);
+        return ep_fail(EP_E_MISMATCH, "bootstrap: the rendezvous is damaged: its failure is 0x%08x", failed);
     if (rank == mine->rank)
-        return ep_fail(status, "boot: this rank gave up an earlier all-gather: the rendezvous cannot be used any more");
-    return ep_fail(status, "boot: rank %d %s, so rank %d gave up: %s", FAILED_FOR(failed), loss_text(status), rank,
+        return ep_fail(status,
+                       "bootstrap: an earlier all-gather of this rank failed: the rendezvous cannot be used any more");
+    return ep_fail(status, "bootstrap: rank %d %s, so rank %d gave up: %s", FAILED_FOR(failed), loss_text(status), rank,
                    ep_status_text(status));
 }
 
@@ -167,7 +168,7 @@ static ep_status set_failed(struct slot *mine, ep_status status, int failed_rank
 {
     uint32_t none = 0;
 
-    /* One failure for all: a rank that comes second reports the first. */
+    /* All ranks report the first failure. */
     if (!atomic_compare_exchange_strong(&mine->shm->failed, &none, FAILED_PACK(status, mine->rank, failed_rank)))
         return fail_unusable(mine, none);
     for (int rank = 0; rank < mine->shm->nranks; rank++)
@@ -203,20 +204,20 @@ static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
     char list[LIST_BYTES];
     int first = 0, missing = list_missing(mine->shm, round, list, &first);
 
-    if (!missing) /* the last one came meanwhile */
+    if (!missing) /* the last one has arrived meanwhile */
         return EP_OK;
-    ep_fail(EP_E_TIMEOUT, "boot: %d of %d ranks did not come within %d ms: rank%s %s", missing, mine->shm->nranks,
-            timeout_ms, missing == 1 ? "" : "s", list);
+    ep_fail(EP_E_TIMEOUT, "bootstrap: %d of %d ranks did not arrive within %d ms: rank%s %s", missing,
+            mine->shm->nranks, timeout_ms, missing == 1 ? "" : "s", list);
     return set_failed(mine, EP_E_TIMEOUT, first);
 }
 
-/* EP_OK unless the rank will certainly not come any more. */
+/* EP_OK unless it is certain that the rank will not arrive. */
 static ep_status check_rank(const struct slot *slot)
 {
     int by =
         atomic_load_explicit(&slot->known[KNOWN_BY_SELF], memory_order_acquire) ? KNOWN_BY_SELF : KNOWN_BY_LAUNCHER;
 
-    /* A program may have forked once more, and come as that process. */
+    /* The program may have forked again and take part as the new process. */
     if (atomic_load_explicit(&slot->ended, memory_order_acquire) &&
         (by == KNOWN_BY_LAUNCHER ||
          slot->process[by].key == atomic_load_explicit(&slot->started, memory_order_acquire)))
@@ -228,7 +229,7 @@ static ep_status check_rank(const struct slot *slot)
     return ep_process_look_once(&slot->process[by]) == EP_PROCESS_DEAD ? EP_E_PEER_DEAD : EP_OK;
 }
 
-/* Checks some of the ranks that have not come, so that a death is known before the deadline. */
+/* Checks some of the missing ranks, to detect a death before the deadline. */
 static ep_status find_lost(struct slot *mine, uint32_t round, int *next)
 {
     struct ep_boot_shm *shm = mine->shm;
@@ -244,10 +245,10 @@ static ep_status find_lost(struct slot *mine, uint32_t round, int *next)
             continue;
         checks++;
         status = check_rank(slot);
-        /* It may have come after the first test and before its end. */
+        /* It may have posted between the first test and its end. */
         if (status == EP_OK || has_posted(&shm->slots[rank], round, &seen))
             continue;
-        ep_fail(status, "boot: rank %d %s", rank, loss_text(status));
+        ep_fail(status, "bootstrap: rank %d %s", rank, loss_text(status));
         return set_failed(mine, status, rank);
     }
     return EP_OK;
@@ -276,7 +277,7 @@ static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64
     return EP_OK;
 }
 
-/* One round: what fits into a block from `offset` on, of all ranks. */
+/* One round: the part from `offset` on that fits into a block, of all ranks. */
 static ep_status gather_round(struct slot *mine, const unsigned char *block, size_t bytes, size_t offset,
                               uint64_t deadline_ns, int timeout_ms, unsigned char *ret_all)
 {
@@ -296,7 +297,7 @@ static ep_status gather_round(struct slot *mine, const unsigned char *block, siz
 
         EP_TRY(wait_posted(mine, rank, round, deadline_ns, timeout_ms));
         if (in->total_bytes != bytes) {
-            ep_fail(EP_E_MISMATCH, "boot: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %zu",
+            ep_fail(EP_E_MISMATCH, "bootstrap: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %zu",
                     mine->rank, bytes, rank, (size_t)in->total_bytes);
             return set_failed(mine, EP_E_MISMATCH, rank);
         }
@@ -314,9 +315,9 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     size_t offset = 0;
 
     if ((!mine || !ret_all) && bytes)
-        return ep_fail(EP_E_ARG, "boot: all-gather of %zu bytes from or to NULL", bytes);
+        return ep_fail(EP_E_ARG, "bootstrap: all-gather of %zu bytes from or to NULL", bytes);
     if (timeout_ms < 0)
-        return ep_fail(EP_E_ARG, "boot: timeout_ms is %d", timeout_ms);
+        return ep_fail(EP_E_ARG, "bootstrap: timeout_ms is %d", timeout_ms);
     if (failed)
         return fail_unusable(slot, failed);
     deadline_ns = ep_deadline_ns(timeout_ms);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bootstrap over TCP: what the environment says, the star of connections (lib/tcp/star.h), and which ranks share a
- * host.
+ * The bootstrap over TCP: reads the environment, opens the star of connections (lib/tcp/star.h), and detects which
+ * ranks share a host.
  */
 #include "net/tcp.h"
 #include "base/args.h"
@@ -28,14 +28,14 @@ struct ep_boot_tcp {
     uint64_t generation; /* of the process that made it: connections are not shared with a forked child */
 };
 
-/* What is to be done, with the environment taken in. */
+/* Arguments, completed from the environment. */
 struct settings {
     int rank, nranks, timeout_ms, ranks_per_node, local_size;
     char host[HOST_BYTES];
-    const char *host_from; /* who names it, for error texts */
+    const char *host_from; /* the argument or variable that names it, for error texts */
     uint16_t port;
     const char *secret, *interface;
-    const char *job; /* which job this is, beside the secret: "" where nothing says it */
+    const char *job; /* job ID, which separates jobs with the same secret; "": none */
 };
 
 /* --- arguments and environment --- */
@@ -47,7 +47,7 @@ static const char *read_env(const char *name)
     return value && *value ? value : NULL;
 }
 
-/* EP_E_ARG naming the variable; `what` says what it is for where it is missing. */
+/* EP_E_ARG names the variable; `what` is its meaning, for the case that it is missing. */
 static ep_status read_number(const char *name, long least, long most, const char *what, int *ret_value)
 {
     const char *text = read_env(name);
@@ -89,12 +89,12 @@ static ep_status find_master(struct settings *settings)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is %s: the host of rank 0",
                        getenv("MASTER_ADDR") ? "empty" : "not set");
     settings->host_from = "MASTER_ADDR";
-    /* torchrun's own store listens at that port. */
+    /* torchrun's own store listens on that port. */
     next = store && strcmp(store, "True") == 0;
     status = tcp_parse_endpoint(host, settings->host, sizeof(settings->host), &settings->port);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_boot_tcp_new: MASTER_ADDR: ");
-    /* As people write it, though torch takes a host alone. */
+    /* Some users add the port here, although torch accepts a host only. */
     if (settings->port && settings->port <= UINT16_MAX - next && !getenv("MASTER_PORT"))
         port = settings->port;
     else
@@ -125,8 +125,8 @@ static ep_status find_address(const ep_boot_tcp_args *args, struct settings *set
     return EP_OK;
 }
 
-/* It may differ between hosts, which find_ranks_per_node() sees. Beside nranks of the caller it may be of another job.
- */
+/* It may differ between hosts; find_ranks_per_node() handles that. If the caller sets nranks, the variable may belong
+ * to another job: then a bad value is no error. */
 static ep_status find_local_size(const ep_boot_tcp_args *args, struct settings *settings)
 {
     int size = 0;
@@ -140,7 +140,7 @@ static ep_status find_local_size(const ep_boot_tcp_args *args, struct settings *
     return args->nranks ? EP_OK : status;
 }
 
-/* Ranks that the caller numbers need not be all those of torchrun's job. */
+/* If the caller numbers the ranks, they need not be all ranks of torchrun's job. */
 static const char *find_job(bool numbered_by_caller)
 {
     const char *job = read_env("EPKIT_JOB_ID");
@@ -177,11 +177,12 @@ static ep_status read_settings(const ep_boot_tcp_args *args, struct settings *se
 
 struct node_info {
     struct ep_locality locality;
-    int32_t requested;  /* ranks per node, by the arguments; 0: nothing was said */
+    int32_t requested;  /* ranks per node, by the arguments; 0: not set */
     int32_t local_size; /* LOCAL_WORLD_SIZE; 0: not set. It may differ between hosts */
 };
 
-/* As asked for, or as all launchers say alike, or as found from the hosts; 0 where these make no equal nodes. */
+/* As requested, or LOCAL_WORLD_SIZE if it is equal on all ranks, or detected from the hosts; 0 if these differ in size.
+ */
 static ep_status find_ranks_per_node(const struct node_info *all, int nranks, int *ret_n)
 {
     int n = all[0].local_size;
@@ -220,24 +221,25 @@ static ep_status find_nodes(ep_boot_tcp *boot, const struct settings *settings)
     return status;
 }
 
-/* --- the boot --- */
+/* --- the bootstrap --- */
 
 static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     ep_boot_tcp *boot = context;
 
     if (boot->generation != ep_process_generation())
-        return ep_fail(EP_E_STATE, "boot tcp: this process is a forked child of the one that made the boot");
+        return ep_fail(EP_E_STATE,
+                       "bootstrap tcp: this process is a forked child of the one that created the bootstrap");
     return tcp_star_allgather(boot->star, mine, bytes, timeout_ms, ret_all);
 }
 
-/* Of the secret and the job, so that a rank of another job is a stranger. */
+/* Derived from secret and job ID, so that a rank of another job fails the handshake. */
 static void make_key(const struct settings *settings, struct tcp_key *ret_key)
 {
     tcp_key_make(settings->secret, "bootstrap", settings->job, strlen(settings->job), ret_key);
 }
 
-/* The rank that was given, where that is a number and none of this job; -1: any other. */
+/* Was a rank given that this job does not have? *ret_rank: its number, -1 if it has none that fits. */
 static bool find_bad_rank(const ep_boot_tcp_args *args, int *ret_nranks, int *ret_rank)
 {
     const char *text = read_env("RANK");
@@ -257,14 +259,14 @@ static bool find_bad_rank(const ep_boot_tcp_args *args, int *ret_nranks, int *re
 }
 
 /*
- * After a failure, whose text stays: a number that no rank can have is seen here alone, and the others would wait for
- * the rank that is missing then.
+ * After a failure; its error text is preserved. Only this process knows about an invalid rank number; without a report
+ * the others would wait for the missing rank.
  */
 static void report_bad_rank(const ep_boot_tcp_args *args)
 {
     char text[EP_ERROR_TEXT_BYTES];
     ep_boot_tcp_args good = *args;
-    struct tcp_star_args star = {.name = "boot tcp"};
+    struct tcp_star_args star = {.name = "bootstrap tcp"};
     struct settings settings;
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
@@ -287,7 +289,7 @@ static void report_bad_rank(const ep_boot_tcp_args *args)
 
 static ep_status open_star(ep_boot_tcp *boot, const struct settings *settings)
 {
-    struct tcp_star_args args = {.name = "boot tcp",
+    struct tcp_star_args args = {.name = "bootstrap tcp",
                                  .rank = settings->rank,
                                  .nranks = settings->nranks,
                                  .host = settings->host,
@@ -303,7 +305,7 @@ static ep_status open_star(ep_boot_tcp *boot, const struct settings *settings)
             return ep_fail(EP_E_ARG, "ep_boot_tcp_new: the interfaces \"%.64s...\" are more than %zu characters",
                            settings->interface, sizeof(boot->network.interface) - 1);
         EP_TRY(tcp_find_interfaces(settings->interface, local, &n));
-        /* Rank 0 listens everywhere: the others may know it by another name. */
+        /* Rank 0 listens on all addresses: the others may know it by another name. */
         args.from = settings->rank ? &local[0] : NULL;
         snprintf(boot->network.interface, sizeof(boot->network.interface), "%s", settings->interface);
     }

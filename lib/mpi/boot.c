@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All-gather with a deadline that can name who is late: each rank sends its block to each other one and receives
- * theirs. MPI_Iallgather does the same underneath for blocks this small (linear in Open MPI's libnbc), but cannot tell
- * whose block is missing, cannot be cancelled, and does not notice ranks that gather different sizes.
+ * All-gather with a deadline that can name late ranks: each rank sends its block to every other rank and receives
+ * theirs. MPI_Iallgather uses the same algorithm for such small blocks (linear in Open MPI's libnbc), but cannot tell
+ * whose block is missing, cannot be cancelled, and does not detect ranks that gather different sizes.
  */
 #include "mpi/boot.h"
 
@@ -15,14 +15,14 @@
 
 #define LIST_BYTES 160
 #define FREE_MS 1000
-#define CHECK_NS 20000000u /* between checks of the processes that are waited for */
+#define CHECK_NS 20000000u /* between liveness checks of the missing ranks */
 
 struct gather {
     struct gather *next;
     int rank, nranks;
     size_t bytes;
     MPI_Request *receives, *sends; /* [nranks] each */
-    unsigned char *blocks;         /* [nranks][bytes]; the own one is what is sent */
+    unsigned char *blocks;         /* [nranks][bytes]; that of this rank is sent */
 };
 
 static void gather_free(struct gather *gather)
@@ -55,7 +55,7 @@ static ep_status gather_new(int rank, int nranks, const void *mine, size_t bytes
     return EP_OK;
 no_memory:
     gather_free(gather);
-    return ep_fail(EP_E_MEMORY, "boot mpi: no memory for %d blocks of %zu bytes", nranks, bytes);
+    return ep_fail(EP_E_MEMORY, "bootstrap mpi: no memory for %d blocks of %zu bytes", nranks, bytes);
 }
 
 static ep_status gather_start(struct gather *gather, MPI_Comm comm, int tag)
@@ -77,7 +77,7 @@ static ep_status gather_start(struct gather *gather, MPI_Comm comm, int tag)
     return EP_OK;
 }
 
-/* The block of `peer`, if it has come. */
+/* Completes the receive of the block of `peer`, if it has arrived. */
 static ep_status test_receive(struct gather *gather, int peer, int *ret_done)
 {
     MPI_Status info;
@@ -85,12 +85,13 @@ static ep_status test_receive(struct gather *gather, int peer, int *ret_done)
     ep_status status = EP_MPI(MPI_Test, (&gather->receives[peer], ret_done, &info));
 
     if (status != EP_OK)
-        return ep_fail_prefix(status, "boot mpi: all-gather of %zu bytes, block of rank %d: ", gather->bytes, peer);
+        return ep_fail_prefix(status, "bootstrap mpi: all-gather of %zu bytes, block of rank %d: ", gather->bytes,
+                              peer);
     if (!*ret_done)
         return EP_OK;
     EP_TRY(EP_MPI(MPI_Get_count, (&info, MPI_BYTE, &count)));
     if ((size_t)count != gather->bytes)
-        return ep_fail(EP_E_MISMATCH, "boot mpi: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %d",
+        return ep_fail(EP_E_MISMATCH, "bootstrap mpi: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %d",
                        gather->rank, gather->bytes, peer, count);
     return EP_OK;
 }
@@ -126,14 +127,14 @@ static ep_status fail_late(const struct gather *gather, int timeout_ms)
         if (used + 16 < sizeof(list))
             used += (size_t)snprintf(list + used, sizeof(list) - used, " %d", peer);
     }
-    return ep_fail(EP_E_TIMEOUT, "boot mpi: %d of %d ranks did not come within %d ms: rank%s%s%s", missing,
+    return ep_fail(EP_E_TIMEOUT, "bootstrap mpi: %d of %d ranks did not arrive within %d ms: rank%s%s%s", missing,
                    gather->nranks, timeout_ms, missing == 1 ? "" : "s", list,
                    used + 16 < sizeof(list) ? "" : " and others");
 }
 
 /*
- * A rank of this host that has died will not come. MPI may notice as well, and usually ends all ranks then; of ranks on
- * other hosts nothing can be known here.
+ * Detects dead ranks of this host. MPI may detect them as well, and then usually ends all ranks. The state of ranks of
+ * other hosts is unknown here.
  */
 static ep_status find_dead(const ep_boot_mpi *boot, struct gather *gather)
 {
@@ -143,15 +144,15 @@ static ep_status find_dead(const ep_boot_mpi *boot, struct gather *gather)
         if (gather->receives[peer] == MPI_REQUEST_NULL ||
             ep_process_look_once(&boot->ranks[peer].process) != EP_PROCESS_DEAD)
             continue;
-        /* Its block may have come between the two tests. */
+        /* Its block may have arrived before its death. */
         EP_TRY(test_receive(gather, peer, &done));
         if (!done)
-            return ep_fail(EP_E_PEER_DEAD, "boot mpi: rank %d died before it came", peer);
+            return ep_fail(EP_E_PEER_DEAD, "bootstrap mpi: rank %d died before it arrived", peer);
     }
     return EP_OK;
 }
 
-/* Everything that MPI still holds is taken back if it can be. true: nothing is left. */
+/* Cancels what MPI still holds, as far as possible. true: no request is left. */
 static bool gather_cancel(struct gather *gather)
 {
     int done = 0;
@@ -170,7 +171,7 @@ static bool gather_cancel(struct gather *gather)
     return true;
 }
 
-/* Frees those of the late ones that MPI has let go of. */
+/* Frees cancelled all-gathers whose requests have completed. */
 static void free_cancelled(ep_boot_mpi *boot)
 {
     for (struct gather **at = &boot->cancelled; *at;) {
@@ -195,14 +196,14 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     ep_status status;
 
     if (boot->generation != ep_process_generation())
-        return ep_fail(EP_E_STATE, "boot mpi: this process is a forked child of the one that MPI started");
+        return ep_fail(EP_E_STATE, "bootstrap mpi: this process is a forked child of the one that MPI started");
     if ((!mine || !ret_all) && bytes)
-        return ep_fail(EP_E_ARG, "boot mpi: all-gather of %zu bytes from or to NULL", bytes);
+        return ep_fail(EP_E_ARG, "bootstrap mpi: all-gather of %zu bytes from or to NULL", bytes);
     if (timeout_ms < 0 || bytes > INT32_MAX)
-        return ep_fail(EP_E_ARG, "boot mpi: all-gather of %zu bytes with timeout_ms = %d", bytes, timeout_ms);
+        return ep_fail(EP_E_ARG, "bootstrap mpi: all-gather of %zu bytes with timeout_ms = %d", bytes, timeout_ms);
     free_cancelled(boot);
     EP_TRY(gather_new(boot->boot.rank, boot->boot.nranks, mine, bytes, &gather));
-    boot->gathers++; /* also if it fails: ranks that go on stay in step */
+    boot->gathers++; /* also on failure, so that all ranks count alike */
     deadline_ns = ep_deadline_ns(timeout_ms);
     status = gather_start(gather, boot->comm, tag);
     while (status == EP_OK) {
@@ -214,7 +215,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
             ep_backoff(&tries);
             continue;
         }
-        /* Also at the deadline: a rank that was stopped itself may reach it with its first check. */
+        /* Also at the deadline: if this rank was stopped meanwhile, this may be its first check. */
         status = find_dead(boot, gather);
         if (status == EP_OK && now >= deadline_ns)
             status = fail_late(gather, timeout_ms);
@@ -231,7 +232,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
         gather->next = boot->cancelled;
         boot->cancelled = gather;
         free_cancelled(boot);
-        ep_fail(status, "%s", reason); /* taking back may have failed too */
+        ep_fail(status, "%s", reason); /* cancelling may have set another reason */
     }
     return status;
 }
@@ -253,7 +254,7 @@ static ep_status init_comm(ep_boot_mpi *boot)
     return EP_OK;
 }
 
-/* MPI_Comm_dup has just brought all ranks here, so no rank waits long. */
+/* MPI_Comm_dup has just synchronised all ranks, so no rank waits long. */
 static ep_status exchange_ranks(ep_boot_mpi *boot)
 {
     struct ep_mpi_rank mine;
@@ -286,8 +287,7 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
     boot = calloc(1, sizeof(*boot));
     if (!boot)
         return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory");
-    /* Nothing that one rank alone may lack comes behind the first collective call: the others would wait in the next.
-     */
+    /* After the first collective call nothing may fail on one rank only: the others would wait in the next call. */
     boot->ranks = calloc((size_t)nranks, sizeof(*boot->ranks));
     if (!boot->ranks) {
         free(boot);
@@ -321,7 +321,7 @@ const ep_boot *ep_boot_mpi_get(const ep_boot_mpi *boot)
     return &boot->boot;
 }
 
-/* What a peer that is gone never takes is MPI's for ever: the requests are let go, the memory stays. */
+/* Messages to an exited peer never complete: frees the requests; MPI keeps using the memory, which is leaked. */
 static void release_requests(struct gather *gather)
 {
     for (int peer = 0; peer < gather->nranks; peer++) {

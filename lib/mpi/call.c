@@ -8,7 +8,7 @@
 
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int mpi_is_thread_safe; /* MPI_THREAD_MULTIPLE */
-static _Thread_local int locked;       /* the level may become known while a call is under way */
+static _Thread_local int locked;       /* the thread level may be set while a call is in progress */
 
 void ep_mpi_call_begin(void)
 {
@@ -30,7 +30,7 @@ ep_status ep_mpi_call_end(int code, const char *function)
         pthread_mutex_unlock(&mpi_lock);
     if (code == MPI_SUCCESS)
         return EP_OK;
-    /* A message longer than its receiver expects: not MPI's failure. */
+    /* A message longer than the receiver expects: ranks disagree, MPI works. */
     return ep_fail(kind == MPI_ERR_TRUNCATE ? EP_E_MISMATCH : EP_E_SYSTEM, "%s: %s (error %d)", function, text, code);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * call.h - the one way MPI is called here: locked where MPI wants it, errors turned into ours.
+ * call.h - wrapper of all MPI calls: takes the lock if MPI requires it, and converts errors to ep_status.
  */
 #ifndef EP_MPI_CALL_H
 #define EP_MPI_CALL_H
@@ -9,17 +9,17 @@
 
 #include <mpi.h>
 
-/* EP_MPI(MPI_Test, (&request, &done, MPI_STATUS_IGNORE)): an ep_status; EP_E_SYSTEM with the words of MPI. */
+/* EP_MPI(MPI_Test, (&request, &done, MPI_STATUS_IGNORE)): an ep_status; EP_E_SYSTEM with MPI's error text. */
 #define EP_MPI(function, arguments) (ep_mpi_call_begin(), ep_mpi_call_end(function arguments, #function))
 
 /*
- * Below MPI_THREAD_MULTIPLE one thread at a time may be inside MPI, and epkit has two: the caller's and the worker's.
- * One lock for the process, because MPI is one.
+ * Below MPI_THREAD_MULTIPLE only one thread at a time may call MPI, and epkit has two: the caller's and the worker. One
+ * lock for the process, because MPI is initialised once per process.
  */
 void ep_mpi_call_begin(void);
 ep_status ep_mpi_call_end(int code, const char *function);
 
-/* Initialised, not finalised, and a thread level that allows for more than one thread. */
+/* Is MPI initialised and not finalised, with at least MPI_THREAD_SERIALIZED? EP_E_STATE also in a forked child. */
 ep_status ep_mpi_check(const char *caller);
 
 /* MPI may be called: between MPI_Init and MPI_Finalize. */

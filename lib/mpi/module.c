@@ -57,7 +57,7 @@ static ep_status set_unit(ep_boot_mpi *boot, size_t unit_bytes)
     return EP_OK;
 }
 
-/* Blocking, as the programs do that it stands for: MPI's nonblocking one uses other algorithms. */
+/* Blocking, as in the programs that the baseline represents: MPI_Ialltoallv uses other algorithms. */
 static ep_status alltoallv(ep_boot_mpi *boot, const void *send, const int *send_counts, const int *send_offsets,
                            void *recv, const int *recv_counts, const int *recv_offsets, size_t unit_bytes)
 {
@@ -79,7 +79,7 @@ static ep_status barrier(ep_boot_mpi *boot)
         if (done)
             return EP_OK;
         if (ep_now_ns() >= deadline_ns)
-            return ep_fail(EP_E_TIMEOUT, "mpi barrier: not all of %d ranks came within %d ms", boot->boot.nranks,
+            return ep_fail(EP_E_TIMEOUT, "mpi barrier: not all of %d ranks arrived within %d ms", boot->boot.nranks,
                            EP_MPI_BARRIER_MS);
         ep_backoff(&tries);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * module.h - what the command wants of libepkit-mpi.so, which it loads on demand so that it runs where no MPI is.
+ * module.h - the interface of libepkit-mpi.so for the command, which loads it on demand so that it runs without MPI.
  * Engines use epkit/mpi.h instead.
  */
 #ifndef EP_MPI_MODULE_H
@@ -12,17 +12,17 @@ struct ep_boot_mpi;
 
 struct ep_mpi_module {
     uint32_t abi; /* EP_MPI_MODULE_ABI */
-    /* MPI_Init_thread and a boot over MPI_COMM_WORLD; stop frees it and finalises MPI. */
+    /* start: MPI_Init_thread, and a bootstrap over MPI_COMM_WORLD. stop: frees it and finalises MPI. */
     ep_status (*start)(struct ep_boot_mpi **ret_boot);
     void (*stop)(struct ep_boot_mpi *boot);
     const ep_boot *(*get)(const struct ep_boot_mpi *boot);
     /*
-     * Plain MPI_Alltoallv in units of unit_bytes, for the benchmark's baseline. Counts and offsets in units. The one
-     * wait without a deadline of its own: the job's deadline ends it.
+     * MPI_Alltoallv in units of unit_bytes, for the benchmark's baseline. Counts and offsets in units. The only wait
+     * without its own deadline: that of the job applies.
      */
     ep_status (*alltoallv)(struct ep_boot_mpi *boot, const void *send, const int *send_counts, const int *send_offsets,
                            void *recv, const int *recv_counts, const int *recv_offsets, size_t unit_bytes);
-    /* EP_E_TIMEOUT after EP_MPI_BARRIER_MS; the boot is of no use then. */
+    /* EP_E_TIMEOUT after EP_MPI_BARRIER_MS; the bootstrap is then unusable. */
     ep_status (*barrier)(struct ep_boot_mpi *boot);
     const char *(*library_version)(void); /* "Open MPI v4.1.4" */
 };

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The network over MPI point-to-point messages. An operation is a message that begins with a record. Small puts follow
- * the record in the same message; a larger one is a second message, sent straight from the caller's memory and received
- * straight into the region. Both have the tag of their channel, and MPI keeps the order of messages of one sender and
- * tag, so at any time exactly one receive is posted per (peer, channel), and it is known what it will get.
+ * The network over MPI point-to-point messages. An operation is a message that begins with a header. The payload of a
+ * small put follows the header in the same message; that of a larger one is a second message, sent directly from the
+ * caller's memory and received directly into the region. Both have the tag of their channel, and MPI keeps the order of
+ * messages with the same sender and tag. So exactly one receive is posted per (peer, channel) at any time, and it is
+ * known which message it receives.
  *
- * Posted receives rather than probes: one MPI_Testsome looks at all peers and channels at once.
+ * Posted receives instead of MPI_Probe: one MPI_Testsome polls all peers and channels.
  */
 #include "mpi/boot.h"
 
@@ -17,18 +18,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Below the eager limits of the usual transports (4 KiB and up): such a message leaves without waiting for the peer. */
+/* Below the eager limits of the usual transports (4 KiB and up): such a message is sent without waiting for the peer.
+ */
 #define SLOT_BYTES 2048
 #define INLINE_BYTES (SLOT_BYTES - sizeof(struct header))
-/* Operations on the way per (peer, channel); beyond that put and signal say "again". */
+/* Operations in flight per (peer, channel); when all are used, put and signal return false. */
 #define SLOTS 16
-/* Looks for messages in one progress(): bounded, so that a flood of them cannot keep the caller from its own work. */
+/* Polls in one progress(): bounded, so that many messages cannot keep the caller from its own work. */
 #define MAX_POLLS 64
 #define FREE_MS 2000
 
 enum header_kind {
-    KIND_PUT = 0x70757400,    /* payload follows in a message of its own */
-    KIND_INLINE = 0x74696e79, /* put with the payload behind the record */
+    KIND_PUT = 0x70757400,    /* the payload is the next message */
+    KIND_INLINE = 0x74696e79, /* put with the payload after the header */
     KIND_SIGNAL = 0x7369676e
 };
 
@@ -42,16 +44,16 @@ struct header {
 struct outgoing {
     int rank, tag;
     unsigned first, count;      /* slots in use */
-    bool revoked;               /* nothing goes there any more */
-    MPI_Request (*requests)[2]; /* [SLOTS] record, payload */
+    bool revoked;               /* nothing is sent any more */
+    MPI_Request (*requests)[2]; /* [SLOTS] header, payload */
     unsigned char *slots;       /* [SLOTS][SLOT_BYTES] */
 };
 
 struct incoming {
     int rank, tag;
-    uint64_t payload; /* bytes of the put that the posted receive is for; 0: it is for a record */
+    uint64_t payload; /* bytes of the put that the posted receive is for; 0: it is for a header */
     unsigned char *slot;
-    bool revoked; /* what comes is dropped */
+    bool revoked; /* received messages are dropped */
 };
 
 struct mpi_net {
@@ -87,7 +89,7 @@ static ep_status broken(struct mpi_net *m, ep_status status)
 
 /* --- sending --- */
 
-/* Frees the slots whose messages have left, oldest first. */
+/* Frees the slots whose sends have completed, oldest first. */
 static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_progressed)
 {
     while (out->count) {
@@ -105,7 +107,7 @@ static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_progres
     return EP_OK;
 }
 
-/* Sends one operation; `data` behind the record when it is tiny, otherwise as a message of its own. */
+/* Sends one operation; `data` follows the header of KIND_INLINE, and is a message of its own for KIND_PUT. */
 static bool post(struct mpi_net *m, int peer, int channel, const struct header *header, const void *data)
 {
     struct outgoing *out = &m->outgoing[ep_net_peer_index(m->net.node, peer) * m->net.channels + channel];
@@ -186,7 +188,7 @@ static ep_status fail_damaged(struct mpi_net *m, int index, const char *what)
                              index % m->net.channels, what));
 }
 
-/* A message of `bytes` that begins with a record; starts the receive of what comes behind it. */
+/* A message of `bytes` that begins with a header; posts the receive of the message after it. */
 static ep_status handle_header(struct mpi_net *m, int index, size_t bytes)
 {
     struct incoming *in = &m->incoming[index];
@@ -194,7 +196,7 @@ static ep_status handle_header(struct mpi_net *m, int index, size_t bytes)
     struct header header;
 
     if (bytes < sizeof(header))
-        return fail_damaged(m, index, "half a record");
+        return fail_damaged(m, index, "a message shorter than its header");
     memcpy(&header, in->slot, sizeof(header));
     if (header.kind == KIND_SIGNAL) {
         if (header.target >= net->n_signals)
@@ -203,7 +205,7 @@ static ep_status handle_header(struct mpi_net *m, int index, size_t bytes)
         return post_receive(m, index, in->slot, SLOT_BYTES);
     }
     if (header.kind != KIND_PUT && header.kind != KIND_INLINE)
-        return fail_damaged(m, index, "a record of unknown kind");
+        return fail_damaged(m, index, "a header of unknown kind");
     if (header.target > net->region_bytes || header.bytes > net->region_bytes - header.target || header.bytes > INT_MAX)
         return fail_damaged(m, index, "a put beyond the end of the region");
     if (header.kind == KIND_PUT && header.bytes) {
@@ -224,11 +226,11 @@ static ep_status handle_message(struct mpi_net *m, int index, MPI_Status *info)
     if (EP_MPI(MPI_Get_count, (info, MPI_BYTE, &bytes)) != EP_OK)
         return broken(m, EP_E_SYSTEM);
     if (in->revoked)
-        return EP_OK; /* and no receive follows */
+        return EP_OK; /* no further receive is posted */
     if (!in->payload)
         return handle_header(m, index, (size_t)bytes);
     if ((uint64_t)bytes != in->payload)
-        return fail_damaged(m, index, "a payload of another size than its record says");
+        return fail_damaged(m, index, "a payload of another size than in its header");
     in->payload = 0;
     return post_receive(m, index, in->slot, SLOT_BYTES);
 }
@@ -265,8 +267,8 @@ static ep_status mpi_progress(struct ep_net *net, bool *ret_progressed)
 }
 
 /*
- * A receive that waits for its message can be cancelled; one that has begun ends by itself, and before that its memory
- * is the message's.
+ * A receive without a message can be cancelled. One whose message has begun to arrive completes by itself; until then
+ * MPI may write to its memory.
  */
 static ep_status mpi_revoke(struct ep_net *net, int peer)
 {
@@ -300,7 +302,7 @@ static ep_status mpi_revoke(struct ep_net *net, int peer)
 
 /* --- closing --- */
 
-/* true: MPI holds nothing of ours any more. */
+/* true: no send is left in MPI. */
 static bool drain_sends(struct mpi_net *m)
 {
     uint64_t deadline_ns = ep_deadline_ns(m->timeout_ms < FREE_MS ? m->timeout_ms : FREE_MS);
@@ -313,9 +315,8 @@ static bool drain_sends(struct mpi_net *m)
         while (reap(m, out, &progressed) == EP_OK && out->count && ep_now_ns() < deadline_ns)
             ep_backoff(&tries);
     }
-    /* A peer that did not take them by now is gone. Large sends cannot be cancelled in practice; MPI forgets them at
-     * its end.
-     */
+    /* A peer that has not received them by now has exited. In practice large sends cannot be cancelled; MPI_Finalize
+     * drops them. */
     for (int i = 0; i < m->n * SLOTS * 2; i++) {
         MPI_Request *request = &m->sending[0][0] + i;
 
@@ -362,7 +363,7 @@ static void mpi_free(struct ep_net *net)
         sent = drain_sends(m);
         received = cancel_receives(m);
     }
-    /* Memory that MPI may still read or write is left to it. */
+    /* Memory that MPI may still read or write is leaked. */
     if (sent && received)
         free(m->slots);
     if (!received)
@@ -422,7 +423,7 @@ static ep_status allocate(struct mpi_net *m)
     return EP_OK;
 }
 
-/* With the number of the endpoint: one that no rank has used. */
+/* With the number of endpoints, so that the ranks agree on a number that none of them has used. */
 struct introduction {
     struct ep_net_introduction common;
     uint64_t endpoints;

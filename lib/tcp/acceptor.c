@@ -9,7 +9,7 @@
 
 /* For the two round trips of a handshake. */
 #define HANDSHAKE_MS 5000
-/* When there is no room, who has been here that long makes some: a rank needs two round trips. */
+/* When the table is full, a connection that is older than this is dropped: a rank needs two round trips. */
 #define MIN_PENDING_MS 250
 
 void tcp_acceptor_open(struct tcp_acceptor *acceptor, int fd, const struct tcp_key *key)
@@ -28,7 +28,7 @@ int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *r
 
     if (acceptor->fd < 0)
         return 0;
-    /* Who waits in the queue of the kernel and cannot be taken now would wake the caller for nothing. */
+    /* Connections in the kernel's queue that cannot be accepted now would wake the caller in vain. */
     ret_polls[n++] = (struct pollfd){.fd = acceptor->error || acceptor->n == TCP_ACCEPTOR_PENDING ? -1 : acceptor->fd,
                                      .events = POLLIN};
     for (int i = 0; i < acceptor->n; i++)
@@ -51,7 +51,7 @@ static void remove_pending(struct tcp_acceptor *acceptor, int i)
     acceptor->pending[i] = acceptor->pending[--acceptor->n];
 }
 
-/* The one that has been here longest goes, if that is long enough. */
+/* Drops the oldest connection, if it is old enough. */
 static bool make_room(struct tcp_acceptor *acceptor)
 {
     int oldest = 0;
@@ -63,7 +63,7 @@ static bool make_room(struct tcp_acceptor *acceptor)
             oldest = i;
     if (ep_now_ns() - acceptor->pending[oldest].begin_ns < MIN_PENDING_MS * UINT64_C(1000000))
         return false;
-    snprintf(acceptor->pending[oldest].why, TCP_WHY_BYTES, "said nothing while others waited");
+    snprintf(acceptor->pending[oldest].why, TCP_WHY_BYTES, "sent nothing while others waited");
     record_drop(acceptor, &acceptor->pending[oldest]);
     tcp_handshake_drop(&acceptor->pending[oldest]);
     remove_pending(acceptor, oldest);
@@ -81,7 +81,7 @@ static void accept_all(struct tcp_acceptor *acceptor)
             continue;
         acceptor->error = fd < 0 && errno != EAGAIN && errno != EWOULDBLOCK ? errno : 0;
         if (fd < 0)
-            return; /* also without descriptors: it stays in the queue of the kernel */
+            return; /* without descriptors the connection stays in the kernel's queue */
         tcp_set_options(fd, 0);
         if (tcp_handshake_accept(hs, fd, &acceptor->key, &from, ep_deadline_ns(HANDSHAKE_MS)) == EP_OK)
             acceptor->n++;

@@ -16,7 +16,7 @@
 
 enum state {
     CONNECTING,
-    WAIT_CHALLENGE, /* and awaits the challenge */
+    WAIT_CHALLENGE, /* HELLO is queued or sent */
     WAIT_WELCOME,
     WAIT_HELLO,
     WAIT_PROOF,
@@ -37,7 +37,7 @@ struct welcome {
     unsigned char mac[EP_SHA256_BYTES];
 };
 
-_Static_assert(sizeof(struct challenge) == 24 && sizeof(struct welcome) == 160, "they are formats");
+_Static_assert(sizeof(struct challenge) == 24 && sizeof(struct welcome) == 160, "wire formats");
 
 void tcp_key_make(const char *secret, const char *purpose, const void *more, size_t more_bytes, struct tcp_key *ret_key)
 {
@@ -86,7 +86,7 @@ static enum tcp_handshake_result fail_system(struct tcp_handshake *hs, int error
     return fail(hs, EP_E_SYSTEM, "%s", strerror(error));
 }
 
-/* `side` keeps a proof of one side from being one of the other. */
+/* `side` prevents that a proof of one side is accepted as one of the other. */
 static void compute_proof(const struct tcp_handshake *hs, const char *side, const void *more, size_t bytes,
                           unsigned char ret_mac[EP_SHA256_BYTES])
 {
@@ -138,7 +138,7 @@ ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tc
     return tcp_random(hs->nonce, sizeof(hs->nonce));
 }
 
-/* --- what has come --- */
+/* --- received messages --- */
 
 static enum tcp_handshake_result handle_hello(struct tcp_handshake *hs)
 {
@@ -179,11 +179,11 @@ static enum tcp_handshake_result handle_proof(struct tcp_handshake *hs)
 
     compute_proof(hs, "asks", NULL, 0, mac);
     if (!ep_digest_equal(mac, hs->in)) {
-        /* For a rank whose secret is another one: it sees a proof that is none, and says so. */
+        /* A rank with another secret sees an invalid MAC, and reports that. */
         static const struct welcome refusal = {.magic = MAGIC, .status = EP_E_MISMATCH};
 
         (void)!send(hs->fd, &refusal, sizeof(refusal), MSG_NOSIGNAL | MSG_DONTWAIT);
-        return fail(hs, EP_E_MISMATCH, "has another secret, or is of another job");
+        return fail(hs, EP_E_MISMATCH, "has another secret, or belongs to another job");
     }
     hs->state = AUTHENTICATED;
     return TCP_HANDSHAKE_AUTHENTICATED;
@@ -198,7 +198,7 @@ static enum tcp_handshake_result handle_welcome(struct tcp_handshake *hs)
     compute_proof(hs, "answers", &welcome, offsetof(struct welcome, mac), mac);
     if (welcome.magic != MAGIC || !ep_digest_equal(mac, welcome.mac))
         return fail(hs, EP_E_MISMATCH,
-                    "it has another secret than this rank (EPKIT_SECRET), or is of another job (EPKIT_JOB_ID)");
+                    "it has another secret than this rank (EPKIT_SECRET), or belongs to another job (EPKIT_JOB_ID)");
     if (welcome.status == EP_OK) {
         hs->state = CLOSED;
         return TCP_HANDSHAKE_DONE;
@@ -226,7 +226,7 @@ void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char 
 
 /* --- steps --- */
 
-/* 1: all of it has left, 0: not yet, -1: failed. */
+/* 1: everything is sent, 0: not yet, -1: failed. */
 static int push(struct tcp_handshake *hs)
 {
     while (hs->out_at < hs->out_used) {
@@ -245,7 +245,7 @@ static int push(struct tcp_handshake *hs)
     return 1;
 }
 
-/* 1: what is awaited is there, 0: not yet, -1: failed. Never more than that: what follows is the next reader's. */
+/* 1: the expected bytes have arrived, 0: not yet, -1: failed. Never reads more: later bytes are for the next reader. */
 static int pull(struct tcp_handshake *hs)
 {
     while (hs->in_used < hs->in_need) {
@@ -260,7 +260,7 @@ static int pull(struct tcp_handshake *hs)
             return -1;
         }
         if (n == 0) {
-            fail(hs, EP_E_PEER_LEFT, "the connection was closed before both sides were known");
+            fail(hs, EP_E_PEER_LEFT, "the connection was closed during the handshake");
             return -1;
         }
         hs->in_used += (size_t)n;
@@ -303,7 +303,8 @@ enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs)
         return TCP_HANDSHAKE_FAILED;
     if (ep_now_ns() >= hs->deadline_ns)
         return fail(hs, EP_E_TIMEOUT, "%s in time",
-                    hs->state == CONNECTING ? "no connection could be made" : "the other side did not prove itself");
+                    hs->state == CONNECTING ? "no connection could be made"
+                                            : "the other side did not authenticate itself");
     if (hs->state == CONNECTING && finish_connecting(hs) != TCP_HANDSHAKE_DONE)
         return hs->state == CLOSED ? TCP_HANDSHAKE_FAILED : TCP_HANDSHAKE_PENDING;
     for (;;) {

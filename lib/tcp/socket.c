@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Ranks of a large job come all at once. The kernel cuts it to net.core.somaxconn. */
+/* All ranks of a large job connect at the same time. The kernel limits it to net.core.somaxconn. */
 #define BACKLOG 4096
 
 /* --- addresses --- */
@@ -52,7 +52,7 @@ socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockad
     return sizeof(v6);
 }
 
-/* An IPv4 address in IPv6 clothes, as a socket for both shows it, becomes plain again. */
+/* An IPv4-mapped IPv6 address, as from a dual-stack socket, is converted to IPv4. */
 bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, struct tcp_address *ret_address)
 {
     struct tcp_address address = {.family = socket_address->ss_family};
@@ -103,7 +103,7 @@ struct tcp_address tcp_local_address(int fd)
     return address;
 }
 
-/* "2001:db8::1", or "fe80::1%eth0": the name of the interface is looked up later. */
+/* "2001:db8::1", or "fe80::1%eth0": the name of the interface is resolved later. */
 static bool is_ipv6(const char *begin, const char *end)
 {
     const char *scope = memchr(begin, '%', (size_t)(end - begin));
@@ -142,11 +142,11 @@ ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes
         return ep_fail(EP_E_ARG, "address \"%.64s\": the host is missing or too long", text);
     for (const char *at = begin; at < end; at++)
         if (*at <= ' ' || *at == 127)
-            return ep_fail(EP_E_ARG, "address \"%.64s\": a host has no blanks or line ends in it", text);
+            return ep_fail(EP_E_ARG, "address \"%.64s\": a host must not contain blanks or line ends", text);
     if (memchr(begin, ':', (size_t)(end - begin)) && !is_ipv6(begin, end))
-        return ep_fail(EP_E_ARG,
-                       "address \"%.64s\": more than one colon, and no IPv6 address; with a port it stands in brackets",
-                       text);
+        return ep_fail(
+            EP_E_ARG,
+            "address \"%.64s\": more than one colon, but not an IPv6 address; write [ADDRESS]:PORT with a port", text);
     if (colon) {
         errno = 0;
         value = strtol(colon + 1, &rest, 10);
@@ -174,8 +174,8 @@ static void copy_addresses(const struct addrinfo *list, struct tcp_address *ret_
 }
 
 /*
- * A query of the name server, in a thread of its own: getaddrinfo() knows no deadline. Who comes last, the thread or
- * the one that waits for it, frees it. (glibc's getaddrinfo_a() starts threads that ThreadSanitizer cannot follow.)
+ * A query of the name server, in a thread of its own: getaddrinfo() has no deadline. The last user, the thread or its
+ * waiter, frees it. (glibc's getaddrinfo_a() starts threads that ThreadSanitizer cannot follow.)
  */
 struct query {
     pthread_mutex_t lock;
@@ -231,7 +231,7 @@ static bool query_new(const char *host, uint16_t port, struct query **ret_query)
     return true;
 }
 
-/* EP_OK: done, with query->code. EP_E_TIMEOUT: the query is the thread's from now on. */
+/* EP_OK: done, with query->code. EP_E_TIMEOUT: the thread owns the query from now on. */
 static ep_status await_query(struct query *query, uint64_t deadline_ns)
 {
     struct timespec until = ep_timespec(deadline_ns);
@@ -291,7 +291,7 @@ static int open_socket(int family)
 
 /* --- interfaces --- */
 
-/* Does one of the words, separated by commas, name it? "=name" is the whole name, others are beginnings. */
+/* Does one of the comma-separated words match? "=name" is the exact name, others are prefixes. */
 static bool names_interface(const char *words, const char *name)
 {
     for (const char *at = words; *at;) {
@@ -309,7 +309,7 @@ static bool names_interface(const char *words, const char *name)
 
 enum { WANTED, SECOND_CHOICE, LINK_LOCAL, UNWANTED };
 
-/* Second choice: bridges of containers lead to this host alone. */
+/* Second choice: container bridges reach this host only. */
 static int rank_interface(const struct ifaddrs *entry, const char *wanted, const struct tcp_address *address)
 {
     bool all_but = wanted && *wanted == '^', named = wanted && names_interface(wanted + all_but, entry->ifa_name);
@@ -317,7 +317,7 @@ static int rank_interface(const struct ifaddrs *entry, const char *wanted, const
     if (!(entry->ifa_flags & IFF_UP) || (wanted && named == all_but))
         return UNWANTED;
     if (tcp_address_is_link_local(address))
-        return wanted ? LINK_LOCAL : UNWANTED; /* it says nothing without its interface */
+        return wanted ? LINK_LOCAL : UNWANTED; /* not unique without its interface */
     if (wanted && !all_but)
         return WANTED;
     return (entry->ifa_flags & IFF_LOOPBACK) || names_interface("docker,virbr,cni,veth", entry->ifa_name)
@@ -341,7 +341,7 @@ static void add_interfaces(const struct ifaddrs *list, const char *wanted, int r
     }
 }
 
-/* A connection cannot begin at an address of another host. By trying, because 127.0.0.2 is in no list of interfaces. */
+/* A connection can start only at an address of this host. Tested by bind(): 127.0.0.2 is in no list of interfaces. */
 static ep_status check_local(const struct tcp_address *address)
 {
     struct sockaddr_storage storage;
@@ -356,8 +356,8 @@ static ep_status check_local(const struct tcp_address *address)
     tcp_address_print(address, text);
     if (error == EADDRNOTAVAIL)
         return ep_fail(EP_E_ARG,
-                       "network tcp: %s, which is to be the address of the connections between ranks, is not one of "
-                       "this host that is up: name the interface (\"eth0\"), or give each host its own address",
+                       "network tcp: %s, given for the connections between ranks, is not one of this host's addresses "
+                       "that are up: name the interface (\"eth0\"), or give each host its own address",
                        text);
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket at %s", text) : EP_OK;
 }
@@ -370,7 +370,7 @@ ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addres
 
     if (wanted && !*wanted)
         wanted = NULL;
-    /* Names of interfaces may have dots (eth0.100), so only what is an address is one. */
+    /* Names of interfaces may have dots (eth0.100), so only a valid address is taken as one. */
     if (wanted && (inet_pton(AF_INET, wanted, number) == 1 || inet_pton(AF_INET6, wanted, number) == 1)) {
         EP_TRY(tcp_resolve(wanted, 0, 0, ret_addresses, ret_n));
         return check_local(&ret_addresses[0]);
@@ -461,7 +461,7 @@ ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *fr
     error = errno;
     close(fd);
     if (bound)
-        return ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s from %s, as the choice of interfaces has it", text,
+        return ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s from %s, the address of the chosen interface", text,
                              from_text);
     return ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s", text);
 }
@@ -488,9 +488,9 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
 }
 
 /*
- * Ranks connect all at once and fall silent all at once. With the same times for all, the probes of a large job leave
- * in one burst, and again with each repetition: queues on the way overflow, the same connections lose all of their
- * probes, and the kernel ends them though both ranks live.
+ * All ranks connect at the same time and become idle at the same time. With equal keepalive times the probes of a large
+ * job are sent in one burst, and again with each repetition: queues on the path overflow, the same connections lose all
+ * of their probes, and the kernel ends them although both ranks are alive.
  */
 static void spread_probes(int fd, int *ret_idle_s, int *ret_interval_s)
 {
@@ -510,7 +510,7 @@ void tcp_set_options(int fd, int timeout_ms)
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-    /* The kernel's own are two hours. */
+    /* The kernel's default is two hours. */
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));

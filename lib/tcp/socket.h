@@ -15,9 +15,9 @@
 #include <sys/socket.h>
 
 #define TCP_ADDRESS_TEXT 64 /* "[2001:db8::1%eth0]:29500" */
-#define TCP_ADDRESSES 4     /* most that one host name or one rank is tried at */
+#define TCP_ADDRESSES 4     /* maximum per host name or rank */
 
-/* Plain data; ranks of one job send it to each other. */
+/* Plain data: ranks of one job exchange it. */
 struct tcp_address {
     uint16_t family; /* AF_INET, AF_INET6; 0: none */
     uint16_t port;   /* host order */
@@ -31,43 +31,43 @@ bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, stru
 bool tcp_address_is_loopback(const struct tcp_address *address);
 bool tcp_address_is_link_local(const struct tcp_address *address);
 
-/* The local end of a connection; family 0 where it is not known. */
+/* The local end of a connection; family 0 if it is unknown. */
 struct tcp_address tcp_local_address(int fd);
 
 /*
- * Splits "host", "host:port", "[v6]:port" or a bare IPv6 address. `port` stays what it is where the text names none.
+ * Splits "host", "host:port", "[v6]:port" or a bare IPv6 address. *port does not change if the text has none.
  * EP_E_ARG: malformed, or longer than ret_host.
  */
 ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes, uint16_t *port);
 
 /*
- * Addresses of a host name, at most TCP_ADDRESSES, until the deadline: a name server that does not answer costs no
- * more. EP_E_TIMEOUT; EP_E_ARG for a name that certainly does not exist (which may change: pods come one by one).
+ * Addresses of a host name, at most TCP_ADDRESSES. EP_E_TIMEOUT if the name server does not answer by the deadline.
+ * EP_E_ARG if the name does not exist; this may change, because pods start one by one.
  */
 ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, struct tcp_address *ret_addresses,
                       int *ret_n);
 
 /*
- * Addresses of this host's interfaces that are up. `wanted`: NULL, or names and prefixes separated by commas ("eth0,
- * ens"), "=eth0" for the exact name, "^ib,wlan" for all but those; or one numeric address. Where it names none to take,
- * loopback and container bridges come last. EP_E_ARG when nothing is left, or the address is not of this host.
+ * Addresses of this host's interfaces that are up. `wanted`: prefixes of names separated by commas ("eth0,ens"),
+ * "=eth0" for an exact name, "^ib,wlan" for all but these, one numeric address, or NULL: all. Without names to include,
+ * loopback and container bridges are last. EP_E_ARG if no interface matches, or the address is not one of this host.
  */
 ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addresses, int *ret_n);
 
-/* Listens on `address`, NULL: on all, IPv4 and IPv6. Port 0: any; *ret_port is the one it got. */
+/* Listens on `address`, NULL: on all, IPv4 and IPv6. Port 0: any; *ret_port is the actual port. */
 ep_status tcp_listen(const struct tcp_address *address, uint16_t port, int *ret_fd, uint16_t *ret_port);
 
-/* Starts to connect, from `from` if not NULL. EP_OK also while it is under way. */
+/* Starts to connect, from `from` if not NULL. EP_OK also while the connection is in progress. */
 ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *from, int *ret_fd);
-/* Of a socket that poll() calls writable: 0, or why it is not connected (errno). */
+/* For a socket that poll() reports as writable: 0, or the errno of the failed connection. */
 int tcp_connect_error(int fd);
 
-/* A connection that has come, -1: none, with errno. */
+/* Accepts one connection; -1 with errno: none. */
 int tcp_accept(int listener, struct tcp_address *ret_from);
 
 /*
- * What every connection of ours wants: small messages leave at once, and a far end that has gone without a word, as a
- * host that is switched off, is given up, within 28 to 50 seconds also while nothing is sent.
+ * Options of all connections: small messages are sent at once, and keepalive probes end a connection to a host that was
+ * switched off within 28 to 50 seconds, also while nothing is sent. timeout_ms > 0: TCP_USER_TIMEOUT.
  */
 void tcp_set_options(int fd, int timeout_ms);
 

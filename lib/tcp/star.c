@@ -11,19 +11,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SILENCE_NS                                                                                                     \
-    UINT64_C(2000000000) /* a rank 0 that has told nothing for ten lists of who is missing does not run */
+#define SILENCE_NS UINT64_C(2000000000) /* ten intervals between lists of missing ranks: a silent rank 0 does not run  \
+                                         */
 
 /* --- receiving --- */
 
-/* Where the payload of the frame that has begun goes; NULL with a text: it is none that can come now. */
+/* Sets conn->dest for the payload of the frame whose head was read. Returns NULL, or why the frame is invalid now. */
 static const char *check_frame(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
 {
     const struct frame *frame = &conn->frame;
     bool root = star->rank == 0;
 
     if (frame->magic != STAR_MAGIC)
-        return "no frame where one begins";
+        return "a frame with a wrong magic number";
     if (frame->kind == FRAME_FAILURE && frame->bytes == sizeof(conn->small.failure)) {
         conn->dest = (unsigned char *)&conn->small.failure;
         return NULL;
@@ -55,7 +55,7 @@ static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
         return tcp_star_handle_failure(star, conn);
     case FRAME_BYE:
         tcp_star_print_conn(star, conn, who, sizeof(who));
-        ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap and will not come", star->name, who);
+        ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap before it arrived", star->name, who);
         return tcp_star_fail(star, EP_E_PEER_LEFT, tcp_star_rank_of(star, conn));
     case FRAME_MISSING:
         conn->small.missing.list[LIST_BYTES - 1] = '\0';
@@ -72,7 +72,7 @@ static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
     }
 }
 
-/* Reads `conn` while there is something; `ret_all` NULL: no all-gather is under way. */
+/* Reads the available data of `conn`. `ret_all` NULL: no all-gather is in progress. */
 static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
 {
     const char *wrong;
@@ -106,7 +106,7 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
         }
         if (conn->used == conn->frame.bytes) {
             EP_TRY(handle_frame(star, conn));
-            /* The next all-gather may have begun over there: its frames are for the next call. */
+            /* The peer may have begun the next all-gather: its frames are for the next call. */
             if (conn->arrived)
                 return EP_OK;
         }
@@ -114,7 +114,7 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
     return EP_OK;
 }
 
-/* One turn over all connections. */
+/* One pass over all connections. */
 static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
@@ -128,7 +128,7 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
     }
     for (int i = 0; i < tcp_star_n_conns(star); i++) {
         struct conn *conn = &star->conns[i];
-        /* A rank whose block is there may already be in the next all-gather: no reading ahead. But it may die. */
+        /* A rank whose block has arrived may be in the next all-gather: do not read ahead, but detect its death. */
         short events = (short)((conn->arrived ? POLLRDHUP : POLLIN) | (tcp_star_is_idle(conn) ? 0 : POLLOUT));
         bool done = star->delivering && tcp_star_is_idle(conn);
 
@@ -138,16 +138,16 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
     if (ready < 0 && errno != EINTR) {
         struct timespec backoff = {.tv_nsec = 1000000};
 
-        nanosleep(&backoff, NULL); /* more descriptors than RLIMIT_NOFILE allows now: all are tried */
+        nanosleep(&backoff, NULL); /* more descriptors than RLIMIT_NOFILE allows now: try all of them */
     }
     for (int i = 0; i < n; i++) {
         struct conn *conn = &star->conns[i];
         short events = ready < 0 ? POLLIN | POLLOUT : star->polls[i].revents;
 
-        /* Who has its result may leave while others still take theirs. */
+        /* A rank that has its result may leave while others still receive theirs. */
         if (conn->fd < 0 || !events || (star->delivering && tcp_star_is_idle(conn)))
             continue;
-        /* Where sending fails, the other side may have said why before it closed. */
+        /* If sending fails, the other side may have sent its reason before it closed. */
         lost = !tcp_star_is_idle(conn) && tcp_star_push(conn) != EP_OK ? errno : 0;
         if (lost)
             EP_TRY(pull(star, conn, bytes, ret_all));
@@ -184,7 +184,7 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
     tcp_star_list_missing(star, false, &missing);
     for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
         if (!tcp_star_is_idle(&star->conns[rank])) {
-            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not take the result within %d ms", star->name, rank, timeout_ms);
+            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not receive the result within %d ms", star->name, rank, timeout_ms);
             return tcp_star_fail(star, EP_E_TIMEOUT, rank);
         }
     return tcp_star_fail_late(star, &missing, timeout_ms);
@@ -196,9 +196,9 @@ static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
     char who[TCP_ADDRESS_TEXT + 24];
 
     tcp_star_print_conn(star, &star->conns[0], who, sizeof(who));
-    /* Whom rank 0 missed when it was heard last says nothing about who is missing now. */
+    /* An old list of rank 0 does not say which ranks are missing now. */
     if (star->missing.n > 0 && silence_ns > SILENCE_NS) {
-        ep_fail(EP_E_TIMEOUT, "%s: %s has said nothing for %llu of %d ms; until then it waited for rank%s %s",
+        ep_fail(EP_E_TIMEOUT, "%s: %s has sent nothing for %llu of %d ms; before that it waited for rank%s %s",
                 star->name, who, (unsigned long long)(silence_ns / 1000000u), timeout_ms,
                 star->missing.n == 1 ? "" : "s", star->missing.list);
         return tcp_star_fail(star, EP_E_TIMEOUT, 0);
@@ -219,7 +219,7 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
         if (!all_arrived(star) && ep_now_ns() >= deadline_ns)
             return fail_late_root(star, timeout_ms);
     }
-    while (!all_idle(star)) { /* lists of who is missing */
+    while (!all_idle(star)) { /* queued lists of missing ranks */
         EP_TRY(step(star, bytes, ret_all, deadline_ns));
         if (ep_now_ns() >= deadline_ns)
             return fail_late_root(star, timeout_ms);

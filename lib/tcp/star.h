@@ -2,11 +2,11 @@
 /*
  * star.h - all-gathers of small blocks over one connection from each rank to rank 0.
  *
- * A rank sends its block to rank 0, which sends all of them back when it has the last one. While rank 0 waits it tells
- * those that have come who is missing, so that each rank can name them at its own deadline. A failure of one rank is
- * told to all, and the star is void then.
+ * Each rank sends its block to rank 0, which sends all blocks back when it has the last one. While rank 0 waits, it
+ * sends the list of missing ranks to those that have arrived, so that each rank can name them at its own deadline. A
+ * failure of one rank is sent to all, and makes the star unusable.
  *
- * What comes from a socket is read into memory of a size that the reader has fixed before.
+ * Data from a socket is read only into memory whose size the reader has fixed before.
  */
 #ifndef EP_TCP_STAR_H
 #define EP_TCP_STAR_H
@@ -16,23 +16,23 @@
 struct tcp_star;
 
 struct tcp_star_args {
-    const char *name; /* in front of error texts: "boot tcp" */
+    const char *name; /* prefix of error texts: "bootstrap tcp" */
     int rank, nranks;
     struct tcp_key key;
     const char *host;      /* of rank 0 */
-    const char *host_from; /* who names it, for error texts: "MASTER_ADDR" */
+    const char *host_from; /* the variable or argument that names it, for error texts: "MASTER_ADDR" */
     uint16_t port;
-    const struct tcp_address *from; /* local address to connect from, and of rank 0 to listen at; NULL: any */
-    int timeout_ms;                 /* for all ranks to come */
+    const struct tcp_address *from; /* local address to connect from, on rank 0 to listen on; NULL: any */
+    int timeout_ms;                 /* for all ranks to connect */
 };
 
-/* Rank 0 returns when all have come, the others when they are connected to it. Fails by the deadline, naming who is
- * missing. */
+/* Rank 0 returns when all ranks have connected, the others when they are connected to it. Fails by the deadline and
+ * names the missing ranks. */
 ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_star);
 
 /*
- * Of a rank that cannot take part, because args->rank is not in 0..nranks-1: tells rank 0, which fails the job for all.
- * Where no rank 0 is found in a moment, nobody is told.
+ * For a rank that cannot take part, because args->rank is not in 0..nranks-1: reports it to rank 0, which fails the job
+ * for all. Does nothing if rank 0 is not reached within a short time.
  */
 void tcp_star_report(const struct tcp_star_args *args);
 
@@ -40,32 +40,33 @@ void tcp_star_report(const struct tcp_star_args *args);
 ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 
 /*
- * Asked at least every 20 ms while an all-gather waits: EP_OK, or after ep_fail() a status that it fails with, laid to
+ * Called at least every 20 ms while an all-gather waits. EP_OK, or after ep_fail() a status that it fails with, and in
  * *ret_culprit. NULL: nobody is asked.
  */
 typedef ep_status (*tcp_star_poll_fn)(void *context, int *ret_failed_rank);
 void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *context);
 
-/* The rank that the failure of the star is laid to, -1: none has failed. */
+/* The rank that caused the failure of the star; -1: it has not failed. */
 int tcp_star_failed_rank(const struct tcp_star *star);
 
-/* The local address of the connection to rank 0; of rank 0, that of the first connection. Family 0: none is known. */
+/* The local address of the connection to rank 0; on rank 0, that of the first connection. Family 0: unknown. */
 struct tcp_address tcp_star_local_address(const struct tcp_star *star);
 
-/* Connections that were not taken, on rank 0. *ret_last: the last one with its reason, NULL: not wanted. */
+/* Number of connections that rank 0 did not accept. *ret_last: the last one with its reason; NULL: not wanted. */
 uint64_t tcp_star_dropped(const struct tcp_star *star, const char **ret_last);
 
-/* Says farewell to the others. NULL is fine. */
+/* Sends FRAME_BYE to the others. NULL is allowed. */
 void tcp_star_free(struct tcp_star *star);
 
 /*
- * Over a connection that is not in a star yet, and of which the far end may be making one: why this rank gives up, as
- * far as the connection takes it; and what stands first among what has come. EP_OK: no such failure.
+ * On a connection that is not in a star yet, while the remote end may be creating one. send: reports why this rank
+ * gives up, if the socket buffer has room. peek: the status of a failure that is first in the received data; EP_OK:
+ * none.
  */
 void tcp_star_send_failure(int fd, ep_status status, const char *text);
 ep_status tcp_star_peek_failure(int fd);
 
-/* A star over connections that are there already: [0] of the others, [nranks] of rank 0. Takes them. */
+/* A star over existing connections: fds[1..nranks-1] on rank 0, fds[0] on the others. Takes ownership of them. */
 ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The connections of a star: frames that leave, failures, and who is missing. */
+/* The connections of a star: sending frames, failures, and the list of missing ranks. */
 #include "tcp/star_internal.h"
 
 #include "base/clock.h"
@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PUBLISH_NS 200000000u /* between two lists of who is missing */
+#define PUBLISH_NS 200000000u /* between two lists of missing ranks */
 
 int tcp_star_n_conns(const struct tcp_star *star)
 {
@@ -47,7 +47,6 @@ void tcp_star_queue_frame(struct tcp_star *star, struct conn *conn, enum frame_k
     conn->big_bytes = big_bytes;
 }
 
-/* Behind what is under way, which stays whole: the far end would take this for a part of it. */
 void tcp_star_queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
                          size_t small_bytes)
 {
@@ -60,7 +59,7 @@ bool tcp_star_is_idle(const struct conn *conn)
     return conn->out_at == conn->out_used && conn->big_bytes == 0 && conn->last_at == conn->last_used;
 }
 
-/* EP_OK also when only a part has left; otherwise the connection is lost (errno). */
+/* EP_OK also if only a part was sent; otherwise the connection is lost (errno). */
 ep_status tcp_star_push(struct conn *conn)
 {
     while (!tcp_star_is_idle(conn)) {
@@ -101,7 +100,7 @@ void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, c
     snprintf(ret_text, bytes, "rank %d (%s)", tcp_star_rank_of(star, conn), address);
 }
 
-/* Has the kernel of the other side all of it? */
+/* Has the kernel of the other side acknowledged everything? */
 static bool is_delivered(const struct conn *conn)
 {
     int waiting = 0;
@@ -109,10 +108,6 @@ static bool is_delivered(const struct conn *conn)
     return tcp_star_is_idle(conn) && ioctl(conn->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
 }
 
-/*
- * Sends what is small, for a moment; then the connection closes anyway. What comes meanwhile is thrown away: a socket
- * that is closed with something unread is reset, and what it has sent may be lost.
- */
 void tcp_star_drain(struct tcp_star *star)
 {
     uint64_t deadline_ns = ep_deadline_ns(DRAIN_MS);
@@ -166,7 +161,7 @@ ep_status tcp_star_fail_lost(struct tcp_star *star, struct conn *conn, int error
     char who[TCP_ADDRESS_TEXT + 24];
 
     tcp_star_print_conn(star, conn, who, sizeof(who));
-    ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it came: %s", star->name, who,
+    ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it arrived: %s", star->name, who,
             error ? strerror(error) : "it died, or was cut off");
     return tcp_star_fail(star, EP_E_PEER_DEAD, tcp_star_rank_of(star, conn));
 }
@@ -180,7 +175,7 @@ ep_status tcp_star_fail_damaged(struct tcp_star *star, struct conn *conn, const 
     return tcp_star_fail(star, EP_E_MISMATCH, tcp_star_rank_of(star, conn));
 }
 
-/* Of unknown kind: false. Otherwise its text can be printed. */
+/* false: of unknown kind. Otherwise its text is printable. */
 static bool check_failure(const struct tcp_star *star, struct failure *failure)
 {
     failure->text[sizeof(failure->text) - 1] = '\0';
@@ -189,7 +184,6 @@ static bool check_failure(const struct tcp_star *star, struct failure *failure)
     return ep_status_is_failure(failure->status) && failure->rank >= -1 && failure->rank < star->nranks;
 }
 
-/* What rank 0, or a rank that gave up, says. */
 ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
 {
     struct failure failure = conn->small.failure;
@@ -200,9 +194,10 @@ ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
     if (star->rank == 0 && failure.rank == 0 && failure.status == EP_E_TIMEOUT) {
         char who[TCP_ADDRESS_TEXT + 24];
 
-        /* This rank runs, and hears the other one. */
+        /* This rank is running, and receives from the other one. */
         tcp_star_print_conn(star, conn, who, sizeof(who));
-        ep_fail(EP_E_TIMEOUT, "%s: %s hears nothing of rank 0, which hears it: look at the network to its host",
+        ep_fail(EP_E_TIMEOUT,
+                "%s: %s receives nothing from rank 0, which receives from it: check the network to its host",
                 star->name, who);
         failure.rank = tcp_star_rank_of(star, conn);
     }
@@ -255,7 +250,7 @@ ep_status tcp_star_peek_failure(int fd)
     return (ep_status)message.failure.status;
 }
 
-/* --- who is missing --- */
+/* --- missing ranks --- */
 
 static bool is_missing(const struct tcp_star *star, int rank, bool rendezvous)
 {
@@ -293,23 +288,23 @@ ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missin
     uint64_t dropped = star->acceptor ? star->acceptor->dropped : star->dropped;
     const char *last = star->acceptor ? star->acceptor->last_drop : star->last_drop;
 
-    /* Those that are missing may stand at the door: then it is this rank that lacks something. */
+    /* The missing ranks may be in the listener's queue: then this rank is the cause. */
     if (star->acceptor && star->acceptor->error) {
         ep_fail(EP_E_SYSTEM,
-                "%s: rank %d cannot take connections: %s (limit of open files: ulimit -n); %d of %d ranks were not "
-                "taken within %d ms: rank%s %s",
+                "%s: rank %d cannot accept connections: %s (limit of open files: ulimit -n); %d of %d ranks were not "
+                "accepted within %d ms: rank%s %s",
                 star->name, star->rank, strerror(star->acceptor->error), missing->n, star->nranks, timeout_ms,
                 missing->n == 1 ? "" : "s", missing->list);
         return tcp_star_fail(star, EP_E_SYSTEM, star->rank);
     }
-    ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,
+    ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not arrive within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,
             star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
-            dropped ? "; the last connection that was not taken: " : "", dropped ? last : "",
+            dropped ? "; the last connection that was not accepted: " : "", dropped ? last : "",
             *star->last_failure ? "; " : "", star->last_failure);
     return tcp_star_fail(star, EP_E_TIMEOUT, missing->first);
 }
 
-/* Rank 0 to those that wait. */
+/* From rank 0 to the ranks that wait. */
 void tcp_star_publish_missing(struct tcp_star *star, bool rendezvous)
 {
     uint64_t now = ep_now_ns();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* star_internal.h - what star.c (all-gathers), star_conn.c (connections) and star_open.c (rendezvous) share. */
+/* star_internal.h - shared by star.c (all-gathers), star_conn.c (connections) and star_open.c (rendezvous). */
 #ifndef EP_TCP_STAR_INTERNAL_H
 #define EP_TCP_STAR_INTERNAL_H
 
@@ -8,15 +8,15 @@
 #define STAR_MAGIC 0x31465045u /* "EPF1" */
 #define TEXT_BYTES 256
 #define LIST_BYTES 160
-#define POLL_MOST_MS 20 /* a deadline is never missed by more */
-#define DRAIN_MS 200    /* for a failure or a farewell to leave */
+#define POLL_MOST_MS 20 /* poll interval: the most by which a deadline is exceeded */
+#define DRAIN_MS 200    /* to send a failure or FRAME_BYE */
 
 enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
 
 struct frame {
     uint32_t magic, kind;
     uint64_t number; /* of the all-gather */
-    uint64_t bytes;  /* that follow */
+    uint64_t bytes;  /* of the payload */
 };
 
 struct failure {
@@ -38,7 +38,7 @@ struct missing {
 struct conn {
     int fd; /* -1: none */
     struct tcp_address remote;
-    struct frame frame; /* that is being read */
+    struct frame frame; /* being read */
     size_t frame_used;
     union {
         struct failure failure;
@@ -46,12 +46,12 @@ struct conn {
     } small;             /* its payload, unless it is a block or a result */
     unsigned char *dest; /* where the payload goes */
     size_t used;
-    bool arrived; /* rank 0: the block of this all-gather is there */
+    bool arrived; /* the block (rank 0) or the result of this all-gather has arrived */
     unsigned char out[sizeof(struct frame) + sizeof(struct failure)];
     size_t out_used, out_at;
-    const unsigned char *big; /* behind that */
+    const unsigned char *big; /* sent after `out` */
     size_t big_bytes;
-    unsigned char last[sizeof(struct frame) + sizeof(struct failure)]; /* behind that: why this rank gives up */
+    unsigned char last[sizeof(struct frame) + sizeof(struct failure)]; /* sent after `big`: why this rank gives up */
     size_t last_used, last_at;
 };
 
@@ -62,20 +62,19 @@ struct tcp_star {
     struct tcp_acceptor *acceptor;
     struct pollfd *polls;
     uint64_t number;
-    uint64_t published_ns;
-    struct missing missing; /* as rank 0 said last */
-    uint64_t received_ns;   /* when it did */
-    bool delivering;        /* rank 0: all blocks have come, the results leave */
+    uint64_t published_ns;  /* rank 0: when the last list of missing ranks was sent */
+    struct missing missing; /* last list from rank 0 */
+    uint64_t received_ns;   /* when it arrived */
+    bool delivering;        /* rank 0: all blocks have arrived, the results are being sent */
     uint64_t dropped;
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
-    char last_failure[TEXT_BYTES];   /* rank 0, while it waits for all to come: the last that came and gave up, and its
-                                      * reason
-                                      */
-    char mismatch[TCP_REASON_BYTES]; /* rank 0, while it waits: how it and one that came contradict each other */
-    int mismatch_rank;               /* that one, or -1 where it is none of this job's */
-    bool lacks_fds;                  /* rank 0 has not enough descriptors, and waits for nobody */
-    int n_notified;                  /* ranks that know */
-    int peer_nranks;                 /* by that one */
+    /* Rank 0, while it waits for all ranks to connect: */
+    char last_failure[TEXT_BYTES];   /* the last connected rank that gave up, with its reason */
+    char mismatch[TCP_REASON_BYTES]; /* why this rank and a connected process disagree; "": they do not */
+    int mismatch_rank;               /* the rank of that process; -1: it has none of this job */
+    int peer_nranks;                 /* nranks of that process */
+    bool lacks_fds;                  /* not enough descriptors: fail without waiting */
+    int n_notified;                  /* ranks that know the failure */
     tcp_star_poll_fn poll;
     void *poll_context;
     ep_status failed;
@@ -88,39 +87,40 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
 
 /* --- star_conn.c --- */
 
-/* Of rank 0 one for each rank, of the others one. */
+/* nranks on rank 0, 1 on the others. */
 int tcp_star_n_conns(const struct tcp_star *star);
 int tcp_star_rank_of(const struct tcp_star *star, const struct conn *conn);
 void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes);
 
 void tcp_star_queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
                           size_t small_bytes, const void *big, size_t big_bytes);
-/* Behind what is under way, which stays whole: the far end would take this for a part of it. */
+/* After the frame in progress, which is completed first: otherwise the remote end would read this as a part of it. */
 void tcp_star_queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
                          size_t small_bytes);
 /* Nothing is queued. */
 bool tcp_star_is_idle(const struct conn *conn);
 /*
- * Sends what is small, for a moment; then the connection closes anyway. What comes meanwhile is thrown away: a socket
- * that is closed with something unread is reset, and what it has sent may be lost.
+ * Sends queued frames for at most DRAIN_MS; the connections are closed afterwards. Received data is discarded: closing
+ * a socket with unread data resets it, and data that it has sent may be lost.
  */
 void tcp_star_drain(struct tcp_star *star);
 ep_status tcp_star_fail_lost(struct tcp_star *star, struct conn *conn, int error);
 ep_status tcp_star_fail_damaged(struct tcp_star *star, struct conn *conn, const char *what);
-/* What rank 0, or a rank that gave up, says. */
+/* Fails with the failure that rank 0, or a rank that gave up, has sent. */
 ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn);
 
-/* Sends what is queued on a connection, as far as it takes it. */
+/* Sends queued data until the socket buffer is full. */
 ep_status tcp_star_push(struct conn *conn);
 void tcp_star_close_conn(struct conn *conn);
-/* The failure with which the far end has ended what is unread, which is thrown away. false: there is none. */
+/* Discards the unread data. true: it ended with a failure from the remote end. */
 bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct failure *ret_failure);
 
-/* Who has not come: `rendezvous` to the star, otherwise to the all-gather. tell: the others hear of it now and then. */
+/* The ranks that have not connected to the star (`rendezvous`), or else have not arrived at the all-gather. */
 void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing);
-/* After ep_fail(): the star is void, and the others are told why. */
+/* After ep_fail(): makes the star unusable, and sends the reason to the others. */
 ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank);
 ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms);
+/* From rank 0 to the ranks that wait, every 200 ms. */
 void tcp_star_publish_missing(struct tcp_star *star, bool rendezvous);
 
 #endif

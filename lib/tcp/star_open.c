@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks come together: rank 0 listens until all have come, the others look for it. */
+/* Opening a star: rank 0 listens until all ranks have connected, the others try to reach it. */
 #include "tcp/star_internal.h"
 
 #include "base/clock.h"
@@ -12,16 +12,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
+#define RETRY_FIRST_NS 20000000u /* between two attempts to connect; doubles */
 #define RETRY_MOST_NS 500000000u
 #define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
-#define ARRIVAL_MS 3000          /* in which ranks that disagree come */
+#define ARRIVAL_MS 3000          /* how long ranks that connect later are notified of a mismatch */
 #define TRY_MOST_NS 8000000000u
-#define WRONG_PROTOCOL_TRIES 10 /* in which a program of another protocol answers: about three seconds */
-/* Descriptors of rank 0 beside one for each rank that comes: the listener, and a stranger that is dropped. */
+#define WRONG_PROTOCOL_TRIES 10 /* about three seconds */
+/* Descriptors of rank 0 in addition to one per rank: the listener, and a connection that is about to be dropped. */
 #define ROOT_DESCRIPTORS 2
 
-/* Has the far end gone? Also when what it sent before is still unread: a rank sends its first block at once. */
+/* Has the remote end closed? Also if earlier data is unread: a rank sends its first block at once. */
 static bool is_closed(int fd)
 {
     struct pollfd ready = {.fd = fd, .events = POLLRDHUP};
@@ -29,7 +29,7 @@ static bool is_closed(int fd)
     return poll(&ready, 1, 0) == 1;
 }
 
-/* By one that has the secret: no waiting mends that. */
+/* Of a process that has the secret: waiting does not resolve it. */
 static void record_mismatch(struct tcp_star *star, const struct tcp_hello *hello, const char *reason)
 {
     if (*star->mismatch)
@@ -57,7 +57,7 @@ static ep_status check_rank(void *context, const struct tcp_handshake *hs, char 
         record_mismatch(star, hello, ret_reason);
         return EP_E_MISMATCH;
     }
-    /* These come only to say so (tcp_star_report). */
+    /* Such processes connect only to report it (tcp_star_report). */
     if (hello->rank < 1 || hello->rank >= star->nranks) {
         if (hello->rank == 0)
             snprintf(ret_reason, bytes, "two processes are rank 0: this one and one at %s", address);
@@ -105,7 +105,7 @@ static int count_missing(const struct tcp_star *star)
     return n;
 }
 
-/* Why a rank that has come is missing again, where it said so before it closed. */
+/* The reason that a connected rank sent before it closed. */
 static void record_failure(struct tcp_star *star, int rank)
 {
     struct conn *conn = &star->conns[rank];
@@ -140,11 +140,11 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
             return tcp_star_fail(star, EP_E_MISMATCH, star->mismatch_rank);
         }
         tcp_star_publish_missing(star, true);
-        /* The others' deadlines come right behind this one: who goes then has not been missing. */
+        /* The deadlines of the others follow this one closely: a rank that closes then was not missing. */
         for (int rank = 1; rank < star->nranks && ep_now_ns() < deadline_ns; rank++) {
             struct conn *conn = &star->conns[rank];
 
-            /* A rank that has come and died is missing again: it may be started once more. */
+            /* A rank that has connected and died is missing again: it may be restarted. */
             if (conn->fd >= 0 && (tcp_star_push(conn) != EP_OK || is_closed(conn->fd))) {
                 record_failure(star, rank);
                 tcp_star_close_conn(conn);
@@ -172,8 +172,8 @@ static void close_accepted(void *context, const struct tcp_handshake *hs, int fd
 }
 
 /*
- * This rank has given up while others shake hands with it: whoever proves itself is told why. Without that it would see
- * no more than a connection that ends, and look for this rank until its own deadline.
+ * This rank has given up during the handshakes of others: every rank that authenticates itself gets the reason.
+ * Otherwise it would see only a closed connection, and retry until its own deadline.
  */
 static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
 {
@@ -181,7 +181,7 @@ static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
     /* Which of the two numbers is right is not known. */
     int expected = star->peer_nranks > star->nranks ? star->peer_nranks : star->nranks;
 
-    /* Where this rank does not wait for the others, those that are started at about the same time hear of it, too. */
+    /* If this rank fails without waiting, ranks that start at about the same time are notified, too. */
     arrival_ns = !*star->mismatch && !star->lacks_fds ? 0 : arrival_ns < deadline_ns ? arrival_ns : deadline_ns;
     for (;;) {
         uint64_t now = ep_now_ns();
@@ -203,7 +203,7 @@ static void sleep_until(uint64_t ns, uint64_t deadline_ns)
     nanosleep(&backoff, NULL);
 }
 
-/* One try at one address, which has `try_ns` to answer. Who has answered has until the deadline to take this rank. */
+/* One attempt at one address, with `try_ns` for the first answer and the time until the deadline for the rest. */
 static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
                              uint64_t try_ns, uint64_t deadline_ns, struct tcp_handshake *hs)
 {
@@ -232,8 +232,8 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
 }
 
 /*
- * A rank that cannot take part, as `rank`: what listens at the place of rank 0 then fails the job for all that come,
- * instead of waiting for the one that is missing. EP_OK: it knows, and *ret_why says what it answered.
+ * Reports to the listener at the address of rank 0 that `rank` cannot take part: it then fails the job for all ranks,
+ * instead of waiting for the missing one. EP_OK: the report was received; ret_why has the reply.
  */
 static ep_status report(const struct tcp_star_args *args, int rank, int most_ms, char ret_why[TCP_WHY_BYTES])
 {
@@ -254,7 +254,7 @@ static ep_status report(const struct tcp_star_args *args, int rank, int most_ms,
                 uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
 
                 if (try_address(star, &claim, &addresses[i], share, now + share, hs) == EP_OK)
-                    tcp_star_close_conn(&star->conns[0]); /* a library that does not know such reports */
+                    tcp_star_close_conn(&star->conns[0]); /* a library without support for such reports */
                 notified = hs->refused;
             }
             if (!notified)
@@ -274,18 +274,18 @@ void tcp_star_report(const struct tcp_star_args *args)
     (void)report(args, args->rank, ARRIVAL_MS, why);
 }
 
-/* Of another rank 0 of this job, maybe: the ranks that come to it are to hear of this one. */
+/* The listener may be another rank 0 of this job: report this one to the ranks that connect to it. */
 static ep_status fail_listen(const struct tcp_star_args *args, ep_status status)
 {
     char text[EP_ERROR_TEXT_BYTES], why[TCP_WHY_BYTES];
 
     snprintf(text, sizeof(text), "%s: %s", args->name, ep_last_error());
     if (report(args, 0, DRAIN_MS, why) == EP_OK)
-        return ep_fail(status, "%s; what listens there says: %s", text, why);
+        return ep_fail(status, "%s; the listener there replies: %s", text, why);
     return ep_fail(status, "%s", text);
 }
 
-/* All have to come before anything begins, so those that there is no descriptor for would be waited for in vain. */
+/* All ranks must connect before the job starts, so waiting for ranks without a descriptor would be in vain. */
 static ep_status check_descriptors(struct tcp_star *star)
 {
     char what[64];
@@ -319,7 +319,7 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     tcp_acceptor_open(star->acceptor, fd, &args->key);
     if (status == EP_OK)
         status = await_ranks(star, args->timeout_ms, deadline_ns);
-    /* Nobody else is expected: who connects from now on hears that nothing listens here. */
+    /* No other connection is expected: later ones are refused by the kernel. */
     star->dropped = star->acceptor->dropped;
     memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
     if (status != EP_OK) {
@@ -333,8 +333,8 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
 }
 
 /*
- * Rank 0 may not have been started yet, or its name not be known yet, or lead to a host that is no more or to another
- * program that says nothing: until the deadline everything is tried again, from the name on.
+ * Rank 0 may not be started yet; its name may not resolve yet, or resolve to a host that no longer exists or to another
+ * program that sends nothing. So everything is retried until the deadline, beginning with the name.
  */
 static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
 {
@@ -342,7 +342,7 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
     char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
     struct tcp_handshake *hs = calloc(1, sizeof(*hs));
     ep_status status = EP_E_TIMEOUT;
-    int wrong_protocol = 0; /* tries in a row */
+    int wrong_protocol = 0; /* consecutive attempts */
 
     if (!hs)
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
@@ -352,10 +352,10 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
         int n = 0, n_wrong_protocol = 0;
 
         status = tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
-        /* The last query, which the deadline cut off, hides no reason that is known. */
+        /* A last query that the deadline has cut off does not replace a known reason. */
         if (status != EP_OK && (status != EP_E_TIMEOUT || !*why)) {
             snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
-            at[0] = '\0'; /* what an address answered before is no reason of the name's */
+            at[0] = '\0'; /* an earlier address is not the cause of this failure */
         }
         for (int i = 0; i < n; i++) {
             uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
@@ -367,21 +367,21 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
             tcp_address_print(&addresses[i], at);
             if (hs->refused) {
                 star->failed_rank = 0;
-                status = ep_fail(hs->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at, args->rank,
-                                 hs->why);
+                status =
+                    ep_fail(hs->status, "%s: rank 0 at %s rejects rank %d: %s", args->name, at, args->rank, hs->why);
                 goto free;
             }
             n_wrong_protocol += hs->wrong_protocol;
         }
-        /* A proxy may answer so for a moment until rank 0 is there; another program does for good. */
+        /* A proxy may answer like this until rank 0 is started; another program always does. */
         wrong_protocol = n && n_wrong_protocol == n ? wrong_protocol + 1 : 0;
         if (wrong_protocol == WRONG_PROTOCOL_TRIES) {
             star->failed_rank = 0;
-            status =
-                ep_fail(EP_E_MISMATCH,
-                        "%s: rank %d looked for rank 0 at %s %d times: %s; another program has that port: give the "
-                        "job a free one (MASTER_PORT, or in %s)",
-                        args->name, args->rank, at, wrong_protocol, why, args->host_from);
+            status = ep_fail(
+                EP_E_MISMATCH,
+                "%s: rank %d tried to reach rank 0 at %s %d times: %s; another program uses that port: give the "
+                "job a free one (MASTER_PORT, or in %s)",
+                args->name, args->rank, at, wrong_protocol, why, args->host_from);
             goto free;
         }
         sleep_until(wait_ns, deadline_ns);
@@ -396,9 +396,9 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
                          ? "; rank 0 was not started, has ended, or was started as a job of one rank (WORLD_SIZE)"
                          : "");
     if (!*at && *why)
-        status =
-            ep_fail(EP_E_TIMEOUT, "%s; %s is to name the host of rank 0 as this host can resolve it, or its address",
-                    ep_last_error(), args->host_from);
+        status = ep_fail(EP_E_TIMEOUT,
+                         "%s; %s must be a name of the host of rank 0 that this host can resolve, or its address",
+                         ep_last_error(), args->host_from);
 free:
     free(hs);
     return status;

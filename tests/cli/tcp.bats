@@ -74,11 +74,11 @@ codes() {
         size=3 EPKIT_TIMEOUT_MS=$ms world 2 1 test internode --network tcp --nodes 3
         cat "$BATS_TEST_TMPDIR"/errors.*
         [ "$(codes)" = "1 1 " ]
-        ! grep -q "1 of 3 ranks did not come within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.0" || break
+        ! grep -q "1 of 3 ranks did not arrive within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.0" || break
     done
-    grep -q "1 of 3 ranks did not come within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.0"
-    grep -q "1 of 3 ranks did not come within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.1"
-    grep -q 'have all ranks been started' "$BATS_TEST_TMPDIR/errors.1"
+    grep -q "1 of 3 ranks did not arrive within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.0"
+    grep -q "1 of 3 ranks did not arrive within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.1"
+    grep -q 'check that all ranks were started' "$BATS_TEST_TMPDIR/errors.1"
 }
 
 @test "all ranks end with one code: a mistake that only rank 0 sees, and one of another rank alone" {
@@ -127,7 +127,7 @@ ranks[2].kill()
 ranks[2].communicate()
 print([rank.returncode for rank in ranks[:2]], "".join(errors))
 sys.exit(0 if [rank.returncode for rank in ranks[:2]] == [1, 1] and all("rank 2" in error for error in errors)
-         and all(error.count("hearing how the job ended") == 1 for error in errors) else 1)
+         and all(error.count("gathering the exit codes of the job") == 1 for error in errors) else 1)
 END
     echo "$output$stderr"
     [ "$status" -eq 0 ]
@@ -184,7 +184,7 @@ link_local() {
 @test "options that contradict each other" {
     run --separate-stderr "$EPKIT" test internode --boot tcp
     [ "$status" -eq 2 ]
-    [[ "$stderr" == *"--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is, and WORLD_SIZE is not set"* ]]
+    [[ "$stderr" == *"--boot tcp needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, and WORLD_SIZE is not set"* ]]
     RANK=0 WORLD_SIZE=2 run --separate-stderr "$EPKIT" test internode --boot tcp
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"and MASTER_ADDR is not set"* ]]

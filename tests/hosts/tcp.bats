@@ -294,7 +294,7 @@ end_survivors() {
     "$HOSTS" plug "$HOSTS_DIR" h3
     for i in 1 2 4; do
         cat "$work/rank$i"
-        grep -q 'why:.*1 of 4 ranks did not come within 8000 ms: rank 2' "$work/rank$i"
+        grep -q 'why:.*1 of 4 ranks did not arrive within 8000 ms: rank 2' "$work/rank$i"
     done
     grep -q 'why:.*rank 2 could not reach rank 0 at h1 port 29519' "$work/rank3"
     all_clean 10 h1 h2 h3 h4

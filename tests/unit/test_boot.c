@@ -140,7 +140,7 @@ static bool name_absent_ranks(int timeout_ms)
     ep_boot_shm *place;
     int gave_up = 0;
 
-    snprintf(expected, sizeof(expected), "boot: 2 of 4 ranks did not come within %d ms: ranks 1, 3", timeout_ms);
+    snprintf(expected, sizeof(expected), "bootstrap: 2 of 4 ranks did not arrive within %d ms: ranks 1, 3", timeout_ms);
     assert_int_equal(ep_boot_shm_new(4, &place), EP_OK);
     for (int rank = 0; rank < 4; rank += 2) {
         ranks[rank].timeout_ms = timeout_ms;
@@ -182,7 +182,7 @@ static bool give_up_before_the_patient(int timeout_ms)
     char expected[80];
     ep_boot_shm *place;
 
-    snprintf(expected, sizeof(expected), "boot: 1 of 3 ranks did not come within %d ms: rank 2", timeout_ms);
+    snprintf(expected, sizeof(expected), "bootstrap: 1 of 3 ranks did not arrive within %d ms: rank 2", timeout_ms);
     assert_int_equal(ep_boot_shm_new(3, &place), EP_OK);
     for (int rank = 0; rank < 2; rank++) {
         ranks[rank].timeout_ms = rank == 0 ? TIMEOUT_MS : timeout_ms;
@@ -310,7 +310,7 @@ static void long_lists_of_absent_ranks_are_cut(void **state)
     assert_int_equal(ep_boot_shm_new(EP_MAX_RANKS, &place), EP_OK);
     assert_int_equal(ep_boot_shm_join(place, 2, &boot), EP_OK);
     assert_int_equal(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT);
-    assert_non_null(strstr(ep_last_error(), "1023 of 1024 ranks did not come within 0 ms: ranks 0, 1, 3, 4, 5"));
+    assert_non_null(strstr(ep_last_error(), "1023 of 1024 ranks did not arrive within 0 ms: ranks 0, 1, 3, 4, 5"));
     assert_non_null(strstr(ep_last_error(), " more"));
     assert_int_equal(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "earlier all-gather"));

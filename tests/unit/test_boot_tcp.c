@@ -294,7 +294,7 @@ static enum answer miss_two_ranks(int timeout_ms)
     for (int i = 0; i < 5; i += 2) {
         pthread_join(ranks[i].thread, NULL);
         answers[i] =
-            answer_of(&ranks[i], EP_E_TIMEOUT, "did not come within", RANK(1) | RANK(3), RANK(0) | RANK(2) | RANK(4));
+            answer_of(&ranks[i], EP_E_TIMEOUT, "did not arrive within", RANK(1) | RANK(3), RANK(0) | RANK(2) | RANK(4));
         if (answers[i] == FITS && !strstr(ranks[i].text, ": ranks 1, 3"))
             answers[i] = WRONG;
     }
@@ -723,7 +723,7 @@ static pid_t fork_rank_0(struct rank *rank, int room, bool hard)
     if (rank->status != EP_OK)
         print_message("    rank 0: %s: %s\n", ep_status_name(rank->status), rank->text);
     fflush(stdout);
-    if (hard && !strstr(rank->text, "boot tcp: rank 0 of 4 takes 5 open files"))
+    if (hard && !strstr(rank->text, "bootstrap tcp: rank 0 of 4 takes 5 open files"))
         _exit(1);
     _exit(rank->status == (hard ? EP_E_SYSTEM : EP_OK) ? 0 : 2);
 }
@@ -913,9 +913,9 @@ static enum answer ask_for_no_name(int timeout_ms)
         const char *told;
     } rows[] = {
         {{{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_ADDR", "no..host"}, {"MASTER_PORT", "29500"}},
-         "; MASTER_ADDR is to name the host of rank 0"},
+         "; MASTER_ADDR must be a name of the host of rank 0"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"EPKIT_ADDRESS", "no..host:29500"}},
-         "; EPKIT_ADDRESS is to name the host of rank 0"},
+         "; EPKIT_ADDRESS must be a name of the host of rank 0"},
     };
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
     ep_boot_tcp *boot = NULL;

@@ -60,13 +60,13 @@ static void test_rank_0_that_stops_is_named(void **state)
     assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), 2000, all), EP_E_TIMEOUT);
     print_message("    %s\n", ep_last_error());
     assert_int_equal(tcp_star_failed_rank(star), 0);
-    assert_non_null(strstr(ep_last_error(), "rank 0 (an unknown address) has said nothing"));
+    assert_non_null(strstr(ep_last_error(), "rank 0 (an unknown address) has sent nothing"));
     assert_non_null(strstr(ep_last_error(), "waited for rank 2 (192.0.2.9:77)"));
     tcp_star_free(star);
     close(far);
 }
 
-/* A rank that hears nothing of rank 0, which runs, is named itself: packets get through in one direction alone. */
+/* A rank that receives nothing from rank 0, which runs, is named itself: packets get through in one direction alone. */
 static void test_rank_that_hears_nothing_is_named(void **state)
 {
     struct {
@@ -84,7 +84,7 @@ static void test_rank_that_hears_nothing_is_named(void **state)
     assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), PATIENT_MS, all), EP_E_TIMEOUT);
     print_message("    %s\n", ep_last_error());
     assert_int_equal(tcp_star_failed_rank(star), 2);
-    assert_non_null(strstr(ep_last_error(), "rank 2 (an unknown address) hears nothing of rank 0"));
+    assert_non_null(strstr(ep_last_error(), "rank 2 (an unknown address) receives nothing from rank 0"));
     tcp_star_free(star);
     close(far[1]);
     close(far[2]);
@@ -374,12 +374,12 @@ static bool come_while_rank_0_gives_up(int timeout_ms)
         assert_int_equal(read_to_end(first.fd, &failure), FAILURE); /* whatever else was under way */
         assert_int_equal(failure.status, EP_E_TIMEOUT);
         assert_int_equal(failure.rank, 2);
-        assert_non_null(strstr(failure.text, "did not come within"));
+        assert_non_null(strstr(failure.text, "did not arrive within"));
         assert_int_not_equal(shake_hands(&late), TCP_HANDSHAKE_DONE);
         told = late.refused;
         if (told) {
             assert_int_equal(late.status, EP_E_TIMEOUT);
-            assert_non_null(strstr(late.why, "did not come within"));
+            assert_non_null(strstr(late.why, "did not arrive within"));
         }
         close(first.fd);
     } else if (first.fd >= 0) {
