@@ -20,7 +20,7 @@ bool out_is_terminal(FILE *stream)
 {
     const char *term = getenv("TERM");
 
-    /* Open MPI gives its ranks a pseudo-terminal, whatever its own output is. */
+    /* Open MPI gives its ranks a pseudo-terminal even if its own output is none. */
     return isatty(stream == stderr ? STDERR_FILENO : STDOUT_FILENO) && term && strcmp(term, "dumb") != 0 &&
            !ranks_env_is_launched();
 }
@@ -76,7 +76,7 @@ void out_line(const char *format, ...)
     fflush(stdout);
 }
 
-/* The text that the message is, in one line: a newline that comes with a name would start another. To be freed. */
+/* Formats a message as one line: newlines in names become spaces. To be freed. */
 static char *__attribute__((format(printf, 1, 0))) make_line(const char *format, va_list args)
 {
     char *text = NULL;
@@ -143,7 +143,7 @@ void out_note(const char *format, ...)
     free(text);
 }
 
-/* A line below an error, which the document of --json has as `key` of that error. */
+/* A line below an error; `key` of that error in the document of --json. */
 static void __attribute__((format(printf, 3, 0)))
 print_detail(const char *key, const char *label, const char *format, va_list args)
 {
@@ -195,7 +195,7 @@ int out_finish(void)
     reason = stream_error(stdout);
     if (reason == 0)
         return CMD_FINE;
-    /* The reader has gone (a pipe to head), or a signal ends the command: nobody is left to tell. */
+    /* No report if the reader has exited (a pipe to head), or if a signal ends the command. */
     if (!is_reported && reason != EPIPE && reason != EINTR) {
         is_reported = true;
         out_error("writing to standard output: %s", out_reason(reason));
@@ -206,9 +206,9 @@ int out_finish(void)
 const char *out_reason(int error_number)
 {
     if (error_number == EFBIG)
-        return "the limit of file sizes is reached (ulimit -f)";
+        return "the limit of the file size is reached (ulimit -f)";
     if (error_number == EBADF)
-        return "it is closed, or open for reading only";
+        return "it is closed, or open only for reading";
     return strerror(error_number);
 }
 
@@ -231,9 +231,9 @@ json_t *out_text_or_null(const char *text)
     return *text ? out_text(text) : json_null();
 }
 
-json_t *out_document(const char *verb)
+json_t *out_document(const char *command)
 {
-    return json_pack("{s:i, s:s, s:s}", "schema_version", OUT_SCHEMA_VERSION, "epkit", ep_version(), "verb", verb);
+    return json_pack("{s:i, s:s, s:s}", "schema_version", OUT_SCHEMA_VERSION, "epkit", ep_version(), "verb", command);
 }
 
 int out_json(json_t *document)
@@ -242,7 +242,7 @@ int out_json(json_t *document)
     ending_dismiss();
     if (!document || stream_json(stdout, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0) {
         if (out_finish() == CMD_FINE)
-            out_error("making the JSON document: out of memory");
+            out_error("writing the JSON document: out of memory");
         json_decref(document);
         return -1;
     }
@@ -250,26 +250,26 @@ int out_json(json_t *document)
     return out_finish() == CMD_FINE ? 0 : -1;
 }
 
-/* The cell as text: in `room` if it has to be formatted, else borrowed from the value. */
-static const char *cell_text(const struct out_column *column, const json_t *row, char *room, size_t room_bytes)
+/* The text of the cell: in `buffer` if it has to be formatted, else borrowed from the value. */
+static const char *cell_text(const struct out_column *column, const json_t *row, char *buffer, size_t bytes)
 {
     const json_t *value = json_object_get(row, column->key);
 
     if (json_is_string(value))
         return json_string_value(value);
     if (json_is_integer(value))
-        snprintf(room, room_bytes, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        snprintf(buffer, bytes, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
     else if (json_is_real(value))
-        snprintf(room, room_bytes, "%.*f", column->digits, json_real_value(value));
+        snprintf(buffer, bytes, "%.*f", column->digits, json_real_value(value));
     else if (json_is_boolean(value))
         return json_is_true(value) ? "yes" : "no";
     else
         return "";
-    return room;
+    return buffer;
 }
 
-/* The rows cut down to the columns, in their order. */
-static json_t *cut_rows(const struct out_column *columns, size_t n_columns, const json_t *rows)
+/* The rows with only the keys of the columns, in their order. */
+static json_t *select_columns(const struct out_column *columns, size_t n_columns, const json_t *rows)
 {
     json_t *result = json_array();
 
@@ -303,7 +303,7 @@ static void print_csv_cell(FILE *stream, const char *text)
 
 static void print_csv(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows)
 {
-    char room[64];
+    char buffer[64];
 
     for (size_t c = 0; c < n_columns; c++) {
         fputs(c ? "," : "", stream);
@@ -313,7 +313,7 @@ static void print_csv(FILE *stream, const struct out_column *columns, size_t n_c
     for (size_t i = 0; i < json_array_size(rows); i++) {
         for (size_t c = 0; c < n_columns; c++) {
             fputs(c ? "," : "", stream);
-            print_csv_cell(stream, cell_text(&columns[c], json_array_get(rows, i), room, sizeof(room)));
+            print_csv_cell(stream, cell_text(&columns[c], json_array_get(rows, i), buffer, sizeof(buffer)));
         }
         fputc('\n', stream);
     }
@@ -348,7 +348,7 @@ static bool is_shown(const struct out_column *column, const json_t *rows)
     return false;
 }
 
-/* libsmartcols aligns by the width of characters, so that what is hidden is replaced before. */
+/* libsmartcols aligns by the width of characters: replace invisible characters first. */
 static int set_cell(struct libscols_line *line, size_t cell, const char *text)
 {
     size_t bytes = strlen(text) + 1;
@@ -366,7 +366,7 @@ static int set_cell(struct libscols_line *line, size_t cell, const char *text)
 static int fill_table(struct libscols_table *table, const struct out_column *columns, size_t n_columns,
                       const json_t *rows)
 {
-    char room[64];
+    char buffer[64];
 
     for (size_t c = 0; c < n_columns; c++) {
         int flags = (columns[c].flags & OUT_TRUNC) ? SCOLS_FL_TRUNC : 0;
@@ -387,7 +387,7 @@ static int fill_table(struct libscols_table *table, const struct out_column *col
         for (size_t c = 0; c < n_columns; c++) {
             if (!is_shown(&columns[c], rows))
                 continue;
-            if (set_cell(line, cell++, cell_text(&columns[c], json_array_get(rows, i), room, sizeof(room))) != 0)
+            if (set_cell(line, cell++, cell_text(&columns[c], json_array_get(rows, i), buffer, sizeof(buffer))) != 0)
                 return -1;
         }
     }
@@ -414,7 +414,7 @@ static int print_table(FILE *stream, const struct out_column *columns, size_t n_
 int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
               enum out_format format)
 {
-    json_t *cut;
+    json_t *selected;
     int result = 0;
 
     progress_hide();
@@ -425,9 +425,9 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
         result = print_table(stream, columns, n_columns, rows);
         break;
     case OUT_JSON:
-        cut = cut_rows(columns, n_columns, rows);
-        result = stream_json(stream, cut, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-        json_decref(cut);
+        selected = select_columns(columns, n_columns, rows);
+        result = stream_json(stream, selected, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        json_decref(selected);
         break;
     case OUT_CSV:
         print_csv(stream, columns, n_columns, rows);

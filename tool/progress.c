@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define QUIET_NS UINT64_C(1000000000)          /* nothing is shown before */
+#define QUIET_NS UINT64_C(1000000000)          /* before the first output */
 #define TERMINAL_NS (UINT64_C(1000000000) / 6) /* between two updates of the line */
 #define PLAIN_NS UINT64_C(5000000000)          /* between two plain lines */
 
@@ -45,7 +45,7 @@ void progress_hide(void)
     progress.shown = false;
 }
 
-/* 79 columns at most: a line that wraps cannot be cleared by a carriage return. */
+/* At most 79 columns: a line that wraps cannot be cleared by a carriage return. */
 static void print_in_place(const char *count, unsigned long seconds)
 {
     stream_control(stderr, "\r\033[K");
@@ -72,11 +72,11 @@ static void show(uint64_t now)
 void progress_tick(void)
 {
     uint64_t now = ep_now_ns();
-    uint64_t pause = progress.terminal ? TERMINAL_NS : PLAIN_NS;
+    uint64_t interval = progress.terminal ? TERMINAL_NS : PLAIN_NS;
 
     if (!progress.active || now - progress.start_ns < QUIET_NS)
         return;
-    if (now - (progress.last_ns ? progress.last_ns : progress.start_ns) >= pause)
+    if (now - (progress.last_ns ? progress.last_ns : progress.start_ns) >= interval)
         show(now);
 }
 

@@ -13,9 +13,8 @@
 #include <unistd.h>
 
 /*
- * The watchdog is a thread, because a system call that does not return cannot be interrupted from inside. For the same
- * reason it takes the signals that end the command: a handler would not run in a thread that waits for a file system
- * whose server is gone.
+ * The watchdog is a thread, because a thread blocked in a system call cannot end itself. It also receives the signals
+ * that end the command: a handler would not run in a thread that waits for a file system whose server is dead.
  */
 static struct {
     pthread_t thread;
@@ -24,21 +23,21 @@ static struct {
     bool is_running, is_done;
     struct timespec until;
     int64_t seconds;
-    const char *name;        /* what is read, while there is no root yet */
+    const char *name;        /* of the machine, until root is set */
     const struct root *root; /* set under the lock */
-    sigset_t mask;           /* of the main thread, before */
+    sigset_t mask;           /* saved mask of the main thread */
 } watchdog = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Standard error may belong to the thread that hangs: it is written without its lock. */
+/* Uses dprintf(), because the thread that hangs may hold the lock of stderr. */
 static void report_timeout(const struct root *root)
 {
-    static const char hint[] = "is that a file system whose server is gone? --timeout S gives more time";
+    static const char hint[] = "check whether that is a file system whose server is down; --timeout S gives more time";
     const char *path = root ? root_now_reading(root) : "", *name = root ? root_name(root) : watchdog.name;
     char what[512];
 
     snprintf(what, sizeof(what), "reading %.200s took longer than %lld s", name, (long long)watchdog.seconds);
     dprintf(STDERR_FILENO, "epkit: error: %s%s%s\n       hint:  %s\n", what, *path ? ", at " : "", path, hint);
-    ending_write_late(CMD_FAILED, what, *path ? path : name, "the deadline of --timeout has passed", hint);
+    ending_write_late(CMD_FAILED, what, *path ? path : name, "the deadline of --timeout has expired", hint);
 }
 
 static void *watch(void *unused)
@@ -88,7 +87,7 @@ static void start_watchdog(const char *name, int64_t seconds)
     if (watchdog.is_running)
         pthread_sigmask(SIG_BLOCK, &ending, NULL);
     if (!watchdog.is_running)
-        out_warning("no thread could be started: --timeout has no effect");
+        out_warning("cannot start a thread: --timeout has no effect");
 }
 
 void source_reading_done(void)
@@ -111,15 +110,15 @@ int source_open(const struct cmd *cmd, const struct source_options *options, str
     ep_status status;
 
     if (options->pid && options->from)
-        return cmd_usage(cmd, "--pid is a process of this machine, --from is another machine: give one of them");
-    /* Opening a folder may take as long as reading below it. */
+        return cmd_usage(cmd, "--pid is a process of this machine, --from is another machine: give only one of them");
+    /* Opening a folder may hang like reading below it. */
     start_watchdog(options->from ? options->from : "this machine", options->timeout);
     status = root_open(options->from, &root);
     if (status != EP_OK) {
         source_reading_done();
         if (status == EP_E_ARG)
             return cmd_refuse(cmd, "--from", "%s", ep_last_error());
-        out_problem("opening the machine to look at", NULL, ep_last_error(), ep_status_hint(status));
+        out_problem("opening the machine to inspect", NULL, ep_last_error(), ep_status_hint(status));
         return CMD_FAILED;
     }
     pthread_mutex_lock(&watchdog.lock);

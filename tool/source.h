@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * source.h - which machine a verb looks at: the options for it, opening it within a deadline, and what is said when
- * there is nothing on it to look at.
+ * source.h - the machine that a command inspects: its options, opening it within a deadline, and the report when it has
+ * neither GPUs nor NICs.
  *
  *     struct topo_options {
  *         struct source_options source;
@@ -16,7 +16,7 @@
  *         return result;
  *     ... read everything ...
  *     source_reading_done();
- *     ... print, which may take as long as it likes ...
+ *     ... print, without a deadline ...
  */
 #ifndef EP_TOOL_SOURCE_H
 #define EP_TOOL_SOURCE_H
@@ -36,38 +36,36 @@ struct source_options {
      .arg = "FILE|DIR",                                                                                                \
      .type = OPT_FILE,                                                                                                 \
      .offset = offsetof(options_type, member.from),                                                                    \
-     .help = "look at a snapshot that 'epkit topo --save' wrote, or at the machine below a folder, instead of this "   \
-             "machine",                                                                                                \
+     .help = "read a snapshot written by 'epkit topo --save', or the machine below a folder, instead of this machine", \
      .heading = "Machine"},                                                                                            \
     {                                                                                                                  \
         .name = "timeout", .arg = "S", .type = OPT_INT, .offset = offsetof(options_type, member.timeout), .min = 1,    \
-        .max = 3600, .value = "30", .help = "seconds that reading the machine may take"                                \
+        .max = 3600, .value = "30", .help = "most seconds for reading the machine"                                     \
     }
 
-/* For verbs that look at the environment. */
+/* For commands that read the environment. */
 #define SOURCE_PID_OPTION(options_type, member)                                                                        \
     {                                                                                                                  \
         .name = "pid", .arg = "N", .type = OPT_INT, .offset = offsetof(options_type, member.pid), .min = 1,            \
-        .max = INT32_MAX,                                                                                              \
-        .help = "look at the environment, limits and libraries of this process instead of epkit's own"                 \
+        .max = INT32_MAX, .help = "read the environment, limits and libraries of this process instead of epkit's own"  \
     }
 
 /*
- * Opens the machine. CMD_FINE, or CMD_USAGE after saying what is wrong with --from or --pid. From now on until
- * source_reading_done() the command ends with CMD_FAILED, naming what was being read, when the time is up: a file of a
- * dead network file system answers never.
+ * Opens the machine. CMD_FINE, or CMD_USAGE or CMD_FAILED after reporting why. From now on until source_reading_done()
+ * the command ends with CMD_FAILED and the name of the file being read when --timeout expires: reading a file of a dead
+ * network file system never returns.
  */
 int source_open(const struct cmd *cmd, const struct source_options *options, struct root **ret_root);
 
-/* Reading is over. */
+/* Ends the deadline. */
 void source_reading_done(void);
 
-/* Is there neither a GPU nor a NIC? */
+/* Whether the machine has neither a GPU nor a NIC. */
 bool source_is_empty(const struct topo *topo);
 
 /*
- * Says in one line on standard output that the verb has nothing to look at, and why. With a document (consumed) that
- * one is printed instead, the line in it as "verdict". Returns CMD_UNSUPPORTED.
+ * Prints one line on standard output that says why the machine is empty, or the document (consumed) with that line as
+ * "verdict". Returns CMD_UNSUPPORTED.
  */
 int source_report_empty(const struct topo *topo, json_t *document);
 

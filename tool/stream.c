@@ -24,7 +24,7 @@ struct filter {
     FILE *stream;
     int fd;
     int error;       /* errno of the first write that failed */
-    char pending[4]; /* the beginning of a character whose rest comes with the next write */
+    char pending[4]; /* first bytes of a character whose rest is in the next write */
     size_t n_pending;
 };
 
@@ -40,7 +40,7 @@ static struct filter *filter_of(FILE *stream)
     return NULL;
 }
 
-/* Has a signal come that ends the command, and is blocked because its loop takes signals by itself? */
+/* Whether a signal that ends the command is pending. It may be blocked, for commands that use signalfd. */
 static bool is_ending(void)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
@@ -55,22 +55,22 @@ static bool is_ending(void)
 }
 
 /*
- * A reader that stands still must not keep a signal from ending the command. A pipe that polls as writable takes
- * PIPE_BUF bytes at once. A stream that another process has set to O_NONBLOCK is waited for in the same way.
+ * A stalled reader must not keep a signal from ending the command. A pipe that polls as writable accepts PIPE_BUF bytes
+ * without blocking. This also handles a stream that another process has set to O_NONBLOCK.
  */
 static int write_all(int fd, const char *text, size_t bytes)
 {
     while (bytes > 0) {
-        struct pollfd room = {.fd = fd, .events = POLLOUT};
+        struct pollfd output = {.fd = fd, .events = POLLOUT};
         ssize_t n;
 
-        if (poll(&room, 1, TICK_MS) == 0) {
+        if (poll(&output, 1, TICK_MS) == 0) {
             if (is_ending())
                 return EINTR;
             continue;
         }
         n = write(fd, text, bytes < PIPE_BUF ? bytes : PIPE_BUF);
-        /* Messages may be unwanted. Data on a closed standard output is lost, as it is on a full disk. */
+        /* A closed standard error is no error: messages may be unwanted. A closed standard output loses data. */
         if (n < 0 && errno == EBADF && fd == STDERR_FILENO)
             return 0;
         if (n < 0 && errno != EINTR && errno != EAGAIN)
@@ -103,14 +103,14 @@ static ssize_t filter_write(void *context, const char *text, size_t bytes)
         size_t piece_bytes, n, kept = filter->n_pending;
 
         if (kept) {
-            /* One byte after the other, until it is a character or can be none. */
+            /* Byte by byte, until it is a character or invalid. */
             head[kept] = text[at];
             n = root_show(head, kept + 1, &piece, &piece_bytes);
             if (n == 0) {
                 filter->pending[filter->n_pending++] = text[at++];
                 continue;
             }
-            /* The byte at `at` starts anew where what was pending turned out to be none. */
+            /* If the pending bytes are invalid, the byte at `at` may begin a character. */
             at += n > kept;
             filter->n_pending = 0;
         } else {
@@ -143,7 +143,7 @@ int stream_open(void)
         if (!filters[i].stream)
             return -1;
     }
-    /* A line at a time: a message is one write, and comes at once. */
+    /* Line-buffered: each message is one write without delay. */
     setvbuf(filters[OUTPUT].stream, NULL, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, BUFSIZ);
     setvbuf(filters[ERROR].stream, NULL, _IOLBF, BUFSIZ);
     stdout = filters[OUTPUT].stream;
@@ -200,7 +200,7 @@ int stream_error(FILE *stream)
 
 /* --- JSON --- */
 
-/* The escape of a character; of one beyond the basic plane two, as JSON has it. */
+/* The JSON escape of a character: two for one beyond the basic multilingual plane. */
 static void escape(uint32_t code, char ret_text[ESCAPE_BYTES])
 {
     if (code < 0x10000)
@@ -220,7 +220,7 @@ static int print_json(FILE *stream, const char *text)
         uint32_t code = 0;
         size_t n = root_decode(text, left, &code);
 
-        /* What is no character cannot be in text of jansson's. Newlines stand between its strings only. */
+        /* jansson's output is valid UTF-8, and has newlines only between strings. */
         if (n == 0 || n == ROOT_INCOMPLETE)
             n = 1;
         if (!root_is_shown(code) && code != '\n') {

@@ -2,10 +2,9 @@
 /*
  * stream.h - standard output and standard error of the command.
  *
- * Text comes from file names, options, other machines and drivers. After stream_open() all that is printed to stdout
- * and stderr goes through one filter: a character that a terminal obeys, that reverses the direction of writing or that
- * nobody sees becomes '?', or in JSON its escape. What epkit itself has for the terminal, colours and the line of
- * progress, goes through stream_control().
+ * Text may come from file names, options, other machines and drivers. After stream_open() everything printed to stdout
+ * and stderr passes a filter: control, bidirectional and invisible characters become '?', or escapes in JSON. epkit's
+ * own control sequences, for colours and the progress line, are written by stream_control().
  */
 #ifndef EP_TOOL_STREAM_H
 #define EP_TOOL_STREAM_H
@@ -13,27 +12,26 @@
 #include <jansson.h>
 #include <stdio.h>
 
-/* Puts filtering streams in the place of stdout and stderr. Once, before anything is printed. 0, or -1. */
+/* Replaces stdout and stderr by filtering streams. To be called once, before anything is printed. 0, or -1. */
 int stream_open(void);
 
 /*
- * The same filter for a file that is written anew; at most one at a time, for fclose(). NULL with errno. Before it is
- * closed stream_error() tells why not all of it could be written.
+ * Opens a file for writing through the same filter; at most one at a time, closed by fclose(). NULL with errno. Call
+ * stream_error() before closing it to find out whether everything was written.
  */
 FILE *stream_file(const char *file);
 
-/* Writes control sequences of epkit's own, behind what was printed before. */
+/* Writes a control sequence of epkit, after what was printed before. */
 void stream_control(FILE *stream, const char *sequence);
 
 /*
- * Prints one JSON document and a newline to `stream`, which may be any: hidden characters become \u escapes. `flags`
- * are those of json_dumps(). 0, or -1 with errno.
+ * Prints one JSON document and a newline to any stream; invisible characters become \u escapes. `flags` as for
+ * json_dumps(). 0, or -1 with errno.
  */
 int stream_json(FILE *stream, const json_t *document, size_t flags);
 
 /*
- * Why nothing more can be written to the stream: errno of the first write that failed, 0 if none did. A later errno
- * tells nothing: the stream is flushed more than once.
+ * errno of the first write to the stream that failed, or 0. (errno itself may be of a later flush.)
  */
 int stream_error(FILE *stream);
 

@@ -30,7 +30,7 @@ bench() {
     [ "$(jq -c '[.device, .parameters.backend, [.rows[].ranks], [.rows[] | select(.sms)]]' <<<"$output")" = \
         '["host","host",[2,4],[]]' ]
     [ "$(grep -c warning <<<"$stderr")" -eq 1 ]
-    [[ "$stderr" == *"on the host backend, not on the GPUs of this machine: 2 GPUs are visible, 4 ranks"* ]]
+    [[ "$stderr" == *"using the host backend, not the GPUs of this machine: 2 GPUs are visible, 4 ranks"* ]]
 }
 
 @test "bench: as many ranks as there are GPUs, if nothing is said" {

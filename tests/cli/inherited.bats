@@ -260,7 +260,7 @@ EOF
     within 10 [ -s err ]
     cat err
     [ "$status" -eq 1 ]
-    grep -q "limit of file sizes" err
+    grep -q "limit of the file size" err
     run --separate-stderr with fsize=4096 -- "${ONE[@]}"
     echo "$status $stderr"
     [ "$status" -eq 1 ] || [ "$status" -eq 0 ]

@@ -20,7 +20,7 @@ run_quickly() {
     export FAKE_APART=1
     run_quickly
     [ "$(grep -c 'warning' err)" -eq 1 ]
-    grep -qF "epkit: warning: on the host backend, not on the GPUs of this machine: no P2P between GPU 0000:e0:00.0" err
+    grep -qF "epkit: warning: using the host backend, not the GPUs of this machine: no P2P between GPU 0000:e0:00.0" err
 }
 
 @test "a GPU for each rank: no line" {

@@ -120,6 +120,6 @@ kill_a_rank() {
     kill_a_rank STOP
     ends_with 1
     nobody_lives
-    grep -q 'error: a rank did not come to an end' "$BATS_TEST_TMPDIR/err"
+    grep -q 'error: a rank did not finish' "$BATS_TEST_TMPDIR/err"
     grep -Eq 'where: rank [0-2]$' "$BATS_TEST_TMPDIR/err"
 }

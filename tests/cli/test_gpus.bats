@@ -24,7 +24,7 @@ expect_line() {
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [ "$(grep -c 'warning' <<<"$stderr")" -eq 1 ]
-    [[ "$stderr" == *"epkit: warning: on the host backend, not on the GPUs of this machine: $2"* ]]
+    [[ "$stderr" == *"epkit: warning: using the host backend, not the GPUs of this machine: $2"* ]]
     [ "$(chosen - <<<"$output")" = "host $1 $2" ]
 }
 
@@ -85,6 +85,6 @@ expect_line() {
 @test "nodes are the host backend's, which needs no line" {
     machine_with_gpus 2
     epkit test internode "${CASE[@]}" --json >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
-    [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "host 8 nodes are emulated by the host backend alone" ]
+    [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "host 8 only the host backend can emulate nodes" ]
     run ! grep warning "$BATS_TEST_TMPDIR/err"
 }

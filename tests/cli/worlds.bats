@@ -66,7 +66,7 @@ refused() {
         echo "$set: $status $output$stderr"
         [ "$status" -eq 2 ]
         [ -z "$output" ]
-        [ "$(grep -c "by MPI's answer" <<<"$stderr")" -eq 1 ]
+        [ "$(grep -c "but by MPI " <<<"$stderr")" -eq 1 ]
     done
 }
 

@@ -318,7 +318,7 @@ static void test_deadline(void **state)
             break;
     }
     assert_int_equal(json_integer_value(json_object_get(the_error(heard), "rank")), 1);
-    assert_string_equal(json_string_value(json_object_get(the_error(heard), "what")), "a rank did not come to an end");
+    assert_string_equal(json_string_value(json_object_get(the_error(heard), "what")), "a rank did not finish");
     json_decref(heard);
 }
 

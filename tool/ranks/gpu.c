@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpu.c - libepkit-cuda, which GPUs it finds, the processors near them, and their memory. */
+/* gpu.c - libepkit-cuda, the GPUs that it finds, the CPUs local to them, and their memory. */
 #include "gpu.h"
 
 #include "base/module.h"
@@ -16,7 +16,7 @@
 
 #define MODULE_FILE "libepkit-cuda.so"
 #define QUERY_NAME "cuda"
-#define QUERY_MS 60000 /* several GPUs without a persistent driver take some twenty seconds */
+#define QUERY_MS 60000 /* several GPUs without nvidia-persistenced take about twenty seconds */
 
 ep_status gpu_load(const struct ep_cuda_module **ret_module)
 {
@@ -27,7 +27,7 @@ ep_status gpu_load(const struct ep_cuda_module **ret_module)
     return EP_OK;
 }
 
-/* Is the module in this folder? */
+/* Whether the module is in this folder. */
 static bool is_in(const char *folder, size_t n)
 {
     char path[PATH_MAX];
@@ -36,7 +36,7 @@ static bool is_in(const char *folder, size_t n)
            access(path, F_OK) == 0;
 }
 
-/* Where ep_module_load() looks: beside libepkit, then in the folders of the loader (dlinfo(3)). */
+/* Searches like ep_module_load(): next to libepkit, then in the folders of the loader (dlinfo(3)). */
 bool gpu_is_built(void)
 {
     void *program = dlopen(NULL, RTLD_NOW), *loaded = dlopen(MODULE_FILE, RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL);
@@ -60,9 +60,9 @@ bool gpu_is_built(void)
     return is_there;
 }
 
-/* --- which GPUs there are ---------------------------------------------------------------------------------------- */
+/* --- querying the GPUs ------------------------------------------------------------------------------------------- */
 
-/* In this process, which may use CUDA from then on and must not fork ranks. */
+/* Initialises CUDA in this process, which must not fork ranks afterwards. */
 static void query_here(struct ep_cuda_gpus *ret_gpus)
 {
     const struct ep_cuda_module *module = NULL;
@@ -73,7 +73,7 @@ static void query_here(struct ep_cuda_gpus *ret_gpus)
         return;
     }
     *ret_gpus = (struct ep_cuda_gpus){.visible = 0};
-    /* Whoever has no such library is not helped by reading of files that could not be opened. */
+    /* Without the library, the dlopen() error would not help. */
     snprintf(ret_gpus->why, sizeof(ret_gpus->why), "%s",
              gpu_is_built() ? ep_last_error() : "this epkit was built without the CUDA backend");
 }
@@ -140,37 +140,37 @@ bool gpu_has_devices(struct root *root)
     return false;
 }
 
-/* What is known in this process; a forked rank knows what its launcher was told. Ranks may be threads. */
+/* Inherited by forked ranks. Locked, because ranks may be threads. */
 static struct {
     pthread_mutex_t lock;
-    bool asked;
+    bool is_valid;
     struct ep_cuda_gpus gpus;
-} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} cache = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 const struct ep_cuda_gpus *gpu_query(void)
 {
     struct root *root;
 
-    pthread_mutex_lock(&known.lock);
-    if (!known.asked && root_open(NULL, &root) == EP_OK) {
-        gpu_query_root(root, &known.gpus);
+    pthread_mutex_lock(&cache.lock);
+    if (!cache.is_valid && root_open(NULL, &root) == EP_OK) {
+        gpu_query_root(root, &cache.gpus);
         root_free(root);
     }
-    known.asked = true;
-    pthread_mutex_unlock(&known.lock);
-    return &known.gpus;
+    cache.is_valid = true;
+    pthread_mutex_unlock(&cache.lock);
+    return &cache.gpus;
 }
 
-/* --- processors of a rank ---------------------------------------------------------------------------------------- */
+/* --- CPUs of a rank ---------------------------------------------------------------------------------------------- */
 
 static void find_address(int rank, char *ret_address, size_t bytes)
 {
-    pthread_mutex_lock(&known.lock);
-    if (!known.asked)
-        query_here(&known.gpus);
-    known.asked = true;
-    snprintf(ret_address, bytes, "%s", known.gpus.visible ? known.gpus.address[rank % known.gpus.visible] : "");
-    pthread_mutex_unlock(&known.lock);
+    pthread_mutex_lock(&cache.lock);
+    if (!cache.is_valid)
+        query_here(&cache.gpus);
+    cache.is_valid = true;
+    snprintf(ret_address, bytes, "%s", cache.gpus.visible ? cache.gpus.address[rank % cache.gpus.visible] : "");
+    pthread_mutex_unlock(&cache.lock);
 }
 
 static bool read_cpus(const char *address, cpu_set_t *ret_cpus)
@@ -203,7 +203,7 @@ void gpu_bind(int rank)
     find_address(rank, address, sizeof(address));
     if (!*address || !read_cpus(address, &near) || sched_getaffinity(0, sizeof(mine), &mine) != 0)
         return;
-    /* Whoever started us may have chosen processors already. */
+    /* Only CPUs of the affinity that was set for this process. */
     CPU_AND(&near, &near, &mine);
     if (CPU_COUNT(&near) > 0)
         sched_setaffinity(0, sizeof(near), &near);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gpu.h - the CUDA backend as the command sees it: libepkit-cuda, found on demand, the GPUs that there are, and device
- * memory for the jobs.
+ * gpu.h - the CUDA backend in the command: loads libepkit-cuda on demand, queries the GPUs, and provides device memory
+ * to the jobs.
  *
- * The launcher must not touch CUDA, because its forked ranks could then not use it: it asks in a child.
+ * The launcher must not initialise CUDA, because its forked ranks could then not use it. It queries in a child process.
  */
 #ifndef EP_TOOL_GPU_H
 #define EP_TOOL_GPU_H
@@ -21,29 +21,29 @@
 /* Loads the module into this process. */
 ep_status gpu_load(const struct ep_cuda_module **ret_module);
 
-/* Is the module installed with this epkit, whether it can be loaded or not? */
+/* Whether the module is installed with this epkit, even if it cannot be loaded. */
 bool gpu_is_built(void);
 
 /*
- * The GPUs that CUDA shows to this process, asked once, in a child. None, with the reason in `why`, where there are
- * none, no libepkit-cuda, or a driver that does not answer.
+ * The GPUs that are visible to this process in CUDA. Queried once, in a child process. None, with the reason in `why`,
+ * if there are no GPUs or no libepkit-cuda, or if the driver does not answer.
  */
 const struct ep_cuda_gpus *gpu_query(void);
 
-/* As gpu_query(), of any machine, and each time anew. */
+/* As gpu_query(), for any machine, without a cache. */
 void gpu_query_root(struct root *root, struct ep_cuda_gpus *ret_gpus);
 
-/* Has the machine device files of NVIDIA GPUs, whether or not CUDA shows them? */
+/* Whether the machine has device files of NVIDIA GPUs, visible in CUDA or not. */
 bool gpu_has_devices(struct root *root);
 
 /*
- * Keeps this thread on those of its processors that are near the GPU that rank `rank` will get, as far as the kernel
- * says which these are. Before the communicator is made, so that its memory is there, too. In a rank's process: it may
- * start CUDA.
+ * Binds this thread to those of its CPUs that are local to the GPU of rank `rank`, if the kernel reports them. To be
+ * called before the communicator is created, so that its memory is local, too; and only in a rank's process, because it
+ * may initialise CUDA.
  */
 void gpu_bind(int rank);
 
-/* The memory of a rank whose communicator is of the backend cuda. */
+/* The memory of ranks with the cuda backend. */
 extern const struct ranks_memory gpu_memory;
 
 /* --- gpu_choose.c --- */
@@ -54,25 +54,25 @@ static inline bool gpu_is_backend(const char *backend)
 }
 
 /*
- * Chooses the backend of a group whose ranks and nodes are set, when nobody has named one: "cuda" where each rank gets
- * a GPU of its own and these reach each other, all on one node; else "host". `backend_why` says why. True if it is
- * "host" although this machine has GPUs, which is worth a line.
+ * Chooses the default backend of a group whose ranks and nodes are set: "cuda" if there is one node, a GPU for each
+ * rank, and peer access between all of them; else "host". Sets backend_why. True if the choice is "host" although this
+ * machine has GPUs, which the caller should report.
  *
- * Where the ranks are those of an mpirun, each of them is asked: it may see GPUs that others do not.
+ * Under mpirun all ranks are queried: each may see different GPUs.
  */
 bool gpu_choose_backend(struct ranks_spec *spec);
 
-/* Ranks that a group on one node has, one for each GPU, when nobody says how many; 0: it will not be on GPUs. */
+/* Default number of ranks of a group on one node: one for each GPU; 0: GPUs will not be used. */
 int gpu_default_ranks(void);
 
 /*
- * What the ranks of a group on one node would get, each as it sees the machine (`alike`: all as views[0]). False, with
- * the reason, when that is not a GPU for each. *ret_hidden: some rank does not see the GPU of another, so that only a
- * trial shows whether they reach each other.
+ * Whether each rank of a group on one node gets a GPU of its own. views: the GPUs visible to each rank (`alike`:
+ * views[0] for all). False with the reason. *ret_hidden: some rank does not see the GPU of another, so that peer access
+ * is only known after trying it.
  */
 bool gpu_check(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *ret_hidden, char *ret_why, size_t bytes);
 
-/* The ranks of an mpirun tell rank 0 what they see: {"event":"gpus", "backend", "why"}. A row of ranks_jobs[]. */
+/* Under mpirun: gathers the GPUs of all ranks; emits {"event":"gpus", "backend", "why"}. A row of ranks_jobs[]. */
 #define GPU_JOB "gpus"
 int gpu_job(struct ranks_ctx *ctx, const json_t *parameters);
 

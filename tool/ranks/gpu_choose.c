@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpu_choose.c - which backend a group gets when nobody has named one. */
+/* gpu_choose.c - the default backend of a group. */
 #include "gpu.h"
 #include "ranks_internal.h"
 
@@ -9,9 +9,9 @@
 
 #define QUERY_MS 120000 /* until the last of the ranks has asked its driver */
 
-/* --- what the ranks would get ------------------------------------------------------------------------------------ */
+/* --- GPUs of the ranks ------------------------------------------------------------------------------------------- */
 
-/* The GPU that a rank takes when its configuration names none; -1: none. */
+/* The GPU that the backend selects for a rank by default; -1: none. */
 static int gpu_of_rank(const struct ep_cuda_gpus *gpus, int rank)
 {
     return gpus->visible ? rank % gpus->visible : -1;
@@ -33,7 +33,6 @@ static bool are_views_equal(const struct ep_cuda_gpus *views, int nranks)
     return true;
 }
 
-/* One rank by itself. */
 static bool check_rank(const struct ep_cuda_gpus *gpus, bool alike, int rank, char *ret_why, size_t bytes)
 {
     if (gpu_of_rank(gpus, rank) >= 0 && gpu_of_rank(gpus, rank) < gpus->connected)
@@ -77,7 +76,7 @@ bool gpu_check(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *r
 
 /* --- the ranks of an mpirun -------------------------------------------------------------------------------------- */
 
-/* Whether GPUs that are hidden from each other's ranks can be mapped is known when it has been tried. */
+/* Peer access to a GPU that is not visible to this rank can only be found out by mapping its memory. */
 static bool try_mapping(struct ranks_ctx *ctx, char *ret_why, size_t bytes)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -105,9 +104,9 @@ int gpu_job(struct ranks_ctx *ctx, const json_t *parameters)
     status = views ? ep_comm_allgather(ctx->comm, mine, sizeof(*mine), views) : EP_E_MEMORY;
     if (status != EP_OK) {
         free(views);
-        return ranks_emit_error(ctx, status, "telling of GPUs");
+        return ranks_emit_error(ctx, status, "gathering the GPUs of all ranks");
     }
-    /* The same on all ranks, so either all of them try or none. */
+    /* The same result on all ranks, so that all of them try or none. */
     cuda = gpu_check(views, false, ctx->nranks, &hidden, why, sizeof(why));
     if (cuda && hidden)
         cuda = try_mapping(ctx, why, sizeof(why));
@@ -122,7 +121,7 @@ struct choice {
     char why[sizeof(((struct ranks_spec *)NULL)->backend_why)];
 };
 
-static void take_event(void *context, const json_t *event)
+static void on_event(void *context, const json_t *event)
 {
     struct choice *choice = context;
     const char *kind, *backend, *why;
@@ -134,10 +133,10 @@ static void take_event(void *context, const json_t *event)
     snprintf(choice->why, sizeof(choice->why), "%s", why);
 }
 
-/* Once: the ranks stay the same. */
+/* Queried once: the ranks stay the same. */
 static const struct choice *query_world(void)
 {
-    static struct choice choice = {.why = "the ranks did not tell which GPUs they see"};
+    static struct choice choice = {.why = "the GPUs of the ranks could not be queried"};
     struct ranks_spec spec = {.boot = ranks_world_boot(),
                               .nranks = ranks_world_size(),
                               .nnodes = 1,
@@ -149,7 +148,7 @@ static const struct choice *query_world(void)
         return &choice;
     choice.asked = true;
     parameters = json_object();
-    if (ranks_run(&spec, GPU_JOB, parameters, take_event, &choice) != 0)
+    if (ranks_run(&spec, GPU_JOB, parameters, on_event, &choice) != 0)
         choice.cuda = false;
     json_decref(parameters);
     return &choice;
@@ -177,8 +176,8 @@ bool gpu_choose_backend(struct ranks_spec *spec)
     spec->backend = "host";
     if (spec->nnodes > 1) {
         snprintf(spec->backend_why, sizeof(spec->backend_why), "%s",
-                 spec->network || spec->boot == RANKS_TCP ? "only the host backend serves several nodes"
-                                                          : "nodes are emulated by the host backend alone");
+                 spec->network || spec->boot == RANKS_TCP ? "only the host backend supports several nodes"
+                                                          : "only the host backend can emulate nodes");
         return false;
     }
     gpus = gpu_query();

@@ -40,13 +40,13 @@ int group_check_backend(const struct cmd *cmd)
 {
     const char *name = getenv("EPKIT_BACKEND");
 
-    /* "auto" is a word of --backend alone. */
+    /* "auto" is valid for --backend only. */
     if (!name || !*name || text_is_any(name, group_backends + 1))
         return CMD_FINE;
     return cmd_refuse(cmd, "EPKIT_BACKEND", "'%s' is none of host, cuda", name);
 }
 
-/* What has no meaning without a network is not taken in silence: figures would be read as if it had been in effect. */
+/* Rejects options that have no effect on one node, so that results are not attributed to them. */
 static int check_network(const struct cmd *cmd, const struct cmd_call *call)
 {
     bool over_tcp = ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_TCP;
@@ -54,7 +54,7 @@ static int check_network(const struct cmd *cmd, const struct cmd_call *call)
                                         "net-reorder", "net-ring", "net-split"};
 
     for (size_t i = 0; i < COUNT(names); i++)
-        /* --network tcp has said how the ranks were started. */
+        /* --network tcp selects the bootstrap even on one node. */
         if (cmd_given(cmd, call, names[i]) && !(over_tcp && strcmp(names[i], "network") == 0))
             return cmd_usage(cmd, "--%s needs --nodes 2 or more", names[i]);
     return CMD_FINE;
@@ -63,12 +63,12 @@ static int check_network(const struct cmd *cmd, const struct cmd_call *call)
 int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_boot boot)
 {
     if (strcmp(network, "emulated") == 0 && boot == RANKS_TCP)
-        return cmd_usage(cmd, "--network emulated is for the ranks of one host, and these were started by %s",
+        return cmd_usage(cmd, "--network emulated needs all ranks on one host, and these were started by %s",
                          ranks_world_launcher());
     return CMD_FINE;
 }
 
-/* Only the emulated network can be told to misbehave, and mpi is there under mpirun alone. */
+/* Only the emulated network can inject faults, and the network mpi needs mpirun. */
 static int check_engine(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group,
                         enum ranks_boot boot)
 {
@@ -83,7 +83,7 @@ static int check_engine(const struct cmd *cmd, const struct cmd_call *call, cons
     return group_check_emulated(cmd, network, boot);
 }
 
-/* The backend that the caller names, and where; NULL: none. */
+/* The backend named by the user, and where; NULL: none. */
 static const char *named_backend(const struct group_options *group, const char **ret_where)
 {
     const char *name = getenv("EPKIT_BACKEND");
@@ -120,7 +120,7 @@ bool group_choose_backend(const struct group_options *group, struct ranks_spec *
 
 void group_warn_host(const struct ranks_spec *spec)
 {
-    out_warning("on the host backend, not on the GPUs of this machine: %s", spec->backend_why);
+    out_warning("using the host backend, not the GPUs of this machine: %s", spec->backend_why);
 }
 
 int group_gpu_ranks(const struct group_options *group)
@@ -160,7 +160,7 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
         return cmd_usage(cmd, "--ranks %" PRId64 " cannot be spread evenly over --nodes %" PRId64, ranks, group->nodes);
     if (!world && group->boot == RANKS_TCP)
         return cmd_usage(cmd,
-                         "--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is, and %s",
+                         "--boot tcp needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, and %s",
                          ranks_env_missing());
     if (group->nodes == 1)
         result = check_network(cmd, call);

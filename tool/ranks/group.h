@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group.h - options that describe a group of ranks, shared by the verbs that run one.
+ * group.h - options of a group of ranks, shared by the commands that run one.
  */
 #ifndef EP_TOOL_GROUP_H
 #define EP_TOOL_GROUP_H
@@ -32,21 +32,20 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     "network between nodes: emulated, tcp (sockets), verbs (RDMA NICs), mpi; auto: that of --boot, else emulated"
 
 #define GROUP_TIMEOUT_HELP                                                                                             \
-    "deadline of every wait for a peer, and of tcp for all ranks to come, which $EPKIT_TIMEOUT_MS sets apart; ranks "  \
-    "that a launcher started wait a minute more between jobs"
+    "deadline of every wait for a peer, and for all ranks to join over tcp unless $EPKIT_TIMEOUT_MS is set; ranks "    \
+    "started by a launcher wait a minute longer between jobs"
 #define GROUP_BACKEND_HELP                                                                                             \
-    "backend of the library; auto takes cuda where each rank gets a GPU of its own and these reach each other, else "  \
-    "host"
+    "backend of the library; auto: cuda if each rank gets its own GPU and these have peer access, else host"
 
-/* What the texts of verbs say about it. */
+/* Paragraph in the descriptions of commands. */
 #define GROUP_BACKEND_TEXT                                                                                             \
-    "The backend is cuda where libepkit-cuda finds a GPU of its own for each rank, all on one node, and these reach "  \
-    "each other (P2P); else it is host. Where GPUs of this machine are passed over, a line says why. --backend or "    \
-    "EPKIT_BACKEND name one instead; named, cuda lets ranks share GPUs where there are too few. Without --ranks "      \
-    "there is a rank for each GPU, if they are taken. Under mpirun each rank tells which GPUs it sees: each may have " \
-    "one of its own (CUDA_VISIBLE_DEVICES).\n\n"
+    "The default backend is cuda if all ranks are on one node and libepkit-cuda finds a GPU for each of them, with "   \
+    "peer access (P2P) between all of these; else it is host. If GPUs of this machine are not used, a warning says "   \
+    "why. --backend or EPKIT_BACKEND select the backend; with an explicit cuda, ranks share GPUs if there are too "    \
+    "few. The default of --ranks is one rank for each GPU if GPUs are used. Under mpirun each rank may see different " \
+    "GPUs (CUDA_VISIBLE_DEVICES).\n\n"
 
-/* Rows of an option table. `owner` is the verb's options struct, `member` its struct group_options. */
+/* Rows of an option table. `owner` is the command's options struct, `member` its struct group_options. */
 /* clang-format off */
 #define GROUP_OPTIONS(owner, member, ranks_default, nodes_default)                                                     \
     {"ranks", 'r', "N", OPT_INT, offsetof(owner, member.ranks), .min = 1, .max = EP_MAX_RANKS,                         \
@@ -66,41 +65,40 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     {"partial", 0, "TYPE", OPT_CHOICE, offsetof(owner, member.partial), .choices = group_partials, .value = "f32",     \
      .help = "element type of partial sums on the network"},                                                           \
     {"net-delay-us", 0, "US", OPT_INT, offsetof(owner, member.net_delay_us), .min = 0, .max = 1000000, .value = "0",   \
-     .help = "each write lands up to this much later", .heading = "Emulated network between nodes"},                   \
-    {"net-reorder", 0, NULL, OPT_FLAG, offsetof(owner, member.net_reorder), .help = "serve channels in random order"}, \
+     .help = "most delay of each write, drawn at random", .heading = "Emulated network between nodes"},                \
+    {"net-reorder", 0, NULL, OPT_FLAG, offsetof(owner, member.net_reorder), .help = "process channels in random order"}, \
     {"net-ring", 0, "BYTES", OPT_SIZE, offsetof(owner, member.net_ring), .min = 0, .max = INT64_C(1) << 30,            \
-     .value = "0", .help = "capacity of the wire per peer and channel; 0 leaves it to the library"},                   \
+     .value = "0", .help = "capacity of the wire per peer and channel; 0: default of the library"},                    \
     {"net-split", 0, "BYTES", OPT_SIZE, offsetof(owner, member.net_split), .min = 0, .max = INT64_C(1) << 30,          \
-     .value = "0", .help = "writes land in pieces of at most this; 0: whole"}
+     .value = "0", .help = "writes take effect in pieces of at most this size; 0: whole"}
 /* clang-format on */
 
 /*
- * Checks the options against each other and makes the spec of a job, but for its backend; `seed` is that of the
- * emulated network. CMD_FINE, or CMD_USAGE or CMD_UNSUPPORTED after reporting why. Under mpirun the ranks are those of
- * the world.
+ * Validates the options and fills in the spec of a job, except for its backend; `seed` is that of the emulated network.
+ * CMD_FINE, or CMD_USAGE or CMD_UNSUPPORTED after reporting why. Under mpirun the ranks are those of the world.
  */
 int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group, uint64_t seed,
                struct ranks_spec *ret_spec);
 
 /*
- * Gives the specs of one run their backend: the same to all, since figures of one table are compared, and so that of
- * the largest. True if GPUs of this machine are passed over, which is worth group_warn_host().
+ * Sets the backend of the specs of one run: the same for all, by the largest, because the results are compared in one
+ * table. True if GPUs of this machine are not used: call group_warn_host().
  */
 bool group_choose_backend(const struct group_options *group, struct ranks_spec *specs, size_t n);
 
-/* The line on standard error that says why the host backend was chosen. */
+/* Warns on standard error why the host backend was chosen. */
 void group_warn_host(const struct ranks_spec *spec);
 
-/* Ranks that a group of these options has when nobody says how many, one for each GPU; 0: it will not be on GPUs. */
+/* Default number of ranks of a group with these options: one for each GPU; 0: GPUs will not be used. */
 int group_gpu_ranks(const struct group_options *group);
 
-/* Is the backend of EPKIT_BACKEND one there can be? CMD_FINE, or CMD_USAGE after reporting that it is not. */
+/* CMD_FINE, or CMD_USAGE after reporting an invalid EPKIT_BACKEND. */
 int group_check_backend(const struct cmd *cmd);
 
-/* CMD_USAGE where the ranks come from several hosts and the network is the emulated one. */
+/* CMD_USAGE if the network is "emulated" and the ranks were started by a launcher over tcp. */
 int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_boot boot);
 
-/* A seed that prints as a short number, from the kernel. */
+/* A random seed of at most nine digits. */
 uint64_t group_draw_seed(void);
 
 #endif

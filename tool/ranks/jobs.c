@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jobs.c - what ranks can be asked to do: one row each. */
+/* jobs.c - the table of jobs. */
 #include "ranks_internal.h"
 
 #include "bench/bench.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * launch.c - starts the processes of a job, listens to their ranks (reader.c), and leaves none behind.
+ * launch.c - starts the processes of a job, reads the events of their ranks (reader.c), and ends all of them.
  *
- * Signals are taken through a descriptor: the loop is the only place where anything happens. Children die with the
- * launcher (PR_SET_PDEATHSIG).
+ * Signals are read from a signalfd, so that everything is handled in one loop. Children die with the launcher
+ * (PR_SET_PDEATHSIG).
  */
 #include "cmd.h"
 #include "output.h"
@@ -26,15 +26,15 @@
 #include <unistd.h>
 
 #define TICK_MS 150
-#define LOST_GRACE_MS 5000  /* beyond the communicator's deadline, for the other ranks when one has ended */
-#define TERM_GRACE_MS 3000  /* mpirun, to end its ranks and remove its session folder */
-#define KILL_GRACE_MS 10000 /* a process that SIGKILL does not end within this is stuck in the kernel */
+#define LOST_GRACE_MS 5000  /* after one rank has ended: for the others, in addition to the communicator's deadline */
+#define TERM_GRACE_MS 3000  /* for mpirun to end its ranks and remove its session folder */
+#define KILL_GRACE_MS 10000 /* a process that survives SIGKILL for longer is stuck in the kernel */
 
 struct child {
     pid_t pid;
     int first, n; /* its ranks */
     bool running;
-    bool lost;  /* it has ended, or was given up, and how it ended is not known */
+    bool lost;  /* it has ended or was abandoned, with an unknown status */
     int status; /* of waitpid() */
 };
 
@@ -55,8 +55,8 @@ struct launch {
 };
 
 /*
- * A rank has ended, well or not: the others, who work together with it, end soon as well, or within their deadline
- * notice that it is gone. One that is stopped, or wedged, does neither and is ended.
+ * Called when a rank has ended: the others end soon as well, or their waits fail by the communicator's deadline. Ranks
+ * that are stopped or hang do neither, and are ended at this deadline.
  */
 static void shorten_deadline(struct launch *launch)
 {
@@ -74,13 +74,13 @@ static void read_rank(struct launch *launch, int index)
 
 /* --- processes --- */
 
-/* The first things a child does: end with the launcher, forget its signal handling, keep standard output clean. */
+/* Makes a child end with the launcher, resets its signal handling, and redirects standard output to standard error. */
 static void init_child(const struct launch *launch, pid_t launcher, int end_signal)
 {
     prctl(PR_SET_PDEATHSIG, end_signal);
     if (getppid() != launcher)
         _exit(CMD_FAILED);
-    /* A Ctrl-C reaches the whole group; the launcher decides what it means. */
+    /* Ctrl-C is sent to the whole process group; the launcher handles it. */
     signal(SIGINT, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
     sigprocmask(SIG_SETMASK, &launch->old_mask, NULL);
@@ -92,7 +92,7 @@ struct thread_argument {
     const char *parameters;
 };
 
-/* A rank in fork and thread mode. Parameters are parsed anew, because threads must not share them. */
+/* A rank in fork and thread mode. Parses its own copy of the parameters, because threads must not share them. */
 static int run_rank(const ep_boot *boot, void *argument)
 {
     const struct thread_argument *thread = argument;
@@ -141,7 +141,7 @@ static void run_mpirun(struct launch *launch, pid_t launcher)
 
     if (!fds)
         _exit(CMD_FAILED);
-    /* The launcher's end, not this copy's, is what the ranks open. */
+    /* The ranks open the launcher's descriptors by /proc, not those of this child. */
     for (int rank = 0; rank < nranks; rank++)
         fds[rank] = launch->reader.pipes[rank].fds[1];
     dup2(launch->reader.pipes[nranks].fds[1], STDERR_FILENO);
@@ -163,7 +163,7 @@ static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boo
     if (child->pid == 0) {
         bool mpi = launch->spec->boot == RANKS_MPI;
 
-        /* mpirun ends its own ranks when it is told to; SIGKILL would leave its session folder behind. */
+        /* mpirun ends its ranks on SIGTERM; after SIGKILL its session folder would remain. */
         init_child(launch, launcher, mpi ? SIGTERM : SIGKILL);
         if (mpi)
             run_mpirun(launch, launcher);
@@ -209,7 +209,7 @@ static void signal_children(struct launch *launch, int signal_number)
     }
 }
 
-/* Ranks hold nothing that outlives them, so they are killed; mpirun is asked first. */
+/* Ranks own nothing that outlives them, so they get SIGKILL; mpirun gets SIGTERM first. */
 static void end_children(struct launch *launch)
 {
     if (launch->ending)
@@ -228,7 +228,7 @@ static void reap(struct launch *launch)
 
         if (ended == 0 || (ended < 0 && errno != ECHILD))
             continue;
-        /* Another part of the process, a preloaded library, has waited for it. */
+        /* ECHILD: a preloaded library of this process has waited for it. */
         child->lost = ended < 0;
         child->running = false;
         launch->n_running--;
@@ -238,7 +238,7 @@ static void reap(struct launch *launch)
     }
 }
 
-/* Nobody is waited for without end: init gets a process that is stuck. */
+/* Stops waiting for processes that are stuck in the kernel; init will reap them. */
 static void abandon_children(struct launch *launch)
 {
     for (int i = 0; i < launch->n_children; i++) {
@@ -246,8 +246,8 @@ static void abandon_children(struct launch *launch)
 
         if (!child->running)
             continue;
-        out_error("process %d of rank %d is still there %d s after SIGKILL, and is left", (int)child->pid, child->first,
-                  KILL_GRACE_MS / 1000);
+        out_error("process %d of rank %d did not end within %d s after SIGKILL, and is left running", (int)child->pid,
+                  child->first, KILL_GRACE_MS / 1000);
         child->running = false;
         child->lost = true;
         launch->n_running--;
@@ -285,7 +285,7 @@ static void check_deadlines(struct launch *launch)
         abandon_children(launch);
 }
 
-/* What is there to be heard. poll() refuses more descriptors than RLIMIT_NOFILE, which may be lowered at any time. */
+/* Waits for events and signals, and handles them. poll() fails if RLIMIT_NOFILE was lowered below its descriptors. */
 static void wait_for_events(struct launch *launch, int n)
 {
     struct timespec tick = {.tv_nsec = TICK_MS * 1000000};
@@ -310,7 +310,7 @@ static void run_loop(struct launch *launch)
 
     while (launch->n_running > 0) {
         wait_for_events(launch, n);
-        /* A thread of a preloaded library may take SIGCHLD: then only looking tells that a child ended. */
+        /* In each iteration, because a thread of a preloaded library may receive SIGCHLD. */
         reap(launch);
         check_deadlines(launch);
         progress_tick();
@@ -319,7 +319,7 @@ static void run_loop(struct launch *launch)
         read_rank(launch, i);
 }
 
-/* --- how it ended --- */
+/* --- results --- */
 
 static void report_unfinished(struct launch *launch, const struct child *child, int rank)
 {
@@ -327,9 +327,9 @@ static void report_unfinished(struct launch *launch, const struct child *child, 
 
     if (child->lost)
         rank_reader_add_problem(&launch->reader,
-                                ranks_problem_new(rank, "a rank ended early", "", "how it ended is not known"));
+                                ranks_problem_new(rank, "a rank ended early", "", "its exit status is not known"));
     else if (launch->timed_out && WIFSIGNALED(child->status))
-        rank_reader_add_problem(&launch->reader, ranks_problem_new(rank, "a rank did not come to an end", "",
+        rank_reader_add_problem(&launch->reader, ranks_problem_new(rank, "a rank did not finish", "",
                                                                    "its deadline passed; it was killed"));
     else if (mpi && launch->reader.mpirun.rank >= 0 && launch->reader.mpirun.rank != rank)
         return; /* mpirun ended it because of the other one */
@@ -340,7 +340,7 @@ static void report_unfinished(struct launch *launch, const struct child *child, 
     else
         rank_reader_add_problem(&launch->reader,
                                 ranks_problem_new(rank, mpi ? "mpirun ended before the rank did" : "a rank ended early",
-                                                  "what it wrote above may say why", "exit code %d",
+                                                  "its output above may tell the reason", "exit code %d",
                                                   WEXITSTATUS(child->status)));
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * launcher_env.c - what environment variables of launchers say about this process.
+ * launcher_env.c - environment variables of launchers.
  *
- * They are inherited by everything that is started below a rank, and anybody may set them. So they only tell that MPI
- * has to be asked, and where they contradict its answer, which ones have to go.
+ * All descendants of a rank inherit them, and users may set them. So they only tell that MPI must be initialised, and,
+ * if they contradict it, which ones the user has to unset.
  */
 #include "ranks_internal.h"
 
@@ -16,11 +16,11 @@
 #include <string.h>
 
 struct launcher {
-    const char *rank, *size; /* size NULL: the launcher tells none */
+    const char *rank, *size; /* size NULL: the launcher sets none */
     /*
-     * The variables of a batch system: an mpirun below it starts one process of its own per node as a task, whose
-     * variables the ranks inherit. They count where no other ones are there, and rank 0 alone says nothing: a batch
-     * script has it as well.
+     * The variables of a batch system. An mpirun in a job starts one daemon per node as a task, and the ranks inherit
+     * the variables of that task. So they count only without variables of another launcher; and rank 0 without a size
+     * does not count, because a batch script has it, too.
      */
     bool is_batch;
 };
@@ -39,10 +39,10 @@ enum { ABSENT = -1, INVALID = -2 };
 
 struct variable {
     int number;
-    char text[32]; /* the variable's value, safe to print */
+    char text[32]; /* the value, safe to print */
 };
 
-/* As they were at first: MPI sets some of them when it starts. */
+/* As at the start of the process: MPI_Init() sets some of them. */
 static struct {
     bool is_read;
     struct variable ranks[N_LAUNCHERS], sizes[N_LAUNCHERS];
@@ -73,7 +73,7 @@ static void read_variables(void)
     cache.is_read = true;
 }
 
-/* A world of one is none: interactive shells of batch systems look like it. */
+/* A single rank does not count: interactive shells of batch systems have such variables. */
 static bool is_launched_by(size_t launcher)
 {
     int rank = cache.ranks[launcher].number, size = cache.sizes[launcher].number;
@@ -114,7 +114,7 @@ bool ranks_env_is_follower(void)
     return rank.number > 0 && getenv("WORLD_SIZE");
 }
 
-/* An empty variable is none, as the library reads them. */
+/* Treats an empty variable as not set, like the library. */
 static const char *find_value(const char *name)
 {
     const char *value = getenv(name);
@@ -159,7 +159,7 @@ static bool is_other(const char *name, const struct variable *variable, int trut
 {
     if (variable->number == ABSENT || variable->number == truth)
         return false;
-    snprintf(ret_why, bytes, "%s is '%s', but by MPI's answer %s %d", name, variable->text, what, truth);
+    snprintf(ret_why, bytes, "%s is '%s', but by MPI %s %d", name, variable->text, what, truth);
     return true;
 }
 

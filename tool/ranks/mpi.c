@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mpi.c - mpirun as the starter of ranks.
+ * mpi.c - starts ranks with mpirun.
  *
- * A rank finds the pipe for its events as a descriptor of the launcher, /proc/<pid>/fd/<fd>: there is no name to leave
- * behind, and standard output through mpirun, which cuts lines of several ranks at will, is not needed.
+ * A rank opens the pipe for its events as a descriptor of the launcher, /proc/<pid>/fd/<fd>: no named file has to be
+ * removed afterwards, and events do not pass through mpirun, which splits lines of several ranks.
  */
 #include "cmd.h"
 #include "output.h"
@@ -25,12 +25,12 @@
 
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
-/* By its ABI's name: the plain one belongs to development packages. */
+/* With the ABI version: the name without it belongs to development packages. */
 #define MODULE_FILE "libepkit-mpi.so." TEXT(EP_VERSION_MAJOR)
 #define MAX_ARGS 32
 #define LOAD_MS 30000 /* from a busy file server */
 
-/* MPI's own plugins want its symbols to be global. */
+/* RTLD_GLOBAL: plugins of MPI need its symbols. */
 ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module)
 {
     const void *table = NULL;
@@ -56,7 +56,7 @@ static bool find_program(const char *name)
     return false;
 }
 
-/* Runs in a child: an MPI library brings threads and memory hooks, which a launcher is better without. */
+/* Runs in a child process, because an MPI library starts threads and installs memory hooks. */
 static json_t *query_version(void *unused)
 {
     const struct ep_mpi_module *module = NULL;
@@ -69,7 +69,7 @@ static json_t *query_version(void *unused)
 
 static struct {
     bool queried, available;
-    char text[512]; /* the version, or why not */
+    char text[512]; /* the version, or why it is not available */
 } mpi;
 
 static void probe_module(void)
@@ -89,7 +89,7 @@ static void probe_module(void)
     if (version)
         snprintf(mpi.text, sizeof(mpi.text), "%.*s", (int)strcspn(version, ",\n"), version);
     else
-        snprintf(mpi.text, sizeof(mpi.text), "%s does not load: %s", MODULE_FILE, why ? why : answer.why);
+        snprintf(mpi.text, sizeof(mpi.text), "cannot load %s: %s", MODULE_FILE, why ? why : answer.why);
     root_free(root);
 }
 
@@ -118,7 +118,7 @@ const char *ranks_mpi_version(void)
     return mpi.available ? mpi.text : NULL;
 }
 
-/* Where each rank finds the pipe for its events. */
+/* The event pipes, as descriptors of the launcher. */
 static json_t *list_events(const int *event_fds, int nranks, pid_t launcher)
 {
     json_t *fds = json_array();
@@ -128,7 +128,7 @@ static json_t *list_events(const int *event_fds, int nranks, pid_t launcher)
     return json_pack("{s:i, s:o}", "pid", (int)launcher, "fds", fds);
 }
 
-/* Standard input is nobody's here; and Open MPI wants to hear twice that a root, as in containers, is meant. */
+/* No standard input; and Open MPI refuses to run as root, as in containers, unless both variables are set. */
 static void prepare_mpirun(void)
 {
     int null_fd = open("/dev/null", O_RDONLY);
@@ -181,7 +181,8 @@ static void read_death(struct ranks_mpirun *mpirun)
     }
 }
 
-/* Open MPI puts what it says itself between lines of dashes. That a rank has ended we say better. */
+/* Open MPI prints its own messages between lines of dashes. Those about the end of a rank are reported by the launcher.
+ */
 static bool is_noise(const char *banner)
 {
     return strstr(banner, "noticed that process rank ") || strstr(banner, "Primary job ") ||
@@ -227,8 +228,8 @@ static int open_events(const json_t *events, int rank)
 }
 
 /*
- * The exit code is that of the channel, not of the job: mpirun takes any other one for a crash and ends the other
- * ranks. The job's code goes to the launcher as an event.
+ * The exit code does not depend on the job: mpirun treats any code but 0 as a crash and ends the other ranks. The exit
+ * code of the job is sent to the launcher as an event.
  */
 static int run_under_mpi(const struct ranks_request *request, const json_t *events, const struct ep_mpi_module *module)
 {
@@ -241,16 +242,16 @@ static int run_under_mpi(const struct ranks_request *request, const json_t *even
         return CMD_FAILED;
     }
     boot = module->get(self.ctx.mpi_boot);
-    /* An mpirun of another MPI starts processes that are alone, each a rank 0. */
+    /* With the mpirun of another MPI, each process is rank 0 of 1. */
     if (boot->nranks != spec->nranks) {
         fprintf(stderr,
-                "epkit: mpirun was told to start %d ranks, and MPI's answer is %d: it belongs to another MPI than %s\n",
+                "epkit: mpirun should start %d ranks, but MPI reports %d: mpirun belongs to another MPI than %s\n",
                 spec->nranks, boot->nranks, MODULE_FILE);
         return CMD_FAILED;
     }
     self.ctx.emit_fd = open_events(events, boot->rank);
     if (self.ctx.emit_fd < 0) {
-        fprintf(stderr, "epkit: rank %d: reaching the launcher: %s\n", boot->rank, strerror(errno));
+        fprintf(stderr, "epkit: rank %d: opening the event pipe of the launcher: %s\n", boot->rank, strerror(errno));
         return CMD_FAILED;
     }
     ranks_run_rank(&self, boot, request->job, request->parameters);
@@ -270,7 +271,7 @@ int ranks_main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     dup2(STDERR_FILENO, STDOUT_FILENO);
     if (ranks_request_parse(message, &request) != 0) {
-        fprintf(stderr, "epkit: %s is for epkit's own use\n", RANKS_COMMAND);
+        fprintf(stderr, "epkit: %s is for internal use\n", RANKS_COMMAND);
     } else if (ranks_mpi_load(&module) == EP_OK) {
         result = run_under_mpi(&request, json_object_get(message, "events"), module);
     } else {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nics.c - the NIC of each rank, by the map of `epkit topo`. */
+/* nics.c - the NIC of each rank, by the GPU affinity of `epkit topo`. */
 #include "hardware/map.h"
 #include "ranks_internal.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ranks.c - a rank: its communicator, its job, what it tells the launcher. */
+/* ranks.c - a rank: its communicator, its job, its events. */
 #include "ranks_internal.h"
 
 #include "cmd.h"
@@ -22,7 +22,7 @@ int ranks_worse(int a, int b)
         index_a = a == order[i] ? i : index_a;
         index_b = b == order[i] ? i : index_b;
     }
-    /* A code that is none of ours is a failure. */
+    /* An unknown code is a failure. */
     if (index_a < 0 || index_b < 0)
         return CMD_FAILED;
     return index_a > index_b ? a : b;
@@ -50,7 +50,7 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 
         if (n < 0 && errno == EINTR)
             continue;
-        /* The launcher has gone: nobody is left to tell, and this rank is about to be ended. */
+        /* The launcher has exited: this rank is about to be killed. */
         if (n < 0)
             break;
         sent += (size_t)n;
@@ -58,7 +58,7 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
     free(line);
 }
 
-/* Whoever asks for CUDA and does not get it is not helped by reading of libraries that could not be opened. */
+/* Without libepkit-cuda, the hint of the status would be about libraries that cannot be loaded. */
 static const char *find_hint(const struct ranks_ctx *ctx, ep_status status)
 {
     if (status == EP_E_UNSUPPORTED && gpu_is_backend(ctx->spec->backend) && !gpu_is_built())
@@ -75,7 +75,7 @@ int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what)
         raw = ep_comm_last_error(ctx->comm);
     if (!*raw)
         raw = ep_status_text(status);
-    /* A name that is no UTF-8, or is cut in a character, would keep the error out of JSON. */
+    /* Invalid UTF-8, for example a truncated name, cannot be put into JSON. */
     root_clean(raw, text, sizeof(text));
     ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "status",
                               ep_status_name(status), "what", what, "text", text, "hint", find_hint(ctx, status)));
@@ -90,7 +90,7 @@ static ranks_job_fn find_job(const char *name)
     return NULL;
 }
 
-static bool is_misbehaving(const ep_net_emulation *emulation)
+static bool injects_faults(const ep_net_emulation *emulation)
 {
     return emulation->delay_us || emulation->ring_bytes || emulation->split_bytes || emulation->reorder ||
            emulation->stall_ms;
@@ -107,15 +107,15 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     config.channels = spec->channels;
     config.partial_type = spec->partial_type;
     ep_net_emulate(&spec->emulation);
-    /* Only the emulation can be told to misbehave; left alone, ranks of mpirun use the network of MPI. */
-    if (spec->nnodes > 1 && is_misbehaving(&spec->emulation))
+    /* Only the emulated network can inject faults; by default, ranks of mpirun use the network of MPI. */
+    if (spec->nnodes > 1 && injects_faults(&spec->emulation))
         config.network = "emulated";
     else if (spec->nnodes > 1)
         config.network = spec->network;
     return ep_comm_new(boot, &config, &ctx->comm);
 }
 
-/* On GPUs the data of the jobs lies in device memory, which the module of the backend knows how to reach. */
+/* With the cuda backend the data of the jobs is in device memory, accessed through the module of the backend. */
 static int find_memory(struct ranks_ctx *ctx)
 {
     if (!gpu_is_backend(ctx->spec->backend))
@@ -147,7 +147,7 @@ int ranks_run_rank(struct ranks_rank_context *self, const ep_boot *boot, const c
         ep_status status;
 
         ranks_choose_nics(ctx->spec);
-        /* Before there is memory, which is placed near the processor that touches it first. */
+        /* Before memory is allocated, which the kernel places on the node of the first CPU to touch it. */
         if (gpu_is_backend(ctx->spec->backend))
             gpu_bind(ctx->rank);
         status = open_comm(ctx, boot);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ranks_internal.h - what the parts of the launcher share.
+ * ranks_internal.h - shared by the parts of the launcher.
  *
  *   ranks.c         a rank: communicator, job, events
- *   launch.c        the launcher: starts processes, listens to the ranks, ends them
- *   reader.c          what the ranks say, by pipes
- *   mpi.c           mpirun as the starter, and libepkit-mpi
- *   launcher_env.c        what variables of launchers say about this process
- *   world.c         epkit itself started by mpirun
+ *   launch.c        the launcher: starts processes, reads their events, ends them
+ *   reader.c        the event pipes of the ranks
+ *   mpi.c           ranks started with mpirun, and libepkit-mpi
+ *   launcher_env.c  environment variables of launchers
+ *   world.c         epkit itself started on each rank, by mpirun, srun or torchrun
  *   nics.c          the NIC of each rank
- *   report.c        errors of many ranks in few words
+ *   report.c        merges the errors of many ranks
  */
 #ifndef EP_TOOL_RANKS_INTERNAL_H
 #define EP_TOOL_RANKS_INTERNAL_H
@@ -22,7 +22,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* Hidden verb: a rank that mpirun starts for a launcher. */
+/* Hidden command: a rank that mpirun starts for a launcher. */
 #define RANKS_COMMAND "__rank"
 
 struct ranks_job {
@@ -34,58 +34,58 @@ extern const struct ranks_job ranks_jobs[];
 
 /* --- ranks.c --- */
 
-/* A rank's place. The context comes first: ranks_emit() finds the rest from it. */
+/* The context of a rank. ctx is the first member, because ranks_emit() casts from it. */
 struct ranks_rank_context {
     struct ranks_ctx ctx;
-    ranks_event_fn on_event; /* with ctx.emit_fd < 0: events are handed over by a call */
+    ranks_event_fn on_event; /* with ctx.emit_fd < 0: called with each event */
     void *context;
 };
 
-/* Creates the communicator over `boot`, runs the job, emits {"event":"exit"}. The result is the job's. */
+/* Creates the communicator over `boot`, runs the job, emits {"event":"exit"}. Returns the exit code of the job. */
 int ranks_run_rank(struct ranks_rank_context *self, const ep_boot *boot, const char *job, const json_t *parameters);
 
 json_t *ranks_spec_to_json(const struct ranks_spec *spec);
 
-/* Strings are borrowed from `json`. 0, or -1 if it does not describe a spec. */
+/* Strings are borrowed from `json`. 0, or -1 if it is not a spec. */
 int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec);
 
-/* What a rank has to be told: its group and its job. */
+/* A job to be run on all ranks of a group. */
 struct ranks_request {
     struct ranks_spec spec;
     const char *job;
     const json_t *parameters;
 };
 
-/* As a message, for free(); NULL for lack of memory. `events` says where the rank reaches its launcher; may be NULL. */
+/* As a JSON message, to be freed; NULL: out of memory. `events`: the event pipes of the launcher; may be NULL. */
 char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events);
 
-/* From a message; everything is borrowed from it. 0, or -1 if it is none. */
+/* From a message, from which everything is borrowed. 0, or -1 if it is not a request. */
 int ranks_request_parse(const json_t *message, struct ranks_request *ret_request);
 
-/* Of two exit codes the one that matters more: failed, wrong usage, not supported, findings, fine. */
+/* The more severe of two exit codes; in descending order: failed, usage, unsupported, findings, fine. */
 int ranks_worse(int a, int b);
 
 /* --- mpi.c --- */
 
-/* What mpirun says about its ranks on standard error. */
+/* Parser of mpirun's messages on standard error. */
 struct ranks_mpirun {
-    int rank, signal; /* the death that it reports; rank -1 if none */
+    int rank, signal; /* the dead rank that it reports, and its signal; rank -1: none */
     bool in_banner;
-    char banner[4096]; /* the one that is being read */
+    char banner[4096]; /* the banner being read */
     size_t used;
 };
 
-/* Takes a line and passes on what is worth reading; `quiet`: nothing is, because mpirun was told to end. */
+/* Parses a line and prints it if it is useful; `quiet`: prints nothing, because mpirun was told to end. */
 void ranks_mpirun_line(struct ranks_mpirun *mpirun, const char *line, bool quiet);
 
-/* Called in the forked child that becomes mpirun: execs, and returns only with an exit code for failing to. */
+/* Executes mpirun in a forked child. Returns an exit code only on failure. */
 int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json_t *parameters, const int *event_fds,
                       pid_t launcher);
 
 /* Loads libepkit-mpi.so into this process. */
 ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module);
 
-/* "Open MPI v4.1.4 ..." or NULL where ranks_mpi_available() says no. */
+/* "Open MPI v4.1.4 ...", or NULL if ranks_mpi_available() is false. */
 const char *ranks_mpi_version(void);
 
 /* epkit __rank: a rank that mpirun started for a launcher. */
@@ -93,42 +93,43 @@ int ranks_main(int argc, char **argv);
 
 /* --- launcher_env.c --- */
 
-/* Do variables of a launcher say that this process is one of several ranks? */
+/* Whether variables of an MPI launcher say that this process is one of several ranks. */
 bool ranks_env_is_launched(void);
 
-/* Do they say that it is one of those behind the first? Not what MPI says, which may not have been asked. */
+/* Whether the variables of any launcher say that it is not rank 0. Does not need MPI to be initialised. */
 bool ranks_env_is_follower(void);
 
-/* Those that do, "PMI_RANK=0, PMI_SIZE=4". */
+/* Prints these variables: "PMI_RANK=0, PMI_SIZE=4". */
 void ranks_env_print(char *ret_text, size_t bytes);
 
-/* Do they agree with the truth? If not, ret_why names the one that does not. */
+/* Whether they agree with rank and size of MPI. If not, ret_why names the variable that does not. */
 bool ranks_env_matches(int rank, int size, char *ret_why, size_t bytes);
 
 /*
- * Is this process one of several ranks by the variables of torchrun and `epkit launch`: RANK, WORLD_SIZE, MASTER_ADDR?
- * `asked`: the command line says so; else torchrun has to have started it, because pods and launchers of one process a
- * node set these variables for other programs, too. `alone`: also if it is the only one.
+ * Whether the variables of torchrun and `epkit launch` (RANK, WORLD_SIZE, MASTER_ADDR) say that this process is one of
+ * several ranks. `requested`: the command line asks for them; otherwise they count only if torchrun has started this
+ * process, because pods and launchers of one process per node set them for other programs, too. `alone`: also accept a
+ * single rank.
  */
 bool ranks_env_is_tcp(bool asked, bool alone);
 
-/* What keeps ranks_env_is_tcp(true, true) from being so, for a message: "MASTER_ADDR is not set"; NULL: nothing. */
+/* Why ranks_env_is_tcp(true, true) is false: "MASTER_ADDR is not set"; NULL: it is true. */
 const char *ranks_env_missing(void);
 
 /* --- world.c --- */
 
 /*
- * Was this epkit started as a rank by mpirun, srun, torchrun or the like? Their variables say so. Of MPI's launchers
- * MPI is asked: what it answers counts. `call` NULL: the command line is wrong. CMD_FINE: the world is joined, or there
- * is none. CMD_USAGE where variables contradict MPI or each other, CMD_UNSUPPORTED where MPI cannot be started; both
- * are reported. All ranks get the same result.
+ * Joins the other ranks if the environment says that mpirun, srun, torchrun or the like has started this epkit as a
+ * rank. With an MPI launcher, rank and size are those of MPI. `call` NULL: usage error. CMD_FINE: the world was joined,
+ * or there is none. After reporting the error: CMD_USAGE if variables contradict MPI or each other, CMD_UNSUPPORTED if
+ * MPI cannot be initialised. The same result on all ranks.
  */
 int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call);
 
-/* Rank and size in the world that was joined, -1 and 0 if there is none. */
+/* Rank and size in the joined world; -1 and 0: none. */
 int ranks_world_rank(void);
 int ranks_world_size(void);
-int ranks_world_nodes(void);            /* as the boot knows them; where the hosts make none, one for each rank */
+int ranks_world_nodes(void);            /* of the boot; if hosts have different numbers of ranks, one per rank */
 enum ranks_boot ranks_world_boot(void); /* RANKS_MPI or RANKS_TCP */
 const char *ranks_world_launcher(void); /* who has started the ranks, for texts */
 
@@ -136,33 +137,33 @@ const char *ranks_world_launcher(void); /* who has started the ranks, for texts 
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
                     void *context);
 
-/* The other ranks: run the jobs that rank 0 announces until it is done. */
+/* On the other ranks: runs the jobs of rank 0 until it is done. */
 int ranks_follow(void);
 
 /*
- * Rank 0 lets the followers go; then all ranks leave with one exit code, the worst of theirs, or CMD_FAILED where they
- * have lost each other. *ret_first: the code of rank 0. Where no world was joined both are `code`.
+ * Leaves the world. Rank 0 ends the followers; all ranks return the worst exit code of all, or CMD_FAILED if the
+ * connection between them was lost. *ret_first: the code of rank 0. Without a world both are `code`.
  */
 int ranks_world_done(int code, int *ret_first);
 
 /* --- nics.c --- */
 
 /*
- * Over the network "verbs" each rank uses the NIC that `epkit topo` assigns to its GPU, the one with the number of its
- * place on the node: EPKIT_VERBS_DEVICE, unless it is set. Nothing where not every GPU has a NIC.
+ * With the network "verbs", sets EPKIT_VERBS_DEVICE, unless it is set, so that each rank uses the NIC that `epkit topo`
+ * assigns to the GPU with its local rank. Does nothing if a GPU has no NIC.
  */
 void ranks_choose_nics(const struct ranks_spec *spec);
 
 /* --- report.c --- */
 
 /*
- * Collects error events {"what", "text", "hint", "rank"} in `problems`, a JSON array; equal ones become one with a list
- * of ranks.
+ * Adds an error event {"what", "text", "hint", "rank"} to `problems`, a JSON array; equal errors are merged into one
+ * with a list of ranks.
  */
 void ranks_problem_add(json_t *problems, const json_t *event);
 void ranks_problem_print(const json_t *problems);
 
-/* The problem of a rank that ended without finishing its job. */
+/* The error event of a rank that a signal ended, and any other error event. */
 json_t *ranks_problem_signal(int rank, int signal_number);
 json_t *ranks_problem_new(int rank, const char *what, const char *hint, const char *format, ...)
     __attribute__((format(printf, 4, 5)));

@@ -17,7 +17,7 @@ static bool is_within(const json_t *value, json_int_t most)
     return json_is_integer(value) && json_integer_value(value) >= 0 && json_integer_value(value) <= most;
 }
 
-/* Has it what the launcher itself needs? An end without an exit code must not pass for a good one. */
+/* Whether the event has the fields that the launcher needs. An exit event without a code must not count as success. */
 static bool is_event(const struct rank_reader *reader, const json_t *event)
 {
     const char *kind = json_string_value(json_object_get(event, "event"));
@@ -35,17 +35,17 @@ static void refuse_line(struct rank_reader *reader, int rank, const char *line)
     json_t *problem;
     size_t n;
 
-    /* Half a character, or what is none, would not go into JSON. */
+    /* Invalid UTF-8 cannot be put into JSON. */
     for (n = 0; line[n] && n + 1 < sizeof(shown); n++)
         shown[n] = line[n] < 0x20 || line[n] > 0x7e ? '?' : line[n];
     shown[n] = '\0';
-    problem = ranks_problem_new(rank, "hearing a rank", "", "malformed event: %s", shown);
+    problem = ranks_problem_new(rank, "reading the events of a rank", "", "malformed event: %s", shown);
     ranks_problem_add(reader->problems, problem);
     json_decref(problem);
 }
 
-/* True if it is the end of the rank. */
-static bool take_event(struct rank_reader *reader, int rank, const char *line)
+/* True if it is the exit event of the rank. */
+static bool handle_event(struct rank_reader *reader, int rank, const char *line)
 {
     json_t *event = json_loads(line, 0, NULL);
     const char *kind = json_string_value(json_object_get(event, "event"));
@@ -66,7 +66,7 @@ static bool take_event(struct rank_reader *reader, int rank, const char *line)
     return is_end;
 }
 
-static bool take_lines(struct rank_reader *reader, int index)
+static bool handle_lines(struct rank_reader *reader, int index)
 {
     struct rank_pipe *pipe = &reader->pipes[index];
     char *line = pipe->text, *end;
@@ -75,7 +75,7 @@ static bool take_lines(struct rank_reader *reader, int index)
     while ((end = memchr(line, '\n', pipe->used - (size_t)(line - pipe->text)))) {
         *end = '\0';
         if (index < reader->spec->nranks)
-            has_ended |= take_event(reader, index, line);
+            has_ended |= handle_event(reader, index, line);
         else
             ranks_mpirun_line(&reader->mpirun, line, reader->is_quiet);
         line = end + 1;
@@ -112,7 +112,7 @@ bool rank_reader_read(struct rank_reader *reader, int index)
             return has_ended;
         }
         pipe->used += (size_t)n;
-        has_ended |= take_lines(reader, index);
+        has_ended |= handle_lines(reader, index);
     }
     return has_ended;
 }
@@ -126,7 +126,7 @@ void rank_reader_add_problem(struct rank_reader *reader, json_t *problem)
 
 /* --- pipes --- */
 
-static void allow_descriptors(int n)
+static void raise_descriptor_limit(int n)
 {
     struct rlimit limit;
 
@@ -151,7 +151,7 @@ int rank_reader_init(const struct ranks_spec *spec, ranks_event_fn on_event, voi
     }
     for (int i = 0; i < n; i++)
         reader->pipes[i].fds[0] = reader->pipes[i].fds[1] = -1;
-    allow_descriptors(2 * n + 64);
+    raise_descriptor_limit(2 * n + 64);
     for (int i = 0; i < n; i++) {
         if (i == n - 1 && spec->boot != RANKS_MPI)
             break;
@@ -160,7 +160,7 @@ int rank_reader_init(const struct ranks_spec *spec, ranks_event_fn on_event, voi
 
             out_error("creating a pipe for rank %d: %s", i, strerror(reason));
             if (reason == EMFILE)
-                out_hint("raise the limit of open files: ulimit -n");
+                out_hint("raise the limit of open files (ulimit -n)");
             return CMD_FAILED;
         }
         fcntl(reader->pipes[i].fds[0], F_SETFL, O_NONBLOCK);

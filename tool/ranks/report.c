@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c - errors of many ranks in few words. */
+/* report.c - merges and prints the errors of many ranks. */
 #include "ranks_internal.h"
 
 #include "output.h"
@@ -93,7 +93,7 @@ json_t *ranks_problem_new(int rank, const char *what, const char *hint, const ch
     va_start(args, format);
     vsnprintf(raw, sizeof(raw), format, args);
     va_end(args);
-    /* A name that is no UTF-8, or is cut in a character, would keep the problem out of JSON. */
+    /* Invalid UTF-8, for example a truncated name, cannot be put into JSON. */
     root_clean(raw, text, sizeof(text));
     return json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", rank, "what", what, "text", text, "hint",
                      hint);
@@ -106,10 +106,10 @@ json_t *ranks_problem_signal(int rank, int signal_number)
 
     switch (signal_number) {
     case SIGKILL:
-        hint = "somebody killed it, or the kernel ran out of memory: 'dmesg | tail' says which";
+        hint = "it was killed by a user or by the kernel for lack of memory: check 'dmesg | tail'";
         break;
     case SIGBUS:
-        hint = "shared memory could not be backed by pages: free memory, or raise the container's limit";
+        hint = "no pages were left for shared memory: free memory, or raise the container's limit";
         break;
     case SIGSEGV:
     case SIGABRT:

@@ -2,8 +2,8 @@
 /*
  * world.c - epkit started on each rank: "mpirun -n 8 epkit test intranode", or with torchrun's variables.
  *
- * Rank 0 runs the verb and renders; the others follow it: they wait for a job, run it, and wait for the next, until
- * rank 0 is done. So a verb may run several jobs, and what it draws (a seed) is drawn once.
+ * Rank 0 runs the command and prints its results. The other ranks are followers: they receive and run jobs until rank 0
+ * is done. So a command may run several jobs, and random seeds are chosen once, on rank 0.
  */
 #include "cmd.h"
 #include "ending.h"
@@ -20,22 +20,22 @@
 #include <unistd.h>
 
 #define CHUNK_BYTES 4096
-#define START_MS 120000 /* of MPI, where nobody has named a deadline: mpirun may have many hosts to start */
+#define START_MS 120000 /* default deadline of MPI_Init: mpirun may start ranks on many hosts */
 #define AGREE_MS 60000
-/* What ranks wait for each other beyond the deadline of their jobs (--timeout): */
+/* Waits of ranks for each other, in addition to the deadline of their jobs (--timeout): */
 #define IDLE_GRACE_MS 60000  /* followers, between two jobs: rank 0 prints results */
-#define FINE_GRACE_MS 30000  /* at the end of a job, a rank that has done its part: others may have more to check */
-#define FAILED_GRACE_MS 2000 /* and one that has not: the others meet their deadline as well */
-#define STOP_GRACE_MS 10000  /* in MPI_Finalize, where all come at about the same time */
-#define TIMEOUT_MS 30000     /* of a command without that option */
+#define FINE_GRACE_MS 30000  /* at the end of a job, a rank that succeeded: others may have more to check */
+#define FAILED_GRACE_MS 2000 /* at the end of a job, a rank that failed: the others reach their deadline as well */
+#define STOP_GRACE_MS 10000  /* in MPI_Finalize, which all ranks call at about the same time */
+#define TIMEOUT_MS 30000     /* of a command without --timeout */
 
 static struct {
     const ep_boot *boot; /* NULL: there is no world */
     const struct ep_mpi_module *module;
-    struct ep_boot_mpi *mpi; /* one of the two */
+    struct ep_boot_mpi *mpi; /* exactly one of mpi and tcp is set */
     ep_boot_tcp *tcp;
     bool is_starting;
-    bool is_broken; /* an all-gather has failed: no rank waits for another any more */
+    bool is_broken; /* an all-gather has failed: ranks no longer wait for each other */
     int timeout_ms; /* --timeout of this rank, then that of the last job */
 } world = {.timeout_ms = TIMEOUT_MS};
 
@@ -49,8 +49,8 @@ static void on_start_timeout(union sigval unused)
 }
 
 /*
- * For all ranks to come: EPKIT_TIMEOUT_MS, else --timeout, else 0: the bootstrap's own. A short --timeout is not for
- * MPI, which takes seconds to start on a loaded host.
+ * Deadline for all ranks to join: EPKIT_TIMEOUT_MS, else --timeout, else 0: the bootstrap's default. A short --timeout
+ * does not apply to MPI, which takes seconds to start on a loaded host.
  */
 static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call, bool mpi)
 {
@@ -64,7 +64,7 @@ static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call, boo
     return *text >= '0' && *text <= '9' && !*end && ms > 0 && ms <= INT_MAX ? (int)ms : 0;
 }
 
-/* MPI_Init() waits for all ranks, without a deadline of its own, and some errors in it end the process. */
+/* MPI_Init() waits for all ranks without a deadline, and ends the process on some errors. */
 static ep_status start_mpi(int timeout_ms)
 {
     struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_start_timeout};
@@ -74,7 +74,8 @@ static ep_status start_mpi(int timeout_ms)
     ep_status status;
 
     snprintf(start_timeout_text, sizeof(start_timeout_text),
-             "epkit: error: MPI did not start within %d ms: have all ranks of this launcher started?\n", timeout_ms);
+             "epkit: error: MPI_Init did not return within %d ms: check that the launcher has started all ranks\n",
+             timeout_ms);
     world.is_starting = true;
     status = world.module->start(&world.mpi);
     world.is_starting = false;
@@ -85,22 +86,22 @@ static ep_status start_mpi(int timeout_ms)
     return status;
 }
 
-/* What a user can do about variables that are not those of a launcher that runs. */
+/* Hints for variables that were not set by the launcher of this process. */
 static void hint_env(void)
 {
     char text[512];
 
     ranks_env_print(text, sizeof(text));
-    out_hint("this process takes itself for a rank because of %s", text);
+    out_hint("these variables say that this process is a rank: %s", text);
     out_hint("start it with the mpirun of the MPI that epkit was built with, or unset these variables");
 }
 
-/* Some of what can be wrong when MPI starts makes it call exit(). */
+/* atexit() handler: some errors in MPI_Init() call exit(). */
 static void explain_exit(void)
 {
     if (!world.is_starting)
         return;
-    out_error("MPI could not be started, and ended the process");
+    out_error("MPI_Init failed and ended the process");
     hint_env();
     fflush(stderr);
     _exit(CMD_USAGE);
@@ -111,7 +112,7 @@ struct mismatch {
     char why[252];
 };
 
-/* All ranks get the same answer, that of the first one that objects. */
+/* The same result on all ranks: the mismatch of the lowest rank that has one. */
 static int check_env(const struct cmd *cmd)
 {
     const ep_boot *boot = world.boot;
@@ -140,7 +141,7 @@ static int check_env(const struct cmd *cmd)
     return result;
 }
 
-/* What on_finalize_timeout() does: the exit code of this rank, and what it says. */
+/* For on_finalize_timeout(): exit code and message. */
 static struct {
     int code;
     char text[256];
@@ -154,8 +155,8 @@ static void on_finalize_timeout(union sigval unused)
 }
 
 /*
- * MPI_Finalize() waits for mpirun and all ranks, without a deadline of its own; where one of them has died it may never
- * return. All output has left by then.
+ * MPI_Finalize() waits for mpirun and all ranks without a deadline; if one of them has died it may never return. All
+ * output is written before the call.
  */
 static void stop_mpi(int code)
 {
@@ -168,10 +169,10 @@ static void stop_mpi(int code)
     finalize_timeout.code = code == CMD_FINE ? CMD_FAILED : code;
     snprintf(
         finalize_timeout.text, sizeof(finalize_timeout.text),
-        "epkit: error: rank %d: MPI_Finalize did not return within %d ms (--timeout and %d s more): have mpirun or "
-        "other ranks been killed? This rank ends without it\n",
+        "epkit: error: rank %d: MPI_Finalize did not return within %d ms (--timeout plus %d s): mpirun or other ranks "
+        "may have been killed; this rank ends without it\n",
         world.boot->rank, wait_ms, STOP_GRACE_MS / 1000);
-    /* The document of a command that failed, which would be written when MPI has ended. */
+    /* The document of a command that failed, which would otherwise be written after MPI_Finalize(). */
     if (code != CMD_FINE && world.boot->rank == 0)
         ending_write(code, NULL);
     fflush(NULL);
@@ -204,13 +205,13 @@ static int join_mpi(const struct cmd *cmd, int timeout_ms)
         return CMD_UNSUPPORTED;
     }
     result = check_env(cmd);
-    /* A world of one is none. */
+    /* A world of one rank counts as none. */
     if (result != CMD_FINE || world.boot->nranks == 1)
         leave_world(result);
     return result;
 }
 
-/* `timeout_ms`: for all ranks to come; 0: $EPKIT_TIMEOUT_MS, or the usual. */
+/* `timeout_ms`: for all ranks to join; 0: $EPKIT_TIMEOUT_MS, or the default. */
 static int join_tcp(int timeout_ms)
 {
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
@@ -225,17 +226,17 @@ static int join_tcp(int timeout_ms)
     }
     world.tcp = NULL;
     if (status == EP_E_TIMEOUT)
-        hint = "have all ranks been started, with one MASTER_ADDR, MASTER_PORT, WORLD_SIZE and EPKIT_SECRET, and can "
-               "their hosts reach that port?";
+        hint = "check that all ranks were started with the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE and EPKIT_SECRET, "
+               "and that their hosts can reach that port";
     else if (status == EP_E_STATE)
-        hint = "another program listens at that port of this host: choose another MASTER_PORT on all ranks";
+        hint = "another program listens on that port of this host: choose another MASTER_PORT on all ranks";
     else
         hint = ep_status_hint(status);
-    out_problem("joining the ranks that RANK, WORLD_SIZE and MASTER_ADDR speak of", NULL, ep_last_error(), hint);
+    out_problem("joining the ranks given by RANK, WORLD_SIZE and MASTER_ADDR", NULL, ep_last_error(), hint);
     return status == EP_E_ARG ? CMD_USAGE : CMD_FAILED;
 }
 
-/* The value of an option of several choices, if it was given; "" otherwise. */
+/* The value of an OPT_CHOICE option, if it was given; "" otherwise. */
 static const char *find_choice(const struct cmd *cmd, const struct cmd_call *call, const char *name)
 {
     if (!call || !cmd_given(cmd, call, name))
@@ -262,7 +263,7 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
     world.timeout_ms = find_timeout_ms(cmd, call);
     if (*boot && !asked && strcmp(boot, "mpi") != 0)
         return ranks_env_is_launched() ? join_mpi(cmd, find_start_ms(cmd, call, true)) : CMD_FINE;
-    /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
+    /* If variables of both are set, those of MPI launchers take precedence: mpirun was started last. */
     if (!asked && ranks_env_is_launched())
         return join_mpi(cmd, find_start_ms(cmd, call, true));
     if (ranks_env_is_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, asked))
@@ -284,7 +285,7 @@ int ranks_world_nodes(void)
 {
     if (!world.boot)
         return 1;
-    /* Hosts of unequal numbers of ranks make no nodes but those of one rank each. */
+    /* If hosts have different numbers of ranks, each rank is a node. */
     return world.boot->nranks / (world.boot->ranks_per_node ? world.boot->ranks_per_node : 1);
 }
 
@@ -298,7 +299,7 @@ const char *ranks_world_launcher(void)
     return world.tcp ? "RANK and WORLD_SIZE" : "mpirun";
 }
 
-/* Waits for all ranks for the time of a job, and a while longer. */
+/* All-gather with the deadline of a job plus `grace_ms`. */
 static ep_status gather(const void *mine, size_t bytes, int grace_ms, void *ret_all)
 {
     int wait_ms = world.timeout_ms < INT_MAX - grace_ms ? world.timeout_ms + grace_ms : INT_MAX;
@@ -310,7 +311,7 @@ static ep_status gather(const void *mine, size_t bytes, int grace_ms, void *ret_
     return status;
 }
 
-/* Rank 0's text on all ranks: its length, then its pieces. ret_text is the caller's to free. */
+/* Broadcasts the text of rank 0: its length, then its pieces. The caller frees ret_text. */
 static ep_status broadcast(const char *text, char **ret_text)
 {
     int nranks = ranks_world_size();
@@ -343,8 +344,8 @@ static ep_status broadcast(const char *text, char **ret_text)
 }
 
 /*
- * The worst of all ranks' codes, on all ranks; in *ret_first that of rank 0. Ranks that have failed have done so by
- * their deadline: a rank that is stopped keeps nobody longer.
+ * The worst exit code of all ranks, on all ranks; *ret_first: that of rank 0. Ranks that failed have done so by their
+ * deadline, so that a stopped rank does not delay the others further.
  */
 static int agree(int code, const char *what, int *ret_first)
 {
@@ -364,12 +365,12 @@ static int agree(int code, const char *what, int *ret_first)
 }
 
 struct event_sink {
-    ranks_event_fn on_event; /* NULL on followers: their errors are printed, other events have nowhere to go */
+    ranks_event_fn on_event; /* NULL on followers: errors are printed, other events dropped */
     void *context;
     json_t *problems;
 };
 
-static void take_event(void *context, const json_t *event)
+static void handle_event(void *context, const json_t *event)
 {
     struct event_sink *sink = context;
     const char *kind = json_string_value(json_object_get(event, "event"));
@@ -388,17 +389,17 @@ static int run_job(const struct ranks_spec *spec, const char *job, const json_t 
                                       .ctx.mpi = world.module,
                                       .ctx.mpi_boot = world.mpi,
                                       .ctx.emit_fd = -1,
-                                      .on_event = take_event,
+                                      .on_event = handle_event,
                                       .context = sink};
     int code, first;
 
     world.timeout_ms = spec->timeout_ms;
     sink->problems = json_array();
     code = ranks_run_rank(&self, world.boot, job, parameters);
-    /* Before the ranks agree: if one of them is dead, the others end there. */
+    /* Before agree(), which fails if a rank is dead. */
     ranks_problem_print(sink->problems);
     json_decref(sink->problems);
-    return agree(code, "hearing how the job ended on all ranks", &first);
+    return agree(code, "gathering the exit codes of the job on all ranks", &first);
 }
 
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
@@ -413,9 +414,9 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
     if (status == EP_OK) {
         result = run_job(spec, job, parameters, &sink);
     } else {
-        /* The end of the job before has told of what went wrong there. */
+        /* Otherwise the error was reported at the end of the previous job. */
         if (!was_broken)
-            out_problem("announcing the job to the ranks", NULL, ep_last_error(), ep_status_hint(status));
+            out_problem("sending the job to the ranks", NULL, ep_last_error(), ep_status_hint(status));
         result = CMD_FAILED;
     }
     free(copy);
@@ -433,9 +434,9 @@ int ranks_follow(void)
         json_t *message;
 
         if (broadcast(NULL, &text) != EP_OK) {
-            /* The end of a job has told of what went wrong there. */
+            /* Otherwise the error was reported at the end of the previous job. */
             if (!was_broken)
-                out_problem("waiting for what rank 0 does next", NULL, ep_last_error(), NULL);
+                out_problem("waiting for the next job of rank 0", NULL, ep_last_error(), NULL);
             return CMD_FAILED;
         }
         message = json_loads(text, 0, NULL);
@@ -465,8 +466,8 @@ int ranks_world_done(int code, int *ret_first)
     if (world.is_broken)
         worst = ranks_worse(code, CMD_FAILED);
     else
-        worst = agree(code, "hearing how the command ended on all ranks", ret_first);
-    /* A signal that interrupted this rank is its own end. */
+        worst = agree(code, "gathering the exit codes of the command on all ranks", ret_first);
+    /* A rank that was interrupted by a signal returns its own code. */
     worst = code > 128 ? code : worst;
     leave_world(worst);
     return worst;
