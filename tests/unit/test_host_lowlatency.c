@@ -288,8 +288,7 @@ static void routing_of_another_dispatch_is_refused_before_anything_is_offered(vo
 
         run_ranks(refuse, 2, &refusal);
         assert_int_equal(refusal.status, EP_E_ROUTING);
-        assert_non_null(strstr(refusal.text, "token 1: topk_idx is 1 at position 0, but the dispatch that it answers "
-                                             "had 0"));
+        assert_non_null(strstr(refusal.text, "token 1: topk_idx is 1 at position 0, but its dispatch had 0"));
     }
 }
 
