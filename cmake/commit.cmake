@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -DSOURCE=... -DOUTPUT=... -P commit.cmake: a header with the commit of the source, rewritten only when it has
-# changed. Runs with every build: what was described when CMake last configured may be many commits ago.
+# changed. Runs with every build, because the configuration may be many commits old.
 set(commit unknown)
 find_package(Git QUIET)
 if(GIT_FOUND)
-    # A copy of the source within somebody else's repository has no commit of its own: there the prefix is not empty.
+    # A copy of the source in another repository has no commit of its own: there the prefix is not empty.
     execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --show-prefix WORKING_DIRECTORY ${SOURCE}
         OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
     if(NOT failed AND prefix STREQUAL "")

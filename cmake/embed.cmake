@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DINPUT=file -DOUTPUT=file.c -DNAME=symbol -P embed.cmake: a file as a constant of C.
+# cmake -DINPUT=file -DOUTPUT=file.c -DNAME=symbol -P embed.cmake: a file as a C constant.
 file(READ ${INPUT} bytes HEX)
 string(LENGTH "${bytes}" digits)
 math(EXPR length "${digits} / 2")

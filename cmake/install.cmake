@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` puts where: library, headers, pkg-config files and the CMake package. The command, the man
+# What `cmake --install` installs: library, headers, pkg-config files and the CMake package. The command, the man
 # pages and the completions are installed by tool/ and man/.
 include(CMakePackageConfigHelpers)
 
@@ -10,8 +10,8 @@ install(EXPORT epkit-targets NAMESPACE epkit:: FILE epkitTargets.cmake DESTINATI
 install(DIRECTORY include/epkit DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
     PATTERN mpi.h EXCLUDE PATTERN cuda.h EXCLUDE)
 
-# The pkg-config files find the prefix from their own place, so that `cmake --install --prefix` and a moved tree work.
-# Absolute install directories (distributions set them) must not be put behind the prefix.
+# The pkg-config files derive the prefix from their own path, so that `cmake --install --prefix` and a moved tree work.
+# Absolute install directories (distributions set them) must not be appended to the prefix.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
     set(EPKIT_PC_PREFIX ${CMAKE_INSTALL_PREFIX})
 else()
@@ -29,7 +29,7 @@ endforeach()
 configure_file(cmake/epkit.pc.in epkit.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/epkit.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-# libepkit-mpi is a package component of its own, so that who uses epkit::epkit alone needs no MPI.
+# libepkit-mpi is a separate package component, so that users of epkit::epkit need no MPI.
 if(TARGET epkit-mpi)
     set_target_properties(epkit-mpi PROPERTIES EXPORT_NAME mpi)
     install(TARGETS epkit-mpi EXPORT epkit-mpi-targets)
@@ -39,7 +39,7 @@ if(TARGET epkit-mpi)
     install(FILES ${PROJECT_BINARY_DIR}/epkit-mpi.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endif()
 
-# The CUDA backend is found by libepkit next to itself. Programs that call epkit/cuda.h link with it.
+# libepkit finds the CUDA backend in its own folder. Programs that use epkit/cuda.h link with it.
 if(TARGET epkit-cuda)
     install(TARGETS epkit-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
     install(FILES include/epkit/cuda.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/epkit)

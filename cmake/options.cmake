@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What can be chosen, and the flags common to everything that is compiled here.
+# Options, and the flags of everything that is compiled here.
 if(NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
 endif()
@@ -19,7 +19,7 @@ set(CMAKE_C_STANDARD 17)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-# So that the tree of an installed package may lie anywhere.
+# So that an installed tree can be moved.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 
 if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_C_COMPILER_LAUNCHER)
@@ -42,7 +42,7 @@ if(EPKIT_SANITIZE)
     target_link_options(epkit-flags INTERFACE -fsanitize=${EPKIT_SANITIZE})
 endif()
 if(EPKIT_PYTHON STREQUAL "AUTO" AND (EPKIT_SANITIZE OR EPKIT_FUZZ OR NOT PROJECT_IS_TOP_LEVEL))
-    set(EPKIT_PYTHON OFF) # an interpreter without the sanitizer does not load such a module
+    set(EPKIT_PYTHON OFF) # an interpreter without the sanitizer cannot load such a module
 endif()
 if(EPKIT_FUZZ)
     if(NOT CMAKE_C_COMPILER_ID MATCHES Clang)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# Libraries of others in a tree that is to run where none of them is installed. With EPKIT_STATIC_DEPS=ON archives are
-# linked in; what has no archive stays shared and is installed below lib/epkit, where the command's run path leads. The
-# file THIRD-PARTY of the installed tree names them all, next to their licences. Else nothing here has an effect.
+# Third-party libraries of a tree that must run where none of them is installed. With EPKIT_STATIC_DEPS=ON archives are
+# linked in; a library without an archive stays shared and is installed in lib/epkit, which is in the run path of the
+# command. The file THIRD-PARTY of the installed tree lists them, next to their licences. Without the option, nothing
+# here has an effect.
 
-# As the copyright files say it that are installed with them. libsmartcols: the part of util-linux that it is.
+# As in the copyright files that are installed with them. libsmartcols: the licence of this part of util-linux.
 set(EPKIT_LICENCE_jansson "MIT")
 set(EPKIT_LICENCE_elf "LGPL-3.0-or-later, or GPL-2.0-or-later")
 set(EPKIT_LICENCE_yaml "MIT")
@@ -17,15 +18,15 @@ set(EPKIT_THIRD_PARTY_DIR ${CMAKE_INSTALL_DATADIR}/doc/epkit)
 find_program(EPKIT_DPKG_QUERY dpkg-query)
 mark_as_advanced(EPKIT_DPKG_QUERY)
 
-# epkit_third_party(<name> <file> <place> [<version> <licence file>]): lib<name> gets a row of THIRD-PARTY. Where the
-# file is a package's, its version and its copyright file are that package's.
+# epkit_third_party(<name> <file> <place> [<version> <licence file>]): adds a row for lib<name> to THIRD-PARTY. If the
+# file belongs to a package, version and copyright file are those of the package.
 function(epkit_third_party name file place)
     list(APPEND ARGN "" "")
     list(GET ARGN 0 version)
     list(GET ARGN 1 copyright)
     set(licence ${EPKIT_LICENCE_${name}})
     if(EPKIT_DPKG_QUERY)
-        # A package may know it as a file of /lib, which is a link to /usr/lib.
+        # A package may list it as a file in /lib, which is a link to /usr/lib.
         file(REAL_PATH ${file} path)
         string(REGEX REPLACE "^/usr/" "/" path ${path})
         execute_process(COMMAND ${EPKIT_DPKG_QUERY} --search "*${path}" OUTPUT_VARIABLE found ERROR_QUIET)
@@ -55,8 +56,8 @@ function(epkit_third_party name file place)
         "\nlib${name}\n    is in    ${place}\n    from     ${version}\n    licence  ${licence}\n    text     ${text}\n")
 endfunction()
 
-# epkit_use_archives(<prefix>): after pkg_check_modules(<prefix> IMPORTED_TARGET ...), PkgConfig::<prefix> stands for
-# archives as far as there are any. An archive brings its needs as archives, too.
+# epkit_use_archives(<prefix>): after pkg_check_modules(<prefix> IMPORTED_TARGET ...), PkgConfig::<prefix> refers
+# to archives if there are any. The dependencies of an archive are archives, too.
 function(epkit_use_archives prefix)
     if(NOT EPKIT_STATIC_DEPS)
         return()
@@ -80,7 +81,7 @@ function(epkit_use_archives prefix)
     set_target_properties(PkgConfig::${prefix} PROPERTIES INTERFACE_LINK_LIBRARIES "${files}")
 endfunction()
 
-# libepkit-cuda is linked by the C++ compiler, and the CUDA runtime uses a little of its library.
+# libepkit-cuda is linked by the C++ compiler, and the CUDA runtime uses a small part of its library.
 function(epkit_third_party_cuda)
     if(NOT EPKIT_STATIC_DEPS)
         return()
@@ -102,7 +103,7 @@ function(epkit_third_party_cuda)
     epkit_third_party(stdc++ ${file} ${place})
 endfunction()
 
-# Last: writes the list, and installs it with epkit's own licence.
+# Called last: writes the list, and installs it with epkit's own licence.
 function(epkit_install_third_party)
     if(NOT EPKIT_STATIC_DEPS)
         return()
