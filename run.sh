@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh [ARGUMENT...] - from a bare machine to the main job: install what the build needs, build, and run `epkit run`.
+# run.sh [ARGUMENT...] - on a bare machine: install the build dependencies, build, and run `epkit run`.
 set -euo pipefail
 cd "$(dirname "$0")"
 

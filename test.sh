@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh [quick|medium|long] - every check of the tree. The last line counts them; the exit code is 1 if any failed.
+# test.sh [quick|medium|long] - all checks of the tree. The last line counts them; the exit code is 1 if any failed.
 #
 #   quick    release build; unit and command tests
 #   medium   all tests; sanitizers; clang-tidy and the other linters (the default)
-#   long     medium with more repetitions and cases, all tests with AddressSanitizer, a build with clang, the analyzer of
-#            clang-tidy to its full depth, and a while of fuzzing
+#   long     medium with more repetitions and cases, all tests with AddressSanitizer, a build with clang, the
+#            analyzer of clang-tidy with full depth, and a minute of fuzzing for each target
 #
-# What a step printed is kept in build/test-results/.
+# The output of each step is kept in build/test-results/.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -33,10 +33,10 @@ failures="$results/failures"
 : >"$counts"
 : >"$failures"
 
-# Open MPI refuses to run as root and on fewer cores than ranks unless it is told to.
+# Open MPI refuses to run as root and on fewer cores than ranks unless told otherwise.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
-# check NAME COMMAND...: a check of its own, which counts one. Its output is shown only when it fails.
+# check NAME COMMAND...: a check that counts as one. Its output is shown only if it fails.
 check() {
     local name="$1" start=$SECONDS
     shift
@@ -55,15 +55,15 @@ check() {
     fi
 }
 
-# skip NAME REASON: a check that this machine cannot do.
+# skip NAME REASON: a check that cannot run on this machine.
 skip() {
     echo 0 0 1 >>"$counts"
     printf '  %-40s skipped: %s\n' "$1" "$2"
 }
 
 # suites PRESET CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py. Many of them wait more than
-# they compute, hence two for each processor. A few that failed run again, one at a time: a machine that stood still for
-# a while is told from a fault of epkit, and both are reported.
+# they compute, hence two per processor. If only a few failed, they run again, one at a time, to distinguish a machine
+# that stalled from a fault of epkit; both are reported.
 suites() {
     local preset="$1" junit="$results/$1.xml" again="$results/$1-again.xml"
     shift
@@ -81,7 +81,7 @@ suites() {
 }
 run_tests=()
 
-# run_ctest PRESET NAME CTEST-OPTION...: writes NAME.xml and NAME.log; the verdicts are in the first.
+# run_ctest PRESET NAME CTEST-OPTION...: writes NAME.xml (the results) and NAME.log.
 run_ctest() {
     local preset="$1" name="$2"
     shift 2
@@ -99,7 +99,7 @@ shell_scripts() {
     find tests -name '*.bats' -print0 | xargs -0 --no-run-if-empty shellcheck
 }
 
-# ThreadSanitizer of older compilers does not start where the kernel randomises addresses widely; then without that.
+# ThreadSanitizer of older compilers does not start if the kernel randomises addresses widely; then disable that.
 prepare_thread_sanitizer() {
     echo 'int main(void) { return 0; }' | cc -fsanitize=thread -x c -o "$results/probe" - || return 1
     run_tests=()
@@ -108,7 +108,7 @@ prepare_thread_sanitizer() {
     "${run_tests[@]}" "$results/probe" 2>/dev/null
 }
 
-# A minute for each target, from its corpus; what it finds stays there.
+# A minute for each target, starting from its corpus; new inputs are kept there.
 fuzz() {
     local target name
     for target in build-fuzz/tests/fuzz/fuzz_*; do
@@ -120,7 +120,7 @@ fuzz() {
     done
 }
 
-# More of what is random. The seeds are printed, in build/test-results/.
+# More random tests. The seeds are printed to build/test-results/.
 repetitions() {
     local matrix
     for matrix in intranode internode lowlatency; do
@@ -148,7 +148,7 @@ linters() {
     fi
 }
 
-# Every kernel for both architectures, with all that is around it; none of it runs here.
+# Compiles every kernel for both architectures, and the rest of the module; nothing of it runs here.
 kernels() {
     local nvcc
     if ! nvcc=$(scripts/cuda_toolkit.sh 2>"$results/cuda-toolkit.log"); then
@@ -172,13 +172,13 @@ sanitizers() {
 }
 
 scripts/packages.sh "${groups[@]}"
-# Tests start Python often. Where python3 is a wrapper that looks for the right one, that costs more than Python itself.
+# Tests start Python often. If python3 is a wrapper that searches for the right one, it costs more than Python itself.
 PATH="$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH"
 if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON -DEPKIT_EXAMPLES=ON; then
     if [ "$tier" = quick ]; then
         suites release --label-regex '^(unit|cli)$'
     else
-        # The test tree_dist takes this one, which has the CUDA backend where there is an nvcc.
+        # The test tree_dist uses this one, which has the CUDA backend if there is an nvcc.
         if check dist scripts/dist.sh --to "$results/dist" -DEPKIT_WERROR=ON; then
             export EPKIT_DIST="$results/dist"
         fi
@@ -197,7 +197,7 @@ if [ "$tier" = long ]; then
     fi
 fi
 
-# One or two of a thousand suites may meet a moment at which the machine stands still; more of them are a fault.
+# One or two of a thousand suites may run while the machine stalls; more of them are a fault.
 unsteady=$(grep -c ': failed once, and passed when it ran again alone$' "$failures" || true)
 if [ "$unsteady" -gt 2 ]; then
     echo "  $unsteady suites failed at first: FAILED" >>"$failures"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# bench_record.sh [EPKIT] - measure the configuration that figures are quoted for, and keep them in bench/results/.
+# bench_record.sh [EPKIT] - measure the configuration for which figures are quoted, and store them in bench/results/.
 #
-# About ten minutes and 6 GiB of memory. Build from a clean checkout (preset release) and leave the machine alone
-# meanwhile. Refuses to overwrite a record, and to make one of a command that was not built from this commit.
+# Takes about ten minutes and 6 GiB of memory. Build from a clean checkout (preset release), and do not use the machine
+# meanwhile. Refuses to overwrite a record, and to make one with a command that was not built from this commit.
 set -euo pipefail
 here="$(cd "$(dirname "$0")/.." && pwd)"
 epkit="${1:-$here/build/epkit}"
 
 command -v jq >/dev/null || { echo "bench_record.sh: jq is needed" >&2; exit 1; }
-[ -x "$epkit" ] || { echo "bench_record.sh: $epkit is not there: build it (scripts/build.sh release) or name the command" >&2; exit 1; }
+[ -x "$epkit" ] || { echo "bench_record.sh: $epkit does not exist: build it (scripts/build.sh release) or name the command" >&2; exit 1; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -21,7 +21,7 @@ esac
 built=$("$epkit" bench --quick --boot fork --only plan --no-baselines --json | jq -r .build.commit)
 [ "$built" = "$source" ] || { echo "bench_record.sh: $epkit was built from $built, but $here is at $source: build again" >&2; exit 1; }
 
-# measure NAME OPTION...: one document, with the command line that made it.
+# measure NAME OPTION...: one document, with the command line that produced it.
 measure() {
     local name="$1"
     shift
@@ -45,11 +45,11 @@ commit=$(jq -rs '.[0].document.build.commit' "$work/runs")
 device=$(jq -rs '.[0].document.device' "$work/runs")
 out="$here/bench/results/$(date -u +%Y-%m-%d)-$device-$cpu-$commit.json"
 mkdir -p "${out%/*}"
-[ ! -e "$out" ] || { echo "bench_record.sh: $out is there already" >&2; exit 1; }
+[ ! -e "$out" ] || { echo "bench_record.sh: $out already exists" >&2; exit 1; }
 jq -s '{schema_version: 1, runs: .}' "$work/runs" >"$out"
 echo "$out"
 
-# What is quoted, for people.
+# The quoted figures, for reading.
 jq -r 'def digits($n): if . == null then "-" else . * pow(10; $n) | round / pow(10; $n) end;
     .runs[] | .name as $name | .document | .device as $device | .rows[] |
     [$device, $name, .op, .type, .ranks, .tokens, (.time_us | round), (.logical_gbps | digits(3)),

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build.sh PRESET [CMAKE-OPTION...]   configure and build a preset: says so when there is something to do, and is silent otherwise.
-# build.sh PRESET --command           only the command, which needs less than the tests; keeps the options of a folder
-#                                     that is there.
-# EPKIT_BUILD_FOLDER in the environment is built in instead of the folder that the preset names.
+# build.sh PRESET [CMAKE-OPTION...]   configure and build a preset; silent if there is nothing to do.
+# build.sh PRESET --command           only the command, which needs less than the tests; keeps the options of an
+#                                     existing folder.
+# If EPKIT_BUILD_FOLDER is set, it is used instead of the folder that the preset names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ folder="build-$preset"
 [ "$preset" != release ] || folder=build
 folder="${EPKIT_BUILD_FOLDER:-$folder}"
 
-# A copied or moved tree brings a cache that names its old place.
+# The cache of a copied or moved tree contains its old path.
 fresh=()
 if [ -f "$folder/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" "$folder/CMakeCache.txt"; then
     fresh=(--fresh)
@@ -39,7 +39,7 @@ quietly() {
     fi
 }
 
-# Otherwise ninja itself configures again when a CMake file has changed.
+# Otherwise ninja reconfigures if a CMake file has changed.
 if [ ${#options[@]} -gt 0 ] || [ ${#fresh[@]} -gt 0 ] || [ ! -f "$folder/build.ninja" ] ||
     [ CMakePresets.json -nt "$folder/build.ninja" ]; then
     echo "build.sh: configuring $folder" >&2

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_dist.sh FOLDER - does the tree below FOLDER run where nothing but the C library is installed?
+# check_dist.sh FOLDER - check that the tree in FOLDER runs where only the C library is installed.
 #
-# Prints the version of glibc that it needs ("2.34"). Whatever an ELF file needs from elsewhere is said on stderr, one
+# Prints the version of glibc that it needs ("2.34"). If an ELF file needs anything else, it is printed on stderr, one
 # line each, and the exit code is 1.
 set -euo pipefail
 export LC_ALL=C
@@ -19,7 +19,7 @@ is_inside() {
     [[ "$(realpath -m -- "$1")/" == "$root"/* ]]
 }
 
-# Folders that the run path of $file leads to. With a RUNPATH a RPATH is void (ld.so(8)), but is no good sign either.
+# Folders in the run path of $file. A RUNPATH overrides an RPATH (ld.so(8)), but an RPATH is suspicious anyway.
 folders=()
 read_run_path() {
     local entry entries
@@ -41,7 +41,7 @@ read_run_path() {
     done
 }
 
-# The loader finds $1 below a folder of the run path.
+# Whether the loader finds $1 in a folder of the run path.
 is_found() {
     local folder
     for folder in "${folders[@]}"; do
@@ -69,7 +69,7 @@ check_loader() {
     esac
 }
 
-# GLIBC_ABI_DT_RELR came with 2.36; GLIBC_PRIVATE fits one build of glibc only.
+# GLIBC_ABI_DT_RELR came with 2.36; GLIBC_PRIVATE matches only one build of glibc.
 check_versions() {
     local version
     while read -r version; do
@@ -93,7 +93,7 @@ while IFS= read -r -d '' file; do
     n=$((n + 1))
 done < <(find "$root" -type f -print0)
 if [ "$n" -eq 0 ]; then
-    printf '%s: there is no program and no library\n' "$root" >&2
+    printf '%s: contains no program and no library\n' "$root" >&2
     exit 1
 fi
 [ "$bad" -eq 0 ] || exit 1

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# dist.sh [OPTION...] [CMAKE-OPTION...] - make dist/: a tree of the command and the libraries that may be moved, and
-# that runs on machines where nothing but the C library (and, for the CUDA backend, an NVIDIA driver) is installed.
+# dist.sh [OPTION...] [CMAKE-OPTION...] - make dist/: a relocatable tree of the command and the libraries that runs on
+# machines where only the C library (and, for the CUDA backend, an NVIDIA driver) is installed.
 #
-#   --to FOLDER      make it there instead of in dist/
-#   --without-cuda   without libepkit-cuda, also where there is an nvcc
-#   --tar            pack it, too: epkit-VERSION-ARCH-linux.tar.gz beside it
+#   --to FOLDER      make it in FOLDER instead of dist/
+#   --without-cuda   omit libepkit-cuda, even if there is an nvcc
+#   --tar            also pack it: epkit-VERSION-ARCH-linux.tar.gz next to it
 #
-# Installs what the build needs. Builds in build-dist/, or in the folder that $EPKIT_BUILD_FOLDER names. The last line,
-# on stdout, says what there is. Nothing at FOLDER changes before the new tree is whole and checked.
+# Installs the build dependencies. Builds in build-dist/, or in $EPKIT_BUILD_FOLDER. The last line, on stdout, describes
+# the result. FOLDER does not change before the new tree is complete and checked.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
@@ -38,18 +38,19 @@ while [ $# -gt 0 ]; do
     shift
 done
 mkdir -p -- "$(dirname -- "$to")"
-part="$to.part" # the tree before it is whole, and the one before it
+part="$to.part" # the new tree until it is complete, and the previous one
 mark="$part/made-by-dist.sh"
 
-# Nothing is removed that this script has not made, unless it is an empty folder.
+# Only files made by this script, and empty folders, are removed.
 is_empty() {
     [ ! -e "$1" ] || [ -n "$(find "$1" -maxdepth 0 -type d -empty)" ]
 }
 refuse() {
-    fail "$1 is there and was not made by this script: choose another place by --to, or move it away"
+    fail "$1 exists and was not made by this script: choose another folder with --to, or move it away"
 }
 
-# The dist holds a list of its files. Where others lie beside them it is not a tree of its own (unpacked in /usr/local).
+# The dist contains a list of its files. With other files next to them it is not a separate tree (unpacked in
+# /usr/local).
 list=share/doc/epkit/FILES
 files_of() {
     (cd "$1" && find . ! -type d | LC_ALL=C sort)
@@ -68,12 +69,12 @@ exec {lock}<"$EPKIT_BUILD_FOLDER"
 flock --wait 3600 "$lock" ||
     fail "another run has been building in $EPKIT_BUILD_FOLDER for an hour; end it and try again"
 
-# cuda_toolkit.sh says why there is none.
+# cuda_toolkit.sh prints why there is none.
 cuda='without the CUDA backend (--without-cuda)'
 if [ -n "$with_cuda" ]; then
     if CUDACXX=$(scripts/cuda_toolkit.sh); then
         export CUDACXX
-        # CMake stays with the compiler that it has found before, also when that one is gone.
+        # CMake keeps the compiler that it found before, even if it no longer exists.
         known=$(sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' "$EPKIT_BUILD_FOLDER/CMakeCache.txt" 2>/dev/null || true)
         if [ -n "$known" ] && [ "$known" != "$CUDACXX" ]; then
             rm -rf "$EPKIT_BUILD_FOLDER/CMakeCache.txt" "$EPKIT_BUILD_FOLDER/CMakeFiles"
@@ -88,7 +89,7 @@ if [ -n "$with_cuda" ]; then
 fi
 scripts/build.sh dist -DEPKIT_CUDA="$([ -n "$with_cuda" ] && echo ON || echo OFF)" "${options[@]}"
 
-# The mark is there first and goes last, so that a run that was killed is tidied up by the next.
+# The mark is created first and removed last, so that the next run cleans up after one that was killed.
 [ -e "$mark" ] || is_empty "$part" || refuse "$part"
 mkdir -p "$part"
 touch "$mark"

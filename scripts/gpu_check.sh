@@ -1,19 +1,19 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu_check.sh BUILD [WHAT] [RANKS...] - check, and time, the CUDA backend on the GPUs of this machine. WHAT is one of
-#   check        what each change should pass: results, on each number of ranks
-#   faults       ranks that die, stop, come late or leave, on each number of ranks from 2 on
-#   long         1000 random shapes on each number of ranks, and every odd number of ranks up to 7
+# gpu_check.sh BUILD [WHAT] [RANKS...] - test and time the CUDA backend on the GPUs of this machine. WHAT is one of
+#   check        the tests that each change must pass: results, for each number of ranks
+#   faults       ranks that die, stop, are late or leave, for each number of ranks from 2 on
+#   long         1000 random shapes for each number of ranks, and every odd number of ranks up to 7
 #   sanitize     memcheck, racecheck and synccheck (compute-sanitizer), on small shapes
 #   sanitize-ll  racecheck on single cases of `epkit test lowlatency`, two of each format
 #   bench        timing, as JSON lines
 #   all          check, faults, long, sanitize, bench
 # BUILD is a build folder, or a folder with its libraries and the programs of tests/cuda (and epkit: sanitize-ll needs
-# it, and check runs its low-latency cases, too, where it is).
-# RANKS default to 1, 2, 3 and the number of GPUs; more ranks than GPUs share them. Each step has a limit of time; the
-# last lines are a table of all steps. Exit code 1 when one failed, took too long or was skipped.
-# Environment: OUT, where the figures and the output of each step go (default: a new folder below /tmp); STEPS, a
-# pattern of bash: only steps whose text it matches ('*ll_fault*'); ROUNDS, of check (60); SMS, of bench (8,16,24).
+# it, and check then also runs its low-latency cases).
+# RANKS default to 1, 2, 3 and the number of GPUs; more ranks than GPUs share them. Each step has a time limit; the
+# last lines are a table of all steps. The exit code is 1 if one failed, took too long or was skipped.
+# Environment: OUT, a folder for the figures and the output of each step (default: a new one in /tmp); STEPS, a bash
+# pattern: only steps whose text it matches ('*ll_fault*'); ROUNDS, of check (60); SMS, of bench (8,16,24).
 set -u
 build=${1:?usage: gpu_check.sh BUILD [check|faults|long|sanitize|sanitize-ll|bench|all] [RANKS...]}
 what=${2:-check}
@@ -45,7 +45,7 @@ number=0
 log= # of the last step
 table=()
 
-# step LIMIT COMMAND...: runs it, no longer than LIMIT seconds. Of what it says the end is shown: more when it fails.
+# step LIMIT COMMAND...: runs it for at most LIMIT seconds, and shows the end of its output, more if it fails.
 step() {
     local limit=$1 begin=$SECONDS text result
     shift
@@ -109,7 +109,7 @@ check() {
     done
 }
 
-# A rank a node, and, with an even number of ranks, two nodes.
+# One rank per node, and, with an even number of ranks, two nodes.
 nodes() {
     local ranks=$1 nodes shapes=("$1")
     [ "$ranks" -le 2 ] || [ $((ranks % 2)) -ne 0 ] || shapes+=(2)
@@ -150,7 +150,7 @@ faults() {
         step 400 "$programs/ll_fault_cuda" --ranks "$ranks"
         step 200 "$programs/ll_edge_cuda" --ranks "$ranks" --seed "$ranks"
         step 200 "$programs/ll_free_cuda" --ranks "$ranks"
-        # Ranks that share a GPU are too slow for its deadlines.
+        # Ranks that share a GPU are too slow for the deadlines.
         [ "$ranks" -eq 2 ] || continue
         step 300 "$programs/fault_cuda" --ranks 2 --nodes 2
         step 300 "$programs/fault_cuda" --ranks 2 --nodes 2 --network tcp
@@ -181,7 +181,8 @@ long() {
     done
 }
 
-# Deadlines are long under it: kernels take a hundred times as long. Ranks are threads, because it looks at a process.
+# Deadlines are long here: kernels take a hundred times as long. Ranks are threads, because the tool observes one
+# process.
 sanitize() {
     local tool small=(--threads --ranks 2 --small --timeout 300)
     for tool in memcheck racecheck synccheck; do

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages.sh GROUP... - make sure that what the groups need is there: build, test, long, fuzz, cluster, nodes, dist, cuda.
+# packages.sh GROUP... - install what the groups need: build, test, long, fuzz, cluster, nodes, dist, cuda.
 #
-# What is missing is installed with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and no use of the
-# network, when nothing is missing.
+# Installs missing packages with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and without use of
+# the network, if nothing is missing.
 set -euo pipefail
 
-# group, how its presence is seen, Debian package(s)
+# group, test for its presence, Debian package(s)
 #   command:NAME   a command in PATH
 #   pkg:NAME       a library that pkg-config knows
 #   file:PATH      a file
 #   compiles:LINE  a C source line that the compiler accepts
-#   imports:NAME   a module of Python
+#   imports:NAME   a Python module
 #   fuzzes:        clang finds libFuzzer
-#   browser:       a Chromium, under any of its names, or none that apt could install (Ubuntu has it as a snap alone)
+#   browser:       a Chromium, under any of its names, or none that apt could install (Ubuntu has it only as a snap)
 needs() {
     cat <<'END'
 build  command:cmake                       cmake
@@ -92,13 +92,13 @@ is_there() {
     browser:) command -v chromium chromium-browser google-chrome >/dev/null || ! grep -qx ID=debian /etc/os-release ;;
     fuzzes:) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
         clang -fsanitize=fuzzer -x c -o /dev/null - 2>/dev/null ;;
-    # apt's modules belong to the Python in /usr/bin, which another one may hide.
+    # apt's modules belong to the Python in /usr/bin, which another one may precede in PATH.
     imports:*) python3 -c "import ${1#imports:}" 2>/dev/null || /usr/bin/python3 -c "import ${1#imports:}" 2>/dev/null ;;
     compiles:*) printf '%s\n' "${1#compiles:}" | cc -x c -fsyntax-only - 2>/dev/null ;;
     esac
 }
 
-# Packages of the groups whose presence is not seen, one a line.
+# Missing packages of the groups, one per line.
 missing() {
     local group probe packages
     needs | while read -r group probe packages; do
@@ -108,12 +108,12 @@ missing() {
     done
 }
 
-# One line, on stderr, so that the output of the main job stays clean; what apt says only if it fails.
+# One line, on stderr, so that the output of the main job stays clean; the output of apt only if it fails.
 install() {
     printf 'installing with apt: %s\n' "$*" >&2
     log=$(mktemp)
     trap 'rm -f "$log"' EXIT
-    # A source that does not answer is no reason to stop: the package may be in another one, or known already.
+    # Not an error if a source does not answer: the package may be in another one, or already known.
     apt-get update -qq >"$log" 2>&1 || true
     if ! DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 \
         --no-install-recommends "$@" >>"$log" 2>&1; then
@@ -137,7 +137,7 @@ if [ "$(id -u)" -ne 0 ]; then
     exit 1
 fi
 install "${packages[@]}"
-# A name in PATH may still be missing, for instance when an older one hides the package's.
+# A command may still be missing, for instance if an older one precedes it in PATH.
 mapfile -t packages < <(missing "$@")
 if [ "${#packages[@]}" -gt 0 ]; then
     printf 'packages.sh: installed, but not found: %s\n' "${packages[*]}" >&2

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# torch_venv.sh [REQUIREMENTS] - print the Python of a virtual environment that has torch, and make it if there is none.
+# torch_venv.sh [REQUIREMENTS] - print the Python of a virtual environment that has torch; creates it if necessary.
 #
-# It lies below ~/.cache/epkit-tests, named after the requirements and the version of Python, so that it is made once a
-# machine: about 3 GB from the package registry. Two that make it at the same time wait for each other. EPKIT_TORCH_PYTHON
-# names a Python that has torch already. Exit code 77, with the reason on stderr, where it cannot be had.
+# It is in ~/.cache/epkit-tests, named after the requirements and the version of Python, so it is created once per
+# machine: about 3 GB from the package registry. Concurrent runs wait for each other. EPKIT_TORCH_PYTHON names a Python
+# that already has torch. If it cannot be created, exits with 77 and prints the reason on stderr.
 set -euo pipefail
 
 requirements=${1:-$(dirname "$0")/../tests/python/requirements.txt}

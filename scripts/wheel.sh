@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheel.sh OUT [PIP-OPTION...] - build the wheel of python/ into the folder OUT.
 #
-# `pip wheel .`, whose backend (python/backend.py) checks the wheel and names its platform. Needs Python 3.10 with pip, a C
-# compiler, CMake, binutils. EPKIT_PYTHON names the Python; EPKIT_CUDA=ON puts libepkit-cuda in, for the toolkit that
-# CUDACXX names: one wheel for each version of CUDA.
+# Runs `pip wheel .`, whose backend (python/backend.py) checks the wheel and names its platform. Needs Python 3.10 with
+# pip, a C compiler, CMake, binutils. EPKIT_PYTHON names the Python. EPKIT_CUDA=ON includes libepkit-cuda, for the
+# toolkit that CUDACXX names: one wheel for each version of CUDA.
 set -euo pipefail
 
 [ $# -ge 1 ] || {
