@@ -146,7 +146,7 @@ ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes
     if (memchr(begin, ':', (size_t)(end - begin)) && !is_ipv6(begin, end))
         return ep_fail(
             EP_E_ARG,
-            "address \"%.64s\": more than one colon, but not an IPv6 address; write [ADDRESS]:PORT with a port", text);
+            "address \"%.64s\": more than one colon, but not an IPv6 address (with a port: [ADDRESS]:PORT)", text);
     if (colon) {
         errno = 0;
         value = strtol(colon + 1, &rest, 10);
