@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pinned memory for the rows that go to other nodes: how it grows, what all of it is at most, and what a limit refuses.
- * Needs no GPU (no_device.h).
+ * Pinned memory for rows that go to other nodes: how it grows, its largest total, and what a limit refuses. Needs no GPU
+ * (no_device.h).
  */
 #include "backend/cuda/arenas.h"
 #include "call.h"
@@ -24,7 +24,7 @@ static int check(const struct cuda_arenas *arenas, size_t bytes)
     return 0;
 }
 
-/* By a page at a time, which is the worst that can be: few times, and no more than is promised. */
+/* Requests that grow by a page, the worst case: it grows few times, and to no more than documented. */
 static int grow_slowly(struct cuda_arenas *arenas)
 {
     int times = 0;
@@ -45,7 +45,7 @@ static int grow_slowly(struct cuda_arenas *arenas)
     return 0;
 }
 
-/* Up to the limit, without room for more where that is too much, and no further. */
+/* Grows up to the limit, without spare room where that would exceed it, and no further. */
 static int grow_to_limit(struct cuda_arenas *arenas)
 {
     size_t held = arenas->held, bytes = arenas->of[0].bytes + 10 * PAGE, more = 2 * bytes;
@@ -62,13 +62,13 @@ static int grow_to_limit(struct cuda_arenas *arenas)
     TRY(check(arenas, bytes));
     EXPECT(arenas->held == arenas->limit, "%zu bytes are held, and %zu allowed", arenas->held, arenas->limit);
     arenas->limit = 1;
-    CALL(cuda_arenas_grow(arenas, "a call", bytes)); /* which needs nothing new */
+    CALL(cuda_arenas_grow(arenas, "a call", bytes)); /* needs nothing new */
     EXPECT(cuda_arenas_reserve(arenas, "a call", bytes + 1) == EP_E_MEMORY, "more than the limit was reserved");
     arenas->limit = 0;
     return 0;
 }
 
-/* As much as was asked for: operations that need no more grow nothing. */
+/* Reserves what was asked for: operations that need no more do not grow it. */
 static int reserve(struct cuda_arenas *arenas)
 {
     size_t needed = arenas->needed, bytes = (2 * arenas->of[0].bytes / PAGE + 5) * PAGE, held = arenas->held;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What low latency takes of memory, by the number of ranks, and which of it is pinned: all that a rank writes for one
- * of another node, and no more than ep_ll_get_sizes() says. Needs no GPU (no_device.h).
+ * The memory that low latency uses, by the number of ranks, and the part of it that is pinned: all that a rank writes for
+ * a rank of another node, and no more than ep_ll_get_sizes() reports. Needs no GPU (no_device.h).
  */
 #include "backend/cuda/ll_impl.h"
 
@@ -50,7 +50,7 @@ static void make(const struct shape *shape, int rank, struct made *m)
     m->ll.config.topk = shape->topk;
 }
 
-/* Of the segment that stands for another rank: what the kernels of this one write. */
+/* The part of another rank's local segment that the kernels of this rank write. */
 static int check_segment(const struct made *m, const struct cuda_ll_segment *segment)
 {
     const unsigned char *base = (const unsigned char *)segment;
@@ -71,7 +71,7 @@ static int check_segment(const struct made *m, const struct cuda_ll_segment *seg
     };
 
     EXPECT(segment, "a rank of another node has no segment");
-    /* Ranges of one segment may touch: here and there a byte. */
+    /* Ranges of one segment may be adjacent, so single bytes are checked. */
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         for (int64_t at = 0; at < parts[i].bytes; at += 1000)
             EXPECT(no_device_has(base + parts[i].at + at, 1) &&
@@ -80,7 +80,7 @@ static int check_segment(const struct made *m, const struct cuda_ll_segment *seg
     return 0;
 }
 
-/* Parts of a segment do not overlap, and all are in it. */
+/* The parts of a segment must not overlap, and must be inside it. */
 static int check_layout(const struct made *m, size_t bytes)
 {
     const struct cuda_ll *d = &m->device;
@@ -129,7 +129,7 @@ static int check_pinned(const struct shape *shape, int rank, struct made *m)
     return code;
 }
 
-/* The example of lowlatency.h, and what is refused. */
+/* The example in lowlatency.h, and sizes that are refused. */
 static int check_sizes(struct made *m)
 {
     static const struct {

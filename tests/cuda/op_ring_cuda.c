@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The descriptor ring between kernels and the proxy: which operation is next, as posts say that are written here in
- * place of a kernel's. Needs no GPU (no_device.h).
+ * The descriptor ring between kernels and the proxy: the order of the operations. The test writes the posts in place of
+ * kernels. Needs no GPU (no_device.h).
  */
 #include "backend/cuda/op_ring.h"
 #include "call.h"
@@ -12,7 +12,7 @@
 
 enum { MANY = 300, SECONDS = 60 };
 
-/* As a kernel does. */
+/* Posts as a kernel does. */
 static void post(const struct cuda_op_ring *ring, uint64_t id, uint64_t number)
 {
     struct cuda_op_post *at = &ring->posts_device[number % CUDA_OP_POSTS];
@@ -45,7 +45,7 @@ static int expect_next(struct cuda_op_ring *ring, const struct cuda_ring_op *exp
     return 0;
 }
 
-/* Posts come in another order than the calls; one that a graph posts comes again and again. */
+/* Posts in another order than the calls; an operation of a graph is posted repeatedly. */
 static int pop_in_order(struct cuda_op_ring *ring)
 {
     struct cuda_ring_op *called[2], *captured;
@@ -71,7 +71,7 @@ static int pop_in_order(struct cuda_op_ring *ring)
     return 0;
 }
 
-/* More than there is room for at first; ids of those that are gone are used again, and only these. */
+/* More operations than there is room for at first; only ids of freed operations are reused. */
 static int grow(struct cuda_op_ring *ring)
 {
     struct cuda_ring_op *ops[MANY], *more;
@@ -103,7 +103,7 @@ static int refuse_what_is_none(struct cuda_op_ring *ring)
     uint64_t number = ring->number + 1, ids[] = {UINT64_MAX, ring->capacity, ring->capacity - 1};
     struct cuda_ring_op *op, *last = NULL;
 
-    /* The last place is empty, or one is added and removed there. */
+    /* The last slot is empty, or an operation is added and removed there. */
     if (ring->ops[ring->capacity - 1])
         ids[2] = UINT64_MAX - 1;
     for (int i = 0; i < 3; i++) {
@@ -130,7 +130,7 @@ static void *sleep_until_stopped(void *ring)
     return NULL;
 }
 
-/* Nothing else wakes them: a hang ends by the alarm. */
+/* Nothing else wakes them: the alarm ends a hang. */
 static int wake(struct cuda_op_ring *ring)
 {
     struct cuda_ring_op *op;
@@ -167,7 +167,7 @@ int main(void)
     cuda_op_ring_init(&rings[0]);
     cuda_op_ring_init(&rings[1]);
     code = run(&rings[0], &memory);
-    /* With nothing in it that polls. */
+    /* No captured operation makes the proxy poll. */
     if (!code)
         code = cuda_op_ring_open(&rings[1], &memory) == EP_OK ? wake(&rings[1]) : FAILED;
     cuda_op_ring_close(&rings[0]);

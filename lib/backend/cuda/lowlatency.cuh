@@ -153,15 +153,15 @@ __device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t publ
 }
 
 /*
- * Polls a word in host memory for the condition `met`. One of all waiting threads of this rank polls the proxy's event
- * count in host memory and copies it to device memory. The others poll that copy, and evaluate `met` when it has
- * changed. If every warp read host memory, the driver would be slowed down for other processes on the same GPU
+ * Polls a word in host memory for the condition `condition`. One of all waiting threads of this rank polls the proxy's
+ * event count in host memory and copies it to device memory. The others poll that copy, and evaluate `condition` when
+ * it has changed. If every warp read host memory, the driver would be slowed down for other processes on the same GPU
  * (bench/NOTES.md). The polling thread holds a lease, which expires if it stops without a release.
  */
 template <typename Condition> struct after_event {
     Condition condition;
     const cuda_ll &ll;
-    uint32_t seen_events; /* value of the event count when `met` was last evaluated */
+    uint32_t seen_events; /* value of the event count when `condition` was last evaluated */
     uint32_t lease;
 
     __device__ __forceinline__ bool operator()()
@@ -224,7 +224,7 @@ __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Condition condition, i
         return wait_for(ll.waits, condition, &ll.waits.mine->lost, rank - ll.node_first, deadlines);
 
     const uint32_t *lost = ll_word(ll_mine(ll)->remote_lost, rank);
-    uint32_t before = ll_events(ll_mine(ll)) - 1; /* so that `met` is evaluated at least once */
+    uint32_t before = ll_events(ll_mine(ll)) - 1; /* so that `condition` is evaluated at least once */
     after_event<Condition> watcher = {condition, ll, before, 0};
     wait_end end = wait_for(ll.waits, by_reference<after_event<Condition>>{watcher}, lost, ll_shift(rank), deadlines,
                             ll_progress{ll, rank, before, 0});
@@ -236,8 +236,8 @@ __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Condition condition, i
 }
 
 /*
- * Waits for `met`, a condition that `rank` fulfils. Returns false after the deadline, with that rank reported, or when
- * stopped.
+ * Waits for `condition`, a condition that `rank` fulfils. Returns false after the deadline, with that rank reported, or
+ * when stopped.
  */
 template <typename Condition>
 __device__ inline bool ll_wait_or_fail(const cuda_ll &ll, Condition condition, int rank, int phase, int deadlines = 1)
@@ -394,17 +394,17 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 
 /*
  * With masking, between nodes: requests a poll of the network that begins after this call, and returns its number.
- * Called by a warp; one lane `asks`. Counted on the device, because no host is involved when a graph is launched.
+ * Called by a warp; one lane `requests`. Counted on the device, because no host is involved when a graph is launched.
  */
-__device__ inline uint64_t ll_request_poll(const cuda_ll &ll, bool asks)
+__device__ inline uint64_t ll_request_poll(const cuda_ll &ll, bool requests)
 {
     cuda_ll_segment *mine = ll_mine(ll);
-    uint32_t votes = __ballot_sync(ALL_LANES, asks);
+    uint32_t votes = __ballot_sync(ALL_LANES, requests);
     uint64_t poll = 0;
 
     if (!ll.masking || !ll.landing)
         return 0;
-    if (asks) {
+    if (requests) {
         poll = ++mine->polls_requested;
         store_release(&ll.report->polls_requested, poll);
     }
@@ -521,8 +521,8 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
                                int phase, int64_t *added = nullptr)
 {
     cuda_ll_segment *mine = ll_mine(ll);
-    int i = (int)(blockDim.x - 1 - threadIdx.x),
-        n = ll.waits.nranks; /* from the end: the first warp may still be sending */
+    /* From the end: the first warp may still be sending. */
+    int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks;
     const uint64_t *word = i < n ? (ll_from(ll, i)->*words) + i : nullptr;
     bool ok = true;
 
