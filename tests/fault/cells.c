@@ -5,7 +5,7 @@
 
 const char *linked_network = "tcp";
 
-static const struct track meeting = {.name = "new", .nnodes = 1};
+static const struct track creating = {.name = "new", .nnodes = 1};
 static const struct track plain = {.name = "plain",
                                    .nnodes = 1,
                                    .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
@@ -19,29 +19,29 @@ static const struct track masked = {.name = "mask",
                                     .masking = true,
                                     .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
                                     .n_steps = 3};
-static const struct track hop = {.name = "hop",
-                                 .nnodes = 2,
-                                 .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
-                                 .n_steps = 5};
-/* Over sockets: each node is a host of its own, and what crosses hosts goes over the control links. */
+static const struct track internode = {.name = "hop",
+                                       .nnodes = 2,
+                                       .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
+                                       .n_steps = 5};
+/* Over sockets: each node is a host of its own, and control links connect the hosts. */
 static const struct track tcp = {.name = "tcp",
                                  .nnodes = 2,
                                  .linked = true,
                                  .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
                                  .n_steps = 5};
-/* Low latency over nodes: every rank talks to every rank of the other one. */
-static const struct track ll_hop = {
+/* Low latency between nodes: every rank communicates with every rank of the other one. */
+static const struct track ll_internode = {
     .name = "ll.hop", .nnodes = 2, .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE}, .n_steps = 4};
 static const struct track ll_tcp = {.name = "ll.tcp",
                                     .nnodes = 2,
                                     .linked = true,
                                     .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
                                     .n_steps = 4};
-static const struct track mask_hop = {.name = "mask.hop",
-                                      .nnodes = 2,
-                                      .masking = true,
-                                      .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
-                                      .n_steps = 3};
+static const struct track mask_internode = {.name = "mask.hop",
+                                            .nnodes = 2,
+                                            .masking = true,
+                                            .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
+                                            .n_steps = 3};
 static const struct track mask_tcp = {.name = "mask.tcp",
                                       .nnodes = 2,
                                       .linked = true,
@@ -50,7 +50,7 @@ static const struct track mask_tcp = {.name = "mask.tcp",
                                       .n_steps = 3};
 static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
 
-/* The leader of the shrink dies in it. */
+/* The leader of the shrink dies during it. */
 static const struct track shrinking_tcp = {
     .name = "tcp.shrink", .nnodes = 2, .linked = true, .steps = {STEP_BARRIER}, .n_steps = 1};
 
@@ -59,14 +59,14 @@ static const struct track shrinking_tcp = {
 #define STOPS (1u << FAULT_STOP)
 #define ABORTS (1u << FAULT_ABORT)
 #define EXITS (1u << FAULT_EXIT)
-/* Nobody can leave in the middle of a call. */
+/* A rank cannot leave in the middle of a call. */
 #define INSIDE (KILLS | STOPS | ABORTS)
 #define ALL (INSIDE | EXITS)
 
 const struct point points[] = {
-    {"new.before", &meeting, STEP_NEW, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
-    {"new.first", &meeting, STEP_NEW, WHERE_MIDDLE, 0, 1, KILLS | STOPS},
-    {"new.second", &meeting, STEP_NEW, WHERE_MIDDLE, 0, 2, KILLS | STOPS},
+    {"new.before", &creating, STEP_NEW, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
+    {"new.first", &creating, STEP_NEW, WHERE_MIDDLE, 0, 1, KILLS | STOPS},
+    {"new.second", &creating, STEP_NEW, WHERE_MIDDLE, 0, 2, KILLS | STOPS},
 
     {"barrier.before", &plain, STEP_BARRIER, WHERE_BEFORE, 0, 0, ALL},
     {"barrier.waiting", &plain, STEP_BARRIER, WHERE_WAITING, 0, 0, INSIDE},
@@ -107,35 +107,35 @@ const struct point points[] = {
     {"mask.combine.before", &masked, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
     {"mask.combine.middle", &masked, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILLS | STOPS},
 
-    {"hop.barrier.before", &hop, STEP_BARRIER, WHERE_BEFORE, 0, 0, ALL},
-    {"hop.plan.before", &hop, STEP_PLAN, WHERE_BEFORE, 0, 0, ALL},
-    {"hop.plan.waiting", &hop, STEP_PLAN, WHERE_WAITING, 0, 0, INSIDE},
-    {"hop.dispatch.before", &hop, STEP_DISPATCH, WHERE_BEFORE, 0, 0, ALL},
-    {"hop.dispatch.sender", &hop, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_X, 50, INSIDE},
-    {"hop.dispatch.forwarder", &hop, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
-    {"hop.dispatch.waiting", &hop, STEP_DISPATCH, WHERE_WAITING, 0, 0, INSIDE},
-    {"hop.combine.before", &hop, STEP_COMBINE, WHERE_BEFORE, 0, 0, ALL},
-    {"hop.combine.middle", &hop, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
-    {"hop.combine.forwarder", &hop, STEP_COMBINE, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
-    {"hop.combine.end", &hop, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
+    {"hop.barrier.before", &internode, STEP_BARRIER, WHERE_BEFORE, 0, 0, ALL},
+    {"hop.plan.before", &internode, STEP_PLAN, WHERE_BEFORE, 0, 0, ALL},
+    {"hop.plan.waiting", &internode, STEP_PLAN, WHERE_WAITING, 0, 0, INSIDE},
+    {"hop.dispatch.before", &internode, STEP_DISPATCH, WHERE_BEFORE, 0, 0, ALL},
+    {"hop.dispatch.sender", &internode, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_X, 50, INSIDE},
+    {"hop.dispatch.forwarder", &internode, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
+    {"hop.dispatch.waiting", &internode, STEP_DISPATCH, WHERE_WAITING, 0, 0, INSIDE},
+    {"hop.combine.before", &internode, STEP_COMBINE, WHERE_BEFORE, 0, 0, ALL},
+    {"hop.combine.middle", &internode, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
+    {"hop.combine.forwarder", &internode, STEP_COMBINE, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
+    {"hop.combine.end", &internode, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
 
     {"tcp.barrier.before", &tcp, STEP_BARRIER, WHERE_BEFORE, 0, 0, ALL},
     {"tcp.plan.waiting", &tcp, STEP_PLAN, WHERE_WAITING, 0, 0, INSIDE},
     {"tcp.dispatch.before", &tcp, STEP_DISPATCH, WHERE_BEFORE, 0, 0, ALL},
-    /* Memory that is sent is read by the kernel: no handler of a fault gets to strike there. */
+    /* The kernel reads memory that is sent: no page fault handler runs there. */
     {"tcp.dispatch.forwarder", &tcp, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
     {"tcp.combine.before", &tcp, STEP_COMBINE, WHERE_BEFORE, 0, 0, STOPS | EXITS},
     {"tcp.combine.middle", &tcp, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
     {"tcp.combine.end", &tcp, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
 
-    {"ll.hop.finish.waiting", &ll_hop, STEP_LL_FINISH, WHERE_WAITING, 0, 0, KILL},
-    {"ll.hop.combine.middle", &ll_hop, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS | ABORTS},
+    {"ll.hop.finish.waiting", &ll_internode, STEP_LL_FINISH, WHERE_WAITING, 0, 0, KILL},
+    {"ll.hop.combine.middle", &ll_internode, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS | ABORTS},
     {"ll.tcp.new.before", &ll_tcp, STEP_LL_NEW, WHERE_BEFORE, 0, 0, KILL | STOPS},
     {"ll.tcp.send.before", &ll_tcp, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS | ABORTS | EXITS},
     {"ll.tcp.finish.waiting", &ll_tcp, STEP_LL_FINISH, WHERE_WAITING, 0, 0, KILL | STOPS | ABORTS},
     {"ll.tcp.combine.before", &ll_tcp, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILL | STOPS | EXITS},
     {"ll.tcp.combine.middle", &ll_tcp, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS | ABORTS},
-    {"mask.hop.send.before", &mask_hop, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS},
+    {"mask.hop.send.before", &mask_internode, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS},
     {"mask.tcp.send.before", &mask_tcp, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS | EXITS},
     {"mask.tcp.finish.middle", &mask_tcp, STEP_LL_FINISH, WHERE_MIDDLE, BUFFER_LL_RECV, 50, KILL},
     {"mask.tcp.combine.before", &mask_tcp, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILL | STOPS},
@@ -164,7 +164,7 @@ static struct cell cell_of(const struct point *point, enum fault fault)
 {
     struct cell cell = {
         .point = point, .fault = fault, .victim = 2, .warm = 1, .percent = point->percent, .delay_us = 300};
-    /* Over links the lowest rank leads. */
+    /* Over control links the lowest rank is the leader. */
     if (point->track == &shrinking_tcp)
         cell.victim = 0;
     return cell;
@@ -204,7 +204,7 @@ struct cell cell_random(uint64_t seed)
     cell.warm = (int)(draw(&state) % 3);
     cell.delay_us = (int)(draw(&state) % 4000);
     cell.free_early = draw(&state) & 1;
-    /* Not less than the whole pages before the trap, not more than what is certainly touched. */
+    /* Not below the whole pages before the trap, not above what is always accessed. */
     if (cell.point->step != STEP_NEW && cell.point->percent == 50)
         cell.percent = (int)(draw(&state) % 60);
     return cell;

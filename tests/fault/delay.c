@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long the threads of a process were not let run. */
+/* How long the threads of a process were runnable but not scheduled. */
 #include "fault.h"
 
 #include <dirent.h>
@@ -23,7 +23,7 @@ static uint64_t thread_delay_ns(int pid, int tid)
     return delayed;
 }
 
-/* What has been added since the last look to the delay of one thread. */
+/* Delay of one thread since the last sample. */
 static uint64_t added_ns(struct delay *delay, int tid, uint64_t delayed_ns)
 {
     uint64_t added;
@@ -40,11 +40,11 @@ static uint64_t added_ns(struct delay *delay, int tid, uint64_t delayed_ns)
     return added;
 }
 
-/* Threads wait side by side: of a look, the one that waited longest counts. */
-void delay_look(struct delay *delay, int pid)
+/* Threads wait concurrently: the longest wait of a sample counts. */
+void delay_sample(struct delay *delay, int pid)
 {
-    unsigned at = ++delay->looks % (DELAY_SAMPLES + 1), before = (delay->looks - 1) % (DELAY_SAMPLES + 1);
-    uint64_t oldest_ns = delay->looks > DELAY_SAMPLES ? delay->sum_ns[at] : 0, most_ns = 0, added;
+    unsigned at = ++delay->samples % (DELAY_SAMPLES + 1), before = (delay->samples - 1) % (DELAY_SAMPLES + 1);
+    uint64_t oldest_ns = delay->samples > DELAY_SAMPLES ? delay->sum_ns[at] : 0, most_ns = 0, added;
     char path[64];
     DIR *dir;
 

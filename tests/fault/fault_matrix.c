@@ -16,11 +16,11 @@
 #include <unistd.h>
 
 enum { RANDOM_ROUNDS = 24, LONG_ROUNDS = 400, MOST_JOBS = 16, MOST_CELLS = 64 };
-enum { AGAIN_PERCENT = 5, AGAIN_FREE = 3 /* of few cells, one is many percent */ };
+enum { AGAIN_PERCENT = 5, AGAIN_FREE = 3 /* of few cells, one is a large percentage */ };
 
 static int n_passed, n_failed;
 
-/* This process runs every part.n-th cell, so that several run the matrix side by side: most of it is waiting. */
+/* This process runs every part.n-th cell, so that several run the matrix concurrently: most of the time is waiting. */
 static struct {
     int i, n;
 } part = {0, 1};
@@ -53,18 +53,18 @@ static void run_matrix(const char *prefix)
     for (int i = part.i; cell_at(i, &cell); i += part.n) {
         cell_name(&cell, name, sizeof(name));
         if (!n || strncmp(name, prefix, n) == 0)
-            count(conduct(&cell));
+            count(run_cell(&cell));
     }
     for (int i = part.i; i < n_launcher_cells; i += part.n)
         if (!n || strncmp(launcher_cell_name(i), prefix, n) == 0)
-            count(conduct_launcher(i));
+            count(run_launcher_cell(i));
 }
 
 static void run_random(uint64_t seed, int rounds)
 {
     for (int i = part.i; i < rounds; i += part.n) {
         struct cell cell = cell_random(seed + (uint64_t)i);
-        bool passed = conduct(&cell);
+        bool passed = run_cell(&cell);
 
         count(passed);
         if (!passed)
@@ -73,18 +73,18 @@ static void run_random(uint64_t seed, int rounds)
     }
 }
 
-/* A /dev/shm of our own, where that is allowed: what others do there at the same time is not ours to count. */
+/* A private /dev/shm, if allowed: entries of other programs must not be counted. */
 static void isolate(void)
 {
     int flags = geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER;
 
-    /* Private, or what is mounted here would be mounted for everybody. */
+    /* Private, otherwise mounts here would propagate. */
     shm_is_ours = unshare(flags) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
                   mount("fault", "/dev/shm", "tmpfs", 0, NULL) == 0;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
-/* The whole matrix, if not only random cells are wanted, then these. */
+/* The whole matrix, unless only random cells are requested, then the random ones. */
 static void run_all(int rounds, uint64_t seed)
 {
     if (rounds < 0) {
@@ -95,7 +95,7 @@ static void run_all(int rounds, uint64_t seed)
         run_random(seed, rounds);
 }
 
-/* Parts side by side, each by a process of its own, which has its own children, descriptors and /dev/shm to look at. */
+/* Runs the parts concurrently, each in a process of its own, with its own children, descriptors and /dev/shm. */
 static void run_jobs(int jobs, int rounds, uint64_t seed)
 {
     int(*counts)[4] =
@@ -136,14 +136,14 @@ static void run_jobs(int jobs, int rounds, uint64_t seed)
     }
 }
 
-/* What happens now and then only would hide in cells that are run again. */
+/* Rare errors would be hidden by cells that are repeated. */
 static bool too_many_again(void)
 {
     int cells = n_passed + n_failed;
 
     if (n_again)
         printf("%d of %d cells were run again with longer deadlines, %d of them at a load of no more than %d\n",
-               n_again, cells, n_again_unloaded, MOST_LOAD);
+               n_again, cells, n_again_unloaded, MAX_LOAD);
     if (n_again_unloaded <= AGAIN_FREE || n_again_unloaded * 100 <= cells * AGAIN_PERCENT)
         return false;
     printf("FAIL that is more than %d %% of the cells: the machine alone does not explain it\n", AGAIN_PERCENT);

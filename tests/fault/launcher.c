@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * ep_launch() is killed by SIGKILL: no rank may survive it, wherever it is.
- */
+/* ep_launch() is killed by SIGKILL: no rank may survive it, at any point. */
 #include "fault.h"
 #include "testing/launch.h"
 
@@ -14,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum scene { SCENE_CREATION, SCENE_BARRIER, SCENE_TRAFFIC, SCENE_ASYNC, SCENE_SHRINK, SCENES };
+enum scenario { SCENE_CREATION, SCENE_BARRIER, SCENE_TRAFFIC, SCENE_ASYNC, SCENE_SHRINK, SCENES };
 
 static const char *const scene_names[SCENES] = {
     "launcher.creation/kill", "launcher.barrier/kill", "launcher.traffic/kill",
@@ -28,41 +26,41 @@ const char *launcher_cell_name(int i)
 }
 
 struct stage {
-    enum scene scene;
+    enum scenario scenario;
     _Atomic int pid[RANKS];
-    _Atomic int there; /* ranks that are in the scene, or about to enter it */
+    _Atomic int there; /* ranks that are in the scenario, or about to enter it */
 };
 
-/* Ranks do what they do far longer than the test lasts. Rank 0 keeps the others waiting where they are to wait. */
+/* Ranks repeat the scenario far longer than the test lasts. Rank 0 keeps the others waiting if they are to wait. */
 static int run_scene(const ep_boot *boot, void *argument)
 {
     struct stage *stage = argument;
     struct traffic traffic = {0};
     ep_comm_config config = EP_COMM_CONFIG_INIT;
-    bool wait = boot->rank == 0 && stage->scene != SCENE_TRAFFIC && stage->scene != SCENE_ASYNC;
+    bool wait = boot->rank == 0 && stage->scenario != SCENE_TRAFFIC && stage->scenario != SCENE_ASYNC;
     ep_comm *comm, *next;
 
     config.backend = "host";
     config.timeout_ms = 60000;
     atomic_store(&stage->pid[boot->rank], (int)getpid());
-    if (stage->scene == SCENE_CREATION)
+    if (stage->scenario == SCENE_CREATION)
         atomic_fetch_add(&stage->there, 1);
-    if (stage->scene == SCENE_CREATION && wait)
+    if (stage->scenario == SCENE_CREATION && wait)
         pause();
     if (ep_comm_new(boot, &config, &comm) != EP_OK || traffic_init(&traffic, comm) != EP_OK)
         return 1;
     atomic_fetch_add(&stage->there, 1);
     if (wait)
         pause();
-    if (stage->scene == SCENE_BARRIER)
+    if (stage->scenario == SCENE_BARRIER)
         return ep_comm_barrier(comm) != EP_OK;
-    if (stage->scene == SCENE_SHRINK)
+    if (stage->scenario == SCENE_SHRINK)
         return ep_comm_shrink(comm, NULL, &next) != EP_OK;
     for (;;) {
         ep_status status = traffic_step(&traffic, STEP_PLAN);
 
         if (status == EP_OK)
-            status = traffic_step(&traffic, stage->scene == SCENE_ASYNC ? STEP_ASYNC_DISPATCH : STEP_DISPATCH);
+            status = traffic_step(&traffic, stage->scenario == SCENE_ASYNC ? STEP_ASYNC_DISPATCH : STEP_DISPATCH);
         if (status != EP_OK)
             return 1;
     }
@@ -80,7 +78,9 @@ static int launch(struct stage *stage)
     return ep_launch(&args, exits) != EP_OK;
 }
 
-/* The ranks have become children of this process, a subreaper, and must have died of the launcher's death. */
+/*
+ * The ranks have become children of this process, a subreaper, and must have been killed by the death of the launcher.
+ */
 static bool all_died(struct stage *stage, char *ret_why, size_t bytes)
 {
     uint64_t end_ns = now_ns() + (uint64_t)CELL_MS * 1000000u;
@@ -113,9 +113,9 @@ static bool all_died(struct stage *stage, char *ret_why, size_t bytes)
     return false;
 }
 
-bool conduct_launcher(int i)
+bool run_launcher_cell(int i)
 {
-    struct surroundings before = look_around();
+    struct resources before = count_resources();
     struct stage *stage = mmap(NULL, sizeof(*stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     uint64_t begin_ns = now_ns(), end_ns;
     char why[256] = "", left[128];
@@ -126,7 +126,7 @@ bool conduct_launcher(int i)
         return false;
     measure_load();
     end_ns = begin_ns + (uint64_t)CELL_MS * 1000000u;
-    stage->scene = (enum scene)i;
+    stage->scenario = (enum scenario)i;
     fflush(NULL);
     pid = fork();
     if (pid == 0)
@@ -135,12 +135,12 @@ bool conduct_launcher(int i)
         sleep_us(1000);
     sleep_us(30000);
     if (atomic_load(&stage->there) < RANKS || kill(pid, SIGKILL) != 0)
-        snprintf(why, sizeof(why), "\n     the ranks did not come into the scene");
+        snprintf(why, sizeof(why), "\n     the ranks did not come into the scenario");
     kill(pid, SIGKILL);
     waitpid(pid, &how, 0);
     passed = all_died(stage, why, sizeof(why)) && !why[0];
     munmap(stage, sizeof(*stage));
-    if (!same_surroundings(&before, left, sizeof(left))) {
+    if (!check_resources(&before, left, sizeof(left))) {
         snprintf(why, sizeof(why), "\n     left behind: %s", left);
         passed = false;
     }

@@ -17,14 +17,14 @@
 enum {
     NORMAL_FAULTS = 300,
     LONG_FAULTS = 10000,
-    SIDE_BY_SIDE = 4, /* storms at once: most of their time they wait */
+    SIDE_BY_SIDE = 4, /* concurrent storms: most of their time they wait */
     MOST_STORMS = 100000,
-    MPI_PERCENT = 5, /* of the storms: each takes seconds to start */
+    MPI_PERCENT = 5, /* share of the storms: each takes seconds to start */
     EXCUSED_PERCENT = 5,
-    EXCUSED_FREE = 3, /* of few, one is many percent */
+    EXCUSED_FREE = 3, /* of few, one is a large percentage */
 };
 
-/* By the bits of LIMIT_*. */
+/* Indexed by the bits of LIMIT_*. */
 static const char *const limit_names[] = {"no /proc", "no pidfd", "no openat2", "other users", "hidepid"};
 #define N_LIMITS (sizeof(limit_names) / sizeof(limit_names[0]))
 
@@ -32,41 +32,41 @@ struct sums {
     int storms, passed, faults, starved, unseen, mpirun_crashes, orphans;
     int faults_of[MODES], storms_of[MODES];
     int faults_under[N_LIMITS];
-    int exclusions, excused; /* excused: where the machine had no reason to let ranks be late */
+    int exclusions, excused; /* excused: while the load of the machine does not explain late ranks */
     int excused_loaded;
     int hangs, leftovers, names, changes, wrong, others;
 };
 
-static void add_up(struct sums *sums, const struct storm *storm, const struct storm_verdict *verdict)
+static void add_up(struct sums *sums, const struct storm *storm, const struct storm_result *result)
 {
-    bool passed = !verdict->text[0];
+    bool passed = !result->text[0];
 
     sums->storms++;
     sums->storms_of[storm->mode]++;
-    sums->faults_of[storm->mode] += verdict->faults;
+    sums->faults_of[storm->mode] += result->faults;
     for (size_t i = 0; i < N_LIMITS; i++)
-        sums->faults_under[i] += storm->limits >> i & 1 ? verdict->faults : 0;
-    sums->orphans += verdict->orphans;
+        sums->faults_under[i] += storm->limits >> i & 1 ? result->faults : 0;
+    sums->orphans += result->orphans;
     sums->passed += passed;
-    sums->faults += verdict->faults;
-    sums->starved += verdict->starved;
-    sums->exclusions += verdict->exclusions;
-    *(verdict->loaded ? &sums->excused_loaded : &sums->excused) += verdict->excused;
-    sums->unseen += verdict->unseen;
-    sums->mpirun_crashes += verdict->mpirun_crashes;
-    sums->hangs += verdict->hangs;
-    sums->leftovers += verdict->leftovers;
-    sums->names += verdict->names;
-    sums->changes += verdict->changes;
-    sums->wrong += verdict->wrong;
-    sums->others += verdict->others;
+    sums->faults += result->faults;
+    sums->starved += result->starved;
+    sums->exclusions += result->exclusions;
+    *(result->loaded ? &sums->excused_loaded : &sums->excused) += result->excused;
+    sums->unseen += result->unseen;
+    sums->mpirun_crashes += result->mpirun_crashes;
+    sums->hangs += result->hangs;
+    sums->leftovers += result->leftovers;
+    sums->names += result->names;
+    sums->changes += result->changes;
+    sums->wrong += result->wrong;
+    sums->others += result->others;
 }
 
 struct run {
     uint64_t seed;
     struct storm_choice choice;
     struct storm_programs programs;
-    struct storm_verdict *verdicts; /* [side_by_side], shared with the conductors */
+    struct storm_result *results; /* [side_by_side], shared with the controllers */
     int *pids;
     int side_by_side;
     bool no_ranks, had_ranks; /* under mpirun, in any storm */
@@ -75,55 +75,55 @@ struct run {
 
 static void start_storm(struct run *run, int place, int number)
 {
-    struct storm_verdict *verdict = &run->verdicts[place];
+    struct storm_result *result = &run->results[place];
 
-    memset(verdict, 0, sizeof(*verdict));
-    verdict->number = number;
+    memset(result, 0, sizeof(*result));
+    result->number = number;
     fflush(NULL);
     run->pids[place] = fork();
     if (run->pids[place] == 0) {
         struct storm storm = storm_plan(run->seed, number, &run->choice);
 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        storm_conduct(&storm, &run->programs, verdict);
-        atomic_store(&verdict->done, 1);
+        storm_run(&storm, &run->programs, result);
+        atomic_store(&result->done, 1);
         exit(0);
     }
     if (run->pids[place] < 0) {
         struct storm storm = storm_plan(run->seed, number, &run->choice);
 
-        storm_complain(verdict, WRONG_OTHER, "fork: %s", strerror(errno));
+        storm_complain(result, WRONG_OTHER, "fork: %s", strerror(errno));
         run->pids[place] = 0;
-        add_up(&run->sums, &storm, verdict);
+        add_up(&run->sums, &storm, result);
     }
 }
 
 static void finish_storm(struct run *run, int place)
 {
-    struct storm_verdict *verdict = &run->verdicts[place];
+    struct storm_result *result = &run->results[place];
     char text[1024];
-    struct storm storm = storm_plan(run->seed, verdict->number, &run->choice);
+    struct storm storm = storm_plan(run->seed, result->number, &run->choice);
 
-    if (!atomic_load(&verdict->done))
-        storm_complain(verdict, WRONG_OTHER, "the conductor did not come to its end");
-    add_up(&run->sums, &storm, verdict);
-    run->no_ranks = run->no_ranks || verdict->no_ranks;
-    run->had_ranks = run->had_ranks || (storm.mode == MODE_MPI && !verdict->no_ranks);
-    if (verdict->orphans && !verdict->text[0])
-        printf("note storm %d: a rank was kept by MPI after mpirun's end, and ended itself\n%s", verdict->number,
-               strstr(verdict->history, "       kept after"));
-    if (verdict->text[0] || run->programs.verbose) {
+    if (!atomic_load(&result->done))
+        storm_complain(result, WRONG_OTHER, "the controller did not finish");
+    add_up(&run->sums, &storm, result);
+    run->no_ranks = run->no_ranks || result->no_ranks;
+    run->had_ranks = run->had_ranks || (storm.mode == MODE_MPI && !result->no_ranks);
+    if (result->orphans && !result->text[0])
+        printf("note storm %d: a rank was kept by MPI after mpirun's end, and ended itself\n%s", result->number,
+               strstr(result->history, "       kept after"));
+    if (result->text[0] || run->programs.verbose) {
         storm_describe(&storm, text, sizeof(text));
-        printf("%-4s storm %d (%d ms of processor time): %s%s\n", verdict->text[0] ? "FAIL" : "ok", verdict->number,
-               verdict->cpu_ms, text, verdict->text);
-        fputs(verdict->history, stdout);
-        if (verdict->text[0])
-            printf("     again: --seed %llu --storm %d\n", (unsigned long long)run->seed, verdict->number);
+        printf("%-4s storm %d (%d ms of processor time): %s%s\n", result->text[0] ? "FAIL" : "ok", result->number,
+               result->cpu_ms, text, result->text);
+        fputs(result->history, stdout);
+        if (result->text[0])
+            printf("     again: --seed %llu --storm %d\n", (unsigned long long)run->seed, result->number);
         fflush(stdout);
     }
 }
 
-/* Storms from number `first` on, until so many faults have struck, or `last`. */
+/* Runs storms from number `first` on, until so many faults were injected, or up to `last`. */
 static void run_storms(struct run *run, int first, int last, int faults)
 {
     int number = first, running = 0;
@@ -165,7 +165,7 @@ static int mode_of(const char *name)
                                           : -2;
 }
 
-/* What is let pass, each time for a reason, must stay rare: else it hides a defect. */
+/* Excused results, each with a reason, must stay rare: otherwise they hide a defect. */
 static bool is_too_much(const struct sums *s)
 {
     bool excused = s->excused > EXCUSED_FREE && s->excused * 100 > s->exclusions * EXCUSED_PERCENT;
@@ -199,14 +199,14 @@ static int report(const struct run *run)
     if (s->excused + s->excused_loaded)
         printf("%d of %d times a rank that was left out had been late because the machine did not let ranks run, %d of "
                "them at a load of no more than %d\n",
-               s->excused + s->excused_loaded, s->exclusions, s->excused, MOST_LOAD);
+               s->excused + s->excused_loaded, s->exclusions, s->excused, MAX_LOAD);
     if (s->mpirun_crashes)
         printf("%d times mpirun itself died of a signal that nobody had sent\n", s->mpirun_crashes);
     printf("%d passed, %d failed\n", s->passed, s->storms - s->passed);
     return s->passed != s->storms || s->storms == 0 || is_too_much(s);
 }
 
-/* A container may give no namespaces: its storms go without these. */
+/* A container may forbid namespaces: its storms run without these limits. */
 static void say_impossible(unsigned possible)
 {
     for (unsigned i = 0; i < N_LIMITS; i++)
@@ -214,7 +214,7 @@ static void say_impossible(unsigned possible)
             printf("no storm here with: %s\n", limit_names[i]);
 }
 
-/* Open MPI's mpirun refuses root, and more ranks than processors, unless it is told otherwise; others ignore it. */
+/* Open MPI's mpirun refuses root, and more ranks than processors, by default; others ignore these settings. */
 static void let_mpirun_start(void)
 {
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
@@ -293,9 +293,9 @@ int main(int argc, char **argv)
         return 0;
     }
     run.pids = calloc((size_t)run.side_by_side, sizeof(*run.pids));
-    run.verdicts = mmap(NULL, (size_t)run.side_by_side * sizeof(*run.verdicts), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (!run.pids || run.verdicts == MAP_FAILED) {
+    run.results = mmap(NULL, (size_t)run.side_by_side * sizeof(*run.results), PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (!run.pids || run.results == MAP_FAILED) {
         free(run.pids);
         return 1;
     }

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * storm.h - random faults at random instants on groups that work, and a check of everything that the ranks were told.
+ * storm.h - random faults at random instants on running groups, and a check of all statuses that the ranks returned.
  *
  * A storm is a group of ranks (forked, threads or under mpirun) that repeats plans, dispatches, combines, low latency,
- * all-gathers and allocations, shrinks after each failure and goes on. A conductor outside of the group strikes it with
- * signals and resource limits. There are no hooks in the library and no timing in what is checked: an instant is a
- * number of calls that the victim has begun and some microseconds, and a hang is a call that does not return within a
- * limit far beyond all deadlines, counted while the rank is not stopped.
+ * all-gathers and allocations, shrinks after each failure and continues. A controller outside of the group injects
+ * signals and resource limits. There are no hooks in the library and no check depends on timing: an instant is a number
+ * of calls that the victim has begun and some microseconds, and a hang is a call that does not return within a limit
+ * far above all deadlines, counted while the rank is not stopped.
  *
- *   storm.c          options, storms side by side, the sums
+ *   storm.c          options, concurrent storms, the sums
  *   storm_plan.c     a storm from its number; its description
  *   storm_rank.c     the program of a rank
- *   storm_conduct.c  starts a group, strikes, watches, looks for what is left
- *   storm_limits.c   what the group may use of the kernel: no /proc, other users, no pidfd, no openat2
- *   storm_judge.c    what is wrong with what the ranks were told
+ *   storm_run.c      starts a group, injects, watches, checks for leftovers
+ *   storm_limits.c   limits of the group: no /proc, other users, no pidfd, no openat2
+ *   storm_check.c    checks the statuses of the ranks
  *   storm_mpi.c      the program that mpirun starts
  */
 #ifndef EP_TESTS_STORM_H
@@ -30,18 +30,18 @@ enum {
     STORM_HISTORY = 12000
 };
 
-enum strike {
-    STRIKE_KILL = 0,    /* SIGKILL */
-    STRIKE_CRASH,       /* SIGSEGV, SIGBUS, SIGABRT or SIGFPE */
-    STRIKE_STOP,        /* SIGSTOP for longer than the deadline */
-    STRIKE_PAUSE,       /* SIGSTOP for a small part of the deadline: nothing may fail */
-    STRIKE_ABORT,       /* ep_comm_abort() in a signal handler */
-    STRIKE_LEAVE,       /* the rank frees its communicator, or ends before it has one */
-    STRIKE_DESCRIPTORS, /* RLIMIT_NOFILE is lowered */
-    STRIKE_MEMORY,      /* RLIMIT_AS is lowered */
-    STRIKE_FILE_SIZE,   /* RLIMIT_FSIZE is lowered */
-    STRIKE_LAUNCHER,    /* SIGKILL of who started the ranks */
-    STRIKES
+enum injection {
+    INJECT_KILL = 0,    /* SIGKILL */
+    INJECT_CRASH,       /* SIGSEGV, SIGBUS, SIGABRT or SIGFPE */
+    INJECT_STOP,        /* SIGSTOP for longer than the deadline */
+    INJECT_PAUSE,       /* SIGSTOP for a small part of the deadline: nothing may fail */
+    INJECT_ABORT,       /* ep_comm_abort() in a signal handler */
+    INJECT_LEAVE,       /* the rank frees its communicator, or ends before it has one */
+    INJECT_DESCRIPTORS, /* RLIMIT_NOFILE is lowered */
+    INJECT_MEMORY,      /* RLIMIT_AS is lowered */
+    INJECT_FILE_SIZE,   /* RLIMIT_FSIZE is lowered */
+    INJECT_LAUNCHER,    /* SIGKILL of the launcher */
+    INJECTIONS
 };
 
 enum mode { MODE_FORK = 0, MODE_THREADS, MODE_MPI, MODES };
@@ -60,8 +60,8 @@ enum when {
     WHEN_WITH,     /* together with the fault before it */
 };
 
-struct strike_plan {
-    enum strike strike;
+struct injection_plan {
+    enum injection injection;
     int rank;
     enum when when;
     int calls;
@@ -78,7 +78,7 @@ struct storm {
     int timeout_ms;
     bool free_early; /* the old communicator is freed before the new one is used */
     int n_faults;
-    struct strike_plan faults[STORM_FAULTS];
+    struct injection_plan faults[STORM_FAULTS];
 };
 
 enum call {
@@ -103,7 +103,7 @@ enum call {
 struct outcome {
     enum call call;
     int generation;
-    ep_status status, async; /* async: what ep_comm_async_error() said then */
+    ep_status status, async; /* async: result of ep_comm_async_error() at that time */
     int named;               /* the first rank in the text, by its number in the first group; -1: none, -2: not known */
     uint64_t begin_ns, end_ns;
     char text[STORM_TEXT];
@@ -111,68 +111,68 @@ struct outcome {
 
 enum storm_state { STORM_BEFORE = 0, STORM_RUNS, STORM_DONE, STORM_GAVE_UP, STORM_NO_GROUP };
 
-struct storm_seat {
+struct storm_rank_context {
     _Atomic int pid, tid;
     _Atomic int state;                           /* enum storm_state */
     _Atomic uint32_t calls;                      /* begun */
-    _Atomic uint32_t wake;                       /* the conductor wants to know when it has begun so many */
-    _Atomic int call;                            /* enum call, in which it is */
+    _Atomic uint32_t wake;                       /* number of calls at which to wake the controller */
+    _Atomic int call;                            /* enum call, the current one */
     _Atomic uint32_t shrinks;                    /* begun */
-    _Atomic int generation;                      /* shrinks that gave a group */
-    _Atomic uint32_t aborts;                     /* times that the handler had a communicator to abort */
-    _Atomic uint64_t left_ns;                    /* when it began to leave by itself */
+    _Atomic int generation;                      /* shrinks that returned a group */
+    _Atomic uint32_t aborts;                     /* times that the handler called ep_comm_abort() */
+    _Atomic uint64_t left_ns;                    /* when it began to leave */
     _Atomic uint64_t came_ns[STORM_GENERATIONS]; /* when it first began to shrink that group */
-    _Atomic int leave;                           /* it is asked to */
-    _Atomic uint64_t struck_ns[STRIKES];
-    _Atomic int unseen;                  /* dead before its first all-gather: nobody had heard of it */
+    _Atomic int leave;                           /* requested */
+    _Atomic uint64_t injected_ns[INJECTIONS];
+    _Atomic int unseen;                  /* dead before its first all-gather: no rank knew of it */
     _Atomic int created;                 /* 1 + status of ep_comm_new() */
     _Atomic uint32_t gathers;            /* of its ep_comm_new(), begun */
-    unsigned members[STORM_GENERATIONS]; /* of its groups, as a mask of first ranks; 0: not known */
+    unsigned members[STORM_GENERATIONS]; /* of its groups, as a mask of first ranks; 0: unknown */
     int n_outcomes;
     struct outcome outcomes[STORM_OUTCOMES];
     char changed[256], wrong[256], left_behind[256], other[256];
 };
 
-/* What the conductor and the ranks of a storm share. */
+/* Shared by the controller and the ranks of a storm. */
 struct storm_table {
     struct storm storm;
-    _Atomic uint32_t wake; /* futex word of the conductor */
-    _Atomic int end;       /* nobody will be struck any more: leave together */
+    _Atomic uint32_t wake; /* futex word of the controller */
+    _Atomic int end;       /* no more injections: leave together */
     _Atomic int launched;  /* 1 + status of ep_launch() */
     char launch_text[STORM_TEXT], launcher_left_behind[256];
-    int exit_code[MOST_RANKS], exit_signal[MOST_RANKS]; /* as ep_launch() says */
-    _Atomic int orphans;                                /* ranks that MPI kept after mpirun's end: see storm_mpi.c */
-    char orphan_stack[STORM_TEXT];                      /* of the last of them */
-    struct storm_seat seat[MOST_RANKS];
+    int exit_code[MAX_RANKS], exit_signal[MAX_RANKS]; /* as returned by ep_launch() */
+    _Atomic int orphans;                              /* ranks that MPI kept after mpirun's end: see storm_mpi.c */
+    char orphan_stack[STORM_TEXT];                    /* of the last of them */
+    struct storm_rank_context ranks[MAX_RANKS];
 };
 
-/* What is wrong with a storm, and how many of what. */
-struct storm_verdict {
+/* The result of a storm: complaints, and their number of each kind. */
+struct storm_result {
     _Atomic int done;
     int number, faults, void_faults, starved, unseen, mpirun_crashes, cpu_ms;
     int orphans;             /* ranks that ended themselves because MPI kept them after mpirun's end */
-    bool no_ranks;           /* mpirun ended before it had started any: no other storm will do better */
-    int exclusions, excused; /* ranks that were left out; those of them that nobody had struck, but that were late */
-    bool loaded;             /* the machine has reason to let ranks be late: more than MOST_LOAD */
+    bool no_ranks;           /* mpirun ended before it had started any: neither will other storms */
+    int exclusions, excused; /* ranks that were excluded; those of them without an injected fault that were late */
+    bool loaded;             /* the load explains late ranks: more than MAX_LOAD */
     int hangs, leftovers, names, changes, wrong, others;
     char text[STORM_COMPLAINTS];
-    char history[STORM_HISTORY]; /* what each rank was told, and when: to explain the complaints */
+    char history[STORM_HISTORY]; /* statuses of each rank with times: to explain the complaints */
 };
 
 enum storm_kind { WRONG_HANG, WRONG_LEFTOVER, WRONG_NAME, WRONG_CHANGE, WRONG_RESULT, WRONG_OTHER };
 
-/* Counts one and keeps the text. */
-void storm_complain(struct storm_verdict *verdict, enum storm_kind kind, const char *format, ...)
+/* Counts a complaint and keeps its text. */
+void storm_complain(struct storm_result *result, enum storm_kind kind, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* --- storm_plan.c --- */
 struct storm_choice {
     int mpi_percent;
-    unsigned limits; /* that are possible */
+    unsigned limits; /* possible limits */
     int mode;        /* -1: any */
 };
 struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *choice);
-const char *strike_name(enum strike strike);
+const char *injection_name(enum injection injection);
 const char *call_name(enum call call);
 void storm_describe(const struct storm *storm, char *ret_text, size_t bytes);
 /* splitmix64 */
@@ -181,35 +181,35 @@ uint64_t storm_draw(uint64_t *state);
 /* --- storm_rank.c --- */
 int storm_rank(const ep_boot *boot, void *table);
 
-/* What a process has of what must not be left. */
-struct storm_belongings {
+/* Resources of a process that must not leak. */
+struct storm_resources {
     int descriptors, threads, segments;
 };
-struct storm_belongings storm_belongings(void);
-/* Lifts the limits of the process. Says what is more than before, "" if nothing. */
-void storm_check_belongings(const struct storm_belongings *before, char *ret_text, size_t bytes);
+struct storm_resources storm_resources(void);
+/* Lifts the limits of the process. Describes the increase since `before`, "" if none. */
+void storm_check_resources(const struct storm_resources *before, char *ret_text, size_t bytes);
 
-/* --- storm_conduct.c --- */
+/* --- storm_run.c --- */
 struct storm_programs {
     const char *mpirun, *mpi_rank; /* NULL: no MPI. mpirun: with its options, separated by spaces */
     bool verbose;
 };
 /* Runs a storm in this process, which must have no other children. */
-void storm_conduct(const struct storm *storm, const struct storm_programs *programs, struct storm_verdict *ret_verdict);
+void storm_run(const struct storm *storm, const struct storm_programs *programs, struct storm_result *ret_result);
 
 /* --- storm_limits.c --- */
-/* This process and what it starts, from now on. False: not possible here. */
+/* Limits this process and its children from now on. False: not possible here. */
 bool storm_limit(unsigned limits);
-/* Which limits this machine lets a process take on; tried in children. */
+/* Limits that are possible on this machine; tried in children. */
 unsigned storm_possible_limits(void);
 /* A mount namespace of its own with an empty /dev/shm. */
 bool storm_isolate(void);
 /* In a rank: another user than the others. */
 bool storm_become_user(int rank);
 
-/* --- storm_judge.c --- */
+/* --- storm_check.c --- */
 enum { STORM_DELAYS = 1500 };
-/* How long a thread could have run and was not let, since it began, at instants that follow each other. */
+/* How long a thread was runnable but not scheduled since it began, at successive instants. */
 struct storm_delays {
     int n;
     struct {
@@ -219,12 +219,12 @@ struct storm_delays {
 struct storm_watch {
     bool launcher_killed;
     bool hung;
-    int how[MOST_RANKS]; /* as waitpid() said of orphans of the launcher */
-    struct storm_delays delays[MOST_RANKS];
-    struct storm_delays own_delays; /* the same of the conductor, whatever held it up */
+    int how[MAX_RANKS]; /* as waitpid() reported for orphans of the launcher */
+    struct storm_delays delays[MAX_RANKS];
+    struct storm_delays own_delays; /* delays of the controller, for any reason */
 };
-void storm_judge(const struct storm_table *table, const struct storm_watch *watch, struct storm_verdict *verdict);
-/* What was done to each rank and what it was told, by the time since the first of it. */
+void storm_check(const struct storm_table *table, const struct storm_watch *watch, struct storm_result *result);
+/* Lists the injections and statuses of each rank, with the time since the first. */
 void storm_list_outcomes(const struct storm_table *table, const struct storm_watch *watch, char *ret_text,
                          size_t bytes);
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""storm_command.py - end the command by signals at random instants, and look for what is left.
+"""storm_command.py - end the command by signals at random instants, and check for leftovers.
 
 usage: storm_command.py EPKIT [--seed N] [--storm K] [--faults N] [--jobs N] [--verbose]
 
-Every run that is struck would go on for minutes, so it ends by the signal alone. Then no process of it may be left, its
-exit code is that of the signal, and each output is whole or not there. 40 signals; 400 with EPKIT_TEST_LONG.
+Every run would last for minutes, so only the signal ends it. Then no process of it may be left, its exit code is that
+of the signal, and each output is complete or absent. 40 signals; 400 with EPKIT_TEST_LONG.
 """
 import argparse
 import ctypes
@@ -21,7 +21,7 @@ import time
 import traceback
 
 FAULTS, LONG_FAULTS = 40, 400
-LIMIT_S = 60  # far beyond what an end takes on a busy machine; a hang, not a quota
+LIMIT_S = 60  # far above the time to end on a loaded machine: detects hangs
 OUTPUT_S = 1.5  # to wait for a first output, which some runs never write
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TERMINATING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
@@ -114,7 +114,7 @@ def die_with_parent():
 
 
 def begin():
-    """In the command, before it is executed. Whoever runs the tests may ignore signals, as nohup and shells do."""
+    """In the child, before exec. The parent of the tests may ignore signals, as nohup and shells do."""
     die_with_parent()
     for number in SIGNALS:
         if number != signal.SIGKILL:
@@ -122,11 +122,11 @@ def begin():
 
 
 def wait_until(condition, limit_s=LIMIT_S):
-    """Time counts in looks, so that a machine that stands still is no hang."""
-    looks = 0
+    """Counts polls instead of time, so that a machine that is suspended is no hang."""
+    polls = 0
     while not condition():
-        looks += 1
-        if looks > limit_s * 100:
+        polls += 1
+        if polls > limit_s * 100:
             return False
         time.sleep(0.01)
     return True
@@ -186,7 +186,7 @@ def to_whom(random_source, process, number):
     return "the command"
 
 
-def strike(storm, epkit):
+def inject(storm, epkit):
     random_source = random.Random(storm["seed"] * 1000003 + storm["number"])
     scenario = random_source.choice(SCENARIOS)
     number = random_source.choice(SIGNALS)
@@ -198,11 +198,11 @@ def strike(storm, epkit):
                                    env={**os.environ, "EPKIT": epkit})
     instant(random_source, process)
     if process.poll() is not None:
-        raise Wrong(f"it ended with {process.returncode} before it was struck")
+        raise Wrong(f"it ended with {process.returncode} before the injection")
     whom = to_whom(random_source, process, number)
     storm["what"] += f" to {whom}"
     if number == signal.SIGPIPE:
-        # Who ignores it goes on.
+        # A process that ignores it continues.
         time.sleep(0.5)
         if process.poll() is None:
             number = signal.SIGTERM
@@ -210,7 +210,7 @@ def strike(storm, epkit):
     if not wait_until(lambda: process.poll() is not None):
         process.kill()
         raise Wrong("it does not end")
-    # A member of the group that is struck, too, may have ended first, and the command says so.
+    # Another member of the signalled group may have ended first, and the command reports that.
     if not right_code(process.returncode, number) and not (whom == "all of them" and number in
                                                             (signal.SIGPIPE, signal.SIGKILL)):
         raise Wrong(f"exit code {process.returncode}")
@@ -225,7 +225,7 @@ def strike(storm, epkit):
         check_folder(scenario.folder, number)
 
 
-def conduct(seed, number, epkit, result):
+def run_storm(seed, number, epkit, result):
     """In a process of its own, which has no other children."""
     storm = {"seed": seed, "number": number, "what": "", "wrong": ""}
     folder = tempfile.mkdtemp(prefix="storm_command.")
@@ -234,7 +234,7 @@ def conduct(seed, number, epkit, result):
     os.chdir(folder)
     os.environ["TMPDIR"] = folder
     try:
-        strike(storm, epkit)
+        inject(storm, epkit)
     except Wrong as wrong:
         with open("err", encoding="utf-8", errors="replace") as file:
             storm["wrong"] = f"{wrong}\n     standard error: {file.read()[-300:].strip()!r}"
@@ -266,14 +266,14 @@ def main():
             pid = os.fork()
             if pid == 0:
                 os.close(here)
-                conduct(options.seed, number, os.path.realpath(options.epkit), there)
+                run_storm(options.seed, number, os.path.realpath(options.epkit), there)
             os.close(there)
             running[pid] = (number, here)
         pid, _ = os.wait()
         number, here = running.pop(pid)
         with os.fdopen(here, "rb") as pipe:
             text = pipe.read()
-        storm = json.loads(text) if text else {"what": "?", "wrong": "the conductor did not come to its end"}
+        storm = json.loads(text) if text else {"what": "?", "wrong": "the controller did not finish"}
         failed += bool(storm["wrong"])
         passed += not storm["wrong"]
         if storm["wrong"] or options.verbose:

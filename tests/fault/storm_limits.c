@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What containers, hardened hosts and old kernels keep from a process. */
+/* Limits of containers, hardened hosts and old kernels. */
 #include "storm.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@ static bool own_mounts(void)
 {
     int flags = geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER;
 
-    /* Private, or what is mounted here would be mounted for everybody. */
+    /* Private, otherwise mounts here would propagate. */
     return unshare(flags) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
 }
 
@@ -76,7 +76,7 @@ bool storm_become_user(int rank)
 {
     unsigned user = FIRST_USER + (unsigned)rank;
 
-    /* The kernel forgets the signal of the parent's death when a process becomes another user. */
+    /* The kernel resets the parent death signal when a process changes its user. */
     return setgroups(0, NULL) == 0 && setresgid(user, user, user) == 0 && setresuid(user, user, user) == 0 &&
            prctl(PR_SET_PDEATHSIG, 9) == 0;
 }
@@ -97,6 +97,6 @@ unsigned storm_possible_limits(void)
 
     for (unsigned limit = LIMIT_PROC; limit <= LIMIT_HIDEPID; limit <<= 1)
         possible |= is_possible(limit) ? limit : 0;
-    /* Of one's own processes nothing is hidden. */
+    /* Processes of the own user are not hidden. */
     return possible & LIMIT_USERS ? possible : possible & ~LIMIT_HIDEPID;
 }

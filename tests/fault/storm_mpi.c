@@ -2,10 +2,10 @@
 /*
  * storm_mpi TABLE - a rank of a storm that mpirun starts.
  *
- * MPI_Init and MPI_Finalize wait for mpirun and for the other ranks without a deadline, and they are the program's to
- * call, not epkit's. Where mpirun has died meanwhile, nobody may be left to end that wait: this rank ends itself then,
- * and says in the table in which of the two and with which stack, so that the storm counts it. A wait that has epkit on
- * its stack is none of MPI's: it stays, and the storm finds a process that is left.
+ * MPI_Init and MPI_Finalize wait for mpirun and for the other ranks without a deadline, and the program calls them, not
+ * epkit. If mpirun has died meanwhile, that wait may never end: then this rank exits, and records in the table in which
+ * of the two it was and with which stack, so that the storm counts it. A wait with epkit on its stack is not one of
+ * MPI: it continues, and the storm finds a process that is left.
  */
 #include "storm.h"
 
@@ -23,7 +23,7 @@
 
 enum {
     LOOK_SECONDS = 1,
-    ORPHAN_SECONDS = 10, /* without its launcher: Open MPI's own watch of mpirun ends most ranks within one */
+    ORPHAN_SECONDS = 10, /* without its launcher: Open MPI's own monitoring of mpirun ends most ranks within one */
     MOST_FRAMES = 24,
     CODE_ORPHAN = 75
 };
@@ -31,12 +31,12 @@ enum {
 /* For the handler of SIGALRM, which runs on the main thread. */
 static struct {
     struct storm_table *table;
-    const char *call; /* NULL: none of MPI's */
+    const char *call; /* NULL: not in MPI */
     int rank, launcher, seconds;
     pid_t thread;
 } watch = {.rank = -1};
 
-/* "MPI_Finalize < PMPI_Finalize < ..."; false: epkit is among them. */
+/* "MPI_Finalize < PMPI_Finalize < ..."; false: epkit is on the stack. */
 static bool describe_stack(char *ret_text, size_t bytes)
 {
     void *frames[MOST_FRAMES];
@@ -44,7 +44,7 @@ static bool describe_stack(char *ret_text, size_t bytes)
     size_t used = (size_t)snprintf(ret_text, bytes, "%s of rank %d:", watch.call, watch.rank);
     bool own = false;
 
-    for (int i = 2; i < n; i++) { /* behind this one and the handler */
+    for (int i = 2; i < n; i++) { /* after this function and the handler */
         Dl_info info = {0};
 
         if (!dladdr(frames[i], &info) || !info.dli_fname)
@@ -82,7 +82,7 @@ static void begin_watch(struct storm_table *table)
     watch.table = table;
     watch.launcher = (int)getppid();
     watch.thread = (pid_t)syscall(SYS_gettid);
-    (void)backtrace(&frame, 1); /* loads what it needs, which a handler may not */
+    (void)backtrace(&frame, 1); /* loads its library, which a handler may not */
     sigaction(SIGALRM, &action, NULL);
     setitimer(ITIMER_REAL, &period, NULL);
 }
@@ -116,11 +116,11 @@ int main(int argc, char **argv)
         return 1;
     watch.rank = rank = ep_boot_mpi_get(boot)->rank;
     storm_rank(ep_boot_mpi_get(boot), table);
-    atomic_store(&table->seat[rank].call, CALL_FINALIZE);
+    atomic_store(&table->ranks[rank].call, CALL_FINALIZE);
     ep_boot_mpi_free(boot);
     watch.call = "MPI_Finalize";
     MPI_Finalize();
     watch.call = NULL;
-    atomic_store(&table->seat[rank].call, CALL_NONE);
+    atomic_store(&table->ranks[rank].call, CALL_NONE);
     return 0;
 }

@@ -5,9 +5,9 @@
 #include <stdio.h>
 
 enum {
-    PATIENT_MS = 20000, /* where nobody stops for longer: a deadline is never what a failure is noticed by */
-    STOPPED_MS = 3000,  /* where somebody does */
-    SPREAD_US = 3000,   /* how long after a call has begun */
+    PATIENT_MS = 20000, /* without long stops: no failure is found by a deadline */
+    STOPPED_MS = 3000,  /* with long stops */
+    SPREAD_US = 3000,   /* delay after the begin of a call */
 };
 
 /* splitmix64: Steele, Lea, Flood, 2014. */
@@ -25,12 +25,12 @@ static int below(uint64_t *state, int n)
     return (int)(storm_draw(state) % (unsigned)n);
 }
 
-const char *strike_name(enum strike strike)
+const char *injection_name(enum injection injection)
 {
-    static const char *const names[STRIKES] = {"kill",  "crash",       "stop",   "pause",     "abort",
-                                               "leave", "descriptors", "memory", "file size", "launcher"};
+    static const char *const names[INJECTIONS] = {"kill",  "crash",       "stop",   "pause",     "abort",
+                                                  "leave", "descriptors", "memory", "file size", "launcher"};
 
-    return names[strike];
+    return names[injection];
 }
 
 const char *call_name(enum call call)
@@ -58,55 +58,55 @@ static unsigned draw_limits(uint64_t *state, enum mode mode, unsigned possible)
 
     if (below(state, 100) < 60)
         return 0;
-    /* mpirun reads /proc itself, and its ranks meet as one user. */
+    /* mpirun reads /proc itself, and its ranks need one user. */
     if (mode == MODE_MPI)
         return drawn & (LIMIT_PIDFD | LIMIT_OPENAT2);
     return mode == MODE_FORK ? drawn : drawn & ~(LIMIT_USERS | LIMIT_HIDEPID);
 }
 
-static enum strike draw_strike(uint64_t *state, enum mode mode)
+static enum injection draw_injection(uint64_t *state, enum mode mode)
 {
-    static const enum strike forked[] = {STRIKE_KILL,        STRIKE_KILL,   STRIKE_KILL,      STRIKE_CRASH,
-                                         STRIKE_CRASH,       STRIKE_STOP,   STRIKE_PAUSE,     STRIKE_PAUSE,
-                                         STRIKE_PAUSE,       STRIKE_ABORT,  STRIKE_ABORT,     STRIKE_LEAVE,
-                                         STRIKE_DESCRIPTORS, STRIKE_MEMORY, STRIKE_FILE_SIZE, STRIKE_LAUNCHER};
-    static const enum strike threads[] = {STRIKE_PAUSE,       STRIKE_PAUSE,  STRIKE_ABORT,     STRIKE_ABORT,
-                                          STRIKE_ABORT,       STRIKE_ABORT,  STRIKE_LEAVE,     STRIKE_LEAVE,
-                                          STRIKE_DESCRIPTORS, STRIKE_MEMORY, STRIKE_FILE_SIZE, STRIKE_LAUNCHER};
+    static const enum injection forked[] = {INJECT_KILL,        INJECT_KILL,   INJECT_KILL,      INJECT_CRASH,
+                                            INJECT_CRASH,       INJECT_STOP,   INJECT_PAUSE,     INJECT_PAUSE,
+                                            INJECT_PAUSE,       INJECT_ABORT,  INJECT_ABORT,     INJECT_LEAVE,
+                                            INJECT_DESCRIPTORS, INJECT_MEMORY, INJECT_FILE_SIZE, INJECT_LAUNCHER};
+    static const enum injection threads[] = {INJECT_PAUSE,       INJECT_PAUSE,  INJECT_ABORT,     INJECT_ABORT,
+                                             INJECT_ABORT,       INJECT_ABORT,  INJECT_LEAVE,     INJECT_LEAVE,
+                                             INJECT_DESCRIPTORS, INJECT_MEMORY, INJECT_FILE_SIZE, INJECT_LAUNCHER};
 
     if (mode == MODE_THREADS)
         return threads[below(state, (int)(sizeof(threads) / sizeof(threads[0])))];
     return forked[below(state, (int)(sizeof(forked) / sizeof(forked[0])))];
 }
 
-static int draw_detail(uint64_t *state, enum strike strike)
+static int draw_detail(uint64_t *state, enum injection injection)
 {
     static const int crashes[] = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE};
 
-    switch (strike) {
-    case STRIKE_CRASH:
+    switch (injection) {
+    case INJECT_CRASH:
         return crashes[below(state, 4)];
-    case STRIKE_PAUSE:
+    case INJECT_PAUSE:
         return 20 + below(state, 230);
-    case STRIKE_DESCRIPTORS:
+    case INJECT_DESCRIPTORS:
         return below(state, 3);
-    case STRIKE_MEMORY:
+    case INJECT_MEMORY:
         return below(state, 512 * 1024);
-    case STRIKE_FILE_SIZE:
+    case INJECT_FILE_SIZE:
         return below(state, 64 * 1024);
     default:
         return 0;
     }
 }
 
-static bool lasts(enum strike strike)
+static bool lasts(enum injection injection)
 {
-    return strike != STRIKE_PAUSE && strike != STRIKE_ABORT;
+    return injection != INJECT_PAUSE && injection != INJECT_ABORT;
 }
 
 /*
- * One rank at least stays well, and those of whom nobody can say whether they live stay fewer than the others: no group
- * is formed of a half. Where there is neither pidfd nor /proc, the dead are among them.
+ * At least one rank has no lasting fault, and ranks of unknown state stay fewer than the others: half of the ranks form
+ * no group. With neither pidfd nor /proc, dead ranks are of unknown state.
  */
 static void keep_a_majority(struct storm *storm)
 {
@@ -114,16 +114,16 @@ static void keep_a_majority(struct storm *storm)
     unsigned gone = 0, silent = 0;
 
     for (int i = 0; i < storm->n_faults; i++) {
-        struct strike_plan *plan = &storm->faults[i];
-        bool falls_silent =
-            plan->strike == STRIKE_STOP || (blind && (plan->strike == STRIKE_KILL || plan->strike == STRIKE_CRASH));
+        struct injection_plan *plan = &storm->faults[i];
+        bool falls_silent = plan->injection == INJECT_STOP ||
+                            (blind && (plan->injection == INJECT_KILL || plan->injection == INJECT_CRASH));
         unsigned bit = 1u << plan->rank;
         unsigned gone_then = falls_silent ? gone : gone | bit, silent_then = falls_silent ? silent | bit : silent;
 
-        if (!lasts(plan->strike) || plan->strike == STRIKE_LAUNCHER)
+        if (!lasts(plan->injection) || plan->injection == INJECT_LAUNCHER)
             continue;
         if (__builtin_popcount(silent_then) >= storm->nranks - __builtin_popcount(gone_then | silent_then)) {
-            plan->strike = STRIKE_PAUSE;
+            plan->injection = INJECT_PAUSE;
             plan->detail = 50;
         } else {
             gone = gone_then;
@@ -134,19 +134,20 @@ static void keep_a_majority(struct storm *storm)
         storm->timeout_ms = STOPPED_MS;
 }
 
-static void draw_fault(uint64_t *state, const struct storm *storm, int i, struct strike_plan *ret_plan)
+static void draw_fault(uint64_t *state, const struct storm *storm, int i, struct injection_plan *ret_plan)
 {
     int when = below(state, 10);
 
-    *ret_plan = (struct strike_plan){.strike = draw_strike(state, storm->mode), .rank = below(state, storm->nranks)};
-    /* Who becomes another user loses the signal of the parent's death for a moment. */
-    if (storm->limits & LIMIT_USERS && ret_plan->strike == STRIKE_LAUNCHER)
-        ret_plan->strike = STRIKE_KILL;
+    *ret_plan =
+        (struct injection_plan){.injection = draw_injection(state, storm->mode), .rank = below(state, storm->nranks)};
+    /* A process that changes its user loses the parent death signal for a moment. */
+    if (storm->limits & LIMIT_USERS && ret_plan->injection == INJECT_LAUNCHER)
+        ret_plan->injection = INJECT_KILL;
     ret_plan->when = i && when < 3 ? WHEN_WITH : i && when < 6 ? WHEN_SHRINK : WHEN_CALL;
     /* A quarter of them while the communicator is created: eight all-gathers or so. */
     ret_plan->calls = below(state, 4) == 0 ? below(state, 9) : 9 + below(state, 50);
     ret_plan->delay_us = below(state, 2) ? below(state, SPREAD_US) : below(state, SPREAD_US / 20);
-    ret_plan->detail = draw_detail(state, ret_plan->strike);
+    ret_plan->detail = draw_detail(state, ret_plan->injection);
 }
 
 struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *choice)
@@ -155,7 +156,7 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
     int mode = below(&state, 100), faults = below(&state, 10);
     struct storm storm = {.seed = seed, .number = number, .timeout_ms = PATIENT_MS};
 
-    /* Of what is not under mpirun, a quarter or so on threads. */
+    /* Without mpirun, about a quarter on threads. */
     storm.mode = mode < choice->mpi_percent                                           ? MODE_MPI
                  : mode < choice->mpi_percent + (100 - choice->mpi_percent) * 22 / 95 ? MODE_THREADS
                                                                                       : MODE_FORK;
@@ -183,11 +184,11 @@ void storm_describe(const struct storm *storm, char *ret_text, size_t bytes)
         storm->free_early ? ", free early" : "");
 
     for (int i = 0; i < storm->n_faults && used < bytes; i++) {
-        const struct strike_plan *plan = &storm->faults[i];
+        const struct injection_plan *plan = &storm->faults[i];
         const char *with = plan->when == WHEN_WITH ? " with it" : plan->when == WHEN_SHRINK ? " in a shrink or" : "";
 
         used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s of rank %d%s at call %d + %d us (%d)",
-                                 i ? "; " : ": ", strike_name(plan->strike), plan->rank, with, plan->calls,
+                                 i ? "; " : ": ", injection_name(plan->injection), plan->rank, with, plan->calls,
                                  plan->delay_us, plan->detail);
     }
 }

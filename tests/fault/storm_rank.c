@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The life of a rank in a storm: works until a call fails, writes down what it was told, asks again, shrinks, works in
- * the new group; until all agree that the storm is over.
+ * The program of a rank in a storm: works until a call fails, records its status, calls again, shrinks, works in the
+ * new group; until all agree that the storm is over.
  */
 #include "storm.h"
 
@@ -20,22 +20,23 @@ enum { SHRINK_TRIES = 6, MOST_DESCRIPTORS = 1024, NOT_KNOWN = -3 };
 
 struct weather {
     struct storm_table *table;
-    struct storm_seat *seat;
+    struct storm_rank_context *context;
     const ep_boot *boot;
     int first_rank; /* in the first group */
     ep_comm *comm, *older;
     struct traffic traffic;
     int rank, nranks, generation;
-    int first[MOST_RANKS]; /* of each member of this group, its number in the first one; -2: not known */
-    uint64_t random;       /* the same on all ranks of a group */
+    int first[MAX_RANKS]; /* of each member of this group, its number in the first one; -2: unknown */
+    uint64_t random;      /* the same on all ranks of a group */
     bool leaving;
 };
 
-/* --- what the conductor sees and does ----------------------------------------------------------------------------- */
+/* --- what the controller sees and does -----------------------------------------------------------------------------
+ */
 
-/* Whom the handler aborts: signals are sent to this very thread. */
+/* The communicator that the handler aborts: signals are sent to this very thread. */
 static _Thread_local struct {
-    struct storm_seat *seat;
+    struct storm_rank_context *context;
     ep_comm *volatile comm;
 } abortable;
 
@@ -44,32 +45,32 @@ static void on_abort_signal(int number)
     (void)number;
     if (!abortable.comm)
         return;
-    atomic_fetch_add(&abortable.seat->aborts, 1);
+    atomic_fetch_add(&abortable.context->aborts, 1);
     ep_comm_abort(abortable.comm);
 }
 
 /* The handler never sees a communicator that is being freed. */
 static void set_abortable(struct weather *w, ep_comm *comm)
 {
-    abortable.seat = w->seat;
+    abortable.context = w->context;
     abortable.comm = comm;
 }
 
-static void begin_call(struct storm_table *table, struct storm_seat *seat, enum call call)
+static void begin_call(struct storm_table *table, struct storm_rank_context *context, enum call call)
 {
     uint32_t calls;
 
-    atomic_store(&seat->call, call);
-    calls = atomic_fetch_add(&seat->calls, 1) + 1;
-    if (calls != atomic_load(&seat->wake))
+    atomic_store(&context->call, call);
+    calls = atomic_fetch_add(&context->calls, 1) + 1;
+    if (calls != atomic_load(&context->wake))
         return;
     atomic_fetch_add(&table->wake, 1);
     syscall(SYS_futex, &table->wake, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-static void end_call(struct storm_seat *seat)
+static void end_call(struct storm_rank_context *context)
 {
-    atomic_store(&seat->call, CALL_NONE);
+    atomic_store(&context->call, CALL_NONE);
 }
 
 /* --- what it was told --------------------------------------------------------------------------------------------- */
@@ -95,9 +96,9 @@ static int first_rank_in(const struct weather *w, const char *text)
 
 static void note_outcome(struct weather *w, enum call call, uint64_t begin_ns, ep_status status, const char *text)
 {
-    struct outcome *outcome = &w->seat->outcomes[w->seat->n_outcomes];
+    struct outcome *outcome = &w->context->outcomes[w->context->n_outcomes];
 
-    if (w->seat->n_outcomes == STORM_OUTCOMES)
+    if (w->context->n_outcomes == STORM_OUTCOMES)
         return;
     *outcome = (struct outcome){.call = call,
                                 .generation = w->generation,
@@ -107,14 +108,14 @@ static void note_outcome(struct weather *w, enum call call, uint64_t begin_ns, e
                                 .begin_ns = begin_ns,
                                 .end_ns = now_ns()};
     snprintf(outcome->text, sizeof(outcome->text), "%s", text);
-    w->seat->n_outcomes++;
+    w->context->n_outcomes++;
 }
 
 static void note_change(struct weather *w, const char *what, ep_status got, ep_status expected, int named, int before)
 {
-    if ((got == expected && named == before) || w->seat->changed[0])
+    if ((got == expected && named == before) || w->context->changed[0])
         return;
-    snprintf(w->seat->changed, sizeof(w->seat->changed),
+    snprintf(w->context->changed, sizeof(w->context->changed),
              "%s: first %s of rank %d, then %s of rank %d (numbers of group %d): %.100s", what,
              ep_status_name(expected), before, ep_status_name(got), named, w->generation, ep_comm_last_error(w->comm));
 }
@@ -127,11 +128,11 @@ static void ask_again(struct weather *w, ep_status status, bool has_text)
     void *memory;
 
     for (int i = 0; i < 3; i++) {
-        begin_call(w->table, w->seat, CALL_BARRIER);
+        begin_call(w->table, w->context, CALL_BARRIER);
         got = i == 0   ? traffic_step(&w->traffic, STEP_BARRIER)
               : i == 1 ? traffic_step(&w->traffic, STEP_PLAN)
                        : ep_alloc(w->comm, 64, &memory);
-        end_call(w->seat);
+        end_call(w->context);
         if (before == NOT_KNOWN)
             before = rank_in(ep_comm_last_error(w->comm));
         note_change(w,
@@ -150,11 +151,11 @@ static ep_status step(struct weather *w, enum call call, enum step step, struct 
     uint64_t begin_ns = now_ns();
     ep_status status;
 
-    begin_call(w->table, w->seat, call);
+    begin_call(w->table, w->context, call);
     status = traffic_step(&w->traffic, step);
-    end_call(w->seat);
-    if (w->traffic.wrong[0] && !w->seat->wrong[0])
-        snprintf(w->seat->wrong, sizeof(w->seat->wrong), "%.240s", w->traffic.wrong);
+    end_call(w->context);
+    if (w->traffic.wrong[0] && !w->context->wrong[0])
+        snprintf(w->context->wrong, sizeof(w->context->wrong), "%.240s", w->traffic.wrong);
     if (status != EP_OK)
         *ret_failed = (struct outcome){.call = call, .begin_ns = begin_ns, .status = status};
     return status;
@@ -168,28 +169,28 @@ static ep_status use_memory(struct weather *w, struct outcome *ret_failed)
     void *memory = NULL;
     ep_status status;
 
-    begin_call(w->table, w->seat, CALL_ALLOC);
+    begin_call(w->table, w->context, CALL_ALLOC);
     status = ep_alloc(w->comm, bytes, &memory);
     if (status == EP_OK) {
         memset(memory, w->first_rank + 1, bytes);
         status = ep_free(w->comm, memory);
     }
-    end_call(w->seat);
+    end_call(w->context);
     if (status != EP_OK)
         *ret_failed = (struct outcome){.call = CALL_ALLOC, .begin_ns = begin_ns, .status = status};
     return status;
 }
 
-/* All ranks leave in the same round, because all decide from the same answers. */
+/* All ranks leave in the same round, because all decide from the same data. */
 static ep_status agree_on_the_end(struct weather *w, struct outcome *ret_failed, bool *ret_end)
 {
-    int32_t mine = atomic_load(&w->table->end), all[MOST_RANKS] = {0};
+    int32_t mine = atomic_load(&w->table->end), all[MAX_RANKS] = {0};
     uint64_t begin_ns = now_ns();
     ep_status status;
 
-    begin_call(w->table, w->seat, CALL_GATHER);
+    begin_call(w->table, w->context, CALL_GATHER);
     status = ep_comm_allgather(w->comm, &mine, sizeof(mine), all);
-    end_call(w->seat);
+    end_call(w->context);
     if (status != EP_OK)
         *ret_failed = (struct outcome){.call = CALL_GATHER, .begin_ns = begin_ns, .status = status};
     *ret_end = status == EP_OK;
@@ -230,13 +231,13 @@ static ep_status work_round(struct weather *w, struct outcome *ret_failed, bool 
     return agree_on_the_end(w, ret_failed, ret_end);
 }
 
-static bool exhausted(const struct storm_seat *seat)
+static bool exhausted(const struct storm_rank_context *context)
 {
-    return atomic_load(&seat->struck_ns[STRIKE_DESCRIPTORS]) || atomic_load(&seat->struck_ns[STRIKE_MEMORY]) ||
-           atomic_load(&seat->struck_ns[STRIKE_FILE_SIZE]);
+    return atomic_load(&context->injected_ns[INJECT_DESCRIPTORS]) ||
+           atomic_load(&context->injected_ns[INJECT_MEMORY]) || atomic_load(&context->injected_ns[INJECT_FILE_SIZE]);
 }
 
-/* true: the storm is over, or this rank leaves. False: the communicator has failed, and all of that is written down. */
+/* true: the storm is over, or this rank leaves. False: the communicator has failed, and the failure is recorded. */
 static bool work(struct weather *w)
 {
     struct outcome failed = {0};
@@ -245,26 +246,26 @@ static bool work(struct weather *w)
     ep_status status, group;
     bool end = false;
 
-    begin_call(w->table, w->seat, CALL_ALLOC);
+    begin_call(w->table, w->context, CALL_ALLOC);
     status = traffic_init(&w->traffic, w->comm);
-    end_call(w->seat);
+    end_call(w->context);
     if (status != EP_OK)
         failed = (struct outcome){.call = CALL_ALLOC, .begin_ns = begin_ns, .status = status};
-    while (status == EP_OK && !end && !atomic_load(&w->seat->leave))
+    while (status == EP_OK && !end && !atomic_load(&w->context->leave))
         status = work_round(w, &failed, &end);
     w->leaving = status == EP_OK;
     if (w->leaving) {
-        atomic_store(&w->seat->state, end ? STORM_DONE : STORM_GAVE_UP);
+        atomic_store(&w->context->state, end ? STORM_DONE : STORM_GAVE_UP);
         return true;
     }
-    /* Before another call: the group may fail in between. */
+    /* Before another call, because the group may fail in between. */
     snprintf(text, sizeof(text), "%s", ep_last_error());
     group = ep_comm_async_error(w->comm);
     note_outcome(w, failed.call, failed.begin_ns, status, group == status ? ep_comm_last_error(w->comm) : text);
-    /* Refused before anything was sent, for want of something: the others are waiting. */
-    if (group != status && exhausted(w->seat)) {
+    /* Refused before anything was sent, for lack of a resource: the others are waiting. */
+    if (group != status && exhausted(w->context)) {
         w->leaving = true;
-        atomic_store(&w->seat->state, STORM_GAVE_UP);
+        atomic_store(&w->context->state, STORM_GAVE_UP);
         return true;
     }
     if (group != EP_OK)
@@ -279,17 +280,17 @@ struct counted_boot {
     const ep_boot *boot;
 };
 
-/* The all-gathers of the creation are instants to strike at. */
+/* The all-gathers of the creation are instants for injections. */
 static ep_status counted_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct counted_boot *counted = context;
     struct weather *w = counted->weather;
     ep_status status;
 
-    atomic_fetch_add(&w->seat->gathers, 1);
-    begin_call(w->table, w->seat, CALL_GATHER_OF_NEW);
+    atomic_fetch_add(&w->context->gathers, 1);
+    begin_call(w->table, w->context, CALL_GATHER_OF_NEW);
     status = counted->boot->allgather(counted->boot->context, mine, bytes, timeout_ms, ret_all);
-    atomic_store(&w->seat->call, CALL_NEW);
+    atomic_store(&w->context->call, CALL_NEW);
     return status;
 }
 
@@ -307,47 +308,47 @@ static bool create(struct weather *w)
     config.network = "emulated";
     config.timeout_ms = w->table->storm.timeout_ms;
     config.ranks_per_node = w->nranks / w->table->storm.nnodes;
-    begin_call(w->table, w->seat, CALL_NEW);
+    begin_call(w->table, w->context, CALL_NEW);
     status = ep_comm_new(&boot, &config, &w->comm);
-    end_call(w->seat);
-    atomic_store(&w->seat->created, 1 + (int)status);
+    end_call(w->context);
+    atomic_store(&w->context->created, 1 + (int)status);
     if (status == EP_OK)
         return true;
     note_outcome(w, CALL_NEW, begin_ns, status, ep_last_error());
-    atomic_store(&w->seat->state, STORM_NO_GROUP);
+    atomic_store(&w->context->state, STORM_NO_GROUP);
     return false;
 }
 
 static void free_comm(struct weather *w, ep_comm *comm)
 {
-    begin_call(w->table, w->seat, CALL_FREE);
+    begin_call(w->table, w->context, CALL_FREE);
     ep_comm_free(comm);
-    end_call(w->seat);
+    end_call(w->context);
 }
 
-/* Who the members of the new group were in the first one. */
+/* The members of the new group by their numbers in the first one. */
 static void learn_members(struct weather *w)
 {
     ep_comm_info info = {.size = sizeof(info)};
-    int32_t mine = w->first_rank, all[MOST_RANKS];
+    int32_t mine = w->first_rank, all[MAX_RANKS];
     unsigned members = 0;
     ep_status status;
 
     ep_comm_get_info(w->comm, &info);
     w->rank = info.rank;
     w->nranks = info.nranks;
-    begin_call(w->table, w->seat, CALL_GATHER);
+    begin_call(w->table, w->context, CALL_GATHER);
     status = ep_comm_allgather(w->comm, &mine, sizeof(mine), all);
-    end_call(w->seat);
+    end_call(w->context);
     for (int rank = 0; rank < w->nranks; rank++) {
         w->first[rank] = status == EP_OK ? all[rank] : -2;
-        if (status == EP_OK && all[rank] >= 0 && all[rank] < MOST_RANKS)
+        if (status == EP_OK && all[rank] >= 0 && all[rank] < MAX_RANKS)
             members |= 1u << all[rank];
         else
             members |= status == EP_OK ? ~0u : 0;
     }
     if (w->generation < STORM_GENERATIONS)
-        w->seat->members[w->generation] = members;
+        w->context->members[w->generation] = members;
 }
 
 /* false: no group any more. */
@@ -360,21 +361,21 @@ static bool shrink(struct weather *w)
     for (int i = 0; i < SHRINK_TRIES && status != EP_OK; i++) {
         uint64_t begin_ns = now_ns(), none = 0;
 
-        if (atomic_load(&w->seat->leave))
+        if (atomic_load(&w->context->leave))
             return false;
         if (w->generation < STORM_GENERATIONS)
-            atomic_compare_exchange_strong(&w->seat->came_ns[w->generation], &none, begin_ns);
-        atomic_fetch_add(&w->seat->shrinks, 1);
-        begin_call(w->table, w->seat, CALL_SHRINK);
+            atomic_compare_exchange_strong(&w->context->came_ns[w->generation], &none, begin_ns);
+        atomic_fetch_add(&w->context->shrinks, 1);
+        begin_call(w->table, w->context, CALL_SHRINK);
         status = ep_comm_shrink(w->comm, NULL, &next);
-        end_call(w->seat);
+        end_call(w->context);
         if (status != EP_OK)
             note_outcome(w, CALL_SHRINK, begin_ns, status, ep_last_error());
-        /* One that has not failed may fail meanwhile. */
+        /* A communicator that has not failed may fail meanwhile. */
         if (failed == EP_OK)
             failed = ep_comm_async_error(w->comm);
         note_change(w, "after ep_comm_shrink", ep_comm_async_error(w->comm), failed, named, named);
-        if (status == EP_E_EXCLUDED || (status != EP_OK && exhausted(w->seat)))
+        if (status == EP_E_EXCLUDED || (status != EP_OK && exhausted(w->context)))
             return false;
     }
     if (status != EP_OK)
@@ -390,7 +391,7 @@ static bool shrink(struct weather *w)
         w->older = NULL;
     }
     learn_members(w);
-    atomic_store(&w->seat->generation, w->generation);
+    atomic_store(&w->context->generation, w->generation);
     return true;
 }
 
@@ -399,9 +400,9 @@ static bool shrink(struct weather *w)
 static void leave(struct weather *w)
 {
     set_abortable(w, NULL);
-    atomic_store(&w->seat->left_ns, now_ns());
-    if (atomic_load(&w->seat->state) == STORM_RUNS)
-        atomic_store(&w->seat->state, STORM_GAVE_UP);
+    atomic_store(&w->context->left_ns, now_ns());
+    if (atomic_load(&w->context->state) == STORM_RUNS)
+        atomic_store(&w->context->state, STORM_GAVE_UP);
     traffic_done(&w->traffic);
     if (w->older)
         free_comm(w, w->older);
@@ -411,26 +412,26 @@ static void leave(struct weather *w)
 
 static void live(struct weather *w)
 {
-    atomic_store(&w->seat->state, STORM_RUNS);
-    if (atomic_load(&w->seat->leave)) {
+    atomic_store(&w->context->state, STORM_RUNS);
+    if (atomic_load(&w->context->leave)) {
         leave(w);
         return;
     }
     if (create(w)) {
         set_abortable(w, w->comm);
-        w->seat->members[0] = (1u << w->nranks) - 1;
+        w->context->members[0] = (1u << w->nranks) - 1;
         while (!work(w) && shrink(w)) {
             if (w->older)
                 free_comm(w, w->older);
             w->older = NULL;
-            /* The same on all members, and another one than that of a group that was smaller or larger. */
+            /* The same on all members, and different for a smaller or larger group. */
             w->random = w->table->storm.seed + (uint64_t)(w->generation * 100 + w->nranks);
         }
     }
     leave(w);
 }
 
-/* Descriptors that are open, also where there is no /proc. */
+/* Number of open descriptors, also without /proc. */
 static int count_descriptors(void)
 {
     int n = 0;
@@ -468,20 +469,20 @@ static void lift_limits(void)
     }
 }
 
-struct storm_belongings storm_belongings(void)
+struct storm_resources storm_resources(void)
 {
-    return (struct storm_belongings){
+    return (struct storm_resources){
         .descriptors = count_descriptors(), .threads = count_entries("/proc/self/task"), .segments = count_segments()};
 }
 
-void storm_check_belongings(const struct storm_belongings *before, char *ret_text, size_t bytes)
+void storm_check_resources(const struct storm_resources *before, char *ret_text, size_t bytes)
 {
-    struct storm_belongings now = {0};
+    struct storm_resources now = {0};
 
     lift_limits();
-    /* The kernel takes a joined thread out of /proc a moment after the join. */
+    /* The kernel removes a joined thread from /proc some time after the join. */
     for (int i = 0; i < 200; i++) {
-        now = storm_belongings();
+        now = storm_resources();
         if (memcmp(&now, before, sizeof(now)) == 0)
             return;
         sleep_us(5000);
@@ -494,7 +495,7 @@ int storm_rank(const ep_boot *boot, void *argument)
 {
     struct storm_table *table = argument;
     struct weather w = {.table = table,
-                        .seat = &table->seat[boot->rank],
+                        .context = &table->ranks[boot->rank],
                         .boot = boot,
                         .first_rank = boot->rank,
                         .rank = boot->rank,
@@ -502,18 +503,18 @@ int storm_rank(const ep_boot *boot, void *argument)
                         .random = table->storm.seed};
     bool alone = table->storm.mode == MODE_FORK;
     struct sigaction action = {.sa_handler = on_abort_signal, .sa_flags = SA_RESTART};
-    struct storm_belongings before;
+    struct storm_resources before;
 
     for (int rank = 0; rank < w.nranks; rank++)
         w.first[rank] = rank;
     sigaction(SIGUSR1, &action, NULL);
     if (table->storm.limits & LIMIT_USERS && !storm_become_user(boot->rank))
-        snprintf(w.seat->other, sizeof(w.seat->other), "could not become another user");
-    before = storm_belongings();
-    atomic_store(&w.seat->tid, (int)syscall(SYS_gettid));
-    atomic_store(&w.seat->pid, (int)getpid());
+        snprintf(w.context->other, sizeof(w.context->other), "could not become another user");
+    before = storm_resources();
+    atomic_store(&w.context->tid, (int)syscall(SYS_gettid));
+    atomic_store(&w.context->pid, (int)getpid());
     live(&w);
     if (alone)
-        storm_check_belongings(&before, w.seat->left_behind, sizeof(w.seat->left_behind));
+        storm_check_resources(&before, w.context->left_behind, sizeof(w.context->left_behind));
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The steps, on data that every rank can compute: small integers, so that all sums are exact. Between two nodes all
- * tokens go to the other one: what a rank places or adds up there it does for its rail peer.
+ * tokens go to the other one: a rank places and adds up rows there for its rail peer.
  */
 #include "traffic.h"
 
@@ -115,7 +115,7 @@ static void check_combine(struct traffic *traffic)
 
 static ep_status gather(struct traffic *traffic)
 {
-    int32_t mine = traffic->rank + 100, all[MOST_RANKS];
+    int32_t mine = traffic->rank + 100, all[MAX_RANKS];
     ep_status status = ep_comm_allgather(traffic->comm, &mine, sizeof(mine), all);
 
     for (int rank = 0; status == EP_OK && rank < traffic->nranks; rank++)
@@ -220,8 +220,12 @@ ep_status traffic_init(struct traffic *traffic, ep_comm *comm)
 
     if (status != EP_OK)
         return status;
-    *traffic = (struct traffic){
-        .comm = comm, .gone = -1, .rank = info.rank, .nranks = info.nranks, .node = info.node, .nnodes = info.nnodes};
+    *traffic = (struct traffic){.comm = comm,
+                                .dead_rank = -1,
+                                .rank = info.rank,
+                                .nranks = info.nranks,
+                                .node = info.node,
+                                .nnodes = info.nnodes};
     traffic->buffer[BUFFER_X].bytes = TOKENS * row;
     traffic->buffer[BUFFER_TOPK].bytes = TOKENS * TOPK * sizeof(int64_t);
     traffic->buffer[BUFFER_OUT].bytes = TOKENS * row;

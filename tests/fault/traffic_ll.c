@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The low-latency steps. With masking, a rank may be gone: from then on it counts as one without tokens, and its
- * experts contribute nothing. In the round in which it goes, its rows may or may not have arrived.
+ * The low-latency steps. With masking, a rank may be dead: from then on it counts as one without tokens, and its
+ * experts contribute nothing. In the round in which it dies, its rows may or may not have arrived.
  */
 #include "traffic.h"
 
@@ -13,7 +13,7 @@ static int expert_of_rank(int expert)
     return expert < 0 ? -1 : expert / EXPERTS_PER_RANK;
 }
 
-/* The rows of one local expert; false if they are not those, with or without the tokens of the rank that is gone. */
+/* Checks the rows of one local expert; false if they do not match, with or without the tokens of the dead rank. */
 static bool check_expert(struct traffic *traffic, int local, int count, bool with_gone)
 {
     const uint16_t *row = traffic->buffer[BUFFER_LL_RECV].memory;
@@ -21,7 +21,7 @@ static bool check_expert(struct traffic *traffic, int local, int count, bool wit
 
     row += (size_t)local * (size_t)traffic->nranks * LL_TOKENS * HIDDEN;
     for (int source = 0; source < traffic->nranks; source++)
-        for (int t = 0; t < LL_TOKENS && (source != traffic->gone || with_gone); t++)
+        for (int t = 0; t < LL_TOKENS && (source != traffic->dead_rank || with_gone); t++)
             for (int k = 0; k < TOPK; k++) {
                 if (traffic_expert_of(traffic, source, t, k) != expert)
                     continue;
@@ -42,7 +42,7 @@ static void check_dispatch(struct traffic *traffic)
         int count = traffic->ll_count[local];
         bool right = check_expert(traffic, local, count, false);
 
-        if (traffic->going && (!right || traffic->wrong[0])) {
+        if (traffic->dying && (!right || traffic->wrong[0])) {
             memcpy(traffic->wrong, before, sizeof(before));
             right = check_expert(traffic, local, count, true);
         }
@@ -65,9 +65,9 @@ static void check_combine(struct traffic *traffic)
             int rank = expert_of_rank(traffic_expert_of(traffic, traffic->rank, t, k));
 
             all += rank >= 0;
-            staying += rank >= 0 && rank != traffic->gone;
+            staying += rank >= 0 && rank != traffic->dead_rank;
         }
-        if (!traffic_check_row(traffic, "low-latency combine", row, traffic->rank, t, staying) && traffic->going) {
+        if (!traffic_check_row(traffic, "low-latency combine", row, traffic->rank, t, staying) && traffic->dying) {
             memcpy(traffic->wrong, before, sizeof(before));
             traffic_check_row(traffic, "low-latency combine", row, traffic->rank, t, all);
         }

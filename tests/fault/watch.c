@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time, and what can be seen of processes. */
+/* Time, and the observable state of processes. */
 #include "fault.h"
 
 #include <dirent.h>

@@ -161,7 +161,7 @@ static void start(struct run *run)
     ep_boot_shm_free(place);
 }
 
-static void strike(struct run *run, int rank, int number)
+static void send_signal(struct run *run, int rank, int number)
 {
     if (run->rank[rank].killed)
         return;
@@ -276,7 +276,7 @@ static void late_survivors_are_waited_for(void **state)
     (void)state;
     run->rank[1].delay_ms[0] = run->rank[2].delay_ms[0] = 600;
     start(run);
-    strike(run, 3, SIGKILL);
+    send_signal(run, 3, SIGKILL);
     atomic_store(&run->go, 1);
     wait_all(run, 1);
     members = check_outcome(run, 0, "late survivors");
@@ -292,14 +292,14 @@ static void a_majority_continues_without_the_stopped(void **state)
 
     (void)state;
     start(run);
-    strike(run, 4, SIGSTOP);
+    send_signal(run, 4, SIGSTOP);
     atomic_store(&run->go, 1);
     sleep_ms(300);
-    strike(run, 3, SIGSTOP);
+    send_signal(run, 3, SIGSTOP);
     wait_all(run, 1);
     assert_int_equal(check_outcome(run, 0, "majority"), 3);
-    strike(run, 3, SIGCONT);
-    strike(run, 4, SIGCONT);
+    send_signal(run, 3, SIGCONT);
+    send_signal(run, 4, SIGCONT);
     wait_all(run, 1);
     assert_int_equal(check_outcome(run, 0, "majority"), 3);
     assert_int_equal(run->rank[3].status[0], EP_E_EXCLUDED);
@@ -316,15 +316,15 @@ static void half_is_not_enough(void **state)
     for (int rank = 0; rank < 4; rank++)
         run->rank[rank].delay_ms[1] = 0;
     start(run);
-    strike(run, 2, SIGSTOP);
-    strike(run, 3, SIGSTOP);
+    send_signal(run, 2, SIGSTOP);
+    send_signal(run, 3, SIGSTOP);
     atomic_store(&run->go, 1);
     wait_all(run, 1);
     assert_int_equal(run->rank[0].status[0], EP_E_TIMEOUT);
     assert_int_equal(run->rank[1].status[0], EP_E_TIMEOUT);
     assert_non_null(strstr(run->rank[0].text[0], "did not answer within 1000 ms"));
-    strike(run, 2, SIGCONT);
-    strike(run, 3, SIGCONT);
+    send_signal(run, 2, SIGCONT);
+    send_signal(run, 3, SIGCONT);
     wait_all(run, 1);
     for (int rank = 0; rank < 4; rank++) {
         assert_int_equal(run->rank[rank].status[0], EP_E_TIMEOUT);
@@ -411,19 +411,19 @@ static void one_storm(int number)
 
         sleep_ms(draw(2 * timeout_ms) / steps);
         if (jitter && !run->rank[rank].stopped) {
-            strike(run, rank, SIGSTOP);
+            send_signal(run, rank, SIGSTOP);
             sleep_ms(draw(draw(4) ? 5 : 2 * timeout_ms));
-            strike(run, rank, SIGCONT);
+            send_signal(run, rank, SIGCONT);
         } else if (kills && draw(4) == 0) {
-            strike(run, rank, SIGKILL);
+            send_signal(run, rank, SIGKILL);
         } else if (stops && draw(4) == 0) {
-            strike(run, rank, SIGSTOP);
+            send_signal(run, rank, SIGSTOP);
         }
     }
     wait_all(run, 1);
     for (int rank = 0; rank < nranks; rank++)
         if (run->rank[rank].stopped && draw(2))
-            strike(run, rank, SIGCONT);
+            send_signal(run, rank, SIGCONT);
     wait_all(run, 1);
     check_outcome(run, 0, name);
     finish(run);
