@@ -77,7 +77,7 @@ valid() {
     jq -e '[.rows[] | select(.op | startswith("ll"))] | length > 0' "$BATS_TEST_TMPDIR/bench.json"
 }
 
-@test "bench: the library holds little memory beside the data" {
+@test "bench: the library uses little memory in addition to the data" {
     bench --ranks 4 --tokens 256 --hidden 4096 --only combine --iters 1 --json >"$BATS_TEST_TMPDIR/bench.json"
     jq -e '.memory[0].share < 0.05 and .memory[0].measured_bytes != null' "$BATS_TEST_TMPDIR/bench.json"
 }
@@ -137,7 +137,7 @@ valid() {
         | length == 3 and all)' "$BATS_TEST_TMPDIR/bench.json"
 }
 
-@test "between nodes bare puts and plain sockets stand beside, with the bytes of the operation" {
+@test "between nodes: puts only and plain sockets as baselines, with the bytes of the operation" {
     epkit bench --quick --nodes 2 --network tcp --boot fork --only dispatch,ll --dtype bf16 --json >"$BATS_TEST_TMPDIR/out.json"
     valid "$BATS_TEST_TMPDIR/out.json"
     jq -e '.rows[0] | .puts_per_operation > 0 and .net_gbps > 0 and .puts.gbps > 0 and .sockets.gbps > 0
@@ -149,10 +149,10 @@ valid() {
 @test "--model and options of a measurement: neither is taken in silence" {
     run epkit bench --model 2 --network tcp
     [ "$status" -eq 2 ]
-    [[ "$output" == *"--network is of a measurement, and --model starts no ranks"* ]]
+    [[ "$output" == *"--network is for measurements, and --model starts no ranks"* ]]
     run epkit bench --machines h100 --quick
     [ "$status" -eq 2 ]
-    [[ "$output" == *"--machines says what --model is of"* ]]
+    [[ "$output" == *"--machines needs --model NODES"* ]]
 }
 
 @test "--model: ideal machines of 2 to 4096 nodes, without a rank" {
@@ -161,7 +161,7 @@ valid() {
     # The table of docs/model.md.
     [ "$(jq -r '.model[] | [.nodes, (.time_us | round), (.net_printed_gbps * 10 | round)] | join(" ")' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
         "2 1395 839 4 3632 584 4096 10524 446" ]
-    # A published figure stands beside its own shape alone, with its tokens.
+    # A published result is shown for its own shape only, with its tokens.
     epkit bench --model 2 --machines h800 --tokens 512 --only dispatch --json >"$BATS_TEST_TMPDIR/out.json"
     python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/bench-model.json" "$BATS_TEST_TMPDIR/out.json"
     jq -e '[.model[] | select(.measured_gbps)] | length > 0 and all(.measured_tokens != 512)' "$BATS_TEST_TMPDIR/out.json"
@@ -171,5 +171,5 @@ valid() {
     [[ "$output" == *"--model: a token cannot select 64 of 32 experts"* ]]
     run epkit bench --model 2 --machines pdp11
     [ "$status" -eq 2 ]
-    [[ "$output" == *"--machines pdp11: not known; there are b200"* ]]
+    [[ "$output" == *"--machines pdp11: unknown; known are b200"* ]]
 }

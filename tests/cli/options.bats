@@ -56,7 +56,7 @@ refused() {
     refused "--hidden 1000: hidden must be a multiple of 128 for fp8 rows" intranode --hidden 1000
     refused "--hidden 640: hidden must be a multiple of 512" lowlatency --hidden 640
     refused "--only 5 is not a case of --dtype bf16" intranode --only 5 --dtype bf16
-    refused "of memory, and this machine has" intranode --ranks 1024 --tokens 1048576 --hidden 65536
+    refused "of memory, but only" intranode --ranks 1024 --tokens 1048576 --hidden 65536
     refused "--only 25: intranode has 24 cases" intranode --only 25
     refused "--only 33: lowlatency has 32 cases" lowlatency --only 33
 }

@@ -12,7 +12,7 @@
 struct ll_shape {
     int max_tokens, hidden;
     int out_dtype, scale_type;
-    bool round_scale, sum_once;
+    bool round_scale, no_partial_reduce;
     int live; /* dispatches before the first combine */
 };
 
@@ -44,7 +44,7 @@ static struct ll_shape draw_ll(const struct run *run)
     shape.out_dtype = format == 0 ? EP_BF16 : EP_F8E4M3;
     shape.scale_type = format == 0 ? 0 : format == 3 ? EP_UE8M0 : EP_F32;
     shape.round_scale = format == 2;
-    shape.sum_once = random_below(&random, 2);
+    shape.no_partial_reduce = random_below(&random, 2);
     shape.hidden = format == 3 ? 512 : 128 * (1 + (int)random_below(&random, 4));
     return shape;
 }
@@ -243,7 +243,7 @@ static bool combine(struct lowlatency *low, struct result *result)
     args.topk_weights = result->weights;
     args.out = result->out.at;
     args.flags = (hook ? EP_LL_RECV_HOOK : 0u) | (zero_copy ? EP_LL_ZERO_COPY : 0u) |
-                 (low->shape.sum_once ? EP_LL_NO_PARTIAL_REDUCE : 0u);
+                 (low->shape.no_partial_reduce ? EP_LL_NO_PARTIAL_REDUCE : 0u);
     args.call = result->call;
     return finish(low, ep_ll_combine_sync(low->ll, &args), hook, "ep_ll_combine");
 }
@@ -251,7 +251,7 @@ static bool combine(struct lowlatency *low, struct result *result)
 static void check_combine(struct lowlatency *low, const struct result *result)
 {
     struct reference_combine how = {
-        .hidden = low->shape.hidden, .expanded = true, .sum_once = low->shape.sum_once, .reply = reply, .context = low};
+        .hidden = low->shape.hidden, .expanded = true, .no_partial_reduce = low->shape.no_partial_reduce, .reply = reply, .context = low};
     struct reference_scratch scratch;
     uint16_t expected[MAX_HIDDEN];
     size_t wide = (size_t)low->shape.hidden * 2;

@@ -297,7 +297,7 @@ static void requests_survive_the_way(void **state)
     request.tokens[1] = 77;
     request.iters = 50;
     request.baselines = false;
-    request.sum_once = true;
+    request.no_partial_reduce = true;
     json = bench_request_to_json(&request);
     assert_int_equal(bench_request_from_json(json, &back), 0);
     assert_int_equal(back.ops, request.ops);
@@ -313,7 +313,7 @@ static void requests_survive_the_way(void **state)
     assert_int_equal(back.experts, request.experts);
     assert_int_equal(back.iters, 50);
     assert_false(back.baselines);
-    assert_true(back.sum_once);
+    assert_true(back.no_partial_reduce);
     json_object_set_new(json, "routing", json_string("nonsense"));
     assert_int_equal(bench_request_from_json(json, &back), -1);
     json_decref(json);

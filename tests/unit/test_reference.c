@@ -212,7 +212,7 @@ struct example {
     int n_biases;
     float biases[2];
     uint16_t expected;
-    bool expanded, bf16_partials, sum_once;
+    bool expanded, bf16_partials, no_partial_reduce;
 };
 
 static uint16_t combine(const struct example *example, bool low_latency)
@@ -235,7 +235,7 @@ static uint16_t combine(const struct example *example, bool low_latency)
     struct reference_combine rule = {.hidden = HIDDEN,
                                      .expanded = example->expanded,
                                      .bf16_partials = example->bf16_partials,
-                                     .sum_once = example->sum_once,
+                                     .no_partial_reduce = example->no_partial_reduce,
                                      .reply = reply_value,
                                      .context = values};
     struct reference_scratch scratch;
@@ -336,7 +336,7 @@ static void test_ll_combine(void **state)
         /* Two of one rank: 1 + 2^-8 becomes 1 on the way, and again with the third; added up once it is 1 + 2^-7. */
         {1, 0, 2, .topk = 3, .experts = {0, 1, 2}, .values = {1, 1 / 256.0f, 1 / 256.0f}, .weights = {1, 1, 1},
          .expected = 0x3f80},
-        {1, 0, 2, .sum_once = true, .topk = 3, .experts = {0, 1, 2}, .values = {1, 1 / 256.0f, 1 / 256.0f},
+        {1, 0, 2, .no_partial_reduce = true, .topk = 3, .experts = {0, 1, 2}, .values = {1, 1 / 256.0f, 1 / 256.0f},
          .weights = {1, 1, 1}, .expected = 0x3f81},
         /* The partial sum is where its first choice is: (2^24 + 1) - 2^24, but 2^24 - 2^24 + 1 choice by choice. */
         {1, 0, 2, .topk = 3, .experts = {0, 2, 1}, .values = {BIG, 1, -BIG}, .weights = {1, 1, 1}, .expected = 0},
@@ -346,7 +346,7 @@ static void test_ll_combine(void **state)
          .expected = 0},
         {1, 0, 2, .topk = 4, .experts = {4, 0, 1, 2}, .values = {BIG, 0, -BIG, 0, 1}, .weights = {1, 1, 1, 1},
          .expected = 0},
-        {1, 0, 2, .sum_once = true, .topk = 3, .experts = {0, 2, 1}, .values = {BIG, 1, -BIG}, .weights = {1, 1, 1},
+        {1, 0, 2, .no_partial_reduce = true, .topk = 3, .experts = {0, 2, 1}, .values = {BIG, 1, -BIG}, .weights = {1, 1, 1},
          .expected = 0x3f80},
         /* In ascending k within the rank, too, with the weights: 2 * 2^24 - 2^25 + 1. */
         {1, 0, 4, .topk = 3, .experts = {3, 0, 1}, .values = {-2 * BIG, 1, 0, BIG}, .weights = {2, 1, 1},

@@ -377,16 +377,16 @@ static void test_file(void **state)
     routing_free(routing);
     spec.n_tokens = 7;
     assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "holds 6 tokens a rank; 7 were asked for"));
+    assert_non_null(strstr(error.text, "contains 6 tokens per rank; 7 were requested"));
     spec.n_tokens = 0;
     spec.topk = 3;
     assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "holds 2 selections a token; another number was asked for"));
+    assert_non_null(strstr(error.text, "contains 2 selections per token; another number was requested"));
     spec.topk = 0;
     spec.n_ranks = 4;
     write_file(path, "(2, 3, 2)", items, 12);
     assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "holds the routing of 2 ranks, but there are 4"));
+    assert_non_null(strstr(error.text, "contains the routing of 2 ranks, but there are 4"));
     spec.n_ranks = 2;
     spec.n_experts = 6;
     assert_false(routing_new(&spec, &routing, &error));
@@ -396,7 +396,7 @@ static void test_file(void **state)
     assert_non_null(strstr(error.text, "rank 0 token 0 selects expert 3 twice"));
     write_file(path, "(2, 0)", NULL, 0);
     assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "holds 0 selections a token; 1 to 64 are possible"));
+    assert_non_null(strstr(error.text, "contains 0 selections per token; 1 to 64 are possible"));
     unlink(path);
 }
 

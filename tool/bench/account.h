@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * account.h - how bytes are counted. Pure functions.
+ * account.h - accounting of rows and bytes. Pure functions.
  *
  * All rates are GB/s (10^9 bytes) of one rank: the mean over the ranks.
- *   logical   rows received, the rank's own included, times the bytes of a row with its scales: what DeepEP prints
- *   wire      only rows that went to another rank. The host backend adds up a low-latency combine where the token is
- *             and reads all rows there; it is counted as if sums travelled, to be compared with backends on links
- *   printed   between nodes, as DeepEP prints it: each token once per distinct destination node, its own node included
- *   net       between nodes, what was really put on the network
+ *   logical   rows received, including the rank's own, times the bytes of a row with its scales: as printed by DeepEP
+ *   wire      rows sent to other ranks only. In a low-latency combine the host backend reads all rows at the token's
+ *             rank and sums there; it is counted as if partial sums were sent, for comparison with GPU backends
+ *   printed   between nodes, as printed by DeepEP: each token once per distinct destination node, including its own
+ *   net       between nodes: bytes actually put on the network
  */
 #ifndef EP_BENCH_ACCOUNT_H
 #define EP_BENCH_ACCOUNT_H
@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Rows of one rank, or added up over ranks. */
+/* Rows of one rank, or summed over ranks. */
 struct bench_counts {
     int64_t recv; /* rows received, own included; low latency: one per (token, expert) */
     int64_t
@@ -34,7 +34,7 @@ int64_t bench_row_bytes(int is_fp8, int hidden);
 
 void bench_counts_add(struct bench_counts *sum, const struct bench_counts *rank);
 
-/* `sum` over n_ranks ranks; all rates are 0 when seconds is. */
+/* `sum` over n_ranks ranks; all rates are 0 if `seconds` is. */
 struct bench_rates bench_rates_of(const struct bench_counts *sum, int n_ranks, int64_t row_bytes, double seconds);
 
 #endif

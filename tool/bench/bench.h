@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench.h - measure dispatch and combine, beside baselines, on every rank of a group.
+ * bench.h - measures dispatch and combine, and baselines, on every rank of a group.
  *
- * Launcher's side: fill a request, call bench_collect(), render the rows. Rank's side: bench_job(), one row of
- * ranks_jobs[]; its parameters are the request as JSON.
+ * Launcher: fill in a request, call bench_collect(), print the rows. Ranks: bench_job(), a row of ranks_jobs[]; its
+ * parameters are the request as JSON.
  *
- * How a figure comes about. Operation and baselines take turns in rounds, in an order that rotates, so that noise of
- * the machine hits all alike. Each turn starts at a barrier; its time is from the first rank's start to the last
- * rank's end. Buffers have been touched and results verified before the rounds, and results are verified once more
- * after them.
+ * Method: in each round the operation and its baselines run once, in rotating order, so that noise of the machine
+ * affects all of them. Each sample starts with a barrier; its time is from the first rank's start to the last rank's
+ * end. Buffers are touched and results verified before the rounds; results are verified again after them.
  */
 #ifndef EP_BENCH_BENCH_H
 #define EP_BENCH_BENCH_H
@@ -26,17 +25,17 @@
 
 /* What to measure. */
 enum {
-    BENCH_DISPATCH = 1u << 0, /* a routing whose plan exists */
+    BENCH_DISPATCH = 1u << 0, /* with an existing plan */
     BENCH_COMBINE = 1u << 1,
-    BENCH_PLAN = 1u << 2, /* creation of a plan, and a new routing's first dispatch with it */
+    BENCH_PLAN = 1u << 2, /* creation of a plan, and the first dispatch of a new routing, including its plan */
     BENCH_LL = 1u << 3,   /* low-latency dispatch and combine */
     BENCH_ALL = BENCH_DISPATCH | BENCH_COMBINE | BENCH_PLAN | BENCH_LL
 };
 
-/* Element types of the dispatched rows. Rows are combined in bf16 alone. */
+/* Element types of the dispatched rows. Combined rows are always bf16. */
 enum {
     BENCH_BF16 = 1u << 0,
-    BENCH_FP8 = 1u << 1 /* with a f32 scale for each 128 elements */
+    BENCH_FP8 = 1u << 1 /* with one f32 scale for each 128 elements */
 };
 
 struct bench_request {
@@ -49,9 +48,9 @@ struct bench_request {
     int ll_tokens;                      /* per rank, low latency */
     int hidden, topk, experts;
     int iters;      /* rounds of each measurement; 0: as many as make a stable figure, at least 5 */
-    bool baselines; /* memcpy, and MPI_Alltoallv where the ranks run under MPI; on GPUs the copy engine and bare rows */
+    bool baselines; /* memcpy, and MPI_Alltoallv where the ranks run under MPI; on GPUs the copy engine and rows only */
     int sms;        /* multiprocessors of an operation on GPUs; 0: the backend's default */
-    bool sum_once;  /* low latency: EP_LL_NO_PARTIAL_REDUCE */
+    bool no_partial_reduce; /* low latency: EP_LL_NO_PARTIAL_REDUCE */
 };
 
 /* DeepSeek-V3's shape: hidden 7168, top-8 of 256 experts, uniform, bf16, 512 tokens (low latency 128), all of
@@ -68,36 +67,35 @@ struct bench_request {
  *   "sms"      multiprocessors of an operation, on GPUs
  *   "mpi"      version text of the MPI that the ranks run under, or null
  *   "rows"     array of measurements, see tool/schema/bench.json
- *   "memory"   array: what the library holds beside the caller's buffers, for each token count
- * Otherwise an exit code of the command; the reason has been reported.
+ *   "memory"   array: memory of the library in addition to the caller's buffers, for each token count
+ * Otherwise an exit code of the command, after reporting the reason.
  */
 int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **ret_result);
 
 /*
- * Can the request be run on n_ranks ranks? NULL, or what is wrong with it: a phrase for a message about usage. The
- * text lives in `buffer`.
+ * Checks whether the request can run on n_ranks ranks. NULL, or a phrase for a usage error, in `buffer`.
  */
 const char *bench_check(const struct bench_request *request, int n_ranks, char *buffer, size_t buffer_bytes);
 
-/* Bytes of memory that the request takes on n_ranks ranks of one host, all together. */
+/* Total bytes of memory of the request on n_ranks ranks of one host. */
 uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool under_mpi);
 
 /*
- * What the rates of a row are held against in one figure: memcpy of the same bytes on the host, the copy engine from
- * all to all on GPUs. `key` is its object in the row; vs_<key> the ratio.
+ * The main baseline of a row: memcpy of the same bytes on the host, all-to-all copies by the copy engine on GPUs.
+ * `key`: its object in the row; vs_<key>: the ratio.
  */
 struct bench_baseline {
     const char *key, *name;
 };
 struct bench_baseline bench_baseline_of(const json_t *row);
 
-/* What was measured, for records: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
+/* Provenance of a record: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
 json_t *bench_provenance(void);
 
-/* The parameters of a request as they go into a result. A new reference. */
+/* The parameters of a request, for a result. A new reference. */
 json_t *bench_request_to_json(const struct bench_request *request);
 
-/* The rank's side. */
+/* Runs the request on a rank. */
 int bench_job(struct ranks_ctx *ctx, const json_t *parameters);
 
 #endif

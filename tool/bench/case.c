@@ -19,7 +19,7 @@ int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request
     struct check_error error;
 
     if (!routing_new(&spec, ret_routing, &error))
-        return ranks_emit_error(ctx, ep_fail(EP_E_ARG, "%s", error.text), "making up a routing");
+        return ranks_emit_error(ctx, ep_fail(EP_E_ARG, "%s", error.text), "generating a routing");
     if (bench_route_init(ret_route, *ret_routing, ctx->rank, ranks_per_node) == 0)
         return 0;
     routing_free(*ret_routing);
@@ -28,14 +28,14 @@ int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request
                             "preparing the benchmark");
 }
 
-static void *take(struct bench_case *bench, int64_t rows, size_t row_bytes)
+static void *alloc_rows(struct bench_case *bench, int64_t rows, size_t row_bytes)
 {
     return mirrors_alloc(&bench->mirrors, (size_t)rows * row_bytes, 0);
 }
 
-static void *take_symmetric(struct bench_case *bench, size_t row_bytes)
+static void *alloc_symmetric(struct bench_case *bench, size_t row_bytes)
 {
-    size_t bytes = (size_t)bench->room_rows * row_bytes;
+    size_t bytes = (size_t)bench->capacity_rows * row_bytes;
 
     bench->symmetric_bytes += (int64_t)bytes;
     return mirrors_alloc(&bench->mirrors, bytes, MIRRORS_SYMMETRIC);
@@ -51,29 +51,29 @@ void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route 
     mirrors_add(mirrors, route->weights, choices * sizeof(float));
 }
 
-static ep_status take_buffers(struct bench_case *bench)
+static ep_status alloc_buffers(struct bench_case *bench)
 {
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
     size_t scales = hidden / EP_SCALE_BLOCK * sizeof(float);
-    int64_t n_tokens = bench->tokens; /* another variant of the routing may have more on this rank */
+    int64_t n_tokens = bench->tokens; /* other variants of the routing may have more on this rank than this one */
 
     bench->mirrors.ctx = bench->ctx;
-    bench->recv_x = take_symmetric(bench, 2 * hidden);
-    bench->recv_scales = take_symmetric(bench, scales);
-    bench->recv_experts = take_symmetric(bench, topk * sizeof(int32_t));
-    bench->recv_weights = take_symmetric(bench, topk * sizeof(float));
-    /* As an engine would have it from malloc. */
-    bench->x = take(bench, n_tokens, 2 * hidden);
-    bench->x_scales = take(bench, n_tokens, scales);
-    bench->out = take(bench, n_tokens, 2 * hidden);
+    bench->recv_x = alloc_symmetric(bench, 2 * hidden);
+    bench->recv_scales = alloc_symmetric(bench, scales);
+    bench->recv_experts = alloc_symmetric(bench, topk * sizeof(int32_t));
+    bench->recv_weights = alloc_symmetric(bench, topk * sizeof(float));
+    /* Private memory, as from malloc() in an engine. */
+    bench->x = alloc_rows(bench, n_tokens, 2 * hidden);
+    bench->x_scales = alloc_rows(bench, n_tokens, scales);
+    bench->out = alloc_rows(bench, n_tokens, 2 * hidden);
     bench_mirror_route(&bench->mirrors, &bench->route);
     if (bench_has_baselines(bench)) {
-        bench->copy_to = take_symmetric(bench, 2 * hidden);
-        /* Sources of what this rank receives, and of what it sends to one other: with a skewed routing either is more.
-         */
-        bench->copy_from = take(bench, bench->room_rows > n_tokens ? bench->room_rows : n_tokens, 2 * hidden);
-        bench->out_naive = take(bench, n_tokens, 2 * hidden);
+        bench->copy_to = alloc_symmetric(bench, 2 * hidden);
+        /* Source of all rows that this rank receives, or sends to one other rank: either may be more. */
+        bench->copy_from =
+            alloc_rows(bench, bench->capacity_rows > n_tokens ? bench->capacity_rows : n_tokens, 2 * hidden);
+        bench->out_naive = alloc_rows(bench, n_tokens, 2 * hidden);
     }
     EP_TRY(mirrors_status(&bench->mirrors));
     if (!bench_has_mpi(bench))
@@ -82,7 +82,7 @@ static ep_status take_buffers(struct bench_case *bench)
 }
 
 int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,
-                    int64_t least_rows)
+                    int64_t min_rows)
 {
     ep_status status;
     int code;
@@ -95,10 +95,10 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
     code = bench_routing_new(ctx, request, tokens, 0, bench->ranks_per_node, &bench->routing, &bench->route);
     if (code != 0)
         return code;
-    bench->room_rows = bench->route.n_recv > least_rows ? bench->route.n_recv : least_rows;
+    bench->capacity_rows = bench->route.n_recv > min_rows ? bench->route.n_recv : min_rows;
     status = bench_one_clock(ctx, &bench->one_clock);
     if (status == EP_OK)
-        status = take_buffers(bench);
+        status = alloc_buffers(bench);
     return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the benchmark");
 }
 
@@ -141,6 +141,6 @@ void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatc
         .recv_scales = is_fp8 ? mirrors_address(&bench->mirrors, bench->recv_scales) : NULL,
         .recv_topk_idx = mirrors_address(&bench->mirrors, bench->recv_experts),
         .recv_topk_weights = mirrors_address(&bench->mirrors, bench->recv_weights),
-        .out_rows = bench->room_rows,
+        .out_rows = bench->capacity_rows,
     };
 }

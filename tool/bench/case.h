@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * case.h - one configuration on one rank: shape, routing, buffers. Inside of the benchmark.
+ * case.h - one configuration on one rank: shape, routing, buffers. Internal to the benchmark.
  *
- *   job.c      goes through the request
+ *   job.c      runs the request
  *   case.c     buffers
  *   verify.c   poison, contents, comparison with the oracle
  *   ops.c      dispatch, combine          plans.c   plans and first dispatches
@@ -22,7 +22,7 @@
 struct bench_case {
     struct ranks_ctx *ctx;
     const struct bench_request *request;
-    int tokens; /* of this rank and every other, unless the routing says otherwise */
+    int tokens; /* per rank; some routings give some ranks fewer */
     int ranks_per_node;
     bool one_clock;
     struct routing *routing;
@@ -30,8 +30,8 @@ struct bench_case {
     ep_plan *plan;
 
     /*
-     * Of one rank, as mirrors.h says. Private memory: x, x_scales, out, out_naive, copy_from. From ep_alloc: the
-     * others.
+     * Buffers of this rank, see mirrors.h. x, x_scales, out, out_naive and copy_from: private memory. The others:
+     * symmetric memory.
      */
     struct bench_mirrors mirrors;
     void *x;         /* [N,H] bf16 or fp8 */
@@ -45,32 +45,32 @@ struct bench_case {
     int32_t *recv_experts; /* [n_recv,K] */
     float *recv_weights;
     int64_t symmetric_bytes; /* of the buffers above */
-    int64_t room_rows;       /* received rows that they hold */
+    int64_t capacity_rows;   /* received rows that they hold */
     struct naive naive;      /* with MPI and baselines */
 };
 
 /*
- * Makes routing and buffers, all touched. `least_rows`: room for at least so many received rows. Collective. 0, or an
- * exit code after a failure that has been emitted; bench_case_done() is always allowed.
+ * Creates the routing and the buffers, with all pages touched. `min_rows`: least capacity for received rows.
+ * Collective. 0, or an exit code after emitting the error; bench_case_done() is allowed after both.
  */
 int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,
-                    int64_t least_rows);
+                    int64_t min_rows);
 void bench_case_done(struct bench_case *bench);
 
-/* The routing of a request, and what follows from it for this rank; variants differ in their seed. 0, or an exit code
- * after a failure that has been emitted. */
+/* Creates the routing of a request, and the route of this rank; variants have different seeds. 0, or an exit code after
+ * emitting the error. */
 int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
                       int ranks_per_node, struct routing **ret_routing, struct bench_route *ret_route);
 
-/* Mirrors of what a routing gives to the library: experts and weights. */
+/* Adds mirrors of the experts and weights of a route. */
 void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route *route);
 
-/* `mirrors`: where those of the route are. */
+/* `mirrors`: those of the route. */
 ep_status bench_plan_new(struct bench_case *bench, const struct bench_mirrors *mirrors, const struct bench_route *route,
                          ep_plan **ret_plan);
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);
 
-/* Baselines that need buffers of their own. */
+/* Whether baselines that need their own buffers are measured. */
 static inline bool bench_has_baselines(const struct bench_case *bench)
 {
     return bench->request->baselines && (bench->request->ops & (BENCH_DISPATCH | BENCH_COMBINE));
@@ -81,33 +81,33 @@ static inline bool bench_has_mpi(const struct bench_case *bench)
     return bench->ctx->mpi && !bench->ctx->memory && bench_has_baselines(bench);
 }
 
-/* --- verify.c: all of these are collective, and fail on every rank when they fail on one --- */
+/* --- verify.c: collective; an error on one rank is returned on all ranks --- */
 
 void verify_fill_x(struct bench_case *bench, bool is_fp8);
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route);
 int verify_dispatch(struct bench_case *bench, const struct routing *routing, const struct bench_route *route,
                     bool is_fp8);
 void verify_fill_returned(struct bench_case *bench);
-/* Sums of what verify_fill_returned() has filled in, or of rows with keys of PATTERN_LL_RETURN. `ranks_per_node`: of
- * the order of addition. */
+/* Verifies the sums of the rows of verify_fill_returned(), or of rows with keys of PATTERN_LL_RETURN. `ranks_per_node`
+ * determines the order of addition. */
 int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, bool low_latency,
                    const char *what);
-/* Results of MPI_Alltoallv against those of the library, which have been verified. */
+/* Compares the results of MPI_Alltoallv with those of the library, which have been verified. */
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8);
 
-/* All ranks fail when one has found something wrong; emits that rank's text. 0 or CMD_FAILED on all of them. */
+/* Collective. If `wrong` is not "" on some rank, emits its text and returns CMD_FAILED on all ranks, else 0. */
 int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong);
 
 /* --- row.c --- */
 
-/* Where the time of an operation went, by ep_comm_get_stats(): sums over rounds of this rank. */
+/* Phases of an operation by ep_comm_get_stats(): sums over the rounds of this rank. */
 struct bench_phases {
     uint64_t ready, move, done, copy, total;
     uint64_t net_bytes, n;
 };
 
-enum { TURN_OURS = 0, TURN_COPY, TURN_NAIVE };
-enum { TURN_QUEUED = 1, TURN_BARE, TURN_ENGINE_PAIR, TURN_ENGINE_ALL }; /* on GPUs, after TURN_OURS */
+enum { SERIES_OP = 0, SERIES_COPY, SERIES_NAIVE };
+enum { SERIES_QUEUED = 1, SERIES_ROWS_ONLY, SERIES_ENGINE_PAIR, SERIES_ENGINE_ALL }; /* on GPUs, after SERIES_OP */
 
 void bench_phases_add(struct bench_phases *phases, const ep_comm *comm);
 
@@ -115,38 +115,38 @@ struct bench_measurement {
     const char *op;   /* "dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine", "ll-pair" */
     const char *type; /* "bf16", "fp8" */
     int tokens;
-    int64_t row_bytes; /* 0: nothing that has a rate */
+    int64_t row_bytes; /* 0: no rates */
     struct bench_counts counts;
-    const struct bench_phases *phases;                                 /* NULL: none */
-    const struct bench_turn *ours, *copy, *naive, *cached;             /* NULL: not measured */
-    const struct bench_turn *queued, *bare, *engine_pair, *engine_all; /* on GPUs */
-    double pair_bytes;                                                 /* of a turn of engine_pair */
-    const struct bench_turn *puts, *sockets; /* between nodes: the network by itself, plain sockets; NULL */
-    double net_bytes;                        /* of one rank in a turn of these */
-    double n_puts;                           /* of one operation of this rank */
+    const struct bench_phases *phases;                                        /* NULL: none */
+    const struct bench_series *measured, *copy, *naive, *cached;              /* NULL: not measured */
+    const struct bench_series *queued, *rows_only, *engine_pair, *engine_all; /* on GPUs */
+    double pair_bytes;                                                        /* of a sample of engine_pair */
+    const struct bench_series *puts, *sockets; /* between nodes: puts only, plain sockets; NULL: not measured */
+    double net_bytes;                          /* of one rank in a sample of these */
+    double n_puts;                             /* of one operation of this rank */
 };
 
-/* Adds up over the ranks; rank 0 emits the row. Collective. */
+/* Sums over the ranks; rank 0 emits the row. Collective. */
 int bench_emit_row(const struct bench_case *bench, const struct bench_measurement *measurement);
 
-/* --- roofline.c: what the GPUs of this machine give at best --- */
+/* --- roofline.c: upper bounds of the GPUs of this machine --- */
 
 struct bench_roofline {
     struct bench_case *bench;
-    void **peers; /* [R] their copy_to, as mapped here */
-    int64_t *at;  /* [R] where the rows of this rank begin there, in rows */
+    void **peers; /* [R] copy_to of each rank, mapped into this rank */
+    int64_t *at;  /* [R] index of this rank's first row in it */
     size_t row_bytes;
     size_t pair_bytes;
 };
 
-/* Collective. 0 or an exit code; bench_roofline_done() is always allowed. */
+/* Collective. 0 or an exit code; bench_roofline_done() is allowed after both. */
 int bench_roofline_init(struct bench_roofline *roofline, struct bench_case *bench);
 void bench_roofline_done(struct bench_roofline *roofline);
-/* Turns: the copy engine, one pair in one direction, and as many bytes from all to all as the rows have. */
+/* Copies by the copy engine: from rank 0 to rank 1, and the bytes of all rows from all to all. */
 ep_status bench_engine_pair(void *roofline);
 ep_status bench_engine_all(void *roofline);
 
-/* --- what job.c goes through: 0, or an exit code --- */
+/* --- measurements, called by job.c: 0, or an exit code --- */
 
 int bench_run_ops(struct bench_case *bench);
 int bench_run_plans(struct bench_case *bench);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_bench.c - epkit bench: how fast dispatch and combine are here, beside memcpy and MPI_Alltoallv. */
+/* cmd_bench.c - epkit bench: measures dispatch and combine, with the baselines memcpy and MPI_Alltoallv. */
 #include "bench/bench.h"
 #include "bench/render.h"
 #include "bench_model.h"
@@ -17,13 +17,13 @@
 #include <string.h>
 
 struct bench_options {
-    struct group_options group; /* its ranks: the entry of the list that is being measured */
+    struct group_options group; /* its ranks: the current entry of the list */
     struct opt_list ranks, tokens, only, model;
     const char *machines;
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
-    bool sum_once, no_baselines, quick, phases, json, csv;
+    bool no_partial_reduce, no_baselines, quick, phases, json, csv;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -45,9 +45,9 @@ static const struct opt bench_table[] = {
      .value = "256", .help = "experts of the whole group"},
     {"ll-tokens", 0, "N", OPT_INT, offsetof(struct bench_options, ll_tokens), .min = 1, .max = 4096, .value = "128",
      .help = "tokens of each rank, low latency"},
-    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct bench_options, sum_once),
-     .help = "low-latency combine: have every row travel by itself and be added up by the token's rank "
-             "(EP_LL_NO_PARTIAL_REDUCE), instead of one row for each token and rank"},
+    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_partial_reduce),
+     .help = "low-latency combine: send each expert's row to the token's rank, which sums them "
+             "(EP_LL_NO_PARTIAL_REDUCE), instead of one partial sum for each token and rank"},
     {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct bench_options, dtype), .choices = dtypes, .value = "all",
      .help = "element type of the dispatched rows"},
     {"routing", 0, "NAME", OPT_STRING, offsetof(struct bench_options, routing), .value = "uniform",
@@ -55,35 +55,35 @@ static const struct opt bench_table[] = {
     {"seed", 's', "N", OPT_INT, offsetof(struct bench_options, seed), .min = 0, .max = INT64_MAX - BENCH_MAX_ITERS,
      .value = "1", .help = "of routing and contents"},
     {"iters", 'i', "N", OPT_INT, offsetof(struct bench_options, iters), .min = 1, .max = BENCH_MAX_ITERS,
-     .help = "rounds of each measurement; without it as many as take 0.3 s, at least 5"},
+     .help = "rounds of each measurement; default: as many as take 0.3 s, at least 5"},
     {"sms", 0, "N", OPT_INT, offsetof(struct bench_options, sms), .min = 0, .max = 1024, .value = "0",
-     .help = "multiprocessors that an operation occupies on GPUs; 0 leaves it to the library"},
+     .help = "multiprocessors of an operation on GPUs; 0: default of the library"},
     {"no-baselines", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_baselines),
-     .help = "do not measure memcpy and MPI_Alltoallv, or copy engine and bare rows, beside; takes less memory"},
+     .help = "do not measure baselines (memcpy, MPI_Alltoallv, copy engine, rows only); needs less memory"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
-     .help = "a small shape and few rounds: whether it works, not how fast"},
+     .help = "a small shape and few rounds, to check that it works"},
     {"model", 0, "LIST", OPT_LIST, offsetof(struct bench_options, model), .min = 2, .max = 4096,
-     .help = "start no ranks, but say what ideal machines of so many nodes would do, beside published figures",
+     .help = "start no ranks, but print the model of ideal machines with these numbers of nodes, and published results",
      .heading = "Model"},
     {"machines", 0, "NAME", OPT_STRING, offsetof(struct bench_options, machines), .value = "b200",
-     .help = "what machines they are: b200, h200, h100, h800"},
+     .help = "machines of the model: b200, h200, h100, h800"},
     {"phases", 'p', NULL, OPT_FLAG, offsetof(struct bench_options, phases),
-     .help = "show where the time of each operation goes", .heading = "Output"},
+     .help = "show the phases of each operation", .heading = "Output"},
     {"csv", 0, NULL, OPT_FLAG, offsetof(struct bench_options, csv),
      .help = "write comma-separated values to standard output instead of text"},
     OPT_JSON_ROW(struct bench_options, json),
     {"ranks", 'r', "LIST", OPT_LIST, offsetof(struct bench_options, ranks), .min = 1, .max = EP_MAX_RANKS,
      .value = "8", .help = "numbers of ranks; each is measured", .heading = "Group"},
     {"nodes", 'n', "N", OPT_INT, offsetof(struct bench_options, group.nodes), .min = 1, .max = EP_MAX_RANKS,
-     .help = "nodes that the ranks are spread over; must divide the ranks. Without it one, or what the hosts of ranks "
-             "that a launcher started make"},
+     .help = "nodes that the ranks are spread over; must divide the ranks. Default: one, or the hosts of ranks that a "
+             "launcher started"},
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
-     .help = "how ranks are started: " GROUP_BOOT_HELP "; without it mpi on the host backend where MPI is installed, "
-             "for the sake of the baseline, else fork"},
+     .help = "how ranks are started: " GROUP_BOOT_HELP "; default: mpi on the host backend if MPI is installed, for "
+             "its baseline, else fork"},
     {"network", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.network), .choices = group_networks,
      .value = "auto", .help = GROUP_NETWORK_HELP},
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
-     .value = "auto", .help = GROUP_BACKEND_HELP ", and is one for all of --ranks"},
+     .value = "auto", .help = GROUP_BACKEND_HELP "; the same for all of --ranks"},
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct bench_options, group.timeout_s), .min = 1, .max = 86400,
      .value = "120", .help = GROUP_TIMEOUT_HELP},
     {"channels", 0, "N", OPT_INT, offsetof(struct bench_options, group.channels), .min = 1, .max = 16, .value = "4",
@@ -94,36 +94,36 @@ static const struct opt bench_table[] = {
 };
 /* clang-format on */
 
-static void take_int(const struct cmd *cmd, const struct cmd_call *call, const char *name, int64_t value,
-                     int64_t *option)
+static void default_int(const struct cmd *cmd, const struct cmd_call *call, const char *name, int64_t value,
+                        int64_t *option)
 {
     if (!cmd_given(cmd, call, name))
         *option = value;
 }
 
-static void take_list(const struct cmd *cmd, const struct cmd_call *call, const char *name, int64_t value,
-                      struct opt_list *option)
+static void default_list(const struct cmd *cmd, const struct cmd_call *call, const char *name, int64_t value,
+                         struct opt_list *option)
 {
     if (!cmd_given(cmd, call, name))
         *option = (struct opt_list){.n = 1, .values = {value}};
 }
 
-/* What --quick changes, and what depends on this machine. Options that were given stay. */
+/* Defaults of --quick, and those that depend on this machine, for options that were not given. */
 static void fill_defaults(const struct cmd *cmd, const struct cmd_call *call, struct bench_options *options)
 {
     int gpu_ranks;
 
     if (options->quick) {
-        take_list(cmd, call, "ranks", 4, &options->ranks);
-        take_list(cmd, call, "tokens", 64, &options->tokens);
-        take_int(cmd, call, "hidden", 1024, &options->hidden);
-        take_int(cmd, call, "experts", 64, &options->experts);
-        take_int(cmd, call, "ll-tokens", 16, &options->ll_tokens);
-        take_int(cmd, call, "iters", 5, &options->iters);
+        default_list(cmd, call, "ranks", 4, &options->ranks);
+        default_list(cmd, call, "tokens", 64, &options->tokens);
+        default_int(cmd, call, "hidden", 1024, &options->hidden);
+        default_int(cmd, call, "experts", 64, &options->experts);
+        default_int(cmd, call, "ll-tokens", 16, &options->ll_tokens);
+        default_int(cmd, call, "iters", 5, &options->iters);
     }
     gpu_ranks = ranks_world_rank() >= 0 ? ranks_world_size() : group_gpu_ranks(&options->group);
     if (gpu_ranks)
-        take_list(cmd, call, "ranks", gpu_ranks, &options->ranks);
+        default_list(cmd, call, "ranks", gpu_ranks, &options->ranks);
 }
 
 static int make_request(const struct cmd *cmd, const struct bench_options *options, struct bench_request *ret_request)
@@ -140,7 +140,7 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
         .iters = (int)options->iters,
         .baselines = !options->no_baselines,
         .sms = (int)options->sms,
-        .sum_once = options->sum_once,
+        .no_partial_reduce = options->no_partial_reduce,
     };
 
     if (!routing)
@@ -158,7 +158,7 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
     return CMD_FINE;
 }
 
-/* Specs of all groups, before the first is started: a mistake in the last one shows at once, not after minutes. */
+/* The specs of all groups, before the first is started, so that usage errors are reported at once. */
 static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options,
                       const struct bench_request *request, struct ranks_spec *ret_specs)
 {
@@ -192,56 +192,56 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
     return CMD_FINE;
 }
 
-struct findings {
+struct results {
     json_t *rows, *memory, *device, *mpi, *network;
     double load; /* of the machine before the first rank was started; negative: not known */
 };
 
-static void keep(struct findings *findings, json_t *result)
+static void append_results(struct results *results, json_t *result)
 {
-    json_array_extend(findings->rows, json_object_get(result, "rows"));
-    json_array_extend(findings->memory, json_object_get(result, "memory"));
-    if (!findings->device) {
-        findings->device = json_incref(json_object_get(result, "device"));
-        findings->mpi = json_incref(json_object_get(result, "mpi"));
-        findings->network = json_incref(json_object_get(result, "network"));
+    json_array_extend(results->rows, json_object_get(result, "rows"));
+    json_array_extend(results->memory, json_object_get(result, "memory"));
+    if (!results->device) {
+        results->device = json_incref(json_object_get(result, "device"));
+        results->mpi = json_incref(json_object_get(result, "mpi"));
+        results->network = json_incref(json_object_get(result, "network"));
     }
     json_decref(result);
 }
 
-static void print_text(const struct bench_options *options, const struct findings *findings, const json_t *machine)
+static void print_text(const struct bench_options *options, const struct results *results, const json_t *machine)
 {
-    const char *device = json_string_value(findings->device);
-    const char *mpi = json_string_value(findings->mpi);
+    const char *device = json_string_value(results->device);
+    const char *mpi = json_string_value(results->mpi);
     const char *why = "";
-    bool gpus = json_object_get(json_array_get(findings->rows, 0), "sms");
+    bool gpus = json_object_get(json_array_get(results->rows, 0), "sms");
     char sentence[512], where[256];
 
-    bench_sentence(findings->rows, sentence, sizeof(sentence));
+    bench_verdict(results->rows, sentence, sizeof(sentence));
     machine_summary(machine, where, sizeof(where));
     out_verdict(OUT_PLAIN, "%s, %s.", device, sentence);
-    bench_print_rows(findings->rows, device, OUT_TABLE);
+    bench_print_rows(results->rows, device, OUT_TABLE);
     if (options->phases)
-        bench_print_phases(findings->rows, device);
-    bench_print_notes(findings->rows, findings->memory);
+        bench_print_phases(results->rows, device);
+    bench_print_notes(results->rows, results->memory);
     out_line("All results verified. GB/s are of one rank. Machine: %s.", where);
     if (options->no_baselines)
         return;
     if (gpus) {
-        out_line("%s", "Time: between marks in the stream, the slowest rank. Queued: behind other work, which empties "
+        out_line("%s", "Time: between two events in the stream, slowest rank. Queued: after other work, which flushes "
                        "the cache and hides the launch. Copy engine: the same bytes from all to all.");
         return;
     }
     if (mpi)
-        out_line("MPI_Alltoallv of %s: a naive baseline that packs and adds by itself.", mpi);
+        out_line("MPI_Alltoallv of %s: a naive baseline that packs and sums rows itself.", mpi);
     else if (!ranks_mpi_available(&why))
-        out_line("No column for MPI_Alltoallv: MPI not installed (%s).", why);
+        out_line("No column for MPI_Alltoallv: MPI is not available (%s).", why);
     else
         out_line("No column for MPI_Alltoallv: the ranks do not run under MPI (--boot mpi).");
 }
 
 static int print_json(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
-                      const struct ranks_spec *specs, const struct findings *findings, json_t *machine)
+                      const struct ranks_spec *specs, const struct results *results, json_t *machine)
 {
     json_t *document = out_document(cmd->name);
     json_t *parameters = bench_request_to_json(request);
@@ -257,32 +257,32 @@ static int print_json(const struct cmd *cmd, const struct bench_options *options
     json_object_set_new(parameters, "backend_why", json_string(specs[0].backend_why));
     json_object_set_new(parameters, "channels", json_integer(specs[0].channels));
     json_object_set_new(parameters, "partial", json_string(group_partials[options->group.partial]));
-    bench_sentence(findings->rows, sentence, sizeof(sentence));
+    bench_verdict(results->rows, sentence, sizeof(sentence));
     json_object_set_new(document, "verdict", json_string(sentence));
-    json_object_set(document, "device", findings->device);
-    json_object_set(document, "network", findings->network);
-    json_object_set(document, "mpi", findings->mpi);
+    json_object_set(document, "device", results->device);
+    json_object_set(document, "network", results->network);
+    json_object_set(document, "mpi", results->mpi);
     json_object_set(document, "machine", machine);
-    json_object_set_new(document, "load_before", findings->load < 0 ? json_null() : json_real(findings->load));
+    json_object_set_new(document, "load_before", results->load < 0 ? json_null() : json_real(results->load));
     json_object_set_new(document, "build", bench_provenance());
     json_object_set_new(document, "parameters", parameters);
-    json_object_set(document, "rows", findings->rows);
-    json_object_set(document, "memory", findings->memory);
+    json_object_set(document, "rows", results->rows);
+    json_object_set(document, "memory", results->memory);
     return out_json(document);
 }
 
 static int print(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
-                 const struct ranks_spec *specs, const struct findings *findings)
+                 const struct ranks_spec *specs, const struct results *results)
 {
     json_t *machine = machine_describe();
     int result = 0;
 
     if (options->json)
-        result = print_json(cmd, options, request, specs, findings, machine);
+        result = print_json(cmd, options, request, specs, results, machine);
     else if (options->csv)
-        result = bench_print_rows(findings->rows, json_string_value(findings->device), OUT_CSV);
+        result = bench_print_rows(results->rows, json_string_value(results->device), OUT_CSV);
     else
-        print_text(options, findings, machine);
+        print_text(options, results, machine);
     json_decref(machine);
     return result == 0 ? CMD_FINE : CMD_FAILED;
 }
@@ -302,14 +302,14 @@ static int run_model(const struct cmd *cmd, const struct bench_options *options,
     wrong = bench_check(&modelled, 1, buffer, sizeof(buffer));
     if (!(request->ops & (BENCH_DISPATCH | BENCH_COMBINE))) {
         json_decref(rows);
-        return cmd_usage(cmd, "--model is about dispatch and combine, and --only leaves both out");
+        return cmd_usage(cmd, "--model covers dispatch and combine, and --only selects neither");
     }
     if (rows && wrong) {
         json_decref(rows);
         return cmd_usage(cmd, "--model: %s", wrong);
     }
     if (!rows)
-        return cmd_usage(cmd, "--machines %s: not known; there are %s", options->machines, known);
+        return cmd_usage(cmd, "--machines %s: unknown; known are %s", options->machines, known);
     if (options->json) {
         document = out_document(cmd->name);
         json_object_set_new(document, "machines", json_string(title));
@@ -322,29 +322,29 @@ static int run_model(const struct cmd *cmd, const struct bench_options *options,
         result = bench_model_print(rows, options->csv);
         if (!options->csv && result == 0)
             out_line(
-                "GB/s are of one rank. Measured: published figures of such machines. The formula is in docs/model.md.");
+                "GB/s are of one rank. Measured: published results of such machines. The formula is in docs/model.md.");
     }
     json_decref(rows);
     return result == 0 ? CMD_FINE : CMD_FAILED;
 }
 
-/* A model and a measurement each leave out options of the other; nothing is taken and then ignored. */
+/* Rejects options of a measurement with --model, and the other way round. */
 static int check_model(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options)
 {
     static const char *const names[] = {"ranks", "nodes", "boot", "network", "backend", "channels"};
 
     for (size_t i = 0; options->model.n && i < sizeof(names) / sizeof(names[0]); i++)
         if (cmd_given(cmd, call, names[i]))
-            return cmd_usage(cmd, "--%s is of a measurement, and --model starts no ranks", names[i]);
+            return cmd_usage(cmd, "--%s is for measurements, and --model starts no ranks", names[i]);
     if (!options->model.n && cmd_given(cmd, call, "machines"))
-        return cmd_usage(cmd, "--machines says what --model is of: give --model NODES as well");
+        return cmd_usage(cmd, "--machines needs --model NODES");
     return CMD_FINE;
 }
 
 static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct bench_options options = *(const struct bench_options *)call->options;
-    struct findings findings = {.rows = json_array(), .memory = json_array(), .load = -1};
+    struct results results = {.rows = json_array(), .memory = json_array(), .load = -1};
     struct ranks_spec specs[OPT_LIST_MAX] = {{0}};
     struct bench_request request = BENCH_REQUEST_INIT;
     int result;
@@ -354,70 +354,70 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
     if (result == CMD_FINE)
         result = make_request(cmd, &options, &request);
     if (options.model.n) {
-        json_decref(findings.rows);
-        json_decref(findings.memory);
+        json_decref(results.rows);
+        json_decref(results.memory);
         return result == CMD_FINE ? run_model(cmd, &options, &request) : result;
     }
     if (result == CMD_FINE)
         result = make_specs(cmd, call, &options, &request, specs);
-    if (getloadavg(&findings.load, 1) != 1)
-        findings.load = -1;
+    if (getloadavg(&results.load, 1) != 1)
+        results.load = -1;
     progress_start("bench");
     for (size_t i = 0; i < options.ranks.n && result == CMD_FINE; i++) {
         json_t *part;
 
         result = bench_collect(&specs[i], &request, &part);
         if (result == CMD_FINE)
-            keep(&findings, part);
+            append_results(&results, part);
     }
     progress_stop();
     if (result == CMD_FINE)
-        result = print(cmd, &options, &request, specs, &findings);
-    json_decref(findings.rows);
-    json_decref(findings.memory);
-    json_decref(findings.device);
-    json_decref(findings.mpi);
-    json_decref(findings.network);
+        result = print(cmd, &options, &request, specs, &results);
+    json_decref(results.rows);
+    json_decref(results.memory);
+    json_decref(results.device);
+    json_decref(results.mpi);
+    json_decref(results.network);
     return result;
 }
 
 const struct cmd command_bench = {
     .name = "bench",
     .args = "",
-    .summary = "measure dispatch and combine beside memcpy and MPI_Alltoallv",
+    .summary = "measure dispatch and combine, with memcpy and MPI_Alltoallv as baselines",
     .description =
         "Starts a group of ranks on this machine and measures dispatch, combine, the creation of plans and the "
-        "low-latency operations on made-up routings, after verifying that their results are right.\n\n" GROUP_BACKEND_TEXT
-        "One backend is measured in one run, so a list of --ranks gets that of its largest number.\n\n"
-        "On GPUs the data is in device memory, and beside it stands what the GPUs give at best: the same rows without "
-        "plan and waits, and the copy engine. An operation by itself is timed with its launch and with the time by which "
-        "the ranks begin apart; ll-pair is a low-latency dispatch and its combine in a row of such pairs, where the "
-        "ranks keep step as in a decoder.\n\n"
-        "On the host backend two baselines take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
-        "MPI is installed, dispatch and combine written by hand around MPI_Alltoallv. On a machine that is shared, "
-        "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"
-        "Between nodes two more stand beside: bare puts, the bytes that a rank puts on the network in puts of 256 KiB "
-        "over the same streams, and over sockets the same by send() and recv().\n\n"
+        "low-latency operations on synthetic routings, after verifying their results.\n\n" GROUP_BACKEND_TEXT
+        "All groups of one run use the same backend: that of the largest of --ranks.\n\n"
+        "On GPUs the data is in device memory, and the baselines are: the rows only, moved by the same kernels without "
+        "plan and waits, and the copy engine. The time of a single operation includes its launch and the skew between "
+        "the ranks; ll-pair is the time of one low-latency dispatch and combine in a sequence of such pairs, in which "
+        "the ranks stay synchronised as in a decoder.\n\n"
+        "On the host backend the baselines, measured alternately on the same ranks, are: memcpy of the bytes that a "
+        "rank receives, and, if MPI is installed, a naive dispatch and combine with MPI_Alltoallv. On a shared "
+        "machine, or with fewer CPUs than ranks, quote the ratios to these baselines, not GB/s.\n\n"
+        "Between nodes there are two more baselines: puts only, the same bytes in puts of 256 KiB over the same "
+        "streams, and, with the network tcp, plain sockets, the same with send() and recv().\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
-        "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s only "
-        "those that travel from one rank to another: one for each token and rank, but each for itself in a low-latency "
-        "combine with --sum-once. A rate above that of memcpy is no mistake: a row that goes to several ranks is "
-        "read once and placed on each of them, where memcpy reads it each time.",
+        "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s count "
+        "only rows sent to other ranks: one for each token and rank, or one for each token and expert in a low-latency "
+        "combine with --sum-once. Rates may exceed that of memcpy: a row for several ranks is read once and written to "
+        "each of them, while memcpy reads it each time.",
     .options = bench_table,
     .options_bytes = sizeof(struct bench_options),
     .examples =
         (const struct cmd_example[]){
             {"epkit bench", "8 ranks with the shape of DeepSeek-V3."},
-            {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "How the rates grow with the tokens."},
-            {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "How the cost grows with the ranks."},
-            {"epkit bench --nodes 2 --phases", "Over two nodes, and where the time goes."},
-            {"epkit bench --model 2,4,8,64,4096 --tokens 4096", "What ideal machines would do."},
-            {"epkit bench --iters 50 --json >record.json", "A record to keep."},
+            {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "Scaling with the number of tokens."},
+            {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "Scaling with the number of ranks."},
+            {"epkit bench --nodes 2 --phases", "Two nodes, with the phases of each operation."},
+            {"epkit bench --model 2,4,8,64,4096 --tokens 4096", "The model of ideal machines."},
+            {"epkit bench --iters 50 --json >record.json", "A record as JSON."},
             {NULL, NULL},
         },
     .exits =
         (const struct cmd_exit_text[]){
-            {CMD_FINE, "measured, and all results were right"},
+            {CMD_FINE, "measured, and all results were correct"},
             {CMD_FAILED, "a rank failed, or a result was wrong"},
             {CMD_USAGE, "wrong usage; no rank was started"},
             {CMD_UNSUPPORTED, "the library cannot do this on this machine"},

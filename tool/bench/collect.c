@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* collect.c - the launcher's side: starts the job and keeps what the ranks measure. */
+/* collect.c - starts the job from the launcher and collects the measurements of the ranks. */
 #include "bench/bench.h"
 
 #include "machine.h"
@@ -14,7 +14,7 @@ struct collector {
     json_t *rows, *memory;
 };
 
-static void keep(json_t *array, const json_t *event)
+static void append_row(json_t *array, const json_t *event)
 {
     json_t *row = json_copy((json_t *)event);
 
@@ -32,9 +32,9 @@ static void on_event(void *context, const json_t *event)
     if (!kind)
         return;
     if (strcmp(kind, "row") == 0) {
-        keep(collector->rows, event);
+        append_row(collector->rows, event);
     } else if (strcmp(kind, "memory") == 0) {
-        keep(collector->memory, event);
+        append_row(collector->memory, event);
     } else if (strcmp(kind, "start") == 0) {
         json_object_set(collector->result, "device", json_object_get(event, "device"));
         json_object_set(collector->result, "network", json_object_get(event, "network"));
@@ -45,7 +45,7 @@ static void on_event(void *context, const json_t *event)
     }
 }
 
-/* Running out of memory would kill a rank, or a process of another user: refused before it begins. */
+/* Rejects a request that would run out of memory, which would kill a rank or a process of another user. */
 static bool memory_suffices(const struct ranks_spec *spec, const struct bench_request *request)
 {
     uint64_t needed = bench_bytes(request, spec->nranks, spec->boot == RANKS_MPI);
@@ -56,8 +56,8 @@ static bool memory_suffices(const struct ranks_spec *spec, const struct bench_re
         return true;
     machine_print_bytes((double)needed, needed_text);
     machine_print_bytes((double)there, there_text);
-    out_error("bench: %d ranks need about %s of memory, and this machine has %s for them", spec->nranks, needed_text,
-              there_text);
+    out_error("bench: %d ranks need about %s of memory, but only %s are available on this machine", spec->nranks,
+              needed_text, there_text);
     out_hint("use fewer --tokens, fewer --ranks or a smaller --hidden");
     return false;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * footprint.c - memory that the library takes beside the caller's buffers: by its own account, and measured.
+ * footprint.c - memory of the library in addition to the caller's buffers: as reported by the library, and measured.
  *
- * Measured means: growth of the process's private pages over plan, dispatch and combine (all buffers of the benchmark
- * exist before), plus the pages of the memory files that this process owns and the benchmark did not ask for. Neither
- * counts a page twice that ranks share, as the resident set would.
+ * Measured: growth of the process's private pages during plan, dispatch and combine (all buffers of the benchmark are
+ * allocated before), plus the pages of the memory files of this process that are not buffers of the benchmark. Unlike
+ * the resident set, neither counts a shared page more than once.
  */
 #include "bench/case.h"
 
@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Private pages of this process, in bytes; -1 if the kernel does not say. */
+/* Private pages of this process, in bytes; -1: unknown. */
 static int64_t private_bytes(void)
 {
     FILE *file = fopen("/proc/self/status", "re");
@@ -34,7 +34,7 @@ static int64_t private_bytes(void)
     return kib < 0 ? -1 : kib * 1024;
 }
 
-/* Pages of the memory files of the library that are open here; peers' are mapped, but not open. -1: not known. */
+/* Pages of the library's memory files that are open; those of peers are mapped, but not open. -1: unknown. */
 static int64_t memory_file_bytes(void)
 {
     DIR *folder = opendir("/proc/self/fd");
@@ -66,7 +66,7 @@ struct footprint {
     int64_t data;              /* inputs and outputs of one dispatch and one combine */
 };
 
-/* The buffers that any engine has: x and top-k in, rows and top-k out, sums out. */
+/* Buffers of any engine: x and top-k in, rows and top-k out, sums out. */
 static int64_t data_bytes(const struct bench_route *route, int hidden)
 {
     int64_t row = 2 * (int64_t)hidden;
@@ -75,7 +75,7 @@ static int64_t data_bytes(const struct bench_route *route, int hidden)
     return route->n_tokens * (2 * row + choice) + route->n_recv * (row + choice);
 }
 
-static ep_status take_plan(struct bench_case *bench)
+static ep_status run_once(struct bench_case *bench)
 {
     ep_dispatch_args dispatch;
     const ep_combine_args combine = {.size = sizeof(combine),
@@ -90,19 +90,19 @@ static ep_status take_plan(struct bench_case *bench)
     return ep_combine_sync(bench->plan, &combine);
 }
 
-static ep_status take_footprint(struct bench_case *bench, struct footprint *ret_footprint)
+static ep_status measure_footprint(struct bench_case *bench, struct footprint *ret_footprint)
 {
     ep_comm_info info = {.size = sizeof(info)};
     int64_t before = private_bytes(), after, files;
 
-    EP_TRY(take_plan(bench));
+    EP_TRY(run_once(bench));
     EP_TRY(ep_comm_get_info(bench->ctx->comm, &info));
     after = private_bytes();
     files = memory_file_bytes();
     ret_footprint->library = (int64_t)info.library_bytes;
     ret_footprint->data = data_bytes(&bench->route, bench->request->hidden);
     ret_footprint->measured = -1;
-    /* Threads are one process: its pages are those of all ranks. Memory of a device is not among them. */
+    /* Not with threads, which share one process, and not for device memory. */
     if (before >= 0 && after >= 0 && files >= 0 && bench->ctx->spec->boot != RANKS_THREADS && !bench->ctx->memory)
         ret_footprint->measured = after - before + files - bench->symmetric_bytes;
     return EP_OK;
@@ -127,7 +127,7 @@ int bench_run_footprint(struct bench_case *bench)
     struct ranks_ctx *ctx = bench->ctx;
     struct footprint mine, sum = {0};
     struct footprint *all;
-    ep_status status = take_footprint(bench, &mine);
+    ep_status status = measure_footprint(bench, &mine);
 
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "first plan, dispatch and combine");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* job.c - goes through a request, on every rank. */
+/* job.c - runs a request on every rank. */
 #include "bench/case.h"
 
 #include "backend/cuda/module.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lowlat.c - dispatch and combine in the low-latency layout. Logical bytes are counted as the peers count them, per
- * (token, expert); bytes on the wire as rows travel (account.h).
+ * lowlat.c - dispatch and combine in the low-latency layout. Logical bytes are counted per (token, expert), as DeepEP
+ * does; bytes on the wire by the rows that are sent (account.h).
  *
- * The layout is sparse, so the baseline of memcpy copies as many bytes, but in one piece.
+ * The layout is sparse; the memcpy baseline copies the same number of bytes from contiguous memory.
  */
 #include "bench/case.h"
 
@@ -68,14 +68,14 @@ static ep_status run_combine(void *context)
         .n_tokens = route->n_tokens,
         .topk_weights = mirrors_address(&lowlat->mirrors, route->weights),
         .out = mirrors_address(&lowlat->mirrors, lowlat->out),
-        .flags = lowlat->bench.request->sum_once ? EP_LL_NO_PARTIAL_REDUCE : 0,
+        .flags = lowlat->bench.request->no_partial_reduce ? EP_LL_NO_PARTIAL_REDUCE : 0,
     };
 
     return lowlat->bench.ctx->gpu ? ep_ll_combine(lowlat->ll, &args, NULL) : ep_ll_combine_sync(lowlat->ll, &args);
 }
 
-/* On GPUs calls are only queued: waits until the stream is there. */
-static ep_status settle(struct lowlat *lowlat)
+/* On GPUs, where calls are only queued: waits for the stream. */
+static ep_status sync_stream(struct lowlat *lowlat)
 {
     struct ranks_ctx *ctx = lowlat->bench.ctx;
     uint64_t unused;
@@ -88,25 +88,25 @@ static ep_status settle(struct lowlat *lowlat)
     return ep_comm_async_error(ctx->comm);
 }
 
-/* The combine that every dispatch needs, when the dispatch is what is measured; and the other way round. */
+/* Each dispatch needs a combine, which is not timed when the dispatch is measured, and the other way round. */
 static ep_status after_dispatch(void *context, int round)
 {
     (void)round;
     EP_TRY(run_combine(context));
-    return settle(context);
+    return sync_stream(context);
 }
 
 static ep_status after_pairs(void *context, int round)
 {
     (void)round;
-    return settle(context);
+    return sync_stream(context);
 }
 
 static ep_status prepare_combine(void *context, int round)
 {
     (void)round;
     EP_TRY(run_dispatch(context));
-    return settle(context);
+    return sync_stream(context);
 }
 
 static ep_status run_copy(void *context)
@@ -117,7 +117,7 @@ static ep_status run_copy(void *context)
     return EP_OK;
 }
 
-/* A row that this rank receives: for a local expert, where the layout has it, and where it comes from. */
+/* A row that this rank receives: its local expert, its slot in the layout, its source. */
 struct row {
     int local;
     int64_t slot;
@@ -177,7 +177,7 @@ static size_t row_bytes(const struct lowlat *lowlat)
     return (size_t)lowlat->bench.request->hidden * (lowlat->is_fp8 ? 1 : 2);
 }
 
-/* `act` on the rows or scales of each expert. Behind each_row(), which counts them. */
+/* Calls `act` on the rows or scales of each expert. Needs the counts of each_row(). */
 static void each_expert(struct lowlat *lowlat, void *rows, size_t bytes,
                         void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
 {
@@ -244,7 +244,7 @@ static int check_combine(struct lowlat *lowlat)
     return verify_combine(bench, lowlat->out, bench->ctx->nranks, true, "verifying low-latency combine");
 }
 
-/* Dispatch and combine once, into poisoned outputs, everything compared. */
+/* Runs dispatch and combine once with poisoned outputs and verifies everything. */
 static int check_both(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
@@ -260,7 +260,7 @@ static int check_both(struct lowlat *lowlat)
     if (status == EP_OK)
         status = run_dispatch(lowlat);
     if (status == EP_OK)
-        status = settle(lowlat);
+        status = sync_stream(lowlat);
     if (status != EP_OK)
         return ranks_emit_error(lowlat->bench.ctx, status, "low-latency dispatch");
     code = check_dispatch(lowlat);
@@ -268,7 +268,7 @@ static int check_both(struct lowlat *lowlat)
         return code;
     status = run_combine(lowlat);
     if (status == EP_OK)
-        status = settle(lowlat);
+        status = sync_stream(lowlat);
     if (status != EP_OK)
         return ranks_emit_error(lowlat->bench.ctx, status, "low-latency combine");
     return check_combine(lowlat);
@@ -277,37 +277,37 @@ static int check_both(struct lowlat *lowlat)
 static int measure(struct lowlat *lowlat, bool is_combine)
 {
     struct bench_case *bench = &lowlat->bench;
-    struct bench_turn turns[] = {
+    struct bench_series series[] = {
         {.what = "low-latency dispatch", .run = run_dispatch, .after = after_dispatch, .context = lowlat},
         {.what = "memcpy", .run = run_copy, .context = lowlat},
     };
-    struct bench_turn combine = {
+    struct bench_series combine = {
         .what = "low-latency combine", .prepare = prepare_combine, .run = run_combine, .context = lowlat};
     bool gpu = bench->ctx->gpu;
-    int n_turns = gpu || bench->request->baselines ? 2 : 1;
+    int n_series = gpu || bench->request->baselines ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "ll-combine" : "ll-dispatch",
         .type = lowlat->is_fp8 && !is_combine ? "fp8" : "bf16",
         .tokens = bench->tokens,
         .row_bytes = bench_row_bytes(lowlat->is_fp8 && !is_combine, bench->request->hidden),
         .counts = bench->route.counts,
-        .ours = &turns[0],
-        .copy = n_turns > 1 && !gpu ? &turns[1] : NULL,
-        .queued = gpu ? &turns[1] : NULL,
+        .measured = &series[0],
+        .copy = n_series > 1 && !gpu ? &series[1] : NULL,
+        .queued = gpu ? &series[1] : NULL,
     };
     int code;
 
     if (is_combine)
-        turns[0] = combine;
+        series[0] = combine;
     if (gpu) {
-        turns[1] = turns[0];
-        turns[1].queued = true;
+        series[1] = series[0];
+        series[1].queued = true;
     }
     measurement.counts.recv = count_rows(lowlat);
-    if (is_combine && bench->request->sum_once)
+    if (is_combine && bench->request->no_partial_reduce)
         measurement.counts.wire = count_remote(lowlat);
     lowlat->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
-    code = bench_rounds(bench->ctx, turns, n_turns, bench->request->iters, bench->one_clock);
+    code = bench_rounds(bench->ctx, series, n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = check_both(lowlat);
     return code ? code : bench_emit_row(bench, &measurement);
@@ -323,30 +323,30 @@ static ep_status run_pairs(void *context)
 }
 
 /*
- * Dispatches and combines one behind the other, as a decoder queues them: the ranks keep each other in step, so what is
- * missing here of a call by itself is the launch and how far apart the ranks began. On GPUs.
+ * Dispatches and combines back to back, as a decoder queues them. The ranks stay synchronised, so that, unlike in
+ * single calls, neither the launch nor the skew between the ranks is included. On GPUs.
  */
 static int measure_pairs(struct lowlat *lowlat)
 {
     struct bench_case *bench = &lowlat->bench;
-    struct bench_turn turn = {
+    struct bench_series pairs = {
         .what = "low-latency pairs", .run = run_pairs, .after = after_pairs, .context = lowlat, .repeats = PAIRS};
     struct bench_measurement measurement = {.op = "ll-pair",
                                             .type = lowlat->is_fp8 ? "fp8" : "bf16",
                                             .tokens = bench->tokens,
                                             .counts = bench->route.counts,
-                                            .ours = &turn};
+                                            .measured = &pairs};
     int code;
 
     measurement.counts.recv = count_rows(lowlat);
-    code = bench_rounds(bench->ctx, &turn, 1, bench->request->iters, bench->one_clock);
+    code = bench_rounds(bench->ctx, &pairs, 1, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = check_both(lowlat);
     return code ? code : bench_emit_row(bench, &measurement);
 }
 
-/* Pages that are never written do not exist: the layout is larger than what is received by a factor of about L / K. */
-static ep_status take_memory(struct lowlat *lowlat)
+/* MIRRORS_UNTOUCHED: the layout is larger than the received data by a factor of about L / K. */
+static ep_status alloc_buffers(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
     struct bench_mirrors *mirrors = &lowlat->mirrors;
@@ -386,7 +386,7 @@ static ep_status open_layout(struct lowlat *lowlat)
         .topk = request->topk,
     };
 
-    EP_TRY(take_memory(lowlat));
+    EP_TRY(alloc_buffers(lowlat));
     for (int token = 0; token < lowlat->bench.route.n_tokens; token++)
         pattern_fill(lowlat->x + (size_t)token * (size_t)request->hidden, 2 * (size_t)request->hidden, PATTERN_BF16,
                      pattern_key(request->seed, PATTERN_X, 0, lowlat->bench.ctx->rank, token));
@@ -421,7 +421,7 @@ static int measure_types(struct lowlat *lowlat)
         if (code == 0)
             code = measure(lowlat, false);
     }
-    /* The sum is always of bf16 rows; the dispatch before it is of the type measured last. */
+    /* Combined rows are always bf16; the dispatch before it has the type measured last. */
     if (code == 0)
         code = measure(lowlat, true);
     return code || !lowlat->bench.ctx->gpu ? code : measure_pairs(lowlat);

@@ -41,11 +41,11 @@ void *mirrors_alloc(struct bench_mirrors *mirrors, size_t bytes, unsigned flags)
         if (!mirror->host)
             status = ep_fail(EP_E_MEMORY, "benchmark: no memory for a buffer of %zu bytes", whole);
     }
-    mirror->place = mirror->host;
+    mirror->address = mirror->host;
     if (status == EP_OK && symmetric)
-        status = ep_alloc(ctx->comm, whole, &mirror->place);
+        status = ep_alloc(ctx->comm, whole, &mirror->address);
     else if (status == EP_OK && ctx->memory)
-        status = ctx->memory->alloc(ctx, whole, &mirror->place);
+        status = ctx->memory->alloc(ctx, whole, &mirror->address);
     if (status != EP_OK) {
         free(mirror->host);
         mirrors->n--;
@@ -53,7 +53,7 @@ void *mirrors_alloc(struct bench_mirrors *mirrors, size_t bytes, unsigned flags)
         return NULL;
     }
     if (!mirror->host)
-        mirror->host = mirror->place;
+        mirror->host = mirror->address;
     if (!(flags & MIRRORS_UNTOUCHED))
         memset(mirror->host, 0, whole);
     return mirror->host;
@@ -64,21 +64,21 @@ void mirrors_add(struct bench_mirrors *mirrors, void *host, size_t bytes)
     struct ranks_ctx *ctx = mirrors->ctx;
     struct bench_mirror *mirror;
     ep_status status;
-    void *place;
+    void *address;
 
     if (!ctx->memory || mirrors->status != EP_OK)
         return;
-    status = ctx->memory->alloc(ctx, bytes + 1, &place);
+    status = ctx->memory->alloc(ctx, bytes + 1, &address);
     mirror = status == EP_OK ? add(mirrors) : NULL;
     if (!mirror) {
         fail(mirrors, status);
         return;
     }
-    *mirror = (struct bench_mirror){.host = host, .place = place};
+    *mirror = (struct bench_mirror){.host = host, .address = address};
     mirrors_push(mirrors, host, bytes);
 }
 
-/* The mirror that `host` is the beginning of. */
+/* The mirror of the buffer that begins at `host`. */
 static const struct bench_mirror *find(const struct bench_mirrors *mirrors, const void *host)
 {
     for (int i = 0; i < mirrors->n; i++)
@@ -91,7 +91,7 @@ void *mirrors_address(const struct bench_mirrors *mirrors, const void *host)
 {
     const struct bench_mirror *mirror = host ? find(mirrors, host) : NULL;
 
-    return mirror ? mirror->place : (void *)(uintptr_t)host;
+    return mirror ? mirror->address : (void *)(uintptr_t)host;
 }
 
 static void copy(struct bench_mirrors *mirrors, void *host, size_t bytes, bool to_mirror)
@@ -103,7 +103,7 @@ static void copy(struct bench_mirrors *mirrors, void *host, size_t bytes, bool t
 
     if (!ctx->memory || mirrors->status != EP_OK || !bytes)
         return;
-    /* Of a part: the buffer that begins last before it. */
+    /* `host` may be within a buffer: the last one that begins at or before it. */
     for (int i = 0; i < mirrors->n; i++)
         if ((uintptr_t)mirrors->at[i].host <= at && (!mirror || mirrors->at[i].host > mirror->host))
             mirror = &mirrors->at[i];
@@ -111,7 +111,7 @@ static void copy(struct bench_mirrors *mirrors, void *host, size_t bytes, bool t
         fail(mirrors, ep_fail(EP_E_STATE, "benchmark: a buffer has no mirror"));
         return;
     }
-    there = (char *)mirror->place + (at - (uintptr_t)mirror->host);
+    there = (char *)mirror->address + (at - (uintptr_t)mirror->host);
     fail(mirrors, ctx->memory->copy(ctx, to_mirror ? there : host, to_mirror ? host : there, bytes));
 }
 
@@ -135,14 +135,14 @@ void mirrors_free(struct bench_mirrors *mirrors)
 {
     bool healthy = true;
 
-    /* The first failure has been reported; a communicator that failed frees what is left when it is freed itself. */
+    /* The first error has been reported; symmetric memory of a failed communicator is freed with the communicator. */
     for (int i = 0; i < mirrors->n; i++) {
         struct bench_mirror *mirror = &mirrors->at[i];
 
         if (mirror->symmetric)
-            healthy = healthy && ep_free(mirrors->ctx->comm, mirror->place) == EP_OK;
-        else if (mirror->place != mirror->host)
-            mirrors->ctx->memory->free(mirrors->ctx, mirror->place);
+            healthy = healthy && ep_free(mirrors->ctx->comm, mirror->address) == EP_OK;
+        else if (mirror->address != mirror->host)
+            mirrors->ctx->memory->free(mirrors->ctx, mirror->address);
         if (mirror->own_host)
             free(mirror->host);
     }

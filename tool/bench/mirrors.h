@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * mirrors.h - the buffers of the benchmark. They are filled and verified in host memory; on GPUs each has a mirror in
- * device memory, which is what the library is given. On the host backend a buffer is its own mirror, and nothing is
- * copied.
+ * device memory, which is passed to the library. On the host backend a buffer is its own mirror, and nothing is copied.
  *
- * The first failure is kept: what is done after it does nothing, and mirrors_status() returns it.
+ * Errors are sticky: after the first one all calls do nothing, and mirrors_status() returns it.
  */
 #ifndef EP_BENCH_MIRRORS_H
 #define EP_BENCH_MIRRORS_H
@@ -20,28 +19,28 @@ struct bench_mirrors {
     ep_status status;
     int n;
     struct bench_mirror {
-        void *host, *place;
+        void *host, *address;
         bool own_host, symmetric;
     } at[MIRRORS_MAX];
 };
 
 enum {
     MIRRORS_SYMMETRIC = 1u << 0, /* from ep_alloc: collective */
-    MIRRORS_UNTOUCHED = 1u << 1  /* pages that are never written do not exist */
+    MIRRORS_UNTOUCHED = 1u << 1  /* not zeroed: pages are allocated when they are first written */
 };
 
-/* A buffer, zeroed so that every page exists before anything is timed. NULL after a failure. */
+/* A buffer, zeroed so that all pages are allocated before anything is timed. NULL after an error. */
 void *mirrors_alloc(struct bench_mirrors *mirrors, size_t bytes, unsigned flags);
-/* A mirror for an array of the caller's, which outlives it. */
+/* Adds a mirror of an array of the caller, which must outlive it. */
 void mirrors_add(struct bench_mirrors *mirrors, void *host, size_t bytes);
-/* Where the library finds it. */
+/* The address to pass to the library. */
 void *mirrors_address(const struct bench_mirrors *mirrors, const void *host);
-/* The first `bytes` of a buffer, or of a part of one: to the mirror, and back. */
+/* Copies `bytes` of a buffer, or of a part of one, to the mirror, and back. */
 void mirrors_push(struct bench_mirrors *mirrors, void *host, size_t bytes);
 void mirrors_pull(struct bench_mirrors *mirrors, void *host, size_t bytes);
-/* Fills them with PATTERN_POISON, in the mirror too. */
+/* Fills buffer and mirror with PATTERN_POISON. */
 void mirrors_poison(struct bench_mirrors *mirrors, void *host, size_t bytes);
-/* Frees all. Collective where some are symmetric. */
+/* Frees all. Collective if some are symmetric. */
 void mirrors_free(struct bench_mirrors *mirrors);
 
 static inline ep_status mirrors_status(const struct bench_mirrors *mirrors)

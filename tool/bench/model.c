@@ -23,7 +23,7 @@ static const struct out_column columns[] = {
     {"WITH TOKENS", "measured_tokens", 0, OUT_IF_PRESENT},
 };
 
-/* Of the published figures: the shape of DeepSeek-V3. Those of another one say nothing about it. */
+/* Shape of the published results, DeepSeek-V3: they apply to this shape only. */
 #define PUBLISHED_HIDDEN 7168
 #define PUBLISHED_TOPK 8
 
@@ -34,7 +34,7 @@ struct model_job {
     json_t *rows;
 };
 
-/* Experts: those of the request, but one on each GPU at least. */
+/* Experts: those of the request, but at least one on each GPU. */
 static void add_row(const struct model_job *job, int nodes, double tokens, bool is_combine, bool is_fp8)
 {
     const char *op = is_combine ? "combine" : "dispatch", *type = is_fp8 ? "fp8" : "bf16";

@@ -9,7 +9,7 @@
 
 static void *touched(size_t bytes)
 {
-    /* Whole lines, so that the vectors of the packing loops are aligned; zeros, so that no page is missing later. */
+    /* Whole cache lines, to align the vectors of the packing loops; zeroed, to allocate all pages. */
     size_t whole = (bytes / 64 + 1) * 64;
     void *memory = aligned_alloc(64, whole);
 
@@ -92,7 +92,7 @@ void naive_done(struct naive *naive)
     memset(naive, 0, sizeof(*naive));
 }
 
-/* One record travels beside each row: its scales, and the top-k as the destination wants it. */
+/* A record is sent with each row: its scales, and the top-k relative to the destination. */
 static void pack_meta(const struct naive *naive, unsigned char *record, int token, int holder, const float *scales)
 {
     const struct bench_route *route = naive->route;
@@ -166,7 +166,7 @@ ep_status naive_combine(struct naive *naive, const uint16_t *x, uint16_t *out)
     int32_t own_end = route->send_start[route->rank + 1];
     const uint16_t *rows[EP_MAX_TOPK];
 
-    /* Received rows lie by source already: they go back as they are, to where they had been packed. */
+    /* Received rows are ordered by source: they are returned as they are, into the send buffer of the dispatch. */
     EP_TRY(naive->mpi->alltoallv(naive->boot, x, naive->recv_counts, naive->recv_offsets, naive->packed,
                                  naive->send_counts, naive->send_offsets, hidden * sizeof(*x)));
     for (int token = 0; token < route->n_tokens; token++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * naive.h - dispatch and combine with MPI_Alltoallv, as one writes them without a library: the counts are known, rows
- * are packed by destination and arrive in (source rank, token) order, a rank's own rows take no detour.
+ * naive.h - naive baseline: dispatch and combine with MPI_Alltoallv. Counts are known, rows are packed by destination
+ * and arrive in (source rank, token) order, and a rank's own rows are copied directly.
  */
 #ifndef EP_BENCH_NAIVE_H
 #define EP_BENCH_NAIVE_H
@@ -30,14 +30,14 @@ struct naive {
     float *recv_weights;
 };
 
-/* Buffers for rows of either type; touched. Result: EP_OK or EP_E_MEMORY. */
+/* Allocates and touches buffers for rows of either type. EP_OK or EP_E_MEMORY. */
 ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
                      const struct bench_route *route, int hidden);
 
-/* A zeroed struct is fine. */
+/* Accepts a zeroed struct. */
 void naive_done(struct naive *naive);
 
-/* Bytes that naive_init() takes for these numbers of rows. */
+/* Bytes that naive_init() allocates for these numbers of rows. */
 uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);
 
 /* x [N,H] bf16, or fp8 with scales [N,H/128]. */

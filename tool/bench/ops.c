@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops.c - dispatch and combine on a plan, beside memcpy and MPI_Alltoallv; on GPUs beside their roofline. */
+/* ops.c - dispatch and combine on a plan, with the baselines memcpy and MPI_Alltoallv, or the roofline of GPUs. */
 #include "bench/case.h"
 
 #include "backend/cuda/module.h"
@@ -17,9 +17,9 @@ struct op {
     struct bench_phases phases;
     struct bench_roofline roofline;
     struct ep_net_probe *probe; /* between nodes, with baselines */
-    double probe_bytes;         /* of one rank in a turn of it */
+    double probe_bytes;         /* of one rank in a sample */
     double puts;                /* of one operation */
-    size_t copy_bytes;          /* the row bytes that this rank receives */
+    size_t copy_bytes;          /* bytes of the rows that this rank receives */
 };
 
 static ep_status run_dispatch(void *context)
@@ -40,28 +40,28 @@ static ep_status run_combine(void *context)
                                : ep_combine_sync(op->bench->plan, &op->combine);
 }
 
-static ep_status finish_ours(void *context)
+static ep_status finish_op(void *context)
 {
     struct op *op = context;
 
     return ep_stream_sync(op->bench->ctx->comm, NULL);
 }
 
-static ep_status run_bare_dispatch(void *context)
+static ep_status run_rows_only_dispatch(void *context)
 {
     struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
 
     return ctx->gpu->repeat_bare(ctx->comm, 0);
 }
 
-static ep_status run_bare_combine(void *context)
+static ep_status run_rows_only_combine(void *context)
 {
     struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
 
     return ctx->gpu->repeat_bare(ctx->comm, 1);
 }
 
-static ep_status after_ours(void *context, int round)
+static ep_status after_op(void *context, int round)
 {
     struct op *op = context;
 
@@ -103,8 +103,8 @@ static ep_status run_sockets(void *context)
 }
 
 /*
- * A rank that is done must not sleep in our barrier while MPI still has something of it to deliver: it goes on only
- * when all are done.
+ * A rank that is done must not sleep in the library's barrier while MPI still has to deliver its data: waits in MPI
+ * until all ranks are done.
  */
 static ep_status after_naive(void *context, int round)
 {
@@ -122,12 +122,12 @@ static int run_checked(struct op *op, ep_status (*run)(void *), const char *what
     if (status == EP_OK)
         status = run(op);
     if (status == EP_OK)
-        status = finish_ours(op);
+        status = finish_op(op);
     op->puts = (double)(ep_net_probe_count(op->bench->ctx->comm) - puts);
     return status == EP_OK ? 0 : ranks_emit_error(op->bench->ctx, status, what);
 }
 
-/* The operation once, into poisoned outputs, everything compared. */
+/* Runs the operation once with poisoned outputs and verifies everything. */
 static int check_dispatch(struct op *op)
 {
     struct bench_case *bench = op->bench;
@@ -150,20 +150,20 @@ static int check_combine(struct op *op)
     return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, false, "verifying combine");
 }
 
-/* After the rounds; the receiving buffers hold what the last turn left. */
+/* After the rounds: the receive buffers hold the results of the last sample. */
 static int check_naive(struct op *op, bool is_combine)
 {
     struct bench_case *bench = op->bench;
 
     if (!bench_has_mpi(bench))
         return 0;
-    /* It knows no nodes: one row after the other, by rank. */
+    /* It does not distinguish nodes: rows are summed in rank order. */
     if (is_combine)
         return verify_combine(bench, bench->out_naive, bench->ctx->nranks, false, "verifying MPI_Alltoallv");
     return verify_naive_dispatch(bench, op->is_fp8);
 }
 
-/* As many bytes to each rail peer as the operation that was last made has sent on the mean. Collective. */
+/* Each rail peer gets the mean number of bytes that the last operation sent to one. Collective. */
 static int probe_init(struct op *op)
 {
     struct ranks_ctx *ctx = op->bench->ctx;
@@ -187,57 +187,62 @@ static int probe_init(struct op *op)
     return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the probe of the network");
 }
 
-/* The network by itself, and plain sockets with the same streams and chunks; behind the other turns. */
-static void net_turns(struct op *op, int *n_turns, struct bench_turn *turns, struct bench_measurement *measurement)
+/* Puts only, and plain sockets with the same number of streams and chunks. */
+static void add_net_series(struct op *op, int *n_series, struct bench_series *series,
+                           struct bench_measurement *measurement)
 {
     if (!op->probe)
         return;
-    turns[*n_turns] = (struct bench_turn){.what = "bare puts", .run = run_puts, .context = op};
-    measurement->puts = &turns[(*n_turns)++];
+    series[*n_series] = (struct bench_series){.what = "puts only", .run = run_puts, .context = op};
+    measurement->puts = &series[(*n_series)++];
     measurement->net_bytes = op->probe_bytes;
     measurement->n_puts = op->puts;
     if (!ep_net_probe_has_sockets(op->probe))
         return;
-    turns[*n_turns] = (struct bench_turn){.what = "plain sockets", .run = run_sockets, .context = op};
-    measurement->sockets = &turns[(*n_turns)++];
+    series[*n_series] = (struct bench_series){.what = "plain sockets", .run = run_sockets, .context = op};
+    measurement->sockets = &series[(*n_series)++];
 }
 
-static void host_turns(struct op *op, bool is_combine, struct bench_turn *turns, struct bench_measurement *measurement)
+static void add_host_series(struct op *op, bool is_combine, struct bench_series *series,
+                            struct bench_measurement *measurement)
 {
     struct bench_case *bench = op->bench;
 
-    turns[TURN_COPY] = (struct bench_turn){.what = "memcpy", .run = run_copy, .context = op};
-    turns[TURN_NAIVE] = (struct bench_turn){.what = "MPI_Alltoallv",
-                                            .run = is_combine ? run_naive_combine : run_naive_dispatch,
-                                            .after = after_naive,
-                                            .context = op};
-    measurement->copy = bench_has_baselines(bench) ? &turns[TURN_COPY] : NULL;
-    measurement->naive = bench_has_mpi(bench) ? &turns[TURN_NAIVE] : NULL;
+    series[SERIES_COPY] = (struct bench_series){.what = "memcpy", .run = run_copy, .context = op};
+    series[SERIES_NAIVE] = (struct bench_series){.what = "MPI_Alltoallv",
+                                                 .run = is_combine ? run_naive_combine : run_naive_dispatch,
+                                                 .after = after_naive,
+                                                 .context = op};
+    measurement->copy = bench_has_baselines(bench) ? &series[SERIES_COPY] : NULL;
+    measurement->naive = bench_has_mpi(bench) ? &series[SERIES_NAIVE] : NULL;
 }
 
-/* Baselines of GPUs that reach each other: between nodes other kernels run, and no copy engine goes there. */
+/* Only on one node: between nodes there are other kernels, and the copy engine cannot reach other nodes. */
 static bool has_roofline(const struct bench_case *bench)
 {
     return bench->ctx->gpu && bench_has_baselines(bench) && bench->ctx->nnodes < 2;
 }
 
-/* The operation once more behind other work; the same rows without waits; the copy engine. */
-static void gpu_turns(struct op *op, bool is_combine, struct bench_turn *turns, struct bench_measurement *measurement)
+/* The operation queued after other work; its rows only, without plan and waits; the copy engine. */
+static void add_gpu_series(struct op *op, bool is_combine, struct bench_series *series,
+                           struct bench_measurement *measurement)
 {
-    turns[TURN_QUEUED] = turns[TURN_OURS];
-    turns[TURN_QUEUED].queued = true;
-    turns[TURN_BARE] = (struct bench_turn){
-        .what = "bare rows", .run = is_combine ? run_bare_combine : run_bare_dispatch, .queued = true, .context = op};
-    turns[TURN_ENGINE_PAIR] = (struct bench_turn){
+    series[SERIES_QUEUED] = series[SERIES_OP];
+    series[SERIES_QUEUED].queued = true;
+    series[SERIES_ROWS_ONLY] = (struct bench_series){.what = "rows only",
+                                                     .run = is_combine ? run_rows_only_combine : run_rows_only_dispatch,
+                                                     .queued = true,
+                                                     .context = op};
+    series[SERIES_ENGINE_PAIR] = (struct bench_series){
         .what = "copy engine, one pair", .run = bench_engine_pair, .queued = true, .context = &op->roofline};
-    turns[TURN_ENGINE_ALL] = (struct bench_turn){
+    series[SERIES_ENGINE_ALL] = (struct bench_series){
         .what = "copy engine, all to all", .run = bench_engine_all, .queued = true, .context = &op->roofline};
-    measurement->queued = &turns[TURN_QUEUED];
+    measurement->queued = &series[SERIES_QUEUED];
     if (!has_roofline(op->bench))
         return;
-    measurement->bare = &turns[TURN_BARE];
-    measurement->engine_pair = &turns[TURN_ENGINE_PAIR];
-    measurement->engine_all = &turns[TURN_ENGINE_ALL];
+    measurement->rows_only = &series[SERIES_ROWS_ONLY];
+    measurement->engine_pair = &series[SERIES_ENGINE_PAIR];
+    measurement->engine_all = &series[SERIES_ENGINE_ALL];
     measurement->pair_bytes = (double)op->roofline.pair_bytes;
 }
 
@@ -245,14 +250,14 @@ static int measure(struct op *op, bool is_combine)
 {
     struct bench_case *bench = op->bench;
     bool gpu = bench->ctx->gpu;
-    struct bench_turn turns[BENCH_MAX_TURNS] = {
-        [TURN_OURS] = {.what = is_combine ? "combine" : "dispatch",
+    struct bench_series series[BENCH_MAX_SERIES] = {
+        [SERIES_OP] = {.what = is_combine ? "combine" : "dispatch",
                        .run = is_combine ? run_combine : run_dispatch,
-                       .finish = finish_ours,
-                       .after = after_ours,
+                       .finish = finish_op,
+                       .after = after_op,
                        .context = op},
     };
-    int n_turns = gpu ? (has_roofline(bench) ? 5 : 2) : bench_has_mpi(bench) ? 3 : bench_has_baselines(bench) ? 2 : 1;
+    int n_series = gpu ? (has_roofline(bench) ? 5 : 2) : bench_has_mpi(bench) ? 3 : bench_has_baselines(bench) ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "combine" : "dispatch",
         .type = op->is_fp8 ? "fp8" : "bf16",
@@ -260,21 +265,21 @@ static int measure(struct op *op, bool is_combine)
         .row_bytes = bench_row_bytes(op->is_fp8, bench->request->hidden),
         .counts = bench->route.counts,
         .phases = &op->phases,
-        .ours = &turns[TURN_OURS],
+        .measured = &series[SERIES_OP],
     };
     int code = has_roofline(bench) ? bench_roofline_init(&op->roofline, bench) : 0;
 
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
-    (gpu ? gpu_turns : host_turns)(op, is_combine, turns, &measurement);
+    (gpu ? add_gpu_series : add_host_series)(op, is_combine, series, &measurement);
     op->copy_bytes = (size_t)(bench->route.n_recv * measurement.row_bytes);
     memset(&op->phases, 0, sizeof(op->phases));
     if (code == 0)
         code = is_combine ? check_combine(op) : check_dispatch(op);
     if (code == 0 && !gpu && bench_has_baselines(bench) && bench->ctx->nnodes > 1)
         code = probe_init(op);
-    net_turns(op, &n_turns, turns, &measurement);
+    add_net_series(op, &n_series, series, &measurement);
     if (code == 0)
-        code = bench_rounds(bench->ctx, turns, n_turns, bench->request->iters, bench->one_clock);
+        code = bench_rounds(bench->ctx, series, n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = is_combine ? check_combine(op) : check_dispatch(op);
     if (code == 0)

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* What each element keeps of the random bits, and what is added: eight bytes at a time. */
+/* Masks of the random bits of each element, and bits that are set, for eight bytes. */
 static const struct {
     uint64_t keep, add;
 } masks[] = {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pattern.h - random contents that any rank can look up: the oracle of the benchmark.
+ * pattern.h - random contents that any rank can compute, to verify results of the benchmark.
  *
- * The contents of a row are a pure function of a key (check/random.h), so a receiver checks every byte without asking
- * the sender. Values are finite and of similar size; none is the poison.
+ * The contents of a row are a pure function of a key (check/random.h), so that a receiver can verify every byte without
+ * communication. Values are finite and of similar magnitude; none equals the poison.
  */
 #ifndef EP_BENCH_PATTERN_H
 #define EP_BENCH_PATTERN_H
@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Outputs are filled with this byte before a checked operation: NaN in bf16, fp8 and f32, index -1. */
+/* Outputs are filled with this byte before a verified operation: NaN in bf16, fp8 and f32, index -1. */
 #define PATTERN_POISON 0xff
 
 enum pattern_kind {

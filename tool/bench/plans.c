@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plans.c - what a new routing costs: its plan alone, and its first dispatch, beside that of a plan that exists. */
+/* plans.c - cost of a new routing: its plan, and its first dispatch compared with that of an existing plan. */
 #include "bench/plans.h"
 #include "bench/case.h"
 
@@ -36,7 +36,7 @@ int bench_plans_rows(struct ranks_ctx *ctx, const struct bench_request *request,
     return 0;
 }
 
-/* Each turn has a routing that is not that of the turn before. */
+/* Each sample has another routing than the one before. */
 static ep_status prepare_new(void *context, int round)
 {
     struct plans *plans = context;
@@ -96,7 +96,7 @@ static int check_first(struct plans *plans, int variant)
     return verify_dispatch(bench, plans->routing[variant], route, false);
 }
 
-/* The mean of the routings, each of which has its turns. */
+/* The mean of the routings, which are used equally often. */
 static struct bench_counts mean_counts(const struct plans *plans)
 {
     struct bench_counts mean = {0};
@@ -113,7 +113,7 @@ static struct bench_counts mean_counts(const struct plans *plans)
 static int measure(struct plans *plans)
 {
     struct bench_case *bench = plans->bench;
-    struct bench_turn turns[] = {
+    struct bench_series series[] = {
         {.what = "first dispatch", .prepare = prepare_new, .run = run_first, .after = after_new, .context = plans},
         {.what = "plan", .prepare = prepare_new, .run = run_plan, .after = after_new, .context = plans},
         {.what = "dispatch", .run = run_cached, .context = plans},
@@ -124,17 +124,17 @@ static int measure(struct plans *plans)
         .tokens = bench->tokens,
         .row_bytes = bench_row_bytes(0, bench->request->hidden),
         .counts = mean_counts(plans),
-        .ours = &turns[0],
-        .cached = &turns[2],
+        .measured = &series[0],
+        .cached = &series[2],
     };
     struct bench_measurement plan = {
-        .op = "plan", .type = "", .tokens = bench->tokens, .counts = mean_counts(plans), .ours = &turns[1]};
+        .op = "plan", .type = "", .tokens = bench->tokens, .counts = mean_counts(plans), .measured = &series[1]};
     int code = 0;
 
     for (int v = 0; v < BENCH_VARIANTS && code == 0; v++)
         code = check_first(plans, v);
     if (code == 0)
-        code = bench_rounds(bench->ctx, turns, 3, bench->request->iters, bench->one_clock);
+        code = bench_rounds(bench->ctx, series, 3, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = check_first(plans, 0);
     if (code == 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compiled with -O3 (see CMakeLists.txt). Written with the vector types of GCC and Clang, because GCC 12 does not keep
- * the sums of a plain loop in registers: 15 against 50 GB/s from the second-level cache.
+ * Compiled with -O3 (see CMakeLists.txt). Uses vector types of GCC and Clang, because GCC 12 does not keep the sums of
+ * a plain loop in registers: 15 instead of 50 GB/s from the L2 cache.
  */
 #include "bench/reduce.h"
 
@@ -16,7 +16,7 @@ typedef float float_vector __attribute__((vector_size(4 * LANES)));
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Vectors go by pointer: by value they would have another ABI in each of the functions below. */
+/* Vectors are passed by pointer: by value the ABI would differ between the functions below. */
 INLINE void widen(const uint16_t *values, float_vector *ret_wide)
 {
     half_vector half;

@@ -38,7 +38,7 @@ static const struct out_column row_columns[] = {
     {"x cached", "vs_cached", 2, OUT_DATA},
 };
 
-/* On GPUs: beside what the machine gives at best. */
+/* On GPUs: with the roofline of the machine. */
 static const struct out_column gpu_columns[] = {
     {"ON", "device", 0, 0},
     {"OP", "op", 0, 0},
@@ -50,8 +50,8 @@ static const struct out_column gpu_columns[] = {
     {"GB/s", "logical_gbps", 1, 0},
     {"QUEUED us", "queued_us", 1, 0},
     {"GB/s", "queued_gbps", 1, 0},
-    {"BARE ROWS GB/s", "bare_gbps", 1, OUT_IF_PRESENT},
-    {"x bare", "vs_bare", 2, OUT_IF_PRESENT},
+    {"ROWS ONLY GB/s", "bare_gbps", 1, OUT_IF_PRESENT},
+    {"x rows only", "vs_bare", 2, OUT_IF_PRESENT},
     {"COPY ENGINE GB/s", "engine_all_gbps", 1, OUT_IF_PRESENT},
     {"x engine", "vs_engine_all", 2, OUT_IF_PRESENT},
     {"ONE PAIR, WIRE GB/s", "engine_pair_gbps", 1, OUT_IF_PRESENT},
@@ -67,8 +67,8 @@ static const struct out_column net_columns[] = {
     {"NET GB/s AS DeepEP PRINTS IT", "net_printed_gbps", 3, 0},
     {"NET GB/s ON THE WIRE", "net_gbps", 3, 0},
     {"PUTS", "puts_per_operation", 0, OUT_IF_PRESENT},
-    {"BARE PUTS GB/s", "puts_gbps", 3, OUT_IF_PRESENT},
-    {"x bare puts", "net_vs_puts", 2, OUT_IF_PRESENT},
+    {"PUTS ONLY GB/s", "puts_gbps", 3, OUT_IF_PRESENT},
+    {"x puts only", "net_vs_puts", 2, OUT_IF_PRESENT},
     {"PLAIN SOCKETS GB/s", "sockets_gbps", 3, OUT_IF_PRESENT},
     {"puts x sockets", "puts_vs_sockets", 2, OUT_IF_PRESENT},
 };
@@ -83,7 +83,8 @@ static const struct out_column phase_columns[] = {
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* A row without objects in it: "memcpy": {"time_us", "gbps"} is "memcpy_us" and "memcpy_gbps". A new reference. */
+/* A row without nested objects: "memcpy": {"time_us", "gbps"} becomes "memcpy_us" and "memcpy_gbps". A new reference.
+ */
 static json_t *flatten(const json_t *row, const char *device)
 {
     json_t *flat = json_copy((json_t *)row), *value;
@@ -152,7 +153,7 @@ static bool is_op(const json_t *row, const char *op)
     return strcmp(json_string_value(json_object_get(row, "op")), op) == 0;
 }
 
-/* Does `row` have more ranks, then tokens, then bytes in a row than `other`? */
+/* Orders by ranks, then tokens, then bytes of a row. */
 static bool larger(const json_t *row, const json_t *other)
 {
     static const char *const keys[] = {"ranks", "tokens", "row_bytes"};
@@ -229,7 +230,7 @@ static void write_sentence(FILE *text, const json_t *rows)
     }
 }
 
-void bench_sentence(const json_t *rows, char *ret_text, size_t bytes)
+void bench_verdict(const json_t *rows, char *ret_text, size_t bytes)
 {
     FILE *text = fmemopen(ret_text, bytes, "w");
 
@@ -247,10 +248,11 @@ void bench_print_notes(const json_t *rows, const json_t *memory)
     const json_t *held = largest(memory, NULL);
 
     if (first)
-        out_line("A new routing: its first dispatch, plan included, takes %.2f times as long as one whose plan exists.",
-                 1 / number(first, "vs_cached"));
+        out_line(
+            "New routing: the first dispatch, including its plan, takes %.2f times as long as with an existing plan.",
+            1 / number(first, "vs_cached"));
     if (held)
-        out_line("Memory: the library holds %.2f MiB of each rank beside %.1f MiB of inputs and outputs, %.1f%% "
+        out_line("Memory: the library uses %.2f MiB per rank in addition to %.1f MiB of inputs and outputs, %.1f%% "
                  "(%d ranks, %d tokens).",
                  number(held, "share") * number(held, "data_bytes") / (1 << 20), number(held, "data_bytes") / (1 << 20),
                  number(held, "share") * 100, (int)number(held, "ranks"), (int)number(held, "tokens"));

@@ -64,7 +64,7 @@ json_t *bench_request_to_json(const struct bench_request *request)
                      routing_to_name(request->routing), "seed", (json_int_t)request->seed, "tokens", tokens,
                      "ll_tokens", request->ll_tokens, "hidden", request->hidden, "topk", request->topk, "experts",
                      request->experts, "iters", request->iters, "baselines", (int)request->baselines, "sms",
-                     request->sms, "sum_once", (int)request->sum_once);
+                     request->sms, "sum_once", (int)request->no_partial_reduce);
 }
 
 int bench_request_from_json(const json_t *json, struct bench_request *ret_request)
@@ -74,12 +74,13 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
     json_t *ops, *types, *tokens;
     const char *name;
     json_int_t seed;
-    int baselines, sum_once;
+    int baselines, no_partial_reduce;
 
     if (json_unpack((json_t *)json, "{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "ops", &ops,
                     "types", &types, "routing", &name, "seed", &seed, "tokens", &tokens, "ll_tokens",
                     &request.ll_tokens, "hidden", &request.hidden, "topk", &request.topk, "experts", &request.experts,
-                    "iters", &request.iters, "baselines", &baselines, "sms", &request.sms, "sum_once", &sum_once) != 0)
+                    "iters", &request.iters, "baselines", &baselines, "sms", &request.sms, "sum_once",
+                    &no_partial_reduce) != 0)
         return -1;
     routing = routing_find(name);
     if (!routing || mask_from_json(ops, op_names, &request.ops) != 0 ||
@@ -89,7 +90,7 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
     request.routing = routing->kind;
     request.seed = (uint64_t)seed;
     request.baselines = baselines != 0;
-    request.sum_once = sum_once != 0;
+    request.no_partial_reduce = no_partial_reduce != 0;
     request.n_token_counts = (int)json_array_size(tokens);
     for (int i = 0; i < request.n_token_counts; i++)
         request.tokens[i] = (int)json_integer_value(json_array_get(tokens, (size_t)i));
@@ -123,7 +124,7 @@ uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool unde
     uint64_t row = 2 * (uint64_t)request->hidden;
     uint64_t most = 0;
 
-    /* Token counts are measured one after the other: the largest decides. */
+    /* Token counts are measured one after the other: the largest counts. */
     for (int i = 0; i < request->n_token_counts; i++) {
         uint64_t tokens = (uint64_t)request->tokens[i] * (uint64_t)n_ranks;
         uint64_t rows = tokens * (uint64_t)fan_out;

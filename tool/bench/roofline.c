@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * roofline.c - what the GPUs give without us: the copy engine between one pair of them, and from all to all with as
- * many bytes as the measured operation moves from each rank to each other one, its own part included.
+ * roofline.c - upper bounds by the copy engines of the GPUs: copies between one pair, and all-to-all copies with the
+ * bytes that the measured operation moves from each rank to each rank, including itself.
  */
 #include "bench/case.h"
 
@@ -11,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank sends the others about its buffer. */
-struct hello {
+/* Published by each rank. */
+struct peer_buffer {
     struct ep_cuda_address address;
-    int64_t room_bytes;
+    int64_t capacity_bytes;
 };
 
-static ep_status map_peers(struct bench_roofline *roofline, const struct hello *all)
+static ep_status map_peers(struct bench_roofline *roofline, const struct peer_buffer *all)
 {
     struct ranks_ctx *ctx = roofline->bench->ctx;
 
@@ -26,15 +26,15 @@ static ep_status map_peers(struct bench_roofline *roofline, const struct hello *
     return EP_OK;
 }
 
-/* Where rows of this rank begin on each other one, and room for what the pair copies. */
-static ep_status exchange_places(struct bench_roofline *roofline)
+/* Maps the buffers of all ranks and finds the offsets of this rank's rows in them. */
+static ep_status exchange_addresses(struct bench_roofline *roofline)
 {
     struct bench_case *bench = roofline->bench;
     struct ranks_ctx *ctx = bench->ctx;
     size_t n = (size_t)ctx->nranks, row = 2 * (size_t)bench->request->hidden;
-    void *mine = mirrors_address(&bench->mirrors, bench->copy_to);
-    struct hello hello = {.room_bytes = bench->room_rows * (int64_t)row};
-    struct hello *all = calloc(n, sizeof(*all));
+    void *buffer = mirrors_address(&bench->mirrors, bench->copy_to);
+    struct peer_buffer mine = {.capacity_bytes = bench->capacity_rows * (int64_t)row};
+    struct peer_buffer *all = calloc(n, sizeof(*all));
     int32_t *starts = calloc(n * (n + 1), sizeof(*starts));
     ep_status status = EP_E_MEMORY;
 
@@ -42,17 +42,17 @@ static ep_status exchange_places(struct bench_roofline *roofline)
         ep_fail(status, "benchmark: no memory for %zu ranks", n);
         goto free_all;
     }
-    status = ctx->gpu->get_address(ctx->comm, mine, (size_t)hello.room_bytes, &hello.address);
+    status = ctx->gpu->get_address(ctx->comm, buffer, (size_t)mine.capacity_bytes, &mine.address);
     if (status == EP_OK)
-        status = ep_comm_allgather(ctx->comm, &hello, sizeof(hello), all);
+        status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
     if (status == EP_OK)
         status = ep_comm_allgather(ctx->comm, bench->route.recv_start, (n + 1) * sizeof(int32_t), starts);
     if (status == EP_OK)
         status = map_peers(roofline, all);
     for (size_t rank = 0; status == EP_OK && rank < n; rank++) {
         roofline->at[rank] = starts[rank * (n + 1) + (size_t)ctx->rank];
-        if (rank == 0 || (size_t)all[rank].room_bytes < roofline->pair_bytes)
-            roofline->pair_bytes = (size_t)all[rank].room_bytes;
+        if (rank == 0 || (size_t)all[rank].capacity_bytes < roofline->pair_bytes)
+            roofline->pair_bytes = (size_t)all[rank].capacity_bytes;
     }
 free_all:
     free(all);
@@ -71,7 +71,7 @@ int bench_roofline_init(struct bench_roofline *roofline, struct bench_case *benc
     if (!roofline->peers || !roofline->at)
         ep_fail(status, "benchmark: no memory for %zu ranks", n);
     else
-        status = exchange_places(roofline);
+        status = exchange_addresses(roofline);
     return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the roofline");
 }
 
@@ -104,7 +104,7 @@ ep_status bench_engine_all(void *context)
     struct ranks_ctx *ctx = bench->ctx;
     const char *from = mirrors_address(&bench->mirrors, bench->copy_from);
 
-    /* Each rank begins with its next neighbour, so that no rank receives from all at once. */
+    /* Each rank begins with the next rank, so that no rank receives from all others at once. */
     for (int i = 1; i <= ctx->nranks; i++) {
         int rank = (ctx->rank + i) % ctx->nranks;
         size_t rows = (size_t)(route->send_start[rank + 1] - route->send_start[rank]);

@@ -14,7 +14,7 @@ static bool selects(const int32_t *experts, int topk, int n_local_experts, int r
     return false;
 }
 
-/* The rows that every source sends here. Grows recv_token as it goes: how many there are is known only at the end. */
+/* The rows received from each source. Grows recv_token, because their number is not known in advance. */
 static int fill_received(struct bench_route *route, const struct routing *routing)
 {
     int32_t experts[EP_MAX_TOPK];
@@ -60,7 +60,7 @@ static void fill_sent(struct bench_route *route)
     route->counts.wire = used - (route->send_start[route->rank + 1] - route->send_start[route->rank]);
 }
 
-/* send_token, turned round. Destinations ascend, so each token's parts come out in rank order. */
+/* Inverts send_token. Destinations ascend, so that the parts of each token are in rank order. */
 static void fill_parts(struct bench_route *route)
 {
     int32_t *next = route->part_start + 1;
@@ -69,7 +69,7 @@ static void fill_parts(struct bench_route *route)
         next[route->send_token[row]]++;
     for (int token = 0; token < route->n_tokens; token++)
         next[token] += route->part_start[token];
-    /* part_start[t] serves as the cursor of token t and ends up where t+1 starts: shift it back after that. */
+    /* part_start[t] is the cursor of token t and ends where t+1 starts: shift the array afterwards. */
     for (int64_t row = 0; row < route->n_send; row++)
         route->part[route->part_start[route->send_token[row]]++] = (int32_t)row;
     memmove(route->part_start + 1, route->part_start, (size_t)route->n_tokens * sizeof(*route->part_start));

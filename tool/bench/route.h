@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * route.h - which rows a routing sends where, worked out without the library: what results are verified against, and
- * the offsets that an engineer with MPI alone would compute by hand.
+ * route.h - rows that a routing sends from and to a rank, computed without the library: to verify results, and for the
+ * offsets of the naive baseline.
  */
 #ifndef EP_BENCH_ROUTE_H
 #define EP_BENCH_ROUTE_H
@@ -25,7 +25,7 @@ struct bench_route {
     int32_t *send_start; /* [R+1] */
     int32_t *send_token;
 
-    /* Where a token's rows are among those sent, in rank order: part[part_start[t] .. part_start[t+1]]. */
+    /* Indices of a token's rows in send_token, in rank order: part[part_start[t] .. part_start[t+1]]. */
     int32_t *part_start; /* [N+1] */
     int32_t *part;
 
@@ -33,15 +33,15 @@ struct bench_route {
     struct bench_counts counts;
 };
 
-/* 0, or -1 without memory (or with more than 2^31 rows). */
+/* 0, or -1 if out of memory (or with more than 2^31 rows). */
 int bench_route_init(struct bench_route *route, const struct routing *routing, int rank, int ranks_per_node);
 
-/* A zeroed route is fine. */
+/* Accepts a zeroed route. */
 void bench_route_done(struct bench_route *route);
 
 /*
- * What a row for rank `holder` carries of its token's top-k: local expert numbers and their weights, -1 and 0 where the
- * expert is another rank's. [K] each.
+ * The top-k sent with a row to rank `holder`: local expert numbers and their weights; -1 and 0 for experts of other
+ * ranks. [K] each.
  */
 void bench_route_meta(const struct bench_route *route, const int32_t *experts, const float *weights, int holder,
                       int32_t *ret_experts, float *ret_weights);

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the ranks add up. */
-struct share {
+/* Summed over the ranks. */
+struct totals {
     struct bench_counts counts;
     struct bench_phases phases;
 };
@@ -30,12 +30,12 @@ void bench_phases_add(struct bench_phases *phases, const ep_comm *comm)
 }
 
 static ep_status add_up(const struct bench_case *bench, const struct bench_measurement *measurement,
-                        struct share *ret_sum)
+                        struct totals *ret_sum)
 {
     struct ranks_ctx *ctx = bench->ctx;
-    struct share mine = {.counts = measurement->counts};
-    struct share *all = malloc((size_t)ctx->nranks * sizeof(*all));
-    struct share sum = {.phases.n = 0};
+    struct totals mine = {.counts = measurement->counts};
+    struct totals *all = malloc((size_t)ctx->nranks * sizeof(*all));
+    struct totals sum = {.phases.n = 0};
     ep_status status;
 
     if (!all)
@@ -81,9 +81,9 @@ static void set_times(json_t *object, const struct bench_summary *summary)
     json_object_set_new(object, "max_us", json_real(summary->max * 1e6));
 }
 
-/* A baseline beside what was measured. vs_NAME: how many times as fast as the baseline. */
-static void set_baseline(json_t *row, const char *name, const struct bench_turn *ours,
-                         const struct bench_turn *baseline, double bytes)
+/* Adds a baseline. vs_NAME: speed-up of the measured series over it. */
+static void set_baseline(json_t *row, const char *name, const struct bench_series *measured,
+                         const struct bench_series *baseline, double bytes)
 {
     char key[64];
     json_t *object;
@@ -96,39 +96,39 @@ static void set_baseline(json_t *row, const char *name, const struct bench_turn 
     set_times(object, &baseline->summary);
     json_object_set_new(object, "gbps", json_real(bytes * 1e-9 / baseline->summary.median));
     json_object_set_new(row, name, object);
-    if (baseline == ours)
+    if (baseline == measured)
         return;
     snprintf(key, sizeof(key), "vs_%s", name);
-    json_object_set_new(row, key, json_real(baseline->summary.median / ours->summary.median));
+    json_object_set_new(row, key, json_real(baseline->summary.median / measured->summary.median));
     snprintf(key, sizeof(key), "vs_%s_rounds", name);
     json_object_set_new(row, key, json_real(baseline->ratio));
 }
 
-/* On GPUs: the operation behind other work, and what the machine gives at best. GB/s of the pair: on the wire. */
+/* On GPUs: the queued operation and the roofline. GB/s of the pair: on the wire. */
 static void set_gpu(json_t *row, const struct bench_case *bench, const struct bench_measurement *measurement,
                     double bytes)
 {
-    const struct bench_turn *ours = measurement->queued ? measurement->queued : measurement->ours;
+    const struct bench_series *measured = measurement->queued ? measurement->queued : measurement->measured;
     struct ranks_ctx *ctx = bench->ctx;
     int sms;
 
     if (ctx->gpu->get_sms(ctx->comm, strncmp(measurement->op, "ll-", 3) == 0, &sms) == EP_OK)
         json_object_set_new(row, "sms", json_integer(sms));
     if (measurement->queued)
-        set_baseline(row, "queued", ours, ours, bytes);
-    if (!measurement->bare)
+        set_baseline(row, "queued", measured, measured, bytes);
+    if (!measurement->rows_only)
         return;
-    set_baseline(row, "bare", ours, measurement->bare, bytes);
-    set_baseline(row, "engine_all", ours, measurement->engine_all, bytes);
+    set_baseline(row, "bare", measured, measurement->rows_only, bytes);
+    set_baseline(row, "engine_all", measured, measurement->engine_all, bytes);
     set_baseline(row, "engine_pair", measurement->engine_pair, measurement->engine_pair, measurement->pair_bytes);
 }
 
 static void set_rates(json_t *row, const struct bench_case *bench, const struct bench_measurement *measurement,
-                      const struct share *sum)
+                      const struct totals *sum)
 {
     int n_ranks = bench->ctx->nranks;
     struct bench_rates rates =
-        bench_rates_of(&sum->counts, n_ranks, measurement->row_bytes, measurement->ours->summary.median);
+        bench_rates_of(&sum->counts, n_ranks, measurement->row_bytes, measurement->measured->summary.median);
 
     json_object_set_new(row, "rows", json_real((double)sum->counts.recv / n_ranks));
     json_object_set_new(row, "wire_rows", json_real((double)sum->counts.wire / n_ranks));
@@ -143,7 +143,7 @@ static void set_rates(json_t *row, const struct bench_case *bench, const struct 
     json_object_set_new(row, "net_gbps", json_real(rates.net));
 }
 
-/* net_vs_puts: what the operation gets of the network; puts_vs_sockets: what the network costs. */
+/* net_vs_puts: efficiency of the operation on the network; puts_vs_sockets: overhead of the network engine. */
 static void set_network(json_t *row, const struct bench_measurement *measurement)
 {
     double net = json_number_value(json_object_get(row, "net_gbps")), puts;
@@ -165,8 +165,8 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
 {
     const struct bench_request *request = bench->request;
     struct ranks_ctx *ctx = bench->ctx;
-    const struct bench_turn *ours = measurement->ours;
-    struct share sum;
+    const struct bench_series *measured = measurement->measured;
+    struct totals sum;
     double bytes;
     json_t *row;
     ep_status status = add_up(bench, measurement, &sum);
@@ -179,14 +179,14 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
     row = json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "event", "row", "op", measurement->op, "type",
                     measurement->type, "ranks", ctx->nranks, "nodes", ctx->nnodes, "tokens", measurement->tokens,
                     "hidden", request->hidden, "topk", request->topk, "experts", request->experts, "rounds",
-                    (int)ours->summary.n);
-    set_times(row, &ours->summary);
+                    (int)measured->summary.n);
+    set_times(row, &measured->summary);
     set_rates(row, bench, measurement, &sum);
     json_object_set_new(row, "phases_us", describe_phases(&sum.phases));
-    set_baseline(row, "memcpy", ours, measurement->copy, bytes);
-    set_baseline(row, "alltoallv", ours, measurement->naive, bytes);
+    set_baseline(row, "memcpy", measured, measurement->copy, bytes);
+    set_baseline(row, "alltoallv", measured, measurement->naive, bytes);
     if (measurement->cached)
-        set_baseline(row, "cached", ours, measurement->cached, bytes);
+        set_baseline(row, "cached", measured, measurement->cached, bytes);
     set_network(row, measurement);
     if (ctx->gpu)
         set_gpu(row, bench, measurement, bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stats.h - what a series of measurements says. Pure functions.
+ * stats.h - statistics of a series of measurements. Pure functions.
  */
 #ifndef EP_BENCH_STATS_H
 #define EP_BENCH_STATS_H
@@ -19,25 +19,25 @@ struct bench_summary {
  */
 double bench_quantile(const double *sorted, size_t n, double q);
 
-/* Sorts `values`. n 0 gives zeros. */
+/* Sorts `values`. With n 0 all results are 0. */
 void bench_summarise(double *values, size_t n, struct bench_summary *ret_summary);
 
 /* Median over i of numerators[i] / denominators[i]; 0 for n 0. `scratch` [n]. */
 double bench_median_ratio(const double *numerators, const double *denominators, size_t n, double *scratch);
 
-/* When a rank's turn began and ended. */
+/* A sample of one rank. */
 struct bench_span {
     uint64_t begin_ns, end_ns;
 };
 
 /*
- * Seconds that a turn took the group. With one clock: from the first rank's begin to the last rank's end, so that ranks
- * that share a processor are not timed as if each had it alone. Without: the longest span.
+ * Seconds of a sample of the group. With one clock: from the first rank's begin to the last rank's end, so that ranks
+ * that share a CPU are not timed as if each had its own. Without: the longest span.
  */
 double bench_window(const struct bench_span *spans, int n_ranks, int one_clock);
 
 /*
- * Rounds for a stable figure, given that one takes `seconds`: as many as fill `fill_seconds`, within least..most.
+ * Number of rounds of `seconds` each that take `fill_seconds`, limited to least..most.
  */
 int bench_rounds_for(double seconds, double fill_seconds, int least, int most);
 

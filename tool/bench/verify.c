@@ -17,12 +17,12 @@ int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong)
     ep_status status = ep_comm_allgather(ctx->comm, &mine, 1, all);
 
     if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "exchange of verdicts");
+        return ranks_emit_error(ctx, status, "exchange of verification results");
     if (mine)
         ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "what", what,
                                   "text", wrong, "hint",
-                                  "the figures would be those of a wrong result; 'epkit test' "
-                                  "narrows it down"));
+                                  "wrong results are not measured; use 'epkit test' to locate the "
+                                  "error"));
     for (int r = 0; r < ctx->nranks; r++)
         if (all[r])
             return 1;
@@ -65,7 +65,7 @@ void verify_poison_received(struct bench_case *bench, const struct bench_route *
     each_received(bench, (size_t)route->n_recv, mirrors_poison);
 }
 
-/* Everything that came with received row `row`, which must be `token` of `source`. NULL, or what differs. */
+/* Verifies the received row `row`, which must be `token` of `source`, and its metadata. NULL, or what differs. */
 static const char *check_row(const struct bench_case *bench, const struct routing *routing,
                              const struct bench_route *route, int source, int token, size_t row, bool is_fp8)
 {
@@ -130,7 +130,7 @@ struct sums {
     bool low_latency;
 };
 
-/* What a rank has returned, or an expert in the low-latency layout. */
+/* The row returned by a rank, or by an expert in the low-latency layout. */
 static void make_returned(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
 {
     const struct sums *sums = context;
@@ -140,7 +140,7 @@ static void make_returned(void *context, int rank, int expert, int source, int t
     pattern_fill(ret_row, 2 * (size_t)sums->combine.hidden, PATTERN_BF16, key);
 }
 
-/* Compares the sums of this rank's tokens with those of the reference. `row`: [H]. Says what differs first. */
+/* Compares the sums of this rank's tokens with the reference. `row`: scratch [H]. Reports the first difference. */
 static void check_sums(struct sums *sums, const uint16_t *out, int ranks_per_node, uint16_t *row, char *ret_wrong,
                        size_t bytes)
 {
@@ -179,7 +179,7 @@ int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_
                         .low_latency = low_latency,
                         .combine = {.hidden = bench->request->hidden,
                                     .bf16_partials = bench->ctx->spec->partial_type == EP_BF16,
-                                    .sum_once = bench->request->sum_once,
+                                    .no_partial_reduce = bench->request->no_partial_reduce,
                                     .reply = make_returned,
                                     .context = &sums}};
     uint16_t *row = malloc((size_t)sums.combine.hidden * sizeof(*row));

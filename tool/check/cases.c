@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Exit codes of a job, as of a verb. */
+/* Exit codes of a job, as of a command. */
 enum { JOB_FINE = 0, JOB_FAILED = 1, JOB_USAGE = 2, JOB_UNSUPPORTED = 4 };
 
 static const struct check_matrix *const matrices[] = {&check_matrix_intranode, &check_matrix_internode,
@@ -20,8 +20,8 @@ struct tally {
     int passed, failed;
 };
 
-/* Every rank finds the same fault in the same parameters: one of them reports it. */
-static int refuse_parameters(struct check_run *run, const char *text)
+/* All ranks find the same error in the parameters: rank 0 reports it. */
+static int reject_parameters(struct check_run *run, const char *text)
 {
     if (run->ctx->rank == 0)
         ranks_emit(run->ctx, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "event", "error", "rank", 0, "status",
@@ -47,7 +47,7 @@ static bool read_parameters(struct check_run *run, const json_t *json, struct ro
     struct routing_spec spec = {.n_ranks = run->ctx->nranks, .n_tokens = -1, .topk = -1};
     const json_t *symmetric = NULL;
     json_int_t seed = 1;
-    int sum_once = 0;
+    int no_partial_reduce = 0;
     json_error_t reason;
 
     parameters->hidden = 2048;
@@ -55,16 +55,16 @@ static bool read_parameters(struct check_run *run, const json_t *json, struct ro
     if (json_unpack_ex((json_t *)json, &reason, 0, "{s:s, s?i, s?i, s?i, s?i, s?s, s?I, s?s, s?i, s?b, s?o}", "matrix",
                        &matrix, "tokens", &spec.n_tokens, "hidden", &parameters->hidden, "topk", &spec.topk, "experts",
                        &spec.n_experts, "dtype", &dtype, "seed", &seed, "routing", &routing, "only", &parameters->only,
-                       "sum_once", &sum_once, "symmetric", &symmetric) != 0)
+                       "sum_once", &no_partial_reduce, "symmetric", &symmetric) != 0)
         return check_fail(error, "%s", reason.text);
     parameters->matrix = matrix;
-    parameters->sum_once = sum_once != 0;
+    parameters->no_partial_reduce = no_partial_reduce != 0;
     parameters->seed = spec.seed = (uint64_t)seed;
     parameters->bf16 = !strcmp(dtype, "all") || !strcmp(dtype, "bf16");
     parameters->fp8 = !strcmp(dtype, "all") || !strcmp(dtype, "fp8");
-    parameters->where = json_is_true(symmetric)    ? CHECK_SYMMETRIC
-                        : json_is_false(symmetric) ? CHECK_ORDINARY
-                                                   : CHECK_BY_TURNS;
+    parameters->memory = json_is_true(symmetric)    ? CHECK_SYMMETRIC
+                         : json_is_false(symmetric) ? CHECK_ORDINARY
+                                                    : CHECK_ALTERNATE;
     if (!parameters->bf16 && !parameters->fp8)
         return check_fail(error, "dtype '%s' is none of all, bf16, fp8", dtype);
     if (parameters->hidden < 1 || parameters->hidden > EP_MAX_HIDDEN)
@@ -105,8 +105,9 @@ static bool is_wanted(const struct check_run *run, const struct check_matrix *ma
     return matrix->describe(run, index, name) && (!run->parameters.only || run->parameters.only == index + 1);
 }
 
-/* A call of the library failed: reports it, and aborts, so that no rank waits for this one. `name`: of the case, ""
- * outside of one. */
+/* Reports a failed call of the library and aborts the group, so that no rank waits for this one. `name`: of the case,
+ * or
+ * "". */
 static int fail_call(struct check_run *run, const char *name, ep_status status)
 {
     char what[256];
@@ -126,7 +127,7 @@ static double now_ms(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-/* The verdict of the group: of the first rank that found something, with a count of the others. */
+/* The result of the group: the mismatch of the lowest rank that has one, and the number of others. */
 static bool summarise_verdicts(const struct check_run *run, const struct check_verdict *verdicts, char *ret_detail,
                                size_t bytes)
 {
@@ -154,7 +155,7 @@ static void emit_case(struct check_run *run, const struct check_matrix *matrix, 
     ranks_emit(run->ctx, event);
 }
 
-/* Runs one case on this rank, then gathers what the others found. */
+/* Runs one case on this rank, then gathers the results of all ranks. */
 static ep_status run_case(struct check_run *run, const struct check_matrix *matrix, void *state, int index,
                           struct check_verdict *verdicts, struct tally *tally)
 {
@@ -169,7 +170,7 @@ static ep_status run_case(struct check_run *run, const struct check_matrix *matr
     status = matrix->run(run, state, index);
     if (status != EP_OK)
         return status;
-    run->phase = "agreement";
+    run->phase = "gathering results";
     CHECK_CALL(run, ep_comm_allgather, run->ctx->comm, &run->verdict, sizeof(run->verdict), verdicts);
     passed = summarise_verdicts(run, verdicts, detail, sizeof(detail));
     *(passed ? &tally->passed : &tally->failed) += 1;
@@ -181,7 +182,7 @@ static ep_status run_case(struct check_run *run, const struct check_matrix *matr
 static int run_matrix(struct check_run *run, const struct check_matrix *matrix)
 {
     struct check_verdict *verdicts = calloc((size_t)run->ctx->nranks, sizeof(*verdicts));
-    char name[CHECK_NAME_BYTES] = ""; /* of the case that runs */
+    char name[CHECK_NAME_BYTES] = ""; /* of the current case */
     struct tally tally = {0};
     void *state = NULL;
     ep_status status = EP_E_MEMORY, end_status;
@@ -224,21 +225,21 @@ int check_job(struct ranks_ctx *ctx, const json_t *parameters)
     int code;
 
     if (!read_parameters(&run, parameters, &spec, &error))
-        return refuse_parameters(&run, error.text);
+        return reject_parameters(&run, error.text);
     matrix = find_matrix(run.parameters.matrix);
     if (!matrix) {
         check_fail(&error, "there is no matrix '%s'", run.parameters.matrix);
-        return refuse_parameters(&run, error.text);
+        return reject_parameters(&run, error.text);
     }
-    if (matrix->refuse(&run))
-        return refuse_parameters(&run, matrix->refuse(&run));
+    if (matrix->validate(&run))
+        return reject_parameters(&run, matrix->validate(&run));
     if (run.parameters.only < 0 || run.parameters.only > matrix->count) {
         check_fail(&error, "case %d: the matrix %s has cases 1 to %d", run.parameters.only, matrix->name,
                    matrix->count);
-        return refuse_parameters(&run, error.text);
+        return reject_parameters(&run, error.text);
     }
     if (!make_group(&run, &spec, &error))
-        code = refuse_parameters(&run, error.text);
+        code = reject_parameters(&run, error.text);
     else
         code = run_matrix(&run, matrix);
     reference_group_done(&run.group);

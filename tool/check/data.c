@@ -10,7 +10,7 @@
 /* Streams below the data's seed. */
 enum { STREAM_ROW = 1, STREAM_SCALES, STREAM_BIAS, STREAM_REPLY, STREAM_REPLY_WEIGHT };
 
-/* Exponent fields of bf16, in place: values of 2^-4 to 2^4, and a 64th of that. */
+/* Exponent fields of bf16: values of 2^-4 to 2^4, and a 64th of that. */
 #define BF16_BASE UINT64_C(0x3d80)
 #define BF16_BASE_BIAS (BF16_BASE - (6 << 7))
 
@@ -98,8 +98,8 @@ void data_row(const struct data *data, int rank, int token, void *ret_row)
 }
 
 /*
- * 2^-6 to 2^2 with all mantissas. Those of constant rows are powers of two from 1 on, so that small sums of such rows
- * stay exact and are not lost against the biases.
+ * 2^-6 to 2^2 with all mantissas. Constant rows have powers of two >= 1, so that sums of few such rows are exact and
+ * not lost in the biases.
  */
 static float scale_of_block(const struct data *data, uint64_t bits, int rank)
 {
@@ -164,9 +164,9 @@ void data_bias(const struct data *data, int which, int rank, int token, uint16_t
                 BF16_BASE_BIAS, data->hidden, ret_row);
 }
 
-void data_reply(const struct data *data, int place, int source, int token, uint16_t *ret_row)
+void data_reply(const struct data *data, int replier, int source, int token, uint16_t *ret_row)
 {
-    random_bf16(random_key(data->seed, STREAM_REPLY + (uint64_t)place * 256, (uint64_t)source, (uint64_t)token),
+    random_bf16(random_key(data->seed, STREAM_REPLY + (uint64_t)replier * 256, (uint64_t)source, (uint64_t)token),
                 BF16_BASE, data->hidden, ret_row);
 }
 

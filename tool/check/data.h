@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * data.h - the rows that tokens carry, the biases, and what experts reply: made up from a seed, row by row.
+ * data.h - generates the rows of tokens, the biases and the replies of experts from a seed.
  *
- * Every rank can make every row of every other rank, so received rows are compared without sending them a second time.
- * Rows of different tokens differ (random kinds), so a row in the wrong place is always found. bf16 values are between
- * 2^-4 and 2^4 with random signs and all mantissas; fp8 rows use all codes but NaN.
+ * Every rank can generate every row of every rank, so that received rows are verified without further communication.
+ * With the random kinds, rows of different tokens differ, so that a misplaced row is always found. bf16 values are
+ * between 2^-4 and 2^4 with random signs and all mantissas; fp8 rows use all codes but NaN.
  */
 #ifndef EP_CHECK_DATA_H
 #define EP_CHECK_DATA_H
@@ -36,19 +36,19 @@ void data_row(const struct data *data, int rank, int token, void *ret_row);
 /* Its scales, data_scale_bytes(). Nothing for bf16. */
 void data_scales(const struct data *data, int rank, int token, void *ret_scales);
 
-/* Its row as an expert sees it: bf16, fp8 rows times their scales and rounded once. */
+/* Its row in bf16, as seen by an expert: fp8 rows are multiplied by their scales and rounded once. */
 void data_bf16_row(const struct data *data, int rank, int token, uint16_t *ret_row);
 
 /* Row of bias number `which` (0, 1): random bf16, a 64th of the size of the data. */
 void data_bias(const struct data *data, int which, int rank, int token, uint16_t *ret_row);
 
 /*
- * What an expert that does not just return its input answers for a token: random bf16, different for every place that
- * answers. `place` is a rank, or an expert where each expert answers for itself.
+ * The reply for a token of an expert that does not return its input: random bf16. `replier`: a rank, or an expert if
+ * each expert replies separately; different repliers have different rows.
  */
-void data_reply(const struct data *data, int place, int source, int token, uint16_t *ret_row);
+void data_reply(const struct data *data, int replier, int source, int token, uint16_t *ret_row);
 
-/* The weight that goes with such an answer, for selection k of the token. */
+/* The weight of such a reply, for selection k of the token. */
 float data_reply_weight(const struct data *data, int source, int token, int k);
 
 #endif

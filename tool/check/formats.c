@@ -13,11 +13,11 @@ uint8_t format_to_e4m3(float value)
         return 0x7f;
     if (magnitude >= 448)
         return sign | 0x7e;
-    /* Below 2^-6 lie the subnormals, with the step of the smallest normals. */
+    /* Below 2^-6: subnormals, with the step of the smallest normals. */
     if (exponent < -6)
         exponent = -6;
     /* Codes of one exponent are 2^(exponent-3) apart; the scaling by a power of two is exact, lrintf ties to even. */
     steps = (int)lrintf(magnitude * format_float((uint32_t)(127 + 3 - exponent) << 23));
-    /* 8..15 within the exponent, 16: the first code of the next one, 0..7: subnormal. All run on in the code's bits. */
+    /* 8..15: within the exponent; 16: first code of the next one; 0..7: subnormal. Codes are consecutive. */
     return sign | (uint8_t)(steps + (exponent + 6) * 8);
 }

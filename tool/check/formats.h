@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * formats.h - the small number formats, written down a second time from their definitions.
- *
- * The checks must not trust the library's conversions (epkit/numeric.h), so they have their own.
+ * formats.h - conversions of the small number formats, independent of the library's (epkit/numeric.h), so that the
+ * checks do not share its errors.
  */
 #ifndef EP_CHECK_FORMATS_H
 #define EP_CHECK_FORMATS_H
@@ -33,8 +32,7 @@ static inline float format_from_bf16(uint16_t bits)
     return format_float((uint32_t)bits << 16);
 }
 
-/* Nearest, ties to the even one. A carry out of the mantissa goes into the exponent, and from the largest to infinity.
- */
+/* Nearest, ties to even. A carry out of the mantissa increments the exponent, from the largest value to infinity. */
 static inline uint16_t format_to_bf16(float value)
 {
     uint32_t bits = format_bits(value);

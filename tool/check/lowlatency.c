@@ -2,9 +2,9 @@
 /*
  * lowlatency.c - the low-latency matrix.
  *
- * Each case keeps two results alive, as the double buffering allows: two dispatches, then the two combines that answer
- * them in order. The first combine returns the rows unchanged, so that it can be measured against the input; in the
- * second one every expert answers something of its own, so that a row from the wrong place shows.
+ * Each case uses both buffers of the double buffering: two dispatches, then their two combines in order. The first
+ * combine returns the rows unchanged, so that its result can be compared with the input; in the second one each expert
+ * has different replies, so that a wrong row is detected.
  */
 #include "check/formats.h"
 #include "check/random.h"
@@ -15,12 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limits of the peers: error of the combined rows against the weighted input. */
+/* Limits of DeepEP's tests: error of the combined rows against the weighted input. */
 #define DISTANCE_LIMIT_BF16 1e-5
 #define DISTANCE_LIMIT_FP8 9e-4
 /*
- * Of rows of one value all elements have the same error: with scales that are powers of two that of e4m3, which is 1/17
- * of the value at most and first that of rank 16, whose rows are of 17.
+ * In constant rows all elements have the same error: with power-of-two scales that of e4m3, at most 1/17 of the value,
+ * first reached by rank 16, whose rows have the value 17.
  */
 #define DISTANCE_LIMIT_CONSTANT 2e-3
 
@@ -32,7 +32,7 @@ struct ll_case {
     enum data_kind kind;
     bool hook, zero_copy;
     enum ll_format format;
-    bool sources; /* recv_source and recv_range are wanted */
+    bool sources; /* recv_source and recv_range are requested */
     int idx_type;
     bool symmetric;
     uint64_t seed;
@@ -54,14 +54,14 @@ struct ll_state {
     struct ll_case c;
 };
 
-/* One dispatch and the combine that answers it. */
+/* One dispatch and its combine. */
 struct ll_step {
     struct ll_state *state;
     struct data data;
     bool identity;
-    uint16_t *x;           /* combine: where experts write ... */
-    unsigned char *offers; /* ... and what the library is given */
-    /* The unchanged row made last, because the K experts of a token return the same one. */
+    uint16_t *x;           /* combine: input in host memory ... */
+    unsigned char *offers; /* ... and as passed to the library */
+    /* Cache of the last unchanged row, because all K experts of a token return the same one. */
     uint16_t *unchanged;
     int source, token;
 };
@@ -89,7 +89,7 @@ static bool describe(const struct check_run *run, int index, char ret_name[CHECK
     return c.format == LL_BF16 ? run->parameters.bf16 : run->parameters.fp8;
 }
 
-static const char *refuse(const struct check_run *run)
+static const char *validate(const struct check_run *run)
 {
     if (run->parameters.hidden % EP_SCALE_BLOCK)
         return "hidden must be a multiple of 128 for low latency";
@@ -115,19 +115,19 @@ static ep_status new_buffers(struct ll_state *state, int max_tokens)
         {&state->scales[1], n_local * state->slots, hidden / EP_SCALE_BLOCK * 4, CHECK_SYMMETRIC},
         {&state->rows[0], n_local * state->slots, hidden * sizeof(uint16_t), CHECK_ORDINARY},
         {&state->scales[0], n_local * state->slots, hidden / EP_SCALE_BLOCK * 4, CHECK_ORDINARY},
-        {&state->counts, n_local, sizeof(int32_t), CHECK_BY_TURNS},
-        {&state->sources, n_local * state->slots, sizeof(int32_t), CHECK_BY_TURNS},
-        {&state->ranges, n_local * (int64_t)run->group.n_ranks, sizeof(int64_t), CHECK_BY_TURNS},
-        {&state->topk_idx, max_tokens, topk * sizeof(int64_t), CHECK_BY_TURNS},
-        {&state->x, max_tokens, hidden * sizeof(uint16_t), CHECK_BY_TURNS},
-        {&state->x_weights, max_tokens, topk * sizeof(float), CHECK_BY_TURNS},
-        {&state->out, max_tokens, hidden * sizeof(uint16_t), CHECK_BY_TURNS},
+        {&state->counts, n_local, sizeof(int32_t), CHECK_ALTERNATE},
+        {&state->sources, n_local * state->slots, sizeof(int32_t), CHECK_ALTERNATE},
+        {&state->ranges, n_local * (int64_t)run->group.n_ranks, sizeof(int64_t), CHECK_ALTERNATE},
+        {&state->topk_idx, max_tokens, topk * sizeof(int64_t), CHECK_ALTERNATE},
+        {&state->x, max_tokens, hidden * sizeof(uint16_t), CHECK_ALTERNATE},
+        {&state->x_weights, max_tokens, topk * sizeof(float), CHECK_ALTERNATE},
+        {&state->out, max_tokens, hidden * sizeof(uint16_t), CHECK_ALTERNATE},
     };
     ep_status status = EP_OK;
 
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]) && status == EP_OK; i++)
-        if (buffers[i].where == CHECK_BY_TURNS || run->parameters.where == CHECK_BY_TURNS ||
-            buffers[i].where == (int)run->parameters.where)
+        if (buffers[i].where == CHECK_ALTERNATE || run->parameters.memory == CHECK_ALTERNATE ||
+            buffers[i].where == (int)run->parameters.memory)
             status = check_buffer_new(run, buffers[i].n_items, buffers[i].item_bytes,
                                       buffers[i].where == CHECK_SYMMETRIC, buffers[i].buffer);
     return status;
@@ -186,7 +186,7 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
 
 /* --- data --- */
 
-/* The row of a token. Every eighth one has a block of zeros and every eighth a block below the smallest amax. */
+/* The row of a token. One in eight has a block of zeros, one in eight a block below the smallest amax. */
 static void input_row(const struct data *data, int rank, int token, uint16_t *ret_row)
 {
     data_bf16_row(data, rank, token, ret_row);
@@ -220,7 +220,7 @@ static size_t scale_bytes_of(const struct ll_state *state)
     return state->c.format == LL_FP8_UE8M0 ? n_blocks : n_blocks * sizeof(float);
 }
 
-/* Number of the first row of a local expert in what dispatch writes. */
+/* Index of the first row of a local expert in the output of dispatch. */
 static int64_t first_slot(const struct ll_state *state, int local)
 {
     return local * state->slots;
@@ -240,7 +240,7 @@ static const struct reference_row *row_of(const struct ll_state *state, int loca
 
 typedef ep_status (*part_fn)(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
 
-/* What will be written and one row after it, expert by expert, and the guard: all R*M rows of each would take too long.
+/* Calls `act` for the received rows of each expert and one row more, and the guard: all R*M rows would take too long.
  */
 static ep_status each_part(struct ll_state *state, struct check_buffer *buffer, size_t row_bytes, part_fn act)
 {
@@ -261,7 +261,7 @@ static ep_status whole(struct check_run *run, struct check_buffer *buffer, part_
     return act(run, buffer, 0, buffer->bytes + CHECK_GUARD_BYTES);
 }
 
-/* All outputs of a dispatch: filled with the pattern, or fetched. */
+/* Calls `act` for all outputs of a dispatch, to poison or to pull them. */
 static ep_status each_output(struct ll_state *state, part_fn act)
 {
     const struct ll_case *c = &state->c;
@@ -295,20 +295,20 @@ static ep_status start_dispatch(const struct ll_step *step)
     const struct ll_case *c = &state->c;
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
 
-    args.x = state->x.place;
-    args.topk_idx = state->topk_idx.place;
+    args.x = state->x.address;
+    args.topk_idx = state->topk_idx.address;
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
     args.out_dtype = is_fp8(c) ? EP_F8E4M3 : EP_BF16;
-    args.recv_x = state->rows[c->symmetric].place;
+    args.recv_x = state->rows[c->symmetric].address;
     if (is_fp8(c)) {
         args.scale_type = c->format == LL_FP8_UE8M0 ? EP_UE8M0 : EP_F32;
-        args.recv_scales = state->scales[c->symmetric].place;
+        args.recv_scales = state->scales[c->symmetric].address;
     }
-    args.recv_count = (int32_t *)state->counts.place;
-    args.recv_source = c->sources ? (int32_t *)state->sources.place : NULL;
-    args.recv_range = c->sources ? (int64_t *)state->ranges.place : NULL;
-    /* ue8m0 scales are powers of two without the flag. */
+    args.recv_count = (int32_t *)state->counts.address;
+    args.recv_source = c->sources ? (int32_t *)state->sources.address : NULL;
+    args.recv_range = c->sources ? (int64_t *)state->ranges.address : NULL;
+    /* ue8m0 scales are powers of two even without the flag. */
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0);
     CHECK_CALL(state->run, ep_ll_dispatch_sync, state->ll, &args);
     if (c->hook)
@@ -339,7 +339,7 @@ static void verify_row(const struct ll_step *step, int64_t slot, const struct re
               state->scales[c->symmetric].memory + (size_t)slot * scale_bytes);
 }
 
-/* Where the rows of one expert come from, as recv_source and recv_range say. */
+/* Verifies recv_source and recv_range of one expert. */
 static void verify_sources(struct ll_state *state, int local)
 {
     struct check_run *run = state->run;
@@ -406,7 +406,7 @@ static ep_status dispatch(const struct ll_step *step)
 
 /* --- combine --- */
 
-/* The row that an expert hands to combine: reference_reply_fn over a step. */
+/* The input row of combine: a reference_reply_fn for a step. */
 static void reply_row(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
 {
     struct ll_step *step = context;
@@ -430,12 +430,12 @@ static void reply_row(void *context, int rank, int expert, int source, int token
     memcpy(ret_row, step->unchanged, (size_t)hidden * sizeof(*ret_row));
 }
 
-/* Experts write their rows; the row behind the last of each expert is not a number and must not get into any sum. */
+/* Writes the rows of the experts. The row after the last of each expert is NaN, to detect its use in a sum. */
 static ep_status load_combine(struct ll_step *step)
 {
     struct ll_state *state = step->state;
     const struct reference_group *group = &state->run->group;
-    struct check_buffer offers = {.memory = (unsigned char *)step->x, .place = step->offers};
+    struct check_buffer offers = {.memory = (unsigned char *)step->x, .address = step->offers};
     int rank = state->run->ctx->rank;
     size_t hidden = (size_t)step->data.hidden;
 
@@ -464,13 +464,13 @@ static ep_status start_combine(const struct ll_step *step)
     ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
 
     args.x = step->offers;
-    args.topk_idx = state->topk_idx.place;
+    args.topk_idx = state->topk_idx.address;
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
-    args.topk_weights = (const float *)state->x_weights.place;
-    args.out = state->out.place;
+    args.topk_weights = (const float *)state->x_weights.address;
+    args.out = state->out.address;
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->zero_copy ? EP_LL_ZERO_COPY : 0) |
-                 (state->run->parameters.sum_once ? EP_LL_NO_PARTIAL_REDUCE : 0);
+                 (state->run->parameters.no_partial_reduce ? EP_LL_NO_PARTIAL_REDUCE : 0);
     CHECK_CALL(state->run, ep_ll_combine_sync, state->ll, &args);
     if (c->hook)
         CHECK_CALL(state->run, ep_ll_finish_sync, state->ll, 0);
@@ -484,7 +484,7 @@ static double distance_limit(const struct ll_case *c)
     return c->kind == DATA_BF16_CONSTANT && c->format != LL_FP8_F32 ? DISTANCE_LIMIT_CONSTANT : DISTANCE_LIMIT_FP8;
 }
 
-/* Output against the input times the weights of the experts that saw it. */
+/* Compares the output with the input times the sum of the weights of its experts. */
 static void measure(const struct ll_step *step, int token, const uint16_t *out, struct check_distance *distance)
 {
     const struct ll_state *state = step->state;
@@ -505,8 +505,10 @@ static void verify_combine(struct ll_step *step)
 {
     struct ll_state *state = step->state;
     struct check_run *run = state->run;
-    struct reference_combine combine = {
-        .hidden = step->data.hidden, .sum_once = run->parameters.sum_once, .reply = reply_row, .context = step};
+    struct reference_combine combine = {.hidden = step->data.hidden,
+                                        .no_partial_reduce = run->parameters.no_partial_reduce,
+                                        .reply = reply_row,
+                                        .context = step};
     size_t hidden = (size_t)step->data.hidden;
     struct check_distance distance = {0};
 
@@ -528,12 +530,12 @@ static ep_status combine_step(struct ll_step *step)
     struct ll_state *state = step->state;
     struct check_buffer *rows = &state->rows[state->c.symmetric];
     size_t used = (size_t)state->n_tokens * (size_t)step->data.hidden * sizeof(uint16_t);
-    void *buffer = rows->place;
+    void *buffer = rows->address;
 
     if (state->c.zero_copy)
         CHECK_CALL(state->run, ep_ll_get_combine_buffer, state->ll, &buffer);
     step->offers = buffer;
-    /* Device memory is written through the mirror of the received rows, whichever buffer it is for. */
+    /* With device memory, the mirror of the received rows serves as the host copy of either buffer. */
     step->x = state->run->ctx->memory ? (void *)rows->memory : buffer;
     CHECK_TRY(load_combine(step));
     CHECK_TRY(check_buffer_poison(state->run, &state->out, used));
@@ -570,7 +572,7 @@ const struct check_matrix check_matrix_lowlatency = {
     .name = "lowlatency",
     .count = 32,
     .describe = describe,
-    .refuse = refuse,
+    .validate = validate,
     .begin = begin,
     .run = run_case,
     .end = end,

@@ -64,7 +64,7 @@ static bool take(struct header *header, char c)
     return true;
 }
 
-/* A quoted string without escapes; what a descr or a key needs. */
+/* A quoted string without escapes, for a descr or a key. */
 static bool parse_string(struct header *header, const char *what, char *ret_text, size_t text_bytes)
 {
     size_t n = 0;
@@ -144,7 +144,7 @@ static bool parse_number(struct header *header, int64_t *ret_value)
     }
     if (header->at == first)
         return header_expected(header, "a dimension");
-    if (header->at < header->end && *header->at == 'L') /* Python 2 wrote long integers so */
+    if (header->at < header->end && *header->at == 'L') /* long integers of Python 2 */
         header->at++;
     *ret_value = value;
     return true;
@@ -233,7 +233,7 @@ static bool parse_header(struct header *header, struct npy_array *array)
     return true;
 }
 
-/* Finds the header text behind magic, version and length. */
+/* Finds the header text after magic, version and length. */
 static bool find_header(const unsigned char *bytes, size_t size, struct header *ret_header)
 {
     struct check_error *error = ret_header->error;
@@ -285,7 +285,7 @@ bool npy_parse(const void *data, size_t size, struct npy_array *ret_array, struc
     return true;
 }
 
-/* Opens what is a file of a size that is accepted. Never waits, as an open of a pipe without a writer would. */
+/* Opens a regular file of an accepted size. Does not block, as opening a pipe without a writer would. */
 static FILE *open_file(const char *path, size_t *ret_size, struct check_error *error)
 {
     struct stat info;

@@ -3,8 +3,7 @@
  * npy.h - reader for routings saved by numpy.save(): format versions 1, 2 and 3, int32 or int64, little endian, C
  * order, two or three dimensions ([N,K] or [R,N,K]).
  *
- * Everything else is refused with a text that says what stands where. Input is not trusted: any bytes are safe to
- * parse.
+ * Everything else is rejected with an error text. Input is not trusted: any bytes are safe to parse.
  */
 #ifndef EP_CHECK_NPY_H
 #define EP_CHECK_NPY_H
@@ -33,7 +32,7 @@ bool npy_parse(const void *data, size_t size, struct npy_array *ret_array, struc
 /* Reads and parses a file. The text of an error begins with the path. npy_done() frees the array. */
 bool npy_load(const char *path, struct npy_array *ret_array, struct check_error *error);
 
-/* A zeroed array and one of npy_parse() are fine. */
+/* Accepts a zeroed array, and one of npy_parse(). */
 void npy_done(struct npy_array *array);
 
 /* Item number i in C order, 0 <= i < n_items. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * random.h - random numbers that any rank can look up.
+ * random.h - random numbers that any rank can compute.
  *
  * Counter-based: number i of a stream is a pure function of the stream's key and i, so a rank computes any row of any
- * other rank without communication and without computing the rows before it. The function is the output function of
- * splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), which walks its state in equal
- * steps. Integer arithmetic only: the same numbers on every platform.
+ * other rank without communication and without computing earlier rows. The function is the output function of
+ * splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), whose state advances by a
+ * constant. Integer arithmetic only: the same numbers on every platform.
  */
 #ifndef EP_CHECK_RANDOM_H
 #define EP_CHECK_RANDOM_H
@@ -27,8 +27,7 @@ static inline uint64_t random_at(uint64_t key, uint64_t i)
     return random_mix(key + (i + 1) * RANDOM_STEP);
 }
 
-/* The key of a stream named by up to three numbers below `seed`. Keys are mixed twice, so that neighbours share
- * nothing. */
+/* The key of the stream (a, b, c) of `seed`. Keys are mixed twice, so that adjacent streams are unrelated. */
 static inline uint64_t random_key(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
 {
     uint64_t key = random_mix(seed + RANDOM_STEP);

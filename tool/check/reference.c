@@ -142,7 +142,7 @@ void reference_counts_done(struct reference_counts *counts)
     *counts = (struct reference_counts){0};
 }
 
-/* What becomes of this rank's own tokens. */
+/* Counts the rows that this rank sends. */
 static void count_sent(const struct reference_group *group, struct reference_layout *layout)
 {
     int rank = layout->rank;
@@ -175,7 +175,7 @@ static void append_row(struct reference_layout *layout, int rank, int token, int
     layout->n_rows++;
 }
 
-/* One row per token that comes here, by (source rank, token). */
+/* One row per received token, by (source rank, token). */
 static void list_rank_layout(const struct reference_group *group, int alignment, struct reference_layout *layout)
 {
     for (int source = 0; source < group->n_ranks; source++) {
@@ -237,7 +237,7 @@ bool reference_layout_init(const struct reference_group *group, int rank, bool e
         layout.recv_from_rank = calloc((size_t)group->n_ranks + 1, sizeof(int64_t));
     if (!layout.recv_per_expert || (!layout.expert_start && !layout.recv_from_rank))
         goto no_memory;
-    list_rows(group, alignment, &layout); /* counts only, as there is no list yet */
+    list_rows(group, alignment, &layout); /* counts only: rows is NULL */
     layout.rows = calloc((size_t)layout.n_rows + 1, sizeof(*layout.rows));
     if (!layout.rows)
         goto no_memory;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * reference.h - what dispatch and combine must give, by the words of epkit/plan.h, ops.h and lowlatency.h.
+ * reference.h - reference implementation of dispatch and combine, by epkit/plan.h, ops.h and lowlatency.h.
  *
- * A model of the whole group in one process: from every rank's routing it derives, for one rank, which row must be
- * where and what a token's combined row must be, bit for bit. Written to be read, not to be fast. It knows rows by
- * (source rank, token) and computes them one at a time: their contents are data.h's.
+ * A model of the whole group in one process: from the routing of all ranks it computes, for one rank, the position of
+ * each row and the combined row of each token, bit by bit. Optimised for readability. Rows are identified by (source
+ * rank, token) and computed one at a time; data.h generates their contents.
  */
 #ifndef EP_CHECK_REFERENCE_H
 #define EP_CHECK_REFERENCE_H
@@ -15,8 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Every rank's routing. Fields may be filled by hand for small examples; then reference_group_done() is not for them.
- */
+/* The routing of all ranks. Tests may fill in the fields; reference_group_done() must not be called then. */
 struct reference_group {
     int n_ranks, n_nodes, ranks_per_node;
     int topk, n_experts, n_local; /* K, E, L */
@@ -30,7 +29,7 @@ bool reference_group_init(const struct routing *routing, int n_nodes, struct ref
                           struct check_error *error);
 void reference_group_done(struct reference_group *group);
 
-/* What one rank's own tokens look like: ep_plan_layout(). */
+/* Counts of one rank's own tokens: ep_plan_layout(). */
 struct reference_counts {
     int32_t *tokens_per_rank;   /* [R] */
     int32_t *tokens_per_node;   /* [nodes] */
@@ -44,11 +43,11 @@ void reference_counts_done(struct reference_counts *counts);
 
 /* A received row. */
 struct reference_row {
-    int32_t rank, token; /* where it comes from; -1, -1: padding */
-    int32_t k;           /* expanded: which selection of the token put it here; rank layout and padding: -1 */
+    int32_t rank, token; /* its source; -1, -1: padding */
+    int32_t k;           /* expanded: the selection of the token; rank layout and padding: -1 */
 };
 
-/* The rows that one rank receives, and what its plan says about them. */
+/* The rows that one rank receives, and the expected contents of its ep_plan_info. */
 struct reference_layout {
     int rank;
     bool expanded;
@@ -75,12 +74,12 @@ void reference_row_selections(const struct reference_group *group, const struct 
 float reference_row_weight(const struct reference_group *group, const struct reference_row *row);
 
 /*
- * The bf16 row that was handed to combine on `rank` for a token of `source`. `expert` is -1 in rank layout, else the
- * expert (of the whole group) whose row is meant.
+ * The bf16 input row of combine on `rank` for a token of `source`. `expert`: -1 in rank layout, else the global number
+ * of the row's expert.
  */
 typedef void (*reference_reply_fn)(void *context, int rank, int expert, int source, int token, uint16_t *ret_row);
 
-/* Room for the sums of one row. */
+/* Buffers for the sums of one row. */
 struct reference_scratch {
     float *total, *partial; /* [H] */
     uint16_t *row;
@@ -92,8 +91,8 @@ void reference_scratch_done(struct reference_scratch *scratch);
 struct reference_combine {
     int hidden;
     bool expanded;
-    bool bf16_partials; /* the communicator's partial_type is EP_BF16 */
-    bool sum_once;      /* low latency: EP_LL_NO_PARTIAL_REDUCE */
+    bool bf16_partials;     /* the communicator's partial_type is EP_BF16 */
+    bool no_partial_reduce; /* low latency: EP_LL_NO_PARTIAL_REDUCE */
     reference_reply_fn reply;
     void *context;
 };
@@ -105,21 +104,21 @@ void reference_combine_row(const struct reference_group *group, const struct ref
 
 /* --- low latency --- */
 
-/* Packing is that of the expanded layout without alignment, every expert's rows starting at a multiple of R*M. */
+/* Rows are packed as in the expanded layout without alignment; each expert's rows start at a multiple of R*M. */
 
 /*
- * A row quantised as ep_ll_dispatch() must: [H] bytes and [H/128] factors. Byte order of packed scales: see
+ * Quantises a row as specified for ep_ll_dispatch(): [H] bytes and [H/128] factors. Byte order of packed scales: see
  * reference_pack_ue8m0().
  */
 void reference_quantize(const uint16_t *row, int hidden, bool round_scale, uint8_t *ret_row, float *ret_factors);
 
-/* H/512 int32 from H/128 factors that are powers of two. */
+/* Packs H/128 factors, which are powers of two, into H/512 int32. */
 void reference_pack_ue8m0(const float *factors, int n, int32_t *ret_packed);
 
-/* The row that an expert sees: bytes times factors, rounded once to bf16. */
+/* The row as seen by an expert: bytes times factors, rounded once to bf16. */
 void reference_dequantize(const uint8_t *row, const float *factors, int hidden, uint16_t *ret_row);
 
-/* The combined row of one token, no rank being masked; `reply` is asked per expert. */
+/* The combined row of one token, without masked ranks; calls `reply` for each expert. */
 void reference_ll_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
                               int token, struct reference_scratch *scratch, uint16_t *ret_row);
 

@@ -34,7 +34,7 @@ void reference_scratch_done(struct reference_scratch *scratch)
     *scratch = (struct reference_scratch){0};
 }
 
-/* A sum whose first term is taken as it is. */
+/* Adds a row; the first term is copied. */
 static void add_row(float *sum, int *n_terms, const uint16_t *row, int hidden)
 {
     for (int i = 0; i < hidden; i++)
@@ -42,7 +42,7 @@ static void add_row(float *sum, int *n_terms, const uint16_t *row, int hidden)
     ++*n_terms;
 }
 
-/* Adds what the ranks of one node return for the token, in rank order, or in expert order where experts answer. */
+/* Adds the replies of one node for the token, in rank order, or in expert order in the expanded layout. */
 static void add_node(const struct reference_group *group, const struct reference_combine *combine, int node, int source,
                      int token, float *sum, int *n_terms, uint16_t *row)
 {
@@ -151,7 +151,7 @@ static void add_choice(const struct reference_group *group, const struct referen
         sum[i] = fmaf(weight, format_from_bf16(row[i]), sum[i]);
 }
 
-/* Choices among from..to that are on the rank of `expert`. */
+/* Number of choices in from..to whose experts are on the rank of `expert`. */
 static int count_choices(const struct reference_group *group, const int32_t *experts, int expert, int from, int to)
 {
     int n = 0;
@@ -173,12 +173,12 @@ void reference_ll_combine_row(const struct reference_group *group, const struct 
     for (int k = 0; k < topk; k++) {
         if (experts[k] < 0)
             continue;
-        if (combine->sum_once || count_choices(group, experts, experts[k], 0, topk) == 1) {
+        if (combine->no_partial_reduce || count_choices(group, experts, experts[k], 0, topk) == 1) {
             add_choice(group, combine, rank, token, k, scratch->row, total);
             continue;
         }
         if (count_choices(group, experts, experts[k], 0, k) > 0)
-            continue; /* is in the sum that its rank's first choice has brought */
+            continue; /* included in the partial sum of its rank's first choice */
         for (int i = 0; i < hidden; i++)
             partial[i] = 0;
         for (int j = k; j < topk; j++)

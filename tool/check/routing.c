@@ -19,7 +19,7 @@ struct routing {
     uint32_t *popularity;  /* zipf: [E] of the p-th most popular expert */
     uint32_t total;        /* zipf: their sum */
     int32_t *expert_order; /* zipf: [E] the p-th most popular expert */
-    int32_t *position;     /* one, empty: [R] place of a rank in an order drawn from the seed */
+    int32_t *position;     /* one, empty: [R] index of a rank in a random order */
     int32_t *receivers;    /* empty: ranks that receive something, ascending */
     int n_receivers;
     struct npy_array file;
@@ -31,8 +31,7 @@ const struct routing_name routing_names[] = {
     {"grouped", ROUTING_GROUPED,
      "as DeepSeek-V3's gate: the best 4 of 8 groups of experts, then the best experts in them"},
     {"one", ROUTING_ONE, "all to one: every token of every rank selects experts of the same rank"},
-    {"dropped", ROUTING_DROPPED,
-     "uniform with holes: a quarter of the selections and an eighth of the tokens are dropped"},
+    {"dropped", ROUTING_DROPPED, "uniform, but a quarter of the selections and an eighth of the tokens are dropped"},
     {"empty", ROUTING_EMPTY, "some ranks have no tokens, and some receive none"},
     {NULL, ROUTING_FILE, NULL},
 };
@@ -56,7 +55,7 @@ static void shuffle(struct random *random, int32_t *items, int n)
     }
 }
 
-/* k distinct numbers below n in random order. Floyd's algorithm: k draws, whatever n is. */
+/* k distinct numbers below n in random order, by Floyd's algorithm: k draws for any n. */
 static void draw_distinct(struct random *random, int n, int k, int32_t *ret_numbers)
 {
     int have = 0;
@@ -83,7 +82,7 @@ static void draw_zipf(const struct routing *routing, struct random *random, int3
         uint32_t left = random_below(random, total);
         int p;
 
-        /* Walks the experts that this token has not taken yet, the most popular first. */
+        /* Iterates over the experts that this token has not selected yet, the most popular first. */
         for (p = 0;; p++) {
             bool is_taken = false;
 
@@ -118,7 +117,7 @@ static void draw_grouped(const struct routing *routing, struct random *random, i
     uint64_t score[EP_MAX_EXPERTS], group_score[GROUPS];
     bool group_taken[GROUPS] = {false};
 
-    /* Scores are above zero, so that zero marks what is out of the race. */
+    /* Scores are positive; zero marks excluded experts and groups. */
     for (int group = 0; group < GROUPS; group++) {
         uint64_t first = 0, second = 0;
 
@@ -152,7 +151,7 @@ static void draw_grouped(const struct routing *routing, struct random *random, i
     }
 }
 
-/* Fills rank after rank of the seed's order until the token has K experts. */
+/* Selects experts of one rank after the other until the token has K. */
 static void draw_one(const struct routing *routing, struct random *random, int32_t *ret_experts)
 {
     const struct routing_spec *spec = &routing->spec;
@@ -180,7 +179,7 @@ static void draw_dropped(const struct routing *routing, struct random *random, i
             ret_experts[k] = -1;
 }
 
-/* Experts of receiving ranks; if there are fewer than K, the rest are holes. */
+/* Experts of receiving ranks; if there are fewer than K, the other selections are dropped. */
 static void draw_empty(const struct routing *routing, struct random *random, int32_t *ret_experts)
 {
     int n_local = routing->spec.n_experts / routing->spec.n_ranks;
@@ -194,7 +193,7 @@ static void draw_empty(const struct routing *routing, struct random *random, int
         ret_experts[i] = -1;
 }
 
-/* Number of the first item of a token in the file. */
+/* Index of the first item of a token in the file. */
 static int64_t file_offset(const struct routing *routing, int rank, int token)
 {
     const struct npy_array *file = &routing->file;
@@ -215,7 +214,7 @@ static void draw_weights(struct random *random, int topk, float *ret_weights)
 {
     float sum = 0;
 
-    /* 24 bits and a division: exact and correctly rounded, hence the same everywhere. */
+    /* 24 bits are exact, and the division is correctly rounded: the same on every platform. */
     for (int k = 0; k < topk; k++) {
         ret_weights[k] = (float)((random_next(random) >> 40) + 1) / 16777216.0f;
         sum += ret_weights[k];
@@ -271,7 +270,7 @@ void routing_fill(const struct routing *routing, int rank, int32_t *ret_experts,
 
 int routing_tokens(const struct routing *routing, int rank)
 {
-    /* By place in the seed's order: 0 sends and receives, 1 only receives, 2 only sends, 3 does neither. */
+    /* By position modulo 4: 0 sends and receives, 1 only receives, 2 only sends, 3 does neither. */
     if (routing->spec.kind == ROUTING_EMPTY && routing->position[rank] % 4 % 2 == 1)
         return 0;
     return routing->spec.n_tokens;
@@ -282,7 +281,7 @@ const struct routing_spec *routing_get_spec(const struct routing *routing)
     return &routing->spec;
 }
 
-/* x^(1/5) by Newton's method: only the four correctly rounded operations, hence the same everywhere, unlike pow(). */
+/* x^(1/5) by Newton's method: uses correctly rounded operations only, so it is the same everywhere, unlike pow(). */
 static double fifth_root(double x)
 {
     double y = x;
@@ -331,7 +330,7 @@ static bool make_rank_order(struct routing *routing, struct check_error *error)
     return true;
 }
 
-/* Row `token` of the file as it stands there: 64-bit, so that nothing is cut before it is checked. */
+/* Checks row `token` of the file with 64-bit values, before they are converted to 32 bits. */
 static bool check_file_token(const struct routing *routing, int rank, int token, struct check_error *error)
 {
     int64_t offset = file_offset(routing, rank, token);
@@ -363,13 +362,13 @@ static bool make_file(struct routing *routing, struct check_error *error)
     topk = file->shape[file->n_dims - 1];
     n_tables = file->n_dims == 3 ? spec->n_ranks : 1;
     if (file->n_dims == 3 && file->shape[0] != spec->n_ranks)
-        return check_fail(error, "%s: holds the routing of %" PRId64 " ranks, but there are %d", spec->path,
+        return check_fail(error, "%s: contains the routing of %" PRId64 " ranks, but there are %d", spec->path,
                           file->shape[0], spec->n_ranks);
     if (topk < 1 || topk > EP_MAX_TOPK || (spec->topk && spec->topk != topk))
-        return check_fail(error, "%s: holds %" PRId64 " selections a token; %s", spec->path, topk,
-                          spec->topk ? "another number was asked for" : "1 to 64 are possible");
+        return check_fail(error, "%s: contains %" PRId64 " selections per token; %s", spec->path, topk,
+                          spec->topk ? "another number was requested" : "1 to 64 are possible");
     if (n_tokens > INT32_MAX || (spec->n_tokens && spec->n_tokens > n_tokens))
-        return check_fail(error, "%s: holds %" PRId64 " tokens a rank; %d were asked for", spec->path, n_tokens,
+        return check_fail(error, "%s: contains %" PRId64 " tokens per rank; %d were requested", spec->path, n_tokens,
                           spec->n_tokens);
     spec->topk = (int)topk;
     if (!spec->n_tokens)

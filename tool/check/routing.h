@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * routing.h - made-up routings: which experts the tokens of every rank select.
+ * routing.h - synthetic routings: the experts selected by the tokens of all ranks.
  *
- * A routing covers the whole group and depends on its specification alone. Any rank can ask for any token of any rank;
- * the answer is the same on every platform.
+ * A routing covers the whole group and depends only on its specification. Any rank can compute any token of any rank,
+ * with the same result on every platform.
  */
 #ifndef EP_CHECK_ROUTING_H
 #define EP_CHECK_ROUTING_H
@@ -12,12 +12,12 @@
 
 enum routing_kind {
     ROUTING_UNIFORM = 0, /* K distinct experts at random */
-    ROUTING_ZIPF,        /* popularity of the p-th expert ~ p^-1.2, popular ones anywhere */
+    ROUTING_ZIPF,        /* popularity of the p-th expert ~ p^-1.2, in random order of the experts */
     ROUTING_GROUPED,     /* DeepSeek-V3's gate: the best 4 of 8 groups, then the best K experts in them */
     ROUTING_ONE,         /* all tokens of all ranks to one rank; K > L: the rest to the next ranks */
     ROUTING_DROPPED,     /* uniform with holes (-1), and tokens that select no expert */
     ROUTING_EMPTY,       /* some ranks have no tokens, some receive none */
-    ROUTING_FILE         /* from a .npy: [N,K] for every rank alike, or [R,N,K] */
+    ROUTING_FILE         /* from a .npy file: [N,K], the same for every rank, or [R,N,K] */
 };
 
 struct routing_name {
@@ -36,27 +36,27 @@ struct routing_spec {
     enum routing_kind kind;
     uint64_t seed;
     int n_ranks;
-    int n_tokens;     /* N of every rank (ROUTING_EMPTY: of those with tokens); file: 0 takes all of the file's */
-    int topk;         /* K; file: 0 takes the file's */
+    int n_tokens;     /* N of every rank (ROUTING_EMPTY: of those with tokens); file: 0 for all in the file */
+    int topk;         /* K; file: 0 for that of the file */
     int n_experts;    /* E, a multiple of n_ranks */
     const char *path; /* ROUTING_FILE */
 };
 
 struct routing;
 
-/* Checks the specification, and a file's every entry (range, duplicates within a token). */
+/* Validates the specification, and all entries of a file (range, duplicates within a token). */
 bool routing_new(const struct routing_spec *spec, struct routing **ret_routing, struct check_error *error);
 void routing_free(struct routing *routing);
 
 /* The specification with N and K filled in from the file. Borrowed. */
 const struct routing_spec *routing_get_spec(const struct routing *routing);
 
-/* Tokens that `rank` has. */
+/* Number of tokens of `rank`. */
 int routing_tokens(const struct routing *routing, int rank);
 
 /*
- * Experts of one token, and its weights: positive, adding up to about 1 over all K. Holes have a weight, too: who uses
- * it makes a visible mistake. Either output may be NULL. [K]
+ * Experts and weights of one token. Weights are positive with a sum of about 1 over all K. Dropped selections have a
+ * weight, too, so that its use is detected. Either output may be NULL. [K]
  */
 void routing_token(const struct routing *routing, int rank, int token, int32_t *ret_experts, float *ret_weights);
 

@@ -88,20 +88,20 @@ void check_distance_below(struct check_run *run, const struct check_distance *di
 {
     double value = distance->aa_bb == 0 ? 0 : 1 - 2 * distance->ab / distance->aa_bb;
 
-    if (!(value < limit)) /* also when it is not a number */
+    if (!(value < limit)) /* also if it is NaN */
         check_mismatch(run, "error %.3g against the input, limit %.3g", value, limit);
 }
 
-/* Where the library finds a buffer: memory of ep_alloc(), or the mirror of ordinary memory. */
-static ep_status take_place(struct check_run *run, size_t bytes, bool symmetric, unsigned char **ret_place)
+/* The memory passed to the library: of ep_alloc(), or the mirror of ordinary memory. */
+static ep_status alloc_address(struct check_run *run, size_t bytes, bool symmetric, unsigned char **ret_address)
 {
-    void *place;
+    void *address;
 
     if (symmetric)
-        CHECK_CALL(run, ep_alloc, run->ctx->comm, bytes, &place);
+        CHECK_CALL(run, ep_alloc, run->ctx->comm, bytes, &address);
     else
-        CHECK_CALL(run, run->ctx->memory->alloc, run->ctx, bytes, &place);
-    *ret_place = place;
+        CHECK_CALL(run, run->ctx->memory->alloc, run->ctx, bytes, &address);
+    *ret_address = address;
     return EP_OK;
 }
 
@@ -124,15 +124,15 @@ ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_b
         if (!buffer.memory)
             return EP_E_MEMORY;
     }
-    buffer.place = buffer.memory;
+    buffer.address = buffer.memory;
     if (symmetric || has_mirror)
-        status = take_place(run, all, symmetric, &buffer.place);
+        status = alloc_address(run, all, symmetric, &buffer.address);
     if (status != EP_OK) {
         free(buffer.memory);
         return status;
     }
     if (!buffer.memory)
-        buffer.memory = buffer.place;
+        buffer.memory = buffer.address;
     *ret_buffer = buffer;
     return EP_OK;
 }
@@ -144,12 +144,12 @@ static ep_status free_buffer(struct check_run *run, struct check_buffer *buffer)
     *buffer = (struct check_buffer){0};
     if (!old.memory)
         return EP_OK;
-    if (old.place != old.memory || !old.symmetric)
+    if (old.address != old.memory || !old.symmetric)
         free(old.memory);
     if (old.symmetric)
-        CHECK_CALL(run, ep_free, run->ctx->comm, old.place);
-    else if (old.place != old.memory)
-        run->ctx->memory->free(run->ctx, old.place);
+        CHECK_CALL(run, ep_free, run->ctx->comm, old.address);
+    else if (old.address != old.memory)
+        run->ctx->memory->free(run->ctx, old.address);
     return EP_OK;
 }
 
@@ -169,8 +169,8 @@ ep_status check_buffers_free(struct check_run *run, struct check_buffer *const *
 ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to)
 {
     memset(buffer->memory + from, CHECK_POISON, to - from);
-    if (buffer->place != buffer->memory)
-        CHECK_CALL(run, run->ctx->memory->fill, run->ctx, buffer->place + from, CHECK_POISON, to - from);
+    if (buffer->address != buffer->memory)
+        CHECK_CALL(run, run->ctx->memory->fill, run->ctx, buffer->address + from, CHECK_POISON, to - from);
     return EP_OK;
 }
 
@@ -181,8 +181,8 @@ ep_status check_buffer_poison(struct check_run *run, struct check_buffer *buffer
 
 ep_status check_buffer_push(struct check_run *run, const struct check_buffer *buffer, size_t from, size_t to)
 {
-    if (buffer->place != buffer->memory)
-        CHECK_CALL(run, run->ctx->memory->copy, run->ctx, buffer->place + from, buffer->memory + from, to - from);
+    if (buffer->address != buffer->memory)
+        CHECK_CALL(run, run->ctx->memory->copy, run->ctx, buffer->address + from, buffer->memory + from, to - from);
     return EP_OK;
 }
 
@@ -204,8 +204,8 @@ ep_status check_buffer_load_choices(struct check_run *run, int idx_type, struct 
 
 ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to)
 {
-    if (buffer->place != buffer->memory)
-        CHECK_CALL(run, run->ctx->memory->copy, run->ctx, buffer->memory + from, buffer->place + from, to - from);
+    if (buffer->address != buffer->memory)
+        CHECK_CALL(run, run->ctx->memory->copy, run->ctx, buffer->memory + from, buffer->address + from, to - from);
     return EP_OK;
 }
 
@@ -219,7 +219,7 @@ void check_buffer_untouched(struct check_run *run, const char *what, const struc
 {
     for (size_t i = from; i < to; i++)
         if (buffer->memory[i] != CHECK_POISON) {
-            check_mismatch(run, "%s: byte %zu behind the %zu that may be written is 0x%02x", what, i - from, from,
+            check_mismatch(run, "%s: byte %zu after the %zu that may be written is 0x%02x", what, i - from, from,
                            buffer->memory[i]);
             return;
         }
@@ -232,8 +232,8 @@ void check_buffer_guard(struct check_run *run, const char *what, const struct ch
 
 bool check_is_symmetric(const struct check_run *run, int index)
 {
-    if (run->parameters.where != CHECK_BY_TURNS)
-        return run->parameters.where == CHECK_SYMMETRIC;
-    /* The parity of the bits depends on every dimension of a matrix, so it does not go along with any one of them. */
+    if (run->parameters.memory != CHECK_ALTERNATE)
+        return run->parameters.memory == CHECK_SYMMETRIC;
+    /* The parity of the bits depends on every dimension of a matrix, so that it is not correlated with one of them. */
     return __builtin_parity((unsigned)index);
 }

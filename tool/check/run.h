@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * run.h - what the matrices share: parameters, verdicts, guarded buffers.
+ * run.h - shared by the matrices: parameters, verdicts, guarded buffers.
  */
 #ifndef EP_CHECK_RUN_H
 #define EP_CHECK_RUN_H
@@ -9,19 +9,19 @@
 #include "check/reference.h"
 #include "ranks/ranks.h"
 
-enum check_where { CHECK_BY_TURNS = -1, CHECK_ORDINARY = 0, CHECK_SYMMETRIC = 1 };
+enum check_memory { CHECK_ALTERNATE = -1, CHECK_ORDINARY = 0, CHECK_SYMMETRIC = 1 };
 
 struct check_parameters {
     const char *matrix;
     int hidden;
     uint64_t seed;
-    bool bf16, fp8; /* element types to run */
-    int only;       /* case number from 1; 0: all */
-    bool sum_once;  /* low latency: EP_LL_NO_PARTIAL_REDUCE */
-    enum check_where where;
+    bool bf16, fp8;         /* element types to run */
+    int only;               /* case number from 1; 0: all */
+    bool no_partial_reduce; /* low latency: EP_LL_NO_PARTIAL_REDUCE */
+    enum check_memory memory;
 };
 
-/* What one rank found in one case. Travels through ep_comm_allgather(). */
+/* The result of one rank in one case, exchanged by ep_comm_allgather(). */
 struct check_verdict {
     int32_t failed;
     char text[236];
@@ -32,13 +32,13 @@ struct check_run {
     struct check_parameters parameters;
     struct reference_group group;
     int n_tokens; /* most tokens of a rank */
-    /* Of the case that runs: */
+    /* Of the current case: */
     const char *phase; /* "dispatch", "worst-case dispatch", ...: for the texts of mismatches and errors */
-    const char *call;  /* the call under way */
+    const char *call;  /* the current call */
     struct check_verdict verdict;
 };
 
-/* Calls a function of the library; on failure the name is remembered and the status returned. */
+/* Calls a function of the library, records its name, and returns its status on failure. */
 #define CHECK_CALL(run, function, ...)                                                                                 \
     do {                                                                                                               \
         ep_status call_status_;                                                                                        \
@@ -55,12 +55,12 @@ struct check_run {
             return try_;                                                                                               \
     } while (0)
 
-/* Notes a mismatch in the phase of the run; the first one counts. printf-like. */
+/* Records a mismatch in the current phase; only the first one is kept. printf-like. */
 void check_mismatch(struct check_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /*
- * Compares `bytes` of one row; a difference is noted with its first element of `item_bytes`. `row` names the place and
- * `source` where the row comes from (NULL: not said).
+ * Compares `bytes` of one row and records the first element of `item_bytes` that differs. `row`: its index, `source`:
+ * its origin, for the text (NULL: omitted).
  */
 void check_row(struct check_run *run, const char *what, int64_t row, const struct reference_row *source,
                size_t item_bytes, size_t bytes, const void *expected, const void *got);
@@ -72,7 +72,7 @@ void check_equal_i32(struct check_run *run, const char *what, int64_t n, const i
 void check_equal_i64(struct check_run *run, const char *what, int64_t n, const int64_t *expected, const int64_t *got);
 
 /*
- * Distance of two vectors as the peers measure it, 1 - 2<a,b>/(<a,a>+<b,b>), summed up in doubles element by element.
+ * Distance of two vectors as defined by DeepEP's tests, 1 - 2<a,b>/(<a,a>+<b,b>), summed in doubles.
  */
 struct check_distance {
     double ab, aa_bb;
@@ -84,16 +84,16 @@ static inline void check_distance_add(struct check_distance *distance, double a,
     distance->aa_bb += a * a + b * b;
 }
 
-/* Notes a mismatch unless the distance is below the limit. */
+/* Records a mismatch unless the distance is below the limit. */
 void check_distance_below(struct check_run *run, const struct check_distance *distance, double limit);
 
 /*
- * Memory that is watched: filled with a pattern, which must stay whole behind what a run may use. Written and read here
- * at `memory`; the library is given `place`: the same, or a mirror in device memory, to which it is pushed and from
- * which it is pulled. Without a mirror these two do nothing.
+ * A guarded buffer: filled with a pattern, which must stay intact behind the used part. The checks access `memory`; the
+ * library gets `address`: the same, or a mirror in device memory. Push and pull copy to and from the mirror, and do
+ * nothing without one.
  */
 struct check_buffer {
-    unsigned char *memory, *place;
+    unsigned char *memory, *address;
     size_t bytes;
     bool symmetric;
 };
@@ -102,30 +102,30 @@ struct check_buffer {
 #define CHECK_GUARD_BYTES 16384
 
 /*
- * n_items * item_bytes and a guard. Collective if symmetric. EP_E_MEMORY, EP_E_OVERFLOW or what ep_alloc() and the
- * device say.
+ * Allocates n_items * item_bytes and a guard. Collective if symmetric. EP_E_MEMORY, EP_E_OVERFLOW, or an error of
+ * ep_alloc() or the device.
  */
 ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
                            struct check_buffer *ret_buffer);
-/* `healthy`: the group is; otherwise those in symmetric memory stay. */
+/* `healthy`: the group has not failed; otherwise buffers in symmetric memory are not freed. */
 ep_status check_buffers_free(struct check_run *run, struct check_buffer *const *buffers, size_t n, bool healthy);
 
-/* Fills the first `used` bytes and the guard behind them, mirror included; or the bytes `from` .. `to`. */
+/* Fills the first `used` bytes and the guard behind them, or the bytes `from` .. `to`, including the mirror. */
 ep_status check_buffer_poison(struct check_run *run, struct check_buffer *buffer, size_t used);
 ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
 
-/* Bytes `from` .. `to`: to the mirror, and back. */
+/* Copies the bytes `from` .. `to` to the mirror, and back. */
 ep_status check_buffer_push(struct check_run *run, const struct check_buffer *buffer, size_t from, size_t to);
 ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
-/* Writes the choices of this rank's tokens as `idx_type`, to the mirror, too. */
+/* Writes the choices of this rank's tokens as `idx_type`, including the mirror. */
 ep_status check_buffer_load_choices(struct check_run *run, int idx_type, struct check_buffer *buffer);
-/* The first `used` bytes and the guard behind them. */
+/* Pulls the first `used` bytes and the guard behind them. */
 ep_status check_buffer_pull_guarded(struct check_run *run, struct check_buffer *buffer, size_t used);
 
-/* The guard behind the first `used` bytes. */
+/* Checks the guard behind the first `used` bytes. */
 void check_buffer_guard(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t used);
 
-/* Bytes `from` .. `to` still hold the pattern. */
+/* Checks that bytes `from` .. `to` still hold the pattern. */
 void check_buffer_untouched(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t from,
                             size_t to);
 
@@ -136,21 +136,21 @@ void check_buffer_untouched(struct check_run *run, const char *what, const struc
 struct check_matrix {
     const char *name;
     int count;
-    /* Is the case, numbered from 0, of an element type that is asked for? Its name. */
+    /* Whether the case, numbered from 0, has a requested element type. Sets its name. */
     bool (*describe)(const struct check_run *run, int index, char ret_name[CHECK_NAME_BYTES]);
-    /* NULL if the parameters suit the matrix, else what is wrong with them. */
-    const char *(*refuse)(const struct check_run *run);
-    /* State of the matrix for a whole job. */
+    /* NULL if the parameters are valid for the matrix, else the error. */
+    const char *(*validate)(const struct check_run *run);
+    /* Creates the state of the matrix for a job. */
     ep_status (*begin)(struct check_run *run, void **ret_state);
-    /* Runs one case. Mismatches go to run->verdict; a failed call is returned. */
+    /* Runs one case. Mismatches are recorded in run->verdict; returns the status of a failed call. */
     ep_status (*run)(struct check_run *run, void *state, int index);
-    /* `healthy`: the group is: collective calls may be made. */
+    /* `healthy`: the group has not failed: collective calls are allowed. */
     ep_status (*end)(struct check_run *run, void *state, bool healthy);
 };
 
 extern const struct check_matrix check_matrix_intranode, check_matrix_internode, check_matrix_lowlatency;
 
-/* Where the outputs of a case lie. */
+/* Whether the outputs of a case are in symmetric memory. */
 bool check_is_symmetric(const struct check_run *run, int index);
 
 #endif

@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows that a worst-case output has beyond those that arrive. */
+/* Rows of a worst-case output in addition to those that are received. */
 #define SPARE_ROWS 7
 
-/* Alignments that the cases take in turn: the first is "none", the last a multiple of all. */
+/* Alignments, used by the cases alternately: the first is "none", the last a multiple of all. */
 static const int alignments[] = {0, 8, 64};
 
 static const enum data_kind intranode_kinds[] = {DATA_BF16_RANDOM, DATA_BF16_CONSTANT, DATA_FP8_RANDOM};
@@ -41,7 +41,7 @@ static struct throughput_case make_case(const struct check_run *run, const enum 
     c.data.seed = random_key(run->parameters.seed, (uint64_t)n_kinds, (uint64_t)index, 0);
     if (data_is_fp8(&c.data))
         c.data.scale_type = index / 3 % 2 && hidden % block_of_four == 0 ? EP_UE8M0 : EP_F32;
-    /* Once for each kind of data: the layout does not depend on how the calls are made. */
+    /* Once for each kind of data: the layout does not depend on sync, async or a previous event. */
     c.expanded = c.topk && !c.async && !c.previous;
     c.zero_padding = index % 5 != 0;
     return c;
@@ -79,7 +79,7 @@ static bool describe_internode(const struct check_run *run, int index, char ret_
     return describe(run, &c, data_kind_name(c.data.kind), ret_name);
 }
 
-static const char *refuse(const struct check_run *run)
+static const char *validate(const struct check_run *run)
 {
     if (run->parameters.hidden % 8)
         return "hidden must be a multiple of 8";
@@ -127,7 +127,7 @@ static ep_status new_inputs(struct throughput *state)
     return status;
 }
 
-/* The most rows that any layout of any case has. */
+/* Most rows of any layout of any case. */
 static bool most_rows(const struct throughput *state, int64_t *ret_rows)
 {
     const struct check_run *run = state->run;
@@ -164,7 +164,7 @@ static ep_status begin(struct check_run *run, void **ret_state)
         !reference_scratch_init(run->parameters.hidden, &state->scratch, NULL) || !most_rows(state, &n_rows))
         return EP_E_MEMORY;
     for (int where = CHECK_ORDINARY; where <= CHECK_SYMMETRIC && status == EP_OK; where++)
-        if (run->parameters.where == CHECK_BY_TURNS || (int)run->parameters.where == where)
+        if (run->parameters.memory == CHECK_ALTERNATE || (int)run->parameters.memory == where)
             status = new_outputs(state, where, n_rows);
     if (status == EP_OK)
         status = new_inputs(state);
@@ -194,7 +194,7 @@ static ep_plan_args plan_args(const struct throughput *state, bool expanded, int
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
 
-    args.topk_idx = state->topk_idx.place;
+    args.topk_idx = state->topk_idx.address;
     args.idx_type = state->c.idx_type;
     args.n_tokens = state->n_tokens;
     args.topk = state->run->group.topk;
@@ -206,7 +206,7 @@ static ep_plan_args plan_args(const struct throughput *state, bool expanded, int
     return args;
 }
 
-/* The routing is copied: it is destroyed at once. */
+/* The plan copies the routing: poison it after the call. */
 static ep_status new_plan(struct throughput *state, bool expanded, int64_t max_recv_tokens, ep_plan **ret_plan)
 {
     struct check_run *run = state->run;
@@ -217,7 +217,7 @@ static ep_status new_plan(struct throughput *state, bool expanded, int64_t max_r
     return check_buffer_poison(run, &state->topk_idx, (size_t)state->n_tokens * (size_t)run->group.topk * 8);
 }
 
-/* What a plan says of itself. `known`: the counts have been exchanged. */
+/* Verifies ep_plan_info. `known`: the counts have been exchanged. */
 static ep_status verify_info(struct throughput *state, const ep_plan *plan, const struct reference_layout *layout,
                              bool known, int64_t max_recv_tokens)
 {
@@ -228,7 +228,7 @@ static ep_status verify_info(struct throughput *state, const ep_plan *plan, cons
     CHECK_CALL(run, ep_plan_get_info, plan, &info);
     check_equal(run, "n_recv", known ? layout->n_rows : -1, info.n_recv);
     check_equal(run, "out_rows", max_recv_tokens ? max_recv_tokens : layout->n_rows, info.out_rows);
-    /* Of a worst-case plan a GPU may be the only one that has counted, until a call waits for it. */
+    /* The counts of a worst-case plan may exist on the GPU only, until a call waits for it. */
     if (known || !run->ctx->gpu || info.n_send >= 0) {
         check_equal(run, "n_send", layout->n_send, info.n_send);
         check_equal(run, "n_wire", layout->n_wire, info.n_wire);
@@ -317,7 +317,7 @@ free_all:
 
 /* --- one case --- */
 
-/* Two combines: of rows that come back unchanged, and of rows that identify who answered. */
+/* Two combines: of rows that are returned unchanged, and of rows that identify the replying expert. */
 static ep_status run_rank_layout(struct throughput *state, ep_plan *plan)
 {
     struct check_run *run = state->run;
@@ -439,7 +439,7 @@ const struct check_matrix check_matrix_intranode = {
     .name = "intranode",
     .count = 24,
     .describe = describe_intranode,
-    .refuse = refuse,
+    .validate = validate,
     .begin = begin,
     .run = run_intranode,
     .end = end,
@@ -449,7 +449,7 @@ const struct check_matrix check_matrix_internode = {
     .name = "internode",
     .count = 32,
     .describe = describe_internode,
-    .refuse = refuse,
+    .validate = validate,
     .begin = begin,
     .run = run_internode,
     .end = end,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* throughput_steps.c - run a dispatch or a combine and compare every bit of what it wrote. */
+/* throughput_steps.c - runs a dispatch or a combine and verifies all bits of its outputs. */
 #include "check/formats.h"
 #include "check/throughput.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* Against the input, for experts that return what they got; the peers' limit. */
+/* Limit of DeepEP's tests: error against the input, for experts that return their input. */
 #define DISTANCE_LIMIT 5e-6
 
 typedef ep_status (*step_fn)(struct throughput_step *step);
@@ -18,18 +18,18 @@ static size_t row_at(int64_t row, size_t bytes)
 }
 
 /*
- * With an event before an asynchronous operation the inputs are written only after the call, as a compute thread would
- * do: an operation that does not wait sends the pattern. Elsewhere the event is one of the work before.
+ * If an asynchronous operation has a previous event, the inputs are written after the call, as by a compute thread, so
+ * that an operation that does not wait for the event sends the poison. Otherwise the event is recorded before the call.
  */
 static ep_status start_and_wait(struct throughput_step *step, step_fn load, step_start_fn start)
 {
     const struct throughput_case *c = &step->state->c;
     struct check_run *run = step->state->run;
-    bool late = c->previous && c->async;
+    bool load_after = c->previous && c->async;
     int is_done = 0;
     ep_status status;
 
-    if (late) {
+    if (load_after) {
         CHECK_CALL(run, ep_event_new, run->ctx->comm, &step->after);
     } else {
         CHECK_TRY(load(step));
@@ -42,17 +42,17 @@ static ep_status start_and_wait(struct throughput_step *step, step_fn load, step
     if (status != EP_OK || !c->async)
         return status;
     CHECK_CALL(run, ep_event_record, run->ctx->comm, NULL, &step->done);
-    if (late) {
+    if (load_after) {
         CHECK_CALL(run, ep_event_query, step->done, &is_done);
         if (is_done)
-            check_mismatch(run, "complete before the event that it is to wait for");
+            check_mismatch(run, "complete before the event that it has to wait for");
         CHECK_TRY(load(step));
         CHECK_CALL(run, ep_event_signal, step->after);
     }
     CHECK_CALL(run, ep_event_wait, step->done, -1);
     CHECK_CALL(run, ep_event_query, step->done, &is_done);
     if (!is_done)
-        check_mismatch(run, "ep_event_query says that it is not complete after ep_event_wait");
+        check_mismatch(run, "not complete by ep_event_query after ep_event_wait");
     return EP_OK;
 }
 
@@ -98,7 +98,7 @@ static size_t index_bytes(const struct throughput *state)
     return (size_t)state->run->group.topk * (state->c.idx_type == EP_I64 ? 8 : 4);
 }
 
-/* Weights of one received row: [K], expanded one. */
+/* Bytes of the weights of one received row: [K], or one in the expanded layout. */
 static size_t weight_bytes_of(const struct throughput_step *step)
 {
     return sizeof(float) * (step->layout->expanded ? 1 : (size_t)step->state->run->group.topk);
@@ -111,24 +111,24 @@ static ep_status start_dispatch(struct throughput_step *step, bool async)
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     bool fp8 = data_is_fp8(&c->data);
 
-    args.x = state->x.place;
+    args.x = state->x.address;
     args.dtype = fp8 ? EP_F8E4M3 : EP_BF16;
     args.hidden = c->data.hidden;
-    args.recv_x = state->rows[c->symmetric].place;
+    args.recv_x = state->rows[c->symmetric].address;
     if (fp8) {
-        args.scales = state->x_scales.place;
+        args.scales = state->x_scales.address;
         args.scale_type = c->data.scale_type;
-        args.recv_scales = state->scales[c->symmetric].place;
+        args.recv_scales = state->scales[c->symmetric].address;
         if (c->strided_scales) {
             args.scale_stride_token = 1;
             args.scale_stride_block = state->n_tokens;
         }
     }
     if (c->topk) {
-        args.topk_weights = (const float *)state->x_weights.place;
-        args.recv_topk_weights = (float *)state->weights[c->symmetric].place;
+        args.topk_weights = (const float *)state->x_weights.address;
+        args.recv_topk_weights = (float *)state->weights[c->symmetric].address;
         if (!step->layout->expanded)
-            args.recv_topk_idx = state->indices[c->symmetric].place;
+            args.recv_topk_idx = state->indices[c->symmetric].address;
     }
     args.out_rows = step->out_rows;
     if (async)
@@ -138,17 +138,17 @@ static ep_status start_dispatch(struct throughput_step *step, bool async)
     return EP_OK;
 }
 
-/* Top-k indices and weights of one received row; past the received rows of a worst-case run: -1 and 0. */
+/* Verifies top-k indices and weights of one received row; after the received rows of a worst-case plan: -1 and 0. */
 static void verify_selections(const struct throughput_step *step, int64_t i)
 {
     struct throughput *state = step->state;
     struct check_run *run = state->run;
     const struct reference_row *row = i < step->layout->n_rows ? &step->layout->rows[i] : NULL;
-    bool symmetric = state->c.symmetric, wide = state->c.idx_type == EP_I64;
+    bool symmetric = state->c.symmetric, idx64 = state->c.idx_type == EP_I64;
     size_t bytes = weight_bytes_of(step);
     const unsigned char *indices = state->indices[symmetric].memory + row_at(i, index_bytes(state));
     int32_t expert[EP_MAX_TOPK];
-    int64_t wide_expert[EP_MAX_TOPK];
+    int64_t expert64[EP_MAX_TOPK];
     float weight[EP_MAX_TOPK];
 
     for (int k = 0; k < run->group.topk; k++) {
@@ -160,10 +160,10 @@ static void verify_selections(const struct throughput_step *step, int64_t i)
     else if (row)
         reference_row_selections(&run->group, step->layout, row, expert, weight);
     for (int k = 0; k < run->group.topk; k++)
-        wide_expert[k] = expert[k];
+        expert64[k] = expert[k];
     if (!step->layout->expanded)
-        check_row(run, "recv_topk_idx", i, row, wide ? 8 : 4, index_bytes(state),
-                  wide ? (void *)wide_expert : (void *)expert, indices);
+        check_row(run, "recv_topk_idx", i, row, idx64 ? 8 : 4, index_bytes(state),
+                  idx64 ? (void *)expert64 : (void *)expert, indices);
     check_row(run, "recv_topk_weights", i, row, 4, bytes, weight, state->weights[symmetric].memory + row_at(i, bytes));
 }
 
@@ -179,7 +179,7 @@ static void verify_dispatch(const struct throughput_step *step)
     for (int64_t i = 0; i < n_rows; i++) {
         const struct reference_row *row = &step->layout->rows[i];
 
-        if (row->rank < 0 && !c->zero_padding) /* may hold anything */
+        if (row->rank < 0 && !c->zero_padding) /* undefined contents */
             continue;
         memset(state->expected, 0, row_bytes);
         if (row->rank >= 0)
@@ -204,7 +204,7 @@ static void verify_dispatch(const struct throughput_step *step)
                        c->topk ? row_at(step->out_rows, weight_bytes_of(step)) : 0);
 }
 
-/* The outputs: filled with the pattern, or fetched to be compared. */
+/* Calls `act` for all outputs, to poison or to pull them. */
 static ep_status each_output(const struct throughput_step *step,
                              ep_status (*act)(struct check_run *run, struct check_buffer *buffer, size_t used))
 {
@@ -236,7 +236,7 @@ ep_status throughput_dispatch(struct throughput_step *step)
 
 /* --- combine --- */
 
-/* The row that was given to combine for a token of `source`: reference_reply_fn over a step. */
+/* The input row of combine for a token of `source`: a reference_reply_fn for a step. */
 static void reply_row(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
 {
     const struct throughput_step *step = context;
@@ -253,7 +253,7 @@ static int32_t selected_expert(const struct check_run *run, int rank, int token,
     return run->group.experts[rank][(size_t)token * (size_t)run->group.topk + (size_t)k];
 }
 
-/* The weights that go with a row: those received, or new ones. */
+/* Writes the weights of a row: those received, or new ones. */
 static void load_weights(const struct throughput_step *step, int64_t i)
 {
     const struct throughput *state = step->state;
@@ -293,7 +293,7 @@ static ep_status load_combine(struct throughput_step *step)
         if (layout->expanded)
             expert = rank * (int)n_local + (int)local;
         if (row->rank < 0) {
-            memset(out, 0xff, row_bytes); /* not a number: padding that gets into a sum shows */
+            memset(out, 0xff, row_bytes); /* NaN, to detect padding in a sum */
             continue;
         }
         reply_row(step, rank, expert, row->rank, row->token, out);
@@ -316,15 +316,15 @@ static ep_status start_combine(struct throughput_step *step, bool async)
     const struct throughput_case *c = &state->c;
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
 
-    args.x = state->rows[c->symmetric].place;
+    args.x = state->rows[c->symmetric].address;
     args.dtype = EP_BF16;
     args.hidden = c->data.hidden;
     for (int which = 0; which < step->n_bias; which++)
-        args.bias[which] = state->bias[which].place;
-    args.out = state->out.place;
+        args.bias[which] = state->bias[which].address;
+    args.out = state->out.address;
     if (c->topk) {
-        args.topk_weights = (const float *)state->weights[c->symmetric].place;
-        args.out_topk_weights = (float *)state->out_weights.place;
+        args.topk_weights = (const float *)state->weights[c->symmetric].address;
+        args.out_topk_weights = (float *)state->out_weights.address;
     }
     if (async)
         CHECK_CALL(state->run, ep_combine, step->plan, &args, NULL);
@@ -333,7 +333,7 @@ static ep_status start_combine(struct throughput_step *step, bool async)
     return EP_OK;
 }
 
-/* Weights come back from the one rank that has the expert: exact, whatever the order of the sum. */
+/* Each weight is returned by the one rank that has the expert: exact in any order of summation. */
 static void verify_weights(const struct throughput_step *step, int token)
 {
     const struct throughput *state = step->state;
@@ -353,7 +353,7 @@ static void verify_weights(const struct throughput_step *step, int token)
               state->out_weights.memory + row_at(token, bytes));
 }
 
-/* How many rows are summed up for a token. */
+/* Number of rows that are summed for a token. */
 static int fan_out(const struct throughput *state, int token)
 {
     int n_ranks = state->run->group.n_ranks, n = 0;
@@ -363,7 +363,7 @@ static int fan_out(const struct throughput *state, int token)
     return n;
 }
 
-/* Output without biases, divided by the fan-out, against the input. */
+/* Compares the output, without biases and divided by the fan-out, with the input. */
 static void measure(const struct throughput_step *step, int token, const uint16_t *out, struct check_distance *distance)
 {
     const struct throughput *state = step->state;

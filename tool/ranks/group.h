@@ -66,7 +66,8 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
      .help = "element type of partial sums on the network"},                                                           \
     {"net-delay-us", 0, "US", OPT_INT, offsetof(owner, member.net_delay_us), .min = 0, .max = 1000000, .value = "0",   \
      .help = "most delay of each write, drawn at random", .heading = "Emulated network between nodes"},                \
-    {"net-reorder", 0, NULL, OPT_FLAG, offsetof(owner, member.net_reorder), .help = "process channels in random order"}, \
+    {"net-reorder", 0, NULL, OPT_FLAG, offsetof(owner, member.net_reorder),                                            \
+     .help = "process channels in random order"},                                                                      \
     {"net-ring", 0, "BYTES", OPT_SIZE, offsetof(owner, member.net_ring), .min = 0, .max = INT64_C(1) << 30,            \
      .value = "0", .help = "capacity of the wire per peer and channel; 0: default of the library"},                    \
     {"net-split", 0, "BYTES", OPT_SIZE, offsetof(owner, member.net_split), .min = 0, .max = INT64_C(1) << 30,          \

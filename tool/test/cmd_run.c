@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_run.c - epkit run: does it work here, how fast is it, and a report of both. */
+/* cmd_run.c - epkit run: checks and measures everything on this machine, and writes a report. */
 #include "bench/bench.h"
 #include "cmd.h"
 #include "machine.h"
@@ -41,9 +41,9 @@ static const struct opt run_table[] = {
     {"output", 'o', "DIR", OPT_DIR, offsetof(struct run_options, output), .value = "report",
      .help = "folder of the report; it is created when the report is complete"},
     {"seed", 's', "N", OPT_INT, offsetof(struct run_options, seed), .min = 0, .max = SUITE_MAX_SEED,
-     .help = "of all random choices; without it a new one is drawn, and printed"},
+     .help = "seed of all random choices; default: a random one, which is printed"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct run_options, quick),
-     .help = "small rows and few rounds: whether it works, not how fast"},
+     .help = "small rows and few rounds, to check that it works"},
     {"network", 0, "NAME", OPT_CHOICE, offsetof(struct run_options, network), .choices = group_networks,
      .value = "auto", .help = GROUP_NETWORK_HELP},
     OPT_JSON_ROW(struct run_options, json),
@@ -73,8 +73,8 @@ struct run {
     bool ran[N_PARTS];
     bool passed_over; /* GPUs of this machine */
     json_t *suites;   /* for the report */
-    json_t *not_run;  /* matrices that the ranks do not suit */
-    json_t *bench;    /* NULL: nothing was measured */
+    json_t *not_run;  /* matrices that cannot run with these ranks */
+    json_t *bench;    /* NULL: not measured */
     const char *bench_missing;
     int code;
 };
@@ -87,8 +87,8 @@ static const char *result_word(int code)
 }
 
 /*
- * Everything on one node has the backend of the first part, which has the most ranks: one sentence of the report tells
- * of all of it.
+ * All parts on one node use the backend of the first one, which has the most ranks, so that one sentence of the report
+ * covers them.
  */
 static void part_spec(struct run *run, const struct part *part, struct ranks_spec *ret_spec)
 {
@@ -107,7 +107,7 @@ static void part_spec(struct run *run, const struct part *part, struct ranks_spe
         .emulation = {.seed = run->seed},
     };
     if (part->nodes > 1) {
-        gpu_choose_backend(ret_spec); /* whatever EPKIT_BACKEND names: nodes are the host backend's */
+        gpu_choose_backend(ret_spec); /* ignores EPKIT_BACKEND: several nodes need the host backend */
     } else if (part == &parts[0]) {
         run->passed_over = group_choose_backend(&group, ret_spec, 1);
     } else {
@@ -116,8 +116,8 @@ static void part_spec(struct run *run, const struct part *part, struct ranks_spe
     }
 }
 
-static void keep_suite(struct run *run, const struct ranks_spec *spec, const struct suite_request *request,
-                       const struct suite_result *result)
+static void append_suite(struct run *run, const struct ranks_spec *spec, const struct suite_request *request,
+                         const struct suite_result *result)
 {
     json_t *case_row;
     size_t i;
@@ -133,7 +133,7 @@ static void keep_suite(struct run *run, const struct ranks_spec *spec, const str
                                     suite_parameters(spec, request), "cases", result->cases, "errors", result->errors));
 }
 
-/* The request of a part; false if its ranks, those of mpirun, cannot be spread over its nodes. */
+/* The request of a part; false if its ranks cannot be divided among its nodes. */
 static bool part_request(const struct run *run, int part, struct suite_request *ret_request)
 {
     const struct ranks_spec *spec = &run->specs[part];
@@ -148,7 +148,7 @@ static bool part_request(const struct run *run, int part, struct suite_request *
         .seed = run->seed,
         .routing = "uniform",
     };
-    /* Ranks on several hosts share no memory, so they cannot be one node. */
+    /* Ranks on several hosts cannot be one node. */
     if (ranks_world_boot() == RANKS_TCP && spec->nnodes == 1 && ranks_world_nodes() > 1)
         return false;
     return spec->nranks % spec->nnodes == 0;
@@ -162,7 +162,7 @@ static void plan_parts(struct run *run)
         group_warn_host(&run->specs[0]);
 }
 
-/* Runs the matrices. The result is 0, or above 128 when interrupted. */
+/* Runs the matrices. 0, or above 128 if interrupted. */
 static int run_suites(struct run *run)
 {
     struct suite_request request;
@@ -188,7 +188,7 @@ static int run_suites(struct run *run)
         run->ran[i] = true;
         if (result->code > 128)
             return result->code;
-        keep_suite(run, spec, &request, result);
+        append_suite(run, spec, &request, result);
         run->code = ranks_worse(run->code, result->code);
         done += suite_count(&request);
     }
@@ -205,7 +205,7 @@ static uint64_t available_bytes(void)
     return bytes < most ? bytes : most;
 }
 
-/* The result is 0, or above 128 when interrupted. */
+/* 0, or above 128 if interrupted. */
 static int run_bench(struct run *run, int cores)
 {
     struct bench_request request = BENCH_REQUEST_INIT;
@@ -235,7 +235,7 @@ static int run_bench(struct run *run, int cores)
            bench_bytes(&request, spec.nranks, spec.boot == RANKS_MPI) > available_bytes() / 2)
         request.n_token_counts--;
     if (bench_check(&request, spec.nranks, wrong, sizeof(wrong))) {
-        run->bench_missing = "the number of ranks does not suit the measurements";
+        run->bench_missing = "the measurements do not support this number of ranks";
         return CMD_FINE;
     }
     progress_update(0, 0, "measuring");
@@ -248,7 +248,7 @@ static int run_bench(struct run *run, int cores)
     return CMD_FINE;
 }
 
-/* The measurement that the verdict quotes: dispatch of bf16 rows, with the most tokens. */
+/* The measurement in the verdict: dispatch of bf16 rows with the most tokens. */
 static const json_t *headline(const json_t *bench)
 {
     const json_t *best = NULL;
@@ -267,7 +267,7 @@ static const json_t *headline(const json_t *bench)
     return best;
 }
 
-/* --- what is said about it --- */
+/* --- the report --- */
 
 static size_t count_passed(const struct run *run, char *ret_text, size_t bytes)
 {
@@ -321,22 +321,21 @@ static json_t *gpu_note(const struct run *run, const json_t *machine)
 {
     if (gpu_is_backend(run->specs[0].backend) && run->results[0].code == CMD_UNSUPPORTED)
         return json_sprintf(
-            "Cases on one node are those of the CUDA backend (%s), which cannot be used here: the errors "
-            "say why. Nodes are emulated, on the host backend.",
+            "Cases on one node used the CUDA backend (%s), which failed on this machine; see the errors. Nodes are "
+            "emulated, on the host backend.",
             run->specs[0].backend_why);
     if (gpu_is_backend(run->specs[0].backend))
-        return json_string("Cases on one node and figures are those of the CUDA backend, on the GPUs of this machine; "
+        return json_string("Cases on one node and measurements used the CUDA backend, on the GPUs of this machine; "
                            "nodes are emulated, on the host backend.");
     if (run->passed_over || json_array_size(json_object_get(machine, "gpus")) > 0)
-        return json_sprintf("This machine has GPUs, but cases and figures are those of the host backend, on the CPU: "
-                            "%s.",
+        return json_sprintf("This machine has GPUs, but cases and measurements used the host backend, on the CPU: %s.",
                             run->specs[0].backend_why);
     return json_string("No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On GPUs the CUDA "
                        "backend (cmake --preset cuda) moves rows over NVLink, and this command runs the same cases "
                        "and measurements there.");
 }
 
-/* What makes such a report again. */
+/* The command that reproduces the report. */
 static json_t *make_command(const struct run *run)
 {
     const char *quick = run->quick ? "--quick " : "";
@@ -374,7 +373,7 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
     return document;
 }
 
-/* One table for people: the matrices, then the measurements with the most tokens. */
+/* The text table: the matrices, then the measurements with the most tokens. */
 static void print_table(const struct run *run)
 {
     static const struct out_column columns[] = {
@@ -395,10 +394,10 @@ static void print_table(const struct run *run)
 
         if (nodes > 1)
             snprintf(where, sizeof(where), " on %d nodes", nodes);
-        suite_sentence(&(struct suite_result){.passed = (int)json_integer_value(json_object_get(item, "passed")),
-                                              .failed = (int)json_integer_value(json_object_get(item, "failed")),
-                                              .total = (int)json_integer_value(json_object_get(item, "total"))},
-                       text, sizeof(text));
+        suite_summary(&(struct suite_result){.passed = (int)json_integer_value(json_object_get(item, "passed")),
+                                             .failed = (int)json_integer_value(json_object_get(item, "failed")),
+                                             .total = (int)json_integer_value(json_object_get(item, "total"))},
+                      text, sizeof(text));
         json_array_append_new(rows,
                               json_pack("{s:o, s:O, s:s}", "what",
                                         json_sprintf("%s%s", json_string_value(json_object_get(item, "matrix")), where),
@@ -459,7 +458,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     return written ? run->code : ranks_worse(run->code, CMD_FAILED);
 }
 
-/* Before anything runs: the part on one node would pass, and the report come without the one that was asked for. */
+/* Checked first: otherwise the part on one node would pass, and the report would lack the requested one. */
 static int check_network(const struct cmd *cmd, const char *network)
 {
     bool world = ranks_world_rank() >= 0;
@@ -489,13 +488,13 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     run.suites = json_array();
     run.not_run = json_array();
     progress_start("run");
-    progress_update(0, 0, "looking at the machine");
+    progress_update(0, 0, "reading the machine");
     machine = machine_describe();
     result = run_suites(&run);
     if (result == CMD_FINE && run.code == CMD_FINE)
         result = run_bench(&run, (int)json_integer_value(json_object_get(machine, "cores")));
     else if (result == CMD_FINE)
-        run.bench_missing = "figures of something that does not work mean nothing";
+        run.bench_missing = "not measured, because a test failed";
     progress_update(0, 0, "writing the report");
     if (result == CMD_FINE)
         result = conclude(cmd, options, &run, machine, (double)(ep_now_ns() - start_ns) / 1e9);
@@ -513,31 +512,31 @@ const struct cmd command_run = {
     .args = "",
     .summary = "check and measure everything here, and write a report",
     .description =
-        "Answers in one sentence whether epkit works on this machine and how fast it is. Looks at the machine, runs "
-        "the three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
-        "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report.\n\n"
-        "On a machine with GPUs everything on one node runs there, a rank on each, if the CUDA backend can use all of "
-        "them together ('epkit test --help'); if not, a line and the report say why. EPKIT_BACKEND names one backend "
-        "instead. The ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured beside them: "
-        "'epkit bench' does that where MPI is installed.\n\n"
+        "Reports in one sentence whether epkit works on this machine and how fast it is. Reads the machine, runs the "
+        "three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
+        "operations), measures dispatch and combine with memcpy of the same bytes as baseline, and writes a report.\n\n"
+        "On a machine with GPUs everything on one node runs on them, with one rank per GPU, if the CUDA backend can "
+        "use all of them together ('epkit test --help'); if not, a warning and the report say why. EPKIT_BACKEND "
+        "selects the backend. The ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured; "
+        "'epkit bench' measures it if MPI is installed.\n\n"
         "The report is a folder with report.html, which needs no other file, and report.json with the same data. Each "
-        "file appears whole or not at all.\n\n"
+        "file is written completely or not at all.\n\n"
         "Takes less than two minutes on two cores.",
     .options = run_table,
     .options_bytes = sizeof(struct run_options),
     .examples =
         (const struct cmd_example[]){
-            {"epkit run", "Does it work here? The report is in the folder report."},
-            {"epkit run --quick", "Does it work at all? In seconds, on small rows."},
-            {"epkit run --output /tmp/node17 --json | jq -r .verdict", "The verdict alone, and a report elsewhere."},
+            {"epkit run", "Check this machine. The report is in the folder report."},
+            {"epkit run --quick", "A check that takes seconds, on small rows."},
+            {"epkit run --output /tmp/node17 --json | jq -r .verdict", "Only the verdict, and a report elsewhere."},
             {NULL, NULL},
         },
     .exits =
         (const struct cmd_exit_text[]){
             {CMD_FINE, "everything passed, and the report was written"},
             {CMD_FAILED, "a case, a measurement or the report failed"},
-            {CMD_USAGE, "wrong usage, or the folder of the report cannot be written; no rank was started"},
-            {CMD_UNSUPPORTED, "the library cannot do this on this machine"},
+            {CMD_USAGE, "usage error, or the folder of the report cannot be written; no rank was started"},
+            {CMD_UNSUPPORTED, "the library does not support this on this machine"},
             {0, NULL},
         },
     .run = cmd_run,

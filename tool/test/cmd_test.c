@@ -23,7 +23,7 @@ struct test_options {
     int64_t tokens, hidden, topk, experts, seed, only, repeat;
     int dtype;
     const char *routing;
-    bool sum_once, json;
+    bool no_partial_reduce, json;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -31,24 +31,24 @@ static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
 /* clang-format off */
 static const struct opt test_table[] = {
     {"tokens", 't', "N", OPT_INT, offsetof(struct test_options, tokens), .min = 1, .max = 1 << 20,
-     .help = "tokens of each rank; without it 128, or as many as a routing file holds", .heading = "Cases"},
+     .help = "tokens of each rank; default: 128, or the number in a routing file", .heading = "Cases"},
     {"hidden", 'H', "N", OPT_INT, offsetof(struct test_options, hidden), .min = 8, .max = EP_MAX_HIDDEN,
      .value = "2048", .help = "elements of a row"},
     {"topk", 'k', "N", OPT_INT, offsetof(struct test_options, topk), .min = 1, .max = EP_MAX_TOPK,
-     .help = "experts that a token selects; without it 8, or as many as in a routing file"},
+     .help = "experts that a token selects; default: 8, or the number in a routing file"},
     {"experts", 'e', "N", OPT_INT, offsetof(struct test_options, experts), .min = 1, .max = EP_MAX_EXPERTS,
-     .help = "experts of the whole group; without it 8 for each rank"},
+     .help = "experts of the whole group; default: 8 for each rank"},
     {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct test_options, dtype), .choices = dtypes, .value = "all",
      .help = "run only the cases of this element type"},
     {"routing", 0, "NAME|FILE", OPT_FILE, offsetof(struct test_options, routing), .value = "uniform",
      .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty, or a .npy file with the "
              "top-k indices, [tokens,topk] or [ranks,tokens,topk]"},
-    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct test_options, sum_once),
-     .help = "lowlatency: have every row travel by itself and be added up by the token's rank (EP_LL_NO_PARTIAL_REDUCE)"},
+    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct test_options, no_partial_reduce),
+     .help = "lowlatency: send each expert's row to the token's rank, which sums them (EP_LL_NO_PARTIAL_REDUCE)"},
     {"seed", 's', "N", OPT_INT, offsetof(struct test_options, seed), .min = 0, .max = SUITE_MAX_SEED,
-     .help = "of all random choices; without it a new one is drawn, and printed"},
+     .help = "seed of all random choices; default: a random one, which is printed"},
     {"only", 'o', "N", OPT_INT, offsetof(struct test_options, only), .min = 1, .max = 1000,
-     .help = "run only the case of this number"},
+     .help = "run only the case with this number"},
     {"repeat", 0, "N", OPT_INT, offsetof(struct test_options, repeat), .min = 1, .max = 1000000, .value = "1",
      .help = "run the matrix this many times, each time with the next seed"},
     OPT_JSON_ROW(struct test_options, json),
@@ -57,11 +57,11 @@ static const struct opt test_table[] = {
 };
 /* clang-format on */
 
-/* What a matrix runs on when nothing is said. */
+/* The default group of a matrix. */
 struct test_default {
     const char *matrix;
     int64_t ranks, nodes;
-    bool over_nodes; /* runs on the nodes that the ranks come with */
+    bool over_nodes; /* uses the nodes of the joined world */
 };
 
 static const struct test_default test_defaults[] = {
@@ -112,20 +112,20 @@ static int make_request(const struct cmd *cmd, const struct cmd_call *call, cons
         .seed = (uint64_t)options->seed,
         .routing = options->routing,
         .only = options->only,
-        .sum_once = options->sum_once,
+        .no_partial_reduce = options->no_partial_reduce,
     };
     char buffer[512];
     const char *wrong = suite_check(&request, spec->nranks, buffer, sizeof(buffer));
 
     if (wrong)
         return cmd_usage(cmd, "%s", wrong);
-    if (request.sum_once && strcmp(request.matrix, "lowlatency") != 0)
+    if (request.no_partial_reduce && strcmp(request.matrix, "lowlatency") != 0)
         return cmd_usage(cmd, "--sum-once is for lowlatency, and %s has no low-latency combine", request.matrix);
     *ret_request = request;
     return CMD_FINE;
 }
 
-/* The command that repeats one case of this run, or with index 0 all that it was asked for. */
+/* The command that repeats one case of this run, or the whole run if `index` is 0. */
 static void print_command(const struct cmd *cmd, const struct cmd_call *call, const struct suite_request *request,
                           int index, char *ret_text, size_t bytes)
 {
@@ -133,7 +133,7 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, co
     const char *backend = getenv("EPKIT_BACKEND");
     size_t n = 0;
 
-    /* Of the names that group_check_backend() lets through: none needs quotes. */
+    /* The names accepted by group_check_backend() need no quotes. */
     if (backend && *backend && !cmd_given(cmd, call, "backend"))
         n = (size_t)snprintf(ret_text, bytes, "EPKIT_BACKEND=%s ", backend);
     if (ranks_world_rank() == 0 && ranks_world_boot() == RANKS_MPI)
@@ -174,9 +174,9 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
                       sizeof(command));
         json_array_append_new(totals->commands, out_text(command));
     }
-    /* What is not supported here will not be supported a second time. */
+    /* Repeating is of no use if the library does not support this machine. */
     if (json_array_size(result->errors) > 0 && result->code != CMD_UNSUPPORTED) {
-        /* The case that the ranks were in is the one after the last that they told of. */
+        /* The whole run: the case in which the ranks failed is the one after the last reported one. */
         print_command(cmd, call, request, 0, command, sizeof(command));
         json_array_append_new(totals->commands, out_text(command));
     }
@@ -216,7 +216,7 @@ static void render_text(const struct ranks_spec *spec, const struct suite_reques
     json_t *command;
     size_t i;
 
-    suite_sentence(&sum, sentence, sizeof(sentence));
+    suite_summary(&sum, sentence, sizeof(sentence));
     if (spec->nnodes > 1)
         snprintf(nodes, sizeof(nodes), " on %d nodes", spec->nnodes);
     out_verdict(totals->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s: %s (%d rank%s%s, seed %" PRIu64 ", %.1f s)",
@@ -302,23 +302,23 @@ const struct cmd command_test = {
     .arg_choices = check_matrices,
     .summary = "check dispatch and combine bit by bit, on a group of ranks",
     .description =
-        "Starts a group of ranks on this machine, runs a matrix of cases on them and compares every row that arrives "
-        "with a reference that is computed without the library.\n\n"
-        "intranode: 24 cases on one node (8 ranks unless said otherwise). internode: 32 cases over nodes (8 ranks on 2 "
-        "nodes), which are emulated: rows between them travel through a network that can be told to misbehave. "
-        "lowlatency: 32 cases of the fixed-shape operations for decoding (4 ranks), on one node or on several.\n\n" GROUP_BACKEND_TEXT
-        "On GPUs data is made on the host, copied to the GPU, and what comes out is compared on the host. internode "
-        "takes the host backend unless --backend cuda asks for GPUs.\n\n"
-        "All random choices come from one seed, which is printed. When something fails, so is the command that repeats "
-        "it.\n\n"
-        "Started by mpirun, the ranks are those of mpirun.",
+        "Starts a group of ranks on this machine, runs a matrix of cases on them and compares every received row with "
+        "a reference that is computed without the library.\n\n"
+        "intranode: 24 cases on one node (default: 8 ranks). internode: 32 cases over several nodes (default: 8 ranks "
+        "on 2 nodes), by default over an emulated network, which can inject faults. lowlatency: 32 cases of the "
+        "fixed-shape operations for decoding (default: 4 ranks), on one or several nodes.\n\n" GROUP_BACKEND_TEXT
+        "On GPUs, data is generated on the host and copied to the GPU, and outputs are copied back and verified on the "
+        "host. internode uses the host backend unless --backend cuda is given.\n\n"
+        "All random choices depend on one seed, which is printed. If a case fails, the command that repeats it is "
+        "printed.\n\n"
+        "Under mpirun, the ranks are those of mpirun.",
     .options = test_table,
     .options_bytes = sizeof(struct test_options),
     .examples =
         (const struct cmd_example[]){
             {"epkit test intranode", "All cases on 8 ranks of one node."},
             {"epkit test internode --ranks 16 --nodes 4 --net-delay-us 200 --net-reorder",
-             "Four nodes over a network that is late and out of order."},
+             "Four nodes over a network with delays and reordering."},
             {"epkit test intranode --routing routing.npy --experts 256",
              "The routing of a real model, saved by numpy."},
             {"epkit test lowlatency --seed 7 --only 3", "Case 3 again, with the same random choices."},
@@ -328,9 +328,9 @@ const struct cmd command_test = {
     .exits =
         (const struct cmd_exit_text[]){
             {CMD_FINE, "all cases passed"},
-            {CMD_FAILED, "a case failed, or a rank did"},
-            {CMD_USAGE, "wrong usage; no rank was started"},
-            {CMD_UNSUPPORTED, "the library cannot do this on this machine"},
+            {CMD_FAILED, "a case or a rank failed"},
+            {CMD_USAGE, "usage error; no rank was started"},
+            {CMD_UNSUPPORTED, "the library does not support this on this machine"},
             {0, NULL},
         },
     .run = cmd_test,

@@ -30,8 +30,8 @@ static const struct check_matrix *find_matrix(const char *name)
     return NULL;
 }
 
-/* As much of a run as a matrix looks at to say what it would do. */
-static struct check_run plan_run(const struct suite_request *request)
+/* A run with the fields that describe() and validate() of a matrix need. */
+static struct check_run make_run(const struct suite_request *request)
 {
     return (struct check_run){.parameters = {.matrix = request->matrix,
                                              .hidden = (int)request->hidden,
@@ -44,7 +44,7 @@ static struct check_run plan_run(const struct suite_request *request)
 int suite_count(const struct suite_request *request)
 {
     const struct check_matrix *matrix = find_matrix(request->matrix);
-    const struct check_run run = plan_run(request);
+    const struct check_run run = make_run(request);
     int n = 0;
 
     for (int i = 0; matrix && i < matrix->count; i++) {
@@ -56,8 +56,8 @@ int suite_count(const struct suite_request *request)
     return n;
 }
 
-/* A name that is neither a routing nor a file: the routing that was probably meant. */
-static const char *refuse_routing(const char *name, char *buffer, size_t buffer_bytes)
+/* Rejects a name that is neither a routing nor a file, with a suggestion. */
+static const char *reject_routing(const char *name, char *buffer, size_t buffer_bytes)
 {
     const char *names[16], *near;
     size_t n = 0;
@@ -90,7 +90,7 @@ static const char *check_routing(const struct suite_request *request, int nranks
     struct routing *routing;
 
     if (!name && access(request->routing, F_OK) != 0 && !strpbrk(request->routing, "/."))
-        return refuse_routing(request->routing, buffer, buffer_bytes);
+        return reject_routing(request->routing, buffer, buffer_bytes);
     if (!routing_new(&spec, &routing, &error)) {
         snprintf(buffer, buffer_bytes, "--routing: %s", error.text);
         return buffer;
@@ -100,10 +100,10 @@ static const char *check_routing(const struct suite_request *request, int nranks
 }
 
 /*
- * What the ranks take at least, all together, if their rows go everywhere: measured per element of the rows, 4 ranks
- * and top-8. It is there to refuse what would end in a killed process, not to be exact.
+ * Least memory of all ranks if rows go to all of them: measured per element of the rows, with 4 ranks and top-8. An
+ * estimate, to reject requests for which the kernel would kill a process.
  */
-static double least_bytes(const struct suite_request *request, int nranks)
+static double min_bytes(const struct suite_request *request, int nranks)
 {
     double tokens = (double)(request->tokens ? request->tokens : 1), hidden = (double)request->hidden;
 
@@ -127,25 +127,25 @@ static const char *check_case(const struct suite_request *request, char *buffer,
 
 static const char *check_memory(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
 {
-    double there = (double)machine_memory_bytes();
-    double needed = least_bytes(request, nranks);
-    char needed_text[MACHINE_BYTES_TEXT], there_text[MACHINE_BYTES_TEXT];
+    double available = (double)machine_memory_bytes();
+    double needed = min_bytes(request, nranks);
+    char needed_text[MACHINE_BYTES_TEXT], available_text[MACHINE_BYTES_TEXT];
 
     /* Ranks of mpirun may be on several machines. */
-    if (needed < 0.9 * there || ranks_world_rank() >= 0)
+    if (needed < 0.9 * available || ranks_world_rank() >= 0)
         return NULL;
     machine_print_bytes(needed, needed_text);
-    machine_print_bytes(there, there_text);
+    machine_print_bytes(available, available_text);
     snprintf(buffer, buffer_bytes,
-             "%d rank%s with these sizes need%s at least %s of memory, and this machine has %s for them", nranks,
-             nranks == 1 ? "" : "s", nranks == 1 ? "s" : "", needed_text, there_text);
+             "%d rank%s with these sizes need%s at least %s of memory, but only %s are available on this machine",
+             nranks, nranks == 1 ? "" : "s", nranks == 1 ? "s" : "", needed_text, available_text);
     return buffer;
 }
 
 const char *suite_check(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
 {
-    const struct check_run run = plan_run(request);
-    const char *refused = find_matrix(request->matrix)->refuse(&run);
+    const struct check_run run = make_run(request);
+    const char *refused = find_matrix(request->matrix)->validate(&run);
 
     if (request->experts % nranks != 0) {
         snprintf(buffer, buffer_bytes, "--experts %" PRId64 " cannot be spread evenly over %d rank%s", request->experts,
@@ -169,9 +169,9 @@ const char *suite_check(const struct suite_request *request, int nranks, char *b
     return refused;
 }
 
-/* --- what the ranks say --- */
+/* --- events of the ranks --- */
 
-struct hearing {
+struct collector {
     const struct suite_request *request;
     struct suite_result *result;
     unsigned flags;
@@ -197,32 +197,33 @@ static void print_case(const json_t *event, int total)
         out_line("        %s", detail);
 }
 
-static void take_case(struct hearing *hearing, const json_t *event)
+static void add_case(struct collector *collector, const json_t *event)
 {
-    struct suite_result *result = hearing->result;
+    struct suite_result *result = collector->result;
     json_t *row = json_deep_copy(event);
 
     if (json_is_true(json_object_get(event, "passed")))
         result->passed++;
     else
         result->failed++;
-    if (hearing->flags & SUITE_LINES)
+    if (collector->flags & SUITE_LINES)
         print_case(event, (int)json_integer_value(json_object_get(event, "count")));
     json_object_del(row, "event");
     json_object_del(row, "matrix");
     json_object_del(row, "count");
     json_array_append_new(result->cases, row);
-    progress_update(hearing->done + result->passed + result->failed, hearing->all, "%s", hearing->request->matrix);
+    progress_update(collector->done + result->passed + result->failed, collector->all, "%s",
+                    collector->request->matrix);
 }
 
-static void take_event(void *context, const json_t *event)
+static void on_event(void *context, const json_t *event)
 {
-    struct hearing *hearing = context;
-    struct suite_result *result = hearing->result;
+    struct collector *collector = context;
+    struct suite_result *result = collector->result;
     const char *kind = json_string_value(json_object_get(event, "event"));
 
     if (strcmp(kind, "case") == 0) {
-        take_case(hearing, event);
+        add_case(collector, event);
     } else if (strcmp(kind, "error") == 0) {
         ranks_problem_add(result->errors, event);
     }
@@ -234,21 +235,21 @@ static json_t *job_parameters(const struct suite_request *request)
                      (json_int_t)request->tokens, "hidden", (json_int_t)request->hidden, "topk",
                      (json_int_t)request->topk, "experts", (json_int_t)request->experts, "dtype", request->dtype,
                      "seed", (json_int_t)request->seed, "routing", request->routing, "only", (json_int_t)request->only,
-                     "sum_once", (int)request->sum_once);
+                     "sum_once", (int)request->no_partial_reduce);
 }
 
 void suite_run(const struct ranks_spec *spec, const struct suite_request *request, unsigned flags, int done, int all,
                struct suite_result *ret_result)
 {
     struct suite_result result = {.total = suite_count(request)};
-    struct hearing hearing = {request, &result, flags, done, all};
+    struct collector collector = {request, &result, flags, done, all};
     json_t *parameters = job_parameters(request);
     uint64_t start_ns = ep_now_ns();
 
     result.cases = json_array();
     result.errors = json_array();
     progress_update(done, all, "%s", request->matrix);
-    result.code = ranks_run(spec, "check", parameters, take_event, &hearing);
+    result.code = ranks_run(spec, "check", parameters, on_event, &collector);
     result.seconds = (double)(ep_now_ns() - start_ns) / 1e9;
     json_decref(parameters);
     *ret_result = result;
@@ -261,7 +262,7 @@ void suite_done(struct suite_result *result)
     result->cases = result->errors = NULL;
 }
 
-void suite_sentence(const struct suite_result *result, char *ret_text, size_t bytes)
+void suite_summary(const struct suite_result *result, char *ret_text, size_t bytes)
 {
     int missing = result->total - result->passed - result->failed;
     size_t n = (size_t)snprintf(ret_text, bytes, "%d/%d cases passed", result->passed, result->total);
