@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pinned memory for rows that go to other nodes: how it grows, its largest total, and what a limit refuses. Needs no GPU
- * (no_device.h).
+ * Pinned memory for rows that go to other nodes: how it grows, its largest total, and what a limit refuses. Needs no
+ * GPU (no_device.h).
  */
 #include "backend/cuda/arenas.h"
 #include "call.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bench_cuda [--ranks N] [--nodes N [--network NAME]] [--sms A,B,..] [--repeat N] [--tokens N] [--hidden N] [--topk N]
- * [--experts N]: whole operations on the CUDA backend, next to the bare row mover (the same kernels on the same rows
- * without waits) and the copy engine, in one run. One process per GPU. Times are of CUDA events around the call, the
- * median of all repetitions, the slowest rank. JSON lines, rank 0.
+ * [--experts N]: whole operations on the CUDA backend, next to the rows alone (the same kernels on the same rows
+ * without synchronisation) and the copy engine, in one run. One process per GPU. Times are of CUDA events around the
+ * call, the median of all repetitions, the slowest rank. JSON lines, rank 0.
  */
 #include "backend/cuda/module.h"
 #include "call.h"
@@ -76,7 +76,7 @@ static int compare_float(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The slowest rank's value of everybody's. */
+/* The largest value of all ranks. */
 static int slowest(struct bench *b, double mine, double *ret_slowest)
 {
     double all[MAX_RANKS];
@@ -96,7 +96,7 @@ static int fill_random(unsigned char *device, size_t bytes, uint64_t seed)
     if (!host)
         return 1;
     for (size_t i = 0; i < bytes / 8; i++) {
-        /* Finite bf16: sums of them stay ordinary numbers. */
+        /* Finite bf16, so that sums stay ordinary numbers. */
         host[i] = next_random(&seed) & 0xbfffbfffbfffbfffu;
     }
     CUDA(cudaMemcpy(device, host, bytes / 8 * 8, cudaMemcpyHostToDevice));
@@ -233,9 +233,9 @@ static void print_row(const struct bench *b, const char *what, bool queued, int 
 }
 
 /*
- * One repetition at a time, all ranks in step. `queued`: behind a fill of more memory than the cache holds, so that the
- * kernel is waiting in the stream when its turn comes, as in a running model; else on an idle device, where the time of
- * the launch counts.
+ * One repetition at a time, all ranks in step. `queued`: after a fill of more memory than the cache holds, so that the
+ * kernel is queued before it runs, as in a running model; otherwise on an idle device, where the time of the launch
+ * counts.
  */
 static int measure(struct bench *b, enum what what, bool bare, bool queued, int sms)
 {
@@ -267,7 +267,7 @@ static int measure(struct bench *b, enum what what, bool bare, bool queued, int 
     return 0;
 }
 
-/* The same rows again and again without a pause: what the links give. */
+/* The same rows repeatedly without a pause: the limit of the links. */
 static int measure_stream(struct bench *b, enum what what, int sms)
 {
     char name[80];
@@ -297,7 +297,7 @@ static int measure_all(struct bench *b, int sms)
             return 1;
         if (what != PLAN_DISPATCH && measure(b, (enum what)what, false, true, sms))
             return 1;
-        /* Between nodes there are other kernels, and no bare ones. */
+        /* Kernels between nodes have no such baseline. */
         if (what <= COMBINE && options.nodes < 2 &&
             (measure(b, (enum what)what, true, true, sms) || measure_stream(b, (enum what)what, sms)))
             return 1;

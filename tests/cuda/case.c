@@ -60,7 +60,7 @@ static size_t scale_bytes(const struct shape *shape)
     return shape->scale_type == EP_F32 ? blocks * 4 : shape->scale_type == EP_UE8M0 ? blocks : 0;
 }
 
-/* Four values of one number: signs, exponents around that of 1, all mantissas. Of 256 numbers one has another value. */
+/* Four values from one random number: signs, exponents near that of 1, all mantissas. One number of 256 is special. */
 void fill_bf16(uint16_t *values, size_t n, uint64_t *random)
 {
     for (size_t i = 0; i < n; i += 4) {
@@ -80,7 +80,7 @@ void fill_bf16(uint16_t *values, size_t n, uint64_t *random)
 
 static int64_t choose_expert(const struct routing *routing, const int64_t *chosen, int k, uint64_t *random)
 {
-    /* Enough experts for all choices have to be left. */
+    /* Enough experts for all choices must remain. */
     bool skewed = routing->skewed && routing->n_experts / routing->nranks >= routing->topk;
     uint64_t range = (uint64_t)routing->n_experts / (skewed ? (uint64_t)routing->nranks : 1);
 
@@ -165,7 +165,7 @@ static int compare_info(struct state *s, const char *phase)
     CALL(ep_plan_get_info(s->cuda_plan, &cuda));
     s->info = cuda;
     bad = host.n_recv != cuda.n_recv || host.out_rows != cuda.out_rows || host.n_net != cuda.n_net ||
-          /* With a fixed capacity the device alone knows them at first. */
+          /* With a fixed capacity only the device knows them at first. */
           (host.n_recv >= 0 && (host.n_send != cuda.n_send || host.n_wire != cuda.n_wire)) ||
           !host.recv_per_expert != !cuda.recv_per_expert || !host.recv_from_rank != !cuda.recv_from_rank ||
           !host.expert_start != !cuda.expert_start;
@@ -176,8 +176,8 @@ static int compare_info(struct state *s, const char *phase)
     for (int i = 0; !bad && host.expert_start && i <= host.n_local_experts; i++)
         bad = host.expert_start[i] != cuda.expert_start[i];
     if (bad)
-        test_say("%s: ep_plan_get_info differs: n_recv %lld, not %lld; out_rows %lld, not %lld; or counts", phase,
-                 (long long)cuda.n_recv, (long long)host.n_recv, (long long)cuda.out_rows, (long long)host.out_rows);
+        test_report("%s: ep_plan_get_info differs: n_recv %lld, not %lld; out_rows %lld, not %lld; or counts", phase,
+                    (long long)cuda.n_recv, (long long)host.n_recv, (long long)cuda.out_rows, (long long)host.out_rows);
     return bad ? DIFFERS : PASSED;
 }
 
@@ -196,7 +196,7 @@ static int make_plans(struct state *s)
     CALL(ep_plan_new(s->group->host, &args, &s->ep_group_plan));
     s->info = (ep_plan_info){.size = sizeof(s->info)};
     CALL(ep_plan_get_info(s->ep_group_plan, &s->info));
-    if (shape->worst) {
+    if (shape->fixed_capacity) {
         args.max_recv_tokens = s->info.n_recv + shape->spare_rows + 1; /* above 0 on all ranks or on none */
         ep_plan_free(s->ep_group_plan);
         s->ep_group_plan = NULL;
@@ -218,8 +218,8 @@ static int compare_sources(struct state *s)
     while (at < n - 1 && all[at] == all[2 * n + at] && all[n + at] == all[3 * n + at])
         at++;
     if (at < n - 1)
-        test_say("ep_plan_get_sources: row %zu is token %d of rank %d, not token %d of rank %d", at, all[3 * n + at],
-                 all[2 * n + at], all[n + at], all[at]);
+        test_report("ep_plan_get_sources: row %zu is token %d of rank %d, not token %d of rank %d", at, all[3 * n + at],
+                    all[2 * n + at], all[n + at], all[at]);
     free(all);
     return at < n - 1 ? DIFFERS : PASSED;
 }
@@ -229,7 +229,7 @@ static ep_stream stream_of(const struct state *s, bool device)
     return device && !s->shape->own_stream ? s->group->stream : NULL;
 }
 
-/* The event that the stream waits for before the call, if the shape has one. */
+/* Makes the stream wait for an event before the call, if the shape has one. */
 static int wait_first(struct state *s, bool device, ep_event **ret_after)
 {
     ep_comm *comm = device ? s->group->cuda : s->group->host;
@@ -241,7 +241,7 @@ static int wait_first(struct state *s, bool device, ep_event **ret_after)
     return 0;
 }
 
-/* The event to wait for is completed only after the call. */
+/* Signals that event, only after the call. */
 static int finish(struct state *s, bool device, const char *call, ep_status status, ep_event *after)
 {
     ep_comm *comm = device ? s->group->cuda : s->group->host;
@@ -262,7 +262,7 @@ static int finish(struct state *s, bool device, const char *call, ep_status stat
         status = ep_stream_sync(comm, stream_of(s, device));
     ep_event_free(after);
     if (status != EP_OK)
-        test_say("%s: %s: %s", call, ep_status_name(status), ep_last_error());
+        test_report("%s: %s: %s", call, ep_status_name(status), ep_last_error());
     return status == EP_OK ? PASSED : FAILED;
 }
 
@@ -328,16 +328,16 @@ static int combine(struct state *s, bool device)
     return finish(s, device, device ? "ep_combine" : "ep_combine of the host backend", status, after);
 }
 
-/* Of a received buffer. */
+/* The memory of a received buffer. */
 static enum memory memory_of(const struct state *s, unsigned at)
 {
     int rank = s->group->rank, nranks = s->group->nranks;
-    const bool ordinary[N_APART] = {
+    const bool ordinary[N_ORDINARY_ON] = {
         [FIRST_RANK] = rank == 0, [LAST_RANK] = rank == nranks - 1, [ALL_BUT_ONE] = rank != nranks / 2};
 
     if (!(s->shape->symmetric & at))
         return ORDINARY;
-    return ordinary[s->shape->apart] ? ORDINARY_AMONG : SYMMETRIC;
+    return ordinary[s->shape->ordinary_on] ? ORDINARY_AMONG : SYMMETRIC;
 }
 
 static int make_outputs(struct state *s)
@@ -347,7 +347,7 @@ static int make_outputs(struct state *s)
     size_t topk = (size_t)shape->topk;
 
     TRY(new_buffer(s, RECV_X, rows, hidden * 2, memory_of(s, AT_X)));
-    /* A dispatch of fp8 writes a row into half of the room that the combine needs for it. */
+    /* A row of an fp8 dispatch takes half of the bytes that the combine needs for it. */
     s->b[RECV_X].row_bytes = hidden * ep_dtype_bytes((ep_dtype)shape->dtype);
     TRY(new_buffer(s, RECV_SCALES, rows, scale_bytes(shape), memory_of(s, AT_SCALES)));
     TRY(new_buffer(s, RECV_IDX, rows, topk * ep_dtype_bytes((ep_dtype)shape->idx_type), memory_of(s, AT_INDEX)));
@@ -358,7 +358,7 @@ static int make_outputs(struct state *s)
     return 0;
 }
 
-/* What the experts answer: other rows, in padding and behind the last one, too. */
+/* The experts' results: new rows, also in the padding and after the last one. */
 static int answer(struct state *s)
 {
     const struct shape *shape = s->shape;
@@ -374,7 +374,7 @@ static int answer(struct state *s)
 enum { RANK_ORDER, CHOICE_ORDER, MIXED_ORDERS, N_ORDERS };
 static const char *const order_names[] = {"combine", "combine by choice", "combine in an order of each rank"};
 
-/* Ranks may add up in different orders: each its own tokens. */
+/* Ranks may use different orders of the sum, each for its own tokens. */
 static uint32_t flags_of_order(const struct state *s, int order)
 {
     static const uint32_t of_rank[] = {EP_COMBINE_BY_CHOICE, 0, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL};
@@ -421,7 +421,7 @@ int case_run(const struct group *group, const struct shape *shape)
 
     ep_plan_free(s.ep_group_plan);
     ep_plan_free(s.cuda_plan);
-    /* A rank that found a difference goes on with the others, so the collective frees match. */
+    /* A rank that has found a difference continues with the others, so that the collective frees match. */
     for (int i = 0; i < N_BUFFERS; i++)
         code |= mirror_free(group, code & FAILED, &s.b[i]);
     return code;

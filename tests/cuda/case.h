@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * case.h - one routing and its data on both backends: the host backend says what the CUDA backend must give, bit for
- * bit.
+ * case.h - one routing and its data on both backends: the results of the CUDA backend must be those of the host
+ * backend, bit for bit.
  */
 #ifndef EP_TESTS_CUDA_CASE_H
 #define EP_TESTS_CUDA_CASE_H
@@ -11,28 +11,28 @@
 /* Received buffers, a bit for each. */
 enum { AT_X = 1, AT_SCALES = 2, AT_INDEX = 4, AT_WEIGHTS = 8, AT_ALL = 15 };
 
-/* Ranks whose memory is ordinary all the same. */
-enum apart { NO_RANK, FIRST_RANK, LAST_RANK, ALL_BUT_ONE, N_APART };
+/* Ranks with ordinary memory where the others have symmetric memory. */
+enum ordinary_on { NO_RANK, FIRST_RANK, LAST_RANK, ALL_BUT_ONE, N_ORDINARY_ON };
 
 struct shape {
     int n_tokens, hidden, topk, n_experts, alignment, spare_rows;
     int dtype, scale_type, idx_type, n_bias;
-    bool expanded, zero_padding, worst, choice, async, after, strided, skewed, holes;
-    bool own_stream;    /* that of the communicator, not the caller's */
+    bool expanded, zero_padding, fixed_capacity, choice, async, after, strided, skewed, holes;
+    bool own_stream;    /* the communicator's stream, not the caller's */
     unsigned symmetric; /* received buffers in memory of ep_alloc(): AT_... */
-    enum apart apart;
-    uint64_t seed; /* of this rank's data; the fields above are the same on all ranks but n_tokens */
+    enum ordinary_on ordinary_on;
+    uint64_t seed; /* of this rank's data; the fields above, except n_tokens, are the same on all ranks */
 };
 
-/* By all ranks. DIFFERS and FAILED as in call.h, after saying what is wrong. */
+/* By all ranks. DIFFERS or FAILED as in call.h, with a message. */
 int case_run(const struct group *group, const struct shape *shape);
 
-/* Values of bf16, mostly ordinary; signed zeros, infinities, not-a-numbers and tiny ones among them. */
+/* bf16 values: mostly ordinary ones, some signed zeros, infinities, NaNs and tiny values. */
 void fill_bf16(uint16_t *values, size_t n, uint64_t *random);
 
 /*
- * A routing, to be written as `idx_type`: all experts of a token differ. `skewed`: almost all to those of rank 0, so
- * that others receive few rows or none. `holes`: some entries are -1.
+ * A routing, written as `idx_type`: all experts of a token differ. `skewed`: almost all tokens go to the experts of
+ * rank 0, so that others receive few rows or none. `holes`: some entries are -1.
  */
 struct routing {
     int n_tokens, topk, n_experts, nranks, idx_type;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shapes at the edges of dispatch and combine. The number of experts is rounded up to a multiple of the ranks. */
+/* Edge cases of dispatch and combine. The number of experts is rounded up to a multiple of the ranks. */
 #include "shapes.h"
 
 static const struct shape edges[] = {
@@ -96,7 +96,7 @@ static const struct shape edges[] = {
      .dtype = EP_BF16,
      .idx_type = EP_I64,
      .choice = true,
-     .worst = true,
+     .fixed_capacity = true,
      .spare_rows = 9,
      .symmetric = AT_ALL,
      .async = true},
@@ -134,7 +134,7 @@ static const struct shape edges[] = {
      .symmetric = AT_ALL,
      .choice = true,
      .n_bias = 1},
-    /* Ordinary memory, enough of it that the kernels copy; kept as it is for tools that take long. */
+    /* Ordinary memory, enough that the kernels copy; not reduced by --small. */
     {.n_tokens = EDGE_KEPT,
      .hidden = 512,
      .topk = 4,
@@ -146,8 +146,8 @@ static const struct shape edges[] = {
 };
 
 /*
- * Ordinary memory in larger amounts: rows are copied while others move, part by part, or behind them all. Some of the
- * ranks, or some of the buffers, are symmetric memory. These make no sense smaller.
+ * Larger amounts of ordinary memory: rows are copied while others move, part by part, or after all of them. Some ranks
+ * or some buffers use symmetric memory. Smaller ones would test nothing.
  */
 static const struct shape large_edges[] = {
     {.n_tokens = 600,
@@ -158,7 +158,7 @@ static const struct shape large_edges[] = {
      .idx_type = EP_I64,
      .choice = true,
      .symmetric = AT_ALL,
-     .apart = FIRST_RANK,
+     .ordinary_on = FIRST_RANK,
      .n_bias = 1},
     {.n_tokens = 600,
      .hidden = 2048,
@@ -169,7 +169,7 @@ static const struct shape large_edges[] = {
      .idx_type = EP_I64,
      .choice = true,
      .symmetric = AT_ALL,
-     .apart = LAST_RANK},
+     .ordinary_on = LAST_RANK},
     {.n_tokens = 600,
      .hidden = 1024,
      .topk = 5,
@@ -178,7 +178,7 @@ static const struct shape large_edges[] = {
      .idx_type = EP_I32,
      .choice = true,
      .symmetric = AT_ALL,
-     .apart = ALL_BUT_ONE,
+     .ordinary_on = ALL_BUT_ONE,
      .n_bias = 2},
     {.n_tokens = 600,
      .hidden = 2048,
@@ -207,7 +207,7 @@ static const struct shape large_edges[] = {
      .idx_type = EP_I64,
      .choice = true,
      .symmetric = AT_X | AT_SCALES | AT_INDEX,
-     .apart = LAST_RANK,
+     .ordinary_on = LAST_RANK,
      .n_bias = 1},
     {.n_tokens = 600,
      .hidden = 2048,
@@ -244,7 +244,7 @@ static const struct shape large_edges[] = {
      .idx_type = EP_I64,
      .choice = true,
      .symmetric = AT_WEIGHTS,
-     .apart = FIRST_RANK},
+     .ordinary_on = FIRST_RANK},
     {.n_tokens = 1500,
      .hidden = 7168,
      .topk = 8,
@@ -253,7 +253,7 @@ static const struct shape large_edges[] = {
      .idx_type = EP_I64,
      .choice = true,
      .n_bias = 2},
-    /* What travels with a row is 12 bytes. */
+    /* The metadata of a row is 12 bytes. */
     {.n_tokens = 4096,
      .hidden = 1024,
      .topk = 3,
@@ -264,7 +264,7 @@ static const struct shape large_edges[] = {
      .choice = true},
     /* One token more than a part. */
     {.n_tokens = 257, .hidden = 2048, .topk = 2, .n_experts = 96, .dtype = EP_BF16, .idx_type = EP_I64, .choice = true},
-    /* More than 64 blocks of 256 tokens: several of them are a part. */
+    /* More than 64 blocks of 256 tokens: a part has several of them. */
     {.n_tokens = 20000,
      .hidden = 256,
      .topk = 4,
@@ -295,7 +295,7 @@ static const struct shape large_edges[] = {
      .dtype = EP_BF16,
      .idx_type = EP_I64,
      .choice = true,
-     .worst = true,
+     .fixed_capacity = true,
      .spare_rows = 300,
      .async = true},
     {.n_tokens = 1500,
@@ -308,7 +308,7 @@ static const struct shape large_edges[] = {
      .alignment = 16,
      .expanded = true,
      .zero_padding = true,
-     .worst = true,
+     .fixed_capacity = true,
      .spare_rows = 200},
     {.n_tokens = 1500,
      .hidden = 1024,
@@ -322,7 +322,7 @@ static const struct shape large_edges[] = {
      .expanded = true},
     /* Rows of 16 bytes. */
     {.n_tokens = 20000, .hidden = 8, .topk = 4, .n_experts = 96, .dtype = EP_BF16, .idx_type = EP_I64, .choice = true},
-    /* Little for most ranks, much for the first. */
+    /* Few rows for most ranks, many for the first. */
     {.n_tokens = 3000,
      .hidden = 1024,
      .topk = 4,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault_cuda [--ranks N] [--nodes N [--network NAME]] [--only SCENARIO]: the last rank is killed, stopped, late, gone,
- * or stuck on its device while the others dispatch or combine; or it is killed while its rows move. On symmetric
- * memory, and on ordinary memory, whose rows are copied meanwhile. Each of the others must get a status that names it
- * within the deadline, with the CUDA context alive, and go on in a new group. Exit 77 when there is no GPU.
+ * fault_cuda [--ranks N] [--nodes N [--network NAME]] [--only SCENARIO]: the last rank is killed, is stopped, is late,
+ * has left, or is stuck on its device while the others dispatch or combine; or it is killed while its rows move. On
+ * symmetric memory, and on ordinary memory, whose rows are copied meanwhile. Each of the others must get a status that
+ * names it within the deadline, keep its CUDA context, and continue in a new group. Exit 77 if there is no GPU.
  */
 #include "case.h"
 
@@ -15,16 +15,16 @@
 #include <unistd.h>
 
 #define TIMEOUT_MS 1500
-#define SLACK_MS 1500 /* beyond a deadline, on a busy machine */
+#define SLACK_MS 1500 /* allowed after a deadline, on a busy machine */
 
 #define TOPK 4
-#define SLOW_SMS 1   /* with which moving the rows of LONG_TOKENS takes tens of milliseconds: */
-#define KILL_AFTER 5 /* ms after they began */
+#define SLOW_SMS 1   /* moving the rows of LONG_TOKENS takes tens of milliseconds with it */
+#define KILL_AFTER 5 /* ms after they began to move */
 #define LONG_TOKENS 65536
 
-#define AWAY_MS 500  /* after which the victim dies, while hosts do something else, with a call under way */
-#define REPLAYS 1000 /* of a graph; the victim is killed */
-#define KILL_AT 500  /* ... when it has launched so many */
+#define AWAY_MS 500  /* the victim dies after it, while a call is in progress and hosts do other work */
+#define REPLAYS 1000 /* launches of a graph */
+#define KILL_AT 500  /* launches of the victim before it is killed */
 
 enum fault { KILL, STOP, LATE, STUCK, LEAVE, AMID, ELSEWHERE, REPLAYED, UPDATED };
 
@@ -57,13 +57,13 @@ static const struct kind {
     {"replayed-update", UPDATED, true, true, 1500, 1024},
 };
 
-/* Under launches of a graph, in which the plan is updated, too, or not. */
+/* During launches of a graph, with or without an update of the plan in it. */
 static bool is_replayed(enum fault fault)
 {
     return fault == REPLAYED || fault == UPDATED;
 }
 
-/* By itself, without anybody's help. */
+/* Does the victim kill itself? */
 static bool dies_of(enum fault fault)
 {
     return fault == KILL || fault == AMID || fault == ELSEWHERE || is_replayed(fault);
@@ -72,7 +72,7 @@ static bool dies_of(enum fault fault)
 struct scenario {
     ep_boot_shm *second;
     const struct kind *kind;
-    _Atomic int *victim_pid; /* that all see */
+    _Atomic int *victim_pid; /* in shared memory */
 };
 
 struct state {
@@ -104,7 +104,7 @@ static int call_operation(struct state *s, bool combines, bool waits, ep_status 
     return 0;
 }
 
-/* The call returns when the rows are about to move. */
+/* The call returns before the rows move. */
 static int die_amid(struct state *s)
 {
     ep_status status;
@@ -116,10 +116,10 @@ static int die_amid(struct state *s)
     return FAILED;
 }
 
-/* The victim's part before the call; returns in LATE and STUCK alone. */
+/* The victim's part before the call; returns only in LATE and STUCK. */
 static int suffer(struct state *s)
 {
-    static struct hold hold; /* which outlives a failure */
+    static struct hold hold; /* static: outlives a failure */
     cudaStream_t stuck;
 
     atomic_store(s->scenario->victim_pid, (int)getpid());
@@ -134,7 +134,7 @@ static int suffer(struct state *s)
         sleep_ms(TIMEOUT_MS + TIMEOUT_MS / 3); /* late for the call, not for the new group */
         break;
     case STUCK:
-        /* Too long for the others, and over before they give up waiting for it in the new group. */
+        /* Longer than the others wait in the call, but not longer than they wait in the new group. */
         hold = (struct hold){.ms = TIMEOUT_MS + TIMEOUT_MS / 2};
         CUDA(cudaStreamCreateWithFlags(&stuck, cudaStreamNonBlocking));
         s->stream = stuck;
@@ -163,10 +163,10 @@ static void leave(struct state *s)
 }
 
 /*
- * Nobody is in a call when the victim dies, nor later: what is under way ends, and the communicator tells. A process
- * has died when the driver has taken down what it had on the GPU.
+ * No rank is in a call when the victim dies, or later: queued work ends, and the communicator reports the failure. A
+ * process is dead when the driver has released what it had on the GPU.
  */
-static int look_later(struct state *s, ep_status *ret_status)
+static int check_later(struct state *s, ep_status *ret_status)
 {
     double limit = now_ms() + TIMEOUT_MS + SLACK_MS;
 
@@ -190,7 +190,7 @@ static int update(const struct state *s)
     return 0;
 }
 
-/* A dispatch and a combine, launched over and over again. */
+/* A dispatch and a combine, launched repeatedly. */
 static int replay(struct state *s, ep_status *ret_status)
 {
     cudaGraphExec_t exec;
@@ -221,17 +221,17 @@ static int check_status(struct state *s, ep_status status, double took)
 
     if (s->group.rank == 0)
         printf("%s: after %.0f ms: %s\n", s->kind->name, took, ep_last_error());
-    TRY(expect_culprit(s->kind->combines ? "ep_combine" : "ep_dispatch", status,
-                       killed                    ? EP_E_PEER_DEAD
-                       : s->kind->fault == LEAVE ? EP_E_PEER_LEFT
-                                                 : EP_E_TIMEOUT,
-                       s->victim));
+    TRY(expect_failed_rank(s->kind->combines ? "ep_combine" : "ep_dispatch", status,
+                           killed                    ? EP_E_PEER_DEAD
+                           : s->kind->fault == LEAVE ? EP_E_PEER_LEFT
+                                                     : EP_E_TIMEOUT,
+                           s->victim));
     if (s->group.rank != s->victim)
         EXPECT(took < TIMEOUT_MS + SLACK_MS, "after %.0f ms", took);
     return 0;
 }
 
-/* A token's experts are as far apart as they can be: it has rows on as many ranks as it can. */
+/* The experts of a token are spread over as many ranks as possible. */
 static int make_plan(struct state *s)
 {
     int experts = 840 / s->group.nranks * s->group.nranks, n = s->kind->n_tokens;
@@ -272,8 +272,8 @@ static int make_buffers(struct state *s)
     return 0;
 }
 
-/* Once without a fault; so staging is there, and mapped. */
-static int meet_fault(struct state *s)
+/* Once without a fault, so that staging is allocated and mapped. */
+static int run_into_fault(struct state *s)
 {
     ep_status status;
     double begin;
@@ -288,21 +288,21 @@ static int meet_fault(struct state *s)
     }
     if (s->kind->fault == AMID)
         CALL(ep_cuda_set_sms(s->group.cuda, SLOW_SMS));
-    /* A fault while another rank still waits for the first operations would be one of those. */
-    TRY(group_meet(&s->group));
+    /* A fault while another rank still waits for the first operations would be a fault of those. */
+    TRY(group_barrier(&s->group));
     begin = now_ms();
     if (s->group.rank == s->victim)
         TRY(suffer(s));
     if (s->group.rank == s->victim && s->kind->fault == LEAVE)
         return leave(s), 0;
     if (s->kind->fault == ELSEWHERE)
-        TRY(look_later(s, &status));
+        TRY(check_later(s, &status));
     else if (is_replayed(s->kind->fault))
         TRY(replay(s, &status));
     else
         TRY(call_operation(s, s->kind->combines, true, &status));
     if (s->kind->fault == AMID && status == EP_OK) {
-        /* What a process has started on its GPU may outlive it by some ms: then all that it owed has come. */
+        /* Kernels of a dead process may run for some ms more: then all that it had to send has arrived. */
         printf("%s: the rows of rank %d were complete; the next call tells\n", s->kind->name, s->victim);
         begin = now_ms();
         TRY(call_operation(s, s->kind->combines, true, &status));
@@ -336,9 +336,9 @@ static int go_on(struct state *s)
     int code;
 
     status = ep_comm_shrink(s->group.cuda, NULL, &next.cuda);
-    /* Of two ranks that live, one is no majority. */
+    /* With two live ranks, one is no majority. */
     if (s->group.nranks == 2 && s->kind->fault == STOP)
-        return expect_culprit("ep_comm_shrink", status, EP_E_TIMEOUT, s->victim);
+        return expect_failed_rank("ep_comm_shrink", status, EP_E_TIMEOUT, s->victim);
     CALL(status);
     CALL(ep_comm_shrink(s->group.host, NULL, &next.host));
     CALL(ep_comm_get_info(next.cuda, &info));
@@ -352,7 +352,7 @@ static int go_on(struct state *s)
     return code;
 }
 
-/* The host backend's, with the same deadline: it, too, waits for the rank that does not come. */
+/* A host communicator with the same deadline: it, too, waits for the missing rank. */
 static int open_host(struct state *s)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -375,10 +375,10 @@ static int run_rank(const ep_boot *boot, void *argument)
     if (!code)
         code = open_host(s);
     if (!code)
-        code = meet_fault(s);
+        code = run_into_fault(s);
     if (!code && s->group.cuda)
         code = go_on(s);
-    /* A rank that is stopped ends in no other way. */
+    /* A stopped rank does not end in any other way. */
     if (s->group.rank == 0 && scenario->kind->fault == STOP && atomic_load(scenario->victim_pid))
         kill((pid_t)atomic_load(scenario->victim_pid), SIGKILL);
     group_close(&s->group, code);
@@ -397,14 +397,14 @@ static int run_scenario(struct options *options, const struct kind *kind)
                             .argument = &scenario};
     int code = 1;
 
-    if (!options_want(options, launch.name))
+    if (!options_select(options, launch.name))
         return SKIPPED;
     if (scenario.victim_pid && ep_boot_shm_new(options->ranks, &scenario.second) == EP_OK)
         code = launch_ranks(&launch);
     else
-        test_say("%s", ep_last_error());
+        test_report("%s", ep_last_error());
     ep_boot_shm_free(scenario.second);
-    printf("fault_cuda: %d ranks, %s: %s\n", options->ranks, launch.name, verdict_of(code));
+    printf("fault_cuda: %d ranks, %s: %s\n", options->ranks, launch.name, result_name(code));
     fflush(stdout);
     return code;
 }
@@ -417,6 +417,6 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 2, &options))
         return 2;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
-        code = worse_of(code, run_scenario(&options, &kinds[i]));
+        code = merge_codes(code, run_scenario(&options, &kinds[i]));
     return options_code(&options, code);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which GPUs libepkit-cuda finds, by a CUDA runtime that is made up: four of its calls are wrapped by the linker; which
- * of them each rank takes; and which groups it refuses before it opens anything. Needs no GPU.
+ * The GPUs that libepkit-cuda finds with a simulated CUDA runtime, four calls of which the linker wraps; the GPU that
+ * each rank takes; and the groups that it refuses before it opens anything. Needs no GPU.
  */
 #include "backend/cuda/cuda.h"
 #include "base/error.h"
@@ -31,7 +31,7 @@ cudaError_t __wrap_cudaGetDeviceCount(int *ret_n)
     return machine.broken;
 }
 
-/* The GPU that was asked last by each thread. */
+/* The GPU that each thread has queried last. */
 static _Thread_local int asked;
 
 cudaError_t __wrap_cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute, int device)
@@ -113,7 +113,7 @@ static bool run(const struct test *test)
     return good;
 }
 
-/* A refused group must not come so far as to exchange anything. */
+/* A group must be refused before its first exchange. */
 static ep_status gather_nothing(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     (void)mine, (void)bytes, (void)timeout_ms, (void)ret_all;
@@ -137,7 +137,7 @@ static bool run_group(const char *name, int nranks, int nnodes, ep_status expect
     return good;
 }
 
-/* Which GPU each of two ranks takes: all are too old, so each asks one, and no more is opened. */
+/* The GPU that each of two ranks takes: all are too old, so each queries one and is refused before it opens it. */
 static const struct choice {
     const char *name;
     int device[2], taken[2];
@@ -191,7 +191,7 @@ int main(void)
     good &= run_group("a rank a node", 64, 64, EP_E_STATE, "the all-gather was called");
     good &= run_group("two nodes of more ranks than there can be", 66, 2, EP_E_UNSUPPORTED, "up to 32 ranks, not 33");
     good &= run_group("too many ranks", CUDA_MAX_RANKS + 1, 1, EP_E_UNSUPPORTED, "up to 32 ranks, not 33");
-    /* One that is served gets as far as its first exchange. */
+    /* A supported group reaches its first exchange. */
     good &= run_group("as many as there may be", CUDA_MAX_RANKS, 1, EP_E_STATE, "the all-gather was called");
     for (size_t i = 0; i < sizeof(choices) / sizeof(choices[0]); i++)
         good &= run_choice(&choices[i]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * graph_cuda [--ranks N]: dispatch, combine and the low-latency calls in a captured CUDA graph give what they give when
- * they are called, also with new data, launched again and mixed with calls. And what must be refused: plans in a
- * capture, host memory and the memory of another GPU.
+ * graph_cuda [--ranks N]: dispatch, combine and the low-latency calls in a captured CUDA graph give the same results as
+ * calls, also with new data, launched again and mixed with calls. What must be refused: plans in a capture, host
+ * memory, memory of another GPU.
  */
 #include "group.h"
 
@@ -86,7 +86,8 @@ static int call_low_latency(struct state *s, ep_ll *ll, void *out)
     return 0;
 }
 
-/* The received rows of either layout go back as they are: the low-latency ones quantised, so as other bits. */
+/* The received rows of either layout are combined unchanged; the low-latency ones were quantised, so their bits differ.
+ */
 static int call_all(struct state *s)
 {
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
@@ -177,8 +178,8 @@ static int compare(struct state *s, int launch)
         while (at < s->bytes[i] && got[at] == s->expected[i][at])
             at++;
         if (at < s->bytes[i]) {
-            test_say("launch %d: %s: byte %zu of %zu is 0x%02x, and 0x%02x by calls", launch, names[i], at, s->bytes[i],
-                     got[at], s->expected[i][at]);
+            test_report("launch %d: %s: byte %zu of %zu is 0x%02x, and 0x%02x by calls", launch, names[i], at,
+                        s->bytes[i], got[at], s->expected[i][at]);
             code = DIFFERS;
         }
         free(got);
@@ -288,7 +289,7 @@ static int run_all(struct state *s)
     TRY(check_refusals(s));
     TRY(check_other_gpu(s));
     TRY(check_routing(s));
-    /* Nothing of that has harmed the group. */
+    /* The group still works. */
     TRY(fill(s, LAUNCHES - 1));
     TRY(call_all(s));
     TRY(compare(s, LAUNCHES));
@@ -323,6 +324,6 @@ int main(int argc, char **argv)
         return 2;
     launch.ranks = options.ranks;
     code = launch_ranks(&launch);
-    printf("graph_cuda: %d ranks: %s\n", options.ranks, verdict_of(code));
+    printf("graph_cuda: %d ranks: %s\n", options.ranks, result_name(code));
     return code;
 }

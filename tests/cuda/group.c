@@ -22,67 +22,67 @@
 struct division group_division;
 int group_slow = 1;
 
-static _Thread_local char where[160];
+static _Thread_local char context[160];
 
-void test_where(const char *format, ...)
+void test_set_context(const char *format, ...)
 {
     va_list list;
 
     va_start(list, format);
-    vsnprintf(where, sizeof(where), format, list);
+    vsnprintf(context, sizeof(context), format, list);
     va_end(list);
 }
 
-/* In one piece, so that the lines of several ranks stay whole. */
-static void say_line(const char *begin, const char *format, va_list list)
+/* In one write, so that lines of several ranks are not mixed. */
+static void print_line(const char *begin, const char *format, va_list list)
 {
     char line[2048];
-    int length = snprintf(line, sizeof(line), "%s%s%.500s", where, *where ? ": " : "", begin);
+    int length = snprintf(line, sizeof(line), "%s%s%.500s", context, *context ? ": " : "", begin);
 
     vsnprintf(line + length, sizeof(line) - (size_t)length - 1, format, list);
     strcat(line, "\n");
     fputs(line, stderr);
 }
 
-void test_say(const char *format, ...)
+void test_report(const char *format, ...)
 {
     va_list list;
 
     va_start(list, format);
-    say_line("", format, list);
+    print_line("", format, list);
     va_end(list);
 }
 
-void test_say_not(const char *file, int line, const char *condition, const char *format, ...)
+void test_report_failure(const char *file, int line, const char *condition, const char *format, ...)
 {
     const char *name = strrchr(file, '/');
     char begin[400];
     va_list list;
 
-    snprintf(begin, sizeof(begin), "%s:%d: not so: %s: ", name ? name + 1 : file, line, condition);
+    snprintf(begin, sizeof(begin), "%s:%d: expected %s: ", name ? name + 1 : file, line, condition);
     va_start(list, format);
-    say_line(begin, format, list);
+    print_line(begin, format, list);
     va_end(list);
 }
 
 /* --- options ---------------------------------------------------------------------------------------------------- */
 
-bool option_number(const char *option, const char *text, long long least, long long most, long long *ret_number)
+bool option_number(const char *option, const char *text, long long min, long long max, long long *ret_number)
 {
     char *end = NULL;
     long long number;
 
     errno = 0;
     number = text ? strtoll(text, &end, 10) : 0;
-    if (!text || end == text || *end || errno || number < least || number > most) {
-        test_say("%s takes a number from %lld to %lld, not %s", option, least, most, text ? text : "nothing");
+    if (!text || end == text || *end || errno || number < min || number > max) {
+        test_report("%s takes a number from %lld to %lld, not %s", option, min, max, text ? text : "nothing");
         return false;
     }
     *ret_number = number;
     return true;
 }
 
-bool options_read(int argc, char **argv, int least, struct options *options)
+bool options_read(int argc, char **argv, int min_ranks, struct options *options)
 {
     for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
@@ -91,7 +91,7 @@ bool options_read(int argc, char **argv, int least, struct options *options)
         if (!strcmp(argv[i], "--only") && value) {
             options->only = value;
         } else if (!strcmp(argv[i], "--ranks")) {
-            if (!option_number(argv[i], value, least, MAX_RANKS, &number))
+            if (!option_number(argv[i], value, min_ranks, MAX_RANKS, &number))
                 return false;
             options->ranks = (int)number;
         } else if (!strcmp(argv[i], "--rounds") && options->rounds) {
@@ -113,7 +113,7 @@ bool options_read(int argc, char **argv, int least, struct options *options)
                 return false;
             options->seed = (uint64_t)number;
         } else {
-            test_say(
+            test_report(
                 "%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENARIO, --nodes N, "
                 "--network NAME, --slow N%s",
                 argv[i], options->rounds ? ", --rounds N" : "");
@@ -123,7 +123,7 @@ bool options_read(int argc, char **argv, int least, struct options *options)
     return true;
 }
 
-bool options_want(struct options *options, const char *scenario)
+bool options_select(struct options *options, const char *scenario)
 {
     if (options->only && strcmp(options->only, scenario) != 0)
         return false;
@@ -135,7 +135,7 @@ int options_code(const struct options *options, int code)
 {
     if (options->found)
         return code;
-    test_say("there is no scenario %s", options->only);
+    test_report("there is no scenario %s", options->only);
     return 2;
 }
 
@@ -145,15 +145,15 @@ int launch_scenario(struct options *options, const char *program, const struct l
 {
     int code = 1;
 
-    if (!options_want(options, launch->name))
+    if (!options_select(options, launch->name))
         return SKIPPED;
     if (ep_boot_shm_new(launch->ranks, second) == EP_OK)
         code = launch_ranks(launch);
     else
-        test_say("%s", ep_last_error());
+        test_report("%s", ep_last_error());
     ep_boot_shm_free(*second);
     printf("%s: %d ranks, %s, seed %llu: %s\n", program, launch->ranks, launch->name, (unsigned long long)options->seed,
-           verdict_of(code));
+           result_name(code));
     fflush(stdout);
     return code;
 }
@@ -170,8 +170,8 @@ static int run_scenario_rank(const ep_boot *boot, void *argument)
     int code = group_open(boot, job->second, job->run->timeout_ms, &group);
 
     if (!code) {
-        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->run->name,
-                   (unsigned long long)job->run->seed);
+        test_set_context("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->run->name,
+                         (unsigned long long)job->run->seed);
         code = job->run->run(job->run, &group);
     }
     group_close(&group, code & FAILED);
@@ -205,19 +205,19 @@ int run_group_scenarios(struct options *options, struct scenario_run run, const 
     for (size_t i = 0; i < n; i++) {
         run.scenario = (const char *)scenarios + i * bytes;
         run.name = *(const char *const *)run.scenario;
-        code = worse_of(code, run_group_scenario(options, run));
+        code = merge_codes(code, run_group_scenario(options, run));
     }
     return options_code(options, code);
 }
 
-int worse_of(int a, int b)
+int merge_codes(int a, int b)
 {
     if (a != SKIPPED && b != SKIPPED)
         return a || b;
     return a == SKIPPED ? b : a;
 }
 
-const char *verdict_of(int code)
+const char *result_name(int code)
 {
     return code == SKIPPED ? "skipped, no GPU to be used" : code ? "FAILED" : "passed";
 }
@@ -232,44 +232,45 @@ static _Noreturn void end_late(int unused)
     _exit(1);
 }
 
-/* What a rank has to say for itself when it ended otherwise than it should. true: it failed. */
+/* Has the rank ended otherwise than it should? Prints how. */
 static bool has_failed(const struct launch *launch, int rank, const ep_rank_exit *mine)
 {
     if (rank == launch->victim) {
         if (mine->signal == SIGKILL && !mine->late)
             return false;
-        test_say("%s: rank %d was to be killed, but it ended with code %d, signal %d%s", launch->name, rank, mine->code,
-                 mine->signal, mine->late ? ", at the deadline" : "");
+        test_report("%s: rank %d was to be killed, but it ended with code %d, signal %d%s", launch->name, rank,
+                    mine->code, mine->signal, mine->late ? ", at the deadline" : "");
         return true;
     }
     if (mine->late)
-        test_say("%s: rank %d did not end within %d s and was killed", launch->name, rank,
-                 group_slow * launch->seconds);
+        test_report("%s: rank %d did not end within %d s and was killed", launch->name, rank,
+                    group_slow * launch->seconds);
     else if (mine->signal)
-        test_say("%s: rank %d was killed by signal %d (%s)", launch->name, rank, mine->signal, strsignal(mine->signal));
+        test_report("%s: rank %d was killed by signal %d (%s)", launch->name, rank, mine->signal,
+                    strsignal(mine->signal));
     else if (mine->code && mine->code != SKIPPED)
-        test_say("%s: rank %d failed (%d)", launch->name, rank, mine->code);
+        test_report("%s: rank %d failed (%d)", launch->name, rank, mine->code);
     return mine->late || mine->signal || (mine->code && mine->code != SKIPPED);
 }
 
-static int judge(const struct launch *launch, ep_status status, const ep_rank_exit *exits)
+static int check_exits(const struct launch *launch, ep_status status, const ep_rank_exit *exits)
 {
     bool failed = false;
     int skipped = 0, count = launch->ranks - (launch->victim >= 0);
 
     for (int rank = 0; rank < launch->ranks; rank++) {
         skipped += rank != launch->victim && exits[rank].code == SKIPPED;
-        /* Without a GPU nobody gets as far as being killed. */
+        /* Without a GPU the victim is skipped before it is killed. */
         if (rank != launch->victim || exits[rank].code != SKIPPED)
             failed |= has_failed(launch, rank, &exits[rank]);
     }
     if (skipped && skipped < count) {
-        test_say("%s: only %d of %d ranks could run", launch->name, count - skipped, count);
+        test_report("%s: only %d of %d ranks could run", launch->name, count - skipped, count);
         failed = true;
     }
-    /* The words of ep_launch(), which must know what happened, too. */
+    /* ep_launch() must report the same. */
     if (!failed && !skipped && status != (launch->victim >= 0 ? EP_E_PEER_DEAD : EP_OK)) {
-        test_say("%s: ep_launch: %s: %s", launch->name, ep_status_name(status), ep_last_error());
+        test_report("%s: ep_launch: %s: %s", launch->name, ep_status_name(status), ep_last_error());
         failed = true;
     }
     return failed ? 1 : skipped ? SKIPPED : 0;
@@ -285,7 +286,8 @@ int launch_ranks(const struct launch *launch)
 
     /* A process that has used CUDA cannot use it in its children. */
     if (has_used_cuda && !launch->threads)
-        return test_say("%s: threads have used CUDA here before, so no processes can", launch->name), 1;
+        return test_report("%s: threads of this process have used CUDA before, so its children cannot", launch->name),
+               1;
     has_used_cuda = launch->threads;
     args.mode = launch->threads ? EP_LAUNCH_THREADS : EP_LAUNCH_FORK;
     args.nranks = launch->ranks;
@@ -293,19 +295,19 @@ int launch_ranks(const struct launch *launch)
     args.argument = launch->argument;
     args.timeout_ms = launch->threads ? 0 : group_slow * launch->seconds * 1000;
     if (launch->threads && (signal(SIGALRM, end_late) == SIG_ERR || alarm((unsigned)(group_slow * launch->seconds))))
-        return test_say("%s: no alarm to be had", launch->name), 1;
+        return test_report("%s: cannot set an alarm", launch->name), 1;
     status = ep_launch(&args, exits);
     if (launch->threads)
         alarm(0);
     if (status != EP_OK && status != EP_E_PEER_DEAD && status != EP_E_TIMEOUT)
-        return test_say("%s: ep_launch: %s: %s", launch->name, ep_status_name(status), ep_last_error()), 1;
-    code = judge(launch, status, exits);
+        return test_report("%s: ep_launch: %s: %s", launch->name, ep_status_name(status), ep_last_error()), 1;
+    code = check_exits(launch, status, exits);
     if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD)
-        return test_say("%s: a process is left", launch->name), 1;
+        return test_report("%s: a process is left", launch->name), 1;
     return code;
 }
 
-int count_gpus_apart(int *ret_n)
+int count_gpus_in_child(int *ret_n)
 {
     pid_t pid = fork();
     int status = 0;
@@ -326,7 +328,7 @@ int count_gpus_apart(int *ret_n)
 }
 
 /* CUDA reads the variable once. It may name some GPUs already: by number, UUID or MIG. */
-int see_one_gpu(int rank, int n)
+int hide_other_gpus(int rank, int n)
 {
     static const char variable[] = "CUDA_VISIBLE_DEVICES";
     const char *all = getenv(variable), *begin = all;
@@ -349,8 +351,8 @@ int see_one_gpu(int rank, int n)
 /* --- communicators ---------------------------------------------------------------------------------------------- */
 
 /*
- * Creating the contexts of all ranks takes longer than some of these tests give anybody time for: it is done before,
- * and all have done it. Without a GPU ep_comm_new() says so.
+ * Creating the contexts of all ranks takes longer than the deadlines of some tests, so all ranks do it before. Without
+ * a GPU ep_comm_new() reports that.
  */
 static int warm_up(const ep_boot *boot)
 {
@@ -387,9 +389,9 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
     ep_boot other;
 
     *g = (struct group){.rank = boot->rank, .nranks = boot->nranks};
-    test_where("rank %d of %d", g->rank, g->nranks);
+    test_set_context("rank %d of %d", g->rank, g->nranks);
     TRY(warm_up(boot));
-    /* Who meets a failure of the CUDA backend has its deadline to tell the others. */
+    /* A rank whose CUDA communicator fails has that one's deadline to tell the others through the host backend. */
     timeout_ms *= group_slow;
     config.timeout_ms = 2 * timeout_ms + 20000;
     group_divide(boot, &config);
@@ -402,7 +404,7 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
     config.backend = "cuda";
     status = ep_comm_new(boot, &config, &g->cuda);
     if (status == EP_E_UNSUPPORTED) {
-        test_say("%s", ep_last_error());
+        test_report("%s", ep_last_error());
         return SKIPPED;
     }
     CALL(status);
@@ -425,20 +427,20 @@ void group_close(struct group *group, int code)
     *group = (struct group){.rank = group->rank, .nranks = group->nranks};
 }
 
-int group_meet(const struct group *group)
+int group_barrier(const struct group *group)
 {
     CALL(ep_comm_barrier(group->host));
     return 0;
 }
 
-int group_worst(const struct group *group, int code, int *ret_worst)
+int group_merge_codes(const struct group *group, int code, int *ret_code)
 {
-    int all[MAX_RANKS], worst = 0;
+    int all[MAX_RANKS], merged = 0;
 
     CALL(ep_comm_allgather(group->host, &code, sizeof(code), all));
     for (int rank = 0; rank < group->nranks; rank++)
-        worst |= all[rank];
-    *ret_worst = worst;
+        merged |= all[rank];
+    *ret_code = merged;
     return 0;
 }
 
@@ -468,12 +470,12 @@ int expect_status(const char *call, ep_status got, ep_status expected, const cha
     snprintf(text, sizeof(text), "%s", got == EP_OK ? "" : ep_last_error());
     if (got == expected && (!says || has_words(text, says)))
         return 0;
-    test_say("%s gave %s (%s), not %s%s%s%s", call, ep_status_name(got), text, ep_status_name(expected),
-             says ? " with \"" : "", says ? says : "", says ? "\" in its text" : "");
+    test_report("%s gave %s (%s), not %s%s%s%s", call, ep_status_name(got), text, ep_status_name(expected),
+                says ? " with \"" : "", says ? says : "", says ? "\" in its text" : "");
     return FAILED;
 }
 
-int expect_culprit(const char *call, ep_status got, ep_status expected, int rank)
+int expect_failed_rank(const char *call, ep_status got, ep_status expected, int rank)
 {
     char name[32];
 
@@ -514,7 +516,7 @@ void *share(size_t bytes)
 
     if (memory != MAP_FAILED)
         return memory;
-    test_say("mmap of %zu bytes: %s", bytes, strerror(errno));
+    test_report("mmap of %zu bytes: %s", bytes, strerror(errno));
     return NULL;
 }
 
@@ -526,7 +528,7 @@ int await(const _Atomic int *word, int value, int ms, const char *what)
     limit = now_ms() + ms;
     while (atomic_load(word) < value) {
         if (now_ms() > limit) {
-            test_say("waited %d ms in vain: %s (%d of %d)", ms, what, atomic_load(word), value);
+            test_report("waited %d ms without success: %s (%d of %d)", ms, what, atomic_load(word), value);
             return FAILED;
         }
         sleep_ms(1);
@@ -534,7 +536,7 @@ int await(const _Atomic int *word, int value, int ms, const char *what)
     return 0;
 }
 
-static void CUDART_CB stand_still(void *argument)
+static void CUDART_CB hold_callback(void *argument)
 {
     struct hold *hold = argument;
     double limit = now_ms() + hold->ms;
@@ -548,7 +550,7 @@ static void CUDART_CB stand_still(void *argument)
 int hold_stream(cudaStream_t stream, struct hold *hold)
 {
     atomic_store(&hold->ended, 0);
-    CUDA(cudaLaunchHostFunc(stream, stand_still, hold));
+    CUDA(cudaLaunchHostFunc(stream, hold_callback, hold));
     return 0;
 }
 

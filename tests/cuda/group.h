@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group.h - what the programs of this folder share: options, ranks under a deadline, the two communicators of a rank,
- * words that all ranks see, streams that are held up, captured graphs.
+ * group.h - shared by the programs of this folder: options, ranks under a deadline, the two communicators of a rank,
+ * shared words, streams that are held, captured graphs.
  */
 #ifndef EP_TESTS_CUDA_GROUP_H
 #define EP_TESTS_CUDA_GROUP_H
@@ -13,10 +13,10 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#define MAX_RANKS 64 /* a bit of a word for each */
+#define MAX_RANKS 64 /* bits of a mask */
 #define SKIPPED 77   /* exit code of a program that could not run anything */
 
-/* Beside the flags of a call, none of which has this bit: it is only queued. */
+/* Added to the flags of a call, none of which uses this bit: the call is only queued. */
 #define TEST_ASYNC (1u << 31)
 
 static inline bool test_is_capturing(cudaStream_t stream)
@@ -27,16 +27,16 @@ static inline bool test_is_capturing(cudaStream_t stream)
 }
 
 /*
- * Is a call to be made by its _sync form? Without TEST_ASYNC in `flags`, outside of a capture; then what `stream` holds
- * is complete. A low-latency call that is refused leaves the group as it was in this form alone.
+ * Is a call to be made in its _sync form? Yes without TEST_ASYNC in `flags` and outside a capture; waits for `stream`
+ * then. A refused low-latency call leaves the group as it was only in this form.
  */
 static inline bool test_waits(cudaStream_t stream, uint32_t flags)
 {
     return !(flags & TEST_ASYNC) && !test_is_capturing(stream) && cudaStreamSynchronize(stream) == cudaSuccess;
 }
 
-/* What has become of a call that was queued in `stream` with `status`; waits for it without TEST_ASYNC in `flags`. */
-static inline ep_status test_settle(ep_comm *comm, ep_status status, ep_stream stream, uint32_t flags)
+/* The result of a call that was queued in `stream` with `status`; waits for it without TEST_ASYNC in `flags`. */
+static inline ep_status test_sync_call(ep_comm *comm, ep_status status, ep_stream stream, uint32_t flags)
 {
     return status == EP_OK && !(flags & TEST_ASYNC) && !test_is_capturing(stream) ? ep_stream_sync(comm, stream)
                                                                                   : status;
@@ -44,8 +44,8 @@ static inline ep_status test_settle(ep_comm *comm, ep_status status, ep_stream s
 
 /* --- options ---------------------------------------------------------------------------------------------------- */
 
-/* Sets *ret_number; false, after saying so, when `text` is no number in least..most. */
-bool option_number(const char *option, const char *text, long long least, long long most, long long *ret_number);
+/* Sets *ret_number; false, with a message, if `text` is no number in min..max. */
+bool option_number(const char *option, const char *text, long long min, long long max, long long *ret_number);
 
 struct options {
     int ranks;
@@ -56,73 +56,73 @@ struct options {
 };
 
 /*
- * --ranks N (from `least` on), --rounds N, --seed N, --only SCENARIO, --slow N for group_slow; values before the call
- * are the defaults. false after a usage error: the program ends with 2.
+ * --ranks N (from `min_ranks` on), --rounds N, --seed N, --only SCENARIO, --slow N for group_slow; values before the
+ * call are the defaults. false after a usage error: the program ends with 2.
  */
-bool options_read(int argc, char **argv, int least, struct options *options);
+bool options_read(int argc, char **argv, int min_ranks, struct options *options);
 
 /* Is this scenario to be run? */
-bool options_want(struct options *options, const char *scenario);
+bool options_select(struct options *options, const char *scenario);
 
-/* The exit code of a program whose scenarios gave `code`: 2 when the one that was asked for is none of them. */
+/* The exit code of a program whose scenarios gave `code`: 2 if --only names none of them. */
 int options_code(const struct options *options, int code);
 
 /* --- ranks ------------------------------------------------------------------------------------------------------ */
 
 struct launch {
-    const char *name; /* of the program and the scenario, for what is said */
+    const char *name; /* of the program and the scenario, for messages */
     int ranks, seconds;
     bool threads;
-    int victim; /* rank that is killed by SIGKILL; -1: none */
+    int victim; /* the rank that gets SIGKILL; -1: none */
     ep_rank_fn run;
     void *argument;
 };
 
 /*
- * Runs all ranks, none longer than `seconds`, and makes sure that none is left. 0, 1 after saying who failed and how,
- * or SKIPPED when no rank could do anything here. Ranks that are processes come before those that are threads.
+ * Runs all ranks, none longer than `seconds`, and checks that no process is left. Returns 0; 1 with a message for each
+ * failed rank; or SKIPPED if no rank could run. Launches with processes must come before those with threads.
  */
 int launch_ranks(const struct launch *launch);
 
 /*
- * If the scenario that `launch` names is wanted: its ranks, with a meeting place of its own for their second
- * communicator, and a line with the verdict. What launch_ranks() returns, or SKIPPED.
+ * Runs the ranks of the scenario `launch->name`, if it is selected, with a boot of its own for their second
+ * communicator, and prints a line with the result. Returns that of launch_ranks(), or SKIPPED.
  */
 int launch_scenario(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second);
 
-/* Of two parts of a program: a failure wins, and SKIPPED is left only when neither ran. */
-int worse_of(int a, int b);
+/* Merges the codes of two parts of a program: a failure wins, and SKIPPED remains only if both were skipped. */
+int merge_codes(int a, int b);
 
-/* "passed", "FAILED" or why it was skipped. */
-const char *verdict_of(int code);
+/* "passed", "FAILED", or why it was skipped. */
+const char *result_name(int code);
 
 /*
- * One GPU for each rank: that of its number among the `n` that can be seen. In the rank's process, before its first
- * call of CUDA; the GPUs are counted, by a process of its own, before the ranks start. 0, or FAILED after saying why.
+ * Makes one GPU visible to each rank: number `rank` modulo `n`. Called in the rank's process before its first CUDA
+ * call; a child process counts the GPUs before the ranks start. 0, or FAILED with a message.
  */
-int count_gpus_apart(int *ret_n);
-int see_one_gpu(int rank, int n);
+int count_gpus_in_child(int *ret_n);
+int hide_other_gpus(int rank, int n);
 
 /* How the communicators of group_open() are divided; all zero: one node. Before the ranks start. */
 struct division {
     int nodes;
     const char *network; /* NULL: emulated */
     int partial_type;
-    bool bad; /* the emulated network delays, splits and reorders, and has little room */
+    bool bad; /* the emulated network delays, splits and reorders, and has small rings */
 };
 extern struct division group_division;
 
-/* Deadlines of groups, of what is awaited and of launches are so many times as long: for many ranks on a GPU. 1. */
+/* Factor for the deadlines of groups, waits and launches, for many ranks on a GPU; 1 by default. */
 extern int group_slow;
 
-/* Says so in a configuration. */
+/* Applies the division to a configuration. */
 void group_divide(const ep_boot *boot, ep_comm_config *config);
 
 /* What a rank's program returns: 0, FAILED, SKIPPED. */
 struct group {
-    ep_comm *host, *cuda; /* the host backend says what the CUDA backend must give. host: NULL where nobody asks it */
+    ep_comm *host, *cuda; /* the host backend is the oracle for the CUDA backend; NULL if not used */
     int rank, nranks, device;
-    cudaStream_t stream; /* of the caller; not that of `cuda` unless somebody sets it */
+    cudaStream_t stream; /* of the caller; not that of `cuda` unless a test sets it */
 };
 
 /*
@@ -131,7 +131,7 @@ struct group {
  */
 int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct group *ret_group);
 
-/* After a failure (code not 0) the peers are told. */
+/* After a failure (code not 0) aborts the communicators first. */
 void group_close(struct group *group, int code);
 
 /* A scenario that all ranks of a group run. */
@@ -142,32 +142,33 @@ struct scenario_run {
     /* On each rank, between group_open() and group_close(): 0, DIFFERS or FAILED of call.h. */
     int (*run)(const struct scenario_run *run, const struct group *group);
     const void *scenario; /* the program's own description of it */
-    /* By run_group_scenario(): what the ranks share, [shared_bytes] and zeroed; of the options. */
+    /* Set by run_group_scenario(): memory that the ranks share, [shared_bytes], zeroed; seed and rounds of the options.
+     */
     void *shared;
     uint64_t seed;
     int rounds;
 };
 
-/* If it is wanted. What launch_ranks() returns, or SKIPPED. */
+/* Runs it if it is selected. Returns the result of launch_ranks(), or SKIPPED. */
 int run_group_scenario(struct options *options, struct scenario_run run);
 
 /*
- * All of a program's, `n` descriptions of so many bytes, each of which begins with a name: `run` but for what differs.
- * Returns the exit code of the program.
+ * Runs all scenarios of a program: `n` descriptions of `bytes` bytes, each of which begins with a name. `run` holds
+ * what they have in common. Returns the exit code of the program.
  */
 int run_group_scenarios(struct options *options, struct scenario_run run, const void *scenarios, size_t n,
                         size_t bytes);
 
-/* The ranks have come; by the host backend. */
-int group_meet(const struct group *group);
+/* A barrier on the host backend. */
+int group_barrier(const struct group *group);
 
-/* The worst of what the ranks have, on all of them; by the host backend. */
-int group_worst(const struct group *group, int code, int *ret_worst);
+/* Combines the codes of all ranks by bitwise or, on the host backend. */
+int group_merge_codes(const struct group *group, int code, int *ret_code);
 
-/* A call that must fail, with `says` (NULL: anything) in the text. 0, or FAILED after saying what came instead. */
+/* Checks a call that must fail, with `says` (NULL: anything) in the text. 0, or FAILED with a message. */
 int expect_status(const char *call, ep_status got, ep_status expected, const char *says);
-/* The same, with the rank named. */
-int expect_culprit(const char *call, ep_status got, ep_status expected, int rank);
+/* The same; the text must name the rank. */
+int expect_failed_rank(const char *call, ep_status got, ep_status expected, int rank);
 
 /* Does an error text name the rank? */
 bool names_rank(const char *text, int rank);
@@ -178,16 +179,16 @@ uint64_t next_random(uint64_t *state);
 double now_ms(void);
 void sleep_ms(int ms);
 
-/* Zeroed memory that the ranks share when it is made before they start; NULL after saying so. */
+/* Zeroed memory that ranks share if it is made before they start; NULL, with a message, on failure. */
 void *share(size_t bytes);
 
-/* Until *word is at least `value`, for at most `ms`: 0, or FAILED after saying what was waited for. */
+/* Waits until *word is at least `value`, for at most `ms`: 0, or FAILED with a message. */
 int await(const _Atomic int *word, int value, int ms, const char *what);
 
-/* A stream that stands still until it is released, or for `ms`. Where `ended` is seen it goes on. */
+/* Holds a stream until it is released, or for `ms`. `ended` is set when it continues. */
 struct hold {
-    const _Atomic int *word; /* released when it is not 0; NULL: only by time */
-    int ms, after_ms;        /* at most; from the release on */
+    const _Atomic int *word; /* releases the stream when not 0; NULL: only by time */
+    int ms, after_ms;        /* the limit; additional time after the release */
     _Atomic int ended;
 };
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * layer_cuda [--ranks N] [--rounds LAYERS] [--seed N]: a loop of layers as an engine makes them - cached dispatch,
- * something to compute, combine, on ordinary memory - with hosts that are late by a random time before each layer. One
- * JSON line for each case: microseconds of a layer, of the host's time for its calls, and processors that the rank
- * keeps busy. A measurement; it judges nothing. Exit 77 when there is no GPU.
+ * layer_cuda [--ranks N] [--rounds LAYERS] [--seed N]: a loop of layers as in an engine (cached dispatch, some
+ * computation, combine, on ordinary memory), with hosts that are late by a random time before each layer. One JSON line
+ * for each case: microseconds of a layer, microseconds of the host in its calls, and processors that the rank keeps
+ * busy. A measurement without checks. Exit 77 if there is no GPU.
  */
 #include "case.h"
 
@@ -93,7 +93,7 @@ static double cpu_ms(void)
            (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e3;
 }
 
-/* The host does something else: it is busy. */
+/* Other work of the host: keeps a processor busy. */
 static void be_late(int jitter_us, uint64_t *random)
 {
     double until = now_ms() + (double)(next_random(random) % (uint64_t)(jitter_us + 1)) / 1e3;
@@ -110,7 +110,7 @@ static int run_case(struct state *s, int jitter_us)
     for (int i = 0; i < WARM_UP; i++)
         TRY(call_layer(s));
     CALL(ep_stream_sync(s->group.cuda, s->group.stream));
-    TRY(group_meet(&s->group));
+    TRY(group_barrier(&s->group));
     cpu = cpu_ms();
     begin = now_ms();
     for (int i = 0; i < s->layers; i++) {
@@ -140,7 +140,7 @@ static int run_all(struct state *s)
         TRY(prepare(s));
         for (size_t j = 0; j < sizeof(jitter_steps) / sizeof(jitter_steps[0]); j++)
             TRY(run_case(s, jitter_steps[j]));
-        TRY(group_meet(&s->group));
+        TRY(group_barrier(&s->group));
         TRY(release(s));
     }
     CUDA(cudaFree(s->scratch));

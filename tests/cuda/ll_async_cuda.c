@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_async_cuda [--ranks N] [--seed N] [--only SCENARIO]: low-latency calls that nobody waits for.
+ * ll_async_cuda [--ranks N] [--seed N] [--only SCENARIO]: low-latency calls without waits.
  *
- * flight: many calls queued behind a stream that stands still; they return, and give what the host backend gives. With
- * both sums.
+ * flight: many calls queued in a stream that is held; they return, and the results are those of the host backend. With
+ * both kinds of sums.
  *
  * hooks: what is sent arrives without the sender's ep_ll_finish(), two calls may be open, and calls out of order are
- * refused. With both sums.
+ * refused. With both kinds of sums.
  *
- * bad-*: routing that is not valid gives EP_E_ROUTING on that rank and a status that names it on its peers, soon, with
- * the CUDA context alive; then a new group of the same processes works. With one sum or the other.
+ * bad-*: invalid routing gives EP_E_ROUTING on that rank, and soon a status that names it on its peers; the CUDA
+ * context survives, and a new group of the same processes works. With one kind of sums or the other.
  *
  * Exit 77 when there is no GPU.
  */
@@ -20,14 +20,14 @@
 #include <stdio.h>
 
 #define TIMEOUT_MS 3000
-#define SLACK_MS 2000 /* beyond a deadline, on a busy machine */
+#define SLACK_MS 2000 /* allowed after a deadline, on a busy machine */
 
 enum { IN_FLIGHT = 4, PASSES = 3, DEEP = 40 };
 
 enum how { CALLS, HOOKS, GRAPHS };
 static const char *const how_names[] = {"calls", "hooks", "graphs"};
 
-/* A rank spoils the routing of a call made so, and the group is made anew by ep_comm_shrink() or ep_comm_new(). */
+/* A rank spoils the routing of a call of this kind; the new group is made by ep_comm_shrink() or ep_comm_new(). */
 static const struct bad {
     const char *name;
     enum spoil spoil;
@@ -48,7 +48,7 @@ struct scenario {
     _Atomic int *go; /* [2 * PASSES] */
     uint64_t seed;
     int culprit;
-    uint32_t sum; /* EP_LL_NO_PARTIAL_REDUCE or 0; flight and hooks take both */
+    uint32_t sum; /* EP_LL_NO_PARTIAL_REDUCE or 0; flight and hooks use both */
 };
 
 static const char *sum_name(uint32_t sum)
@@ -104,17 +104,17 @@ static int fly(struct group *g, struct scenario *scenario, struct exchange **x)
 {
     int code = PASSED;
 
-    /* Once without the stream being held up, so that all that is made on first use is there. */
+    /* Once without a held stream, so that all that is made on first use exists. */
     TRY(exchange_call_all(x, IN_FLIGHT, true));
     for (int i = 0; i < IN_FLIGHT; i++)
         code |= exchange_compare(x[i], "first pass");
     for (int pass = 0; pass < PASSES; pass++) {
-        static struct hold hold; /* which outlives a failure */
+        static struct hold hold; /* static: outlives a failure */
         _Atomic int *go = &scenario->go[pass + (scenario->sum ? PASSES : 0)];
 
         hold = (struct hold){.word = go, .ms = 20000};
-        test_where("rank %d of %d, flight, %s, pass %d (seed %llu)", g->rank, g->nranks, sum_name(scenario->sum), pass,
-                   (unsigned long long)scenario->seed);
+        test_set_context("rank %d of %d, flight, %s, pass %d (seed %llu)", g->rank, g->nranks, sum_name(scenario->sum),
+                         pass, (unsigned long long)scenario->seed);
         for (int i = 0; i < IN_FLIGHT; i++)
             TRY(exchange_load(x[i], seed_of(g, scenario, pass + 1, i)));
         TRY(hold_stream(g->stream, &hold));
@@ -122,13 +122,13 @@ static int fly(struct group *g, struct scenario *scenario, struct exchange **x)
         EXPECT(!atomic_load(&hold.ended) && cudaStreamQuery(g->stream) == cudaErrorNotReady,
                "the calls have waited for their stream (%d: it has gone on by itself)", atomic_load(&hold.ended));
         cudaGetLastError();
-        TRY(group_meet(g));
+        TRY(group_barrier(g));
         atomic_store(go, 1);
         for (int i = 0; i < IN_FLIGHT; i++)
             code |= exchange_compare(x[i], "queued");
         CALL(ep_comm_async_error(g->cuda));
     }
-    /* The same again and again: far more calls on their way than there are results. */
+    /* The same repeatedly: far more calls in flight than there are results. */
     for (int i = 0; i < IN_FLIGHT; i++)
         TRY(exchange_poison(x[i]));
     for (int i = 0; i < DEEP; i++)
@@ -158,14 +158,14 @@ static int run_flight(struct group *g, struct scenario *scenario)
 
 /* --- hooks ------------------------------------------------------------------------------------------------------- */
 
-/* Rank 0 receives only when all others have. */
+/* Rank 0 receives only after all others have. */
 static int finish_late(struct group *g, struct exchange *x)
 {
     if (g->rank != 0) {
         CALL(exchange_finish(x));
         CUDA(cudaStreamSynchronize(g->stream));
     }
-    TRY(group_meet(g));
+    TRY(group_barrier(g));
     if (g->rank == 0)
         CALL(exchange_finish(x));
     return 0;
@@ -178,8 +178,8 @@ static int use_hooks(struct group *g, struct scenario *scenario, struct exchange
     for (int pass = 0; pass < 2 * PASSES; pass++) {
         uint32_t flags = EP_LL_RECV_HOOK | (pass % 2 ? TEST_ASYNC : 0);
 
-        test_where("rank %d of %d, hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scenario->sum), pass,
-                   pass % 2 ? ", asynchronous" : "", (unsigned long long)scenario->seed);
+        test_set_context("rank %d of %d, hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scenario->sum),
+                         pass, pass % 2 ? ", asynchronous" : "", (unsigned long long)scenario->seed);
         TRY(exchange_load(x, seed_of(g, scenario, pass, 0)));
         TRY(expect_status("ep_ll_finish before all", exchange_finish(x), EP_E_STATE, NULL));
         CALL(exchange_dispatch(x, flags));
@@ -194,7 +194,7 @@ static int use_hooks(struct group *g, struct scenario *scenario, struct exchange
     return code;
 }
 
-/* Two dispatches open, two combines open, then a combine and the dispatch behind it. */
+/* Two dispatches open, two combines open, then a combine and the dispatch after it. */
 static int open_two(struct group *g, struct exchange **x, uint32_t flags)
 {
     CALL(exchange_dispatch(x[0], flags));
@@ -228,8 +228,9 @@ static int use_two_hooks(struct group *g, struct scenario *scenario, struct exch
     int code = PASSED;
 
     for (int pass = 0; pass < 2 * PASSES; pass++) {
-        test_where("rank %d of %d, two hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scenario->sum),
-                   pass, pass % 2 ? ", asynchronous" : "", (unsigned long long)scenario->seed);
+        test_set_context("rank %d of %d, two hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks,
+                         sum_name(scenario->sum), pass, pass % 2 ? ", asynchronous" : "",
+                         (unsigned long long)scenario->seed);
         for (int i = 0; i < 2; i++)
             TRY(exchange_load(x[i], seed_of(g, scenario, pass, i)));
         code |= open_two(g, x, EP_LL_RECV_HOOK | (pass % 2 ? TEST_ASYNC : 0));
@@ -266,10 +267,10 @@ struct attempt {
     struct exchange *x;
     cudaGraphExec_t dispatch, combine;
     bool open;   /* a hook: ep_ll_finish() is the next call */
-    bool failed; /* a call has said so */
+    bool failed; /* a call has reported it */
 };
 
-static bool is_culprit(const struct attempt *a)
+static bool is_failed_rank(const struct attempt *a)
 {
     return a->group->rank == a->scenario->culprit;
 }
@@ -284,13 +285,13 @@ static int capture(struct attempt *a)
     return capture_end(a->group, &a->combine);
 }
 
-/* A call that may already know of the failure: then as it must. */
+/* A call that may already return the failure; if it does, checks its status. */
 static int may_know(struct attempt *a, const char *call, ep_status status)
 {
     if (status == EP_OK)
         return 0;
     a->failed = true;
-    if (is_culprit(a))
+    if (is_failed_rank(a))
         return expect_status(call, status, EP_E_ROUTING, NULL);
     EXPECT(names_rank(ep_last_error(), a->scenario->culprit), "%s gave %s (%s) without the culprit, rank %d", call,
            ep_status_name(status), ep_last_error(), a->scenario->culprit);
@@ -322,10 +323,10 @@ static int queue_half(struct attempt *a, bool dispatches)
         TRY(may_know(a, "ep_ll_combine", exchange_combine(a->x, flags)));
     if (how != HOOKS || a->failed)
         return 0;
-    /* When the first half is complete, a rank knows of its own routing. */
+    /* When the first half is complete, a rank has checked its own routing. */
     a->open = true;
     CUDA(cudaStreamSynchronize(a->group->stream));
-    if (is_culprit(a) && dispatches == (a->scenario->bad->spoil != SPOIL_OTHER))
+    if (is_failed_rank(a) && dispatches == (a->scenario->bad->spoil != SPOIL_OTHER))
         TRY(must_know(a, "ep_ll_finish", exchange_finish(a->x)));
     else
         TRY(may_know(a, "ep_ll_finish", exchange_finish(a->x)));
@@ -333,13 +334,13 @@ static int queue_half(struct attempt *a, bool dispatches)
     return 0;
 }
 
-/* That the communicator has failed, and says so again and again. */
+/* Checks that the communicator has failed, and reports it repeatedly. */
 static int check_failed(struct attempt *a)
 {
     for (int i = 0; i < 2; i++) {
         ep_status status = ep_comm_async_error(a->group->cuda);
 
-        EXPECT(status != EP_OK && (status == EP_E_ROUTING || !is_culprit(a)),
+        EXPECT(status != EP_OK && (status == EP_E_ROUTING || !is_failed_rank(a)),
                "ep_comm_async_error is %s, though rank %d had %s", ep_status_name(status), a->scenario->culprit,
                spoil_names[a->scenario->bad->spoil]);
         if (a->open)
@@ -371,13 +372,13 @@ static int check_context(struct attempt *a)
 static int spoil_one(struct attempt *a)
 {
     const struct scenario *scenario = a->scenario;
-    bool mine = is_culprit(a), other = scenario->bad->spoil == SPOIL_OTHER;
+    bool mine = is_failed_rank(a), other = scenario->bad->spoil == SPOIL_OTHER;
     double begin, took;
 
     TRY(exchange_load(a->x, scenario->seed * 31 + (uint64_t)a->group->rank));
     if (mine && !other)
         TRY(exchange_spoil(a->x, scenario->bad->spoil));
-    TRY(group_meet(a->group));
+    TRY(group_barrier(a->group));
     begin = now_ms();
     TRY(queue_half(a, true));
     if (mine && other)
@@ -386,22 +387,23 @@ static int spoil_one(struct attempt *a)
     CUDA(cudaStreamSynchronize(a->group->stream));
     took = now_ms() - begin;
     EXPECT(took < TIMEOUT_MS + SLACK_MS, "the calls ended after %.0f ms", took);
-    /* The peers by their devices, and then the culprit; but who needs none of its rows learns it from its host. */
+    /* First the peers, by their devices, then the failed rank; a peer that needs none of its rows learns it on the
+     * host. */
     if (!other && !mine)
         TRY(check_failed(a));
-    TRY(group_meet(a->group));
+    TRY(group_barrier(a->group));
     if (mine)
         TRY(check_failed(a));
-    TRY(group_meet(a->group));
+    TRY(group_barrier(a->group));
     if (other && !mine)
         TRY(check_failed(a));
     if (a->group->rank == 0)
         printf("ll_async_cuda: %s: after %.0f ms: %s\n", scenario->bad->name, took, ep_last_error());
     TRY(check_context(a));
-    return group_meet(a->group);
+    return group_barrier(a->group);
 }
 
-/* An exchange on a new ep_ll, which works; `spoils`: then it is spoilt. */
+/* An exchange on a new ep_ll, which must work; `spoils`: its routing is spoilt afterwards. */
 static int with_exchange(struct group *g, const struct scenario *scenario, const char *phase, bool spoils)
 {
     const ep_ll_config config = config_for(g, 32, 512, scenario->sum);
@@ -410,8 +412,9 @@ static int with_exchange(struct group *g, const struct scenario *scenario, const
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    test_where("rank %d of %d, %s %s, %s (seed %llu), the culprit is rank %d", g->rank, g->nranks, scenario->bad->name,
-               phase, sum_name(scenario->sum), (unsigned long long)scenario->seed, scenario->culprit);
+    test_set_context("rank %d of %d, %s %s, %s (seed %llu), the culprit is rank %d", g->rank, g->nranks,
+                     scenario->bad->name, phase, sum_name(scenario->sum), (unsigned long long)scenario->seed,
+                     scenario->culprit);
     round.dispatch_flags = round.combine_flags = TEST_ASYNC;
     round.seed = scenario->seed + (uint64_t)g->rank;
     if (!code)
@@ -442,7 +445,7 @@ static int make_anew(struct group *g, struct scenario *scenario)
     config.timeout_ms = TIMEOUT_MS;
     if (scenario->bad->shrinks)
         CALL(ep_comm_shrink(g->cuda, NULL, &next));
-    TRY(group_meet(g));
+    TRY(group_barrier(g));
     ep_comm_free(g->cuda);
     g->cuda = next;
     if (!scenario->bad->shrinks) {
@@ -499,19 +502,19 @@ static int run_scenario(struct options *options, int index)
     scenario.sum = index % 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
     scenario.run = scenario.bad ? run_bad : index == N_BADS ? run_flight : run_hooks;
     launch.name = scenario.bad ? scenario.bad->name : index == N_BADS ? "flight" : "hooks";
-    if (!options_want(options, launch.name))
+    if (!options_select(options, launch.name))
         return SKIPPED;
     scenario.go = share(2 * (size_t)PASSES * sizeof(*scenario.go));
     if (ep_boot_shm_new(options->ranks, &scenario.second) == EP_OK &&
         ep_boot_shm_new(options->ranks, &scenario.third) == EP_OK && scenario.go)
         code = launch_ranks(&launch);
     else
-        test_say("%s", ep_last_error());
+        test_report("%s", ep_last_error());
     ep_boot_shm_free(scenario.second);
     ep_boot_shm_free(scenario.third);
     printf("ll_async_cuda: %d ranks, %s%s%s%s%s: %s\n", options->ranks, launch.name, scenario.bad ? " in " : "",
            scenario.bad ? how_names[scenario.bad->how] : "", scenario.bad ? ", " : "",
-           scenario.bad ? sum_name(scenario.sum) : "", verdict_of(code));
+           scenario.bad ? sum_name(scenario.sum) : "", result_name(code));
     fflush(stdout);
     return code;
 }
@@ -524,6 +527,6 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 1, &options))
         return 2;
     for (int i = N_BADS + 1; i >= 0; i--)
-        code = worse_of(code, run_scenario(&options, i));
+        code = merge_codes(code, run_scenario(&options, i));
     return options_code(&options, code);
 }

@@ -24,7 +24,7 @@ const char *const spoil_names[N_SPOILS] = {
 };
 
 struct exchange {
-    uint32_t flags;   /* of the last call: whether it is waited for counts for its second half, too */
+    uint32_t flags;   /* of the last call: TEST_ASYNC applies to its second half, too */
     uint64_t call[2]; /* number of the dispatch on the host and on the device */
     const struct ll_pair *pair;
     struct ll_round round;
@@ -36,7 +36,7 @@ int ll_pair_open(const struct group *group, const ep_ll_config *config, struct l
     ep_ll_config mine = *config;
 
     *ret_pair = (struct ll_pair){.group = group, .config = *config};
-    /* The test keeps EP_LL_NO_PARTIAL_REDUCE, which is one of the combine, with those of the layout. */
+    /* The test stores EP_LL_NO_PARTIAL_REDUCE, a flag of the combine, with the flags of the layout. */
     mine.flags &= ~EP_LL_NO_PARTIAL_REDUCE;
     CALL(ep_ll_new(group->host, &mine, &ret_pair->host));
     CALL(ep_ll_new(group->cuda, &mine, &ret_pair->cuda));
@@ -124,7 +124,7 @@ static void fill_inputs(struct exchange *x)
     fill_routing(&routing, &random, x->b[IDX].host);
 }
 
-/* Experts answer something of their own; behind their last row there is nothing that is a number. */
+/* The experts' results are new rows; after their last row there are only NaNs. */
 static void fill_answer(struct exchange *x)
 {
     size_t rows = rows_of_expert(x), row = (size_t)x->pair->config.hidden * 2;
@@ -147,7 +147,7 @@ static ep_stream stream_of(const struct exchange *x, bool device)
 static ep_status settle(struct exchange *x, bool device, ep_status status, uint32_t flags)
 {
     x->flags = flags;
-    return test_settle(device ? x->pair->group->cuda : x->pair->group->host, status, stream_of(x, device), flags);
+    return test_sync_call(device ? x->pair->group->cuda : x->pair->group->host, status, stream_of(x, device), flags);
 }
 
 static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t flags)
@@ -205,7 +205,7 @@ ep_status exchange_dispatch(struct exchange *x, uint32_t flags)
     return dispatch(x, x->pair->cuda, true, flags);
 }
 
-/* Into the library's buffer the rows come by a copy in the order of the stream, as an expert's kernel would write. */
+/* Copies the rows to the library's buffer in the order of the stream, as an expert's kernel would write them. */
 ep_status exchange_combine(struct exchange *x, uint32_t flags)
 {
     const struct mirror *from = &x->b[x->round.echo ? RECV_X : ANSWER];
@@ -218,7 +218,7 @@ ep_status exchange_combine(struct exchange *x, uint32_t flags)
     if (status != EP_OK)
         return status;
     if (cudaMemcpyAsync(buffer, from->device, from->bytes, cudaMemcpyDefault, x->pair->group->stream) != cudaSuccess) {
-        test_say("cudaMemcpyAsync into the combine buffer: %s", cudaGetErrorString(cudaGetLastError()));
+        test_report("cudaMemcpyAsync into the combine buffer: %s", cudaGetErrorString(cudaGetLastError()));
         return EP_E_DEVICE;
     }
     return combine(x, x->pair->cuda, true, buffer, flags);
@@ -278,11 +278,11 @@ int exchange_load(struct exchange *x, uint64_t seed)
     }
     CALL(combine(x, x->pair->host, false, NULL, 0));
     CUDA(cudaStreamSynchronize(group->stream));
-    /* Of ranks on one device none may still allocate or copy where another one's kernel waits for it. */
-    return group_meet(group);
+    /* With several ranks on a device, none may still allocate or copy while another one's kernel waits for it. */
+    return group_barrier(group);
 }
 
-/* One in eight is a value at the edge. */
+/* One in eight is an edge value. */
 static void fill_edgy_weights(struct exchange *x, uint64_t random)
 {
     static const float edges[] = {0.0f, -0.0f, 1.0f, -1.0f, 1e30f, -1e-30f, 1e-41f, -3e-39f};
@@ -306,7 +306,7 @@ int exchange_reweigh(struct exchange *x, uint64_t seed)
     CALL(dispatch(x, x->pair->host, false, 0));
     CALL(combine(x, x->pair->host, false, NULL, 0));
     CUDA(cudaStreamSynchronize(group->stream));
-    return group_meet(group);
+    return group_barrier(group);
 }
 
 int exchange_new(const struct ll_pair *pair, const struct ll_round *round, struct exchange **ret_exchange)
@@ -365,7 +365,7 @@ static void set_choice(struct exchange *x, void *index, size_t at, int64_t exper
         ((int32_t *)index)[at] = (int32_t)expert;
 }
 
-/* The experts of a token: 0, 1, ... or, where it has these already, those from the middle on. */
+/* The experts of a token: 0, 1, ... or, if it has these already, those from the middle on. */
 static void choose_others(struct exchange *x, void *index, size_t first)
 {
     size_t topk = (size_t)x->pair->config.topk, bytes = ep_dtype_bytes((ep_dtype)x->round.idx_type);
@@ -416,7 +416,7 @@ int exchange_mend(struct exchange *x)
 
 /* --- cases ------------------------------------------------------------------------------------------------------ */
 
-/* The library's buffer is made, and a copy on the device, before any kernel waits for this rank. */
+/* Makes the library's buffer, and a device copy, before any kernel waits for this rank. */
 static int prepare_zero_copy(struct ll_pair *pair)
 {
     void *buffer;
@@ -424,7 +424,7 @@ static int prepare_zero_copy(struct ll_pair *pair)
     CALL(ep_ll_get_combine_buffer(pair->cuda, &buffer));
     CUDA(cudaMemcpyAsync((char *)buffer + 64, buffer, 64, cudaMemcpyDefault, pair->group->stream));
     CUDA(cudaStreamSynchronize(pair->group->stream));
-    return group_meet(pair->group);
+    return group_barrier(pair->group);
 }
 
 static int run_rounds(const struct ll_shape *shape, struct ll_pair *pair, struct exchange **x)
@@ -440,7 +440,7 @@ static int run_rounds(const struct ll_shape *shape, struct ll_pair *pair, struct
         TRY(prepare_zero_copy(pair));
     TRY(exchange_call_all(x, shape->n_rounds, shape->overlap));
     for (int i = 0; i < shape->n_rounds; i++) {
-        static const char *const phases[LL_MOST_ROUNDS] = {"first exchange", "second exchange", "third exchange"};
+        static const char *const phases[LL_MAX_ROUNDS] = {"first exchange", "second exchange", "third exchange"};
 
         code |= exchange_compare(x[i], phases[i]);
     }
@@ -449,7 +449,7 @@ static int run_rounds(const struct ll_shape *shape, struct ll_pair *pair, struct
 
 int ll_case_run(const struct group *group, const struct ll_shape *shape)
 {
-    struct exchange *x[LL_MOST_ROUNDS] = {NULL};
+    struct exchange *x[LL_MAX_ROUNDS] = {NULL};
     struct ll_pair pair;
     int code = ll_pair_open(group, &shape->config, &pair);
 
@@ -457,8 +457,8 @@ int ll_case_run(const struct group *group, const struct ll_shape *shape)
         code = run_rounds(shape, &pair, x);
     /* Freeing waits for the device, and so for a peer of the same process that still needs this rank. */
     if (!(code & FAILED))
-        code |= group_meet(group);
-    for (int i = 0; i < LL_MOST_ROUNDS; i++)
+        code |= group_barrier(group);
+    for (int i = 0; i < LL_MAX_ROUNDS; i++)
         code |= exchange_free(x[i], code & FAILED);
     ll_pair_close(&pair);
     return code;

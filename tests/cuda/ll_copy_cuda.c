@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ll_copy_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N]: low-latency calls in CUDA's legacy default
- * stream, and right behind each a copy of what it gives into pageable memory, as a program that reads its results does
- * without a thought; the last rank comes late. Until the copy is done, CUDA may keep every other thread of the process
- * waiting that calls it: what the kernel waits for must not depend on one. Exit 77 when there is no GPU.
+ * stream, each followed at once by a copy of its output to pageable memory, as simple programs do; the last rank is
+ * late. Until the copy is done, CUDA may block every other thread of the process that calls it: what the kernel waits
+ * for must not depend on such a thread. Exit 77 if there is no GPU.
  */
 #include "ll_model.h"
 
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #define TIMEOUT_MS 4000
-#define LATE_MS 60 /* the thread that serves the network has gone through all its ways of waiting by then */
+#define LATE_MS 60 /* long enough for the proxy to reach its longest backoff */
 
 enum { TOKENS = 64, HIDDEN = 2048 };
 
@@ -20,7 +20,7 @@ static const struct scenario {
     bool late_dispatch, late_combine;
 } scenarios[] = {{"dispatch", true, false}, {"combine", false, true}, {"both", true, true}};
 
-/* The first part of what the call gives; waits for the call. */
+/* Copies the first part of the call's output; waits for the call. */
 static int copy_out(const void *from, void *pageable)
 {
     CUDA(cudaMemcpy(pageable, from, (size_t)HIDDEN * 2, cudaMemcpyDeviceToHost));
@@ -33,9 +33,9 @@ static int run_round(const struct scenario *scenario, struct model *m, int round
     uint32_t all = (uint32_t)(((uint64_t)1 << g->nranks) - 1);
     bool last = g->rank == g->nranks - 1;
 
-    test_where("rank %d of %d, %s, round %d", g->rank, g->nranks, scenario->name, round);
+    test_set_context("rank %d of %d, %s, round %d", g->rank, g->nranks, scenario->name, round);
     TRY(model_load(m, round));
-    TRY(group_meet(g));
+    TRY(group_barrier(g));
     if (last && scenario->late_dispatch)
         sleep_ms(LATE_MS);
     CALL(model_dispatch(m, TEST_ASYNC));
@@ -56,7 +56,7 @@ static int run(const struct scenario_run *run, const struct group *group)
     int code;
 
     if (!pageable) {
-        test_say("no memory");
+        test_report("no memory");
         return FAILED;
     }
     g.stream = NULL;

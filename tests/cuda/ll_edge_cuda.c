@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_edge_cuda [--ranks N] [--rounds N] [--seed N]: low latency with masking, and the last rank late by just about the
- * deadline: before a dispatch, before a combine. The others may mask it while it sends, and some of them may and others
- * not. Whatever they have decided, a call that succeeds has all of a rank's rows or none, all of them right, also in
- * the calls after that one, whose routing is another one each time; a rank that is masked is told so.
+ * ll_edge_cuda [--ranks N] [--rounds N] [--seed N]: low latency with masking, where the last rank is late by about the
+ * deadline, before a dispatch or before a combine. The others may mask it while it sends, or only some of them may.
+ * Whatever they decide, a call that succeeds has all rows of a rank or none, and all are correct, also in later calls,
+ * each with a different routing; a masked rank is notified.
  *
- * Trials take turns with the two sums, by rank and once. The delay of each trial follows from what came of those
- * before, so that it stays at the edge. Exit 77 when there is no GPU.
+ * Trials alternate between the two kinds of sums. The delay of each trial is adapted to the results of earlier ones, so
+ * that it stays near the deadline. Exit 77 if there is no GPU.
  */
 #include "ll_model.h"
 
@@ -23,22 +23,22 @@ enum { MAX_TOKENS = 256, HIDDEN = 8192, HEALTHY = 2, ROUNDS = 6 };
 struct shared {
     int trials;
     uint64_t seed;
-    ep_boot_shm *second, **places; /* [trials] */
+    ep_boot_shm *second, **boots; /* [trials] */
 };
 
-/* Of delays before a dispatch, and before a combine. */
+/* Delays before a dispatch, and before a combine. */
 struct edge {
     double delay_ms, step_ms;
 };
 
 struct trial {
-    struct group *group; /* whose communicator is that of the trial */
+    struct group *group; /* holds the communicator of the trial */
     struct model model;
     uint32_t sum;          /* EP_LL_NO_PARTIAL_REDUCE or 0 */
-    bool in_combine, late; /* `late`: this rank is */
+    bool in_combine, late; /* `late`: this rank is late */
     double delay_ms;
     uint64_t lost; /* ranks that this one has missed */
-    bool excluded; /* this rank is */
+    bool excluded; /* this rank is masked */
 };
 
 static void wait_until_ms(double time)
@@ -49,7 +49,7 @@ static void wait_until_ms(double time)
         ;
 }
 
-/* Of a call that may be the last one of this rank. */
+/* Checks the status of a call that may be the last one of this rank. */
 static int may_exclude(struct trial *trial, const char *call, ep_status status)
 {
     if (status == EP_OK)
@@ -58,7 +58,7 @@ static int may_exclude(struct trial *trial, const char *call, ep_status status)
     return expect_status(call, status, EP_E_EXCLUDED, "masked");
 }
 
-/* What is here must not be of a rank that was missed before. */
+/* The rows here must not be of a rank that was missed before. */
 static int note_missing(struct trial *trial, const char *call, uint64_t here, uint64_t missing)
 {
     EXPECT(!(here & trial->lost), "round %d: %s: rows of ranks 0x%llx, which this rank has masked before",
@@ -68,7 +68,7 @@ static int note_missing(struct trial *trial, const char *call, uint64_t here, ui
     return 0;
 }
 
-/* `delayed_from`: 0, or when the ranks have begun this round, of which this rank is late for a part. */
+/* `delayed_from`: 0, or the time when the ranks began this round, if this rank is late in it. */
 static int run_round(struct trial *trial, int round, double delayed_from)
 {
     struct model *m = &trial->model;
@@ -100,14 +100,14 @@ static int run_rounds(struct trial *trial)
     for (int round = 0; round < HEALTHY; round++)
         TRY(model_round(&trial->model, round, 0, all));
     TRY(model_load(&trial->model, HEALTHY));
-    TRY(group_meet(trial->group));
+    TRY(group_barrier(trial->group));
     TRY(run_round(trial, HEALTHY, trial->late ? now_ms() : 0));
     for (int round = HEALTHY + 1; round < ROUNDS && !trial->excluded; round++)
         TRY(run_round(trial, round, 0));
     return 0;
 }
 
-static int run_trial(const struct group *home, ep_boot_shm *place, struct trial *trial)
+static int run_trial(const struct group *home, ep_boot_shm *shm, struct trial *trial)
 {
     struct group group = *home;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -116,20 +116,20 @@ static int run_trial(const struct group *home, ep_boot_shm *place, struct trial 
 
     config.backend = "cuda";
     config.timeout_ms = DEADLINE_MS;
-    CALL(ep_boot_shm_join(place, home->rank, &boot));
-    TRY(group_meet(home));
+    CALL(ep_boot_shm_join(shm, home->rank, &boot));
+    TRY(group_barrier(home));
     CALL(ep_comm_new(&boot, &config, &group.cuda));
     trial->group = &group;
     code = run_rounds(trial);
-    /* Ranks that have masked each other come together here. */
+    /* Ranks that have masked each other synchronise here. */
     if (!code)
-        code = group_meet(home);
+        code = group_barrier(home);
     model_close(&trial->model);
     ep_comm_free(group.cuda);
     return code;
 }
 
-/* Later when the late rank was in time for all, else earlier. */
+/* Increases the delay if the late rank was in time for all, otherwise decreases it. */
 static void move_edge(struct edge *edge, bool in_time, uint64_t *random)
 {
     edge->delay_ms += in_time ? edge->step_ms : -edge->step_ms;
@@ -141,7 +141,7 @@ static int run_trials(struct group *g, const struct shared *shared)
 {
     struct edge edges[2] = {{DEADLINE_MS, FIRST_STEP_MS}, {DEADLINE_MS, FIRST_STEP_MS}};
     uint64_t random = shared->seed;
-    int n_lost = 0, n_split = 0, n_sound = 0;
+    int n_lost = 0, n_split = 0, n_valid = 0;
 
     for (int i = 0; i < shared->trials; i++) {
         struct edge *edge = &edges[i % 2];
@@ -153,31 +153,30 @@ static int run_trials(struct group *g, const struct shared *shared)
             uint64_t lost, excluded;
         } mine, all[MAX_RANKS];
         int lost = 0, last = g->nranks - 1;
-        uint64_t sound =
-            0; /* ranks that were masked though in time: they wait for the late one, and may be late by it */
+        uint64_t in_time = 0; /* ranks that were masked although they called in time: they wait for the late one */
 
-        test_where("rank %d of %d, trial %d (seed %llu), the last rank late by %.3f ms for a %s%s", g->rank, g->nranks,
-                   i, (unsigned long long)shared->seed, edge->delay_ms, trial.in_combine ? "combine" : "dispatch",
-                   trial.sum ? ", summed once" : "");
-        TRY(run_trial(g, shared->places[i], &trial));
+        test_set_context("rank %d of %d, trial %d (seed %llu), the last rank late by %.3f ms for a %s%s", g->rank,
+                         g->nranks, i, (unsigned long long)shared->seed, edge->delay_ms,
+                         trial.in_combine ? "combine" : "dispatch", trial.sum ? ", summed once" : "");
+        TRY(run_trial(g, shared->boots[i], &trial));
         mine = (struct view){trial.lost, trial.excluded};
         CALL(ep_comm_allgather(g->host, &mine, sizeof(mine), all));
         for (int rank = 0; rank < last; rank++) {
             lost += all[rank].lost >> last & 1;
-            sound |= (all[rank].lost & ~(UINT64_C(1) << last)) | (uint64_t)all[rank].excluded << rank;
+            in_time |= (all[rank].lost & ~(UINT64_C(1) << last)) | (uint64_t)all[rank].excluded << rank;
         }
         n_lost += lost > 0;
         n_split += lost > 0 && lost < last;
-        n_sound += sound != 0;
+        n_valid += in_time != 0;
         move_edge(edge, lost == 0 && !all[last].excluded, &random);
     }
-    /* With more than two ranks one that waits for the late one may be late by it for others. */
-    EXPECT(g->nranks > 2 || !n_sound, "%d times the rank that was in time was masked", n_sound);
+    /* With more than two ranks, one that waits for the late rank may itself be late for others. */
+    EXPECT(g->nranks > 2 || !n_valid, "%d times the rank that was in time was masked", n_valid);
     if (g->rank == 0)
         printf(
             "ll_edge_cuda: masked in %d of %d trials, by some and not by others in %d, another rank than the late one "
             "in %d; at the edge after %.3f and %.3f ms\n",
-            n_lost, shared->trials, n_split, n_sound, edges[0].delay_ms, edges[1].delay_ms);
+            n_lost, shared->trials, n_split, n_valid, edges[0].delay_ms, edges[1].delay_ms);
     return 0;
 }
 
@@ -199,27 +198,27 @@ int main(int argc, char **argv)
     struct launch launch = {.name = "ll_edge_cuda", .victim = -1, .run = run_rank};
     struct shared shared = {.trials = 0};
     int code = 1;
-    bool sound;
+    bool ok;
 
     if (!options_read(argc, argv, 2, &options))
         return 2;
     shared.trials = options.rounds;
     shared.seed = options.seed;
-    shared.places = calloc((size_t)options.rounds, sizeof(*shared.places));
-    sound = shared.places && ep_boot_shm_new(options.ranks, &shared.second) == EP_OK;
-    for (int i = 0; i < options.rounds && sound; i++)
-        sound = ep_boot_shm_new(options.ranks, &shared.places[i]) == EP_OK;
+    shared.boots = calloc((size_t)options.rounds, sizeof(*shared.boots));
+    ok = shared.boots && ep_boot_shm_new(options.ranks, &shared.second) == EP_OK;
+    for (int i = 0; i < options.rounds && ok; i++)
+        ok = ep_boot_shm_new(options.ranks, &shared.boots[i]) == EP_OK;
     launch.ranks = options.ranks;
     launch.seconds = 60 + 8 * options.rounds;
     launch.argument = &shared;
-    if (sound)
+    if (ok)
         code = launch_ranks(&launch);
     else
-        test_say("%s", ep_last_error());
-    for (int i = 0; shared.places && i < options.rounds; i++)
-        ep_boot_shm_free(shared.places[i]);
-    free(shared.places);
+        test_report("%s", ep_last_error());
+    for (int i = 0; shared.boots && i < options.rounds; i++)
+        ep_boot_shm_free(shared.boots[i]);
+    free(shared.boots);
     ep_boot_shm_free(shared.second);
-    printf("ll_edge_cuda: %d ranks, %d trials: %s\n", options.ranks, options.rounds, verdict_of(code));
+    printf("ll_edge_cuda: %d ranks, %d trials: %s\n", options.ranks, options.rounds, result_name(code));
     return code;
 }

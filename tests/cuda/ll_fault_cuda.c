@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ll_fault_cuda [--ranks N] [--nodes N [--network NAME]] [--slow N] [--seed N] [--only SCENARIO]: low latency when the
- * last rank is killed, late, stopped, stuck on its device, or has routing that is not valid in a call that nobody waits
- * for; by calls, with hooks, asynchronously and in captured graphs; with both sums. Or its combine is refused, for
- * routing that is not that of the dispatch, and then it dies, leaves, or does nothing more, while the others, whose
- * combines have begun, need its weights.
+ * last rank is killed, late, stopped, stuck on its device, or has invalid routing in an asynchronous call; by calls,
+ * with hooks, asynchronously and in captured graphs; with both kinds of sums. Or its combine is refused, because its
+ * routing is not that of the dispatch, and then it dies, leaves, or does nothing more, while the others, whose combines
+ * have begun, need its weights.
  *
- * With masking the others go on without the rank, and what arrives in later calls, whose routing is another one each
- * time, is theirs alone, also when it comes back: that it was masked it is then told. Without masking they get a status
- * that names it within the deadline, and form a new group. The CUDA context stays alive.
+ * With masking the others continue without the rank. In later calls, each with a different routing, only their rows
+ * arrive, also when the rank comes back; it is then notified that it was masked. Without masking they get a status that
+ * names it within the deadline, and form a new group. The CUDA context survives.
  *
  * Exit 77 when there is no GPU.
  */
@@ -23,17 +23,17 @@
 #include <unistd.h>
 
 #define TIMEOUT_MS 1500
-#define SLACK_MS 1500     /* beyond a deadline, on a busy machine */
-#define PATIENCE_MS 30000 /* for what another rank of the test does */
-#define BEGIN_MS 50       /* a call that a rank is about to make has begun by then */
+#define SLACK_MS 1500 /* allowed after a deadline, on a busy machine */
+#define STEP_MS 30000 /* limit of waits for other ranks of the test */
+#define BEGIN_MS 50   /* a call that a rank is about to make has begun after it */
 
 enum { TOKENS = 24, HIDDEN = 512, HEALTHY = 2, MASKED = 3, AFTER = 4 };
 enum fault { KILL, LATE, STOP, MIDWAY, STUCK, ROUTING, LEAVE };
 enum way {
     MASKS = 1,
-    GRAPH = 2,  /* the calls are in one, which is launched instead */
+    GRAPH = 2,  /* the calls are in a graph, which is launched instead */
     ONCE = 4,   /* EP_LL_NO_PARTIAL_REDUCE */
-    REFUSED = 8 /* the fault comes behind a combine of the victim that was refused */
+    REFUSED = 8 /* the fault comes after a refused combine of the victim */
 };
 
 #define HOOK EP_LL_RECV_HOOK
@@ -75,13 +75,13 @@ static const struct scenario {
     {"refused-late-once-masked", LATE, REFUSED | ONCE | MASKS, 0},
 };
 
-/* What the ranks tell each other beside the library. */
+/* State that the test's ranks share. */
 struct page {
-    _Atomic int sound;  /* ranks that have completed the rounds before the fault */
-    _Atomic int begun;  /* dispatches, of all ranks and rounds, that are complete; REFUSED alone */
-    _Atomic int done;   /* survivors that have gone on without the victim */
+    _Atomic int ready;  /* ranks that have completed the rounds before the fault */
+    _Atomic int begun;  /* complete dispatches of all ranks and rounds; REFUSED only */
+    _Atomic int done;   /* survivors that have continued without the victim */
     _Atomic int go;     /* the victim may come back */
-    _Atomic int back;   /* ... and has been told */
+    _Atomic int back;   /* the victim has been notified */
     _Atomic int last;   /* round after which the survivors stop */
     _Atomic int victim; /* process */
 };
@@ -101,7 +101,7 @@ struct start {
     struct page *page;
 };
 
-static bool in_way(const struct state *s, unsigned ways)
+static bool has_mode(const struct state *s, unsigned ways)
 {
     return (s->scenario->ways & ways) == ways;
 }
@@ -113,7 +113,7 @@ static int call_dispatch(struct state *s)
     CALL(model_dispatch(&s->model, s->scenario->flags));
     if (s->scenario->flags & HOOK)
         CALL(model_finish(&s->model));
-    if (in_way(s, REFUSED))
+    if (has_mode(s, REFUSED))
         atomic_fetch_add(&s->page->begun, 1);
     return 0;
 }
@@ -135,12 +135,12 @@ static int capture(struct state *s)
     return capture_end(&s->group, &s->graph);
 }
 
-/* In the way of the scenario: these ranks' tokens are received, and the experts of these answer. */
+/* A round with the calls of the scenario: checks that the rows of `senders` arrive, and the results of `experts`. */
 static int run_round(struct state *s, int round, uint64_t senders, uint64_t experts)
 {
-    test_where("rank %d of %d, %s, round %d", s->group.rank, s->group.nranks, s->scenario->name, round);
+    test_set_context("rank %d of %d, %s, round %d", s->group.rank, s->group.nranks, s->scenario->name, round);
     TRY(model_load(&s->model, round));
-    if (!in_way(s, GRAPH)) {
+    if (!has_mode(s, GRAPH)) {
         TRY(call_both(s));
     } else {
         CUDA(cudaGraphLaunch(s->graph, s->group.stream));
@@ -152,22 +152,22 @@ static int run_round(struct state *s, int round, uint64_t senders, uint64_t expe
 
 static int begin(struct state *s)
 {
-    uint32_t flags = (in_way(s, MASKS) ? EP_LL_MASK_DEAD : 0) | (in_way(s, ONCE) ? EP_LL_NO_PARTIAL_REDUCE : 0);
+    uint32_t flags = (has_mode(s, MASKS) ? EP_LL_MASK_DEAD : 0) | (has_mode(s, ONCE) ? EP_LL_NO_PARTIAL_REDUCE : 0);
 
     TRY(model_open(&s->group, TOKENS, HIDDEN, flags, NULL, &s->model));
-    if (in_way(s, GRAPH))
+    if (has_mode(s, GRAPH))
         TRY(capture(s));
     for (int round = 0; round < HEALTHY; round++)
         TRY(run_round(s, round, s->all, s->all));
-    atomic_fetch_add(&s->page->sound, 1);
-    return await(&s->page->sound, s->group.nranks, PATIENCE_MS, "all ranks to complete the rounds before the fault");
+    atomic_fetch_add(&s->page->ready, 1);
+    return await(&s->page->ready, s->group.nranks, STEP_MS, "all ranks to complete the rounds before the fault");
 }
 
 /* --- the victim -------------------------------------------------------------------------------------------------- */
 
 static int come_back(struct state *s)
 {
-    return await(&s->page->go, 1, PATIENCE_MS, "the others to go on without this rank");
+    return await(&s->page->go, 1, STEP_MS, "the others to go on without this rank");
 }
 
 static void stop_here(struct state *s)
@@ -176,69 +176,69 @@ static void stop_here(struct state *s)
     kill(getpid(), SIGSTOP);
 }
 
-/* What this rank is told when it comes back. Without masking the group has failed, for whichever reason. */
-static int check_told(struct state *s, const char *call, ep_status status)
+/* Checks the status that this rank gets when it comes back. Without masking the group has failed, for any reason. */
+static int check_notified(struct state *s, const char *call, ep_status status)
 {
     ep_status expected = s->scenario->fault == ROUTING ? EP_E_ROUTING : EP_E_EXCLUDED;
 
-    if (in_way(s, MASKS))
+    if (has_mode(s, MASKS))
         return expect_status(call, status, expected, expected == EP_E_EXCLUDED ? "masked" : NULL);
     EXPECT(status != EP_OK, "%s is EP_OK, though the others have given this rank up", call);
     return 0;
 }
 
-static int hear_by_call(struct state *s)
+static int learn_by_call(struct state *s)
 {
     if (s->scenario->fault == MIDWAY)
-        return check_told(s, "ep_ll_finish", model_finish(&s->model));
-    if (in_way(s, REFUSED))
-        return check_told(s, "ep_ll_combine", model_combine(&s->model, s->scenario->flags));
-    return check_told(s, "ep_ll_dispatch", model_dispatch(&s->model, s->scenario->flags));
+        return check_notified(s, "ep_ll_finish", model_finish(&s->model));
+    if (has_mode(s, REFUSED))
+        return check_notified(s, "ep_ll_combine", model_combine(&s->model, s->scenario->flags));
+    return check_notified(s, "ep_ll_dispatch", model_dispatch(&s->model, s->scenario->flags));
 }
 
-/* What was queued ends, and then the communicator knows. */
-static int hear_by_stream(struct state *s)
+/* Queued work ends, and then the communicator reports the failure. */
+static int learn_by_stream(struct state *s)
 {
     ep_status status;
 
     CUDA(cudaStreamSynchronize(s->group.stream));
     status = ep_comm_async_error(s->group.cuda);
-    return check_told(s, "ep_comm_async_error", status);
+    return check_notified(s, "ep_comm_async_error", status);
 }
 
-/* What is queued behind is stopped, and may be refused already. */
+/* Calls queued afterwards are stopped, and may already be refused. */
 static int spoil(struct state *s)
 {
     ep_status status;
 
-    /* The second choice of the first token as the first one. */
+    /* Sets the second choice of the first token to its first one. */
     CUDA(cudaMemcpy((int64_t *)s->model.index + 1, s->model.index, sizeof(int64_t), cudaMemcpyDefault));
     CALL(model_dispatch(&s->model, ASYNC));
     status = model_combine(&s->model, ASYNC);
     if (status != EP_OK)
-        TRY(check_told(s, "ep_ll_combine", status));
-    return hear_by_stream(s);
+        TRY(check_notified(s, "ep_ll_combine", status));
+    return learn_by_stream(s);
 }
 
 static int be_stuck(struct state *s)
 {
-    static struct hold hold; /* which outlives a failure */
+    static struct hold hold; /* static: outlives a failure */
 
-    hold = (struct hold){.word = &s->page->go, .ms = group_slow * PATIENCE_MS};
+    hold = (struct hold){.word = &s->page->go, .ms = group_slow * STEP_MS};
     TRY(hold_stream(s->group.stream, &hold));
     CALL(model_dispatch(&s->model, ASYNC));
     CALL(model_combine(&s->model, ASYNC));
     TRY(come_back(s));
-    return hear_by_stream(s);
+    return learn_by_stream(s);
 }
 
-/* What it needs of the dispatch the others have, and their combines have begun. */
+/* The others have what they need from the dispatch, and their combines have begun. */
 static int be_refused(struct state *s)
 {
     const int64_t swapped[2] = {s->model.host_index[1], s->model.host_index[0]};
 
     TRY(call_dispatch(s));
-    TRY(await(&s->page->begun, (HEALTHY + 1) * s->group.nranks, PATIENCE_MS, "all ranks to complete the dispatch"));
+    TRY(await(&s->page->begun, (HEALTHY + 1) * s->group.nranks, STEP_MS, "all ranks to complete the dispatch"));
     sleep_ms(BEGIN_MS);
     CUDA(cudaMemcpy(s->model.index, swapped, sizeof(swapped), cudaMemcpyDefault));
     TRY(expect_status("ep_ll_combine with two choices swapped", model_combine(&s->model, s->scenario->flags),
@@ -261,9 +261,9 @@ static int suffer(struct state *s)
 {
     enum fault fault = s->scenario->fault;
 
-    test_where("rank %d of %d (the victim), %s", s->group.rank, s->group.nranks, s->scenario->name);
+    test_set_context("rank %d of %d (the victim), %s", s->group.rank, s->group.nranks, s->scenario->name);
     TRY(model_load(&s->model, HEALTHY));
-    if (in_way(s, REFUSED))
+    if (has_mode(s, REFUSED))
         TRY(be_refused(s));
     if (fault == KILL)
         kill(getpid(), SIGKILL);
@@ -279,24 +279,24 @@ static int suffer(struct state *s)
         TRY(spoil(s));
     } else if (fault == STUCK) {
         TRY(be_stuck(s));
-    } else if (in_way(s, GRAPH)) {
+    } else if (has_mode(s, GRAPH)) {
         CUDA(cudaGraphLaunch(s->graph, s->group.stream));
-        TRY(hear_by_stream(s));
+        TRY(learn_by_stream(s));
     } else {
-        TRY(hear_by_call(s));
+        TRY(learn_by_call(s));
     }
-    /* And is told again. */
+    /* The next call reports it again. */
     if (fault == MIDWAY)
-        TRY(check_told(s, "a second ep_ll_finish", model_finish(&s->model)));
+        TRY(check_notified(s, "a second ep_ll_finish", model_finish(&s->model)));
     else
-        TRY(check_told(s, "the next ep_ll_dispatch", model_dispatch(&s->model, 0)));
+        TRY(check_notified(s, "the next ep_ll_dispatch", model_dispatch(&s->model, 0)));
     atomic_store(&s->page->back, 1);
     return 0;
 }
 
 /* --- the others -------------------------------------------------------------------------------------------------- */
 
-/* By rank 0: the victim is woken until it has said something. */
+/* By rank 0: continues the stopped victim until it has reported back. */
 static void wake(struct state *s)
 {
     int survivors = s->group.nranks - 1;
@@ -319,14 +319,14 @@ static int check_mask(struct state *s)
     return 0;
 }
 
-/* Rounds without the victim, while it is away, while it comes back, and some more. */
+/* Rounds without the victim: while it is absent, while it comes back, and some more. */
 static int go_on_masked(struct state *s)
 {
     bool returns = s->scenario->fault != KILL;
-    double limit = now_ms() + group_slow * PATIENCE_MS;
+    double limit = now_ms() + group_slow * STEP_MS;
 
     /* What the victim has sent before it was lost counts. */
-    TRY(run_round(s, HEALTHY, s->scenario->fault == MIDWAY || in_way(s, REFUSED) ? s->all : s->others, s->others));
+    TRY(run_round(s, HEALTHY, s->scenario->fault == MIDWAY || has_mode(s, REFUSED) ? s->all : s->others, s->others));
     for (int round = HEALTHY + 1; round <= atomic_load(&s->page->last); round++) {
         TRY(run_round(s, round, s->others, s->others));
         if (round == HEALTHY + MASKED)
@@ -334,9 +334,8 @@ static int go_on_masked(struct state *s)
         if (s->group.rank != 0)
             continue;
         wake(s);
-        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim,
-               group_slow * PATIENCE_MS);
-        /* Others are a round ahead at most: none has passed the last one yet. */
+        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim, group_slow * STEP_MS);
+        /* The others are at most a round ahead: none has passed the last one yet. */
         if (round > HEALTHY + MASKED && atomic_load(&s->page->last) == INT_MAX &&
             (!returns || atomic_load(&s->page->back)))
             atomic_store(&s->page->last, round + AFTER);
@@ -345,20 +344,20 @@ static int go_on_masked(struct state *s)
 }
 
 /* The first status that names the victim. */
-static ep_status meet_failure(struct state *s)
+static ep_status run_into_failure(struct state *s)
 {
     ep_status status = EP_OK;
 
-    if (in_way(s, REFUSED))
+    if (has_mode(s, REFUSED))
         return model_combine(&s->model, s->scenario->flags);
-    if (in_way(s, GRAPH))
+    if (has_mode(s, GRAPH))
         cudaGraphLaunch(s->graph, s->group.stream);
     else
         status = model_dispatch(&s->model, s->scenario->flags);
-    if (status != EP_OK || !(in_way(s, GRAPH) || s->scenario->flags & ASYNC))
+    if (status != EP_OK || !(has_mode(s, GRAPH) || s->scenario->flags & ASYNC))
         return status;
     cudaStreamSynchronize(s->group.stream);
-    return in_way(s, GRAPH) ? model_dispatch(&s->model, 0) : model_combine(&s->model, s->scenario->flags);
+    return has_mode(s, GRAPH) ? model_dispatch(&s->model, 0) : model_combine(&s->model, s->scenario->flags);
 }
 
 static int check_named(struct state *s)
@@ -367,22 +366,22 @@ static int check_named(struct state *s)
     ep_status status, expected = fault == KILL ? EP_E_PEER_DEAD : fault == LEAVE ? EP_E_PEER_LEFT : EP_E_TIMEOUT;
     double begin_ms, took;
 
-    if (in_way(s, REFUSED))
+    if (has_mode(s, REFUSED))
         TRY(call_dispatch(s));
     begin_ms = now_ms();
-    status = meet_failure(s);
+    status = run_into_failure(s);
     took = now_ms() - begin_ms;
     if (s->group.rank == 0)
         printf("ll_fault_cuda: %s: after %.0f ms: %s\n", s->scenario->name, took, ep_last_error());
-    /* Only where the host waits it has to see that the process is dead. */
-    if (in_way(s, GRAPH) && status == EP_E_TIMEOUT)
+    /* The host must see that the process is dead only where it waits. */
+    if (has_mode(s, GRAPH) && status == EP_E_TIMEOUT)
         expected = EP_E_TIMEOUT;
-    TRY(expect_culprit("the call", status, expected, s->victim));
+    TRY(expect_failed_rank("the call", status, expected, s->victim));
     EXPECT(took < group_slow * (TIMEOUT_MS + SLACK_MS), "after %.0f ms", took);
-    return expect_culprit("the next call", model_dispatch(&s->model, 0), status, s->victim);
+    return expect_failed_rank("the next call", model_dispatch(&s->model, 0), status, s->victim);
 }
 
-/* A group without the victim, which works. */
+/* Makes a group without the victim, which must work. */
 static int make_anew(struct state *s)
 {
     struct group next = s->group;
@@ -392,16 +391,16 @@ static int make_anew(struct state *s)
     int code;
 
     status = ep_comm_shrink(s->group.cuda, NULL, &next.cuda);
-    /* Of two ranks that live, one is no majority. */
+    /* With two live ranks, one is no majority. */
     if (s->group.nranks == 2 &&
         (s->scenario->fault == LATE || s->scenario->fault == STOP || s->scenario->fault == STUCK))
-        return expect_culprit("ep_comm_shrink", status, EP_E_TIMEOUT, s->victim);
+        return expect_failed_rank("ep_comm_shrink", status, EP_E_TIMEOUT, s->victim);
     CALL(status);
     CALL(ep_comm_get_info(next.cuda, &info));
     EXPECT(info.nranks == s->group.nranks - 1, "%d ranks in the new group", info.nranks);
     next.rank = info.rank;
     next.nranks = info.nranks;
-    code = model_open(&next, TOKENS, HIDDEN, in_way(s, ONCE) ? EP_LL_NO_PARTIAL_REDUCE : 0, NULL, &model);
+    code = model_open(&next, TOKENS, HIDDEN, has_mode(s, ONCE) ? EP_LL_NO_PARTIAL_REDUCE : 0, NULL, &model);
     for (int round = 0; round < MASKED && !code; round++)
         code = model_round(&model, round, s->scenario->flags, s->others);
     model_close(&model);
@@ -411,17 +410,16 @@ static int make_anew(struct state *s)
 
 static int go_on_named(struct state *s)
 {
-    test_where("rank %d of %d, %s", s->group.rank, s->group.nranks, s->scenario->name);
+    test_set_context("rank %d of %d, %s", s->group.rank, s->group.nranks, s->scenario->name);
     TRY(model_load(&s->model, HEALTHY));
     TRY(check_named(s));
     TRY(make_anew(s));
     atomic_fetch_add(&s->page->done, 1);
-    for (double limit = now_ms() + group_slow * PATIENCE_MS; s->group.rank == 0 && s->scenario->fault != KILL;) {
+    for (double limit = now_ms() + group_slow * STEP_MS; s->group.rank == 0 && s->scenario->fault != KILL;) {
         wake(s);
         if (atomic_load(&s->page->back))
             break;
-        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim,
-               group_slow * PATIENCE_MS);
+        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim, group_slow * STEP_MS);
         sleep_ms(20);
     }
     return 0;
@@ -455,11 +453,11 @@ static int run_rank(const ep_boot *boot, void *argument)
     if (!code && s->group.rank == s->victim)
         code = suffer(s);
     else if (!code)
-        code = in_way(s, MASKS) ? go_on_masked(s) : go_on_named(s);
+        code = has_mode(s, MASKS) ? go_on_masked(s) : go_on_named(s);
     if (!code)
         code = check_context(s);
 close:
-    /* Whatever has happened, the victim must not stay stopped, or wait for what does not come. */
+    /* In any case the victim must not stay stopped, or wait for a rank that does not come. */
     if (code)
         atomic_store(&s->page->go, 1);
     if (s->group.rank == 0 && atomic_load(&s->page->victim))
@@ -482,14 +480,14 @@ static int run_scenario(struct options *options, const struct scenario *scenario
                             .argument = &start};
     int code = 1;
 
-    if (!options_want(options, scenario->name))
+    if (!options_select(options, scenario->name))
         return SKIPPED;
     start.page = share(sizeof(*start.page));
     if (start.page) {
         atomic_store(&start.page->last, INT_MAX);
         code = launch_ranks(&launch);
     }
-    printf("ll_fault_cuda: %d ranks, %s: %s\n", options->ranks, scenario->name, verdict_of(code));
+    printf("ll_fault_cuda: %d ranks, %s: %s\n", options->ranks, scenario->name, result_name(code));
     fflush(stdout);
     return code;
 }
@@ -502,6 +500,6 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 2, &options))
         return 2;
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++)
-        code = worse_of(code, run_scenario(&options, &scenarios[i]));
+        code = merge_codes(code, run_scenario(&options, &scenarios[i]));
     return options_code(&options, code);
 }

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ll_free_cuda [--ranks N] [--seed N] [--only SCENARIO]: rank 0 has no tokens. Right after its last combine it frees
- * its ep_ll and its communicator, while the last rank, whose combine comes late, still writes into memory of rank 0,
- * and must find it there. What rank 0 has sent counts, for all others.
+ * its ep_ll and its communicator, while the last rank, whose combine is late, still writes into memory of rank 0, which
+ * must still exist. What rank 0 has sent counts for all others.
  *
- *   during, during-threads   the late combine begins at some time around the end of rank 0's, with either sum: in turn
- *                            they add up on each rank, and once (EP_LL_NO_PARTIAL_REDUCE)
- *   after, after-threads     only when rank 0 has freed everything, which does not wait for it. With
- * EP_LL_NO_PARTIAL_REDUCE, because else rank 0 needs the weights of the late rank exit                     as after,
- * but only when the process of rank 0 has ended
+ *   during, during-threads   the late combine begins around the end of rank 0's, alternately with each kind of sums
+ *   after, after-threads     it begins only when rank 0 has freed everything, which does not wait for it. With
+ *                            EP_LL_NO_PARTIAL_REDUCE, because otherwise rank 0 needs the weights of the late rank
+ *   exit                     as after, but only when the process of rank 0 has ended
  *
- * Exit 77 when there is no GPU.
+ * Exit 77 if there is no GPU.
  */
 #include "ll_model.h"
 
@@ -20,7 +19,7 @@
 
 #define TIMEOUT_MS 10000
 #define HELD_MS 5000 /* at most */
-#define FREE_MS 4000 /* of freeing: bounded, and shorter than the hold */
+#define FREE_MS 4000 /* limit of freeing, which must be shorter than the hold */
 
 enum { TOKENS = 32, HIDDEN = 1024, TRIALS = 6, LAST_ROUND = 2 };
 enum when { DURING, AFTER, EXIT };
@@ -43,14 +42,14 @@ struct page {
 struct start {
     const struct scenario *scenario;
     struct page *page;
-    ep_boot_shm *second, *places[TRIALS];
+    ep_boot_shm *second, *boots[TRIALS];
     uint64_t seed;
     struct hold hold[TRIALS]; /* of the last rank; outlives a failure */
 };
 
 struct trial {
     struct start *start;
-    struct group *group; /* whose communicator is that of the trial */
+    struct group *group; /* holds the communicator of the trial */
     struct model model;
     int number;
 };
@@ -66,7 +65,7 @@ static int hold_up(struct trial *trial)
         hold->ms = (int)(next_random(&random) % 300);
     else
         hold->word = &start->page->left[trial->number];
-    /* A process takes a while to end: its other communicator waits for the peers, too. */
+    /* The end of a process takes a while: its other communicator waits for the peers, too. */
     if (start->scenario->when == EXIT)
         hold->after_ms = 2500;
     return hold_stream(trial->group->stream, hold);
@@ -81,13 +80,13 @@ static int call_last(struct trial *trial)
 
     TRY(model_load(m, LAST_ROUND));
     CALL(model_dispatch(m, 0));
-    TRY(group_meet(trial->group));
+    TRY(group_barrier(trial->group));
     if (late)
         TRY(hold_up(trial));
     begin = now_ms();
     CALL(model_combine(m, late ? TEST_ASYNC : 0));
     took = now_ms() - begin;
-    /* Else the late combine has begun before rank 0 is gone, and nothing is tested. */
+    /* Otherwise the late combine has begun before rank 0 has left, and nothing is tested. */
     EXPECT(trial->group->rank || trial->start->scenario->when == DURING || took < FREE_MS,
            "the last combine of rank 0 took %.0f ms, though it needs nothing of the late rank", took);
     return 0;
@@ -102,7 +101,7 @@ static int leave(struct trial *trial)
     trial->group->cuda = NULL;
     took = now_ms() - begin;
     atomic_store(&trial->start->page->left[trial->number], 1);
-    /* Where ranks are threads, CUDA itself may let freeing wait for all that is queued on a device. */
+    /* If ranks are threads, CUDA itself may make freeing wait for all that is queued on a device. */
     EXPECT(took < FREE_MS || trial->start->scenario->threads, "ep_ll_free and ep_comm_free took %.0f ms", took);
     if (trial->start->scenario->when == EXIT)
         return 0;
@@ -142,7 +141,7 @@ static int run_trial(struct trial *trial)
     return code;
 }
 
-/* On a communicator of its own. */
+/* A trial on a communicator of its own. */
 static int run_one(const struct group *home, struct start *start, int number)
 {
     struct group group = *home;
@@ -151,11 +150,11 @@ static int run_one(const struct group *home, struct start *start, int number)
     ep_boot boot;
     int code;
 
-    test_where("rank %d of %d, %s, trial %d (seed %llu)", home->rank, home->nranks, start->scenario->name, number,
-               (unsigned long long)start->seed);
+    test_set_context("rank %d of %d, %s, trial %d (seed %llu)", home->rank, home->nranks, start->scenario->name, number,
+                     (unsigned long long)start->seed);
     config.backend = "cuda";
     config.timeout_ms = TIMEOUT_MS;
-    CALL(ep_boot_shm_join(start->places[number], home->rank, &boot));
+    CALL(ep_boot_shm_join(start->boots[number], home->rank, &boot));
     CALL(ep_comm_new(&boot, &config, &group.cuda));
     code = run_trial(&trial);
     if (code)
@@ -186,23 +185,23 @@ static int run_scenario(struct options *options, const struct scenario *scenario
                             .victim = -1,
                             .run = run_rank,
                             .argument = &start};
-    bool sound = true;
+    bool ok = true;
     int code = 1;
 
-    if (!options_want(options, scenario->name))
+    if (!options_select(options, scenario->name))
         return SKIPPED;
     start.page = share(sizeof(*start.page));
-    sound = start.page && ep_boot_shm_new(options->ranks, &start.second) == EP_OK;
-    for (int i = 0; i < scenario->trials && sound; i++)
-        sound = ep_boot_shm_new(options->ranks, &start.places[i]) == EP_OK;
-    if (sound)
+    ok = start.page && ep_boot_shm_new(options->ranks, &start.second) == EP_OK;
+    for (int i = 0; i < scenario->trials && ok; i++)
+        ok = ep_boot_shm_new(options->ranks, &start.boots[i]) == EP_OK;
+    if (ok)
         code = launch_ranks(&launch);
     else
-        test_say("%s", ep_last_error());
+        test_report("%s", ep_last_error());
     for (int i = 0; i < scenario->trials; i++)
-        ep_boot_shm_free(start.places[i]);
+        ep_boot_shm_free(start.boots[i]);
     ep_boot_shm_free(start.second);
-    printf("ll_free_cuda: %d ranks, %s: %s\n", options->ranks, scenario->name, verdict_of(code));
+    printf("ll_free_cuda: %d ranks, %s: %s\n", options->ranks, scenario->name, result_name(code));
     fflush(stdout);
     return code;
 }
@@ -215,6 +214,6 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 2, &options))
         return 2;
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++)
-        code = worse_of(code, run_scenario(&options, &scenarios[i]));
+        code = merge_codes(code, run_scenario(&options, &scenarios[i]));
     return options_code(&options, code);
 }

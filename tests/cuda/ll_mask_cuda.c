@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ll_mask_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENARIO]: low latency against the host backend, where a
- * combine leaves out rows of its dispatch, where the caller masks ranks and unmasks them in the order of the stream,
- * with strided scales and received rows that are added up; barriers; and how long a late rank was waited for.
+ * combine omits rows of its dispatch, where the caller masks and unmasks ranks in the order of the stream, with strided
+ * scales and received rows that are added up; barriers; and the reported time of waits for a late rank.
  *
  * Exit 77 when there is no GPU.
  */
@@ -39,9 +39,9 @@ struct scenario {
 };
 
 struct page {
-    _Atomic int called;          /* ranks that have queued their call */
-    _Atomic int came[MAX_RANKS]; /* to barriers */
-    _Atomic int wrong;           /* ranks that passed a barrier before another one had come to it */
+    _Atomic int called;             /* ranks that have queued their call */
+    _Atomic int entered[MAX_RANKS]; /* barriers that each rank has entered */
+    _Atomic int wrong;              /* ranks that passed a barrier before another one had entered it */
 };
 
 struct state {
@@ -119,8 +119,8 @@ static int sync(struct state *s, int device)
     return 0;
 }
 
-/* A third of the choices is left out, of every eighth token all; of some tokens all but one. */
-static void leave_out(struct state *s, uint64_t *random)
+/* Omits a third of the choices; of every eighth token all, of some tokens all but one. */
+static void exclude(struct state *s, uint64_t *random)
 {
     for (int i = 0; i < M * TOPK; i++) {
         int kind = (i / TOPK + s->round) % 8;
@@ -143,7 +143,7 @@ static int load(struct state *s, int round)
     s->round = round;
     s->n_tokens = round % 2 ? (int)(next_random(&random) % (M + 1)) : M;
     fill_routing(&routing, &random, s->b[INDEX].host);
-    leave_out(s, &random);
+    exclude(s, &random);
     fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)M * HIDDEN, &random);
     fill_bf16((uint16_t *)(void *)s->b[ANSWER].host, rows_of(s) * HIDDEN, &random);
     for (int i = 0; i < M * TOPK; i++)
@@ -153,7 +153,7 @@ static int load(struct state *s, int round)
     for (int i = RECV; i < COST; i++)
         if (i != STATS)
             TRY(mirror_poison(&s->group, &s->b[i]));
-    return group_meet(&s->group);
+    return group_barrier(&s->group);
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
@@ -219,14 +219,14 @@ static int compare(struct state *s, const char *what)
     snprintf(phase, sizeof(phase), "%s, round %d, %d tokens", what, s->round, s->n_tokens);
     for (int i = RECV; i < COST; i++)
         code |= mirror_compare(&s->group, &s->b[i], phase);
-    TRY(group_worst(&s->group, code, &code));
+    TRY(group_merge_codes(&s->group, code, &code));
     return code;
 }
 
 /* --- scenarios ------------------------------------------------------------------------------------------------------
  */
 
-/* Two combines answer each dispatch, one of them with rows left out; in turn. */
+/* Two combines answer each dispatch; one of them omits rows, alternately the first and the second. */
 static int use_left_out(struct state *s)
 {
     for (int round = 0; round < s->rounds; round++) {
@@ -250,7 +250,7 @@ static int use_left_out(struct state *s)
     return 0;
 }
 
-/* The last rank and the others mask each other, all at the same place of their streams; or they no longer do. */
+/* The last rank and the others mask, or unmask, each other, all at the same point of their streams. */
 static int set_masks(struct state *s, bool on)
 {
     int last = s->group.nranks - 1;
@@ -266,7 +266,7 @@ static int set_masks(struct state *s, bool on)
             CALL(ep_ll_clear_mask(s->ll[device], stream_on(s, device)));
         TRY(sync(s, device));
     }
-    return group_meet(&s->group);
+    return group_barrier(&s->group);
 }
 
 static int use_masks(struct state *s)
@@ -292,20 +292,20 @@ static void come(void *argument)
 {
     struct state *s = argument;
 
-    s->page->came[s->group.rank]++;
+    s->page->entered[s->group.rank]++;
 }
 
 static void look(void *argument)
 {
     struct state *s = argument;
-    int mine = s->page->came[s->group.rank];
+    int mine = s->page->entered[s->group.rank];
 
     for (int rank = 0; rank < s->group.nranks; rank++)
-        if (s->page->came[rank] < mine)
+        if (s->page->entered[rank] < mine)
             s->page->wrong = 1 + rank;
 }
 
-/* Nobody passes a barrier before all have come to it. */
+/* No rank may pass a barrier before all have entered it. */
 static int use_barriers(struct state *s)
 {
     for (int round = 0; round < 2 * s->rounds; round++) {
@@ -317,16 +317,16 @@ static int use_barriers(struct state *s)
     }
     TRY(sync(s, 1));
     EXPECT(!s->page->wrong, "passed a barrier before rank %d had come", s->page->wrong - 1);
-    return group_meet(&s->group);
+    return group_barrier(&s->group);
 }
 
-/* The last rank does not come to a barrier: the others mask it, and it finds out. */
-static int stay_away(struct state *s)
+/* The last rank does not enter a barrier: the others mask it, and it is notified. */
+static int stay_absent(struct state *s)
 {
     int last = s->group.nranks - 1;
     int32_t masked[MAX_RANKS];
 
-    TRY(group_meet(&s->group));
+    TRY(group_barrier(&s->group));
     if (s->group.rank == last) {
         TRY(await(&s->page->called, last, TIMEOUT_MS * 3, "the others to pass the barrier"));
         CALL(ep_ll_barrier(s->ll[1], s->group.stream));
@@ -345,7 +345,7 @@ static int stay_away(struct state *s)
     return 0;
 }
 
-/* The last rank is late: of the others' waits each is told, and of nobody's own. */
+/* The last rank is late: each rank gets the time that it waited for the others, and none for itself. */
 static int come_late(struct state *s)
 {
     int last = s->group.nranks - 1;
@@ -357,7 +357,7 @@ static int come_late(struct state *s)
     TRY(call_combine(s, 0, false, false));
     TRY(sync(s, 0));
     for (int combine = 0; combine < 2; combine++) {
-        TRY(group_meet(&s->group));
+        TRY(group_barrier(&s->group));
         if (s->group.rank == last) {
             TRY(await(&s->page->called, (combine + 1) * last, TIMEOUT_MS, "the others to call"));
             sleep_ms(LATE_MS);
@@ -372,8 +372,8 @@ static int come_late(struct state *s)
             int64_t least = rank == last && s->group.rank != last ? LEAST_NS : 0;
 
             if (cost[combine][rank] < least || (rank == s->group.rank && cost[combine][rank])) {
-                test_say("%s: waited %lld ns for rank %d", combine ? "combine" : "dispatch",
-                         (long long)cost[combine][rank], rank);
+                test_report("%s: waited %lld ns for rank %d", combine ? "combine" : "dispatch",
+                            (long long)cost[combine][rank], rank);
                 code = DIFFERS;
             }
         }
@@ -382,7 +382,7 @@ static int come_late(struct state *s)
     CALL(ep_ll_query_mask(s->ll[1], words(s, MASK, 1), s->group.stream));
     TRY(sync(s, 0));
     code |= compare(s, "late");
-    TRY(group_worst(&s->group, code, &code));
+    TRY(group_merge_codes(&s->group, code, &code));
     return code;
 }
 
@@ -401,7 +401,7 @@ static const struct scenario scenarios[] = {
     {"barriers-masking", use_barriers, MASKING, 0, false, false, TIMEOUT_MS},
     {"late", come_late, 0, 0, false, false, TIMEOUT_MS},
     {"late-masking", come_late, MASKING, 0, false, false, TIMEOUT_MS},
-    {"absent", stay_away, MASKING, 0, false, false, SHORT_MS},
+    {"absent", stay_absent, MASKING, 0, false, false, SHORT_MS},
 };
 
 static int run_all(struct state *s)
@@ -417,7 +417,7 @@ static int run_all(struct state *s)
     CALL(ep_ll_new(s->group.host, &config, &s->ll[0]));
     CALL(ep_ll_new(s->group.cuda, &config, &s->ll[1]));
     TRY(make_buffers(s));
-    TRY(group_meet(&s->group));
+    TRY(group_barrier(&s->group));
     code = s->scenario->run(s);
     for (int i = 0; i < N_BUFFERS; i++)
         code |= mirror_free(&s->group, true, &s->b[i]);
@@ -443,7 +443,8 @@ int main(int argc, char **argv)
     if (!options_read(argc, argv, 1, &options))
         return 2;
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++)
-        code = worse_of(code, run_group_scenario(&options, (struct scenario_run){.program = "ll_mask_cuda",
+        code =
+            merge_codes(code, run_group_scenario(&options, (struct scenario_run){.program = "ll_mask_cuda",
                                                                                  .name = scenarios[i].name,
                                                                                  .timeout_ms = scenarios[i].timeout_ms,
                                                                                  .seconds = 120,

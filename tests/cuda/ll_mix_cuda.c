@@ -2,13 +2,12 @@
 /*
  * ll_mix_cuda [--ranks N] [--seed N] [--only SCENARIO]: low latency in combinations, against the host backend.
  *
- *   graph       calls in a captured graph that is launched with other data and other routings, mixed with calls: plain,
- *               with hooks, with zero copy, with masking on (and nobody masked), two results alive, all of these; with
- *               both sums
- *   objects     two ep_ll of one communicator in turn, by calls, asynchronously and in one graph
+ *   graph       a captured graph that is launched with different data and routings, mixed with calls: plain, with
+ * hooks, with zero copy, with masking (and no rank masked), two results in use, all of these; with both kinds of sums
+ *   objects     two ep_ll of one communicator alternate, by calls, asynchronously and in one graph
  *   throughput  dispatch and combine on a plan while a low-latency dispatch waits for its combine
- *   reopen      one ep_ll after the other in the memory of those before
- *   formats     one rank wants another format than the others, which all are told
+ *   reopen      one ep_ll after the other, in the memory of earlier ones
+ *   formats     one rank uses a different format, and all get an error
  *
  * Exit 77 when there is no GPU.
  */
@@ -53,10 +52,10 @@ static uint64_t seed_of(const struct group *g, const struct scenario *scenario, 
     return scenario->seed * 104729u + (uint64_t)step * 4096 + (uint64_t)i * 64 + (uint64_t)g->rank;
 }
 
-static void say_where(const struct group *g, const struct scenario *scenario, int step)
+static void set_context(const struct group *g, const struct scenario *scenario, int step)
 {
-    test_where("rank %d of %d, %s%s, step %d (seed %llu)", g->rank, g->nranks, scenario->name,
-               scenario->sum ? ", summed once" : "", step, (unsigned long long)scenario->seed);
+    test_set_context("rank %d of %d, %s%s, step %d (seed %llu)", g->rank, g->nranks, scenario->name,
+                     scenario->sum ? ", summed once" : "", step, (unsigned long long)scenario->seed);
 }
 
 static int compare_all(struct exchange **x, int n, const char *phase)
@@ -75,7 +74,7 @@ static int launch_graph(struct group *g, const struct scenario *scenario, struct
     int code = PASSED;
 
     for (int step = 0; step < LAUNCHES; step++) {
-        say_where(g, scenario, step);
+        set_context(g, scenario, step);
         for (int i = 0; i < scenario->n; i++)
             TRY(exchange_load(x[i], seed_of(g, scenario, step, i)));
         if (step % 2) {
@@ -110,7 +109,7 @@ static int use_graph(struct group *g, const struct scenario *scenario, struct ll
 
         TRY(exchange_new(pair, &round, &x[i]));
     }
-    /* The combine buffer, too, is made before. */
+    /* Makes the combine buffer before, too. */
     TRY(exchange_call_all(x, scenario->n, scenario->overlap));
     code = compare_all(x, scenario->n, "before the capture");
     TRY(capture_begin(g));
@@ -129,7 +128,7 @@ static int run_graph_summed(struct group *g, const struct scenario *scenario)
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    say_where(g, scenario, 0);
+    set_context(g, scenario, 0);
     if (!code)
         code = use_graph(g, scenario, &pair, x);
     if (!code && scenario->masking) {
@@ -154,8 +153,8 @@ static int run_graph(struct group *g, const struct scenario *scenario)
 
 /* --- two objects ------------------------------------------------------------------------------------------------- */
 
-/* Their dispatches, then their combines; then the combines the other way round. */
-static int take_turns(struct exchange **x, uint32_t flags, bool reversed)
+/* Their dispatches, then their combines; then with the combines in reverse order. */
+static int alternate(struct exchange **x, uint32_t flags, bool reversed)
 {
     for (int i = 0; i < 2; i++)
         CALL(exchange_dispatch(x[i], flags));
@@ -170,15 +169,15 @@ static int use_objects(struct group *g, const struct scenario *scenario, struct 
     int code = PASSED;
 
     TRY(capture_begin(g));
-    TRY(take_turns(x, 0, false));
-    TRY(take_turns(x, 0, true));
+    TRY(alternate(x, 0, false));
+    TRY(alternate(x, 0, true));
     TRY(capture_end(g, &exec));
     for (int step = 0; step < TURNS; step++) {
-        say_where(g, scenario, step);
+        set_context(g, scenario, step);
         for (int i = 0; i < 2; i++)
             TRY(exchange_load(x[i], seed_of(g, scenario, step, i)));
-        TRY(take_turns(x, step % 2 ? ASYNC : 0, step / 2 % 2));
-        /* One of them alone, so that their numbers of calls differ. */
+        TRY(alternate(x, step % 2 ? ASYNC : 0, step / 2 % 2));
+        /* Calls one of them alone, so that their numbers of calls differ. */
         CALL(exchange_dispatch(x[0], ASYNC));
         CALL(exchange_combine(x[0], ASYNC));
         code |= compare_all(x, 2, "in turn");
@@ -200,7 +199,7 @@ static int run_objects(struct group *g, const struct scenario *scenario)
     struct exchange *x[2] = {NULL};
     int code = 0;
 
-    say_where(g, scenario, 0);
+    set_context(g, scenario, 0);
     for (int i = 0; i < 2 && !code; i++) {
         struct ll_round round = {.n_tokens = 17 + 5 * i + g->rank % 2,
                                  .format = i ? LL_UE8M0 : LL_BF16,
@@ -236,11 +235,11 @@ static int interleave(struct group *g, const struct scenario *scenario, struct e
                               .idx_type = EP_I32,
                               .symmetric = step % 2,
                               .choice = true,
-                              .worst = step % 3 == 0,
+                              .fixed_capacity = step % 3 == 0,
                               .async = step / 4,
                               .seed = seed_of(g, scenario, step, 1)};
 
-        say_where(g, scenario, step);
+        set_context(g, scenario, step);
         TRY(exchange_load(x, seed_of(g, scenario, step, 0)));
         CALL(exchange_dispatch(x, flags));
         code |= case_run(g, &shape);
@@ -271,7 +270,7 @@ static int run_throughput(struct group *g, const struct scenario *scenario)
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    say_where(g, scenario, 0);
+    set_context(g, scenario, 0);
     round.seed = seed_of(g, scenario, 99, 0);
     if (!code)
         code = exchange_new(&pair, &round, &x);
@@ -289,12 +288,12 @@ static int run_reopen(struct group *g, const struct scenario *scenario)
     int code = PASSED;
 
     for (int step = 0; step < REOPENS && !(code & FAILED); step++) {
-        /* Of four sizes, the largest first: each finds the marks of another one in its memory. */
+        /* Four sizes, the largest first: each finds the contents of an earlier one in its memory. */
         int size = 4 - step % 4;
         struct ll_shape shape = {.config = config_for(g, 8 * size, 512 * size, 4 * size, 0),
-                                 .n_rounds = 1 + step % LL_MOST_ROUNDS};
+                                 .n_rounds = 1 + step % LL_MAX_ROUNDS};
 
-        say_where(g, scenario, step);
+        set_context(g, scenario, step);
         for (int i = 0; i < shape.n_rounds; i++)
             shape.round[i] = (struct ll_round){.n_tokens = 8 * size - g->rank % 2,
                                                .format = (enum ll_format)((step + i) % LL_FORMATS),
@@ -309,20 +308,20 @@ static int run_reopen(struct group *g, const struct scenario *scenario)
 
 /* --- other formats ----------------------------------------------------------------------------------------------- */
 
-/* The group has failed then, on every rank. */
+/* Checks that the group has failed on every rank. */
 static int disagree(struct group *g, struct exchange *x)
 {
     ep_status expected = g->nranks > 1 ? EP_E_MISMATCH : EP_OK;
     double begin = now_ms();
     bool named = false;
 
-    TRY(group_meet(g));
+    TRY(group_barrier(g));
     TRY(expect_status("ep_ll_dispatch in another format", exchange_dispatch(x, 0), expected, NULL));
     EXPECT(now_ms() - begin < TIMEOUT_MS, "the dispatch ended after %.0f ms", now_ms() - begin);
     for (int rank = 0; rank < g->nranks; rank++)
         named |= names_rank(ep_last_error(), rank);
     EXPECT(expected == EP_OK || named, "no rank is named: %s", ep_last_error());
-    return group_meet(g);
+    return group_barrier(g);
 }
 
 static int run_formats(struct group *g, const struct scenario *scenario)
@@ -333,7 +332,7 @@ static int run_formats(struct group *g, const struct scenario *scenario)
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    say_where(g, scenario, 0);
+    set_context(g, scenario, 0);
     for (int i = 0; i < 2 && !code; i++) {
         struct ll_round round = {
             .n_tokens = 32 - i, .format = formats[i], .idx_type = EP_I64, .seed = seed_of(g, scenario, 0, i)};
@@ -406,7 +405,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
         struct scenario scenario = scenarios[i];
 
-        code = worse_of(code, run_scenario(&options, &scenario));
+        code = merge_codes(code, run_scenario(&options, &scenario));
     }
     return options_code(&options, code);
 }

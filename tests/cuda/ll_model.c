@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LARGEST 15 /* of a value; times the sum of all weights it is still exact in bf16 */
+#define LARGEST 15 /* largest value; times the sum of all weights it is still exact in bf16 */
 
 static uint32_t mix(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
@@ -18,7 +18,7 @@ static uint32_t mix(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
     return h ^ h >> 15;
 }
 
-/* Of the row of token t of a rank, and its element i. */
+/* Value of element i in the row of token t of a rank. */
 static uint32_t key_of(int round, int rank, int t)
 {
     return mix((uint32_t)round, (uint32_t)rank, (uint32_t)t, 0x555);
@@ -29,7 +29,7 @@ static int value_of(uint32_t key, int i)
     return 1 + (int)((key * (2 * (uint32_t)i + 1) >> 28) % LARGEST);
 }
 
-/* Of 0 to 256, which are exact: the upper half of the float. */
+/* bf16 of 0 to 256, which are exact: the upper half of the float. */
 static uint16_t bf16_of(int value)
 {
     float wide = (float)value;
@@ -40,8 +40,8 @@ static uint16_t bf16_of(int value)
 }
 
 /*
- * Choice k of a token: MODEL_TOPK different experts, for one half of the tokens next to each other, so that some of its
- * rows or all are added up on one rank; for the other half far apart, each on a rank of its own if there are enough.
+ * Choice k of a token, MODEL_TOPK different experts. For one half of the tokens they are adjacent, so that some or all
+ * rows are added up on one rank; for the other half each is on a rank of its own if there are enough.
  */
 static int expert_of(const struct model *m, int round, int rank, int t, int k)
 {
@@ -157,7 +157,7 @@ ep_status model_dispatch(struct model *m, uint32_t flags)
     m->flags = flags;
     if (test_waits(m->group->stream, flags))
         return ep_ll_dispatch_sync(m->ll, &args);
-    return test_settle(m->group->cuda, ep_ll_dispatch(m->ll, &args, m->group->stream), m->group->stream, flags);
+    return test_sync_call(m->group->cuda, ep_ll_dispatch(m->ll, &args, m->group->stream), m->group->stream, flags);
 }
 
 ep_status model_combine(struct model *m, uint32_t flags)
@@ -174,19 +174,19 @@ ep_status model_combine(struct model *m, uint32_t flags)
     m->flags = flags;
     if (test_waits(m->group->stream, flags))
         return ep_ll_combine_sync(m->ll, &args);
-    return test_settle(m->group->cuda, ep_ll_combine(m->ll, &args, m->group->stream), m->group->stream, flags);
+    return test_sync_call(m->group->cuda, ep_ll_combine(m->ll, &args, m->group->stream), m->group->stream, flags);
 }
 
 ep_status model_finish(struct model *m)
 {
     if (test_waits(m->group->stream, m->flags))
         return ep_ll_finish_sync(m->ll, 0);
-    return test_settle(m->group->cuda, ep_ll_finish(m->ll, 0, m->group->stream), m->group->stream, m->flags);
+    return test_sync_call(m->group->cuda, ep_ll_finish(m->ll, 0, m->group->stream), m->group->stream, m->flags);
 }
 
 /* --- what has arrived ------------------------------------------------------------------------------------------- */
 
-/* Rows that an expert of the group gets of a rank. */
+/* Number of rows that an expert of the group gets from a rank. */
 static int count_of(const struct model *m, int rank, int expert)
 {
     int n = 0;
@@ -197,7 +197,7 @@ static int count_of(const struct model *m, int rank, int expert)
     return n;
 }
 
-/* Of which ranks there are rows, by recv_range, and all that they have sent; recv_count is the sum. */
+/* Finds by recv_range which ranks' rows are here; all rows of such a rank must be. recv_count must be the sum. */
 static int find_senders(struct model *m, uint64_t *ret_here, uint64_t *ret_missing)
 {
     int64_t range[MODEL_LOCAL * MAX_RANKS];
@@ -231,7 +231,7 @@ static int find_senders(struct model *m, uint64_t *ret_here, uint64_t *ret_missi
     return 0;
 }
 
-/* Nobody has written there. */
+/* Checks that memory is unwritten. */
 static int check_poison(const struct model *m, const unsigned char *bytes, size_t n, const char *what)
 {
     size_t at = 0;
@@ -240,8 +240,8 @@ static int check_poison(const struct model *m, const unsigned char *bytes, size_
         return 0;
     while (bytes[at] == POISON)
         at++;
-    test_say("round %d: %s: byte %zu of the %zu behind the last row is 0x%02x, where nobody may write", m->round, what,
-             at, n, bytes[at]);
+    test_report("round %d: %s: byte %zu of the %zu behind the last row is 0x%02x, where nobody may write", m->round,
+                what, at, n, bytes[at]);
     return FAILED;
 }
 
@@ -259,7 +259,7 @@ static int check_row(const struct model *m, const uint16_t *row, int expert, int
     return 0;
 }
 
-/* The rows of one expert, in order, and nothing behind them. */
+/* Checks the rows of one expert, in order, and that nothing is written after them. */
 static int check_expert(const struct model *m, int e, uint64_t here)
 {
     size_t rows = rows_of_expert(m), row = (size_t)m->hidden * 2;
@@ -296,7 +296,7 @@ int model_check_dispatch(struct model *m, uint64_t *ret_here, uint64_t *ret_miss
     return check_poison(m, m->copy + bytes, GUARD, "recv_x");
 }
 
-/* Which choices of token t have answered: the same ones in each element. */
+/* Finds the choices of token t whose results are in the sum: the same ones in each element. */
 static int find_answers(const struct model *m, const uint16_t *out, int t, int *ret_choices)
 {
     uint32_t key = key_of(m->round, m->group->rank, t);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_model.h - low latency on the CUDA backend alone, where ranks go missing. What arrives follows from the round and
- * the ranks that took part, so each rank knows it without asking anybody.
+ * ll_model.h - low latency on the CUDA backend alone, with missing ranks. The expected data follow from the round and
+ * the participating ranks, so each rank computes them alone.
  *
- * The routing changes from round to round: the place of a choice then belongs to another rank, and what a rank writes
- * that the others have given up shows. On any number of ranks there are tokens with one row on a rank, and with several
- * that it adds up. Values are small integers and weights are powers of two, so that a sum tells which experts have
- * answered. All sums are exact in bf16, also those of one rank's rows, so they are the same with
- * EP_LL_NO_PARTIAL_REDUCE.
+ * The routing changes from round to round: the slot of a choice then belongs to another rank, and writes of a masked
+ * rank show. On any number of ranks there are tokens with one row on a rank, and tokens with several that it adds up.
+ * Values are small integers and weights are powers of two, so that a sum shows which experts are in it. All sums are
+ * exact in bf16, also those of one rank's rows, so they are the same with EP_LL_NO_PARTIAL_REDUCE.
  */
 #ifndef EP_TESTS_CUDA_LL_MODEL_H
 #define EP_TESTS_CUDA_LL_MODEL_H
@@ -21,7 +20,7 @@ struct model {
     ep_ll *ll;
     int max_tokens, hidden, n_tokens; /* n_tokens: this rank's, the same in each round */
     int tokens[MAX_RANKS];            /* of each rank */
-    int round;                        /* that is loaded */
+    int round;                        /* the loaded one */
     uint32_t sum;                     /* EP_LL_NO_PARTIAL_REDUCE or 0: flag of every combine */
     uint32_t flags;                   /* of the last call */
     void *x, *index, *weights, *recv, *count, *source, *range, *out;
@@ -32,29 +31,29 @@ struct model {
     int32_t *host_source;
 };
 
-/* All ranks. `tokens`: of each rank; NULL: max_tokens for all. To be closed in each case. */
+/* Collective. `tokens`: of each rank; NULL: max_tokens for all. To be closed in any case. */
 int model_open(const struct group *group, int max_tokens, int hidden, uint32_t ll_flags, const int *tokens,
                struct model *ret_model);
 void model_close(struct model *model);
 
-/* Inputs of the round; outputs hold poison. Complete when it returns. */
+/* Loads the inputs of the round and poisons the outputs. Complete when it returns. */
 int model_load(struct model *model, int round);
 
-/* Calls with the flags of lowlatency.h; the combine is given what the dispatch has received, as it lies there. */
+/* Calls with the flags of lowlatency.h; the combine's input is the dispatch's output, unchanged. */
 ep_status model_dispatch(struct model *model, uint32_t flags);
 ep_status model_combine(struct model *model, uint32_t flags);
 /* The second half of the last call with EP_LL_RECV_HOOK. */
 ep_status model_finish(struct model *model);
 
 /*
- * Waits for the stream and looks at everything that the dispatch, or the combine, has written and must not have. Which
- * ranks took part and which did not, a bit for each; ranks that had nothing to send are in neither. Of a rank all rows
- * are here or none, whatever happened to it.
+ * Waits for the stream and checks everything that the dispatch, or the combine, has written and must not write. Returns
+ * bit masks of the ranks that took part and of those that did not; ranks with nothing to send are in neither. Of each
+ * rank all rows must be here or none, whatever happened to it.
  */
 int model_check_dispatch(struct model *model, uint64_t *ret_here, uint64_t *ret_missing);
 int model_check_combine(struct model *model, uint64_t *ret_here, uint64_t *ret_missing);
 
-/* Both, and exactly these ranks. */
+/* Checks both, with exactly these ranks. */
 int model_check(struct model *model, uint64_t senders, uint64_t experts);
 
 /* A whole round of calls: load, dispatch, combine, check. */

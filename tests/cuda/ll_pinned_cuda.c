@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory that low latency uses, by the number of ranks, and the part of it that is pinned: all that a rank writes for
- * a rank of another node, and no more than ep_ll_get_sizes() reports. Needs no GPU (no_device.h).
+ * The memory that low latency uses, by the number of ranks, and the part of it that is pinned: all that a rank writes
+ * for a rank of another node, and no more than ep_ll_get_sizes() reports. Needs no GPU (no_device.h).
  */
 #include "backend/cuda/ll_impl.h"
 

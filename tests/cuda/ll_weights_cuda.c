@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_weights_cuda [--ranks N] [--seed N] [--only SCENARIO]: with which weights a low-latency combine adds up. They
- * travel to the ranks that hold a token's rows, so that those of another call must not count: tokens, routing and the
- * experts' answer stay the same, and the weights change.
+ * ll_weights_cuda [--ranks N] [--seed N] [--only SCENARIO]: the weights of a low-latency combine. They are sent
+ * to the ranks that hold a token's rows, so weights of another call must not be used: tokens, routing and the experts'
+ * results stay the same, and the weights change.
  *
- * refused: a combine is refused, for routing that is not that of the dispatch, before the peers call theirs or while
- * they wait in it, on one rank or on all, and is called again properly, with other weights; or a second dispatch is
+ * refused: a combine is refused, because its routing is not that of the dispatch, before the peers call theirs or while
+ * they wait in it, on one rank or on all, and is called again correctly, with other weights; or a second dispatch is
  * refused, whose number the combine then has. Before that the dispatch itself is refused, in the same ways.
  *
- * calls: many in a row that nobody waits for, each with weights of its own in the same buffer. hooks, waited, graph,
- * graph-hooks: the same with ep_ll_finish(), waited for, by a captured graph, by one with ep_ll_finish() in it.
+ * calls: many calls without waits, each with weights of its own in the same buffer. hooks, waited, graph, graph-hooks:
+ * the same with ep_ll_finish(), with waits, in a captured graph, in one with ep_ll_finish().
  *
- * Each with both sums, with and without masking, and where warps have several parts of rows. Against the host backend,
- * bit for bit. Exit 77 when there is no GPU.
+ * Each with both kinds of sums, with and without masking, and with several parts of rows for a warp. Against the host
+ * backend, bit for bit. Exit 77 if there is no GPU.
  */
 #include "ll_case.h"
 
@@ -21,7 +21,7 @@
 #include <string.h>
 
 #define TIMEOUT_MS 10000
-#define PAUSE_MS 30 /* in which the peers begin to wait, and take what weights there are */
+#define PAUSE_MS 30 /* in which the peers begin to wait, and read the weights that are there */
 
 enum { SETS = 24, PASSES = 6, TOPK = 4 };
 
@@ -52,15 +52,15 @@ static uint64_t seed_of(const struct group *g, const struct scenario *scenario, 
     return scenario->seed * 15485863u + (uint64_t)number * 65536 + (uint64_t)step * 64 + (uint64_t)g->rank;
 }
 
-static void say_where(const struct group *g, const struct scenario *scenario, int number, int step)
+static void set_context(const struct group *g, const struct scenario *scenario, int number, int step)
 {
-    test_where("rank %d of %d, %s, %s, step %d (seed %llu)", g->rank, g->nranks, scenario->name, variants[number].name,
-               step, (unsigned long long)scenario->seed);
+    test_set_context("rank %d of %d, %s, %s, step %d (seed %llu)", g->rank, g->nranks, scenario->name,
+                     variants[number].name, step, (unsigned long long)scenario->seed);
 }
 
 /* --- refused ------------------------------------------------------------------------------------------------------ */
 
-/* Of the last rank, the first one, all. */
+/* The last rank, the first one, all. */
 static bool is_refused(const struct group *g, int pass)
 {
     return pass % 3 == 2 || g->rank == (pass % 3 ? 0 : g->nranks - 1);
@@ -90,7 +90,7 @@ static int call_again(struct group *g, struct exchange *x, int pass, uint32_t fl
 
     if (refused && !waits)
         TRY(in_vain(x, flags));
-    TRY(group_meet(g));
+    TRY(group_barrier(g));
     if (refused)
         sleep_ms(PAUSE_MS);
     if (refused && waits) {
@@ -110,10 +110,10 @@ static int use_refused(struct group *g, const struct scenario *scenario, int num
     for (int pass = 0; pass < PASSES && !(code & FAILED); pass++) {
         static const uint32_t flags[] = {0, EP_LL_RECV_HOOK, EP_LL_ZERO_COPY, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY};
 
-        say_where(g, scenario, number, pass);
+        set_context(g, scenario, number, pass);
         TRY(exchange_load(x, seed_of(g, scenario, number, pass)));
         TRY(call_again(g, x, pass, pass / 2 % 2 ? EP_LL_RECV_HOOK : 0, dispatch_in_vain, exchange_dispatch));
-        /* Behind a dispatch that is answered next. */
+        /* After a dispatch that the next combine answers. */
         if (pass % 2 && is_refused(g, pass / 2))
             TRY(dispatch_in_vain(x, 0));
         TRY(call_again(g, x, pass, flags[(pass + number) % 4], combine_in_vain, exchange_combine));
@@ -148,7 +148,7 @@ static int series_open(const struct group *g, const struct scenario *scenario, i
     }
     CUDA(cudaMemsetAsync(s->out, POISON, SETS * out->bytes, g->stream));
     CUDA(cudaStreamSynchronize(g->stream));
-    return group_meet(g);
+    return group_barrier(g);
 }
 
 static void series_close(struct series *s)
@@ -159,7 +159,7 @@ static void series_close(struct series *s)
     free(s->got);
 }
 
-/* All of it in the order of the stream. The ranks take turns in being late. */
+/* All of it in the order of the stream. A different rank is late each time. */
 static int call_series(const struct group *g, struct series *s, cudaGraphExec_t exec)
 {
     const struct mirror *weights = exchange_weights(s->x), *out = exchange_out(s->x);
@@ -179,8 +179,8 @@ static int call_series(const struct group *g, struct series *s, cudaGraphExec_t 
     return 0;
 }
 
-/* What is not as it must be may be the result of another set. */
-static void say_difference(const struct series *s, int set, const unsigned char *got, size_t bytes)
+/* A wrong result may be that of another set. */
+static void report_difference(const struct series *s, int set, const unsigned char *got, size_t bytes)
 {
     const unsigned char *expected = s->expected + (size_t)set * bytes;
     size_t at = 0, row = exchange_out(s->x)->row_bytes;
@@ -191,10 +191,10 @@ static void say_difference(const struct series *s, int set, const unsigned char 
     for (int i = 0; i < SETS; i++)
         if (memcmp(got + at / row * row, s->expected + (size_t)i * bytes + at / row * row, row) == 0)
             other = i;
-    test_say("out of set %d: byte %zu of row %zu is 0x%02x, not 0x%02x", set, at % row, at / row, got[at],
-             expected[at]);
+    test_report("out of set %d: byte %zu of row %zu is 0x%02x, not 0x%02x", set, at % row, at / row, got[at],
+                expected[at]);
     if (other >= 0)
-        test_say("out of set %d: row %zu is that of set %d", set, at / row, other);
+        test_report("out of set %d: row %zu is that of set %d", set, at / row, other);
 }
 
 static int compare_series(const struct group *g, const struct series *s)
@@ -209,7 +209,7 @@ static int compare_series(const struct group *g, const struct series *s)
 
         if (memcmp(got, s->expected + (size_t)i * bytes, bytes) == 0)
             continue;
-        say_difference(s, i, got, bytes);
+        report_difference(s, i, got, bytes);
         code |= DIFFERS;
     }
     CALL(ep_comm_async_error(g->cuda));
@@ -264,7 +264,7 @@ static int check_mask(const struct ll_pair *pair)
     return 0;
 }
 
-/* All that is made on first use, the buffer of EP_LL_ZERO_COPY included, is there before anybody waits. */
+/* Makes everything that is made on first use, also the buffer of EP_LL_ZERO_COPY, before any rank waits. */
 static int warm_up(struct exchange *x)
 {
     CALL(exchange_dispatch(x, 0));
@@ -293,7 +293,7 @@ static int run_variant(struct group *g, const struct scenario *scenario, int num
     config.n_experts = g->nranks > 1 ? 4 * g->nranks : 8;
     config.topk = TOPK;
     config.flags = variant->flags;
-    say_where(g, scenario, number, 0);
+    set_context(g, scenario, number, 0);
     code = ll_pair_open(g, &config, &pair);
     if (!code)
         code = exchange_new(&pair, &round, &x);
@@ -343,7 +343,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
         struct scenario scenario = scenarios[i];
 
-        code = worse_of(code, run_scenario(&options, &scenario));
+        code = merge_codes(code, run_scenario(&options, &scenario));
     }
     return options_code(&options, code);
 }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * memory_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENARIO]: memory that a rank allocates or registers alone.
- * What operations write there, in place, is what the host backend writes; and the library needs no memory for copies.
+ * Operations write there directly, and must write what the host backend writes; the library needs no memory for copies.
  *
- *   local     ep_alloc_local(), each rank other sizes, freed and allocated again in each round, while a thread does so
- *   register  a window inside of memory of cudaMalloc(), registered anew in each round
+ *   local     ep_alloc_local(), different sizes on each rank, freed and allocated again in each round, also by a thread
+ *   register  a window in memory of cudaMalloc(), registered again in each round
  *   pool      the callbacks of allocators
- *   free      freed memory is kept and used again, and ep_free() gives it back; the same for places of windows
+ *   free      freed memory is cached and reused, and ep_free() releases it; the same for slots of windows
  *   refuse    what cannot be registered or freed, and why
- *   sizes     what is told before there is anything is what it takes
+ *   sizes     the sizes reported in advance are those used
  *
  * Exit 77 when there is no GPU.
  */
@@ -34,7 +34,7 @@ struct state {
     struct group group;
     uint64_t random;
     int experts, rounds, n_tokens;
-    bool beside; /* another thread allocates */
+    bool concurrent; /* another thread allocates */
     int64_t n_recv;
     ep_plan *plan[2];
     struct mirror x, weights, out[2]; /* ordinary memory */
@@ -42,7 +42,7 @@ struct state {
     size_t at[N_IN_PLACE];
 };
 
-/* But for arenas between nodes, which grow with operations whatever memory these name. */
+/* The library's memory, without arenas between nodes, which grow with operations on any memory. */
 static int library_bytes(const struct state *s, uint64_t *ret_bytes)
 {
     ep_comm_info info = EP_COMM_INFO_INIT;
@@ -93,7 +93,7 @@ static int new_inputs(struct state *s)
     return mirror_push(&s->group, &s->weights);
 }
 
-/* Bytes that the arena needs, with gaps that nobody may write. */
+/* Bytes that the arena needs, with gaps that must not be written. */
 static size_t lay_arena(struct state *s)
 {
     static const size_t row_bytes[N_IN_PLACE] = {ROW, CHOICE, CHOICE};
@@ -137,7 +137,7 @@ static int call_both(struct state *s, int side)
     return 0;
 }
 
-/* Both backends, with the device's part of what is received in `memory`. No staging buffers come about by it. */
+/* Runs both backends; the device's received rows are in `memory`. Must not allocate staging buffers. */
 static int compare_in(struct state *s, void *memory, size_t bytes, int round)
 {
     uint64_t before, after;
@@ -153,7 +153,7 @@ static int compare_in(struct state *s, void *memory, size_t bytes, int round)
     TRY(library_bytes(s, &before));
     TRY(call_both(s, DEVICE));
     TRY(library_bytes(s, &after));
-    EXPECT(s->beside || after < before + LITTLE, "%llu bytes of the library's own, %llu before",
+    EXPECT(s->concurrent || after < before + LITTLE, "%llu bytes of the library's own, %llu before",
            (unsigned long long)after, (unsigned long long)before);
     TRY(call_both(s, HOST));
     snprintf(phase, sizeof(phase), "round %d", round);
@@ -170,7 +170,7 @@ static int compare_in(struct state *s, void *memory, size_t bytes, int round)
     return code;
 }
 
-/* A call by all ranks that gives back what they have freed. */
+/* A collective call that releases what the ranks have freed. */
 static int give_back(const struct state *s)
 {
     void *memory;
@@ -189,8 +189,8 @@ struct other {
     char why[200];
 };
 
-/* Beside the operations of the caller's thread. */
-static void *allocate_beside(void *argument)
+/* Runs concurrently with the operations of the caller's thread. */
+static void *allocate_concurrently(void *argument)
 {
     struct other *other = argument;
     uint64_t random = 17;
@@ -216,21 +216,21 @@ static int run_local(struct state *s)
     pthread_t thread;
 
     for (int round = 0; round < s->rounds && !(code & FAILED); round++) {
-        bool beside = round % 2;
+        bool concurrent = round % 2;
         size_t bytes;
         void *memory;
 
         TRY(new_plans(s));
         bytes = lay_arena(s);
         CALL(ep_alloc_local(s->group.cuda, bytes + (size_t)s->group.rank * 3 * MB, &memory));
-        s->beside = beside;
+        s->concurrent = concurrent;
         other.stop = 0;
-        EXPECT(!beside || pthread_create(&thread, NULL, allocate_beside, &other) == 0, "no thread");
+        EXPECT(!concurrent || pthread_create(&thread, NULL, allocate_concurrently, &other) == 0, "no thread");
         code |= compare_in(s, memory, bytes, round);
         other.stop = 1;
-        if (beside)
+        if (concurrent)
             pthread_join(thread, NULL);
-        EXPECT(!other.failed, "the thread beside: %s", other.why);
+        EXPECT(!other.failed, "the other thread: %s", other.why);
         CALL(ep_free_local(s->group.cuda, memory));
     }
     return code;
@@ -238,7 +238,7 @@ static int run_local(struct state *s)
 
 static int run_register(struct state *s)
 {
-    /* 16 bytes are what a window may begin at; each rank elsewhere in memory of another size. */
+    /* Windows begin at a multiple of 16 bytes; each rank uses another offset in memory of another size. */
     size_t begin = 4096 + (size_t)s->group.rank * 16, most, bytes;
     int code = PASSED;
     unsigned char *whole;
@@ -343,7 +343,7 @@ static int run_refuse(struct state *s)
     TRY(expect_status("again", ep_free_local(comm, local), EP_E_ARG, "not from ep_alloc_local"));
     CALL(ep_unregister(comm, memory + MB));
     CALL(ep_unregister(comm, memory + 2 * MB));
-    CALL(ep_comm_async_error(comm)); /* nothing of this is a failure of the group */
+    CALL(ep_comm_async_error(comm)); /* none of this is a failure of the group */
     CALL(ep_free(comm, symmetric));
     CUDA(cudaFree(memory));
     CUDA(cudaFree(managed));
@@ -379,7 +379,7 @@ static int run_sizes(struct state *s)
     EXPECT(after - before >= (uint64_t)sizes.library_bytes && after - before < (uint64_t)sizes.library_bytes + LITTLE,
            "%llu bytes, not %lld", (unsigned long long)(after - before), (long long)sizes.library_bytes);
     ep_ll_free(ll);
-    /* The layout in device memory stays for the next one; what is pinned for the network does not. */
+    /* The segment in device memory is cached for the next ep_ll; pinned memory of the network is freed. */
     TRY(library_bytes(s, &left));
     EXPECT(group_division.nodes <= 1 || left < after, "all of %llu bytes stay", (unsigned long long)(after - before));
     CALL(ep_ll_new(s->group.cuda, &config, &ll));

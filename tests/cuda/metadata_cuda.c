@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * metadata_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENARIO]: the facts of plans
- * and layouts of routings in device memory, against the host backend: all arrays, and sets of them. Plans of exact
- * counts and of fixed capacity, updated each round, in calls and in a captured graph, from choices and from a mask;
- * rank and expanded layout. A dispatch and a combine before and behind must not be disturbed. And a source_stride that
- * is too small.
+ * metadata_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENARIO]: metadata of
+ * plans and layouts of routings in device memory, against the host backend: all arrays, and subsets of them. Plans of
+ * exact counts and of fixed capacity, updated each round, in calls and in a captured graph, from choices and from a
+ * mask; rank and expanded layout. A dispatch before and a combine after must not be disturbed. A source_stride that is
+ * too small.
  *
  * Exit 77 when there is no GPU.
  */
@@ -108,7 +108,7 @@ static int32_t *words(const struct state *s, int buffer, int device)
     return (int32_t *)(void *)at(s, buffer, device);
 }
 
-/* The mask of the choices, and how many tokens each expert has. */
+/* The mask of the choices, and the number of tokens of each expert. */
 static void fill_mask(struct state *s)
 {
     const int32_t *index = words(s, INDEX, 0);
@@ -195,7 +195,7 @@ static int update(struct state *s, int device)
     return 0;
 }
 
-/* Which arrays are asked for: all, or fewer by the round. */
+/* Selects the arrays: all, or a subset that depends on the round. */
 static ep_status ask(struct state *s, int device, int round, int stride)
 {
     ep_plan_metadata dst = EP_PLAN_METADATA_INIT;
@@ -212,7 +212,7 @@ static ep_status ask(struct state *s, int device, int round, int stride)
     return ep_plan_get_metadata(s->plan[device], &dst, stream_on(s, device));
 }
 
-/* Of all choices, also where the plan is from a mask. */
+/* The layout of all choices, also if the plan is made from a mask. */
 static int ask_layout(struct state *s, int device)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
@@ -301,12 +301,12 @@ static int run_rounds(struct state *s)
             TRY(run_round(s, round, device));
         }
         code = compare(s, round);
-        TRY(group_worst(&s->group, code, &code));
+        TRY(group_merge_codes(&s->group, code, &code));
     }
     return code;
 }
 
-/* One capture; where the plan can be updated that is in it, too. */
+/* One capture; it includes the update if the plan can be updated. */
 static int run_graph(struct state *s)
 {
     cudaGraphExec_t exec;
@@ -332,13 +332,13 @@ static int run_graph(struct state *s)
         CUDA(cudaGraphLaunch(exec, s->group.stream));
         TRY(sync(s, 1));
         code = compare(s, round);
-        TRY(group_worst(&s->group, code, &code));
+        TRY(group_merge_codes(&s->group, code, &code));
     }
     CUDA(cudaGraphExecDestroy(exec));
     return code;
 }
 
-/* Rank 0 would receive too much: nothing is told, and the group goes on with the next routing. */
+/* Rank 0 would receive too many rows: nothing is written, and the group continues with the next routing. */
 static int run_refused(struct state *s)
 {
     TRY(load(s, 0));
@@ -364,7 +364,7 @@ static int run_refused(struct state *s)
     return compare(s, 4);
 }
 
-/* The last rank has more tokens than the others allow: they learn of it from its rows. Fails the communicator. */
+/* The last rank has more tokens than the others allow: its rows show that. Fails the communicator. */
 static int run_stride(struct state *s)
 {
     int last = s->group.nranks - 1, few = TOKENS / 2;
@@ -375,10 +375,10 @@ static int run_stride(struct state *s)
     TRY(make_plan(s, 1));
     CALL(ask(s, 1, 0, has_many ? TOKENS : few));
     if (has_many)
-        ep_stream_sync(s->group.cuda, s->group.stream); /* whatever it hears of the others' failure */
+        ep_stream_sync(s->group.cuda, s->group.stream); /* may return the others' failure or not */
     else
-        TRY(expect_culprit("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_ARG, last));
-    return group_meet(&s->group);
+        TRY(expect_failed_rank("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_ARG, last));
+    return group_barrier(&s->group);
 }
 
 static int run_all(struct state *s)

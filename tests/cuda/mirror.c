@@ -40,10 +40,10 @@ int mirror_push(const struct group *group, const struct mirror *mirror)
     return 0;
 }
 
-static void say_difference(const struct mirror *mirror, const unsigned char *got, const char *phase)
+static void report_difference(const struct mirror *mirror, const unsigned char *got, const char *phase)
 {
     size_t first = mirror->bytes + GUARD, count = 0;
-    char place[80] = "";
+    char position[80] = "";
 
     for (size_t i = mirror->bytes + GUARD; i-- > 0;)
         if (got[i] != mirror->host[i]) {
@@ -51,11 +51,12 @@ static void say_difference(const struct mirror *mirror, const unsigned char *got
             count++;
         }
     if (first >= mirror->bytes)
-        snprintf(place, sizeof(place), ", behind its end");
+        snprintf(position, sizeof(position), ", beyond its end");
     else if (mirror->row_bytes)
-        snprintf(place, sizeof(place), ", byte %zu of row %zu", first % mirror->row_bytes, first / mirror->row_bytes);
-    test_say("%s: %s: byte %zu of %zu%s is 0x%02x, not 0x%02x; %zu bytes differ (0x%02x is what nobody may write)",
-             phase, mirror->name, first, mirror->bytes, place, got[first], mirror->host[first], count, POISON);
+        snprintf(position, sizeof(position), ", byte %zu of row %zu", first % mirror->row_bytes,
+                 first / mirror->row_bytes);
+    test_report("%s: %s: byte %zu of %zu%s is 0x%02x, not 0x%02x; %zu bytes differ (0x%02x: must not be written)",
+                phase, mirror->name, first, mirror->bytes, position, got[first], mirror->host[first], count, POISON);
 }
 
 int mirror_compare(const struct group *group, const struct mirror *mirror, const char *phase)
@@ -67,7 +68,7 @@ int mirror_compare(const struct group *group, const struct mirror *mirror, const
     CUDA(cudaMemcpyAsync(got, mirror->device, mirror->bytes + GUARD, cudaMemcpyDefault, group->stream));
     CUDA(cudaStreamSynchronize(group->stream));
     if (memcmp(got, mirror->host, mirror->bytes + GUARD) != 0) {
-        say_difference(mirror, got, phase);
+        report_difference(mirror, got, phase);
         code = DIFFERS;
     }
     free(got);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * In place of the calls of CUDA that make memory of the host known to a device, for programs whose linker wraps them:
- * what is registered, and how much; and of those that make events, which nobody records here.
+ * Replaces CUDA calls in programs whose linker wraps them: those that register host memory, with a record of what is
+ * registered, and those that make events, which are not recorded here.
  */
 #include "no_device.h"
 

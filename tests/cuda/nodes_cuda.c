@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENARIO]: between nodes, what test_cuda,
- * which compares the bits, does not look at. Plans that a capture cannot hold are refused by name and change nothing;
- * barriers hold across nodes; a thousand operations are queued ahead of the network; pinned memory has a limit, and is
- * reserved; ranks that disagree hear who. Exit 77 when there is no GPU.
+ * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENARIO]: operations between
+ * nodes, in addition to test_cuda, which compares the bits. Plans that cannot be made in a capture are refused by name
+ * and change nothing; barriers hold across nodes; a thousand operations are queued ahead of the network; pinned memory
+ * has a limit, and can be reserved; ranks that disagree get the name of the rank. Exit 77 if there is no GPU.
  */
 #include "case.h"
 #include "mirror.h"
@@ -124,8 +124,8 @@ static ep_status combine(const struct state *s, int which)
 /* --- scenarios -------------------------------------------------------------------------------------------------------
  */
 
-/* A case of the comparison with the host backend: the group is as it was. */
-static int check_sound(const struct state *s)
+/* A case of the comparison with the host backend: the group still works. */
+static int check_valid(const struct state *s)
 {
     struct shape shape = {.n_tokens = 90 + s->group->rank,
                           .hidden = 512,
@@ -139,7 +139,7 @@ static int check_sound(const struct state *s)
     return case_run(s->group, &shape);
 }
 
-/* In a capture a plan needs a capacity, and routing that is there when a graph runs. */
+/* In a capture a plan needs a capacity, and routing in device memory that exists when the graph runs. */
 static int check_captures(struct state *s)
 {
     ep_plan_args args = plan_args(s);
@@ -165,10 +165,11 @@ static int run_refused(struct state *s)
     CALL(dispatch(s, 0, HIDDEN));
     CALL(ep_stream_sync(s->group->cuda, s->group->stream));
     TRY(check_captures(s));
-    return check_sound(s);
+    return check_valid(s);
 }
 
-/* Who comes out of barrier i has seen everybody come to it. One rank, another each time, is late. */
+/* A rank that leaves barrier i must see that all ranks have entered it. One rank, a different one each time, is late.
+ */
 static int run_barrier(struct state *s)
 {
     const struct group *g = s->group;
@@ -185,7 +186,7 @@ static int run_barrier(struct state *s)
     return 0;
 }
 
-/* Far more chunks than the network holds, and none of the hosts waits. Two inputs take turns. */
+/* Far more chunks than the network holds, and no host waits. Two inputs alternate. */
 static int run_ahead(struct state *s)
 {
     size_t bytes = (size_t)TOKENS * HIDDEN * 2;
@@ -211,14 +212,15 @@ static int run_ahead(struct state *s)
     for (int i = 0; i < 2; i++) {
         CUDA(cudaMemcpy(last, s->out[i], bytes, cudaMemcpyDefault));
         if (memcmp(first + (size_t)i * bytes, last, bytes) != 0)
-            test_say("input %d: after %d operations the sums differ from the first ones", i, 2 * AHEAD), code = DIFFERS;
+            test_report("input %d: after %d operations the sums differ from the first ones", i, 2 * AHEAD),
+                code = DIFFERS;
     }
     free(first);
     free(last);
     return code;
 }
 
-/* The last rank, alone on its node or not, gives another row, or is in another call. */
+/* The last rank, alone on its node or not, passes a different row size, or makes a different call. */
 static int run_disagree(struct state *s, bool calls)
 {
     bool other = s->group->rank == s->group->nranks - 1;
@@ -228,7 +230,7 @@ static int run_disagree(struct state *s, bool calls)
     TRY(make_buffers(s));
     CALL(dispatch(s, 0, HIDDEN));
     CALL(ep_stream_sync(s->group->cuda, s->group->stream));
-    TRY(group_meet(s->group));
+    TRY(group_barrier(s->group));
     status = calls && other ? combine(s, 0) : dispatch(s, 0, other ? HIDDEN / 2 : HIDDEN);
     if (status == EP_OK)
         status = ep_stream_sync(s->group->cuda, s->group->stream);
@@ -236,7 +238,7 @@ static int run_disagree(struct state *s, bool calls)
     EXPECT(names_rank(ep_last_error(), s->group->nranks - 1) ||
                names_rank(ep_last_error(), s->group->nranks - 1 - s->group->nranks / group_division.nodes),
            "neither the rank nor its rail peer is named: %s", ep_last_error());
-    /* The memory goes with the communicator. */
+    /* The memory is freed with the communicator. */
     s->recv = NULL;
     return 0;
 }
@@ -251,7 +253,7 @@ static int run_different_calls(struct state *s)
     return run_disagree(s, true);
 }
 
-/* A limit refuses what needs more, by name; then the same is done with more, and without taking anything new. */
+/* A limit refuses a call that needs more, by name; with a higher limit it succeeds, and again without new memory. */
 static int run_memory(struct state *s)
 {
     ep_comm *comm = s->group->cuda;
@@ -264,18 +266,18 @@ static int run_memory(struct state *s)
     TRY(expect_status("ep_dispatch", dispatch(s, 0, HIDDEN), EP_E_MEMORY, "ep_cuda_set_net_memory"));
     CALL(ep_cuda_get_net_memory(comm, &held, &needed));
     EXPECT(held == before && needed > before, "%zu bytes are held and %zu needed", held, needed);
-    TRY(group_meet(s->group));
+    TRY(group_barrier(s->group));
     CALL(ep_cuda_set_net_memory(comm, 4 * needed, 0));
     CALL(ep_cuda_get_net_memory(comm, &before, NULL));
     EXPECT(before >= 4 * needed, "%zu bytes were reserved, not %zu", before, 4 * needed);
-    TRY(group_meet(s->group));
+    TRY(group_barrier(s->group));
     CALL(dispatch(s, 0, HIDDEN));
     CALL(combine(s, 0));
     CALL(ep_stream_sync(comm, s->group->stream));
     CALL(ep_cuda_get_net_memory(comm, &held, &needed));
     EXPECT(held == before && needed <= held, "%zu bytes are held of %zu, %zu needed", held, before, needed);
     TRY(expect_status("ep_cuda_set_net_memory", ep_cuda_set_net_memory(comm, 2, 1), EP_E_ARG, "reserve"));
-    return check_sound(s);
+    return check_valid(s);
 }
 
 static const struct scenario {

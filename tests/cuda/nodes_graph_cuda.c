@@ -2,9 +2,9 @@
 /*
  * nodes_graph_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENARIO]: dispatch,
  * combine and barrier between nodes in CUDA graphs that are captured once and launched again with new rows and weights
- * each round, against the host backend; outputs hold a poison before each launch. Several graphs, several launches at a
- * time, and calls between them, some of which need more memory than there was when the graphs were captured. Exit 77
- * when there is no GPU.
+ * each round, against the host backend; outputs are poisoned before each launch. Several graphs, several launches at a
+ * time, and calls between them, some of which need more memory than existed when the graphs were captured. Exit 77 if
+ * there is no GPU.
  */
 #include "case.h"
 #include "mirror.h"
@@ -139,7 +139,7 @@ static int call_pair(const struct state *s, const struct job *job, int device)
     return 0;
 }
 
-/* The poison is part of it, so that each launch has to write anew. */
+/* The capture includes the poisoning, so each launch has to write all outputs again. */
 static int queue_on_device(const struct state *s, const struct job *job)
 {
     for (int i = RECV; i < N_BUFFERS; i++)
@@ -152,7 +152,7 @@ static int queue_on_device(const struct state *s, const struct job *job)
 
 static int capture(const struct state *s, struct job *job)
 {
-    /* Once by calls, which complete the plan and map what the peers need. */
+    /* First by calls, which complete the plan and map the peers' memory. */
     TRY(queue_on_device(s, job));
     CALL(ep_stream_sync(s->group->cuda, s->group->stream));
     TRY(capture_begin(s->group));
@@ -160,7 +160,7 @@ static int capture(const struct state *s, struct job *job)
     return capture_end(s->group, &job->exec);
 }
 
-/* Calls among the launches only where there are several forms: by turns, and the large one, which no graph has. */
+/* With several forms, calls alternate with launches, and the large pair, which is in no graph, is called, too. */
 static int run_on_device(struct state *s, const struct job *job, bool calls)
 {
     int launches = 1 + (int)(next_random(&s->common) % AHEAD);
@@ -196,7 +196,7 @@ static int run_round(struct state *s, int round)
     snprintf(phase, sizeof(phase), "%s, round %d", job->form->name, round);
     for (int i = RECV; i < N_BUFFERS; i++)
         code |= mirror_compare(s->group, &job->b[i], phase);
-    TRY(group_worst(s->group, code, &code));
+    TRY(group_merge_codes(s->group, code, &code));
     return code;
 }
 

@@ -2,10 +2,9 @@
 /*
  * plan_cuda [--ranks N] [--nodes N] [--network NAME] [--rounds N] [--seed N] [--only SCENARIO]: plans of fixed capacity
  * that are updated in stream order, with new routing each round, against the host backend. Rank and expanded layout, in
- * calls and in a graph that is captured once; ordinary and symmetric memory. Plans that are made in captures, before
- * anything was called: two graphs in turns, the second with the memory that the first one's plan has given back. A
- * graph that was captured before the first update of its plan follows it. And updates that must not be: too many rows,
- * bad routing.
+ * calls and in a graph that is captured once; ordinary and symmetric memory. Plans made in captures, before any call:
+ * two alternating graphs, the second of which reuses the memory of the first one's freed plan. A graph captured before
+ * the first update of its plan uses the updates. Updates that must fail: too many rows, invalid routing.
  *
  * Exit 77 when there is no GPU.
  */
@@ -70,7 +69,7 @@ static int make_buffers(struct state *s)
     return 0;
 }
 
-/* New routing, of fewer tokens in most rounds but always as many in a graph; new rows; poisoned outputs. */
+/* New routing, with fewer tokens in most rounds, but the same number in a graph; new rows; poisoned outputs. */
 static int load(struct state *s, int round)
 {
     uint64_t random = (s->seed * 4096 + (uint64_t)round) * 64 + (uint64_t)s->group.rank;
@@ -176,7 +175,7 @@ static int compare(struct state *s, int round)
     return code;
 }
 
-/* The plan is the graph's, and freed before that is launched; it tells the host no counts. */
+/* The plan belongs to the graph, and is freed before the graph is launched; the host gets no counts. */
 static int capture_made(struct state *s, cudaGraphExec_t *ret_exec)
 {
     ep_plan_info info = {.size = sizeof(info)};
@@ -213,7 +212,7 @@ static int check_round(struct state *s, int round, cudaGraphExec_t exec)
     CUDA(cudaGraphLaunch(exec, s->group.stream));
     TRY(sync(s, 1));
     code = compare(s, round);
-    TRY(group_worst(&s->group, code, &code));
+    TRY(group_merge_codes(&s->group, code, &code));
     return code;
 }
 
@@ -235,7 +234,7 @@ static int run_made(struct state *s)
     return code;
 }
 
-/* The first use of the plan is in the capture, and its first update behind that: the graph has to follow it. */
+/* The first use of the plan is in the capture, its first update comes later: the graph must use the update. */
 static int run_followed(struct state *s)
 {
     cudaGraphExec_t exec;
@@ -256,7 +255,7 @@ static int run_followed(struct state *s)
     return code;
 }
 
-/* All tokens go to the experts of rank 0, which has room for less. */
+/* All tokens go to the experts of rank 0, whose capacity is smaller. */
 static int load_too_many(struct state *s)
 {
     int32_t *index = (int32_t *)(void *)s->b[INDEX].host;
@@ -267,7 +266,7 @@ static int load_too_many(struct state *s)
     return mirror_push(&s->group, &s->b[INDEX]);
 }
 
-/* A launch that all ranks refuse, between two that they do not. */
+/* A launch that all ranks refuse, between two that succeed. */
 static int run_refused_made(struct state *s)
 {
     cudaGraphExec_t exec;
@@ -287,7 +286,7 @@ static int run_refused_made(struct state *s)
     return code;
 }
 
-/* The plan is made, and used as it is; then it is updated each round. */
+/* The plan is made and used; then it is updated each round. */
 static int run_rounds(struct state *s)
 {
     cudaGraphExec_t exec = NULL;
@@ -322,14 +321,14 @@ static int run_rounds(struct state *s)
         }
         TRY(sync(s, 1));
         code = compare(s, round);
-        TRY(group_worst(&s->group, code, &code));
+        TRY(group_merge_codes(&s->group, code, &code));
     }
     if (exec)
         CUDA(cudaGraphExecDestroy(exec));
     return code;
 }
 
-/* The group goes on with the next routing. */
+/* The group continues with the next routing. */
 static int run_refused(struct state *s)
 {
     ep_status status;
@@ -353,7 +352,7 @@ static int run_refused(struct state *s)
     return compare(s, 6);
 }
 
-/* Fails the communicator: the last thing that it does. */
+/* Fails the communicator, which is not used afterwards. */
 static int run_bad(struct state *s)
 {
     int bad = s->group.nranks - 1;
@@ -363,16 +362,16 @@ static int run_bad(struct state *s)
     TRY(make_plans(s));
     TRY(call_pair(s, 1));
     TRY(sync(s, 1));
-    TRY(group_meet(&s->group));
+    TRY(group_barrier(&s->group));
     if (s->group.rank == bad)
         ((int32_t *)(void *)s->b[INDEX].host)[5] = s->experts;
     TRY(mirror_push(&s->group, &s->b[INDEX]));
-    /* Who comes late hears of it at once. */
+    /* A rank that comes later gets the failure at once. */
     status = call_update(s, 1);
     if (status == EP_OK)
         status = ep_stream_sync(s->group.cuda, s->group.stream);
-    TRY(expect_culprit("ep_plan_update", status, EP_E_ROUTING, bad));
-    return group_meet(&s->group);
+    TRY(expect_failed_rank("ep_plan_update", status, EP_E_ROUTING, bad));
+    return group_barrier(&s->group);
 }
 
 static int run_scenario(struct state *s)

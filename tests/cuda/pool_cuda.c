@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory of freed plans: giving blocks back frees nothing, however many there are, since it may come in an
- * operation or in a capture; they are taken again, and freed in ep_alloc() or at the end. Needs no GPU: the linker
- * wraps the calls of CUDA that make and free memory.
+ * The pool of device memory: returning blocks frees no memory, however many there are, since it may happen during an
+ * operation or in a capture; blocks are reused, and freed in ep_alloc() or at the end. Needs no GPU: the linker wraps
+ * the CUDA calls that allocate and free memory.
  */
 #include "backend/cuda/cuda.h"
 
@@ -48,8 +48,8 @@ cudaError_t __wrap_cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret_handle, void *mem
     return memory ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/* All blocks of as many plans, after `operations` of which the last one may still be running. */
-static int take_and_give(struct cuda_comm *cuda, struct cuda_block *blocks, bool captured)
+/* Allocates all blocks, and returns them to the pool. */
+static int alloc_and_free(struct cuda_comm *cuda, struct cuda_block *blocks, bool captured)
 {
     for (int i = 0; i < BLOCKS; i++)
         CALL((captured ? cuda_pool_alloc_captured : cuda_pool_alloc)(cuda, BYTES, &blocks[i]));
@@ -64,34 +64,34 @@ static int check(struct cuda_comm *cuda, struct cuda_block *blocks)
 
     cuda->operations = 1;
     running = true;
-    TRY(take_and_give(cuda, blocks, false));
+    TRY(alloc_and_free(cuda, blocks, false));
     EXPECT(made == BLOCKS && !freed, "%d blocks were made and %d freed", made, freed);
     EXPECT(cuda_pool_bytes(cuda) == BLOCKS * cuda_block_bytes(BYTES), "%zu bytes are kept", cuda_pool_bytes(cuda));
     /* Queued kernels may still use them. */
     cuda_pool_trim(cuda);
-    TRY(take_and_give(cuda, blocks, false));
+    TRY(alloc_and_free(cuda, blocks, false));
     EXPECT(made == 2 * BLOCKS && !freed, "an operation runs: %d blocks were made and %d freed", made, freed);
     running = false;
-    TRY(take_and_give(cuda, blocks, false));
+    TRY(alloc_and_free(cuda, blocks, false));
     EXPECT(made == 2 * BLOCKS && !freed, "nothing runs: %d blocks were made and %d freed", made, freed);
     CALL(cuda_alloc_kind(cuda, BYTES, CUDA_MEMORY_LOCAL, &memory));
     EXPECT(!freed, "ep_alloc_local() has freed %d", freed);
-    /* Peers' kernels may wait for this rank, which freeing would wait for. */
+    /* Freeing would wait for kernels, which may wait for this rank. */
     CALL(cuda_alloc_kind(cuda, BYTES, CUDA_MEMORY_SYMMETRIC, &memory));
     EXPECT(!freed, "ep_alloc() has freed %d", freed);
-    /* Only what the pool has no place for. */
+    /* Frees only the blocks beyond the size of the pool. */
     cuda_pool_trim(cuda);
     EXPECT(freed == 2 * BLOCKS - CUDA_POOL, "%d were freed", freed);
     return PASSED;
 }
 
-/* What graphs name stays until the end, and is taken by captures alone. */
+/* Blocks that graphs refer to stay until the end, and are reused by captures alone. */
 static int check_captured(struct cuda_comm *cuda, struct cuda_block *blocks)
 {
     int before = made;
 
-    TRY(take_and_give(cuda, blocks, true));
-    TRY(take_and_give(cuda, blocks, true));
+    TRY(alloc_and_free(cuda, blocks, true));
+    TRY(alloc_and_free(cuda, blocks, true));
     EXPECT(made == before + BLOCKS, "%d blocks were made for captures", made - before);
     before = freed;
     cuda_pool_trim(cuda);
@@ -105,13 +105,13 @@ static int check_captured(struct cuda_comm *cuda, struct cuda_block *blocks)
 int main(void)
 {
     struct cuda_comm *cuda = calloc(1, sizeof(*cuda));
-    struct cuda_ctrl *board = calloc(1, sizeof(*board));
+    struct cuda_ctrl *ctrl = calloc(1, sizeof(*ctrl));
     struct cuda_block blocks[BLOCKS];
-    int code = cuda && board ? PASSED : FAILED;
+    int code = cuda && ctrl ? PASSED : FAILED;
 
-    test_where("pool_cuda");
+    test_set_context("pool_cuda");
     if (!code) {
-        cuda->ctrl = board;
+        cuda->ctrl = ctrl;
         pthread_mutex_init(&cuda->memory_lock, NULL);
         code = check(cuda, blocks);
     }
@@ -119,13 +119,13 @@ int main(void)
     if (!code) {
         cuda_pool_close(cuda);
         if (made - freed != 2 || cuda_pool_bytes(cuda) > CUDA_POOL * cuda_block_bytes(BYTES)) {
-            test_say("%d allocations were made and %d freed; two are the caller's", made, freed);
+            test_report("%d allocations were made and %d freed; two are the caller's", made, freed);
             code = FAILED;
         }
     }
-    for (int slot = 0; board && cuda && slot < CUDA_SLOTS; slot++)
+    for (int slot = 0; ctrl && cuda && slot < CUDA_SLOTS; slot++)
         free(cuda->allocations[slot].base);
-    free(board);
+    free(ctrl);
     free(cuda);
     printf("pool_cuda: %s\n", code ? "FAILED" : "passed");
     return code;

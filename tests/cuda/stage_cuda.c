@@ -3,10 +3,10 @@
  * stage_cuda [--ranks N] [--seed N] [--only SCENARIO]: dispatch and combine of ordinary memory, whose rows are copied
  * while they move, among other work. What they give is what the host backend gives.
  *
- *   async   200 pairs that nobody waits for, in turn of ordinary and symmetric memory; their plans grow, so staging
- *           memory is replaced under way
+ *   async   200 pairs without a wait, alternately of ordinary and symmetric memory; their plans grow, so staging memory
+ *           is replaced meanwhile
  *   graph   a graph on symmetric memory, launched between ordinary operations
- *   sms     numbers of multiprocessors: one, the most with which some are left to copy, one more, the default
+ *   sms     numbers of multiprocessors: one, the largest that leaves some to copy, one more, the default
  *
  * Exit 77 when there is no GPU.
  */
@@ -32,12 +32,12 @@ static const enum sms sms_steps[][2] = {{ONE, ONE},        {MOST, MOST},    {ONE
                                         {ONE_MORE, USUAL}, {ONE, ONE_MORE}, {USUAL, USUAL}};
 enum { SMS_STEPS = sizeof(sms_steps) / sizeof(sms_steps[0]) };
 
-/* Multiprocessors that copy beside those of ep_cuda_set_sms(): epkit/cuda.h. */
+/* Multiprocessors that copy in addition to those of ep_cuda_set_sms(): epkit/cuda.h. */
 enum { COPYING_SMS = 16 };
 
 enum { HOST, DEVICE };
 
-/* Outputs of many pairs lie in one buffer, with gaps that nobody may write. */
+/* The outputs of many pairs are in one buffer, with gaps that must not be written. */
 enum { BY_STAGING, IN_PLACE, N_ARENAS };
 
 enum { RECV_X, RECV_INDEX, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_OUTPUTS };
@@ -71,7 +71,7 @@ struct state {
     int experts;
     struct mirror x, weights, arena[N_ARENAS];
     size_t used[N_ARENAS];
-    bool capturing; /* calls go into a graph: nobody waits for them */
+    bool capturing; /* calls go into a graph: no waits */
 };
 
 /* --- pairs ------------------------------------------------------------------------------------------------------- */
@@ -112,7 +112,7 @@ static size_t bytes_of(const struct work *work, int output)
     return (outputs[output].received ? (size_t)work->n_recv : (size_t)work->n_tokens) * outputs[output].row_bytes;
 }
 
-/* Before the arena is made: that has as many bytes as its pairs use. */
+/* Called before the arena is made, which gets as many bytes as its pairs use. */
 static void lay_pair(struct state *s, const struct work *work, int arena, size_t x, struct pair *ret_pair)
 {
     *ret_pair = (struct pair){.work = work, .arena = &s->arena[arena], .x = x};
@@ -152,7 +152,7 @@ static unsigned char *memory_on(const struct mirror *mirror, int side)
     return side == DEVICE ? mirror->device : mirror->host;
 }
 
-/* ret_event: NULL for a call that is waited for, unless it is captured. */
+/* ret_event NULL: waits for the call, unless it is captured. */
 static int finish_call(struct state *s, int side, ep_event **ret_event)
 {
     ep_comm *comm = side == DEVICE ? s->group.cuda : s->group.host;
@@ -208,7 +208,7 @@ static int wait_and_free(ep_event *event, int number)
     return 0;
 }
 
-/* Every output with the gap behind it; up to the first pair that differs. */
+/* Compares every output and the gap after it, up to the first pair that differs. */
 static int compare_pairs(struct state *s, const struct pair *pairs, int n)
 {
     int code = PASSED;
@@ -243,9 +243,9 @@ static int free_buffers(struct state *s, int code)
 
 static int queue_pairs(struct state *s, const struct pair *pairs, ep_event **ret_events)
 {
-    static struct hold hold; /* which outlives a failure */
+    static struct hold hold; /* static: outlives a failure */
 
-    /* So that there is a queue: no rank's kernels end before this one's begin. */
+    /* Fills the queue: no rank's kernels end before this one's begin. */
     hold = (struct hold){.ms = HELD_MS};
     if (s->group.rank == s->group.nranks - 1)
         TRY(hold_stream(s->group.stream, &hold));
@@ -274,7 +274,7 @@ static int run_async(struct state *s)
     TRY(fill_x(s, s->seed));
     TRY(new_arenas(s));
     CUDA(cudaStreamSynchronize(s->group.stream));
-    TRY(group_meet(&s->group));
+    TRY(group_barrier(&s->group));
     TRY(queue_pairs(s, pairs, events));
     for (int i = 0; i < PAIRS; i++) {
         TRY(call_dispatch(s, &pairs[i], HOST, NULL));
@@ -286,7 +286,7 @@ static int run_async(struct state *s)
     return free_buffers(s, code);
 }
 
-/* Ordinary, graph, ordinary, graph, ordinary; in every second round nobody waits in between. */
+/* Ordinary, graph, ordinary, graph, ordinary; in every second round without waits in between. */
 static int run_round(struct state *s, const struct pair *ordinary, cudaGraphExec_t exec, int round)
 {
     ep_event *events[4], **at[4] = {NULL};
@@ -309,7 +309,7 @@ static int run_round(struct state *s, const struct pair *ordinary, cudaGraphExec
 
 static int run_graph(struct state *s)
 {
-    struct pair pairs[3]; /* two ordinary ones, and that of the graph */
+    struct pair pairs[3]; /* two ordinary ones, and the graph's */
     struct work work;
     cudaGraphExec_t exec;
     int differs, code = PASSED;
@@ -336,7 +336,7 @@ static int run_graph(struct state *s)
         }
         differs = compare_pairs(s, pairs, 3);
         if (differs)
-            test_say("that was round %d", round);
+            test_report("that was round %d", round);
         code |= differs;
     }
     CUDA(cudaGraphExecDestroy(exec));
@@ -344,8 +344,8 @@ static int run_graph(struct state *s)
     return free_buffers(s, code);
 }
 
-/* The most of ep_cuda_set_sms() with which rows are still copied beside; 0: too many ranks share a GPU for any. */
-static int find_most_sms(struct state *s, int *ret_most)
+/* The largest ep_cuda_set_sms() with which rows are still copied while others move; 0: too many ranks share a GPU. */
+static int find_max_sms(struct state *s, int *ret_max)
 {
     char mine[32] = "", all[MAX_RANKS][32];
     int sms, sharing = 0;
@@ -355,7 +355,7 @@ static int find_most_sms(struct state *s, int *ret_most)
     CALL(ep_comm_allgather(s->group.host, mine, sizeof(mine), all));
     for (int rank = 0; rank < s->group.nranks; rank++)
         sharing += strcmp(all[rank], mine) == 0;
-    *ret_most = sms / sharing > COPYING_SMS ? sms / sharing - COPYING_SMS : 0;
+    *ret_max = sms / sharing > COPYING_SMS ? sms / sharing - COPYING_SMS : 0;
     return 0;
 }
 
@@ -377,7 +377,7 @@ static int run_with(struct state *s, int sms, int expected, uint64_t seed)
     EXPECT(now == expected, "%d multiprocessors, not %d", now, expected);
     code = case_run(&s->group, &shape);
     if (code)
-        test_say("with %d multiprocessors", now);
+        test_report("with %d multiprocessors", now);
     return code;
 }
 
@@ -386,7 +386,7 @@ static int run_sms(struct state *s)
     int usual, most, code = PASSED;
 
     CALL(ep_cuda_get_device(s->group.cuda, NULL, &usual));
-    TRY(find_most_sms(s, &most));
+    TRY(find_max_sms(s, &most));
     for (int step = 0; step < SMS_STEPS && !(code & FAILED); step++) {
         enum sms wanted = sms_steps[step][s->group.rank == 0 ? 0 : 1];
         int sms = wanted == ONE ? 1 : wanted == MOST ? most : wanted == ONE_MORE ? most + 1 : 0;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * stream_cuda [--ranks N] [--seed N] [--only SCENARIO]: calls launch in their stream and return, whatever the hosts of
- * the peers do; and what comes of it is what the host backend gives.
+ * the peers do, and the results are those of the host backend.
  *
  *   legal      one rank dispatches and then starts a collective in another stream, the others wait for that collective
- *              before they dispatch. Only hosts that do not wait for each other get through.
+ *              before they dispatch. Hosts that wait for each other would deadlock.
  *   ahead      all ranks but one queue all of their calls before that one makes its first
- *   streams    calls in turn in three streams that nothing else orders
+ *   streams    calls alternate between three streams that nothing else orders
  *   events     events of the library and of the caller between two streams; a barrier in a stream
- *   disagree   ranks that give different arguments, or are in different calls, are told so behind the calls
+ *   disagree   ranks with different arguments, or in different calls, get an error after the calls
  *   other-gpu  a stream of another GPU is refused, and the next call works; where there are two GPUs
  *   graph      dispatch and combine of ordinary memory in a graph, launched again with new data
- *   time       how long a call takes the host (printed, not judged)
+ *   time       how long a call takes on the host (printed, not checked)
  *
  * Exit 77 when there is no GPU.
  */
@@ -31,8 +31,8 @@ enum { X, RECV, OUT, N_BUFFERS };
 
 /* Words that all ranks share. */
 struct shared {
-    _Atomic int come[2 * ROUNDS]; /* to each collective */
-    _Atomic int queued;           /* ranks that have made all of their calls */
+    _Atomic int entered[2 * ROUNDS]; /* ranks that have entered each collective */
+    _Atomic int queued;              /* ranks that have made all of their calls */
 };
 
 struct state {
@@ -142,7 +142,7 @@ static int call_combine(struct state *s, cudaStream_t stream)
     return 0;
 }
 
-/* What the host backend makes of the same data, and whether the device has it. */
+/* Runs the host backend on the same data, and compares the results. */
 static int check(struct state *s, const char *phase)
 {
     const ep_dispatch_args dispatch = dispatch_args(s, false);
@@ -155,39 +155,39 @@ static int check(struct state *s, const char *phase)
 
 /* --- legal ------------------------------------------------------------------------------------------------------- */
 
-/* The collective of another library: it is over when all ranks have come. */
+/* Stands for a collective of another library: it ends when all ranks have entered. */
 struct collective {
-    _Atomic int *come;
+    _Atomic int *entered;
     int nranks;
     _Atomic int failed;
 };
 
-static void CUDART_CB meet_in_stream(void *argument)
+static void CUDART_CB sync_in_stream(void *argument)
 {
     struct collective *c = argument;
     double limit = now_ms() + PATIENCE_MS;
 
-    atomic_fetch_add(c->come, 1);
-    while (atomic_load(c->come) < c->nranks && now_ms() < limit)
+    atomic_fetch_add(c->entered, 1);
+    while (atomic_load(c->entered) < c->nranks && now_ms() < limit)
         sleep_ms(1);
-    atomic_store(&c->failed, atomic_load(c->come) < c->nranks);
+    atomic_store(&c->failed, atomic_load(c->entered) < c->nranks);
 }
 
 static int legal_round(struct state *s, int round)
 {
-    static struct collective collectives[2 * ROUNDS]; /* which outlive a failure */
+    static struct collective collectives[2 * ROUNDS]; /* static: outlive a failure */
     cudaStream_t stream = s->streams[0], other = s->streams[1];
 
     TRY(new_data(s, (uint64_t)round));
-    TRY(group_meet(&s->group));
+    TRY(group_barrier(&s->group));
     for (int combines = 0; combines < 2; combines++) {
         struct collective *c = &collectives[2 * round + combines];
         bool early = s->group.rank == (round + combines) % s->group.nranks;
 
-        *c = (struct collective){.come = &s->shared->come[2 * round + combines], .nranks = s->group.nranks};
+        *c = (struct collective){.entered = &s->shared->entered[2 * round + combines], .nranks = s->group.nranks};
         if (early)
             TRY(combines ? call_combine(s, stream) : call_dispatch(s, stream));
-        CUDA(cudaLaunchHostFunc(other, meet_in_stream, c));
+        CUDA(cudaLaunchHostFunc(other, sync_in_stream, c));
         CUDA(cudaStreamSynchronize(other));
         EXPECT(!atomic_load(&c->failed), "round %d: not all ranks came to the collective within %d ms", round,
                PATIENCE_MS);
@@ -207,9 +207,9 @@ static int run_legal(struct state *s)
         TRY(make_buffers(s, memory ? SYMMETRIC : ORDINARY));
         for (int round = 0; round < ROUNDS && !(code & FAILED); round++)
             code |= legal_round(s, round);
-        TRY(group_meet(&s->group));
+        TRY(group_barrier(&s->group));
         for (int i = 0; i < 2 * ROUNDS; i++)
-            atomic_store(&s->shared->come[i], 0);
+            atomic_store(&s->shared->entered[i], 0);
         code = free_all(s, code);
     }
     return code;
@@ -224,12 +224,12 @@ static int run_ahead(struct state *s)
     TRY(make_plans(s));
     TRY(make_buffers(s, ORDINARY));
     TRY(new_data(s, 0));
-    /* Staging is there, and mapped. */
+    /* Allocates the staging memory and maps it. */
     TRY(call_dispatch(s, NULL));
     TRY(call_combine(s, NULL));
     CALL(ep_stream_sync(s->group.cuda, NULL));
     TRY(new_data(s, 1));
-    TRY(group_meet(&s->group));
+    TRY(group_barrier(&s->group));
     if (s->group.rank == s->group.nranks - 1)
         TRY(await(&s->shared->queued, s->group.nranks - 1, PATIENCE_MS, "the other ranks' calls"));
     for (int i = 0; i < PAIRS; i++) {
@@ -292,7 +292,7 @@ static int run_events(struct state *s)
 
 /* --- disagree ---------------------------------------------------------------------------------------------------- */
 
-/* The communicator fails in this scenario: it is the last thing that it does. */
+/* The communicator fails in this scenario, so it is not used afterwards. */
 static int run_disagree(struct state *s, bool phase)
 {
     ep_dispatch_args args;
@@ -310,7 +310,7 @@ static int run_disagree(struct state *s, bool phase)
     EXPECT(strstr(ep_comm_last_error(s->group.cuda), phase ? "in different calls" : "hidden is"), "%s",
            ep_comm_last_error(s->group.cuda));
     TRY(expect_status("ep_comm_async_error", ep_comm_async_error(s->group.cuda), EP_E_MISMATCH, NULL));
-    TRY(group_meet(&s->group));
+    TRY(group_barrier(&s->group));
     return free_all(s, FAILED) & ~FAILED;
 }
 
@@ -358,7 +358,7 @@ static int run_graph(struct state *s)
 
     TRY(make_plans(s));
     TRY(make_buffers(s, ORDINARY));
-    /* Nothing was called before: staging comes to be in the capture. */
+    /* The first call: staging is allocated in the capture. */
     TRY(capture_begin(&s->group));
     TRY(call_dispatch(s, s->group.stream));
     TRY(call_combine(s, s->group.stream));
@@ -405,7 +405,7 @@ static int run_time(struct state *s)
             TRY(call_combine(s, s->streams[0]));
             us[0][i] = (middle - begin) * 1e3;
             us[1][i] = (now_ms() - middle) * 1e3;
-            /* The queue of a stream has room for so many. */
+            /* The queue of a stream has room for this many. */
             if (i % 50 == 49)
                 CALL(ep_stream_sync(s->group.cuda, s->streams[0]));
         }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_cuda [--ll] [--nodes N [--network NAME | --bad-network] [--bf16]] [--threads | --hide] [--ranks N] [--rounds N]
- * [--seed N]
- * [--only CASE] [--cases N] [--small] [--timeout S]: the CUDA backend against the host backend, bit for bit: first
- * shapes at the edges, then N random ones; --cases: no more than so many. --ll: low latency instead of dispatch and
- * combine on plans. --hide: each rank sees one GPU, as batch systems have it. --small
- * --nodes: the ranks are of so many nodes; --bf16: sums between them are rounded. --small
- * and --timeout, the deadline of each wait, are for tools that take long. Exit 77 when there is no GPU.
+ * [--seed N] [--only CASE] [--cases N] [--small] [--timeout S]: the CUDA backend against the host backend, bit for bit:
+ * edge cases, then N random shapes; --cases: a limit for both. --ll: low latency instead of dispatch and combine on
+ * plans.
+ * --hide: each rank sees one GPU, as batch systems arrange it. --nodes: number of nodes; --bf16: sums between them are
+ * rounded. --small, and --timeout, the deadline of each wait, are for slow tools. Exit 77 if there is no GPU.
  */
 #include "shapes.h"
 
@@ -36,7 +35,7 @@ struct progress {
     int slowest_case, done;
 };
 
-/* On a terminal about each second, else each hundred cases. By rank 0. */
+/* On a terminal about every second, otherwise every hundred cases. By rank 0. */
 static void show_progress(struct progress *p, int index, double ms)
 {
     bool terminal = isatty(2);
@@ -56,7 +55,7 @@ static void show_progress(struct progress *p, int index, double ms)
 
 /* --- cases ------------------------------------------------------------------------------------------------------- */
 
-/* Draws also where nothing is to run, so that a case by its number is what it is among all. */
+/* Draws for skipped cases, too, so that a case number always means the same case. */
 static int run_case(const struct group *g, int index, uint64_t *random, bool wanted)
 {
     const struct shape_of of = {.rank = g->rank, .nranks = g->nranks, .small = options.small, .seed = options.seed};
@@ -82,10 +81,10 @@ static int run_case(const struct group *g, int index, uint64_t *random, bool wan
         ll_shape_print(&ll_shape, text, sizeof(text));
     else
         shape_print(&shape, text, sizeof(text));
-    test_say("%s: %s", code & FAILED ? "a call failed" : "the backends differ", text);
-    test_say("again: test_cuda%s%s%s%s --ranks %d --seed %llu --only %d", options.ll ? " --ll" : "",
-             options.threads ? " --threads" : "", options.hide ? " --hide" : "", options.small ? " --small" : "",
-             g->nranks, (unsigned long long)options.seed, index);
+    test_report("%s: %s", code & FAILED ? "a call failed" : "the backends differ", text);
+    test_report("again: test_cuda%s%s%s%s --ranks %d --seed %llu --only %d", options.ll ? " --ll" : "",
+                options.threads ? " --threads" : "", options.hide ? " --hide" : "", options.small ? " --small" : "",
+                g->nranks, (unsigned long long)options.seed, index);
     return code;
 }
 
@@ -98,18 +97,18 @@ static int run_cases(const struct group *g)
     for (int i = 0; i <= last && i < options.cases; i++) {
         bool wanted = options.only < 0 || options.only == i;
         double begin = now_ms();
-        int mine, worst;
+        int mine, merged;
 
-        test_where("rank %d of %d, case %d (seed %llu)", g->rank, g->nranks, i, (unsigned long long)options.seed);
+        test_set_context("rank %d of %d, case %d (seed %llu)", g->rank, g->nranks, i, (unsigned long long)options.seed);
         mine = run_case(g, i, &random, wanted);
         if (mine & FAILED)
             return FAILED;
         if (!wanted)
             continue;
-        /* Whoever found a difference, all go on, or all do not. */
-        TRY(group_worst(g, mine, &worst));
+        /* Whichever rank found a difference, all ranks continue or none does. */
+        TRY(group_merge_codes(g, mine, &merged));
         CALL(ep_comm_async_error(g->cuda));
-        differences += worst != 0;
+        differences += merged != 0;
         if (differences > MOST_DIFFERENCES)
             return DIFFERS;
         if (g->rank == 0)
@@ -126,7 +125,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     int code;
 
     if (options.hide)
-        TRY(see_one_gpu(boot->rank, options.gpus));
+        TRY(hide_other_gpus(boot->rank, options.gpus));
     code = group_open(boot, argument, options.timeout * 1000, &group);
 
     if (!code)
@@ -140,7 +139,7 @@ static bool read_options(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         const char *option = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         long long number = 0;
-        bool sound = true;
+        bool ok = true;
 
         if (!strcmp(option, "--threads"))
             options.threads = true;
@@ -153,30 +152,30 @@ static bool read_options(int argc, char **argv)
         else if (!strcmp(option, "--bf16"))
             group_division.partial_type = EP_BF16;
         else if (!strcmp(option, "--nodes"))
-            sound = option_number(option, value, 1, MAX_RANKS, &number), group_division.nodes = (int)number, i++;
+            ok = option_number(option, value, 1, MAX_RANKS, &number), group_division.nodes = (int)number, i++;
         else if (!strcmp(option, "--network"))
-            sound = value != NULL, group_division.network = value, i++;
+            ok = value != NULL, group_division.network = value, i++;
         else if (!strcmp(option, "--ll"))
             options.ll = true;
         else if (!strcmp(option, "--ranks"))
-            sound = option_number(option, value, 1, MAX_RANKS, &number), options.ranks = (int)number, i++;
+            ok = option_number(option, value, 1, MAX_RANKS, &number), options.ranks = (int)number, i++;
         else if (!strcmp(option, "--rounds"))
-            sound = option_number(option, value, 0, 1000000, &number), options.rounds = (int)number, i++;
+            ok = option_number(option, value, 0, 1000000, &number), options.rounds = (int)number, i++;
         else if (!strcmp(option, "--only"))
-            sound = option_number(option, value, 0, 2000000, &number), options.only = (int)number, i++;
+            ok = option_number(option, value, 0, 2000000, &number), options.only = (int)number, i++;
         else if (!strcmp(option, "--cases"))
-            sound = option_number(option, value, 1, 2000000, &number), options.cases = (int)number, i++;
+            ok = option_number(option, value, 1, 2000000, &number), options.cases = (int)number, i++;
         else if (!strcmp(option, "--timeout"))
-            sound = option_number(option, value, 1, 3600, &number), options.timeout = (int)number, i++;
+            ok = option_number(option, value, 1, 3600, &number), options.timeout = (int)number, i++;
         else if (!strcmp(option, "--seed"))
-            sound = option_number(option, value, 0, INT64_MAX, &number), options.seed = (uint64_t)number, i++;
+            ok = option_number(option, value, 0, INT64_MAX, &number), options.seed = (uint64_t)number, i++;
         else
-            sound = false, test_say("%s: unknown option", option);
-        if (!sound)
+            ok = false, test_report("%s: unknown option", option);
+        if (!ok)
             return false;
     }
     if (options.threads && options.hide)
-        test_say("--hide: threads all see the same GPUs");
+        test_report("--hide: threads all see the same GPUs");
     return !options.threads || !options.hide;
 }
 
@@ -190,21 +189,21 @@ int main(int argc, char **argv)
     if (!read_options(argc, argv))
         return 2;
     if (ep_boot_shm_new(options.ranks, &second) != EP_OK)
-        return test_say("%s", ep_last_error()), 2;
-    if (options.hide && count_gpus_apart(&options.gpus) != 0)
+        return test_report("%s", ep_last_error()), 2;
+    if (options.hide && count_gpus_in_child(&options.gpus) != 0)
         return 1;
     cases = options.only < 0 ? edges() + options.rounds : 1;
     cases = cases < options.cases ? cases : options.cases;
     launch.ranks = options.ranks;
     launch.threads = options.threads;
     launch.argument = second;
-    /* What hangs ends by the deadlines of the library; this is for what these do not reach. */
+    /* The library's deadlines end a hang; this is for hangs that they do not cover. */
     launch.seconds = 300 + 2 * cases + 10 * options.timeout;
     code = launch_ranks(&launch);
     ep_boot_shm_free(second);
     printf("test_cuda%s: %d ranks (%s%s, %d nodes), seed %llu, %d cases in %.1f s: %s\n", options.ll ? " --ll" : "",
            options.ranks, options.threads ? "threads" : "processes", options.hide ? ", one GPU visible to each" : "",
            group_division.nodes > 1 ? group_division.nodes : 1, (unsigned long long)options.seed, cases,
-           (now_ms() - begin) / 1e3, verdict_of(code));
+           (now_ms() - begin) / 1e3, result_name(code));
     return code;
 }

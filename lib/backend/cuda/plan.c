@@ -317,8 +317,8 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
     if (call->capture && args->max_recv_tokens <= 0)
         return ep_fail(
             EP_E_STATE,
-            "ep_plan_new: the stream is being captured, and a plan without max_recv_tokens cannot be made in a capture: "
-            "make it before, or set max_recv_tokens");
+            "ep_plan_new: the stream is being captured, and a plan made in a capture needs max_recv_tokens: "
+            "set it, or make the plan before");
     EP_TRY(check_nodes(plan));
     cuda_reserve_stages(cuda, args);
     if (call->capture)
