@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* No struct of epkit will be larger, so a larger size is memory that was not initialised. */
+/* No struct of epkit will be larger, so a larger size is uninitialised memory. */
 #define MOST_BYTES 4096
 
 static ep_status check_size(size_t size, size_t our_bytes, size_t first_bytes, const char *what)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * args.h - argument structs on their way in, info structs on their way out. They begin with their size and grow at the
- * end, so the caller's may be shorter or longer than ours.
+ * args.h - loads argument structs from the caller and stores info structs to it. They begin with their size and grow at
+ * the end, so the caller's may be shorter or longer than ours.
  */
 #ifndef EP_BASE_ARGS_H
 #define EP_BASE_ARGS_H
@@ -11,17 +11,18 @@
 #include <stddef.h>
 
 /*
- * Copies what the caller has into a zeroed struct of this library's size; a caller with a larger struct is fine as long
- * as the tail that we do not know is zero. EP_E_ABI otherwise, or when the struct is shorter than that of the first
- * release. `what` goes in front of the error text.
+ * Copies the caller's struct into a zeroed struct of this library's size. A larger struct is accepted if the unknown
+ * tail is zero. EP_E_ABI otherwise, or if the struct is shorter than in the first release. `what` is the prefix of the
+ * error text.
  */
 EP_PRIVATE_API ep_status ep_args_load(void *ret_args, size_t our_bytes, size_t first_bytes, const void *args,
                                       const char *what);
 
-/* The way back: fills what the caller's struct has room for and zeroes what we do not know. Its .size stays. */
+/* The reverse: fills the caller's struct as far as it has room, and zeroes its unknown tail. Its .size does not change.
+ */
 ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size_t first_bytes, const char *what);
 
-/* The last field that each struct had in the first release: callers built against it have at least these bytes. */
+/* The last field of each struct in the first release: callers built against it have at least these bytes. */
 #define EP_ARGS_FIRST_BYTES(type) (EP_ARGS_END(type, EP_ARGS_LAST_##type))
 #define EP_ARGS_END(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 #define EP_ARGS_LAST_ep_boot reserved

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * backoff.h - the one rule for waits that poll: yield the processor a while, then sleep.
+ * backoff.h - the backoff of all waits that poll: yield the processor for a while, then sleep.
  *
- * A yield lets every other task that can run have its turn. Where processors are short that takes milliseconds, and
- * tasks that yield wait for each other, while one that sleeps a moment runs soon after it wakes. So a yield that was
- * slow is the last one of a wait.
+ * A yield lets every other runnable task run first. On an overloaded machine this takes milliseconds, and tasks that
+ * yield wait for each other, while a task that sleeps briefly runs soon after it wakes. So after one slow yield a wait
+ * only sleeps.
  */
 #ifndef EP_BASE_BACKOFF_H
 #define EP_BASE_BACKOFF_H
@@ -18,7 +18,7 @@
 #define EP_BACKOFF_SLEEP_NS 50000u
 #define EP_BACKOFF_SLOW_NS 200000u
 
-/* true: it was slow. */
+/* true: the yield was slow. */
 static inline bool ep_backoff_yield(void)
 {
     uint64_t begin_ns = ep_now_ns();
@@ -34,8 +34,8 @@ static inline void ep_backoff_sleep(void)
     nanosleep(&moment, NULL);
 }
 
-/* Between two looks at a condition that nothing announces: first at once, then after a yield, in the end after a sleep.
- * *tries: 0 at the first. */
+/* Between two polls of a condition: the first returns at once, later ones yield, and finally sleep. *tries is 0 before
+ * the first. */
 static inline void ep_backoff(unsigned *tries)
 {
     if (*tries == 0)

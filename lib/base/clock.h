@@ -15,13 +15,13 @@ static inline uint64_t ep_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* An instant, or a span. */
+/* A time or a duration. */
 static inline struct timespec ep_timespec(uint64_t ns)
 {
     return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
 }
 
-/* The instant `timeout_ms` from now. */
+/* The time `timeout_ms` from now. */
 static inline uint64_t ep_deadline_ns(int timeout_ms)
 {
     return ep_now_ns() + (uint64_t)timeout_ms * 1000000u;

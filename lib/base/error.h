@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * error.h - how a function fails.
+ * error.h - reporting of errors.
  *
- * The function that first decides on a status records the reason with ep_fail() and returns its result; callers pass
- * the status on and stay silent. A caller that knows more ("rank 3: ") may put it in front with ep_fail_prefix().
+ * The function that detects an error records the reason with ep_fail() and returns its result. Callers return the
+ * status and record nothing. A caller that knows more ("rank 3: ") may add a prefix with ep_fail_prefix().
  */
 #ifndef EP_BASE_ERROR_H
 #define EP_BASE_ERROR_H
@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Text kept per thread; longer reasons are cut. */
+/* Size of the text per thread; longer reasons are truncated. */
 #define EP_ERROR_TEXT_BYTES 512
 
 /* Functions that modules (libepkit-mpi, libepkit-cuda) and the command use, exported under the private version node. */
@@ -25,11 +25,11 @@ EP_PRIVATE_API ep_status ep_fail(ep_status status, const char *format, ...) __at
 EP_PRIVATE_API ep_status ep_fail_errno(ep_status status, int error_number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Puts text in front of the reason recorded last; returns `status`. */
+/* Adds a prefix to the reason recorded last; returns `status`. */
 EP_PRIVATE_API ep_status ep_fail_prefix(ep_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Is it the number of a failure of epkit's? For statuses that a peer has published. */
+/* Is it the number of a failure status? For statuses that a peer has published. */
 static inline bool ep_status_is_failure(int64_t status)
 {
     return status > EP_OK && status <= INT32_MAX &&
@@ -37,7 +37,7 @@ static inline bool ep_status_is_failure(int64_t status)
 }
 
 #ifdef __clang_analyzer__
-/* The analyzer sees one file at a time: the attribute says that these return what they are given. */
+/* The analyzer sees one file at a time: this tells it that these functions return their argument. */
 static inline ep_status ep_given_(ep_status given, ep_status returned)
 {
     (void)returned;

@@ -3,7 +3,7 @@
 
 #include <sys/resource.h>
 
-/* Below `limit`, and no more than `need` are counted; *ret_end: behind the last one. */
+/* Free numbers below `limit`, at most `need`; *ret_end: 1 + the last one counted. */
 static int count_free(rlim_t limit, int need, int *ret_end)
 {
     int n = 0, fd = 0;
@@ -20,7 +20,7 @@ ep_status ep_fd_reserve(const char *what, int need)
     int n_free, end;
 
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
-        return EP_OK; /* opening them will tell */
+        return EP_OK; /* opening them reports the error */
     n_free = count_free(limit.rlim_cur, need, &end);
     if (n_free == need)
         return EP_OK;
@@ -30,6 +30,6 @@ ep_status ep_fd_reserve(const char *what, int need)
     if (n_free == need && setrlimit(RLIMIT_NOFILE, &raised) == 0)
         return EP_OK;
     return ep_fail(EP_E_SYSTEM,
-                   "%s takes %d open files and %d are free: RLIMIT_NOFILE is %llu; raise it by %d (ulimit -Hn)", what,
+                   "%s needs %d open files and %d are free: RLIMIT_NOFILE is %llu; raise it by %d (ulimit -Hn)", what,
                    need, n_free, (unsigned long long)limit.rlim_max, need - n_free);
 }

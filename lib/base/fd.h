@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fd.h - descriptors that the library keeps. */
+/* fd.h - file descriptors of the library. */
 #ifndef EP_BASE_FD_H
 #define EP_BASE_FD_H
 
@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 /*
- * Moves a new descriptor above the standard streams. In a process that was started with one of them closed the kernel
- * gives out its number, and what the program then prints would land in the middle of shared memory. -1 stays -1; errno
- * says why the move failed.
+ * Moves a new descriptor above the standard streams. If the process was started with one of them closed, the kernel
+ * reuses its number, and output of the program would be written into shared memory. -1 for -1, or with errno if the
+ * move failed.
  */
 static inline int ep_fd_above_stdio(int fd)
 {
@@ -28,8 +28,8 @@ static inline int ep_fd_above_stdio(int fd)
 }
 
 /*
- * Before `need` descriptors are opened one after the other: raises the soft limit, by no more than that takes, where
- * the hard one allows it. EP_E_SYSTEM: there are not so many, said of `what`. Nothing is opened here.
+ * Call it before `need` descriptors are opened: raises the soft limit as far as necessary and as the hard limit allows.
+ * EP_E_SYSTEM if this does not suffice; the text names `what`. Opens nothing.
  */
 ep_status ep_fd_reserve(const char *what, int need);
 

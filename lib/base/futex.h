@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * futex.h - sleep until a word in memory shared between processes changes. The one wrapper for the futex call.
+ * futex.h - sleep until a word in memory shared between processes changes. The only wrapper of the futex call.
  */
 #ifndef EP_BASE_FUTEX_H
 #define EP_BASE_FUTEX_H
@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Sleeps at most `ns` while *word == seen. May return early for no reason: callers check their condition again. */
+/* Sleeps at most `ns` while *word == seen. Spurious wakeups are possible: callers check their condition again. */
 static inline void ep_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t ns)
 {
     struct timespec slice = ep_timespec(ns);

@@ -32,8 +32,8 @@ static const struct ep_locality *get(const void *all, size_t stride, int rank)
     return (const void *)((const char *)all + (size_t)rank * stride);
 }
 
-/* A row of ranks that share a host: each with each, because one may share its PIDs with a second, and that one its
-   network with a third. */
+/* Consecutive ranks that share a host. Each is compared with each: one may share the PID namespace with a second, and
+ * that one the network namespace with a third. */
 struct range {
     int first, n;
 };
@@ -71,7 +71,7 @@ static void explain_sizes(const struct range *a, const struct range *b, char *wh
     snprintf(why, EP_ERROR_TEXT_BYTES, "%s %s a host and %s another one", first, a->n == 1 ? "has" : "share", other);
 }
 
-/* Has a later row a rank of the host of this one? */
+/* Has a later range a rank of the same host? */
 static bool is_split(const void *all, size_t stride, int nranks, const struct range *range, char *why)
 {
     for (int rank = range->first + range->n; rank < nranks; rank++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The callback is one pointer, so that a call costs a load while there is none. Former listeners are kept, a few bytes
- * each, because a thread may still be about to look at one; there is no lock that a forked child could find taken.
+ * The callback is one pointer, so that a call without a callback costs one load. Former listeners are never freed (a
+ * few bytes each), because another thread may be about to read one. There is no lock that a forked child could inherit
+ * in the locked state.
  */
 #include "base/log.h"
 
@@ -16,7 +17,7 @@
 struct listener {
     ep_log_fn function;
     void *context;
-    uint64_t process; /* ep_process_generation(): calls of threads that a forked child does not have never end */
+    uint64_t process; /* ep_process_generation(): in a forked child, calls of the parent's other threads never end */
     _Atomic int calls;
     struct listener *former;
 };
@@ -44,7 +45,7 @@ void ep_set_log(ep_log_fn function, void *context)
 {
     struct listener *former, *listener = malloc(sizeof(*listener));
 
-    /* Without memory there is no callback: the former one must not be called any more. */
+    /* If malloc fails, there is no callback: the former one must not be called any more. */
     if (listener)
         *listener = (struct listener){.function = function, .context = context, .process = ep_process_generation()};
     former = atomic_exchange(&current, listener);

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The folder of the file that this code was loaded from, with the slash at its end; "" if unknown. */
+/* The directory of the file that this code was loaded from, with a trailing slash; "" if unknown. */
 static void own_folder(char folder[PATH_MAX])
 {
     static const char here = 0;
@@ -27,7 +27,7 @@ static void *open_file(const char *file, int scope)
     size_t bytes = strlen(file);
     void *module;
 
-    /* A program that is linked with it must not get another copy, wherever that lies. */
+    /* A program that is linked with the module must not get a second copy. */
     if (bytes > 3 && strcmp(file + bytes - 3, ".so") == 0)
         snprintf(linked, sizeof(linked), "%s.%d", file, EP_VERSION_MAJOR);
     else

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * module.h - our own libraries that are loaded on demand: backends, MPI.
+ * module.h - libraries of epkit that are loaded on demand: backends, MPI.
  *
- * A module exports a constant table that begins with `uint32_t abi`. Module, libepkit and command come from one build,
+ * A module exports a constant table that begins with `uint32_t abi`. Module, libepkit and command must be of one build,
  * so the number must match exactly.
  */
 #ifndef EP_BASE_MODULE_H
@@ -13,13 +13,13 @@
 #include <stdint.h>
 
 /*
- * Loads `file` (a name without folder, with or without the number behind ".so") and gives its table `symbol`. If the
- * program has it already, by its soname, then that one. A file next to libepkit is the one of our build, so if it is
- * there it is that or none: falling back to another would hide why ours does not load. Else the loader looks where it
- * always does. `scope`: RTLD_LOCAL or RTLD_GLOBAL.
+ * Loads `file` (a name without a directory, with or without the version after ".so") and returns its table `symbol`.
+ * Searched in this order: a library that the program has already loaded, by its soname; the file next to libepkit,
+ * which is of the same build: if it exists and does not load, the call fails, because a fallback would hide the reason;
+ * the search path of the loader. `scope`: RTLD_LOCAL or RTLD_GLOBAL.
  *
- * EP_E_UNSUPPORTED with the reason. A module that is good stays loaded until the process ends: its table and its
- * threads may be in use at any time.
+ * EP_E_UNSUPPORTED with the reason on failure. A loaded module stays loaded until the process ends, because its table
+ * and its threads may be in use at any time.
  */
 EP_PRIVATE_API ep_status ep_module_load(const char *file, int scope, const char *symbol, uint32_t abi,
                                         const void **ret_table);

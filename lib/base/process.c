@@ -15,11 +15,11 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-/* --- which process this is --------------------------------------------------------------------------------------- */
+/* --- identity ---------------------------------------------------------------------------------------------------- */
 
 /*
- * One page that the kernel clears in every child, also in one that was made without the C library's fork() and its
- * handlers (_Fork, clone): the generation and the key of this process, each made anew where it is 0.
+ * One page that the kernel clears in every child, also in one that was created without fork() of the C library and its
+ * handlers (_Fork, clone). It holds the generation and the key of this process; each is created when it is 0.
  */
 static _Atomic(_Atomic uint64_t *) wiped_page;
 static _Atomic uint64_t last_generation;
@@ -51,7 +51,7 @@ uint64_t ep_process_generation(void)
 
     if (!at)
         at = map_wiped_page();
-    /* Kernels before 4.14: good unless a child has the number of its parent, which takes a PID namespace. */
+    /* Kernels before 4.14: correct unless a child in another PID namespace has the PID of its parent. */
     if (!at)
         return UINT64_C(1) << 63 | (uint64_t)getpid();
     if (atomic_load(at) == 0)
@@ -78,7 +78,7 @@ static uint64_t inode_of(const char *path)
     return stat(path, &info) == 0 ? (uint64_t)info.st_ino : 0;
 }
 
-/* State and start time of a process. False where it cannot be read, which says nothing about the process. */
+/* State and start time of a process. false: they cannot be read, which proves nothing about the process. */
 static bool read_stat(int32_t pid, char *ret_state, uint64_t *ret_start)
 {
     char path[40], text[1024], *at;
@@ -94,7 +94,7 @@ static bool read_stat(int32_t pid, char *ret_state, uint64_t *ret_start)
     if (got <= 0)
         return false;
     text[got] = '\0';
-    /* The name of the program is in brackets and may hold anything, brackets too. */
+    /* The program name is in parentheses and may contain parentheses. */
     at = strrchr(text, ')');
     if (!at || at[1] != ' ')
         return false;
@@ -121,10 +121,10 @@ bool ep_process_proc_is_ours(void)
     return strtol(text, NULL, 10) == (long)getpid();
 }
 
-/* Read once: a process that has run out of descriptors is still on its host. */
+/* Read once, so that it is known also when the process has no descriptors left. */
 static void read_host(char host[40])
 {
-    static _Atomic int state; /* 0: not read, 1: being written, 2: there */
+    static _Atomic int state; /* 0: not read, 1: being written, 2: valid */
     static char known[40];
     ssize_t got;
     int fd, unread = 0;
@@ -161,7 +161,7 @@ static void describe(int32_t pid, struct ep_process_id *id)
         id->start = 0;
 }
 
-/* Drawn once for each process, so that a child does not have its parent's. */
+/* Random; a forked child gets another one. */
 static uint64_t own_key(void)
 {
     static _Atomic uint64_t fallback;
@@ -192,7 +192,7 @@ void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id)
     describe(pid, ret_id);
 }
 
-/* --- whether another one lives ----------------------------------------------------------------------------------- */
+/* --- liveness ---------------------------------------------------------------------------------------------------- */
 
 static void find_visible(const struct ep_process_id *id, struct ep_process *process)
 {
@@ -203,7 +203,7 @@ static void find_visible(const struct ep_process_id *id, struct ep_process *proc
     read_host(host);
     if (id->pid <= 0 || !host[0] || memcmp(host, id->host, sizeof(host)) != 0)
         return;
-    /* A number means something in its own PID namespace alone, and without /proc it is not known which one this is. */
+    /* A PID is valid only in its own PID namespace, and without /proc that of this process is unknown. */
     here = inode_of("/proc/self/ns/pid");
     if (!here || here != id->pid_namespace)
         return;
@@ -212,7 +212,7 @@ static void find_visible(const struct ep_process_id *id, struct ep_process *proc
         process->start = id->start;
 }
 
-/* The number may have been given to another process before the descriptor was there. */
+/* The PID may have been reused before the pidfd was opened. */
 static bool was_reused(const struct ep_process *process)
 {
     uint64_t start;
@@ -237,7 +237,7 @@ ep_status ep_process_open(const struct ep_process_id *id, struct ep_process *ret
             fcntl(process.pidfd, F_SETFD, FD_CLOEXEC);
             if (was_reused(&process)) {
                 close(process.pidfd);
-                process.pidfd = -1; /* and the start time says that it is dead */
+                process.pidfd = -1; /* the start time then shows that it is dead */
             }
         }
     }
@@ -252,7 +252,7 @@ void ep_process_close(struct ep_process *process)
     *process = (struct ep_process){.pidfd = -1};
 }
 
-/* By its number. */
+/* Without a pidfd. */
 static enum ep_process_state check_pid(const struct ep_process *process)
 {
     uint64_t start = 0;
@@ -275,13 +275,13 @@ enum ep_process_state ep_process_look(const struct ep_process *process)
     int saved = errno;
     enum ep_process_state state = EP_PROCESS_UNKNOWN;
 
-    /* poll() refuses even one descriptor when RLIMIT_NOFILE has been lowered to none. */
+    /* poll() fails even for one descriptor if RLIMIT_NOFILE was lowered to 0. */
     if (ready.fd >= 0 && poll(&ready, 1, 0) >= 0 && !(ready.revents & (POLLNVAL | POLLERR))) {
         if (!ready.revents)
             state = EP_PROCESS_ALIVE;
         /*
-         * Readable: it has ended - if the program has not closed our descriptor and given its number to a file. Any
-         * other error is one of a pidfd; EINVAL that of another PID namespace.
+         * Readable: it has ended, unless the program has closed our pidfd and its number now belongs to another file
+         * (EBADF). Any other error is that of a pidfd, such as EINVAL for another PID namespace.
          */
         else if (syscall(SYS_pidfd_send_signal, ready.fd, 0, NULL, 0) == 0 || errno != EBADF)
             state = EP_PROCESS_DEAD;

@@ -22,22 +22,22 @@
 #endif
 
 /*
- * Pages are taken in pieces, so that ranks that allocate at the same time see what the others have taken: small parts
- * of what is left. Ranks that took the last page of a cgroup at once would all be refused, but until they have given
- * back what they got the OOM killer ends whoever touches memory of any kind.
+ * Pages are allocated in pieces, small parts of what is left, so that ranks that allocate at the same time see the
+ * allocations of each other. If they took the last pages of a cgroup together, all of them would fail; but until they
+ * had freed their pages, the OOM killer would end processes that access memory of any kind.
  */
 #define CHUNK_BYTES ((size_t)64 << 20)
 #define CHUNK_LEAST_BYTES ((size_t)128 << 10)
 #define CHUNK_PARTS 64
-/* A signal makes fallocate() undo the piece that it is at: after that it takes small ones with signals blocked. */
+/* A signal makes fallocate() undo its current piece: after that, small pieces with signals blocked. */
 #define CHUNK_BLOCKED_BYTES ((size_t)4 << 20)
-/* Not worth a check of the limits. All allocations of a rank below this fit into what the check leaves as margin. */
+/* Too small for a check of the limits: all allocations of a rank below this size fit into the margin of the checks. */
 #define SMALL_BYTES ((size_t)64 << 10)
 #define MARGIN_BYTES ((size_t)1 << 20)
 
 /*
- * Reading the limits costs more than a small allocation. So each check allows this process a small part of what is left
- * without another one, for a moment: as many processes as there are parts can do the same and still fit.
+ * Reading the limits costs more than a small allocation. So each check allows this process to allocate a small part of
+ * what is left without another check, for a short time: ALLOWANCE_PARTS processes can do the same and still fit.
  */
 #define ALLOWANCE_NS 50000000u
 #define ALLOWANCE_PARTS 256
@@ -45,7 +45,7 @@
 
 /* --- limits ------------------------------------------------------------------------------------------------------ */
 
-/* A small file of the kernel's, as text. */
+/* A small file of procfs or sysfs, as text. */
 static bool read_text(const char *path, char *text, size_t bytes)
 {
     size_t used = 0;
@@ -61,7 +61,7 @@ static bool read_text(const char *path, char *text, size_t bytes)
     return used > 0;
 }
 
-/* The number behind `name` at the start of a line. */
+/* The number after `name` at the start of a line. */
 static bool find_number(const char *text, const char *name, uint64_t *ret_value)
 {
     size_t length = strlen(name);
@@ -82,14 +82,14 @@ static bool read_number(const char *folder, const char *name, uint64_t *ret_valu
         !read_text(path, text, sizeof(text)))
         return false;
     *ret_value = strtoull(text, &end, 10);
-    return end != text; /* "max" is no number */
+    return end != text; /* "max" is not a number */
 }
 
-/* What one hierarchy calls its files. */
+/* File names of one cgroup version. */
 struct cgroup_files {
     const char *mount, *limit, *usage, *inactive, *active;
     const char *swap_limit, *swap_usage;
-    bool swap_has_memory; /* the two count memory as well */
+    bool swap_has_memory; /* both swap values include memory */
 };
 
 static const struct cgroup_files cgroup_v1 = {.mount = "/sys/fs/cgroup/memory",
@@ -113,7 +113,8 @@ static uint64_t left_of(uint64_t limit, uint64_t usage)
     return usage < limit ? limit - usage : 0;
 }
 
-/* One cgroup: false when it has no limit or cannot be read. What the page cache of files holds can be reclaimed. */
+/* One cgroup; false if it has no limit or cannot be read. The page cache of files counts as free: it can be reclaimed.
+ */
 static bool read_cgroup(const struct cgroup_files *files, const char *folder, uint64_t *ret_limit, uint64_t *ret_left,
                         uint64_t *ret_cache)
 {
@@ -134,7 +135,7 @@ static bool read_cgroup(const struct cgroup_files *files, const char *folder, ui
     return true;
 }
 
-/* How much of the machine's free swap space a cgroup may use, of whose memory `left` bytes are left. */
+/* How much of the machine's free swap space a cgroup may use that has `left` bytes of memory left. */
 static uint64_t read_swap(const struct cgroup_files *files, const char *folder, uint64_t swap_free, uint64_t left,
                           uint64_t cache)
 {
@@ -183,7 +184,7 @@ static ep_status check_cgroups(size_t bytes, size_t need, uint64_t swap_free, ui
     if (!read_text("/proc/self/cgroup", text, sizeof(text)) || !find_cgroup(text, &files, &path) ||
         snprintf(folder, sizeof(folder), "%s%s", files->mount, path) >= (int)sizeof(folder))
         return EP_OK;
-    /* Each level up to the mount; levels above a container's own are not there, and their limits cannot be known. */
+    /* All levels up to the mount point. Levels above that of a container are not visible, and their limits unknown. */
     for (;;) {
         if (read_cgroup(files, folder, &limit, &left, &cache)) {
             swap = read_swap(files, folder, swap_free, left, cache);
@@ -203,7 +204,7 @@ static ep_status check_cgroups(size_t bytes, size_t need, uint64_t swap_free, ui
     }
 }
 
-/* *least: what is left by the closest of the limits. */
+/* *least: what is left under the tightest limit. */
 static ep_status check_limits(size_t bytes, size_t need, uint64_t *least)
 {
     uint64_t available, swap_free = 0, limit, used;
@@ -227,7 +228,7 @@ static ep_status check_limits(size_t bytes, size_t need, uint64_t *least)
         if (left < bytes)
             return ep_fail(EP_E_MEMORY,
                            "%zu bytes of shared memory do not fit: vm.overcommit_memory is 2 and the commit limit is "
-                           "%llu bytes, of which %llu are taken",
+                           "%llu bytes, of which %llu are in use",
                            bytes, (unsigned long long)(limit * 1024), (unsigned long long)(used * 1024));
         if (left < *least)
             *least = left;
@@ -235,7 +236,8 @@ static ep_status check_limits(size_t bytes, size_t need, uint64_t *least)
     return check_cgroups(bytes, need, swap_free, least);
 }
 
-/* Of the process of that generation; what two threads write at the same time is at most both of their allowances. */
+/* Valid in the process of that generation. If two threads write it at the same time, at most both allowances are used.
+ */
 static struct {
     _Atomic uint64_t generation, until_ns;
     _Atomic int64_t bytes;
@@ -256,13 +258,13 @@ static void allow(uint64_t left)
     atomic_store(&allowance.generation, ep_process_generation());
 }
 
-/* The kernel's own records of the pages come on top. */
+/* Plus the kernel's metadata of the pages. */
 static size_t need_of(size_t bytes)
 {
     return bytes + bytes / 256 + MARGIN_BYTES;
 }
 
-/* A small one, or one that an earlier check allowed. */
+/* A small allocation, or one within the allowance of an earlier check. */
 static bool needs_no_check(size_t bytes)
 {
     return bytes < SMALL_BYTES ||
@@ -283,7 +285,7 @@ ep_status ep_reserve_check(size_t bytes)
     return needs_no_check(bytes) ? EP_OK : check_and_allow(bytes, &least);
 }
 
-/* *bytes: lowered to what may be taken before the next check. */
+/* *bytes: lowered to what may be allocated before the next check. */
 static ep_status limit_piece(size_t *bytes)
 {
     uint64_t least, part;
@@ -299,8 +301,8 @@ static ep_status limit_piece(size_t *bytes)
 }
 
 /*
- * ftruncate() without SIGXFSZ, with which the kernel answers beyond RLIMIT_FSIZE. Comparing before would not do:
- * another thread or prlimit() may lower the limit in between.
+ * ftruncate() without SIGXFSZ, which the kernel sends above RLIMIT_FSIZE. A comparison before the call does not
+ * suffice: another thread or prlimit() may lower the limit in between.
  */
 static int truncate_blocked(int fd, size_t bytes)
 {
@@ -314,7 +316,7 @@ static int truncate_blocked(int fd, size_t bytes)
     sigpending(&pending);
     result = ftruncate(fd, (off_t)bytes);
     error = errno;
-    /* Ours alone: it goes to the thread that made the call. One that was pending before stays. */
+    /* Consume only the signal of this call, which is sent to this thread; one that was already pending stays. */
     if (result != 0 && error == EFBIG && !sigismember(&pending, SIGXFSZ))
         sigtimedwait(&too_large, NULL, &no_wait);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -366,7 +368,7 @@ ep_status ep_reserve_fail_map(int error_number, size_t bytes)
 
 /* --- pages ------------------------------------------------------------------------------------------------------- */
 
-/* fallocate() that a signal does not undo: signals come in when it has returned. */
+/* fallocate() that a signal does not undo: signals are delivered after it. */
 static int allocate_blocked(int fd, size_t offset, size_t bytes)
 {
     sigset_t all, old;
@@ -381,7 +383,7 @@ static int allocate_blocked(int fd, size_t offset, size_t bytes)
     return result;
 }
 
-/* Where there is no fallocate() for memory: writing says as an error what touching says as a signal. */
+/* Without fallocate() for memory: write() returns an error where an access would raise a signal. */
 static ep_status reserve_by_writing(int fd, size_t offset, size_t bytes)
 {
     static const char zeros[65536];
@@ -401,7 +403,7 @@ static ep_status reserve_by_writing(int fd, size_t offset, size_t bytes)
     return EP_OK;
 }
 
-/* Takes the pages of a mapping, and keeps what is in them. */
+/* Allocates the pages of a mapping; contents are kept. */
 static ep_status populate(void *base, size_t bytes)
 {
     int tries = 0;
@@ -411,14 +413,14 @@ static ep_status populate(void *base, size_t bytes)
             continue;
         if (errno == EFAULT || errno == ENOMEM || errno == EHWPOISON)
             return ep_fail_errno(EP_E_MEMORY, errno, "%zu bytes of shared memory cannot be allocated", bytes);
-        break; /* kernels before 5.14 do not know it: what the limits say has to do */
+        break; /* kernels before 5.14 do not have it: rely on the check of the limits */
     }
     return EP_OK;
 }
 
 /*
- * Pages of a memfd by fallocate(), which keeps contents. *ret_done: as far as it came. `ask`: check the limits before
- * each piece. EP_E_UNSUPPORTED, without a text: there is no fallocate() for memory here.
+ * Allocates pages of a memfd by fallocate(), which keeps contents. *ret_done: bytes allocated. `check`: check the
+ * limits before each piece. EP_E_UNSUPPORTED, without a text: there is no fallocate() for memory here.
  */
 static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool check, size_t *ret_done)
 {
@@ -438,12 +440,12 @@ static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool check, 
             continue;
         }
         if (errno == EINTR) {
-            /* Blocked signals interrupt no more, but those that stop or kill do: then once more. */
+            /* Blocked signals no longer interrupt it, but SIGSTOP does: then retry. */
             blocked = true;
             most = CHUNK_BLOCKED_BYTES;
             continue;
         }
-        /* EPERM: a sandbox that does not know the call; the memory is ours and not sealed against it. */
+        /* EPERM: from a sandbox that does not know the call; the memfd has no seal that causes it. */
         if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPERM)
             return EP_E_UNSUPPORTED;
         return ep_fail_errno(
@@ -460,7 +462,7 @@ ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
     ep_status status;
     size_t done;
 
-    EP_TRY(ep_reserve_check(bytes)); /* before anything is taken from others */
+    EP_TRY(ep_reserve_check(bytes)); /* before any page is allocated */
     status = allocate_file(fd, offset, bytes, true, &done);
     return status == EP_E_UNSUPPORTED ? reserve_by_writing(fd, offset + done, bytes - done) : status;
 }
@@ -474,7 +476,7 @@ ep_status ep_reserve_missing(int fd, void *base, size_t bytes, size_t missing)
     status = allocate_file(fd, 0, bytes, false, &done);
     if (status != EP_E_UNSUPPORTED)
         return status;
-    /* Not by writing: the program may be writing as well. */
+    /* Not by write(): the program may be writing at the same time. */
     return populate((char *)base + done, bytes - done);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * reserve.h - memory that exists. A page of shared memory that the kernel cannot provide when it is touched is SIGBUS
- * for whoever touches it, or the OOM killer for some process. So pages are taken when memory is allocated, after a look
- * at the limits that the kernel enforces by a signal instead of an error.
+ * reserve.h - allocation of the pages of shared memory. If the kernel cannot provide a page at its first access, the
+ * accessing process gets SIGBUS, or the OOM killer ends some process. So all pages are allocated together with the
+ * memory, after a check of the limits that the kernel enforces by a signal instead of an error.
  */
 #ifndef EP_BASE_RESERVE_H
 #define EP_BASE_RESERVE_H
@@ -13,21 +13,20 @@
 #include <sys/types.h>
 
 /*
- * Will `bytes` more fit? EP_E_MEMORY names the limit, its size and what is left: a memory cgroup, the commit limit
- * (vm.overcommit_memory = 2), or the memory of the machine. Limits that cannot be read are not guessed.
+ * Do `bytes` more fit? EP_E_MEMORY names the limit, its size and what is left: a memory cgroup, the commit limit
+ * (vm.overcommit_memory = 2), or the memory of the machine. Limits that cannot be read are ignored.
  */
 EP_PRIVATE_API ep_status ep_reserve_check(size_t bytes);
 
-/* Gives a new memfd its size. EP_E_MEMORY names RLIMIT_FSIZE; the signal that goes with it does not reach the caller.
- */
+/* Sets the size of a new memfd. EP_E_MEMORY names RLIMIT_FSIZE; the application does not get SIGXFSZ. */
 ep_status ep_reserve_resize(int fd, size_t bytes);
 
-/* Makes the pages [offset, offset + bytes) of a memfd exist. On failure some of them may. */
+/* Allocates the pages [offset, offset + bytes) of a memfd. After a failure some of them may be allocated. */
 ep_status ep_reserve_file(int fd, size_t offset, size_t bytes);
 
 /*
- * The same for a memfd that holds something already and is mapped at `base`: contents are kept. The limits are asked
- * for the `missing` pages alone, given in bytes.
+ * The same for a memfd with contents, which are kept, mapped at `base`. The limits are checked for the missing pages
+ * only, `missing` bytes.
  */
 ep_status ep_reserve_missing(int fd, void *base, size_t bytes, size_t missing);
 

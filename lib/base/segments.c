@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 /*
- * Segments mapped by their owner in this process. Ranks that are threads of one process share the owner's mapping, for
- * two reasons: half the page tables, and ThreadSanitizer sees accesses of all ranks at one address.
+ * Segments mapped by their owner in this process. Ranks that are threads of one process share the owner's mapping: this
+ * halves the page tables, and ThreadSanitizer sees the accesses of all ranks at one address.
  */
 struct local_segment {
     struct local_segment *next;
@@ -20,14 +20,14 @@ struct local_segment {
     void *base;
     size_t mapped;
     int fd;              /* the owner's; -1: the owner has released it, others still borrow the mapping */
-    int refs;            /* 0: its addresses alone are left, because they are held */
-    bool adopted;        /* the mapping is the program's, see ep_shm_adopt() */
+    int refs;            /* 0: only its address range is left, reserved */
+    bool adopted;        /* the mapping belongs to the program, see ep_shm_adopt() */
     bool range_reserved; /* see ep_segments_reserve_range() */
 };
 
 /*
- * Made anew by a forked child: another thread of the parent may have held the lock when it forked, and no thread of the
- * child would ever release it. The parent's segments are none of the child's business.
+ * A forked child creates its own: another thread of the parent may have held the lock at the fork, and no thread of the
+ * child would ever release it. The child does not use the parent's segments.
  */
 struct registry {
     uint64_t generation; /* of the process that made it */
@@ -35,7 +35,7 @@ struct registry {
     pthread_mutex_t lock;
     struct local_segment *first;
     uint64_t next_serial;
-    struct registry *inherited; /* the parent's, never read: reachable, so that a leak checker passes it over */
+    struct registry *inherited; /* that of the parent, never read: kept reachable for leak checkers */
 };
 
 static _Atomic(struct registry *) current;
@@ -104,7 +104,7 @@ static struct local_segment *find_local(struct registry *registry, uint64_t seri
     return segment;
 }
 
-/* The segment that this process has made and that begins at `base`. Under the lock. */
+/* The segment that this process has created at `base`. Under the lock. */
 static struct local_segment *find_base(struct registry *registry, const void *base)
 {
     struct local_segment *segment = registry->first;
@@ -173,7 +173,7 @@ void ep_segments_release(uint64_t serial, int fd)
         segment->fd = -1;
     if (segment && --segment->refs == 0) {
         if (segment->range_reserved) {
-            /* In one step, so that nothing else gets the addresses in between. If it fails, the pages stay as well. */
+            /* In one step, so that no other mapping gets the addresses. If it fails, the pages stay, too. */
             (void)mmap(segment->base, segment->mapped, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         } else {

@@ -25,7 +25,7 @@ void ep_sha256_init(struct ep_sha256 *sha);
 void ep_sha256_add(struct ep_sha256 *sha, const void *data, size_t bytes);
 void ep_sha256_end(struct ep_sha256 *sha, unsigned char ret_digest[EP_SHA256_BYTES]);
 
-/* A piece of what is digested: they are joined. */
+/* A part of the message; the parts are concatenated. */
 struct ep_sha256_piece {
     const void *data;
     size_t bytes;
@@ -34,7 +34,7 @@ struct ep_sha256_piece {
 void ep_hmac_sha256(const void *key, size_t key_bytes, const struct ep_sha256_piece *pieces, size_t n,
                     unsigned char ret_mac[EP_SHA256_BYTES]);
 
-/* Takes the same time wherever they differ. */
+/* In constant time. */
 bool ep_digest_equal(const unsigned char a[EP_SHA256_BYTES], const unsigned char b[EP_SHA256_BYTES]);
 
 #endif

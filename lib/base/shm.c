@@ -23,7 +23,7 @@ static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const
                    name->pid, (unsigned long long)bytes, what, (unsigned long long)name->bytes);
 }
 
-/* --- making segments --------------------------------------------------------------------------------------------- */
+/* --- new segments ------------------------------------------------------------------------------------------------ */
 
 size_t ep_shm_mapped_bytes(size_t bytes)
 {
@@ -56,7 +56,7 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
     status = ep_reserve_resize(shm.fd, mapped);
     if (status != EP_OK)
         goto close_fd;
-    /* Peers rely on its size. */
+    /* Peers depend on its size. */
     if (fcntl(shm.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
         status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: F_ADD_SEALS");
         goto close_fd;
@@ -88,7 +88,7 @@ ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm)
     return new_segment(bytes, true, ret_shm);
 }
 
-/* --- segments of the program's own ------------------------------------------------------------------------------- */
+/* --- memory of the program --------------------------------------------------------------------------------------- */
 
 /* A line of /proc/self/maps. */
 struct map_line {
@@ -112,7 +112,7 @@ static bool read_map_line(FILE *maps, struct map_line *ret_line)
     return got;
 }
 
-/* The file that is mapped at all of the memory, shared, from its beginning: *ret_file, its offset behind the end. */
+/* The file that is mapped at all of the memory, shared, from offset 0. *ret_file: the last line of its mapping. */
 static ep_status find_file(const void *memory, size_t bytes, struct map_line *ret_file)
 {
     uintptr_t at = (uintptr_t)memory, end = at + bytes;
@@ -135,8 +135,8 @@ static ep_status find_file(const void *memory, size_t bytes, struct map_line *re
     fclose(maps);
     return at >= end ? EP_OK
                      : ep_fail(EP_E_UNSUPPORTED,
-                               "peers can map shared memory alone: it must be a MAP_SHARED mapping of a memfd from its "
-                               "beginning, to be read and written");
+                               "peers can map only shared memory: it must be a MAP_SHARED mapping of a memfd from its "
+                               "beginning, with read and write access");
 }
 
 static bool is_file(const struct stat *info, const struct map_line *file)
@@ -145,7 +145,7 @@ static bool is_file(const struct stat *info, const struct map_line *file)
            minor(info->st_dev) == file->minor;
 }
 
-/* A copy of this process's descriptor of a file; -1: it has none. */
+/* A duplicate of this process's descriptor of a file; -1: it has none. */
 static int find_descriptor(const struct map_line *file)
 {
     DIR *folder = opendir("/proc/self/fd");
@@ -154,10 +154,10 @@ static int find_descriptor(const struct map_line *file)
     int found = -1;
 
     while (folder && found < 0 && (entry = readdir(folder))) {
-        /* By its name: other threads close theirs at any time, which ThreadSanitizer takes for a race with fstat(). */
+        /* By name: other threads may close theirs at any time, which ThreadSanitizer reports as a race with fstat(). */
         if (fstatat(dirfd(folder), entry->d_name, &info, 0) == 0 && is_file(&info, file))
             found = fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-        /* Another thread may have closed it meanwhile, and opened something else in its place. */
+        /* Another thread may have closed it meanwhile, and its number may belong to another file. */
         if (found >= 0 &&
             (fstat(found, &info) != 0 || !is_file(&info, file) || (fcntl(found, F_GETFL) & O_ACCMODE) != O_RDWR)) {
             close(found);
@@ -169,7 +169,7 @@ static int find_descriptor(const struct map_line *file)
     return found;
 }
 
-/* Of memfd_create() with MFD_HUGETLB: there are no smaller pages in it. */
+/* Is it from memfd_create() with MFD_HUGETLB? Then it has no smaller pages. */
 static bool has_huge_pages(int fd)
 {
     struct statfs info;
@@ -191,26 +191,26 @@ static ep_status check_file(int fd, size_t mapped, struct stat *info)
         return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
     if ((uint64_t)info->st_size < mapped)
         return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info->st_size);
-    /* Elsewhere st_blksize may be that of huge pages too, but the kernel splits those. */
+    /* Without MFD_HUGETLB st_blksize may be that of huge pages, too, but the kernel splits those. */
     if (has_huge_pages(fd) && mapped % (size_t)info->st_blksize)
         return ep_fail(EP_E_ALIGN, "its bytes are not a multiple of its pages of %lld", (long long)info->st_blksize);
     return EP_OK;
 }
 
-/* A page that does not exist is SIGBUS for the peer that writes to it. */
+/* A peer that writes to a missing page could get SIGBUS. */
 static ep_status fill_holes(int fd, void *memory, size_t mapped, const struct stat *info)
 {
     uint64_t present = (uint64_t)info->st_blocks * 512, size = (uint64_t)info->st_size;
-    /* Pages behind what is mapped count as well: this is for the limits, and fallocate() finds each hole. */
+    /* Pages after the mapped part count as well: this is for the check of limits; fallocate() finds each hole. */
     uint64_t missing = present < size ? size - present : 0;
 
-    /* Huge pages are set aside: the limits say nothing of them. */
+    /* Huge pages are a separate pool, which the limits do not include. */
     if (has_huge_pages(fd))
         missing = 0;
     return ep_reserve_missing(fd, memory, mapped, missing < mapped ? (size_t)missing : mapped);
 }
 
-/* Peers rely on its size. */
+/* Peers depend on its size. */
 static ep_status seal(int fd, size_t mapped)
 {
     struct stat info;
@@ -218,7 +218,7 @@ static ep_status seal(int fd, size_t mapped)
     EP_TRY(check_file(fd, mapped, &info));
     if (!(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
         return ep_fail_errno(EP_E_UNSUPPORTED, errno, "it cannot be sealed against shrinking");
-    return check_file(fd, mapped, &info); /* another thread may have cut it off before */
+    return check_file(fd, mapped, &info); /* another thread may have truncated it before */
 }
 
 ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
@@ -238,7 +238,7 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
     status = check_file(shm.fd, mapped, &info);
     if (status == EP_OK)
         status = fill_holes(shm.fd, memory, mapped, &info);
-    /* Last of what can be refused, because it cannot be taken back. */
+    /* After everything that can be refused, because a seal cannot be removed. */
     if (status == EP_OK)
         status = seal(shm.fd, mapped);
     if (status == EP_OK)
@@ -275,9 +275,9 @@ ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name
     return EP_OK;
 }
 
-/* --- mapping those of peers -------------------------------------------------------------------------------------- */
+/* --- segments of peers ------------------------------------------------------------------------------------------- */
 
-/* The descriptor is the segment that the name means. */
+/* Is the descriptor the segment that the name identifies? */
 static bool is_segment(int fd, const struct ep_shm_name *name)
 {
     struct stat info;
@@ -286,8 +286,8 @@ static bool is_segment(int fd, const struct ep_shm_name *name)
 }
 
 /*
- * For every descriptor that is about to be mapped, whichever way it came: memory behind the end of a file, or that its
- * owner may cut off, is SIGBUS for who touches it.
+ * Checks every descriptor before it is mapped, from whatever source: an access after the end of a file, or to a part
+ * that the owner truncates, raises SIGBUS.
  */
 static ep_status check_segment(int fd, const struct ep_shm_name *name)
 {
@@ -297,19 +297,19 @@ static ep_status check_segment(int fd, const struct ep_shm_name *name)
     if (fstat(fd, &info) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: fstat of descriptor %d", fd);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return fail_size(name, (uint64_t)info.st_size, " that may be cut off");
+        return fail_size(name, (uint64_t)info.st_size, " that can be truncated");
     if (name->bytes > (uint64_t)INT64_MAX || (uint64_t)info.st_size < ep_shm_mapped_bytes((size_t)name->bytes))
         return fail_size(name, (uint64_t)info.st_size, "");
     return EP_OK;
 }
 
-/* Out of descriptors: no other way would do better. */
+/* Out of descriptors: no other method would help. */
 static bool is_exhausted(int error)
 {
     return error == EMFILE || error == ENFILE;
 }
 
-/* *ret_released: the owner's descriptors can be seen, and this one is not among them. */
+/* *ret_released: the owner's descriptors are visible, and this one is not among them. */
 static int open_in_proc(const struct ep_shm_name *name, const struct ep_process *process, bool *ret_released)
 {
     char path[64];
@@ -340,7 +340,7 @@ static int get_by_pidfd(const struct ep_shm_name *name, const struct ep_process 
     return ep_fd_above_stdio((int)syscall(SYS_pidfd_getfd, process->pidfd, name->fd, 0));
 }
 
-/* After EBADF: the owner's descriptor is meant, and not our pidfd, which the program may have closed. */
+/* After EBADF: true if it is about the owner's descriptor, and not our pidfd, which the program may have closed. */
 static bool is_pidfd(int pidfd)
 {
     return syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) == 0 || errno != EBADF;
@@ -348,10 +348,10 @@ static bool is_pidfd(int pidfd)
 
 struct attempt {
     int proc_error, pidfd_error;
-    bool released; /* the number was read, and it is no longer the segment */
+    bool released; /* the descriptor number no longer refers to the segment */
 };
 
-/* Without the owner's help. -1: *attempt says why. */
+/* Without the owner's thread. -1: *attempt says why. */
 static int find_fd(const struct ep_shm_name *name, const struct ep_process *process, struct attempt *attempt)
 {
     int fd;

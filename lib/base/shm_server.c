@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments over a socket, where neither /proc nor pidfd_getfd() leads to the owner's descriptors: each process has one
- * thread that answers requests with a descriptor (SCM_RIGHTS). Datagrams, so that a peer that is stopped between two
- * steps of a request delays no other one. The socket has an abstract name: nothing is left in the file system.
+ * Descriptors of segments over a socket, if neither /proc nor pidfd_getfd() reaches those of the owner: each process
+ * has one thread that replies to requests with a descriptor (SCM_RIGHTS). Datagrams, so that a peer that is stopped
+ * between two steps of a request delays no other one. The socket has an abstract name: nothing remains in the file
+ * system.
  */
 #include "base/clock.h"
 #include "base/fd.h"
@@ -23,10 +24,10 @@
 
 #define STACK_BYTES ((size_t)256 << 10)
 #define SLICE_MS 20
-/* A program may close all descriptors, the socket among them: the thread notices that it should end this often. */
+/* A program may close all descriptors, including the socket: the thread checks this often whether it must end. */
 #define RECEIVE_SECONDS 1
 
-/* A request is sent again, because only sending shows that the owner has ended. */
+/* Requests are repeated, because only sendto() detects that the owner has ended. */
 #define REPEAT_MS 200
 
 struct request {
@@ -37,7 +38,7 @@ struct request {
 
 struct reply {
     uint64_t nonce;
-    int32_t error; /* errno; 0: the descriptor comes with it. ENOENT: released */
+    int32_t error; /* errno; 0: a descriptor is attached. ENOENT: released */
     int32_t unused;
 };
 
@@ -48,7 +49,7 @@ struct server {
     struct ep_shm_address address;
     int socket, users;
     _Atomic bool is_ending;
-    struct server *inherited; /* the parent's, never read: reachable, so that a leak checker passes it over */
+    struct server *inherited; /* that of the parent, never read: kept reachable for leak checkers */
 };
 
 static _Atomic(struct server *) current;
@@ -119,7 +120,7 @@ static void handle_request(int socket, const struct ep_shm_address *own, const s
     fd = request->serial ? ep_segments_dup(request->serial) : (int)syscall(SYS_pidfd_open, getpid(), 0);
     reply.error = fd >= 0 ? 0 : errno;
     if (!send_reply(socket, from, from_bytes, &reply, fd) && fd >= 0) {
-        /* Too many descriptors on their way (ETOOMANYREFS): the reason goes without one. */
+        /* Too many descriptors in flight (ETOOMANYREFS): send the reason without one. */
         reply.error = errno;
         send_reply(socket, from, from_bytes, &reply, -1);
     }
@@ -127,7 +128,7 @@ static void handle_request(int socket, const struct ep_shm_address *own, const s
         close(fd);
 }
 
-/* After such an error the next receive may work. */
+/* Transient: the next receive may succeed. */
 static bool is_passing(int error)
 {
     return error == EINTR || error == EAGAIN || error == ENOMEM || error == ENOBUFS;
@@ -147,7 +148,7 @@ static void *server_main(void *context)
 
         if (atomic_load(&server->is_ending) || (got < 0 && !is_passing(errno)))
             return NULL;
-        /* Anybody in the network namespace may send something else, also nothing. */
+        /* Any process in the network namespace may send other data, or an empty datagram. */
         if (got == (ssize_t)sizeof(request))
             handle_request(socket, &own, &request, &from, from_bytes);
     }
@@ -180,12 +181,12 @@ static ep_status open_socket(struct server *server)
              random[1], random[2], random[3], random[4], random[5], random[6], random[7]);
     server->socket = ep_fd_above_stdio(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (server->socket < 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket to hand out segments");
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket for requests of segments");
     bytes = make_name(server->address.name, &address);
     if (bind(server->socket, (struct sockaddr *)&address, bytes) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding the socket that hands out segments");
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding the socket for requests of segments");
     if (setsockopt(server->socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: SO_RCVTIMEO of the socket that hands out segments");
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: SO_RCVTIMEO of the socket for requests of segments");
     return EP_OK;
 }
 
@@ -204,13 +205,13 @@ ep_status ep_shm_serve(struct ep_shm_address *ret_address)
     int error = 0;
 
     if (!server)
-        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the thread that hands out segments");
+        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the thread that sends segments");
     pthread_mutex_lock(&server->lock);
     if (!server->users) {
         atomic_store(&server->is_ending, false);
         status = open_socket(server);
         if (status == EP_OK && (error = start_thread(server)) != 0)
-            status = ep_fail_errno(EP_E_SYSTEM, error, "shared memory: a thread to hand out segments");
+            status = ep_fail_errno(EP_E_SYSTEM, error, "shared memory: a thread to send segments");
         if (status != EP_OK)
             stop(server);
     }
@@ -238,14 +239,14 @@ void ep_shm_serve_end(void)
     pthread_mutex_unlock(&server->lock);
 }
 
-/* --- asking ------------------------------------------------------------------------------------------------------ */
+/* --- requests ---------------------------------------------------------------------------------------------------- */
 
-/* One answer, if there is one. 0: none yet; -1: out of descriptors here; 1: *ret_answer and *ret_fd (-1: none). */
+/* Receives one reply. 0: none yet; -1: out of descriptors here; 1: *ret_reply and *ret_fd (-1: none). */
 static int receive_reply(int socket, uint64_t nonce, struct reply *ret_reply, int *ret_fd)
 {
     union control control;
     struct iovec data = {.iov_base = ret_reply, .iov_len = sizeof(*ret_reply)};
-    /* Without the padding, in which a second descriptor would have room that is never closed. */
+    /* Without the padding, which has room for a second descriptor that would never be closed. */
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = CMSG_LEN(sizeof(int))};
     ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -260,15 +261,15 @@ static int receive_reply(int socket, uint64_t nonce, struct reply *ret_reply, in
         return 0;
     }
     *ret_fd = ep_fd_above_stdio(*ret_fd);
-    /* The kernel does not say so as an error: it leaves the descriptor out. */
+    /* Without a free descriptor the kernel returns no error: it drops the attached one. */
     return ret_reply->error == 0 && *ret_fd < 0 ? -1 : 1;
 }
 
 static ep_status fail_unreachable(int error)
 {
     return ep_fail_errno(EP_E_UNSUPPORTED, error,
-                         "shared memory: the peer's socket is out of reach: it has ended, or is elsewhere; ranks of a "
-                         "node must share the PID or the network namespace");
+                         "shared memory: the peer's socket cannot be reached: it has ended, or has another network "
+                         "namespace; ranks of a node must share the PID or the network namespace");
 }
 
 static ep_status send_request(int socket, const struct ep_shm_address *address, uint64_t serial, int timeout_ms,
@@ -300,7 +301,7 @@ static ep_status send_request(int socket, const struct ep_shm_address *address, 
         if (got > 0)
             return EP_OK;
     } while (ep_now_ns() < deadline_ns);
-    return ep_fail(EP_E_TIMEOUT, "shared memory: the owner did not hand out its segment within %d ms", timeout_ms);
+    return ep_fail(EP_E_TIMEOUT, "shared memory: the owner did not send its segment within %d ms", timeout_ms);
 }
 
 ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int *ret_fd)
@@ -313,13 +314,13 @@ ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int 
     int fd;
 
     if (memcmp(address, &none, sizeof(none)) == 0)
-        return ep_fail(EP_E_UNSUPPORTED, "shared memory: the owner does not hand out its segments");
+        return ep_fail(EP_E_UNSUPPORTED, "shared memory: the owner does not send its segments over a socket");
     fd = ep_fd_above_stdio(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (fd < 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket to ask a peer for its segment");
-    /* The family alone: the kernel makes up a name to answer to. */
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket to request a segment of a peer");
+    /* Only the family: the kernel assigns a name for the reply. */
     if (bind(fd, (struct sockaddr *)&own, sizeof(own.sun_family)) != 0)
-        status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding a socket to ask a peer for its segment");
+        status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding a socket to request a segment of a peer");
     else
         status = send_request(fd, address, serial, owner->timeout_ms, &reply, ret_fd);
     close(fd);
@@ -327,11 +328,11 @@ ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int 
         *owner->ret_at_owner = status == EP_OK && reply.error;
     if (status == EP_OK && reply.error == ENOENT)
         return ep_fail(EP_E_STATE, "shared memory: the owner has released the segment");
-    /* Of a pidfd: an old kernel, or a filter of system calls. */
+    /* For a pidfd: an old kernel, or a seccomp filter. */
     if (status == EP_OK && (reply.error == ENOSYS || reply.error == EPERM))
-        return ep_fail_errno(EP_E_UNSUPPORTED, reply.error, "shared memory: the owner cannot hand out a pidfd");
+        return ep_fail_errno(EP_E_UNSUPPORTED, reply.error, "shared memory: the owner cannot send a pidfd");
     if (status == EP_OK && reply.error)
-        return ep_fail_errno(EP_E_SYSTEM, reply.error, "shared memory: the owner cannot hand out its segment");
+        return ep_fail_errno(EP_E_SYSTEM, reply.error, "shared memory: the owner cannot send its segment");
     return status;
 }
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Defined here, whatever the header makes of them for an analyzer. */
+/* The header redefines them for the analyzer. */
 #undef ep_fail
 #undef ep_fail_errno
 #undef ep_fail_prefix
@@ -61,7 +61,7 @@ void ep_set_last_error(const char *reason)
 
 ep_status ep_fail(ep_status status, const char *format, ...)
 {
-    /* An argument may be the old text itself, so it is built aside. */
+    /* An argument may be the old text itself, so format into a copy. */
     char text[EP_ERROR_TEXT_BYTES];
     va_list args;
 
@@ -72,7 +72,7 @@ ep_status ep_fail(ep_status status, const char *format, ...)
     return status;
 }
 
-/* What an engineer has to change: the system's words for it name no setting. */
+/* The setting to change, which strerror() does not name. */
 static const char *name_limit(int error_number)
 {
     return error_number == EMFILE ? ", RLIMIT_NOFILE (ulimit -n)" : error_number == ENFILE ? ", fs.file-max" : "";

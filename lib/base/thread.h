@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* thread.h - threads of the library in a program that is not ours. */
+/* thread.h - threads of the library in the application's process. */
 #ifndef EP_BASE_THREAD_H
 #define EP_BASE_THREAD_H
 
@@ -9,8 +9,9 @@
 #include <time.h>
 
 /*
- * pthread_create() of a thread whose signals are the application's, but for those that its own instructions cause:
- * these would kill the process past the application's handler if they were blocked. Returns the error number.
+ * pthread_create() of a thread that blocks all signals, so that the application's threads get them, except those that
+ * its own instructions cause: if these were blocked, they would kill the process without calling the application's
+ * handler. Returns the error number.
  */
 static inline int ep_thread_start(pthread_t *ret_thread, const pthread_attr_t *attributes, void *(*run)(void *),
                                   void *argument)
@@ -28,7 +29,7 @@ static inline int ep_thread_start(pthread_t *ret_thread, const pthread_attr_t *a
     return error;
 }
 
-/* A condition whose timed waits go by the clock of ep_now_ns(). */
+/* A condition variable whose timed waits use the clock of ep_now_ns(). */
 static inline void ep_cond_init(pthread_cond_t *condition)
 {
     pthread_condattr_t attributes;

@@ -723,7 +723,7 @@ static pid_t fork_rank_0(struct rank *rank, int room, bool hard)
     if (rank->status != EP_OK)
         print_message("    rank 0: %s: %s\n", ep_status_name(rank->status), rank->text);
     fflush(stdout);
-    if (hard && !strstr(rank->text, "bootstrap tcp: rank 0 of 4 takes 5 open files"))
+    if (hard && !strstr(rank->text, "bootstrap tcp: rank 0 of 4 needs 5 open files"))
         _exit(1);
     _exit(rank->status == (hard ? EP_E_SYSTEM : EP_OK) ? 0 : 2);
 }
@@ -746,7 +746,7 @@ static void test_rank_0_without_descriptors(void **state)
             print_message("    rank %d: %s\n", i, ranks[i].text);
             /* Where there is no descriptor to accept with, rank 0 alone can say it. */
             assert_int_equal(ranks[i].status, room == 1 ? EP_E_TIMEOUT : EP_E_SYSTEM);
-            assert_true(room == 1 || strstr(ranks[i].text, "rank 0 of 4 takes 5 open files"));
+            assert_true(room == 1 || strstr(ranks[i].text, "rank 0 of 4 needs 5 open files"));
         }
         assert_int_equal(waitpid(child, &code, 0), child);
         assert_true(WIFEXITED(code) && WEXITSTATUS(code) == 0);

@@ -118,7 +118,7 @@ static void a_segment_that_may_shrink_is_refused(void **state)
             open_route(&route, (enum way)way);
             assert_int_equal(ep_shm_attach(&name, &route.owner, &seen), sealed ? EP_OK : EP_E_MISMATCH);
             if (!sealed)
-                assert_non_null(strstr(ep_last_error(), "that may be cut off"));
+                assert_non_null(strstr(ep_last_error(), "that can be truncated"));
             ep_shm_done(&seen);
             close_route(&route);
         }
@@ -174,7 +174,7 @@ static void an_owner_that_ends_is_not_waited_for(void **state)
     munmap(offer, sizeof(*offer));
 }
 
-/* --- the thread that hands out segments --- */
+/* --- the thread that sends segments --- */
 
 static socklen_t name_of(const struct ep_shm_address *address, struct sockaddr_un *ret_name)
 {
