@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bf16.h - bf16 and the bits of floats, inline: for loops that the compiler is to turn into vector code.
+ * bf16.h - bf16 and the bits of floats, inline: for loops that the compiler vectorises.
  */
 #ifndef EP_CORE_BF16_H
 #define EP_CORE_BF16_H
@@ -34,8 +34,8 @@ static inline float ep_bf16_widen(uint16_t bits)
 }
 
 /*
- * Nearest even. Every NaN becomes EP_BF16_NAN: which payload and sign an addition hands on differs between processors
- * and between the two orders of its operands, and results are to be the same bits everywhere.
+ * Nearest even. Every NaN becomes EP_BF16_NAN: the payload and sign of a NaN after an addition depend on the processor
+ * and the order of operands, but results must have the same bits everywhere.
  */
 static inline uint16_t ep_bf16_round(float value)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/check.h"
 
-/* A hole behind the last field would carry undefined bytes into a field of a later release. */
+/* Padding after the last field would become undefined bytes of a field in a later release. */
 #define NO_TAIL_PADDING(type) _Static_assert(EP_ARGS_FIRST_BYTES(type) == sizeof(type), "tail padding in " #type)
 NO_TAIL_PADDING(ep_boot);
 NO_TAIL_PADDING(ep_comm_config);
@@ -77,7 +77,7 @@ static bool overlap(const struct ep_buffer *a, const struct ep_buffer *b)
 
     if (!a->at || !b->at || a->bytes <= 0 || b->bytes <= 0)
         return false;
-    /* Distances instead of ends, because an end may wrap around. */
+    /* Compare distances instead of ends, because an end may wrap around. */
     return a_at <= b_at ? b_at - a_at < (uint64_t)a->bytes : a_at - b_at < (uint64_t)b->bytes;
 }
 
@@ -93,19 +93,19 @@ ep_status ep_check_no_overlap(const char *call, const struct ep_buffer *buffers,
 ep_status ep_check_out_strides(const char *call, int64_t token, int64_t block, int64_t rows, int64_t words,
                                int64_t room)
 {
-    /* One stride counts the elements of a run, the other one steps over whole runs: of a single row neither. */
+    /* The smaller stride steps within a run of elements, the larger one must step over whole runs. Not with one row. */
     bool apart = token > 0 && block > 0 &&
                  (rows == 1 || words == 1 ||
                   (token < block ? rows - 1 <= (block - 1) / token : words - 1 <= (token - 1) / block));
     int64_t over_rows, over_words, last;
 
-    /* A rank that receives nothing has strides that follow from its 0 rows. */
+    /* A rank that receives nothing may have strides derived from its 0 rows. */
     if (!rows || !words)
         return EP_OK;
     if (!apart)
         return ep_fail(EP_E_ARG,
-                       "%s: strides %lld (token) and %lld (block) of recv_scales put two of %lld x %lld "
-                       "elements into one place",
+                       "%s: strides %lld (token) and %lld (block) of recv_scales give two of %lld x %lld "
+                       "elements the same address",
                        call, (long long)token, (long long)block, (long long)rows, (long long)words);
     if (!ep_mul(token, rows - 1, &over_rows) || !ep_mul(block, words - 1, &over_words) ||
         __builtin_add_overflow(over_rows, over_words, &last) || last > INT64_MAX / 8)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check.h - argument checks of the public calls. Each names the call and the argument in the error text.
+ * check.h - argument checks of the public calls. Each error text names the call and the argument.
  */
 #ifndef EP_CORE_CHECK_H
 #define EP_CORE_CHECK_H
@@ -10,7 +10,7 @@
 
 #define EP_ROW_ALIGN 16
 
-/* Leaves the public call that it stands in with EP_E_ARG when `pointer` is NULL. */
+/* Returns EP_E_ARG from the enclosing public call if `pointer` is NULL. */
 #define EP_CHECK_HANDLE(pointer)                                                                                       \
     do {                                                                                                               \
         if (!(pointer))                                                                                                \
@@ -18,8 +18,8 @@
     } while (0)
 
 /*
- * The same for the communicator behind a handle, and with EP_E_STATE in a forked child of the process that made it:
- * other threads of that process may have held its locks when it forked, so nothing of it may be touched.
+ * Also returns EP_E_STATE in a forked child of the process that created `comm`: other threads of that process may have
+ * held locks at the fork, so the child must not access it.
  */
 #define EP_CHECK_OWN(handle, comm)                                                                                     \
     do {                                                                                                               \
@@ -29,8 +29,8 @@
     } while (0)
 
 /*
- * The same, and with EP_E_STATE in a function of ep_stream_call(): the work that the call would queue or wait for comes
- * behind that function.
+ * Also returns EP_E_STATE in a function of ep_stream_call(): the work that the call would queue or wait for runs after
+ * that function.
  */
 #define EP_CHECK_COMM(handle, comm)                                                                                    \
     do {                                                                                                               \
@@ -39,7 +39,7 @@
             return ep_fail(EP_E_STATE, "%s: called in a function of ep_stream_call()", __func__);                      \
     } while (0)
 
-/* Leaves a public call on a communicator, which remembers why, unless `status` is EP_OK. */
+/* Records `status` in the communicator and returns it from the enclosing public call, unless it is EP_OK. */
 #define EP_TRY_ON(comm, status)                                                                                        \
     do {                                                                                                               \
         ep_status try_status_ = (status);                                                                              \
@@ -47,14 +47,14 @@
             return ep_comm_record((comm), try_status_);                                                                \
     } while (0)
 
-/* As EP_CHECK_COMM(), and with the status of a communicator that has failed: what collective calls begin with. */
+/* As EP_CHECK_COMM(), and also returns the status of a failed communicator. For the start of collective calls. */
 #define EP_CHECK_USABLE(handle, comm)                                                                                  \
     do {                                                                                                               \
         EP_CHECK_COMM(handle, comm);                                                                                   \
         EP_TRY_ON(comm, ep_comm_usable((comm), __func__));                                                             \
     } while (0)
 
-/* The same for other pointers: gives a status, so that it can be recorded in the communicator. */
+/* For other pointers: a status, which the caller can record in the communicator. */
 #define EP_CHECK_PTR(call, pointer) ((pointer) ? EP_OK : ep_fail(EP_E_ARG, "%s: %s is NULL", (call), #pointer))
 
 #define EP_CHECK_LOAD(call, ret_args, args, type)                                                                      \
@@ -63,12 +63,12 @@
 #define EP_CHECK_STORE(call, ret_args, ours, type)                                                                     \
     ep_args_store((ret_args), (ours), sizeof(type), EP_ARGS_FIRST_BYTES(type), call ": " #ret_args)
 
-/* Hands a public call to the backend of `comm`. */
+/* Calls an operation of the backend of `comm`. */
 #define EP_BACKEND_CALL(comm, op, ...)                                                                                 \
     ((comm)->ops->op ? (comm)->ops->op(__VA_ARGS__)                                                                    \
                      : ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, (comm)->ops->name))
 
-/* A _sync form: the call in the stream NULL, then what has become of it. */
+/* A _sync form: the call in the stream NULL, then ep_stream_sync(). */
 #define EP_SYNC(comm, call)                                                                                            \
     do {                                                                                                               \
         ep_status sync_status_;                                                                                        \
@@ -84,7 +84,7 @@ static inline bool ep_comm_may_free(const ep_comm *comm)
     return comm->process == ep_process_generation() && ep_comm_calling != comm;
 }
 
-/* Made by this process, not by a parent that it was forked from. Async-signal-safe. */
+/* Created by this process, not by a parent that it was forked from? Async-signal-safe. */
 static inline bool ep_comm_is_own(const ep_comm *comm)
 {
     return comm->process == ep_process_generation();
@@ -92,32 +92,32 @@ static inline bool ep_comm_is_own(const ep_comm *comm)
 
 ep_status ep_comm_fail_forked(const char *call);
 
-/* EP_OK, or the status with which the communicator has failed earlier: what every collective call begins with. */
+/* EP_OK, or the status with which the communicator has failed. */
 ep_status ep_comm_usable(ep_comm *comm, const char *call);
 
 ep_status ep_check_range(const char *call, const char *name, int64_t value, int64_t least, int64_t most);
 ep_status ep_check_flags(const char *call, uint32_t flags, uint32_t known);
-/* A field that has no meaning yet: a later release may give it one, so it must be 0 now. */
+/* A reserved field must be 0: a later release may give it a meaning. */
 ep_status ep_check_reserved(const char *call, uint32_t reserved);
 ep_status ep_check_idx_type(const char *call, int idx_type);
 
 /* n_experts in range and a multiple of the ranks. */
 ep_status ep_check_experts(const char *call, const ep_comm *comm, int n_experts);
 
-/* A buffer of `bytes`: not NULL unless nothing is in it, and aligned. */
+/* Not NULL unless `empty`, and aligned. */
 ep_status ep_check_buffer(const char *call, const char *name, const void *buffer, bool empty, size_t align);
 
 /* a * b * c fits int64 (all are >= 0); *ret_product may be NULL. */
 ep_status ep_check_product(const char *call, const char *name, int64_t a, int64_t b, int64_t c, int64_t *ret_product);
 
 /*
- * Strides of an output of `rows` rows of `words` elements in elements: positive, so that no two elements coincide, and
- * the last element is below `room`; 0: as far as int64 bytes reach.
+ * Strides, in elements, of an output of `rows` rows of `words` elements: positive, no two elements have the same
+ * address, and the last element is below `room` (0: its offset in bytes fits int64).
  */
 ep_status ep_check_out_strides(const char *call, int64_t token, int64_t block, int64_t rows, int64_t words,
                                int64_t room);
 
-/* One buffer of a call. Sizes as ep_check_product() gave them; NULL or 0 bytes: not there. */
+/* One buffer of a call. Sizes from ep_check_product(); NULL or 0 bytes: absent. */
 struct ep_buffer {
     const char *name;
     const void *at;

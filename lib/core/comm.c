@@ -55,7 +55,7 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
     return EP_OK;
 }
 
-/* The caller's all-gather, which may fail without words: then the last text is of some older error. */
+/* The caller's all-gather. It may fail without setting a reason: the last text would then be that of an older error. */
 static ep_status gather_with_reason(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     const ep_boot *boot = context;
@@ -70,7 +70,7 @@ static ep_status gather_with_reason(void *context, const void *mine, size_t byte
         return EP_OK;
     }
     if (!ep_last_error()[0])
-        return ep_fail(status, "ep_comm_new: bootstrap: the boot's all-gather failed with %s", ep_status_name(status));
+        return ep_fail(status, "ep_comm_new: bootstrap: the all-gather failed with %s", ep_status_name(status));
     return ep_fail_prefix(status, "ep_comm_new: bootstrap: ");
 }
 
@@ -84,8 +84,7 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
     mine = given;
     mine.allgather = gather_with_reason;
     mine.context = &given;
-    /* From here on this rank can report to the others what is wrong, so they need not wait for it until their deadline.
-     */
+    /* From here on, failures of this rank are reported to the others, so that they do not wait until their deadline. */
     comm = new_comm();
     status = resolve_new(comm, &mine, config);
     if (status == EP_OK)
@@ -108,10 +107,11 @@ void ep_comm_free(ep_comm *comm)
     if (!comm || !ep_comm_may_free(comm))
         return;
     if (atomic_load(&comm->live))
-        ep_log(EP_LOG_WARNING,
-               "rank %d of %d: ep_comm_free: %d plans, events, queues or low-latency objects of it are "
-               "left, and must not be used any more",
-               comm->rank, comm->nranks, atomic_load(&comm->live));
+        ep_log(
+            EP_LOG_WARNING,
+            "rank %d of %d: ep_comm_free: %d plans, events, queues or low-latency objects were not freed before, and "
+            "must not be used any more",
+            comm->rank, comm->nranks, atomic_load(&comm->live));
     ep_pool_detach(comm);
     if (comm->ops->comm_close)
         comm->ops->comm_close(comm);
@@ -192,14 +192,14 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
     } else {
         next->config = comm->config;
         next->emulation = comm->emulation;
-        /* Survivors share a host, and the network of a boot may not outlive one of its ranks; sockets do. */
+        /* Survivors share a host. The network of a bootstrap may not work after the death of a rank; sockets do. */
         next->config.network = linked ? comm->config.network : ep_net_emulated.name;
     }
     next->ranks_per_node = next->config.ranks_per_node;
     return comm->ops->shrink(comm, next);
 }
 
-/* Why it did not succeed is no failure of the old communicator, whose status stays what it was. */
+/* A failed shrink does not change the status of a failed communicator. */
 static ep_status record_shrink_failure(ep_comm *comm, ep_status status)
 {
     if (atomic_load(&comm->failed) == EP_OK)
@@ -219,7 +219,8 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     status = EP_CHECK_PTR(__func__, ret_comm);
     if (status == EP_OK && comm->shrunk)
         status = ep_fail(EP_E_STATE, "%s: this communicator was shrunk before; shrink the newer one", __func__);
-    /* For good: when they have freed the old group, the backend may see no peer any more, and form one of this rank. */
+    /* For ever: when the others have freed the old group, the backend might see no peer and form a group of this rank.
+     */
     if (status == EP_OK && comm->excluded)
         status = ep_fail(EP_E_EXCLUDED, "%s: the other ranks went on without rank %d", __func__, comm->rank);
     if (status == EP_OK && !comm->ops->shrink)
@@ -235,7 +236,7 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     }
     comm->shrunk = true;
     *ret_comm = next;
-    ep_log(EP_LOG_WARNING, "rank %d of %d: is rank %d of %d that are left", comm->rank, comm->nranks, next->rank,
+    ep_log(EP_LOG_WARNING, "rank %d of %d: is rank %d of %d in the new group", comm->rank, comm->nranks, next->rank,
            next->nranks);
     return EP_OK;
 }

@@ -73,9 +73,9 @@ static ep_status resolve_network(ep_comm_config *config, const struct ep_net_pro
     const struct ep_net_provider *own = requested ? ep_net_find(requested) : NULL;
 
     if (brought && brought->abi != EP_NET_ABI)
-        return ep_fail(EP_E_ABI, "%s: the boot's network is of another build (abi %u, this library has %u)", call,
-                       brought->abi, EP_NET_ABI);
-    /* Our strings, because the caller's may not outlive the call. */
+        return ep_fail(EP_E_ABI, "%s: the network of the bootstrap is of another build (abi %u, this library has %u)",
+                       call, brought->abi, EP_NET_ABI);
+    /* Static strings, because the caller's may not outlive the call. */
     if (brought && (!requested || strcmp(requested, brought->name) == 0))
         config->network = brought->name;
     else if (!requested)
@@ -83,10 +83,11 @@ static ep_status resolve_network(ep_comm_config *config, const struct ep_net_pro
     else if (own)
         config->network = own->name;
     else
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "%s: network \"%.32s\": there is \"emulated\", \"tcp\", \"verbs\"%s%s%s, and the boot brings %s",
-                       call, requested, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
-                       brought ? "no other" : "none");
+        return ep_fail(
+            EP_E_UNSUPPORTED,
+            "%s: network \"%.32s\" is not one of \"emulated\", \"tcp\", \"verbs\"%s%s%s; the bootstrap provides %s",
+            call, requested, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
+            brought ? "no other" : "none");
     return EP_OK;
 }
 
@@ -164,19 +165,19 @@ const char *ep_config_network(const ep_comm *comm)
 }
 
 /*
- * What ranks send each other first. Plain data of a fixed size for ever, so that ranks with different libraries can at
- * least compare `version`; a library that changes the rest changes `format`.
+ * The first data that ranks exchange. Its size and the offset of `version` never change, so that ranks with different
+ * libraries can compare versions; a library that changes the rest changes `format`.
  */
 struct digest {
     uint32_t format;
     int32_t rank;
     char version[32];
-    int32_t status;         /* of this rank alone; the fields below mean nothing unless it is EP_OK */
-    int32_t ranks_per_node; /* 0: as the hosts have it */
+    int32_t status;         /* of this rank; unless it is EP_OK, only `reason` is valid below */
+    int32_t ranks_per_node; /* 0: from the hosts */
     uint32_t flags;
     int32_t channels, partial_type;
-    char backend[16], network[16]; /* network "": as the hosts have it */
-    int32_t nodes_from;            /* NODES_*: who says ranks_per_node */
+    char backend[16], network[16]; /* network "": from the hosts */
+    int32_t nodes_from;            /* NODES_*: source of ranks_per_node */
     union {
         char reason[416]; /* of a failure */
         struct ep_locality locality;
@@ -187,7 +188,7 @@ enum { NODES_FROM_CONFIG, NODES_FROM_BOOT, NODES_FROM_HOSTS };
 
 #define DIGEST_FORMAT 2u
 
-_Static_assert(sizeof(struct digest) == 512, "the digest has one size for ever");
+_Static_assert(sizeof(struct digest) == 512, "the size of the digest never changes");
 
 static void copy_text(char *to, size_t bytes, const char *from)
 {
@@ -230,7 +231,7 @@ static const struct field {
     {"partial_type", offsetof(struct digest, partial_type), VALUE_DTYPE},
 };
 
-/* Also what equality means: two values are the same if they read the same. */
+/* Values are compared by their text. */
 static void print_value(const struct field *field, const struct digest *digest, char text[40])
 {
     const char *value = (const char *)digest + field->offset;
@@ -249,7 +250,7 @@ static void print_value(const struct field *field, const struct digest *digest, 
         snprintf(text, 40, "%s", ep_dtype_name((ep_dtype)number));
 }
 
-/* Every rank finds the first field, and in it the first rank, that differs from rank 0: one text for all. */
+/* All ranks find the first field, and in it the first rank, that differs from rank 0: so all have the same text. */
 static ep_status compare_field(const struct field *field, const struct digest *all, int nranks, const char *call)
 {
     char first[40], other[40];
@@ -266,7 +267,7 @@ static ep_status compare_field(const struct field *field, const struct digest *a
 
 static ep_status compare_nodes(const struct digest *all, int nranks, const char *call)
 {
-    static const char *const from[] = {"", " by its boot", " by the hosts"};
+    static const char *const from[] = {"", " by its bootstrap", " by the hosts"};
 
     for (int rank = 1; rank < nranks; rank++)
         if (all[rank].ranks_per_node != all[0].ranks_per_node)
@@ -287,7 +288,7 @@ static bool is_one_host(const struct digest *all, int nranks)
     return true;
 }
 
-/* Fills in what follows from the hosts of the ranks, for all of them alike. */
+/* Fills in what follows from the hosts, with the same result on all ranks. */
 static ep_status find_nodes(struct digest *all, int nranks, const char *call)
 {
     bool one_host = is_one_host(all, nranks);
@@ -300,10 +301,11 @@ static ep_status find_nodes(struct digest *all, int nranks, const char *call)
         if (!found)
             found = one_host ? nranks : ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, why);
         if (!found)
-            return ep_fail(EP_E_ARG,
-                           "%s: the hosts of the ranks make no equal nodes: %s: start equally many on each host, "
-                           "numbered in a row, or set ranks_per_node (1: each rank is a node of its own)",
-                           call, why);
+            return ep_fail(
+                EP_E_ARG,
+                "%s: the hosts of the ranks do not form equal nodes: %s: start the same number on each host, "
+                "with consecutive numbers, or set ranks_per_node (1: each rank is its own node)",
+                call, why);
         all[rank].ranks_per_node = found;
         all[rank].nodes_from = NODES_FROM_HOSTS;
     }
@@ -323,8 +325,9 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
         if (all[rank].format != DIGEST_FORMAT)
             return ep_fail(EP_E_MISMATCH, "%s: rank %d has another build of version %s", call, rank, ep_version());
         if (all[rank].rank != rank)
-            return ep_fail(EP_E_MISMATCH, "%s: the boot's all-gather put the block of rank %d in the place of rank %d",
-                           call, all[rank].rank, rank);
+            return ep_fail(EP_E_MISMATCH,
+                           "%s: the bootstrap's all-gather has the block of rank %d in place of that of rank %d", call,
+                           all[rank].rank, rank);
     }
     for (int rank = 0; rank < nranks; rank++)
         if (all[rank].status != EP_OK && !ep_status_is_failure(all[rank].status))
@@ -344,7 +347,7 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
     return EP_OK;
 }
 
-/* What the ranks have agreed on becomes this one's. */
+/* Copies the agreed values into this rank's communicator. */
 static void apply_agreed(ep_comm *comm, const struct digest *agreed, int rank, int nranks)
 {
     comm->rank = rank;

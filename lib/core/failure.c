@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What has become of a communicator: the first failure and the last error, which calls and workers note. */
+/* The first failure and the last error of a communicator, recorded by calls and workers. */
 #include "base/log.h"
 #include "core/check.h"
 
@@ -9,12 +9,12 @@
 ep_status ep_comm_fail_forked(const char *call)
 {
     return ep_fail(EP_E_STATE,
-                   "%s: this process is a forked child of the one that made the communicator, and cannot use it: make "
-                   "communicators after the fork",
+                   "%s: this process is a forked child of the one that created the communicator, and cannot use it: "
+                   "create communicators after the fork",
                    call);
 }
 
-/* The first failure, whatever this one was: with its reason, unless this is the first to have words for it. */
+/* Replaces a fatal status by that of the first failure, with its reason if it has one. */
 static ep_status repeat_first(ep_comm *comm, ep_status status)
 {
     ep_status first = (ep_status)atomic_load(&comm->failed);
@@ -49,7 +49,7 @@ ep_status ep_comm_record(ep_comm *comm, ep_status status)
     snprintf(comm->error, sizeof(comm->error), "%s", ep_last_error());
     if (fatal)
         atomic_compare_exchange_strong(&comm->failed, &none, (int)status);
-    /* It may have been set before there were words for it (ep_comm_abort() in a signal handler). */
+    /* `failed` may have been set without a reason (ep_comm_abort() in a signal handler). */
     if (fatal && !comm->reason[0] && (ep_status)atomic_load(&comm->failed) == status)
         memcpy(comm->reason, comm->error, sizeof(comm->reason));
     first = fatal && !comm->logged;
@@ -78,8 +78,8 @@ ep_status ep_comm_usable(ep_comm *comm, const char *call)
     pthread_mutex_lock(&comm->error_lock);
     memcpy(reason, comm->reason, sizeof(reason));
     pthread_mutex_unlock(&comm->error_lock);
-    /* Without words: a signal handler or another thread of this rank has set it, and the backend knows what came first.
-     */
+    /* No reason: a signal handler or another thread of this rank has set `failed`, and the backend knows the first
+     * failure. */
     if (!reason[0] && comm->ops->poll && comm->ops->poll(comm) == failed)
         snprintf(reason, sizeof(reason), "%s", ep_last_error());
     else if (!reason[0] && failed == EP_E_ABORTED)
@@ -100,11 +100,12 @@ static bool has_reason(ep_comm *comm)
 
 ep_status ep_comm_async_error(const ep_comm *comm)
 {
-    ep_comm *own = (ep_comm *)comm; /* what is noted is no change that the caller could see */
+    ep_comm *own = (ep_comm *)comm; /* recording a failure is no visible change */
     ep_status status = EP_OK;
 
     EP_CHECK_OWN(comm, comm);
-    /* As the next call would; also where a signal handler or another thread of this rank has set it without words. */
+    /* As the next call would. Also if a signal handler or another thread of this rank has set `failed` without a
+     * reason. */
     if ((atomic_load(&comm->failed) == EP_OK || !has_reason(own)) && comm->ops->poll)
         status = ep_comm_record(own, comm->ops->poll(own));
     return status == EP_OK ? (ep_status)atomic_load(&comm->failed) : status;
@@ -112,12 +113,12 @@ ep_status ep_comm_async_error(const ep_comm *comm)
 
 const char *ep_comm_last_error(const ep_comm *comm)
 {
-    ep_comm *own = (ep_comm *)comm; /* the copy is no change that the caller could see */
+    ep_comm *own = (ep_comm *)comm; /* the copy is no visible change */
 
     if (!comm)
         return "ep_comm_last_error: comm is NULL";
     if (!ep_comm_is_own(comm))
-        return "ep_comm_last_error: this process is a forked child of the one that made the communicator";
+        return "ep_comm_last_error: this process is a forked child of the one that created the communicator";
     pthread_mutex_lock(&own->error_lock);
     memcpy(own->shown, own->error, sizeof(own->shown));
     pthread_mutex_unlock(&own->error_lock);

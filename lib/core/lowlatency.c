@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* Rows of [L, R*M, H] of a call; times a row in bytes it still fits, see ep_ll_new(). */
+/* L*R*M of a call. Its product with the bytes of a row fits int64, see check_config(). */
 static int64_t result_rows(const ep_ll *ll, int max_tokens)
 {
     return (int64_t)ll->n_local * ll->comm->nranks * max_tokens;
@@ -21,7 +21,7 @@ static ep_status check_config(const char *call, const ep_comm *comm, const ep_ll
     EP_TRY(ep_check_range(call, "topk", config->topk, 1, EP_MAX_TOPK));
     EP_TRY(ep_check_flags(call, config->flags, EP_LL_MASK_DEAD));
     EP_TRY(ep_check_reserved(call, config->reserved));
-    /* Ranges and counts are 32-bit row numbers within one expert. */
+    /* recv_range has 32-bit row numbers and counts within one expert. */
     rows = (int64_t)comm->nranks * config->max_tokens;
     if (rows > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "%s: %d ranks * %d max_tokens rows an expert do not fit an int32", call,
@@ -90,14 +90,14 @@ void ep_ll_free(ep_ll *ll)
     free(ll);
 }
 
-/* The second half of an earlier call that has to come first. */
+/* The call must be finished before. */
 static ep_status fail_open(const char *call, const struct ep_ll_call *open)
 {
     return ep_fail(EP_E_STATE, "%s: the %s of call %llu was made with EP_LL_RECV_HOOK: call ep_ll_finish() first", call,
                    open->open == EP_LL_OPEN_DISPATCH ? "dispatch" : "combine", (unsigned long long)open->number);
 }
 
-/* What both operations say about this rank's tokens. */
+/* The arguments of both operations about this rank's tokens. */
 static ep_status check_tokens(const char *call, int n_tokens, int max_tokens, const void *topk_idx, int idx_type)
 {
     EP_TRY(ep_check_range(call, "n_tokens", n_tokens, 0, max_tokens));
@@ -136,7 +136,7 @@ static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
     return ep_check_buffer(call, "recv_scales", args->recv_scales, false, EP_ROW_ALIGN);
 }
 
-/* What the scales of all experts span: a little less where they are strided, because the last ones end earlier. */
+/* The strided scales of an expert must lie within its part of recv_scales. */
 static ep_status check_scale_strides(const ep_ll *ll, const ep_ll_dispatch_args *args, int64_t rows, int64_t words)
 {
     static const char call[] = "ep_ll_dispatch";
@@ -234,12 +234,13 @@ static ep_status find_call(const ep_ll *ll, uint64_t number, const struct ep_ll_
         number = ll->dispatches;
     found = &ll->call[number & 1];
     if (!number)
-        return ep_fail(EP_E_STATE, "%s: there was no dispatch that it could answer", call);
+        return ep_fail(EP_E_STATE, "%s: there was no dispatch before it", call);
     if (number > ll->dispatches)
         return ep_fail(EP_E_STATE, "%s: call is %llu, but there were %llu dispatches", call, (unsigned long long)number,
                        (unsigned long long)ll->dispatches);
     if (found->number != number)
-        return ep_fail(EP_E_STATE, "%s: dispatch %llu is no longer kept: there were %llu, and the last two are", call,
+        return ep_fail(EP_E_STATE,
+                       "%s: dispatch %llu has no buffers any more: there were %llu, and the last two have them", call,
                        (unsigned long long)number, (unsigned long long)ll->dispatches);
     if (found->open)
         return fail_open(call, found);
@@ -301,7 +302,7 @@ ep_status ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args)
     EP_SYNC(ll->comm, ep_ll_combine(ll, args, NULL));
 }
 
-/* The one whose second half is open: with 0 the one that was left open last. */
+/* Finds the open call; with number 0 the last one that was opened. */
 static ep_status find_open(const ep_ll *ll, uint64_t number, uint64_t *ret_number)
 {
     const struct ep_ll_call *call = &ll->call[(number ? number : ll->last_open) & 1];
@@ -349,7 +350,7 @@ static ep_status check_masking(const ep_ll *ll, const char *call)
 {
     return ll->config.flags & EP_LL_MASK_DEAD
                ? EP_OK
-               : ep_fail(EP_E_STATE, "%s: the ep_ll was made without EP_LL_MASK_DEAD: no rank is masked", call);
+               : ep_fail(EP_E_STATE, "%s: the ep_ll was created without EP_LL_MASK_DEAD: no rank is masked", call);
 }
 
 ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream)

@@ -29,7 +29,7 @@ ep_status ep_free(ep_comm *comm, void *memory)
 }
 
 /*
- * --- by one rank alone: no other is concerned, so that a failure is none of the communicator's ---
+ * --- not collective: other ranks are not involved, so a failure is not recorded in the communicator ---
  */
 
 ep_status ep_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
@@ -68,24 +68,24 @@ ep_status ep_unregister(ep_comm *comm, void *memory)
  * --- allocator callbacks ---
  */
 
-/* What an allocator has and has not freed yet. */
+/* A block that the allocator has not freed yet. */
 struct pool_block {
     struct pool_block *next;
     void *memory;
-    ep_comm *owner; /* NULL: it has ended, and the addresses alone are left */
+    ep_comm *owner; /* NULL: it was freed, and only the address range is left */
 };
 
 /*
- * Made anew by a forked child: another thread of the parent may have held the lock when it forked, and the parent's
- * communicators are none of the child's business.
+ * A forked child creates its own: another thread of the parent may have held the lock at the fork, and the child cannot
+ * use the parent's communicators.
  */
 struct pools {
-    uint64_t generation; /* of the process that made it */
+    uint64_t generation; /* of the process that created it */
     pthread_mutex_t lock;
-    pthread_cond_t idle;             /* some communicator's pool_calls are 0 */
-    ep_comm *attached[EP_MAX_POOLS]; /* the communicator that serves each device */
+    pthread_cond_t idle;             /* pool_calls of some communicator are 0 */
+    ep_comm *attached[EP_MAX_POOLS]; /* the communicator of each device */
     struct pool_block *first;
-    struct pools *inherited; /* the parent's, never read: reachable, so that a leak checker passes it over */
+    struct pools *inherited; /* that of the parent, never read: kept reachable for leak checkers */
 };
 
 static _Atomic(struct pools *) current;
@@ -147,7 +147,7 @@ void ep_pool_detach(ep_comm *comm)
     for (int device = 0; device < EP_MAX_POOLS; device++)
         if (pools->attached[device] == comm)
             pools->attached[device] = NULL;
-    /* Each of them allocates or frees once: none waits for a peer. */
+    /* Each callback allocates or frees once, and waits for no peer. */
     while (comm->pool_calls)
         pthread_cond_wait(&pools->idle, &pools->lock);
     for (struct pool_block *block = pools->first; block; block = block->next)
@@ -156,7 +156,7 @@ void ep_pool_detach(ep_comm *comm)
     pthread_mutex_unlock(&pools->lock);
 }
 
-/* Of a call that has counted itself in comm->pool_calls. Under the lock. */
+/* Ends a callback that is counted in comm->pool_calls. Under the lock. */
 static void end_call(struct pools *pools, ep_comm *comm)
 {
     if (--comm->pool_calls == 0)
@@ -186,7 +186,7 @@ void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream)
     if (!comm) {
         free(block);
         ep_fail(EP_E_ARG, "ep_pool_alloc: %lld bytes on device %d, %s", (long long)bytes, device,
-                bytes < 0 ? "which are none" : "which no communicator serves: see ep_pool_attach()");
+                bytes < 0 ? "a negative size" : "to which no communicator is attached: see ep_pool_attach()");
         return NULL;
     }
     if (ep_alloc_local(comm, (size_t)bytes, &memory) == EP_OK)

@@ -2,8 +2,8 @@
 /*
  * numeric.c - bf16, e4m3, ue8m0, and the element types by name.
  *
- * The conversions work on the bits without branches, and the loops over a block have a constant length, so that
- * compilers make vector code of them at -O2.
+ * The conversions are branch-free bit operations, and the loops over a block have a constant length, so that compilers
+ * vectorise them at -O2.
  */
 #include "core/bf16.h"
 #include "core/quantize.h"
@@ -66,8 +66,8 @@ float ep_bf16_to_f32(uint16_t bits)
 }
 
 /*
- * Signed integers because SSE2 compares no others. Masks instead of ?: because gcc makes a branch of that, so that the
- * floating-point addition is not done in vain, and then no vector code.
+ * Signed integers, because SSE2 compares only these. Masks instead of ?:, because gcc turns ?: into a branch to skip
+ * the floating-point addition, and then does not vectorise.
  */
 static inline __attribute__((always_inline)) uint8_t e4m3_round(float value)
 {
@@ -117,7 +117,7 @@ uint8_t ep_ue8m0_from_f32(float value)
 
     if (bits == EP_F32_INF_BITS || (bits & 0x7fffffffu) > EP_F32_INF_BITS)
         return UE8M0_NAN;
-    /* 2^-127, code 0, is a denormal float: exponent field 0, upper half of the mantissa. Less than that, too. */
+    /* 2^-127, code 0, is a denormal float (0x400000); smaller values are clamped to it. */
     if (bits >> 31 || bits <= 0x400000u)
         return 0;
     return (uint8_t)(up < UE8M0_MAX ? up : UE8M0_MAX);
@@ -130,7 +130,7 @@ float ep_ue8m0_to_f32(uint8_t bits)
     return ep_f32_of_bits(bits ? (uint32_t)bits << 23 : 0x400000u);
 }
 
-/* Largest magnitude of a block, NaN left out. The order of bf16 magnitudes is that of their bits. */
+/* Largest magnitude of a block, ignoring NaN. bf16 magnitudes are ordered like their bits. */
 static inline __attribute__((always_inline)) float block_amax(const uint16_t *x)
 {
     uint16_t most = 0;

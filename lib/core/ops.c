@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/check.h"
 
-/* Both operations: a known element type and rows that the copy loops can take. */
+/* For both operations: hidden in range, and rows of a size that the copy loops support. */
 static ep_status check_rows(const char *call, int dtype, int hidden, int64_t *ret_row_bytes)
 {
     int64_t bytes;
@@ -46,8 +46,8 @@ static int64_t scale_words(const ep_dispatch_args *args)
 }
 
 /*
- * The farthest scale from the first one. Strides may be negative, then the scales begin before the pointer; one of them
- * may be 0. *ret_scales: all that lies between the first and the last of them, gaps included.
+ * The extent of the scales from the lowest to the highest address, including gaps. Strides may be negative: then scales
+ * are before the pointer; one of them may be 0.
  */
 static ep_status check_scale_extent(const ep_dispatch_args *args, int n_tokens, int64_t scales_per_row,
                                     struct ep_buffer *ret_scales)
@@ -76,7 +76,7 @@ static ep_status check_scale_extent(const ep_dispatch_args *args, int n_tokens, 
     return EP_OK;
 }
 
-/* What a dispatch writes and reads, in the order of its fields. */
+/* Outputs and inputs of a dispatch, in the order of its fields. */
 enum {
     RECV_X,
     RECV_SCALES,
@@ -89,7 +89,7 @@ enum {
     BUFFERS
 };
 
-/* *ret_bytes: from the first one to the last, gaps included. */
+/* *ret_bytes: from the first to the last one, including gaps. */
 static ep_status check_recv_scales(const ep_dispatch_args *args, int64_t *ret_bytes)
 {
     int64_t token = args->recv_scale_stride_token, block = args->recv_scale_stride_block, words = scale_words(args);
@@ -101,7 +101,7 @@ static ep_status check_recv_scales(const ep_dispatch_args *args, int64_t *ret_by
     return EP_OK;
 }
 
-/* `scale_type` says whether there are scales: a rank without tokens may have no pointer. */
+/* `scale_type` decides whether there are scales: a rank without tokens may have no pointer. */
 static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct ep_buffer *buffers)
 {
     int64_t bytes = 0;
@@ -129,8 +129,8 @@ static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct
 }
 
 /*
- * Scales with strides may have gaps, and an output may lie in one: where an output overlaps the whole of them, each
- * scale is compared. A caller that keeps them apart does not pay for it.
+ * Strided scales may have gaps, and an output may lie in one: only if an output overlaps their extent, each scale is
+ * compared.
  */
 static ep_status check_strided_scales(const ep_dispatch_args *args, int n_tokens, const struct ep_buffer *buffers)
 {

@@ -5,7 +5,7 @@
 
 #define KNOWN_FLAGS (EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING)
 
-/* What a routing is made of: choices, or a mask and its counts. A rank without tokens may have no arrays of them. */
+/* The arrays of a routing: choices, or a mask and its counts. A rank without tokens may pass NULL. */
 static ep_status check_arrays(const char *call, bool from_mask, int n_tokens, int idx_type, const void *topk_idx,
                               const uint8_t *token_in_rank, const int32_t *tokens_per_expert)
 {
@@ -20,7 +20,7 @@ static ep_status check_arrays(const char *call, bool from_mask, int n_tokens, in
     return ep_check_buffer(call, "tokens_per_expert", tokens_per_expert, false, sizeof(int32_t));
 }
 
-/* A mask has no choices: inside it is a routing of one for each rank. */
+/* A mask has no choices: internally it is a routing with one choice for each rank. */
 static ep_status check_mask(const char *call, const ep_comm *comm, ep_plan_args *args)
 {
     if (args->topk)
@@ -36,7 +36,7 @@ static ep_status check_mask(const char *call, const ep_comm *comm, ep_plan_args 
     return EP_OK;
 }
 
-/* The arguments that a routing has with or without a plan. */
+/* The arguments of a routing with or without a plan. */
 static ep_status check_routing_args(const char *call, const ep_comm *comm, const ep_plan_args *args)
 {
     EP_TRY(ep_check_idx_type(call, args->idx_type));
@@ -65,7 +65,7 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
     if (!args->expert_alignment)
         args->expert_alignment = 1;
     EP_TRY(ep_check_range(call, "max_recv_tokens", args->max_recv_tokens, 0, INT64_MAX));
-    /* Entries of a routing are counted in int32. */
+    /* Counts of top-k entries are int32. */
     if ((int64_t)n_most * args->topk > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "%s: %d tokens of %d experts each do not fit an int32 count", call, n_most,
                        args->topk);
@@ -77,7 +77,7 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
     return EP_OK;
 }
 
-/* In the expanded layout as many choices as one rank can have, each expert's rows rounded up. */
+/* Expanded layout: the maximum number of choices on one rank, with the rows of each expert rounded up. */
 static int64_t max_rows(const ep_comm *comm, const ep_plan_args *args)
 {
     int64_t tokens = (int64_t)comm->nranks * (args->max_tokens > args->n_tokens ? args->max_tokens : args->n_tokens);
@@ -179,13 +179,13 @@ static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *ar
     static const char call[] = "ep_plan_update";
 
     if (plan->args.max_recv_tokens <= 0)
-        return ep_fail(EP_E_STATE, "%s: the plan was made without max_recv_tokens: its capacity is not fixed", call);
+        return ep_fail(EP_E_STATE, "%s: the plan was created without max_recv_tokens: its capacity is not fixed", call);
     EP_TRY(ep_check_reserved(call, (uint32_t)args->reserved));
     EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, most_tokens(plan)));
     if (plan->from_mask && !args->tokens_per_expert)
-        return ep_fail(EP_E_ARG, "%s: tokens_per_expert is NULL, but the plan was made with token_in_rank", call);
+        return ep_fail(EP_E_ARG, "%s: tokens_per_expert is NULL, but the plan was created with token_in_rank", call);
     if (!plan->from_mask && args->tokens_per_expert)
-        return ep_fail(EP_E_ARG, "%s: tokens_per_expert, but the plan was made with topk_idx", call);
+        return ep_fail(EP_E_ARG, "%s: tokens_per_expert, but the plan was created with topk_idx", call);
     return check_arrays(call, plan->from_mask, args->n_tokens, plan->args.idx_type, args->topk_idx, args->token_in_rank,
                         args->tokens_per_expert);
 }
@@ -203,7 +203,7 @@ ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stre
     return EP_OK;
 }
 
-/* Tokens of each rank have numbers of their own. */
+/* source_stride must give every token of every rank a different number. */
 static ep_status check_stride(const ep_plan *plan, ep_plan_metadata *dst)
 {
     static const char call[] = "ep_plan_get_metadata";
@@ -212,7 +212,7 @@ static ep_status check_stride(const ep_plan *plan, ep_plan_metadata *dst)
     if (!dst->source_stride)
         dst->source_stride = plan->args.max_tokens;
     if (!dst->source_stride)
-        return ep_fail(EP_E_ARG, "%s: source_stride is 0, and the plan was made without max_tokens", call);
+        return ep_fail(EP_E_ARG, "%s: source_stride is 0, and the plan was created without max_tokens", call);
     EP_TRY(ep_check_range(call, "source_stride", dst->source_stride, plan->args.n_tokens, INT32_MAX));
     if ((int64_t)dst->source_stride * nranks > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "%s: %d ranks of source_stride %d tokens do not fit an int32", call, nranks,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * quantize.h - quantising rows as low-latency calls do: for backends and for what checks them. And its forms, one for
- * each width of vector, which the tests compare.
+ * quantize.h - quantisation of rows as in low-latency calls, for backends and their tests; and its variants, one for
+ * each vector width, which the tests compare.
  */
 #ifndef EP_CORE_QUANTIZE_H
 #define EP_CORE_QUANTIZE_H
@@ -12,14 +12,14 @@
 
 /*
  * Quantise a row of `hidden` (a multiple of 128) bf16 elements to e4m3 with one factor per 128 elements; the rule is
- * that of ep_ll_dispatch(), each division an IEEE one in single precision. ret_scales: hidden/128 floats. Returns
- * nothing, so it checks nothing: none of the three may overlap another. An element that is NaN gives NaN and does not
- * count for the factor; an infinite one makes its block NaN, because the factor is infinite (with rounding: NaN) then.
+ * that of ep_ll_dispatch(), with IEEE single-precision divisions. ret_scales: hidden/128 floats. Nothing is checked:
+ * the three arrays must not overlap. A NaN element gives NaN and is ignored for the factor; an infinite element makes
+ * its block NaN, because the factor is then infinite (with rounding: NaN).
  */
 EP_PRIVATE_API void ep_quantize_row(const uint16_t *x, int hidden, int round_scale, uint8_t *ret_x, float *ret_scales);
 
-/* Pack n (a multiple of 4) power-of-two scales as ue8m0 bytes, four in each int32, lowest byte first. The two may not
- * overlap. */
+/* Packs n (a multiple of 4) power-of-two scales as ue8m0 bytes, four in each int32, lowest byte first. The two arrays
+ * must not overlap. */
 EP_PRIVATE_API void ep_pack_ue8m0(const float *scales, int n, int32_t *ret_packed);
 
 typedef void (*ep_quantize_fn)(const uint16_t *x, int hidden, int round_scale, uint8_t *ret_x, float *ret_scales);

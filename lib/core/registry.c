@@ -9,7 +9,7 @@
 
 #define MODULE_SYMBOL "ep_backend_module" /* const struct ep_backend_ops */
 
-/* In the order of preference. */
+/* In order of preference. */
 static const struct backend {
     const char *name;
     const struct ep_backend_ops *ops; /* NULL: in a module */
@@ -43,7 +43,7 @@ static ep_status find_best(const struct ep_backend_ops **ret_ops)
     char text[EP_ERROR_TEXT_BYTES];
     ep_status status = EP_E_UNSUPPORTED;
 
-    /* A backend that is not for this machine is no failure: it leaves no trace in ep_last_error(). */
+    /* A backend that does not work on this machine is not a failure: do not leave its reason in ep_last_error(). */
     snprintf(text, sizeof(text), "%s", ep_last_error());
     for (size_t i = 0; i < N_BACKENDS && status != EP_OK; i++)
         status = try_backend(&backends[i], ret_ops);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The slow look at a routing that is known to be wrong: names the first entry out of range. */
+/* For a routing that is known to be invalid: finds the first entry out of range. */
 static ep_status fail_range(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type)
 {
     size_t n = (size_t)shape->n_tokens * (size_t)shape->topk;
@@ -23,13 +23,13 @@ static ep_status fail_range(const struct ep_routing_shape *shape, const void *to
     return ep_fail(EP_E_ROUTING, "routing: topk_idx changed while it was checked");
 }
 
-/* Two passes, because the range check vectorises only while nothing in its loop depends on the value. */
+/* Two passes, because the range check vectorises only if nothing else in its loop depends on the value. */
 static ep_status check_range(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type, int32_t *ret_idx)
 {
     size_t n = (size_t)shape->n_tokens * (size_t)shape->topk;
     unsigned bad = 0;
 
-    /* -1 becomes 0 in unsigned arithmetic, all else that is negative becomes huge. */
+    /* Unsigned: -1 + 1 is 0, and other negative values become huge. */
     if (idx_type == EP_I64) {
         const int64_t *idx = topk_idx;
 
@@ -86,7 +86,7 @@ ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *top
     return EP_OK;
 }
 
-/* The rank of an expert: from a table, because a division for each entry costs more than all the counting. */
+/* The rank and node of an expert. From a table, because a division per entry costs more than the counting itself. */
 struct location {
     int32_t rank, node;
 };
@@ -94,7 +94,7 @@ struct location {
 struct count_scratch {
     struct location *locations;                /* [E] */
     uint32_t *rank_last, *node_last;           /* [R], [nodes]: 1 + the last token counted there */
-    int32_t *per_rank, *per_node, *per_expert; /* take the counts that are not wanted */
+    int32_t *per_rank, *per_node, *per_expert; /* for counts that the caller does not want */
 };
 
 static bool new_scratch(const struct ep_routing_shape *shape, struct count_scratch *ret_scratch)
@@ -152,7 +152,7 @@ ep_status ep_routing_count(const struct ep_routing_shape *shape, const int32_t *
                 continue;
             location = scratch.locations[row[k]];
             per_expert[row[k]]++;
-            /* Adding the comparison instead of branching on it: whether a rank is new to a token is a coin toss. */
+            /* Add the comparison instead of branching: whether a rank is new to a token is unpredictable. */
             per_rank[location.rank] += scratch.rank_last[location.rank] != mark;
             scratch.rank_last[location.rank] = mark;
             per_node[location.node] += scratch.node_last[location.node] != mark;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * routing.h - what a routing in host memory says: is it valid, and how many tokens go where.
+ * routing.h - checks a routing in host memory and counts its tokens per rank, node and expert.
  *
- * For backends whose routing lies in host memory. Linear in the number of top-k entries; nothing here talks to a peer.
+ * Linear in the number of top-k entries. Communicates with no peer.
  */
 #ifndef EP_CORE_ROUTING_H
 #define EP_CORE_ROUTING_H
@@ -25,12 +25,12 @@ static inline struct ep_routing_shape ep_routing_shape_of(const ep_comm *comm, c
 
 /*
  * Checks topk_idx [N,K] of idx_type (EP_I32 or EP_I64) and converts it into ret_idx [N,K]. EP_E_ROUTING with token,
- * position and value of the first entry that is neither -1 nor below n_experts or, if there is none, of the first
- * expert that occurs twice in a token; ret_idx holds nothing useful then.
+ * position and value of the first entry that is neither -1 nor in 0..n_experts-1 or, if there is none, of the first
+ * expert that occurs twice in a token; ret_idx is then undefined.
  */
 ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type, int32_t *ret_idx);
 
-/* Where counts go; each may be NULL. Filled entirely, whatever was there before. */
+/* Arrays for the counts; each may be NULL. All elements are written. */
 struct ep_routing_counts {
     int32_t *per_rank;   /* [R] tokens with at least one expert on the rank */
     int32_t *per_node;   /* [nodes] the same per node */
@@ -38,11 +38,11 @@ struct ep_routing_counts {
     uint8_t *in_rank;    /* [N,R] 1 where the token goes to the rank, else 0 */
 };
 
-/* Counts of a routing that ep_routing_check() has accepted. Fails with EP_E_MEMORY alone. */
+/* Counts of a routing that ep_routing_check() has accepted. Fails only with EP_E_MEMORY. */
 ep_status ep_routing_count(const struct ep_routing_shape *shape, const int32_t *idx,
                            const struct ep_routing_counts *counts);
 
-/* ep_plan_layout() for routings in host memory: check, then count. The outputs stay as they were if the check fails. */
+/* ep_plan_layout() for routings in host memory: check, then count. The outputs do not change if the check fails. */
 ep_status ep_routing_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 
 #endif

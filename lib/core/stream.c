@@ -12,11 +12,11 @@ const ep_comm *ep_comm_note_calling(const ep_comm *comm)
 }
 
 /*
- * What an event reports is the business of who asks: the work behind it has already been recorded in the communicator
- * when it failed, and a wait that the caller cut short is no failure of the group. So waits and queries record nothing.
+ * Waits for and queries of events record nothing: a failure of their work was recorded when it occurred, and a wait
+ * that ends at the caller's timeout is not a failure of the group.
  */
 
-/* An event that the backend has made, or not. */
+/* Counts an event or queue, if the backend has created it. */
 static ep_status count_event(ep_comm *comm, ep_status status)
 {
     if (status == EP_OK)
@@ -24,7 +24,7 @@ static ep_status count_event(ep_comm *comm, ep_status status)
     return ep_comm_record(comm, status);
 }
 
-/* A wait that only its caller's limit ended says nothing about the group. */
+/* A timeout of the caller's wait says nothing about the group. */
 static ep_status resolve(const ep_event *event, ep_status status)
 {
     return status == EP_E_TIMEOUT ? status : ep_comm_resolve_status(event->comm, status);

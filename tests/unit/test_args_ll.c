@@ -91,8 +91,8 @@ static void ll_dispatch_refuses_bad_arguments(void **state)
         {{LD(recv_stats_add, 0x5000000)}, EP_E_ARG, "recv_count overlaps recv_stats_add"},
         {{LD(recv_scale_stride_token, 1)}, EP_E_ARG, "strides 1 (token) and 0 (block)"},
         {{LD(recv_scale_stride_token, -1), LD(recv_scale_stride_block, 1)}, EP_E_ARG, "strides -1 (token)"},
-        {{LD(recv_scale_stride_token, 4), LD(recv_scale_stride_block, 1)}, EP_E_ARG, "into one place"},
-        {{LD(recv_scale_stride_token, 1), LD(recv_scale_stride_block, 511)}, EP_E_ARG, "into one place"},
+        {{LD(recv_scale_stride_token, 4), LD(recv_scale_stride_block, 1)}, EP_E_ARG, "the same address"},
+        {{LD(recv_scale_stride_token, 1), LD(recv_scale_stride_block, 511)}, EP_E_ARG, "the same address"},
         {{LD(recv_scale_stride_token, 6), LD(recv_scale_stride_block, 1)}, EP_E_ARG, "reach element"},
         {{LD(out_dtype, EP_BF16), LD(scale_type, 0), LD(recv_scales, 0), LD(recv_scale_stride_token, 1)},
          EP_E_ARG,
@@ -187,7 +187,7 @@ static void ll_calls_are_named(void **state)
     combine.call = 1;
     combine.n_tokens = 10;
     assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);
-    assert_non_null(strstr(ep_last_error(), "dispatch 1 is no longer kept: there were 3"));
+    assert_non_null(strstr(ep_last_error(), "dispatch 1 has no buffers any more: there were 3"));
     /* A dispatch that fails is none. */
     mock.answer = EP_E_MEMORY;
     call = 0;

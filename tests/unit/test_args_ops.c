@@ -39,7 +39,7 @@ static void dispatch_refuses_bad_arguments(void **state)
         {{D(scale_type, EP_I32)}, EP_E_ARG, "scale_words is 0"},
         {{D(scale_type, EP_I32), D(scale_words, EP_MAX_SCALE_WORDS + 1)}, EP_E_ARG, "scale_words is 16385"},
         {{D(recv_scale_stride_token, 8)}, EP_E_ARG, "strides 8 (token) and 0 (block) of recv_scales"},
-        {{D(recv_scale_stride_token, 7), D(recv_scale_stride_block, 1)}, EP_E_ARG, "into one place"},
+        {{D(recv_scale_stride_token, 7), D(recv_scale_stride_block, 1)}, EP_E_ARG, "the same address"},
         {{D(recv_scale_stride_token, 1), D(recv_scale_stride_block, INT64_MAX / 8)}, EP_E_OVERFLOW, "of recv_scales"},
         {{D(scale_stride_token, INT64_MAX)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_token, INT64_MIN)}, EP_E_OVERFLOW, "scale strides"},

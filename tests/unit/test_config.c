@@ -155,7 +155,7 @@ static void bad_configurations_are_refused(void **state)
         {CONFIG(.backend = "rocm"), EP_E_ARG, "backend \"rocm\" is not one of"},
         {CONFIG(.backend = ""), EP_E_ARG, "backend \"\" is not one of"},
         {CONFIG(.network = "mpi"), EP_E_UNSUPPORTED,
-         "network \"mpi\": there is \"emulated\", \"tcp\", \"verbs\", and the boot brings none"},
+         "network \"mpi\" is not one of \"emulated\", \"tcp\", \"verbs\"; the bootstrap provides none"},
         {CONFIG(.network = ""), EP_E_UNSUPPORTED, "network \"\""},
     };
 
@@ -232,7 +232,7 @@ static void a_boot_may_bring_a_network(void **state)
 /* --- agreement --- */
 
 struct meeting {
-    const struct ep_net_provider *network; /* that the boot brings */
+    const struct ep_net_provider *network; /* of the bootstrap */
     int boot_nodes[RANKS];                 /* ranks_per_node of each rank's boot */
     ep_comm_config config[RANKS];          /* what each rank asks for */
     ep_comm **ret_comm[RANKS];
@@ -447,8 +447,8 @@ static void hosts_that_make_no_nodes_are_named(void **state)
         init_meeting(&meeting);
         meet(&meeting);
         snprintf(text, sizeof(text),
-                 "ep_comm_new: the hosts of the ranks make no equal nodes: %s: start equally many on each host, "
-                 "numbered in a row, or set ranks_per_node (1: each rank is a node of its own)",
+                 "ep_comm_new: the hosts of the ranks do not form equal nodes: %s: start the same number on each host, "
+                 "with consecutive numbers, or set ranks_per_node (1: each rank is its own node)",
                  cases[i].why);
         for (int rank = 0; rank < RANKS; rank++) {
             assert_int_equal(meeting.status[rank], EP_E_ARG);
@@ -475,7 +475,7 @@ static void nodes_that_contradict_each_other_say_where_from(void **state)
     meeting.boot_nodes[0] = 4;
     expect_same_mismatch(
         &meeting,
-        "ep_comm_new: ranks disagree: ranks_per_node is 4 by its boot on rank 0 and 2 by the hosts on rank 1");
+        "ep_comm_new: ranks disagree: ranks_per_node is 4 by its bootstrap on rank 0 and 2 by the hosts on rank 1");
     init_meeting(&meeting);
     meeting.config[1].network = "emulated";
     expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: network is tcp on rank 0 and emulated on rank 1");
@@ -556,11 +556,11 @@ static void other_libraries_and_boots_are_found_out(void **state)
     snprintf(text, sizeof(text), "ep_comm_new: rank 1 has another build of version %s", ep_version());
     expect_tampered((struct tamper){.offset = 0, .bytes = &format, .n = 4}, EP_E_MISMATCH, text);
     expect_tampered((struct tamper){.offset = 4, .bytes = &rank, .n = 4}, EP_E_MISMATCH,
-                    "ep_comm_new: the boot's all-gather put the block of rank 7 in the place of rank 1");
+                    "ep_comm_new: the bootstrap's all-gather has the block of rank 7 in place of that of rank 1");
     expect_tampered((struct tamper){.status = EP_E_TIMEOUT, .text = "rank 1 is late"}, EP_E_TIMEOUT,
                     "ep_comm_new: bootstrap: rank 1 is late");
     expect_tampered((struct tamper){.status = EP_E_SYSTEM}, EP_E_SYSTEM,
-                    "ep_comm_new: bootstrap: the boot's all-gather failed with EP_E_SYSTEM");
+                    "ep_comm_new: bootstrap: the all-gather failed with EP_E_SYSTEM");
 }
 
 /* --- the emulated network, which is no part of the public configuration --- */

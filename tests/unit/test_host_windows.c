@@ -187,7 +187,7 @@ static int pools(const ep_boot *boot, void *argument)
 
     (void)argument;
     SURE(!ep_pool_alloc(10, device, NULL));
-    SURE(strstr(ep_last_error(), "which no communicator serves: see ep_pool_attach()"));
+    SURE(strstr(ep_last_error(), "to which no communicator is attached: see ep_pool_attach()"));
     SURE(!ep_pool_alloc(10, -1, NULL) && !ep_pool_alloc(10, EP_MAX_POOLS, NULL));
     SURE(new_comm(boot, &comm) == EP_OK);
     SURE(ep_pool_attach(NULL, device) == EP_E_ARG && ep_pool_attach(comm, EP_MAX_POOLS) == EP_E_ARG);

@@ -151,7 +151,7 @@ static void a_boot_leaves_its_reason(void **state)
     }
     reason[0] = '\0';
     assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_SYSTEM);
-    assert_non_null(strstr(ep_last_error(), "the boot's all-gather failed with EP_E_SYSTEM"));
+    assert_non_null(strstr(ep_last_error(), "bootstrap: the all-gather failed with EP_E_SYSTEM"));
     ep_set_last_error(NULL);
     assert_string_equal(ep_last_error(), "");
 }
