@@ -23,10 +23,10 @@
 
 #define NO_DEADLINE UINT64_MAX
 
-/* Between two looks at the children where the kernel gives no pidfd. */
+/* Poll interval of children without a pidfd. */
 #define POLL_NS 10000000u
 
-/* A process that SIGKILL does not end within this is stuck in the kernel: it is left to init. */
+/* A process that SIGKILL does not end within this time hangs in the kernel, and is left to init. */
 #define KILL_GRACE_MS 10000
 
 struct group {
@@ -34,7 +34,7 @@ struct group {
     ep_boot_shm *rendezvous;
     ep_boot boots[EP_MAX_RANKS];
     ep_rank_exit exits[EP_MAX_RANKS];
-    bool returned[EP_MAX_RANKS]; /* the rank's program did, or called exit() */
+    bool returned[EP_MAX_RANKS]; /* the program of the rank has returned or called exit() */
     pid_t pids[EP_MAX_RANKS];    /* 0: reaped, or never started */
     int pidfds[EP_MAX_RANKS];    /* -1: none */
 };
@@ -45,7 +45,8 @@ static _Noreturn void run_child(const struct group *group, int rank, pid_t launc
 {
     int code;
 
-    /* The signal comes only for deaths after prctl(); for those before it, the child has another parent by now. */
+    /* The signal is sent only for deaths after prctl(); after an earlier death, the child already has another parent.
+     */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != launcher)
         _exit(255);
     ep_boot_shm_note_start(group->rendezvous, rank);
@@ -54,10 +55,7 @@ static _Noreturn void run_child(const struct group *group, int rank, pid_t launc
     _exit(code >= 0 && code <= 255 ? code : 255);
 }
 
-/*
- * Sleeps until a child has ended or a while has passed, a short one where one of them has no pidfd. Callers look
- * again.
- */
+/* Sleeps until a child has ended, for `ns` at most, or POLL_NS if a child has no pidfd. Callers check again. */
 static void wait_for_children(const struct group *group, uint64_t ns)
 {
     struct pollfd polls[EP_MAX_RANKS];
@@ -74,12 +72,12 @@ static void wait_for_children(const struct group *group, uint64_t ns)
     span = ep_timespec(ns);
     if (ppoll(polls, n, &span, NULL) >= 0 || errno == EINTR)
         return;
-    /* It takes no more descriptors than RLIMIT_NOFILE allows now. */
+    /* ppoll() fails for more descriptors than RLIMIT_NOFILE allows now. */
     span = (struct timespec){.tv_nsec = ns > POLL_NS ? POLL_NS : (long)ns};
     nanosleep(&span, NULL);
 }
 
-/* No thread waits for this child any more. */
+/* The child is reaped, or no longer ours. */
 static void remove_child(struct group *group, int rank)
 {
     if (group->pidfds[rank] >= 0)
@@ -103,7 +101,7 @@ static void record_exit(struct group *group, int rank, int how, bool killed)
     remove_child(group, rank);
 }
 
-/* Reaps this child, if it has ended, and no other. */
+/* Reaps only this child, if it has ended. */
 static ep_status reap(struct group *group, int rank, bool killed)
 {
     pid_t pid = group->pids[rank], got;
@@ -115,7 +113,7 @@ static ep_status reap(struct group *group, int rank, bool killed)
     if (got == pid)
         record_exit(group, rank, how, killed);
     if (got < 0 && errno == ECHILD) {
-        remove_child(group, rank); /* may be the number of another process by now */
+        remove_child(group, rank); /* the PID may belong to another process by now */
         return ep_fail(EP_E_STATE, "ep_launch: another thread of this process has waited for rank %d (process %d)",
                        rank, (int)pid);
     }
@@ -125,8 +123,8 @@ static ep_status reap(struct group *group, int rank, bool killed)
 }
 
 /*
- * Reaps what ends until then, in the order in which it ends: the others may wait for a rank that has died. Returns at
- * the first error, or after it when all have been killed.
+ * Reaps children until the deadline, in the order in which they end, because others may wait for a rank that has died.
+ * Returns at the first error; with `killed`, when all have ended.
  */
 static ep_status reap_all(struct group *group, uint64_t deadline_ns, bool killed)
 {
@@ -149,7 +147,7 @@ static ep_status reap_all(struct group *group, uint64_t deadline_ns, bool killed
     }
 }
 
-/* Kills and reaps the children that are still there. */
+/* Kills and reaps the remaining children. */
 static ep_status kill_children(struct group *group)
 {
     ep_status status;
@@ -160,12 +158,12 @@ static ep_status kill_children(struct group *group)
     status = reap_all(group, ep_deadline_ns(KILL_GRACE_MS), true);
     for (int rank = 0; status == EP_OK && rank < group->args.nranks; rank++)
         if (group->pids[rank])
-            status = ep_fail(EP_E_SYSTEM, "ep_launch: rank %d (process %d) is still there %d ms after SIGKILL", rank,
+            status = ep_fail(EP_E_SYSTEM, "ep_launch: rank %d (process %d) still exists %d ms after SIGKILL", rank,
                              (int)group->pids[rank], KILL_GRACE_MS);
     return status;
 }
 
-/* After `status` with its text recorded: end what was started, but report the first failure. */
+/* After a failure with its text recorded: ends the started children, and returns the first failure. */
 static ep_status give_up(struct group *group, ep_status status)
 {
     char text[EP_ERROR_TEXT_BYTES];
@@ -193,7 +191,7 @@ static ep_status run_forked(struct group *group)
     ep_status status;
 
     EP_TRY(check_sigchld());
-    /* Else the children would write what is buffered here once more. */
+    /* Otherwise the children would write the buffered data again. */
     fflush(NULL);
     for (int rank = 0; rank < group->args.nranks; rank++) {
         pid_t pid = fork();
@@ -206,10 +204,10 @@ static ep_status run_forked(struct group *group)
         group->pidfds[rank] = -1;
         ep_boot_shm_note_child(group->rendezvous, rank, (int32_t)pid);
     }
-    /* Behind the last fork, so that no child has those of others. */
+    /* After the last fork, so that no child inherits the pidfds of others. */
     for (int rank = 0; rank < group->args.nranks; rank++)
         group->pidfds[rank] = ep_fd_above_stdio((int)syscall(SYS_pidfd_open, group->pids[rank], 0));
-    /* Past the deadline it still looks at each once: who ended in time does not count as killed. */
+    /* After the deadline it still checks each child once: one that ended in time does not count as killed. */
     status = reap_all(group, deadline_ns, false);
     if (status != EP_OK)
         return give_up(group, status);
@@ -220,7 +218,7 @@ static ep_status run_forked(struct group *group)
 
 enum gate_state { GATE_SHUT = 0, GATE_OPEN, GATE_CANCELLED };
 
-/* Ranks start together or not at all: a rank that ran alone would wait for the others until its own deadline. */
+/* Either all ranks start or none: a rank without the others would wait for them until its own deadline. */
 struct gate {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -284,7 +282,7 @@ static ep_status run_threads(struct group *group)
 
 /* --- both --- */
 
-/* A death explains the ranks that were late because of it, so it comes first. */
+/* A death is reported first: it is the cause of the late ranks. */
 static ep_status classify_exits(const struct group *group)
 {
     int late = -1, n_late = 0;
