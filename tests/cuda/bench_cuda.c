@@ -224,8 +224,9 @@ static void print_row(const struct bench *b, const char *what, bool queued, int 
     if (b->info.rank)
         return;
     printf(
-        "{\"what\":\"%s\",\"gpu\":\"%s\",\"ranks\":%d,\"sms\":%d,\"start\":\"%s\",\"us\":%.1f,\"us_best\":%.1f,\"logical_gbps\":%.1f,"
-        "\"wire_gbps\":%.1f,\"net_gbps\":%.2f,\"nodes\":%d,\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"repeat\":%d}\n",
+        "{\"what\":\"%s\",\"gpu\":\"%s\",\"ranks\":%d,\"sms\":%d,\"start\":\"%s\",\"us\":%.1f,\"us_best\":%.1f,"
+        "\"logical_gbps\":%.1f,\"wire_gbps\":%.1f,\"net_gbps\":%.2f,\"nodes\":%d,\"tokens\":%d,\"hidden\":%d,\"topk\":%d,"
+        "\"experts\":%d,\"repeat\":%d}\n",
         what, b->device, b->info.nranks, sms, queued ? "queued" : "idle", us, best, bytes / us / 1e3,
         bytes * (b->info.nranks - 1) / b->info.nranks / us / 1e3, net_bytes(b) / us / 1e3, b->info.nnodes,
         options.tokens, options.hidden, options.topk, options.experts, repeat);

@@ -303,7 +303,7 @@ static int run_into_fault(struct state *s)
         TRY(call_operation(s, s->kind->combines, true, &status));
     if (s->kind->fault == AMID && status == EP_OK) {
         /* Kernels of a dead process may run for some ms more: then all that it had to send has arrived. */
-        printf("%s: the rows of rank %d were complete; the next call tells\n", s->kind->name, s->victim);
+        printf("%s: the rows of rank %d were complete; the next call reports the failure\n", s->kind->name, s->victim);
         begin = now_ms();
         TRY(call_operation(s, s->kind->combines, true, &status));
     }
@@ -321,7 +321,7 @@ static int run_into_fault(struct state *s)
 
 static int go_on(struct state *s)
 {
-    bool gone = s->kind->fault == STOP || s->kind->fault == LEAVE || dies_of(s->kind->fault);
+    bool excluded = s->kind->fault == STOP || s->kind->fault == LEAVE || dies_of(s->kind->fault);
     struct group next = s->group;
     ep_comm_info info = {.size = sizeof(info)};
     struct shape mine = {.n_tokens = s->kind->n_tokens < 1500 ? s->kind->n_tokens : 1500,
@@ -342,7 +342,7 @@ static int go_on(struct state *s)
     CALL(status);
     CALL(ep_comm_shrink(s->group.host, NULL, &next.host));
     CALL(ep_comm_get_info(next.cuda, &info));
-    EXPECT(info.nranks == s->group.nranks - (gone ? 1 : 0), "%d ranks in the new group", info.nranks);
+    EXPECT(info.nranks == s->group.nranks - (excluded ? 1 : 0), "%d ranks in the new group", info.nranks);
     next.rank = info.rank;
     next.nranks = info.nranks;
     mine.n_experts = 840 / info.nranks * info.nranks;

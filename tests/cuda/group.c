@@ -113,10 +113,9 @@ bool options_read(int argc, char **argv, int min_ranks, struct options *options)
                 return false;
             options->seed = (uint64_t)number;
         } else {
-            test_report(
-                "%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENARIO, --nodes N, "
-                "--network NAME, --slow N%s",
-                argv[i], options->rounds ? ", --rounds N" : "");
+            test_report("%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENARIO, "
+                        "--nodes N, --network NAME, --slow N%s",
+                        argv[i], options->rounds ? ", --rounds N" : "");
             return false;
         }
     }

@@ -120,7 +120,8 @@ static int fly(struct group *g, struct scenario *scenario, struct exchange **x)
         TRY(hold_stream(g->stream, &hold));
         TRY(exchange_call_all(x, IN_FLIGHT, true));
         EXPECT(!atomic_load(&hold.ended) && cudaStreamQuery(g->stream) == cudaErrorNotReady,
-               "the calls have waited for their stream (%d: it has gone on by itself)", atomic_load(&hold.ended));
+               "the calls have waited for their stream (%d: its time limit has ended the hold)",
+               atomic_load(&hold.ended));
         cudaGetLastError();
         TRY(group_barrier(g));
         atomic_store(go, 1);
@@ -219,7 +220,7 @@ static int open_two(struct group *g, struct exchange **x, uint32_t flags)
     CALL(exchange_finish(x[1]));
     CALL(exchange_combine(x[1], flags));
     CALL(exchange_finish(x[1]));
-    TRY(exchange_compare(x[0], "a combine with a dispatch open behind it"));
+    TRY(exchange_compare(x[0], "a combine with a later dispatch open"));
     return exchange_compare(x[1], "a dispatch with a combine open before it");
 }
 

@@ -22,7 +22,7 @@ enum {
     TIMEOUT_MS = 10000,
     SHORT_MS = 2000,
     LATE_MS = 30,
-    LEAST_NS = 1000000
+    MIN_NS = 1000000
 };
 
 enum { X, INDEX, GIVEN, WEIGHTS, ANSWER, RECV, SCALES, COUNT, SOURCE, RANGE, STATS, OUT, MASK, COST, N_BUFFERS };
@@ -369,7 +369,7 @@ static int come_late(struct state *s)
         for (int rank = 0; rank < s->group.nranks && combine; rank++)
             cost[1][rank] -= cost[0][rank];
         for (int rank = 0; rank < s->group.nranks; rank++) {
-            int64_t least = rank == last && s->group.rank != last ? LEAST_NS : 0;
+            int64_t least = rank == last && s->group.rank != last ? MIN_NS : 0;
 
             if (cost[combine][rank] < least || (rank == s->group.rank && cost[combine][rank])) {
                 test_report("%s: waited %lld ns for rank %d", combine ? "combine" : "dispatch",

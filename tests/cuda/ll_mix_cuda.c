@@ -134,7 +134,7 @@ static int run_graph_summed(struct group *g, const struct scenario *scenario)
     if (!code && scenario->masking) {
         CALL(ep_ll_get_mask(pair.cuda, masked));
         for (int rank = 0; rank < g->nranks; rank++)
-            EXPECT(!masked[rank], "rank %d is masked, but nobody was away", rank);
+            EXPECT(!masked[rank], "rank %d is masked, but no rank was absent", rank);
     }
     for (int i = 0; i < MOST; i++)
         code |= exchange_free(x[i], code & FAILED);

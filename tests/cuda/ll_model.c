@@ -240,7 +240,7 @@ static int check_poison(const struct model *m, const unsigned char *bytes, size_
         return 0;
     while (bytes[at] == POISON)
         at++;
-    test_report("round %d: %s: byte %zu of the %zu behind the last row is 0x%02x, where nobody may write", m->round,
+    test_report("round %d: %s: byte %zu of the %zu after the last row is 0x%02x, which must not be written", m->round,
                 what, at, n, bytes[at]);
     return FAILED;
 }

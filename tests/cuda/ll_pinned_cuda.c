@@ -135,15 +135,17 @@ static int check_sizes(struct made *m)
     static const struct {
         int ranks;
         double gib;
-    } told[] = {{64, 1.2}, {320, 6.3}, {512, 10.2}};
+    } documented[] = {{64, 1.2}, {320, 6.3}, {512, 10.2}};
     int64_t bytes, combine;
 
-    for (size_t i = 0; i < sizeof(told) / sizeof(told[0]); i++) {
-        make(&(struct shape){told[i].ranks, 8, 128, 7168, 1, 8}, 9, m);
+    for (size_t i = 0; i < sizeof(documented) / sizeof(documented[0]); i++) {
+        make(&(struct shape){documented[i].ranks, 8, 128, 7168, 1, 8}, 9, m);
         bytes = cuda_ll_bytes(&m->comm, &m->ll.config, &combine);
-        printf("ll_pinned_cuda: %d ranks: %.2f GiB\n", told[i].ranks, (double)bytes / (1 << 30));
-        EXPECT((double)bytes / (1 << 30) < told[i].gib + 0.05 && (double)bytes / (1 << 30) > told[i].gib - 0.05,
-               "%d ranks: %.2f GiB, but the header says %.1f", told[i].ranks, (double)bytes / (1 << 30), told[i].gib);
+        printf("ll_pinned_cuda: %d ranks: %.2f GiB\n", documented[i].ranks, (double)bytes / (1 << 30));
+        EXPECT((double)bytes / (1 << 30) < documented[i].gib + 0.05 &&
+                   (double)bytes / (1 << 30) > documented[i].gib - 0.05,
+               "%d ranks: %.2f GiB, but the header says %.1f", documented[i].ranks, (double)bytes / (1 << 30),
+               documented[i].gib);
     }
     make(&(struct shape){CUDA_LL_MAX_RANKS + 1, 27, 8, 128, 1, 2}, 0, m);
     EXPECT(cuda_ll_bytes(&m->comm, &m->ll.config, &combine) == -1 &&

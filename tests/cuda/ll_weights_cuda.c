@@ -260,7 +260,7 @@ static int check_mask(const struct ll_pair *pair)
 
     CALL(ep_ll_get_mask(pair->cuda, masked));
     for (int rank = 0; rank < pair->group->nranks; rank++)
-        EXPECT(!masked[rank], "rank %d is masked, but nobody was away", rank);
+        EXPECT(!masked[rank], "rank %d is masked, but no rank was absent", rank);
     return 0;
 }
 

@@ -294,7 +294,7 @@ static int run_free(struct state *s)
     }
     CALL(ep_free_local(s->group.cuda, memory));
     TRY(library_bytes(s, &after));
-    EXPECT(after >= before + 5 * MB, "the freed memory is not told as the library's: %llu bytes",
+    EXPECT(after >= before + 5 * MB, "the freed memory is not counted as the library's: %llu bytes",
            (unsigned long long)after);
     CUDA(cudaMalloc(&memory, MB));
     for (int i = 0; i < AGAIN; i++) {

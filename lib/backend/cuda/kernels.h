@@ -98,7 +98,7 @@ struct cuda_signals {
     uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has finished its part of the operation */
     uint64_t operation;                                  /* the last complete one; the owner's own */
     uint64_t net_operation;                              /* the same, of those between nodes */
-    uint64_t net_events;                                 /* of the proxy, as far as told; the owner's own */
+    uint64_t net_events;                                 /* of the proxy, as far as published; the owner's own */
     uint32_t net_watched;                                /* a thread watches them; 0 between kernels; as above */
     uint32_t blocks;                                     /* of the running kernel that have finished; the owner's own */
     uint32_t next_tile; /* of the running kernel: the next one to claim; 0 between kernels; the owner's own */

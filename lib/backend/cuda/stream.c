@@ -82,8 +82,8 @@ static ep_status check_stream(const struct cuda_call *call)
 }
 
 /*
- * Orders the call after the last operation. A captured operation and one outside the capture are ordered by the caller,
- * who launches the graph.
+ * Orders the call after the last operation. The caller, which launches the graph, orders captured
+ * operations and those outside the capture.
  */
 static ep_status order_after_last(const struct cuda_call *call)
 {
