@@ -131,7 +131,7 @@ bool launch_wait(struct launch *launch, launch_condition is_done, uint64_t until
 /* --- preparing --- */
 
 /* Chooses the file on the node: this one where the nodes share a file system, else what PATH has. */
-static char *make_remote_command(const char *given, const char *verb)
+static char *make_remote_command(const char *given, const char *command)
 {
     char exe[4096], *text = NULL;
     ssize_t length = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
@@ -139,11 +139,11 @@ static char *make_remote_command(const char *given, const char *verb)
 
     exe[length > 0 ? length : 0] = '\0';
     if (given)
-        n = asprintf(&text, "exec %s %s", given, verb);
+        n = asprintf(&text, "exec %s %s", given, command);
     else if (*exe && !strpbrk(exe, " \t'\"\\$`"))
-        n = asprintf(&text, "if test -x %s; then exec %s %s; else exec epkit %s; fi", exe, exe, verb, verb);
+        n = asprintf(&text, "if test -x %s; then exec %s %s; else exec epkit %s; fi", exe, exe, command, command);
     else
-        n = asprintf(&text, "exec epkit %s", verb);
+        n = asprintf(&text, "exec epkit %s", command);
     return n >= 0 ? text : NULL;
 }
 

@@ -32,12 +32,12 @@ valid() {
     python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/$1.json" "${@:2}"
 }
 
-# Verbs as the help lists them.
-verbs() {
-    epkit help | sed -n '/^Verbs:/,/^$/s/^  \([a-z][a-z]*\)  *.*/\1/p'
+# The commands that the help lists.
+all_commands() {
+    epkit help | sed -n '/^Commands:/,/^$/s/^  \([a-z][a-z]*\)  *.*/\1/p'
 }
 
-# Long names of a verb's options, with their dashes, as the help has them.
+# Long names of the options of a command, with dashes, from the help.
 options() {
     epkit help "$1" | sed '/^Examples:/,$d' | sed -n 's/^  *\(-., \)*\(--[a-z-]*\).*/\2/p'
 }

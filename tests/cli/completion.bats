@@ -49,26 +49,26 @@ complete_words() {
     [[ "$stderr" == *"did you mean 'zsh'?"* ]]
 }
 
-@test "bash: verbs" {
+@test "bash: commands" {
     [ "$(complete_words te)" = test ]
-    for verb in $(verbs); do
-        complete_words "" | grep -qx "$verb"
+    for command in $(all_commands); do
+        complete_words "" | grep -qx "$command"
     done
     complete_words --v | grep -qx -- --version
 }
 
-@test "bash: arguments of verbs" {
+@test "bash: arguments of commands" {
     [ "$(complete_words test intra)" = intranode ]
     [ "$(complete_words help comp)" = completion ]
     [ "$(complete_words completion f)" = fish ]
 }
 
-@test "bash: all options of every verb" {
-    for verb in $(verbs); do
-        complete_words "$verb" -- >"$BATS_TEST_TMPDIR/offered"
+@test "bash: all options of every command" {
+    for command in $(all_commands); do
+        complete_words "$command" -- >"$BATS_TEST_TMPDIR/offered"
         while read -r option; do
             grep -qx -- "$option" "$BATS_TEST_TMPDIR/offered"
-        done < <(options "$verb")
+        done < <(options "$command")
     done
 }
 
@@ -81,10 +81,10 @@ complete_words() {
     complete_words test intranode --routing som | grep -qx some.npy
 }
 
-@test "all scripts name all verbs" {
+@test "all scripts name all commands" {
     for shell in bash zsh fish; do
-        for verb in $(verbs); do
-            grep -qw "$verb" "$BATS_TEST_TMPDIR/script.$shell"
+        for command in $(all_commands); do
+            grep -qw "$command" "$BATS_TEST_TMPDIR/script.$shell"
         done
     done
 }

@@ -25,7 +25,7 @@ noticed() {
 }
 
 @test "lines that epkit does not take are noticed, with page and line" {
-    noticed "no verb tset" 'epkit tset internode'
+    noticed "no command tset" 'epkit tset internode'
     noticed "test has no option --rnaks" 'epkit test internode --rnaks 2'
     noticed "test has no othernode" 'epkit test othernode'
     noticed "nothing explains two-nics" 'epkit doctor --explain two-nics'

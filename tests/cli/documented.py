@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Is each command of epkit that the documents name one that the command takes? Verbs, actions, options, recipes, and what
+"""Is each command line of epkit in the documents valid? Commands, actions, options, recipes, and what
 `--explain` explains are asked of the command itself.
 
 documented.py EPKIT FILE...   prints each command that would be refused, with its place; the last line is their number
@@ -27,10 +27,10 @@ def ask(epkit, *arguments):
 
 
 @functools.cache
-def options(epkit, verb):
+def options(epkit, command):
     """Names of options, with what says whether they take a value."""
     found = {}
-    for line in ask(epkit, "help", verb).stdout.splitlines():
+    for line in ask(epkit, "help", command).stdout.splitlines():
         match = re.match(r"^ +(?:(-\w), )?(--[a-z-]+)( [A-Z])?", line)
         if match:
             found[match[2]] = found[match[1] or match[2]] = bool(match[3])
@@ -67,18 +67,18 @@ def commands(text):
         first = 0
 
 
-def fault(epkit, verbs, line, whole):
+def fault(epkit, names, line, whole):
     """Why the command would be refused, or None. One within a sentence may leave out the value of its last option."""
     try:
         words = shlex.split(line)
     except ValueError:
         return "quotes that do not match"
-    verb = words.pop(0)
-    if verb.startswith("-"):
-        return None if verb in ("--version", "--help", "-h") else f"no option {verb}"
-    if verb not in verbs:
-        return f"no verb {verb}"
-    known, positional = options(epkit, verb), []
+    command = words.pop(0)
+    if command.startswith("-"):
+        return None if command in ("--version", "--help", "-h") else f"no option {command}"
+    if command not in names:
+        return f"no command {command}"
+    known, positional = options(epkit, command), []
     while words:
         word = words.pop(0)
         if word == "--" or word in ("…", "..."):
@@ -86,22 +86,22 @@ def fault(epkit, verbs, line, whole):
         name, equals, value = word.partition("=")
         if word.startswith("-"):
             if name not in known:
-                return f"{verb} has no option {name}"
+                return f"{command} has no option {name}"
             if known[name] and not equals:
                 if not words and not whole:
                     break
                 if not words:
                     return f"{name} lacks its value"
                 value = words.pop(0)
-            if name == "--explain" and not PLACEHOLDER.search(value) and ask(epkit, verb, name, value).returncode != 0:
+            if name == "--explain" and not PLACEHOLDER.search(value) and ask(epkit, command, name, value).returncode != 0:
                 return f"nothing explains {value}"
             continue
         positional.append(word)
-        if verb in ("launch", "env") and not word.startswith("epkit-test"):
+        if command in ("launch", "env") and not word.startswith("epkit-test"):
             break  # options after a program are the program's
-    if positional and verb in ACTIONS and positional[0] not in ACTIONS[verb] and not PLACEHOLDER.search(positional[0]):
-        return f"{verb} has no {positional[0]}"
-    if verb == "install" and len(positional) > 1:
+    if positional and command in ACTIONS and positional[0] not in ACTIONS[command] and not PLACEHOLDER.search(positional[0]):
+        return f"{command} has no {positional[0]}"
+    if command == "install" and len(positional) > 1:
         recipe = positional[-1]
         if recipe in ("sh", "cloud-init", "ansible") or PLACEHOLDER.search(recipe) or "/" in recipe:
             return None
@@ -112,13 +112,13 @@ def fault(epkit, verbs, line, whole):
 
 def main():
     epkit, files = sys.argv[1], sys.argv[2:]
-    verbs = set(re.findall(r"^  ([a-z]+) ", re.search(r"Verbs:\n(.*?)\n\n", ask(epkit, "help").stdout, re.S)[1], re.M))
+    names = set(re.findall(r"^  ([a-z]+) ", re.search(r"Commands:\n(.*?)\n\n", ask(epkit, "help").stdout, re.S)[1], re.M))
     n = n_bad = 0
     for file in files:
         with open(file, encoding="utf-8") as stream:
             for number, whole, line in commands(stream.read()):
                 n += 1
-                why = fault(epkit, verbs, line, whole)
+                why = fault(epkit, names, line, whole)
                 if why:
                     n_bad += 1
                     print(f"{file}:{number}: epkit {line}: {why}")

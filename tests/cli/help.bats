@@ -6,24 +6,24 @@
 
 load common
 
-@test "without a verb: the overview on standard error, exit code 2" {
+@test "without a command: the overview on standard error, exit code 2" {
     run --separate-stderr epkit
     [ "$status" -eq 2 ]
     [ -z "$output" ]
-    [[ "$stderr" == "Usage: epkit VERB"* ]]
+    [[ "$stderr" == "Usage: epkit COMMAND"* ]]
 }
 
 @test "help lists the commands, all of which have a help" {
-    [ "$(verbs | wc -l)" -ge 6 ]
-    for verb in $(verbs); do
-        run --separate-stderr epkit help "$verb"
+    [ "$(all_commands | wc -l)" -ge 6 ]
+    for command in $(all_commands); do
+        run --separate-stderr epkit help "$command"
         [ "$status" -eq 0 ]
         [ -z "$stderr" ]
-        [[ "${lines[0]}" == "Usage: epkit $verb"* ]]
+        [[ "${lines[0]}" == "Usage: epkit $command"* ]]
         grep -q '^Exit codes:$' <<<"$output"
         grep -q '^Examples:$' <<<"$output"
-        [ "$output" = "$(epkit "$verb" --help)" ]
-        [ "$output" = "$(epkit "$verb" -h)" ]
+        [ "$output" = "$(epkit "$command" --help)" ]
+        [ "$output" = "$(epkit "$command" -h)" ]
     done
 }
 
@@ -33,17 +33,17 @@ load common
 }
 
 @test "no line of a help is wider than a terminal" {
-    for verb in $(verbs); do
-        run awk 'length > 80 { print FILENAME ": " $0; wide = 1 } END { exit wide }' <(epkit help "$verb")
+    for command in $(all_commands); do
+        run awk 'length > 80 { print FILENAME ": " $0; wide = 1 } END { exit wide }' <(epkit help "$command")
         echo "$output"
         [ "$status" -eq 0 ]
     done
 }
 
 @test "names of options are unique" {
-    for verb in $(verbs); do
-        [ -n "$(options "$verb")" ]
-        [ -z "$(options "$verb" | sort | uniq -d)" ]
+    for command in $(all_commands); do
+        [ -n "$(options "$command")" ]
+        [ -z "$(options "$command" | sort | uniq -d)" ]
     done
 }
 
@@ -63,12 +63,12 @@ load common
     [[ "$stderr" != *"did you mean"* ]]
 }
 
-@test "an unknown option: exit code 2 and the nearest one, for every verb" {
-    for verb in $(verbs); do
-        run --separate-stderr epkit "$verb" --hlep
+@test "an unknown option: exit code 2 and the nearest one, for every command" {
+    for command in $(all_commands); do
+        run --separate-stderr epkit "$command" --hlep
         [ "$status" -eq 2 ]
         [ -z "$output" ]
-        [[ "$stderr" == *"$verb: unknown option '--hlep'; did you mean '--help'?"* ]]
+        [[ "$stderr" == *"$command: unknown option '--hlep'; did you mean '--help'?"* ]]
     done
 }
 
@@ -96,9 +96,9 @@ load common
     [ -z "$stderr" ]
 }
 
-@test "man pages: source for scdoc, of every verb" {
+@test "man pages: source for scdoc, of every command" {
     command -v scdoc >/dev/null || skip "scdoc is not installed"
-    for page in epkit $(verbs); do
+    for page in epkit $(all_commands); do
         epkit help --man "$page" >"$BATS_TEST_TMPDIR/page.scd"
         scdoc <"$BATS_TEST_TMPDIR/page.scd" >"$BATS_TEST_TMPDIR/page.1"
         grep -q '^\.SH NAME' "$BATS_TEST_TMPDIR/page.1"
@@ -114,19 +114,19 @@ load common
 }
 
 @test "man pages name every option, and no other" {
-    for verb in $(verbs); do
-        diff <(epkit help "$verb" | grep -oE '^ +(-[a-zA-Z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0-9-]+' | sort) \
-            <(epkit help --man "$verb" | sed 's/\\//g' | grep -oE '^(\*-[a-zA-Z]\*, )?\*--[a-z0-9-]+\*' | grep -oE -- '--[a-z0-9-]+' | sort)
-        epkit help --man "$verb" | sed 's/\\//g' >"$BATS_TEST_TMPDIR/page"
+    for command in $(all_commands); do
+        diff <(epkit help "$command" | grep -oE '^ +(-[a-zA-Z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0-9-]+' | sort) \
+            <(epkit help --man "$command" | sed 's/\\//g' | grep -oE '^(\*-[a-zA-Z]\*, )?\*--[a-z0-9-]+\*' | grep -oE -- '--[a-z0-9-]+' | sort)
+        epkit help --man "$command" | sed 's/\\//g' >"$BATS_TEST_TMPDIR/page"
         while read -r option; do
             grep -qF -- "*$option*" "$BATS_TEST_TMPDIR/page"
-        done < <(options "$verb")
+        done < <(options "$command")
     done
 }
 
 @test "man: the pages are part of the build" {
     [ -d "$EPKIT_BUILD/man" ] && command -v scdoc >/dev/null || skip "built without man pages"
-    for page in epkit $(verbs | sed 's/^/epkit-/'); do
+    for page in epkit $(all_commands | sed 's/^/epkit-/'); do
         [ -s "$EPKIT_BUILD/man/$page.1" ]
     done
 }

@@ -29,15 +29,15 @@ say() {
 }
 
 @test "verbs, options and arguments" {
-    for verb in $(verbs); do
-        say "$verb" "--$EVIL" "$EVIL"
+    for command in $(all_commands); do
+        say "$command" "--$EVIL" "$EVIL"
         [ "$status" -eq 2 ]
-        say "$verb" "$EVIL" "$EVIL"
+        say "$command" "$EVIL" "$EVIL"
         [ "$status" -ne 0 ]
-        for option in $(options "$verb"); do
-            case "$verb $option" in
+        for option in $(options "$command"); do
+            case "$command $option" in
             *--help | *--output) ;;
-            *) say "$verb" "$option=$EVIL" --json ;;
+            *) say "$command" "$option=$EVIL" --json ;;
             esac
         done
     done
@@ -76,13 +76,13 @@ say() {
     # A name of a file has no slash.
     mv a4/sys/class/infiniband/mlx5_0 "a4/sys/class/infiniband/m$name"
     mv a4/sys/class/net/gpu1rdma0 "a4/sys/class/net/g$name"
-    for verb in topo "topo --json" "doctor --verbose" "doctor --json" env "env --json" nics "nics --json" \
+    for command in topo "topo --json" "doctor --verbose" "doctor --json" env "env --json" nics "nics --json" \
         "nics --prometheus"; do
         # shellcheck disable=SC2086 # words
-        say $verb --from a4
-        echo "$verb: $status"
+        say $command --from a4
+        echo "$command: $status"
         [ "$status" -eq 0 ] || [ "$status" -eq 3 ]
-        [[ "$verb" != *json* ]] || jq . out >/dev/null
+        [[ "$command" != *json* ]] || jq . out >/dev/null
     done
     # No row is lost.
     [ "$(epkit topo --from a4 --json | jq '.nics | length')" -eq 8 ]

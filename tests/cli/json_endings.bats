@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# A verb with --json writes one JSON document also when it is refused, fails before it begins or is interrupted: what
+# A command with --json writes one JSON document also when it is refused, fails before it begins or is interrupted: what
 # reads it need not know why. Standard output stays empty only for a command line that is wrong by itself.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
@@ -29,7 +29,7 @@ teardown() {
     umount -l hang 2>/dev/null || true
 }
 
-# judged VERB CODE FILE: one document of that verb which fits its schema, or that of endings, with that exit code
+# judged COMMAND CODE FILE: one document of that command which fits its schema, or that of endings, with that exit code
 judged() {
     local schema="$1"
     [ "$(jq -s length "$3")" -eq 1 ]
@@ -66,8 +66,8 @@ empty() {
     [ -n "$stderr" ]
 }
 
-# Command lines of VERB for an early failure of KIND: "CODE ARGUMENT...", one a line; "-" where there is no such thing.
-# A new verb with --json, and a new kind, needs a row: another word ends the test.
+# Command lines of COMMAND for an early failure of KIND: "CODE ARGUMENT...", one a line; "-" where there is no such thing.
+# A new command with --json, and a new kind, needs a row: another word ends the test.
 early() {
     case $1:$2 in
         bench:unreadable | test:unreadable | run:unreadable) echo - ;; # read nothing that a user names
@@ -144,18 +144,18 @@ early() {
     esac
 }
 
-json_verbs() {
-    local verb
-    for verb in $(verbs); do
-        if epkit help "$verb" | grep -q -- '--json ' && [ "$verb" != version ]; then # version cannot fail
-            echo "$verb"
+json_commands() {
+    local command
+    for command in $(all_commands); do
+        if epkit help "$command" | grep -q -- '--json ' && [ "$command" != version ]; then # version cannot fail
+            echo "$command"
         fi
     done
 }
 
-# every KIND: the rows of all verbs
+# every KIND: the rows of all commands
 every() {
-    local verb code words n=0
+    local command code words n=0
     cat >recipe.yaml <<'END'
 recipe: tiny
 title: a file
@@ -168,12 +168,12 @@ steps:
     path: /etc/epkit-test-tiny
     content: x
 END
-    for verb in $(json_verbs); do
-        early "$verb" "$1" >rows
+    for command in $(json_commands); do
+        early "$command" "$1" >rows
         while read -r code words; do
             [ "$code" != - ] || continue
             # shellcheck disable=SC2086 # words
-            ends "$code" "$verb" --json $words
+            ends "$code" "$command" --json $words
             n=$((n + 1))
         done <rows
     done
@@ -181,7 +181,7 @@ END
     [ "$n" -ge 4 ]
 }
 
-@test "input that cannot be read: one document of every verb" {
+@test "input that cannot be read: one document of every command" {
     every unreadable
 }
 
@@ -230,13 +230,13 @@ END
 
 @test "a machine on a file system that does not answer: its deadline, and one document" {
     why=$("$EPKIT_SOURCE/tests/cli/hang.py" --check 2>&1) || skip "$why"
-    for verb in doctor env nics topo; do
-        run --separate-stderr "$EPKIT_SOURCE/tests/cli/hang.py" hang timeout 120 "$EPKIT" "$verb" --json --timeout 1 --from hang
-        echo "$verb: $status: $output$stderr"
+    for command in doctor env nics topo; do
+        run --separate-stderr "$EPKIT_SOURCE/tests/cli/hang.py" hang timeout 120 "$EPKIT" "$command" --json --timeout 1 --from hang
+        echo "$command: $status: $output$stderr"
         [ "$status" -eq 1 ]
         [[ "$stderr" == *"reading hang took longer than 1 s"* ]]
         echo "$output" >document
-        judged "$verb" 1 document
+        judged "$command" 1 document
         [ "$(jq -r '.errors[0].where' document)" = hang ]
     done
 }
@@ -304,15 +304,15 @@ waits() {
 
 @test "a signal while a machine is read" {
     why=$("$EPKIT_SOURCE/tests/cli/hang.py" --check 2>&1) || skip "$why"
-    for verb in doctor env nics topo; do
-        "$EPKIT_SOURCE/tests/cli/hang.py" hang timeout 120 "$EPKIT" "$verb" --json --from hang >document 2>err &
+    for command in doctor env nics topo; do
+        "$EPKIT_SOURCE/tests/cli/hang.py" hang timeout 120 "$EPKIT" "$command" --json --from hang >document 2>err &
         hanging=$!
-        within 10 pgrep -f "^$EPKIT $verb --json --from hang" >number
+        within 10 pgrep -f "^$EPKIT $command --json --from hang" >number
         sleep 0.3
         kill -TERM "$(cat number)"
         wait "$hanging" || true
         cat document err
-        judged "$verb" 143 document
+        judged "$command" 143 document
     done
 }
 

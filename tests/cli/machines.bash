@@ -79,7 +79,7 @@ fault() {
     expected=$(sed -n "s|^$1 ||p" variants | tr ' ' '\n' | grep -v '^?' | sort | xargs)
     # What is to be unknown is written with '?' in front.
     open=$(sed -n "s|^$1 ||p" variants | tr ' ' '\n' | sed -n 's/^?//p' | sort | xargs)
-    # A fault is the doctor's to find; of the other verbs, machines.bats compares every shape of machine.
+    # A fault is the doctor's to find; of the other commands, machines.bats compares every shape of machine.
     if [ -n "${EPKIT_TEST_LONG-}" ]; then
         same_from_snapshot "$tree" topo env doctor
     else
@@ -100,23 +100,23 @@ without_log_text() {
     sed --regexp-extended 's/(NVRM: Xid \(PCI:[^)]*\): [0-9]+|SXid \(PCI:[^)]*\): [0-9]+)[^"]*/\1/' "$1"
 }
 
-# same_from_snapshot TREE VERB...: the verbs say the same of the snapshot. Leaves TREE.VERB.tree and TREE.VERB.exit.
+# same_from_snapshot TREE COMMAND...: the commands say the same of the snapshot. Leaves TREE.COMMAND.tree and TREE.COMMAND.exit.
 same_from_snapshot() {
-    local verb of_tree of_file
+    local command of_tree of_file
     local tree="$1"
     shift
     rm -rf "$tree.snapshot"
     mkdir "$tree.snapshot"
     epkit topo --from "$tree" --save "$tree.snapshot/$tree" --json >"$tree.topo.saved" 2>"$tree.said" || [ $? -eq 4 ]
-    for verb in "$@"; do
+    for command in "$@"; do
         of_tree=0
         of_file=0
-        epkit "$verb" --from "$tree" --json >"$tree.$verb.tree" || of_tree=$?
-        (cd "$tree.snapshot" && epkit "$verb" --from "$tree" --json >"../$tree.$verb.file") || of_file=$?
-        diff <(without_log_text "$tree.$verb.tree") <(without_log_text "$tree.$verb.file")
+        epkit "$command" --from "$tree" --json >"$tree.$command.tree" || of_tree=$?
+        (cd "$tree.snapshot" && epkit "$command" --from "$tree" --json >"../$tree.$command.file") || of_file=$?
+        diff <(without_log_text "$tree.$command.tree") <(without_log_text "$tree.$command.file")
         [ "$of_tree" -eq "$of_file" ]
-        echo "$of_tree" >"$tree.$verb.exit"
-        [ "$verb" != topo ] || diff "$tree.topo.saved" "$tree.topo.tree"
+        echo "$of_tree" >"$tree.$command.exit"
+        [ "$command" != topo ] || diff "$tree.topo.saved" "$tree.topo.tree"
     done
 }
 

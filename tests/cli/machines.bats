@@ -16,14 +16,14 @@ setup() {
 
 # golden NAME: all outputs are as expected, the JSON fits its schemas, and a snapshot says the same
 golden() {
-    local line verb
+    local line command
     "$MACHINES/outputs.sh" "$EPKIT" "$1" "got.$1"
     for line in "$MACHINES/expected/$1"/*; do
         diff --unified "$line" "got.$1/${line##*/}"
     done
-    for verb in topo env nics doctor; do
-        epkit "$verb" --from "$1" --json >"$1.json" || true
-        valid "$verb" "$1.json"
+    for command in topo env nics doctor; do
+        epkit "$command" --from "$1" --json >"$1.json" || true
+        valid "$command" "$1.json"
     done
     same_from_snapshot "$1" topo env doctor
     same_counters "$1"
@@ -78,12 +78,12 @@ healthy() {
     healthy laptop
 }
 
-@test "empty root: as expected, and every verb ends with 4 after one line" {
-    local verb
+@test "empty root: as expected, and every command ends with 4 after one line" {
+    local command
     golden empty
-    for verb in topo env nics doctor; do
-        run --separate-stderr epkit "$verb" --from empty
-        echo "$verb: $status: $output"
+    for command in topo env nics doctor; do
+        run --separate-stderr epkit "$command" --from empty
+        echo "$command: $status: $output"
         [ "$status" -eq 4 ]
         [ "${#lines[@]}" -eq 1 ]
         [ -z "$stderr" ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Roots that no kernel would make. Every verb ends by itself, soon, with something that can be read.
+# Roots that no kernel would make. Every command ends by itself, soon, with something that can be read.
 
 load common
 load machines
@@ -12,27 +12,27 @@ setup_file() {
 
 # hostile NAME/VARIANT: exit code 0, 3, 4 or 5 within 5 s of processor time, JSON that is valid, text without control characters
 hostile() {
-    local tree="${1/\//.}" verb status
+    local tree="${1/\//.}" command status
     cd "$BATS_FILE_TMPDIR" || return 1
-    for verb in topo env nics doctor; do
+    for command in topo env nics doctor; do
         status=0
-        thrifty 5 "$EPKIT" "$verb" --from "$tree" --json >out.json 2>err.txt || status=$?
-        echo "$verb --json: exit code $status: $(head -c 500 err.txt)"
+        thrifty 5 "$EPKIT" "$command" --from "$tree" --json >out.json 2>err.txt || status=$?
+        echo "$command --json: exit code $status: $(head -c 500 err.txt)"
         [[ "$status" =~ ^[0345]$ ]]
         jq empty out.json
-        [ "$verb" != nics ] || continue # it would look at the counters for a second again
+        [ "$command" != nics ] || continue # it would look at the counters for a second again
         status=0
-        thrifty 5 "$EPKIT" "$verb" --from "$tree" >out.txt 2>err.txt || status=$?
-        echo "$verb: exit code $status: $(head -c 500 err.txt)"
+        thrifty 5 "$EPKIT" "$command" --from "$tree" >out.txt 2>err.txt || status=$?
+        echo "$command: exit code $status: $(head -c 500 err.txt)"
         [[ "$status" =~ ^[0345]$ ]]
         [ -s out.txt ]
         iconv --from-code UTF-8 --to-code UTF-8 out.txt err.txt >text.txt
         if LC_ALL=C grep --text --perl-regexp '[\x00-\x08\x0b-\x1f\x7f]' text.txt; then
-            echo "control characters in the output of $verb"
+            echo "control characters in the output of $command"
             return 1
         fi
         if grep --no-messages '^root:\|:/bin/' text.txt out.json; then
-            echo "$verb shows what is not below the root"
+            echo "$command shows what is not below the root"
             return 1
         fi
     done
@@ -41,11 +41,11 @@ hostile() {
 # refused NAME/VARIANT: exit code 2 and a message
 # shellcheck disable=SC2154 # $stderr is set by run
 refused() {
-    local verb
+    local command
     cd "$BATS_FILE_TMPDIR" || return 1
-    for verb in topo env nics doctor; do
-        run --separate-stderr epkit "$verb" --from "${1/\//.}"
-        echo "$verb: exit code $status: $stderr"
+    for command in topo env nics doctor; do
+        run --separate-stderr epkit "$command" --from "${1/\//.}"
+        echo "$command: exit code $status: $stderr"
         [ "$status" -eq 2 ]
         [ -z "$output" ]
     done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Wrong command lines of the verb test are refused before a rank starts: exit code 2, and words that say what is wrong.
+# Wrong command lines of the command test are refused before a rank starts: exit code 2, and words that say what is wrong.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 

@@ -33,9 +33,9 @@ refused() {
 
 @test "a backend of the environment that does not exist, as one of the command line" {
     export EPKIT_BACKEND=foo
-    for verb in "test intranode" bench "run --output report"; do
+    for command in "test intranode" bench "run --output report"; do
         # shellcheck disable=SC2086 # words
-        refused "EPKIT_BACKEND: 'foo' is none of host, cuda" $verb
+        refused "EPKIT_BACKEND: 'foo' is none of host, cuda" $command
     done
     [ ! -e report ]
     # What is given on the command line goes first.
@@ -65,9 +65,9 @@ refused() {
     refused "over 2 ranks" test intranode --ranks 2 --experts 3
 }
 
-@test "an option where the verb should be" {
+@test "an option where the command should be" {
     refused "unknown option '--bogus'" --bogus
-    run ! grep -q "verb '--bogus'" <<<"$stderr"
+    run ! grep -q "command '--bogus'" <<<"$stderr"
 }
 
 @test "no guess is better than a bad one" {

@@ -6,11 +6,11 @@
 
 load common
 
-@test "all schemas are readable, and every verb with --json has one" {
+@test "all schemas are readable, and every command with --json has one" {
     local n=0
-    for verb in $(verbs); do
-        if epkit help "$verb" | grep -q -- '--json '; then
-            python3 -m json.tool "$EPKIT_SOURCE/tool/schema/$verb.json" >/dev/null
+    for command in $(all_commands); do
+        if epkit help "$command" | grep -q -- '--json '; then
+            python3 -m json.tool "$EPKIT_SOURCE/tool/schema/$command.json" >/dev/null
             n=$((n + 1))
         fi
     done

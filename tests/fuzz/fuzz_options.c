@@ -30,7 +30,7 @@ static const struct opt table[] = {
     {0},
 };
 
-static const struct cmd verb = {.name = "verb", .options = table, .options_bytes = sizeof(struct values)};
+static const struct cmd command = {.name = "command", .options = table, .options_bytes = sizeof(struct values)};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -73,10 +73,10 @@ static void check_printed(const struct cmd_call *call)
     bool help;
     int argc;
 
-    options_print(&verb, call, nothing, text, sizeof(text));
-    check(strncmp(text, "epkit verb", 10) == 0);
+    options_print(&command, call, nothing, text, sizeof(text));
+    check(strncmp(text, "epkit command", 13) == 0);
     argc = cut(text + strlen("epkit "), ' ', argv);
-    check(options_parse(&verb, argc, argv, &second, &help, error, sizeof(error)) == CMD_FINE && !help);
+    check(options_parse(&command, argc, argv, &second, &help, error, sizeof(error)) == CMD_FINE && !help);
     again = second.options;
     check(second.given == call->given && again->flag == values->flag && again->number == values->number &&
           again->size == values->size && again->choice == values->choice &&
@@ -86,7 +86,7 @@ static void check_printed(const struct cmd_call *call)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char text[MOST_BYTES] = "verb\n", error[512] = "", *argv[MOST_ARGS + 2];
+    char text[MOST_BYTES] = "command\n", error[512] = "", *argv[MOST_ARGS + 2];
     size_t used = strlen(text);
     const struct values *values;
     struct cmd_call call;
@@ -97,7 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     memcpy(text + used, data, size);
     argc = cut(text, '\n', argv);
-    if (options_parse(&verb, argc, argv, &call, &help, error, sizeof(error)) != CMD_FINE) {
+    if (options_parse(&command, argc, argv, &call, &help, error, sizeof(error)) != CMD_FINE) {
         check(error[0] && !call.options);
         return 0;
     }

@@ -203,7 +203,7 @@ static int look_again(const struct doctor_check *check, struct doctor_result *re
     return CMD_FINE;
 }
 
-/* --- the verb --- */
+/* --- the command --- */
 
 /* Neither GPU nor NIC: facts are there even so, for a comparison of nodes. */
 static int say_empty(const struct cmd *cmd, const struct doctor_options *options, const struct doctor_machine *machine)

@@ -2,7 +2,7 @@
 /*
  * diagnosis.h - what the parts of `epkit doctor` share.
  *
- *   cmd_doctor.c      the verb: options, which checks, exit code
+ *   cmd_doctor.c      the command: options, which checks, exit code
  *   text.c            a diagnosis for people
  *   inventory.c       what was looked at, in a few words
  *   json.c            the same as JSON, with the facts that nodes are compared by
@@ -62,8 +62,8 @@ const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "resta
 
 /* --- json.c; new references --- */
 
-json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis);
-json_t *diagnosis_list_json(const char *verb, const struct doctor_check *const *checks);
+json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis);
+json_t *diagnosis_list_json(const char *command, const struct doctor_check *const *checks);
 json_t *diagnosis_facts(const struct doctor_machine *machine);
 json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct network, machine/doctor/network.h */
 

@@ -152,9 +152,9 @@ static json_t *find_document(const struct answer *output, char *ret_why, size_t 
 
 static bool is_ours(const json_t *document)
 {
-    const char *verb = json_string_value(json_object_get(document, "verb"));
+    const char *command = json_string_value(json_object_get(document, "verb"));
 
-    return verb && strcmp(verb, "doctor") == 0 && json_is_object(json_object_get(document, "facts"));
+    return command && strcmp(command, "doctor") == 0 && json_is_object(json_object_get(document, "facts"));
 }
 
 static void judge(const struct remote *remote, struct node *node)
@@ -323,10 +323,10 @@ static void make_verdict(const struct outcome *outcome, char *ret_text, size_t b
                  plural(n_findings), outcome->n_silent, outcome->n);
 }
 
-static json_t *make_document(const char *verb, const struct answers *answers, const struct outcome *outcome,
+static json_t *make_document(const char *command, const struct answers *answers, const struct outcome *outcome,
                              const char *verdict)
 {
-    json_t *document = out_document(verb), *list = json_array();
+    json_t *document = out_document(command), *list = json_array();
 
     for (int i = 0; i < answers->hosts.n; i++) {
         const struct node *node = &answers->nodes[i];

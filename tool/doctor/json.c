@@ -170,9 +170,9 @@ static const char *state_name(int code)
     return code == CMD_FINE ? "healthy" : code == CMD_FINDINGS ? "findings" : "not-known";
 }
 
-json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
+json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
 {
-    json_t *document = out_document(verb), *checks = json_array();
+    json_t *document = out_document(command), *checks = json_array();
     char verdict[4096];
 
     diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
@@ -191,9 +191,9 @@ json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
     return document;
 }
 
-json_t *diagnosis_list_json(const char *verb, const struct doctor_check *const *checks)
+json_t *diagnosis_list_json(const char *command, const struct doctor_check *const *checks)
 {
-    json_t *document = out_document(verb), *list = json_array();
+    json_t *document = out_document(command), *list = json_array();
 
     for (int i = 0; checks[i]; i++) {
         json_t *links = json_array();

@@ -205,7 +205,7 @@ static int write_script(const struct cmd *cmd, const struct env_options *options
     return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
 }
 
-/* --- the verb --- */
+/* --- the command --- */
 
 static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
 {

@@ -17,7 +17,7 @@ const struct cmd command_completion = {
     .max_args = 1,
     .arg_choices = completion_shells,
     .summary = "print a completion script for a shell",
-    .description = "Prints a script that teaches a shell to complete epkit's verbs, options and their values.",
+    .description = "Prints a script that teaches a shell to complete epkit's commands, options and their values.",
     .examples =
         (const struct cmd_example[]){
             {"epkit completion bash > /etc/bash_completion.d/epkit", "Complete in bash, for all users."},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* completion.c - completion scripts for shells, from the verb table. */
+/* completion.c - completion scripts for shells, from the command table. */
 #include "help.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ static void print_words(FILE *stream, const char *const *words)
         fprintf(stream, "%s%s", i ? " " : "", words[i]);
 }
 
-static void print_verbs(FILE *stream)
+static void print_commands(FILE *stream)
 {
     for (size_t i = 0; command_table[i]; i++)
         fprintf(stream, "%s%s", i ? " " : "", command_table[i]->name);
@@ -50,14 +50,14 @@ static void bash_option(FILE *stream, const struct cmd *cmd, const struct opt *o
     }
 }
 
-static void bash_verb_words(FILE *stream, const struct cmd *cmd)
+static void bash_command_words(FILE *stream, const struct cmd *cmd)
 {
     fprintf(stream, "    %s:-*)\n        words='", cmd->name);
     for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
         fprintf(stream, "--%s ", opt->name);
     fprintf(stream, "--help'\n        ;;\n    %s:*)\n        words='", cmd->name);
     if (cmd->flags & CMD_TAKES_COMMAND)
-        print_verbs(stream);
+        print_commands(stream);
     else if (cmd->arg_choices)
         print_words(stream, cmd->arg_choices);
     fputs("'\n        ;;\n", stream);
@@ -66,20 +66,21 @@ static void bash_verb_words(FILE *stream, const struct cmd *cmd)
 static void print_bash(FILE *stream)
 {
     fputs("# bash completion for epkit; written by 'epkit completion bash'\n"
-          "_epkit()\n{\n    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} words='' verb=''\n\n"
-          "    COMPREPLY=()\n    if ((COMP_CWORD > 1)); then\n        verb=${COMP_WORDS[1]}\n    fi\n"
-          "    case $verb:$prev in\n",
+          "_epkit()\n{\n    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}\n"
+          "    local words='' command=''\n\n"
+          "    COMPREPLY=()\n    if ((COMP_CWORD > 1)); then\n        command=${COMP_WORDS[1]}\n    fi\n"
+          "    case $command:$prev in\n",
           stream);
     for (size_t i = 0; command_table[i]; i++)
         for (const struct opt *opt = command_table[i]->options; opt && opt->name; opt++)
             bash_option(stream, command_table[i], opt);
     fputs("    *)\n        words=-\n        ;;\n    esac\n    if [[ $words == - ]]; then\n        words=''\n"
-          "        case $verb:$cur in\n",
+          "        case $command:$cur in\n",
           stream);
     for (size_t i = 0; command_table[i]; i++)
-        bash_verb_words(stream, command_table[i]);
+        bash_command_words(stream, command_table[i]);
     fputs("        :*)\n            words='", stream);
-    print_verbs(stream);
+    print_commands(stream);
     fputs(" --help --version'\n            ;;\n        esac\n    fi\n"
           "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n}\ncomplete -F _epkit epkit\n",
           stream);
@@ -108,15 +109,15 @@ static void zsh_option(FILE *stream, const struct opt *opt)
 static void print_zsh(FILE *stream)
 {
     fputs("#compdef epkit\n# zsh completion for epkit; written by 'epkit completion zsh'\n"
-          "_epkit()\n{\n    local -a verbs\n\n    verbs=(\n",
+          "_epkit()\n{\n    local -a commands\n\n    commands=(\n",
           stream);
     for (size_t i = 0; command_table[i]; i++) {
         fprintf(stream, "        '%s:", command_table[i]->name);
         print_quoted(stream, command_table[i]->summary, "'\\''", ":\\");
         fputs("'\n", stream);
     }
-    fputs("    )\n    if ((CURRENT == 2)); then\n        _describe verb verbs\n        return\n    fi\n"
-          "    local verb=$words[2]\n    shift words\n    ((CURRENT--))\n    case $verb in\n",
+    fputs("    )\n    if ((CURRENT == 2)); then\n        _describe command commands\n        return\n    fi\n"
+          "    local command=$words[2]\n    shift words\n    ((CURRENT--))\n    case $command in\n",
           stream);
     for (size_t i = 0; command_table[i]; i++) {
         const struct cmd *cmd = command_table[i];
@@ -128,7 +129,7 @@ static void print_zsh(FILE *stream)
         if (cmd->flags & CMD_TAKES_COMMAND || cmd->arg_choices) {
             fputs(" \\\n            '1:argument:(", stream);
             if (cmd->flags & CMD_TAKES_COMMAND)
-                print_verbs(stream);
+                print_commands(stream);
             else
                 print_words(stream, cmd->arg_choices);
             fputs(")'", stream);
@@ -174,7 +175,7 @@ static void print_fish(FILE *stream)
         if (cmd->flags & CMD_TAKES_COMMAND || cmd->arg_choices) {
             fprintf(stream, "complete -c epkit -n '__fish_seen_subcommand_from %s' -a '", cmd->name);
             if (cmd->flags & CMD_TAKES_COMMAND)
-                print_verbs(stream);
+                print_commands(stream);
             else
                 print_words(stream, cmd->arg_choices);
             fputs("'\n", stream);

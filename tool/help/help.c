@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* help.c - help texts from the verb table. Eighty columns wide, whatever the terminal, so that they can be compared. */
+/* help.c - help texts from the command table. Eighty columns wide, whatever the terminal, so that they can be compared.
+ */
 #include "help.h"
 #include "software/variables.h"
 
@@ -119,12 +120,12 @@ void help_command(FILE *stream, const struct cmd *cmd)
 
 void help_all(FILE *stream)
 {
-    fputs("Usage: epkit VERB [OPTIONS] ...\n\n", stream);
+    fputs("Usage: epkit COMMAND [OPTIONS] ...\n\n", stream);
     print_wrapped(stream,
                   "Expert-parallel dispatch and combine: run, test and measure them here; and see what is wrong with "
                   "the machines that they run on.",
                   0, 0);
-    fputs("\nVerbs:\n", stream);
+    fputs("\nCommands:\n", stream);
     for (size_t i = 0; command_table[i]; i++) {
         fprintf(stream, "  %-12s", command_table[i]->name);
         print_wrapped(stream, command_table[i]->summary, 14, 14);
@@ -138,6 +139,6 @@ void help_all(FILE *stream)
     }
     fputs("\nExit codes: 0 fine, 1 failed, 2 wrong usage, 3 findings, 4 not supported here,\n"
           "5 not known.\n"
-          "'epkit help VERB' or 'epkit VERB --help' explains a verb.\n",
+          "'epkit help COMMAND' or 'epkit COMMAND --help' explains a command.\n",
           stream);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* help.h - everything that is written from the verb table: help, man pages, shell completion. */
+/* help.h - everything that is written from the command table: help, man pages, shell completion. */
 #ifndef EP_TOOL_HELP_H
 #define EP_TOOL_HELP_H
 
@@ -7,13 +7,13 @@
 
 #include <stdio.h>
 
-/* The overview of all verbs. */
+/* The overview of all commands. */
 void help_all(FILE *stream);
 void help_command(FILE *stream, const struct cmd *cmd);
 
-/* Sources of the man pages epkit(1) and epkit-VERB(1), for scdoc. */
+/* Sources of the man pages epkit(1) and epkit-COMMAND(1), for scdoc. */
 void man_all(FILE *stream);
-void man_verb(FILE *stream, const struct cmd *cmd);
+void man_command(FILE *stream, const struct cmd *cmd);
 
 /* The names of the shells that completion_print() knows; ends with NULL. */
 extern const char *const completion_shells[];

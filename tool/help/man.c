@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* man.c - man pages from the verb table, as source for scdoc. */
+/* man.c - man pages from the command table, as source for scdoc. */
 #include "help.h"
 #include "software/variables.h"
 
@@ -76,7 +76,7 @@ static void print_examples(FILE *stream, const struct cmd *cmd)
     }
 }
 
-void man_verb(FILE *stream, const struct cmd *cmd)
+void man_command(FILE *stream, const struct cmd *cmd)
 {
     fprintf(stream, "epkit-%s(1)\n\n# NAME\n\nepkit-%s - ", cmd->name, cmd->name);
     print_escaped(stream, cmd->summary);
@@ -103,11 +103,11 @@ void man_verb(FILE *stream, const struct cmd *cmd)
 void man_all(FILE *stream)
 {
     fputs("epkit(1)\n\n# NAME\n\nepkit - expert-parallel dispatch and combine, and the machines below it\n\n"
-          "# SYNOPSIS\n\n*epkit* _VERB_ [_OPTIONS_] ...\n\n# DESCRIPTION\n\n"
+          "# SYNOPSIS\n\n*epkit* _COMMAND_ [_OPTIONS_] ...\n\n# DESCRIPTION\n\n"
           "*epkit* runs, tests and measures the expert-parallel communication of mixture-of-experts models on this "
-          "machine, with the library libepkit, and tells what is wrong with a GPU node. Each verb has a page of its "
+          "machine, with the library libepkit, and tells what is wrong with a GPU node. Each command has a page of its "
           "own.\n\n"
-          "Data is written to standard output, everything else to standard error.\n\n# VERBS\n\n",
+          "Data is written to standard output, everything else to standard error.\n\n# COMMANDS\n\n",
           stream);
     for (size_t i = 0; command_table[i]; i++) {
         char page[64];

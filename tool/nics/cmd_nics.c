@@ -216,7 +216,7 @@ static int leave(int code, bool has_run)
     return code;
 }
 
-/* --- the verb --- */
+/* --- the command --- */
 
 static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const struct nics_options *options)
 {

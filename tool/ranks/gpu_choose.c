@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define QUERY_MS 120000 /* until the last of the ranks has asked its driver */
+#define QUERY_MS 120000 /* for the slowest driver of all ranks */
 
 /* --- GPUs of the ranks ------------------------------------------------------------------------------------------- */
 
@@ -117,7 +117,7 @@ int gpu_job(struct ranks_ctx *ctx, const json_t *parameters)
 }
 
 struct choice {
-    bool asked, cuda;
+    bool is_valid, cuda;
     char why[sizeof(((struct ranks_spec *)NULL)->backend_why)];
 };
 
@@ -144,9 +144,9 @@ static const struct choice *query_world(void)
                               .backend = "host"};
     json_t *parameters;
 
-    if (choice.asked)
+    if (choice.is_valid)
         return &choice;
-    choice.asked = true;
+    choice.is_valid = true;
     parameters = json_object();
     if (ranks_run(&spec, GPU_JOB, parameters, on_event, &choice) != 0)
         choice.cuda = false;

@@ -50,7 +50,7 @@ struct launch {
     sigset_t old_mask;
     int interrupted;                         /* the signal that did, or 0 */
     bool timed_out;                          /* the deadline of the job has passed */
-    bool ending;                             /* the children have been told to end */
+    bool ending;                             /* end_children() was called */
     uint64_t deadline_ns, kill_ns, leave_ns; /* 0: none */
 };
 
@@ -340,7 +340,7 @@ static void report_unfinished(struct launch *launch, const struct child *child, 
     else
         rank_reader_add_problem(&launch->reader,
                                 ranks_problem_new(rank, mpi ? "mpirun ended before the rank did" : "a rank ended early",
-                                                  "its output above may tell the reason", "exit code %d",
+                                                  "its output above may show the reason", "exit code %d",
                                                   WEXITSTATUS(child->status)));
 }
 

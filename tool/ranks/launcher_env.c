@@ -131,11 +131,11 @@ const char *ranks_env_missing(void)
     return find_value("EPKIT_ADDRESS") || find_value("MASTER_ADDR") ? NULL : "MASTER_ADDR is not set";
 }
 
-bool ranks_env_is_tcp(bool asked, bool alone)
+bool ranks_env_is_tcp(bool requested, bool alone)
 {
     if (ranks_env_missing() || (strcmp(find_value("WORLD_SIZE"), "1") == 0 && !alone))
         return false;
-    return asked || find_value("TORCHELASTIC_RUN_ID");
+    return requested || find_value("TORCHELASTIC_RUN_ID");
 }
 
 void ranks_env_print(char *ret_text, size_t bytes)

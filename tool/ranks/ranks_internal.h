@@ -111,7 +111,7 @@ bool ranks_env_matches(int rank, int size, char *ret_why, size_t bytes);
  * process, because pods and launchers of one process per node set them for other programs, too. `alone`: also accept a
  * single rank.
  */
-bool ranks_env_is_tcp(bool asked, bool alone);
+bool ranks_env_is_tcp(bool requested, bool alone);
 
 /* Why ranks_env_is_tcp(true, true) is false: "MASTER_ADDR is not set"; NULL: it is true. */
 const char *ranks_env_missing(void);
@@ -131,7 +131,7 @@ int ranks_world_rank(void);
 int ranks_world_size(void);
 int ranks_world_nodes(void);            /* of the boot; if hosts have different numbers of ranks, one per rank */
 enum ranks_boot ranks_world_boot(void); /* RANKS_MPI or RANKS_TCP */
-const char *ranks_world_launcher(void); /* who has started the ranks, for texts */
+const char *ranks_world_launcher(void); /* what started the ranks, for texts */
 
 /* As ranks_run(), on the world. Rank 0 only. */
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,

@@ -258,15 +258,15 @@ static int find_timeout_ms(const struct cmd *cmd, const struct cmd_call *call)
 int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
 {
     const char *boot = find_choice(cmd, call, "boot"), *network = find_choice(cmd, call, "network");
-    bool asked = strcmp(boot, "tcp") == 0;
+    bool requested = strcmp(boot, "tcp") == 0;
 
     world.timeout_ms = find_timeout_ms(cmd, call);
-    if (*boot && !asked && strcmp(boot, "mpi") != 0)
+    if (*boot && !requested && strcmp(boot, "mpi") != 0)
         return ranks_env_is_launched() ? join_mpi(cmd, find_start_ms(cmd, call, true)) : CMD_FINE;
     /* If variables of both are set, those of MPI launchers take precedence: mpirun was started last. */
-    if (!asked && ranks_env_is_launched())
+    if (!requested && ranks_env_is_launched())
         return join_mpi(cmd, find_start_ms(cmd, call, true));
-    if (ranks_env_is_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, asked))
+    if (ranks_env_is_tcp(requested || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, requested))
         return join_tcp(find_start_ms(cmd, call, false));
     return CMD_FINE;
 }

@@ -149,7 +149,7 @@ const struct cmd command_topo = {
         "CUDA_DEVICE_ORDER=PCI_BUS_ID, and in practice also without it where all GPUs are equal. Each GPU gets a NIC "
         "of its own as long as there are enough, the nearest ones possible. NICs that carry no data are left out with "
         "the reason: ports down, networks for management or storage, virtual functions beside their physical one.\n\n"
-        "With --save the machine goes into a file that every verb takes with --from: to mail it, to compare it, or to "
+        "With --save the machine goes into a file that every command reads with --from: to mail it, to compare it, or to "
         "look at it where the machine is not. The file holds what epkit has read and nothing else. Serial numbers, "
         "UUIDs, GUIDs, names of hosts and users, addresses, tokens and keys are replaced.\n\n"
         "Nothing here needs root. The NVIDIA driver is asked in a process of its own, which may hang or crash without "
