@@ -210,7 +210,7 @@ static struct ep_net *open_net(const ep_boot *boot, int ranks_per_node, size_t r
 
     CHECK(provider->abi == EP_NET_ABI && strcmp(provider->name, "mpi") == 0);
     CHECK(provider->open(provider, &params, &net) == EP_OK);
-    CHECK(!net->sleeps && net->wire_bytes > 0 && strcmp(net->ops->name, "mpi") == 0);
+    CHECK(!net->can_sleep && net->wire_bytes > 0 && strcmp(net->ops->name, "mpi") == 0);
     return net;
 }
 

@@ -16,7 +16,7 @@
             c->fail(c->boot->rank, c->running, __LINE__, #condition);                                                  \
     } while (0)
 
-/* Only ends what hangs. */
+/* Only to end a test that hangs. */
 #define PATIENT_MS 300000
 #define LEFT_MS 10000
 
@@ -59,7 +59,7 @@ static struct ep_net *open_net(const struct conformance *c, int ranks_per_node, 
     return net;
 }
 
-/* With a moment's sleep where nothing moves: the ranks may outnumber the processors. */
+/* Sleeps if nothing moved: there may be more ranks than CPUs. */
 static void advance(const struct conformance *c, struct ep_net *net)
 {
     bool moved = false;
@@ -87,7 +87,7 @@ static void check_block(const struct conformance *c, const struct ep_net *net, i
         CHECK(block[k] == block_value(peer, channel, i));
 }
 
-/* What a GPU registers: whole pages, of both, that belong to nothing else, however little was asked for. */
+/* Region and signals fill whole pages of their own, for registration with a GPU, whatever their size. */
 static void test_pages(const struct conformance *c)
 {
     static const size_t sizes[] = {1, 64, 4095, 4096, 4097, 300000};
@@ -105,7 +105,7 @@ static void test_pages(const struct conformance *c)
         ends[n + 1] = begins[n + 1] + ep_net_whole_pages(N_SIGNALS * sizeof(*nets[i]->signals));
         for (size_t last = n + 2; n < last; n++) {
             CHECK((uintptr_t)begins[n] % page == 0 && (uintptr_t)ends[n] % page == 0);
-            /* All of it can be written, and is no page of another endpoint. */
+            /* All of it can be written and is not shared with another endpoint. */
             for (unsigned char *at = begins[n]; at < ends[n]; at++)
                 CHECK(*at == 0);
             memset(begins[n], (int)n + 1, (size_t)(ends[n] - begins[n]));
@@ -119,8 +119,8 @@ static void test_pages(const struct conformance *c)
 }
 
 /*
- * Two nodes, so one rail peer: blocks of all sizes, each followed by a signal. Behind a signal the block is complete;
- * the source is overwritten as soon as flush_test says that it has left.
+ * Two nodes, thus one rail peer: blocks of many sizes, each followed by a signal. After the signal the block is
+ * complete; the source is overwritten as soon as flush_test() returns true.
  */
 static void test_order(const struct conformance *c)
 {
@@ -155,7 +155,7 @@ static void test_order(const struct conformance *c)
     net->ops->free(net);
 }
 
-/* Two puts to one place take effect in the order of the calls, whichever of them travels in a message of its own. */
+/* Overlapping puts take effect in the order of the calls, whether an engine sends them in one message or in several. */
 static void test_overwriting(const struct conformance *c)
 {
     static _Thread_local unsigned char large[MOST], small[100];
@@ -178,7 +178,7 @@ static void test_overwriting(const struct conformance *c)
                 step += net->ops->signal(net, peer, 0, 0, 1);
         }
         CHECK(net->region[79] == 1 && net->region[80] == 2 && net->region[149] == 2 && net->region[150] == 1);
-        /* So that the peer's next round does not run into the look at this one. */
+        /* So that the peer's next round does not overwrite the region before this check. */
         while (!net->ops->signal(net, peer, 0, 1, 1))
             advance(c, net);
         while (net->signals[1] < round && ep_now_ns() < deadline)
@@ -188,8 +188,8 @@ static void test_overwriting(const struct conformance *c)
     net->ops->free(net);
 }
 
-/* What a freed endpoint has left unread does not reach the next one, nor one that lives beside it. */
-static void test_endpoints_apart(const struct conformance *c)
+/* Unread messages of a freed endpoint are not received by the next endpoint, nor by another open one. */
+static void test_separate_endpoints(const struct conformance *c)
 {
     struct ep_net *nets[3];
     uint64_t deadline = ep_deadline_ns(PATIENT_MS);
@@ -201,7 +201,7 @@ static void test_endpoints_apart(const struct conformance *c)
     for (uint32_t i = 0; i < 5; i++)
         CHECK(nets[0]->ops->signal(nets[0], 1 - nets[0]->node, 0, i, 1000));
     CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
-    nets[0]->ops->free(nets[0]); /* it never looked */
+    nets[0]->ops->free(nets[0]); /* without progress() */
     nets[2] = open_net(c, 2, 64);
     for (int n = 1; n < 3; n++)
         CHECK(nets[n]->ops->signal(nets[n], 1 - nets[n]->node, 0, 7, (uint64_t)n));
@@ -217,7 +217,7 @@ static void test_endpoints_apart(const struct conformance *c)
     nets[2]->ops->free(nets[2]);
 }
 
-/* Beyond the region or the signals: a status that names the rank, and it stays. */
+/* Puts beyond the region and invalid signals: a sticky error that names the rank. */
 static void test_out_of_range(const struct conformance *c)
 {
     static unsigned char data[10000];
@@ -234,12 +234,12 @@ static void test_out_of_range(const struct conformance *c)
         bool moved;
 
         snprintf(name, sizeof(name), "rank %d", net->node == 1 ? c->boot->rank - 2 : c->boot->rank + 2);
-        /* A NIC checks nothing that could name the rank: there the sender refuses it. */
+        /* A NIC cannot report the rank: with verbs the sender rejects the put. */
         if (net->node == 0 && bad[i].bytes)
             mine = !net->ops->put(net, 1, 1, bad[i].offset, data, bad[i].bytes);
         else if (net->node == 0)
             CHECK(net->ops->signal(net, 1, 1, N_SIGNALS, 1));
-        /* What is refused over there may never leave. */
+        /* May never be flushed, as the peer rejects it. */
         for (int tries = 0; net->node == 0 && tries < 100 && !net->ops->flush_test(net, 1, 1); tries++)
             advance(c, net);
         if (mine)
@@ -276,7 +276,7 @@ static void test_disagreement(const struct conformance *c)
     CHECK(provider->open(provider, &params, &net) == EP_E_ARG && !net);
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which end the program instead */
-    /* One rank has no memory for its region: it says so, and the others do not wait for it. */
+    /* One rank has no memory for its region: all ranks fail without waiting for it. */
     params.channels = 1;
     params.region_bytes = c->boot->rank == 1 ? (size_t)1 << 61 : 64;
     CHECK(provider->open(provider, &params, &net) == EP_E_MEMORY && !net);
@@ -284,33 +284,33 @@ static void test_disagreement(const struct conformance *c)
 #endif
 }
 
-/* --- a rank that goes --- */
+/* --- a rank that leaves --- */
 
-enum { GOES = NRANKS - 1, GONE_BYTES = 70000 }; /* several messages of any engine */
+enum { LEAVER = NRANKS - 1, LAST_BYTES = 70000 }; /* several messages of any engine */
 
-static unsigned char gone_value(size_t k)
+static unsigned char last_value(size_t k)
 {
     return (unsigned char)(k * 7 + 3);
 }
 
-/* Sends to all ranks of the other block, and goes when that has left. */
-static void send_and_go(const struct conformance *c, struct ep_net *net)
+/* Sends to all ranks of the other block, and frees its endpoint when everything is flushed. */
+static void send_and_leave(const struct conformance *c, struct ep_net *net)
 {
-    static unsigned char data[GONE_BYTES];
+    static unsigned char data[LAST_BYTES];
     uint64_t deadline = ep_deadline_ns(PATIENT_MS);
     int step[NRANKS] = {0}, left = 1;
 
-    for (size_t k = 0; k < GONE_BYTES; k++)
-        data[k] = gone_value(k);
+    for (size_t k = 0; k < LAST_BYTES; k++)
+        data[k] = last_value(k);
     while (left) {
         CHECK(ep_now_ns() < deadline);
         advance(c, net);
         left = 0;
-        for (int rank = 0; rank < GOES / 2 * 2; rank++) {
+        for (int rank = 0; rank < LEAVER / 2 * 2; rank++) {
             if (step[rank] == 0)
-                step[rank] += net->ops->put(net, rank, 0, (uint64_t)GOES * GONE_BYTES, data, GONE_BYTES);
+                step[rank] += net->ops->put(net, rank, 0, (uint64_t)LEAVER * LAST_BYTES, data, LAST_BYTES);
             if (step[rank] == 1)
-                step[rank] += net->ops->signal(net, rank, 0, GOES, 1);
+                step[rank] += net->ops->signal(net, rank, 0, LEAVER, 1);
             left += step[rank] < 2 || !net->ops->flush_test(net, rank, 0);
         }
     }
@@ -318,32 +318,33 @@ static void send_and_go(const struct conformance *c, struct ep_net *net)
 }
 
 /*
- * What the rank that goes has sent is there when its signal is, and its signal (`sends`: there is one) before it is
- * said to have ended. It is the only one of which that is said, and it has not died. true: no more is to come.
+ * Checks that the data of the leaving rank is complete when its signal is visible, that its signal (if it `sends`) is
+ * visible before ended() is true, that ended() is true for no other rank, and lost() for none. true: it has ended.
  */
-static bool has_gone(const struct conformance *c, struct ep_net *net, bool sends)
+static bool has_left(const struct conformance *c, struct ep_net *net, bool sends)
 {
-    bool ended = net->ops->ended && net->ops->ended(net, GOES);
+    bool ended = net->ops->ended && net->ops->ended(net, LEAVER);
 
-    CHECK(net->signals[GOES] <= sends);
-    CHECK(!ended || net->signals[GOES] == sends);
+    CHECK(net->signals[LEAVER] <= sends);
+    CHECK(!ended || net->signals[LEAVER] == sends);
     for (int rank = 0; rank < NRANKS; rank++) {
         bool wanted = rank / 2 != c->boot->rank / 2;
 
-        CHECK(!wanted || rank == GOES || !net->ops->ended || !net->ops->ended(net, rank));
+        CHECK(!wanted || rank == LEAVER || !net->ops->ended || !net->ops->ended(net, rank));
         CHECK(!wanted || !net->ops->lost || !net->ops->lost(net, rank));
     }
-    if (net->signals[GOES] < sends)
+    if (net->signals[LEAVER] < sends)
         return false;
-    for (size_t k = 0; sends && k < GONE_BYTES; k++)
-        CHECK(net->region[(size_t)GOES * GONE_BYTES + k] == gone_value(k));
+    for (size_t k = 0; sends && k < LAST_BYTES; k++)
+        CHECK(net->region[(size_t)LEAVER * LAST_BYTES + k] == last_value(k));
     return ended || !net->ops->ended;
 }
 
-enum awaited { NOTHING, ITS_END, ALL_THAT_IT_SENT }; /* of the rank that goes */
+enum awaited { NOTHING, END, DATA_AND_END }; /* of the leaving rank */
 
-/* One byte to each rank of the other block that stays, and one of it. */
-static void talk_beside(const struct conformance *c, struct ep_net *net, unsigned char round, enum awaited awaited)
+/* Sends one byte to each remaining rank of the other block, and receives one from each. */
+static void exchange_among_rest(const struct conformance *c, struct ep_net *net, unsigned char round,
+                                enum awaited awaited)
 {
     static const unsigned char marks[NRANKS] = {11, 22, 33, 44};
     uint64_t deadline = ep_deadline_ns(PATIENT_MS);
@@ -354,94 +355,93 @@ static void talk_beside(const struct conformance *c, struct ep_net *net, unsigne
     while (left) {
         CHECK(ep_now_ns() < deadline);
         advance(c, net);
-        left = awaited && !has_gone(c, net, awaited == ALL_THAT_IT_SENT);
+        left = awaited && !has_left(c, net, awaited == DATA_AND_END);
         for (int rank = 0; rank < NRANKS; rank++) {
-            size_t place = (size_t)rank * GONE_BYTES + round;
+            size_t at = (size_t)rank * LAST_BYTES + round;
 
-            if (rank / 2 == me / 2 || rank == GOES)
+            if (rank / 2 == me / 2 || rank == LEAVER)
                 continue;
             if (!sent[rank])
-                sent[rank] = net->ops->put(net, rank, 0, (uint64_t)me * GONE_BYTES + round, &mine, 1);
-            left += !sent[rank] || net->region[place] != marks[rank] + round || !net->ops->flush_test(net, rank, 0);
+                sent[rank] = net->ops->put(net, rank, 0, (uint64_t)me * LAST_BYTES + round, &mine, 1);
+            left += !sent[rank] || net->region[at] != marks[rank] + round || !net->ops->flush_test(net, rank, 0);
         }
     }
 }
 
-/* What is sent to who has gone is thrown away: nobody waits for room, and nothing breaks. */
-static void send_after_it(const struct conformance *c, struct ep_net *net)
+/* Puts to a rank that has left are discarded: no call waits for room, and nothing breaks. */
+static void send_to_leaver(const struct conformance *c, struct ep_net *net)
 {
     uint64_t deadline = ep_deadline_ns(PATIENT_MS);
     static const unsigned char data[1000];
     int n = 0;
 
-    while (n < 100 || !net->ops->flush_test(net, GOES, 0)) {
+    while (n < 100 || !net->ops->flush_test(net, LEAVER, 0)) {
         CHECK(ep_now_ns() < deadline);
         advance(c, net);
-        while (n < 100 && net->ops->put(net, GOES, 0, 0, data, sizeof(data)))
+        while (n < 100 && net->ops->put(net, LEAVER, 0, 0, data, sizeof(data)))
             n++;
     }
 }
 
 /*
- * Every rank talks to every one of the other block of ranks. One goes: what it has sent arrives, where the engine can
- * tell it names that rank and no other, and the others go on.
+ * Every rank exchanges data with every rank of the other block. One leaves: its data arrives, ended() is true for that
+ * rank only, if the engine supports it, and the others continue.
  */
-static void let_one_go(const struct conformance *c, bool sends)
+static void let_one_leave(const struct conformance *c, bool sends)
 {
     struct ep_net_params params = {.rank = c->boot->rank,
                                    .nranks = NRANKS,
                                    .ranks_per_node = 1,
                                    .channels = 1,
-                                   .apart = 2,
+                                   .block_ranks = 2,
                                    .tolerant = true,
-                                   .region_bytes = (size_t)NRANKS * GONE_BYTES,
+                                   .region_bytes = (size_t)NRANKS * LAST_BYTES,
                                    .n_signals = NRANKS,
                                    .timeout_ms = PATIENT_MS,
                                    .boot = c->boot};
-    enum awaited awaited = c->boot->rank / 2 == GOES / 2 ? NOTHING : sends ? ALL_THAT_IT_SENT : ITS_END;
+    enum awaited awaited = c->boot->rank / 2 == LEAVER / 2 ? NOTHING : sends ? DATA_AND_END : END;
     char mine = 0, all[NRANKS];
     struct ep_net *net = NULL;
 
     CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
-    if (c->boot->rank == GOES) {
-        net->hurries = !sends;
+    if (c->boot->rank == LEAVER) {
+        net->abandoned = !sends;
         if (sends)
-            send_and_go(c, net);
+            send_and_leave(c, net);
         else
             net->ops->free(net);
         CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
         return;
     }
-    talk_beside(c, net, 0, awaited);
+    exchange_among_rest(c, net, 0, awaited);
     if (awaited && net->ops->ended)
-        send_after_it(c, net);
-    talk_beside(c, net, 1, awaited);
+        send_to_leaver(c, net);
+    exchange_among_rest(c, net, 1, awaited);
     CHECK(net->broken_by == 0);
     CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
     net->ops->free(net);
 }
 
-static void test_rank_that_goes(const struct conformance *c)
+static void test_rank_that_leaves(const struct conformance *c)
 {
-    let_one_go(c, true);
+    let_one_leave(c, true);
 }
 
-/* As when its group has failed, and before it has sent anything. */
-static void test_rank_that_goes_in_a_hurry(const struct conformance *c)
+/* As after a failure of its group, without having sent anything. */
+static void test_rank_that_abandons(const struct conformance *c)
 {
-    let_one_go(c, false);
+    let_one_leave(c, false);
 }
 
 /*
- * The same of a communicator on that network: the last all-gather of the rank that goes is whole on all others, and
- * what they wait for next fails with its number. An engine that cannot tell what is still on its way waits a deadline
- * for it.
+ * The same with a communicator: the last all-gather of the leaving rank completes on all others, and their next
+ * operation fails and names it. With an engine without ended() it fails at the deadline.
  */
-static void test_group_that_is_left(const struct conformance *c)
+static void test_communicator_left_by_rank(const struct conformance *c)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     int32_t mine = 100 + c->boot->rank, ranks[NRANKS];
-    char came = 0, all[NRANKS];
+    char arrived = 0, all[NRANKS];
     ep_comm *comm = NULL;
 
     config.backend = "host";
@@ -450,25 +450,25 @@ static void test_group_that_is_left(const struct conformance *c)
     config.timeout_ms = PATIENT_MS;
     CHECK(ep_comm_new(c->boot, &config, &comm) == EP_OK);
     CHECK(ep_comm_allgather(comm, &mine, sizeof(mine), ranks) == EP_OK);
-    if (c->boot->rank == GOES)
+    if (c->boot->rank == LEAVER)
         ep_comm_free(comm);
     for (int rank = 0; rank < NRANKS; rank++)
         CHECK(ranks[rank] == 100 + rank);
-    CHECK(gather(c, &came, 1, PATIENT_MS, all) == EP_OK);
-    if (c->boot->rank != GOES) {
+    CHECK(gather(c, &arrived, 1, PATIENT_MS, all) == EP_OK);
+    if (c->boot->rank != LEAVER) {
         comm->config.timeout_ms = LEFT_MS;
         CHECK(ep_comm_barrier(comm) == EP_E_PEER_LEFT);
         CHECK(strstr(ep_comm_last_error(comm), "rank 3 left the group"));
     }
-    /* Who leaves now would be named by who is slower. */
-    CHECK(gather(c, &came, 1, PATIENT_MS, all) == EP_OK);
-    if (c->boot->rank != GOES)
+    /* A rank that leaves now would be reported by slower ranks. */
+    CHECK(gather(c, &arrived, 1, PATIENT_MS, all) == EP_OK);
+    if (c->boot->rank != LEAVER)
         ep_comm_free(comm);
 }
 
-/* Not until the end where the peer takes nothing: what a rank sends to one that does not look. */
-static void send_blind(const struct conformance *c, struct ep_net *net, int rank, const unsigned char *block,
-                       size_t bytes)
+/* Sends to a rank that may not call progress(): does not wait until everything is flushed. */
+static void send_unread(const struct conformance *c, struct ep_net *net, int rank, const unsigned char *block,
+                        size_t bytes)
 {
     int me = c->boot->rank;
     bool moved;
@@ -481,8 +481,9 @@ static void send_blind(const struct conformance *c, struct ep_net *net, int rank
         (void)net->ops->progress(net, &moved);
 }
 
-/* All but ranks 0 and 1 hear of each other: *sent and the signals N_SIGNALS / 2 + rank say how far that is. */
-static int mark_others(const struct conformance *c, struct ep_net *net, bool *sent)
+/* Exchanges signals between all ranks except ranks 0 and 1; the number of missing ones. Signals: N_SIGNALS / 2 + rank.
+ */
+static int signal_others(const struct conformance *c, struct ep_net *net, bool *sent)
 {
     int me = c->boot->rank, left = 0;
 
@@ -496,10 +497,10 @@ static int mark_others(const struct conformance *c, struct ep_net *net, bool *se
 }
 
 /*
- * Rank 0 revokes rank 1, whose blocks are on their way, half taken (`looks`) or not looked at, and which goes on
- * sending: from then on nothing of it lands or raises a signal, and the others are heard as before.
+ * Rank 0 revokes rank 1, whose blocks are in flight, after `polls` calls of progress(), while rank 1 continues to send.
+ * After that its data changes neither region nor signals, and the other ranks communicate as before.
  */
-static void revoke_one(const struct conformance *c, int looks)
+static void revoke_one(const struct conformance *c, int polls)
 {
     enum { BLOCK = 600000 };
     static _Thread_local unsigned char block[BLOCK];
@@ -521,21 +522,21 @@ static void revoke_one(const struct conformance *c, int looks)
     memset(block, me + 1, sizeof(block));
     CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
     if (me == 1)
-        send_blind(c, net, 0, block, BLOCK);
+        send_unread(c, net, 0, block, BLOCK);
     CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
-    for (int i = 0; me == 0 && i < looks; i++)
+    for (int i = 0; me == 0 && i < polls; i++)
         advance(c, net);
     if (me == 0) {
         CHECK(net->ops->revoke(net, 1) == EP_OK && net->ops->revoke(net, 1) == EP_OK);
         signals = net->signals[1];
         memset(net->region, 0xee, net->region_bytes);
         CHECK(net->ops->put(net, 1, 0, 0, block, BLOCK) && net->ops->signal(net, 1, 0, 0, 1));
-        CHECK(net->ops->flush_test(net, 1, 0) || net->ops->keeps_sources);
+        CHECK(net->ops->flush_test(net, 1, 0) || net->ops->retains_sources);
     }
     CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
     if (me == 1)
-        send_blind(c, net, 0, block, BLOCK);
-    while (mark_others(c, net, sent) > 0) {
+        send_unread(c, net, 0, block, BLOCK);
+    while (signal_others(c, net, sent) > 0) {
         CHECK(ep_now_ns() < deadline);
         advance(c, net);
     }
@@ -565,12 +566,12 @@ void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *
         {"pages", test_pages},
         {"order", test_order},
         {"overwriting", test_overwriting},
-        {"endpoints apart", test_endpoints_apart},
+        {"separate endpoints", test_separate_endpoints},
         {"out of range", test_out_of_range},
         {"disagreement", test_disagreement},
-        {"a rank that goes", test_rank_that_goes},
-        {"a rank that goes in a hurry", test_rank_that_goes_in_a_hurry},
-        {"a group that is left", test_group_that_is_left},
+        {"a rank that leaves", test_rank_that_leaves},
+        {"a rank that abandons its endpoint", test_rank_that_abandons},
+        {"a communicator left by a rank", test_communicator_left_by_rank},
         {"revoke", test_revoke},
     };
 

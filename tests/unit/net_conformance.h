@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* net_conformance.h - what every engine of the network (net/net.h) has to do, on four ranks. */
+/* net_conformance.h - conformance tests for all network engines (net/net.h), on four ranks. */
 #ifndef EP_TESTS_UNIT_NET_CONFORMANCE_H
 #define EP_TESTS_UNIT_NET_CONFORMANCE_H
 
@@ -7,7 +7,7 @@
 
 enum { NET_CONFORMANCE_RANKS = 4 };
 
-/* Does not return: the other ranks would wait for this one. */
+/* Must not return, because the other ranks would wait for this one. */
 typedef void (*net_conformance_fail_fn)(int rank, const char *test, int line, const char *condition);
 
 /* Collective. */

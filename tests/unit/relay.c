@@ -11,10 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_PAIRS = 256, BUFFER = 16384, SPLIT_BYTES = 61, DELAY_US = 700 };
+enum { MAX_PAIRS = 256, BUFFER = 16384, SPLIT_BYTES = 61, DELAY_US = 700 };
 
 /* One direction of a connection. */
-struct way {
+struct direction {
     unsigned char data[BUFFER];
     size_t used;
     uint64_t due_ns;
@@ -22,21 +22,21 @@ struct way {
 };
 
 struct pair {
-    int fds[2]; /* of the rank that connected, of the one that it wanted */
-    int rank;   /* that it wanted */
-    struct way ways[2];
+    int fds[2]; /* of the connecting rank, of the target */
+    int rank;   /* target */
+    struct direction directions[2];
 };
 
 struct relay {
     int n, n_pairs;
-    int listeners[RELAY_MOST_RANKS];
-    uint16_t ports[RELAY_MOST_RANKS];
-    _Atomic int targets[RELAY_MOST_RANKS];
+    int listeners[RELAY_MAX_RANKS];
+    uint16_t ports[RELAY_MAX_RANKS];
+    _Atomic int targets[RELAY_MAX_RANKS];
     _Atomic int mode, mode_rank, stops;
     _Atomic uint64_t bytes;
     pthread_t thread;
     uint64_t random;
-    struct pair *pairs[MOST_PAIRS];
+    struct pair *pairs[MAX_PAIRS];
 };
 
 static enum relay_mode mode_of(struct relay *relay, int rank)
@@ -64,7 +64,7 @@ static void end_pair(struct relay *relay, int i)
     relay->pairs[i] = relay->pairs[--relay->n_pairs];
 }
 
-static void take_connection(struct relay *relay, int rank)
+static void accept_connection(struct relay *relay, int rank)
 {
     struct tcp_address from, to = {.family = AF_INET, .bytes = {127, 0, 0, 1}};
     struct pair *pair;
@@ -74,7 +74,7 @@ static void take_connection(struct relay *relay, int rank)
         return;
     to.port = (uint16_t)atomic_load(&relay->targets[rank]);
     pair = calloc(1, sizeof(*pair));
-    if (!pair || relay->n_pairs == MOST_PAIRS || mode_of(relay, rank) == RELAY_CUT ||
+    if (!pair || relay->n_pairs == MAX_PAIRS || mode_of(relay, rank) == RELAY_CUT ||
         tcp_connect(&to, NULL, &other) != EP_OK) {
         close(fd);
         free(pair);
@@ -88,7 +88,8 @@ static void take_connection(struct relay *relay, int rank)
 
 static bool is_over(const struct pair *pair)
 {
-    return pair->ways[0].ended && pair->ways[1].ended && !pair->ways[0].used && !pair->ways[1].used;
+    return pair->directions[0].ended && pair->directions[1].ended && !pair->directions[0].used &&
+           !pair->directions[1].used;
 }
 
 static bool has_failed(ssize_t n)
@@ -96,45 +97,46 @@ static bool has_failed(ssize_t n)
     return n < 0 && errno != EAGAIN && errno != EINTR && errno != ENOTCONN;
 }
 
-/* What one side has sent before it was reset reaches the other. */
-static void carry(struct relay *relay, struct pair *pair, int side, enum relay_mode mode)
+/* Forwards data of one side, including data that it sent before a reset. */
+static void forward(struct relay *relay, struct pair *pair, int side, enum relay_mode mode)
 {
-    struct way *way = &pair->ways[side];
+    struct direction *direction = &pair->directions[side];
     size_t most = mode == RELAY_SPLIT ? 1 + (size_t)draw(relay, SPLIT_BYTES) : BUFFER;
     ssize_t n;
 
-    if (!way->ended && way->used < BUFFER) {
-        n = recv(pair->fds[side], way->data + way->used, BUFFER - way->used, MSG_DONTWAIT);
-        if (n > 0 && !way->used)
-            way->due_ns = mode == RELAY_DELAY ? ep_now_ns() + draw(relay, DELAY_US) * 1000u : 0;
-        way->ended = n == 0 || has_failed(n);
-        way->used += n > 0 ? (size_t)n : 0;
+    if (!direction->ended && direction->used < BUFFER) {
+        n = recv(pair->fds[side], direction->data + direction->used, BUFFER - direction->used, MSG_DONTWAIT);
+        if (n > 0 && !direction->used)
+            direction->due_ns = mode == RELAY_DELAY ? ep_now_ns() + draw(relay, DELAY_US) * 1000u : 0;
+        direction->ended = n == 0 || has_failed(n);
+        direction->used += n > 0 ? (size_t)n : 0;
     }
-    if (way->used && ep_now_ns() >= way->due_ns) {
-        n = send(pair->fds[!side], way->data, way->used < most ? way->used : most, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (direction->used && ep_now_ns() >= direction->due_ns) {
+        n = send(pair->fds[!side], direction->data, direction->used < most ? direction->used : most,
+                 MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0) {
-            memmove(way->data, way->data + n, way->used - (size_t)n);
-            way->used -= (size_t)n;
+            memmove(direction->data, direction->data + n, direction->used - (size_t)n);
+            direction->used -= (size_t)n;
             atomic_fetch_add(&relay->bytes, (uint64_t)n);
         } else if (has_failed(n)) {
-            way->used = 0;
-            way->ended = true;
+            direction->used = 0;
+            direction->ended = true;
         }
     }
-    if (way->ended && !way->used)
+    if (direction->ended && !direction->used)
         shutdown(pair->fds[!side], SHUT_WR);
 }
 
 static void step(struct relay *relay)
 {
     for (int rank = 0; rank < relay->n; rank++)
-        take_connection(relay, rank);
+        accept_connection(relay, rank);
     for (int i = 0; i < relay->n_pairs;) {
         struct pair *pair = relay->pairs[i];
         enum relay_mode mode = mode_of(relay, pair->rank);
 
         for (int side = 0; mode != RELAY_STALL && mode != RELAY_CUT && side < 2; side++)
-            carry(relay, pair, side, mode);
+            forward(relay, pair, side, mode);
         if (mode == RELAY_CUT || is_over(pair))
             end_pair(relay, i);
         else
@@ -145,7 +147,7 @@ static void step(struct relay *relay)
 static void *run(void *argument)
 {
     struct relay *relay = argument;
-    struct pollfd polls[2 * MOST_PAIRS + RELAY_MOST_RANKS];
+    struct pollfd polls[2 * MAX_PAIRS + RELAY_MAX_RANKS];
 
     while (!atomic_load(&relay->stops)) {
         int n = 0;
@@ -154,7 +156,7 @@ static void *run(void *argument)
             polls[n++] = (struct pollfd){.fd = relay->listeners[rank], .events = POLLIN};
         for (int i = 0; i < relay->n_pairs; i++)
             for (int side = 0; side < 2; side++)
-                if (!relay->pairs[i]->ways[side].ended && mode_of(relay, relay->pairs[i]->rank) != RELAY_STALL)
+                if (!relay->pairs[i]->directions[side].ended && mode_of(relay, relay->pairs[i]->rank) != RELAY_STALL)
                     polls[n++] = (struct pollfd){.fd = relay->pairs[i]->fds[side], .events = POLLIN};
         (void)poll(polls, (nfds_t)n, 1);
         step(relay);

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pieces of messages that have been sent but not flushed lie in a pool of this many largest messages per stream. */
+/* Size of the pool of unflushed messages of each stream, in largest messages. */
 #define POOL_MESSAGES 3
-#define NAP_NS 500000000u
+#define SLEEP_NS 500000000u
 
-struct lane {
+struct flow {
     int peer, channel; /* node */
     int sent, received;
     unsigned char *pool, *expected;
@@ -26,8 +26,8 @@ struct traffic {
     const struct traffic_spec *spec;
     struct traffic_result *result;
     struct ep_streams *streams;
-    struct lane *lanes;
-    int n_lanes, rank, node;
+    struct flow *flows;
+    int n_flows, rank, node;
     size_t most, pool_bytes;
     uint64_t random;
     bool wants_flush; /* a pool is used up */
@@ -48,7 +48,8 @@ static uint64_t draw(uint64_t *state, uint64_t below)
     return mix(*state) % below;
 }
 
-/* Message `number` of a stream is a function of who sends it to whom: the receiver makes it again and compares. */
+/* Message `number` of a stream is a function of its ranks and channel, so that the receiver can generate and compare
+ * it. */
 static uint64_t message_key(uint64_t seed, int from, int to, int channel, int number)
 {
     return mix(seed ^ mix((uint64_t)from << 48 | (uint64_t)to << 36 | (uint64_t)channel << 32 | (uint64_t)number));
@@ -80,24 +81,24 @@ static void fill_message(uint64_t key, unsigned char *data, size_t bytes)
     }
 }
 
-static int complain(struct traffic *t, const struct lane *lane, const char *what)
+static int fail(struct traffic *t, const struct flow *flow, const char *what)
 {
     snprintf(t->result->why, sizeof(t->result->why), "rank %d, peer node %d, channel %d, sent %d, received %d: %s",
-             t->rank, lane->peer, lane->channel, lane->sent, lane->received, what);
+             t->rank, flow->peer, flow->channel, flow->sent, flow->received, what);
     return -1;
 }
 
-/* Cuts the message at random places: a head and up to eight pieces, some of them empty. */
-static bool try_send(struct traffic *t, struct lane *lane)
+/* Splits the message at random into a head and up to eight pieces, some of them empty. */
+static bool try_send(struct traffic *t, struct flow *flow)
 {
     const struct traffic_spec *spec = t->spec;
-    int to = ep_net_rail_rank(t->rank, spec->ranks_per_node, lane->peer), n_pieces;
-    uint64_t key = message_key(spec->seed, t->rank, to, lane->channel, lane->sent);
+    int to = ep_net_rail_rank(t->rank, spec->ranks_per_node, flow->peer), n_pieces;
+    uint64_t key = message_key(spec->seed, t->rank, to, flow->channel, flow->sent);
     size_t bytes = message_bytes(key, t->most), head, done;
-    unsigned char *data = lane->pool + lane->pool_used;
+    unsigned char *data = flow->pool + flow->pool_used;
     struct ep_piece pieces[EP_STREAM_PIECES];
 
-    if (lane->pool_used + bytes > t->pool_bytes) {
+    if (flow->pool_used + bytes > t->pool_bytes) {
         t->wants_flush = true;
         return false;
     }
@@ -113,110 +114,110 @@ static bool try_send(struct traffic *t, struct lane *lane)
     }
     if (bytes == head && draw(&t->random, 2))
         n_pieces = 0;
-    if (!ep_stream_send(t->streams, lane->peer, lane->channel, data, head, pieces, n_pieces)) {
+    if (!ep_stream_send(t->streams, flow->peer, flow->channel, data, head, pieces, n_pieces)) {
         t->result->refused++;
         return false;
     }
     memset(data, 0xee, head); /* the head was copied */
-    lane->pool_used += bytes;
-    lane->sent++;
+    flow->pool_used += bytes;
+    flow->sent++;
     return true;
 }
 
-/* 1: popped a message, 0: none to pop now, -1: a wrong one. */
-static int try_receive(struct traffic *t, struct lane *lane)
+/* 1: popped a message, 0: nothing to pop, -1: a wrong message. */
+static int try_receive(struct traffic *t, struct flow *flow)
 {
     const struct traffic_spec *spec = t->spec;
-    int from = ep_net_rail_rank(t->rank, spec->ranks_per_node, lane->peer);
-    uint64_t key = message_key(spec->seed, from, t->rank, lane->channel, lane->received);
+    int from = ep_net_rail_rank(t->rank, spec->ranks_per_node, flow->peer);
+    uint64_t key = message_key(spec->seed, from, t->rank, flow->channel, flow->received);
     size_t bytes, wanted = message_bytes(key, t->most);
-    const void *message = ep_stream_peek(t->streams, lane->peer, lane->channel, &bytes);
+    const void *message = ep_stream_peek(t->streams, flow->peer, flow->channel, &bytes);
 
     if (!message)
-        return lane->verified ? complain(t, lane, "a message vanished before it was popped") : 0;
-    if (lane->received == spec->messages)
-        return complain(t, lane, "a message more than was sent");
+        return flow->verified ? fail(t, flow, "a message vanished before it was popped") : 0;
+    if (flow->received == spec->messages)
+        return fail(t, flow, "a message more than was sent");
     if ((uintptr_t)message % 16)
-        return complain(t, lane, "a message that is not aligned to 16 bytes");
+        return fail(t, flow, "a message that is not aligned to 16 bytes");
     if (bytes != wanted)
-        return complain(t, lane, "a message of the wrong size");
-    fill_message(key, lane->expected, wanted);
-    if (memcmp(message, lane->expected, wanted) != 0)
-        return complain(t, lane, lane->verified ? "a message that changed before it was popped" : "wrong contents");
-    lane->verified = true;
+        return fail(t, flow, "a message of the wrong size");
+    fill_message(key, flow->expected, wanted);
+    if (memcmp(message, flow->expected, wanted) != 0)
+        return fail(t, flow, flow->verified ? "a message that changed before it was popped" : "wrong contents");
+    flow->verified = true;
     if (draw(&t->random, t->rank == spec->slow_rank ? 40 : 3) != 0)
-        return 0; /* look at it once more later: it must stay as it is until it is popped */
-    lane->verified = false;
-    lane->received++;
-    lane->received_bytes += 16 + ((bytes + 15) & ~(size_t)15);
+        return 0; /* peek again later: it must not change until it is popped */
+    flow->verified = false;
+    flow->received++;
+    flow->received_bytes += 16 + ((bytes + 15) & ~(size_t)15);
     t->result->messages++;
     t->result->bytes += bytes;
-    ep_stream_pop(t->streams, lane->peer, lane->channel);
+    ep_stream_pop(t->streams, flow->peer, flow->channel);
     return 1;
 }
 
 static void wake(void *context, int rank)
 {
-    struct traffic_bells *bells = context;
+    struct traffic_doorbells *doorbells = context;
 
-    atomic_fetch_add(&bells->rank[rank].word, 1);
-    ep_futex_wake(&bells->rank[rank].word);
+    atomic_fetch_add(&doorbells->rank[rank].word, 1);
+    ep_futex_wake(&doorbells->rank[rank].word);
 }
 
-/* Nothing moved: sleep if the network allows it, and find out whether the sleep ended for the right reason. */
-static ep_status rest(struct traffic *t, uint32_t seen, bool undecided)
+/* Nothing moved: sleeps if the network allows it, and checks that no wake-up was lost. */
+static ep_status wait_for_work(struct traffic *t, uint32_t seen, bool undecided)
 {
-    _Atomic uint32_t *bell = t->spec->bells ? &t->spec->bells->rank[t->rank].word : NULL;
+    _Atomic uint32_t *doorbell = t->spec->doorbells ? &t->spec->doorbells->rank[t->rank].word : NULL;
     struct timespec moment = {.tv_nsec = 20000};
     uint64_t begin = ep_now_ns();
     bool moved = false;
 
-    /* A message that is looked at once more, or a pool to be flushed, is our own business: nobody wakes us for it. */
-    if (undecided || !bell || !ep_streams_sleeps(t->streams)) {
+    /* No peer wakes this rank for a message to be peeked again, or a pool to be flushed. */
+    if (undecided || !doorbell || !ep_streams_can_sleep(t->streams)) {
         nanosleep(&moment, NULL);
         return EP_OK;
     }
-    ep_futex_wait(bell, seen, NAP_NS);
-    t->result->naps++;
-    if (atomic_load(bell) != seen || ep_now_ns() - begin < NAP_NS)
+    ep_futex_wait(doorbell, seen, SLEEP_NS);
+    t->result->sleeps++;
+    if (atomic_load(doorbell) != seen || ep_now_ns() - begin < SLEEP_NS)
         return EP_OK;
     EP_TRY(ep_streams_progress(t->streams, &moved));
-    /* Work may have come in this very moment, with its bell still to be rung. */
+    /* Work may have arrived just now, before its doorbell is rung. */
     moment.tv_nsec = 200000000;
-    if (moved && nanosleep(&moment, NULL) == 0 && atomic_load(bell) == seen)
-        t->result->lost_wakes++;
+    if (moved && nanosleep(&moment, NULL) == 0 && atomic_load(doorbell) == seen)
+        t->result->lost_wakeups++;
     return EP_OK;
 }
 
 static void reuse_pools(struct traffic *t)
 {
-    for (int i = 0; i < t->n_lanes; i++) {
-        memset(t->lanes[i].pool, 0xdd, t->lanes[i].pool_used);
-        t->lanes[i].pool_used = 0;
+    for (int i = 0; i < t->n_flows; i++) {
+        memset(t->flows[i].pool, 0xdd, t->flows[i].pool_used);
+        t->flows[i].pool_used = 0;
     }
     t->wants_flush = false;
     t->result->flushes++;
 }
 
-/* One round over all lanes. 1: all done, 0: not yet, -1: failed. */
+/* One round over all flows. 1: all done, 0: not yet, -1: failed. */
 static int step(struct traffic *t)
 {
-    uint32_t seen = t->spec->bells ? atomic_load(&t->spec->bells->rank[t->rank].word) : 0;
+    uint32_t seen = t->spec->doorbells ? atomic_load(&t->spec->doorbells->rank[t->rank].word) : 0;
     bool moved, undecided = false, open = false;
 
     if (ep_streams_progress(t->streams, &moved) != EP_OK)
-        return complain(t, &t->lanes[0], ep_last_error());
-    for (int i = 0; i < t->n_lanes; i++) {
-        struct lane *lane = &t->lanes[i];
-        int received = try_receive(t, lane);
+        return fail(t, &t->flows[0], ep_last_error());
+    for (int i = 0; i < t->n_flows; i++) {
+        struct flow *flow = &t->flows[i];
+        int received = try_receive(t, flow);
 
         if (received < 0)
             return -1;
         moved |= received > 0;
-        if (lane->sent < t->spec->messages && !t->wants_flush)
-            moved |= try_send(t, lane);
-        undecided |= lane->verified;
-        open |= lane->sent < t->spec->messages || lane->received < t->spec->messages;
+        if (flow->sent < t->spec->messages && !t->wants_flush)
+            moved |= try_send(t, flow);
+        undecided |= flow->verified;
+        open |= flow->sent < t->spec->messages || flow->received < t->spec->messages;
     }
     if ((t->wants_flush || !open) && ep_streams_flushed(t->streams)) {
         reuse_pools(t);
@@ -224,47 +225,47 @@ static int step(struct traffic *t)
         if (!open)
             return 1;
     }
-    if (!moved && rest(t, seen, undecided) != EP_OK)
-        return complain(t, &t->lanes[0], ep_last_error());
+    if (!moved && wait_for_work(t, seen, undecided) != EP_OK)
+        return fail(t, &t->flows[0], ep_last_error());
     return 0;
 }
 
-static int make_lanes(struct traffic *t)
+static int make_flows(struct traffic *t)
 {
-    int nnodes = t->n_lanes / t->spec->channels + 1;
+    int nnodes = t->n_flows / t->spec->channels + 1;
 
-    t->lanes = calloc((size_t)t->n_lanes, sizeof(*t->lanes));
-    if (!t->lanes)
+    t->flows = calloc((size_t)t->n_flows, sizeof(*t->flows));
+    if (!t->flows)
         return -1;
-    for (int i = 0; i < t->n_lanes; i++) {
-        struct lane *lane = &t->lanes[i];
+    for (int i = 0; i < t->n_flows; i++) {
+        struct flow *flow = &t->flows[i];
 
-        lane->peer = ep_net_peer(t->node, i % (nnodes - 1));
-        lane->channel = i / (nnodes - 1);
-        lane->pool = malloc(t->pool_bytes);
-        lane->expected = malloc(t->most + 8);
-        if (!lane->pool || !lane->expected)
+        flow->peer = ep_net_peer(t->node, i % (nnodes - 1));
+        flow->channel = i / (nnodes - 1);
+        flow->pool = malloc(t->pool_bytes);
+        flow->expected = malloc(t->most + 8);
+        if (!flow->pool || !flow->expected)
             return -1;
     }
     return 0;
 }
 
-/* Grows with every step of this rank. */
+/* Increases with every step of this rank. */
 static uint64_t count_steps(const struct traffic *t)
 {
     uint64_t steps = t->result->flushes;
 
-    for (int i = 0; i < t->n_lanes; i++)
-        steps += (uint64_t)t->lanes[i].sent + (uint64_t)t->lanes[i].received;
+    for (int i = 0; i < t->n_flows; i++)
+        steps += (uint64_t)t->flows[i].sent + (uint64_t)t->flows[i].received;
     return steps;
 }
 
-static int complain_of_standstill(struct traffic *t)
+static int fail_idle(struct traffic *t)
 {
-    for (int i = 0; i < t->n_lanes; i++)
-        if (t->lanes[i].sent < t->spec->messages || t->lanes[i].received < t->spec->messages)
-            return complain(t, &t->lanes[i], "nothing sent or received for too long");
-    return complain(t, &t->lanes[0], "not flushed for too long");
+    for (int i = 0; i < t->n_flows; i++)
+        if (t->flows[i].sent < t->spec->messages || t->flows[i].received < t->spec->messages)
+            return fail(t, &t->flows[i], "nothing sent or received for too long");
+    return fail(t, &t->flows[0], "not flushed for too long");
 }
 
 static int exchange(struct traffic *t)
@@ -274,7 +275,7 @@ static int exchange(struct traffic *t)
 
     t->most = ep_streams_max_message(t->streams);
     t->pool_bytes = POOL_MESSAGES * t->most;
-    if (make_lanes(t) != 0) {
+    if (make_flows(t) != 0) {
         snprintf(t->result->why, sizeof(t->result->why), "no memory");
         return -1;
     }
@@ -284,12 +285,12 @@ static int exchange(struct traffic *t)
             steps = count_steps(t);
             deadline = ep_now_ns() + idle_ns;
         } else if (done == 0 && ep_now_ns() > deadline) {
-            done = complain_of_standstill(t);
+            done = fail_idle(t);
         }
     }
-    for (int i = 0; i < t->n_lanes; i++)
-        if (t->lanes[i].received_bytes / t->spec->ring_bytes > t->result->laps)
-            t->result->laps = t->lanes[i].received_bytes / t->spec->ring_bytes;
+    for (int i = 0; i < t->n_flows; i++)
+        if (t->flows[i].received_bytes / t->spec->ring_bytes > t->result->laps)
+            t->result->laps = t->flows[i].received_bytes / t->spec->ring_bytes;
     return done < 0 ? -1 : 0;
 }
 
@@ -302,13 +303,13 @@ int traffic_run(const ep_boot *boot, const struct traffic_spec *spec, struct tra
                                    .timeout_ms = spec->idle_s * 1000,
                                    .emulation = spec->emulation,
                                    .boot = boot,
-                                   .wake = spec->bells ? wake : NULL,
-                                   .wake_context = spec->bells};
+                                   .wake = spec->doorbells ? wake : NULL,
+                                   .wake_context = spec->doorbells};
     struct traffic t = {.spec = spec,
                         .result = result,
                         .rank = boot->rank,
                         .node = boot->rank / spec->ranks_per_node,
-                        .n_lanes = (boot->nranks / spec->ranks_per_node - 1) * spec->channels,
+                        .n_flows = (boot->nranks / spec->ranks_per_node - 1) * spec->channels,
                         .random = mix(spec->seed + (uint64_t)boot->rank)};
     const struct ep_net_provider *provider = spec->provider ? spec->provider : boot->network;
     int done = -1;
@@ -318,11 +319,11 @@ int traffic_run(const ep_boot *boot, const struct traffic_spec *spec, struct tra
         snprintf(result->why, sizeof(result->why), "rank %d: open: %s", boot->rank, ep_last_error());
     else
         done = exchange(&t);
-    for (int i = 0; t.lanes && i < t.n_lanes; i++) {
-        free(t.lanes[i].pool);
-        free(t.lanes[i].expected);
+    for (int i = 0; t.flows && i < t.n_flows; i++) {
+        free(t.flows[i].pool);
+        free(t.flows[i].expected);
     }
-    free(t.lanes);
+    free(t.flows);
     ep_streams_free(t.streams);
     return done;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stream_traffic.h - random messages between all rail peers, on all channels and in both directions at once, each
- * checked byte by byte. One rank's side; used over every executor.
+ * stream_traffic.h - sends random messages between all rail peers, on all channels and in both directions concurrently,
+ * and verifies every byte. Runs on one rank; used with every engine.
  */
 #ifndef EP_TESTS_STREAM_TRAFFIC_H
 #define EP_TESTS_STREAM_TRAFFIC_H
@@ -10,34 +10,34 @@
 
 #include <stdatomic.h>
 
-#define TRAFFIC_MOST_RANKS 8
+#define TRAFFIC_MAX_RANKS 8
 
-/* One per rank, in memory that all ranks share: what the wake callback rings. */
-struct traffic_bells {
+/* Doorbells rung by the wake callback, one per rank, in shared memory. */
+struct traffic_doorbells {
     struct {
         _Alignas(64) _Atomic uint32_t word;
-    } rank[TRAFFIC_MOST_RANKS];
+    } rank[TRAFFIC_MAX_RANKS];
 };
 
 struct traffic_spec {
-    const struct ep_net_provider *provider; /* NULL: the one of the boot */
+    const struct ep_net_provider *provider; /* NULL: that of the boot */
     int ranks_per_node, channels;
     size_t ring_bytes;
-    int messages; /* of each stream, each way */
+    int messages; /* of each stream and direction */
     uint64_t seed;
-    int slow_rank; /* -1: none; this one reads a message now and then only */
-    int idle_s;    /* the run fails when this rank has sent and received nothing for so long */
+    int slow_rank; /* -1: none; this rank reads messages rarely */
+    int idle_s;    /* the run fails when this rank has neither sent nor received for so long */
     ep_net_emulation emulation;
-    struct traffic_bells *bells; /* NULL: only for executors that do not sleep */
+    struct traffic_doorbells *doorbells; /* NULL: only for executors that do not sleep */
 };
 
 struct traffic_result {
     uint64_t messages, bytes; /* received */
-    uint64_t laps;            /* of the ring that went round most often */
+    uint64_t laps;            /* most laps of any ring */
     uint64_t refused;         /* sends */
-    uint64_t flushes;         /* times that everything sent had left */
-    uint64_t naps;            /* times it slept until somebody woke it */
-    uint64_t lost_wakes;      /* something moved after a sleep that nobody had ended */
+    uint64_t flushes;         /* number of complete flushes */
+    uint64_t sleeps;          /* sleeps on the doorbell */
+    uint64_t lost_wakeups;    /* sleeps that timed out although there was work */
     char why[512];            /* "" or what went wrong */
 };
 

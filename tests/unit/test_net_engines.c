@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engines of the network that need no other library, by one suite. Ranks are threads. The MPI engine: tests/mpi. */
+/* Runs the conformance tests on the engines of the library. Ranks are threads. The MPI engine: tests/mpi. */
 #include "net_conformance.h"
 
 #include "net/tcp.h"
@@ -59,7 +59,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_emulated), cmocka_unit_test(test_tcp)};
     const struct CMUnitTest verbs_tests[] = {cmocka_unit_test(test_verbs)};
 
-    /* Where there is an RDMA device: tests/verbs. */
+    /* On machines with an RDMA device, see tests/verbs. */
     if (getenv("EPKIT_TEST_VERBS"))
         return cmocka_run_group_tests(verbs_tests, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

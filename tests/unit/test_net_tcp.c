@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The network over TCP on connections that misbehave: they lead through a relay, which the ranks' addresses are
- * replaced by on their way through the boot. Ranks are threads; each node is a host of its own.
+ * The network over TCP with faults of connections, injected by a relay: the boot replaces the addresses of the ranks by
+ * those of the relay. Ranks are threads; each node is a separate host.
  */
 #include "relay.h"
 #include "stream_traffic.h"
 
 #include "net/tcp_wire.h"
 
-/* This program's own copy, for the blocks that it sends through the boot. */
+/* A copy of its own, for struct introduction. */
 #include "net/tcp_mesh.c"
 
 #include "backend/host/host.h"
@@ -21,12 +21,12 @@
 #include <cmocka.h>
 
 enum { RANKS = 4, PER_NODE = 2 };
-#define TIMEOUT_MS 2000 /* where a deadline is met, at first */
+#define TIMEOUT_MS 2000 /* first deadline of tests that reach it */
 #define PATIENT_MS 60000
 
 struct rank {
     pthread_t thread;
-    ep_boot place, boot;
+    ep_boot shm, boot;
     struct relay *relay;
     struct group *group;
     ep_status status;
@@ -39,23 +39,23 @@ struct group {
     struct rank ranks[RANKS];
     struct traffic_spec spec; /* of the traffic */
     int timeout_ms;
-    _Atomic int rounds; /* of barriers that rank 0 has left */
-    _Atomic int steps;  /* that all ranks have come to together, times the ranks */
+    _Atomic int rounds; /* barriers completed by rank 0 */
+    _Atomic int steps;  /* arrivals of all ranks in step_barrier() */
 };
 
-/* Addresses of all ranks of the other node become those of the relay. */
+/* Replaces the addresses of all ranks of the other node by those of the relay. */
 static ep_status relayed_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct rank *rank = context;
     struct introduction *all = ret_all;
 
-    EP_TRY(rank->place.allgather(rank->place.context, mine, bytes, timeout_ms, ret_all));
+    EP_TRY(rank->shm.allgather(rank->shm.context, mine, bytes, timeout_ms, ret_all));
     if (bytes != sizeof(*all))
         return EP_OK;
-    for (int i = 0; i < rank->place.nranks; i++) {
+    for (int i = 0; i < rank->shm.nranks; i++) {
         if (all[i].n_addresses)
             relay_set_target(rank->relay, i, all[i].addresses[0].port);
-        if (i / PER_NODE == rank->place.rank / PER_NODE)
+        if (i / PER_NODE == rank->shm.rank / PER_NODE)
             continue;
         all[i].n_addresses = 1;
         all[i].addresses[0] =
@@ -67,17 +67,17 @@ static ep_status relayed_allgather(void *context, const void *mine, size_t bytes
 static void run_ranks(struct group *group, void *(*run)(void *))
 {
     struct relay *relay = relay_new(RANKS);
-    ep_boot_shm *place;
+    ep_boot_shm *boot_shm;
 
     assert_non_null(relay);
-    assert_int_equal(ep_boot_shm_new(RANKS, &place), EP_OK);
+    assert_int_equal(ep_boot_shm_new(RANKS, &boot_shm), EP_OK);
     for (int i = 0; i < RANKS; i++) {
         struct rank *rank = &group->ranks[i];
 
         rank->relay = relay;
         rank->group = group;
-        assert_int_equal(ep_boot_shm_join(place, i, &rank->place), EP_OK);
-        rank->boot = rank->place;
+        assert_int_equal(ep_boot_shm_join(boot_shm, i, &rank->shm), EP_OK);
+        rank->boot = rank->shm;
         rank->boot.allgather = relayed_allgather;
         rank->boot.context = rank;
         assert_int_equal(pthread_create(&rank->thread, NULL, run, rank), 0);
@@ -86,10 +86,10 @@ static void run_ranks(struct group *group, void *(*run)(void *))
         pthread_join(group->ranks[i].thread, NULL);
     assert_true(relay_bytes(relay) > 0);
     relay_free(relay);
-    ep_boot_shm_free(place);
+    ep_boot_shm_free(boot_shm);
 }
 
-/* --- what changes nothing --- */
+/* --- faults without effect --- */
 
 static void *run_traffic(void *argument)
 {
@@ -141,7 +141,7 @@ static void test_split_and_delayed_streams(void **state)
     check_traffic(run_traffic_delayed, 60);
 }
 
-/* --- what a group does when hosts are cut off --- */
+/* --- hosts that are cut off --- */
 
 static void record(struct rank *rank, ep_status status)
 {
@@ -149,7 +149,7 @@ static void record(struct rank *rank, ep_status status)
     snprintf(rank->text, sizeof(rank->text), "%s", ep_last_error());
 }
 
-/* Barriers until one fails; rank 0 makes the relay misbehave behind the tenth. */
+/* Barriers until one fails; rank 0 injects the fault after the tenth. */
 static void run_barriers(struct rank *rank, enum relay_mode mode, int victim)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -196,20 +196,20 @@ static int rank_named(const char *text)
 }
 
 /*
- * Each rank names one that is on the other node, as either may be the one that is cut off. Where much else runs, a
- * deadline may pass before the connections are struck: then once more with a longer one.
+ * Each rank names one of the other node, as either node may be the one that is cut off. On a loaded machine a deadline
+ * may expire before the fault is injected: then it is repeated with a longer one.
  */
 static void check_barriers(void *(*run)(void *), ep_status first, ep_status second)
 {
     struct group group = {0};
-    bool struck = false;
+    bool injected = false;
 
-    for (int timeout_ms = TIMEOUT_MS; !struck && timeout_ms < PATIENT_MS; timeout_ms *= 3) {
+    for (int timeout_ms = TIMEOUT_MS; !injected && timeout_ms < PATIENT_MS; timeout_ms *= 3) {
         group = (struct group){.timeout_ms = timeout_ms};
         run_ranks(&group, run);
-        struck = atomic_load(&group.rounds) >= 10;
+        injected = atomic_load(&group.rounds) >= 10;
     }
-    assert_true(struck);
+    assert_true(injected);
     for (int i = 0; i < RANKS; i++) {
         const struct rank *rank = &group.ranks[i];
 
@@ -220,7 +220,7 @@ static void check_barriers(void *(*run)(void *), ep_status first, ep_status seco
     }
 }
 
-/* Half-open connections: nothing comes, nothing ends. */
+/* Half-open connections: no data, no end. */
 static void test_stalled_connections(void **state)
 {
     (void)state;
@@ -237,8 +237,8 @@ static void test_cut_connections(void **state)
 
 enum { HALVES_BEGIN, HALVES_CUT, HALVES_JOINED };
 
-/* All ranks have come so far. */
-static void rendezvous(struct rank *rank, int step)
+/* Waits until all ranks have reached this step. */
+static void step_barrier(struct rank *rank, int step)
 {
     struct group *group = rank->group;
 
@@ -261,7 +261,7 @@ static void *run_halves(void *argument)
     record(rank, ep_comm_new(&rank->boot, &config, &comm));
     if (rank->status != EP_OK)
         return NULL;
-    rendezvous(rank, HALVES_BEGIN);
+    step_barrier(rank, HALVES_BEGIN);
     if (rank->boot.rank == 0)
         relay_set_mode(rank->relay, RELAY_CUT, -1);
     while (ep_comm_barrier(comm) == EP_OK)
@@ -269,10 +269,10 @@ static void *run_halves(void *argument)
     record(rank, ep_comm_shrink(comm, NULL, &next));
     ep_comm_free(next);
     next = NULL;
-    rendezvous(rank, HALVES_CUT);
+    step_barrier(rank, HALVES_CUT);
     if (rank->boot.rank == 0)
         relay_set_mode(rank->relay, RELAY_PASS, -1);
-    rendezvous(rank, HALVES_JOINED);
+    step_barrier(rank, HALVES_JOINED);
     if (ep_comm_shrink(comm, NULL, &next) == EP_OK && ep_comm_get_info(next, &info) == EP_OK)
         rank->done = info.nranks;
     else
@@ -282,7 +282,7 @@ static void *run_halves(void *argument)
     return NULL;
 }
 
-/* Each half sees the connections of the other end, as if all over there had died. Neither may go on by itself. */
+/* Each half sees the connections to the other half end, as if all its ranks had died. Neither may continue alone. */
 static void test_halves_whose_connections_are_reset(void **state)
 {
     struct group group = {.timeout_ms = TIMEOUT_MS};
@@ -297,7 +297,7 @@ static void test_halves_whose_connections_are_reset(void **state)
         assert_int_equal(group.ranks[i].done, RANKS);
 }
 
-/* --- connections that do not come about --- */
+/* --- connections that cannot be established --- */
 
 static void *run_refused(void *argument)
 {
@@ -316,14 +316,14 @@ static void *run_refused(void *argument)
     return NULL;
 }
 
-/* Rank 3 does not reach rank 1: creation fails on all, and all say who and where. */
+/* Rank 3 cannot reach rank 1: creation fails on all ranks, and all errors name both. */
 static void test_unreachable_rank(void **state)
 {
     struct group group = {0};
     bool all_name_both = false;
 
     (void)state;
-    /* Where much else runs, the first deadline may find others late as well. */
+    /* On a loaded machine other ranks may miss the first deadline as well. */
     for (int timeout_ms = TIMEOUT_MS; !all_name_both && timeout_ms < PATIENT_MS; timeout_ms *= 3) {
         group = (struct group){.timeout_ms = timeout_ms};
         run_ranks(&group, run_refused);
@@ -340,7 +340,7 @@ static void test_unreachable_rank(void **state)
     }
 }
 
-/* --- what comes from a socket --- */
+/* --- received bytes --- */
 
 static void test_records_are_checked(void **state)
 {
@@ -349,32 +349,32 @@ static void test_records_are_checked(void **state)
     struct {
         struct tcp_wire_record head;
         unsigned char data[8];
-    } good = {.head = {.kind = TCP_WIRE_PUT, .place = 56, .amount = 8}, .data = "payload"};
+    } good = {.head = {.kind = TCP_WIRE_PUT, .target = 56, .amount = 8}, .data = "payload"};
     struct tcp_wire wire = {.region = region, .region_bytes = sizeof(region), .signals = signals, .n_signals = 2};
     const struct tcp_wire_record bad[] = {
-        {.kind = TCP_WIRE_PUT, .number = 1, .place = 57, .amount = 8},
-        {.kind = TCP_WIRE_PUT, .number = 1, .place = 8, .amount = UINT64_MAX},
-        {.kind = TCP_WIRE_SIGNAL, .number = 1, .place = 2, .amount = 1},
-        {.kind = TCP_WIRE_SIGNAL, .number = 2, .place = 0, .amount = 1},
+        {.kind = TCP_WIRE_PUT, .number = 1, .target = 57, .amount = 8},
+        {.kind = TCP_WIRE_PUT, .number = 1, .target = 8, .amount = UINT64_MAX},
+        {.kind = TCP_WIRE_SIGNAL, .number = 1, .target = 2, .amount = 1},
+        {.kind = TCP_WIRE_SIGNAL, .number = 2, .target = 0, .amount = 1},
         {.kind = 7, .number = 1},
     };
 
     (void)state;
-    /* In every piece. */
+    /* In pieces of every size. */
     for (size_t step = 1; step <= sizeof(good); step++) {
         struct tcp_wire once = wire;
 
         memset(region, 0, sizeof(region));
         for (size_t at = 0; at < sizeof(good); at += step)
-            assert_null(
-                tcp_wire_take(&once, (unsigned char *)&good + at, sizeof(good) - at < step ? sizeof(good) - at : step));
+            assert_null(tcp_wire_consume(&once, (unsigned char *)&good + at,
+                                         sizeof(good) - at < step ? sizeof(good) - at : step));
         assert_memory_equal(region + 56, "payload", 8);
     }
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct tcp_wire once = wire;
 
-        assert_null(tcp_wire_take(&once, (unsigned char *)&good, sizeof(good)));
-        assert_non_null(tcp_wire_take(&once, (const unsigned char *)&bad[i], sizeof(bad[i])));
+        assert_null(tcp_wire_consume(&once, (unsigned char *)&good, sizeof(good)));
+        assert_non_null(tcp_wire_consume(&once, (const unsigned char *)&bad[i], sizeof(bad[i])));
     }
 }
 

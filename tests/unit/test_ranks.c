@@ -51,7 +51,7 @@ static int job_codes(struct ranks_ctx *ctx, const json_t *parameters)
 static int job_errors(struct ranks_ctx *ctx, const json_t *parameters)
 {
     (void)parameters;
-    return ranks_emit_error(ctx, ep_fail(EP_E_VALUE, "test: row 3 holds a NaN"), "looking at rows");
+    return ranks_emit_error(ctx, ep_fail(EP_E_VALUE, "test: row 3 holds a NaN"), "checking rows");
 }
 
 static int job_die(struct ranks_ctx *ctx, const json_t *parameters)
@@ -92,7 +92,7 @@ const struct ranks_job ranks_jobs[] = {
     {"leave", job_leave}, {"hang", job_hang}, {"print", job_print}, {NULL, NULL},
 };
 
-/* --- a rank on a GPU, in order --- */
+/* --- order of the steps of a rank on a GPU --- */
 
 static _Thread_local int bound_rank = -1;
 
@@ -112,78 +112,78 @@ ep_status __wrap_ep_comm_new(const ep_boot *boot, const ep_comm_config *config, 
     return __real_ep_comm_new(boot, config, ret_comm);
 }
 
-/* --- the launcher's side --- */
+/* --- launcher --- */
 
-struct heard {
+struct received {
     json_t *events;
 };
 
-static void take_event(void *context, const json_t *event)
+static void on_event(void *context, const json_t *event)
 {
-    struct heard *heard = context;
+    struct received *received = context;
 
-    json_array_append_new(heard->events, json_deep_copy(event));
+    json_array_append_new(received->events, json_deep_copy(event));
 }
 
-/* Runs a job in the way `state` says; events are in ret_heard, which the caller frees. No child is left. */
-static int run(enum ranks_boot boot, const char *job, json_t *parameters, int job_timeout_ms, json_t **ret_heard)
+/* Runs a job; the caller frees ret_received, the events. Checks that no child is left. */
+static int run(enum ranks_boot boot, const char *job, json_t *parameters, int job_timeout_ms, json_t **ret_received)
 {
     struct ranks_spec spec = {
         .boot = boot, .nranks = NRANKS, .nnodes = 1, .timeout_ms = 5000, .job_timeout_ms = job_timeout_ms};
-    struct heard heard = {json_array()};
-    int code = ranks_run(&spec, job, parameters, take_event, &heard);
+    struct received received = {json_array()};
+    int code = ranks_run(&spec, job, parameters, on_event, &received);
 
     json_decref(parameters);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
     assert_int_equal(errno, ECHILD);
-    *ret_heard = heard.events;
+    *ret_received = received.events;
     return code;
 }
 
-/* The memory of a communicator lies where the thread ran that made it. */
+/* The memory of a communicator is allocated on the NUMA node of the thread that creates it. */
 static void test_bound_before_there_is_memory(void **state)
 {
     struct ranks_spec spec = {
         .boot = *(const enum ranks_boot *)*state, .nranks = NRANKS, .nnodes = 1, .timeout_ms = 5000, .backend = "cuda"};
     json_t *parameters = json_object(), *event;
-    struct heard heard = {json_array()};
+    struct received received = {json_array()};
     char text[64];
     size_t i;
 
-    assert_int_equal(ranks_run(&spec, "hello", parameters, take_event, &heard), CMD_UNSUPPORTED);
-    assert_int_equal(json_array_size(heard.events), NRANKS);
-    json_array_foreach(heard.events, i, event)
+    assert_int_equal(ranks_run(&spec, "hello", parameters, on_event, &received), CMD_UNSUPPORTED);
+    assert_int_equal(json_array_size(received.events), NRANKS);
+    json_array_foreach(received.events, i, event)
     {
         int rank = (int)json_integer_value(json_object_get(event, "rank"));
 
         snprintf(text, sizeof(text), "rank %d was bound as %d", rank, rank);
         assert_string_equal(json_string_value(json_object_get(event, "text")), text);
     }
-    json_decref(heard.events);
+    json_decref(received.events);
     json_decref(parameters);
 }
 
-static int count_events(const json_t *heard, const char *kind)
+static int count_events(const json_t *received, const char *kind)
 {
     json_t *event;
     size_t i;
     int n = 0;
 
-    json_array_foreach(heard, i, event)
+    json_array_foreach(received, i, event)
     {
         n += strcmp(json_string_value(json_object_get(event, "event")), kind) == 0;
     }
     return n;
 }
 
-/* The only error that was heard. */
-static const json_t *the_error(const json_t *heard)
+/* The only error event. */
+static const json_t *the_error(const json_t *received)
 {
     json_t *event;
     size_t i;
 
-    assert_int_equal(count_events(heard, "error"), 1);
-    json_array_foreach(heard, i, event)
+    assert_int_equal(count_events(received, "error"), 1);
+    json_array_foreach(received, i, event)
     {
         if (strcmp(json_string_value(json_object_get(event, "event")), "error") == 0)
             return event;
@@ -199,32 +199,32 @@ static enum ranks_boot boot_of(void **state)
 static void test_events_and_parameters(void **state)
 {
     bool seen[NRANKS] = {false};
-    json_t *heard, *event;
+    json_t *received, *event;
     size_t i;
 
-    assert_int_equal(run(boot_of(state), "hello", json_pack("{s:s}", "echo", "a \"quoted\" line\n"), 0, &heard),
+    assert_int_equal(run(boot_of(state), "hello", json_pack("{s:s}", "echo", "a \"quoted\" line\n"), 0, &received),
                      CMD_FINE);
-    assert_int_equal(json_array_size(heard), NRANKS);
-    json_array_foreach(heard, i, event)
+    assert_int_equal(json_array_size(received), NRANKS);
+    json_array_foreach(received, i, event)
     {
         assert_string_equal(json_string_value(json_object_get(event, "echo")), "a \"quoted\" line\n");
         seen[json_integer_value(json_object_get(event, "rank"))] = true;
     }
     for (int rank = 0; rank < NRANKS; rank++)
         assert_true(seen[rank]);
-    json_decref(heard);
+    json_decref(received);
 }
 
-/* Long lines of all ranks at once arrive whole, and those of a rank in their order. */
+/* Concurrent long lines of all ranks arrive complete, and those of each rank in order. */
 static void test_long_lines(void **state)
 {
     int next[NRANKS] = {0};
-    json_t *heard, *event;
+    json_t *received, *event;
     size_t i;
 
-    assert_int_equal(run(boot_of(state), "big", json_object(), 0, &heard), CMD_FINE);
-    assert_int_equal(json_array_size(heard), NRANKS * BIG_EVENTS);
-    json_array_foreach(heard, i, event)
+    assert_int_equal(run(boot_of(state), "big", json_object(), 0, &received), CMD_FINE);
+    assert_int_equal(json_array_size(received), NRANKS * BIG_EVENTS);
+    json_array_foreach(received, i, event)
     {
         int rank = (int)json_integer_value(json_object_get(event, "rank"));
         const char *text = json_string_value(json_object_get(event, "text"));
@@ -234,7 +234,7 @@ static void test_long_lines(void **state)
         assert_int_equal(strlen(text), BIG_BYTES);
         assert_int_equal(strspn(text, same), BIG_BYTES);
     }
-    json_decref(heard);
+    json_decref(received);
 }
 
 static void test_worst_code(void **state)
@@ -248,107 +248,107 @@ static void test_worst_code(void **state)
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const int *codes = rows[i].codes;
-        json_t *heard;
+        json_t *received;
 
         assert_int_equal(run(boot_of(state), "codes",
-                             json_pack("{s:[i,i,i,i]}", "codes", codes[0], codes[1], codes[2], codes[3]), 0, &heard),
+                             json_pack("{s:[i,i,i,i]}", "codes", codes[0], codes[1], codes[2], codes[3]), 0, &received),
                          rows[i].worst);
-        assert_int_equal(json_array_size(heard), 0);
-        json_decref(heard);
+        assert_int_equal(json_array_size(received), 0);
+        json_decref(received);
     }
 }
 
 static void test_errors_of_calls(void **state)
 {
-    json_t *heard, *event;
+    json_t *received, *event;
     size_t i;
 
-    assert_int_equal(run(boot_of(state), "errors", json_object(), 0, &heard), CMD_FAILED);
-    assert_int_equal(json_array_size(heard), NRANKS);
-    json_array_foreach(heard, i, event)
+    assert_int_equal(run(boot_of(state), "errors", json_object(), 0, &received), CMD_FAILED);
+    assert_int_equal(json_array_size(received), NRANKS);
+    json_array_foreach(received, i, event)
     {
         assert_string_equal(json_string_value(json_object_get(event, "status")), "EP_E_VALUE");
-        assert_string_equal(json_string_value(json_object_get(event, "what")), "looking at rows");
+        assert_string_equal(json_string_value(json_object_get(event, "what")), "checking rows");
         assert_string_equal(json_string_value(json_object_get(event, "text")), "test: row 3 holds a NaN");
         assert_true(strlen(json_string_value(json_object_get(event, "hint"))) > 0);
     }
-    json_decref(heard);
+    json_decref(received);
 }
 
 static void test_death_names_rank_and_signal(void **state)
 {
     static const int signals[] = {SIGKILL, SIGTERM};
     const json_t *error;
-    json_t *heard;
+    json_t *received;
 
     (void)state;
     for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
         char expected[64];
 
         snprintf(expected, sizeof(expected), "killed by SIG%s (%s)", sigabbrev_np(signals[i]), strsignal(signals[i]));
-        assert_int_equal(run(RANKS_FORK, "die", json_pack("{s:i, s:i}", "rank", 2, "signal", signals[i]), 0, &heard),
+        assert_int_equal(run(RANKS_FORK, "die", json_pack("{s:i, s:i}", "rank", 2, "signal", signals[i]), 0, &received),
                          CMD_FAILED);
-        error = the_error(heard);
+        error = the_error(received);
         assert_int_equal(json_integer_value(json_object_get(error, "rank")), 2);
         assert_string_equal(json_string_value(json_object_get(error, "text")), expected);
-        json_decref(heard);
+        json_decref(received);
     }
 }
 
 static void test_early_exit(void **state)
 {
-    json_t *heard;
+    json_t *received;
 
     (void)state;
-    assert_int_equal(run(RANKS_FORK, "leave", json_object(), 0, &heard), CMD_FAILED);
-    assert_int_equal(json_integer_value(json_object_get(the_error(heard), "rank")), 2);
-    assert_string_equal(json_string_value(json_object_get(the_error(heard), "text")), "exit code 7");
-    json_decref(heard);
+    assert_int_equal(run(RANKS_FORK, "leave", json_object(), 0, &received), CMD_FAILED);
+    assert_int_equal(json_integer_value(json_object_get(the_error(received), "rank")), 2);
+    assert_string_equal(json_string_value(json_object_get(the_error(received), "text")), "exit code 7");
+    json_decref(received);
 }
 
 static void test_deadline(void **state)
 {
-    json_t *heard = NULL;
+    json_t *received = NULL;
 
-    /* On a busy machine the ranks that do not hang may miss a short deadline, too. */
+    /* On a loaded machine ranks that do not hang may miss a short deadline, too. */
     for (int deadline_ms = 300; deadline_ms <= 30000; deadline_ms *= 10) {
-        json_decref(heard);
-        assert_int_equal(run(boot_of(state), "hang", json_object(), deadline_ms, &heard), CMD_FAILED);
-        if (count_events(heard, "error") == 1 && json_object_get(the_error(heard), "rank"))
+        json_decref(received);
+        assert_int_equal(run(boot_of(state), "hang", json_object(), deadline_ms, &received), CMD_FAILED);
+        if (count_events(received, "error") == 1 && json_object_get(the_error(received), "rank"))
             break;
     }
-    assert_int_equal(json_integer_value(json_object_get(the_error(heard), "rank")), 1);
-    assert_string_equal(json_string_value(json_object_get(the_error(heard), "what")), "a rank did not finish");
-    json_decref(heard);
+    assert_int_equal(json_integer_value(json_object_get(the_error(received), "rank")), 1);
+    assert_string_equal(json_string_value(json_object_get(the_error(received), "what")), "a rank did not finish");
+    json_decref(received);
 }
 
 static void test_unknown_job(void **state)
 {
-    json_t *heard;
+    json_t *received;
 
-    assert_int_equal(run(boot_of(state), "nonsense", json_object(), 0, &heard), CMD_FAILED);
-    assert_int_equal(count_events(heard, "error"), NRANKS);
-    json_decref(heard);
+    assert_int_equal(run(boot_of(state), "nonsense", json_object(), 0, &received), CMD_FAILED);
+    assert_int_equal(count_events(received, "error"), NRANKS);
+    json_decref(received);
 }
 
-/* Standard output belongs to the launcher's data. */
+/* Standard output is reserved for the data of the launcher. */
 static void test_stray_output(void **state)
 {
     char buffer[64] = "";
-    json_t *heard;
+    json_t *received;
     int fds[2], saved = dup(STDOUT_FILENO);
 
     fflush(stdout);
     assert_int_equal(pipe(fds), 0);
     dup2(fds[1], STDOUT_FILENO);
     close(fds[1]);
-    run(boot_of(state), "print", json_object(), 0, &heard);
+    run(boot_of(state), "print", json_object(), 0, &received);
     fflush(stdout);
     dup2(saved, STDOUT_FILENO);
     close(saved);
     assert_int_equal(read(fds[0], buffer, sizeof(buffer)), 0);
     close(fds[0]);
-    json_decref(heard);
+    json_decref(received);
 }
 
 static void test_spec_survives_json(void **state)
@@ -405,7 +405,7 @@ static void test_equal_problems_are_one(void **state)
     json_decref(problems);
 }
 
-/* Open MPI's words about a dead rank are understood and kept back; other words pass. */
+/* Open MPI's message about a dead rank is parsed and suppressed; other messages are printed. */
 static void test_mpirun_banners(void **state)
 {
     static const char *const lines[] = {

@@ -34,12 +34,12 @@ static void *rank_main(void *argument)
 /* All ranks as threads. The counts of *ret_total are sums over the ranks, laps the most. */
 static void run_threads(struct traffic_spec spec, int nranks, struct traffic_result *ret_total)
 {
-    static struct traffic_bells bells;
-    struct rank_task tasks[TRAFFIC_MOST_RANKS] = {0};
+    static struct traffic_doorbells bells;
+    struct rank_task tasks[TRAFFIC_MAX_RANKS] = {0};
     int nnodes = nranks / spec.ranks_per_node;
     ep_boot_shm *place;
 
-    spec.bells = &bells;
+    spec.doorbells = &bells;
     assert_int_equal(ep_boot_shm_new(nranks, &place), EP_OK);
     for (int rank = 0; rank < nranks; rank++) {
         tasks[rank].spec = &spec;
@@ -56,8 +56,8 @@ static void run_threads(struct traffic_spec spec, int nranks, struct traffic_res
         ret_total->messages += result->messages;
         ret_total->bytes += result->bytes;
         ret_total->refused += result->refused;
-        ret_total->naps += result->naps;
-        ret_total->lost_wakes += result->lost_wakes;
+        ret_total->sleeps += result->sleeps;
+        ret_total->lost_wakeups += result->lost_wakeups;
         if (result->laps > ret_total->laps)
             ret_total->laps = result->laps;
     }
@@ -65,11 +65,11 @@ static void run_threads(struct traffic_spec spec, int nranks, struct traffic_res
     for (int rank = 0; rank < nranks; rank++)
         assert_int_equal(tasks[rank].done, 0);
     assert_int_equal(ret_total->messages, nranks * (nnodes - 1) * spec.channels * spec.messages);
-    assert_int_equal(ret_total->lost_wakes, 0);
+    assert_int_equal(ret_total->lost_wakeups, 0);
     print_message("    %llu messages, %llu bytes, %llu laps, %llu sends refused, %llu naps\n",
                   (unsigned long long)ret_total->messages, (unsigned long long)ret_total->bytes,
                   (unsigned long long)ret_total->laps, (unsigned long long)ret_total->refused,
-                  (unsigned long long)ret_total->naps);
+                  (unsigned long long)ret_total->sleeps);
 }
 
 /* The engine that the cases run on: those that need no misbehaving network run on each. */
@@ -225,14 +225,15 @@ static void test_processes(void **state)
 {
     enum { NRANKS = 3 };
     struct traffic_spec spec = base_spec();
-    struct traffic_bells *bells = mmap(NULL, sizeof(*bells), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct traffic_doorbells *bells =
+        mmap(NULL, sizeof(*bells), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ep_boot_shm *place;
     pid_t children[NRANKS];
 
     (void)state;
     assert_true(bells != MAP_FAILED);
     assert_int_equal(ep_boot_shm_new(NRANKS, &place), EP_OK);
-    spec.bells = bells;
+    spec.doorbells = bells;
     for (int rank = 0; rank < NRANKS; rank++) {
         children[rank] = fork();
         assert_true(children[rank] >= 0);
@@ -242,7 +243,7 @@ static void test_processes(void **state)
 
             alarm(600); /* ends what hangs */
             if (ep_boot_shm_join(place, rank, &boot) != EP_OK || traffic_run(&boot, &spec, &result) != 0 ||
-                result.lost_wakes) {
+                result.lost_wakeups) {
                 fprintf(stderr, "%s\n", result.why);
                 _exit(1);
             }
@@ -351,7 +352,7 @@ static void test_credit(void **state)
 
     (void)state;
     open_pair(pair, 4096);
-    assert_int_equal(ep_streams_sleeps(pair[0].streams), engine == &ep_net_emulated);
+    assert_int_equal(ep_streams_can_sleep(pair[0].streams), engine == &ep_net_emulated);
     assert_true(ep_streams_bytes(pair[0].streams) >
                 2 * (size_t)4096 + (engine == &ep_net_emulated ? 2 * EP_NET_WIRE_BYTES : 0));
     assert_int_equal(ep_streams_max_message(pair[0].streams), 4096 / 2 - 16);
