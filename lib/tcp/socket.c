@@ -144,9 +144,9 @@ ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes
         if (*at <= ' ' || *at == 127)
             return ep_fail(EP_E_ARG, "address \"%.64s\": a host must not contain blanks or line ends", text);
     if (memchr(begin, ':', (size_t)(end - begin)) && !is_ipv6(begin, end))
-        return ep_fail(
-            EP_E_ARG,
-            "address \"%.64s\": more than one colon, but not an IPv6 address (with a port: [ADDRESS]:PORT)", text);
+        return ep_fail(EP_E_ARG,
+                       "address \"%.64s\": more than one colon, but not an IPv6 address (with a port: [ADDRESS]:PORT)",
+                       text);
     if (colon) {
         errno = 0;
         value = strtol(colon + 1, &rest, 10);

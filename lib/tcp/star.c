@@ -11,8 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SILENCE_NS UINT64_C(2000000000) /* ten intervals between lists of missing ranks: a silent rank 0 does not run  \
-                                         */
+#define SILENCE_NS                                                                                                     \
+    UINT64_C(2000000000) /* ten intervals between lists of missing ranks: a silent rank 0 does not run                 \
+                          */
 
 /* --- receiving --- */
 
@@ -47,15 +48,15 @@ static const char *check_frame(struct tcp_star *star, struct conn *conn, size_t 
 
 static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
 {
-    char who[TCP_ADDRESS_TEXT + 24];
+    char peer[TCP_ADDRESS_TEXT + 24];
 
     conn->frame_used = conn->used = 0;
     switch (conn->frame.kind) {
     case FRAME_FAILURE:
         return tcp_star_handle_failure(star, conn);
     case FRAME_BYE:
-        tcp_star_print_conn(star, conn, who, sizeof(who));
-        ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap before it arrived", star->name, who);
+        tcp_star_print_conn(star, conn, peer, sizeof(peer));
+        ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap before it arrived", star->name, peer);
         return tcp_star_fail(star, EP_E_PEER_LEFT, tcp_star_rank_of(star, conn));
     case FRAME_MISSING:
         conn->small.missing.list[LIST_BYTES - 1] = '\0';
@@ -193,19 +194,19 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
 static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
 {
     uint64_t silence_ns = ep_now_ns() - star->received_ns;
-    char who[TCP_ADDRESS_TEXT + 24];
+    char peer[TCP_ADDRESS_TEXT + 24];
 
-    tcp_star_print_conn(star, &star->conns[0], who, sizeof(who));
+    tcp_star_print_conn(star, &star->conns[0], peer, sizeof(peer));
     /* An old list of rank 0 does not say which ranks are missing now. */
     if (star->missing.n > 0 && silence_ns > SILENCE_NS) {
         ep_fail(EP_E_TIMEOUT, "%s: %s has sent nothing for %llu of %d ms; before that it waited for rank%s %s",
-                star->name, who, (unsigned long long)(silence_ns / 1000000u), timeout_ms,
+                star->name, peer, (unsigned long long)(silence_ns / 1000000u), timeout_ms,
                 star->missing.n == 1 ? "" : "s", star->missing.list);
         return tcp_star_fail(star, EP_E_TIMEOUT, 0);
     }
     if (star->missing.n > 0)
         return tcp_star_fail_late(star, &star->missing, timeout_ms);
-    ep_fail(EP_E_TIMEOUT, "%s: %s did not answer within %d ms", star->name, who, timeout_ms);
+    ep_fail(EP_E_TIMEOUT, "%s: %s did not answer within %d ms", star->name, peer, timeout_ms);
     return tcp_star_fail(star, EP_E_TIMEOUT, 0);
 }
 

@@ -41,7 +41,7 @@ ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t byt
 
 /*
  * Called at least every 20 ms while an all-gather waits. EP_OK, or after ep_fail() a status that it fails with, and in
- * *ret_culprit. NULL: nobody is asked.
+ * *ret_failed_rank the rank that caused it. NULL: none is called.
  */
 typedef ep_status (*tcp_star_poll_fn)(void *context, int *ret_failed_rank);
 void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *context);

@@ -158,20 +158,20 @@ ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank
 
 ep_status tcp_star_fail_lost(struct tcp_star *star, struct conn *conn, int error)
 {
-    char who[TCP_ADDRESS_TEXT + 24];
+    char peer[TCP_ADDRESS_TEXT + 24];
 
-    tcp_star_print_conn(star, conn, who, sizeof(who));
-    ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it arrived: %s", star->name, who,
+    tcp_star_print_conn(star, conn, peer, sizeof(peer));
+    ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it arrived: %s", star->name, peer,
             error ? strerror(error) : "it died, or was cut off");
     return tcp_star_fail(star, EP_E_PEER_DEAD, tcp_star_rank_of(star, conn));
 }
 
 ep_status tcp_star_fail_damaged(struct tcp_star *star, struct conn *conn, const char *what)
 {
-    char who[TCP_ADDRESS_TEXT + 24];
+    char peer[TCP_ADDRESS_TEXT + 24];
 
-    tcp_star_print_conn(star, conn, who, sizeof(who));
-    ep_fail(EP_E_MISMATCH, "%s: what %s has sent is damaged: %s", star->name, who, what);
+    tcp_star_print_conn(star, conn, peer, sizeof(peer));
+    ep_fail(EP_E_MISMATCH, "%s: what %s has sent is damaged: %s", star->name, peer, what);
     return tcp_star_fail(star, EP_E_MISMATCH, tcp_star_rank_of(star, conn));
 }
 
@@ -192,13 +192,13 @@ ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
         return tcp_star_fail_damaged(star, conn, "a failure of unknown kind");
     ep_fail((ep_status)failure.status, "%s", failure.text);
     if (star->rank == 0 && failure.rank == 0 && failure.status == EP_E_TIMEOUT) {
-        char who[TCP_ADDRESS_TEXT + 24];
+        char peer[TCP_ADDRESS_TEXT + 24];
 
         /* This rank is running, and receives from the other one. */
-        tcp_star_print_conn(star, conn, who, sizeof(who));
+        tcp_star_print_conn(star, conn, peer, sizeof(peer));
         ep_fail(EP_E_TIMEOUT,
                 "%s: %s receives nothing from rank 0, which receives from it: check the network to its host",
-                star->name, who);
+                star->name, peer);
         failure.rank = tcp_star_rank_of(star, conn);
     }
     return tcp_star_fail(star, (ep_status)failure.status, failure.rank);

@@ -819,7 +819,7 @@ static void test_bad_environment(void **state)
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h:1:2"}, {"MASTER_PORT", "1"}}, "not an IPv6 address"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h:1"}, {"EPKIT_TIMEOUT_MS", "x"}},
          "EPKIT_TIMEOUT_MS is \"x\""},
-        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h "}, {"MASTER_PORT", "1"}}, "has no blanks"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h "}, {"MASTER_PORT", "1"}}, "must not contain blanks"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "[::1"}, {"MASTER_PORT", "1"}}, "ends with \"]\""},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h:2"}, {"MASTER_PORT", "1"}}, "different ports"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h:1"}, {"LOCAL_WORLD_SIZE", "x"}},
