@@ -3,7 +3,7 @@
  * ll_mix_cuda [--ranks N] [--seed N] [--only SCENARIO]: low latency in combinations, against the host backend.
  *
  *   graph       a captured graph that is launched with different data and routings, mixed with calls: plain, with
- * hooks, with zero copy, with masking (and no rank masked), two results in use, all of these; with both kinds of sums
+ *               hooks, with zero copy, with masking (no rank masked), two results in use, all of these; with both sums
  *   objects     two ep_ll of one communicator alternate, by calls, asynchronously and in one graph
  *   throughput  dispatch and combine on a plan while a low-latency dispatch waits for its combine
  *   reopen      one ep_ll after the other, in the memory of earlier ones

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pool of device memory: returning blocks frees no memory, however many there are, since it may happen during an
- * operation or in a capture; blocks are reused, and freed in ep_alloc() or at the end. Needs no GPU: the linker wraps
+ * operation or in a capture; blocks are reused, and freed in ep_free() or at the end. Needs no GPU: the linker wraps
  * the CUDA calls that allocate and free memory.
  */
 #include "backend/cuda/cuda.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * stage_cuda [--ranks N] [--seed N] [--only SCENARIO]: dispatch and combine of ordinary memory, whose rows are copied
- * while they move, among other work. What they give is what the host backend gives.
+ * while they move, among other work. The results are those of the host backend.
  *
  *   async   200 pairs without a wait, alternately of ordinary and symmetric memory; their plans grow, so staging memory
  *           is replaced meanwhile

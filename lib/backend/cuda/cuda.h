@@ -2,19 +2,38 @@
 /*
  * cuda.h - internals of the CUDA backend.
  *
- *   device.c    the module's table; choice of the device, the wrapper of the CUDA runtime
- *   comm.c      opening and closing: signals, report, mapping the peers;  links.c   how fast the links are
- *   memory.c    symmetric memory: this rank's allocations, staging;  local.c  memory that it allocates or registers
- * alone; map.c       mappings of peer memory;  reclaim.c  deferred free plan.c      counting on the device, routes in
- * device memory;  update.c  plans of fixed capacity; metadata.c  metadata of plans;  layout.c  the layout of a routing
- * without a plan stream.c    calls in their streams, host waits for them, events monitor.c   what kernels cannot see:
- * dead processes, failures of peers;  report.c  what kernels report dispatch.c, combine.c   one operation each; stage.c
- * copies between ordinary and staging memory while rows move lowlatency.c, ll_open.c  low latency: its calls, its
- * beginning and end;  ll_net.c  what goes to other nodes nodes.c     operations between nodes;  nodes_update.c  updates
- * of plans there, nodes_copy.c  what is there before; net_op.c  what each sends proxy.c     the thread that sends and
- * receives;  op_ring.c  which is next;  arenas.c, pinned.c  memory for it module.c    device memory, clocks and
- * baselines for the command
- *   *.cu        kernels and what launches them
+ *   device.c       the module's table, the choice of the device, the wrapper of the CUDA runtime
+ *   comm.c         opening and closing: signals, report, mapping of the peers
+ *   links.c        the speed of the links
+ *   memory.c       symmetric memory of this rank, staging
+ *   local.c        memory that this rank allocates or registers alone
+ *   map.c          mappings of the peers' memory
+ *   reclaim.c      the deferred free list
+ *   pool.c         device memory of freed plans
+ *   plan.c         counting on the device, routes in device memory
+ *   update.c       plans of fixed capacity
+ *   metadata.c     metadata of plans
+ *   layout.c       the layout of a routing without a plan
+ *   stream.c       calls in their streams, host waits for them, events
+ *   monitor.c      what kernels cannot see: dead processes, failures of peers
+ *   report.c       failures that kernels report
+ *   dispatch.c     dispatch
+ *   combine.c      combine
+ *   stage.c        copies between ordinary and staging memory while rows move
+ *   lowlatency.c   low latency: calls
+ *   ll_open.c      low latency: beginning and end
+ *   ll_net.c       low latency: ranks of other nodes
+ *   ll_wire.c      low latency: messages between nodes
+ *   nodes.c        operations between nodes
+ *   nodes_update.c updates of plans between nodes
+ *   nodes_copy.c   lists of a plan before its first update
+ *   net_op.c       descriptors of operations between nodes
+ *   proxy.c        the thread that sends and receives
+ *   op_ring.c      the order of its operations
+ *   arenas.c       arenas for rows that go to other nodes
+ *   pinned.c       pinned host memory
+ *   module.c       device memory, clocks and baselines for the command
+ *   *.cu           kernels and their launch functions
  *
  * The group layer, compiled into this module, is the control plane: control blocks, exchanges, blame, shrink. In an
  * operation the kernels of the ranks synchronise, and their hosts do not: each call launches in its stream and returns.

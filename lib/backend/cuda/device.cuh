@@ -305,8 +305,7 @@ __device__ inline bool may_begin(const cuda_waits &waits, int phase)
 /*
  * The end of an operation, once every thread's accesses are complete. The last of `blocks` signals the peers and waits
  * for their signals, for `deadlines` deadlines after a peer's last claim of a tile. True for one thread, when all ranks
- * are done. One thread's fence covers what the block barrier has made visible to it; a fence of each thread takes 20 us
- * more.
+ * are done. One thread's fence covers what the block barrier has made visible to it; fences of all threads cost 20 us.
  */
 __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, bool ok, uint32_t blocks,
                                       int deadlines = 1)

@@ -114,7 +114,7 @@ __device__ int fetch_choice(const cuda_ll_dispatch &d, int t, int k)
 /* With many ranks: lists each rank of the token once, by the lane of its first choice. Called by a warp. */
 __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
 {
-    int lane = (int)threadIdx.x % WARP, me = ll.waits.rank, place = 0;
+    int lane = (int)threadIdx.x % WARP, me = ll.waits.rank, position = 0;
     uint32_t same = __match_any_sync(ALL_LANES, rank);
     bool lists = rank >= 0 && __ffs((int)same) - 1 == lane;
     uint32_t votes = __ballot_sync(ALL_LANES, lists);
@@ -122,9 +122,9 @@ __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
 
     /* Each rank starts with another destination. */
     for (uint32_t left = votes; left; left &= left - 1)
-        place += __shfl_sync(ALL_LANES, rotated, __ffs((int)left) - 1) < rotated;
+        position += __shfl_sync(ALL_LANES, rotated, __ffs((int)left) - 1) < rotated;
     if (lists)
-        c.rank[place] = (uint16_t)rank;
+        c.rank[position] = (uint16_t)rank;
     if (lane == 0)
         c.ranks = (uint32_t)__popc(votes);
 }

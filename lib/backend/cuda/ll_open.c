@@ -174,7 +174,7 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, (size_t)impl->device.slots_at, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
-    /* All ranks are numbered in the group here. */
+    /* Ranks of the group, not of the node. */
     waits->rank = cuda->group.comm->rank;
     waits->nranks = cuda->group.comm->nranks;
     waits->first = 0;

@@ -62,8 +62,7 @@ struct cuda_ll_segment {
     uint32_t blocks[3];    /* of the running kernel: those that have sent rows, ended, sent weights */
 
     /* Written by the owner, with more than CUDA_LL_FEW_RANKS ranks only. */
-    uint32_t decision_mask[CUDA_LL_SYNCS]
-                          [CUDA_LL_MASK_WORDS];            /* all words of the mask of `decision`; written before it */
+    uint32_t decision_mask[CUDA_LL_SYNCS][CUDA_LL_MASK_WORDS]; /* full masks; written before `decision` */
     struct cuda_ll_segment *peer_table[CUDA_LL_MAX_RANKS]; /* [rank] as cuda_ll.peer; written before the first kernel */
 };
 

@@ -27,7 +27,7 @@ extern "C" {
 #define CUDA_LL_MAX_TOPK 32 /* one lane per choice */
 #define CUDA_LL_THREADS 512
 #if CUDA_LL_FEW_RANKS != CUDA_MAX_RANKS || CUDA_LL_MAX_RANKS > CUDA_LL_THREADS
-#error "the arguments name so many ranks, and a thread waits for each"
+#error "the kernel arguments hold CUDA_MAX_RANKS addresses, and each rank is waited for by a thread"
 #endif
 
 /* In mapped host memory, one per ep_ll. "device" and "host" name the writer. */
@@ -46,7 +46,7 @@ struct cuda_ll_report {
 
 /* The part of the arguments that all calls of an ep_ll share. */
 struct cuda_ll {
-    struct cuda_waits waits; /* `operation` and `peer` are not used */
+    struct cuda_waits waits; /* the operation counters in its signals are not used */
     /*
      * [rank] where this rank writes for that one: the segment of a rank of this node, the outgoing segment of a remote
      * rank. Not set for the kernels of many ranks (`many`), which read own->peer_table.

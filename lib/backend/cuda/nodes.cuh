@@ -93,7 +93,7 @@ __device__ __forceinline__ void complete_net(const cuda_waits &waits, const net_
  * when it has changed. If every warp read host memory, the driver would be slowed down for other processes on the same
  * GPU (bench/NOTES.md).
  */
-struct proxy_word_has {
+struct proxy_word_reached {
     const uint64_t *word, *events;
     uint64_t number;
     cuda_signals *mine;
@@ -139,7 +139,7 @@ struct proxy_word_has {
 };
 
 struct proxy_word_ref {
-    proxy_word_has *of;
+    proxy_word_reached *of;
 
     __device__ __forceinline__ bool operator()() const
     {
@@ -157,7 +157,7 @@ __device__ __forceinline__ int rail_peer_of(const cuda_waits &waits, int node)
  * Has word `which` of cuda_net_op_args.moved changed since the last call? One thread reads the words in host memory,
  * some at each poll, for all that wait.
  */
-struct count_chunks_moved {
+struct chunk_progress {
     cuda_signals *mine;
     const uint64_t *moved;
     int which, n; /* number of words */
@@ -189,11 +189,11 @@ struct count_chunks_moved {
 __device__ inline wait_end wait_while_moving(const cuda_waits &waits, const cuda_net_op_args &op, const uint64_t *word,
                                              uint64_t number, int which, int nnodes)
 {
-    proxy_word_has met = {word, &op.words->events, number, waits.mine, ~0ull, MIN_BACKOFF_NS, false};
-    count_chunks_moved moves = {waits.mine, op.moved, which, nnodes + 1, which, 0, 0};
-    wait_end end = wait_for(waits, proxy_word_ref{&met}, nullptr, 0, 1, moves);
+    proxy_word_reached reached = {word, &op.words->events, number, waits.mine, ~0ull, MIN_BACKOFF_NS, false};
+    chunk_progress moves = {waits.mine, op.moved, which, nnodes + 1, which, 0, 0};
+    wait_end end = wait_for(waits, proxy_word_ref{&reached}, nullptr, 0, 1, moves);
 
-    met.stop_watching();
+    reached.stop_watching();
     return end;
 }
 
