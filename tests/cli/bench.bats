@@ -46,7 +46,7 @@ valid() {
         valid "$BATS_TEST_TMPDIR/bench.json"
         jq -c '[.parameters.sum_once, (.rows[] | .rows, .wire_rows | floor)]' "$BATS_TEST_TMPDIR/bench.json"
     }
-    # Top-8 on all of the two ranks: a token has a row on the other one, and as many choices as that has experts.
+    # Top-8 over both ranks: a token has one row on the other rank, and as many choices as that rank has experts.
     [ "$(rows --ranks 2 --experts 8 --ll-tokens 10)" = "[false,80,10,80,10]" ]
     [ "$(rows --ranks 2 --experts 8 --ll-tokens 10 --sum-once)" = "[true,80,10,80,40]" ]
 }
@@ -88,14 +88,14 @@ valid() {
     [[ "$output" == *"All results verified"* ]]
 }
 
-@test "bench: a routing that leaves ranks without rows is measured, too" {
+@test "bench: a routing that leaves ranks without rows is measured" {
     run bench --quick --routing empty
     [ "$status" -eq 0 ]
     run bench --quick --routing one --only dispatch,combine
     [ "$status" -eq 0 ]
 }
 
-@test "bench: without baselines there are none, and no empty columns for them" {
+@test "bench: without baselines there are no columns for them" {
     bench --quick --no-baselines --only combine --json | jq -e '.rows[0].memcpy == null and .rows[0].vs_memcpy == null'
     bench --quick --only combine | grep -q 'x memcpy'
     run bench --quick --no-baselines --only combine
@@ -146,7 +146,7 @@ valid() {
     jq -e '[.rows[] | select(.op | startswith("ll-"))] | length > 0 and all(.nodes == 2)' "$BATS_TEST_TMPDIR/out.json"
 }
 
-@test "--model and options of a measurement: neither is taken in silence" {
+@test "--model and options of a measurement: contradictions are usage errors" {
     run epkit bench --model 2 --network tcp
     [ "$status" -eq 2 ]
     [[ "$output" == *"--network is for measurements, and --model starts no ranks"* ]]

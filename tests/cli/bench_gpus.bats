@@ -1,13 +1,13 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit bench on made-up GPUs: one table is of one backend.
+# epkit bench on fake GPUs: all rows of a table have the same backend.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
 load common
 load gpus
 
-# Baselines of GPUs need GPUs.
+# Baselines need real GPUs.
 bench() {
     epkit bench --quick --no-baselines --only dispatch --dtype bf16 "$@"
 }
@@ -22,7 +22,7 @@ bench() {
     run ! grep warning "$BATS_TEST_TMPDIR/err"
 }
 
-@test "bench: a list of ranks of which one is too large has the host backend throughout, and says why" {
+@test "bench: a list of ranks of which one is too large: the host backend for all, with the reason" {
     machine_with_gpus 2
     run --separate-stderr bench --ranks 2,4 --json
     echo "$output$stderr"
@@ -33,7 +33,7 @@ bench() {
     [[ "$stderr" == *"using the host backend, not the GPUs of this machine: 2 GPUs are visible, 4 ranks"* ]]
 }
 
-@test "bench: as many ranks as there are GPUs, if nothing is said" {
+@test "bench: one rank per GPU by default" {
     machine_with_gpus 3
     bench --experts 66 --csv >"$BATS_TEST_TMPDIR/out"
     [ "$(sed -n 2p "$BATS_TEST_TMPDIR/out" | cut -d, -f 1-4)" = "Made-up GPU 0,dispatch,bf16,3" ]

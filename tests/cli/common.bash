@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests of the command share. EPKIT_SOURCE and EPKIT_BUILD are set by ctest.
+# Shared by the tests of the command. EPKIT_SOURCE and EPKIT_BUILD are set by ctest.
 bats_require_minimum_version 1.5.0
 
 EPKIT="${EPKIT_BUILD:?the build tree}/epkit"
@@ -7,9 +7,9 @@ if [ ! -x "$EPKIT" ]; then
     echo "$EPKIT is not there" >&2
     exit 1
 fi
-# Deadlines of tests only end what hangs: other work on the machine may slow everything down by a factor of ten and more.
+# Deadlines only end tests that hang: a loaded machine may slow everything down by a factor of ten and more.
 PATIENCE=20
-# Small groups and rows: the machine may have two cores only. A deadline of the library ends before ctest's.
+# Small groups and rows: the machine may have only two cores. Deadlines of the library are shorter than ctest's.
 # shellcheck disable=SC2034
 SMALL=(--ranks 2 --tokens 16 --hidden 512 --timeout 120)
 
@@ -18,12 +18,12 @@ limited() {
     timeout --kill-after=10 $(($1 * PATIENCE)) "${@:2}"
 }
 
-# thrifty SECONDS COMMAND...: ended if it takes more processor time than that, which does not depend on other work
+# thrifty SECONDS COMMAND...: ended if it uses more CPU time than that, which does not depend on the load
 thrifty() {
     (ulimit -t "$1" && limited 60 "${@:2}")
 }
 
-# No test may wait without end.
+# No test may wait forever.
 epkit() {
     limited 60 "$EPKIT" "$@"
 }
@@ -42,7 +42,7 @@ options() {
     epkit help "$1" | sed '/^Examples:/,$d' | sed -n 's/^  *\(-., \)*\(--[a-z-]*\).*/\2/p'
 }
 
-# Processes of this binary that the running test has started, zombies aside.
+# Processes of this binary started by the current test, without zombies.
 living() {
     local process
     find /proc/[0-9]*/exe -maxdepth 0 -lname "$(readlink -f "$EPKIT")" 2>/dev/null | cut -d/ -f3 |
@@ -53,7 +53,7 @@ living() {
         done
 }
 
-# within SECONDS COMMAND...: the command succeeds at last, within PATIENCE times SECONDS
+# within SECONDS COMMAND...: repeats the command until it succeeds, for at most PATIENCE times SECONDS
 within() {
     local tries=$(($1 * 10 * PATIENCE))
     shift

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Completion scripts: shells accept them, and bash completes what the help says.
+# Completion scripts: shells accept them, and bash completes everything in the help.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -12,7 +12,7 @@ setup() {
     done
 }
 
-# complete WORD...: what bash offers for the last word
+# complete WORD...: completions of the last word in bash
 complete_words() {
     # shellcheck disable=SC1091
     (

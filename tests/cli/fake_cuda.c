@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libepkit-cuda.so of a machine that is made up: the host backend under the name of cuda, and GPUs that the environment
- * describes. So the command's way to them runs where there are none.
+ * Fake libepkit-cuda.so: the host backend under the name cuda, and GPUs described by the environment, to test the
+ * command's use of GPUs on machines without any.
  *
- *   FAKE_GPUS             how many there are; CUDA_VISIBLE_DEVICES chooses among their numbers
- *   FAKE_APART=N          those from number N on and those before have no P2P
- *   FAKE_OLD=N            those from number N on are too old
+ *   FAKE_GPUS             number of GPUs; CUDA_VISIBLE_DEVICES selects some of them
+ *   FAKE_APART=N          no P2P between GPUs below number N and the others
+ *   FAKE_OLD=N            GPUs from number N on are too old
  *   FAKE_ISOLATED=1       a rank cannot map the memory of a GPU that it does not see
- *   FAKE_USED=FILE        is there once a rank has used one
+ *   FAKE_USED=FILE        created when a rank uses a GPU
  */
 #include "backend/cuda/module.h"
 #include "backend/host/host.h"
@@ -30,7 +30,7 @@ static int number(const char *name, int otherwise)
     return value ? atoi(value) : otherwise;
 }
 
-/* Numbers of the visible ones. */
+/* Numbers of the visible GPUs. */
 static int find_visible(int numbers[EP_CUDA_GPUS])
 {
     const char *at = getenv("CUDA_VISIBLE_DEVICES");
@@ -177,7 +177,7 @@ static ep_status get_sms(ep_comm *comm, int low_latency, int *ret_sms)
     return EP_OK;
 }
 
-/* Without baselines, which need GPUs (--no-baselines). */
+/* Without baselines, which need real GPUs (--no-baselines). */
 const struct ep_cuda_module ep_cuda_module = {
     .abi = EP_CUDA_MODULE_ABI,
     .query_gpus = query_gpus,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A machine with made-up GPUs: the command beside a libepkit-cuda.so that is none (fake_cuda.c says which there are).
+# A machine with fake GPUs: the command next to a fake libepkit-cuda.so (fake_cuda.c describes its GPUs).
 
 machine_with_gpus() {
     local here="$BATS_TEST_TMPDIR/build"
@@ -13,7 +13,7 @@ machine_with_gpus() {
     export FAKE_GPUS="$1"
 }
 
-# What a test said: "<backend> <ranks> <why>".
+# The group chosen by a test: "<backend> <ranks> <why>".
 chosen() {
     jq -r '.parameters | "\(.backend) \(.ranks) \(.backend_why)"' "$1"
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Help, versions, and what is said about mistakes.
+# Help, versions and usage errors.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -27,7 +27,7 @@ load common
     done
 }
 
-@test "--help wins over what else is wrong" {
+@test "--help takes precedence over usage errors" {
     run epkit test --help nonsense --more-nonsense
     [ "$status" -eq 0 ]
 }
@@ -57,7 +57,7 @@ load common
     [[ "$stderr" == *"did you mean 'version'?"* ]]
 }
 
-@test "an unknown command that is like none: no suggestion" {
+@test "an unknown command that is similar to none: no suggestion" {
     run --separate-stderr epkit xyzzyxyzzy
     [ "$status" -eq 2 ]
     [[ "$stderr" != *"did you mean"* ]]
@@ -80,7 +80,7 @@ load common
     epkit version --json | valid version
 }
 
-@test "what cannot be written is a failure" {
+@test "output that cannot be written is a failure" {
     [ -w /dev/full ] || skip "no /dev/full"
     run epkit help test >/dev/full
     run bash -c "'$EPKIT' help test >/dev/full"
@@ -90,7 +90,7 @@ load common
     [ "$status" -eq 1 ]
 }
 
-@test "a reader that leaves early is no error" {
+@test "a reader that exits early is no error" {
     run --separate-stderr bash -c "set -o pipefail; '$EPKIT' help test | head -1"
     [[ "$output" == "Usage: epkit test"* ]]
     [ -z "$stderr" ]

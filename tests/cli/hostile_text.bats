@@ -1,13 +1,13 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Text from outside, in names, options, answers and files, never reaches the terminal as it is.
+# Untrusted text in names, options, answers and files never reaches the terminal unfiltered.
 #
 # shellcheck disable=SC2154,SC2094 # $stderr is set by run; no file is read and written
 
 load common
 
-# A terminal's title, colours, the reversal of writing, isolates, a line separator, what is no UTF-8, and a line of its
-# own that looks like one of epkit's.
+# A terminal title, colours, bidirectional overrides, isolates, a line separator, invalid UTF-8, and a line that looks
+# like one of epkit.
 EVIL=$'\e]0;x\a\e[31mred\u202eevil\u2066\u200b\ufeff\u2028\u0085\U000e0041\xff\xe2\x80\nepkit: all is well'
 
 setup() {
@@ -15,12 +15,12 @@ setup() {
     export EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
 }
 
-# clean FILE...: UTF-8, and of the characters without a look only newlines and tabs
+# clean FILE...: valid UTF-8, without invisible characters except newlines and tabs
 clean() {
     python3 "$EPKIT_SOURCE/tests/cli/hidden.py" "$@"
 }
 
-# say ARGUMENT...: what epkit says, on both streams, is clean, and no line of it is one that was handed in
+# say ARGUMENT...: both streams of epkit are clean, and no line of them is an injected one
 say() {
     status=0
     timeout 1200 "$EPKIT" "$@" >out 2>err </dev/null || status=$?
@@ -28,7 +28,7 @@ say() {
     ! grep '^epkit: all is well' out err || return 1
 }
 
-@test "verbs, options and arguments" {
+@test "commands, options and arguments" {
     for command in $(all_commands); do
         say "$command" "--$EVIL" "$EVIL"
         [ "$status" -eq 2 ]
@@ -46,7 +46,7 @@ say() {
     say "--$EVIL"
 }
 
-@test "files that are named" {
+@test "names of files" {
     say run --output "no/such$EVIL"
     [ "$status" -eq 2 ]
     say topo --save "no/such$EVIL"
@@ -73,7 +73,7 @@ say() {
 @test "a machine whose devices have such names" {
     name=$(printf '%s' "$EVIL" | tr -d '\n')
     python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
-    # A name of a file has no slash.
+    # File names have no slash.
     mv a4/sys/class/infiniband/mlx5_0 "a4/sys/class/infiniband/m$name"
     mv a4/sys/class/net/gpu1rdma0 "a4/sys/class/net/g$name"
     for command in topo "topo --json" "doctor --verbose" "doctor --json" env "env --json" nics "nics --json" \
@@ -84,13 +84,13 @@ say() {
         [ "$status" -eq 0 ] || [ "$status" -eq 3 ]
         [[ "$command" != *json* ]] || jq . out >/dev/null
     done
-    # No row is lost.
+    # All rows are printed.
     [ "$(epkit topo --from a4 --json | jq '.nics | length')" -eq 8 ]
     say topo --from a4 --save snapshot.json
     clean snapshot.json
 }
 
-# answer TEXT ERROR: an ssh that answers so
+# answer TEXT ERROR: a fake ssh with that output
 answer() {
     printf '%s' "$1" >answer
     printf '%s' "$2" >error
@@ -120,12 +120,12 @@ answer() {
     [ "$status" -eq 2 ]
 }
 
-@test "values that are cut in a character: no row is lost" {
+@test "values truncated within a character: all rows are printed" {
     printf 'node1\nnode2\n' >hosts
     # shellcheck disable=SC2016 # is for the script
     printf '#!/bin/sh\nfor word; do case $word in node*) cat "$word" ;; esac; done\n' >ssh
     chmod +x ssh
-    # The values differ behind more bytes than a cell shows, at each place in a character.
+    # Values longer than a cell, truncated at each byte of a character.
     for pad in "" a ab; do
         for node in node1 node2; do
             python3 "$EPKIT_SOURCE/tests/cli/hidden.py" --long "$pad" "$node" >"$node"
@@ -140,7 +140,7 @@ answer() {
     done
 }
 
-@test "endless and strange files of hosts: an error at once" {
+@test "endless and strange files of hosts: an immediate error" {
     mkfifo fifo
     printf 'node1\0node2\n' >zero
     truncate --size=9M holes
@@ -156,7 +156,7 @@ answer() {
     done
 }
 
-@test "a terminal gets colours of epkit's, and nothing else" {
+@test "a terminal gets only the control sequences of epkit" {
     command -v script >/dev/null || skip "no script(1)"
     TERM=xterm script -qec "timeout 1200 $EPKIT test intranode --ranks 2 --tokens 16 --hidden 512 --only 1 --seed 1" \
         /dev/null >typescript </dev/null

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# What a process inherits does not change what the command says: signals, streams, limits, variables.
+# Inherited signals, streams, limits and variables do not change the output of the command.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 # shellcheck disable=SC2030,SC2031,SC2317 # each test is a subshell, with functions of its own
@@ -33,8 +33,8 @@ with() {
     timeout --kill-after=5 1200 python3 "$EPKIT_SOURCE/tests/cli/inherited.py" "${states[@]}" -- "$EPKIT" "$@"
 }
 
-# start STATE... -- ARGUMENT...: the same in the background, without a limit. Its number is in $launcher. Nothing is left
-# in the files that it writes: who waits for what they hold waits for this one, whose signals are ignored until it has begun.
+# start STATE... -- ARGUMENT...: the same in the background, without a limit; $launcher: its process ID. Truncates its
+# output files, so that waiting for output waits for this process, which ignores signals until it has started.
 start() {
     local states=()
     rm -f out err
@@ -47,7 +47,7 @@ start() {
     launcher=$!
 }
 
-# ends_with CODE: $launcher does
+# ends_with CODE: $launcher ends with that exit code
 ends_with() {
     local code=0
     timeout 1200 tail --pid="$launcher" -f /dev/null
@@ -68,14 +68,14 @@ somebody_lives() {
 gone() {
     local pid
     while read -r pid; do
-        # Zombies wait for whoever is init here.
+        # Zombies are reaped by init.
         if [ -e "/proc/$pid/stat" ] && ! grep -q ') Z ' "/proc/$pid/stat"; then
             return 1
         fi
     done <"$1"
 }
 
-@test "SIGCHLD is ignored, or everything blocked: ranks are reaped all the same" {
+@test "SIGCHLD is ignored, or everything blocked: ranks are reaped nevertheless" {
     for state in ignore=SIGCHLD block=SIGCHLD block=all; do
         for boot in fork threads; do
             run --separate-stderr with "$state" -- "${ONE[@]}" --boot "$boot"
@@ -101,7 +101,7 @@ gone() {
     grep -qx 'epkit: interrupted' err
 }
 
-@test "a signal ends it as a signal does, not with an exit code, also where the command takes it by itself" {
+@test "a signal ends it by that signal, not with an exit code, even if the command handles it" {
     for arguments in "--watch" "--interval 3600" "--watch --json"; do
         # shellcheck disable=SC2086 # words
         python3 - "$EPKIT" nics --devices lo $arguments <<'EOF'
@@ -119,20 +119,20 @@ for number in (signal.SIGTERM, signal.SIGINT):
         assert process.returncode == -number, (sys.argv, process.returncode, said)
         if said:
             break
-        # It had not come so far that it takes signals by itself, of which nothing tells.
+        # The command may not have installed its handler yet, which cannot be observed.
     assert said == "epkit: interrupted\n", said
 EOF
     done
 }
 
-@test "SIGTERM ends it while nobody reads what it writes" {
+@test "SIGTERM ends it while its output is not read" {
     mkfifo pipe
     tail -f /dev/null 6<pipe 3>&- &
     echo $! >pids
-    # More lines than a pipe holds.
+    # More lines than fit into a pipe.
     "$EPKIT" test intranode --ranks 1 --tokens 1 --hidden 128 --topk 1 --experts 1 --repeat 1000 >pipe 2>err 3>&- &
     launcher=$!
-    # It may have been stopped by the full pipe before it reaped a rank.
+    # It may have blocked on the full pipe before reaping a rank.
     ranks_run() {
         pgrep --parent "$launcher" --runstates D,R,S,T >/dev/null
     }
@@ -158,13 +158,13 @@ EOF
     ends_with 143
 }
 
-@test "a timer that is left ends it as a timer does, and no process stays" {
+@test "an inherited timer ends it by SIGALRM, and no process remains" {
     run with alarm=0.7 -- "${LONG[@]}"
     [ "$status" -eq 142 ]
     within 5 nobody_lives
 }
 
-@test "process number 1 of a container: SIGTERM and SIGINT end it" {
+@test "PID 1 of a container: SIGTERM and SIGINT end it" {
     unshare --pid --fork --mount-proc true 2>/dev/null || skip "no right to make PID namespaces"
     for number in TERM:143 INT:130; do
         for arguments in "nics --devices lo --watch" "${LONG[*]}"; do
@@ -179,7 +179,7 @@ EOF
     done
 }
 
-@test "standard streams are closed: nothing is written elsewhere, and lost output is no success" {
+@test "closed standard streams: nothing is written elsewhere, and lost output is a failure" {
     for closed in 1 "0 1 2" "0 2"; do
         states=()
         for fd in $closed; do
@@ -187,7 +187,7 @@ EOF
         done
         for arguments in "version" "topo --from /nowhere" "${ONE[*]}" "doctor --list" "nics --devices lo -- true"; do
             printf 'precious' >file
-            # The file is open for reading and writing above the streams that are closed.
+            # The file has a descriptor above those of the closed streams.
             # shellcheck disable=SC2086 # words
             run with "${states[@]}" -- $arguments 5<>file
             echo "$closed: $arguments: $status"
@@ -207,7 +207,7 @@ EOF
 @test "a command under nics and env gets the streams and signals that epkit got" {
     for front in "nics --devices lo" "env --from a4"; do
         [[ "$front" == nics* ]] || python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
-        # Shells set signals of their own: grep does not.
+        # Shells change signal dispositions; grep does not.
         # shellcheck disable=SC2086 # words
         run with close=0 ignore=SIGPIPE block=SIGUSR1 -- $front -- grep ^Sig /proc/self/status
         echo "$output"
@@ -253,8 +253,8 @@ EOF
     [ "$umount_later" -eq 1 ]
 }
 
-@test "the limit of file sizes is reported, and is no signal" {
-    # Of the shared memory as well as of the file of the output.
+@test "the limit of file sizes is reported, without a signal" {
+    # Applies to shared memory and to the output file.
     status=0
     with fsize=0 -- version 2> >(cat >err) >out || status=$?
     within 10 [ -s err ]
@@ -268,7 +268,7 @@ EOF
 }
 
 @test "few descriptors: an error that says so, or the usual result" {
-    # With fewer the dynamic linker cannot open a library.
+    # With fewer descriptors the dynamic linker cannot open libraries.
     for n in 4 6 10 20; do
         for arguments in version "${ONE[*]}" "doctor --json" "nics --devices lo"; do
             # shellcheck disable=SC2086 # words
@@ -282,7 +282,7 @@ EOF
     done
 }
 
-@test "few descriptors for a machine that is named: no wrong usage" {
+@test "few descriptors with --from: not a usage error" {
     python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
     local said=
     for n in 4 5 6 7; do # the test's own descriptors are some of them, and libraries need one
@@ -302,9 +302,9 @@ EOF
     [ "$said" ]
 }
 
-@test "no /dev/null: programs are started all the same" {
+@test "no /dev/null: programs are started nevertheless" {
     unshare --mount true 2>/dev/null || skip "no mount namespaces here"
-    # Not below /dev, where the folders of tests may lie.
+    # Only /dev/null, because the folders of tests may be below /dev.
     folder=$(mktemp -d /var/tmp/epkit-test.XXXXXX)
     # shellcheck disable=SC2016 # expanded by the inner shell
     printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >"$folder/ssh"
@@ -324,7 +324,7 @@ EOF
     launcher=$!
     within 40 grep -q passed out
     prlimit --pid "$launcher" --nofile=3
-    # It goes on or says why it cannot; it never waits for what cannot come.
+    # It continues or reports why it cannot; it never hangs.
     wait "$launcher" || status=$?
     cat err
     [ "${status:-0}" -le 1 ]
@@ -342,7 +342,7 @@ EOF
     done
 }
 
-@test "umask: files can be read by their owner, and written by nobody else" {
+@test "umask: files are readable by their owner, and writable only by the owner" {
     for mask in 0777 0000 0077 0022; do
         with "umask=$mask" -- topo --from / --save "snapshot.$mask" >out 2>err || [ $? -eq 4 ]
         [ "$(jq .epkit_snapshot "snapshot.$mask")" = 1 ]
@@ -364,7 +364,7 @@ EOF
     done
 }
 
-@test "other locales: numbers have points, and words stay words" {
+@test "other locales: numbers have decimal points, and texts do not change" {
     locale -a | grep -qi 'de_DE.utf' || skip "no German locale"
     for locale in $(locale -a | grep -Ei '^(de_DE|tr_TR)'); do
         LC_ALL=$locale "$EPKIT" "${ONE[@]}" --json >"$locale.json"
@@ -372,7 +372,7 @@ EOF
     done
 }
 
-@test "the working folder is gone or cannot be entered" {
+@test "the working folder is deleted or cannot be entered" {
     mkdir gone
     cd gone
     rmdir "$BATS_TEST_TMPDIR/gone"
@@ -392,7 +392,7 @@ EOF
     cmp through plain
 }
 
-@test "epkit is killed: what it has started ends with it" {
+@test "epkit is killed: its child processes end with it" {
     # shellcheck disable=SC2016 # is for the shells that are run
     script='trap "" TERM; echo $$ >>pids; setsid sh -c "echo \$\$ >>pids; exec sleep 3000" & sleep 3000 & echo $! >>pids; touch up; wait'
     printf '#!/bin/sh\n%s\n' "$script" >ssh
@@ -411,7 +411,7 @@ EOF
     done
 }
 
-@test "a command under nics leaves its own background processes alone, and its exit code is kept" {
+@test "a command under nics may leave background processes, and its exit code is returned" {
     # shellcheck disable=SC2016
     run epkit nics --devices lo -- sh -c 'sleep 3000 >/dev/null 2>&1 3>&- & echo $! >>pids; exit 41'
     [ "$status" -eq 41 ]
@@ -421,7 +421,7 @@ EOF
     [ "$status" -eq 139 ]
 }
 
-@test "epkit run is ended by any signal: no folder is left" {
+@test "epkit run is ended by any signal: no folder remains" {
     for number in QUIT KILL ALRM USR1 XCPU; do
         start -- run --output fresh
         within 20 somebody_lives

@@ -40,7 +40,7 @@ def apply(state):
 
 def main():
     at = sys.argv.index("--")
-    # What Python sets for itself, and shells for programs in the background.
+    # Set by Python, and by shells for background programs.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     for state in sys.argv[1:at]:

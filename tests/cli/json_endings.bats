@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# A command with --json writes one JSON document also when it is refused, fails before it begins or is interrupted: what
-# reads it need not know why. Standard output stays empty only for a command line that is wrong by itself.
+# A command with --json writes one JSON document even if it is refused, fails early or is interrupted. Standard output is
+# empty only after a usage error.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -10,7 +10,7 @@ load common
 setup() {
     cd "$BATS_TEST_TMPDIR" || return
     export EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
-    # Nothing of a cluster or a launcher that the tests may run below.
+    # Without variables of a cluster or launcher that runs the tests.
     unset "${!SLURM_@}" "${!OMPI_@}" "${!PMI_@}" RANK WORLD_SIZE MASTER_ADDR EPKIT_BACKEND
     export EPKIT_SSH_PORT=0
     : >file
@@ -29,24 +29,24 @@ teardown() {
     umount -l hang 2>/dev/null || true
 }
 
-# judged COMMAND CODE FILE: one document of that command which fits its schema, or that of endings, with that exit code
+# judged COMMAND CODE FILE: one document of that command, valid by its schema or by ending.json, with that exit code
 judged() {
     local schema="$1"
     [ "$(jq -s length "$3")" -eq 1 ]
     [ "$(jq -r .verb "$3")" = "$1" ]
     [ "$(jq -r .schema_version "$3")" = 1 ]
-    # No report has both.
+    # No report has both keys.
     if [ "$(jq 'has("errors") and has("exit_code")' "$3")" = true ]; then
         schema=ending
         [ "$(jq -r .exit_code "$3")" -eq "$2" ]
-        # Of an error everything is said that a person would have to know.
+        # Errors have all details.
         [ "$2" -gt 128 ] || [ "$(jq '[.errors[] | .what != "" and has("where") and has("why") and has("hint")] | all and length > 0' "$3")" = true ]
     fi
     [ "$(jq -r '.verdict // .result // "" | length' "$3")" -gt 0 ]
     valid "$schema" "$3"
 }
 
-# ends CODE ARGUMENT...: one document, and what a person reads on standard error is what a program reads in it
+# ends CODE ARGUMENT...: one document, with the same errors as on standard error
 ends() {
     local code="$1"
     shift
@@ -57,7 +57,7 @@ ends() {
     judged "$1" "$code" document
 }
 
-# empty ARGUMENT...: a command line that is wrong by itself
+# empty ARGUMENT...: a usage error
 empty() {
     run --separate-stderr epkit "$@"
     echo "epkit $*: $status: $output$stderr"
@@ -66,8 +66,8 @@ empty() {
     [ -n "$stderr" ]
 }
 
-# Command lines of COMMAND for an early failure of KIND: "CODE ARGUMENT...", one a line; "-" where there is no such thing.
-# A new command with --json, and a new kind, needs a row: another word ends the test.
+# Command lines of COMMAND for an early failure of KIND: "CODE ARGUMENT...", one per line; "-": not applicable. Each
+# command with --json and each kind needs a row: the test fails without one.
 early() {
     case $1:$2 in
         bench:unreadable | test:unreadable | run:unreadable) echo - ;; # read nothing that a user names
@@ -189,9 +189,9 @@ END
     every unwritable
 }
 
-@test "hosts that are not there" {
+@test "hosts that do not exist" {
     every host
-    # Ranks that their launcher sends to a host without a name.
+    # Ranks whose launcher names a host that cannot be resolved.
     for words in "test intranode" bench; do
         # shellcheck disable=SC2086 # words
         RANK=1 WORLD_SIZE=2 MASTER_ADDR=none.invalid MASTER_PORT=29999 EPKIT_SECRET=x EPKIT_TIMEOUT_MS=1000 \
@@ -209,13 +209,13 @@ END
     done
 }
 
-@test "GPUs and NICs that are not there" {
+@test "no GPUs and NICs" {
     [ "$(EPKIT_BACKEND=cuda "$EPKIT" test intranode "${SMALL[@]}" --only 2 >/dev/null 2>&1; echo $?)" -eq 4 ] ||
         skip "there is a cuda backend"
     every gpu
 }
 
-@test "a deadline that passes" {
+@test "a deadline that expires" {
     printf 'a\n' >hosts
     ends 1 doctor --json --hosts hosts --ssh ./slow --timeout 1
     ends 1 launch --json --no-logs --hosts a --ssh ./slow --connect-timeout 1 hostname
@@ -241,14 +241,14 @@ END
     done
 }
 
-# struck SIGNAL ARGUMENT...: the command gets the signal once it waits for something that never comes
+# struck SIGNAL ARGUMENT...: sends the signal to the command while it waits for input that never arrives
 struck() {
     local signal="$1" code=0
     shift
     env --default-signal=HUP,INT,QUIT,TERM "$EPKIT" "$@" >document 2>err <fifo &
     struck=$!
     exec 9>fifo
-    # It has opened its standard input, and waits somewhere: until it has said so to the kernel.
+    # Wait until the command has opened its standard input and is blocked.
     within 10 waits "$struck"
     kill "-$signal" "$struck"
     limited 20 tail --pid="$struck" -f /dev/null
@@ -259,7 +259,7 @@ struck() {
     judged "$1" "$code" document
 }
 
-# It waits for a child; or it sleeps, and has used no time of the processor for 0.3 s.
+# It waits for a child, or it sleeps and has used no CPU time for 0.3 s.
 waits() {
     local before after
     ! pgrep --parent "$1" >/dev/null || return 0
@@ -280,7 +280,7 @@ waits() {
         struck "$signal" triangulate --json --hosts a,b --run 'sleep 600; echo {hosts}'
         struck "$signal" nics --json --devices lo --interval 600
     done
-    # No child of theirs writes one, too, and none stays.
+    # Child processes write none, and none remains.
     [ -z "$(living)" ]
 }
 
@@ -316,7 +316,7 @@ waits() {
     done
 }
 
-@test "a launch that cannot begin: hosts, variables, files" {
+@test "a launch that cannot start: hosts, variables, files" {
     : >none
     printf 'a slots=x\n' >bad
     ends 2 launch --json --hostfile bad hostname
@@ -324,18 +324,18 @@ waits() {
     ends 2 launch --json --hosts 'a[' hostname
     ends 2 launch --json --hosts a ib-write-bw
     EPKIT_SSH_PORT=x ends 2 launch --json --hosts a hostname
-    # The secret that was not found is named.
+    # The error names the missing secret.
     ends 2 launch --json --hosts a --env HF_TOKEN_OF_NOBODY hostname
     [[ "$(jq -r '.errors[0].what' <<<"$output")" == *HF_TOKEN_OF_NOBODY* ]]
-    # A folder of logs that cannot be made.
+    # A folder of logs that cannot be created.
     ends 1 launch --json --out file/run --checks skip --hosts localhost hostname
     [[ "$(jq -r .verdict <<<"$output")" == *file/run* ]]
-    # Nodes that do not answer: the report has them.
+    # Nodes that do not answer are in the report.
     ends 1 launch --json --no-logs --checks skip --ssh ./noname --hosts a hostname
     [ "$(jq -r '.hosts[0].failed_at' <<<"$output")" != null ]
 }
 
-@test "a command line that is wrong by itself leaves standard output empty" {
+@test "a usage error leaves standard output empty" {
     empty launch --json --nonsense
     empty launch --json --hosts a --hostfile file hostname
     empty launch --json --hosts a
@@ -356,12 +356,12 @@ waits() {
     [[ "$stderr" == *"--json does not go with export"* ]]
 }
 
-@test "what is wrong, where, why and what to do are apart" {
+@test "what, where, why and hint are separate" {
     ends 2 topo --json --from none
     [ "$(jq -r '.errors[0].where' <<<"$output")" = --from ]
     [[ "$(jq -r '.errors[0].why' <<<"$output")" == "none: "* ]]
     [ "$(jq -r '.errors[0].hint' <<<"$output")" = "'epkit topo --help' explains it" ]
     [[ "$stderr" == *"$(jq -r .verdict <<<"$output")"*"$(jq -r '.errors[0].hint' <<<"$output")"* ]]
-    # Names with line breaks and bytes that are no text are still one document.
+    # Names with line breaks and invalid UTF-8 still result in one document.
     ends 2 parse --json $'none\n{"a": \xff\xfe'
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded into the ranks of mpirun: rank 1 never comes to MPI_Finalize, so that MPI's own keeps the others. */
+/* Preloaded into the ranks of mpirun: rank 1 never calls MPI_Finalize, so that the others wait in it. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>

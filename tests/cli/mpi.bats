@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Ranks that mpirun starts: for epkit, and with epkit as the program.
+# Ranks started by mpirun: for epkit, and with epkit as the program.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -10,7 +10,7 @@ setup() {
     [ -e "$EPKIT_BUILD/libepkit-mpi.so" ] || skip "libepkit-mpi is not built"
     command -v mpirun >/dev/null || skip "mpirun is not installed"
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
-    # Here mpirun keeps what it must remove in the end.
+    # The session folder of mpirun, which it must remove.
     export TMPDIR="$BATS_TEST_TMPDIR/tmp"
     mkdir "$TMPDIR"
 }
@@ -23,7 +23,7 @@ world() {
     limited 100 mpirun -n "$1" --oversubscribe --bind-to none "$EPKIT" "${@:2}"
 }
 
-# What mpirun has ended may take a moment to go.
+# Processes ended by mpirun may take a moment to exit.
 nothing_is_left() {
     local try
     for ((try = 0; try < 100; try++)); do
@@ -33,8 +33,8 @@ nothing_is_left() {
     return 1
 }
 
-# Two ranks whose MPI_Finalize does not return. Open MPI's mpirun at times goes on waiting for ranks that have ended
-# without it: once more then.
+# Two ranks whose MPI_Finalize does not return. Open MPI's mpirun sometimes keeps waiting for ranks that ended without
+# it: then repeat.
 kept_finalize() {
     local try
     for ((try = 0; try < 3; try++)); do
@@ -52,7 +52,7 @@ kept_finalize() {
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "${lines[-1]}" == "intranode: 24/24 cases passed (2 ranks"* ]]
-    # Nothing but progress, which appears where mpirun takes seconds to start.
+    # Only progress, which appears if mpirun takes seconds to start.
     [ "$(grep -cv -e '^epkit: test [0-9]' -e '^$' <<<"$stderr")" -eq 0 ]
     nothing_is_left
 }
@@ -67,7 +67,7 @@ kept_finalize() {
 }
 
 @test "internode with every kind of routing, over MPI" {
-    # Ranks of MPI spin while they wait: sixteen of them for one kind, for the others two on each node.
+    # Ranks of MPI spin while they wait: sixteen of them for one routing, two per node for the others.
     for routing in uniform:16 zipf:8 grouped:8 one:8 dropped:8 empty:8; do
         run --separate-stderr epkit test internode --ranks "${routing#*:}" --nodes 4 --tokens 32 --hidden 512 \
             --timeout 120 --boot mpi --routing "${routing%:*}"
@@ -83,7 +83,7 @@ kept_finalize() {
     [ "$(jq -r '.parameters.boot, .passed' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "mpi 32" ]
 }
 
-@test "errors of ranks arrive, once for all, without the banners of mpirun" {
+@test "errors of ranks are printed once, without the banners of mpirun" {
     run --separate-stderr epkit test intranode "${SMALL[@]}" --boot mpi --backend cuda
     [ "$status" -ne 0 ] || skip "there is a cuda backend"
     echo "$output$stderr"
@@ -93,7 +93,7 @@ kept_finalize() {
     [[ "$stderr" != *---* ]]
 }
 
-# start COMMAND...: in the background, until a case has passed. Its number is in $launcher.
+# start COMMAND...: in the background; returns when a case has passed. $launcher: its process ID.
 start() {
     "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" &
     launcher=$!
@@ -102,7 +102,7 @@ start() {
 
 LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeout 120 --boot mpi)
 
-@test "SIGTERM to the launcher: exit code 143, and mpirun and its ranks are gone" {
+@test "SIGTERM to the launcher: exit code 143, and mpirun and its ranks have exited" {
     local code=0
     start "$EPKIT" "${LONG[@]}"
     kill -TERM "$launcher"
@@ -112,7 +112,7 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     nothing_is_left
 }
 
-@test "SIGKILL of the launcher takes mpirun and its ranks along" {
+@test "SIGKILL of the launcher ends mpirun and its ranks" {
     start "$EPKIT" "${LONG[@]}"
     kill -KILL "$launcher"
     wait "$launcher" || true
@@ -147,7 +147,7 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [ "$(jq -c '[.cases[].seed], .parameters.ranks' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "[8,9,10,11] 3" ]
 }
 
-@test "mpirun epkit: mistakes are said once" {
+@test "mpirun epkit: usage errors are reported once" {
     run --separate-stderr world 3 test intranode --ranks 2
     [ "$status" -eq 2 ]
     [ "$(grep -c 'mpirun started 3 ranks' <<<"$stderr")" -eq 1 ]
@@ -156,7 +156,7 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [ "$(grep -c "did you mean '--ranks'" <<<"$stderr")" -eq 1 ]
 }
 
-@test "mpirun epkit: MPI_Init that waits for a rank that does not come ends at EPKIT_TIMEOUT_MS" {
+@test "mpirun epkit: MPI_Init that waits for a missing rank ends at EPKIT_TIMEOUT_MS" {
     # Rank 1 never calls MPI_Init.
     # shellcheck disable=SC2016 # expanded by the rank
     run --separate-stderr limited 100 env EPKIT_TIMEOUT_MS=2500 mpirun -n 2 --oversubscribe --bind-to none sh -c \
@@ -165,8 +165,8 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [[ $stderr == *"MPI_Init did not return within 2500 ms"* ]]
 }
 
-@test "mpirun epkit: a short --timeout is none for MPI_Init" {
-    # Rank 1 comes later than that.
+@test "mpirun epkit: a short --timeout does not apply to MPI_Init" {
+    # Rank 1 is later than that.
     # shellcheck disable=SC2016 # expanded by the rank
     run --separate-stderr limited 100 mpirun -n 2 --oversubscribe --bind-to none sh -c \
         '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || sleep 4; exec "$0" test intranode --tokens 16 --hidden 512 --timeout=2' "$EPKIT"
@@ -175,14 +175,14 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [[ "${lines[-1]}" == "intranode: "*" cases passed (2 ranks"* ]]
 }
 
-@test "mpirun epkit: MPI_Finalize that does not return is named, and ends" {
+@test "mpirun epkit: MPI_Finalize that does not return is reported, and the rank ends" {
     [ "$EPKIT_SANITIZED" = "" ] || skip "a sanitizer wants to be loaded first"
     kept_finalize "$EPKIT" test intranode "${SMALL[@]:2}" --timeout 10
     [ "$status" -eq 1 ]
     [[ "${lines[-1]}" == "intranode: 24/24 cases passed (2 ranks"* ]]
     [[ "$stderr" == *"epkit: error: rank 0: MPI_Finalize did not return within 20000 ms (--timeout plus 10 s)"* ]]
     nothing_is_left
-    # What failed before has its document.
+    # A command that failed before has written its document.
     kept_finalize -x PMI_RANK=0 -x PMI_SIZE=7 "$EPKIT" test intranode "${SMALL[@]:2}" --timeout 1 --json
     [[ "$stderr" == *"MPI_Finalize did not return"* ]]
     [ "$(jq -r '.verb, .exit_code' <<<"$output" | xargs)" = "test 2" ]

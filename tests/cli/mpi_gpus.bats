@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit under mpirun on made-up GPUs: each rank may see a GPU of its own.
+# epkit under mpirun on fake GPUs: each rank may see a different GPU.
 #
 # shellcheck disable=SC2016 # the ranks' shells expand
 
@@ -15,7 +15,7 @@ setup() {
 
 CASE=(test intranode --tokens 16 --hidden 512 --timeout 120 --only 1 --seed 1 --json)
 
-# under VISIBLE: three ranks, each with what the shell makes of VISIBLE as its CUDA_VISIBLE_DEVICES ("-": not set)
+# under VISIBLE: three ranks, with VISIBLE, expanded by the shell, as CUDA_VISIBLE_DEVICES ("-": not set)
 under() {
     local set="export CUDA_VISIBLE_DEVICES=$1;"
     [ "$1" != - ] || set=
@@ -30,7 +30,7 @@ expect() {
     [ "$(grep -c warning "$BATS_TEST_TMPDIR/err")" -eq "$2" ]
 }
 
-# What a batch system gives with a GPU for each task.
+# As set by a batch system with one GPU per task.
 OWN='$OMPI_COMM_WORLD_RANK'
 
 @test "a GPU of its own for each rank, which the others do not see" {
@@ -45,14 +45,14 @@ OWN='$OMPI_COMM_WORLD_RANK'
     expect "cuda 3 there is a GPU for each rank" 0
 }
 
-@test "GPUs whose memory other ranks cannot map: the host backend, and what the library says" {
+@test "GPUs whose memory other ranks cannot map: the host backend, and the error of the library" {
     machine_with_gpus 3
     export FAKE_ISOLATED=1
     under "$OWN"
     expect "host 3 ep_comm_new: the GPU of rank 1 cannot be mapped by rank 0" 1
 }
 
-@test "too few GPUs, in the ways in which there can be" {
+@test "too few GPUs, for different reasons" {
     machine_with_gpus 3
     under 1
     expect "host 3 1 GPU is visible, 3 ranks" 1

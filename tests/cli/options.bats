@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Wrong command lines of the command test are refused before a rank starts: exit code 2, and words that say what is wrong.
+# Usage errors of epkit test are reported before a rank starts: exit code 2, and an error text.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -24,7 +24,7 @@ refused() {
     refused "unexpected argument 'internode'" intranode internode
 }
 
-@test "numbers: not one, out of range, too large to be one" {
+@test "numbers: invalid, out of range, too large" {
     refused "--ranks: '3x' is not a whole number (1..1024)" intranode --ranks 3x
     refused "--ranks: '' is not a whole number" intranode --ranks ''
     refused "--ranks: 0 is out of range 1..1024" intranode --ranks 0
@@ -46,7 +46,7 @@ refused() {
     refused "unknown option '-Q'" intranode -Q
 }
 
-@test "numbers that do not go together" {
+@test "numbers that contradict each other" {
     refused "--ranks 9 cannot be spread evenly over --nodes 2" internode --ranks 9
     refused "--nodes 4: there are only 2 ranks" internode --ranks 2 --nodes 4
     refused "internode needs --nodes 2 or more" internode --nodes 1
@@ -70,7 +70,7 @@ refused() {
     refused "$BATS_TEST_TMPDIR/pipe.npy: not a regular file" intranode --routing "$BATS_TEST_TMPDIR/pipe.npy"
 }
 
-@test "a routing file whose experts do not exist is refused with its place" {
+@test "a routing file whose experts do not exist is rejected with their position" {
     python3 "$EPKIT_SOURCE/tests/cli/make_npy.py" "$BATS_TEST_TMPDIR/far.npy" 16 4 16 3 2 99
     refused "99" intranode --ranks 2 --experts 16 --routing "$BATS_TEST_TMPDIR/far.npy"
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# What is refused although each word of it is right, and what is said of it.
+# Requests that are refused although each option is valid, and their error texts.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -22,7 +22,7 @@ refused() {
     refused "--sum-once is for lowlatency, and intranode has no" test intranode --sum-once
 }
 
-@test "options of the network where there is none" {
+@test "options of the network on one node" {
     refused "--net-delay-us needs --nodes 2 or more" test intranode --net-delay-us 5
     refused "--net-reorder needs --nodes 2 or more" test lowlatency --net-reorder
     refused "--net-ring needs --nodes 2 or more" test intranode --net-ring 4K
@@ -38,7 +38,7 @@ refused() {
         refused "EPKIT_BACKEND: 'foo' is none of host, cuda" $command
     done
     [ ! -e report ]
-    # What is given on the command line goes first.
+    # The command line takes precedence.
     epkit test intranode "${SMALL[@]}" --only 2 --backend host
 }
 
@@ -50,8 +50,8 @@ refused() {
     [[ "$output" != *"To repeat"* ]]
 }
 
-@test "what repeats a failure of the group has the same case and backend" {
-    # The library refuses the second variable when a rank opens its backend: the group is never formed.
+@test "the command that repeats a failure has the same case and backend" {
+    # The library rejects the second variable when a rank opens its backend: the group is never created.
     run --separate-stderr env EPKIT_BACKEND=host EPKIT_HOST_ISA=none "$EPKIT" test intranode "${SMALL[@]}" \
         --only 2 --seed 5
     echo "$output$stderr"
@@ -59,7 +59,7 @@ refused() {
     [[ "$output" == *"EPKIT_BACKEND=host epkit test intranode"*" --seed 5 --only 2"* ]]
 }
 
-@test "one rank is a rank" {
+@test "the singular of ranks" {
     run epkit test intranode --ranks 1 --tokens 16 --hidden 512 --only 2 --seed 1
     [[ "$output" == *"(1 rank, seed 1,"* ]]
     refused "over 2 ranks" test intranode --ranks 2 --experts 3
@@ -70,7 +70,7 @@ refused() {
     run ! grep -q "command '--bogus'" <<<"$stderr"
 }
 
-@test "no guess is better than a bad one" {
+@test "no suggestion for a name that is not similar" {
     refused "unknown argument 'tcsh': it must be one of bash, zsh, fish" completion tcsh
     [[ "$stderr" != *"did you mean"* ]]
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit run: the verdict and the report. One run serves all tests of this file: a quick one, in the long tier a whole one.
+# epkit run: the verdict and the report. All tests of this file use one run: a quick one, in the long tier a full one.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -32,12 +32,12 @@ setup() {
 }
 
 @test "progress is on standard error" {
-    # Behind some seconds; a quick run has ended before.
+    # After some seconds; a quick run may end earlier.
     [ -z "${EPKIT_TEST_LONG-}" ] || grep -q '^epkit: run ' err
     run ! grep -q 'epkit: run ' out
 }
 
-@test "report.json is as its schema says" {
+@test "report.json is valid by its schema" {
     valid run here/report.json
     [ "$(jq -r .verdict here/report.json)" = "$(head -1 out)" ]
     [ "$(jq -r .result here/report.json)" = works ]
@@ -45,10 +45,10 @@ setup() {
     jq -e '[.bench.rows[] | select(.op == "dispatch")] | length > 0' here/report.json
 }
 
-@test "report.html: whole, with the verdict, and nothing from elsewhere" {
+@test "report.html: complete, with the verdict, without external resources" {
     [ "$(tail -1 here/report.html)" = '</html>' ]
     grep -qF "$(head -1 out)" here/report.html
-    # The names of SVG's name spaces are no links.
+    # The URIs of SVG namespaces are not links.
     sed 's|http://www.w3.org/||g' here/report.html >page
     run ! grep -E "(src|href)=[\"'][^#\"']|@import|url\(|<script|<link|://" page
     echo "$output"
@@ -90,18 +90,18 @@ assert not checker.open, checker.open
 PYTHON
 }
 
-@test "both say how to make the report again" {
+@test "both have the command that reproduces the report" {
     [ "$(jq -r .command here/report.json)" = "$(cat how)" ]
     grep -qF "<code>$(cat how)</code>" here/report.html
 }
 
-@test "plots are there, and axes have labels" {
+@test "plots exist, and axes have labels" {
     [ "$(grep -c '<svg viewBox=.* role="img"' here/report.html)" -eq 3 ]
     grep -q 'GB/s of one rank' here/report.html
     grep -q 'tokens of each rank' here/report.html
 }
 
-@test "nothing but the two files is left" {
+@test "only the two files remain" {
     [ "$(find here -mindepth 1 -printf '%f\n' | sort | xargs)" = "report.html report.json" ]
 }
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit run on made-up GPUs: said once where they are passed over. What its report says of backends is what epkit test
-# says.
+# epkit run on fake GPUs: one warning if they are not used. The backends in its report are those of epkit test.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -14,7 +13,7 @@ run_quickly() {
     cat out err
 }
 
-@test "GPUs that do not reach each other: one line that names the pair" {
+@test "GPUs without P2P: one warning that names the pair" {
     machine_with_gpus 2
     # shellcheck disable=SC2030
     export FAKE_APART=1
@@ -23,28 +22,28 @@ run_quickly() {
     grep -qF "epkit: warning: using the host backend, not the GPUs of this machine: no P2P between GPU 0000:e0:00.0" err
 }
 
-@test "a GPU for each rank: no line" {
+@test "a GPU for each rank: no warning" {
     machine_with_gpus 2
     run_quickly
     run ! grep warning err
 }
 
-@test "two islands of GPUs: the smaller groups have the host backend, too, as the line says" {
+@test "two islands of GPUs: the smaller groups use the host backend, too, as in the warning" {
     machine_with_gpus 8
     export FAKE_USED="$BATS_TEST_TMPDIR/used"
     # shellcheck disable=SC2031 # a test has an environment of its own
     export FAKE_APART=4
-    # Of the 4 ranks of lowlatency each would have a GPU.
+    # Each of the 4 ranks of lowlatency could have a GPU.
     run_quickly
     grep -q '^lowlatency  *4 ' out
     [ "$(grep -c 'warning' err)" -eq 1 ]
     [ ! -e used ]
-    # It tells of their use, if there is any.
+    # The fake module records the use of a GPU.
     epkit test lowlatency --ranks 2 --tokens 16 --hidden 512 --only 1
     [ -e used ]
 }
 
-@test "a backend that is named and cannot be used: exit code 4, and no word of figures on GPUs" {
+@test "an explicit backend that cannot be used: exit code 4, and no measurements on GPUs" {
     machine_with_gpus 0
     cd "$BATS_TEST_TMPDIR" || return 1
     export EPKIT_BACKEND=cuda

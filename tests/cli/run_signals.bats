@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit run, ended by a signal in whichever phase: nothing of it is left, and the exit code says which signal.
+# epkit run, ended by a signal in any phase: no process or file remains, and the exit code is that of the signal.
 
 load common
 
@@ -13,7 +13,7 @@ teardown() {
     living | xargs --no-run-if-empty kill -KILL
 }
 
-# interrupt SIGNAL CODE: of $launcher, which must end with the code
+# interrupt SIGNAL CODE: sends the signal to $launcher, which must end with the code
 interrupt() {
     local code=0
     kill -"$1" "$launcher"
@@ -25,17 +25,17 @@ interrupt() {
 }
 
 start() {
-    # The whole run, so that it cannot be over before the signal; whoever runs the tests may ignore SIGHUP.
+    # The full run, so that it cannot end before the signal. SIGHUP may be ignored in the environment of the tests.
     env --default-signal=HUP "$EPKIT" run "$@" >out 2>err &
     launcher=$!
 }
 
-# Before them, one child at a time looks at the machine.
+# Before the ranks, one child at a time queries the machine.
 ranks_live() {
     [ "$(living | wc -l)" -gt 2 ]
 }
 
-@test "at once: the folder is made when the report is complete" {
+@test "at the start: the folder is created only with the complete report" {
     for phase in TERM:143 HUP:129; do
         start --output fresh
         within 20 ranks_live
@@ -45,7 +45,7 @@ ranks_live() {
     done
 }
 
-@test "while ranks run: the folder goes, one that was there stays as it was" {
+@test "while ranks run: no new folder remains, and an existing one is unchanged" {
     mkdir old
     echo precious >old/report.json
     start --output old
@@ -56,7 +56,7 @@ ranks_live() {
     [ -z "$(living)" ]
 }
 
-@test "a preloaded library has a thread that takes SIGCHLD" {
+@test "a preloaded library has a thread that receives SIGCHLD" {
     local preload
     cat >thread.c <<'C'
 #include <pthread.h>
@@ -74,7 +74,7 @@ __attribute__((constructor)) static void begin(void)
 }
 C
     cc -shared -fPIC -pthread -o thread.so thread.c
-    # A sanitizer of the command has to be loaded before.
+    # A sanitizer of the command must be loaded first.
     preload=$(ldd "$EPKIT" | sed -n 's/.*=> \(.*lib[at]san[^ ]*\) .*/\1/p')
     LD_PRELOAD="$preload $PWD/thread.so" limited 60 "$EPKIT" test intranode --ranks 2 --tokens 16 --hidden 128 --only 1
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit run, started by mpirun with a number of ranks that does not suit all matrices.
+# epkit run under mpirun, with a number of ranks that not all matrices support.
 
 load common
 
@@ -11,7 +11,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
 }
 
-@test "three ranks: internode is not run, and the table and both reports say so" {
+@test "three ranks: internode is not run, and as the table and both reports say" {
     limited 60 mpirun -n 3 --oversubscribe --bind-to none "$EPKIT" run --quick --output here --seed 4 >out
     cat out
     grep -Eq '^internode +not run, 3 ranks do not make 2 nodes$' out

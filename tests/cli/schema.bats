@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# The validator of JSON documents notices mistakes: else the other tests would prove nothing.
+# The validator of JSON documents detects errors, as the other tests assume.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -14,11 +14,11 @@ load common
             n=$((n + 1))
         fi
     done
-    # A help that reads differently must not leave this loop without a round.
+    # Fails if a change of the help leaves this loop empty.
     [ "$n" -ge 4 ]
 }
 
-# refused EDIT TEXT: a version document, changed by a program of jq, is refused with this text
+# refused EDIT TEXT: a version document, changed by a jq program, is rejected with this text
 refused() {
     local code=0 said
     said=$(epkit version --json | jq "$1" | valid version) || code=$?
@@ -27,7 +27,7 @@ refused() {
     [[ "$said" == *"$2"* ]]
 }
 
-@test "documents that do not fit are refused" {
+@test "invalid documents are rejected" {
     refused 'del(.verb)' "'verb' is missing"
     refused '.extra = 1' "'extra' is not in the schema"
     refused '.schema_version = true' 'is not 1'
@@ -37,7 +37,7 @@ refused() {
     refused '[.]' 'is not of type object'
 }
 
-@test "a schema with a keyword that the validator does not know is refused" {
+@test "a schema with a keyword that the validator does not know is rejected" {
     jq '.properties.epkit.format = "date"' "$EPKIT_SOURCE/tool/schema/version.json" >"$BATS_TEST_TMPDIR/schema.json"
     run --separate-stderr python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$BATS_TEST_TMPDIR/schema.json" \
         <(epkit version --json)
@@ -45,7 +45,7 @@ refused() {
     [[ "$stderr" == *"keywords that this validator does not know: format"* ]]
 }
 
-@test "what is no JSON is refused" {
+@test "what is no JSON is rejected" {
     run valid version <(echo '{"a": NaN}')
     [ "$status" -ne 0 ]
     run valid version <(echo '{')

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Whatever ends the launcher or a rank: no process stays, and what happened is said.
+# The launcher or a rank is ended in any way: no process remains, and the reason is reported.
 
 load common
 
@@ -15,9 +15,9 @@ teardown() {
     living | xargs --no-run-if-empty kill -KILL
 }
 
-# start ARGUMENT...: in the background; ends when the ranks have started. Its number is in $launcher.
+# start ARGUMENT...: in the background; returns when the ranks have started. $launcher: its process ID.
 start() {
-    # Whoever runs the tests may ignore SIGHUP, as nohup does.
+    # SIGHUP may be ignored in the environment of the tests, as by nohup.
     env --default-signal=HUP "$EPKIT" "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" &
     launcher=$!
     within 10 grep -q passed "$BATS_TEST_TMPDIR/out"
@@ -31,7 +31,7 @@ nobody_lives() {
     [ -z "$(living)" ]
 }
 
-# ends_with CODE: the launcher does, within a time
+# ends_with CODE: the launcher ends with that code, within a deadline
 ends_with() {
     local code=0
     limited 20 tail --pid="$launcher" -f /dev/null
@@ -41,7 +41,7 @@ ends_with() {
     [ "$code" -eq "$1" ]
 }
 
-@test "SIGTERM: exit code 143, no process left" {
+@test "SIGTERM: exit code 143, no process remains" {
     start "${LONG[@]}"
     kill -TERM "$launcher"
     ends_with 143
@@ -49,8 +49,8 @@ ends_with() {
     grep -q 'epkit: interrupted' "$BATS_TEST_TMPDIR/err"
 }
 
-@test "SIGINT: exit code 130, no process left" {
-    # Shells start background processes with SIGINT ignored; epkit takes it all the same.
+@test "SIGINT: exit code 130, no process remains" {
+    # Shells start background processes with SIGINT ignored; epkit handles it nevertheless.
     start "${LONG[@]}"
     kill -INT "$launcher"
     ends_with 130
@@ -59,7 +59,7 @@ ends_with() {
 
 @test "SIGINT to all of them at once, as from a terminal" {
     start "${LONG[@]}"
-    # A rank may have ended by another one's death before its turn comes.
+    # A rank may have ended because of another one before it gets the signal.
     living | xargs kill -INT 2>"$BATS_TEST_TMPDIR/kill" || [ -s "$BATS_TEST_TMPDIR/kill" ]
     run ! grep -v 'No such process' "$BATS_TEST_TMPDIR/kill"
     ends_with 130
@@ -67,7 +67,7 @@ ends_with() {
     run ! grep -q 'a rank died' "$BATS_TEST_TMPDIR/err"
 }
 
-@test "SIGKILL of the launcher takes the ranks along" {
+@test "SIGKILL of the launcher ends the ranks" {
     start "${LONG[@]}"
     within 5 ranks_live # between two repetitions there are none
     kill -KILL "$launcher"
@@ -85,7 +85,7 @@ ends_with() {
 # kill_a_rank SIGNAL: the child of the launcher that started last
 kill_a_rank() {
     local rank tries
-    # Between two repetitions there are none.
+    # Between two repetitions there are no ranks.
     for tries in $(seq 3000); do
         rank=$(pgrep --parent "$launcher" | tail -1)
         [ -n "$rank" ] && kill "-$1" "$rank" 2>/dev/null && return
@@ -95,7 +95,7 @@ kill_a_rank() {
     return 1
 }
 
-@test "a rank that is killed: exit code 1, rank and signal named, and how to repeat it" {
+@test "a rank that is killed: exit code 1, rank, signal and the command that repeats it" {
     start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 120 --seed 9
     kill_a_rank KILL
     ends_with 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Ranks that find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and the network over TCP.
+# Bootstrap by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and the network over TCP.
 #
 # shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
 
@@ -11,7 +11,7 @@ setup() {
     export EPKIT_SECRET=of-this-test
 }
 
-# world N PER_NODE ARGS...: as many epkits as ranks; outputs in rank.0 and so on, exit codes in code.0 and so on.
+# world N PER_NODE ARGS...: starts one epkit per rank; output in rank.0, ..., exit codes in code.0, ...
 world() {
     local n=$1 per_node=$2 rank port=$((20000 + RANDOM % 12000))
     shift 2
@@ -31,7 +31,7 @@ codes() {
     cat "$BATS_TEST_TMPDIR"/code.* | tr '\n' ' '
 }
 
-@test "ranks that torchrun started: nodes by LOCAL_WORLD_SIZE, 32 of 32 cases, and rank 0 alone speaks" {
+@test "ranks that torchrun started: nodes by LOCAL_WORLD_SIZE, 32 of 32 cases, and only rank 0 prints" {
     TORCHELASTIC_RUN_ID=1 world 4 2 test internode --tokens 8 --hidden 256
     cat "$BATS_TEST_TMPDIR"/errors.* "$BATS_TEST_TMPDIR/rank.0"
     [ "$(codes)" = "0 0 0 0 " ]
@@ -39,14 +39,14 @@ codes() {
     for rank in 1 2 3; do [ ! -s "$BATS_TEST_TMPDIR/rank.$rank" ]; done
 }
 
-@test "without torchrun the command line asks for it, and one node needs no network" {
+@test "without torchrun the command line requests it, and one node needs no network" {
     world 2 2 test intranode --boot tcp --tokens 8 --hidden 256 --json
     cat "$BATS_TEST_TMPDIR"/errors.*
     [ "$(codes)" = "0 0 " ]
     [ "$(jq -c '[.result, .parameters.boot, .parameters.ranks]' "$BATS_TEST_TMPDIR/rank.0")" = '["passed","tcp",2]' ]
 }
 
-@test "variables that nobody meant: pods have them as well" {
+@test "unrelated variables, as in pods, are ignored" {
     RANK=0 WORLD_SIZE=16 MASTER_ADDR=nowhere.invalid MASTER_PORT=1 run --separate-stderr "$EPKIT" test intranode --ranks 2 \
         --tokens 8 --hidden 256
     echo "$output$stderr"
@@ -58,7 +58,7 @@ codes() {
     cat "$BATS_TEST_TMPDIR"/errors.*
     [ "$(codes)" = "0 " ]
     grep -q '24/24 cases passed (1 rank' "$BATS_TEST_TMPDIR/rank.0"
-    # Without --boot tcp the variables of such a job mean nothing: containers have them as well.
+    # Without --boot tcp the variables of such a job are ignored: containers may have them.
     world 1 1 test internode --network tcp --tokens 8 --hidden 256 --only 1
     [ "$(codes)" = "0 " ]
     grep -q '1/1 cases passed (8 ranks on 2 nodes' "$BATS_TEST_TMPDIR/rank.0"
@@ -67,9 +67,9 @@ codes() {
     [ "$(codes)" = "0 0 " ]
 }
 
-@test "a rank that does not come is named" {
+@test "a rank that does not join is named" {
     local ms
-    # Where much else runs, the deadline may pass before both are there: then once more with a longer one.
+    # On a loaded machine the deadline may expire before both have joined: then repeat with a longer one.
     for ms in 2000 10000 50000; do
         size=3 EPKIT_TIMEOUT_MS=$ms world 2 1 test internode --network tcp --nodes 3
         cat "$BATS_TEST_TMPDIR"/errors.*
@@ -81,7 +81,7 @@ codes() {
     grep -q 'check that all ranks were started' "$BATS_TEST_TMPDIR/errors.1"
 }
 
-@test "all ranks end with one code: a mistake that only rank 0 sees, and one of another rank alone" {
+@test "all ranks end with one code: a usage error of rank 0 only, and of another rank only" {
     TORCHELASTIC_RUN_ID=1 world 3 1 test internode --experts 7
     cat "$BATS_TEST_TMPDIR"/errors.*
     [ "$(codes)" = "2 2 2 " ]
@@ -95,7 +95,7 @@ codes() {
     grep -q -e '--tokens: -3 is out of range' "$BATS_TEST_TMPDIR/errors.1"
 }
 
-@test "ranks that do not come are waited for as long as --timeout says, or else EPKIT_TIMEOUT_MS" {
+@test "the deadline for missing ranks is --timeout, or EPKIT_TIMEOUT_MS" {
     run --separate-stderr env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 12000)) \
         timeout --kill-after=5 1200 "$EPKIT" test internode --boot tcp --timeout 1
     echo "$stderr"
@@ -108,7 +108,7 @@ codes() {
     [[ "$stderr" == *"300 ms"* ]]
 }
 
-@test "a rank that stands still: the others end after their deadlines, with one code" {
+@test "a stopped rank: the others end after their deadlines, with one code" {
     run --separate-stderr python3 - "$EPKIT" $((20000 + RANDOM % 12000)) <<'END'
 import os, signal, subprocess, sys, time
 epkit, port = sys.argv[1:]
@@ -120,7 +120,7 @@ for rank in range(3):
                                    "--repeat", "100000", "--timeout", "2"], env=env, text=True,
                                   stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                                   stderr=subprocess.PIPE))
-ranks[0].stdout.readline()  # the cases have begun
+ranks[0].stdout.readline()  # the cases have started
 ranks[2].send_signal(signal.SIGSTOP)
 errors = [rank.communicate(timeout=300)[1] for rank in ranks[:2]]
 ranks[2].kill()
@@ -133,13 +133,13 @@ END
     [ "$status" -eq 0 ]
 }
 
-# Run in a network namespace with another one beside it: two hosts that know no more than link-local addresses.
+# Runs in one of two network namespaces: two hosts with link-local addresses only.
 link_local() {
     local address
     unshare -n sleep 2400 3>&- &
     other=$!
     trap 'kill "$other"' EXIT
-    # Before that one has left this namespace, its network is ours, and both ends would be here.
+    # Until that process has left this namespace, both ends of the link would be here.
     for _ in $(seq 600); do
         [ "$(readlink "/proc/$other/ns/net")" = "$(readlink "/proc/$BASHPID/ns/net")" ] || break
         sleep 0.1
@@ -165,7 +165,7 @@ link_local() {
     wait $!
 }
 
-@test "two hosts with link-local addresses alone" {
+@test "two hosts with link-local addresses only" {
     unshare -n ip link add d0 type veth peer name d1 2>/dev/null || skip "no network namespaces or no veth here"
     export -f link_local
     EPKIT=$EPKIT run --separate-stderr unshare -n bash -euc link_local

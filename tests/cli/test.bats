@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit test, for real: small groups of ranks.
+# epkit test with small groups of ranks.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -32,7 +32,7 @@ load common
     done
 }
 
-@test "internode over a network that misbehaves" {
+@test "internode over a network with injected faults" {
     run --separate-stderr epkit test internode "${SMALL[@]}" --net-delay-us 100 --net-reorder --net-ring 64K \
         --net-split 1000 --dtype bf16
     echo "$output$stderr"
@@ -47,7 +47,7 @@ load common
     [[ "${lines[-1]}" =~ ^lowlatency:\ 32/32\ cases\ passed ]]
 }
 
-@test "lowlatency: 32 cases over nodes, on a network that misbehaves and over sockets" {
+@test "lowlatency: 32 cases over nodes, on a network with injected faults and over sockets" {
     local options
     for options in "--ranks 6 --nodes 3 --net-delay-us 100 --net-reorder --net-ring 512" "--ranks 4 --nodes 2 --network tcp"; do
         # shellcheck disable=SC2086 # words
@@ -58,7 +58,7 @@ load common
     done
 }
 
-@test "lowlatency: 36 ranks, on one node and over nodes: more than a word has bits, and rows that fp8 cannot hold" {
+@test "lowlatency: 36 ranks, on one node and over nodes: more than a 32-bit mask, and values that fp8 cannot represent" {
     local options
     for options in "" "--nodes 3"; do
         # shellcheck disable=SC2086 # words
@@ -76,14 +76,14 @@ load common
     [[ "${lines[-1]}" == *"8/8 cases passed"* ]]
 }
 
-@test "--json: one document, as its schema says" {
+@test "--json: one document that is valid by its schema" {
     epkit test intranode "${SMALL[@]}" --json --seed 5 >"$BATS_TEST_TMPDIR/out.json"
     valid test "$BATS_TEST_TMPDIR/out.json"
     [ "$(jq -r '.result, .passed, .total, (.cases | length), .parameters.seed' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
         "passed 24 24 24 5" ]
 }
 
-@test "lowlatency: --sum-once passes as well, and is told" {
+@test "lowlatency: --sum-once passes as well, and is in the report" {
     epkit test lowlatency "${SMALL[@]}" --sum-once --json >"$BATS_TEST_TMPDIR/out.json"
     valid test "$BATS_TEST_TMPDIR/out.json"
     [ "$(jq -r '.passed, .parameters.sum_once' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "32 true" ]
@@ -105,7 +105,7 @@ load common
     [ "$(jq .parameters.seed "$BATS_TEST_TMPDIR/out.json")" = 41 ]
 }
 
-@test "a seed is drawn anew each time" {
+@test "each run has a new seed by default" {
     [ "$(for _ in 1 2 3; do
         epkit test intranode "${SMALL[@]}" --only 1 --json | jq .parameters.seed
     done | sort -u | wc -l)" -gt 1 ]
@@ -120,7 +120,7 @@ load common
     [[ "${lines[-1]}" == *"16/16 cases passed"* ]]
 }
 
-@test "a backend that is not there: exit code 4, and why, once for all ranks" {
+@test "a backend that is not available: exit code 4, and the reason once for all ranks" {
     run --separate-stderr epkit test intranode "${SMALL[@]}" --backend cuda
     if [ "$status" -eq 0 ]; then
         skip "there is one"
@@ -134,13 +134,13 @@ load common
     [ "$(jq -r .result "$BATS_TEST_TMPDIR/out.json")" = unsupported ]
 }
 
-@test "no colour and no progress line where there is no terminal" {
+@test "no colour and no progress line without a terminal" {
     run epkit test intranode "${SMALL[@]}" --only 1
     [[ "$output" != *$'\033'* ]]
     [[ "$output" != *$'\r'* ]]
 }
 
-@test "on a terminal: colour, unless NO_COLOR says otherwise" {
+@test "on a terminal: colour, unless NO_COLOR is set" {
     script --version 2>/dev/null | grep -q util-linux || skip "no script(1) of util-linux"
     TERM=xterm NO_COLOR='' script --quiet --return --command "'$EPKIT' test intranode ${SMALL[*]} --only 1" \
         "$BATS_TEST_TMPDIR/colour" </dev/null >/dev/null
@@ -164,7 +164,7 @@ load common
     [[ "${lines[-1]}" == "intranode: 1/1 cases passed (48 ranks,"* ]]
 }
 
-@test "a network that this machine does not have: exit code 4, and why" {
+@test "a network that is not available: exit code 4, and the reason" {
     [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ] || skip "this machine has RDMA devices"
     run --separate-stderr epkit test internode --ranks 2 --nodes 2 --network verbs
     echo "$output$stderr"

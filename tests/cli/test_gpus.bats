@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit test on made-up GPUs: when they are taken, what is said when not, and the way of the data there and back.
+# epkit test on fake GPUs: when they are used, the warning when not, and the copies of the data.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -9,7 +9,7 @@ load gpus
 
 CASE=(--tokens 16 --hidden 512 --timeout 120 --only 1 --seed 1)
 
-# expect CHOSEN ARGUMENTS...: the choice, without a word on standard error
+# expect CHOSEN ARGUMENTS...: the choice, without output on standard error
 expect() {
     epkit test intranode "${CASE[@]}" "${@:2}" --json >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
     valid test "$BATS_TEST_TMPDIR/out"
@@ -18,7 +18,7 @@ expect() {
     run ! grep -v '^epkit: test ' "$BATS_TEST_TMPDIR/err"
 }
 
-# expect_line RANKS WHY ARGUMENTS...: the host backend, and one line that says why
+# expect_line RANKS WHY ARGUMENTS...: the host backend, and one warning with the reason
 expect_line() {
     run --separate-stderr epkit test intranode "${CASE[@]}" "${@:3}" --json
     echo "$output$stderr"
@@ -28,7 +28,7 @@ expect_line() {
     [ "$(chosen - <<<"$output")" = "host $1 $2" ]
 }
 
-@test "a rank for each GPU, and not a word" {
+@test "a rank for each GPU, without a warning" {
     machine_with_gpus 3
     expect "cuda 3 there is a GPU for each rank"
     expect "cuda 2 there is a GPU for each rank" --ranks 2
@@ -45,7 +45,7 @@ expect_line() {
     done
 }
 
-@test "more ranks than GPUs: the host backend, and why; by name they share them" {
+@test "more ranks than GPUs: the host backend, and the reason; with --backend cuda they share GPUs" {
     machine_with_gpus 2
     expect_line 4 "2 GPUs are visible, 4 ranks" --ranks 4
     CUDA_VISIBLE_DEVICES=1 expect_line 2 "1 GPU is visible, 2 ranks" --ranks 2
@@ -55,18 +55,18 @@ expect_line() {
     EPKIT_BACKEND=host expect "host 8 EPKIT_BACKEND names it"
 }
 
-@test "GPUs that do not reach each other: the host backend, and the pair" {
+@test "GPUs without P2P: the host backend, and the pair" {
     machine_with_gpus 3
     export FAKE_APART=2
     expect_line 8 "no P2P between GPU 0000:e0:00.0 and GPU 0000:e2:00.0"
     expect_line 3 "no P2P between GPU 0000:e0:00.0 and GPU 0000:e2:00.0" --ranks 3
-    # Those of two ranks do.
+    # The GPUs of two ranks have P2P.
     expect "cuda 2 there is a GPU for each rank" --ranks 2
-    # By name it is the library that refuses; how many ranks there are by default does not depend on it.
+    # With --backend cuda the library refuses; the default number of ranks is the same.
     expect "cuda 3 --backend names it" --backend cuda
 }
 
-@test "GPUs of an older kind are no GPUs, and that is said where they are missing" {
+@test "GPUs that are too old are not used, and the warning says so" {
     machine_with_gpus 2
     export FAKE_OLD=1
     expect "cuda 1 there is a GPU"
@@ -74,7 +74,7 @@ expect_line() {
     FAKE_OLD=0 expect_line 8 "GPU 0000:e0:00.0 is too old"
 }
 
-@test "no GPU: the host backend, and not a word" {
+@test "no GPU: the host backend, without a warning" {
     [ ! -e /dev/nvidia0 ] || skip "this machine has GPUs"
     machine_with_gpus 0
     expect "host 8 no usable GPU: none is visible"
@@ -82,7 +82,7 @@ expect_line() {
     expect "host 8 this epkit was built without the CUDA backend"
 }
 
-@test "nodes are the host backend's, which needs no line" {
+@test "several nodes: the host backend, without a warning" {
     machine_with_gpus 2
     epkit test internode "${CASE[@]}" --json >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
     [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "host 8 only the host backend can emulate nodes" ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Variables of launchers: MPI's answer counts, and what contradicts it is named before anything starts.
+# Variables of launchers: variables that contradict MPI are reported before anything starts.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -14,7 +14,7 @@ setup() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
 
-# refused NAME VARIABLE=VALUE...: the variable is named, nothing starts
+# refused NAME VARIABLE=VALUE...: the error names the variable, nothing starts
 refused() {
     local name="$1"
     shift
@@ -30,14 +30,14 @@ refused() {
     [ ! -e "$BATS_TEST_TMPDIR/report" ]
 }
 
-@test "a rank of several, which MPI knows nothing of" {
+@test "one of several ranks by its variables, but not by MPI" {
     refused PMI_SIZE PMI_RANK=0 PMI_SIZE=4
     refused OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2
     refused PMIX_RANK PMIX_RANK=3
     refused SLURM_STEP_NUM_TASKS SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4
 }
 
-@test "values that are no numbers, or no sizes" {
+@test "invalid numbers and sizes" {
     for value in abc -1 0 4x 99999999999 ""; do
         run --separate-stderr env PMI_RANK=0 "PMI_SIZE=$value" timeout 1200 "$EPKIT" "${ONE[@]}"
         echo "'$value': $status $stderr"
@@ -46,7 +46,7 @@ refused() {
     done
 }
 
-@test "a world of one is none, and a batch script is no rank" {
+@test "a single rank is not a world, and a batch script is not a rank" {
     for variables in "PMI_RANK=0 PMI_SIZE=1" "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1" \
         "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_JOB_ID=7" "PMIX_RANK=0"; do
         # shellcheck disable=SC2086 # words
@@ -57,7 +57,7 @@ refused() {
     done
 }
 
-@test "under mpirun: a smaller and a larger size, another rank, are refused once, on all ranks" {
+@test "under mpirun: a smaller and a larger size, another rank, are reported once, by all ranks" {
     # shellcheck disable=SC2016 # is for the shells that are run
     for set in 'OMPI_COMM_WORLD_SIZE=2' 'OMPI_COMM_WORLD_SIZE=300' 'OMPI_COMM_WORLD_RANK=0 ' \
         'PMI_SIZE=2 PMI_RANK=$OMPI_COMM_WORLD_RANK'; do
@@ -70,7 +70,7 @@ refused() {
     done
 }
 
-@test "under mpirun: a mistake on the command line ends all ranks" {
+@test "under mpirun: a usage error ends all ranks" {
     run --separate-stderr timeout --kill-after=10 1200 mpirun -n 2 --oversubscribe --bind-to none "$EPKIT" test --bad
     [ "$status" -eq 2 ]
     [ "$(grep -c "unknown option" <<<"$stderr")" -eq 1 ]
