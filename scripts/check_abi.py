@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the binary interface of libepkit with the table that is committed: exported symbols, prototypes, the layout of
+"""Compares the binary interface of libepkit with the committed table: exported symbols, prototypes, the layout of
 every public struct, and the values of all constants.
 
     check_abi.py LIBRARY TABLE HEADER...             exit 1 and a diff if they differ
     check_abi.py --update LIBRARY TABLE HEADER...    write the table
 
-A struct may grow at its end and functions may be added; whatever else shows in the diff breaks programs that exist.
-Layouts come from the compiler ($CC, else cc): a program made from the headers prints offsets and sizes. For 64-bit
-machines with 8-byte pointers, which are all that epkit is made for.
+A struct may grow at its end, and functions may be added; any other difference breaks existing programs. Layouts come
+from the compiler ($CC, else cc): a program generated from the headers prints offsets and sizes. Only for machines with
+8-byte pointers, the only ones that epkit supports.
 """
 import difflib
 import os
@@ -47,7 +47,7 @@ def structs_of(text):
 
 
 def constants_of(text):
-    """Constants of enums, but those that a macro makes."""
+    """Constants of enums, except those that a macro generates."""
     names = []
     for body in re.findall(r"\benum\s*\w*\s*\{([^{}]*)\}", text):
         for item in re.sub(r"^\s*#.*$", "", body, flags=re.M).split(","):
@@ -67,7 +67,7 @@ def prototypes_of(text):
 
 
 def layouts(headers, texts):
-    """What the compiler makes of the structs and constants, one line each."""
+    """Layouts of the structs and values of the constants, by the compiler, one line each."""
     lines = ["#include <stddef.h>", "#include <stdio.h>"]
     lines += [f'#include "{os.path.abspath(header)}"' for header in headers]
     lines += ["int main(void)", "{"]

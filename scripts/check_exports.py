@@ -4,8 +4,8 @@
 
 usage: check_exports.py LIBRARY MAP HEADER...
 
-Every function that a header marks EP_API must be exported under the public version node and nothing else may be there;
-every name in the script must exist; nothing may be exported without a version.
+Every function that a header marks EP_API must be exported under the public version node, and nothing else may be; every
+name in the script must exist; nothing may be exported without a version.
 """
 import fnmatch
 import re

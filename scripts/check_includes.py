@@ -4,9 +4,9 @@
 
 usage: check_includes.py [ROOT]
 
-Two tables there are read, each the first one after its marker comment. "directions": which folders and files the code
-of a folder may include besides its own. "foreign": where the headers of other libraries may appear. The row with the
-longest matching path counts. Prints one line for each violation and exits with 1 if there is any.
+Reads two tables, each the first one after its marker comment. "directions": which folders and files the code of a folder
+may include in addition to its own. "foreign": where the headers of other libraries may appear. The row with the longest
+matching path counts. Prints one line for each violation, and exits with 1 if there is any.
 """
 import re
 import sys
@@ -46,7 +46,7 @@ def row_of(path, table):
 
 
 def resolve(root, source, name, quoted):
-    """Path of an included header of ours relative to root, or None for one of somebody else."""
+    """Path of an included header of ours relative to root, or None for one of another project."""
     folders = [source.parent] if quoted else []
     for folder in folders + [root / "lib", root / "machine", root / "ops", root / "tool", root / "include"]:
         header = (folder / name).resolve()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Run clang-tidy on every C file of a build, except on those that are known to be clean.
+"""Run clang-tidy on every C file of a build, except those known to be clean.
 
 usage: clang_tidy.py [--deep] BUILD
 
-The analyzer takes nearly all of the time of clang-tidy, and what it finds depends on the preprocessed text of a file, its
-flags, the configuration and the version alone. A hash of these is kept for each file without a finding, in
-$XDG_CACHE_HOME/epkit/clang-tidy (~/.cache), and a file whose hash is there is not looked at again.
+The analyzer takes nearly all the time of clang-tidy, and its findings depend only on the preprocessed text of a file, its
+flags, the configuration and the version. For each file without findings a hash of these is stored in
+$XDG_CACHE_HOME/epkit/clang-tidy (~/.cache), and a file with a stored hash is not checked again.
 
-Without --deep the analyzer follows at most NODES states of a function, which takes a fifth of the time of its default
-and has shown the same findings so far; with it, all of its default. Findings go to standard output; the last line counts. The exit
-code is 1 if there is a finding or a file could not be read.
+Without --deep the analyzer follows at most NODES states of a function, which takes a fifth of the time of its
+default and has given the same findings so far; with it, the default. Findings are printed to standard output; the last
+line counts them. The exit code is 1 if there is a finding or a file could not be read.
 """
 import concurrent.futures
 import hashlib
@@ -39,7 +39,7 @@ def cache_folder():
 
 
 def configuration():
-    """The version and every .clang-tidy of the tree: a change of any of them is a change for all files."""
+    """The version and every .clang-tidy of the tree: a change of any of them affects all files."""
     text = subprocess.run(["clang-tidy", "--version"], check=True, capture_output=True).stdout
     for file in sorted(ROOT.glob("**/.clang-tidy")):
         text += str(file.relative_to(ROOT)).encode() + file.read_bytes()
@@ -65,7 +65,7 @@ def commands(build):
 
 def key(file, flags, salt):
     """The hash of what clang-tidy would see, or the compiler's complaint."""
-    # With comments, where NOLINT stands; line markers hold the path, without which a clone elsewhere has the same hash.
+    # With comments, for NOLINT; without line markers, which contain the path, so that a clone elsewhere has the same hash.
     done = subprocess.run(["clang", "-E", "-CC", *flags, file], capture_output=True, check=False)
     if done.returncode != 0:
         return None, done.stderr.decode(errors="replace")
@@ -85,7 +85,7 @@ def tidy(file, flags, deep):
 
 
 def check(file, flags, deep, salt, folder):
-    """(whether it was looked at, findings)"""
+    """(whether it was checked, findings)"""
     name, complaint = key(file, flags, salt)
     if name is None:
         return True, complaint

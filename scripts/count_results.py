@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Print what the tests of one ctest run did, and append their sums to a file.
+"""Print the results of one ctest run, and append their sums to a file.
 
 usage: count_results.py TITLE JUNIT AGAIN COUNTS FAILURES
 
-JUNIT is what `ctest --output-junit` wrote, with the whole output of passed tests. A ctest test is usually a suite, so
-its cases are counted from its output where that says how many there were: cmocka's summary, TAP (bats), or a line
-"N passed, N failed" with or without ", N skipped". Others count as one. One line for each suite, the skipped and failed
+JUNIT is the output of `ctest --output-junit`, with the whole output of passed tests. A ctest test is usually a suite, so
+its cases are counted from its output if it contains them: cmocka's summary, TAP (bats), or a line
+"N passed, N failed" with or without ", N skipped". Others count as one. Prints one line for each suite, with the skipped and failed
 cases below it; "passed failed skipped" is appended to COUNTS.
 
-AGAIN, which need not be there, is the same of a second run of what failed, each suite alone. A suite whose cases all
-pass then counts as passed: its first failure is shown all the same. What failed, and what did so only once, is appended
-to FAILURES, for the end of the whole report.
+AGAIN, which need not exist, is the same for a second run of the failed suites, each alone. A suite whose cases all pass
+then counts as passed, but its first failure is still shown. Failures, and suites that failed only once, are appended to
+FAILURES, for the end of the report.
 """
 import os
 import re
@@ -29,7 +29,7 @@ def count_cmocka(output):
     numbers = {kind.strip(): sum(map(int, pattern.findall(output))) for kind, pattern in CMOCKA.items()}
     if not any(numbers.values()):
         return None
-    # cmocka repeats the failed and skipped ones below its summary.
+    # cmocka repeats the failed and skipped cases below its summary.
     names = sorted({(kind.strip().lower(), name) for kind, name in CMOCKA_NAME.findall(output)})
     return numbers["PASSED"], numbers["FAILED"], numbers["SKIPPED"], [f"{kind}: {name}" for kind, name in names]
 
@@ -62,7 +62,7 @@ def count_summary(output):
 
 
 def count_not_run(case, output):
-    """A ctest test that asked to be skipped, which says why on its last line, or one that could not start."""
+    """A ctest test that was skipped, with the reason on its last line, or one that could not start."""
     skipped = case.find("skipped")
     if skipped is None:
         return 0, 1, 0, [f"failed: {case.get('status')}"]
@@ -99,7 +99,7 @@ def tail(case, lines):
 
 
 def passes_now(first, second):
-    """Whether no case failed any more, and none that had failed is skipped instead."""
+    """Whether no case failed again, and none that had failed was skipped instead."""
     return second[1] == 0 and second[0] >= first[0] + first[1]
 
 
