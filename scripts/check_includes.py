@@ -4,9 +4,9 @@
 
 usage: check_includes.py [ROOT]
 
-Reads two tables, each the first one after its marker comment. "directions": which folders and files the code of a folder
-may include in addition to its own. "foreign": where the headers of other libraries may appear. The row with the longest
-matching path counts. Prints one line for each violation, and exits with 1 if there is any.
+Reads two tables, each the first one after its marker comment. "directions": which folders and files the code of a
+folder may include in addition to its own. "foreign": where the headers of other libraries may appear. The row with the
+longest matching path counts. Prints one line for each violation, and exits with 1 if there is any.
 """
 import re
 import sys

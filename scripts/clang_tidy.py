@@ -4,8 +4,8 @@
 
 usage: clang_tidy.py [--deep] BUILD
 
-The analyzer takes nearly all the time of clang-tidy, and its findings depend only on the preprocessed text of a file, its
-flags, the configuration and the version. For each file without findings a hash of these is stored in
+The analyzer takes nearly all the time of clang-tidy, and its findings depend only on the preprocessed text of a file,
+its flags, the configuration and the version. For each file without findings a hash of these is stored in
 $XDG_CACHE_HOME/epkit/clang-tidy (~/.cache), and a file with a stored hash is not checked again.
 
 Without --deep the analyzer follows at most NODES states of a function, which takes a fifth of the time of its
@@ -65,7 +65,7 @@ def commands(build):
 
 def key(file, flags, salt):
     """The hash of what clang-tidy would see, or the compiler's complaint."""
-    # With comments, for NOLINT; without line markers, which contain the path, so that a clone elsewhere has the same hash.
+    # With comments, for NOLINT; without line markers, whose paths differ in another clone.
     done = subprocess.run(["clang", "-E", "-CC", *flags, file], capture_output=True, check=False)
     if done.returncode != 0:
         return None, done.stderr.decode(errors="replace")

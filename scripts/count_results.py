@@ -4,9 +4,9 @@
 
 usage: count_results.py TITLE JUNIT AGAIN COUNTS FAILURES
 
-JUNIT is the output of `ctest --output-junit`, with the whole output of passed tests. A ctest test is usually a suite, so
-its cases are counted from its output if it contains them: cmocka's summary, TAP (bats), or a line
-"N passed, N failed" with or without ", N skipped". Others count as one. Prints one line for each suite, with the skipped and failed
+JUNIT is the output of `ctest --output-junit`, with the whole output of passed tests. A ctest test is usually a suite,
+so its cases are counted from its output if it contains them: cmocka's summary, TAP (bats), or a line "N passed, N
+failed" with or without ", N skipped". Others count as one. Prints one line for each suite, with the skipped and failed
 cases below it; "passed failed skipped" is appended to COUNTS.
 
 AGAIN, which need not exist, is the same for a second run of the failed suites, each alone. A suite whose cases all pass

@@ -11,7 +11,7 @@ FROM ${BASE} AS build
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 WORKDIR /src
 COPY . .
-# The command in a folder that runs elsewhere: libraries of others are linked in.
+# The command as a relocatable tree: third-party libraries are linked in.
 RUN scripts/packages.sh build dist
 RUN scripts/dist.sh --to /opt/epkit
 RUN /opt/epkit/bin/epkit version

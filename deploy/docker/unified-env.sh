@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=sh
-# unified-env.sh - to be sourced: the variables of NVSHMEM, NCCL and DeepEP that fit this machine, as 'epkit env' knows
-# them. The library that must come before PyTorch's own is preloaded into the program alone (epkit_preload PROGRAM...),
-# not into mpirun and ssh.
+# unified-env.sh - to be sourced: the variables of NVSHMEM, NCCL and DeepEP for this machine, from 'epkit env'. The
+# library that must precede PyTorch's own is preloaded only into the program (epkit_preload PROGRAM...), not into mpirun
+# and ssh.
 export NVSHMEM_HOME="${NVSHMEM_HOME:-/opt/deepep/nvshmem}"
 export CUDA_HOME="${CUDA_HOME:-/usr/local/cuda}"
 export LD_LIBRARY_PATH="$NVSHMEM_HOME/lib:$CUDA_HOME/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# agent.sh - stands beside the installer and talks to Kubernetes for it. Before the installer may change the node, it
-# takes one of MAX_UNAVAILABLE turns (a Lease each), cordons and drains the node; when the installer is done, it uncordons
-# the node and gives the turn back. Label and events of the node say how far it is.
+# agent.sh - runs next to the installer and talks to Kubernetes for it. Before the installer may change the node, it
+# acquires one of MAX_UNAVAILABLE turns (a Lease each), and cordons and drains the node. When the installer is done, it
+# uncordons the node and releases the turn. A label and events of the node show the progress.
 #
-# A turn is taken by creating a Lease and given back by deleting it: only one can create it. It does not expire, since a
-# node that reboots, or whose installation failed, must keep its turn; one whose node is gone is taken over.
+# A turn is acquired by creating a Lease, which only one node can do, and released by deleting it. It does not expire,
+# since a node that reboots, or whose installation failed, must keep its turn. The turn of a deleted node is taken over.
 set -euo pipefail
 
 node=${NODE_NAME:?}
@@ -18,14 +18,14 @@ cordoned=epkit.dev/cordoned # annotation: we closed the node, and not somebody e
 
 say() { printf '%s epkit-agent: %s\n' "$(date -u +%H:%M:%S)" "$*"; }
 
-# Functions below are called where a failure is tried again, and there 'set -e' ends nothing: every command whose
-# failure matters says '|| return 1'.
+# The functions below are called where a failure is retried, and 'set -e' has no effect there: every command whose
+# failure matters has '|| return 1'.
 if ! [[ $turns =~ ^[1-8]$ ]]; then
     say "MAX_UNAVAILABLE is '$turns': it must be a number from 1 to $most" >&2
     exit 2
 fi
 
-# kubectl looks for the pod's own account only where no option is given: it is named here.
+# kubectl uses the pod's own account only if no option is given, so it is named here.
 account=/var/run/secrets/kubernetes.io/serviceaccount
 KUBECONFIG=$(mktemp)
 export KUBECONFIG
@@ -39,12 +39,12 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
 current-context: c
 END
 
-# In the foreground: timeout makes a process group of its own otherwise, which TERM for this script does not reach.
+# --foreground: otherwise timeout creates a process group, which does not get the TERM for this script.
 kube() {
     timeout --foreground 120 kubectl --request-timeout=30s "$@"
 }
 
-# event REASON TEXT: of the node. An event that cannot be made stops nothing.
+# event REASON TEXT: an event of the node. A failure to create it is ignored.
 event() {
     local now
     now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
@@ -64,8 +64,8 @@ count: 1
 END
 }
 
-# lease NAME [VERSION]: a turn that this node has. A version is a string: without quotes YAML makes a number of it, and
-# bash removes those that are written inside of ${...}.
+# lease NAME [VERSION]: a turn of this node. A version is a string: without quotes YAML reads it as a number, and bash
+# removes quotes that are written inside ${...}.
 lease() {
     local version=${2:+"resourceVersion: '$2'"}
     cat <<END
@@ -80,7 +80,7 @@ holder_of() {
     kube -n "$namespace" get lease "$1" --ignore-not-found -o jsonpath='{.spec.holderIdentity} {.metadata.resourceVersion}'
 }
 
-# The name of the turn that this node has, if it has one: also one that there would not be with today's MAX_UNAVAILABLE.
+# The name of this node's turn, if it has one, even one beyond the current MAX_UNAVAILABLE.
 turn=
 waits= # said that kured is waited for
 find_turn() {
@@ -94,8 +94,8 @@ find_turn() {
     done <<<"$list"
 }
 
-# Does kured have another node down? It reboots the node whose name is in the lock, an annotation of its DaemonSet. A lock
-# with a time to live (nanoseconds) is over after it. No answer is not the answer that nobody has it.
+# Whether kured has another node down. It reboots the node whose name is in the lock, an annotation of its DaemonSet. A
+# lock with a time to live (nanoseconds) ends after it. No answer does not mean that the lock is free.
 kured_is_busy() {
     local lock ttl created
     lock=$(kube -n "${KURED_NAMESPACE:-kube-system}" get daemonset "${KURED_NAME:-kured}" --ignore-not-found \
@@ -127,8 +127,8 @@ take_turn() {
         fi
         holder=$(holder_of "$name") || continue
         [ -n "${holder% *}" ] || continue
-        # A node that was deleted never gives it back. No answer is not the answer that it is gone. The version makes
-        # sure that only one takes it over.
+        # A deleted node never releases its turn. No answer does not mean that the node is deleted. The version ensures
+        # that only one node takes it over.
         there=$(kube get node "${holder% *}" --ignore-not-found -o name) || continue
         if [ -z "$there" ] &&
             lease "$name" "${holder#* }" | kube replace -f - >/dev/null 2>&1; then
@@ -140,8 +140,8 @@ take_turn() {
     return 1
 }
 
-# mark_node CORDONED [VERSION]: true or null, for the cordon and the note that it is ours, in one request: an agent that is
-# killed between two would leave a cordon that looks like somebody else's, or undo one later that is.
+# mark_node CORDONED [VERSION]: true or null, for the cordon and the annotation that it is ours, in one request. An
+# agent killed between two requests would leave a cordon that looks like somebody else's, or later undo one that is.
 mark_node() {
     local version=${2:+"\"resourceVersion\":\"$2\","} note=null
     [ "$1" = null ] || note='"true"'
@@ -157,10 +157,10 @@ close_node() {
     case ${state#*/} in
     true/true) ;;
     true/*)
-        # Somebody else did: it stays as it is afterwards.
+        # Cordoned by somebody else: keep it afterwards.
         ;;
     *)
-        # Refused when somebody else did meanwhile: the version is another one.
+        # Refused if somebody else has cordoned it meanwhile: the version differs.
         mark_node true "${state%%/*}" || return 1
         event Cordoned "cordoned to install $EPKIT_RECIPE"
         ;;
@@ -203,7 +203,7 @@ show_phase() {
     shown=$1
 }
 
-# One look at what the installer wants. Whatever fails here is tried again.
+# One check of what the installer requests. Failures are retried.
 step() {
     local phase boot
     phase=$(cat "$shared/phase" 2>/dev/null || echo starting)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # group.sh COMMAND [ARG...] - the first process of each container of the DaemonSet: runs COMMAND in a process group of
-# its own, passes TERM on to all of that group, and leaves no process of it. The pod shares the node's processes
-# (hostPID), so no end of a PID namespace ends them, and a shell handles TERM only when what it waits for has ended.
+# its own, forwards TERM to the whole group, and leaves no process of it. The pod shares the PID namespace of the node
+# (hostPID), so the processes do not end with the namespace, and a shell handles TERM only after the process that it
+# waits for has ended.
 #
-# What epkit runs on the node is in units and sessions of its own: that goes on.
+# Programs that epkit runs on the node are in units and sessions of their own, and continue.
 set -uom pipefail # -m: a background job is a process group
 
 grace=${EPKIT_GRACE_S:-5} # less than terminationGracePeriodSeconds
@@ -12,7 +13,7 @@ is_stopped=
 
 "$@" </dev/null &
 child=$!
-# shellcheck disable=SC2064 # the child of now
+# shellcheck disable=SC2064 # the current child
 trap "is_stopped=yes; kill -TERM -- -$child 2>/dev/null" TERM INT HUP
 
 # all_ended SECONDS: of the group
@@ -28,7 +29,7 @@ code=0
 while :; do
     wait "$child" 2>/dev/null
     code=$?
-    # A trap ends wait, too: then the child has the grace to end.
+    # A trap also ends wait; then the child has the grace period to end.
     if [ -n "$is_stopped" ] || ! kill -0 "$child" 2>/dev/null; then break; fi
 done
 kill -TERM -- "-$child" 2>/dev/null

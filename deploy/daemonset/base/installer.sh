@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# installer.sh - the init container of the DaemonSet: brings the node to what a recipe says. epkit does the work on the
-# node itself, in steps that outlive this pod; this script only waits for the agent beside it before anything changes,
-# reboots, and says how far it is. It may be killed at any time: the next one goes on.
+# installer.sh - the init container of the DaemonSet: installs a recipe on the node. epkit does the work on the node
+# itself, in steps that survive this pod. This script only waits for the agent before anything changes, reboots, and
+# reports the progress. It may be killed at any time: the next one continues.
 set -euo pipefail
 
-# One or more, in the order in which they are applied; a file counts as well.
+# One or more recipes, in the order in which they are applied; a file is also possible.
 read -ra recipes <<<"${EPKIT_RECIPE:?}"
 shared=${EPKIT_SHARED:-/run/epkit-agent}
 host=${EPKIT_HOST:-/host}
 
 say() { printf '%s epkit-installer: %s\n' "$(date -u +%H:%M:%S)" "$*"; }
 
-# What the agent reads, whole or not at all.
+# Written atomically, since the agent reads it.
 phase() {
     printf '%s\n' "$1" >"$shared/phase.new"
     mv "$shared/phase.new" "$shared/phase"
@@ -30,7 +30,8 @@ on_node() {
     nsenter --target 1 --mount --uts --net --ipc --pid -- env PATH=/opt/epkit-installer/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
 }
 
-# The node gets the epkit of this image, whole: a pod may be killed while it copies. In a folder that no recipe uses.
+# Copies the epkit of this image to the node, atomically, since a pod may be killed meanwhile; to a folder that no
+# recipe uses.
 copy_epkit() {
     local i
     rm -rf "$host/opt/epkit-installer.new"
@@ -49,7 +50,7 @@ copy_epkit() {
 
 boot=$(on_node cat /proc/sys/kernel/random/boot_id)
 
-# A grant counts for one boot of the node: after a reboot the agent gives it anew.
+# A grant is valid for one boot of the node; after a reboot the agent gives a new one.
 wait_for_grant() {
     local waited=0
     phase "$1"
@@ -72,7 +73,7 @@ epkit | kured) ;;
 esac
 copy_epkit
 
-# plan RECIPE: 0 nothing to do, 3 something. Whatever would make apply refuse ends the installation here, while the node
+# plan RECIPE: 0 nothing to do, 3 something to do. What apply would refuse ends the installation here, while the node
 # still works.
 plan() {
     local code=0 text
@@ -100,7 +101,7 @@ reboot_node() {
     else
         on_node systemctl reboot
     fi
-    # The pod goes on after it, from the top.
+    # Afterwards the pod starts again from the top.
     sleep infinity &
     wait $!
 }

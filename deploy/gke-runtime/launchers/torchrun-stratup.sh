@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# launch.sh [ARGUMENT...] - the launcher that the chart uses when none is given: 'epkit launch' on every pod. The first one
-# waits for all, sorts them by location and starts the job on them; the others serve it and end with its exit code.
-# RUN_DEEPEP_TEST=true: the job is DeepEP's internode test.
+# launch.sh [ARGUMENT...] - the default launcher of the chart: 'epkit launch' on every pod. The first one waits for all,
+# sorts them by location and starts the job on them; the others run their part and exit with its exit code. With
+# RUN_DEEPEP_TEST=true the job is DeepEP's internode test.
 set -euo pipefail
 
 job=${EPKIT_JOB:-hostname}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# start.sh [ARGUMENT...] - first process of every pod of the chart: mends what the image and the node leave broken, starts
-# sshd, and runs the launcher with the arguments. The pod ends with the launcher's exit code.
+# start.sh [ARGUMENT...] - first process of every pod of the chart: fixes what image and node leave broken, starts sshd,
+# and runs the launcher with the arguments. The pod exits with the launcher's exit code.
 set -euo pipefail
 
 say() { printf 'epkit: %s\n' "$*"; }
@@ -15,9 +15,9 @@ launcher=/workload/launcher/launch-workload.sh
 port=${EPKIT_SSH_PORT:-}
 index=${JOB_COMPLETION_INDEX:?is set by the chart}
 
-# libibverbs loads its driver for mlx5 by a name that ends in the number of its private interface. With the node's
-# libibverbs before the image's, that file is missing from the folder where it looks. A variable would not do: processes
-# that a program spawns can lose it.
+# libibverbs loads its mlx5 driver by a name that ends in the number of its private interface. If the node's libibverbs
+# precedes the image's, that file is missing from its search folder. A variable is not sufficient: child processes can
+# lose it.
 mend_verbs() {
     local node=/usr/local/nvidia/lib64 suffix provider folder target
     [ -e "$node/libibverbs.so.1" ] || return 0
@@ -33,7 +33,7 @@ mend_verbs() {
     say "copied $provider to $target, where libibverbs of $node looks for it"
 }
 
-# Once in a file.
+# add_line FILE LINE: unless the file contains it
 add_line() {
     grep -qxsF -e "$2" "$1" || printf '%s\n' "$2" >>"$1"
 }
@@ -43,7 +43,7 @@ start_sshd() {
     sshd=$(command -v sshd || true)
     [ -n "$sshd" ] || [ ! -x /usr/sbin/sshd ] || sshd=/usr/sbin/sshd
     [ -n "$sshd" ] || fail "there is no sshd in the image: build it with deploy/docker, or set ssh.enabled=false"
-    # An existing Secret may be of any owner and mode; ssh and sshd want files that only their user reads.
+    # An existing Secret may have any owner and mode; ssh and sshd require files that only their user can read.
     mkdir -p /run/sshd /run/epkit "$home/.ssh"
     chmod 700 "$home/.ssh" /run/epkit
     install -m 600 "$keys/id" "$home/.ssh/epkit_id"
@@ -56,7 +56,7 @@ start_sshd() {
     while read -r line; do
         [ -z "$line" ] || add_line "$home/.ssh/authorized_keys" "$line"
     done <<<"${SSH_PUBLIC_KEY:-}"
-    # All pods of the release have the same host key, under whatever name they are reached.
+    # All pods of the release have the same host key, under any name.
     printf '* %s\n' "$(cut -d' ' -f1,2 /run/epkit/host_key.pub)" >/run/epkit/known_hosts
     if ! grep -qsF '# epkit' "$home/.ssh/config"; then
         {
@@ -70,7 +70,7 @@ start_sshd() {
             fi
             printf 'Host *\n'
         } >"/run/epkit/config"
-        # First in the file, since ssh takes the first value that it finds.
+        # First in the file, since ssh uses the first value that it finds.
         [ ! -e "$home/.ssh/config" ] || cat "$home/.ssh/config" >>/run/epkit/config
         install -m 600 /run/epkit/config "$home/.ssh/config"
     fi
@@ -89,13 +89,13 @@ start_sshd() {
     say "sshd listens on port $port"
 }
 
-# Runs as a child, so that this process can pass signals on: process 1 gets none that it does not ask for.
+# Runs as a child, so that this process can forward signals: process 1 gets only signals that it handles.
 run_launcher() {
     local code=0
     bash "$launcher" "$@" &
     child=$!
     wait "$child" || code=$?
-    # A trapped signal ends the first wait; the child's own code comes from the next one.
+    # A trapped signal ends the first wait; the next one returns the exit code of the child.
     while kill -0 "$child" 2>/dev/null; do
         code=0
         wait "$child" || code=$?
@@ -122,11 +122,11 @@ keep_pod() {
 say "pod $index of ${NNODES:-?} on node ${NODE_NAME:-?}, host name $(hostname)"
 export JOB_TIMESTAMP
 JOB_TIMESTAMP=$(date -u +%Y-%m-%d-%H-%M-%S)
-# Images whose LD_LIBRARY_PATH leads to the node's libraries (NVIDIA's do) load the node's libibverbs, too.
+# Images whose LD_LIBRARY_PATH contains the node's libraries (as NVIDIA's) also load the node's libibverbs.
 case "${EPKIT_STACK:-image}:${LD_LIBRARY_PATH:-}:" in
 image:*:/usr/local/nvidia/lib64:* | image:/usr/local/nvidia/lib64:* | host:* | managed:*) mend_verbs ;;
 esac
-# gIB refuses to start when this is set, to whatever value.
+# gIB refuses to start if this is set, to any value.
 unset TORCH_NCCL_USE_COMM_NONBLOCKING
 [ -z "$port" ] || start_sshd
 if [ -r /usr/local/gib/scripts/set_nccl_env.sh ]; then
