@@ -222,7 +222,7 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     /* For ever: when the others have freed the old group, the backend might see no peer and form a group of this rank.
      */
     if (status == EP_OK && comm->excluded)
-        status = ep_fail(EP_E_EXCLUDED, "%s: the other ranks went on without rank %d", __func__, comm->rank);
+        status = ep_fail(EP_E_EXCLUDED, "%s: the other ranks continued without rank %d", __func__, comm->rank);
     if (status == EP_OK && !comm->ops->shrink)
         status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
     if (status == EP_OK) {

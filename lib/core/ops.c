@@ -159,7 +159,7 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, s
     int64_t index_bytes = (int64_t)ep_dtype_bytes((ep_dtype)plan->args.idx_type), bytes = 0;
 
     if (plan->from_mask && (args->recv_topk_idx || args->topk_weights || args->recv_topk_weights))
-        return ep_fail(EP_E_ARG, DISPATCH ": %s, but a plan from a mask knows no choices",
+        return ep_fail(EP_E_ARG, DISPATCH ": %s, but a plan from a mask has no choices",
                        args->recv_topk_idx  ? "recv_topk_idx"
                        : args->topk_weights ? "topk_weights"
                                             : "recv_topk_weights");
@@ -243,7 +243,7 @@ static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_arg
     int64_t bytes = 0;
 
     if (plan->from_mask && (args->topk_weights || args->out_topk_weights))
-        return ep_fail(EP_E_ARG, COMBINE ": %s, but a plan from a mask knows no choices",
+        return ep_fail(EP_E_ARG, COMBINE ": %s, but a plan from a mask has no choices",
                        args->topk_weights ? "topk_weights" : "out_topk_weights");
     if (!args->topk_weights != !args->out_topk_weights)
         return ep_fail(EP_E_ARG, COMBINE ": %s",

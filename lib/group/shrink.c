@@ -23,7 +23,7 @@
 
 ep_status shrink_fail_excluded(int rank)
 {
-    return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", rank);
+    return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks continued without rank %d", rank);
 }
 
 /* True if a rank that has joined this attempt leaves this one out. */

@@ -58,7 +58,7 @@ static void reply(void *context, const struct tcp_handshake *hs, int fd)
     struct decision decision = {.status = EP_E_EXCLUDED, .failed_rank = hs->hello.rank};
     int *slot = &refusal->replies[refusal->n_replies++ % MAX_REPLIES];
 
-    snprintf(decision.text, sizeof(decision.text), "ep_comm_shrink: the other ranks went on without rank %d",
+    snprintf(decision.text, sizeof(decision.text), "ep_comm_shrink: the other ranks continued without rank %d",
              hs->hello.rank);
     (void)shrink_send(fd, &decision, sizeof(decision)); /* a rank that has disconnected asks again */
     if (*slot >= 0)

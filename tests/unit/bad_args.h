@@ -14,7 +14,7 @@
 
 #define RANKS 4
 
-/* A pointer that is never followed: the mock looks at no buffer. */
+/* A pointer that is never dereferenced: the mock accesses no buffer. */
 #define AT(address) ((uintptr_t)(address))
 
 struct set {
@@ -25,7 +25,7 @@ struct set {
 struct bad {
     struct set sets[4];
     ep_status status;
-    const char *text; /* in the error text, behind the name of the call */
+    const char *text; /* in the error text, after the name of the call */
 };
 
 #define SET(type, field, new_value)                                                                                    \
@@ -33,7 +33,7 @@ struct bad {
         .offset = offsetof(type, field), .bytes = sizeof(((type *)0)->field), .value = (uint64_t)(new_value)           \
     }
 
-/* Rank 1 of RANKS over the mock, and what a case leaves for close_comm() to free. */
+/* Rank 1 of RANKS with the mock, and objects of a case that close_comm() frees. */
 extern ep_comm *comm;
 extern ep_plan *plan;
 extern ep_ll *ll;
@@ -44,7 +44,8 @@ int close_comm(void **state);
 /* Replaces `plan` by one of good arguments, with these flags, tokens and counts. */
 void open_plan(uint32_t flags, int n_tokens, int64_t n_recv, int64_t out_rows);
 
-/* Runs the good arguments, then each case: refused with its status, by name, without a call of the backend. */
+/* Runs the good arguments, then each case: it must return its status and name the field, without a call of the backend.
+ */
 void run_cases(const char *call, ep_status (*run)(const void *args), const void *good, size_t bytes,
                const struct bad *cases, size_t n);
 

@@ -40,7 +40,7 @@ static ep_status mock_barrier(ep_comm *comm)
     return count_call();
 }
 
-/* Everybody has what this rank has, with the rank that comes second in a digest of the core set right. */
+/* All ranks have the data of this rank; in a digest of the core the second field, the rank, is corrected. */
 static void gather_from_alike(const void *mine, size_t bytes, int nranks, void *ret_all)
 {
     for (int32_t rank = 0; rank < nranks; rank++) {
@@ -69,7 +69,7 @@ static ep_status boot_allgather(void *context, const void *mine, size_t bytes, i
 
 ep_boot mock_boot(int rank, int nranks)
 {
-    static int size; /* the context has to live as long as the boot; tests have one at a time */
+    static int size; /* the context must live as long as the bootstrap; tests have one at a time */
 
     size = nranks;
     return (ep_boot){

@@ -29,7 +29,7 @@ struct mock {
 
 extern struct mock mock;
 
-/* The boot of one rank that believes to have `nranks - 1` peers just like itself. */
+/* A bootstrap of one rank with `nranks - 1` simulated peers that are identical to it. */
 ep_boot mock_boot(int rank, int nranks);
 
 /* A backend without any operation. */

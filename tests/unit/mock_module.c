@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libepkit-cuda.so as test_registry.c wants to find it: MOCK_KIND is good, abi, symbol, probe or broken. */
+/* A fake libepkit-cuda.so for test_registry.c: MOCK_KIND is good, abi, symbol, probe or broken. */
 #include "core/core.h"
 
 #define GOOD 1

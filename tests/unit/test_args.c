@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Versions of argument structs, NULL handles, plans, and backends that lack operations. A mock must not hear of bad
- * input. */
+/* Versions of argument structs, NULL handles, plans, and backends that lack operations. The mock backend must not be
+ * called with bad input. */
 #include "bad_args.h"
 #include "base/process.h"
 
@@ -164,7 +164,7 @@ static void null_handles_are_named(void **state)
     EXPECT_NULL(ep_ll_get_mask(NULL, mask), "ep_ll_get_mask: ll");
     assert_non_null(strstr(ep_comm_last_error(NULL), "NULL"));
     assert_int_equal(mock.calls, 0);
-    /* These take NULL. */
+    /* These accept NULL. */
     assert_int_equal(ep_free(comm, NULL), EP_OK);
     ep_comm_free(NULL);
     ep_comm_abort(NULL);
@@ -251,7 +251,7 @@ static void plans_refuse_bad_arguments(void **state)
     RUN_CASES("ep_plan_layout", run_plan_layout, &good, cases);
     assert_int_equal(mock.plan.expert_alignment, 1);
     assert_null(mock.plan.topk_idx);
-    /* No tokens, no array. The limits themselves are fine. */
+    /* Without tokens no array is needed. The limits themselves are valid. */
     good.topk_idx = NULL;
     good.n_tokens = 0;
     good.topk = EP_MAX_TOPK;
@@ -275,7 +275,7 @@ static void layouts_check_their_outputs(void **state)
     assert_int_equal(mock.calls, 0);
 }
 
-static void plans_say_what_they_know(void **state)
+static void plans_report_known_counts(void **state)
 {
     ep_plan_info info = {.size = sizeof(info)};
     int32_t source;
@@ -429,7 +429,7 @@ static void updates_refuse_bad_arguments(void **state)
     update.reserved = 1;
     assert_int_equal(ep_plan_update(plan, &update, NULL), EP_E_ARG);
     update.reserved = 0;
-    /* All that is refused, and what the backend has not got, leaves the plan as it was. */
+    /* Rejected and unsupported calls do not change the plan. */
     assert_int_equal(ep_plan_update(plan, &update, NULL), EP_E_UNSUPPORTED);
     assert_int_equal(ep_plan_get_info(plan, &info), EP_OK);
     assert_int_equal(info.n_tokens, 10);
@@ -466,7 +466,7 @@ static void metadata_refuse_bad_arguments(void **state)
     assert_non_null(strstr(ep_last_error(), "recv_source has 9223372036854775807 * 4"));
 }
 
-/* A mask has no choices that could be sent or come back. */
+/* A mask has no choices, so no indices or weights can be sent or returned. */
 static void masks_have_no_choices(void **state)
 {
     ep_dispatch_args dispatch = good_dispatch();
@@ -505,7 +505,7 @@ int main(void)
         CASE(small_calls_check_sizes),
         CASE(plans_refuse_bad_arguments),
         CASE(layouts_check_their_outputs),
-        CASE(plans_say_what_they_know),
+        CASE(plans_report_known_counts),
         CASE(missing_operations_are_named),
     };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The argument and state checks of the low-latency calls, over a mock that must not hear of bad input. */
+/* The argument and state checks of the low-latency calls, with a mock that must not be called with bad input. */
 #include "bad_args.h"
 
 #include <limits.h>
@@ -153,7 +153,7 @@ static void ll_combine_refuses_bad_arguments(void **state)
     RUN_CASES("ep_ll_combine", run_ll_combine, &good, cases);
 }
 
-/* Combines name dispatches: of the last two, as often as they like, or never. */
+/* Combines name one of the last two dispatches, any number of times. */
 static void ll_calls_are_named(void **state)
 {
     ep_ll_config config = good_ll();
@@ -188,7 +188,7 @@ static void ll_calls_are_named(void **state)
     combine.n_tokens = 10;
     assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);
     assert_non_null(strstr(ep_last_error(), "dispatch 1 has no buffers any more: there were 3"));
-    /* A dispatch that fails is none. */
+    /* A dispatch that fails has no number. */
     mock.answer = EP_E_MEMORY;
     call = 0;
     assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_E_MEMORY);
@@ -198,7 +198,7 @@ static void ll_calls_are_named(void **state)
     assert_int_equal(call, 4);
 }
 
-/* Halves of two calls may be open, each is finished by its name, and before what would take its place. */
+/* Two calls may be open; each is finished by its number, and before the call that would reuse its buffers. */
 static void ll_hooks_are_finished_by_name(void **state)
 {
     ep_ll_config config = good_ll();
@@ -261,7 +261,7 @@ static void ll_masks_have_arguments(void **state)
     assert_int_equal(ep_ll_set_mask(ll, -1, 1, NULL), EP_E_ARG);
     assert_int_equal(ep_ll_set_mask(ll, comm->rank ? 0 : 1, 2, NULL), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "on is 2"));
-    /* What this backend has not got. */
+    /* Operations that this backend does not provide. */
     assert_int_equal(ep_ll_barrier(ll, NULL), EP_E_UNSUPPORTED);
     assert_int_equal(ep_ll_clear_mask(ll, NULL), EP_E_UNSUPPORTED);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The argument checks of ep_dispatch and ep_combine, over a mock that must not hear of bad input. */
+/* The argument checks of ep_dispatch and ep_combine, with a mock that must not be called with bad input. */
 #include "bad_args.h"
 
 #include <limits.h>
@@ -45,7 +45,7 @@ static void dispatch_refuses_bad_arguments(void **state)
         {{D(scale_stride_token, INT64_MIN)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_block, INT64_MAX / 2)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_block, INT64_MAX / 8)}, EP_E_OVERFLOW, "scale strides"},
-        /* Far out and back again: the sum is small, the way is not. */
+        /* The sum of both offsets is small, but each of them overflows. */
         {{D(scale_stride_token, INT64_MAX / 36 + 100), D(scale_stride_block, -1000)}, EP_E_OVERFLOW, "strides"},
         {{D(scale_stride_block, INT64_MAX / 28 + 100), D(scale_stride_token, -1000)}, EP_E_OVERFLOW, "strides"},
         {{D(topk_weights, 0)}, EP_E_ARG, "recv_topk_weights without topk_weights"},
@@ -121,7 +121,7 @@ static void expanded_dispatch_has_no_index(void **state)
     RUN_CASES("ep_dispatch", run_dispatch, &good, cases);
 }
 
-/* A rank without tokens or rows needs no buffers, but says by scale_type that the others have scales. */
+/* A rank without tokens or rows needs no buffers, but its scale_type says that the others have scales. */
 static void nothing_needs_no_buffers(void **state)
 {
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
@@ -142,7 +142,7 @@ static void nothing_needs_no_buffers(void **state)
     assert_int_equal(ep_combine(plan, &combine, NULL), EP_E_ARG);
 }
 
-/* Strides may be anything that stays within 64 bits: broadcast, column-major, backwards. */
+/* Strides may have any value within 64 bits: broadcast, column-major, backwards. */
 static void odd_scale_strides_are_fine(void **state)
 {
     static const int64_t strides[][2] = {{0, 1}, {1, 10}, {8, 0}, {-8, 1}, {100, -1}};
@@ -158,7 +158,7 @@ static void odd_scale_strides_are_fine(void **state)
     }
 }
 
-/* As an array of few rows has them, column-major and padded: of one row, or of none, strides tell nothing apart. */
+/* As in a column-major, padded array of few rows: with one row or none, strides need not separate rows. */
 static void few_rows_have_any_strides(void **state)
 {
     static const struct {
@@ -218,7 +218,7 @@ static void combine_refuses_bad_arguments(void **state)
     (void)state;
     open_plan(0, 10, 20, 20);
     RUN_CASES("ep_combine", run_combine, &good, cases);
-    /* Neighbours do not overlap; weights and biases are optional. */
+    /* Adjacent buffers do not overlap; weights and biases are optional. */
     good.out = (void *)AT(0x10a000);
     assert_int_equal(run_combine(&good), EP_OK);
     good.out = (void *)AT(0x100000 - 0x5000);
@@ -226,7 +226,7 @@ static void combine_refuses_bad_arguments(void **state)
     good.out_topk_weights = NULL;
     good.bias[0] = NULL;
     assert_int_equal(run_combine(&good), EP_OK);
-    /* Rows that nobody could address. */
+    /* Rows beyond the address space. */
     open_plan(0, 10, INT64_MAX / 2048 + 1, INT64_MAX);
     assert_int_equal(run_combine(&good), EP_E_OVERFLOW);
 }
@@ -269,7 +269,7 @@ static void events_belong_to_their_communicator(void **state)
     assert_int_equal(comm->live, 1);
 }
 
-/* A blocking form is the call in the stream NULL and a wait; the backend knows that nobody does anything between. */
+/* A _sync form is the call in the stream NULL and a wait; the backend knows that nothing is called between them. */
 static void blocking_forms_wait(void **state)
 {
     ep_dispatch_args dispatch = good_dispatch();
@@ -287,7 +287,7 @@ static void blocking_forms_wait(void **state)
     assert_false(mock.was_blocking);
     assert_int_equal(ep_combine_sync(plan, &combine), EP_OK);
     assert_int_equal(mock.calls, 5);
-    /* What cannot be queued is not waited for. */
+    /* If the call fails, there is no wait. */
     mock.answer = EP_E_MEMORY;
     assert_int_equal(ep_combine_sync(plan, &combine), EP_E_MEMORY);
     assert_int_equal(mock.calls, 6);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * No output of a call has a byte in common with an input or with another output of it. Tables hold the fields of each
- * call with their sizes, counted by hand from the shapes in the headers; every pair is moved against each other by one
- * alignment, on both sides: the last place that overlaps is refused with both names, the first that does not is taken.
+ * No output of a call may overlap an input or another output of it. Tables hold the fields of each call with their
+ * sizes, computed manually from the shapes in the headers. Every pair is placed next to each other on both sides: the
+ * last overlapping address is rejected with both names, the first address without overlap is accepted.
  */
 #include "bad_args.h"
 
@@ -121,7 +121,7 @@ static void dispatch_buffers_are_apart(void **state)
     TRY_PAIRS("ep_dispatch", run_dispatch, &good, expanded, 3);
 }
 
-/* Scales count one by one: an output may lie in a gap between them, before the pointer they may be, too. */
+/* Scales are compared one by one: an output may lie in a gap between them. Scales may be before the pointer. */
 static void strided_scales_count_without_gaps(void **state)
 {
     const uintptr_t at = 0x200000;
@@ -164,8 +164,8 @@ static void strided_scales_count_without_gaps(void **state)
     }
 }
 
-/* Outputs that are not wanted, or have no rows, are nowhere. */
-static void nothing_overlaps_nothing(void **state)
+/* Outputs that are not wanted, or have no rows, overlap nothing. */
+static void empty_buffers_overlap_nothing(void **state)
 {
     ep_dispatch_args args = good_dispatch();
     ep_combine_args combine = good_combine();
@@ -200,7 +200,7 @@ static void combine_buffers_are_apart(void **state)
     (void)state;
     open_plan(0, 10, 20, 20);
     TRY_PAIRS("ep_combine", run_combine, &good, rank, 2);
-    /* The counts are known and less than the rows that the outputs of the dispatch must have. */
+    /* The counts are known and smaller than out_rows of the dispatch. */
     open_plan(EP_PLAN_EXPANDED, 10, 20, 99);
     TRY_PAIRS("ep_combine", run_combine, &good, expanded, 2);
 }
@@ -348,9 +348,11 @@ static void source_arrays_are_apart(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(dispatch_buffers_are_apart),   CASE(strided_scales_count_without_gaps), CASE(nothing_overlaps_nothing),
-        CASE(combine_buffers_are_apart),    CASE(ll_dispatch_buffers_are_apart),     CASE(packed_scales_are_a_quarter),
-        CASE(ll_combine_buffers_are_apart), CASE(layout_buffers_are_apart),          CASE(source_arrays_are_apart),
+        CASE(dispatch_buffers_are_apart),    CASE(strided_scales_count_without_gaps),
+        CASE(empty_buffers_overlap_nothing), CASE(combine_buffers_are_apart),
+        CASE(ll_dispatch_buffers_are_apart), CASE(packed_scales_are_a_quarter),
+        CASE(ll_combine_buffers_are_apart),  CASE(layout_buffers_are_apart),
+        CASE(source_arrays_are_apart),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

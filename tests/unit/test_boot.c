@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* boot/shm.c: ranks as threads and as forked children meet, disagree, come late or not at all. */
+/* boot/shm.c: all-gathers of ranks that are threads or forked children: success, mismatch, late and missing ranks. */
 #include "base/error.h"
 
 #include <epkit/boot.h>
@@ -19,10 +19,10 @@
 #define MOST_THREADS 8
 #define TIMEOUT_MS 60000
 
-/* Longer than one block, so that several rounds and the reuse of both blocks are seen. */
+/* Longer than one block, to test several rounds and the reuse of both blocks. */
 static const size_t sizes[] = {8, 0, 1, 4095, 4096, 4097, 8192, 30000, 0, 3};
 
-static void nap_ms(long ms)
+static void sleep_ms(long ms)
 {
     struct timespec span = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
 
@@ -52,7 +52,7 @@ static int gather_once(const ep_boot *boot, size_t call, size_t bytes)
     return wrong;
 }
 
-/* Rank 0 naps at times: the others are then one call ahead of it, and no further. */
+/* Rank 0 sleeps at times: the others are then at most one call ahead of it. */
 static int gather_many(const ep_boot *boot, int rounds)
 {
     int wrong = 0;
@@ -60,7 +60,7 @@ static int gather_many(const ep_boot *boot, int rounds)
     for (int round = 0; round < rounds; round++)
         for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
             if ((boot->rank + round) % 4 == 0 && i % 3 == 0)
-                nap_ms(1);
+                sleep_ms(1);
             wrong += gather_once(boot, (size_t)round * 16 + i, sizes[i]);
         }
     return wrong;
@@ -90,7 +90,7 @@ static void *gather_thread(void *context)
     return NULL;
 }
 
-/* One all-gather whose status counts. */
+/* One all-gather, whose status is recorded. */
 static void *status_thread(void *context)
 {
     struct rank *mine = context;
@@ -132,8 +132,8 @@ static void threads_gather_blocks_of_any_size(void **state)
     }
 }
 
-/* Two of four come. Both name the two others; one that comes after that hears at once that it is too late. */
-static bool name_absent_ranks(int timeout_ms)
+/* Two of four ranks arrive. Both name the two others; a rank that arrives later fails at once. */
+static bool name_missing_ranks(int timeout_ms)
 {
     struct rank ranks[MOST_THREADS] = {0};
     char expected[80];
@@ -159,24 +159,24 @@ static bool name_absent_ranks(int timeout_ms)
     assert_int_equal(ranks[3].status, EP_E_TIMEOUT);
     assert_non_null(strstr(ranks[3].text, "gave up"));
     ep_boot_shm_free(place);
-    /* The second one may have heard it from the first one instead. */
+    /* The second one may have got the failure from the first one instead. */
     return gave_up >= 1;
 }
 
-/* Where much else runs, the second one may come when the first one has given up already: then with more time. */
-static void absent_ranks_are_named(void **state)
+/* On a loaded machine the second one may arrive after the first one has given up: then retry with more time. */
+static void missing_ranks_are_named(void **state)
 {
     int timeout_ms = 300;
 
     (void)state;
-    while (!name_absent_ranks(timeout_ms)) {
+    while (!name_missing_ranks(timeout_ms)) {
         timeout_ms *= 2;
         assert_true(timeout_ms < TIMEOUT_MS);
     }
 }
 
-/* False: the patient rank was not there yet. */
-static bool give_up_before_the_patient(int timeout_ms)
+/* false: the patient rank had not arrived yet. */
+static bool give_up_before_waiting_rank(int timeout_ms)
 {
     struct rank ranks[MOST_THREADS] = {0};
     char expected[80];
@@ -198,13 +198,13 @@ static bool give_up_before_the_patient(int timeout_ms)
     return strcmp(ranks[1].text, expected) == 0;
 }
 
-/* A rank that waits already hears of it as well, long before its own deadline. */
-static void giving_up_wakes_the_patient(void **state)
+/* A waiting rank fails as well, long before its own deadline. */
+static void giving_up_wakes_waiting_ranks(void **state)
 {
     int timeout_ms = 200;
 
     (void)state;
-    while (!give_up_before_the_patient(timeout_ms)) {
+    while (!give_up_before_waiting_rank(timeout_ms)) {
         timeout_ms *= 2;
         assert_true(timeout_ms < TIMEOUT_MS);
     }
@@ -241,7 +241,7 @@ static void *join_thread(void *context)
     return NULL;
 }
 
-/* Of many that want to be rank 1 at the same time one is. */
+/* Of many threads that join as rank 1 at the same time, one succeeds. */
 static void a_rank_joins_once(void **state)
 {
     struct rank ranks[MOST_THREADS] = {0};
@@ -293,14 +293,14 @@ static void children_gather_blocks_of_any_size(void **state)
         assert_true(WIFEXITED(how));
         assert_int_equal(WEXITSTATUS(how), 0);
     }
-    /* The children's ep_boot_shm_free() has not taken it away from here. */
+    /* ep_boot_shm_free() in the children has not unmapped it here. */
     assert_int_equal(ep_boot_shm_join(place, 0, &(ep_boot){0}), EP_E_STATE);
     ep_boot_shm_free(place);
 }
 
-/* --- alone --- */
+/* --- one rank --- */
 
-static void long_lists_of_absent_ranks_are_cut(void **state)
+static void long_lists_of_missing_ranks_are_truncated(void **state)
 {
     unsigned char *all = malloc(EP_MAX_RANKS);
     ep_boot_shm *place;
@@ -353,11 +353,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_gather_blocks_of_any_size),
         cmocka_unit_test(children_gather_blocks_of_any_size),
-        cmocka_unit_test(absent_ranks_are_named),
-        cmocka_unit_test(giving_up_wakes_the_patient),
+        cmocka_unit_test(missing_ranks_are_named),
+        cmocka_unit_test(giving_up_wakes_waiting_ranks),
         cmocka_unit_test(different_sizes_are_a_mismatch),
         cmocka_unit_test(a_rank_joins_once),
-        cmocka_unit_test(long_lists_of_absent_ranks_are_cut),
+        cmocka_unit_test(long_lists_of_missing_ranks_are_truncated),
         cmocka_unit_test(bad_arguments_are_refused),
     };
 

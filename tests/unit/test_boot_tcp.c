@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bootstrap over TCP, with ranks that are threads of this process, forked children, and strangers. */
+/* The bootstrap over TCP, with ranks that are threads of this process or forked children, and with other programs. */
 #include "base/clock.h"
 #include "tcp/star.h"
 
@@ -17,20 +17,20 @@
 #include <cmocka.h>
 
 #define MOST_RANKS 8
-#define PATIENT_MS 60000 /* where everybody comes */
-#define SHORT_MS 500     /* where somebody does not come, at first: see with_deadline() */
+#define PATIENT_MS 60000 /* where all ranks arrive */
+#define SHORT_MS 500     /* where a rank is missing; initial value, see with_deadline() */
 
 struct rank {
     pthread_t thread;
     ep_boot_tcp_args args;
-    void (*run)(struct rank *rank, ep_boot_tcp *boot); /* NULL: nothing behind ep_boot_tcp_new() */
+    void (*run)(struct rank *rank, ep_boot_tcp *boot); /* NULL: nothing after ep_boot_tcp_new() */
     ep_status status;
     uint64_t dropped;
     int ranks_per_node;
     char text[EP_ERROR_TEXT_BYTES];
 };
 
-/* A port that was free a moment ago. */
+/* A port that was free just now. */
 static uint16_t free_port(void)
 {
     uint16_t port;
@@ -78,16 +78,16 @@ static void start(struct rank *rank)
 
 static void run_all(struct rank *ranks, int n)
 {
-    for (int i = n - 1; i >= 0; i--) /* rank 0 last: the others have to try again */
+    for (int i = n - 1; i >= 0; i--) /* rank 0 last: the others must retry */
         start(&ranks[i]);
     for (int i = 0; i < n; i++)
         pthread_join(ranks[i].thread, NULL);
 }
 
 /*
- * Where somebody does not come, a deadline passes, within which the machine has to bring all others so far as the test
- * wants them. How long that takes is its affair: an attempt whose answers name ranks that were started as late, too,
- * gets twice the time. Any other answer than the one that belongs there fails at once.
+ * If a rank is missing, a deadline passes, and within it all other ranks must reach the state that the test needs. How
+ * long this takes depends on the machine: if the results also name started ranks as late, the attempt is repeated with
+ * twice the time. Any other unexpected result fails at once.
  */
 enum answer { FITS, LATE, WRONG };
 
@@ -127,7 +127,7 @@ static unsigned ranks_named(const char *text)
     return named;
 }
 
-/* May name `missing`, and itself. `started`: the ranks that were. */
+/* The text may name `missing`, and the rank itself. `started`: the started ranks. */
 static enum answer answer_of(const struct rank *rank, ep_status status, const char *text, unsigned missing,
                              unsigned started)
 {
@@ -139,7 +139,7 @@ static enum answer answer_of(const struct rank *rank, ep_status status, const ch
     return rank->status == EP_E_TIMEOUT && others & started ? LATE : WRONG;
 }
 
-/* Where rank 0 has missed somebody in time, what the others say follows from that. */
+/* If rank 0 was late itself, the results of the others follow from that. */
 static enum answer worst(enum answer root, enum answer others)
 {
     return root == LATE || root > others ? root : others;
@@ -236,7 +236,7 @@ static void check_gather(const char *host, int n)
     }
 }
 
-/* What is asked for has to be the same; what LOCAL_WORLD_SIZE says may differ, and then the hosts count. */
+/* The requested value must be equal on all ranks; LOCAL_WORLD_SIZE may differ, and then the hosts decide. */
 static void test_ranks_per_node(void **state)
 {
     struct rank ranks[4];
@@ -279,7 +279,7 @@ static void test_gather(void **state)
     check_gather("[::1]", 3);
 }
 
-/* --- who is missing --- */
+/* --- missing ranks --- */
 
 static enum answer miss_two_ranks(int timeout_ms)
 {
@@ -322,7 +322,7 @@ static void test_no_rank_0(void **state)
     assert_non_null(strstr(ranks[1].text, "could not reach rank 0"));
 }
 
-static enum answer come_with_another_secret(int timeout_ms)
+static enum answer connect_with_another_secret(int timeout_ms)
 {
     struct rank ranks[2];
     char address[64];
@@ -338,10 +338,10 @@ static enum answer come_with_another_secret(int timeout_ms)
 static void test_other_secret(void **state)
 {
     (void)state;
-    with_deadline(come_with_another_secret);
+    with_deadline(connect_with_another_secret);
 }
 
-/* At once: each of the ranks hears it, long before the deadline. */
+/* All ranks get the failure at once, long before the deadline. */
 static void expect_disagreement(struct rank *ranks, int n, const char *text)
 {
     for (int i = 0; i < n; i++) {
@@ -352,7 +352,7 @@ static void expect_disagreement(struct rank *ranks, int n, const char *text)
     }
 }
 
-/* Rank `other` alone has another number of ranks; all ranks of the smaller job come. */
+/* Only rank `other` has another number of ranks; all ranks of the smaller job arrive. */
 static void count_other_ranks(int other, int nranks, const char *text)
 {
     struct rank ranks[3];
@@ -386,8 +386,8 @@ static void test_rank_given_twice(void **state)
     expect_disagreement(ranks, 3, "two processes are rank 1: 127.0.0.1:");
 }
 
-/* It knows itself that it cannot take part; the others hear of it, and do not wait for it until their deadline. */
-static void test_rank_that_cannot_be(void **state)
+/* It detects itself that it cannot take part; the others are notified, and do not wait until their deadline. */
+static void test_invalid_rank(void **state)
 {
     static const int bad[] = {3, -1};
     struct rank ranks[3];
@@ -415,7 +415,7 @@ static void test_second_rank_0(void **state)
     prepare(ranks, 3, address, PATIENT_MS);
     ranks[2].args.rank = 0;
     run_all(ranks, 3);
-    /* Either of the two may have the port. */
+    /* Either of the two may get the port. */
     for (int i = 0; i < 3; i++) {
         assert_true(ranks[i].status == EP_E_MISMATCH || (i != 1 && ranks[i].status == EP_E_STATE));
         assert_non_null(strstr(ranks[i].text, "two processes are rank 0: this one and one at 127.0.0.1:"));
@@ -423,10 +423,10 @@ static void test_second_rank_0(void **state)
     assert_true(ranks[0].status != ranks[2].status);
 }
 
-/* --- strangers --- */
+/* --- other programs --- */
 
-/* One that connects to rank 0 and sends `bytes` of rubbish, or of a good beginning; kept open. */
-static int connect_stranger(const struct tcp_address *to, size_t bytes, int seed)
+/* Connects to rank 0 and sends `bytes` of invalid data, or of a valid beginning; stays open. */
+static int connect_other_program(const struct tcp_address *to, size_t bytes, int seed)
 {
     unsigned char rubbish[512];
     int fd;
@@ -435,7 +435,7 @@ static int connect_stranger(const struct tcp_address *to, size_t bytes, int seed
         rubbish[i] = (unsigned char)((i * 131 + (size_t)seed * 7919) >> 3);
     if (seed % 2)
         memcpy(rubbish, (const unsigned char[]){'E', 'P', 'T', '1', 1, 0, 1, 0},
-               8); /* the magic number, and a hello that nobody can prove */
+               8); /* the magic number, and a hello without a valid proof */
     assert_int_equal(tcp_connect(to, NULL, &fd), EP_OK);
     (void)poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, 10000);
     if (bytes)
@@ -443,12 +443,12 @@ static int connect_stranger(const struct tcp_address *to, size_t bytes, int seed
     return fd;
 }
 
-static void test_strangers_change_nothing(void **state)
+static void test_other_programs_change_nothing(void **state)
 {
     enum { STRANGERS = 300 };
     static const size_t sizes[] = {0, 1, 63, 64, 96, 512};
     struct tcp_address to = {.family = AF_INET, .bytes = {127, 0, 0, 1}};
-    struct timespec nap = {.tv_nsec = 1000000};
+    struct timespec interval = {.tv_nsec = 1000000};
     struct rank ranks[3];
     int fds[STRANGERS], probe = -1;
     char address[64];
@@ -465,12 +465,12 @@ static void test_strangers_change_nothing(void **state)
             probe = look.fd;
         else if (look.fd > 0)
             close(look.fd);
-        nanosleep(&nap, NULL);
+        nanosleep(&interval, NULL);
     }
     assert_true(probe >= 0);
     for (int i = 0; i < STRANGERS; i++)
-        fds[i] = connect_stranger(&to, sizes[(size_t)i % (sizeof(sizes) / sizeof(sizes[0]))], i);
-    /* Behind more silent ones than there is room for. */
+        fds[i] = connect_other_program(&to, sizes[(size_t)i % (sizeof(sizes) / sizeof(sizes[0]))], i);
+    /* After more silent connections than the table has room for. */
     ranks[1].run = ranks[2].run = ranks[0].run = gather_blocks;
     start(&ranks[1]);
     start(&ranks[2]);
@@ -488,7 +488,7 @@ static void test_strangers_change_nothing(void **state)
         close(fds[i]);
 }
 
-/* --- ranks that end --- */
+/* --- ranks that exit --- */
 
 static void gather_one(struct rank *rank, ep_boot_tcp *boot)
 {
@@ -504,7 +504,7 @@ static void gather_another_size(struct rank *rank, ep_boot_tcp *boot)
     int64_t mine = given->rank, all[MOST_RANKS];
 
     fail_rank(rank, given->allgather(given->context, &mine, sizeof(mine), PATIENT_MS, all));
-    /* It stays so. */
+    /* The failure persists. */
     if (rank->status != EP_OK)
         fail_rank(rank, given->allgather(given->context, &mine, sizeof(mine), PATIENT_MS, all));
 }
@@ -539,7 +539,7 @@ static void test_other_size(void **state)
     run_with_last(gather_another_size, EP_E_MISMATCH, "rank 0 gathers 4 bytes and rank 3 gathers 8");
 }
 
-/* The other ranks are threads of the parent, started behind the fork. */
+/* The other ranks are threads of the parent, started after the fork. */
 static void test_rank_that_dies(void **state)
 {
     struct rank ranks[3];
@@ -572,10 +572,10 @@ static void test_rank_that_dies(void **state)
     assert_int_equal(code, 0);
 }
 
-/* --- ranks and programs that are not what they seem --- */
+/* --- impostors and wrong listeners --- */
 
-/* A connection that has proved itself as `rank`, with nothing behind it. */
-static int shake_hands(uint16_t port, int rank, int nranks)
+/* An authenticated connection of `rank` that sends nothing else. */
+static int authenticate(uint16_t port, int rank, int nranks)
 {
     const struct tcp_address to = {.family = AF_INET, .port = port, .bytes = {127, 0, 0, 1}};
     const struct tcp_hello hello = {.kind = TCP_BOOTSTRAP, .rank = rank, .detail = (uint32_t)nranks};
@@ -602,7 +602,7 @@ static int shake_hands(uint16_t port, int rank, int nranks)
     return -1;
 }
 
-/* What it sent before it died is still unread over there. */
+/* Data that it sent before its death is still unread by rank 0. */
 static void test_rank_that_died_is_started_again(void **state)
 {
     struct rank ranks[3];
@@ -614,7 +614,7 @@ static void test_rank_that_died_is_started_again(void **state)
     snprintf(address, sizeof(address), "127.0.0.1:%u", port);
     prepare(ranks, 3, address, PATIENT_MS);
     start(&ranks[0]);
-    fd = shake_hands(port, 1, 3);
+    fd = authenticate(port, 1, 3);
     assert_int_equal(send(fd, "its block", 9, MSG_NOSIGNAL), 9);
     close(fd);
     start(&ranks[1]);
@@ -627,7 +627,8 @@ static void test_rank_that_died_is_started_again(void **state)
     }
 }
 
-/* As an old address of rank 0's host name, or a proxy before its pod is ready: it takes connections and is silent. */
+/* As an old address of rank 0's host name, or a proxy before its pod is ready: it accepts connections and sends
+ * nothing. */
 static void test_silent_program_at_the_port_of_rank_0(void **state)
 {
     struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
@@ -655,7 +656,7 @@ static void test_silent_program_at_the_port_of_rank_0(void **state)
     close(fd);
 }
 
-/* It answers each connection in a protocol of its own, until the rank has given up. */
+/* It answers each connection in another protocol, until the rank gives up. */
 static void test_other_program_at_the_port_of_rank_0(void **state)
 {
     struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
@@ -673,7 +674,7 @@ static void test_other_program_at_the_port_of_rank_0(void **state)
     assert_int_equal(ranks[0].status, EP_E_STATE);
     assert_non_null(strstr(ranks[0].text, "Address already in use"));
     assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENT_MS), 1);
-    close(tcp_accept(listener, &from)); /* rank 0 asks what listens there */
+    close(tcp_accept(listener, &from)); /* rank 0 reports itself to the listener */
     start(&ranks[1]);
     for (size_t i = 0; i < 10; i++) {
         assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENT_MS), 1);
@@ -692,7 +693,7 @@ static void test_other_program_at_the_port_of_rank_0(void **state)
     close(listener);
 }
 
-/* Descriptors up to `room` more than there are, in a child. */
+/* In a child, limits the descriptors to `room` more than are open. */
 static void limit_descriptors(int room, bool hard)
 {
     int next = dup(STDERR_FILENO);
@@ -728,7 +729,7 @@ static pid_t fork_rank_0(struct rank *rank, int room, bool hard)
     _exit(rank->status == (hard ? EP_E_SYSTEM : EP_OK) ? 0 : 2);
 }
 
-/* Long before the deadline: rank 0 cannot take them all, and says so to those that come. */
+/* Long before the deadline: rank 0 cannot accept all connections, and notifies the ranks that connect. */
 static void test_rank_0_without_descriptors(void **state)
 {
     struct rank ranks[4];
@@ -737,14 +738,14 @@ static void test_rank_0_without_descriptors(void **state)
     int code;
 
     (void)state;
-    for (int room = 1; room <= 4; room++) { /* the listener alone, ..., one too few */
+    for (int room = 1; room <= 4; room++) { /* only the listener, ..., one too few */
         snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
         prepare(ranks, 4, address, room == 1 ? SHORT_MS : PATIENT_MS);
         child = fork_rank_0(&ranks[0], room, true);
         for (int i = 3; i > 0; i--) {
             rank_main(&ranks[i]);
             print_message("    rank %d: %s\n", i, ranks[i].text);
-            /* Where there is no descriptor to accept with, rank 0 alone can say it. */
+            /* Without a descriptor for accept(), only rank 0 can report it. */
             assert_int_equal(ranks[i].status, room == 1 ? EP_E_TIMEOUT : EP_E_SYSTEM);
             assert_true(room == 1 || strstr(ranks[i].text, "rank 0 of 4 needs 5 open files"));
         }
@@ -852,7 +853,7 @@ static void test_bad_environment(void **state)
     set_environment((const struct setting[]){{0}});
 }
 
-/* Of an earlier job, with its secret and another number of ranks: a stranger. */
+/* A rank of an earlier job, with its secret and another number of ranks, is rejected. */
 static void test_rank_of_another_job(void **state)
 {
     struct rank ranks[2];
@@ -905,8 +906,8 @@ static void test_port_in_master_addr(void **state)
     set_environment((const struct setting[]){{0}});
 }
 
-/* No name server is asked for a name with an empty label. */
-static enum answer ask_for_no_name(int timeout_ms)
+/* A name with an empty label is never sent to a name server. */
+static enum answer resolve_bad_name(int timeout_ms)
 {
     static const struct {
         struct setting settings[5];
@@ -934,15 +935,15 @@ static enum answer ask_for_no_name(int timeout_ms)
     return FITS;
 }
 
-/* The reason is the resolver's, and the text names the variable that is to be changed. */
-static void test_name_that_nobody_knows(void **state)
+/* The reason is that of the resolver, and the text names the variable to change. */
+static void test_unknown_host_name(void **state)
 {
     (void)state;
-    with_deadline(ask_for_no_name);
+    with_deadline(resolve_bad_name);
     set_environment((const struct setting[]){{0}});
 }
 
-/* Ranks as processes, as torchrun starts them; the port that it names is its own. */
+/* Ranks as processes, as torchrun starts them; torchrun itself listens on MASTER_PORT. */
 static void test_environment_of_torchrun(void **state)
 {
     pid_t children[4];
@@ -952,7 +953,7 @@ static void test_environment_of_torchrun(void **state)
     int code, fd;
 
     (void)state;
-    assert_int_equal(tcp_listen(&any, 0, &fd, &store), EP_OK); /* stays open: torchrun's store */
+    assert_int_equal(tcp_listen(&any, 0, &fd, &store), EP_OK); /* stays open, as torchrun's store */
     snprintf(text, sizeof(text), "%u", store);
     for (int rank = 0; rank < 4; rank++) {
         children[rank] = fork();
@@ -986,7 +987,7 @@ static void test_environment_of_torchrun(void **state)
     close(fd);
 }
 
-/* All but some interfaces: what comes first is no more the loopback than where nobody says anything. */
+/* All interfaces but some: as without a choice, loopback is not first. */
 static void test_all_but_some_interfaces(void **state)
 {
     struct tcp_address plain[TCP_ADDRESSES], all_but[TCP_ADDRESSES];
@@ -1001,7 +1002,8 @@ static void test_all_but_some_interfaces(void **state)
         assert_memory_equal(&all_but[i], &plain[i], sizeof(plain[i]));
 }
 
-/* Refused by the rank that has it, before any other is asked. 203.0.113.0/24 is for documents alone (RFC 5737). */
+/* Rejected by the rank itself, before it contacts another one. 203.0.113.0/24 is reserved for documentation (RFC 5737).
+ */
 static void test_address_of_another_host(void **state)
 {
     struct rank rank;
@@ -1023,7 +1025,7 @@ int main(void)
         cmocka_unit_test(test_rank_0_without_descriptors),
         cmocka_unit_test(test_rank_0_raises_its_limit),
         cmocka_unit_test(test_bad_environment),
-        cmocka_unit_test(test_name_that_nobody_knows),
+        cmocka_unit_test(test_unknown_host_name),
         cmocka_unit_test(test_rank_of_another_job),
         cmocka_unit_test(test_port_in_master_addr),
         cmocka_unit_test(test_endpoints),
@@ -1036,9 +1038,9 @@ int main(void)
         cmocka_unit_test(test_other_secret),
         cmocka_unit_test(test_other_number_of_ranks),
         cmocka_unit_test(test_rank_given_twice),
-        cmocka_unit_test(test_rank_that_cannot_be),
+        cmocka_unit_test(test_invalid_rank),
         cmocka_unit_test(test_second_rank_0),
-        cmocka_unit_test(test_strangers_change_nothing),
+        cmocka_unit_test(test_other_programs_change_nothing),
         cmocka_unit_test(test_rank_that_leaves),
         cmocka_unit_test(test_other_size),
         cmocka_unit_test(test_rank_that_died_is_started_again),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a communicator comes to be, fails and is replaced; over a mock backend. test_config.c has its configuration. */
+/* Creation, failure and shrink of a communicator, with a mock backend. test_config.c tests its configuration. */
 #include "mock_backend.h"
 
 #include <setjmp.h>
@@ -80,7 +80,7 @@ static ep_status fail_barrier(ep_status answer, const char *text)
     return ep_comm_barrier(comm);
 }
 
-/* Errors of the caller and of the machine are remembered as text, but the communicator goes on. */
+/* Errors of the caller and of the machine are recorded as text, but the communicator does not fail. */
 static void errors_below_300_do_not_fail_it(void **state)
 {
     (void)state;
@@ -94,8 +94,8 @@ static void errors_below_300_do_not_fail_it(void **state)
     assert_string_equal(ep_comm_last_error(comm), "bad");
 }
 
-/* Each collective call gives the first fatal status at once, with its reason, and the backend hears nothing. */
-static void a_fatal_error_is_for_ever(void **state)
+/* Each collective call returns the first fatal status at once, with its reason, and does not call the backend. */
+static void a_fatal_error_is_permanent(void **state)
 {
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
@@ -136,7 +136,7 @@ static void a_fatal_error_is_for_ever(void **state)
     assert_int_equal(mock.calls, 0);
 }
 
-/* Asynchronous work may fail at any time; whatever fails later reports the first failure, and why. */
+/* Asynchronous work may fail at any time; later failures report the first one and its reason. */
 static void the_first_fatal_error_wins(void **state)
 {
     (void)state;
@@ -150,7 +150,7 @@ static void the_first_fatal_error_wins(void **state)
     assert_non_null(strstr(ep_comm_last_error(comm), "rank 1 is late"));
 }
 
-/* A backend fails the communicator by `failed`, whatever the status: its words stay the reason, too. */
+/* A backend may set `failed` to any status; its text stays the reason, too. */
 static void a_backend_fails_it_with_any_status(void **state)
 {
     (void)state;
@@ -162,8 +162,8 @@ static void a_backend_fails_it_with_any_status(void **state)
     assert_non_null(strstr(ep_comm_last_error(comm), "rank 1 had routing that is not valid"));
 }
 
-/* abort() may come from a signal handler, which can leave no words. */
-static void an_abort_needs_no_words(void **state)
+/* abort() may be called in a signal handler, which cannot set a reason. */
+static void an_abort_needs_no_reason(void **state)
 {
     (void)state;
     ep_comm_abort(comm);
@@ -172,7 +172,7 @@ static void an_abort_needs_no_words(void **state)
     assert_string_equal(ep_last_error(), "ep_comm_barrier: rank 2, this one, called ep_comm_abort");
 }
 
-/* What an event reports does not fail the communicator: a short wait is no late peer. */
+/* The status of an event does not fail the communicator: a timeout of the wait is not a late peer. */
 static void waiting_for_events_fails_nothing(void **state)
 {
     ep_event *event;
@@ -197,8 +197,8 @@ static void *record_often(void *context)
     return NULL;
 }
 
-/* A worker fails while the caller reads: whole texts, and no data race for ThreadSanitizer to find. */
-static void texts_are_whole_in_two_threads(void **state)
+/* A worker fails while the caller reads: texts are complete, and ThreadSanitizer finds no data race. */
+static void texts_are_complete_in_two_threads(void **state)
 {
     pthread_t worker;
 
@@ -215,7 +215,7 @@ static void texts_are_whole_in_two_threads(void **state)
 
 /* --- shrink --- */
 
-static void shrink_makes_a_new_group(void **state)
+static void shrink_creates_a_new_group(void **state)
 {
     ep_comm_info info = {.size = sizeof(info)};
     ep_comm *next = NULL, *newest = NULL;
@@ -234,7 +234,7 @@ static void shrink_makes_a_new_group(void **state)
     assert_int_equal(ep_comm_barrier(next), EP_OK);
     assert_int_equal(ep_comm_barrier(comm), EP_E_PEER_DEAD);
 
-    /* Once; the next loss is one of the newer group. */
+    /* Only once; the next shrink is one of the newer group. */
     mock.calls = 0;
     assert_int_equal(ep_comm_shrink(comm, NULL, &newest), EP_E_STATE);
     assert_int_equal(mock.calls, 0);
@@ -277,13 +277,13 @@ int main(void)
         CASE(info_and_stats_are_those_of_the_rank),
         CASE(a_backend_that_does_not_open_leaves_nothing),
         CASE(errors_below_300_do_not_fail_it),
-        CASE(a_fatal_error_is_for_ever),
+        CASE(a_fatal_error_is_permanent),
         CASE(the_first_fatal_error_wins),
         CASE(a_backend_fails_it_with_any_status),
-        CASE(an_abort_needs_no_words),
+        CASE(an_abort_needs_no_reason),
         CASE(waiting_for_events_fails_nothing),
-        CASE(texts_are_whole_in_two_threads),
-        CASE(shrink_makes_a_new_group),
+        CASE(texts_are_complete_in_two_threads),
+        CASE(shrink_creates_a_new_group),
         CASE(shrink_checks_its_configuration),
     };
 

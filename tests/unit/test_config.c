@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks ask for, what the environment says, and whether they agree; over a mock backend. */
+/* Configuration, environment, and the agreement of the ranks; with a mock backend. */
 #include "base/locality.h"
 #include "mock_backend.h"
 #include "net/net.h"
@@ -15,7 +15,7 @@
 
 #define RANKS 4
 
-/* Where the ranks run: told by the test, one letter each for the host, the PID and the network namespace. */
+/* The locality of the ranks, set by the test: one letter each for the host, the PID and the network namespace. */
 static char hosts[RANKS][4];
 static _Thread_local int this_rank = -1;
 
@@ -45,7 +45,7 @@ static int reset(void **state)
     return 0;
 }
 
-/* Of one rank among RANKS alike. */
+/* For one of RANKS identical ranks. */
 static ep_status create(const ep_comm_config *config, ep_comm **ret_comm)
 {
     ep_boot boot = mock_boot(0, RANKS);
@@ -81,7 +81,7 @@ static void timeout_comes_from_the_environment(void **state)
 {
     static const struct {
         const char *text;
-        int timeout_ms; /* 0: refused */
+        int timeout_ms; /* 0: rejected */
     } cases[] = {
         {"1234", 1234}, {"1", 1},          {"2147483647", INT32_MAX},
         {"", 30000},    {"0", 0},          {"-5", 0},
@@ -108,7 +108,7 @@ static void timeout_comes_from_the_environment(void **state)
             assert_non_null(strstr(ep_last_error(), cases[i].text));
         }
     }
-    /* Who says it in the configuration does not care. */
+    /* A value in the configuration overrides the environment. */
     config.timeout_ms = 77;
     assert_int_equal(create(&config, &comm), EP_OK);
     assert_int_equal(comm->config.timeout_ms, 77);
@@ -171,7 +171,7 @@ static void bad_configurations_are_refused(void **state)
     assert_int_equal(mock.opened, 0);
 }
 
-static void bad_boots_are_refused(void **state)
+static void bad_bootstraps_are_refused(void **state)
 {
     ep_boot good = mock_boot(0, 1), bad;
     ep_comm *comm = NULL;
@@ -204,7 +204,7 @@ static void bad_boots_are_refused(void **state)
     assert_int_equal(mock.opened, 0);
 }
 
-static void a_boot_may_bring_a_network(void **state)
+static void a_bootstrap_may_provide_a_network(void **state)
 {
     struct ep_net_provider provider = {.abi = EP_NET_ABI, .name = "pigeons"};
     ep_comm_config config = defaults();
@@ -231,109 +231,109 @@ static void a_boot_may_bring_a_network(void **state)
 
 /* --- agreement --- */
 
-struct meeting {
+struct scenario {
     const struct ep_net_provider *network; /* of the bootstrap */
-    int boot_nodes[RANKS];                 /* ranks_per_node of each rank's boot */
-    ep_comm_config config[RANKS];          /* what each rank asks for */
+    int boot_nodes[RANKS];                 /* ranks_per_node of each rank's bootstrap */
+    ep_comm_config config[RANKS];          /* of each rank */
     ep_comm **ret_comm[RANKS];
     ep_comm *comm[RANKS];
     ep_status status[RANKS];
     char text[RANKS][EP_ERROR_TEXT_BYTES];
 };
 
-static int meet_one(const ep_boot *boot, void *argument)
+static int run_rank(const ep_boot *boot, void *argument)
 {
-    struct meeting *meeting = argument;
+    struct scenario *scenario = argument;
     ep_boot mine = *boot;
     int rank = boot->rank;
 
     this_rank = rank;
-    mine.network = meeting->network;
-    mine.ranks_per_node = meeting->boot_nodes[rank];
-    meeting->status[rank] = ep_comm_new(&mine, &meeting->config[rank], meeting->ret_comm[rank]);
-    snprintf(meeting->text[rank], sizeof(meeting->text[rank]), "%s", ep_last_error());
+    mine.network = scenario->network;
+    mine.ranks_per_node = scenario->boot_nodes[rank];
+    scenario->status[rank] = ep_comm_new(&mine, &scenario->config[rank], scenario->ret_comm[rank]);
+    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_last_error());
     return 0;
 }
 
-static void init_meeting(struct meeting *meeting)
+static void init_scenario(struct scenario *scenario)
 {
-    memset(meeting, 0, sizeof(*meeting));
+    memset(scenario, 0, sizeof(*scenario));
     for (int rank = 0; rank < RANKS; rank++) {
-        meeting->config[rank] = defaults();
-        meeting->config[rank].timeout_ms = 60000;
-        meeting->ret_comm[rank] = &meeting->comm[rank];
+        scenario->config[rank] = defaults();
+        scenario->config[rank].timeout_ms = 60000;
+        scenario->ret_comm[rank] = &scenario->comm[rank];
     }
 }
 
-static void meet(struct meeting *meeting)
+static void run_scenario(struct scenario *scenario)
 {
     ep_launch_args args = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
 
     args.mode = EP_LAUNCH_THREADS;
     args.nranks = RANKS;
-    args.run = meet_one;
-    args.argument = meeting;
+    args.run = run_rank;
+    args.argument = scenario;
     mock.opened = 0;
     assert_int_equal(ep_launch(&args, exits), EP_OK);
 }
 
 static void ranks_that_agree_get_communicators(void **state)
 {
-    struct meeting meeting;
+    struct scenario scenario;
 
     (void)state;
-    init_meeting(&meeting);
-    /* These may differ, and saying a default is the same as leaving it out. */
-    meeting.config[1].timeout_ms = 59000;
-    meeting.config[2].device = 7;
-    meeting.config[3].ranks_per_node = RANKS;
-    meeting.config[3].channels = 4;
-    meeting.config[3].partial_type = EP_F32;
-    meeting.config[3].backend = "host";
-    meet(&meeting);
+    init_scenario(&scenario);
+    /* These may differ, and an explicit default equals an unset field. */
+    scenario.config[1].timeout_ms = 59000;
+    scenario.config[2].device = 7;
+    scenario.config[3].ranks_per_node = RANKS;
+    scenario.config[3].channels = 4;
+    scenario.config[3].partial_type = EP_F32;
+    scenario.config[3].backend = "host";
+    run_scenario(&scenario);
     assert_int_equal(mock.opened, RANKS);
     for (int rank = 0; rank < RANKS; rank++) {
-        assert_int_equal(meeting.status[rank], EP_OK);
-        assert_int_equal(meeting.comm[rank]->rank, rank);
-        ep_comm_free(meeting.comm[rank]);
+        assert_int_equal(scenario.status[rank], EP_OK);
+        assert_int_equal(scenario.comm[rank]->rank, rank);
+        ep_comm_free(scenario.comm[rank]);
     }
 }
 
-static void expect_same_mismatch(struct meeting *meeting, const char *text)
+static void expect_same_mismatch(struct scenario *scenario, const char *text)
 {
-    meet(meeting);
+    run_scenario(scenario);
     assert_int_equal(mock.opened, 0);
     for (int rank = 0; rank < RANKS; rank++) {
-        assert_int_equal(meeting->status[rank], EP_E_MISMATCH);
-        assert_string_equal(meeting->text[rank], text);
-        assert_null(meeting->comm[rank]);
+        assert_int_equal(scenario->status[rank], EP_E_MISMATCH);
+        assert_string_equal(scenario->text[rank], text);
+        assert_null(scenario->comm[rank]);
     }
 }
 
-static void ranks_that_disagree_all_say_who_and_what(void **state)
+static void a_mismatch_is_named_on_all_ranks(void **state)
 {
-    struct meeting meeting;
+    struct scenario scenario;
 
     (void)state;
-    init_meeting(&meeting);
-    meeting.config[3].ranks_per_node = 2;
-    expect_same_mismatch(&meeting,
+    init_scenario(&scenario);
+    scenario.config[3].ranks_per_node = 2;
+    expect_same_mismatch(&scenario,
                          "ep_comm_new: ranks disagree: ranks_per_node is 4 by the hosts on rank 0 and 2 on rank 3");
-    init_meeting(&meeting);
-    meeting.config[0].flags = EP_COMM_CHECK_VALUES;
-    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: flags is 0x1 on rank 0 and 0x0 on rank 1");
-    init_meeting(&meeting);
-    meeting.config[2].channels = 3;
-    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: channels is 4 on rank 0 and 3 on rank 2");
-    init_meeting(&meeting);
-    meeting.config[1].partial_type = EP_BF16;
-    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: partial_type is f32 on rank 0 and bf16 on rank 1");
-    /* Several at once: the same one for all. */
-    init_meeting(&meeting);
-    meeting.config[1].channels = 3;
-    meeting.config[2].ranks_per_node = 1;
-    expect_same_mismatch(&meeting,
+    init_scenario(&scenario);
+    scenario.config[0].flags = EP_COMM_CHECK_VALUES;
+    expect_same_mismatch(&scenario, "ep_comm_new: ranks disagree: flags is 0x1 on rank 0 and 0x0 on rank 1");
+    init_scenario(&scenario);
+    scenario.config[2].channels = 3;
+    expect_same_mismatch(&scenario, "ep_comm_new: ranks disagree: channels is 4 on rank 0 and 3 on rank 2");
+    init_scenario(&scenario);
+    scenario.config[1].partial_type = EP_BF16;
+    expect_same_mismatch(&scenario, "ep_comm_new: ranks disagree: partial_type is f32 on rank 0 and bf16 on rank 1");
+    /* Several mismatches: all ranks report the same one. */
+    init_scenario(&scenario);
+    scenario.config[1].channels = 3;
+    scenario.config[2].ranks_per_node = 1;
+    expect_same_mismatch(&scenario,
                          "ep_comm_new: ranks disagree: ranks_per_node is 4 by the hosts on rank 0 and 1 on rank 2");
 }
 
@@ -345,20 +345,20 @@ static void set_hosts(const char *const places[RANKS])
         memcpy(hosts[rank], places[rank], sizeof(hosts[rank]));
 }
 
-static void expect_nodes(struct meeting *meeting, int ranks_per_node, const char *network)
+static void expect_nodes(struct scenario *scenario, int ranks_per_node, const char *network)
 {
-    meet(meeting);
+    run_scenario(scenario);
     for (int rank = 0; rank < RANKS; rank++) {
         ep_comm_info info = EP_COMM_INFO_INIT;
 
-        if (meeting->status[rank] != EP_OK)
-            fail_msg("rank %d: %s", rank, meeting->text[rank]);
-        assert_int_equal(ep_comm_get_info(meeting->comm[rank], &info), EP_OK);
+        if (scenario->status[rank] != EP_OK)
+            fail_msg("rank %d: %s", rank, scenario->text[rank]);
+        assert_int_equal(ep_comm_get_info(scenario->comm[rank], &info), EP_OK);
         assert_int_equal(info.ranks_per_node, ranks_per_node);
         assert_int_equal(info.nnodes, RANKS / ranks_per_node);
         assert_int_equal(info.node, rank / ranks_per_node);
         assert_string_equal(info.network, network);
-        ep_comm_free(meeting->comm[rank]);
+        ep_comm_free(scenario->comm[rank]);
     }
 }
 
@@ -372,11 +372,11 @@ static void nodes_are_found_from_the_hosts(void **state)
         {{"app", "app", "app", "app"}, 4, "none"},
         {{"app", "app", "bpp", "bpp"}, 2, "tcp"},
         {{"app", "bpp", "cpp", "dpp"}, 1, "tcp"},
-        /* Containers of one machine: those share memory that share the network or see each other's processes. */
+        /* Containers of one machine: they can share memory if they share the network or the PID namespace. */
         {{"aax", "abx", "acx", "adx"}, 4, "none"},
         {{"axa", "axb", "axc", "axd"}, 4, "none"},
         {{"app", "app", "aqq", "aqq"}, 2, "tcp"},
-        /* Nothing is known of some rank, or of its namespaces. */
+        /* The host of some rank, or its namespaces, are unknown. */
         {{"app", "app", "?pp", "app"}, 4, "none"},
         {{"?pp", "?pp", "?pp", "?pp"}, 4, "none"},
         {{"a\0\0", "a\0\0", "a\0\0", "a\0\0"}, 4, "none"},
@@ -384,50 +384,50 @@ static void nodes_are_found_from_the_hosts(void **state)
         {{"apx", "apn", "aqn", "aqy"}, 2, "tcp"},
         {{"apn", "apx", "aqn", "arn"}, 2, "tcp"},
     };
-    struct meeting meeting;
+    struct scenario scenario;
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set_hosts(cases[i].places);
-        init_meeting(&meeting);
-        expect_nodes(&meeting, cases[i].ranks_per_node, cases[i].network);
+        init_scenario(&scenario);
+        expect_nodes(&scenario, cases[i].ranks_per_node, cases[i].network);
     }
 }
 
-static void nodes_are_what_the_caller_or_the_boot_says(void **state)
+static void nodes_come_from_the_caller_or_the_bootstrap(void **state)
 {
     static const char *const two_hosts[RANKS] = {"app", "app", "bpp", "bpp"};
     static const struct ep_net_provider pigeons = {.abi = EP_NET_ABI, .name = "pigeons"};
-    struct meeting meeting;
+    struct scenario scenario;
 
     (void)state;
     set_hosts(two_hosts);
-    init_meeting(&meeting);
+    init_scenario(&scenario);
     for (int rank = 0; rank < RANKS; rank++)
-        meeting.config[rank].ranks_per_node = 1;
-    expect_nodes(&meeting, 1, "tcp");
-    /* What the boot says counts behind the configuration and before the hosts. */
+        scenario.config[rank].ranks_per_node = 1;
+    expect_nodes(&scenario, 1, "tcp");
+    /* The bootstrap is used after the configuration and before the hosts. */
     for (int rank = 0; rank < RANKS; rank++)
-        meeting.boot_nodes[rank] = 4;
-    expect_nodes(&meeting, 1, "tcp");
+        scenario.boot_nodes[rank] = 4;
+    expect_nodes(&scenario, 1, "tcp");
     for (int rank = 0; rank < RANKS; rank++)
-        meeting.config[rank].ranks_per_node = 0;
-    expect_nodes(&meeting, 4, "none");
-    /* A boot that brings a network is asked for no nodes, a configuration for no network. */
-    init_meeting(&meeting);
-    meeting.network = &pigeons;
-    expect_nodes(&meeting, 2, "pigeons");
-    meeting.config[0].network = "pigeons";
-    expect_nodes(&meeting, 2, "pigeons");
-    /* All on one host: nodes are a matter of choice, and share memory. */
+        scenario.config[rank].ranks_per_node = 0;
+    expect_nodes(&scenario, 4, "none");
+    /* A bootstrap with a network need not give nodes; a configuration need not give a network. */
+    init_scenario(&scenario);
+    scenario.network = &pigeons;
+    expect_nodes(&scenario, 2, "pigeons");
+    scenario.config[0].network = "pigeons";
+    expect_nodes(&scenario, 2, "pigeons");
+    /* All ranks on one host: nodes may be chosen freely, and share memory. */
     memset(hosts, 0, sizeof(hosts));
-    init_meeting(&meeting);
+    init_scenario(&scenario);
     for (int rank = 0; rank < RANKS; rank++)
-        meeting.config[rank].ranks_per_node = 2;
-    expect_nodes(&meeting, 2, "emulated");
+        scenario.config[rank].ranks_per_node = 2;
+    expect_nodes(&scenario, 2, "emulated");
 }
 
-static void hosts_that_make_no_nodes_are_named(void **state)
+static void hosts_without_equal_nodes_are_named(void **state)
 {
     static const struct {
         const char *places[RANKS], *why;
@@ -438,73 +438,73 @@ static void hosts_that_make_no_nodes_are_named(void **state)
         {{"app", "bpp", "cpp", "bpp"}, "ranks 1 and 3 share a host and rank 2 between them is on another one"},
         {{"app", "app", "?pp", "bpp"}, "rank 2 cannot identify its host"},
     };
-    struct meeting meeting;
+    struct scenario scenario;
     char text[EP_ERROR_TEXT_BYTES];
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set_hosts(cases[i].places);
-        init_meeting(&meeting);
-        meet(&meeting);
+        init_scenario(&scenario);
+        run_scenario(&scenario);
         snprintf(text, sizeof(text),
                  "ep_comm_new: the hosts of the ranks do not form equal nodes: %s: start the same number on each host, "
                  "with consecutive numbers, or set ranks_per_node (1: each rank is its own node)",
                  cases[i].why);
         for (int rank = 0; rank < RANKS; rank++) {
-            assert_int_equal(meeting.status[rank], EP_E_ARG);
-            assert_string_equal(meeting.text[rank], text);
+            assert_int_equal(scenario.status[rank], EP_E_ARG);
+            assert_string_equal(scenario.text[rank], text);
         }
         for (int rank = 0; rank < RANKS; rank++)
-            meeting.config[rank].ranks_per_node = 1;
-        expect_nodes(&meeting, 1, "tcp");
+            scenario.config[rank].ranks_per_node = 1;
+        expect_nodes(&scenario, 1, "tcp");
     }
 }
 
-static void nodes_that_contradict_each_other_say_where_from(void **state)
+static void mismatched_nodes_name_their_source(void **state)
 {
     static const char *const two_hosts[RANKS] = {"app", "app", "bpp", "bpp"};
-    struct meeting meeting;
+    struct scenario scenario;
 
     (void)state;
     set_hosts(two_hosts);
-    init_meeting(&meeting);
-    meeting.config[3].ranks_per_node = 1;
-    expect_same_mismatch(&meeting,
+    init_scenario(&scenario);
+    scenario.config[3].ranks_per_node = 1;
+    expect_same_mismatch(&scenario,
                          "ep_comm_new: ranks disagree: ranks_per_node is 2 by the hosts on rank 0 and 1 on rank 3");
-    init_meeting(&meeting);
-    meeting.boot_nodes[0] = 4;
+    init_scenario(&scenario);
+    scenario.boot_nodes[0] = 4;
     expect_same_mismatch(
-        &meeting,
+        &scenario,
         "ep_comm_new: ranks disagree: ranks_per_node is 4 by its bootstrap on rank 0 and 2 by the hosts on rank 1");
-    init_meeting(&meeting);
-    meeting.config[1].network = "emulated";
-    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: network is tcp on rank 0 and emulated on rank 1");
+    init_scenario(&scenario);
+    scenario.config[1].network = "emulated";
+    expect_same_mismatch(&scenario, "ep_comm_new: ranks disagree: network is tcp on rank 0 and emulated on rank 1");
 }
 
-/* Nobody waits for a rank that could not even ask properly, which would be EP_E_TIMEOUT; it keeps its own reason. */
+/* No rank waits (EP_E_TIMEOUT) for a rank with an invalid configuration; that rank reports its own reason. */
 static void a_bad_rank_is_named_by_the_others(void **state)
 {
-    struct meeting meeting;
+    struct scenario scenario;
 
     (void)state;
-    init_meeting(&meeting);
-    meeting.config[1].channels = 3; /* a mismatch as well, but that comes second */
-    meeting.config[2].channels = 99;
-    meeting.ret_comm[3] = NULL;
-    meet(&meeting);
+    init_scenario(&scenario);
+    scenario.config[1].channels = 3; /* a mismatch as well, but of lower precedence */
+    scenario.config[2].channels = 99;
+    scenario.ret_comm[3] = NULL;
+    run_scenario(&scenario);
     assert_int_equal(mock.opened, 0);
     for (int rank = 0; rank < 2; rank++) {
-        assert_int_equal(meeting.status[rank], EP_E_ARG);
-        assert_string_equal(meeting.text[rank],
+        assert_int_equal(scenario.status[rank], EP_E_ARG);
+        assert_string_equal(scenario.text[rank],
                             "ep_comm_new: rank 2 failed: ep_comm_new: channels is 99, not in 0..16");
     }
-    assert_int_equal(meeting.status[2], EP_E_ARG);
-    assert_string_equal(meeting.text[2], "ep_comm_new: channels is 99, not in 0..16");
-    assert_int_equal(meeting.status[3], EP_E_ARG);
-    assert_string_equal(meeting.text[3], "ep_comm_new: ret_comm is NULL");
+    assert_int_equal(scenario.status[2], EP_E_ARG);
+    assert_string_equal(scenario.text[2], "ep_comm_new: channels is 99, not in 0..16");
+    assert_int_equal(scenario.status[3], EP_E_ARG);
+    assert_string_equal(scenario.text[3], "ep_comm_new: ret_comm is NULL");
 }
 
-/* --- boots of other makes --- */
+/* --- bootstraps of the caller --- */
 
 struct tamper {
     size_t offset;
@@ -543,7 +543,7 @@ static void expect_tampered(struct tamper tamper, ep_status status, const char *
     assert_int_equal(mock.opened, 0);
 }
 
-static void other_libraries_and_boots_are_found_out(void **state)
+static void other_libraries_and_bad_bootstraps_are_detected(void **state)
 {
     const uint32_t format = 99;
     const int32_t rank = 7;
@@ -563,7 +563,7 @@ static void other_libraries_and_boots_are_found_out(void **state)
                     "ep_comm_new: bootstrap: the all-gather failed with EP_E_SYSTEM");
 }
 
-/* --- the emulated network, which is no part of the public configuration --- */
+/* --- the emulated network, which is not in the public configuration --- */
 
 static void emulations_are_checked(void **state)
 {
@@ -604,16 +604,16 @@ int main(void)
         CASE(timeout_comes_from_the_environment),
         CASE(backend_comes_from_the_environment),
         CASE(bad_configurations_are_refused),
-        CASE(bad_boots_are_refused),
-        CASE(a_boot_may_bring_a_network),
+        CASE(bad_bootstraps_are_refused),
+        CASE(a_bootstrap_may_provide_a_network),
         CASE(ranks_that_agree_get_communicators),
-        CASE(ranks_that_disagree_all_say_who_and_what),
+        CASE(a_mismatch_is_named_on_all_ranks),
         CASE(nodes_are_found_from_the_hosts),
-        CASE(nodes_are_what_the_caller_or_the_boot_says),
-        CASE(hosts_that_make_no_nodes_are_named),
-        CASE(nodes_that_contradict_each_other_say_where_from),
+        CASE(nodes_come_from_the_caller_or_the_bootstrap),
+        CASE(hosts_without_equal_nodes_are_named),
+        CASE(mismatched_nodes_name_their_source),
         CASE(a_bad_rank_is_named_by_the_others),
-        CASE(other_libraries_and_boots_are_found_out),
+        CASE(other_libraries_and_bad_bootstraps_are_detected),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

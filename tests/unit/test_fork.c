@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fork() in a program with threads: a child never waits for a lock that a thread of its parent held, can make
- * communicators of its own, and is refused those of its parent.
+ * fork() in a program with threads: a child never waits for a lock that a thread of its parent held, can create its own
+ * communicators, and cannot use those of its parent.
  */
 #include "sandbox.h"
 #include "testing/launch.h"
@@ -20,7 +20,7 @@
 #define FORKS 300
 #define THREADS 3
 
-static ep_status lonely_gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+static ep_status gather_alone(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     (void)context;
     (void)timeout_ms;
@@ -30,7 +30,7 @@ static ep_status lonely_gather(void *context, const void *mine, size_t bytes, in
 
 static ep_comm *new_comm(void)
 {
-    static const ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = lonely_gather};
+    static const ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = gather_alone};
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
 
@@ -40,7 +40,7 @@ static ep_comm *new_comm(void)
 
 static _Atomic int stop;
 
-/* Holds the library's locks as often as it can. */
+/* Takes the locks of the library as often as possible. */
 static void *alloc_and_free(void *argument)
 {
     ep_comm *comm = new_comm();
@@ -71,7 +71,7 @@ static void stop_threads(const pthread_t *threads)
         pthread_join(threads[i], NULL);
 }
 
-static int work_alone(void *argument)
+static int use_own_communicator(void *argument)
 {
     ep_comm *comm = new_comm();
     void *memory;
@@ -84,7 +84,7 @@ static int work_alone(void *argument)
     return 0;
 }
 
-/* gcc's sanitizers take locks in malloc() that nobody releases in a child. */
+/* gcc's sanitizers take locks in malloc() that are never released in a child. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SKIP_UNDER_SANITIZERS()                                                                                        \
     do {                                                                                                               \
@@ -104,12 +104,12 @@ static void a_child_waits_for_no_lock(void **state)
     SKIP_UNDER_SANITIZERS();
     start_threads(threads);
     for (int i = 0; i < FORKS && result == 0; i++)
-        result = sandbox_run(work_alone, NULL);
+        result = sandbox_run(use_own_communicator, NULL);
     stop_threads(threads);
     assert_int_equal(result, 0);
 }
 
-static int meet_and_alloc(const ep_boot *boot, void *argument)
+static int gather_and_alloc(const ep_boot *boot, void *argument)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
@@ -136,7 +136,7 @@ static void the_launcher_may_have_threads(void **state)
     (void)state;
     SKIP_UNDER_SANITIZERS();
     launch.nranks = 4;
-    launch.run = meet_and_alloc;
+    launch.run = gather_and_alloc;
     start_threads(threads);
     for (int i = 0; i < 20 && status == EP_OK; i++) {
         status = ep_launch(&launch, exits);
@@ -165,7 +165,7 @@ struct objects {
             return __LINE__ & 0x7f;                                                                                    \
     } while (0)
 
-static void no_work(void *context)
+static void empty_function(void *context)
 {
     (void)context;
 }
@@ -231,7 +231,7 @@ static int use_all(void *argument)
     REFUSED(ep_plan_get_max_rows(o->comm, &plan_args, &rows));
     REFUSED(ep_queue_new(o->comm, &queue));
     REFUSED(ep_stream_sync(o->comm, NULL));
-    REFUSED(ep_stream_call(o->comm, NULL, no_work, NULL));
+    REFUSED(ep_stream_call(o->comm, NULL, empty_function, NULL));
     REFUSED(ep_stream_wait(o->comm, NULL, o->event));
     REFUSED(ep_barrier_on(o->comm, NULL));
     REFUSED(ep_alloc_local(o->comm, 1, &memory));
@@ -241,14 +241,14 @@ static int use_all(void *argument)
     REFUSED(ep_pool_attach(o->comm, 0));
     if (!strstr(ep_comm_last_error(o->comm), "forked child"))
         return 126;
-    /* These have no status, and must do nothing to the parent. */
+    /* These return no status, and must not affect the parent. */
     ep_comm_abort(o->comm);
     ep_ll_free(o->ll);
     ep_event_free(o->event);
     ep_plan_free(o->plan);
     ep_queue_free(o->queue);
     ep_comm_free(o->comm);
-    return work_alone(NULL);
+    return use_own_communicator(NULL);
 }
 
 static void the_parents_communicator_is_refused(void **state)
@@ -271,7 +271,7 @@ static void the_parents_communicator_is_refused(void **state)
     assert_int_equal(ep_alloc(o.comm, 4096, &o.memory), EP_OK);
     assert_int_equal(ep_queue_new(o.comm, &o.queue), EP_OK);
     assert_int_equal(sandbox_run(use_all, &o), 0);
-    /* The parent's is as it was. */
+    /* That of the parent has not changed. */
     assert_int_equal(ep_comm_async_error(o.comm), EP_OK);
     assert_int_equal(ep_comm_barrier(o.comm), EP_OK);
     assert_int_equal(ep_event_signal(o.event), EP_OK);
@@ -285,7 +285,7 @@ static void the_parents_communicator_is_refused(void **state)
 #if defined(__SANITIZE_ADDRESS__)
 int __lsan_do_recoverable_leak_check(void);
 
-static int look_for_leaks(void *argument)
+static int check_for_leaks(void *argument)
 {
     ep_comm *comm = new_comm();
 
@@ -298,8 +298,8 @@ static int look_for_leaks(void *argument)
 }
 #endif
 
-/* What it has of its parent's tables it cannot free, because threads may have been at work in them. */
-static void a_child_loses_nothing_that_a_leak_checker_reports(void **state)
+/* It cannot free the tables of its parent, because threads may have been changing them. */
+static void a_child_has_no_reported_leaks(void **state)
 {
     (void)state;
 #if defined(__SANITIZE_ADDRESS__)
@@ -310,7 +310,7 @@ static void a_child_loses_nothing_that_a_leak_checker_reports(void **state)
     assert_int_equal(ep_pool_attach(comm, 0), EP_OK);
     block = ep_pool_alloc(100, 0, NULL);
     assert_non_null(block);
-    assert_int_equal(sandbox_run(look_for_leaks, NULL), 0);
+    assert_int_equal(sandbox_run(check_for_leaks, NULL), 0);
     ep_pool_free(block, 100, 0, NULL);
     ep_comm_free(comm);
 #else
@@ -325,7 +325,7 @@ int main(void)
         cmocka_unit_test(a_child_waits_for_no_lock),
         cmocka_unit_test(the_launcher_may_have_threads),
         cmocka_unit_test(the_parents_communicator_is_refused),
-        cmocka_unit_test(a_child_loses_nothing_that_a_leak_checker_reports),
+        cmocka_unit_test(a_child_has_no_reported_leaks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

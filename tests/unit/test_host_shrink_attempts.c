@@ -182,7 +182,7 @@ static void an_excluded_rank_stays_excluded_when_the_others_have_left(void **sta
         assert_int_equal(history.members[rank], LATE);
     assert_int_equal(history.first[LATE], EP_E_EXCLUDED);
     assert_int_equal(history.second[LATE], EP_E_EXCLUDED);
-    assert_string_equal(history.text[LATE], "ep_comm_shrink: the other ranks went on without rank 2");
+    assert_string_equal(history.text[LATE], "ep_comm_shrink: the other ranks continued without rank 2");
 }
 
 /*

@@ -25,14 +25,14 @@
 #include <cmocka.h>
 
 #define MOST_RANKS 16
-#define PATIENT_MS 60000 /* ends what hangs */
+#define PATIENT_MS 60000 /* to end tests that hang */
 
-/* What ranks leave for the test to see; shared with children. */
-static struct board {
+/* Written by the ranks for the test; shared with children. */
+static struct shared_state {
     _Atomic int pids[MOST_RANKS];
-    _Atomic int runs;   /* ranks whose program has begun */
+    _Atomic int runs;   /* ranks whose program has started */
     _Atomic int alarms; /* signals that the launcher has handled */
-} * board;
+} * shared_state;
 
 static int forks_left = -1, threads_left = -1; /* -1: no limit */
 static pid_t fake_parent;
@@ -74,7 +74,7 @@ static int reset(void **state)
     (void)state;
     forks_left = threads_left = -1;
     fake_parent = 0;
-    memset((void *)board, 0, sizeof(*board));
+    memset((void *)shared_state, 0, sizeof(*shared_state));
     return 0;
 }
 
@@ -86,8 +86,8 @@ static void sleep_for_ever(void)
 
 static void announce(const ep_boot *boot)
 {
-    board->pids[boot->rank] = (int)getpid();
-    board->runs++;
+    shared_state->pids[boot->rank] = (int)getpid();
+    shared_state->runs++;
 }
 
 static ep_status launch(int mode, int nranks, ep_rank_fn run, void *argument, int timeout_ms, ep_rank_exit *exits)
@@ -108,7 +108,7 @@ static void expect_no_children(void)
     assert_int_equal(errno, ECHILD);
 }
 
-/* --- good ends --- */
+/* --- successful runs --- */
 
 static int gather_and_sum(const ep_boot *boot, void *argument)
 {
@@ -122,16 +122,16 @@ static int gather_and_sum(const ep_boot *boot, void *argument)
     return sum + boot->rank;
 }
 
-static void ranks_meet_and_return_codes(void **state)
+static void ranks_gather_and_return_codes(void **state)
 {
     (void)state;
     for (int mode = EP_LAUNCH_FORK; mode <= EP_LAUNCH_THREADS; mode++) {
         ep_rank_exit exits[4];
         int ten = 10;
 
-        board->runs = 0;
+        shared_state->runs = 0;
         assert_int_equal(launch(mode, 4, gather_and_sum, &ten, 0, exits), EP_OK);
-        assert_int_equal(board->runs, 4);
+        assert_int_equal(shared_state->runs, 4);
         for (int rank = 0; rank < 4; rank++) {
             assert_int_equal(exits[rank].code, 46 + rank);
             assert_int_equal(exits[rank].signal, 0);
@@ -171,7 +171,7 @@ static int write_line(const ep_boot *boot, void *argument)
     return 0;
 }
 
-/* What was buffered before comes out once, what a rank leaves in its buffers comes out as well. */
+/* Data buffered before the fork is written once, and data in the buffers of a rank is written, too. */
 static void stdio_is_flushed_on_both_sides(void **state)
 {
     char path[PATH_MAX], line[64];
@@ -198,7 +198,7 @@ static void stdio_is_flushed_on_both_sides(void **state)
     assert_int_equal(lines, 3);
 }
 
-/* --- bad ends --- */
+/* --- failed runs --- */
 
 static int middle_kills_itself(const ep_boot *boot, void *argument)
 {
@@ -238,8 +238,8 @@ static int some_never_end(const ep_boot *boot, void *argument)
 }
 
 /*
- * With a deadline that lets those end that do: how long that takes is the machine's affair. Returns the deadline;
- * *ret_status is what ep_launch() said.
+ * With a deadline that is long enough for the ranks that end; how long depends on the machine. Returns the deadline;
+ * *ret_status is that of ep_launch().
  */
 static int launch_some_that_never_end(void *argument, ep_rank_exit *exits, ep_status *ret_status)
 {
@@ -278,14 +278,14 @@ static void late_ranks_are_killed(void **state)
     expect_no_children();
 }
 
-/* Who died by itself is not late, although it is looked at after the deadline, and it is named first. */
+/* A rank that died by itself is not late, although it is checked after the deadline; it is named first. */
 static void a_death_comes_before_lateness(void **state)
 {
     ep_rank_exit exits[5];
     ep_status status;
 
     (void)state;
-    launch_some_that_never_end(board, exits, &status);
+    launch_some_that_never_end(shared_state, exits, &status);
     assert_int_equal(status, EP_E_PEER_DEAD);
     assert_non_null(strstr(ep_last_error(), "rank 4 was killed by signal 9"));
     assert_int_equal(exits[1].late, 1);
@@ -311,7 +311,7 @@ static void a_thread_that_does_not_return_is_named(void **state)
     assert_int_equal(exits[1].code, -1);
 }
 
-/* --- the start fails half-way --- */
+/* --- the start fails for some ranks --- */
 
 static int announce_and_sleep(const ep_boot *boot, void *argument)
 {
@@ -350,10 +350,10 @@ static void a_failing_thread_starts_no_rank(void **state)
     threads_left = 5;
     assert_int_equal(launch(EP_LAUNCH_THREADS, 8, count_run, NULL, 0, exits), EP_E_SYSTEM);
     assert_non_null(strstr(ep_last_error(), "pthread_create of rank 5"));
-    assert_int_equal(board->runs, 0);
+    assert_int_equal(shared_state->runs, 0);
 }
 
-/* A launcher that died before the child asked for its death signal: the child has another parent. */
+/* The launcher died before the child called PR_SET_PDEATHSIG: the child has another parent. */
 static void an_orphan_does_not_run(void **state)
 {
     ep_rank_exit exits[2];
@@ -361,14 +361,14 @@ static void an_orphan_does_not_run(void **state)
     (void)state;
     fake_parent = 1;
     assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, PATIENT_MS, exits), EP_OK);
-    assert_int_equal(board->runs, 0);
+    assert_int_equal(shared_state->runs, 0);
     assert_int_equal(exits[0].code, 255);
     assert_int_equal(exits[1].code, 255);
 }
 
-/* --- neighbours in the same process --- */
+/* --- other children and threads of the process --- */
 
-static int nap_and_return(const ep_boot *boot, void *argument)
+static int sleep_and_return(const ep_boot *boot, void *argument)
 {
     (void)argument;
     usleep(100000);
@@ -386,7 +386,7 @@ static void other_children_are_left_alone(void **state)
     if (child == 0)
         _exit(33);
     for (int timeout_ms = 0; timeout_ms <= PATIENT_MS; timeout_ms += PATIENT_MS)
-        assert_int_equal(launch(EP_LAUNCH_FORK, 3, nap_and_return, NULL, timeout_ms, exits), EP_OK);
+        assert_int_equal(launch(EP_LAUNCH_FORK, 3, sleep_and_return, NULL, timeout_ms, exits), EP_OK);
     early = waitpid(child, &how, 0);
     assert_int_equal(early, child);
     assert_int_equal(WEXITSTATUS(how), 33);
@@ -395,7 +395,7 @@ static void other_children_are_left_alone(void **state)
 static void count_alarm(int number)
 {
     (void)number;
-    board->alarms++;
+    shared_state->alarms++;
 }
 
 static int wait_for_alarms(const ep_boot *boot, void *argument)
@@ -403,13 +403,13 @@ static int wait_for_alarms(const ep_boot *boot, void *argument)
     uint64_t deadline_ns = ep_deadline_ns(PATIENT_MS / 2);
 
     (void)argument;
-    while (board->alarms <= 5 && ep_now_ns() < deadline_ns)
+    while (shared_state->alarms <= 5 && ep_now_ns() < deadline_ns)
         usleep(1000);
     return boot->rank;
 }
 
-/* Signals of the caller interrupt the waits; its handlers stay as they were. */
-static void signals_do_not_disturb(void **state)
+/* Signals of the caller interrupt the waits; its handlers are not changed. */
+static void signals_do_not_affect_launches(void **state)
 {
     struct sigaction action = {.sa_handler = count_alarm}, before, after;
     struct itimerval often = {.it_interval = {.tv_usec = 2000}, .it_value = {.tv_usec = 2000}}, off = {0};
@@ -418,11 +418,11 @@ static void signals_do_not_disturb(void **state)
     (void)state;
     assert_int_equal(sigaction(SIGALRM, &action, NULL), 0);
     for (int timeout_ms = 0; timeout_ms <= PATIENT_MS; timeout_ms += PATIENT_MS) {
-        board->alarms = 0;
+        shared_state->alarms = 0;
         setitimer(ITIMER_REAL, &often, NULL);
         assert_int_equal(launch(EP_LAUNCH_FORK, 3, wait_for_alarms, NULL, timeout_ms, exits), EP_OK);
         setitimer(ITIMER_REAL, &off, NULL);
-        assert_true(board->alarms > 5);
+        assert_true(shared_state->alarms > 5);
         assert_int_equal(exits[2].code, 2);
     }
     sigaction(SIGALRM, &(struct sigaction){.sa_handler = SIG_DFL}, &before);
@@ -444,11 +444,11 @@ static void ignored_sigchld_is_refused(void **state)
     sigaction(SIGCHLD, &no_wait, NULL);
     assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, PATIENT_MS, exits), EP_E_STATE);
     sigaction(SIGCHLD, &normal, NULL);
-    assert_int_equal(board->runs, 0);
+    assert_int_equal(shared_state->runs, 0);
     assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, PATIENT_MS, exits), EP_OK);
 }
 
-/* No descriptor left for a pidfd: slower looks, same result. */
+/* No descriptor left for a pidfd: slower polls, same result. */
 static void waits_without_descriptors(void **state)
 {
     struct rlimit before, none;
@@ -464,7 +464,7 @@ static void waits_without_descriptors(void **state)
     none.rlim_cur = (rlim_t)next;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     assert_int_equal(dup(0), -1);
-    status = launch(EP_LAUNCH_FORK, 3, nap_and_return, NULL, PATIENT_MS, exits);
+    status = launch(EP_LAUNCH_FORK, 3, sleep_and_return, NULL, PATIENT_MS, exits);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_int_equal(status, EP_OK);
     assert_int_equal(exits[2].code, 2);
@@ -476,9 +476,9 @@ static void wait_for_runs(int runs)
 {
     uint64_t deadline_ns = ep_deadline_ns(PATIENT_MS);
 
-    while (board->runs < runs && ep_now_ns() < deadline_ns)
+    while (shared_state->runs < runs && ep_now_ns() < deadline_ns)
         usleep(1000);
-    assert_int_equal(board->runs, runs);
+    assert_int_equal(shared_state->runs, runs);
 }
 
 static int wait_for_death(pid_t pid)
@@ -500,7 +500,7 @@ static void ranks_die_with_the_launcher(void **state)
     pid_t launcher;
 
     (void)state;
-    /* Orphans become children of this process, which can then see their end. */
+    /* Orphans become children of this process, which can then wait for them. */
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     launcher = __real_fork();
     assert_true(launcher >= 0);
@@ -514,7 +514,7 @@ static void ranks_die_with_the_launcher(void **state)
     kill(launcher, SIGKILL);
     assert_int_equal(wait_for_death(launcher), SIGKILL);
     for (int rank = 0; rank < RANKS; rank++)
-        assert_int_equal(wait_for_death((pid_t)board->pids[rank]), SIGKILL);
+        assert_int_equal(wait_for_death((pid_t)shared_state->pids[rank]), SIGKILL);
     prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
@@ -549,13 +549,13 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(ep_launch(NULL, exits), EP_E_ARG);
     assert_string_equal(ep_last_error(), "ep_launch: args is NULL");
     assert_int_equal(launch(EP_LAUNCH_FORK, 1, count_run, NULL, 0, NULL), EP_E_ARG);
-    assert_int_equal(board->runs, 0);
+    assert_int_equal(shared_state->runs, 0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(ranks_meet_and_return_codes, reset),
+        cmocka_unit_test_setup(ranks_gather_and_return_codes, reset),
         cmocka_unit_test_setup(codes_out_of_range_count_as_255, reset),
         cmocka_unit_test_setup(stdio_is_flushed_on_both_sides, reset),
         cmocka_unit_test_setup(a_killed_rank_is_named, reset),
@@ -566,15 +566,15 @@ int main(void)
         cmocka_unit_test_setup(a_failing_thread_starts_no_rank, reset),
         cmocka_unit_test_setup(an_orphan_does_not_run, reset),
         cmocka_unit_test_setup(other_children_are_left_alone, reset),
-        cmocka_unit_test_setup(signals_do_not_disturb, reset),
+        cmocka_unit_test_setup(signals_do_not_affect_launches, reset),
         cmocka_unit_test_setup(ignored_sigchld_is_refused, reset),
         cmocka_unit_test_setup(waits_without_descriptors, reset),
         cmocka_unit_test_setup(ranks_die_with_the_launcher, reset),
         cmocka_unit_test_setup(bad_arguments_are_refused, reset),
     };
 
-    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (board == MAP_FAILED)
+    shared_state = mmap(NULL, sizeof(*shared_state), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared_state == MAP_FAILED)
         return 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

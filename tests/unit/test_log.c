@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the library tells the function of ep_set_log(), and the reason that a callback of the caller's leaves. */
+/* The lines that the callback of ep_set_log() gets, and the reason that a callback of the caller sets. */
 #include "host_ranks.h"
 
 #include "base/log.h"
@@ -14,16 +14,16 @@
 
 #define RANKS 3
 
-static struct heard {
+static struct lines {
     pthread_mutex_t lock;
     int n;
     ep_log_level level[32];
     char line[32][256];
-} heard = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} lines = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void hear(void *context, ep_log_level level, const char *line)
+static void record_line(void *context, ep_log_level level, const char *line)
 {
-    struct heard *into = context;
+    struct lines *into = context;
 
     pthread_mutex_lock(&into->lock);
     if (into->n < 32) {
@@ -37,53 +37,53 @@ static int count(ep_log_level level, const char *text)
 {
     int n = 0;
 
-    for (int i = 0; i < heard.n; i++)
-        n += heard.level[i] == level && strstr(heard.line[i], text);
+    for (int i = 0; i < lines.n; i++)
+        n += lines.level[i] == level && strstr(lines.line[i], text);
     return n;
 }
 
-/* Opened once, failed once, by every rank, whatever is called behind that; nothing when nobody listens any more. */
-static void communicators_tell_their_life(void **state)
+/* Every rank logs one creation and one failure, whatever is called later; nothing after the callback is removed. */
+static void communicators_log_creation_and_failure(void **state)
 {
     ep_comm *comms[RANKS];
 
     (void)state;
-    heard.n = 0;
-    ep_set_log(hear, &heard);
+    lines.n = 0;
+    ep_set_log(record_line, &lines);
     assert_true(host_ranks_new(RANKS, comms));
-    assert_int_equal(heard.n, RANKS);
+    assert_int_equal(lines.n, RANKS);
     assert_int_equal(count(EP_LOG_INFO, "of 3: communicator on backend host, node 0 of 1, network none"), RANKS);
     ep_comm_abort(comms[1]);
     for (int i = 0; i < 2; i++)
         for (int rank = 0; rank < RANKS; rank++)
             assert_int_equal(ep_comm_barrier(comms[rank]), EP_E_ABORTED);
-    assert_int_equal(heard.n, 2 * RANKS);
+    assert_int_equal(lines.n, 2 * RANKS);
     assert_int_equal(count(EP_LOG_ERROR, "the communicator has failed: EP_E_ABORTED: "), RANKS);
     assert_int_equal(count(EP_LOG_ERROR, "rank 2 of 3: "), 1);
     ep_set_log(NULL, NULL);
     host_ranks_free(RANKS, comms);
     assert_true(host_ranks_new(1, comms));
     host_ranks_free(1, comms);
-    assert_int_equal(heard.n, 2 * RANKS);
+    assert_int_equal(lines.n, 2 * RANKS);
 }
 
-static void a_line_leaves_the_last_error_alone(void **state)
+static void a_line_does_not_change_the_last_error(void **state)
 {
     (void)state;
-    heard.n = 0;
+    lines.n = 0;
     ep_fail(EP_E_ARG, "the reason");
-    ep_set_log(hear, &heard);
+    ep_set_log(record_line, &lines);
     ep_log(EP_LOG_WARNING, "%d lines", 1);
     ep_set_log(NULL, NULL);
     assert_int_equal(count(EP_LOG_WARNING, "1 lines"), 1);
     assert_string_equal(ep_last_error(), "the reason");
 }
 
-/* A function that is taken away while it runs: it has returned when ep_set_log() has. */
+/* A callback that is removed while it runs has returned when ep_set_log() returns. */
 static _Atomic int inside, entered, calls_after;
-static _Atomic bool gone, stop;
+static _Atomic bool removed, stop;
 
-static void dawdle(void *context, ep_log_level level, const char *line)
+static void slow_callback(void *context, ep_log_level level, const char *line)
 {
     (void)context;
     (void)level;
@@ -91,11 +91,11 @@ static void dawdle(void *context, ep_log_level level, const char *line)
     inside++;
     entered = 1;
     usleep(20000);
-    calls_after += gone;
+    calls_after += removed;
     inside--;
 }
 
-static void *talk(void *argument)
+static void *log_often(void *argument)
 {
     (void)argument;
     while (!stop)
@@ -103,19 +103,19 @@ static void *talk(void *argument)
     return NULL;
 }
 
-static void taking_a_function_away_waits_for_its_calls(void **state)
+static void removing_a_callback_waits_for_its_calls(void **state)
 {
     pthread_t threads[2];
 
     (void)state;
-    ep_set_log(dawdle, NULL);
+    ep_set_log(slow_callback, NULL);
     for (int i = 0; i < 2; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, talk, NULL), 0);
+        assert_int_equal(pthread_create(&threads[i], NULL, log_often, NULL), 0);
     while (!entered)
         usleep(1000);
     ep_set_log(NULL, NULL);
     assert_int_equal(inside, 0);
-    gone = true;
+    removed = true;
     usleep(5000);
     stop = true;
     for (int i = 0; i < 2; i++)
@@ -123,7 +123,7 @@ static void taking_a_function_away_waits_for_its_calls(void **state)
     assert_int_equal(calls_after, 0);
 }
 
-static ep_status fail_with_words(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+static ep_status fail_with_reason(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     (void)mine;
     (void)bytes;
@@ -133,8 +133,8 @@ static ep_status fail_with_words(void *context, const void *mine, size_t bytes, 
     return EP_E_SYSTEM;
 }
 
-/* Also when it is the same as that of the failure before. */
-static void a_boot_leaves_its_reason(void **state)
+/* Also if it equals the previous reason. */
+static void a_bootstrap_may_set_a_reason(void **state)
 {
     char reason[] = "KeyError: 'rank'";
     ep_boot boot = EP_BOOT_INIT;
@@ -142,7 +142,7 @@ static void a_boot_leaves_its_reason(void **state)
 
     (void)state;
     boot.nranks = 1;
-    boot.allgather = fail_with_words;
+    boot.allgather = fail_with_reason;
     boot.context = reason;
     for (int i = 0; i < 2; i++) {
         assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_SYSTEM);
@@ -165,7 +165,7 @@ static void versions_agree(void **state)
     assert_int_equal(ep_version_number(), major * 10000 + minor * 100 + patch);
 }
 
-/* No bit has two meanings, so a flag that is given to the wrong call is refused. */
+/* No bit has two meanings, so a flag passed to the wrong call is rejected. */
 static void flags_share_one_space(void **state)
 {
     static const uint32_t flags[] = {
@@ -184,10 +184,10 @@ static void flags_share_one_space(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(communicators_tell_their_life),
-        cmocka_unit_test(a_line_leaves_the_last_error_alone),
-        cmocka_unit_test(taking_a_function_away_waits_for_its_calls),
-        cmocka_unit_test(a_boot_leaves_its_reason),
+        cmocka_unit_test(communicators_log_creation_and_failure),
+        cmocka_unit_test(a_line_does_not_change_the_last_error),
+        cmocka_unit_test(removing_a_callback_waits_for_its_calls),
+        cmocka_unit_test(a_bootstrap_may_set_a_reason),
         cmocka_unit_test(versions_agree),
         cmocka_unit_test(flags_share_one_space),
     };

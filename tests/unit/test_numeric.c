@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_numeric.c - the small formats against definitions by value: what a code means is computed with ldexp(), and
- * what a float rounds to is found by looking at every code. None of the library's handling of bits is used.
+ * test_numeric.c - the small formats against definitions by value: the value of a code is computed with ldexp(), and
+ * the rounding of a float by a search over all codes. No bit operations of the library are used.
  */
 #include "core/quantize.h"
 
@@ -123,7 +123,7 @@ static void test_bf16_ties(void **state)
     assert_int_equal(ep_bf16_from_f32(FLT_MAX), 0x7f80);
 }
 
-/* Nearest e4m3 by looking at all of them; of two that are equally near the one with the even code. */
+/* Nearest e4m3 by a search over all codes; of two equally near ones, the even code. */
 static uint8_t nearest_e4m3(float value)
 {
     double magnitude = fabs((double)value), best_distance = INFINITY;
@@ -382,7 +382,7 @@ static void test_quantize_infinity(void **state)
     }
 }
 
-/* Any bits: the forms agree with the portable one. */
+/* Random bits: all variants agree with the portable one. */
 static void test_quantize_forms_agree(void **state)
 {
     ep_quantize_fn portable = ep_quantize_find("portable");

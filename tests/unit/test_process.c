@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/process.c: lives, is dead, or cannot be told; with pidfds and without, over namespaces, with a hidden /proc. */
+/* base/process.c: alive, dead or unknown; with and without pidfds, across namespaces, with a hidden /proc. */
 #include "base/process.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ struct child {
     struct ep_process_id id;
 };
 
-static void tell_id(int fd)
+static void send_id(int fd)
 {
     struct ep_process_id id;
 
@@ -35,7 +35,7 @@ static void tell_id(int fd)
         _exit(1);
 }
 
-/* A process that waits to be killed, by its own account. `clone_flags`: namespaces that it makes first. */
+/* A process that waits to be killed, and its own identity. `clone_flags`: namespaces that it creates first. */
 static struct child start(int clone_flags)
 {
     struct child child;
@@ -46,7 +46,7 @@ static struct child start(int clone_flags)
     if (child.pid == 0) {
         if (clone_flags && unshare(clone_flags) != 0)
             _exit(1);
-        tell_id(fds[1]);
+        send_id(fds[1]);
         for (;;)
             pause();
     }
@@ -56,7 +56,7 @@ static struct child start(int clone_flags)
     return child;
 }
 
-/* Ended, but nobody has waited for it. */
+/* A zombie: ended, but not reaped. */
 static void make_zombie(const struct child *child)
 {
     siginfo_t info;
@@ -65,7 +65,7 @@ static void make_zombie(const struct child *child)
     assert_int_equal(waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOWAIT), 0);
 }
 
-static void living_zombie_and_gone(void **state)
+static void alive_zombie_and_dead(void **state)
 {
     struct child child = start(0);
     struct ep_process process;
@@ -85,7 +85,7 @@ static void living_zombie_and_gone(void **state)
     assert_int_equal(ep_process_look(&process), EP_PROCESS_UNKNOWN);
 }
 
-/* Without a pidfd the number has to do: a zombie and a reused number are dead all the same. */
+/* Without a pidfd the PID is used: a zombie and a reused PID are dead as well. */
 static void by_number(void **state)
 {
     struct child child = start(0);
@@ -103,8 +103,8 @@ static void by_number(void **state)
     assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
 }
 
-/* A program that closes descriptors that are not its own: the number then belongs to a file, which is readable. */
-static void a_pidfd_that_was_closed_tells_nothing(void **state)
+/* A program that closes our pidfd: its number then belongs to a file, which is readable. */
+static void a_closed_pidfd_is_ignored(void **state)
 {
     struct child child = start(0);
     struct ep_process process;
@@ -114,7 +114,7 @@ static void a_pidfd_that_was_closed_tells_nothing(void **state)
     assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
     assert_true(process.pidfd > 2);
     close(process.pidfd);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE); /* by its number */
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE); /* by its PID */
     other = open("/dev/null", O_RDONLY);
     assert_int_equal(dup2(other, process.pidfd), process.pidfd);
     assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
@@ -126,7 +126,7 @@ static void a_pidfd_that_was_closed_tells_nothing(void **state)
     waitpid(child.pid, NULL, 0);
 }
 
-/* RLIMIT_NOFILE lowered after creation: poll() then refuses. */
+/* RLIMIT_NOFILE lowered after creation: poll() then fails. */
 static void no_descriptor_is_allowed_any_more(void **state)
 {
     struct child child = start(0);
@@ -150,7 +150,7 @@ static void no_descriptor_is_allowed_any_more(void **state)
     ep_process_close(&process);
 }
 
-static int sees_without_pidfd(void *argument)
+static int works_without_pidfd(void *argument)
 {
     struct child *child = argument;
 
@@ -167,7 +167,7 @@ static int sees_without_pidfd(void *argument)
 static void a_kernel_without_pidfd(void **state)
 {
     struct child child = start(0);
-    int result = sandbox_run(sees_without_pidfd, &child);
+    int result = sandbox_run(works_without_pidfd, &child);
 
     (void)state;
     kill(child.pid, SIGKILL);
@@ -175,8 +175,8 @@ static void a_kernel_without_pidfd(void **state)
     sandbox_expect(result);
 }
 
-/* Another user behind hidepid: /proc says that there is no such process, and it lives. */
-static int sees_through_hidepid(void *argument)
+/* Another user with hidepid: /proc has no such process, but it is alive. */
+static int pidfd_works_with_hidepid(void *argument)
 {
     struct child *child = argument;
 
@@ -184,11 +184,11 @@ static int sees_through_hidepid(void *argument)
         return 77;
     if (setgid(65534) != 0 || setuid(65534) != 0)
         return 77;
-    /* Without pidfd and /proc it cannot be told, but it is not dead. */
+    /* Without pidfd and /proc the state is unknown, not dead. */
     return ep_process_look_once(&child->id) == EP_PROCESS_UNKNOWN ? 0 : 1;
 }
 
-static int sees_nothing_without_proc(void *argument)
+static int unknown_without_proc(void *argument)
 {
     struct child *child = argument;
 
@@ -200,7 +200,7 @@ static int sees_nothing_without_proc(void *argument)
 static void a_hidden_proc_is_no_death(void **state)
 {
     struct child child = start(0);
-    int hidden = sandbox_run(sees_through_hidepid, &child), covered = sandbox_run(sees_nothing_without_proc, &child);
+    int hidden = sandbox_run(pidfd_works_with_hidepid, &child), covered = sandbox_run(unknown_without_proc, &child);
 
     (void)state;
     kill(child.pid, SIGKILL);
@@ -209,8 +209,8 @@ static void a_hidden_proc_is_no_death(void **state)
     sandbox_expect(covered);
 }
 
-/* In another PID namespace the number is that of some other process, or of none. */
-static int is_out_of_sight(void *argument)
+/* In another PID namespace the PID belongs to another process, or to none. */
+static int is_invisible(void *argument)
 {
     int fds[2];
     struct ep_process_id id;
@@ -221,7 +221,7 @@ static int is_out_of_sight(void *argument)
         return 77;
     pid = fork();
     if (pid == 0) {
-        tell_id(fds[1]);
+        send_id(fds[1]);
         for (;;)
             pause();
     }
@@ -237,7 +237,7 @@ static int is_out_of_sight(void *argument)
 static void another_pid_namespace_is_no_death(void **state)
 {
     (void)state;
-    sandbox_expect(sandbox_run(is_out_of_sight, NULL));
+    sandbox_expect(sandbox_run(is_invisible, NULL));
 }
 
 static int has_own_number(void *argument)
@@ -262,7 +262,7 @@ static void a_child_is_another_process(void **state)
     assert_int_equal(own.pid, getpid());
     assert_int_equal(generation, ep_process_generation());
     assert_int_equal(sandbox_run(has_own_number, &own), 0);
-    /* Past the C library's handlers. */
+    /* Without the C library's handlers. */
     pid = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
     if (pid == 0)
         _exit(ep_process_generation() == generation ? 1 : 0);
@@ -273,9 +273,9 @@ static void a_child_is_another_process(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(living_zombie_and_gone),
+        cmocka_unit_test(alive_zombie_and_dead),
         cmocka_unit_test(by_number),
-        cmocka_unit_test(a_pidfd_that_was_closed_tells_nothing),
+        cmocka_unit_test(a_closed_pidfd_is_ignored),
         cmocka_unit_test(no_descriptor_is_allowed_any_more),
         cmocka_unit_test(a_kernel_without_pidfd),
         cmocka_unit_test(a_hidden_proc_is_no_death),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * core/registry.c with modules that load, do not load, are of another build or find no device. Where a module is looked
- * for depends on how a process was started, so each look is a new process: this program again, as "find <backend>".
+ * core/registry.c with modules that load, do not load, are of another build or find no device. The search path of a
+ * module depends on the start of a process, so each search is a new process: this program, as "find <backend>".
  */
 #include "core/core.h"
 
@@ -32,8 +32,8 @@ static int find(const char *name)
     return 0;
 }
 
-/* Starts it as if it lay in `folder`, with `path` for the loader; gives what it said. */
-static const char *look(const char *folder, const char *path, const char *name)
+/* Starts it as if it were in `folder`, with `path` for the loader; returns its output. */
+static const char *run_find(const char *folder, const char *path, const char *name)
 {
     static char said[2048];
     char self[600];
@@ -72,20 +72,20 @@ static void expect_start(const char *said, const char *start)
 static void host_is_built_in(void **state)
 {
     (void)state;
-    assert_string_equal(look(ELSEWHERE, ELSEWHERE, "host"), "EP_OK|host|");
-    assert_string_equal(look(MODULES "/good", MODULES "/good", "host"), "EP_OK|host|");
+    assert_string_equal(run_find(ELSEWHERE, ELSEWHERE, "host"), "EP_OK|host|");
+    assert_string_equal(run_find(MODULES "/good", MODULES "/good", "host"), "EP_OK|host|");
 }
 
 static void a_good_module_comes_first(void **state)
 {
     (void)state;
-    assert_string_equal(look(MODULES "/good", ELSEWHERE, "cuda"), "EP_OK|cuda|");
-    assert_string_equal(look(MODULES "/good", ELSEWHERE, "auto"), "EP_OK|cuda|");
-    assert_string_equal(look(ELSEWHERE, MODULES "/good", "cuda"), "EP_OK|cuda|");
-    assert_string_equal(look(ELSEWHERE, MODULES "/good", "auto"), "EP_OK|cuda|");
+    assert_string_equal(run_find(MODULES "/good", ELSEWHERE, "cuda"), "EP_OK|cuda|");
+    assert_string_equal(run_find(MODULES "/good", ELSEWHERE, "auto"), "EP_OK|cuda|");
+    assert_string_equal(run_find(ELSEWHERE, MODULES "/good", "cuda"), "EP_OK|cuda|");
+    assert_string_equal(run_find(ELSEWHERE, MODULES "/good", "auto"), "EP_OK|cuda|");
 }
 
-/* Asked for by name, each says what is wrong; not asked for, it is host and not a word. */
+/* Requested by name, each reports its error; without a name, the host backend is used and nothing is reported. */
 static void a_bad_module_says_why(void **state)
 {
     static const struct {
@@ -102,47 +102,44 @@ static void a_bad_module_says_why(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        expect_start(look(cases[i].folder, ELSEWHERE, "cuda"), cases[i].said);
-        expect_start(look(ELSEWHERE, cases[i].folder, "cuda"), cases[i].said);
-        assert_string_equal(look(cases[i].folder, ELSEWHERE, "auto"), "EP_OK|host|");
+        expect_start(run_find(cases[i].folder, ELSEWHERE, "cuda"), cases[i].said);
+        expect_start(run_find(ELSEWHERE, cases[i].folder, "cuda"), cases[i].said);
+        assert_string_equal(run_find(cases[i].folder, ELSEWHERE, "auto"), "EP_OK|host|");
     }
 }
 
-/* The module that lies with the library is the one of its build: no other stands in for it. */
-static void the_module_next_to_us_is_final(void **state)
+/* The module next to the library is of the same build: no other one replaces it. */
+static void a_module_next_to_the_library_is_final(void **state)
 {
     (void)state;
-    expect_start(look(MODULES "/probe", MODULES "/good", "cuda"), "EP_E_UNSUPPORTED|none|backend cuda: no GPU");
-    expect_start(look(MODULES "/broken", MODULES "/good", "cuda"), "EP_E_UNSUPPORTED|none|backend cuda: " MODULES);
-    assert_string_equal(look(MODULES "/good", MODULES "/probe", "cuda"), "EP_OK|cuda|");
+    expect_start(run_find(MODULES "/probe", MODULES "/good", "cuda"), "EP_E_UNSUPPORTED|none|backend cuda: no GPU");
+    expect_start(run_find(MODULES "/broken", MODULES "/good", "cuda"), "EP_E_UNSUPPORTED|none|backend cuda: " MODULES);
+    assert_string_equal(run_find(MODULES "/good", MODULES "/probe", "cuda"), "EP_OK|cuda|");
 }
 
-/* But one that the program is linked with is that one: two copies would not know each other's communicators. */
-static void the_module_that_is_loaded_is_taken(void **state)
+/* But a module that the program is linked with is used: two copies would not share their communicators. */
+static void a_loaded_module_is_used(void **state)
 {
     (void)state;
     setenv("LINKED", MODULES "/linked/libepkit-cuda.so", 1);
-    assert_string_equal(look(MODULES "/probe", ELSEWHERE, "cuda"), "EP_OK|cuda|");
-    assert_string_equal(look(ELSEWHERE, ELSEWHERE, "auto"), "EP_OK|cuda|");
+    assert_string_equal(run_find(MODULES "/probe", ELSEWHERE, "cuda"), "EP_OK|cuda|");
+    assert_string_equal(run_find(ELSEWHERE, ELSEWHERE, "auto"), "EP_OK|cuda|");
     unsetenv("LINKED");
 }
 
 static void unknown_backends_are_refused(void **state)
 {
     (void)state;
-    assert_string_equal(look(ELSEWHERE, ELSEWHERE, "rocm"),
+    assert_string_equal(run_find(ELSEWHERE, ELSEWHERE, "rocm"),
                         "EP_E_ARG|none|backend \"rocm\" is not one of \"cuda\", \"host\"");
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(host_is_built_in),
-        cmocka_unit_test(a_good_module_comes_first),
-        cmocka_unit_test(a_bad_module_says_why),
-        cmocka_unit_test(the_module_next_to_us_is_final),
-        cmocka_unit_test(the_module_that_is_loaded_is_taken),
-        cmocka_unit_test(unknown_backends_are_refused),
+        cmocka_unit_test(host_is_built_in),        cmocka_unit_test(a_good_module_comes_first),
+        cmocka_unit_test(a_bad_module_says_why),   cmocka_unit_test(a_module_next_to_the_library_is_final),
+        cmocka_unit_test(a_loaded_module_is_used), cmocka_unit_test(unknown_backends_are_refused),
     };
 
     if (argc == 3 && strcmp(argv[1], "find") == 0)

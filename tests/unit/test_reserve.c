@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * base/reserve.c and shm.c: memory that a limit does not allow is refused where it is allocated, with a status that
- * names the limit, and not by a signal when it is touched. Each case runs in a child, because limits do not come back.
+ * base/reserve.c and shm.c: an allocation above a limit fails with a status that names the limit, and not by a signal
+ * at the first access. Each case runs in a child, because a lowered limit cannot be raised again.
  */
 #include "base/reserve.h"
 #include "base/shm.h"
@@ -39,7 +39,7 @@
         }                                                                                                              \
     } while (0)
 
-/* 0: the child has found everything as it should be. A signal is reported as its number negated. */
+/* 0: the child found no error. A signal is returned as its negated number. */
 static int in_child(void (*run)(void))
 {
     pid_t pid = fork();
@@ -64,7 +64,7 @@ static void set_limit(int which, rlim_t value)
     CHECK(setrlimit((__rlimit_resource_t)which, &limit) == 0);
 }
 
-/* Refused, with the limit in the text; and what fits is still given, and can be touched. */
+/* A large allocation fails with the limit in the text; one that fits still succeeds, and can be accessed. */
 static void refused(size_t too_much, size_t fits, const char *limit)
 {
     struct ep_shm shm = {.fd = -1};
@@ -98,7 +98,7 @@ static void *lower_and_raise(void *argument)
     return argument;
 }
 
-/* It may change at any time: an allocation is refused or given, and the process goes on. */
+/* The limit may change at any time: an allocation fails or succeeds, and the process continues. */
 static void limit_of_files_that_changes(void)
 {
     int n_given = 0, n_refused = 0;
@@ -184,14 +184,14 @@ static void limit_of_cgroup(void)
     CHECK(cgroup_join(&cgroup));
     refused(128 * MIB, 16 * MIB, cgroup.limit_file);
     CHECK(strstr(ep_last_error(), "limited to 67108864 bytes"));
-    /* Many that fit one by one: the one that does not is refused, and those before can be touched. */
+    /* Many allocations: the first that does not fit fails, and the ones before can be accessed. */
     while (n < 64 && ep_shm_new(4 * MIB, &shm[n]) == EP_OK)
         n++;
     CHECK(n >= 8 && n < 16);
     CHECK(strstr(ep_last_error(), cgroup.limit_file));
     for (int i = 0; i < n; i++)
         memset(shm[i].base, i, 4 * MIB);
-    /* What is released is there again. */
+    /* Freed memory is available again. */
     ep_shm_done(&shm[0]);
     ep_shm_done(&shm[1]);
     CHECK(ep_shm_new(4 * MIB, &shm[0]) == EP_OK);
@@ -215,7 +215,7 @@ static void a_cgroup_is_named(void **state)
     assert_int_equal(result, 0);
 }
 
-/* --- limits of swap space, of which there is none on most machines: as the kernel's files would say --- */
+/* --- limits of swap space, which most machines do not have: with fake kernel files --- */
 
 static void write_file(const char *folder, const char *name, const char *text)
 {
@@ -254,7 +254,7 @@ static int swap_of_cgroup_v2(void *unused)
         return result;
     write_file(folder, "memory.max", "67108864\n");
     write_file(folder, "memory.current", "66060288\n");
-    CHECK(ep_reserve_check(32 * MIB) == EP_OK); /* without the files of swap space all of it counts */
+    CHECK(ep_reserve_check(32 * MIB) == EP_OK); /* without the files for swap space all of it counts */
     write_file(folder, "memory.swap.max", "max\n");
     write_file(folder, "memory.swap.current", "0\n");
     CHECK(ep_reserve_check(32 * MIB) == EP_OK);
@@ -279,7 +279,7 @@ static int swap_of_cgroup_v1(void *unused)
     write_file(folder, "memory.limit_in_bytes", "67108864\n");
     write_file(folder, "memory.usage_in_bytes", "66060288\n");
     CHECK(ep_reserve_check(32 * MIB) == EP_OK);
-    write_file(folder, "memory.memsw.limit_in_bytes", "67108864\n"); /* no swap space at all */
+    write_file(folder, "memory.memsw.limit_in_bytes", "67108864\n"); /* no swap space */
     write_file(folder, "memory.memsw.usage_in_bytes", "66060288\n");
     CHECK(ep_reserve_check(5 * MIB) == EP_E_MEMORY);
     CHECK(strstr(ep_last_error(), "and 0 bytes of swap space"));
@@ -295,7 +295,7 @@ static void swap_of_a_cgroup_counts(void **state)
     sandbox_expect(sandbox_run(swap_of_cgroup_v1, NULL));
 }
 
-/* --- how it is done --- */
+/* --- implementation --- */
 
 /* Calls of read() so far; -1: the kernel does not count them. */
 static long count_reads(void)
@@ -359,7 +359,7 @@ static void tick(int number)
     (void)number;
 }
 
-/* A profiler's timer interrupts the reservation over and over. */
+/* The timer of a profiler interrupts the reservation repeatedly. */
 static void among_signals(void)
 {
     struct sigaction action = {.sa_handler = tick};
@@ -373,7 +373,7 @@ static void among_signals(void)
     ((char *)shm.base)[96 * MIB - 1] = 1;
 }
 
-static void signals_do_not_hold_it_up(void **state)
+static void signals_do_not_delay_it(void **state)
 {
     (void)state;
     assert_int_equal(in_child(among_signals), 0);
@@ -388,7 +388,7 @@ static void without_standard_streams(void)
     close(2);
     if (ep_shm_new(4096, &shm) != EP_OK || shm.fd < 3)
         _exit(2);
-    /* What a program prints that does not know that its streams are closed. */
+    /* Output of a program whose standard streams are closed. */
     if (write(1, "noise", 5) != -1 || ((char *)shm.base)[0])
         _exit(3);
 }
@@ -408,7 +408,7 @@ int main(void)
         cmocka_unit_test(swap_of_a_cgroup_counts),
         cmocka_unit_test(small_allocations_share_a_check),
         cmocka_unit_test(pages_exist_before_they_are_touched),
-        cmocka_unit_test(signals_do_not_hold_it_up),
+        cmocka_unit_test(signals_do_not_delay_it),
         cmocka_unit_test(no_descriptor_becomes_a_standard_stream),
     };
 

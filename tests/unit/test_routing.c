@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core/routing.c against a reference that asks every (token, rank, position) by itself. */
+/* core/routing.c against a reference that computes every (token, rank, position) separately. */
 #include "core/routing.h"
 
 #include <limits.h>
@@ -38,7 +38,7 @@ static int seed_random(void **state)
 struct sample {
     struct ep_routing_shape shape;
     int idx_type;
-    int32_t *idx; /* what it should become */
+    int32_t *idx; /* expected result */
     void *given;  /* as the caller has it, of idx_type */
 };
 
@@ -140,7 +140,7 @@ static void compare_counts(const struct sample *sample, const struct ep_routing_
                              goes_to(sample, token, rank * local, (rank + 1) * local));
 }
 
-/* Outputs begin with rubbish, end exactly where they should (ASan looks), and each may be missing. */
+/* Outputs initially hold random data, have their exact size (ASan checks), and each may be NULL. */
 static void check_sample(const struct sample *sample, unsigned wanted)
 {
     const struct ep_routing_shape *shape = &sample->shape;
@@ -206,7 +206,7 @@ static void expect_refused(struct sample *sample, const char *text)
     free(idx);
 }
 
-/* One bad entry in a good routing is named by token, position and value, wherever it is. */
+/* One invalid entry in a valid routing is reported with token, position and value, wherever it is. */
 static void out_of_range_is_named(void **state)
 {
     static const int64_t bad_i64[] = {-2, INT64_MIN, INT64_MAX, 1ll << 32, (1ll << 32) + 1, -(1ll << 32)};
@@ -269,7 +269,7 @@ static void expert_twice_is_named(void **state)
     }
 }
 
-/* -1 may stand anywhere, any number of times, and the same expert may be chosen by neighbouring tokens. */
+/* -1 may be at any position, any number of times, and adjacent tokens may choose the same expert. */
 static void none_is_no_expert(void **state)
 {
     struct ep_routing_shape shape = {.n_tokens = 4, .topk = 3, .n_experts = 2, .nranks = 2, .ranks_per_node = 2};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A segment that a peer names is mapped only if touching it cannot fail: it has the bytes that its name says, and its
- * owner cannot cut them off. By every way to a descriptor. The names are of this process under another key, so that
- * nothing is borrowed. Nobody waits for an owner that has ended.
+ * A segment of a peer is mapped only if accesses cannot fail: it has the size in its name, and its owner cannot
+ * truncate it. With every method to get the descriptor. The names are of this process with another key, so that its own
+ * mapping is not used. No call waits for an owner that has ended.
  */
 #include "base/shm.h"
 
@@ -34,7 +34,7 @@ struct route {
     struct ep_shm_owner owner;
 };
 
-/* What a process offers to another one. */
+/* The segments of a process, for another one. */
 struct offer {
     struct ep_shm_name name;
     struct ep_shm_address address;
@@ -76,7 +76,7 @@ static void a_longer_name_than_segment_is_refused(void **state)
         struct ep_shm_name bad = name;
 
         bad.bytes = too_long[i];
-        assert_int_equal(ep_shm_attach(&bad, NULL, &seen), EP_E_MISMATCH); /* borrowed from this process */
+        assert_int_equal(ep_shm_attach(&bad, NULL, &seen), EP_E_MISMATCH); /* shares the mapping of this process */
     }
     name.process ^= 1;
     for (int way = 0; way < WAYS; way++) {
@@ -127,8 +127,8 @@ static void a_segment_that_may_shrink_is_refused(void **state)
     close(fd);
 }
 
-/* Serves its segment, and stops before it can answer. */
-static _Noreturn void serve_and_stop(struct offer *offer)
+/* Starts the thread for its segment, and stops before it can reply. */
+static _Noreturn void start_server_and_stop(struct offer *offer)
 {
     struct ep_shm own;
 
@@ -148,7 +148,7 @@ static void *kill_soon(void *pid)
     return NULL;
 }
 
-/* The request is on its way when the owner ends: nobody will answer, and only asking again tells so. */
+/* The owner ends while the request is in flight: no reply will arrive, and only a repeated request detects it. */
 static void an_owner_that_ends_is_not_waited_for(void **state)
 {
     struct offer *offer = mmap(NULL, sizeof(*offer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -162,7 +162,7 @@ static void an_owner_that_ends_is_not_waited_for(void **state)
     assert_true(offer != MAP_FAILED);
     pid = fork();
     if (pid == 0)
-        serve_and_stop(offer);
+        start_server_and_stop(offer);
     assert_int_equal(waitpid(pid, &how, WUNTRACED), pid);
     assert_true(WIFSTOPPED(how));
     assert_int_equal(pthread_create(&killer, NULL, kill_soon, &pid), 0);
@@ -183,8 +183,8 @@ static socklen_t name_of(const struct ep_shm_address *address, struct sockaddr_u
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof(address->name));
 }
 
-/* Anybody of the network namespace can send to the socket. */
-static void noise_does_not_end_the_server(void **state)
+/* Any process of the network namespace can send to the socket. */
+static void invalid_requests_do_not_end_the_server(void **state)
 {
     static const size_t lengths[] = {0, 1, 31, 33, 4000};
     static const char noise[4000];
@@ -211,7 +211,7 @@ static void noise_does_not_end_the_server(void **state)
     close_route(&route);
 }
 
-/* As a program does that becomes a daemon, with closefrom(3): what it frees later must not wait without end. */
+/* As a program that becomes a daemon with closefrom(3): later calls that free objects must not wait for ever. */
 static void the_server_ends_without_its_socket(void **state)
 {
     struct sockaddr_un mine, theirs;
@@ -226,7 +226,7 @@ static void the_server_ends_without_its_socket(void **state)
     skip();
 #endif
     open_route(&route, BY_SOCKET);
-    /* Answered: so the thread is about to wait for the next request, or does so by then. */
+    /* The reply has arrived: the thread now waits for the next request, or will soon. */
     assert_int_equal(
         ep_shm_request_pidfd(&(struct ep_shm_owner){.address = &route.address, .timeout_ms = 60000}, &pidfd), EP_OK);
     close(pidfd);
@@ -242,7 +242,7 @@ static void the_server_ends_without_its_socket(void **state)
     }
     assert_true(found);
     close_route(&route);
-    /* And starts again. */
+    /* It can be started again. */
     open_route(&route, BY_SOCKET);
     close_route(&route);
 }
@@ -250,8 +250,10 @@ static void the_server_ends_without_its_socket(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_longer_name_than_segment_is_refused), cmocka_unit_test(a_segment_that_may_shrink_is_refused),
-        cmocka_unit_test(an_owner_that_ends_is_not_waited_for),  cmocka_unit_test(noise_does_not_end_the_server),
+        cmocka_unit_test(a_longer_name_than_segment_is_refused),
+        cmocka_unit_test(a_segment_that_may_shrink_is_refused),
+        cmocka_unit_test(an_owner_that_ends_is_not_waited_for),
+        cmocka_unit_test(invalid_requests_do_not_end_the_server),
         cmocka_unit_test(the_server_ends_without_its_socket),
     };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The star of connections, frame by frame: what a rank says before it closes, to whatever state the other side is in.
+/* The star of connections, frame by frame: failures that a rank sends before it closes, in all states of the other
+ * side.
  */
 #include "base/clock.h"
 #include "tcp/star.h"
@@ -17,8 +18,8 @@
 #include <cmocka.h>
 
 #define MOST_RANKS 8
-#define PATIENT_MS 60000 /* where everybody comes */
-#define SHORT_MS 250     /* where somebody does not come, at first: an attempt that was too slow gets twice the time */
+#define PATIENT_MS 60000 /* where all ranks arrive */
+#define SHORT_MS 250     /* where a rank is missing; an attempt that was too slow gets twice the time */
 
 /* As lib/tcp/star.c sends it. */
 struct frame {
@@ -42,7 +43,7 @@ static struct tcp_star *adopt(int rank, int nranks, int *ret_far)
     return star;
 }
 
-/* Rank 0 says once that rank 2 is missing, and stops: then it is rank 0 that does not answer. */
+/* Rank 0 reports once that rank 2 is missing, and then stops: the failed rank is rank 0. */
 static void test_rank_0_that_stops_is_named(void **state)
 {
     struct {
@@ -66,8 +67,8 @@ static void test_rank_0_that_stops_is_named(void **state)
     close(far);
 }
 
-/* A rank that receives nothing from rank 0, which runs, is named itself: packets get through in one direction alone. */
-static void test_rank_that_hears_nothing_is_named(void **state)
+/* A rank that receives nothing from a running rank 0 is named itself: packets pass in one direction only. */
+static void test_rank_that_receives_nothing_is_named(void **state)
 {
     struct {
         struct frame frame;
@@ -96,7 +97,7 @@ struct leaves {
     bool ok;
 };
 
-static bool take_result(int fd, size_t bytes)
+static bool read_result(int fd, size_t bytes)
 {
     unsigned char buffer[65536];
     size_t left = sizeof(struct frame) + bytes;
@@ -111,7 +112,7 @@ static bool take_result(int fd, size_t bytes)
     return true;
 }
 
-/* Rank 1 takes its result and says farewell; rank 2 begins to read its own when that is done. */
+/* Rank 1 receives its result and sends BYE; rank 2 begins to read its own result after that. */
 static void *run_leaves(void *context)
 {
     struct leaves *leaves = context;
@@ -126,16 +127,16 @@ static void *run_leaves(void *context)
     }
     free(mine);
     if (leaves->ok)
-        leaves->ok = take_result(leaves->far[1], 3 * leaves->bytes) &&
+        leaves->ok = read_result(leaves->far[1], 3 * leaves->bytes) &&
                      send(leaves->far[1], &bye, sizeof(bye), MSG_NOSIGNAL) == sizeof(bye);
     close(leaves->far[1]);
-    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* rank 0 has time to look */
-    leaves->ok = leaves->ok && take_result(leaves->far[2], 3 * leaves->bytes);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* time for a poll of rank 0 */
+    leaves->ok = leaves->ok && read_result(leaves->far[2], 3 * leaves->bytes);
     close(leaves->far[2]);
     return NULL;
 }
 
-static void test_farewell_before_others_have_the_result(void **state)
+static void test_bye_before_others_have_the_result(void **state)
 {
     struct leaves leaves = {.bytes = 1u << 20};
     unsigned char *mine = calloc(1, leaves.bytes), *all = calloc(3, leaves.bytes);
@@ -155,7 +156,7 @@ static void test_farewell_before_others_have_the_result(void **state)
     free(all);
 }
 
-/* --- a rank that gives up says why --- */
+/* --- a rank that gives up sends the reason --- */
 
 enum { BLOCK = 1, FAILURE = 3 };
 
@@ -194,7 +195,7 @@ static int read_to_end(int fd, struct failure *ret_failure)
     }
 }
 
-/* In the first call it takes so long that a list of who is missing is due; fails in the second one. */
+/* The first call takes so long that a list of missing ranks is due; the second one fails. */
 static ep_status fail_with_a_list_queued(void *context, int *ret_culprit)
 {
     int *calls = context;
@@ -207,7 +208,7 @@ static ep_status fail_with_a_list_queued(void *context, int *ret_culprit)
     return ep_fail(EP_E_PEER_DEAD, "rank 2 has died of a test");
 }
 
-static void test_reason_behind_a_list_of_the_missing(void **state)
+static void test_reason_after_a_list_of_missing_ranks(void **state)
 {
     int far[MOST_RANKS], mine = 0, all[3];
     struct tcp_star *star = adopt(0, 3, far);
@@ -219,7 +220,7 @@ static void test_reason_behind_a_list_of_the_missing(void **state)
     int calls = 0;
 
     (void)state;
-    /* Rank 1 has come and waits: it is told who is missing. */
+    /* Rank 1 has arrived and waits: it gets the list of missing ranks. */
     assert_int_equal(send(far[1], &said, sizeof(said.frame) + sizeof(said.block), 0),
                      sizeof(said.frame) + sizeof(said.block));
     tcp_star_set_poll(star, fail_with_a_list_queued, &calls);
@@ -253,7 +254,7 @@ struct half_sent {
     int calls;
 };
 
-/* Fails when a part of the block has left; what is left the other side takes from then on. */
+/* Fails when a part of the block was sent; the other side reads the rest from then on. */
 static ep_status fail_within_a_block(void *context, int *ret_culprit)
 {
     struct half_sent *half = context;
@@ -265,9 +266,9 @@ static ep_status fail_within_a_block(void *context, int *ret_culprit)
     return ep_fail(EP_E_ABORTED, "rank 1 has aborted in a test");
 }
 
-/* The other side takes some time for what is left of the block: so much as the machine lets it have, at most in the
- * last of many attempts. */
-static void test_reason_behind_a_block(void **state)
+/* The other side needs some time for the rest of the block; how much depends on the machine, so there are many
+ * attempts. */
+static void test_reason_after_a_block(void **state)
 {
     enum { BYTES = 2 << 20, ATTEMPTS = 50 };
     unsigned char *mine = calloc(1, BYTES), *all = calloc(2, BYTES);
@@ -294,7 +295,7 @@ static void test_reason_behind_a_block(void **state)
     free(all);
 }
 
-/* --- rank 0 gives up while ranks come --- */
+/* --- rank 0 gives up while ranks connect --- */
 
 struct root {
     struct tcp_star_args args;
@@ -326,7 +327,7 @@ static void start_root(struct root *root, int timeout_ms)
     assert_int_equal(pthread_create(&root->thread, NULL, run_root, root), 0);
 }
 
-/* Connects as `rank` to what listens there, and says nothing yet. false: nothing listens any more. */
+/* Connects as `rank` to the listener, and sends nothing yet. false: nothing listens any more. */
 static bool connect_to_root(const struct root *root, int rank, struct tcp_handshake *ret_hs)
 {
     const struct tcp_address to = {.family = AF_INET, .port = root->args.port, .bytes = {127, 0, 0, 1}};
@@ -346,7 +347,7 @@ static bool connect_to_root(const struct root *root, int rank, struct tcp_handsh
     return false;
 }
 
-static enum tcp_handshake_result shake_hands(struct tcp_handshake *hs)
+static enum tcp_handshake_result authenticate(struct tcp_handshake *hs)
 {
     enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
 
@@ -358,10 +359,10 @@ static enum tcp_handshake_result shake_hands(struct tcp_handshake *hs)
 }
 
 /*
- * Rank 1 has come, rank 2 has connected and shakes hands when rank 0 gives up, rank 3 does not come: both hear why.
- * True where this process came to it in time.
+ * Rank 1 has connected, rank 2 is in its handshake when rank 0 gives up, rank 3 is missing: ranks 1 and 2 get the
+ * reason. true: this process was in time.
  */
-static bool come_while_rank_0_gives_up(int timeout_ms)
+static bool connect_while_rank_0_gives_up(int timeout_ms)
 {
     struct tcp_handshake first = {.fd = -1}, late = {.fd = -1};
     struct failure failure = {0};
@@ -369,13 +370,13 @@ static bool come_while_rank_0_gives_up(int timeout_ms)
     bool told = false;
 
     start_root(&root, timeout_ms);
-    if (connect_to_root(&root, 1, &first) && shake_hands(&first) == TCP_HANDSHAKE_DONE &&
+    if (connect_to_root(&root, 1, &first) && authenticate(&first) == TCP_HANDSHAKE_DONE &&
         connect_to_root(&root, 2, &late)) {
-        assert_int_equal(read_to_end(first.fd, &failure), FAILURE); /* whatever else was under way */
+        assert_int_equal(read_to_end(first.fd, &failure), FAILURE); /* after any other frames in flight */
         assert_int_equal(failure.status, EP_E_TIMEOUT);
         assert_int_equal(failure.rank, 2);
         assert_non_null(strstr(failure.text, "did not arrive within"));
-        assert_int_not_equal(shake_hands(&late), TCP_HANDSHAKE_DONE);
+        assert_int_not_equal(authenticate(&late), TCP_HANDSHAKE_DONE);
         told = late.refused;
         if (told) {
             assert_int_equal(late.status, EP_E_TIMEOUT);
@@ -391,7 +392,7 @@ static bool come_while_rank_0_gives_up(int timeout_ms)
     return told;
 }
 
-/* Rank 1 comes, gives up for a reason of its own and closes: rank 0 names the reason. */
+/* Rank 1 connects, gives up for its own reason and closes: rank 0 names the reason. */
 static bool give_up_before_rank_0(int timeout_ms)
 {
     struct {
@@ -408,7 +409,7 @@ static bool give_up_before_rank_0(int timeout_ms)
     bool came;
 
     start_root(&root, timeout_ms);
-    came = connect_to_root(&root, 1, &hs) && shake_hands(&hs) == TCP_HANDSHAKE_DONE &&
+    came = connect_to_root(&root, 1, &hs) && authenticate(&hs) == TCP_HANDSHAKE_DONE &&
            send(hs.fd, &said, sizeof(said), MSG_NOSIGNAL) == sizeof(said);
     if (hs.fd >= 0)
         close(hs.fd);
@@ -418,25 +419,25 @@ static bool give_up_before_rank_0(int timeout_ms)
     return came && strstr(root.text, ") gave up: a reason of its?own");
 }
 
-static void until_told(bool (*attempt)(int timeout_ms))
+static void read_until_notified(bool (*attempt)(int timeout_ms))
 {
     for (int timeout_ms = SHORT_MS; !attempt(timeout_ms); timeout_ms *= 2)
         assert_true(timeout_ms <= PATIENT_MS);
 }
 
-static void test_rank_0_gives_up_while_ranks_come(void **state)
+static void test_rank_0_gives_up_while_ranks_connect(void **state)
 {
     (void)state;
-    until_told(come_while_rank_0_gives_up);
+    read_until_notified(connect_while_rank_0_gives_up);
 }
 
 static void test_rank_that_gave_up_before_rank_0(void **state)
 {
     (void)state;
-    until_told(give_up_before_rank_0);
+    read_until_notified(give_up_before_rank_0);
 }
 
-/* Connections that are made at once do not all send their probes at once, and each gets several before it is given up.
+/* Connections that are opened together do not send their probes together, and each sends several before it is ended.
  */
 static void test_probes_of_connections_are_spread(void **state)
 {
@@ -469,11 +470,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rank_0_that_stops_is_named),
-        cmocka_unit_test(test_rank_that_hears_nothing_is_named),
-        cmocka_unit_test(test_farewell_before_others_have_the_result),
-        cmocka_unit_test(test_reason_behind_a_list_of_the_missing),
-        cmocka_unit_test(test_reason_behind_a_block),
-        cmocka_unit_test(test_rank_0_gives_up_while_ranks_come),
+        cmocka_unit_test(test_rank_that_receives_nothing_is_named),
+        cmocka_unit_test(test_bye_before_others_have_the_result),
+        cmocka_unit_test(test_reason_after_a_list_of_missing_ranks),
+        cmocka_unit_test(test_reason_after_a_block),
+        cmocka_unit_test(test_rank_0_gives_up_while_ranks_connect),
         cmocka_unit_test(test_rank_that_gave_up_before_rank_0),
         cmocka_unit_test(test_probes_of_connections_are_spread),
     };
