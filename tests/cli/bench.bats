@@ -137,7 +137,7 @@ valid() {
         | length == 3 and all)' "$BATS_TEST_TMPDIR/bench.json"
 }
 
-@test "between nodes: puts only and plain sockets as baselines, with the bytes of the operation" {
+@test "between nodes: raw puts and plain sockets as baselines, with the bytes of the operation" {
     epkit bench --quick --nodes 2 --network tcp --boot fork --only dispatch,ll --dtype bf16 --json >"$BATS_TEST_TMPDIR/out.json"
     valid "$BATS_TEST_TMPDIR/out.json"
     jq -e '.rows[0] | .puts_per_operation > 0 and .net_gbps > 0 and .puts.gbps > 0 and .sockets.gbps > 0

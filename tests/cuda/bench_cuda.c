@@ -263,7 +263,7 @@ static int measure(struct bench *b, enum what what, bool bare, bool queued, int 
     if (slowest(b, b->us[options.repeat / 2] * 1e3, &us) || slowest(b, b->us[0] * 1e3, &best) ||
         slowest(b, logical_bytes(b, what), &bytes))
         return 1;
-    snprintf(name, sizeof(name), "%s%s", what_names[what], bare ? ", bare rows" : "");
+    snprintf(name, sizeof(name), "%s%s", what_names[what], bare ? ", raw rows" : "");
     print_row(b, name, queued, sms, us, best, bytes, options.repeat);
     return 0;
 }
@@ -284,7 +284,7 @@ static int measure_stream(struct bench *b, enum what what, int sms)
     CUDA(cudaEventElapsedTime(&ms, b->begin, b->end));
     if (slowest(b, ms * 1e3 / 20, &us) || slowest(b, logical_bytes(b, what), &bytes))
         return 1;
-    snprintf(name, sizeof(name), "%s, bare rows without a pause", what_names[what]);
+    snprintf(name, sizeof(name), "%s, raw rows without a pause", what_names[what]);
     print_row(b, name, true, sms, us, us, bytes, 20);
     CALL(ep_comm_barrier(b->comm));
     return 0;

@@ -48,7 +48,7 @@ struct bench_request {
     int ll_tokens;                      /* per rank, low latency */
     int hidden, topk, experts;
     int iters;      /* rounds of each measurement; 0: as many as make a stable figure, at least 5 */
-    bool baselines; /* memcpy, and MPI_Alltoallv where the ranks run under MPI; on GPUs the copy engine and rows only */
+    bool baselines; /* memcpy, and MPI_Alltoallv where the ranks run under MPI; on GPUs the copy engine and raw rows */
     int sms;        /* multiprocessors of an operation on GPUs; 0: the backend's default */
     bool no_partial_reduce; /* low latency: EP_LL_NO_PARTIAL_REDUCE */
 };

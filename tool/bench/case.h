@@ -107,7 +107,7 @@ struct bench_phases {
 };
 
 enum { SERIES_OP = 0, SERIES_COPY, SERIES_NAIVE };
-enum { SERIES_QUEUED = 1, SERIES_ROWS_ONLY, SERIES_ENGINE_PAIR, SERIES_ENGINE_ALL }; /* on GPUs, after SERIES_OP */
+enum { SERIES_QUEUED = 1, SERIES_RAW_ROWS, SERIES_ENGINE_PAIR, SERIES_ENGINE_ALL }; /* on GPUs, after SERIES_OP */
 
 void bench_phases_add(struct bench_phases *phases, const ep_comm *comm);
 
@@ -117,11 +117,11 @@ struct bench_measurement {
     int tokens;
     int64_t row_bytes; /* 0: no rates */
     struct bench_counts counts;
-    const struct bench_phases *phases;                                        /* NULL: none */
-    const struct bench_series *measured, *copy, *naive, *cached;              /* NULL: not measured */
-    const struct bench_series *queued, *rows_only, *engine_pair, *engine_all; /* on GPUs */
-    double pair_bytes;                                                        /* of a sample of engine_pair */
-    const struct bench_series *puts, *sockets; /* between nodes: puts only, plain sockets; NULL: not measured */
+    const struct bench_phases *phases;                                       /* NULL: none */
+    const struct bench_series *measured, *copy, *naive, *cached;             /* NULL: not measured */
+    const struct bench_series *queued, *raw_rows, *engine_pair, *engine_all; /* on GPUs */
+    double pair_bytes;                                                       /* of a sample of engine_pair */
+    const struct bench_series *puts, *sockets; /* between nodes: raw puts, plain sockets; NULL: not measured */
     double net_bytes;                          /* of one rank in a sample of these */
     double n_puts;                             /* of one operation of this rank */
 };

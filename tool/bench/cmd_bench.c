@@ -59,7 +59,7 @@ static const struct opt bench_table[] = {
     {"sms", 0, "N", OPT_INT, offsetof(struct bench_options, sms), .min = 0, .max = 1024, .value = "0",
      .help = "multiprocessors of an operation on GPUs; 0: default of the library"},
     {"no-baselines", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_baselines),
-     .help = "do not measure baselines (memcpy, MPI_Alltoallv, copy engine, rows only); needs less memory"},
+     .help = "do not measure baselines (memcpy, MPI_Alltoallv, copy engine, raw rows); needs less memory"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
      .help = "a small shape and few rounds, to check that it works"},
     {"model", 0, "LIST", OPT_LIST, offsetof(struct bench_options, model), .min = 2, .max = 4096,
@@ -389,14 +389,14 @@ const struct cmd command_bench = {
         "Starts a group of ranks on this machine and measures dispatch, combine, the creation of plans and the "
         "low-latency operations on synthetic routings, after verifying their results.\n\n" GROUP_BACKEND_TEXT
         "All groups of one run use the same backend: that of the largest of --ranks.\n\n"
-        "On GPUs the data is in device memory, and the baselines are: the rows only, moved by the same kernels without "
-        "plan and waits, and the copy engine. The time of a single operation includes its launch and the skew between "
+        "On GPUs the data is in device memory, and the baselines are: raw rows, which the same kernels move "
+        "without plan and waits, and the copy engine. The time of a single operation includes its launch and the skew between "
         "the ranks; ll-pair is the time of one low-latency dispatch and combine in a sequence of such pairs, in which "
         "the ranks stay synchronised as in a decoder.\n\n"
         "On the host backend the baselines, measured alternately on the same ranks, are: memcpy of the bytes that a "
         "rank receives, and, if MPI is installed, a naive dispatch and combine with MPI_Alltoallv. On a shared "
         "machine, or with fewer CPUs than ranks, quote the ratios to these baselines, not GB/s.\n\n"
-        "Between nodes there are two more baselines: puts only, the same bytes in puts of 256 KiB over the same "
+        "Between nodes there are two more baselines: raw puts, the same bytes in puts of 256 KiB over the same "
         "streams, and, with the network tcp, plain sockets, the same with send() and recv().\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s count "

@@ -47,14 +47,14 @@ static ep_status finish_op(void *context)
     return ep_stream_sync(op->bench->ctx->comm, NULL);
 }
 
-static ep_status run_rows_only_dispatch(void *context)
+static ep_status run_raw_dispatch(void *context)
 {
     struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
 
     return ctx->gpu->repeat_bare(ctx->comm, 0);
 }
 
-static ep_status run_rows_only_combine(void *context)
+static ep_status run_raw_combine(void *context)
 {
     struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
 
@@ -187,13 +187,13 @@ static int probe_init(struct op *op)
     return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the probe of the network");
 }
 
-/* Puts only, and plain sockets with the same number of streams and chunks. */
+/* Raw puts, and plain sockets with the same number of streams and chunks. */
 static void add_net_series(struct op *op, int *n_series, struct bench_series *series,
                            struct bench_measurement *measurement)
 {
     if (!op->probe)
         return;
-    series[*n_series] = (struct bench_series){.what = "puts only", .run = run_puts, .context = op};
+    series[*n_series] = (struct bench_series){.what = "raw puts", .run = run_puts, .context = op};
     measurement->puts = &series[(*n_series)++];
     measurement->net_bytes = op->probe_bytes;
     measurement->n_puts = op->puts;
@@ -223,16 +223,14 @@ static bool has_roofline(const struct bench_case *bench)
     return bench->ctx->gpu && bench_has_baselines(bench) && bench->ctx->nnodes < 2;
 }
 
-/* The operation queued after other work; its rows only, without plan and waits; the copy engine. */
+/* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
 static void add_gpu_series(struct op *op, bool is_combine, struct bench_series *series,
                            struct bench_measurement *measurement)
 {
     series[SERIES_QUEUED] = series[SERIES_OP];
     series[SERIES_QUEUED].queued = true;
-    series[SERIES_ROWS_ONLY] = (struct bench_series){.what = "rows only",
-                                                     .run = is_combine ? run_rows_only_combine : run_rows_only_dispatch,
-                                                     .queued = true,
-                                                     .context = op};
+    series[SERIES_RAW_ROWS] = (struct bench_series){
+        .what = "raw rows", .run = is_combine ? run_raw_combine : run_raw_dispatch, .queued = true, .context = op};
     series[SERIES_ENGINE_PAIR] = (struct bench_series){
         .what = "copy engine, one pair", .run = bench_engine_pair, .queued = true, .context = &op->roofline};
     series[SERIES_ENGINE_ALL] = (struct bench_series){
@@ -240,7 +238,7 @@ static void add_gpu_series(struct op *op, bool is_combine, struct bench_series *
     measurement->queued = &series[SERIES_QUEUED];
     if (!has_roofline(op->bench))
         return;
-    measurement->rows_only = &series[SERIES_ROWS_ONLY];
+    measurement->raw_rows = &series[SERIES_RAW_ROWS];
     measurement->engine_pair = &series[SERIES_ENGINE_PAIR];
     measurement->engine_all = &series[SERIES_ENGINE_ALL];
     measurement->pair_bytes = (double)op->roofline.pair_bytes;

@@ -116,9 +116,9 @@ static void set_gpu(json_t *row, const struct bench_case *bench, const struct be
         json_object_set_new(row, "sms", json_integer(sms));
     if (measurement->queued)
         set_baseline(row, "queued", measured, measured, bytes);
-    if (!measurement->rows_only)
+    if (!measurement->raw_rows)
         return;
-    set_baseline(row, "bare", measured, measurement->rows_only, bytes);
+    set_baseline(row, "bare", measured, measurement->raw_rows, bytes);
     set_baseline(row, "engine_all", measured, measurement->engine_all, bytes);
     set_baseline(row, "engine_pair", measurement->engine_pair, measurement->engine_pair, measurement->pair_bytes);
 }
