@@ -203,9 +203,7 @@ static enum tcp_handshake_result handle_welcome(struct tcp_handshake *hs)
         hs->state = CLOSED;
         return TCP_HANDSHAKE_DONE;
     }
-    welcome.reason[sizeof(welcome.reason) - 1] = '\0';
-    for (char *at = welcome.reason; *at; at++)
-        *at = *at < ' ' || *at > '~' ? '?' : *at;
+    tcp_make_printable(welcome.reason, sizeof(welcome.reason));
     hs->refused = true;
     return fail(hs, ep_status_is_failure(welcome.status) ? (ep_status)welcome.status : EP_E_MISMATCH, "%s",
                 welcome.reason);

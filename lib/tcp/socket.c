@@ -487,6 +487,13 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
     return ep_fd_above_stdio(fd);
 }
 
+void tcp_make_printable(char *text, size_t bytes)
+{
+    text[bytes - 1] = '\0';
+    for (char *at = text; *at; at++)
+        *at = *at < ' ' || *at > '~' ? '?' : *at;
+}
+
 /*
  * All ranks connect at the same time and become idle at the same time. With equal keepalive times the probes of a large
  * job are sent in one burst, and again with each repetition: queues on the path overflow, the same connections lose all

@@ -65,6 +65,9 @@ int tcp_connect_error(int fd);
 /* Accepts one connection; -1 with errno: none. */
 int tcp_accept(int listener, struct tcp_address *ret_from);
 
+/* For a text from a peer: terminates it in its `bytes`, and replaces all that is not printable ASCII by '?'. */
+void tcp_make_printable(char *text, size_t bytes);
+
 /*
  * Options of all connections: small messages are sent at once, and keepalive probes end a connection to a host that was
  * switched off within 28 to 50 seconds, also while nothing is sent. timeout_ms > 0: TCP_USER_TIMEOUT.

@@ -59,9 +59,7 @@ static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
         ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap before it arrived", star->name, peer);
         return tcp_star_fail(star, EP_E_PEER_LEFT, tcp_star_rank_of(star, conn));
     case FRAME_MISSING:
-        conn->small.missing.list[LIST_BYTES - 1] = '\0';
-        for (char *at = conn->small.missing.list; *at; at++)
-            *at = *at < ' ' || *at > '~' ? '?' : *at;
+        tcp_make_printable(conn->small.missing.list, LIST_BYTES);
         star->missing = conn->small.missing;
         star->received_ns = ep_now_ns();
         if (star->missing.first < 0 || star->missing.first >= star->nranks)

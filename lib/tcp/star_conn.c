@@ -178,9 +178,7 @@ ep_status tcp_star_fail_damaged(struct tcp_star *star, struct conn *conn, const 
 /* false: of unknown kind. Otherwise its text is printable. */
 static bool check_failure(const struct tcp_star *star, struct failure *failure)
 {
-    failure->text[sizeof(failure->text) - 1] = '\0';
-    for (char *at = failure->text; *at; at++)
-        *at = *at < ' ' || *at > '~' ? '?' : *at;
+    tcp_make_printable(failure->text, sizeof(failure->text));
     return ep_status_is_failure(failure->status) && failure->rank >= -1 && failure->rank < star->nranks;
 }
 
