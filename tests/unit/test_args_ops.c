@@ -236,14 +236,14 @@ static void combine_refuses_bad_arguments(void **state)
 static void events_belong_to_their_communicator(void **state)
 {
     ep_dispatch_args dispatch = good_dispatch();
-    ep_comm stranger = {.nranks = 1};
-    ep_event foreign = {.comm = &stranger}, *event = NULL, *own = NULL;
+    ep_comm other_comm = {.nranks = 1};
+    ep_event other_event = {.comm = &other_comm}, *event = NULL, *own = NULL;
     int done = 0;
 
     (void)state;
     open_plan(0, 10, 20, 20);
     mock.calls = 0;
-    assert_int_equal(ep_stream_wait(comm, NULL, &foreign), EP_E_ARG);
+    assert_int_equal(ep_stream_wait(comm, NULL, &other_event), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "ep_stream_wait: event is of another communicator"));
     assert_int_equal(ep_stream_wait(comm, NULL, NULL), EP_E_ARG);
     assert_int_equal(ep_stream_call(comm, NULL, NULL, NULL), EP_E_ARG);

@@ -480,7 +480,7 @@ static void test_other_programs_change_nothing(void **state)
             print_error("rank %d: %s\n", i, ranks[i].text);
         assert_int_equal(ranks[i].status, EP_OK);
     }
-    print_message("    %llu of %d strangers were dropped before all ranks were there\n",
+    print_message("    %llu of %d other connections were dropped before all ranks had connected\n",
                   (unsigned long long)ranks[0].dropped, STRANGERS + 1);
     assert_true(ranks[0].dropped >= 100);
     close(probe);
@@ -911,7 +911,7 @@ static enum answer resolve_bad_name(int timeout_ms)
 {
     static const struct {
         struct setting settings[5];
-        const char *told;
+        const char *hint;
     } rows[] = {
         {{{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_ADDR", "no..host"}, {"MASTER_PORT", "29500"}},
          "; MASTER_ADDR must be a name of the host of rank 0"},
@@ -929,7 +929,7 @@ static enum answer resolve_bad_name(int timeout_ms)
             return LATE;
         print_message("%s\n", ep_last_error());
         if (!strstr(ep_last_error(), "host name \"no..host\" cannot be resolved: ") ||
-            !strstr(ep_last_error(), rows[i].told))
+            !strstr(ep_last_error(), rows[i].hint))
             return WRONG;
     }
     return FITS;

@@ -35,7 +35,7 @@ static int find(const char *name)
 /* Starts it as if it were in `folder`, with `path` for the loader; returns its output. */
 static const char *run_find(const char *folder, const char *path, const char *name)
 {
-    static char said[2048];
+    static char output[2048];
     char self[600];
     size_t used = 0;
     ssize_t got;
@@ -54,19 +54,19 @@ static const char *run_find(const char *folder, const char *path, const char *na
         _exit(127);
     }
     close(ends[1]);
-    while ((got = read(ends[0], said + used, sizeof(said) - 1 - used)) > 0)
+    while ((got = read(ends[0], output + used, sizeof(output) - 1 - used)) > 0)
         used += (size_t)got;
-    said[used] = '\0';
+    output[used] = '\0';
     close(ends[0]);
     assert_int_equal(waitpid(child, &how, 0), child);
     assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
-    return said;
+    return output;
 }
 
-static void expect_start(const char *said, const char *start)
+static void expect_start(const char *output, const char *start)
 {
-    if (strncmp(said, start, strlen(start)) != 0)
-        fail_msg("\"%s\" does not begin with \"%s\"", said, start);
+    if (strncmp(output, start, strlen(start)) != 0)
+        fail_msg("\"%s\" does not begin with \"%s\"", output, start);
 }
 
 static void host_is_built_in(void **state)
@@ -89,7 +89,7 @@ static void a_good_module_comes_first(void **state)
 static void a_bad_module_says_why(void **state)
 {
     static const struct {
-        const char *folder, *said;
+        const char *folder, *output;
     } cases[] = {
         {ELSEWHERE, "EP_E_UNSUPPORTED|none|backend cuda: libepkit-cuda.so: cannot open shared object file"},
         {MODULES "/abi", "EP_E_UNSUPPORTED|none|backend cuda: libepkit-cuda.so is of another build (its abi is "
@@ -102,8 +102,8 @@ static void a_bad_module_says_why(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        expect_start(run_find(cases[i].folder, ELSEWHERE, "cuda"), cases[i].said);
-        expect_start(run_find(ELSEWHERE, cases[i].folder, "cuda"), cases[i].said);
+        expect_start(run_find(cases[i].folder, ELSEWHERE, "cuda"), cases[i].output);
+        expect_start(run_find(ELSEWHERE, cases[i].folder, "cuda"), cases[i].output);
         assert_string_equal(run_find(cases[i].folder, ELSEWHERE, "auto"), "EP_OK|host|");
     }
 }

@@ -141,9 +141,9 @@ static _Noreturn void start_server_and_stop(struct offer *offer)
 
 static void *kill_soon(void *pid)
 {
-    struct timespec nap = {.tv_nsec = 300000000};
+    struct timespec interval = {.tv_nsec = 300000000};
 
-    nanosleep(&nap, NULL);
+    nanosleep(&interval, NULL);
     kill(*(pid_t *)pid, SIGKILL);
     return NULL;
 }

@@ -215,14 +215,14 @@ static void test_reason_after_a_list_of_missing_ranks(void **state)
     struct {
         struct frame frame;
         int block;
-    } said = {{FRAME_MAGIC, BLOCK, 1, sizeof(int)}, 1};
+    } message = {{FRAME_MAGIC, BLOCK, 1, sizeof(int)}, 1};
     struct failure failure;
     int calls = 0;
 
     (void)state;
     /* Rank 1 has arrived and waits: it gets the list of missing ranks. */
-    assert_int_equal(send(far[1], &said, sizeof(said.frame) + sizeof(said.block), 0),
-                     sizeof(said.frame) + sizeof(said.block));
+    assert_int_equal(send(far[1], &message, sizeof(message.frame) + sizeof(message.block), 0),
+                     sizeof(message.frame) + sizeof(message.block));
     tcp_star_set_poll(star, fail_with_a_list_queued, &calls);
     assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), PATIENT_MS, all), EP_E_PEER_DEAD);
     for (int rank = 1; rank < 3; rank++) {
@@ -272,25 +272,25 @@ static void test_reason_after_a_block(void **state)
 {
     enum { BYTES = 2 << 20, ATTEMPTS = 50 };
     unsigned char *mine = calloc(1, BYTES), *all = calloc(2, BYTES);
-    bool told = false;
+    bool notified = false;
 
     (void)state;
     assert_non_null(mine);
     assert_non_null(all);
-    for (int i = 0; i < ATTEMPTS && !told; i++) {
+    for (int i = 0; i < ATTEMPTS && !notified; i++) {
         struct half_sent half = {0};
         struct tcp_star *star = adopt(1, 2, &half.reader.fd);
 
         tcp_star_set_poll(star, fail_within_a_block, &half);
         assert_int_equal(tcp_star_allgather(star, mine, BYTES, PATIENT_MS, all), EP_E_ABORTED);
         pthread_join(half.thread, NULL);
-        told = half.reader.last == FAILURE;
-        if (told)
+        notified = half.reader.last == FAILURE;
+        if (notified)
             assert_string_equal(half.reader.failure.text, "rank 1 has aborted in a test");
         close(half.reader.fd);
         tcp_star_free(star);
     }
-    assert_true(told);
+    assert_true(notified);
     free(mine);
     free(all);
 }
@@ -367,7 +367,7 @@ static bool connect_while_rank_0_gives_up(int timeout_ms)
     struct tcp_handshake first = {.fd = -1}, late = {.fd = -1};
     struct failure failure = {0};
     struct root root;
-    bool told = false;
+    bool notified = false;
 
     start_root(&root, timeout_ms);
     if (connect_to_root(&root, 1, &first) && authenticate(&first) == TCP_HANDSHAKE_DONE &&
@@ -377,8 +377,8 @@ static bool connect_while_rank_0_gives_up(int timeout_ms)
         assert_int_equal(failure.rank, 2);
         assert_non_null(strstr(failure.text, "did not arrive within"));
         assert_int_not_equal(authenticate(&late), TCP_HANDSHAKE_DONE);
-        told = late.refused;
-        if (told) {
+        notified = late.refused;
+        if (notified) {
             assert_int_equal(late.status, EP_E_TIMEOUT);
             assert_non_null(strstr(late.why, "did not arrive within"));
         }
@@ -389,7 +389,7 @@ static bool connect_while_rank_0_gives_up(int timeout_ms)
     tcp_handshake_drop(&late);
     pthread_join(root.thread, NULL);
     assert_int_equal(root.status, EP_E_TIMEOUT);
-    return told;
+    return notified;
 }
 
 /* Rank 1 connects, gives up for its own reason and closes: rank 0 names the reason. */
@@ -400,17 +400,17 @@ static bool give_up_before_rank_0(int timeout_ms)
         int64_t block;
         struct frame frame;
         struct failure failure;
-    } said = {{FRAME_MAGIC, BLOCK, 1, sizeof(int64_t)},
-              1,
-              {FRAME_MAGIC, FAILURE, 1, sizeof(struct failure)},
-              {EP_E_TIMEOUT, 3, "a reason of its\x1bown"}};
+    } message = {{FRAME_MAGIC, BLOCK, 1, sizeof(int64_t)},
+                 1,
+                 {FRAME_MAGIC, FAILURE, 1, sizeof(struct failure)},
+                 {EP_E_TIMEOUT, 3, "a reason of its\x1bown"}};
     struct tcp_handshake hs = {.fd = -1};
     struct root root;
     bool came;
 
     start_root(&root, timeout_ms);
     came = connect_to_root(&root, 1, &hs) && authenticate(&hs) == TCP_HANDSHAKE_DONE &&
-           send(hs.fd, &said, sizeof(said), MSG_NOSIGNAL) == sizeof(said);
+           send(hs.fd, &message, sizeof(message), MSG_NOSIGNAL) == sizeof(message);
     if (hs.fd >= 0)
         close(hs.fd);
     pthread_join(root.thread, NULL);
