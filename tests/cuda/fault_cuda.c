@@ -105,7 +105,7 @@ static int call_operation(struct state *s, bool combines, bool waits, ep_status 
 }
 
 /* The call returns before the rows move. */
-static int die_amid(struct state *s)
+static int kill_during(struct state *s)
 {
     ep_status status;
 
@@ -117,7 +117,7 @@ static int die_amid(struct state *s)
 }
 
 /* The victim's part before the call; returns only in LATE and STUCK. */
-static int suffer(struct state *s)
+static int apply_fault(struct state *s)
 {
     static struct hold hold; /* static: outlives a failure */
     cudaStream_t stuck;
@@ -141,7 +141,7 @@ static int suffer(struct state *s)
         TRY(hold_stream(stuck, &hold));
         break;
     case AMID:
-        TRY(die_amid(s));
+        TRY(kill_during(s));
         break;
     case ELSEWHERE:
         sleep_ms(AWAY_MS / 4); /* the others' kernels wait by then */
@@ -292,7 +292,7 @@ static int run_into_fault(struct state *s)
     TRY(group_barrier(&s->group));
     begin = now_ms();
     if (s->group.rank == s->victim)
-        TRY(suffer(s));
+        TRY(apply_fault(s));
     if (s->group.rank == s->victim && s->kind->fault == LEAVE)
         return leave(s), 0;
     if (s->kind->fault == ELSEWHERE)
@@ -319,7 +319,7 @@ static int run_into_fault(struct state *s)
     return 0;
 }
 
-static int go_on(struct state *s)
+static int continue_group(struct state *s)
 {
     bool excluded = s->kind->fault == STOP || s->kind->fault == LEAVE || dies_of(s->kind->fault);
     struct group next = s->group;
@@ -377,7 +377,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     if (!code)
         code = run_into_fault(s);
     if (!code && s->group.cuda)
-        code = go_on(s);
+        code = continue_group(s);
     /* A stopped rank does not end in any other way. */
     if (s->group.rank == 0 && scenario->kind->fault == STOP && atomic_load(scenario->victim_pid))
         kill((pid_t)atomic_load(scenario->victim_pid), SIGKILL);

@@ -114,7 +114,7 @@ static bool run(const struct test *test)
 }
 
 /* A group must be refused before its first exchange. */
-static ep_status gather_nothing(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+static ep_status fail_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     (void)mine, (void)bytes, (void)timeout_ms, (void)ret_all;
     *(bool *)context = true;
@@ -126,7 +126,7 @@ static bool run_group(const char *name, int nranks, int nnodes, ep_status expect
     bool gathered = false, good;
     ep_comm comm = {
         .nranks = nranks, .nnodes = nnodes, .ranks_per_node = nranks / nnodes, .config = {.timeout_ms = 1000}};
-    ep_boot boot = {.size = sizeof(boot), .nranks = nranks, .context = &gathered, .allgather = gather_nothing};
+    ep_boot boot = {.size = sizeof(boot), .nranks = nranks, .context = &gathered, .allgather = fail_allgather};
     ep_status status = cuda_comm_open(&comm, &boot);
 
     good = status == expected && strstr(ep_last_error(), says) && !comm.impl && gathered == (expected == EP_E_STATE);

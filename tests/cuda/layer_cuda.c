@@ -94,7 +94,7 @@ static double cpu_ms(void)
 }
 
 /* Other work of the host: keeps a processor busy. */
-static void be_late(int jitter_us, uint64_t *random)
+static void wait_busy(int jitter_us, uint64_t *random)
 {
     double until = now_ms() + (double)(next_random(random) % (uint64_t)(jitter_us + 1)) / 1e3;
 
@@ -117,7 +117,7 @@ static int run_case(struct state *s, int jitter_us)
         double call;
 
         if (jitter_us)
-            be_late(jitter_us, &random);
+            wait_busy(jitter_us, &random);
         call = now_ms();
         TRY(call_layer(s));
         calls += now_ms() - call;

@@ -100,7 +100,7 @@ static int new_flight(const struct group *g, const struct scenario *scenario, co
     return 0;
 }
 
-static int fly(struct group *g, struct scenario *scenario, struct exchange **x)
+static int queue_flight(struct group *g, struct scenario *scenario, struct exchange **x)
 {
     int code = PASSED;
 
@@ -150,7 +150,7 @@ static int run_flight(struct group *g, struct scenario *scenario)
     if (!code)
         code = new_flight(g, scenario, &pair, x);
     if (!code)
-        code = fly(g, scenario, x);
+        code = queue_flight(g, scenario, x);
     for (int i = 0; i < IN_FLIGHT; i++)
         code |= exchange_free(x[i], code);
     ll_pair_close(&pair);
@@ -287,7 +287,7 @@ static int capture(struct attempt *a)
 }
 
 /* A call that may already return the failure; if it does, checks its status. */
-static int may_know(struct attempt *a, const char *call, ep_status status)
+static int expect_ok_or_failure(struct attempt *a, const char *call, ep_status status)
 {
     if (status == EP_OK)
         return 0;
@@ -299,11 +299,11 @@ static int may_know(struct attempt *a, const char *call, ep_status status)
     return 0;
 }
 
-static int must_know(struct attempt *a, const char *call, ep_status status)
+static int expect_failure(struct attempt *a, const char *call, ep_status status)
 {
     EXPECT(status != EP_OK, "%s is EP_OK, though rank %d had %s", call, a->scenario->culprit,
            spoil_names[a->scenario->bad->spoil]);
-    return may_know(a, call, status);
+    return expect_ok_or_failure(a, call, status);
 }
 
 /* The dispatch, or the combine. */
@@ -319,18 +319,18 @@ static int queue_half(struct attempt *a, bool dispatches)
     if (a->failed)
         return 0;
     if (dispatches)
-        TRY(may_know(a, "ep_ll_dispatch", exchange_dispatch(a->x, flags)));
+        TRY(expect_ok_or_failure(a, "ep_ll_dispatch", exchange_dispatch(a->x, flags)));
     else
-        TRY(may_know(a, "ep_ll_combine", exchange_combine(a->x, flags)));
+        TRY(expect_ok_or_failure(a, "ep_ll_combine", exchange_combine(a->x, flags)));
     if (how != HOOKS || a->failed)
         return 0;
     /* When the first half is complete, a rank has checked its own routing. */
     a->open = true;
     CUDA(cudaStreamSynchronize(a->group->stream));
     if (is_failed_rank(a) && dispatches == (a->scenario->bad->spoil != SPOIL_OTHER))
-        TRY(must_know(a, "ep_ll_finish", exchange_finish(a->x)));
+        TRY(expect_failure(a, "ep_ll_finish", exchange_finish(a->x)));
     else
-        TRY(may_know(a, "ep_ll_finish", exchange_finish(a->x)));
+        TRY(expect_ok_or_failure(a, "ep_ll_finish", exchange_finish(a->x)));
     a->open = a->failed;
     return 0;
 }
@@ -345,10 +345,10 @@ static int check_failed(struct attempt *a)
                "ep_comm_async_error is %s, though rank %d had %s", ep_status_name(status), a->scenario->culprit,
                spoil_names[a->scenario->bad->spoil]);
         if (a->open)
-            TRY(must_know(a, "ep_ll_finish once more", exchange_finish(a->x)));
+            TRY(expect_failure(a, "ep_ll_finish once more", exchange_finish(a->x)));
         else
-            TRY(must_know(a, "the next ep_ll_dispatch", exchange_dispatch(a->x, i ? TEST_ASYNC : 0)));
-        TRY(must_know(a, "ep_comm_barrier", ep_comm_barrier(a->group->cuda)));
+            TRY(expect_failure(a, "the next ep_ll_dispatch", exchange_dispatch(a->x, i ? TEST_ASYNC : 0)));
+        TRY(expect_failure(a, "ep_comm_barrier", ep_comm_barrier(a->group->cuda)));
     }
     return 0;
 }
@@ -435,7 +435,7 @@ static int with_exchange(struct group *g, const struct scenario *scenario, const
     return code;
 }
 
-static int make_anew(struct group *g, struct scenario *scenario)
+static int make_new_group(struct group *g, struct scenario *scenario)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm_info info = {.size = sizeof(info)};
@@ -461,7 +461,7 @@ static int make_anew(struct group *g, struct scenario *scenario)
 static int run_bad(struct group *g, struct scenario *scenario)
 {
     TRY(with_exchange(g, scenario, "before", true));
-    TRY(make_anew(g, scenario));
+    TRY(make_new_group(g, scenario));
     return with_exchange(g, scenario, "in the new group", false);
 }
 

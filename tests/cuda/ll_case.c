@@ -144,7 +144,7 @@ static ep_stream stream_of(const struct exchange *x, bool device)
     return device ? x->pair->group->stream : NULL;
 }
 
-static ep_status settle(struct exchange *x, bool device, ep_status status, uint32_t flags)
+static ep_status sync_call(struct exchange *x, bool device, ep_status status, uint32_t flags)
 {
     x->flags = flags;
     return test_sync_call(device ? x->pair->group->cuda : x->pair->group->host, status, stream_of(x, device), flags);
@@ -176,7 +176,7 @@ static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t f
     x->flags = flags;
     if (device && test_waits(stream_of(x, device), flags))
         return ep_ll_dispatch_sync(ll, &args);
-    return settle(x, device, ep_ll_dispatch(ll, &args, stream_of(x, device)), flags);
+    return sync_call(x, device, ep_ll_dispatch(ll, &args, stream_of(x, device)), flags);
 }
 
 static ep_status combine(struct exchange *x, ep_ll *ll, bool device, const void *rows, uint32_t flags)
@@ -197,7 +197,7 @@ static ep_status combine(struct exchange *x, ep_ll *ll, bool device, const void 
     x->flags = flags;
     if (device && test_waits(stream_of(x, device), flags))
         return ep_ll_combine_sync(ll, &args);
-    return settle(x, device, ep_ll_combine(ll, &args, stream_of(x, device)), flags);
+    return sync_call(x, device, ep_ll_combine(ll, &args, stream_of(x, device)), flags);
 }
 
 ep_status exchange_dispatch(struct exchange *x, uint32_t flags)
@@ -228,7 +228,7 @@ ep_status exchange_finish(struct exchange *x)
 {
     if (test_waits(stream_of(x, true), x->flags))
         return ep_ll_finish_sync(x->pair->cuda, x->call[1]);
-    return settle(x, true, ep_ll_finish(x->pair->cuda, x->call[1], stream_of(x, true)), x->flags);
+    return sync_call(x, true, ep_ll_finish(x->pair->cuda, x->call[1], stream_of(x, true)), x->flags);
 }
 
 static int call_dispatch(struct exchange *x)
@@ -366,7 +366,7 @@ static void set_choice(struct exchange *x, void *index, size_t at, int64_t exper
 }
 
 /* The experts of a token: 0, 1, ... or, if it has these already, those from the middle on. */
-static void choose_others(struct exchange *x, void *index, size_t first)
+static void fill_other_experts(struct exchange *x, void *index, size_t first)
 {
     size_t topk = (size_t)x->pair->config.topk, bytes = ep_dtype_bytes((ep_dtype)x->round.idx_type);
     int64_t begin = 0;
@@ -396,7 +396,7 @@ int exchange_spoil(struct exchange *x, enum spoil spoil)
     index.host = malloc(index.bytes + GUARD);
     EXPECT(index.host, "no memory for a routing");
     memcpy(index.host, x->b[IDX].host, index.bytes + GUARD);
-    choose_others(x, index.host, first);
+    fill_other_experts(x, index.host, first);
     if (spoil == SPOIL_TWICE)
         memcpy(index.host + first * ep_dtype_bytes((ep_dtype)x->round.idx_type),
                index.host + (first + 1) * ep_dtype_bytes((ep_dtype)x->round.idx_type),

@@ -59,7 +59,7 @@ static int may_exclude(struct trial *trial, const char *call, ep_status status)
 }
 
 /* The rows here must not be of a rank that was missed before. */
-static int note_missing(struct trial *trial, const char *call, uint64_t here, uint64_t missing)
+static int check_missing(struct trial *trial, const char *call, uint64_t here, uint64_t missing)
 {
     EXPECT(!(here & trial->lost), "round %d: %s: rows of ranks 0x%llx, which this rank has masked before",
            trial->model.round, call, (unsigned long long)(here & trial->lost));
@@ -87,9 +87,9 @@ static int run_round(struct trial *trial, int round, double delayed_from)
     if (trial->excluded)
         return 0;
     TRY(model_check_dispatch(m, &here, &missing));
-    TRY(note_missing(trial, "recv_x", here, missing));
+    TRY(check_missing(trial, "recv_x", here, missing));
     TRY(model_check_combine(m, &here, &missing));
-    return note_missing(trial, "out", here, missing);
+    return check_missing(trial, "out", here, missing);
 }
 
 static int run_rounds(struct trial *trial)

@@ -170,7 +170,7 @@ static int come_back(struct state *s)
     return await(&s->page->go, 1, STEP_MS, "the others to go on without this rank");
 }
 
-static void stop_here(struct state *s)
+static void stop_self(struct state *s)
 {
     atomic_store(&s->page->victim, (int)getpid());
     kill(getpid(), SIGSTOP);
@@ -220,7 +220,7 @@ static int spoil(struct state *s)
     return learn_by_stream(s);
 }
 
-static int be_stuck(struct state *s)
+static int run_stuck(struct state *s)
 {
     static struct hold hold; /* static: outlives a failure */
 
@@ -233,7 +233,7 @@ static int be_stuck(struct state *s)
 }
 
 /* The others have what they need from the dispatch, and their combines have begun. */
-static int be_refused(struct state *s)
+static int run_refused(struct state *s)
 {
     const int64_t swapped[2] = {s->model.host_index[1], s->model.host_index[0]};
 
@@ -257,14 +257,14 @@ static int leave(struct state *s)
     return 0;
 }
 
-static int suffer(struct state *s)
+static int apply_fault(struct state *s)
 {
     enum fault fault = s->scenario->fault;
 
     test_set_context("rank %d of %d (the victim), %s", s->group.rank, s->group.nranks, s->scenario->name);
     TRY(model_load(&s->model, HEALTHY));
     if (has_mode(s, REFUSED))
-        TRY(be_refused(s));
+        TRY(run_refused(s));
     if (fault == KILL)
         kill(getpid(), SIGKILL);
     if (fault == LEAVE)
@@ -272,13 +272,13 @@ static int suffer(struct state *s)
     if (fault == MIDWAY)
         CALL(model_dispatch(&s->model, HOOK));
     if (fault == STOP || fault == MIDWAY)
-        stop_here(s);
+        stop_self(s);
     if (fault == LATE)
         TRY(come_back(s));
     if (fault == ROUTING) {
         TRY(spoil(s));
     } else if (fault == STUCK) {
-        TRY(be_stuck(s));
+        TRY(run_stuck(s));
     } else if (has_mode(s, GRAPH)) {
         CUDA(cudaGraphLaunch(s->graph, s->group.stream));
         TRY(learn_by_stream(s));
@@ -320,7 +320,7 @@ static int check_mask(struct state *s)
 }
 
 /* Rounds without the victim: while it is absent, while it comes back, and some more. */
-static int go_on_masked(struct state *s)
+static int continue_masked(struct state *s)
 {
     bool returns = s->scenario->fault != KILL;
     double limit = now_ms() + group_slow * STEP_MS;
@@ -382,7 +382,7 @@ static int check_named(struct state *s)
 }
 
 /* Makes a group without the victim, which must work. */
-static int make_anew(struct state *s)
+static int make_new_group(struct state *s)
 {
     struct group next = s->group;
     ep_comm_info info = {.size = sizeof(info)};
@@ -408,12 +408,12 @@ static int make_anew(struct state *s)
     return code;
 }
 
-static int go_on_named(struct state *s)
+static int continue_in_new_group(struct state *s)
 {
     test_set_context("rank %d of %d, %s", s->group.rank, s->group.nranks, s->scenario->name);
     TRY(model_load(&s->model, HEALTHY));
     TRY(check_named(s));
-    TRY(make_anew(s));
+    TRY(make_new_group(s));
     atomic_fetch_add(&s->page->done, 1);
     for (double limit = now_ms() + group_slow * STEP_MS; s->group.rank == 0 && s->scenario->fault != KILL;) {
         wake(s);
@@ -451,9 +451,9 @@ static int run_rank(const ep_boot *boot, void *argument)
     s->others = s->all & ~(UINT64_C(1) << s->victim);
     code = begin(s);
     if (!code && s->group.rank == s->victim)
-        code = suffer(s);
+        code = apply_fault(s);
     else if (!code)
-        code = has_mode(s, MASKS) ? go_on_masked(s) : go_on_named(s);
+        code = has_mode(s, MASKS) ? continue_masked(s) : continue_in_new_group(s);
     if (!code)
         code = check_context(s);
 close:

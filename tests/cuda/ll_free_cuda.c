@@ -54,7 +54,7 @@ struct trial {
     int number;
 };
 
-static int hold_up(struct trial *trial)
+static int hold_last(struct trial *trial)
 {
     struct start *start = trial->start;
     struct hold *hold = &start->hold[trial->number];
@@ -82,7 +82,7 @@ static int call_last(struct trial *trial)
     CALL(model_dispatch(m, 0));
     TRY(group_barrier(trial->group));
     if (late)
-        TRY(hold_up(trial));
+        TRY(hold_last(trial));
     begin = now_ms();
     CALL(model_combine(m, late ? TEST_ASYNC : 0));
     took = now_ms() - begin;

@@ -227,7 +227,7 @@ static int compare(struct state *s, const char *what)
  */
 
 /* Two combines answer each dispatch; one of them omits rows, alternately the first and the second. */
-static int use_left_out(struct state *s)
+static int run_omitted(struct state *s)
 {
     for (int round = 0; round < s->rounds; round++) {
         for (int pass = 0; pass < 2; pass++) {
@@ -288,14 +288,14 @@ static int use_masks(struct state *s)
     return 0;
 }
 
-static void come(void *argument)
+static void count_entered(void *argument)
 {
     struct state *s = argument;
 
     s->page->entered[s->group.rank]++;
 }
 
-static void look(void *argument)
+static void check_entered(void *argument)
 {
     struct state *s = argument;
     int mine = s->page->entered[s->group.rank];
@@ -311,12 +311,12 @@ static int use_barriers(struct state *s)
     for (int round = 0; round < 2 * s->rounds; round++) {
         if ((round + s->group.rank) % s->group.nranks == 0)
             sleep_ms(2);
-        CALL(ep_stream_call(s->group.cuda, s->group.stream, come, s));
+        CALL(ep_stream_call(s->group.cuda, s->group.stream, count_entered, s));
         CALL(ep_ll_barrier(s->ll[1], s->group.stream));
-        CALL(ep_stream_call(s->group.cuda, s->group.stream, look, s));
+        CALL(ep_stream_call(s->group.cuda, s->group.stream, check_entered, s));
     }
     TRY(sync(s, 1));
-    EXPECT(!s->page->wrong, "passed a barrier before rank %d had come", s->page->wrong - 1);
+    EXPECT(!s->page->wrong, "passed a barrier before rank %d had entered it", s->page->wrong - 1);
     return group_barrier(&s->group);
 }
 
@@ -346,7 +346,7 @@ static int stay_absent(struct state *s)
 }
 
 /* The last rank is late: each rank gets the time that it waited for the others, and none for itself. */
-static int come_late(struct state *s)
+static int run_late(struct state *s)
 {
     int last = s->group.nranks - 1;
     int64_t cost[2][MAX_RANKS] = {{0}};
@@ -390,17 +390,17 @@ static int come_late(struct state *s)
 #define ALONE EP_LL_NO_PARTIAL_REDUCE
 
 static const struct scenario scenarios[] = {
-    {"left-out", use_left_out, 0, 0, false, false, TIMEOUT_MS},
-    {"left-out-alone", use_left_out, 0, ALONE, false, true, TIMEOUT_MS},
-    {"left-out-hook", use_left_out, 0, 0, true, true, TIMEOUT_MS},
-    {"left-out-alone-hook", use_left_out, 0, ALONE, true, false, TIMEOUT_MS},
-    {"left-out-masking", use_left_out, MASKING, 0, false, false, TIMEOUT_MS},
+    {"left-out", run_omitted, 0, 0, false, false, TIMEOUT_MS},
+    {"left-out-alone", run_omitted, 0, ALONE, false, true, TIMEOUT_MS},
+    {"left-out-hook", run_omitted, 0, 0, true, true, TIMEOUT_MS},
+    {"left-out-alone-hook", run_omitted, 0, ALONE, true, false, TIMEOUT_MS},
+    {"left-out-masking", run_omitted, MASKING, 0, false, false, TIMEOUT_MS},
     {"masks", use_masks, MASKING, 0, false, false, TIMEOUT_MS},
     {"masks-alone", use_masks, MASKING, ALONE, false, false, TIMEOUT_MS},
     {"barriers", use_barriers, 0, 0, false, false, TIMEOUT_MS},
     {"barriers-masking", use_barriers, MASKING, 0, false, false, TIMEOUT_MS},
-    {"late", come_late, 0, 0, false, false, TIMEOUT_MS},
-    {"late-masking", come_late, MASKING, 0, false, false, TIMEOUT_MS},
+    {"late", run_late, 0, 0, false, false, TIMEOUT_MS},
+    {"late-masking", run_late, MASKING, 0, false, false, TIMEOUT_MS},
     {"absent", stay_absent, MASKING, 0, false, false, SHORT_MS},
 };
 

@@ -66,7 +66,7 @@ static bool is_refused(const struct group *g, int pass)
     return pass % 3 == 2 || g->rank == (pass % 3 ? 0 : g->nranks - 1);
 }
 
-static int combine_in_vain(struct exchange *x, uint32_t flags)
+static int combine_refused(struct exchange *x, uint32_t flags)
 {
     TRY(exchange_spoil(x, SPOIL_OTHER));
     TRY(expect_status("ep_ll_combine with other experts", exchange_combine(x, flags), EP_E_ROUTING,
@@ -74,7 +74,7 @@ static int combine_in_vain(struct exchange *x, uint32_t flags)
     return exchange_mend(x);
 }
 
-static int dispatch_in_vain(struct exchange *x, uint32_t flags)
+static int dispatch_refused(struct exchange *x, uint32_t flags)
 {
     TRY(exchange_spoil(x, SPOIL_TWICE));
     TRY(expect_status("ep_ll_dispatch with an expert twice", exchange_dispatch(x, flags), EP_E_ROUTING, ""));
@@ -112,11 +112,11 @@ static int use_refused(struct group *g, const struct scenario *scenario, int num
 
         set_context(g, scenario, number, pass);
         TRY(exchange_load(x, seed_of(g, scenario, number, pass)));
-        TRY(call_again(g, x, pass, pass / 2 % 2 ? EP_LL_RECV_HOOK : 0, dispatch_in_vain, exchange_dispatch));
+        TRY(call_again(g, x, pass, pass / 2 % 2 ? EP_LL_RECV_HOOK : 0, dispatch_refused, exchange_dispatch));
         /* After a dispatch that the next combine answers. */
         if (pass % 2 && is_refused(g, pass / 2))
-            TRY(dispatch_in_vain(x, 0));
-        TRY(call_again(g, x, pass, flags[(pass + number) % 4], combine_in_vain, exchange_combine));
+            TRY(dispatch_refused(x, 0));
+        TRY(call_again(g, x, pass, flags[(pass + number) % 4], combine_refused, exchange_combine));
         code |= exchange_compare(x, "after a combine that was refused");
         CALL(ep_comm_async_error(g->cuda));
     }
@@ -216,7 +216,7 @@ static int compare_series(const struct group *g, const struct series *s)
     return code;
 }
 
-static int use_set_after_set(struct group *g, const struct scenario *scenario, int number, struct series *s)
+static int run_sets(struct group *g, const struct scenario *scenario, int number, struct series *s)
 {
     cudaGraphExec_t exec = NULL;
     int code;
@@ -237,7 +237,7 @@ static int use_set_after_set(struct group *g, const struct scenario *scenario, i
 static int use_series(struct group *g, const struct scenario *scenario, int number, struct exchange *x)
 {
     struct series series = {.x = x};
-    int code = use_set_after_set(g, scenario, number, &series);
+    int code = run_sets(g, scenario, number, &series);
 
     series_close(&series);
     return code;

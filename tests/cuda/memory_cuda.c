@@ -171,7 +171,7 @@ static int compare_in(struct state *s, void *memory, size_t bytes, int round)
 }
 
 /* A collective call that releases what the ranks have freed. */
-static int give_back(const struct state *s)
+static int free_freed(const struct state *s)
 {
     void *memory;
 
@@ -255,7 +255,7 @@ static int run_register(struct state *s)
         CALL(ep_unregister(s->group.cuda, whole + begin));
         begin += 16;
     }
-    TRY(give_back(s));
+    TRY(free_freed(s));
     CUDA(cudaFree(whole));
     return code;
 }
@@ -284,7 +284,7 @@ static int run_free(struct state *s)
     uint64_t before, after;
     void *memory, *same;
 
-    TRY(give_back(s));
+    TRY(free_freed(s));
     TRY(library_bytes(s, &before));
     CALL(ep_alloc_local(s->group.cuda, 5 * MB, &memory));
     for (int i = 0; i < AGAIN; i++) {
@@ -301,7 +301,7 @@ static int run_free(struct state *s)
         CALL(ep_register(s->group.cuda, memory, (size_t)(MB - i)));
         CALL(ep_unregister(s->group.cuda, memory));
     }
-    TRY(give_back(s));
+    TRY(free_freed(s));
     TRY(library_bytes(s, &after));
     EXPECT(after < before + LITTLE, "%llu bytes of the library's own, %llu before", (unsigned long long)after,
            (unsigned long long)before);

@@ -196,7 +196,7 @@ static int update(struct state *s, int device)
 }
 
 /* Selects the arrays: all, or a subset that depends on the round. */
-static ep_status ask(struct state *s, int device, int round, int stride)
+static ep_status get_metadata(struct state *s, int device, int round, int stride)
 {
     ep_plan_metadata dst = EP_PLAN_METADATA_INIT;
     bool all = round % 4 == 0;
@@ -213,7 +213,7 @@ static ep_status ask(struct state *s, int device, int round, int stride)
 }
 
 /* The layout of all choices, also if the plan is made from a mask. */
-static int ask_layout(struct state *s, int device)
+static int get_layout(struct state *s, int device)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
     ep_layout layout = EP_LAYOUT_INIT;
@@ -244,8 +244,8 @@ static int call_all(struct state *s, int device, int round)
     dispatch.recv_x = at(s, RECV, device);
     dispatch.out_rows = s->capacity;
     CALL(ep_dispatch(s->plan[device], &dispatch, stream_on(s, device)));
-    CALL(ask(s, device, round, round % 2 ? TOKENS : 0));
-    TRY(ask_layout(s, device));
+    CALL(get_metadata(s, device, round, round % 2 ? TOKENS : 0));
+    TRY(get_layout(s, device));
     combine.x = at(s, RECV, device);
     combine.out = at(s, OUT, device);
     CALL(ep_combine(s->plan[device], &combine, stream_on(s, device)));
@@ -350,7 +350,7 @@ static int run_refused(struct state *s)
     TRY(mirror_push(&s->group, &s->b[INDEX]));
     for (int device = 0; device < 2; device++) {
         TRY(update(s, device));
-        CALL(ask(s, device, 0, TOKENS));
+        CALL(get_metadata(s, device, 0, TOKENS));
         TRY(expect_status("ep_stream_sync", ep_stream_sync(comm_on(s, device), stream_on(s, device)), EP_E_CAPACITY,
                           "rank 0"));
     }
@@ -373,7 +373,7 @@ static int run_stride(struct state *s)
     TRY(load(s, 0));
     s->n_tokens = has_many ? TOKENS : few;
     TRY(make_plan(s, 1));
-    CALL(ask(s, 1, 0, has_many ? TOKENS : few));
+    CALL(get_metadata(s, 1, 0, has_many ? TOKENS : few));
     if (has_many)
         ep_stream_sync(s->group.cuda, s->group.stream); /* may return the others' failure or not */
     else

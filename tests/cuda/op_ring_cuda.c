@@ -98,7 +98,7 @@ static int grow(struct cuda_op_ring *ring)
     return 0;
 }
 
-static int refuse_what_is_none(struct cuda_op_ring *ring)
+static int check_invalid_posts(struct cuda_op_ring *ring)
 {
     uint64_t number = ring->number + 1, ids[] = {UINT64_MAX, ring->capacity, ring->capacity - 1};
     struct cuda_ring_op *op, *last = NULL;
@@ -153,7 +153,7 @@ static int run(struct cuda_op_ring *ring, struct cuda_net_memory *memory)
     CALL(cuda_op_ring_open(ring, memory));
     TRY(pop_in_order(ring));
     TRY(grow(ring));
-    TRY(refuse_what_is_none(ring));
+    TRY(check_invalid_posts(ring));
     return wake(ring);
 }
 
