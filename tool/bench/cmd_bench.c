@@ -390,9 +390,9 @@ const struct cmd command_bench = {
         "low-latency operations on synthetic routings, after verifying their results.\n\n" GROUP_BACKEND_TEXT
         "All groups of one run use the same backend: that of the largest of --ranks.\n\n"
         "On GPUs the data is in device memory, and the baselines are: raw rows, which the same kernels move "
-        "without plan and waits, and the copy engine. The time of a single operation includes its launch and the skew between "
-        "the ranks; ll-pair is the time of one low-latency dispatch and combine in a sequence of such pairs, in which "
-        "the ranks stay synchronised as in a decoder.\n\n"
+        "without plan and waits, and the copy engine. The time of a single operation includes its launch and the skew "
+        "between the ranks; ll-pair is the time of one low-latency dispatch and combine in a sequence of such pairs, "
+        "in which the ranks stay synchronised as in a decoder.\n\n"
         "On the host backend the baselines, measured alternately on the same ranks, are: memcpy of the bytes that a "
         "rank receives, and, if MPI is installed, a naive dispatch and combine with MPI_Alltoallv. On a shared "
         "machine, or with fewer CPUs than ranks, quote the ratios to these baselines, not GB/s.\n\n"
