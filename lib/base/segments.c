@@ -30,7 +30,7 @@ struct local_segment {
  * child would ever release it. The child does not use the parent's segments.
  */
 struct registry {
-    uint64_t generation; /* of the process that made it */
+    uint64_t generation; /* of the process that created it */
     uint64_t process;
     pthread_mutex_t lock;
     struct local_segment *first;

@@ -25,7 +25,7 @@ struct ep_boot_tcp {
     struct ep_net_provider provider;
     struct ep_net_tcp_context network;
     struct tcp_star *star;
-    uint64_t generation; /* of the process that made it: connections are not shared with a forked child */
+    uint64_t generation; /* of the process that created it: connections are not shared with a forked child */
 };
 
 /* Arguments, completed from the environment. */

@@ -93,7 +93,7 @@ ep_status ep_check_no_overlap(const char *call, const struct ep_buffer *buffers,
 ep_status ep_check_out_strides(const char *call, int64_t token, int64_t block, int64_t rows, int64_t words,
                                int64_t room)
 {
-    /* The smaller stride steps within a run of elements, the larger one must step over whole runs. Not with one row. */
+    /* The larger stride must step over a whole run of the smaller one. With one row or one word there are no runs. */
     bool apart = token > 0 && block > 0 &&
                  (rows == 1 || words == 1 ||
                   (token < block ? rows - 1 <= (block - 1) / token : words - 1 <= (token - 1) / block));

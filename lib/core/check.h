@@ -18,8 +18,8 @@
     } while (0)
 
 /*
- * Also returns EP_E_STATE in a forked child of the process that created `comm`: other threads of that process may have
- * held locks at the fork, so the child must not access it.
+ * As EP_CHECK_HANDLE(handle), and returns EP_E_STATE in a forked child of the process that created `comm`: other
+ * threads of that process may have held locks at the fork, so the child must not access it.
  */
 #define EP_CHECK_OWN(handle, comm)                                                                                     \
     do {                                                                                                               \
@@ -29,8 +29,8 @@
     } while (0)
 
 /*
- * Also returns EP_E_STATE in a function of ep_stream_call(): the work that the call would queue or wait for runs after
- * that function.
+ * As EP_CHECK_OWN(), and returns EP_E_STATE in a function of ep_stream_call(): the work that the call would queue or
+ * wait for runs after that function.
  */
 #define EP_CHECK_COMM(handle, comm)                                                                                    \
     do {                                                                                                               \

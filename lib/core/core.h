@@ -216,7 +216,7 @@ ep_status ep_backend_find(const char *name, const struct ep_backend_ops **ret_op
 
 extern const struct ep_backend_ops ep_backend_host;
 
-/* a * b and a * b * c in bytes; false if it does not fit int64. */
+/* a * b; false if it does not fit int64. */
 static inline bool ep_mul(int64_t a, int64_t b, int64_t *ret_product)
 {
     return !__builtin_mul_overflow(a, b, ret_product);

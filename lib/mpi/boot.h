@@ -22,7 +22,7 @@ struct ep_boot_mpi {
     ep_boot boot;
     struct ep_net_provider network;
     MPI_Comm comm;
-    uint64_t generation;       /* of the process that made it: MPI does not survive a fork */
+    uint64_t generation;       /* of the process that created it: MPI does not survive a fork */
     struct ep_mpi_rank *ranks; /* [R] */
     /*
      * Tags: all-gathers use those below first_tag in turn; above it each endpoint of the network has a block of

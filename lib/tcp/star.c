@@ -11,9 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SILENCE_NS                                                                                                     \
-    UINT64_C(2000000000) /* ten intervals between lists of missing ranks: a silent rank 0 does not run                 \
-                          */
+/* Ten intervals between lists of missing ranks: a rank 0 that is silent for longer does not run. */
+#define SILENCE_NS UINT64_C(2000000000)
 
 /* --- receiving --- */
 

@@ -302,7 +302,6 @@ ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missin
     return tcp_star_fail(star, EP_E_TIMEOUT, missing->first);
 }
 
-/* From rank 0 to the ranks that wait. */
 void tcp_star_publish_missing(struct tcp_star *star, bool rendezvous)
 {
     uint64_t now = ep_now_ns();
