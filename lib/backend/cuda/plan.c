@@ -315,10 +315,9 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
     if (!is_counted_by_hosts(cuda, args))
         return cuda_plan_open_fixed(call, plan, args, ret_queued);
     if (call->capture && args->max_recv_tokens <= 0)
-        return ep_fail(
-            EP_E_STATE,
-            "ep_plan_new: the stream is being captured, and a plan made in a capture needs max_recv_tokens: "
-            "set it, or make the plan before");
+        return ep_fail(EP_E_STATE,
+                       "ep_plan_new: the stream is being captured, and a plan made in a capture needs max_recv_tokens: "
+                       "set it, or make the plan before");
     EP_TRY(check_nodes(plan));
     cuda_reserve_stages(cuda, args);
     if (call->capture)
