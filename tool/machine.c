@@ -15,7 +15,7 @@ json_t *machine_describe(void)
                                 "kernel", "os", "arch", "gpus", "gpu_driver", "mpi", "mpi_missing");
     const char *mpi = ranks_mpi_version(), *why = NULL;
     struct utsname name;
-    struct root *root;
+    struct source *source;
 
     if (uname(&name) == 0) {
         json_object_set_new(machine, "kernel", out_text(name.release));
@@ -25,9 +25,9 @@ json_t *machine_describe(void)
         json_object_set_new(machine, "mpi", out_text(mpi));
     else if (!ranks_mpi_available(&why))
         json_object_set_new(machine, "mpi_missing", out_text(why));
-    if (root_open(NULL, &root) == EP_OK) {
-        machine_read(root, machine);
-        root_free(root);
+    if (source_open(NULL, &source) == EP_OK) {
+        machine_read(source, machine);
+        source_free(source);
     }
     return machine;
 }

@@ -3,7 +3,7 @@
 #ifndef EP_TOOL_MACHINE_H
 #define EP_TOOL_MACHINE_H
 
-#include "source/root.h"
+#include "source/source.h"
 
 #include <jansson.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@ json_t *machine_describe(void);
 /* --- machine_read.c --- */
 
 /* Sets the values that come from files and the driver: "cpu", "numa_nodes", "os", "gpus", "gpu_driver". */
-void machine_read(struct root *root, json_t *machine);
+void machine_read(struct source *source, json_t *machine);
 
 /* --- machine_limits.c --- */
 
@@ -28,7 +28,7 @@ struct machine_limits {
     double cpus;           /* of time; 0: no limit */
 };
 
-void machine_limits(struct root *root, struct machine_limits *ret_limits);
+void machine_limits(struct source *source, struct machine_limits *ret_limits);
 
 /* Memory that this process may use: of the machine, limited by its control groups. */
 uint64_t machine_memory_bytes(void);

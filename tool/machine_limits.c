@@ -17,12 +17,12 @@
 /* cgroup v1 reports "no limit" as a number near 2^63. */
 #define NO_LIMIT_V1 (INT64_C(1) << 62)
 
-static void limit_memory(struct machine_limits *limits, struct root *root, const char *folder, const char *file)
+static void limit_memory(struct machine_limits *limits, struct source *source, const char *folder, const char *file)
 {
     int64_t bytes;
 
     /* "max" (no limit) is not a number and fails here. */
-    if (root_number(root, &bytes, "%s/%s", folder, file) == ROOT_OK && bytes >= 0 && bytes < NO_LIMIT_V1 &&
+    if (source_number(source, &bytes, "%s/%s", folder, file) == SOURCE_OK && bytes >= 0 && bytes < NO_LIMIT_V1 &&
         (uint64_t)bytes < limits->memory_bytes)
         limits->memory_bytes = (uint64_t)bytes;
 }
@@ -33,39 +33,39 @@ static void limit_cpus(struct machine_limits *limits, double quota_us, double pe
         limits->cpus = quota_us / period_us;
 }
 
-static void read_v2(struct machine_limits *limits, struct root *root, const char *folder)
+static void read_v2(struct machine_limits *limits, struct source *source, const char *folder)
 {
     double quota_us, period_us;
 
-    limit_memory(limits, root, folder, "memory.max");
-    if (sscanf(root_line(root, "%s/cpu.max", folder).text, "%lf %lf", &quota_us, &period_us) == 2)
+    limit_memory(limits, source, folder, "memory.max");
+    if (sscanf(source_line(source, "%s/cpu.max", folder).text, "%lf %lf", &quota_us, &period_us) == 2)
         limit_cpus(limits, quota_us, period_us);
 }
 
-static void read_v1_memory(struct machine_limits *limits, struct root *root, const char *folder)
+static void read_v1_memory(struct machine_limits *limits, struct source *source, const char *folder)
 {
-    limit_memory(limits, root, folder, "memory.limit_in_bytes");
+    limit_memory(limits, source, folder, "memory.limit_in_bytes");
 }
 
-static void read_v1_cpu(struct machine_limits *limits, struct root *root, const char *folder)
+static void read_v1_cpu(struct machine_limits *limits, struct source *source, const char *folder)
 {
     int64_t quota_us, period_us;
 
-    if (root_number(root, &quota_us, "%s/cpu.cfs_quota_us", folder) == ROOT_OK &&
-        root_number(root, &period_us, "%s/cpu.cfs_period_us", folder) == ROOT_OK)
+    if (source_number(source, &quota_us, "%s/cpu.cfs_quota_us", folder) == SOURCE_OK &&
+        source_number(source, &period_us, "%s/cpu.cfs_period_us", folder) == SOURCE_OK)
         limit_cpus(limits, (double)quota_us, (double)period_us);
 }
 
 /* By the controller in /proc/self/cgroup; "" is cgroup v2. */
 static const struct hierarchy {
     const char *controller, *mount;
-    void (*read)(struct machine_limits *limits, struct root *root, const char *folder);
+    void (*read)(struct machine_limits *limits, struct source *source, const char *folder);
 } hierarchies[] = {{"", "/sys/fs/cgroup", read_v2},
                    {"memory", "/sys/fs/cgroup/memory", read_v1_memory},
                    {"cpu", "/sys/fs/cgroup/cpu", read_v1_cpu}};
 
 /* Applies the limits of the group `path` below the mount point and of all its ancestors. Ignores missing folders. */
-static void read_ancestors(struct machine_limits *limits, struct root *root, const struct hierarchy *hierarchy,
+static void read_ancestors(struct machine_limits *limits, struct source *source, const struct hierarchy *hierarchy,
                            const char *path)
 {
     size_t base = strlen(hierarchy->mount);
@@ -73,10 +73,10 @@ static void read_ancestors(struct machine_limits *limits, struct root *root, con
 
     if (snprintf(folder, sizeof(folder), "%s%s", hierarchy->mount, path) >= (int)sizeof(folder))
         return;
-    hierarchy->read(limits, root, folder);
+    hierarchy->read(limits, source, folder);
     while ((slash = strrchr(folder + base, '/'))) {
         *slash = '\0';
-        hierarchy->read(limits, root, folder);
+        hierarchy->read(limits, source, folder);
     }
 }
 
@@ -94,32 +94,32 @@ static bool is_listed(const char *name, struct piece list)
     return false;
 }
 
-void machine_limits(struct root *root, struct machine_limits *ret_limits)
+void machine_limits(struct source *source, struct machine_limits *ret_limits)
 {
-    const char *at = root_read(root, "/proc/self/cgroup").text;
+    const char *at = source_read(source, "/proc/self/cgroup").text;
 
     *ret_limits = (struct machine_limits){.memory_bytes = UINT64_MAX};
     while (*at) {
         struct piece line = text_take(&at, "\n"), controllers;
-        const char *path = root_printf(root, "%.*s", (int)line.n, line.text);
+        const char *path = source_printf(source, "%.*s", (int)line.n, line.text);
 
         /* "hierarchy:controllers:path" */
         text_take(&path, ":");
         controllers = text_take(&path, ":");
         for (size_t i = 0; i < COUNT(hierarchies) && *path; i++)
             if (is_listed(hierarchies[i].controller, controllers))
-                read_ancestors(ret_limits, root, &hierarchies[i], path);
+                read_ancestors(ret_limits, source, &hierarchies[i], path);
     }
 }
 
 static struct machine_limits own_limits(void)
 {
     struct machine_limits limits = {.memory_bytes = UINT64_MAX};
-    struct root *root;
+    struct source *source;
 
-    if (root_open(NULL, &root) == EP_OK) {
-        machine_limits(root, &limits);
-        root_free(root);
+    if (source_open(NULL, &source) == EP_OK) {
+        machine_limits(source, &limits);
+        source_free(source);
     }
     return limits;
 }

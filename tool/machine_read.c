@@ -38,14 +38,14 @@ static json_t *describe_gpus(const struct topo *topo)
     return gpus;
 }
 
-void machine_read(struct root *root, json_t *machine)
+void machine_read(struct source *source, json_t *machine)
 {
     struct topo *topo;
 
     json_object_set_new(machine, "cpu",
-                        value_of_key(root_lines(root, "model name", "/proc/cpuinfo").text, "model name"));
-    json_object_set_new(machine, "os", value_of_key(root_read(root, "/etc/os-release").text, "PRETTY_NAME"));
-    if (topo_read(root, &topo) != EP_OK)
+                        value_of_key(source_lines(source, "model name", "/proc/cpuinfo").text, "model name"));
+    json_object_set_new(machine, "os", value_of_key(source_read(source, "/etc/os-release").text, "PRETTY_NAME"));
+    if (topo_read(source, &topo) != EP_OK)
         return;
     /* A kernel without NUMA lists no nodes. */
     json_object_set_new(machine, "numa_nodes", json_integer(topo->n_numa ? topo->n_numa : 1));

@@ -6,7 +6,7 @@
 #include "ranks/ranks_internal.h"
 #include "stream.h"
 
-#include "source/root.h"
+#include "source/source.h"
 
 #include <epkit/types.h>
 #include <errno.h>
@@ -219,7 +219,7 @@ json_t *out_text(const char *text)
     char *clean = string ? NULL : malloc(bytes);
 
     if (clean) {
-        root_clean(text, clean, bytes);
+        text_clean(text, clean, bytes);
         string = json_string(clean);
     }
     free(clean);
@@ -357,7 +357,7 @@ static int set_cell(struct libscols_line *line, size_t cell, const char *text)
 
     if (!clean)
         return -1;
-    root_clean(text, clean, bytes);
+    text_clean(text, clean, bytes);
     result = scols_line_set_data(line, cell, clean);
     free(clean);
     return result;

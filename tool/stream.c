@@ -3,7 +3,7 @@
 
 #include "process/inherited.h"
 
-#include "source/root.h"
+#include "source/source.h"
 #include "source/text.h"
 
 #include <errno.h>
@@ -105,7 +105,7 @@ static ssize_t filter_write(void *context, const char *text, size_t bytes)
         if (kept) {
             /* Byte by byte, until it is a character or invalid. */
             head[kept] = text[at];
-            n = root_show(head, kept + 1, &piece, &piece_bytes);
+            n = text_printable(head, kept + 1, &piece, &piece_bytes);
             if (n == 0) {
                 filter->pending[filter->n_pending++] = text[at++];
                 continue;
@@ -114,7 +114,7 @@ static ssize_t filter_write(void *context, const char *text, size_t bytes)
             at += n > kept;
             filter->n_pending = 0;
         } else {
-            n = root_show(text + at, bytes - at, &piece, &piece_bytes);
+            n = text_printable(text + at, bytes - at, &piece, &piece_bytes);
             if (n == 0) {
                 filter->n_pending = bytes - at;
                 memcpy(filter->pending, text + at, filter->n_pending);
@@ -218,12 +218,12 @@ static int print_json(FILE *stream, const char *text)
     while (left) {
         char escaped[ESCAPE_BYTES];
         uint32_t code = 0;
-        size_t n = root_decode(text, left, &code);
+        size_t n = text_decode(text, left, &code);
 
         /* jansson's output is valid UTF-8, and has newlines only between strings. */
-        if (n == 0 || n == ROOT_INCOMPLETE)
+        if (n == 0 || n == TEXT_INCOMPLETE)
             n = 1;
-        if (!root_is_shown(code) && code != '\n') {
+        if (!text_is_printable(code) && code != '\n') {
             fwrite(from, 1, (size_t)(text - from), stream);
             escape(code, escaped);
             fputs(escaped, stream);

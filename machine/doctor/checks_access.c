@@ -4,8 +4,8 @@
  * of NICs that have no RDMA device.
  */
 #include "doctor/checks.h"
-#include "doctor/look.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine.h"
+#include "doctor/machine_nvshmem.h"
 
 #include <string.h>
 
@@ -14,16 +14,16 @@
 /* Was the process meant to have GPUs? A launcher's or a container's word for none says no. */
 static bool asks_for_gpus(const struct doctor_machine *machine)
 {
-    const char *visible = root_env(machine->root, "CUDA_VISIBLE_DEVICES");
-    const char *given = root_env(machine->root, "NVIDIA_VISIBLE_DEVICES");
+    const char *visible = source_env(machine->source, "CUDA_VISIBLE_DEVICES");
+    const char *given = source_env(machine->source, "NVIDIA_VISIBLE_DEVICES");
 
     if ((visible && strcmp(visible, "NoDevFiles") == 0) || (given && strcmp(given, "none") == 0))
         return false;
     return (visible && *visible && strcmp(visible, "-1") != 0) || (given && *given && strcmp(given, "void") != 0) ||
-           look_sets_nvshmem(machine) || machine->stack->deepep.imported >= 0;
+           machine_sets_nvshmem(machine) || machine->software->deepep.imported >= 0;
 }
 
-static void say_denied(const struct doctor_machine *machine, struct doctor_result *result)
+static void report_denied(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
 
@@ -38,12 +38,12 @@ static void say_denied(const struct doctor_machine *machine, struct doctor_resul
         doctor_advise(machine, result,
                       "A job has the GPUs that it asks for: of Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device "
                       "cgroup keeps the others shut). Outside of a job, /dev/nvidia* has to be readable and writable.");
-    else if (machine->stack->os.in_container)
+    else if (machine->software->os.in_container)
         doctor_advise(machine, result,
                       "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of nvidia.com/gpu.");
     else {
         doctor_fix(machine, result, true, "sudo %s -u -c 0",
-                   os_driver_program(machine->root, &machine->stack->os, "nvidia-modprobe"));
+                   os_driver_program(machine->source, &machine->software->os, "nvidia-modprobe"));
         doctor_advise(machine, result,
                       "The device files are made when the driver is first used; nvidia-persistenced does that at the "
                       "start of the machine.");
@@ -58,11 +58,12 @@ static void say_denied(const struct doctor_machine *machine, struct doctor_resul
  */
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_stat device = root_stat(machine->root, CONTROL);
-    bool is_shut = device.state == ROOT_DENIED || (device.state == ROOT_OK && (!device.may_read || !device.may_write));
+    struct source_stat device = source_stat(machine->source, CONTROL);
+    bool is_shut =
+        device.state == SOURCE_DENIED || (device.state == SOURCE_OK && (!device.may_read || !device.may_write));
 
-    if (machine->topo->nvml || !look_has_open_gpu(machine) ||
-        (!is_shut && !(device.state == ROOT_ABSENT && machine->stack->os.in_container)))
+    if (machine->topo->nvml || !machine_has_open_gpu(machine) ||
+        (!is_shut && !(device.state == SOURCE_ABSENT && machine->software->os.in_container)))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " CONTROL " %s",
                  is_shut ? "may not be opened" : "is not there");
@@ -80,14 +81,14 @@ static void find_shut(const struct doctor_machine *machine, struct doctor_result
     int n = 0;
 
     for (int i = 0; i < topo->n_gpus; i++) {
-        struct root_stat device = {.state = ROOT_UNASKED};
+        struct source_stat device = {.state = SOURCE_NOT_RECORDED};
 
         if (topo->gpus[i].minor >= 0)
-            device = root_stat(machine->root, "/dev/nvidia%d", topo->gpus[i].minor);
-        if (device.state != ROOT_DENIED && (device.state != ROOT_OK || (device.may_read && device.may_write)))
+            device = source_stat(machine->source, "/dev/nvidia%d", topo->gpus[i].minor);
+        if (device.state != SOURCE_DENIED && (device.state != SOURCE_OK || (device.may_read && device.may_write)))
             continue;
         n++;
-        doctor_evidence(machine, result, look_gpu_name(machine, i), "/dev/nvidia%d may not be opened",
+        doctor_evidence(machine, result, machine_gpu_name(machine, i), "/dev/nvidia%d may not be opened",
                         topo->gpus[i].minor);
     }
     if (n == 0) {
@@ -112,20 +113,20 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
         return;
     }
     if (topo->n_hidden_gpus == 0) {
-        look_has_gpus(machine, result);
+        machine_has_gpus(machine, result);
         return;
     }
-    if (look_wrong_kind(machine) > 0) {
-        doctor_not_here(machine, result, "the driver does not drive them, which is the matter of open-driver");
+    if (machine_unsupported_gpus(machine) > 0) {
+        doctor_not_applicable(machine, result, "the driver does not drive them, which is the matter of open-driver");
         return;
     }
-    if (topo->n_denied_gpus == 0 && machine->stack->os.in_container && !asks_for_gpus(machine)) {
-        doctor_cannot_tell(machine, result, "this container was given none of the %d GPUs of the machine",
-                           topo->n_hidden_gpus);
-        result->tells = DOCTOR_TELLS_GPUS;
+    if (topo->n_denied_gpus == 0 && machine->software->os.in_container && !asks_for_gpus(machine)) {
+        doctor_unknown(machine, result, "this container was given none of the %d GPUs of the machine",
+                       topo->n_hidden_gpus);
+        result->tells = DOCTOR_MISSING_GPUS;
         return;
     }
-    say_denied(machine, result);
+    report_denied(machine, result);
 }
 
 const struct doctor_check check_gpu_access = {
@@ -146,23 +147,23 @@ const struct doctor_check check_gpu_access = {
 static void run_rdma_device(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    enum root_state module = root_stat(machine->root, "/sys/module/mlx5_ib").state;
-    int n = look_functions_without_rdma(machine), n_unbound = 0, first = -1;
+    enum source_state module = source_stat(machine->source, "/sys/module/mlx5_ib").state;
+    int n = machine_functions_without_rdma(machine), n_unbound = 0, first = -1;
 
-    if (!look_has_gpus(machine, result))
+    if (!machine_has_gpus(machine, result))
         return;
     if (n == 0) {
         if (topo->n_nics == 0)
-            look_has_data_nics(machine, result);
+            machine_has_data_nics(machine, result);
         return;
     }
     /* In a container that was given no RDMA device the node may have bound them all. */
-    if (machine->stack->os.in_container && !look_asks_for_rdma(machine)) {
-        doctor_not_here(machine, result, "a container without RDMA devices, and nothing in it asks for one");
+    if (machine->software->os.in_container && !machine_uses_rdma(machine)) {
+        doctor_not_applicable(machine, result, "a container without RDMA devices, and nothing in it asks for one");
         return;
     }
     for (int p = 0; p < topo->n_pci; p++) {
-        if (!look_is_function_without_rdma(machine, p))
+        if (!machine_is_function_without_rdma(machine, p))
             continue;
         first = first < 0 ? p : first;
         n_unbound += !*topo->pci[p].driver;
@@ -172,8 +173,8 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
     doctor_found(machine, result, DOCTOR_ERROR, "the NIC at %s has no RDMA device%s", topo->pci[first].address,
                  n > 1 ? ", and more have none" : "");
     doctor_evidence(machine, result, "/sys/module/mlx5_ib", "%s",
-                    module == ROOT_OK ? "loaded" : look_why(module, NULL));
-    if (machine->stack->os.in_container)
+                    module == SOURCE_OK ? "loaded" : machine_reason(module, NULL));
+    if (machine->software->os.in_container)
         doctor_advise(machine, result,
                       "Give the pod this device too, or load mlx5_ib on the node: GPUs here have fewer NICs than there "
                       "are.");
@@ -181,10 +182,10 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
         doctor_fix(machine, result, true, "sudo modprobe mlx5_core\nsudo modprobe mlx5_ib");
         doctor_advise(machine, result,
                       "If they stay without a driver, the kernel log says why (sudo dmesg | grep mlx5).");
-    } else if (module == ROOT_ABSENT) {
+    } else if (module == SOURCE_ABSENT) {
         doctor_fix(machine, result, true, "sudo modprobe mlx5_ib");
         doctor_advise(machine, result, "If modprobe does not find it, %sDOCA-OFED was built without it.",
-                      machine->stack->os.family == OS_DEBIAN
+                      machine->software->os.family == OS_DEBIAN
                           ? "it is of a package of its own (linux-modules-extra), or "
                           : "the kernel or ");
     } else {

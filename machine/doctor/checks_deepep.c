@@ -7,7 +7,7 @@
  * the extension was linked with.
  */
 #include "doctor/checks.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "doctor/shell.h"
 
 #include <string.h>
@@ -16,37 +16,38 @@
 #define METHOD "_setup_device_hca_mapping()"
 
 /* The copy that Python imports; NULL ends the check with the reason. */
-static const struct stack_copy *imported_copy(const struct doctor_machine *machine, struct doctor_result *result)
+static const struct software_copy *imported_copy(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const struct software_deepep *deepep = &machine->software->deepep;
 
-    if (!look_has_gpus(machine, result) || !look_has_environment(machine, result))
+    if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result))
         return NULL;
     if (deepep->imported >= 0)
         return &deepep->copies[deepep->imported];
     if (deepep->n)
-        doctor_not_here(machine, result, "%s is not on Python's path, and no other deep_ep is",
-                        deepep->copies[0].folder);
+        doctor_not_applicable(machine, result, "%s is not on Python's path, and no other deep_ep is",
+                              deepep->copies[0].folder);
     else
-        doctor_not_here(machine, result, "DeepEP is not installed where Python looks: %s",
-                        *machine->stack->python_paths ? machine->stack->python_paths : "there is no Python");
+        doctor_not_applicable(machine, result, "DeepEP is not installed where Python looks: %s",
+                              *machine->software->python_paths ? machine->software->python_paths
+                                                               : "there is no Python");
     return NULL;
 }
 
-static bool has_whole_mapping(const struct stack_copy *copy)
+static bool has_whole_mapping(const struct software_copy *copy)
 {
-    return copy->buffer == ROOT_OK && copy->defines_mapping && copy->calls_mapping && !copy->decorator_stolen;
+    return copy->buffer == SOURCE_OK && copy->defines_mapping && copy->calls_mapping && !copy->decorator_stolen;
 }
 
-static bool has_no_mapping(const struct stack_copy *copy)
+static bool has_no_mapping(const struct software_copy *copy)
 {
     return !copy->defines_mapping && !copy->calls_mapping;
 }
 
 /* Another copy with the whole mapping; NULL if there is none. */
-static const struct stack_copy *mapped_copy(const struct doctor_machine *machine)
+static const struct software_copy *mapped_copy(const struct doctor_machine *machine)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const struct software_deepep *deepep = &machine->software->deepep;
 
     for (int i = 0; i < deepep->n; i++)
         if (i != deepep->imported && has_whole_mapping(&deepep->copies[i]))
@@ -54,17 +55,17 @@ static const struct stack_copy *mapped_copy(const struct doctor_machine *machine
     return NULL;
 }
 
-static const char *buffer_path(const struct doctor_machine *machine, const struct stack_copy *copy)
+static const char *buffer_path(const struct doctor_machine *machine, const struct software_copy *copy)
 {
-    return root_printf(machine->root, "%s/buffer.py", copy->folder);
+    return source_printf(machine->source, "%s/buffer.py", copy->folder);
 }
 
 /* The folder above the package: what PYTHONPATH names, or the top of a source tree. */
-static const char *above(const struct doctor_machine *machine, const struct stack_copy *copy)
+static const char *above(const struct doctor_machine *machine, const struct software_copy *copy)
 {
     const char *slash = strrchr(copy->folder, '/');
 
-    return root_printf(machine->root, "%.*s", slash ? (int)(slash - copy->folder) : 0, copy->folder);
+    return source_printf(machine->source, "%.*s", slash ? (int)(slash - copy->folder) : 0, copy->folder);
 }
 
 /* --- mapping-inactive --- */
@@ -78,7 +79,7 @@ static void advise_mapping(const struct doctor_machine *machine, struct doctor_r
 }
 
 /* What is wrong with the mapping in the copy; "" nothing. */
-static const char *mapping_fault(const struct stack_copy *copy)
+static const char *mapping_fault(const struct software_copy *copy)
 {
     if (copy->decorator_stolen)
         return "is defined below a decorator that belongs to another method";
@@ -91,15 +92,15 @@ static const char *mapping_fault(const struct stack_copy *copy)
 
 static void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_copy *copy = imported_copy(machine, result);
-    const char *wanted = root_env(machine->root, MAPPING), *path, *fault;
+    const struct software_copy *copy = imported_copy(machine, result);
+    const char *wanted = source_env(machine->source, MAPPING), *path, *fault;
 
-    if (!copy || !look_has_data_nics(machine, result))
+    if (!copy || !machine_has_data_nics(machine, result))
         return;
     path = buffer_path(machine, copy);
-    if (copy->buffer != ROOT_OK && copy->buffer != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, "%s: %s", path,
-                           look_why(copy->buffer, root_read(machine->root, "%s", path).why));
+    if (copy->buffer != SOURCE_OK && copy->buffer != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, "%s: %s", path,
+                       machine_reason(copy->buffer, source_read(machine->source, "%s", path).why));
         return;
     }
     fault = mapping_fault(copy);
@@ -112,9 +113,9 @@ static void run_mapping_inactive(const struct doctor_machine *machine, struct do
         return;
     }
     doctor_evidence(machine, result, path, "%s, %s%s",
-                    copy->buffer == ROOT_ABSENT ? "not there"
-                    : copy->defines_mapping     ? "the method is defined"
-                                                : "the method is not defined",
+                    copy->buffer == SOURCE_ABSENT ? "not there"
+                    : copy->defines_mapping       ? "the method is defined"
+                                                  : "the method is not defined",
                     copy->calls_mapping ? "called in __init__" : "not called in __init__",
                     copy->decorator_stolen ? ", a decorator without self above it" : "");
     if (*copy->version)
@@ -142,26 +143,27 @@ const struct doctor_check check_mapping_inactive = {
 /* --- stale-copy --- */
 
 /* Another copy that makes it likely that the imported one is not what somebody meant; NULL none. */
-static const struct stack_copy *differing_copy(const struct doctor_machine *machine, const struct stack_copy *copy)
+static const struct software_copy *differing_copy(const struct doctor_machine *machine,
+                                                  const struct software_copy *copy)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const struct software_deepep *deepep = &machine->software->deepep;
 
     for (int i = 0; i < deepep->n; i++) {
-        const struct stack_copy *other = &deepep->copies[i];
+        const struct software_copy *other = &deepep->copies[i];
 
         if (other == copy || !*other->version || !*copy->version)
             continue;
         /* Two versions on the path of one Python, or one version with two texts. */
         if (strcmp(other->version, copy->version) != 0
                 ? other->on_path
-                : other->buffer == ROOT_OK && copy->buffer == ROOT_OK && other->hash != copy->hash)
+                : other->buffer == SOURCE_OK && copy->buffer == SOURCE_OK && other->hash != copy->hash)
             return other;
     }
     return NULL;
 }
 
-static void say_copy(const struct doctor_machine *machine, struct doctor_result *result, const struct stack_copy *copy,
-                     const char *what)
+static void report_copy(const struct doctor_machine *machine, struct doctor_result *result,
+                        const struct software_copy *copy, const char *what)
 {
     doctor_evidence(machine, result, copy->folder, "%s%s%s; buffer.py %016llx, %s the mapping", what,
                     *copy->version ? ", version " : "", copy->version, (unsigned long long)copy->hash,
@@ -170,12 +172,12 @@ static void say_copy(const struct doctor_machine *machine, struct doctor_result 
 
 static void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_copy *copy = imported_copy(machine, result), *other;
+    const struct software_copy *copy = imported_copy(machine, result), *other;
 
     if (!copy)
         return;
     other = mapped_copy(machine);
-    if (other && copy->buffer == ROOT_OK && has_no_mapping(copy)) {
+    if (other && copy->buffer == SOURCE_OK && has_no_mapping(copy)) {
         doctor_found(machine, result, DOCTOR_ERROR,
                      "the DeepEP that is imported, %s, lacks the mapping of GPUs to NICs that %s has", copy->folder,
                      other->folder);
@@ -186,11 +188,11 @@ static void run_stale_copy(const struct doctor_machine *machine, struct doctor_r
         doctor_found(machine, result, DOCTOR_WARNING, "two copies of DeepEP differ: %s, which is imported, and %s",
                      copy->folder, other->folder);
     }
-    say_copy(machine, result, copy, "imported");
-    say_copy(machine, result, other, other->is_source ? "a source tree" : "another copy");
+    report_copy(machine, result, copy, "imported");
+    report_copy(machine, result, other, other->is_source ? "a source tree" : "another copy");
     if (other->is_source && has_whole_mapping(other) && !copy->is_source)
-        doctor_fix(machine, result, false, "sudo cp %s/*.py %s/", shell_word(machine->root, other->folder),
-                   shell_word(machine->root, copy->folder));
+        doctor_fix(machine, result, false, "sudo cp %s/*.py %s/", shell_word(machine->source, other->folder),
+                   shell_word(machine->source, copy->folder));
     doctor_advise(machine, result,
                   "Install DeepEP again from the patched source, and keep one copy: remove the others or take them out "
                   "of PYTHONPATH.");
@@ -232,37 +234,37 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
 {
     /* 29d31c0 merged pull request 564; 8a07e7e of pull request 466 is based on it. 309785a: DeepEP issue 553. */
     static const char *const enough[] = {"29d31c0", "8a07e7e", NULL}, *const too_old[] = {"309785a", NULL};
-    const struct stack_copy *copy = imported_copy(machine, result);
-    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const struct software_copy *copy = imported_copy(machine, result);
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     const char *commit, *base;
 
     if (!copy)
         return;
-    if (nvshmem->host.state != ROOT_OK) {
-        doctor_not_here(machine, result, "no NVSHMEM is found that DeepEP would use");
+    if (nvshmem->host.state != SOURCE_OK) {
+        doctor_not_applicable(machine, result, "no NVSHMEM is found that DeepEP would use");
         return;
     }
     if (!*nvshmem->version) {
-        doctor_cannot_tell(machine, result, "%s does not tell its version", nvshmem->host.path);
-        result->tells = DOCTOR_TELLS_RUN;
+        doctor_unknown(machine, result, "%s does not tell its version", nvshmem->host.path);
+        result->tells = DOCTOR_MISSING_RUN;
         return;
     }
     if (libs_version_compare(nvshmem->version, NVSHMEM_NEW) < 0)
         return;
     if (!*copy->version) {
-        doctor_cannot_tell(machine, result, "%s does not tell its version", copy->folder);
-        result->tells = DOCTOR_TELLS_RUN;
+        doctor_unknown(machine, result, "%s does not tell its version", copy->folder);
+        result->tells = DOCTOR_MISSING_RUN;
         return;
     }
     commit = strchr(copy->version, '+');
-    base = root_printf(machine->root, "%.*s", (int)strcspn(copy->version, "+"), copy->version);
+    base = source_printf(machine->source, "%.*s", (int)strcspn(copy->version, "+"), copy->version);
     commit = commit ? commit + 1 : "";
     if (libs_version_compare(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough))
         return;
     if (libs_version_compare(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old)) {
-        doctor_cannot_tell(machine, result, "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs",
-                           copy->version, nvshmem->version);
-        result->tells = DOCTOR_TELLS_RUN;
+        doctor_unknown(machine, result, "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs",
+                       copy->version, nvshmem->version);
+        result->tells = DOCTOR_MISSING_RUN;
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);
@@ -297,14 +299,14 @@ static const char *nvshmem_source(const struct doctor_machine *machine)
                                          "/workspace/nvshmem", "/opt/deepep/nvshmem-source"};
 
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
-        if (root_stat(machine->root, "%s/CMakeLists.txt", places[i]).state == ROOT_OK)
+        if (source_stat(machine->source, "%s/CMakeLists.txt", places[i]).state == SOURCE_OK)
             return places[i];
     return "";
 }
 
 static const char *deepep_source(const struct doctor_machine *machine)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const struct software_deepep *deepep = &machine->software->deepep;
 
     for (int i = 0; i < deepep->n; i++)
         if (deepep->copies[i].is_source)
@@ -320,7 +322,7 @@ struct lack {
 
 static bool is_switched_off(const struct doctor_machine *machine, const char *name)
 {
-    const char *value = root_env(machine->root, name);
+    const char *value = source_env(machine->source, name);
 
     return value && strcmp(value, "0") == 0;
 }
@@ -329,36 +331,36 @@ static bool is_switched_off(const struct doctor_machine *machine, const char *na
  */
 static const char *cccl_package(const struct doctor_machine *machine)
 {
-    struct root_text real = root_resolve(machine->root, "%s", machine->stack->cuda_home);
-    const char *version = real.state == ROOT_OK ? strstr(real.text, "/cuda-") : NULL;
+    struct source_text real = source_resolve(machine->source, "%s", machine->software->cuda_home);
+    const char *version = real.state == SOURCE_OK ? strstr(real.text, "/cuda-") : NULL;
     size_t major = version ? strspn(version + 6, "0123456789") : 0;
-    enum os_family family = machine->stack->os.family;
+    enum os_family family = machine->software->os.family;
 
     if (!major || version[6 + major] != '.' || (family != OS_DEBIAN && family != OS_RHEL))
         return "";
-    return root_printf(machine->root, "sudo %s cuda-cccl-%.*s-%.*s",
-                       family == OS_DEBIAN ? "apt-get install --reinstall" : "dnf reinstall", (int)major, version + 6,
-                       (int)strspn(version + 7 + major, "0123456789"), version + 7 + major);
+    return source_printf(machine->source, "sudo %s cuda-cccl-%.*s-%.*s",
+                         family == OS_DEBIAN ? "apt-get install --reinstall" : "dnf reinstall", (int)major, version + 6,
+                         (int)strspn(version + 7 + major, "0123456789"), version + 7 + major);
 }
 
 /* libcu++: CUDA 13 moved it to include/cccl, where only nvcc finds it by itself. */
 static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_lack)
 {
-    const char *cuda = machine->stack->cuda_home, *path = root_env(machine->root, "CPLUS_INCLUDE_PATH");
+    const char *cuda = machine->software->cuda_home, *path = source_env(machine->source, "CPLUS_INCLUDE_PATH");
 
-    if (!*cuda || !root_is_folder(root_stat(machine->root, "%s/include", cuda)) ||
-        root_stat(machine->root, "%s/include/cuda/std/tuple", cuda).state != ROOT_ABSENT)
+    if (!*cuda || !source_is_folder(source_stat(machine->source, "%s/include", cuda)) ||
+        source_stat(machine->source, "%s/include/cuda/std/tuple", cuda).state != SOURCE_ABSENT)
         return false;
-    *ret_lack = (struct lack){.file = root_printf(machine->root, "%s/include/cuda/std/tuple", cuda),
+    *ret_lack = (struct lack){.file = source_printf(machine->source, "%s/include/cuda/std/tuple", cuda),
                               .what = "not there",
                               .fix = cccl_package(machine)};
-    if (root_stat(machine->root, "%s/include/cccl/cuda/std/tuple", cuda).state != ROOT_OK)
+    if (source_stat(machine->source, "%s/include/cccl/cuda/std/tuple", cuda).state != SOURCE_OK)
         return true;
     if (path && strstr(path, "/include/cccl"))
         return false;
     ret_lack->what = "not there, but in include/cccl, where the host's compiler does not look";
     ret_lack->fix =
-        shell_prepend(machine->root, "CPLUS_INCLUDE_PATH", root_printf(machine->root, "%s/include/cccl", cuda));
+        shell_prepend(machine->source, "CPLUS_INCLUDE_PATH", source_printf(machine->source, "%s/include/cccl", cuda));
     return true;
 }
 
@@ -382,11 +384,11 @@ static json_t *read_without_gdrcopy(const char *text, size_t bytes)
 /* Would the next build of the tree look for GDRCopy? What it was configured with last is in CMake's cache. */
 static bool wants_gdrcopy(const struct doctor_machine *machine, const char *source)
 {
-    struct root_answer off =
-        root_fact(machine->root, "without-gdrcopy", read_without_gdrcopy, "%s/build/CMakeCache.txt", source);
+    struct source_answer off =
+        source_fact(machine->source, "without-gdrcopy", read_without_gdrcopy, "%s/build/CMakeCache.txt", source);
 
     return !is_switched_off(machine, "NVSHMEM_USE_GDRCOPY") && !is_switched_off(machine, "USE_GDRCOPY") &&
-           off.state != ROOT_DENIED && off.state != ROOT_FAILED && !root_fact_is(off);
+           off.state != SOURCE_DENIED && off.state != SOURCE_FAILED && !source_fact_bool(off);
 }
 
 static json_t *read_dmabuf(const char *text, size_t bytes)
@@ -397,27 +399,27 @@ static json_t *read_dmabuf(const char *text, size_t bytes)
 static int find_lacks(const struct doctor_machine *machine, const char *nvshmem, struct lack lacks[MAX_LACKS])
 {
     static const char header[] = "/usr/include/infiniband/mlx5dv.h";
-    const char *install = os_install(machine->root, &machine->stack->os, "libibverbs-dev", "rdma-core-devel");
-    struct libs_setting plain = {.library_path = "", .preload = ""};
-    struct root_answer dmabuf = root_fact(machine->root, "dmabuf", read_dmabuf, header);
+    const char *install = os_install(machine->source, &machine->software->os, "libibverbs-dev", "rdma-core-devel");
+    struct libs_env plain = {.library_path = "", .preload = ""};
+    struct source_answer dmabuf = source_fact(machine->source, "dmabuf", read_dmabuf, header);
     int n = 0;
 
-    if (dmabuf.state == ROOT_ABSENT)
+    if (dmabuf.state == SOURCE_ABSENT)
         lacks[n++] = (struct lack){header, "not there", install};
-    else if (*nvshmem && dmabuf.state == ROOT_OK && !root_fact_is(dmabuf))
+    else if (*nvshmem && dmabuf.state == SOURCE_OK && !source_fact_bool(dmabuf))
         lacks[n++] = (struct lack){header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install};
     /* What ld takes for -lmlx5: a link that the development package brings. */
-    if (libs_find(machine->root, &plain, "libmlx5.so").state == ROOT_ABSENT)
+    if (libs_find(machine->source, &plain, "libmlx5.so").state == SOURCE_ABSENT)
         lacks[n++] = (struct lack){"libmlx5.so", "in no folder of the linker", install};
     if (lacks_cccl(machine, &lacks[n]))
         n++;
     if (*nvshmem && wants_gdrcopy(machine, nvshmem) &&
-        root_stat(machine->root, "/usr/include/gdrapi.h").state == ROOT_ABSENT &&
-        root_stat(machine->root, "/usr/local/include/gdrapi.h").state == ROOT_ABSENT)
+        source_stat(machine->source, "/usr/include/gdrapi.h").state == SOURCE_ABSENT &&
+        source_stat(machine->source, "/usr/local/include/gdrapi.h").state == SOURCE_ABSENT)
         /* For the build alone: exported it is a variable that does nothing, which void-variables reports. */
         lacks[n++] = (struct lack){
             "gdrapi.h", "neither in /usr/include nor in /usr/local/include",
-            root_printf(machine->root, "NVSHMEM_USE_GDRCOPY=0 cmake -S %s -B %s/build", nvshmem, nvshmem)};
+            source_printf(machine->source, "NVSHMEM_USE_GDRCOPY=0 cmake -S %s -B %s/build", nvshmem, nvshmem)};
     return n;
 }
 
@@ -427,10 +429,10 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
     struct lack lacks[MAX_LACKS];
     int n;
 
-    if (!look_has_gpus(machine, result) || !look_has_data_nics(machine, result))
+    if (!machine_has_gpus(machine, result) || !machine_has_data_nics(machine, result))
         return;
     if (!*deepep && !*nvshmem) {
-        doctor_not_here(machine, result, "there is no source of DeepEP or NVSHMEM to build");
+        doctor_not_applicable(machine, result, "there is no source of DeepEP or NVSHMEM to build");
         return;
     }
     n = find_lacks(machine, nvshmem, lacks);
@@ -441,7 +443,7 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
     for (int i = 0; i < n; i++) {
         doctor_evidence(machine, result, lacks[i].file, "%s", lacks[i].what);
         if (*lacks[i].fix && !strstr(fix, lacks[i].fix))
-            fix = root_printf(machine->root, "%s%s%s", fix, *fix ? "\n" : "", lacks[i].fix);
+            fix = source_printf(machine->source, "%s%s%s", fix, *fix ? "\n" : "", lacks[i].fix);
     }
     doctor_fix(machine, result, false, "%s", fix);
     doctor_advise(machine, result,

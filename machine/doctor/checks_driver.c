@@ -2,7 +2,7 @@
 /* checks_driver.c - the NVIDIA driver, the modules beside it, and what the GPUs report of themselves. */
 #include "doctor/checks.h"
 #include "doctor/driver_fix.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "doctor/shell.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 
 static void fix_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct os *os = &machine->stack->os;
+    const struct os *os = &machine->software->os;
 
     if (!os->in_container && (os->family == OS_COS || os->family == OS_OSTREE)) {
         doctor_advise(machine, result,
@@ -39,25 +39,25 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
 
 static void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_driver *driver = &machine->stack->driver;
+    const struct software_driver *driver = &machine->software->driver;
 
-    if (!look_has_driver(machine, result) || !look_has_data_nics(machine, result))
+    if (!machine_has_driver(machine, result) || !machine_has_data_nics(machine, result))
         return;
-    if (driver->peermem == ROOT_OK || driver->dmabuf == ROOT_OK)
+    if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_OK)
         return;
-    if (driver->peermem != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, "/sys/module/nvidia_peermem: %s", look_why(driver->peermem, NULL));
+    if (driver->peermem != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, "/sys/module/nvidia_peermem: %s", machine_reason(driver->peermem, NULL));
         return;
     }
-    if (driver->dmabuf != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, "whether GPU memory can be had as dma-buf: %s",
-                           look_why(driver->dmabuf, driver->dmabuf_why));
+    if (driver->dmabuf != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, "whether GPU memory can be had as dma-buf: %s",
+                       machine_reason(driver->dmabuf, driver->dmabuf_why));
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
                  "NICs cannot reach GPU memory: nvidia_peermem is not loaded, and there is no dma-buf either");
     doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
-    doctor_evidence(machine, result, "dma-buf", "%s", look_why(driver->dmabuf, driver->dmabuf_why));
+    doctor_evidence(machine, result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));
     fix_peermem(machine, result);
 }
 
@@ -88,9 +88,9 @@ static bool same_number(const char *a, const char *b)
     return value_a == value_b;
 }
 
-static void say_option(const struct doctor_machine *machine, struct doctor_result *result)
+static void report_option(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_option *option = &machine->stack->driver.peer_mapping_override;
+    const struct software_option *option = &machine->software->driver.peer_mapping_override;
 
     if (*option->configured)
         doctor_evidence(machine, result, option->configured_in, "PeerMappingOverride=%s", option->configured);
@@ -103,18 +103,18 @@ static void say_option(const struct doctor_machine *machine, struct doctor_resul
 
 static void run_driver_option(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_option *option = &machine->stack->driver.peer_mapping_override;
-    struct root_text params;
+    const struct software_option *option = &machine->software->driver.peer_mapping_override;
+    struct source_text params;
 
-    if (!look_has_driver(machine, result))
+    if (!machine_has_driver(machine, result))
         return;
     if (!*option->configured && !*option->overruled) {
-        doctor_not_here(machine, result, "PeerMappingOverride is not configured");
+        doctor_not_applicable(machine, result, "PeerMappingOverride is not configured");
         return;
     }
-    params = root_read(machine->root, PARAMS);
-    if (!*option->live && params.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, PARAMS ": %s", look_why(params.state, params.why));
+    params = source_read(machine->source, PARAMS);
+    if (!*option->live && params.state != SOURCE_OK) {
+        doctor_unknown(machine, result, PARAMS ": %s", machine_reason(params.state, params.why));
         return;
     }
     if (*option->configured && *option->live && same_number(option->configured, option->live))
@@ -126,12 +126,12 @@ static void run_driver_option(const struct doctor_machine *machine, struct docto
         doctor_found(machine, result, DOCTOR_ERROR,
                      "PeerMappingOverride is configured, but a later line of modprobe.d replaces it");
         driver_fix_peer_mapping(machine, result);
-        say_option(machine, result);
+        report_option(machine, result);
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
                  "PeerMappingOverride=%s is configured, but the loaded driver does not have it", option->configured);
-    say_option(machine, result);
+    report_option(machine, result);
     driver_fix_reload(machine, result);
 }
 
@@ -172,62 +172,62 @@ static json_t *read_foreign_module(const char *dep, size_t bytes)
     return json_false();
 }
 
-/* Are the modules of DOCA-OFED there for the running kernel? ROOT_OK, ROOT_ABSENT, or why that cannot be seen. */
-static struct root_text built_modules(const struct doctor_machine *machine, const char *release)
+/* Are the modules of DOCA-OFED there for the running kernel? SOURCE_OK, SOURCE_ABSENT, or why that cannot be seen. */
+static struct source_text built_modules(const struct doctor_machine *machine, const char *release)
 {
-    struct root *root = machine->root;
-    struct root_text loaded = root_line(root, "/sys/module/mlx5_core/version");
-    struct root_answer dep;
-    struct root_names names;
+    struct source *source = machine->source;
+    struct source_text loaded = source_line(source, "/sys/module/mlx5_core/version");
+    struct source_answer dep;
+    struct source_names names;
 
     /* OFED's modules tell a version of their own; those of a kernel of today none, of some distributions its release.
      */
-    if (loaded.state == ROOT_OK && *loaded.text && strcmp(loaded.text, release) != 0)
+    if (loaded.state == SOURCE_OK && *loaded.text && strcmp(loaded.text, release) != 0)
         return loaded;
-    names = root_list(root, "/lib/modules/%s/updates/dkms", release);
+    names = source_list(source, "/lib/modules/%s/updates/dkms", release);
     for (size_t i = 0; i < names.n; i++)
         if (strncmp(names.names[i], "mlx5_core.ko", 12) == 0)
-            return (struct root_text){.state = ROOT_OK, .text = names.names[i]};
-    dep = root_fact(root, "foreign-mlx5", read_foreign_module, "/lib/modules/%s/modules.dep", release);
-    if (dep.state == ROOT_OK && !root_fact_is(dep))
-        dep.state = ROOT_ABSENT;
-    else if (dep.state == ROOT_ABSENT && root_list(root, "/lib/modules/%s", release).state != ROOT_OK)
-        return (struct root_text){
-            .state = ROOT_FAILED, .text = "", .why = "the modules of the running kernel are not in this file system"};
-    return (struct root_text){.state = dep.state, .text = "", .why = dep.why};
+            return (struct source_text){.state = SOURCE_OK, .text = names.names[i]};
+    dep = source_fact(source, "foreign-mlx5", read_foreign_module, "/lib/modules/%s/modules.dep", release);
+    if (dep.state == SOURCE_OK && !source_fact_bool(dep))
+        dep.state = SOURCE_ABSENT;
+    else if (dep.state == SOURCE_ABSENT && source_list(source, "/lib/modules/%s", release).state != SOURCE_OK)
+        return (struct source_text){
+            .state = SOURCE_FAILED, .text = "", .why = "the modules of the running kernel are not in this file system"};
+    return (struct source_text){.state = dep.state, .text = "", .why = dep.why};
 }
 
 static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_driver *driver = &machine->stack->driver;
-    struct root_text built;
+    const struct software_driver *driver = &machine->software->driver;
+    struct source_text built;
 
     if (!*driver->doca) {
-        doctor_not_here(machine, result, "DOCA-OFED is not installed");
+        doctor_not_applicable(machine, result, "DOCA-OFED is not installed");
         return;
     }
     if (!*driver->kernel) {
-        doctor_cannot_tell(machine, result, "the release of the running kernel is not known");
+        doctor_unknown(machine, result, "the release of the running kernel is not known");
         return;
     }
     if (libs_version_compare(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 ||
         libs_version_compare(driver->doca, DOCA_FOR_614) >= 0)
         return;
     built = built_modules(machine, driver->kernel);
-    if (built.state == ROOT_OK)
+    if (built.state == SOURCE_OK)
         return;
-    if (built.state != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, "whether DOCA %s was built for kernel %s: %s", driver->doca, driver->kernel,
-                           look_why(built.state, built.why));
-        if (machine->stack->os.in_container)
-            result->tells = DOCTOR_TELLS_NODE;
+    if (built.state != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, "whether DOCA %s was built for kernel %s: %s", driver->doca, driver->kernel,
+                       machine_reason(built.state, built.why));
+        if (machine->software->os.in_container)
+            result->tells = DOCTOR_MISSING_NODE;
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "DOCA %s does not build for kernel %s: that takes DOCA %s or later",
                  driver->doca, driver->kernel, DOCA_FOR_614);
     doctor_evidence(machine, result, "/proc/sys/kernel/osrelease", "%s", driver->kernel);
     doctor_evidence(machine, result, "DOCA-OFED", "%s is installed", driver->doca);
-    doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s", driver->kernel),
+    doctor_evidence(machine, result, source_printf(machine->source, "/lib/modules/%s", driver->kernel),
                     "no mlx5_core.ko but the kernel's own");
     doctor_advise(machine, result,
                   "Install DOCA-OFED %s or later from its repository for this distribution, or start an older kernel.",
@@ -257,11 +257,11 @@ static bool same_version(const char *a, const char *b)
 }
 
 /* The version of the driver that libnvidia-ml is for, by its file's name; "" if that does not tell. */
-static const char *library_version(const struct doctor_machine *machine, struct libs_setting setting,
-                                   struct lib_place *ret_place)
+static const char *library_version(const struct doctor_machine *machine, struct libs_env setting,
+                                   struct lib_location *ret_location)
 {
-    *ret_place = libs_find(machine->root, &setting, "libnvidia-ml.so.1");
-    return ret_place->state == ROOT_OK ? libs_file_version(ret_place->real) : "";
+    *ret_location = libs_find(machine->source, &setting, "libnvidia-ml.so.1");
+    return ret_location->state == SOURCE_OK ? libs_file_version(ret_location->real) : "";
 }
 
 /*
@@ -269,29 +269,29 @@ static const char *library_version(const struct doctor_machine *machine, struct 
  * right one is to be had by a reboot only where the driver on the disk is that of the library.
  */
 static void fix_library(const struct doctor_machine *machine, struct doctor_result *result,
-                        const struct lib_place *place, const char *version)
+                        const struct lib_location *location, const char *version)
 {
-    const struct stack_driver *driver = &machine->stack->driver;
-    struct libs_setting setting = libs_setting_of(machine->root), plain = {.library_path = "", .preload = ""};
-    const char *slash = strrchr(place->path, '/'), *folder;
-    struct lib_place own;
+    const struct software_driver *driver = &machine->software->driver;
+    struct libs_env setting = libs_env_of(machine->source), plain = {.library_path = "", .preload = ""};
+    const char *slash = strrchr(location->path, '/'), *folder;
+    struct lib_location own;
 
-    folder = root_printf(machine->root, "%.*s", slash ? (int)(slash - place->path) : 0, place->path);
+    folder = source_printf(machine->source, "%.*s", slash ? (int)(slash - location->path) : 0, location->path);
     if (same_version(driver->version, library_version(machine, plain, &own))) {
         doctor_fix(machine, result, false, "%s",
-                   shell_leave_out(machine->root, "LD_LIBRARY_PATH", setting.library_path, folder));
+                   shell_leave_out(machine->source, "LD_LIBRARY_PATH", setting.library_path, folder));
         doctor_advise(machine, result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which is of the driver.",
                       folder, own.path);
         return;
     }
-    if (!machine->stack->os.in_container &&
+    if (!machine->software->os.in_container &&
         (same_version(version, driver->installed_version) ||
          (!*driver->installed_version && libs_version_compare(version, driver->version) > 0))) {
         doctor_fix(machine, result, false, "sudo reboot");
         doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
     }
     doctor_advise(machine, result,
-                  machine->stack->os.in_container
+                  machine->software->os.in_container
                       ? "The libraries of the driver are those of another node: mount the ones of this node, which "
                         "NVIDIA's container toolkit does."
                       : "Install the libraries and the kernel module of one version. A reboot helps where a newer "
@@ -317,14 +317,14 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
     const struct topo *topo = machine->topo;
     int n = 0, n_nouveau = 0, first = -1;
 
-    if (look_wrong_kind(machine) > 0)
+    if (machine_unsupported_gpus(machine) > 0)
         return;
     for (int i = 0; i < topo->n_pci; i++) {
         bool is_nouveau = strcmp(topo->pci[i].driver, "nouveau") == 0;
 
         if ((*topo->pci[i].driver && !is_nouveau) || topo->pci[i].class_code >> 16 != CLASS_DISPLAY ||
             !is_driven_elsewhere(topo, i) ||
-            root_resolve(machine->root, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == ROOT_OK)
+            source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == SOURCE_OK)
             continue;
         doctor_evidence(machine, result, topo->pci[i].address, is_nouveau ? "driver nouveau" : "no driver");
         first = first < 0 ? i : first;
@@ -346,18 +346,18 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
 
 static void run_driver_skew(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_driver *driver = &machine->stack->driver;
+    const struct software_driver *driver = &machine->software->driver;
     const char *other = "", *what = "", *library;
-    struct lib_place place;
+    struct lib_location location;
     bool is_library = false;
 
-    if (!look_has_gpus(machine, result))
+    if (!machine_has_gpus(machine, result))
         return;
     if (!*driver->version) {
         driver_missing(machine, result);
         return;
     }
-    library = library_version(machine, libs_setting_of(machine->root), &place);
+    library = library_version(machine, libs_env_of(machine->source), &location);
     if (*driver->module_version && !same_version(driver->version, driver->module_version)) {
         other = driver->module_version;
         what = "/sys/module/nvidia/version";
@@ -366,7 +366,7 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
         what = "the one installed for this kernel";
     } else if (*library && !same_version(driver->version, library)) {
         other = library;
-        what = place.path;
+        what = location.path;
         is_library = true;
     }
     if (!*other) {
@@ -380,15 +380,15 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
     if (!machine->topo->nvml && *machine->topo->nvml_why)
         doctor_evidence(machine, result, "NVML", "%s", machine->topo->nvml_why);
     if (is_library) {
-        fix_library(machine, result, &place, other);
+        fix_library(machine, result, &location, other);
         return;
     }
-    if (!machine->stack->os.in_container) {
+    if (!machine->software->os.in_container) {
         doctor_fix(machine, result, false, "sudo reboot");
         doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
     }
     doctor_advise(machine, result, "The driver was updated while the old one was loaded: a reboot%s loads the new one.",
-                  machine->stack->os.in_container ? " of the node" : "");
+                  machine->software->os.in_container ? " of the node" : "");
 }
 
 const struct doctor_check check_driver_skew = {
@@ -415,21 +415,21 @@ static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_
                                       "iommu.passthrough=true",
                                       "iommu=pt",
                                       NULL};
-    struct root_text text;
+    struct source_text text;
     char line[4096], *rest = line, *word;
 
-    if (!look_has_gpus(machine, result))
+    if (!machine_has_gpus(machine, result))
         return;
-    if (!look_is_grace(machine->topo)) {
-        doctor_not_here(machine, result, "no board with Grace processors");
-        return;
-    }
-    text = root_line(machine->root, "/proc/cmdline");
-    if (text.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "/proc/cmdline: %s", look_why(text.state, text.why));
+    if (!machine_is_grace(machine->topo)) {
+        doctor_not_applicable(machine, result, "no board with Grace processors");
         return;
     }
-    root_clean(text.text, line, sizeof(line));
+    text = source_line(machine->source, "/proc/cmdline");
+    if (text.state != SOURCE_OK) {
+        doctor_unknown(machine, result, "/proc/cmdline: %s", machine_reason(text.state, text.why));
+        return;
+    }
+    text_clean(text.text, line, sizeof(line));
     while ((word = strsep(&rest, " \t")))
         for (int i = 0; bad[i]; i++) {
             if (strcasecmp(word, bad[i]) != 0)
@@ -437,7 +437,8 @@ static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_
             doctor_found(machine, result, DOCTOR_ERROR,
                          "the kernel was started with %s, which these GPUs do not work with", bad[i]);
             doctor_evidence(machine, result, "/proc/cmdline", "%s", word);
-            doctor_advise(machine, result, "%s", os_kernel_argument(machine->root, &machine->stack->os, false, bad[i]));
+            doctor_advise(machine, result, "%s",
+                          os_kernel_argument(machine->source, &machine->software->os, false, bad[i]));
             return;
         }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_extension.c - DeepEP's compiled extension: which NVSHMEM it was linked with, and for which GPUs it is. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "doctor/shell.h"
 
 #include <stdlib.h>
@@ -12,24 +12,25 @@
 /* The extension that Python imports, readable; "" ends the check with the reason. */
 static const char *extension(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const struct software_deepep *deepep = &machine->software->deepep;
     const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
     struct elf_facts facts;
 
-    if (!look_has_gpus(machine, result) || !look_has_environment(machine, result))
+    if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result))
         return "";
     if (deepep->imported < 0) {
-        doctor_not_here(machine, result, "no deep_ep is on Python's path");
+        doctor_not_applicable(machine, result, "no deep_ep is on Python's path");
         return "";
     }
     if (!*path) {
-        doctor_not_here(machine, result, "there is no deep_ep_cpp beside %s", deepep->copies[deepep->imported].folder);
+        doctor_not_applicable(machine, result, "there is no deep_ep_cpp beside %s",
+                              deepep->copies[deepep->imported].folder);
         return "";
     }
-    facts = root_elf(machine->root, "%s", path);
-    if (facts.state == ROOT_OK)
+    facts = source_elf(machine->source, "%s", path);
+    if (facts.state == SOURCE_OK)
         return path;
-    doctor_cannot_tell(machine, result, "%s: %s", path, look_why(facts.state, facts.why));
+    doctor_unknown(machine, result, "%s: %s", path, machine_reason(facts.state, facts.why));
     return "";
 }
 
@@ -59,10 +60,10 @@ static const char *linked_nvshmem(const struct doctor_machine *machine, const ch
                 skip = strlen(words[i]);
         }
         if (skip && slash)
-            start = root_printf(machine->root, "%.*s", (int)(slash - path), path);
+            start = source_printf(machine->source, "%.*s", (int)(slash - path), path);
         if (n && n < 3000 && (skip || *folders == '/')) {
-            place = root_printf(machine->root, "%s%.*s/" HOST, start, (int)(n - skip), folders + skip);
-            if (root_elf(machine->root, "%s", place).state == ROOT_OK)
+            place = source_printf(machine->source, "%s%.*s/" HOST, start, (int)(n - skip), folders + skip);
+            if (source_elf(machine->source, "%s", place).state == SOURCE_OK)
                 return place;
         }
         folders += n + (folders[n] != '\0');
@@ -70,11 +71,11 @@ static const char *linked_nvshmem(const struct doctor_machine *machine, const ch
     return "";
 }
 
-static void say_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
-                              const char *linked, const char *version)
+static void report_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
+                                 const char *linked, const char *version)
 {
-    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
-    struct elf_facts facts = root_elf(machine->root, "%s", path);
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
+    struct elf_facts facts = source_elf(machine->source, "%s", path);
 
     doctor_found(machine, result, DOCTOR_ERROR,
                  "DeepEP's extension was built with NVSHMEM %s, and the one that is loaded is %s", version,
@@ -92,37 +93,37 @@ static void say_other_nvshmem(const struct doctor_machine *machine, struct docto
 
 static void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     const char *path = extension(machine, result), *linked, *version;
     struct elf_facts facts;
 
     if (!*path)
         return;
-    facts = root_elf(machine->root, "%s", path);
+    facts = source_elf(machine->source, "%s", path);
     if (!needs(&facts, HOST)) {
-        doctor_not_here(machine, result, "%s was built without NVSHMEM", path);
+        doctor_not_applicable(machine, result, "%s was built without NVSHMEM", path);
         return;
     }
-    if (nvshmem->host.state != ROOT_OK) {
-        doctor_not_here(machine, result, HOST " is not found; nothing to compare with");
+    if (nvshmem->host.state != SOURCE_OK) {
+        doctor_not_applicable(machine, result, HOST " is not found; nothing to compare with");
         return;
     }
     linked = linked_nvshmem(machine, path, *facts.runpath ? facts.runpath : facts.rpath);
     if (!*linked) {
         /* Nothing compiled in: it takes what is loaded, which cannot be compared with what it was built with. */
-        doctor_cannot_tell(machine, result, "%s does not lead to the NVSHMEM that it was built with", path);
-        result->tells = DOCTOR_TELLS_RUN;
+        doctor_unknown(machine, result, "%s does not lead to the NVSHMEM that it was built with", path);
+        result->tells = DOCTOR_MISSING_RUN;
         return;
     }
-    if (strcmp(root_resolve(machine->root, "%s", linked).text, nvshmem->host.real) == 0)
+    if (strcmp(source_resolve(machine->source, "%s", linked).text, nvshmem->host.real) == 0)
         return;
-    version = stack_nvshmem_version(machine->root, linked);
+    version = software_nvshmem_version(machine->source, linked);
     if (!*version || !*nvshmem->version) {
-        doctor_cannot_tell(machine, result, "whether %s and %s are of one version: they do not say theirs", linked,
-                           nvshmem->host.path);
-        result->tells = DOCTOR_TELLS_RUN;
+        doctor_unknown(machine, result, "whether %s and %s are of one version: they do not say theirs", linked,
+                       nvshmem->host.path);
+        result->tells = DOCTOR_MISSING_RUN;
     } else if (libs_version_compare(version, nvshmem->version) != 0)
-        say_other_nvshmem(machine, result, path, linked, version);
+        report_other_nvshmem(machine, result, path, linked, version);
 }
 
 const struct doctor_check check_other_nvshmem = {
@@ -169,8 +170,8 @@ static const char *arch_names(const struct doctor_machine *machine, const struct
         int number = abs(facts->archs[i]);
         const char *suffix = number >= ELF_ARCH_FAMILY ? "f" : number >= ELF_ARCH_EXACT ? "a" : "";
 
-        text = root_printf(machine->root, "%s%s%s_%d%s", text, *text ? ", " : "",
-                           facts->archs[i] < 0 ? "compute" : "sm", number % ELF_ARCH_EXACT, suffix);
+        text = source_printf(machine->source, "%s%s%s_%d%s", text, *text ? ", " : "",
+                             facts->archs[i] < 0 ? "compute" : "sm", number % ELF_ARCH_EXACT, suffix);
     }
     return text;
 }
@@ -189,18 +190,18 @@ static int left_out(const struct topo *topo, const struct elf_facts *facts)
     return -1;
 }
 
-static void say_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
-                     const struct elf_facts *facts, const struct topo_gpu *gpu)
+static void report_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
+                        const struct elf_facts *facts, const struct topo_gpu *gpu)
 {
     doctor_found(machine, result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", path,
-                 look_gpu_name(machine, gpu->index), gpu->cc_major, gpu->cc_minor);
+                 machine_gpu_name(machine, gpu->index), gpu->cc_major, gpu->cc_minor);
     doctor_evidence(machine, result, path, "%s", arch_names(machine, facts));
-    doctor_evidence(machine, result, look_gpu_name(machine, gpu->index), "%s, compute capability %d.%d",
+    doctor_evidence(machine, result, machine_gpu_name(machine, gpu->index), "%s, compute capability %d.%d",
                     *gpu->name ? gpu->name : "name not known", gpu->cc_major, gpu->cc_minor);
     doctor_fix(machine, result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install",
                gpu->cc_major, gpu->cc_minor,
-               *machine->stack->nvshmem.home ? shell_word(machine->root, machine->stack->nvshmem.home)
-                                             : "/usr/local/nvshmem");
+               *machine->software->nvshmem.home ? shell_word(machine->source, machine->software->nvshmem.home)
+                                                : "/usr/local/nvshmem");
     doctor_advise(machine, result,
                   "In the source tree of DeepEP. NVSHMEM takes the architecture from CMAKE_CUDA_ARCHITECTURES=%d%d.",
                   gpu->cc_major, gpu->cc_minor);
@@ -209,7 +210,7 @@ static void say_arch(const struct doctor_machine *machine, struct doctor_result 
 static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     const char *path = extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
     bool is_known = false;
 
@@ -218,26 +219,26 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
     for (int i = 0; i < topo->n_gpus; i++)
         is_known = is_known || topo->gpus[i].cc_major > 0;
     if (!is_known) {
-        doctor_cannot_tell(machine, result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
-        result->tells = look_nvml_tells(machine);
+        doctor_unknown(machine, result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
+        result->tells = machine_missing_nvml(machine);
         return;
     }
-    if (nvshmem->host.state == ROOT_OK)
+    if (nvshmem->host.state == SOURCE_OK)
         files[1] = nvshmem->host.path;
     for (size_t i = 0; i < 2 && *files[i]; i++) {
-        struct elf_facts facts = root_elf(machine->root, "%s", files[i]);
+        struct elf_facts facts = source_elf(machine->source, "%s", files[i]);
         int gpu = facts.n_archs ? left_out(topo, &facts) : -1;
 
         if (!facts.archs_known) {
             not_understood = files[i];
         } else if (gpu >= 0) {
-            say_arch(machine, result, files[i], &facts, &topo->gpus[gpu]);
+            report_arch(machine, result, files[i], &facts, &topo->gpus[gpu]);
             return;
         }
     }
     if (*not_understood) {
-        doctor_cannot_tell(machine, result, "for which GPUs there is code in %s", not_understood);
-        result->tells = DOCTOR_TELLS_RUN;
+        doctor_unknown(machine, result, "for which GPUs there is code in %s", not_understood);
+        result->tells = DOCTOR_MISSING_RUN;
     }
 }
 

@@ -3,7 +3,7 @@
 #include "doctor/checks.h"
 #include "doctor/inventory.h"
 #include "doctor/kernel_log.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "doctor/shell.h"
 #include "doctor/xid.h"
 
@@ -45,11 +45,11 @@ static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const 
     errors->n_grave += is_grave;
 }
 
-static void look_at_nvml(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
+static void check_nvml(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
 {
     for (int i = 0; i < machine->topo->n_gpus; i++) {
         const struct topo_gpu *gpu = &machine->topo->gpus[i];
-        const char *where = look_gpu_name(machine, i);
+        const char *where = machine_gpu_name(machine, i);
 
         if (!gpu->answered) {
             if (machine->topo->nvml) {
@@ -78,8 +78,8 @@ static void look_at_nvml(const struct doctor_machine *machine, struct doctor_res
  * Errors that a program makes (an access out of bounds, a kill) are no business of the machine, and of recoveries that
  * worked NVML knows what remains, a reset that is due. 154 comes with another one, and says what the driver wants done.
  */
-static void look_at_log(const struct doctor_machine *machine, struct doctor_result *result,
-                        const struct kernel_log *log, struct gpu_errors *errors)
+static void check_log(const struct doctor_machine *machine, struct doctor_result *result, const struct kernel_log *log,
+                      struct gpu_errors *errors)
 {
     for (int k = 0; k < log->n; k++) {
         const struct kernel_error *error = &log->errors[k];
@@ -91,7 +91,7 @@ static void look_at_log(const struct doctor_machine *machine, struct doctor_resu
         errors->is_lost = errors->is_lost || error->number == XID_OFF_THE_BUS;
         errors->is_link = errors->is_link || xid->action == XID_LINK;
         note_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
-                   root_printf(machine->root, "Xid %d (%s)", error->number, *action ? action : xid->text));
+                   source_printf(machine->source, "Xid %d (%s)", error->number, *action ? action : xid->text));
         doctor_evidence(machine, result, log->where, "%d x %s%s%s", error->n, error->time, *error->time ? " " : "",
                         error->line);
     }
@@ -108,15 +108,15 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
     const struct topo_gpu *gpu = errors->first_gpu >= 0 ? &topo->gpus[errors->first_gpu] : NULL;
     bool is_lost = errors->is_lost || (gpu && topo->nvml && !gpu->answered);
 
-    if (machine->stack->os.in_container)
+    if (machine->software->os.in_container)
         return;
     if (errors->reboot || is_lost) {
         doctor_fix(machine, result, false, "sudo reboot");
         doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
     } else if (gpu && gpu->pci >= 0) {
         doctor_fix(machine, result, false, "sudo %s --gpu-reset -i %s",
-                   os_driver_program(machine->root, &machine->stack->os, "nvidia-smi"),
-                   shell_word(machine->root, topo->pci[gpu->pci].address));
+                   os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
+                   shell_word(machine->source, topo->pci[gpu->pci].address));
         doctor_cost(machine, result, DOCTOR_FIX_RESTART,
                     "Every program on this GPU ends, and on those that NVLink ties to it; none may be running when it "
                     "is reset.");
@@ -129,15 +129,15 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     struct kernel_log log;
     const char *gpu;
 
-    if (!look_has_driver(machine, result))
+    if (!machine_has_driver(machine, result))
         return;
-    kernel_log_read_xids(machine->root, &log);
-    look_at_nvml(machine, result, &errors);
-    if (log.state == ROOT_OK)
-        look_at_log(machine, result, &log, &errors);
+    kernel_log_read_xids(machine->source, &log);
+    check_nvml(machine, result, &errors);
+    if (log.state == SOURCE_OK)
+        check_log(machine, result, &log, &errors);
     if (errors.n > 0) {
-        gpu = errors.first_gpu >= 0 ? look_gpu_name(machine, errors.first_gpu)
-                                    : root_printf(machine->root, "the GPU at %s", errors.first_at);
+        gpu = errors.first_gpu >= 0 ? machine_gpu_name(machine, errors.first_gpu)
+                                    : source_printf(machine->source, "the GPU at %s", errors.first_at);
         doctor_found(machine, result, errors.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
         fix_errors(machine, result, &errors);
@@ -153,11 +153,11 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
         return;
     }
     if (!machine->topo->nvml) {
-        doctor_cannot_tell(machine, result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = look_nvml_tells(machine);
-    } else if (log.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "the kernel log: /dev/kmsg: %s", look_why(log.state, log.why));
-        result->tells = machine->stack->os.in_container ? DOCTOR_TELLS_NODE : DOCTOR_TELLS_ROOT;
+        doctor_unknown(machine, result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
+        result->tells = machine_missing_nvml(machine);
+    } else if (log.state != SOURCE_OK) {
+        doctor_unknown(machine, result, "the kernel log: /dev/kmsg: %s", machine_reason(log.state, log.why));
+        result->tells = machine->software->os.in_container ? DOCTOR_MISSING_NODE : DOCTOR_MISSING_ROOT;
     }
 }
 
@@ -250,7 +250,7 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
                 count.first_down = i;
         }
         /* Where NVLinks lead to other nodes, the state of the fabric is the matter of imex. */
-        if (look_has_multinode_nvlink(topo))
+        if (machine_has_multinode_nvlink(topo))
             continue;
         count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
         count.n_failed += gpu->fabric == TOPO_FABRIC_FAILED;
@@ -261,7 +261,7 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
 }
 
 /* All GPUs of a board with NVSwitches have lost links, all as many. */
-static bool is_switch_gone(const struct doctor_machine *machine, const struct nvlink_count *count)
+static bool is_switch_lost(const struct doctor_machine *machine, const struct nvlink_count *count)
 {
     const struct topo *topo = machine->topo;
 
@@ -273,7 +273,7 @@ static bool is_switch_gone(const struct doctor_machine *machine, const struct nv
     return true;
 }
 
-static void say_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
+static void report_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     for (int i = 0; i < machine->topo->n_gpus; i++) {
         const struct topo_gpu *gpu = &machine->topo->gpus[i];
@@ -282,7 +282,7 @@ static void say_nvlinks(const struct doctor_machine *machine, struct doctor_resu
                                                                    : "";
 
         if (gpu->answered && (gpu->nvlinks_up < links_due(machine->topo, i) || *fabric))
-            doctor_evidence(machine, result, look_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
+            doctor_evidence(machine, result, machine_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
                             gpu->nvlinks, fabric);
     }
 }
@@ -295,21 +295,22 @@ static bool misses_umad(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
 
-    return topo->n_gpus > 0 && topo->gpus[0].cc_major == 10 && !look_is_grace(topo) &&
-           !machine->stack->os.in_container && look_virtual(machine->root) == LOOK_BARE &&
-           inventory_nvswitches(machine) == 0 && root_stat(machine->root, "/sys/module/ib_umad").state == ROOT_ABSENT;
+    return topo->n_gpus > 0 && topo->gpus[0].cc_major == 10 && !machine_is_grace(topo) &&
+           !machine->software->os.in_container && machine_virtual(machine->source) == MACHINE_BARE_METAL &&
+           inventory_nvswitches(machine) == 0 &&
+           source_stat(machine->source, "/sys/module/ib_umad").state == SOURCE_ABSENT;
 }
 
 /* The fabric manager runs with the driver of its own version only: another one is not to be started again. */
 static void fix_fabric(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_driver *driver = &machine->stack->driver;
-    const struct os *os = &machine->stack->os;
+    const struct software_driver *driver = &machine->software->driver;
+    const struct os *os = &machine->software->os;
     const char *manager = driver->fabric_manager, *version = driver->version;
     int n_major = (int)strcspn(version, ".");
 
     /* Hopper and before: whoever has the switches runs the fabric manager. Those of Blackwell are not on the bus. */
-    if (look_virtual(machine->root) == LOOK_VIRTUAL && inventory_nvswitches(machine) == 0 &&
+    if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
         machine->topo->gpus[0].cc_major < 10) {
         doctor_advise(machine, result,
                       "The host of this virtual machine keeps the NVSwitches. Its fabric manager sets up the fabric "
@@ -318,19 +319,20 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     }
     if (*manager)
         doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is %s, the driver is %s", manager,
-                        strcmp(driver->fabric_manager_from, STACK_FABRIC_LOG) == 0 ? "what was started last"
-                                                                                   : "installed",
+                        strcmp(driver->fabric_manager_from, SOFTWARE_FABRIC_LOG) == 0 ? "what was started last"
+                                                                                      : "installed",
                         version);
     if (misses_umad(machine)) {
         doctor_evidence(machine, result, "/sys/module/ib_umad", "not loaded");
         doctor_fix(machine, result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
     } else if (!os->in_container && strcmp(manager, version) == 0)
         doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
-    else if (!os->in_container && *manager && *os_install(machine->root, os, "x", "x"))
-        doctor_fix(machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
-                   os_install(machine->root, os,
-                              root_printf(machine->root, "nvidia-fabricmanager-%.*s=%s-1", n_major, version, version),
-                              root_printf(machine->root, "'nvidia-fabric*manager-%s-1'", version)));
+    else if (!os->in_container && *manager && *os_install(machine->source, os, "x", "x"))
+        doctor_fix(
+            machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
+            os_install(machine->source, os,
+                       source_printf(machine->source, "nvidia-fabricmanager-%.*s=%s-1", n_major, version, version),
+                       source_printf(machine->source, "'nvidia-fabric*manager-%s-1'", version)));
     doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
     doctor_advise(
         machine, result,
@@ -347,25 +349,26 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
 {
     struct nvlink_count count;
 
-    if (!look_has_driver(machine, result))
+    if (!machine_has_driver(machine, result))
         return;
     if (!machine->topo->nvml) {
-        doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = look_nvml_tells(machine);
+        doctor_unknown(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
+        result->tells = machine_missing_nvml(machine);
         return;
     }
-    if (look_keeps_gpus_apart(machine->topo)) {
-        doctor_not_here(machine, result, "confidential computing keeps the GPUs apart, as the check confidential says");
+    if (machine_isolates_gpus(machine->topo)) {
+        doctor_not_applicable(machine, result,
+                              "confidential computing keeps the GPUs apart, as the check confidential says");
         return;
     }
     count = count_nvlinks(machine);
     if (count.n_linked == 0 || is_lent_alone(machine->topo)) {
-        doctor_not_here(machine, result,
-                        count.n_linked ? "a single GPU, lent without its NVLinks" : "GPUs without NVLink");
+        doctor_not_applicable(machine, result,
+                              count.n_linked ? "a single GPU, lent without its NVLinks" : "GPUs without NVLink");
         return;
     }
     if (count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0) {
-        doctor_not_here(machine, result, "GPUs whose NVLinks need a bridge, and there is none");
+        doctor_not_applicable(machine, result, "GPUs whose NVLinks need a bridge, and there is none");
         return;
     }
     if (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0)
@@ -380,17 +383,17 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
         fix_fabric(machine, result);
     } else if (count.without_bridge) {
         doctor_found(machine, result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
-                     look_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
+                     machine_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
         doctor_advise(machine, result,
                       "The NVLinks of these GPUs lead to a bridge: look whether it is plugged between %s and its "
                       "neighbor, on both. Where there is meant to be none, this is as it has to be.",
-                      look_gpu_name(machine, count.first_down));
+                      machine_gpu_name(machine, count.first_down));
     } else {
         doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
                      links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
-                     links_due(machine->topo, count.first_down), look_gpu_name(machine, count.first_down),
+                     links_due(machine->topo, count.first_down), machine_gpu_name(machine, count.first_down),
                      count.n_down > 1 ? ", and of more GPUs" : "");
-        if (is_switch_gone(machine, &count)) {
+        if (is_switch_lost(machine, &count)) {
             doctor_evidence(machine, result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
             doctor_advise(
                 machine, result,
@@ -404,7 +407,7 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                 "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
                 machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
     }
-    say_nvlinks(machine, result);
+    report_nvlinks(machine, result);
 }
 
 const struct doctor_check check_nvlink = {

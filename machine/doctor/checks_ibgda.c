@@ -7,8 +7,8 @@
  */
 #include "doctor/checks.h"
 #include "doctor/driver_fix.h"
-#include "doctor/look.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine.h"
+#include "doctor/machine_nvshmem.h"
 #include "doctor/shell.h"
 #include "software/variables.h"
 
@@ -20,15 +20,15 @@
 
 static bool handler_is_cpu(const struct doctor_machine *machine)
 {
-    const char *handler = root_env(machine->root, "NVSHMEM_IBGDA_NIC_HANDLER");
+    const char *handler = source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER");
 
     return handler && strcasecmp(handler, "cpu") == 0;
 }
 
 static bool gdrcopy_is_complete(const struct doctor_machine *machine)
 {
-    return machine->stack->nvshmem.gdrapi.state == ROOT_OK && machine->stack->driver.gdrdrv == ROOT_OK &&
-           !variable_is_true(root_env(machine->root, "NVSHMEM_DISABLE_GDRCOPY"));
+    return machine->software->nvshmem.gdrapi.state == SOURCE_OK && machine->software->driver.gdrdrv == SOURCE_OK &&
+           !variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 }
 
 /* --- nic-handler --- */
@@ -41,11 +41,11 @@ static bool option_is_live(const char *live)
 
 static void run_nic_handler(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_option *option = &machine->stack->driver.peer_mapping_override;
-    const char *handler = root_env(machine->root, "NVSHMEM_IBGDA_NIC_HANDLER");
-    struct root_text params;
+    const struct software_option *option = &machine->software->driver.peer_mapping_override;
+    const char *handler = source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER");
+    struct source_text params;
 
-    if (!look_uses_ibgda(machine, result))
+    if (!machine_uses_ibgda(machine, result))
         return;
     if (handler_is_cpu(machine)) {
         if (!gdrcopy_is_complete(machine))
@@ -57,9 +57,9 @@ static void run_nic_handler(const struct doctor_machine *machine, struct doctor_
     }
     if (option_is_live(option->live) || *option->configured || *option->overruled)
         return;
-    params = root_read(machine->root, PARAMS);
-    if (params.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, PARAMS ": %s", look_why(params.state, params.why));
+    params = source_read(machine->source, PARAMS);
+    if (params.state != SOURCE_OK) {
+        doctor_unknown(machine, result, PARAMS ": %s", machine_reason(params.state, params.why));
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
@@ -89,28 +89,29 @@ const struct doctor_check check_nic_handler = {
 
 static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
-    enum root_state module = machine->stack->driver.gdrdrv;
-    bool is_disabled = variable_is_true(root_env(machine->root, "NVSHMEM_DISABLE_GDRCOPY"));
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
+    enum source_state module = machine->software->driver.gdrdrv;
+    bool is_disabled = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 
     if (!handler_is_cpu(machine)) {
-        doctor_not_here(machine, result, "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy");
+        doctor_not_applicable(machine, result, "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy");
         return;
     }
     if (gdrcopy_is_complete(machine))
         return;
-    if (nvshmem->gdrapi.state != ROOT_ABSENT && module != ROOT_ABSENT && !is_disabled) {
-        doctor_cannot_tell(machine, result, "GDRCopy: %s",
-                           look_why(nvshmem->gdrapi.state != ROOT_OK ? nvshmem->gdrapi.state : module, NULL));
+    if (nvshmem->gdrapi.state != SOURCE_ABSENT && module != SOURCE_ABSENT && !is_disabled) {
+        doctor_unknown(machine, result, "GDRCopy: %s",
+                       machine_reason(nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL));
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
-                 nvshmem->gdrapi.state == ROOT_ABSENT ? "libgdrapi.so.2 is not there"
-                 : module == ROOT_ABSENT              ? "its module gdrdrv is not loaded"
-                                                      : "NVSHMEM_DISABLE_GDRCOPY switches it off");
+                 nvshmem->gdrapi.state == SOURCE_ABSENT ? "libgdrapi.so.2 is not there"
+                 : module == SOURCE_ABSENT              ? "its module gdrdrv is not loaded"
+                                                        : "NVSHMEM_DISABLE_GDRCOPY switches it off");
     doctor_evidence(machine, result, "libgdrapi.so.2", "%s",
-                    nvshmem->gdrapi.state == ROOT_OK ? nvshmem->gdrapi.path : "not found by the linker");
-    doctor_evidence(machine, result, "/sys/module/gdrdrv", "%s", module == ROOT_OK ? "loaded" : look_why(module, NULL));
+                    nvshmem->gdrapi.state == SOURCE_OK ? nvshmem->gdrapi.path : "not found by the linker");
+    doctor_evidence(machine, result, "/sys/module/gdrdrv", "%s",
+                    module == SOURCE_OK ? "loaded" : machine_reason(module, NULL));
     doctor_fix(machine, result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
     doctor_advise(machine, result, "The handler gpu needs no GDRCopy. If it has to be cpu, install GDRCopy.");
 }
@@ -133,34 +134,34 @@ const struct doctor_check check_gdrcopy = {
 
 static void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
-    enum root_state state;
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
+    enum source_state state;
     const char *error;
 
-    if (!look_uses_ibgda(machine, result))
+    if (!machine_uses_ibgda(machine, result))
         return;
     if (!*nvshmem->transport_ibgda) {
         doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM %s has no transport for IBGDA: it was built without",
                      nvshmem->version);
         doctor_evidence(machine, result, "libnvshmem_host.so.3", "%s",
-                        nvshmem->host.state == ROOT_OK ? nvshmem->host.path : nvshmem->home);
+                        nvshmem->host.state == SOURCE_OK ? nvshmem->host.path : nvshmem->home);
         doctor_evidence(machine, result, "nvshmem_transport_ibgda.so.*", "not beside it");
         doctor_advise(machine, result,
                       "Build NVSHMEM with NVSHMEM_IBGDA_SUPPORT=1, or install the wheel nvidia-nvshmem, which has it.");
         return;
     }
-    state = look_load(machine, nvshmem->transport_ibgda, &error);
-    if (state == ROOT_UNASKED)
+    state = machine_try_load(machine, nvshmem->transport_ibgda, &error);
+    if (state == SOURCE_NOT_RECORDED)
         return; /* the snapshot does not say whether it loads; it is there, which is what there is to know */
-    if (state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "loading %s: %s", nvshmem->transport_ibgda, error);
+    if (state != SOURCE_OK) {
+        doctor_unknown(machine, result, "loading %s: %s", nvshmem->transport_ibgda, error);
         return;
     }
-    if (!*error || look_has_verbs_fault(machine, nvshmem->transport_ibgda))
+    if (!*error || machine_has_verbs_fault(machine, nvshmem->transport_ibgda))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM's transport for IBGDA does not load: %s", error);
     doctor_evidence(machine, result, nvshmem->transport_ibgda, "%s", error);
-    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->root, nvshmem->transport_ibgda));
+    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->source, nvshmem->transport_ibgda));
     doctor_advise(machine, result,
                   "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
 }
@@ -184,12 +185,12 @@ const struct doctor_check check_ibgda_transport = {
 /* A script that 'epkit env' wrote does not export LD_PRELOAD, and says by this that programs are started with it. */
 static bool is_arranged(const struct doctor_machine *machine)
 {
-    const char *path = root_env(machine->root, "EPKIT_PRELOAD");
+    const char *path = source_env(machine->source, "EPKIT_PRELOAD");
 
-    return path && *path == '/' && root_stat(machine->root, "%s", path).state == ROOT_OK;
+    return path && *path == '/' && source_stat(machine->source, "%s", path).state == SOURCE_OK;
 }
 
-static bool find_two_mapped(const struct doctor_machine *machine, struct root_names mapped,
+static bool find_two_mapped(const struct doctor_machine *machine, struct source_names mapped,
                             struct doctor_result *result)
 {
     if (mapped.n < 2)
@@ -206,22 +207,22 @@ static bool find_two_mapped(const struct doctor_machine *machine, struct root_na
  */
 static void find_bundled(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
 
-    doctor_found(machine, result, look_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+    doctor_found(machine, result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "PyTorch brings NVSHMEM %s, and nothing puts the one that DeepEP is made for in front of it",
                  *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
     doctor_evidence(machine, result, nvshmem->bundled, "%s", nvshmem->bundled_version);
     doctor_evidence(machine, result, "LD_PRELOAD", "%s",
-                    root_env(machine->root, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
+                    source_env(machine->source, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
 }
 
 static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "LD_PRELOAD");
-    struct root_names mapped = libs_mapped(machine->root, "libnvshmem_host.so");
-    struct look_preload preload = look_preload(machine, "libnvshmem");
-    bool is_used = look_sets_nvshmem(machine) || look_has_deepep(machine);
+    struct source_names mapped = libs_mapped(machine->source, "libnvshmem_host.so");
+    struct machine_preload preload = machine_preload(machine, "libnvshmem");
+    bool is_used = machine_sets_nvshmem(machine) || machine_has_deepep(machine);
 
     if (!find_two_mapped(machine, mapped, result)) {
         if (*preload.path && preload.is_there)
@@ -244,7 +245,7 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
                       "ssh as well.",
                       advised->value);
     } else if (*preload.path) {
-        doctor_fix(machine, result, false, "%s", look_keep_preload(machine));
+        doctor_fix(machine, result, false, "%s", machine_preload_command(machine));
     } else {
         doctor_advise(machine, result, "Start the program with one of them in LD_PRELOAD, or remove the other one.");
     }
@@ -266,67 +267,69 @@ const struct doctor_check check_two_nvshmem = {
 
 /* --- home --- */
 
-#define MAX_GONE 64 /* variables and entries that are shown or counted */
+#define MAX_MISSING 64 /* variables and entries that are shown or counted */
 
-struct gone {
+struct missing_path {
     const char *name, *value;
 };
 
 /* Entries of LD_PRELOAD that are not there, one by one; two-nvshmem and two-nccl speak of those that they look at. */
-static int gone_entries(const struct doctor_machine *machine, struct gone *gone, int n)
+static int missing_preloads(const struct doctor_machine *machine, struct missing_path *missing, int n)
 {
-    struct look_preload nvshmem = look_preload(machine, "libnvshmem"), nccl = look_preload(machine, "libnccl.so");
-    const char *at = root_env(machine->root, "LD_PRELOAD"), *entry;
+    struct machine_preload nvshmem = machine_preload(machine, "libnvshmem"),
+                           nccl = machine_preload(machine, "libnccl.so");
+    const char *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    while (n < MAX_GONE && (entry = look_next_preload(machine, &at)))
-        if (look_is_dangling(machine, entry) && strcmp(entry, nvshmem.path) != 0 && strcmp(entry, nccl.path) != 0)
-            gone[n++] = (struct gone){"LD_PRELOAD", entry};
+    while (n < MAX_MISSING && (entry = machine_next_preload(machine, &at)))
+        if (machine_is_missing_preload(machine, entry) && strcmp(entry, nvshmem.path) != 0 &&
+            strcmp(entry, nccl.path) != 0)
+            missing[n++] = (struct missing_path){"LD_PRELOAD", entry};
     return n;
 }
 
-static int find_gone(const struct doctor_machine *machine, struct gone gone[MAX_GONE])
+static int find_missing_paths(const struct doctor_machine *machine, struct missing_path missing[MAX_MISSING])
 {
     int n = 0;
 
-    for (int i = 0; i < machine->audit->n && n < MAX_GONE; i++) {
+    for (int i = 0; i < machine->audit->n && n < MAX_MISSING; i++) {
         const struct audit_row *row = &machine->audit->rows[i];
 
         /* gib-settings compares that one. */
-        if (strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->stack->nccl.gib)
+        if (strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->software->nccl.gib)
             continue;
         if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0)
-            gone[n++] = (struct gone){row->name, row->value};
+            missing[n++] = (struct missing_path){row->name, row->value};
     }
-    return gone_entries(machine, gone, n);
+    return missing_preloads(machine, missing, n);
 }
 
 static void run_home(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct gone gone[MAX_GONE];
-    int n = find_gone(machine, gone);
+    struct missing_path missing[MAX_MISSING];
+    int n = find_missing_paths(machine, missing);
     const char *names = "", *unset = "", *preload = "";
 
     if (n == 0)
         return;
     for (int i = 0; i < n; i++) {
-        bool is_preload = strcmp(gone[i].name, "LD_PRELOAD") == 0;
+        bool is_preload = strcmp(missing[i].name, "LD_PRELOAD") == 0;
 
         if (!is_preload || !*preload)
-            names = root_printf(machine->root, "%s%s%s", names, *names ? " " : "", gone[i].name);
+            names = source_printf(machine->source, "%s%s%s", names, *names ? " " : "", missing[i].name);
         if (is_preload)
-            preload = look_keep_preload(machine);
-        else if (shell_is_name(gone[i].name))
-            unset = root_printf(machine->root, "%s %s", *unset ? unset : "unset", gone[i].name);
+            preload = machine_preload_command(machine);
+        else if (shell_is_name(missing[i].name))
+            unset = source_printf(machine->source, "%s %s", *unset ? unset : "unset", missing[i].name);
     }
     if (!strchr(names, ' '))
-        doctor_found(machine, result, DOCTOR_WARNING, "%s names what is not there: %s", names, gone[0].value);
+        doctor_found(machine, result, DOCTOR_WARNING, "%s names what is not there: %s", names, missing[0].value);
     else
         doctor_found(machine, result, DOCTOR_WARNING, "several variables name what is not there: %s", names);
     for (int i = 0; i < n; i++)
-        doctor_evidence(machine, result, gone[i].name, "%s: not there", gone[i].value);
+        doctor_evidence(machine, result, missing[i].name, "%s: not there", missing[i].value);
     doctor_fix(machine, result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
     doctor_advise(machine, result, "Or set each to where it is%s",
-                  machine->stack->os.in_container
+                  machine->software->os.in_container
                       ? " in this container: what an installer put below /opt may be mounted elsewhere, "
                         "/usr/local/nvidia on GKE."
                       : " on this machine.");

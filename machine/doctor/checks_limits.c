@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_limits.c - what the process is allowed to use: locked memory, shared memory. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ static long long parse_limit(const char *value, const char **ret_end)
 }
 
 /* The soft limit; the hard one, which an ordinary user cannot pass, in *ret_hard. */
-static long long memlock_of(struct root *root, const char *limits, long long *ret_hard)
+static long long memlock_of(struct source *source, const char *limits, long long *ret_hard)
 {
     const char *line = strstr(limits, "Max locked memory"), *rest;
     long long soft;
@@ -45,7 +45,7 @@ static long long memlock_of(struct root *root, const char *limits, long long *re
     *ret_hard = -2;
     if (!line)
         return -2;
-    soft = parse_limit(root_printf(root, "%.64s", line + strlen("Max locked memory")), &rest);
+    soft = parse_limit(source_printf(source, "%.64s", line + strlen("Max locked memory")), &rest);
     if (soft != -2)
         *ret_hard = parse_limit(rest, &rest);
     return soft;
@@ -61,7 +61,7 @@ static void fix_memlock(const struct doctor_machine *machine, struct doctor_resu
         doctor_fix(machine, result, false, "ulimit -l unlimited");
     else if (hard >= MEMLOCK_LITTLE)
         doctor_fix(machine, result, false, "ulimit -l %lld", hard / 1024);
-    if (os_is_for_containers(&machine->stack->os))
+    if (os_is_for_containers(&machine->software->os))
         doctor_advise(machine, result,
                       "Start the container with more: docker run --ulimit memlock=-1, in Kubernetes the capability "
                       "IPC_LOCK.");
@@ -71,40 +71,40 @@ static void fix_memlock(const struct doctor_machine *machine, struct doctor_resu
         doctor_advise(machine, result, "The hard limit is as low, so that ulimit cannot raise it: %s.", where);
 }
 
-static bool may_lock_all(struct root *root)
+static bool may_lock_all(struct source *source)
 {
-    struct root_text status = root_read(root, "/proc/self/status");
-    const char *effective = look_field(root, status.text, "CapEff");
+    struct source_text status = source_read(source, "/proc/self/status");
+    const char *effective = machine_text_field(source, status.text, "CapEff");
 
     return *effective && (strtoull(effective, NULL, 16) >> CAP_IPC_LOCK_BIT & 1);
 }
 
-long long look_memlock(const struct doctor_machine *machine)
+long long machine_memlock(const struct doctor_machine *machine)
 {
-    struct root_text limits = root_read(machine->root, "/proc/self/limits");
+    struct source_text limits = source_read(machine->source, "/proc/self/limits");
     long long hard;
 
-    if (may_lock_all(machine->root))
-        return LOOK_MEMLOCK_ALL;
-    return limits.state == ROOT_OK ? memlock_of(machine->root, limits.text, &hard) : LOOK_MEMLOCK_NOT_KNOWN;
+    if (may_lock_all(machine->source))
+        return MACHINE_MEMLOCK_UNLIMITED;
+    return limits.state == SOURCE_OK ? memlock_of(machine->source, limits.text, &hard) : MACHINE_MEMLOCK_UNKNOWN;
 }
 
 static void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_text limits;
+    struct source_text limits;
     long long bytes, hard = -2;
 
-    if (!look_has_gpus(machine, result) || !look_has_data_nics(machine, result))
+    if (!machine_has_gpus(machine, result) || !machine_has_data_nics(machine, result))
         return;
-    limits = root_read(machine->root, "/proc/self/limits");
-    bytes = limits.state == ROOT_OK ? memlock_of(machine->root, limits.text, &hard) : -2;
+    limits = source_read(machine->source, "/proc/self/limits");
+    bytes = limits.state == SOURCE_OK ? memlock_of(machine->source, limits.text, &hard) : -2;
     if (bytes == -2) {
-        doctor_cannot_tell(machine, result, "/proc/self/limits: %s",
-                           limits.state == ROOT_OK ? "no line \"Max locked memory\""
-                                                   : look_why(limits.state, limits.why));
+        doctor_unknown(machine, result, "/proc/self/limits: %s",
+                       limits.state == SOURCE_OK ? "no line \"Max locked memory\""
+                                                 : machine_reason(limits.state, limits.why));
         return;
     }
-    if (bytes == -1 || bytes >= MEMLOCK_LITTLE || may_lock_all(machine->root))
+    if (bytes == -1 || bytes >= MEMLOCK_LITTLE || may_lock_all(machine->source))
         return;
     doctor_found(machine, result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may lock %lld KiB of memory only, which does not suffice to register buffers with a NIC",
@@ -112,7 +112,7 @@ static void run_memlock(const struct doctor_machine *machine, struct doctor_resu
     doctor_evidence(machine, result, "/proc/self/limits", "Max locked memory %lld bytes, hard limit %s", bytes,
                     hard == -1   ? "unlimited"
                     : hard == -2 ? "not known"
-                                 : root_printf(machine->root, "%lld bytes", hard));
+                                 : source_printf(machine->source, "%lld bytes", hard));
     fix_memlock(machine, result, hard);
 }
 
@@ -162,10 +162,10 @@ static bool mount_of(const char *mounts, const char *path, struct mount *ret_mou
 }
 
 /* MemTotal in bytes, -1 not known. */
-static long long memory_of(struct root *root)
+static long long memory_of(struct source *source)
 {
-    struct root_text text = root_read(root, "/proc/meminfo");
-    const char *value = look_field(root, text.text, "MemTotal");
+    struct source_text text = source_read(source, "/proc/meminfo");
+    const char *value = machine_text_field(source, text.text, "MemTotal");
     long long kib = strtoll(value, NULL, 10);
 
     return kib > 0 && kib < INT64_MAX / 1024 ? kib * 1024 : -1;
@@ -207,7 +207,7 @@ static void found_small_shm(const struct doctor_machine *machine, struct doctor_
      * Half of the memory is what the kernel gives a tmpfs by default: a limit, not an allocation. In a container that
      * may remount, it would be lifted behind the back of who set it, and Kubernetes evicts a pod beyond its limit.
      */
-    if (strcmp(mount->place, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->stack->os.in_container)
+    if (strcmp(mount->place, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
         doctor_fix(machine, result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
     doctor_advise(
         machine, result,
@@ -217,40 +217,39 @@ static void found_small_shm(const struct doctor_machine *machine, struct doctor_
 
 static void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_text mounts;
-    struct root_stat shm;
+    struct source_text mounts;
+    struct source_stat shm;
     struct mount mount = {.place = ""};
     long long bytes, memory;
 
-    if (!look_has_gpus(machine, result))
+    if (!machine_has_gpus(machine, result))
         return;
-    if (!look_has_ranks(machine)) {
-        doctor_not_here(machine, result, "one GPU, and nothing asks for several ranks");
-        return;
-    }
-    mounts = root_read(machine->root, "/proc/self/mounts");
-    if (mounts.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "/proc/self/mounts: %s", look_why(mounts.state, mounts.why));
+    if (!machine_has_ranks(machine)) {
+        doctor_not_applicable(machine, result, "one GPU, and nothing asks for several ranks");
         return;
     }
-    shm = root_stat(machine->root, "/dev/shm");
-    if (shm.state == ROOT_ABSENT) {
+    mounts = source_read(machine->source, "/proc/self/mounts");
+    if (mounts.state != SOURCE_OK) {
+        doctor_unknown(machine, result, "/proc/self/mounts: %s", machine_reason(mounts.state, mounts.why));
+        return;
+    }
+    shm = source_stat(machine->source, "/dev/shm");
+    if (shm.state == SOURCE_ABSENT) {
         doctor_found(machine, result, DOCTOR_ERROR, "there is no /dev/shm, and ranks share memory through it");
         doctor_evidence(machine, result, "/dev/shm", "not there");
         doctor_fix(machine, result, false, "sudo mkdir -m 1777 /dev/shm\nsudo mount -t tmpfs tmpfs /dev/shm");
         return;
     }
     if (!mount_of(mounts.text, "/dev/shm", &mount)) {
-        doctor_cannot_tell(machine, result, "/proc/self/mounts: no file system that holds /dev/shm");
+        doctor_unknown(machine, result, "/proc/self/mounts: no file system that holds /dev/shm");
         return;
     }
     if (strcmp(mount.type, "tmpfs") != 0 && strcmp(mount.type, "devtmpfs") != 0)
         return;
-    memory = memory_of(machine->root);
+    memory = memory_of(machine->source);
     bytes = tmpfs_bytes(mount.options, memory);
     if (bytes < 0)
-        doctor_cannot_tell(machine, result, "the size of /dev/shm: %s, and /proc/meminfo has no MemTotal",
-                           mount.options);
+        doctor_unknown(machine, result, "the size of /dev/shm: %s, and /proc/meminfo has no MemTotal", mount.options);
     else if (bytes < SHM_LITTLE)
         found_small_shm(machine, result, &mount, bytes, memory);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_nccl.c - NCCL's network plugin, the settings that gIB expects, and one NCCL for a process. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine.h"
+#include "doctor/machine_nvshmem.h"
 #include "doctor/shell.h"
 #include "software/libs.h"
 
@@ -15,15 +15,15 @@
 
 static void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *net = root_env(machine->root, "NCCL_NET"), *plugin = root_env(machine->root, "NCCL_NET_PLUGIN");
-    const struct stack_nccl *nccl = &machine->stack->nccl;
-    bool wants_net = net && *net && !stack_is_internal_net(net);
+    const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
+    const struct software_nccl *nccl = &machine->software->nccl;
+    bool wants_net = net && *net && !software_is_internal_net(net);
     bool is_none = plugin && strcmp(plugin, "none") == 0;
-    enum root_state state;
+    enum source_state state;
     const char *error;
 
     if (!wants_net && (!plugin || !*plugin || is_none)) {
-        doctor_not_here(machine, result, "the environment asks for no network plugin");
+        doctor_not_applicable(machine, result, "the environment asks for no network plugin");
         return;
     }
     if (is_none) {
@@ -33,7 +33,7 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
         doctor_fix(machine, result, false, "unset NCCL_NET_PLUGIN");
         return;
     }
-    if (nccl->plugin.state == ROOT_ABSENT) {
+    if (nccl->plugin.state == SOURCE_ABSENT) {
         doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin %s is nowhere to be found",
                      nccl->plugin_name);
         doctor_evidence(machine, result, wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN", "%s", wants_net ? net : plugin);
@@ -47,22 +47,22 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
                       wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
         return;
     }
-    if (nccl->plugin.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "%s: %s", nccl->plugin_name, look_why(nccl->plugin.state, NULL));
+    if (nccl->plugin.state != SOURCE_OK) {
+        doctor_unknown(machine, result, "%s: %s", nccl->plugin_name, machine_reason(nccl->plugin.state, NULL));
         return;
     }
-    state = look_load(machine, nccl->plugin.path, &error);
-    if (state == ROOT_UNASKED)
+    state = machine_try_load(machine, nccl->plugin.path, &error);
+    if (state == SOURCE_NOT_RECORDED)
         return; /* it is there, which is all that is known */
-    if (state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "loading %s: %s", nccl->plugin.path, error);
+    if (state != SOURCE_OK) {
+        doctor_unknown(machine, result, "loading %s: %s", nccl->plugin.path, error);
         return;
     }
-    if (!*error || look_has_verbs_fault(machine, nccl->plugin.path))
+    if (!*error || machine_has_verbs_fault(machine, nccl->plugin.path))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin does not load: %s", error);
     doctor_evidence(machine, result, nccl->plugin.path, "%s", error);
-    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->root, nccl->plugin.path));
+    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->source, nccl->plugin.path));
     doctor_advise(machine, result, "Install what is missing, or the plugin again for this system.");
 }
 
@@ -85,7 +85,7 @@ const struct doctor_check check_net_plugin = {
 /* Is this row of the advice one of gIB's settings, and does the environment differ from it? */
 static bool differs(const struct doctor_machine *machine, const struct advice_row *row, bool uses_gib)
 {
-    const char *value = root_env(machine->root, row->name);
+    const char *value = source_env(machine->source, row->name);
 
     if (strncmp(row->name, "NCCL_", 5) != 0 || row->unset)
         return false;
@@ -94,17 +94,17 @@ static bool differs(const struct doctor_machine *machine, const struct advice_ro
 
 static void run_gib_settings(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *net = root_env(machine->root, "NCCL_NET"), *torch = root_env(machine->root, TORCH_SWITCH);
+    const char *net = source_env(machine->source, "NCCL_NET"), *torch = source_env(machine->source, TORCH_SWITCH);
     const struct advice_row *wanted = advice_find(machine->advice, "NCCL_NET");
-    const char *first = "", *script = machine->stack->nccl.script;
+    const char *first = "", *script = machine->software->nccl.script;
     int n = torch != NULL;
 
-    if (!*machine->stack->nccl.gib || !wanted || wanted->unset) {
-        doctor_not_here(machine, result, "gIB is not installed, or there are no NICs for it");
+    if (!*machine->software->nccl.gib || !wanted || wanted->unset) {
+        doctor_not_applicable(machine, result, "gIB is not installed, or there are no NICs for it");
         return;
     }
     if (net && strcasecmp(net, wanted->value) != 0) {
-        doctor_not_here(machine, result, "NCCL_NET asks for another network than gIB");
+        doctor_not_applicable(machine, result, "NCCL_NET asks for another network than gIB");
         return;
     }
     for (int i = 0; i < machine->advice->n; i++) {
@@ -124,11 +124,11 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
         doctor_evidence(machine, result, TORCH_SWITCH, "%s", torch);
     for (int i = 0; i < machine->advice->n; i++) {
         const struct advice_row *row = &machine->advice->rows[i];
-        const char *value = root_env(machine->root, row->name);
+        const char *value = source_env(machine->source, row->name);
 
         if (differs(machine, row, net != NULL))
             doctor_evidence(machine, result, row->name, "%s; %s %s", value ? value : "not set",
-                            *script ? root_printf(machine->root, "%s sets", script) : "gIB is known to expect",
+                            *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
                             row->value);
     }
     doctor_fix(machine, result, false, "eval \"$(epkit env --only nccl)\"");
@@ -154,8 +154,8 @@ const struct doctor_check check_gib_settings = {
 /* The version in the name of the file that `path` leads to: libnccl.so.2.27.5. "" if it has none. */
 static const char *version_in_name(const struct doctor_machine *machine, const char *path)
 {
-    struct root_text real = root_resolve(machine->root, "%s", path);
-    const char *name = real.state == ROOT_OK ? strrchr(real.text, '/') : NULL;
+    struct source_text real = source_resolve(machine->source, "%s", path);
+    const char *name = real.state == SOURCE_OK ? strrchr(real.text, '/') : NULL;
     const char *version = name ? strstr(name, ".so.") : NULL;
 
     return version && strchr(version + 4, '.') ? version + 4 : "";
@@ -167,8 +167,8 @@ static const char *version_in_name(const struct doctor_machine *machine, const c
  */
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_nccl *nccl = &machine->stack->nccl;
-    const char *at = root_env(machine->root, "LD_LIBRARY_PATH"), *slash = strrchr(nccl->bundled, '/');
+    const struct software_nccl *nccl = &machine->software->nccl;
+    const char *at = source_env(machine->source, "LD_LIBRARY_PATH"), *slash = strrchr(nccl->bundled, '/');
 
     if (!slash || !*nccl->bundled_version)
         return false;
@@ -176,8 +176,8 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
         size_t n = strcspn(at, ":;"), n_gib = strlen(nccl->gib);
         const char *path, *version;
 
-        path = *at == '/' ? root_printf(machine->root, "%.*s/libnccl.so.2", (int)n, at) : "";
-        if (!*path || root_stat(machine->root, "%s", path).state != ROOT_OK)
+        path = *at == '/' ? source_printf(machine->source, "%.*s/libnccl.so.2", (int)n, at) : "";
+        if (!*path || source_stat(machine->source, "%s", path).state != SOURCE_OK)
             continue;
         version = version_in_name(machine, path);
         if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || !*version || strcmp(path, nccl->bundled) == 0 ||
@@ -188,8 +188,8 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
         doctor_evidence(machine, result, path, "%s", version);
         doctor_evidence(machine, result, nccl->bundled, "%s", nccl->bundled_version);
         doctor_fix(machine, result, false, "%s",
-                   shell_prepend(machine->root, "LD_LIBRARY_PATH",
-                                 root_printf(machine->root, "%.*s", (int)(slash - nccl->bundled), nccl->bundled)));
+                   shell_prepend(machine->source, "LD_LIBRARY_PATH",
+                                 source_printf(machine->source, "%.*s", (int)(slash - nccl->bundled), nccl->bundled)));
         doctor_advise(machine, result,
                       "Or take %.*s out of LD_LIBRARY_PATH where nothing else in it is needed, or start the program "
                       "with the NCCL that it should use in LD_PRELOAD.",
@@ -201,8 +201,8 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
 
 static void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_names mapped = libs_mapped(machine->root, "libnccl.so");
-    struct look_preload preload = look_preload(machine, "libnccl.so");
+    struct source_names mapped = libs_mapped(machine->source, "libnccl.so");
+    struct machine_preload preload = machine_preload(machine, "libnccl.so");
 
     if (mapped.n > 1) {
         doctor_found(machine, result, DOCTOR_ERROR, "the process has loaded %zu copies of NCCL", mapped.n);
@@ -212,7 +212,7 @@ static void run_two_nccl(const struct doctor_machine *machine, struct doctor_res
     } else if (*preload.path && !preload.is_there) {
         doctor_found(machine, result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
         doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
-        doctor_fix(machine, result, false, "%s", look_keep_preload(machine));
+        doctor_fix(machine, result, false, "%s", machine_preload_command(machine));
     } else if (!*preload.path && mapped.n == 0) {
         find_other_on_path(machine, result);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_nic.c - the speed of links, and access to NICs. checks_port.c has the other checks of the group. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,17 +22,17 @@ static double nic_rate(const struct topo_nic *nic)
  * NICs whose speed matters: those for data, and one that is as near to a GPU and of the same make but so slow that it
  * looks like one for management.
  */
-static bool is_judged(const struct topo *topo, int nic)
+static bool is_compared(const struct topo *topo, int nic)
 {
     const struct topo_nic *self = &topo->nics[nic];
 
-    if (look_is_data_nic(topo, nic))
+    if (machine_is_data_nic(topo, nic))
         return true;
-    if (self->role != TOPO_ROLE_MANAGEMENT || self->pci < 0 || look_gpu_distance(topo, nic) > TOPO_PXB)
+    if (self->role != TOPO_ROLE_MANAGEMENT || self->pci < 0 || machine_gpu_distance(topo, nic) > TOPO_PXB)
         return false;
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && strcmp(topo->nics[i].hca, self->hca) == 0 &&
-            look_gpu_distance(topo, i) <= TOPO_PXB)
+        if (machine_is_data_nic(topo, i) && strcmp(topo->nics[i].hca, self->hca) == 0 &&
+            machine_gpu_distance(topo, i) <= TOPO_PXB)
             return true;
     return false;
 }
@@ -41,10 +41,10 @@ static bool is_judged(const struct topo *topo, int nic)
  * Should two NICs be equally fast? Of one make, and as near to a GPU: one for storage may well have another rate than
  * those on the switches of GPUs.
  */
-static bool are_sisters(const struct topo *topo, int a, int b)
+static bool are_siblings(const struct topo *topo, int a, int b)
 {
     const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
-    enum topo_path distance_a = look_gpu_distance(topo, a), distance_b = look_gpu_distance(topo, b);
+    enum topo_path distance_a = machine_gpu_distance(topo, a), distance_b = machine_gpu_distance(topo, b);
 
     return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device &&
            (distance_a == distance_b || (distance_a <= TOPO_PXB && distance_b <= TOPO_PXB));
@@ -56,7 +56,7 @@ static double best_rate(const struct topo *topo, int nic)
     double best = 0;
 
     for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; is_judged(topo, i) && are_sisters(topo, nic, i) && p < topo->nics[i].n_ports; p++)
+        for (int p = 0; is_compared(topo, i) && are_siblings(topo, nic, i) && p < topo->nics[i].n_ports; p++)
             if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].rate_gbps > best)
                 best = topo->nics[i].ports[p].rate_gbps;
     return best;
@@ -75,12 +75,12 @@ static bool is_below_maximum(const struct topo_pci *pci)
 }
 
 /* Has a device of the same make a better link to the bus? */
-static bool sister_has_more(const struct topo *topo, int nic)
+static bool sibling_has_more(const struct topo *topo, int nic)
 {
     const struct topo_pci *self = &topo->pci[topo->nics[nic].pci];
 
     for (int i = 0; i < topo->n_nics; i++)
-        if (is_judged(topo, i) && are_sisters(topo, nic, i) &&
+        if (is_compared(topo, i) && are_siblings(topo, nic, i) &&
             pci_rate(&topo->pci[topo->nics[i].pci]) > pci_rate(self) * 1.01)
             return true;
     return false;
@@ -108,14 +108,14 @@ static void find_slow_ports(const struct doctor_machine *machine, struct doctor_
     const struct topo *topo = machine->topo;
 
     for (int i = 0; i < topo->n_nics; i++) {
-        double best = is_judged(topo, i) ? best_rate(topo, i) : 0;
+        double best = is_compared(topo, i) ? best_rate(topo, i) : 0;
 
-        for (int p = 0; is_judged(topo, i) && p < topo->nics[i].n_ports; p++) {
+        for (int p = 0; is_compared(topo, i) && p < topo->nics[i].n_ports; p++) {
             const struct topo_port *port = &topo->nics[i].ports[p];
 
             if (port->active && port->rate_gbps > 0 && port->rate_gbps < best * 0.99)
-                note_slow(machine, result, slow, true, look_port_name(machine, i, p),
-                          root_printf(machine->root, "runs at %g Gb/s, its sisters at %g", port->rate_gbps, best));
+                note_slow(machine, result, slow, true, machine_port_name(machine, i, p),
+                          source_printf(machine->source, "runs at %g Gb/s, its sisters at %g", port->rate_gbps, best));
         }
     }
 }
@@ -132,16 +132,16 @@ static void find_slow_buses(const struct doctor_machine *machine, struct doctor_
         const struct topo_pci *pci;
         bool is_tight;
 
-        if (!is_judged(topo, i))
+        if (!is_compared(topo, i))
             continue;
         pci = &topo->pci[topo->nics[i].pci];
         if (!is_below_maximum(pci))
             continue;
         is_tight = pci_rate(pci) > 0 && pci_rate(pci) < nic_rate(&topo->nics[i]);
-        if (is_tight || sister_has_more(topo, i))
+        if (is_tight || sibling_has_more(topo, i))
             note_slow(machine, result, slow, is_tight, topo->nics[i].name,
-                      root_printf(machine->root, "PCIe link at %g GT/s x%d, it can do %g GT/s x%d", pci->link_gts,
-                                  pci->link_width, pci->link_gts_max, pci->link_width_max));
+                      source_printf(machine->source, "PCIe link at %g GT/s x%d, it can do %g GT/s x%d", pci->link_gts,
+                                    pci->link_width, pci->link_gts_max, pci->link_width_max));
     }
 }
 
@@ -161,8 +161,9 @@ static void find_narrow_gpus(const struct doctor_machine *machine, struct doctor
 
         if (pci && pci->link_width > 0 && pci->link_width < pci->link_width_max &&
             (pci->link_width < best || topo->n_gpus >= 4))
-            note_slow(machine, result, slow, false, look_gpu_name(machine, i),
-                      root_printf(machine->root, "PCIe link x%d, it can do x%d", pci->link_width, pci->link_width_max));
+            note_slow(
+                machine, result, slow, false, machine_gpu_name(machine, i),
+                source_printf(machine->source, "PCIe link x%d, it can do x%d", pci->link_width, pci->link_width_max));
     }
 }
 
@@ -170,7 +171,7 @@ static void run_slow_link(const struct doctor_machine *machine, struct doctor_re
 {
     struct slow_links slow = {.first = "", .what = ""};
 
-    if (machine->topo->n_gpus == 0 && !look_has_data_nics(machine, result))
+    if (machine->topo->n_gpus == 0 && !machine_has_data_nics(machine, result))
         return;
     find_slow_ports(machine, result, &slow);
     find_slow_buses(machine, result, &slow);
@@ -207,10 +208,10 @@ struct access_count {
     const char *first, *why;
 };
 
-static void look_at_uverbs(const struct doctor_machine *machine, struct doctor_result *result,
-                           const struct topo_nic *nic, struct access_count *count)
+static void check_uverbs(const struct doctor_machine *machine, struct doctor_result *result, const struct topo_nic *nic,
+                         struct access_count *count)
 {
-    struct root_stat stat;
+    struct source_stat stat;
 
     count->n++;
     if (!*nic->uverbs) {
@@ -219,19 +220,19 @@ static void look_at_uverbs(const struct doctor_machine *machine, struct doctor_r
         doctor_evidence(machine, result, nic->name, "no uverbs device");
         return;
     }
-    stat = root_stat(machine->root, "%s", nic->uverbs);
-    if (stat.state == ROOT_FAILED || stat.state == ROOT_UNASKED) {
+    stat = source_stat(machine->source, "%s", nic->uverbs);
+    if (stat.state == SOURCE_FAILED || stat.state == SOURCE_NOT_RECORDED) {
         count->n_unknown++;
-        count->why = look_why(stat.state, stat.why);
+        count->why = machine_reason(stat.state, stat.why);
         return;
     }
-    if (stat.state == ROOT_OK && stat.may_read && stat.may_write)
+    if (stat.state == SOURCE_OK && stat.may_read && stat.may_write)
         return;
-    count->n_absent += stat.state == ROOT_ABSENT;
-    count->n_denied += stat.state != ROOT_ABSENT;
+    count->n_absent += stat.state == SOURCE_ABSENT;
+    count->n_denied += stat.state != SOURCE_ABSENT;
     count->first = *count->first ? count->first : nic->uverbs;
     doctor_evidence(machine, result, nic->uverbs, "%s (%s)",
-                    stat.state == ROOT_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
+                    stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
 }
 
 /* Is a NIC that this process may use beside a GPU that it may not? */
@@ -244,7 +245,7 @@ static bool has_others_nic(const struct topo *topo)
             has_own = has_own || topo_gpu_nic_path(topo, g, i) <= TOPO_PXB;
         for (int h = 0; h < topo->n_hidden_gpus && h < TOPO_MAX_GPUS; h++)
             has_other = has_other || topo_path(topo, topo->hidden_gpus[h], topo->nics[i].pci) <= TOPO_PXB;
-        if (look_is_data_nic(topo, i) && has_other && !has_own)
+        if (machine_is_data_nic(topo, i) && has_other && !has_own)
             return true;
     }
     return false;
@@ -254,20 +255,20 @@ static bool has_others_nic(const struct topo *topo)
  * Some NICs may be used and others not: a pod with a part of the machine, which is as it should be while it has as many
  * NICs as GPUs, and while no GPU of its own is beside NICs of which it has none.
  */
-static void look_at_share(const struct doctor_machine *machine, struct doctor_result *result)
+static void check_share(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     int n = 0, gpu = -1;
 
     for (int i = 0; i < topo->n_nics; i++)
-        n += look_is_data_nic(topo, i);
+        n += machine_is_data_nic(topo, i);
     for (int g = 0; g < topo_usable_gpus(topo) && gpu < 0; g++) {
         bool has_own = false, has_shut = false;
 
         for (int i = 0; i < topo->n_nics; i++) {
             enum topo_path path = topo_gpu_nic_path(topo, g, i);
 
-            has_own = has_own || (look_is_data_nic(topo, i) && path <= TOPO_PXB);
+            has_own = has_own || (machine_is_data_nic(topo, i) && path <= TOPO_PXB);
             has_shut = has_shut || (topo->nics[i].role == TOPO_ROLE_NO_ACCESS && path <= TOPO_PXB);
         }
         gpu = has_shut && !has_own ? g : -1;
@@ -283,7 +284,7 @@ static void look_at_share(const struct doctor_machine *machine, struct doctor_re
         return;
     if (n >= topo_usable_gpus(topo)) {
         doctor_found(machine, result, DOCTOR_WARNING, "NICs of other GPUs may be used, and none that is beside %s",
-                     look_gpu_name(machine, gpu));
+                     machine_gpu_name(machine, gpu));
         doctor_advise(machine, result,
                       "Its traffic crosses host bridges or sockets. Give the process the NICs beside its GPUs: in "
                       "Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by "
@@ -292,7 +293,7 @@ static void look_at_share(const struct doctor_machine *machine, struct doctor_re
     }
     doctor_found(machine, result, DOCTOR_ERROR, "%d of the NICs may be used, for %d GPUs%s%s", n,
                  topo_usable_gpus(topo), gpu >= 0 ? "; none that is beside " : "",
-                 gpu >= 0 ? look_gpu_name(machine, gpu) : "");
+                 gpu >= 0 ? machine_gpu_name(machine, gpu) : "");
     doctor_advise(machine, result,
                   "Give the process as many NICs as GPUs: their devices in /dev/infiniband, and in a pod without the "
                   "host's network their interfaces.");
@@ -303,22 +304,22 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
     struct access_count count = {.first = "", .why = ""};
     int n;
 
-    if (!look_has_data_nics(machine, result))
+    if (!machine_has_data_nics(machine, result))
         return;
     for (int i = 0; i < machine->topo->n_nics; i++)
-        if (look_is_data_nic(machine->topo, i))
-            look_at_uverbs(machine, result, &machine->topo->nics[i], &count);
+        if (machine_is_data_nic(machine->topo, i))
+            check_uverbs(machine, result, &machine->topo->nics[i], &count);
     n = count.n_absent + count.n_denied + count.n_nameless;
     if (n == 0) {
         if (count.n_unknown)
-            doctor_cannot_tell(machine, result, "%d uverbs devices: %s", count.n_unknown, count.why);
+            doctor_unknown(machine, result, "%d uverbs devices: %s", count.n_unknown, count.why);
         else
-            look_at_share(machine, result);
+            check_share(machine, result);
         return;
     }
     /* sysfs shows the NICs of the machine in each container; one that was given none has lost none. */
-    if (count.n_absent == count.n && !look_asks_for_rdma(machine)) {
-        doctor_not_here(machine, result, "there is no RDMA device in /dev/infiniband, and nothing asks for one");
+    if (count.n_absent == count.n && !machine_uses_rdma(machine)) {
+        doctor_not_applicable(machine, result, "there is no RDMA device in /dev/infiniband, and nothing asks for one");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "%s %s%s", count.first,

@@ -6,8 +6,8 @@
  * that DeepEP does not read is mapping-inactive's; shared-nic speaks of what is left.
  */
 #include "doctor/checks.h"
-#include "doctor/look.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine.h"
+#include "doctor/machine_nvshmem.h"
 #include "doctor/shell.h"
 #include "software/variables.h"
 
@@ -20,7 +20,7 @@
  */
 static void advise_ranks(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const struct software_deepep *deepep = &machine->software->deepep;
 
     if (deepep->imported >= 0 && deepep->mapping_active)
         doctor_advise(machine, result,
@@ -40,8 +40,8 @@ static void advise_ranks(const struct doctor_machine *machine, struct doctor_res
  */
 static void fix_ranks(const struct doctor_machine *machine, struct doctor_result *result, const char *first)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
-    bool is_rank = advice_gpu_of(machine->topo, advice_root_env, machine->root) >= 0;
+    const struct software_deepep *deepep = &machine->software->deepep;
+    bool is_rank = advice_gpu_of(machine->topo, advice_source_env, machine->source) >= 0;
 
     if (is_rank || (deepep->imported >= 0 && deepep->mapping_active))
         doctor_fix(machine, result, false, "%seval \"$(epkit env)\"", first);
@@ -53,33 +53,33 @@ static void fix_ranks(const struct doctor_machine *machine, struct doctor_result
 
 static void run_one_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *switched = root_env(machine->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING");
-    const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
-    const char *mapping = root_env(machine->root, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
+    const char *switched = source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING");
+    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
+    const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
     struct map *map = NULL, *deepep = NULL;
     bool spares_deepep;
 
-    if (!variable_is_true(switched) || look_is_single_nic(list))
+    if (!variable_is_true(switched) || machine_is_single_nic(list))
         return;
-    if (machine->topo->n_gpus < 2 || look_data_ports(machine->topo) < 2) {
-        doctor_not_here(machine, result, "there are not two GPUs with two NICs");
+    if (machine->topo->n_gpus < 2 || machine_data_ports(machine->topo) < 2) {
+        doctor_not_applicable(machine, result, "there are not two GPUs with two NICs");
         return;
     }
-    if (look_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
+    if (machine_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
         map_free(map);
         return; /* no NIC at all: that is hca-prefix's */
     }
     spares_deepep =
-        mapping && machine->stack->deepep.mapping_active && map_parse(machine->topo, mapping, &deepep) == EP_OK;
+        mapping && machine->software->deepep.mapping_active && map_parse(machine->topo, mapping, &deepep) == EP_OK;
     doctor_found(machine, result, spares_deepep ? DOCTOR_WARNING : DOCTOR_ERROR, "all %d GPUs take one NIC, %s, %s",
-                 map->n, look_nic_name(machine, map->choices[0].nic),
+                 map->n, machine_nic_name(machine, map->choices[0].nic),
                  spares_deepep ? "in every program but DeepEP" : "because NVSHMEM_ENABLE_NIC_PE_MAPPING is set");
     doctor_evidence(machine, result, "NVSHMEM_ENABLE_NIC_PE_MAPPING", "%s", switched);
     doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list ? list : "not set");
     if (spares_deepep)
         doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING",
                         "read by %s, which makes a list of one NIC for each process",
-                        machine->stack->deepep.copies[machine->stack->deepep.imported].folder);
+                        machine->software->deepep.copies[machine->software->deepep.imported].folder);
     fix_ranks(machine, result, "unset NVSHMEM_ENABLE_NIC_PE_MAPPING\n");
     advise_ranks(machine, result);
     map_free(deepep);
@@ -128,7 +128,7 @@ static bool find_gpu_without(const struct doctor_machine *machine, const struct 
         else if (!port || !port->active)
             doctor_found(machine, result, DOCTOR_ERROR,
                          "DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU %d port %d of %s, which is down", gpu, choice->port,
-                         look_nic_name(machine, choice->nic));
+                         machine_nic_name(machine, choice->nic));
         else
             continue;
         return true;
@@ -138,7 +138,7 @@ static bool find_gpu_without(const struct doctor_machine *machine, const struct 
 
 static const char *idle_nic(const struct doctor_machine *machine, const struct map *map)
 {
-    return map->n_idle > 0 ? look_nic_name(machine, map->idle[0]) : "none";
+    return map->n_idle > 0 ? machine_nic_name(machine, map->idle[0]) : "none";
 }
 
 /* GPUs that use the port of this one, itself included. */
@@ -178,7 +178,7 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
             /* Half of the throughput is a warning, a third of it or less is an error. */
             doctor_found(machine, result, n_on_fullest(map) > 2 * n_on_fullest(best) ? DOCTOR_ERROR : DOCTOR_WARNING,
                          "GPUs %d and %d share %s while %s is idle", gpu, other,
-                         look_nic_name(machine, map->choices[gpu].nic), idle_nic(machine, map));
+                         machine_nic_name(machine, map->choices[gpu].nic), idle_nic(machine, map));
             doctor_evidence(machine, result, by, "%d NIC%s used by several GPUs, %d idle", map->n_shared,
                             map->n_shared == 1 ? " is" : "s are", map->n_idle);
             return true;
@@ -190,9 +190,9 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
         if (choice->nic < 0 || better->nic < 0 || choice->path <= better->path)
             continue;
         doctor_found(machine, result, DOCTOR_WARNING, "GPU %d uses %s, which is %s away; %s is %s", gpu,
-                     look_nic_name(machine, choice->nic), topo_path_name(choice->path),
-                     look_nic_name(machine, better->nic), topo_path_name(better->path));
-        doctor_evidence(machine, result, by, "%s for GPU %d", look_nic_name(machine, choice->nic), gpu);
+                     machine_nic_name(machine, choice->nic), topo_path_name(choice->path),
+                     machine_nic_name(machine, better->nic), topo_path_name(better->path));
+        doctor_evidence(machine, result, by, "%s for GPU %d", machine_nic_name(machine, choice->nic), gpu);
         return true;
     }
     return false;
@@ -215,7 +215,7 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
     }
     map_free(map);
     doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "%s", mapping);
-    doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", shell_word(machine->root, best));
+    doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", shell_word(machine->source, best));
 }
 
 /* One GPU a task: another task has the same nearest NIC, and each of them takes the first. */
@@ -228,18 +228,19 @@ static bool find_neighbour(const struct doctor_machine *machine, const struct ma
     doctor_found(machine, result, DOCTOR_WARNING,
                  "%s takes %s, which is the NIC of a GPU that this process is not "
                  "given; its own is %s",
-                 look_gpu_name(machine, 0), look_nic_name(machine, choice->nic), look_nic_name(machine, best->nic));
+                 machine_gpu_name(machine, 0), machine_nic_name(machine, choice->nic),
+                 machine_nic_name(machine, best->nic));
     doctor_evidence(machine, result, "NVSHMEM's own choice", "%s", choice->why);
     return true;
 }
 
 static void run_own_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
-    const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
+    const struct software_deepep *deepep = &machine->software->deepep;
+    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
     struct map *map = NULL;
 
-    if (look_nvshmem_map(machine, &map) == EP_OK && map->n > 0 && map->choices[0].nic >= 0 &&
+    if (machine_nvshmem_map(machine, &map) == EP_OK && map->n > 0 && map->choices[0].nic >= 0 &&
         (find_worse(machine, map, "NVSHMEM's own choice", result) || find_neighbour(machine, map, result))) {
         doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list ? list : "not set");
         if (deepep->imported >= 0 && deepep->mapping_active)
@@ -260,21 +261,21 @@ static void run_own_choice(const struct doctor_machine *machine, struct doctor_r
  */
 static void run_single(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
+    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
     const struct topo *topo = machine->topo;
-    int gpu = look_own_gpu(machine), nic, best;
+    int gpu = machine_own_gpu(machine), nic, best;
 
     if (gpu < 0 || gpu >= machine->map->n)
         return;
-    nic = topo_find_nic(topo, root_printf(machine->root, "%.*s", (int)strcspn(list, ":"), list));
+    nic = topo_find_nic(topo, source_printf(machine->source, "%.*s", (int)strcspn(list, ":"), list));
     best = machine->map->choices[gpu].nic;
     if (nic < 0 || best < 0 || topo_gpu_nic_path(topo, gpu, nic) <= machine->map->choices[gpu].path)
         return;
     doctor_found(machine, result, DOCTOR_WARNING,
                  "this process uses %s and NVSHMEM_HCA_LIST gives it %s, which is %s "
                  "away; %s is %s",
-                 look_gpu_name(machine, gpu), look_nic_name(machine, nic),
-                 topo_path_name(topo_gpu_nic_path(topo, gpu, nic)), look_nic_name(machine, best),
+                 machine_gpu_name(machine, gpu), machine_nic_name(machine, nic),
+                 topo_path_name(topo_gpu_nic_path(topo, gpu, nic)), machine_nic_name(machine, best),
                  topo_path_name(machine->map->choices[gpu].path));
     doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
     doctor_fix(machine, result, false, "epkit env -- PROGRAM");
@@ -285,14 +286,14 @@ static void run_single(const struct doctor_machine *machine, struct doctor_resul
 
 static void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
-    const char *mapping = root_env(machine->root, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
+    const struct software_deepep *deepep = &machine->software->deepep;
+    const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
 
-    if (machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 || look_data_ports(machine->topo) < 1) {
-        doctor_not_here(machine, result, "there are not two GPUs with a NIC");
+    if (machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 || machine_data_ports(machine->topo) < 1) {
+        doctor_not_applicable(machine, result, "there are not two GPUs with a NIC");
         return;
     }
-    if (look_is_single_nic(root_env(machine->root, "NVSHMEM_HCA_LIST"))) {
+    if (machine_is_single_nic(source_env(machine->source, "NVSHMEM_HCA_LIST"))) {
         run_single(machine, result);
         return;
     }
@@ -301,7 +302,8 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
             run_mapping(machine, mapping, result);
         return;
     }
-    if (look_uses_ibgda(machine, result) && !variable_is_true(root_env(machine->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
+    if (machine_uses_ibgda(machine, result) &&
+        !variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
         run_own_choice(machine, result);
 }
 
@@ -326,10 +328,10 @@ const struct doctor_check check_shared_nic = {
 /* A list that leaves no NIC at all. */
 static void check_list(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
+    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
     struct map *map = NULL;
 
-    if (list && *list && machine->topo->n_gpus > 0 && look_nvshmem_map(machine, &map) == EP_OK &&
+    if (list && *list && machine->topo->n_gpus > 0 && machine_nvshmem_map(machine, &map) == EP_OK &&
         map->choices[0].nic < 0) {
         doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port fits it");
         doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
@@ -343,23 +345,23 @@ static void check_list(const struct doctor_machine *machine, struct doctor_resul
 static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "NVSHMEM_HCA_PREFIX");
-    const char *set = root_env(machine->root, "NVSHMEM_HCA_PREFIX");
-    const char *prefix = set ? set : LOOK_HCA_PREFIX, *left_out = NULL;
+    const char *set = source_env(machine->source, "NVSHMEM_HCA_PREFIX");
+    const char *prefix = set ? set : MACHINE_HCA_PREFIX, *left_out = NULL;
     const struct topo *topo = machine->topo;
     int n = 0, n_left_out = 0;
 
-    if (!look_has_mlx5(machine, result))
+    if (!machine_has_mlx5(machine, result))
         return;
-    if (!set && !root_env(machine->root, "NVSHMEM_HCA_LIST") && !look_uses_ibgda(machine, result))
+    if (!set && !source_env(machine->source, "NVSHMEM_HCA_LIST") && !machine_uses_ibgda(machine, result))
         return;
     for (int i = 0; i < topo->n_nics; i++) {
         if (!advice_is_mlx5(topo, i))
             continue;
         n++;
-        if (look_prefix_fits(prefix, topo->nics[i].name))
+        if (machine_hca_prefix_matches(prefix, topo->nics[i].name))
             continue;
         n_left_out++;
-        left_out = left_out ? left_out : look_nic_name(machine, i);
+        left_out = left_out ? left_out : machine_nic_name(machine, i);
     }
     if (n_left_out == 0) {
         check_list(machine, result);
@@ -368,11 +370,11 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
     doctor_found(machine, result, n_left_out == n ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "IBGDA leaves out %d of %d NICs: their names do not have '%s' in them", n_left_out, n, prefix);
     doctor_evidence(machine, result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
-                    set ? "" : LOOK_HCA_PREFIX);
+                    set ? "" : MACHINE_HCA_PREFIX);
     doctor_evidence(machine, result, "/sys/class/infiniband", "%s", left_out);
     if (advised && !advised->unset)
-        doctor_fix(machine, result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->root, advised->value));
-    else if (set && strcmp(set, LOOK_HCA_PREFIX) != 0)
+        doctor_fix(machine, result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->source, advised->value));
+    else if (set && strcmp(set, MACHINE_HCA_PREFIX) != 0)
         doctor_fix(machine, result, false, "unset NVSHMEM_HCA_PREFIX");
     else
         doctor_advise(
@@ -397,7 +399,7 @@ const struct doctor_check check_hca_prefix = {
 /* --- void-variables --- */
 
 /* Findings of other checks. */
-static bool is_owned(const struct doctor_machine *machine, const char *name)
+static bool has_own_check(const struct doctor_machine *machine, const char *name)
 {
     static const char *const owned[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_PREFIX",
                                         "NVSHMEM_ENABLE_NIC_PE_MAPPING", "RDMAV_DRIVERS", "IBV_DRIVERS"};
@@ -407,7 +409,7 @@ static bool is_owned(const struct doctor_machine *machine, const char *name)
         if (strcmp(name, owned[i]) == 0)
             return true;
     /* gib-settings compares them with what gIB expects. */
-    return *machine->stack->nccl.gib && row && strncmp(name, "NCCL_", 5) == 0 && !row->unset;
+    return *machine->software->nccl.gib && row && strncmp(name, "NCCL_", 5) == 0 && !row->unset;
 }
 
 static void run_void_variables(const struct doctor_machine *machine, struct doctor_result *result)
@@ -419,11 +421,11 @@ static void run_void_variables(const struct doctor_machine *machine, struct doct
         const struct audit_row *row = &machine->audit->rows[i];
 
         if ((row->kind != AUDIT_VOID && row->kind != AUDIT_VALUE && row->kind != AUDIT_UNKNOWN) ||
-            is_owned(machine, row->name))
+            has_own_check(machine, row->name))
             continue;
         first = n++ == 0 ? row->name : first;
         if (shell_is_name(row->name))
-            names = root_printf(machine->root, "%s %s", names, row->name);
+            names = source_printf(machine->source, "%s %s", names, row->name);
     }
     if (n == 0)
         return;
@@ -436,7 +438,7 @@ static void run_void_variables(const struct doctor_machine *machine, struct doct
         const struct audit_row *row = &machine->audit->rows[i];
 
         if ((row->kind == AUDIT_VOID || row->kind == AUDIT_VALUE || row->kind == AUDIT_UNKNOWN) &&
-            !is_owned(machine, row->name))
+            !has_own_check(machine, row->name))
             doctor_evidence(machine, result, row->name, "%s: %s", row->value, row->text);
     }
     if (*names)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_platform.c - what goes together at all: GPU and kind of driver, NIC and IBGDA, programs and libcuda. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine.h"
+#include "doctor/machine_nvshmem.h"
 #include "doctor/shell.h"
 #include "software/variables.h"
 
@@ -41,41 +41,42 @@ static bool is_within(unsigned device, const struct device_range *ranges, size_t
 
 #define WITHIN(device, ranges) is_within(device, ranges, sizeof(ranges) / sizeof((ranges)[0]))
 
-bool look_is_wrong_kind(const struct doctor_machine *machine, int pci)
+bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci)
 {
     const struct topo_pci *self = &machine->topo->pci[pci];
 
     /* A card for a screen may be nouveau's, and one that vfio has is a virtual machine's. */
     if (*self->driver && strcmp(self->driver, "nvidia") != 0)
         return false;
-    return *machine->stack->driver.version && self->vendor == NVIDIA && self->class_code >> 16 == CLASS_DISPLAY &&
-           (machine->stack->driver.is_open ? WITHIN(self->device, closed_only) : WITHIN(self->device, open_only));
+    return *machine->software->driver.version && self->vendor == NVIDIA && self->class_code >> 16 == CLASS_DISPLAY &&
+           (machine->software->driver.is_open ? WITHIN(self->device, closed_only) : WITHIN(self->device, open_only));
 }
 
-int look_wrong_kind(const struct doctor_machine *machine)
+int machine_unsupported_gpus(const struct doctor_machine *machine)
 {
     int n = 0;
 
     for (int p = 0; p < machine->topo->n_pci; p++)
-        n += look_is_wrong_kind(machine, p);
+        n += machine_is_unsupported_gpu(machine, p);
     return n;
 }
 
 static void fix_kind(const struct doctor_machine *machine, struct doctor_result *result, bool needs_open)
 {
-    const struct os *os = &machine->stack->os;
-    int n_major = (int)strcspn(machine->stack->driver.version, ".");
-    const char *major = root_printf(machine->root, "%.*s", n_major, machine->stack->driver.version);
+    const struct os *os = &machine->software->os;
+    int n_major = (int)strcspn(machine->software->driver.version, ".");
+    const char *major = source_printf(machine->source, "%.*s", n_major, machine->software->driver.version);
     const char *install = "";
 
     if (!os->in_container && os->family == OS_DEBIAN)
-        install = os_install(machine->root, os,
-                             root_printf(machine->root, "nvidia-driver-%s%s", major, needs_open ? "-open" : ""), "");
+        install =
+            os_install(machine->source, os,
+                       source_printf(machine->source, "nvidia-driver-%s%s", major, needs_open ? "-open" : ""), "");
     else if (!os->in_container && os->family == OS_RHEL)
-        install = root_printf(machine->root,
-                              "sudo dnf module reset nvidia-driver\nsudo dnf module install "
-                              "nvidia-driver:%s%s",
-                              major, needs_open ? "-open" : "-dkms");
+        install = source_printf(machine->source,
+                                "sudo dnf module reset nvidia-driver\nsudo dnf module install "
+                                "nvidia-driver:%s%s",
+                                major, needs_open ? "-open" : "-dkms");
     if (*install)
         doctor_fix(machine, result, false, "%s\nsudo reboot", install);
     doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
@@ -87,23 +88,23 @@ static void fix_kind(const struct doctor_machine *machine, struct doctor_result 
 
 static void run_open_driver(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_driver *driver = &machine->stack->driver;
+    const struct software_driver *driver = &machine->software->driver;
     const struct topo *topo = machine->topo;
     int n = 0;
 
     if (topo->n_gpus + topo->n_hidden_gpus == 0) {
-        look_has_gpus(machine, result);
+        machine_has_gpus(machine, result);
         return;
     }
     if (!*driver->version) {
-        doctor_not_here(machine, result, "the NVIDIA driver is not loaded");
+        doctor_not_applicable(machine, result, "the NVIDIA driver is not loaded");
         return;
     }
-    n = look_wrong_kind(machine);
+    n = machine_unsupported_gpus(machine);
     if (n == 0)
         return;
     for (int p = 0; p < topo->n_pci; p++)
-        if (look_is_wrong_kind(machine, p))
+        if (machine_is_unsupported_gpu(machine, p))
             doctor_evidence(machine, result, topo->pci[p].address, "PCI device 10de:%04x", topo->pci[p].device);
     doctor_found(machine, result, DOCTOR_ERROR,
                  "the loaded driver has the %s kernel modules, which do not drive %d of "
@@ -143,10 +144,10 @@ static const char *const cuda_folders[] = {
     "/var/lib/nvidia/lib64", /* Container-Optimized OS */
 };
 
-static const char *other_place(const struct doctor_machine *machine)
+static const char *other_location(const struct doctor_machine *machine)
 {
     for (size_t i = 0; i < sizeof(cuda_folders) / sizeof(cuda_folders[0]); i++)
-        if (root_stat(machine->root, "%s/libcuda.so.1", cuda_folders[i]).state == ROOT_OK)
+        if (source_stat(machine->source, "%s/libcuda.so.1", cuda_folders[i]).state == SOURCE_OK)
             return cuda_folders[i];
     return "";
 }
@@ -155,7 +156,7 @@ static const char *folder_of(const struct doctor_machine *machine, const char *p
 {
     const char *slash = strrchr(path, '/');
 
-    return root_printf(machine->root, "%.*s", slash ? (int)(slash - path) : 0, path);
+    return source_printf(machine->source, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
 /* A newer libcuda than the driver, on a card for games: "CUDA Compatibility" has it for data centers alone. */
@@ -163,7 +164,7 @@ static bool is_compat_for_games(const struct doctor_machine *machine, const char
 {
     for (int i = 0; i < machine->topo->n_gpus; i++)
         if (strstr(machine->topo->gpus[i].name, "GeForce"))
-            return *version && libs_version_compare(version, machine->stack->driver.version) > 0;
+            return *version && libs_version_compare(version, machine->software->driver.version) > 0;
     return false;
 }
 
@@ -173,18 +174,18 @@ static bool is_compat_for_games(const struct doctor_machine *machine, const char
  * or that package beside a card for games.
  * Where libnvidia-ml is from the same folder, both are the matter of driver-skew.
  */
-static void judge_found(const struct doctor_machine *machine, struct doctor_result *result,
-                        const struct libs_setting *setting, const struct lib_place *place)
+static void check_found(const struct doctor_machine *machine, struct doctor_result *result,
+                        const struct libs_env *setting, const struct lib_location *location)
 {
-    const char *folder = folder_of(machine, place->path), *version = libs_file_version(place->real);
-    bool is_stub = strstr(place->path, "/stubs/") || strstr(place->real, "/stubs/");
+    const char *folder = folder_of(machine, location->path), *version = libs_file_version(location->real);
+    bool is_stub = strstr(location->path, "/stubs/") || strstr(location->real, "/stubs/");
     bool is_newer = is_compat_for_games(machine, version);
-    struct lib_place ml = libs_find(machine->root, setting, "libnvidia-ml.so.1"), own;
-    struct libs_setting plain = {.library_path = "", .preload = ""};
+    struct lib_location ml = libs_find(machine->source, setting, "libnvidia-ml.so.1"), own;
+    struct libs_env plain = {.library_path = "", .preload = ""};
 
     if (!is_stub && !is_newer &&
-        (!*version || libs_version_compare(version, machine->stack->driver.version) >= 0 ||
-         (ml.state == ROOT_OK && strcmp(folder_of(machine, ml.path), folder) == 0)))
+        (!*version || libs_version_compare(version, machine->software->driver.version) >= 0 ||
+         (ml.state == SOURCE_OK && strcmp(folder_of(machine, ml.path), folder) == 0)))
         return;
     if (is_stub)
         doctor_found(machine, result, DOCTOR_ERROR,
@@ -192,54 +193,55 @@ static void judge_found(const struct doctor_machine *machine, struct doctor_resu
     else
         doctor_found(machine, result, DOCTOR_ERROR,
                      "the libcuda.so.1 that programs find is of driver %s, %s than the one that is loaded (%s)%s",
-                     version, is_newer ? "newer" : "older", machine->stack->driver.version,
+                     version, is_newer ? "newer" : "older", machine->software->driver.version,
                      is_newer ? ", which GPUs for data centers alone allow" : "");
-    doctor_evidence(machine, result, place->path, "found by %s", place->found_by);
-    own = libs_find(machine->root, &plain, "libcuda.so.1");
-    if (own.state == ROOT_OK && strcmp(own.path, place->path) != 0 && !strstr(own.real, "/stubs/"))
+    doctor_evidence(machine, result, location->path, "found by %s", location->found_by);
+    own = libs_find(machine->source, &plain, "libcuda.so.1");
+    if (own.state == SOURCE_OK && strcmp(own.path, location->path) != 0 && !strstr(own.real, "/stubs/"))
         doctor_fix(machine, result, false, "%s",
-                   shell_leave_out(machine->root, "LD_LIBRARY_PATH", setting->library_path, folder));
+                   shell_leave_out(machine->source, "LD_LIBRARY_PATH", setting->library_path, folder));
     doctor_advise(machine, result,
                   "The right one comes with the driver%s: no search path may have %s in front of its folder.",
-                  machine->stack->os.in_container ? ", from the node" : "", folder);
+                  machine->software->os.in_container ? ", from the node" : "", folder);
 }
 
 static void run_libcuda(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct libs_setting setting = libs_setting_of(machine->root);
-    const struct os *os = &machine->stack->os;
-    struct lib_place place;
+    struct libs_env setting = libs_env_of(machine->source);
+    const struct os *os = &machine->software->os;
+    struct lib_location location;
     const char *folder;
 
-    if (!look_has_driver(machine, result) || !look_has_environment(machine, result))
+    if (!machine_has_driver(machine, result) || !machine_has_environment(machine, result))
         return;
-    place = libs_find(machine->root, &setting, "libcuda.so.1");
-    if (place.state == ROOT_OK) {
-        judge_found(machine, result, &setting, &place);
+    location = libs_find(machine->source, &setting, "libcuda.so.1");
+    if (location.state == SOURCE_OK) {
+        check_found(machine, result, &setting, &location);
         return;
     }
-    if (place.state != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, "libcuda.so.1: %s", look_why(place.state, NULL));
+    if (location.state != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, "libcuda.so.1: %s", machine_reason(location.state, NULL));
         return;
     }
     /* There only containers run programs, and get it mounted. */
     if (os->family == OS_COS && !os->in_container) {
-        doctor_not_here(machine, result,
-                        "Container-Optimized OS: programs run in containers, which get libcuda mounted");
+        doctor_not_applicable(machine, result,
+                              "Container-Optimized OS: programs run in containers, which get libcuda mounted");
         return;
     }
-    folder = other_place(machine);
+    folder = other_location(machine);
     if (!os->in_container && strncmp(folder, DRIVER_CONTAINER, strlen(DRIVER_CONTAINER)) == 0) {
-        doctor_not_here(machine, result,
-                        "the GPU operator's container has the driver: programs run in containers, which get libcuda "
-                        "mounted");
+        doctor_not_applicable(
+            machine, result,
+            "the GPU operator's container has the driver: programs run in containers, which get libcuda "
+            "mounted");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "libcuda.so.1 is not found%s%s",
                  *folder ? " by the linker, though it is in " : ": no CUDA program starts", folder);
     doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *setting.library_path ? setting.library_path : "not set");
     if (*folder)
-        doctor_fix(machine, result, false, "%s", shell_prepend(machine->root, "LD_LIBRARY_PATH", folder));
+        doctor_fix(machine, result, false, "%s", shell_prepend(machine->source, "LD_LIBRARY_PATH", folder));
     doctor_advise(
         machine, result,
         *folder ? "Or have ld.so know the folder for all programs: a file in /etc/ld.so.conf.d, and ldconfig."
@@ -247,7 +249,7 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
             ? "NVIDIA's container toolkit mounts it (NVIDIA_DRIVER_CAPABILITIES has to have compute in it); on "
               "GKE it is mounted at /usr/local/nvidia/lib64 in containers with a limit of nvidia.com/gpu."
             : "Install the libraries of the driver in its version, %s.",
-        machine->stack->driver.version);
+        machine->software->driver.version);
 }
 
 const struct doctor_check check_libcuda = {
@@ -291,24 +293,24 @@ static const char *maker_name(unsigned vendor)
 /* DeepEP before version 2 goes between nodes by IBGDA alone: it has a buffer.py of its own and an NVSHMEM. */
 static bool needs_ibgda(const struct doctor_machine *machine)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
-    bool is_first = deepep->imported >= 0 && deepep->copies[deepep->imported].buffer == ROOT_OK;
+    const struct software_deepep *deepep = &machine->software->deepep;
+    bool is_first = deepep->imported >= 0 && deepep->copies[deepep->imported].buffer == SOURCE_OK;
 
-    return variable_is_true(root_env(machine->root, "NVSHMEM_IB_ENABLE_IBGDA")) ||
-           (is_first && look_has_deepep(machine) && machine->topo->n_gpus > 1);
+    return variable_is_true(source_env(machine->source, "NVSHMEM_IB_ENABLE_IBGDA")) ||
+           (is_first && machine_has_deepep(machine) && machine->topo->n_gpus > 1);
 }
 
 static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *transport = root_env(machine->root, "NVSHMEM_REMOTE_TRANSPORT");
+    const char *transport = source_env(machine->source, "NVSHMEM_REMOTE_TRANSPORT");
     const struct topo *topo = machine->topo;
     int first = -1, n = 0;
 
-    if (!look_has_gpus(machine, result) || !look_has_environment(machine, result) ||
-        !look_has_data_nics(machine, result))
+    if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result) ||
+        !machine_has_data_nics(machine, result))
         return;
     for (int i = 0; i < topo->n_nics; i++) {
-        if (!look_is_data_nic(topo, i))
+        if (!machine_is_data_nic(topo, i))
             continue;
         if (topo->pci[topo->nics[i].pci].vendor == MELLANOX)
             return;
@@ -316,7 +318,7 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
         n++;
     }
     if (!needs_ibgda(machine)) {
-        doctor_not_here(machine, result, "nothing asks for IBGDA");
+        doctor_not_applicable(machine, result, "nothing asks for IBGDA");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "IBGDA works with NVIDIA's NICs only, and the %d here are of %s", n,
@@ -324,8 +326,8 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
     doctor_evidence(machine, result, topo->nics[first].name, "PCI device %04x:%04x at %s",
                     topo->pci[topo->nics[first].pci].vendor, topo->pci[topo->nics[first].pci].device,
                     topo->pci[topo->nics[first].pci].address);
-    if (machine->stack->deepep.imported >= 0)
-        doctor_evidence(machine, result, machine->stack->deepep.copies[machine->stack->deepep.imported].folder,
+    if (machine->software->deepep.imported >= 0)
+        doctor_evidence(machine, result, machine->software->deepep.copies[machine->software->deepep.imported].folder,
                         "goes between nodes by IBGDA alone");
     doctor_evidence(machine, result, "NVSHMEM_REMOTE_TRANSPORT", "%s", transport ? transport : "not set");
     doctor_advise(machine, result,

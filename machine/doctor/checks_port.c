@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_port.c - ports of NICs: their GIDs, whether they are up, what they speak. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "doctor/shell.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static bool is_roce_port(const struct doctor_machine *machine, int nic, int port
 {
     const struct topo_port *self = &machine->topo->nics[nic].ports[port];
 
-    return look_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET &&
+    return machine_nic_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET &&
            !machine->topo->nics[nic].is_iwarp;
 }
 
@@ -54,9 +54,9 @@ static const char *gid_fault(const struct topo_port *port, int index)
 }
 
 /* The index that a variable names; -1 when it leaves the choice to the library. */
-static int gid_index(struct root *root, const char *name)
+static int gid_index(struct source *source, const char *name)
 {
-    const char *value = root_env(root, name);
+    const char *value = source_env(source, name);
     char *end;
     long index;
 
@@ -69,7 +69,7 @@ static int gid_index(struct root *root, const char *name)
 struct gid_faults {
     int n_ports, n_unreadable, n_none, n_wrong;
     int n_foreign; /* of n_none: their GIDs are of interfaces in another network namespace */
-    enum root_state why;
+    enum source_state why;
     const char *port; /* the first without a GID, or with a wrong one */
     const char *variable, *fault;
     int index;
@@ -84,17 +84,17 @@ struct gid_faults {
 static const char *family_missing(const struct doctor_machine *machine, const char *value)
 {
     static const char *const families[] = {"NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY"};
-    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     const char *missing = "";
 
     for (int i = 0; i < 2; i++) {
-        const char *set = root_env(machine->root, families[i]);
+        const char *set = source_env(machine->source, families[i]);
 
-        if ((set && strcmp(set, "AF_INET6") == 0) || gid_index(machine->root, gid_variables[i]) >= 0 ||
-            (i == 0 && nvshmem->host.state != ROOT_OK && !(nvshmem->home && *nvshmem->home)) ||
-            (i == 1 && machine->stack->nccl.gib && *machine->stack->nccl.gib))
+        if ((set && strcmp(set, "AF_INET6") == 0) || gid_index(machine->source, gid_variables[i]) >= 0 ||
+            (i == 0 && nvshmem->host.state != SOURCE_OK && !(nvshmem->home && *nvshmem->home)) ||
+            (i == 1 && machine->software->nccl.gib && *machine->software->nccl.gib))
             continue;
-        missing = root_printf(machine->root, "%s%s%s%s", missing, *missing ? " " : "", families[i], value);
+        missing = source_printf(machine->source, "%s%s%s%s", missing, *missing ? " " : "", families[i], value);
     }
     return missing;
 }
@@ -127,14 +127,14 @@ static void found_no_gid(const struct doctor_machine *machine, struct doctor_res
                   "another network namespace look empty.");
 }
 
-static void look_at_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
-                            struct gid_faults *faults)
+static void check_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
+                          struct gid_faults *faults)
 {
     const struct topo_port *self = &machine->topo->nics[nic].ports[port];
-    const char *name = look_port_name(machine, nic, port);
+    const char *name = machine_port_name(machine, nic, port);
 
     for (int i = 0; gid_variables[i]; i++) {
-        int index = gid_index(machine->root, gid_variables[i]);
+        int index = gid_index(machine->source, gid_variables[i]);
         const char *fault = index >= 0 ? gid_fault(self, index) : "";
 
         if (!*fault)
@@ -149,14 +149,14 @@ static void look_at_indices(const struct doctor_machine *machine, struct doctor_
     }
 }
 
-static void look_at_gids(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
-                         struct gid_faults *faults)
+static void check_gids(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
+                       struct gid_faults *faults)
 {
     const struct topo_port *self = &machine->topo->nics[nic].ports[port];
-    const char *name = look_port_name(machine, nic, port);
+    const char *name = machine_port_name(machine, nic, port);
 
     faults->n_ports++;
-    if (self->gids_state != ROOT_OK) {
+    if (self->gids_state != SOURCE_OK) {
         faults->n_unreadable++;
         faults->why = self->gids_state;
         return;
@@ -165,7 +165,7 @@ static void look_at_gids(const struct doctor_machine *machine, struct doctor_res
         bool ipv6 = has_gid(self, TOPO_GID_ROCE2, TOPO_GID_OTHER);
 
         if (ipv6 && !*family_missing(machine, "")) {
-            look_at_indices(machine, result, nic, port, faults);
+            check_indices(machine, result, nic, port, faults);
             return;
         }
         if (faults->n_none++ == 0)
@@ -178,14 +178,14 @@ static void look_at_gids(const struct doctor_machine *machine, struct doctor_res
                                              : "none of RoCE v2 with an IPv4 address");
         return;
     }
-    look_at_indices(machine, result, nic, port, faults);
+    check_indices(machine, result, nic, port, faults);
 }
 
 /* sysfs shows the NICs of the machine also in a container that was given none of them. */
 static bool may_use_none(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && topo->nics[i].access != TOPO_ACCESS_NO)
+        if (machine_is_data_nic(topo, i) && topo->nics[i].access != TOPO_ACCESS_NO)
             return false;
     return true;
 }
@@ -194,17 +194,18 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
 {
     struct gid_faults faults = {.only_ipv6 = true};
 
-    if (!look_has_data_nics(machine, result))
+    if (!machine_has_data_nics(machine, result))
         return;
-    if (may_use_none(machine->topo) && !look_asks_for_rdma(machine)) {
-        doctor_not_here(machine, result, "none of the NICs is given to this process, and nothing here asks for RDMA");
+    if (may_use_none(machine->topo) && !machine_uses_rdma(machine)) {
+        doctor_not_applicable(machine, result,
+                              "none of the NICs is given to this process, and nothing here asks for RDMA");
         return;
     }
     /* A port that speaks Ethernet among those that speak InfiniBand is the matter of link-layer. */
-    for (int i = 0; i < machine->topo->n_nics && look_odd_layer(machine) != TOPO_LINK_ETHERNET; i++)
+    for (int i = 0; i < machine->topo->n_nics && machine_minority_link_layer(machine) != TOPO_LINK_ETHERNET; i++)
         for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
             if (is_roce_port(machine, i, p))
-                look_at_gids(machine, result, i, p, &faults);
+                check_gids(machine, result, i, p, &faults);
     if (faults.n_none) {
         found_no_gid(machine, result, &faults);
     } else if (faults.n_wrong) {
@@ -214,10 +215,10 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
         doctor_advise(machine, result,
                       "Without it NVSHMEM and NCCL look for a RoCE v2 GID with an IPv4 address themselves.");
     } else if (faults.n_unreadable) {
-        doctor_cannot_tell(machine, result, "GIDs of %d of %d ports: %s", faults.n_unreadable, faults.n_ports,
-                           look_why(faults.why, NULL));
+        doctor_unknown(machine, result, "GIDs of %d of %d ports: %s", faults.n_unreadable, faults.n_ports,
+                       machine_reason(faults.why, NULL));
     } else if (faults.n_ports == 0) {
-        doctor_not_here(machine, result, "no RoCE port is active");
+        doctor_not_applicable(machine, result, "no RoCE port is active");
     }
 }
 
@@ -238,10 +239,10 @@ const struct doctor_check check_gid = {
 /* --- port-down --- */
 
 /* Another function of the same card with an active port. */
-static bool has_active_twin(const struct topo *topo, int nic)
+static bool has_active_sibling(const struct topo *topo, int nic)
 {
     for (int i = 0; i < topo->n_nics; i++)
-        if (i != nic && look_is_data_nic(topo, i) && topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))
+        if (i != nic && machine_is_data_nic(topo, i) && topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))
             return true;
     return false;
 }
@@ -261,7 +262,7 @@ static bool is_disabled(const struct topo_nic *nic)
 }
 
 /* Another function of the same card, without an active port either, but with a cable. */
-static bool has_cabled_twin(const struct topo *topo, int nic)
+static bool has_cabled_sibling(const struct topo *topo, int nic)
 {
     for (int i = 0; i < topo->n_nics; i++)
         if (i != nic && topo->nics[i].pci >= 0 && !is_disabled(&topo->nics[i]) &&
@@ -276,24 +277,24 @@ static bool has_cabled_twin(const struct topo *topo, int nic)
  */
 static bool is_spare(const struct topo *topo, int nic)
 {
-    bool has_active = has_active_twin(topo, nic), is_alike = false;
+    bool has_active = has_active_sibling(topo, nic), is_alike = false;
 
-    if (!has_active && !(is_disabled(&topo->nics[nic]) && has_cabled_twin(topo, nic)))
+    if (!has_active && !(is_disabled(&topo->nics[nic]) && has_cabled_sibling(topo, nic)))
         return false;
     for (int i = 0; i < topo->n_nics; i++) {
-        if (topo->nics[i].pci < 0 || !is_same_make(topo, i, nic) || !has_active_twin(topo, i))
+        if (topo->nics[i].pci < 0 || !is_same_make(topo, i, nic) || !has_active_sibling(topo, i))
             continue;
-        if (look_is_data_nic(topo, i))
+        if (machine_is_data_nic(topo, i))
             return false;
         is_alike = is_alike || topo->nics[i].role == TOPO_ROLE_DOWN;
     }
     return has_active || is_alike;
 }
 
-static bool tells_its_state(const struct topo_nic *nic)
+static bool reports_its_state(const struct topo_nic *nic)
 {
     for (int p = 0; p < nic->n_ports; p++)
-        if (!look_knows_port(&nic->ports[p]))
+        if (!machine_knows_port_state(&nic->ports[p]))
             return false;
     return nic->n_ports > 0;
 }
@@ -303,7 +304,7 @@ static int n_data_nics(const struct topo *topo)
     int n = 0;
 
     for (int i = 0; i < topo->n_nics; i++)
-        n += look_is_data_nic(topo, i);
+        n += machine_is_data_nic(topo, i);
     return n;
 }
 
@@ -322,11 +323,11 @@ static bool is_missed(const struct doctor_machine *machine, int nic)
     if (is_spare(topo, nic))
         return false;
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && is_same_make(topo, i, nic) &&
-            look_gpu_distance(topo, i) == look_gpu_distance(topo, nic))
+        if (machine_is_data_nic(topo, i) && is_same_make(topo, i, nic) &&
+            machine_gpu_distance(topo, i) == machine_gpu_distance(topo, nic))
             is_like_data = true;
-    return is_like_data || look_gpu_distance(topo, nic) <= TOPO_PXB ||
-           (n_data_nics(topo) == 0 && (topo->n_gpus > 1 || look_asks_for_rdma(machine)));
+    return is_like_data || machine_gpu_distance(topo, nic) <= TOPO_PXB ||
+           (n_data_nics(topo) == 0 && (topo->n_gpus > 1 || machine_uses_rdma(machine)));
 }
 
 /*
@@ -335,11 +336,11 @@ static bool is_missed(const struct doctor_machine *machine, int nic)
  */
 static bool is_left_unplugged(const struct topo *topo, int nic)
 {
-    return is_disabled(&topo->nics[nic]) && look_gpu_distance(topo, nic) > TOPO_PXB;
+    return is_disabled(&topo->nics[nic]) && machine_gpu_distance(topo, nic) > TOPO_PXB;
 }
 
 /* NICs on a switch with this GPU, whatever their state. */
-static int nics_beside(const struct topo *topo, int gpu)
+static int nics_near_gpu(const struct topo *topo, int gpu)
 {
     int n = 0;
 
@@ -358,7 +359,7 @@ static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_d
     int counts[TOPO_MAX_GPUS];
 
     for (int i = 0; i < topo->n_gpus; i++)
-        counts[i] = nics_beside(topo, i);
+        counts[i] = nics_near_gpu(topo, i);
     for (int i = 0; i < topo->n_gpus; i++) {
         int n_alike = 0;
 
@@ -380,7 +381,7 @@ static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_d
 static bool is_flat(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_gpus; i++)
-        if (nics_beside(topo, i) > 0)
+        if (nics_near_gpu(topo, i) > 0)
             return false;
     return true;
 }
@@ -414,7 +415,7 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
     for (int i = 0; i < topo->n_nics; i++) {
         if (!is_missed(machine, i))
             continue;
-        if (!tells_its_state(&topo->nics[i])) {
+        if (!reports_its_state(&topo->nics[i])) {
             count.n_unknown++;
             continue;
         }
@@ -423,7 +424,7 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
         count.n_grave += !is_left_unplugged(topo, i);
         count.n_unmanaged += is_unmanaged(&topo->nics[i]);
         for (int p = 0; p < topo->nics[i].n_ports; p++)
-            doctor_evidence(machine, result, look_port_name(machine, i, p), "%s, %s",
+            doctor_evidence(machine, result, machine_port_name(machine, i, p), "%s, %s",
                             topo_port_state_name(topo->nics[i].ports[p].state),
                             topo_phys_state_name(topo->nics[i].ports[p].phys_state));
     }
@@ -438,17 +439,17 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
     unsigned vendor = MELLANOX;
 
     /* Those that are on the bus and have no RDMA device are the matter of rdma-device. */
-    if (look_functions_without_rdma(machine) > 0)
+    if (machine_functions_without_rdma(machine) > 0)
         return;
     if (gpu >= 0)
         doctor_found(machine, result, DOCTOR_ERROR, "%s has %d NIC%s beside it, most others have %d",
-                     look_gpu_name(machine, gpu), has, has == 1 ? "" : "s", due);
+                     machine_gpu_name(machine, gpu), has, has == 1 ? "" : "s", due);
     else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus)
         doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
     else
         return;
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && topo->nics[i].pci >= 0)
+        if (machine_is_data_nic(topo, i) && topo->nics[i].pci >= 0)
             vendor = topo->pci[topo->nics[i].pci].vendor;
     for (int p = 0; p < topo->n_pci; p++)
         if (topo->pci[p].vendor == vendor && strncmp(topo->pci[p].driver, "vfio", 4) == 0)
@@ -468,11 +469,11 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
     const char *tool = "", *shared = "";
 
     if (topo->pci[topo->nics[nic].pci].vendor == MELLANOX)
-        tool = root_printf(machine->root, " (mlxlink -d %s -m)", shell_word(machine->root, topo->nics[nic].name));
+        tool = source_printf(machine->source, " (mlxlink -d %s -m)", shell_word(machine->source, topo->nics[nic].name));
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && is_same_make(topo, i, nic))
+        if (machine_is_data_nic(topo, i) && is_same_make(topo, i, nic))
             shared = " GPUs of this NIC share one with others until it is back.";
-    if (look_virtual(machine->root) == LOOK_VIRTUAL)
+    if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
         doctor_advise(machine, result,
                       "In a virtual machine cable and switch are the provider's: take the node out of service. Of a "
                       "pod look at its network annotations.%s",
@@ -488,7 +489,7 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
     const struct topo *topo = machine->topo;
     struct down_count count;
 
-    if (!look_has_gpus(machine, result) || (topo->n_nics == 0 && !look_has_data_nics(machine, result)))
+    if (!machine_has_gpus(machine, result) || (topo->n_nics == 0 && !machine_has_data_nics(machine, result)))
         return;
     count = count_down(machine, result);
     if (count.n && count.n == count.n_unmanaged) {
@@ -498,14 +499,14 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
         doctor_advise(machine, result,
                       "Cable and switch port are in order. Look at the subnet manager of this fabric, on a switch, in "
                       "UFM or as opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
-                      shell_word(machine->root, topo->nics[count.first].name));
+                      shell_word(machine->source, topo->nics[count.first].name));
     } else if (count.n) {
         doctor_found(machine, result, count.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
                      topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
         advise_link(machine, result, count.first);
     } else if (count.n_unknown) {
-        doctor_cannot_tell(machine, result, "%d of %d NICs do not tell the state of their ports", count.n_unknown,
-                           topo->n_nics);
+        doctor_unknown(machine, result, "%d of %d NICs do not tell the state of their ports", count.n_unknown,
+                       topo->n_nics);
     } else {
         find_missing(machine, result);
     }
@@ -531,7 +532,7 @@ static bool has_routable_gid(const struct topo_port *port)
     for (int i = 0; i < port->n_gids; i++)
         if (port->gids[i].kind != TOPO_GID_LINK_LOCAL)
             return true;
-    return port->gids_state != ROOT_OK;
+    return port->gids_state != SOURCE_OK;
 }
 
 /* Other functions of the same card, whose options the command would name by another number. */
@@ -553,12 +554,14 @@ static bool is_certainly_odd(const struct doctor_machine *machine, int nic, enum
     const struct topo *topo = machine->topo;
     int n_others = 0, n_odd = 0;
 
-    if (topo->nics[nic].is_uplink || topo->nics[nic].n_ports != 1 || look_gpu_distance(topo, nic) > TOPO_PXB ||
-        has_sibling(topo, nic) || look_virtual(machine->root) != LOOK_BARE || machine->stack->os.in_container ||
+    if (topo->nics[nic].is_uplink || topo->nics[nic].n_ports != 1 || machine_gpu_distance(topo, nic) > TOPO_PXB ||
+        has_sibling(topo, nic) || machine_virtual(machine->source) != MACHINE_BARE_METAL ||
+        machine->software->os.in_container ||
         (odd == TOPO_LINK_ETHERNET && has_routable_gid(&topo->nics[nic].ports[0])))
         return false;
     for (int i = 0; i < topo->n_nics; i++) {
-        if (!look_is_data_nic(topo, i) || topo->pci[topo->nics[i].pci].device != topo->pci[topo->nics[nic].pci].device)
+        if (!machine_is_data_nic(topo, i) ||
+            topo->pci[topo->nics[i].pci].device != topo->pci[topo->nics[nic].pci].device)
             continue;
         n_odd += topo->nics[i].ports[0].link_layer == odd;
         n_others += topo->nics[i].ports[0].link_layer != odd;
@@ -573,7 +576,7 @@ static void fix_link_layer(const struct doctor_machine *machine, struct doctor_r
 
     if (nic >= 0 && is_certainly_odd(machine, nic, odd)) {
         doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
-                   shell_word(machine->root, topo->pci[topo->nics[nic].pci].address),
+                   shell_word(machine->source, topo->pci[topo->nics[nic].pci].address),
                    odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
         doctor_cost(machine, result, DOCTOR_FIX_CUTS_OFF,
                     "After the next start %s is no longer in the %s network that it is in now.", topo->nics[nic].name,
@@ -594,16 +597,16 @@ static void run_link_layer(const struct doctor_machine *machine, struct doctor_r
     enum topo_link_layer odd;
     int first = -1;
 
-    if (!look_has_gpus(machine, result) || !look_has_data_nics(machine, result))
+    if (!machine_has_gpus(machine, result) || !machine_has_data_nics(machine, result))
         return;
-    odd = look_odd_layer(machine);
+    odd = machine_minority_link_layer(machine);
     if (odd == TOPO_LINK_UNKNOWN)
         return;
     for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; look_is_data_nic(topo, i) && p < topo->nics[i].n_ports; p++)
+        for (int p = 0; machine_is_data_nic(topo, i) && p < topo->nics[i].n_ports; p++)
             if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].link_layer == odd) {
                 first = first < 0 ? i : first;
-                doctor_evidence(machine, result, look_port_name(machine, i, p), "link layer %s",
+                doctor_evidence(machine, result, machine_port_name(machine, i, p), "link layer %s",
                                 odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
             }
     doctor_found(machine, result, DOCTOR_ERROR, "NICs of GPUs are of two kinds: %s is %s, others are %s",

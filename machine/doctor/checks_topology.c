@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_topology.c - how GPUs, NICs and processors reach each other, and which GPU a process means. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "doctor/shell.h"
 
 #include <stdio.h>
@@ -23,7 +23,7 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
         if (!gpu->answered || (gpu->fabric != TOPO_FABRIC_STARTING && gpu->fabric != TOPO_FABRIC_FAILED))
             continue;
         n++;
-        doctor_evidence(machine, result, look_gpu_name(machine, i), "fabric %s",
+        doctor_evidence(machine, result, machine_gpu_name(machine, i), "fabric %s",
                         gpu->fabric == TOPO_FABRIC_FAILED ? "failed" : "not ready");
     }
     if (n == 0)
@@ -49,37 +49,37 @@ static bool has_no_fabric(const struct topo *topo)
 
 static void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_names channels;
-    struct root_stat stat;
+    struct source_names channels;
+    struct source_stat stat;
 
-    if (!look_has_driver(machine, result))
+    if (!machine_has_driver(machine, result))
         return;
-    if (!look_has_multinode_nvlink(machine->topo) || has_no_fabric(machine->topo)) {
-        doctor_not_here(machine, result, "no GPUs whose NVLinks lead to other nodes");
+    if (!machine_has_multinode_nvlink(machine->topo) || has_no_fabric(machine->topo)) {
+        doctor_not_applicable(machine, result, "no GPUs whose NVLinks lead to other nodes");
         return;
     }
     if (!has_joined(machine, result))
         return;
-    channels = root_list(machine->root, IMEX);
-    if (channels.state != ROOT_OK && channels.state != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, IMEX ": %s", look_why(channels.state, channels.why));
+    channels = source_list(machine->source, IMEX);
+    if (channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, IMEX ": %s", machine_reason(channels.state, channels.why));
         return;
     }
     if (channels.n == 0) {
         doctor_found(machine, result, DOCTOR_ERROR,
                      "there is no IMEX channel, so GPUs of other nodes cannot be reached by NVLink");
-        doctor_evidence(machine, result, IMEX, channels.state == ROOT_OK ? "empty" : "not there");
+        doctor_evidence(machine, result, IMEX, channels.state == SOURCE_OK ? "empty" : "not there");
         doctor_advise(machine, result,
                       "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which makes a channel. On "
                       "hosts: run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver "
                       "with NVreg_CreateImexChannel0=1.");
         return;
     }
-    stat = root_stat(machine->root, IMEX "/%s", channels.names[0]);
-    if (stat.state != ROOT_OK || (stat.may_read && stat.may_write))
+    stat = source_stat(machine->source, IMEX "/%s", channels.names[0]);
+    if (stat.state != SOURCE_OK || (stat.may_read && stat.may_write))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "the IMEX channel %s is not accessible", channels.names[0]);
-    doctor_evidence(machine, result, root_printf(machine->root, IMEX "/%s", channels.names[0]),
+    doctor_evidence(machine, result, source_printf(machine->source, IMEX "/%s", channels.names[0]),
                     "not readable and writable for this user");
     doctor_advise(machine, result, "Give the process the channel: the device belongs to the user who runs the job.");
 }
@@ -103,40 +103,40 @@ const struct doctor_check check_imex = {
 #define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 
 /* What is wrong with the list as such; NULL if nothing is. */
-static const char *list_fault(const struct doctor_machine *machine, const struct look_visible *entries, int n)
+static const char *list_fault(const struct doctor_machine *machine, const struct machine_visible *entries, int n)
 {
     for (int i = 0; i < n; i++) {
         const char *text = entries[i].text;
 
         switch (entries[i].kind) {
-        case LOOK_VISIBLE_NONSENSE:
-            return root_printf(machine->root, "'%s' is neither a number nor a UUID: CUDA ignores it and all behind it",
-                               text);
-        case LOOK_VISIBLE_INDEX:
+        case MACHINE_VISIBLE_INVALID:
+            return source_printf(machine->source,
+                                 "'%s' is neither a number nor a UUID: CUDA ignores it and all behind it", text);
+        case MACHINE_VISIBLE_INDEX:
             if (entries[i].gpu < 0)
-                return root_printf(machine->root, "there is no GPU %s: CUDA ignores it and all behind it", text);
+                return source_printf(machine->source, "there is no GPU %s: CUDA ignores it and all behind it", text);
             break;
-        case LOOK_VISIBLE_UUID:
+        case MACHINE_VISIBLE_UUID:
             if (entries[i].gpu < 0 && machine->topo->nvml)
-                return root_printf(machine->root,
-                                   "no GPU here has the UUID of entry %d: it and all behind it are ignored", i);
+                return source_printf(machine->source,
+                                     "no GPU here has the UUID of entry %d: it and all behind it are ignored", i);
             break;
-        case LOOK_VISIBLE_MIG:
+        case MACHINE_VISIBLE_MIG:
             break;
         }
         for (int k = 0; k < i; k++)
             if (entries[i].gpu >= 0 && entries[k].gpu == entries[i].gpu)
-                return root_printf(machine->root, "GPU %d is named twice: CUDA then shows no GPU at all",
-                                   entries[i].gpu);
+                return source_printf(machine->source, "GPU %d is named twice: CUDA then shows no GPU at all",
+                                     entries[i].gpu);
     }
     return NULL;
 }
 
 /* A mapping by GPU index means something else once the indices are not plain numbers in order. */
-static const char *mapping_fault(const struct look_visible *entries, int n)
+static const char *mapping_fault(const struct machine_visible *entries, int n)
 {
     for (int i = 0; i < n; i++)
-        if (entries[i].kind == LOOK_VISIBLE_UUID || entries[i].kind == LOOK_VISIBLE_MIG)
+        if (entries[i].kind == MACHINE_VISIBLE_UUID || entries[i].kind == MACHINE_VISIBLE_MIG)
             return "holds UUIDs, which DeepEP cannot look up in " MAPPING;
     for (int i = 1; i < n; i++)
         if (entries[i].gpu < entries[i - 1].gpu)
@@ -163,7 +163,7 @@ static const char *mapped_nic(const struct doctor_machine *machine, const char *
         size_t n = strspn(at, "0123456789");
 
         if (n > 0 && n < 6 && at[n] == ':' && atoi(at) == number)
-            return root_printf(machine->root, "%.*s", (int)strcspn(at + n + 1, ":,"), at + n + 1);
+            return source_printf(machine->source, "%.*s", (int)strcspn(at + n + 1, ":,"), at + n + 1);
     }
     return "";
 }
@@ -173,16 +173,16 @@ static const char *mapped_nic(const struct doctor_machine *machine, const char *
  * is where the GPU is: DeepEP takes the entry of the number, and the GPU is another one of the node.
  */
 static bool find_renumbered(const struct doctor_machine *machine, struct doctor_result *result,
-                            const struct look_visible *entries, int n)
+                            const struct machine_visible *entries, int n)
 {
-    const char *mapping = root_env(machine->root, MAPPING), *taken, *own;
+    const char *mapping = source_env(machine->source, MAPPING), *taken, *own;
     const struct topo *topo = machine->topo;
     int n_named = n > 0 ? n : topo_usable_gpus(topo);
 
     for (int i = 0; i < n_named && mapping && topo->n_hidden_gpus > 0; i++) {
         int gpu = n > 0 ? entries[i].gpu : i, named = n > 0 ? atoi(entries[i].text) : i, best;
 
-        if (gpu < 0 || gpu >= machine->map->n || (n > 0 && entries[i].kind != LOOK_VISIBLE_INDEX))
+        if (gpu < 0 || gpu >= machine->map->n || (n > 0 && entries[i].kind != MACHINE_VISIBLE_INDEX))
             continue;
         taken = mapped_nic(machine, mapping, named);
         own = mapped_nic(machine, mapping, number_on_node(topo, gpu));
@@ -208,51 +208,53 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
     return false;
 }
 
-static bool has_unknown_uuid(const struct look_visible *entries, int n)
+static bool has_unknown_uuid(const struct machine_visible *entries, int n)
 {
     for (int i = 0; i < n; i++)
-        if (entries[i].kind == LOOK_VISIBLE_UUID && entries[i].gpu < 0)
+        if (entries[i].kind == MACHINE_VISIBLE_UUID && entries[i].gpu < 0)
             return true;
     return false;
 }
 
 static void run_visible_devices(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_environment environment = root_environment(machine->root);
-    struct look_visible entries[LOOK_VISIBLE_MAX];
+    struct source_environment environment = source_environment(machine->source);
+    struct machine_visible entries[MACHINE_VISIBLE_MAX];
     const char *fault;
     int n;
 
-    if (!look_has_gpus(machine, result))
+    if (!machine_has_gpus(machine, result))
         return;
-    if (environment.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "the environment: %s", look_why(environment.state, environment.why));
+    if (environment.state != SOURCE_OK) {
+        doctor_unknown(machine, result, "the environment: %s", machine_reason(environment.state, environment.why));
         return;
     }
-    n = look_visible(machine, entries);
+    n = machine_visible(machine, entries);
     if (n < 0 && find_renumbered(machine, result, entries, 0))
         return;
     if (n <= 0) {
-        doctor_not_here(machine, result,
-                        n < 0 ? "CUDA_VISIBLE_DEVICES is not set" : "CUDA_VISIBLE_DEVICES hides all GPUs");
+        doctor_not_applicable(machine, result,
+                              n < 0 ? "CUDA_VISIBLE_DEVICES is not set" : "CUDA_VISIBLE_DEVICES hides all GPUs");
         return;
     }
     fault = list_fault(machine, entries, n);
     if (fault) {
         doctor_found(machine, result, DOCTOR_ERROR, "CUDA_VISIBLE_DEVICES: %s", fault);
-        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s", root_env(machine->root, "CUDA_VISIBLE_DEVICES"));
+        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s",
+                        source_env(machine->source, "CUDA_VISIBLE_DEVICES"));
         doctor_advise(machine, result, "This machine has GPUs 0 to %d: name each at most once.",
                       machine->topo->n_gpus - 1);
         return;
     }
     if (find_renumbered(machine, result, entries, n))
         return;
-    fault = root_env(machine->root, MAPPING) ? mapping_fault(entries, n) : NULL;
+    fault = source_env(machine->source, MAPPING) ? mapping_fault(entries, n) : NULL;
     if (fault) {
-        doctor_found(machine, result, entries[0].kind == LOOK_VISIBLE_INDEX ? DOCTOR_WARNING : DOCTOR_ERROR,
+        doctor_found(machine, result, entries[0].kind == MACHINE_VISIBLE_INDEX ? DOCTOR_WARNING : DOCTOR_ERROR,
                      "CUDA_VISIBLE_DEVICES %s", fault);
-        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s", root_env(machine->root, "CUDA_VISIBLE_DEVICES"));
-        doctor_evidence(machine, result, MAPPING, "%s", root_env(machine->root, MAPPING));
+        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s",
+                        source_env(machine->source, "CUDA_VISIBLE_DEVICES"));
+        doctor_evidence(machine, result, MAPPING, "%s", source_env(machine->source, MAPPING));
         doctor_advise(
             machine, result,
             "Use numbers in ascending order, or give each process NVSHMEM_HCA_LIST with its one NIC instead of "
@@ -260,8 +262,8 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
         return;
     }
     if (has_unknown_uuid(entries, n)) {
-        doctor_cannot_tell(machine, result, "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = look_nvml_tells(machine);
+        doctor_unknown(machine, result, "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why);
+        result->tells = machine_missing_nvml(machine);
     }
 }
 
@@ -295,13 +297,13 @@ static unsigned word_at(const unsigned char *config, size_t at)
 
 /* What the ACS control register of a bridge says. The list of capabilities comes from the machine: it may be a circle.
  */
-static enum acs acs_of(const struct root_text *config)
+static enum acs acs_of(const struct source_text *config)
 {
     const unsigned char *bytes = (const unsigned char *)config->text;
     size_t at = CONFIG_EXTENDED;
 
     /* Who is not root sees the first 64 bytes only. */
-    if (config->state != ROOT_OK || config->bytes < CONFIG_EXTENDED + 4)
+    if (config->state != SOURCE_OK || config->bytes < CONFIG_EXTENDED + 4)
         return ACS_HIDDEN;
     for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= config->bytes; i++) {
         if (word_at(bytes, at) == ACS_CAPABILITY)
@@ -321,18 +323,18 @@ static void mark_bridges(const struct topo *topo, int device, unsigned char *mar
 }
 
 /* "physical machine only": a guest sees bridges that its hypervisor made up. */
-static bool is_bare(const struct doctor_machine *machine, struct doctor_result *result)
+static bool is_bare_metal(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    switch (look_virtual(machine->root)) {
-    case LOOK_BARE:
+    switch (machine_virtual(machine->source)) {
+    case MACHINE_BARE_METAL:
         return true;
-    case LOOK_VIRTUAL:
-        doctor_not_here(machine, result, "a virtual machine: this belongs to its host");
+    case MACHINE_VIRTUAL:
+        doctor_not_applicable(machine, result, "a virtual machine: this belongs to its host");
         return false;
-    case LOOK_NOT_KNOWN:
+    case MACHINE_VIRTUAL_UNKNOWN:
         break;
     }
-    doctor_cannot_tell(machine, result, "whether this is a virtual machine: /proc/cpuinfo cannot be read");
+    doctor_unknown(machine, result, "whether this is a virtual machine: /proc/cpuinfo cannot be read");
     return false;
 }
 
@@ -344,9 +346,9 @@ static bool has_peers(const struct doctor_machine *machine, struct doctor_result
     if (topo->n_gpus >= 2)
         return true;
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i))
+        if (machine_is_data_nic(topo, i))
             return true;
-    doctor_not_here(machine, result, "one GPU and no NIC that it would talk to directly");
+    doctor_not_applicable(machine, result, "one GPU and no NIC that it would talk to directly");
     return false;
 }
 
@@ -355,20 +357,20 @@ struct acs_count {
     char fix[1600]; /* a line for each bridge, as many as fit */
 };
 
-static struct acs_count look_at_bridges(const struct doctor_machine *machine, struct doctor_result *result,
-                                        const unsigned char *marks)
+static struct acs_count check_bridges(const struct doctor_machine *machine, struct doctor_result *result,
+                                      const unsigned char *marks)
 {
     struct acs_count count = {.fix = ""};
 
     for (int p = 0; p < machine->topo->n_pci; p++) {
         const char *address = machine->topo->pci[p].address;
-        struct root_text config;
+        struct source_text config;
         size_t used;
 
         if (!marks[p])
             continue;
         count.n++;
-        config = root_read(machine->root, "/sys/bus/pci/devices/%s/config", address);
+        config = source_read(machine->source, "/sys/bus/pci/devices/%s/config", address);
         switch (acs_of(&config)) {
         case ACS_OFF:
             break;
@@ -381,7 +383,7 @@ static struct acs_count look_at_bridges(const struct doctor_machine *machine, st
             used = strlen(count.fix);
             if (used + 64 < sizeof(count.fix))
                 snprintf(count.fix + used, sizeof(count.fix) - used, "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000",
-                         used ? "\n" : "", shell_word(machine->root, address));
+                         used ? "\n" : "", shell_word(machine->source, address));
             break;
         }
     }
@@ -394,24 +396,24 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
     const struct topo *topo = machine->topo;
     struct acs_count count;
 
-    if (!look_has_gpus(machine, result) || !has_peers(machine, result) || !is_bare(machine, result))
+    if (!machine_has_gpus(machine, result) || !has_peers(machine, result) || !is_bare_metal(machine, result))
         return;
-    if (look_is_grace(topo)) {
-        doctor_not_here(machine, result, "boards with Grace processors translate addresses in the device");
+    if (machine_is_grace(topo)) {
+        doctor_not_applicable(machine, result, "boards with Grace processors translate addresses in the device");
         return;
     }
     for (int i = 0; i < topo->n_gpus; i++)
         mark_bridges(topo, topo->gpus[i].pci, marks);
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i))
+        if (machine_is_data_nic(topo, i))
             mark_bridges(topo, topo->nics[i].pci, marks);
-    count = look_at_bridges(machine, result, marks);
+    count = check_bridges(machine, result, marks);
     if (count.n_redirecting) {
         doctor_found(
             machine, result, DOCTOR_WARNING,
             "%d of %d PCIe bridges above GPUs and NICs send traffic between devices through the processor (ACS)",
             count.n_redirecting, count.n);
-        if (!look_is_locked_down(machine->root)) {
+        if (!machine_is_locked_down(machine->source)) {
             doctor_fix(machine, result, false, "%s", count.fix);
             doctor_cost(machine, result, DOCTOR_FIX_SAFE,
                         "It costs isolation: these devices are then no longer kept apart, as virtual machines need.");
@@ -423,11 +425,11 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
                          : "Switch ACS off in the BIOS, or VT-d with it: the kernel is locked down, as Secure "
                            "Boot has it, and lets nobody write it (setpci).");
     } else if (count.n_hidden) {
-        doctor_cannot_tell(machine, result, "ACS of %d of %d bridges: their configuration space is for root only",
-                           count.n_hidden, count.n);
-        result->tells = DOCTOR_TELLS_ROOT;
+        doctor_unknown(machine, result, "ACS of %d of %d bridges: their configuration space is for root only",
+                       count.n_hidden, count.n);
+        result->tells = DOCTOR_MISSING_ROOT;
     } else if (count.n == 0) {
-        doctor_not_here(machine, result, "there are no PCIe bridges above GPUs and NICs");
+        doctor_not_applicable(machine, result, "there are no PCIe bridges above GPUs and NICs");
     }
 }
 
@@ -448,18 +450,18 @@ const struct doctor_check check_acs = {
 /* --- iommu --- */
 
 /* The IOMMU group of a PCI device, "" if it has none. */
-static const char *group_of(struct root *root, const struct topo *topo, int pci)
+static const char *group_of(struct source *source, const struct topo *topo, int pci)
 {
-    struct root_text link = root_resolve(root, "/sys/bus/pci/devices/%s/iommu_group", topo->pci[pci].address);
-    const char *base = link.state == ROOT_OK ? strrchr(link.text, '/') : NULL;
-    struct root_names groups;
+    struct source_text link = source_resolve(source, "/sys/bus/pci/devices/%s/iommu_group", topo->pci[pci].address);
+    const char *base = link.state == SOURCE_OK ? strrchr(link.text, '/') : NULL;
+    struct source_names groups;
 
     if (base)
         return base + 1;
     /* A copy of a machine may have kept the groups and not the links to them. */
-    groups = root_list(root, "/sys/kernel/iommu_groups");
+    groups = source_list(source, "/sys/kernel/iommu_groups");
     for (size_t i = 0; i < groups.n; i++) {
-        struct root_names devices = root_list(root, "/sys/kernel/iommu_groups/%s/devices", groups.names[i]);
+        struct source_names devices = source_list(source, "/sys/kernel/iommu_groups/%s/devices", groups.names[i]);
 
         for (size_t k = 0; k < devices.n; k++)
             if (strcmp(devices.names[k], topo->pci[pci].address) == 0)
@@ -473,22 +475,22 @@ struct iommu_count {
     const char *why;
 };
 
-static void look_at_group(const struct doctor_machine *machine, struct doctor_result *result, int pci,
-                          struct iommu_count *count)
+static void check_group(const struct doctor_machine *machine, struct doctor_result *result, int pci,
+                        struct iommu_count *count)
 {
-    const char *group = group_of(machine->root, machine->topo, pci);
-    struct root_text type;
+    const char *group = group_of(machine->source, machine->topo, pci);
+    struct source_text type;
 
     if (!*group)
         return;
     count->n++;
-    type = root_line(machine->root, "/sys/kernel/iommu_groups/%s/type", group);
-    if (type.state != ROOT_OK) {
+    type = source_line(machine->source, "/sys/kernel/iommu_groups/%s/type", group);
+    if (type.state != SOURCE_OK) {
         count->n_unknown++;
-        count->why = look_why(type.state, type.why);
+        count->why = machine_reason(type.state, type.why);
     } else if (strncmp(type.text, "DMA", 3) == 0) {
         count->n_translated++;
-        doctor_evidence(machine, result, root_printf(machine->root, "/sys/kernel/iommu_groups/%s/type", group),
+        doctor_evidence(machine, result, source_printf(machine->source, "/sys/kernel/iommu_groups/%s/type", group),
                         "%s (%s)", type.text, machine->topo->pci[pci].address);
     }
 }
@@ -497,36 +499,36 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
 {
     const struct topo *topo = machine->topo;
     struct iommu_count count = {.why = ""};
-    struct root_names groups;
+    struct source_names groups;
 
-    if (!look_has_gpus(machine, result) || !has_peers(machine, result) || !is_bare(machine, result))
+    if (!machine_has_gpus(machine, result) || !has_peers(machine, result) || !is_bare_metal(machine, result))
         return;
-    if (look_is_grace(topo)) {
-        doctor_not_here(machine, result, "boards with Grace processors need translation");
-        return;
-    }
-    groups = root_list(machine->root, "/sys/kernel/iommu_groups");
-    if (groups.state == ROOT_ABSENT || (groups.state == ROOT_OK && groups.n == 0)) {
-        doctor_not_here(machine, result, "the IOMMU is off");
+    if (machine_is_grace(topo)) {
+        doctor_not_applicable(machine, result, "boards with Grace processors need translation");
         return;
     }
-    if (groups.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "/sys/kernel/iommu_groups: %s", look_why(groups.state, groups.why));
+    groups = source_list(machine->source, "/sys/kernel/iommu_groups");
+    if (groups.state == SOURCE_ABSENT || (groups.state == SOURCE_OK && groups.n == 0)) {
+        doctor_not_applicable(machine, result, "the IOMMU is off");
+        return;
+    }
+    if (groups.state != SOURCE_OK) {
+        doctor_unknown(machine, result, "/sys/kernel/iommu_groups: %s", machine_reason(groups.state, groups.why));
         return;
     }
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].pci >= 0)
-            look_at_group(machine, result, topo->gpus[i].pci, &count);
+            check_group(machine, result, topo->gpus[i].pci, &count);
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i))
-            look_at_group(machine, result, topo->nics[i].pci, &count);
+        if (machine_is_data_nic(topo, i))
+            check_group(machine, result, topo->nics[i].pci, &count);
     if (count.n_translated) {
         doctor_found(machine, result, DOCTOR_WARNING, "the IOMMU translates the addresses of %d of %d GPUs and NICs",
                      count.n_translated, count.n);
         doctor_advise(machine, result, "%s Or switch the IOMMU off in the BIOS.",
-                      os_kernel_argument(machine->root, &machine->stack->os, true, "iommu=pt"));
+                      os_kernel_argument(machine->source, &machine->software->os, true, "iommu=pt"));
     } else if (count.n_unknown) {
-        doctor_cannot_tell(machine, result, "the type of %d IOMMU groups: %s", count.n_unknown, count.why);
+        doctor_unknown(machine, result, "the type of %d IOMMU groups: %s", count.n_unknown, count.why);
     }
 }
 
@@ -550,27 +552,27 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
 {
     uint64_t allowed[MAX_CPUS / 64] = {0}, local[MAX_CPUS / 64] = {0};
     const struct topo *topo = machine->topo;
-    struct root_text status;
+    struct source_text status;
     const char *list;
     int gpu;
 
-    if (!look_has_gpus(machine, result))
+    if (!machine_has_gpus(machine, result))
         return;
-    gpu = look_own_gpu(machine);
+    gpu = machine_own_gpu(machine);
     if (gpu < 0) {
-        doctor_not_here(machine, result, "nothing tells which GPU this process uses");
+        doctor_not_applicable(machine, result, "nothing tells which GPU this process uses");
         return;
     }
-    status = root_read(machine->root, "/proc/self/status");
-    list = look_field(machine->root, status.text, "Cpus_allowed_list");
+    status = source_read(machine->source, "/proc/self/status");
+    list = machine_text_field(machine->source, status.text, "Cpus_allowed_list");
     if (!*list || !topo_parse_cpus(list, allowed, MAX_CPUS)) {
-        doctor_cannot_tell(machine, result, "/proc/self/status: %s",
-                           status.state == ROOT_OK ? "no Cpus_allowed_list" : look_why(status.state, status.why));
+        doctor_unknown(machine, result, "/proc/self/status: %s",
+                       status.state == SOURCE_OK ? "no Cpus_allowed_list" : machine_reason(status.state, status.why));
         return;
     }
     if (topo->gpus[gpu].pci < 0 || !*topo->pci[topo->gpus[gpu].pci].local_cpus ||
         !topo_parse_cpus(topo->pci[topo->gpus[gpu].pci].local_cpus, local, MAX_CPUS)) {
-        doctor_cannot_tell(machine, result, "which processors are near %s", look_gpu_name(machine, gpu));
+        doctor_unknown(machine, result, "which processors are near %s", machine_gpu_name(machine, gpu));
         return;
     }
     for (int i = 0; i < MAX_CPUS / 64; i++)
@@ -578,14 +580,14 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
             return;
     doctor_found(machine, result, DOCTOR_WARNING,
                  "the process may run on processors %s, and none of them is near %s, which it uses", list,
-                 look_gpu_name(machine, gpu));
+                 machine_gpu_name(machine, gpu));
     doctor_evidence(machine, result, "/proc/self/status", "Cpus_allowed_list: %s", list);
     doctor_evidence(
         machine, result,
-        root_printf(machine->root, "/sys/bus/pci/devices/%s/local_cpulist", topo->pci[topo->gpus[gpu].pci].address),
+        source_printf(machine->source, "/sys/bus/pci/devices/%s/local_cpulist", topo->pci[topo->gpus[gpu].pci].address),
         "%s", topo->pci[topo->gpus[gpu].pci].local_cpus);
     doctor_fix(machine, result, false, "taskset -c %s PROGRAM",
-               shell_word(machine->root, topo->pci[topo->gpus[gpu].pci].local_cpus));
+               shell_word(machine->source, topo->pci[topo->gpus[gpu].pci].local_cpus));
     doctor_advise(machine, result,
                   "Let the launcher bind: mpirun --map-by numa --bind-to numa, srun --cpu-bind or --gpu-bind=closest.");
 }

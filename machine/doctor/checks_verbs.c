@@ -7,8 +7,8 @@
  * folder that holds it, which is rdmav-drivers.
  */
 #include "doctor/checks.h"
-#include "doctor/look.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine.h"
+#include "doctor/machine_nvshmem.h"
 #include "doctor/shell.h"
 
 #include <string.h>
@@ -16,27 +16,27 @@
 /* Was libibverbs found, and does it say which providers it takes? Else ends the check. */
 static bool has_core(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const struct software_verbs *verbs = &machine->software->verbs;
     struct elf_facts facts;
 
     /* Without it nobody knows where a process would look. */
-    if (!look_has_mlx5(machine, result) || !look_has_environment(machine, result))
+    if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
         return false;
-    if (verbs->ibverbs.state == ROOT_ABSENT) {
-        doctor_not_here(machine, result, "libibverbs.so.1 is not installed where ld.so looks");
-        return false;
-    }
-    if (verbs->ibverbs.state == ROOT_UNASKED) {
-        doctor_cannot_tell(machine, result, "libibverbs.so.1: %s", look_why(ROOT_UNASKED, NULL));
+    if (verbs->ibverbs.state == SOURCE_ABSENT) {
+        doctor_not_applicable(machine, result, "libibverbs.so.1 is not installed where ld.so looks");
         return false;
     }
-    facts = root_elf(machine->root, "%s", verbs->ibverbs.path);
-    if (facts.state != ROOT_OK) {
-        doctor_cannot_tell(machine, result, "%s: %s", verbs->ibverbs.path, look_why(facts.state, facts.why));
+    if (verbs->ibverbs.state == SOURCE_NOT_RECORDED) {
+        doctor_unknown(machine, result, "libibverbs.so.1: %s", machine_reason(SOURCE_NOT_RECORDED, NULL));
+        return false;
+    }
+    facts = source_elf(machine->source, "%s", verbs->ibverbs.path);
+    if (facts.state != SOURCE_OK) {
+        doctor_unknown(machine, result, "%s: %s", verbs->ibverbs.path, machine_reason(facts.state, facts.why));
         return false;
     }
     if (!verbs->private_version) {
-        doctor_cannot_tell(machine, result, "%s defines no IBVERBS_PRIVATE_<number>", verbs->ibverbs.path);
+        doctor_unknown(machine, result, "%s defines no IBVERBS_PRIVATE_<number>", verbs->ibverbs.path);
         return false;
     }
     return true;
@@ -46,25 +46,25 @@ static const char *folder_of(const struct doctor_machine *machine, const char *p
 {
     const char *slash = strrchr(path, '/');
 
-    return slash ? root_printf(machine->root, "%.*s", (int)(slash - path), path) : "";
+    return slash ? source_printf(machine->source, "%.*s", (int)(slash - path), path) : "";
 }
 
 /* The libibverbs that a process takes when LD_LIBRARY_PATH does not lead it elsewhere. */
-static struct lib_place system_core(const struct doctor_machine *machine)
+static struct lib_location system_core(const struct doctor_machine *machine)
 {
-    struct libs_setting plain = {.library_path = "", .preload = ""};
+    struct libs_env plain = {.library_path = "", .preload = ""};
 
-    return libs_find(machine->root, &plain, "libibverbs.so.1");
+    return libs_find(machine->source, &plain, "libibverbs.so.1");
 }
 
 /* Does libibverbs come from gIB, although the system has its own? */
 static bool is_from_gib(const struct doctor_machine *machine)
 {
-    const char *gib = machine->stack->nccl.gib, *path = machine->stack->verbs.ibverbs.path;
+    const char *gib = machine->software->nccl.gib, *path = machine->software->verbs.ibverbs.path;
     size_t n = strlen(gib);
 
-    return n && machine->stack->verbs.ibverbs.state == ROOT_OK && strncmp(path, gib, n) == 0 && path[n] == '/' &&
-           system_core(machine).state == ROOT_OK;
+    return n && machine->software->verbs.ibverbs.state == SOURCE_OK && strncmp(path, gib, n) == 0 && path[n] == '/' &&
+           system_core(machine).state == SOURCE_OK;
 }
 
 /* --- RDMAV_DRIVERS --- */
@@ -75,7 +75,7 @@ static const char *drivers_variable(const struct doctor_machine *machine)
     static const char *const names[] = {"RDMAV_DRIVERS", "IBV_DRIVERS"};
 
     for (size_t i = 0; i < 2; i++) {
-        const char *value = root_env(machine->root, names[i]);
+        const char *value = source_env(machine->source, names[i]);
 
         if (value && *value)
             return names[i];
@@ -86,16 +86,16 @@ static const char *drivers_variable(const struct doctor_machine *machine)
 /* The first entry that is a path and, with what libibverbs appends, no file; NULL if there is none. */
 static const char *wrong_entry(const struct doctor_machine *machine, const char *variable)
 {
-    const char *list = variable ? root_env(machine->root, variable) : "";
+    const char *list = variable ? source_env(machine->source, variable) : "";
 
     while (*list) {
         size_t n = strcspn(list, ":;");
 
         if (n && n < 4000 && *list == '/') {
-            const char *entry = root_printf(machine->root, "%.*s", (int)n, list);
+            const char *entry = source_printf(machine->source, "%.*s", (int)n, list);
 
-            if (root_stat(machine->root, "%s-rdmav%d.so", entry, machine->stack->verbs.private_version).state ==
-                ROOT_ABSENT)
+            if (source_stat(machine->source, "%s-rdmav%d.so", entry, machine->software->verbs.private_version).state ==
+                SOURCE_ABSENT)
                 return entry;
         }
         list += n + (list[n] != '\0');
@@ -107,20 +107,20 @@ static const char *wrong_entry(const struct doctor_machine *machine, const char 
 static const char *provider_within(const struct doctor_machine *machine, const char *entry)
 {
     const char *path =
-        root_printf(machine->root, "%s/libmlx5-rdmav%d.so", entry, machine->stack->verbs.private_version);
+        source_printf(machine->source, "%s/libmlx5-rdmav%d.so", entry, machine->software->verbs.private_version);
 
-    return root_stat(machine->root, "%s", path).state == ROOT_OK ? path : "";
+    return source_stat(machine->source, "%s", path).state == SOURCE_OK ? path : "";
 }
 
 static void run_rdmav_drivers(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const struct software_verbs *verbs = &machine->software->verbs;
     const char *variable = drivers_variable(machine), *entry;
 
     if (!has_core(machine, result))
         return;
     if (!variable) {
-        doctor_not_here(machine, result, "RDMAV_DRIVERS is not set");
+        doctor_not_applicable(machine, result, "RDMAV_DRIVERS is not set");
         return;
     }
     entry = wrong_entry(machine, variable);
@@ -128,13 +128,13 @@ static void run_rdmav_drivers(const struct doctor_machine *machine, struct docto
         return;
     doctor_found(machine, result, *verbs->provider ? DOCTOR_WARNING : DOCTOR_ERROR,
                  "%s has no effect: there is no %s-rdmav%d.so", variable, entry, verbs->private_version);
-    doctor_evidence(machine, result, variable, "%s", root_env(machine->root, variable));
-    if (root_is_folder(root_stat(machine->root, "%s", entry)))
+    doctor_evidence(machine, result, variable, "%s", source_env(machine->source, variable));
+    if (source_is_folder(source_stat(machine->source, "%s", entry)))
         doctor_evidence(machine, result, entry, "is a folder");
     doctor_evidence(machine, result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d", verbs->private_version);
     if (*provider_within(machine, entry))
         doctor_fix(machine, result, false, "export %s=%s", variable,
-                   shell_word(machine->root, root_printf(machine->root, "%s/libmlx5", entry)));
+                   shell_word(machine->source, source_printf(machine->source, "%s/libmlx5", entry)));
     else
         doctor_fix(machine, result, false, "unset %s", variable);
     doctor_advise(machine, result,
@@ -164,17 +164,17 @@ const struct doctor_check check_rdmav_drivers = {
  */
 static bool is_one_installation(const struct doctor_machine *machine)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const struct software_verbs *verbs = &machine->software->verbs;
 
-    return verbs->mlx5.state == ROOT_OK && verbs->provider_wants == verbs->private_version &&
+    return verbs->mlx5.state == SOURCE_OK && verbs->provider_wants == verbs->private_version &&
            strcmp(folder_of(machine, verbs->mlx5.real), folder_of(machine, verbs->ibverbs.real)) == 0;
 }
 
 /* The folder beside libibverbs among those where it looks; "" none. */
 static const char *own_provider_folder(const struct doctor_machine *machine)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
-    const char *own = root_printf(machine->root, "%s/libibverbs", folder_of(machine, verbs->ibverbs.real));
+    const struct software_verbs *verbs = &machine->software->verbs;
+    const char *own = source_printf(machine->source, "%s/libibverbs", folder_of(machine, verbs->ibverbs.real));
     const char *at = strstr(verbs->provider_folders, own);
 
     return at && (at[strlen(own)] == ',' || at[strlen(own)] == '\0') ? own : "";
@@ -183,13 +183,13 @@ static const char *own_provider_folder(const struct doctor_machine *machine)
 /* A command that puts the provider in place, where the libmlx5.so.1 of the same installation is known. */
 static void fix_provider(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const struct software_verbs *verbs = &machine->software->verbs;
     const char *folder = own_provider_folder(machine);
 
     if (is_one_installation(machine) && *folder) {
-        folder = shell_word(machine->root, folder);
+        folder = shell_word(machine->source, folder);
         doctor_fix(machine, result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
-                   shell_word(machine->root, verbs->mlx5.real), folder, verbs->private_version);
+                   shell_word(machine->source, verbs->mlx5.real), folder, verbs->private_version);
         doctor_advise(machine, result,
                       "%s is of the same set as %s. Better still is to install both anew from one package "
                       "(ibverbs-providers, on RHEL libibverbs, or those of DOCA-OFED).",
@@ -202,20 +202,20 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
         verbs->ibverbs.path,
         strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
             ? ""
-            : root_printf(machine->root, " Or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
-                          folder_of(machine, verbs->ibverbs.path)));
+            : source_printf(machine->source, " Or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
+                            folder_of(machine, verbs->ibverbs.path)));
 }
 
-static bool is_mixed(const struct stack_verbs *verbs)
+static bool is_mixed(const struct software_verbs *verbs)
 {
-    return verbs->mlx5.state == ROOT_OK && verbs->private_version && verbs->provider_wants &&
+    return verbs->mlx5.state == SOURCE_OK && verbs->private_version && verbs->provider_wants &&
            verbs->provider_wants != verbs->private_version;
 }
 
 /* Not even the library itself: NCCL's plugins and NVSHMEM's transports do not load. */
-static void say_lacking(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
+static void report_lacking(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
 {
-    const char *path = libs_setting_of(machine->root).library_path;
+    const char *path = libs_env_of(machine->source).library_path;
 
     doctor_found(machine, result, DOCTOR_ERROR, "%s is not installed where ld.so looks", name);
     doctor_evidence(machine, result, name, "not found by the linker");
@@ -228,22 +228,22 @@ static void say_lacking(const struct doctor_machine *machine, struct doctor_resu
 
 static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
-    const char *entry, *lacking = look_lacking_verbs(machine);
+    const struct software_verbs *verbs = &machine->software->verbs;
+    const char *entry, *lacking = machine_missing_verbs_library(machine);
 
-    if (*lacking && look_has_environment(machine, result)) {
-        say_lacking(machine, result, lacking);
+    if (*lacking && machine_has_environment(machine, result)) {
+        report_lacking(machine, result, lacking);
         return;
     }
     if (!has_core(machine, result) || *verbs->provider)
         return;
     if (is_from_gib(machine) || is_mixed(verbs)) {
-        doctor_not_here(machine, result, "the libraries are not one set; another check reports that");
+        doctor_not_applicable(machine, result, "the libraries are not one set; another check reports that");
         return;
     }
     entry = wrong_entry(machine, drivers_variable(machine));
     if (entry && *provider_within(machine, entry)) {
-        doctor_not_here(machine, result, "RDMAV_DRIVERS names it in a wrong way; another check reports that");
+        doctor_not_applicable(machine, result, "RDMAV_DRIVERS names it in a wrong way; another check reports that");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "libibverbs does not find its provider libmlx5-rdmav%d.so",
@@ -251,7 +251,7 @@ static void run_provider_missing(const struct doctor_machine *machine, struct do
     doctor_evidence(machine, result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d; found by %s", verbs->private_version,
                     verbs->ibverbs.found_by);
     doctor_evidence(machine, result, "looked for in", "%s", verbs->provider_folders);
-    if (verbs->mlx5.state == ROOT_OK)
+    if (verbs->mlx5.state == SOURCE_OK)
         doctor_evidence(machine, result, verbs->mlx5.path, "needs IBVERBS_PRIVATE_%d", verbs->provider_wants);
     fix_provider(machine, result);
 }
@@ -279,24 +279,24 @@ const struct doctor_check check_provider_missing = {
  * without links that it would use.
  */
 static void fix_order(const struct doctor_machine *machine, struct doctor_result *result,
-                      const struct lib_place *system)
+                      const struct lib_location *system)
 {
     const struct advice_row *advised = advice_find(machine->advice, "LD_LIBRARY_PATH");
     const char *folder = folder_of(machine, system->real);
-    bool is_in_it = advised && strstr(root_printf(machine->root, ":%s:", advised->value),
-                                      root_printf(machine->root, ":%s:", folder));
+    bool is_in_it = advised && strstr(source_printf(machine->source, ":%s:", advised->value),
+                                      source_printf(machine->source, ":%s:", folder));
 
     doctor_fix(machine, result, false, "%s",
-               shell_prepend(machine->root, "LD_LIBRARY_PATH", is_in_it ? advised->value : folder));
+               shell_prepend(machine->source, "LD_LIBRARY_PATH", is_in_it ? advised->value : folder));
 }
 
 /* The number that the provider file itself needs; 0 not known. */
 static int provider_number(const struct doctor_machine *machine)
 {
-    const char *path = machine->stack->verbs.provider;
-    struct elf_facts facts = root_elf(machine->root, "%s", path);
+    const char *path = machine->software->verbs.provider;
+    struct elf_facts facts = source_elf(machine->source, "%s", path);
 
-    for (size_t i = 0; *path && facts.state == ROOT_OK && i < facts.n_needs; i++) {
+    for (size_t i = 0; *path && facts.state == SOURCE_OK && i < facts.n_needs; i++) {
         int number = 0;
         const char *digits = facts.needs[i].name;
 
@@ -311,19 +311,19 @@ static int provider_number(const struct doctor_machine *machine)
 
 static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
-    struct lib_place system;
+    const struct software_verbs *verbs = &machine->software->verbs;
+    struct lib_location system;
     const char *path = verbs->mlx5.path, *by = verbs->mlx5.found_by;
     int number = verbs->provider_wants;
 
     if (!has_core(machine, result))
         return;
     if (is_from_gib(machine)) {
-        doctor_not_here(machine, result, "libibverbs comes from gIB; another check reports that");
+        doctor_not_applicable(machine, result, "libibverbs comes from gIB; another check reports that");
         return;
     }
-    if (verbs->mlx5.state != ROOT_OK && verbs->mlx5.state != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, "libmlx5.so.1: %s", look_why(verbs->mlx5.state, NULL));
+    if (verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, "libmlx5.so.1: %s", machine_reason(verbs->mlx5.state, NULL));
         return;
     }
     if (!is_mixed(verbs)) {
@@ -340,10 +340,10 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
     doctor_evidence(machine, result, verbs->ibverbs.path, "defines IBVERBS_PRIVATE_%d; found by %s",
                     verbs->private_version, verbs->ibverbs.found_by);
     doctor_evidence(machine, result, path, "needs IBVERBS_PRIVATE_%d; found by %s", number, by);
-    if (*libs_setting_of(machine->root).library_path)
-        doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_setting_of(machine->root).library_path);
+    if (*libs_env_of(machine->source).library_path)
+        doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_env_of(machine->source).library_path);
     system = system_core(machine);
-    if (system.state == ROOT_OK && strcmp(system.real, verbs->ibverbs.real) != 0)
+    if (system.state == SOURCE_OK && strcmp(system.real, verbs->ibverbs.real) != 0)
         fix_order(machine, result, &system);
     doctor_advise(
         machine, result,
@@ -369,17 +369,17 @@ const struct doctor_check check_verbs_mixed = {
 
 static void run_verbs_from_gib(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
-    struct lib_place system;
+    const struct software_verbs *verbs = &machine->software->verbs;
+    struct lib_location system;
 
-    if (!look_has_mlx5(machine, result) || !look_has_environment(machine, result))
+    if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
         return;
-    if (!*machine->stack->nccl.gib) {
-        doctor_not_here(machine, result, "gIB is not installed");
+    if (!*machine->software->nccl.gib) {
+        doctor_not_applicable(machine, result, "gIB is not installed");
         return;
     }
-    if (verbs->ibverbs.state == ROOT_UNASKED) {
-        doctor_cannot_tell(machine, result, "libibverbs.so.1: %s", look_why(ROOT_UNASKED, NULL));
+    if (verbs->ibverbs.state == SOURCE_NOT_RECORDED) {
+        doctor_unknown(machine, result, "libibverbs.so.1: %s", machine_reason(SOURCE_NOT_RECORDED, NULL));
         return;
     }
     if (!is_from_gib(machine))
@@ -388,7 +388,7 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
     doctor_found(machine, result, DOCTOR_ERROR, "libibverbs.so.1 comes from gIB: %s, before the system's %s",
                  verbs->ibverbs.path, system.path);
     doctor_evidence(machine, result, verbs->ibverbs.path, "found by %s", verbs->ibverbs.found_by);
-    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_setting_of(machine->root).library_path);
+    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_env_of(machine->source).library_path);
     fix_order(machine, result, &system);
     doctor_advise(machine, result,
                   "gIB's folder has to stay in LD_LIBRARY_PATH for NCCL to find its plugin, but behind the system's.");

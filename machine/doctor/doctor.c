@@ -2,7 +2,7 @@
 /* doctor.c - the machine that checks look at, and how a check is run. */
 #include "doctor/doctor.h"
 #include "base/error.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,28 +11,28 @@ static ep_status read_parts(struct doctor_machine *machine)
 {
     ep_status status;
 
-    status = topo_read(machine->root, &machine->topo);
+    status = topo_read(machine->source, &machine->topo);
     if (status == EP_OK)
         status = map_best(machine->topo, &machine->map);
     if (status == EP_OK)
-        status = stack_read(machine->root, machine->topo, &machine->stack);
+        status = software_read(machine->source, machine->topo, &machine->software);
     if (status == EP_OK)
-        status = advice_make(machine->topo, machine->stack, machine->map, &machine->advice);
+        status = advice_make(machine->topo, machine->software, machine->map, &machine->advice);
     if (status == EP_OK)
-        status = audit_make(machine->topo, machine->stack, machine->advice, &machine->audit);
+        status = audit_make(machine->topo, machine->software, machine->advice, &machine->audit);
     return status;
 }
 
-ep_status doctor_machine_read(struct root *root, struct doctor_machine **ret_machine)
+ep_status doctor_machine_read(struct source *source, struct doctor_machine **ret_machine)
 {
     struct doctor_machine *machine = calloc(1, sizeof(*machine));
     ep_status status;
 
     if (!machine) {
-        root_free(root);
+        source_free(source);
         return ep_fail(EP_E_MEMORY, "doctor: no memory for the machine");
     }
-    machine->root = root;
+    machine->source = source;
     status = read_parts(machine);
     if (status != EP_OK) {
         doctor_machine_free(machine);
@@ -49,10 +49,10 @@ void doctor_machine_free(struct doctor_machine *machine)
     free(machine->expected);
     audit_free(machine->audit);
     advice_free(machine->advice);
-    stack_free(machine->stack);
+    software_free(machine->software);
     map_free(machine->map);
     topo_free(machine->topo);
-    root_free(machine->root);
+    source_free(machine->source);
     free(machine);
 }
 
@@ -68,18 +68,18 @@ static bool has_nvml(const struct doctor_machine *machine, struct doctor_result 
 {
     if (machine->topo->nvml)
         return true;
-    doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-    result->tells = look_nvml_tells(machine);
+    doctor_unknown(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
+    result->tells = machine_missing_nvml(machine);
     return false;
 }
 
 static bool has_needs(const struct doctor_machine *machine, unsigned needs, struct doctor_result *result)
 {
-    return (!(needs & DOCTOR_NEEDS_GPUS) || look_has_gpus(machine, result)) &&
-           (!(needs & (DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_NVML)) || look_has_driver(machine, result)) &&
+    return (!(needs & DOCTOR_NEEDS_GPUS) || machine_has_gpus(machine, result)) &&
+           (!(needs & (DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_NVML)) || machine_has_driver(machine, result)) &&
            (!(needs & DOCTOR_NEEDS_NVML) || has_nvml(machine, result)) &&
-           (!(needs & DOCTOR_NEEDS_DATA_NICS) || look_has_data_nics(machine, result)) &&
-           (!(needs & DOCTOR_NEEDS_ENVIRONMENT) || look_has_environment(machine, result));
+           (!(needs & DOCTOR_NEEDS_DATA_NICS) || machine_has_data_nics(machine, result)) &&
+           (!(needs & DOCTOR_NEEDS_ENVIRONMENT) || machine_has_environment(machine, result));
 }
 
 void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,

@@ -12,14 +12,14 @@
 #include "hardware/map.h"
 #include "hardware/topo.h"
 #include "software/advice.h"
-#include "software/stack.h"
-#include "source/root.h"
+#include "software/software.h"
+#include "source/source.h"
 
 /* Everything that checks may look at. Made once, read only. */
 struct doctor_machine {
-    struct root *root;
+    struct source *source;
     struct topo *topo;
-    struct stack *stack;
+    struct software *software;
     struct map *map; /* the best one */
     struct advice *advice;
     struct audit *audit;               /* of the environment that is looked at */
@@ -46,8 +46,8 @@ struct doctor_inventory {
 /* Reads the file of --expect. EP_E_ARG with the reason: no such file, no JSON, a key that does not exist. */
 ep_status doctor_expect(struct doctor_machine *machine, const char *file);
 
-/* Takes over `root`, also when it fails. */
-ep_status doctor_machine_read(struct root *root, struct doctor_machine **ret_machine);
+/* Takes over `source`, also when it fails. */
+ep_status doctor_machine_read(struct source *source, struct doctor_machine **ret_machine);
 void doctor_machine_free(struct doctor_machine *machine);
 
 enum doctor_severity {
@@ -55,7 +55,7 @@ enum doctor_severity {
     DOCTOR_ERROR    /* does not work, or several times slower */
 };
 
-enum doctor_outcome { DOCTOR_FINE, DOCTOR_FOUND, DOCTOR_NOT_HERE, DOCTOR_UNKNOWN };
+enum doctor_outcome { DOCTOR_FINE, DOCTOR_FOUND, DOCTOR_NOT_APPLICABLE, DOCTOR_UNKNOWN };
 
 /* What a command costs. Whoever pastes it has to know before. */
 enum doctor_fix_class {
@@ -66,22 +66,22 @@ enum doctor_fix_class {
 };
 
 /* What would tell what a check could not. */
-enum doctor_tells {
-    DOCTOR_TELLS_READING, /* a file or a device that could not be read, for whatever reason the text gives */
-    DOCTOR_TELLS_DRIVER,  /* an answer of the driver */
-    DOCTOR_TELLS_LIBRARY, /* the same, in a container that was not given libnvidia-ml */
-    DOCTOR_TELLS_GPUS,    /* a process that was given GPUs */
+enum doctor_missing {
+    DOCTOR_MISSING_FILE,    /* a file or a device that could not be read, for whatever reason the text gives */
+    DOCTOR_MISSING_DRIVER,  /* an answer of the driver */
+    DOCTOR_MISSING_LIBRARY, /* the same, in a container that was not given libnvidia-ml */
+    DOCTOR_MISSING_GPUS,    /* a process that was given GPUs */
     /* These leave a verdict as it is: such a user, container or file never shows it, sick or well. */
-    DOCTOR_TELLS_ROOT, /* the rights of root */
-    DOCTOR_TELLS_NODE, /* to look from outside of the container */
-    DOCTOR_TELLS_RUN   /* a run of the program: its files do not say it, and are not at fault for that */
+    DOCTOR_MISSING_ROOT, /* the rights of root */
+    DOCTOR_MISSING_NODE, /* to look from outside of the container */
+    DOCTOR_MISSING_RUN   /* a run of the program: its files do not say it, and are not at fault for that */
 };
 
 struct doctor_evidence {
     const char *where, *what; /* a file, a variable, a device; and what it says */
 };
 
-/* How a check ended. Strings belong to the root of the machine. */
+/* How a check ended. Strings belong to the source of the machine. */
 struct doctor_result {
     const struct doctor_check *check;
     enum doctor_outcome outcome;
@@ -95,7 +95,7 @@ struct doctor_result {
                        */
     enum doctor_fix_class fix_class; /* DOCTOR_FIX_NONE without a `fix` */
     const char *fix_cost;            /* what it costs, a sentence; "" where it is safe */
-    enum doctor_tells tells;         /* DOCTOR_UNKNOWN only */
+    enum doctor_missing tells;       /* DOCTOR_UNKNOWN only */
 };
 
 /*
@@ -148,16 +148,16 @@ void doctor_cost(const struct doctor_machine *machine, struct doctor_result *res
                  const char *format, ...) __attribute__((format(printf, 4, 5)));
 void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-void doctor_not_here(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+void doctor_not_applicable(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* What would tell is DOCTOR_TELLS_READING, unless the check then sets result->tells. */
-void doctor_cannot_tell(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+/* What would tell is DOCTOR_MISSING_FILE, unless the check then sets result->tells. */
+void doctor_unknown(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* What would tell, a sentence. */
-const char *doctor_would_tell(enum doctor_tells tells);
+const char *doctor_missing_text(enum doctor_missing tells);
 
 /* Does what could not be told leave open whether the machine is healthy? */
-bool doctor_is_open(const struct doctor_result *result);
+bool doctor_is_inconclusive(const struct doctor_result *result);
 
 #endif

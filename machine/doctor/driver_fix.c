@@ -11,7 +11,7 @@
 /* What makes the driver read its options again, as a sentence. */
 static const char *reload_words(const struct doctor_machine *machine)
 {
-    const struct os *os = &machine->stack->os;
+    const struct os *os = &machine->software->os;
 
     if (os->in_container)
         return "On the node, not in this container: build the initramfs anew (update-initramfs -u, on RHEL dracut "
@@ -24,10 +24,10 @@ static const char *reload_words(const struct doctor_machine *machine)
         return "Options go to the container that loads the driver: for the GPU operator a ConfigMap with nvidia.conf "
                "in it, which driver.kernelModuleConfig.name of its ClusterPolicy names.";
     if (*os_initramfs(os))
-        return root_printf(machine->root,
-                           "The driver reads its options when it is loaded, which is from the initramfs: without %s "
-                           "even a reboot does not bring them.",
-                           os_initramfs(os));
+        return source_printf(machine->source,
+                             "The driver reads its options when it is loaded, which is from the initramfs: without %s "
+                             "even a reboot does not bring them.",
+                             os_initramfs(os));
     return "The driver reads its options when it is loaded: build the initramfs anew if this system has one, and "
            "reboot.";
 }
@@ -39,7 +39,7 @@ static void cost(const struct doctor_machine *machine, struct doctor_result *res
 
 void driver_fix_reload(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *initramfs = os_initramfs(&machine->stack->os);
+    const char *initramfs = os_initramfs(&machine->software->os);
 
     if (*initramfs)
         doctor_fix(machine, result, false, "%s\nsudo reboot", initramfs);
@@ -50,17 +50,18 @@ void driver_fix_reload(const struct doctor_machine *machine, struct doctor_resul
 /* A line that wins is there: it is the one to change, since another one would replace it or be replaced by it. */
 static void merge(const struct doctor_machine *machine, struct doctor_result *result, const char *file)
 {
-    struct root *root = machine->root;
-    const struct os *os = &machine->stack->os;
-    const char *merged = machine->stack->driver.dwords_with_override, *initramfs = os_initramfs(os);
+    struct source *source = machine->source;
+    const struct os *os = &machine->software->os;
+    const char *merged = machine->software->driver.dwords_with_override, *initramfs = os_initramfs(os);
     const char *base = strrchr(file, '/') + 1;
 
     if (*initramfs && strncmp(file, MODPROBE_D, strlen(MODPROBE_D)) == 0)
-        doctor_fix(machine, result, false, "sudoedit %s\n%s\nsudo reboot", shell_word(root, file), initramfs);
+        doctor_fix(machine, result, false, "sudoedit %s\n%s\nsudo reboot", shell_word(source, file), initramfs);
     else if (*initramfs)
         /* The file is a package's; one of its name in /etc/modprobe.d takes its place (modprobe.d(5)). */
         doctor_fix(machine, result, false, "sudo cp %s " MODPROBE_D "\nsudoedit %s\n%s\nsudo reboot",
-                   shell_word(root, file), shell_word(root, root_printf(root, MODPROBE_D "%s", base)), initramfs);
+                   shell_word(source, file), shell_word(source, source_printf(source, MODPROBE_D "%s", base)),
+                   initramfs);
     cost(machine, result);
     doctor_advise(machine, result,
                   "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to say "
@@ -70,15 +71,15 @@ static void merge(const struct doctor_machine *machine, struct doctor_result *re
 
 void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_driver *driver = &machine->stack->driver;
-    const struct os *os = &machine->stack->os;
+    const struct software_driver *driver = &machine->software->driver;
+    const struct os *os = &machine->software->os;
     const char *file = driver->peer_mapping_override.configured_in, *initramfs = os_initramfs(os);
 
     if (strcmp(file, "/proc/cmdline") == 0) {
         doctor_advise(machine, result, "NVreg_RegistryDwords comes from the kernel's command line. %s",
-                      os_kernel_argument(machine->root, os, true,
-                                         root_printf(machine->root, "nvidia.NVreg_RegistryDwords=\"%s\"",
-                                                     driver->dwords_with_override)));
+                      os_kernel_argument(machine->source, os, true,
+                                         source_printf(machine->source, "nvidia.NVreg_RegistryDwords=\"%s\"",
+                                                       driver->dwords_with_override)));
     } else if (*file == '/') {
         merge(machine, result, file);
     } else if (*initramfs) {

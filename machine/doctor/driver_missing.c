@@ -2,7 +2,7 @@
 /* driver_missing.c - why NVIDIA's driver does not have the GPUs that are on the bus. */
 #include "doctor/driver_fix.h"
 #include "doctor/kernel_log.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 
 #include <string.h>
 
@@ -41,7 +41,7 @@ static struct undriven count_undriven(const struct doctor_machine *machine, stru
 
 void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n)
 {
-    const char *initramfs = os_initramfs(&machine->stack->os);
+    const char *initramfs = os_initramfs(&machine->software->os);
 
     doctor_found(machine, result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, with which no CUDA program runs", n,
                  n == 1 ? " is" : "s are");
@@ -51,10 +51,11 @@ void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_re
                    initramfs);
     doctor_cost(machine, result, DOCTOR_FIX_RESTART,
                 "The machine starts anew; a screen at the GPU stays dark where NVIDIA's driver is not installed.");
-    doctor_advise(machine, result, "NVIDIA's driver cannot take GPUs that nouveau has. %s",
-                  *initramfs || machine->stack->os.in_container
-                      ? "Install it first; its packages keep nouveau away."
-                      : os_kernel_argument(machine->root, &machine->stack->os, true, "modprobe.blacklist=nouveau"));
+    doctor_advise(
+        machine, result, "NVIDIA's driver cannot take GPUs that nouveau has. %s",
+        *initramfs || machine->software->os.in_container
+            ? "Install it first; its packages keep nouveau away."
+            : os_kernel_argument(machine->source, &machine->software->os, true, "modprobe.blacklist=nouveau"));
 }
 
 /* --- why it is not loaded --- */
@@ -100,11 +101,11 @@ enum presence { PRESENT, MISSING, NOT_KNOWN };
 
 static enum presence module_presence(const struct doctor_machine *machine)
 {
-    const char *release = machine->stack->driver.kernel;
-    struct root_answer dep =
-        root_fact(machine->root, "nvidia-module", read_module, "/lib/modules/%s/modules.dep", release);
+    const char *release = machine->software->driver.kernel;
+    struct source_answer dep =
+        source_fact(machine->source, "nvidia-module", read_module, "/lib/modules/%s/modules.dep", release);
 
-    return !*release || dep.state != ROOT_OK ? NOT_KNOWN : root_fact_is(dep) ? PRESENT : MISSING;
+    return !*release || dep.state != SOURCE_OK ? NOT_KNOWN : source_fact_bool(dep) ? PRESENT : MISSING;
 }
 
 /* Has it refused a module, as its log says? Notes the line and what makes it strict. */
@@ -118,7 +119,7 @@ static bool has_refused(const struct doctor_machine *machine, struct doctor_resu
     for (size_t i = 0; i < sizeof(logs) / sizeof(logs[0]) && n == 0; i++) {
         for (size_t k = 0; k < sizeof(needles) / sizeof(needles[0]); k++)
             n += json_integer_value(
-                root_log_fact(machine->root, needles[k][0], read_refusals, needles[k][1], "%s", logs[i]).value);
+                source_log_fact(machine->source, needles[k][0], read_refusals, needles[k][1], "%s", logs[i]).value);
         if (n > 0)
             doctor_evidence(machine, result, logs[i], "the kernel has refused a module for its signature");
     }
@@ -127,11 +128,12 @@ static bool has_refused(const struct doctor_machine *machine, struct doctor_resu
 
 static bool is_strict(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    bool locked = look_is_locked_down(machine->root),
-         enforced = root_fact_is(root_fact(machine->root, "signed-modules", read_enforced, "%s", SIG_ENFORCE));
+    bool locked = machine_is_locked_down(machine->source),
+         enforced = source_fact_bool(source_fact(machine->source, "signed-modules", read_enforced, "%s", SIG_ENFORCE));
 
     if (locked || enforced)
-        doctor_evidence(machine, result, locked ? LOOK_LOCKDOWN : SIG_ENFORCE, "the kernel takes signed modules alone");
+        doctor_evidence(machine, result, locked ? MACHINE_LOCKDOWN_FILE : SIG_ENFORCE,
+                        "the kernel takes signed modules alone");
     return locked || enforced;
 }
 
@@ -141,11 +143,11 @@ static bool is_strict(const struct doctor_machine *machine, struct doctor_result
  */
 static const char *installed_version(const struct doctor_machine *machine, bool *ret_is_dkms)
 {
-    struct root_names versions = root_list(machine->root, "/var/lib/dkms/nvidia");
+    struct source_names versions = source_list(machine->source, "/var/lib/dkms/nvidia");
 
     *ret_is_dkms = versions.n > 0;
-    if (*machine->stack->driver.installed_version)
-        return machine->stack->driver.installed_version;
+    if (*machine->software->driver.installed_version)
+        return machine->software->driver.installed_version;
     for (size_t i = versions.n; i-- > 0;)
         if (strchr("0123456789", versions.names[i][0]))
             return versions.names[i];
@@ -156,10 +158,11 @@ static const char *installed_version(const struct doctor_machine *machine, bool 
 static const char *build_commands(const struct doctor_machine *machine, bool is_dkms)
 {
     const char *headers =
-        os_install(machine->root, &machine->stack->os, "linux-headers-$(uname -r)", "kernel-devel-$(uname -r)");
+        os_install(machine->source, &machine->software->os, "linux-headers-$(uname -r)", "kernel-devel-$(uname -r)");
 
-    return is_dkms && *headers ? root_printf(machine->root, "%s\nsudo dkms autoinstall\nsudo modprobe nvidia", headers)
-                               : "";
+    return is_dkms && *headers
+               ? source_printf(machine->source, "%s\nsudo dkms autoinstall\nsudo modprobe nvidia", headers)
+               : "";
 }
 
 static const char signing[] =
@@ -173,13 +176,13 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
 {
     enum presence module = module_presence(machine);
     bool is_dkms;
-    const char *version = installed_version(machine, &is_dkms), *kernel = machine->stack->driver.kernel;
+    const char *version = installed_version(machine, &is_dkms), *kernel = machine->software->driver.kernel;
 
     if (module == MISSING && *version) {
         doctor_found(machine, result, DOCTOR_ERROR,
                      "the NVIDIA driver %s is installed, and its module was not built for the running kernel %s; %s",
                      version, kernel, gpus);
-        doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s", kernel), "no nvidia.ko");
+        doctor_evidence(machine, result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
         doctor_fix(machine, result, false, "%s", build_commands(machine, is_dkms));
         doctor_advise(machine, result,
                       "DKMS builds it as soon as the headers of this kernel are there; where the build fails, "
@@ -189,7 +192,7 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
     } else if (module == MISSING) {
         doctor_found(machine, result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s",
                      kernel, gpus);
-        doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s", kernel), "no nvidia.ko");
+        doctor_evidence(machine, result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
         doctor_advise(
             machine, result,
             "Install it: epkit install, the distribution's packages, or the GPU operator's driver container.");
@@ -219,13 +222,13 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
 /* GPUs on the bus, and NVIDIA's driver does not drive them. */
 void driver_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_text version = root_line(machine->root, VERSION);
+    struct source_text version = source_line(machine->source, VERSION);
     struct undriven count;
     const char *gpus;
 
-    if (version.state != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, VERSION ": %s",
-                           version.state == ROOT_OK ? "no version in it" : look_why(version.state, version.why));
+    if (version.state != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, VERSION ": %s",
+                       version.state == SOURCE_OK ? "no version in it" : machine_reason(version.state, version.why));
         return;
     }
     count = count_undriven(machine, NULL);
@@ -235,25 +238,25 @@ void driver_missing(const struct doctor_machine *machine, struct doctor_result *
         return;
     }
     if (count.n_vfio == machine->topo->n_gpus) {
-        doctor_cannot_tell(machine, result, "the GPUs are handed to virtual machines (driver vfio)");
+        doctor_unknown(machine, result, "the GPUs are handed to virtual machines (driver vfio)");
         return;
     }
     if (count.n == 0) {
-        doctor_not_here(machine, result, "the NVIDIA driver is not in use");
+        doctor_not_applicable(machine, result, "the NVIDIA driver is not in use");
         return;
     }
-    gpus = root_printf(machine->root, "%d GPU%s on the bus", count.n, count.n == 1 ? " is" : "s are");
-    if (!machine->stack->os.in_container && machine->stack->os.family != OS_COS &&
-        machine->stack->os.family != OS_OSTREE) {
+    gpus = source_printf(machine->source, "%d GPU%s on the bus", count.n, count.n == 1 ? " is" : "s are");
+    if (!machine->software->os.in_container && machine->software->os.family != OS_COS &&
+        machine->software->os.family != OS_OSTREE) {
         explain(machine, result, gpus);
         count_undriven(machine, result);
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %s", gpus);
     count_undriven(machine, result);
-    if (machine->stack->os.in_container)
+    if (machine->software->os.in_container)
         doctor_advise(machine, result, "Load it on the node, outside of this container.");
-    else if (machine->stack->os.family == OS_COS) {
+    else if (machine->software->os.family == OS_COS) {
         doctor_fix(machine, result, false, "sudo cos-extensions install gpu");
         doctor_advise(machine, result,
                       "On GKE the node pool's gpu-driver-version has it installed, or the DaemonSet of the installer.");

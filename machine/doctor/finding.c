@@ -18,13 +18,13 @@ format_text(const struct doctor_machine *machine, const char *format, va_list ar
 
     vsnprintf(raw, sizeof(raw), format, args);
     while ((line = strsep(&rest, "\n"))) {
-        root_clean(line, clean + used, sizeof(clean) - used);
+        text_clean(line, clean + used, sizeof(clean) - used);
         used += strlen(clean + used);
         if (rest && used + 1 < sizeof(clean))
             clean[used++] = '\n';
     }
     clean[used] = '\0';
-    return root_printf(machine->root, "%s", clean);
+    return source_printf(machine->source, "%s", clean);
 }
 
 static void conclude(struct doctor_result *result, enum doctor_outcome outcome, const char *text)
@@ -44,16 +44,16 @@ void doctor_found(const struct doctor_machine *machine, struct doctor_result *re
     result->severity = severity;
 }
 
-void doctor_not_here(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+void doctor_not_applicable(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
 {
     va_list args;
 
     va_start(args, format);
-    conclude(result, DOCTOR_NOT_HERE, format_text(machine, format, args));
+    conclude(result, DOCTOR_NOT_APPLICABLE, format_text(machine, format, args));
     va_end(args);
 }
 
-void doctor_cannot_tell(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+void doctor_unknown(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
 {
     va_list args;
 
@@ -77,8 +77,8 @@ void doctor_evidence(const struct doctor_machine *machine, struct doctor_result 
     va_start(args, format);
     evidence->what = format_text(machine, format, args);
     va_end(args);
-    root_clean(where, place, sizeof(place));
-    evidence->where = root_printf(machine->root, "%s", place);
+    text_clean(where, place, sizeof(place));
+    evidence->where = source_printf(machine->source, "%s", place);
 }
 
 void doctor_fix(const struct doctor_machine *machine, struct doctor_result *result, bool is_safe, const char *format,
@@ -117,25 +117,25 @@ void doctor_cost(const struct doctor_machine *machine, struct doctor_result *res
     result->fix_is_safe = false;
 }
 
-const char *doctor_would_tell(enum doctor_tells tells)
+const char *doctor_missing_text(enum doctor_missing tells)
 {
     static const char *const texts[] = {
-        [DOCTOR_TELLS_READING] = "Make readable what is named here, or save the snapshot anew, and look again.",
-        [DOCTOR_TELLS_DRIVER] = "Run nvidia-smi: it says why the driver does not answer, and so does the kernel log.",
-        [DOCTOR_TELLS_LIBRARY] =
+        [DOCTOR_MISSING_FILE] = "Make readable what is named here, or save the snapshot anew, and look again.",
+        [DOCTOR_MISSING_DRIVER] = "Run nvidia-smi: it says why the driver does not answer, and so does the kernel log.",
+        [DOCTOR_MISSING_LIBRARY] =
             "Have libnvidia-ml.so.1 mounted into the container (utility in NVIDIA_DRIVER_CAPABILITIES).",
-        [DOCTOR_TELLS_GPUS] = "Run epkit doctor in a job or a container that has GPUs.",
-        [DOCTOR_TELLS_ROOT] = "Run epkit doctor as root.",
-        [DOCTOR_TELLS_NODE] = "Run epkit doctor on the node, outside of this container.",
-        [DOCTOR_TELLS_RUN] = "Run the program's own test between two nodes: its files do not say it.",
+        [DOCTOR_MISSING_GPUS] = "Run epkit doctor in a job or a container that has GPUs.",
+        [DOCTOR_MISSING_ROOT] = "Run epkit doctor as root.",
+        [DOCTOR_MISSING_NODE] = "Run epkit doctor on the node, outside of this container.",
+        [DOCTOR_MISSING_RUN] = "Run the program's own test between two nodes: its files do not say it.",
     };
 
     return texts[tells];
 }
 
-bool doctor_is_open(const struct doctor_result *result)
+bool doctor_is_inconclusive(const struct doctor_result *result)
 {
-    return result->outcome == DOCTOR_UNKNOWN && result->tells < DOCTOR_TELLS_ROOT;
+    return result->outcome == DOCTOR_UNKNOWN && result->tells < DOCTOR_MISSING_ROOT;
 }
 
 void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)

@@ -3,7 +3,7 @@
 #include "doctor/inventory.h"
 
 #include "base/error.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ static ep_status wrong_key(const char *file, const char *key, const char *what)
 {
     char shown[128];
 
-    root_clean(key, shown, sizeof(shown));
+    text_clean(key, shown, sizeof(shown));
     return ep_fail(EP_E_ARG, "--expect: %s: '%s' %s", file, shown, what);
 }
 
@@ -90,7 +90,7 @@ static void count_machine(const struct topo *topo, struct doctor_inventory *inve
     for (int i = 0; i < topo->n_nics; i++) {
         const struct topo_nic *nic = &topo->nics[i];
 
-        if (!look_is_data_nic(topo, i))
+        if (!machine_is_data_nic(topo, i))
             continue;
         if (inventory->nics++ == 0)
             snprintf(inventory->firmware, sizeof(inventory->firmware), "%s", nic->firmware);
@@ -106,17 +106,17 @@ static void count_machine(const struct topo *topo, struct doctor_inventory *inve
 
 static ep_status read_snapshot(const char *file, struct doctor_inventory *inventory)
 {
-    struct root *root;
+    struct source *source;
     struct topo *topo = NULL;
-    ep_status status = root_open(file, &root);
+    ep_status status = source_open(file, &source);
 
     if (status != EP_OK)
         return status;
-    status = topo_read(root, &topo);
+    status = topo_read(source, &topo);
     if (status == EP_OK)
         count_machine(topo, inventory);
     topo_free(topo);
-    root_free(root);
+    source_free(source);
     return status;
 }
 
@@ -161,7 +161,7 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
         free(inventory);
         return status;
     }
-    inventory->source = root_printf(machine->root, "%s", file);
+    inventory->source = source_printf(machine->source, "%s", file);
     free(machine->expected);
     machine->expected = inventory;
     return EP_OK;
@@ -185,15 +185,15 @@ static const struct {
 
 int inventory_nvswitches(const struct doctor_machine *machine)
 {
-    struct root_names names = root_list(machine->root, "/sys/bus/pci/devices");
+    struct source_names names = source_list(machine->source, "/sys/bus/pci/devices");
     int n = 0;
 
     for (size_t i = 0; i < names.n; i++) {
         int64_t vendor, class_code;
 
-        if (root_number(machine->root, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) == ROOT_OK &&
+        if (source_number(machine->source, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) == SOURCE_OK &&
             vendor == NVIDIA &&
-            root_number(machine->root, &class_code, "/sys/bus/pci/devices/%s/class", names.names[i]) == ROOT_OK)
+            source_number(machine->source, &class_code, "/sys/bus/pci/devices/%s/class", names.names[i]) == SOURCE_OK)
             n += class_code >> 8 == CLASS_SWITCH;
     }
     return n;
@@ -223,17 +223,17 @@ static int modules_due(const struct topo *topo)
 
 int inventory_of_board(const struct doctor_machine *machine, const char **ret_board)
 {
-    struct root_text product = root_line(machine->root, "/sys/class/dmi/id/product_name");
+    struct source_text product = source_line(machine->source, "/sys/class/dmi/id/product_name");
     int n_switches;
 
-    for (size_t i = 0; product.state == ROOT_OK && i < sizeof(boards) / sizeof(boards[0]); i++) {
+    for (size_t i = 0; product.state == SOURCE_OK && i < sizeof(boards) / sizeof(boards[0]); i++) {
         if (!strstr(product.text, boards[i].product))
             continue;
-        *ret_board = root_printf(machine->root, "a %s", boards[i].product);
+        *ret_board = source_printf(machine->source, "a %s", boards[i].product);
         return boards[i].gpus;
     }
     /* What a hypervisor hands to a guest is its own choice. */
-    if (look_virtual(machine->root) != LOOK_BARE)
+    if (machine_virtual(machine->source) != MACHINE_BARE_METAL)
         return 0;
     n_switches = inventory_nvswitches(machine);
     /* HGX A100 has six NVSwitches for 8 GPUs, HGX H100 and H200 four; boards with 4 GPUs have none (their data sheets).
@@ -242,6 +242,6 @@ int inventory_of_board(const struct doctor_machine *machine, const char **ret_bo
         *ret_board = "a board of modules with NVSwitches";
         return modules_due(machine->topo);
     }
-    *ret_board = root_printf(machine->root, "an HGX board with %d NVSwitches", n_switches);
+    *ret_board = source_printf(machine->source, "an HGX board with %d NVSwitches", n_switches);
     return 8;
 }

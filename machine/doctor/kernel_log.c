@@ -64,7 +64,7 @@ static int recovery_of(const char *line, size_t n)
 {
     const char *to = memmem(line, n, " to 0x", 6);
 
-    return to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_NOT_TOLD;
+    return to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
 }
 
 static json_t *text_of(const char *text, size_t n)
@@ -139,7 +139,7 @@ static json_t *read_xids(const char *text, size_t bytes)
             error.number > 9999 || xid_find(error.number)->action <= XID_NOTE)
             continue;
         error.recovery = error.number == XID_RECOVERY ? recovery_of(error.at, n - (size_t)(error.at - text))
-                                                      : KERNEL_RECOVERY_NOT_TOLD;
+                                                      : KERNEL_RECOVERY_UNKNOWN;
         note_xid(errors, &error);
     }
     if (value)
@@ -154,7 +154,7 @@ static json_t *read_sxids(const char *text, size_t bytes)
     const char *end = text + bytes;
 
     for (size_t n; value && text < end; text += n + 1) {
-        struct error_line error = {.line = text, .recovery = KERNEL_RECOVERY_NOT_TOLD};
+        struct error_line error = {.line = text, .recovery = KERNEL_RECOVERY_UNKNOWN};
 
         n = strcspn(text, "\n");
         error.n = n;
@@ -178,7 +178,7 @@ static const char *member(const json_t *fact, const char *name)
     return text ? text : "";
 }
 
-static void add_error(struct root *root, const char *word, const json_t *fact, struct kernel_log *log)
+static void add_error(struct source *source, const char *word, const json_t *fact, struct kernel_log *log)
 {
     struct kernel_error error = {
         .number = (int)json_integer_value(json_object_get(fact, "number")),
@@ -190,16 +190,16 @@ static void add_error(struct root *root, const char *word, const json_t *fact, s
     };
 
     if (error.recovery < 0 || error.recovery >= KERNEL_RECOVERIES)
-        error.recovery = KERNEL_RECOVERY_NOT_TOLD;
+        error.recovery = KERNEL_RECOVERY_UNKNOWN;
     if (!*error.line)
-        error.line = root_printf(root, "%s (PCI:%.*s): %d%s%s", word, ADDRESS_BYTES, error.address, error.number,
-                                 error.recovery >= 0 ? ", GPU recovery action changed to " : "",
-                                 kernel_recovery_name(error.recovery));
+        error.line = source_printf(source, "%s (PCI:%.*s): %d%s%s", word, ADDRESS_BYTES, error.address, error.number,
+                                   error.recovery >= 0 ? ", GPU recovery action changed to " : "",
+                                   kernel_recovery_name(error.recovery));
     if (log->n < KERNEL_LOG_KINDS)
         log->errors[log->n++] = error;
 }
 
-static void add_errors(struct root *root, const char *word, const json_t *value, const char *since,
+static void add_errors(struct source *source, const char *word, const json_t *value, const char *since,
                        struct kernel_log *log)
 {
     const json_t *fact;
@@ -211,55 +211,55 @@ static void add_errors(struct root *root, const char *word, const json_t *value,
 
         /* A file holds earlier starts too. RFC 3339 up to the seconds compares as text; other times do not. */
         if (strlen(since) < 19 || strlen(time) < 19 || time[10] != 'T' || strncmp(time, since, 19) >= 0)
-            add_error(root, word, fact, log);
+            add_error(source, word, fact, log);
     }
 }
 
-static struct root_answer xids_of(struct root *root, const char *needle, const char *path)
+static struct source_answer xids_of(struct source *source, const char *needle, const char *path)
 {
-    return root_log_fact(root, "xids", read_xids, needle, "%s", path);
+    return source_log_fact(source, "xids", read_xids, needle, "%s", path);
 }
 
-static void take(struct kernel_log *log, struct root_answer fact, const char *where)
+static void take(struct kernel_log *log, struct source_answer fact, const char *where)
 {
     log->state = fact.state;
     log->why = fact.why;
     log->where = where;
 }
 
-void kernel_log_read_xids(struct root *root, struct kernel_log *ret_log)
+void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log)
 {
-    struct root_answer fact = xids_of(root, XID, "/dev/kmsg"), other;
+    struct source_answer fact = xids_of(source, XID, "/dev/kmsg"), other;
     struct kernel_log log = {.n = 0};
 
     take(&log, fact, "/dev/kmsg");
-    if (fact.state != ROOT_OK) {
-        other = xids_of(root, "NVRM: ", KERNEL_LOG_FILE);
-        if (other.state == ROOT_OK)
+    if (fact.state != SOURCE_OK) {
+        other = xids_of(source, "NVRM: ", KERNEL_LOG_FILE);
+        if (other.state == SOURCE_OK)
             take(&log, fact = other, KERNEL_LOG_FILE);
     }
-    if (fact.state != ROOT_OK) {
+    if (fact.state != SOURCE_OK) {
         /* Debian's copy of the log at the end of the start: old, but better than nothing when it has an Xid. */
-        other = xids_of(root, XID, "/var/log/dmesg");
-        if (other.state == ROOT_OK && json_integer_value(json_object_get(other.value, "n_lines")) > 0)
+        other = xids_of(source, XID, "/var/log/dmesg");
+        if (other.state == SOURCE_OK && json_integer_value(json_object_get(other.value, "n_lines")) > 0)
             take(&log, fact = other, "/var/log/dmesg");
     }
-    add_errors(root, XID, fact.value, "", &log);
+    add_errors(source, XID, fact.value, "", &log);
     *ret_log = log;
 }
 
-void kernel_log_read_sxids(struct root *root, struct kernel_log *ret_log)
+void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log)
 {
-    struct root_answer fact = root_log_fact(root, "sxids", read_sxids, "SXid", "/dev/kmsg");
+    struct source_answer fact = source_log_fact(source, "sxids", read_sxids, "SXid", "/dev/kmsg");
     struct kernel_log log = {.n = 0};
     const char *since = "";
 
     take(&log, fact, "/dev/kmsg");
-    if (fact.state != ROOT_OK) {
-        fact = root_log_fact(root, "sxids", read_sxids, "SXid", KERNEL_LOG_FILE);
+    if (fact.state != SOURCE_OK) {
+        fact = source_log_fact(source, "sxids", read_sxids, "SXid", KERNEL_LOG_FILE);
         take(&log, fact, KERNEL_LOG_FILE);
-        since = member(xids_of(root, "NVRM: ", KERNEL_LOG_FILE).value, "start");
+        since = member(xids_of(source, "NVRM: ", KERNEL_LOG_FILE).value, "start");
     }
-    add_errors(root, "SXid", fact.value, since, &log);
+    add_errors(source, "SXid", fact.value, since, &log);
     *ret_log = log;
 }

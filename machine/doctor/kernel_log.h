@@ -8,14 +8,14 @@
 #ifndef EP_DOCTOR_KERNEL_LOG_H
 #define EP_DOCTOR_KERNEL_LOG_H
 
-#include "source/root.h"
+#include "source/source.h"
 
 #define KERNEL_LOG_FILE "/var/log/kern.log"
 #define KERNEL_LOG_KINDS 32
 
 /* nvmlDeviceGpuRecoveryAction_t, which an Xid 154 tells: what the driver wants done. */
 enum kernel_recovery {
-    KERNEL_RECOVERY_NOT_TOLD = -1,
+    KERNEL_RECOVERY_UNKNOWN = -1,
     KERNEL_RECOVERY_NONE,
     KERNEL_RECOVERY_RESET,
     KERNEL_RECOVERY_REBOOT,
@@ -27,7 +27,7 @@ enum kernel_recovery {
 /* In the driver's words; "" where it was not told. */
 const char *kernel_recovery_name(enum kernel_recovery recovery);
 
-/* Errors of one number from one device. Strings belong to the root. */
+/* Errors of one number from one device. Strings belong to the source. */
 struct kernel_error {
     int number, n;
     const char *address; /* as the log has it: "0000:0f:00" */
@@ -37,7 +37,7 @@ struct kernel_error {
 };
 
 struct kernel_log {
-    enum root_state state;
+    enum source_state state;
     const char *why, *where;
     int n;
     struct kernel_error errors[KERNEL_LOG_KINDS];
@@ -47,9 +47,9 @@ struct kernel_log {
  * The Xids of this boot, from the first place where a log can be read; not those that programs make, nor those of a GPU
  * that has recovered since.
  */
-void kernel_log_read_xids(struct root *root, struct kernel_log *ret_log);
+void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log);
 
 /* The fatal SXids since the driver was loaded, each by itself. */
-void kernel_log_read_sxids(struct root *root, struct kernel_log *ret_log);
+void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log);
 
 #endif

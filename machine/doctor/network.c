@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "doctor/network.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,42 +38,42 @@ static enum network_usable not_known(const char **ret_why, const char *why)
 
 /* --- ports --- */
 
-static enum network_usable judge_gids(const struct ports *ports, const struct topo_port *port, const char **ret_why)
+static enum network_usable check_gids(const struct ports *ports, const struct topo_port *port, const char **ret_why)
 {
-    struct root *root = ports->machine->root;
+    struct source *source = ports->machine->source;
 
-    if (port->gids_state != ROOT_OK)
-        return not_known(ret_why, root_printf(root, "its addresses: %s", look_why(port->gids_state, NULL)));
+    if (port->gids_state != SOURCE_OK)
+        return not_known(ret_why, source_printf(source, "its addresses: %s", machine_reason(port->gids_state, NULL)));
     for (int i = 0; i < port->n_gids; i++)
         if (ports->gid_index >= 0 ? port->gids[i].index == ports->gid_index : port->gids[i].type == TOPO_GID_ROCE2)
             return NETWORK_USABLE;
     if (ports->gid_index >= 0)
-        return refuse(ret_why,
-                      root_printf(root, "no address at index %d, which EPKIT_VERBS_GID_INDEX names", ports->gid_index));
+        return refuse(ret_why, source_printf(source, "no address at index %d, which EPKIT_VERBS_GID_INDEX names",
+                                             ports->gid_index));
     return refuse(ret_why, "no RoCE v2 address of an interface in this network namespace");
 }
 
-static enum network_usable judge_port(const struct ports *ports, const struct topo_nic *nic,
+static enum network_usable check_port(const struct ports *ports, const struct topo_nic *nic,
                                       const struct topo_port *port, const char **ret_why)
 {
     const struct topo *topo = ports->machine->topo;
-    struct root *root = ports->machine->root;
+    struct source *source = ports->machine->source;
 
     *ret_why = "";
     if (nic->access == TOPO_ACCESS_NO)
         return refuse(ret_why, nic->access_why);
     if (nic->pci >= 0 && topo->pci[nic->pci].vendor == AMAZON)
         return refuse(ret_why, "EFA has no reliable connections, which verbs is built on");
-    if (!port->active && !look_knows_port(port))
+    if (!port->active && !machine_knows_port_state(port))
         return not_known(ret_why, "the state of the port could not be read");
     if (!port->active)
-        return refuse(ret_why, root_printf(root, "the port is %s", topo_port_state_name(port->state)));
+        return refuse(ret_why, source_printf(source, "the port is %s", topo_port_state_name(port->state)));
     if (port->link_layer == TOPO_LINK_UNKNOWN)
         return not_known(ret_why, "its link layer could not be read");
     if (nic->access == TOPO_ACCESS_UNKNOWN)
-        return not_known(ret_why, root_printf(root, "whether %s may be opened",
-                                              *nic->uverbs ? nic->uverbs : "its device in /dev/infiniband"));
-    return port->link_layer == TOPO_LINK_ETHERNET ? judge_gids(ports, port, ret_why) : NETWORK_USABLE;
+        return not_known(ret_why, source_printf(source, "whether %s may be opened",
+                                                *nic->uverbs ? nic->uverbs : "its device in /dev/infiniband"));
+    return port->link_layer == TOPO_LINK_ETHERNET ? check_gids(ports, port, ret_why) : NETWORK_USABLE;
 }
 
 static int compare_ports(const void *a, const void *b)
@@ -90,8 +90,8 @@ static void list_ports(struct ports *ports)
             struct port *port = &ports->all[ports->n++];
 
             port->device = topo->nics[i].name;
-            port->name = look_port_name(ports->machine, i, p);
-            port->usable = judge_port(ports, &topo->nics[i], &topo->nics[i].ports[p], &port->why);
+            port->name = machine_port_name(ports->machine, i, p);
+            port->usable = check_port(ports, &topo->nics[i], &topo->nics[i].ports[p], &port->why);
         }
     qsort(ports->all, (size_t)ports->n, sizeof(ports->all[0]), compare_ports);
 }
@@ -113,8 +113,8 @@ static bool is_named(const struct port *port, const char *list)
 static enum network_usable choose_ports(const struct ports *ports, struct network *network, const char **ret_why)
 {
     const struct topo *topo = ports->machine->topo;
-    struct root *root = ports->machine->root;
-    const char *list = root_env(root, "EPKIT_VERBS_DEVICE");
+    struct source *source = ports->machine->source;
+    const char *list = source_env(source, "EPKIT_VERBS_DEVICE");
     const struct port *unknown = NULL, *refused = NULL;
 
     if (list && !*list)
@@ -134,52 +134,53 @@ static enum network_usable choose_ports(const struct ports *ports, struct networ
     if (network->n_ports > 0 && !(list && (refused || unknown)))
         return NETWORK_USABLE;
     if (list && refused)
-        return refuse(ret_why, root_printf(root, "%s: %s", refused->name, refused->why));
+        return refuse(ret_why, source_printf(source, "%s: %s", refused->name, refused->why));
     if (unknown)
-        return not_known(ret_why, root_printf(root, "%s: %s", unknown->name, unknown->why));
+        return not_known(ret_why, source_printf(source, "%s: %s", unknown->name, unknown->why));
     if (refused)
-        return refuse(ret_why, root_printf(root, "%s: %s", refused->name, refused->why));
+        return refuse(ret_why, source_printf(source, "%s: %s", refused->name, refused->why));
     if (*topo->not_read)
         return not_known(ret_why, topo->not_read);
     if (list)
-        return refuse(ret_why, root_printf(root, "there is no device \"%.64s\", which EPKIT_VERBS_DEVICE names", list));
+        return refuse(ret_why,
+                      source_printf(source, "there is no device \"%.64s\", which EPKIT_VERBS_DEVICE names", list));
     return refuse(ret_why, "there is no RDMA device");
 }
 
 /* --- what else verbs needs --- */
 
-static enum network_usable judge_library(const struct doctor_machine *machine, const char **ret_why)
+static enum network_usable check_library(const struct doctor_machine *machine, const char **ret_why)
 {
-    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const struct software_verbs *verbs = &machine->software->verbs;
 
-    if (verbs->ibverbs.state == ROOT_ABSENT)
+    if (verbs->ibverbs.state == SOURCE_ABSENT)
         return refuse(ret_why, "libibverbs.so.1 is not installed; it comes with rdma-core");
-    if (verbs->ibverbs.state == ROOT_FAILED)
-        return refuse(ret_why, root_printf(machine->root, "%s is damaged", verbs->ibverbs.path));
-    if (verbs->ibverbs.state != ROOT_OK)
-        return not_known(ret_why,
-                         root_printf(machine->root, "libibverbs.so.1: %s", look_why(verbs->ibverbs.state, NULL)));
+    if (verbs->ibverbs.state == SOURCE_FAILED)
+        return refuse(ret_why, source_printf(machine->source, "%s is damaged", verbs->ibverbs.path));
+    if (verbs->ibverbs.state != SOURCE_OK)
+        return not_known(
+            ret_why, source_printf(machine->source, "libibverbs.so.1: %s", machine_reason(verbs->ibverbs.state, NULL)));
     return NETWORK_USABLE;
 }
 
-static enum network_usable judge_memory(const struct doctor_machine *machine, const char **ret_why)
+static enum network_usable check_memory(const struct doctor_machine *machine, const char **ret_why)
 {
-    long long bytes = look_memlock(machine);
+    long long bytes = machine_memlock(machine);
 
-    if (bytes == LOOK_MEMLOCK_ALL || bytes > PEER_BYTES)
+    if (bytes == MACHINE_MEMLOCK_UNLIMITED || bytes > PEER_BYTES)
         return NETWORK_USABLE;
-    if (bytes == LOOK_MEMLOCK_NOT_KNOWN)
+    if (bytes == MACHINE_MEMLOCK_UNKNOWN)
         return not_known(ret_why, "how much memory the process may lock: /proc/self/limits does not say");
     return refuse(ret_why,
-                  root_printf(machine->root,
-                              "the process may lock %lld KiB of memory (ulimit -l), and a peer takes more than %lld",
-                              bytes / 1024, PEER_BYTES / 1024));
+                  source_printf(machine->source,
+                                "the process may lock %lld KiB of memory (ulimit -l), and a peer takes more than %lld",
+                                bytes / 1024, PEER_BYTES / 1024));
 }
 
 /* As the library: 0..255, -1 by rule. What is none is refused there. */
-static bool read_gid_index(struct root *root, int *ret_index)
+static bool read_gid_index(struct source *source, int *ret_index)
 {
-    const char *text = root_env(root, "EPKIT_VERBS_GID_INDEX");
+    const char *text = source_env(source, "EPKIT_VERBS_GID_INDEX");
     long value;
     char *end;
 
@@ -194,7 +195,7 @@ static bool read_gid_index(struct root *root, int *ret_index)
 }
 
 /* What refuses comes before what is not known; of two alike the first. */
-static void take(struct network *network, enum network_usable usable, const char *why)
+static void merge_state(struct network *network, enum network_usable usable, const char *why)
 {
     if (usable == NETWORK_USABLE || network->verbs == NETWORK_NOT_USABLE ||
         (network->verbs == NETWORK_NOT_KNOWN && usable == NETWORK_NOT_KNOWN))
@@ -203,38 +204,38 @@ static void take(struct network *network, enum network_usable usable, const char
     network->why = why;
 }
 
-static void judge_ports(const struct doctor_machine *machine, struct network *network)
+static void check_ports(const struct doctor_machine *machine, struct network *network)
 {
     struct ports *ports = calloc(1, sizeof(*ports));
     enum network_usable usable;
     const char *why = "";
 
     if (!ports) {
-        take(network, NETWORK_NOT_KNOWN, "no memory");
+        merge_state(network, NETWORK_NOT_KNOWN, "no memory");
         return;
     }
     ports->machine = machine;
-    if (!read_gid_index(machine->root, &ports->gid_index)) {
+    if (!read_gid_index(machine->source, &ports->gid_index)) {
         usable = refuse(&why, "EPKIT_VERBS_GID_INDEX is no number of 0..255");
     } else {
         list_ports(ports);
         usable = choose_ports(ports, network, &why);
     }
-    take(network, usable, why);
+    merge_state(network, usable, why);
     free(ports);
 }
 
-static void judge_verbs(const struct doctor_machine *machine, struct network *network)
+static void check_verbs(const struct doctor_machine *machine, struct network *network)
 {
     enum network_usable usable;
     const char *why = "";
 
     network->verbs = NETWORK_USABLE;
-    judge_ports(machine, network);
-    usable = judge_library(machine, &why);
-    take(network, usable, why);
-    usable = judge_memory(machine, &why);
-    take(network, usable, why);
+    check_ports(machine, network);
+    usable = check_library(machine, &why);
+    merge_state(network, usable, why);
+    usable = check_memory(machine, &why);
+    merge_state(network, usable, why);
     if (network->verbs != NETWORK_USABLE)
         network->n_ports = 0;
 }
@@ -244,19 +245,19 @@ static void judge_verbs(const struct doctor_machine *machine, struct network *ne
 /* Interfaces besides the loopback; a driver that does not tell its state may be up. */
 static bool find_interface(const struct doctor_machine *machine, const char **ret_why)
 {
-    struct root_names names = root_list(machine->root, "/sys/class/net");
+    struct source_names names = source_list(machine->source, "/sys/class/net");
     int n_down = 0;
 
     *ret_why = "";
-    if (names.state != ROOT_OK)
+    if (names.state != SOURCE_OK)
         return true;
     for (size_t i = 0; i < names.n; i++) {
-        struct root_text state;
+        struct source_text state;
 
         if (strcmp(names.names[i], "lo") == 0 || strcmp(names.names[i], "bonding_masters") == 0)
             continue;
-        state = root_line(machine->root, "/sys/class/net/%s/operstate", names.names[i]);
-        if (state.state != ROOT_OK || strcmp(state.text, "down") != 0)
+        state = source_line(machine->source, "/sys/class/net/%s/operstate", names.names[i]);
+        if (state.state != SOURCE_OK || strcmp(state.text, "down") != 0)
             return true;
         n_down++;
     }
@@ -264,22 +265,22 @@ static bool find_interface(const struct doctor_machine *machine, const char **re
     return false;
 }
 
-static const char *describe(struct root *root, const struct network *network)
+static const char *describe(struct source *source, const struct network *network)
 {
-    const char *tcp = network->has_tcp ? "tcp (sockets)" : root_printf(root, "none: of tcp, %s", network->tcp);
+    const char *tcp = network->has_tcp ? "tcp (sockets)" : source_printf(source, "none: of tcp, %s", network->tcp);
 
     if (network->verbs == NETWORK_NOT_USABLE)
-        return root_printf(root, "%s; verbs (RDMA), which is faster, cannot be used: %s", tcp, network->why);
+        return source_printf(source, "%s; verbs (RDMA), which is faster, cannot be used: %s", tcp, network->why);
     if (network->verbs == NETWORK_NOT_KNOWN)
-        return root_printf(root, "%s; not known whether verbs (RDMA), which is faster, can be used: %s", tcp,
-                           network->why);
+        return source_printf(source, "%s; not known whether verbs (RDMA), which is faster, can be used: %s", tcp,
+                             network->why);
     if (network->n_ports > 1)
-        return root_printf(root,
-                           "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs, over %s "
-                           "and %d more",
-                           tcp, network->ports[0], network->n_ports - 1);
-    return root_printf(root, "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs, over %s",
-                       tcp, network->ports[0]);
+        return source_printf(source,
+                             "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs, over %s "
+                             "and %d more",
+                             tcp, network->ports[0], network->n_ports - 1);
+    return source_printf(source, "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs, over %s",
+                         tcp, network->ports[0]);
 }
 
 void network_read(const struct doctor_machine *machine, struct network *ret_network)
@@ -287,7 +288,7 @@ void network_read(const struct doctor_machine *machine, struct network *ret_netw
     struct network network = {.tcp = "", .why = ""};
 
     network.has_tcp = find_interface(machine, &network.tcp);
-    judge_verbs(machine, &network);
-    network.text = describe(machine->root, &network);
+    check_verbs(machine, &network);
+    network.text = describe(machine->source, &network);
     *ret_network = network;
 }

@@ -3,7 +3,7 @@
 #include "doctor/checks.h"
 #include "doctor/inventory.h"
 #include "doctor/kernel_log.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "software/libs.h"
 
 #include <stdlib.h>
@@ -56,7 +56,7 @@ static void expect_nics(const struct doctor_machine *machine, struct doctor_resu
     for (int i = 0; i < topo->n_nics; i++) {
         const struct topo_nic *nic = &topo->nics[i];
 
-        if (!look_is_data_nic(topo, i))
+        if (!machine_is_data_nic(topo, i))
             continue;
         n++;
         if (*expected->firmware && *nic->firmware && !is_version(expected->firmware, nic->firmware))
@@ -114,7 +114,7 @@ static void run_inventory(const struct doctor_machine *machine, struct doctor_re
     }
     due = machine->topo->n_gpus ? inventory_of_board(machine, &board) : 0;
     if (due == 0) {
-        doctor_not_here(machine, result, "nobody says what is expected: --expect FILE does");
+        doctor_not_applicable(machine, result, "nobody says what is expected: --expect FILE does");
         return;
     }
     if (n >= due)
@@ -165,8 +165,8 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
     }
     if (n + n_virtual == 0)
         return;
-    if (!look_has_ranks(machine)) {
-        doctor_not_here(machine, result, "one GPU, and nothing asks for several ranks");
+    if (!machine_has_ranks(machine)) {
+        doctor_not_applicable(machine, result, "one GPU, and nothing asks for several ranks");
         return;
     }
     if (n_virtual > 0) {
@@ -176,7 +176,7 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
             n_virtual, topo->n_gpus);
         for (int i = 0; i < topo->n_gpus; i++)
             if (is_virtual_instance(&topo->gpus[i]))
-                doctor_evidence(machine, result, look_gpu_name(machine, i), "%s", topo->gpus[i].name);
+                doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", topo->gpus[i].name);
         doctor_advise(machine, result,
                       "Ask who runs the host for whole GPUs: passed through, or by a profile of the "
                       "whole memory, which is the one with a single number in its name.");
@@ -191,11 +191,11 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
     doctor_advise(machine, result,
                   "On the node, with nothing running on GPU %d: sudo %s -i %s -mig 0. It removes the instances "
                   "and resets the GPU, which ends every program on it.%s",
-                  first, os_driver_program(machine->root, &machine->stack->os, "nvidia-smi"),
+                  first, os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
                   topo->pci[topo->gpus[first].pci].address,
-                  machine->stack->os.in_container ? " In Kubernetes the MIG manager does it, by the label "
-                                                    "nvidia.com/mig.config=all-disabled."
-                                                  : "");
+                  machine->software->os.in_container ? " In Kubernetes the MIG manager does it, by the label "
+                                                       "nvidia.com/mig.config=all-disabled."
+                                                     : "");
 }
 
 const struct doctor_check check_mig = {
@@ -243,20 +243,20 @@ static void run_clocks(const struct doctor_machine *machine, struct doctor_resul
     }
     if (n == 0) {
         if (n_told == 0)
-            doctor_not_here(machine, result, "the driver does not tell why clocks are lowered");
+            doctor_not_applicable(machine, result, "the driver does not tell why clocks are lowered");
         return;
     }
     doctor_found(machine, result, all & ~TOPO_SLOW_SW_THERMAL ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s",
-                 look_gpu_name(machine, first), slowdown_text(topo->gpus[first].slowdown),
+                 machine_gpu_name(machine, first), slowdown_text(topo->gpus[first].slowdown),
                  n > 1 ? ", and other GPUs are slowed down, too" : "");
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].slowdown > 0)
-            doctor_evidence(machine, result, look_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));
+            doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));
     doctor_advise(
         machine, result,
         "See what it says now: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under a load that lasts, one GPU that "
         "is slowed down holds up all ranks.",
-        os_driver_program(machine->root, &machine->stack->os, "nvidia-smi"),
+        os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
         all & (TOPO_SLOW_HW_THERMAL | TOPO_SLOW_SW_THERMAL)
             ? "Look at fans, the flow of air or water and the temperature of what comes in."
             : "Look at the node's power supplies, their cables and the limit of the rack.");
@@ -278,7 +278,7 @@ const struct doctor_check check_clocks = {
 
 /* --- confidential --- */
 
-bool look_keeps_gpus_apart(const struct topo *topo)
+bool machine_isolates_gpus(const struct topo *topo)
 {
     return topo->cc_feature == 1 && topo->cc_mode == TOPO_CC_NONE && topo->n_gpus > 1;
 }
@@ -286,12 +286,12 @@ bool look_keeps_gpus_apart(const struct topo *topo)
 static void run_confidential(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    const char *smi = os_driver_program(machine->root, &machine->stack->os, "nvidia-smi");
+    const char *smi = os_driver_program(machine->source, &machine->software->os, "nvidia-smi");
 
     if (!topo_is_confidential(topo)) {
-        doctor_not_here(machine, result, "%s",
-                        topo->cc_feature < 0 ? "the driver does not tell of confidential computing"
-                                             : "confidential computing is off");
+        doctor_not_applicable(machine, result, "%s",
+                              topo->cc_feature < 0 ? "the driver does not tell of confidential computing"
+                                                   : "confidential computing is off");
         return;
     }
     if (topo->cc_ready == 0) {
@@ -302,7 +302,7 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
                       "conf-compute -srs 1. It is lost when the driver is loaded anew, so that attestation belongs "
                       "into the start of the guest.",
                       smi);
-    } else if (look_keeps_gpus_apart(topo)) {
+    } else if (machine_isolates_gpus(topo)) {
         doctor_found(machine, result, DOCTOR_ERROR,
                      "confidential computing is on in the mode for single GPUs, and keeps the %d GPUs apart",
                      topo->n_gpus);
@@ -310,7 +310,7 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
                       "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole board with "
                       "its switches) or with encrypted NVLinks (Blackwell). The mode is one of the host, set while no "
                       "guest has the GPUs.");
-    } else if (topo->n_gpus > 1 && look_asks_for_rdma(machine) && look_has_data_nics(machine, result)) {
+    } else if (topo->n_gpus > 1 && machine_uses_rdma(machine) && machine_has_data_nics(machine, result)) {
         doctor_found(machine, result, DOCTOR_ERROR,
                      "confidential computing is on: NICs cannot reach the memory of the GPUs, and something asks for "
                      "RDMA");
@@ -358,34 +358,34 @@ const struct doctor_check check_confidential = {
 
 static void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    bool in_container = machine->stack->os.in_container;
-    struct root_stat device;
+    bool in_container = machine->software->os.in_container;
+    struct source_stat device;
 
-    if (!look_has_open_gpu(machine)) {
-        doctor_not_here(machine, result, "this process may not open any GPU");
+    if (!machine_has_open_gpu(machine)) {
+        doctor_not_applicable(machine, result, "this process may not open any GPU");
         return;
     }
-    device = root_stat(machine->root, UVM);
-    if (device.state != ROOT_OK && device.state != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, UVM ": %s", look_why(device.state, device.why));
+    device = source_stat(machine->source, UVM);
+    if (device.state != SOURCE_OK && device.state != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, UVM ": %s", machine_reason(device.state, device.why));
         return;
     }
-    if (device.state == ROOT_OK && device.may_read && device.may_write)
+    if (device.state == SOURCE_OK && device.may_read && device.may_write)
         return;
     /* On a host the first CUDA program makes it, by way of nvidia-modprobe, which is setuid root. */
-    if (device.state == ROOT_ABSENT && !in_container &&
-        root_stat(machine->root, "/usr/bin/nvidia-modprobe").state == ROOT_OK)
+    if (device.state == SOURCE_ABSENT && !in_container &&
+        source_stat(machine->source, "/usr/bin/nvidia-modprobe").state == SOURCE_OK)
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " UVM " %s",
-                 device.state == ROOT_OK ? "may not be opened" : "is not there");
+                 device.state == SOURCE_OK ? "may not be opened" : "is not there");
     doctor_evidence(machine, result, UVM, "%s",
-                    device.state == ROOT_OK ? "not readable and writable for this user" : "not there");
-    if (device.state == ROOT_ABSENT && !in_container)
+                    device.state == SOURCE_OK ? "not readable and writable for this user" : "not there");
+    if (device.state == SOURCE_ABSENT && !in_container)
         doctor_fix(machine, result, true, "sudo nvidia-modprobe --unified-memory --create-nvidia-device-file=0");
     doctor_advise(machine, result, "%s",
                   in_container ? "Hand the device to the container: the NVIDIA container toolkit does it, and so does "
                                  "the device plugin; without them it is --device " UVM " beside those of the GPUs."
-                  : device.state == ROOT_OK
+                  : device.state == SOURCE_OK
                       ? "Its mode is to be 0666, as the driver makes it (NVreg_DeviceFileMode); a job of Slurm needs "
                         "it in cgroup_allowed_devices_file.conf."
                       : "nvidia-persistenced or nvidia-modprobe at the start of the machine makes it for good.");
@@ -422,26 +422,28 @@ static bool is_fabric_up(const struct topo *topo)
 
 static void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *version = machine->stack->driver.fabric_manager, *driver = machine->stack->driver.version;
-    const char *from = machine->stack->driver.fabric_manager_from;
+    const char *version = machine->software->driver.fabric_manager, *driver = machine->software->driver.version;
+    const char *from = machine->software->driver.fabric_manager_from;
 
     if (inventory_nvswitches(machine) == 0) {
-        doctor_not_here(machine, result, "no NVSwitch on the PCI bus");
+        doctor_not_applicable(machine, result, "no NVSwitch on the PCI bus");
         return;
     }
-    if (machine->stack->os.in_container || !is_fabric_up(machine->topo)) {
-        doctor_not_here(machine, result, "%s",
-                        machine->stack->os.in_container ? "a container: the fabric manager runs on the node"
-                                                        : "the fabric is not up, which the check nvlink is about");
+    if (machine->software->os.in_container || !is_fabric_up(machine->topo)) {
+        doctor_not_applicable(machine, result, "%s",
+                              machine->software->os.in_container
+                                  ? "a container: the fabric manager runs on the node"
+                                  : "the fabric is not up, which the check nvlink is about");
         return;
     }
     if (!*version) {
-        doctor_not_here(machine, result, "neither a package of the fabric manager nor its log tells its version");
+        doctor_not_applicable(machine, result, "neither a package of the fabric manager nor its log tells its version");
         return;
     }
     /* The one that set up this fabric was of the driver's version, whatever an older log says. */
-    if (strcmp(from, STACK_FABRIC_LOG) == 0 && strcmp(version, driver) != 0) {
-        doctor_not_here(machine, result, "no package tells the version of the fabric manager, and its log is old");
+    if (strcmp(from, SOFTWARE_FABRIC_LOG) == 0 && strcmp(version, driver) != 0) {
+        doctor_not_applicable(machine, result,
+                              "no package tells the version of the fabric manager, and its log is old");
         return;
     }
     if (strcmp(version, driver) == 0)
@@ -467,7 +469,7 @@ const struct doctor_check check_fabric_manager = {
              "machine ran.",
     .remedy = "Install both in one version, and restart the node.",
     .needs = DOCTOR_NEEDS_NVML,
-    .links = (const char *const[]){"nvidia-fabricmanager", "/var/lib/dpkg/status", STACK_FABRIC_LOG, NULL},
+    .links = (const char *const[]){"nvidia-fabricmanager", "/var/lib/dpkg/status", SOFTWARE_FABRIC_LOG, NULL},
     .run = run_fabric_manager,
 };
 
@@ -478,12 +480,12 @@ static void run_sxid(const struct doctor_machine *machine, struct doctor_result 
     struct kernel_log log;
 
     if (inventory_nvswitches(machine) == 0) {
-        doctor_not_here(machine, result, "no NVSwitch on the PCI bus");
+        doctor_not_applicable(machine, result, "no NVSwitch on the PCI bus");
         return;
     }
-    kernel_log_read_sxids(machine->root, &log);
-    if (log.state != ROOT_OK) {
-        doctor_not_here(machine, result, "no kernel log is to be read here, as gpu-errors says");
+    kernel_log_read_sxids(machine->source, &log);
+    if (log.state != SOURCE_OK) {
+        doctor_not_applicable(machine, result, "no kernel log is to be read here, as gpu-errors says");
         return;
     }
     for (int i = 0; i < log.n; i++)

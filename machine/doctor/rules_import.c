@@ -6,7 +6,7 @@
  * comes. What is wrong with libibverbs and libmlx5 is the matter of the group verbs, and libcuda is the driver's.
  */
 #include "doctor/checks.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "software/libs.h"
 #include "software/read.h"
 
@@ -20,35 +20,35 @@
 /* The extension that Python imports; "" ends the check with the reason. */
 static const char *extension_of(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const struct software_deepep *deepep = &machine->software->deepep;
     const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
     struct elf_facts facts;
 
     if (!*path) {
-        doctor_not_here(machine, result,
-                        deepep->imported < 0 ? "no deep_ep is on Python's path"
-                                             : "there is no extension beside deep_ep");
+        doctor_not_applicable(machine, result,
+                              deepep->imported < 0 ? "no deep_ep is on Python's path"
+                                                   : "there is no extension beside deep_ep");
         return "";
     }
-    facts = root_elf(machine->root, "%s", path);
-    if (facts.state == ROOT_OK)
+    facts = source_elf(machine->source, "%s", path);
+    if (facts.state == SOURCE_OK)
         return path;
-    doctor_cannot_tell(machine, result, "%s: %s", path, look_why(facts.state, facts.why));
+    doctor_unknown(machine, result, "%s: %s", path, machine_reason(facts.state, facts.why));
     return "";
 }
 
 /* The folder of the torch that Python imports: ".../python3.12/dist-packages/torch"; "" none. */
-static const char *torch_of(struct root *root)
+static const char *torch_of(struct source *source)
 {
     struct python *python = calloc(1, sizeof(*python));
     const char *folder = "";
 
     if (python) {
-        stack_read_python(root, python);
-        folder = python_find(root, python, "torch/lib");
+        software_read_python(source, python);
+        folder = python_find(source, python, "torch/lib");
     }
     free(python);
-    return *folder ? root_printf(root, "%.*s", (int)(strlen(folder) - strlen("/lib")), folder) : "";
+    return *folder ? source_printf(source, "%.*s", (int)(strlen(folder) - strlen("/lib")), folder) : "";
 }
 
 /* Wheels of NVIDIA's that PyTorch loads libraries from: torch/__init__.py, _preload_cuda_deps(). */
@@ -57,14 +57,14 @@ static const char *const wheels[] = {"cuda_runtime", "cublas", "cudnn",   "cufft
                                      "cuda_cupti",   "cufile", "cu13",    "cusparselt"};
 
 /* Does PyTorch bring this library along? */
-static bool comes_with_torch(struct root *root, const char *torch, const char *name)
+static bool comes_with_torch(struct source *source, const char *torch, const char *name)
 {
     if (!*torch || strchr(name, '/'))
         return false;
-    if (root_stat(root, "%s/lib/%s", torch, name).state == ROOT_OK)
+    if (source_stat(source, "%s/lib/%s", torch, name).state == SOURCE_OK)
         return true;
     for (size_t i = 0; i < sizeof(wheels) / sizeof(wheels[0]); i++)
-        if (root_stat(root, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state == ROOT_OK)
+        if (source_stat(source, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state == SOURCE_OK)
             return true;
     return false;
 }
@@ -77,7 +77,7 @@ static bool begins(const char *text, const char *prefix)
 /* --- import-libraries --- */
 
 /* Reported by others. */
-static bool is_of_others(const char *name)
+static bool has_own_check(const char *name)
 {
     static const char *const names[] = {"libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"};
 
@@ -88,13 +88,13 @@ static bool is_of_others(const char *name)
 }
 
 /* The extension itself, or its NVSHMEM: what PyTorch needs is PyTorch's affair. */
-static bool is_judged(const struct libs_closure *closure, int user)
+static bool is_relevant(const struct libs_closure *closure, int user)
 {
     return user == 0 || (user > 0 && begins(closure->libs[user].name, NVSHMEM));
 }
 
-static void say_missing(const struct doctor_machine *machine, struct doctor_result *result, const struct lib *lib,
-                        const char *user, const char *torch)
+static void report_missing(const struct doctor_machine *machine, struct doctor_result *result, const struct lib *lib,
+                           const char *user, const char *torch)
 {
     doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which is not found", user,
                  lib->name);
@@ -126,41 +126,42 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
     for (int i = 1; i < closure->n; i++) {
         const struct lib *lib = &closure->libs[i];
 
-        if (lib->place.state == ROOT_OK || !is_judged(closure, lib->needed_by) || is_of_others(lib->name) ||
-            comes_with_torch(machine->root, torch, lib->name))
+        if (lib->location.state == SOURCE_OK || !is_relevant(closure, lib->needed_by) || has_own_check(lib->name) ||
+            comes_with_torch(machine->source, torch, lib->name))
             continue;
-        if (lib->place.state == ROOT_UNASKED) {
+        if (lib->location.state == SOURCE_NOT_RECORDED) {
             unasked = lib->name;
             continue;
         }
-        if (lib->place.state == ROOT_FAILED) {
-            doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s is damaged", lib->place.path);
-            doctor_evidence(machine, result, lib->place.path, "no library that can be read, found by %s",
-                            lib->place.found_by);
+        if (lib->location.state == SOURCE_FAILED) {
+            doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s is damaged",
+                         lib->location.path);
+            doctor_evidence(machine, result, lib->location.path, "no library that can be read, found by %s",
+                            lib->location.found_by);
             doctor_advise(machine, result, "Install it again.");
             return true;
         }
-        say_missing(machine, result, lib, closure->libs[lib->needed_by].place.path, torch);
+        report_missing(machine, result, lib, closure->libs[lib->needed_by].location.path, torch);
         return true;
     }
     if (*unasked)
-        doctor_cannot_tell(machine, result, "where %s is: the snapshot does not say", unasked);
+        doctor_unknown(machine, result, "where %s is: the snapshot does not say", unasked);
     return *unasked;
 }
 
 /* Conda's Python has its own libstdc++ loaded before any module comes. */
 static bool conda_defines(const struct doctor_machine *machine, const char *version)
 {
-    const char *prefix = root_env(machine->root, "CONDA_PREFIX");
+    const char *prefix = source_env(machine->source, "CONDA_PREFIX");
     struct elf_facts facts;
 
     if (!prefix || *prefix != '/')
         return false;
-    facts = root_elf(machine->root, "%s/lib/libstdc++.so.6", prefix);
+    facts = source_elf(machine->source, "%s/lib/libstdc++.so.6", prefix);
     for (size_t i = 0; i < facts.n_definitions; i++)
         if (strcmp(facts.definitions[i].name, version) == 0)
             return true;
-    return facts.state == ROOT_OK && facts.n_definitions == 0;
+    return facts.state == SOURCE_OK && facts.n_definitions == 0;
 }
 
 static void find_gap(const struct doctor_machine *machine, struct doctor_result *result,
@@ -168,10 +169,11 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
 {
     for (int i = 0; i < closure->n_gaps; i++) {
         const struct lib_version_gap *gap = &closure->gaps[i];
-        const char *user = closure->libs[gap->user].place.path, *provider = closure->libs[gap->provider].place.path;
+        const char *user = closure->libs[gap->user].location.path,
+                   *provider = closure->libs[gap->provider].location.path;
         bool is_c = begins(gap->version, "GLIBC_");
 
-        if (!is_judged(closure, gap->user) ||
+        if (!is_relevant(closure, gap->user) ||
             !(is_c || begins(gap->version, "GLIBCXX_") || begins(gap->version, "CXXABI_")) ||
             (!is_c && conda_defines(machine, gap->version)))
             continue;
@@ -190,17 +192,17 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
 
 static void run_import_libraries(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct libs_setting setting = libs_setting_of(machine->root);
+    struct libs_env setting = libs_env_of(machine->source);
     const char *path = extension_of(machine, result);
     struct libs_closure *closure;
 
     if (!*path)
         return;
-    if (libs_load(machine->root, &setting, path, &closure) != EP_OK) {
-        doctor_cannot_tell(machine, result, "no memory for the list of libraries");
+    if (libs_load(machine->source, &setting, path, &closure) != EP_OK) {
+        doctor_unknown(machine, result, "no memory for the list of libraries");
         return;
     }
-    if (!find_missing(machine, result, closure, torch_of(machine->root)))
+    if (!find_missing(machine, result, closure, torch_of(machine->source)))
         find_gap(machine, result, closure);
     libs_closure_free(closure);
 }
@@ -242,24 +244,24 @@ static void run_import_python(const struct doctor_machine *machine, struct docto
 {
     const char *path = extension_of(machine, result), *torch;
     int tag, python;
-    struct root_names names;
+    struct source_names names;
     const char *folder;
 
     if (!*path)
         return;
-    torch = torch_of(machine->root);
+    torch = torch_of(machine->source);
     tag = tag_of(path);
     python = python_of(torch);
     if (tag == 0 || python == 0) {
-        doctor_not_here(machine, result, "%s",
-                        tag == 0 ? "the extension is for any Python" : "nothing tells which Python has PyTorch");
+        doctor_not_applicable(machine, result, "%s",
+                              tag == 0 ? "the extension is for any Python" : "nothing tells which Python has PyTorch");
         return;
     }
     if (tag == python)
         return;
     /* Several may lie side by side, one for each Python. */
-    folder = root_printf(machine->root, "%.*s", (int)(strrchr(path, '/') - path), path);
-    names = root_list(machine->root, "%s", folder);
+    folder = source_printf(machine->source, "%.*s", (int)(strrchr(path, '/') - path), path);
+    names = source_list(machine->source, "%s", folder);
     for (size_t i = 0; i < names.n; i++)
         if (begins(names.names[i], "deep_ep_cpp.") && tag_of(names.names[i]) == python)
             return;
@@ -317,10 +319,10 @@ enum { USER_DEEPEP, USER_TORCH, USER_NVSHMEM, USERS };
  */
 static int driver_for_programs(const struct doctor_machine *machine)
 {
-    struct libs_setting setting = libs_setting_of(machine->root);
-    struct lib_place libcuda = libs_find(machine->root, &setting, "libcuda.so.1");
-    int loaded = atoi(machine->stack->driver.version),
-        found = libcuda.state == ROOT_OK ? atoi(libs_file_version(libcuda.real)) : 0;
+    struct libs_env setting = libs_env_of(machine->source);
+    struct lib_location libcuda = libs_find(machine->source, &setting, "libcuda.so.1");
+    int loaded = atoi(machine->software->driver.version),
+        found = libcuda.state == SOURCE_OK ? atoi(libs_file_version(libcuda.real)) : 0;
 
     return found > loaded ? found : loaded;
 }
@@ -334,9 +336,9 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
         doctor_found(machine, result, DOCTOR_ERROR,
                      "CUDA %d, for which %s was built, needs driver %d or later, and %s "
                      "is loaded",
-                     user->cuda, user->what, oldest_drivers[i].driver, machine->stack->driver.version);
+                     user->cuda, user->what, oldest_drivers[i].driver, machine->software->driver.version);
         doctor_evidence(machine, result, user->path, "NEEDED libcudart.so.%d", user->cuda);
-        doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", machine->stack->driver.version);
+        doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", machine->software->driver.version);
         doctor_advise(machine, result,
                       "Update the driver of the node; on GPUs for data centers the package cuda-compat-%d-<minor> and "
                       "its folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
@@ -346,11 +348,11 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
 
 static void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *torch = torch_of(machine->root);
+    const char *torch = torch_of(machine->source);
     struct cuda_user users[USERS] = {
         [USER_DEEPEP] = {"DeepEP", extension_of(machine, result), 0},
-        [USER_TORCH] = {"PyTorch", *torch ? root_printf(machine->root, "%s/lib/libtorch_cuda.so", torch) : "", 0},
-        [USER_NVSHMEM] = {"NVSHMEM", machine->stack->nvshmem.host.path, 0}};
+        [USER_TORCH] = {"PyTorch", *torch ? source_printf(machine->source, "%s/lib/libtorch_cuda.so", torch) : "", 0},
+        [USER_NVSHMEM] = {"NVSHMEM", machine->software->nvshmem.host.path, 0}};
     bool any = false;
 
     if (result->outcome == DOCTOR_UNKNOWN)
@@ -359,12 +361,12 @@ static void run_cuda_major(const struct doctor_machine *machine, struct doctor_r
         struct elf_facts facts = {.n_needed = 0};
 
         if (*users[i].path)
-            facts = root_elf(machine->root, "%s", users[i].path);
-        users[i].cuda = facts.state == ROOT_OK ? cuda_of(&facts) : 0;
+            facts = source_elf(machine->source, "%s", users[i].path);
+        users[i].cuda = facts.state == SOURCE_OK ? cuda_of(&facts) : 0;
         any = any || users[i].cuda;
     }
     if (!any) {
-        doctor_not_here(machine, result, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own");
+        doctor_not_applicable(machine, result, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own");
         return;
     }
     result->outcome = DOCTOR_FINE;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rules_job.c - what a job is given and told: files, processors, its peers; and what starts it again and again. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
-#include "doctor/look_job.h"
+#include "doctor/machine.h"
+#include "doctor/machine_job.h"
 #include "doctor/shell.h"
 #include "software/libs.h"
 
@@ -19,7 +19,7 @@ static long ranks_of_job(const struct doctor_machine *machine)
     long ranks = -1;
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        long value = look_job_number(machine, names[i], -1);
+        long value = machine_job_number(machine, names[i], -1);
 
         ranks = value > ranks ? value : ranks;
     }
@@ -35,14 +35,14 @@ static long ranks_of_job(const struct doctor_machine *machine)
 
 static void run_nofile(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_text limits = root_read(machine->root, "/proc/self/limits");
+    struct source_text limits = source_read(machine->source, "/proc/self/limits");
     const char *line = strstr(limits.text, "Max open files");
     long long soft = -1, hard = -1;
     long ranks = ranks_of_job(machine);
     char *end;
 
-    if (!look_has_ranks(machine)) {
-        doctor_not_here(machine, result, "one GPU, and nothing asks for several ranks");
+    if (!machine_has_ranks(machine)) {
+        doctor_not_applicable(machine, result, "one GPU, and nothing asks for several ranks");
         return;
     }
     if (line) {
@@ -54,8 +54,9 @@ static void run_nofile(const struct doctor_machine *machine, struct doctor_resul
         hard = end == line ? INT64_MAX : hard;
     }
     if (soft < 0) {
-        doctor_cannot_tell(machine, result, "/proc/self/limits: %s",
-                           limits.state == ROOT_OK ? "no line \"Max open files\"" : look_why(limits.state, limits.why));
+        doctor_unknown(machine, result, "/proc/self/limits: %s",
+                       limits.state == SOURCE_OK ? "no line \"Max open files\""
+                                                 : machine_reason(limits.state, limits.why));
         return;
     }
     if (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY))
@@ -68,7 +69,7 @@ static void run_nofile(const struct doctor_machine *machine, struct doctor_resul
     doctor_advise(machine, result,
                   "The hard limit is set where the job is started: docker run --ulimit nofile=1048576, "
                   "LimitNOFILE=1048576 for %s",
-                  os_is_for_containers(&machine->stack->os)
+                  os_is_for_containers(&machine->software->os)
                       ? "containerd."
                       : "slurmd, containerd and sshd, \"* - nofile 1048576\" in /etc/security/limits.d.");
 }
@@ -114,43 +115,44 @@ static int count_list(const char *list)
  * The quota of the control group, in processors: "200000 100000" is 2. Negative: none, or not known. cgroups(7) of the
  * second version, then of the first one.
  */
-static double quota_of(struct root *root, const char **ret_where, const char **ret_text)
+static double quota_of(struct source *source, const char **ret_where, const char **ret_text)
 {
-    struct root_text text = root_line(root, CPU_MAX);
+    struct source_text text = source_line(source, CPU_MAX);
     double quota, period;
     int64_t quota_us, period_us;
 
-    if (text.state == ROOT_OK) {
+    if (text.state == SOURCE_OK) {
         *ret_where = CPU_MAX;
         *ret_text = text.text;
         return sscanf(text.text, "%lf %lf", &quota, &period) == 2 && period > 0 ? quota / period : -1;
     }
-    if (root_number(root, &quota_us, CPU_V1_QUOTA) != ROOT_OK || quota_us <= 0 ||
-        root_number(root, &period_us, CPU_V1 "cpu.cfs_period_us") != ROOT_OK || period_us <= 0)
+    if (source_number(source, &quota_us, CPU_V1_QUOTA) != SOURCE_OK || quota_us <= 0 ||
+        source_number(source, &period_us, CPU_V1 "cpu.cfs_period_us") != SOURCE_OK || period_us <= 0)
         return -1;
     *ret_where = CPU_V1_QUOTA;
-    *ret_text = root_printf(root, "%lld of a period of %lld", (long long)quota_us, (long long)period_us);
+    *ret_text = source_printf(source, "%lld of a period of %lld", (long long)quota_us, (long long)period_us);
     return (double)quota_us / (double)period_us;
 }
 
 static void run_processors(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_text status = root_read(machine->root, "/proc/self/status");
-    const char *list = look_field(machine->root, status.text, "Cpus_allowed_list");
-    int n = count_list(list), gpus = look_job_gpus(machine);
+    struct source_text status = source_read(machine->source, "/proc/self/status");
+    const char *list = machine_text_field(machine->source, status.text, "Cpus_allowed_list");
+    int n = count_list(list), gpus = machine_job_gpus(machine);
     const char *where = "", *text = "";
-    double quota = quota_of(machine->root, &where, &text);
+    double quota = quota_of(machine->source, &where, &text);
     bool is_quota = quota > 0 && quota < n;
     double has = is_quota ? quota : n;
 
-    if (!look_has_ranks(machine) || gpus == 0) {
-        doctor_not_here(machine, result, "no GPU for this process, or one GPU and nothing that asks for several ranks");
+    if (!machine_has_ranks(machine) || gpus == 0) {
+        doctor_not_applicable(machine, result,
+                              "no GPU for this process, or one GPU and nothing that asks for several ranks");
         return;
     }
     if (n == 0) {
-        doctor_cannot_tell(machine, result, "/proc/self/status: %s",
-                           status.state == ROOT_OK ? "no line \"Cpus_allowed_list\""
-                                                   : look_why(status.state, status.why));
+        doctor_unknown(machine, result, "/proc/self/status: %s",
+                       status.state == SOURCE_OK ? "no line \"Cpus_allowed_list\""
+                                                 : machine_reason(status.state, status.why));
         return;
     }
     if (has >= (gpus > 1 ? gpus : 2))
@@ -190,28 +192,29 @@ static bool is_loopback(const char *address)
 /* What contradicts itself in what the job is told; NULL when nothing does. */
 static const char *contradiction(const struct doctor_machine *machine, const char **ret_name)
 {
-    long world = look_job_number(machine, "WORLD_SIZE", -1), rank = look_job_number(machine, "RANK", -1);
-    long local_world = look_job_number(machine, "LOCAL_WORLD_SIZE", -1),
-         local_rank = look_job_number(machine, "LOCAL_RANK", -1);
-    const char *address = root_env(machine->root, "MASTER_ADDR"), *port = root_env(machine->root, "MASTER_PORT");
-    long nodes = look_job_nodes(machine);
+    long world = machine_job_number(machine, "WORLD_SIZE", -1), rank = machine_job_number(machine, "RANK", -1);
+    long local_world = machine_job_number(machine, "LOCAL_WORLD_SIZE", -1),
+         local_rank = machine_job_number(machine, "LOCAL_RANK", -1);
+    const char *address = source_env(machine->source, "MASTER_ADDR"),
+               *port = source_env(machine->source, "MASTER_PORT");
+    long nodes = machine_job_nodes(machine);
 
     *ret_name = "RANK";
     if (world > 0 && rank >= world)
-        return root_printf(machine->root, "RANK=%ld is beyond WORLD_SIZE=%ld", rank, world);
+        return source_printf(machine->source, "RANK=%ld is beyond WORLD_SIZE=%ld", rank, world);
     *ret_name = "LOCAL_RANK";
     if (local_world > 0 && local_rank >= local_world)
-        return root_printf(machine->root, "LOCAL_RANK=%ld is beyond LOCAL_WORLD_SIZE=%ld", local_rank, local_world);
-    if (!root_env(machine->root, "CUDA_VISIBLE_DEVICES") && topo_usable_gpus(machine->topo) > 1 &&
+        return source_printf(machine->source, "LOCAL_RANK=%ld is beyond LOCAL_WORLD_SIZE=%ld", local_rank, local_world);
+    if (!source_env(machine->source, "CUDA_VISIBLE_DEVICES") && topo_usable_gpus(machine->topo) > 1 &&
         local_rank >= topo_usable_gpus(machine->topo))
-        return root_printf(machine->root, "LOCAL_RANK=%ld, and there are %d GPUs", local_rank,
-                           topo_usable_gpus(machine->topo));
+        return source_printf(machine->source, "LOCAL_RANK=%ld, and there are %d GPUs", local_rank,
+                             topo_usable_gpus(machine->topo));
     *ret_name = "WORLD_SIZE";
     if (world > 0 && local_world > world)
-        return root_printf(machine->root, "WORLD_SIZE=%ld is less than LOCAL_WORLD_SIZE=%ld", world, local_world);
+        return source_printf(machine->source, "WORLD_SIZE=%ld is less than LOCAL_WORLD_SIZE=%ld", world, local_world);
     *ret_name = "MASTER_PORT";
     if (port &&
-        (look_job_number(machine, "MASTER_PORT", -1) < 1 || look_job_number(machine, "MASTER_PORT", -1) > 65535))
+        (machine_job_number(machine, "MASTER_PORT", -1) < 1 || machine_job_number(machine, "MASTER_PORT", -1) > 65535))
         return "MASTER_PORT is no port";
     *ret_name = "MASTER_ADDR";
     if (address && !*address)
@@ -231,9 +234,9 @@ static void run_rendezvous(const struct doctor_machine *machine, struct doctor_r
     bool any = false;
 
     for (size_t i = 0; i < sizeof(shown) / sizeof(shown[0]); i++)
-        any = any || root_env(machine->root, shown[i]);
+        any = any || source_env(machine->source, shown[i]);
     if (!any) {
-        doctor_not_here(machine, result, "the environment is not that of a rank");
+        doctor_not_applicable(machine, result, "the environment is not that of a rank");
         return;
     }
     fault = contradiction(machine, &name);
@@ -241,8 +244,8 @@ static void run_rendezvous(const struct doctor_machine *machine, struct doctor_r
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "the ranks cannot find each other: %s", fault);
     for (size_t i = 0; i < sizeof(shown) / sizeof(shown[0]); i++)
-        if (root_env(machine->root, shown[i]))
-            doctor_evidence(machine, result, shown[i], "%s", root_env(machine->root, shown[i]));
+        if (source_env(machine->source, shown[i]))
+            doctor_evidence(machine, result, shown[i], "%s", source_env(machine->source, shown[i]));
     doctor_advise(
         machine, result,
         "All ranks take one MASTER_ADDR, the address of the node that has rank 0, and count alike: "
@@ -268,9 +271,9 @@ const struct doctor_check check_rendezvous = {
 /* --- single-ranks --- */
 
 /* The MPI that a process has loaded, by the number of its interface: Open MPI 4 and 5, MPICH and Intel MPI. */
-static const char *loaded_mpi(struct root *root)
+static const char *loaded_mpi(struct source *source)
 {
-    struct root_names mapped = libs_mapped(root, "libmpi.so");
+    struct source_names mapped = libs_mapped(source, "libmpi.so");
 
     for (size_t i = 0; i < mapped.n; i++) {
         if (strstr(mapped.names[i], "libmpi.so.40") || strstr(mapped.names[i], "libmpi.so.80"))
@@ -283,13 +286,13 @@ static const char *loaded_mpi(struct root *root)
 
 static void run_single_ranks(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    long tasks = look_job_number(machine, "SLURM_STEP_NUM_TASKS", -1), of_mpi;
-    bool is_openmpi = root_env(machine->root, "OMPI_COMM_WORLD_SIZE") != NULL;
-    const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = loaded_mpi(machine->root);
+    long tasks = machine_job_number(machine, "SLURM_STEP_NUM_TASKS", -1), of_mpi;
+    bool is_openmpi = source_env(machine->source, "OMPI_COMM_WORLD_SIZE") != NULL;
+    const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = loaded_mpi(machine->source);
 
-    of_mpi = look_job_number(machine, name, -1);
+    of_mpi = machine_job_number(machine, name, -1);
     if (of_mpi < 1) {
-        doctor_not_here(machine, result, "the process was not started by a launcher of MPI");
+        doctor_not_applicable(machine, result, "the process was not started by a launcher of MPI");
         return;
     }
     if (tasks > 1 && of_mpi == 1) {
@@ -305,7 +308,7 @@ static void run_single_ranks(const struct doctor_machine *machine, struct doctor
                      "the process was started by %s and has loaded %s: each rank believes to be alone",
                      is_openmpi ? "Open MPI" : "MPICH or Intel MPI", mpi);
         doctor_evidence(machine, result, name, "%ld", of_mpi);
-        doctor_evidence(machine, result, "/proc/self/maps", "%s", libs_mapped(machine->root, "libmpi.so").names[0]);
+        doctor_evidence(machine, result, "/proc/self/maps", "%s", libs_mapped(machine->source, "libmpi.so").names[0]);
         doctor_advise(machine, result,
                       "Start it with the mpirun of the MPI that it was built with, or build it again "
                       "with the MPI of this mpirun.");
@@ -348,10 +351,11 @@ static json_t *read_start_file(const char *text, size_t bytes)
     return json_integer(n_lines);
 }
 
-static void look_at_start_file(const struct doctor_machine *machine, struct doctor_result *result, const char *file,
-                               const char *what)
+static void check_start_file(const struct doctor_machine *machine, struct doctor_result *result, const char *file,
+                             const char *what)
 {
-    struct root_answer lines = root_log_fact(machine->root, "evaluates-environ", read_start_file, ENVIRON, "%s", file);
+    struct source_answer lines =
+        source_log_fact(machine->source, "evaluates-environ", read_start_file, ENVIRON, "%s", file);
 
     for (json_int_t n = json_integer_value(lines.value); n > 0; n--) {
         if (result->outcome != DOCTOR_FOUND)
@@ -362,13 +366,13 @@ static void look_at_start_file(const struct doctor_machine *machine, struct doct
 
 static void run_environ_sourced(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_names names = root_list(machine->root, "/etc/profile.d");
+    struct source_names names = source_list(machine->source, "/etc/profile.d");
 
     for (size_t i = 0; i < sizeof(start_files) / sizeof(start_files[0]); i++)
-        look_at_start_file(machine, result, start_files[i], start_files[i]);
+        check_start_file(machine, result, start_files[i], start_files[i]);
     for (size_t i = 0; i < names.n; i++)
-        look_at_start_file(machine, result, root_printf(machine->root, "/etc/profile.d/%s", names.names[i]),
-                           "a file in /etc/profile.d");
+        check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
+                         "a file in /etc/profile.d");
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(machine, result,
                       "Values with quotes, spaces or line ends are run as commands or torn apart, and tokens get into "
@@ -399,7 +403,7 @@ struct journal {
     const char *event, *step; /* the last one */
 };
 
-static struct journal read_journal(struct root *root, const char *text)
+static struct journal read_journal(struct source *source, const char *text)
 {
     struct journal journal = {.event = "", .step = ""};
 
@@ -410,8 +414,8 @@ static struct journal read_journal(struct root *root, const char *text)
         const char *step = json_string_value(json_object_get(line, "step"));
 
         if (event) {
-            journal.event = root_printf(root, "%s", event);
-            journal.step = root_printf(root, "%s", step ? step : "");
+            journal.event = source_printf(source, "%s", event);
+            journal.step = source_printf(source, "%s", step ? step : "");
             journal.reboots += strcmp(event, "reboot") == 0;
             if (strcmp(event, "finished") == 0 || strcmp(event, "uninstalled") == 0 || strcmp(event, "again") == 0)
                 journal.reboots = 0;
@@ -422,10 +426,10 @@ static struct journal read_journal(struct root *root, const char *text)
     return journal;
 }
 
-static void judge_journal(const struct doctor_machine *machine, struct doctor_result *result, const char *recipe)
+static void check_journal(const struct doctor_machine *machine, struct doctor_result *result, const char *recipe)
 {
-    const char *path = root_printf(machine->root, INSTALL "/%s/journal.jsonl", recipe);
-    struct journal journal = read_journal(machine->root, root_read(machine->root, "%s", path).text);
+    const char *path = source_printf(machine->source, INSTALL "/%s/journal.jsonl", recipe);
+    struct journal journal = read_journal(machine->source, source_read(machine->source, "%s", path).text);
     bool is_stopped = strcmp(journal.event, "stopped") == 0;
 
     if (!is_stopped && journal.reboots < RESTARTS_MANY)
@@ -442,19 +446,19 @@ static void judge_journal(const struct doctor_machine *machine, struct doctor_re
     doctor_advise(machine, result,
                   "epkit install status %s says which step is not done and why. When its cause is gone, epkit install "
                   "apply %s --again takes it up.",
-                  shell_word(machine->root, recipe), shell_word(machine->root, recipe));
+                  shell_word(machine->source, recipe), shell_word(machine->source, recipe));
 }
 
 static void run_install_stuck(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_names recipes = root_list(machine->root, INSTALL);
+    struct source_names recipes = source_list(machine->source, INSTALL);
 
-    if (recipes.state == ROOT_ABSENT || recipes.state == ROOT_UNASKED)
-        doctor_not_here(machine, result, "nothing was installed by epkit install");
-    else if (recipes.state != ROOT_OK)
-        doctor_cannot_tell(machine, result, INSTALL ": %s", look_why(recipes.state, recipes.why));
-    for (size_t i = 0; recipes.state == ROOT_OK && i < recipes.n && result->outcome != DOCTOR_FOUND; i++)
-        judge_journal(machine, result, recipes.names[i]);
+    if (recipes.state == SOURCE_ABSENT || recipes.state == SOURCE_NOT_RECORDED)
+        doctor_not_applicable(machine, result, "nothing was installed by epkit install");
+    else if (recipes.state != SOURCE_OK)
+        doctor_unknown(machine, result, INSTALL ": %s", machine_reason(recipes.state, recipes.why));
+    for (size_t i = 0; recipes.state == SOURCE_OK && i < recipes.n && result->outcome != DOCTOR_FOUND; i++)
+        check_journal(machine, result, recipes.names[i]);
 }
 
 const struct doctor_check check_install_stuck = {

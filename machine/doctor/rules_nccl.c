@@ -4,9 +4,9 @@
  * user guide; lists of names are prefixes, '=' in front makes them exact, '^' leaves them out.
  */
 #include "doctor/checks.h"
-#include "doctor/look.h"
-#include "doctor/look_job.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine.h"
+#include "doctor/machine_job.h"
+#include "doctor/machine_nvshmem.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 
 static bool is_on(const struct doctor_machine *machine, const char *name)
 {
-    const char *value = root_env(machine->root, name);
+    const char *value = source_env(machine->source, name);
 
     return value && isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
 }
@@ -25,7 +25,7 @@ static bool is_on(const struct doctor_machine *machine, const char *name)
 /* The variable that keeps NCCL from InfiniBand and RoCE, NULL if there is none. */
 static const char *ib_switched_off_by(const struct doctor_machine *machine)
 {
-    const char *net = root_env(machine->root, "NCCL_NET");
+    const char *net = source_env(machine->source, "NCCL_NET");
 
     if (is_on(machine, "NCCL_IB_DISABLE"))
         return "NCCL_IB_DISABLE";
@@ -41,10 +41,10 @@ static bool uses_ib(const struct doctor_machine *machine)
 /* Do the launcher's variables say that there are other nodes? */
 static bool has_other_nodes(const struct doctor_machine *machine)
 {
-    return look_job_nodes(machine) > 1 ||
-           look_job_number(machine, "WORLD_SIZE", 0) > look_job_number(machine, "LOCAL_WORLD_SIZE", 1 << 20) ||
-           look_job_number(machine, "OMPI_COMM_WORLD_SIZE", 0) >
-               look_job_number(machine, "OMPI_COMM_WORLD_LOCAL_SIZE", 1 << 20);
+    return machine_job_nodes(machine) > 1 ||
+           machine_job_number(machine, "WORLD_SIZE", 0) > machine_job_number(machine, "LOCAL_WORLD_SIZE", 1 << 20) ||
+           machine_job_number(machine, "OMPI_COMM_WORLD_SIZE", 0) >
+               machine_job_number(machine, "OMPI_COMM_WORLD_LOCAL_SIZE", 1 << 20);
 }
 
 struct names {
@@ -88,7 +88,7 @@ static bool names_it(const struct names *names, const char *name, int port)
 
 static void found_value(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
 {
-    doctor_evidence(machine, result, name, "%s", root_env(machine->root, name));
+    doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
     doctor_fix(machine, result, false, "unset %s", name);
 }
 
@@ -104,7 +104,7 @@ static int count_named(const struct topo *topo, const struct names *names, int *
     *ret_n = 0;
     for (int i = 0; i < topo->n_nics; i++) {
         for (int p = 0; p < topo->nics[i].n_ports; p++) {
-            if (!look_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
+            if (!machine_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
                 continue;
             ++*ret_n;
             if (names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number))
@@ -123,7 +123,7 @@ static enum topo_path distance_to(const struct topo *topo, int gpu, const struct
 
     for (int i = 0; i < topo->n_nics; i++)
         for (int p = 0; p < topo->nics[i].n_ports; p++)
-            if (look_is_data_nic(topo, i) && topo->nics[i].ports[p].active &&
+            if (machine_is_data_nic(topo, i) && topo->nics[i].ports[p].active &&
                 topo_gpu_nic_path(topo, gpu, i) < nearest &&
                 (!names || names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number)))
                 nearest = topo_gpu_nic_path(topo, gpu, i);
@@ -133,7 +133,7 @@ static enum topo_path distance_to(const struct topo *topo, int gpu, const struct
 /* GPUs of this process, or of its rank alone, of which the list leaves out the NIC on their switch or their socket. */
 static int count_without(const struct doctor_machine *machine, const struct names *names, int *ret_first)
 {
-    int own = look_own_gpu(machine), n = 0;
+    int own = machine_own_gpu(machine), n = 0;
 
     for (int g = topo_usable_gpus(machine->topo) - 1; g >= 0; g--) {
         enum topo_path best = distance_to(machine->topo, g, NULL), named = distance_to(machine->topo, g, names);
@@ -148,12 +148,12 @@ static int count_without(const struct doctor_machine *machine, const struct name
 
 static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *value = root_env(machine->root, HCA);
-    int n, n_named, n_far, left_out = -1, far = -1, n_gpus = look_job_gpus(machine);
+    const char *value = source_env(machine->source, HCA);
+    int n, n_named, n_far, left_out = -1, far = -1, n_gpus = machine_job_gpus(machine);
     struct names names;
 
     if (!value || !*value || !uses_ib(machine)) {
-        doctor_not_here(machine, result, value && *value ? "NCCL is told to use sockets" : HCA " is not set");
+        doctor_not_applicable(machine, result, value && *value ? "NCCL is told to use sockets" : HCA " is not set");
         return;
     }
     names = parse_names(value);
@@ -175,7 +175,7 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
                       "part.");
     } else if (n_far > 0) {
         doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out the NICs that are nearest to %s%s",
-                     look_gpu_name(machine, far), n_far > 1 ? ", and to more GPUs" : "");
+                     machine_gpu_name(machine, far), n_far > 1 ? ", and to more GPUs" : "");
         found_value(machine, result, HCA);
         doctor_advise(machine, result,
                       "What these GPUs send crosses host bridges or sockets. Without the list NCCL takes the nearest "
@@ -204,16 +204,16 @@ static const char *const interface_variables[] = {"NCCL_SOCKET_IFNAME", "GLOO_SO
 
 static bool is_up(const struct doctor_machine *machine, const char *interface)
 {
-    struct root_text state = root_line(machine->root, "/sys/class/net/%s/operstate", interface);
+    struct source_text state = source_line(machine->source, "/sys/class/net/%s/operstate", interface);
 
     /* The loopback, and drivers that do not tell, say "unknown". */
-    return state.state != ROOT_OK || strcmp(state.text, "down") != 0;
+    return state.state != SOURCE_OK || strcmp(state.text, "down") != 0;
 }
 
-static void judge_interfaces(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
-                             const struct root_names *interfaces)
+static void check_interfaces(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
+                             const struct source_names *interfaces)
 {
-    struct names names = parse_names(root_env(machine->root, name));
+    struct names names = parse_names(source_env(machine->source, name));
     const char *down = "";
     int n_up = 0, n_loopback = 0;
 
@@ -246,25 +246,25 @@ static void judge_interfaces(const struct doctor_machine *machine, struct doctor
 
 static void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_names interfaces = root_list(machine->root, "/sys/class/net");
+    struct source_names interfaces = source_list(machine->source, "/sys/class/net");
     bool any = false;
 
     for (int i = 0; interface_variables[i]; i++) {
-        const char *value = root_env(machine->root, interface_variables[i]);
+        const char *value = source_env(machine->source, interface_variables[i]);
 
         if (!value || !*value)
             continue;
         any = true;
-        if (interfaces.state != ROOT_OK) {
-            doctor_cannot_tell(machine, result, "/sys/class/net: %s", look_why(interfaces.state, interfaces.why));
+        if (interfaces.state != SOURCE_OK) {
+            doctor_unknown(machine, result, "/sys/class/net: %s", machine_reason(interfaces.state, interfaces.why));
             return;
         }
-        judge_interfaces(machine, result, interface_variables[i], &interfaces);
+        check_interfaces(machine, result, interface_variables[i], &interfaces);
         if (result->outcome == DOCTOR_FOUND)
             return;
     }
     if (!any)
-        doctor_not_here(machine, result, "no variable names an interface");
+        doctor_not_applicable(machine, result, "no variable names an interface");
 }
 
 const struct doctor_check check_socket_interface = {
@@ -294,7 +294,7 @@ static bool has_nvlink(const struct topo *topo)
 
 static void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *level = root_env(machine->root, "NCCL_P2P_LEVEL");
+    const char *level = source_env(machine->source, "NCCL_P2P_LEVEL");
     bool no_p2p =
         is_on(machine, "NCCL_P2P_DISABLE") || (level && (strcasecmp(level, "LOC") == 0 || strcmp(level, "0") == 0));
     const char *no_ib = ib_switched_off_by(machine);
@@ -304,18 +304,18 @@ static void run_nccl_disabled(const struct doctor_machine *machine, struct docto
         const char *name = is_on(machine, "NCCL_P2P_DISABLE") ? "NCCL_P2P_DISABLE" : "NCCL_P2P_LEVEL";
 
         doctor_found(machine, result, DOCTOR_ERROR, "%s=%s keeps NCCL from NVLink", name,
-                     root_env(machine->root, name));
+                     source_env(machine->source, name));
         found_value(machine, result, name);
         doctor_advise(machine, result,
                       "It is a setting for machines whose PCIe does not let GPUs talk to each other. "
                       "Here they have NVLink.");
-    } else if (no_ib && look_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
+    } else if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
         doctor_found(machine, result, has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "%s=%s sends everything between nodes over sockets", no_ib, root_env(machine->root, no_ib));
+                     "%s=%s sends everything between nodes over sockets", no_ib, source_env(machine->source, no_ib));
         found_value(machine, result, no_ib);
         doctor_advise(machine, result, "This machine has RDMA NICs for data.");
     } else if (!no_p2p && !no_ib) {
-        doctor_not_here(machine, result, "nothing is switched off");
+        doctor_not_applicable(machine, result, "nothing is switched off");
     }
 }
 
@@ -358,13 +358,13 @@ static int path_rank(enum topo_path path)
 
 static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *level = root_env(machine->root, GDR_LEVEL);
+    const char *level = source_env(machine->source, GDR_LEVEL);
     int limit, n_beyond = 0, first = -1;
 
-    if (!level || !*level || !uses_ib(machine) || look_is_grace(machine->topo)) {
-        doctor_not_here(machine, result, "%s",
-                        level && *level ? "NCCL is told to use sockets, or the board has its own rule (Grace)"
-                                        : GDR_LEVEL " is not set");
+    if (!level || !*level || !uses_ib(machine) || machine_is_grace(machine->topo)) {
+        doctor_not_applicable(machine, result, "%s",
+                              level && *level ? "NCCL is told to use sockets, or the board has its own rule (Grace)"
+                                              : GDR_LEVEL " is not set");
         return;
     }
     limit = gdr_rank(level);
@@ -381,7 +381,7 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
                  GDR_LEVEL "=%s makes %d of %d GPUs send through host memory: their NICs are farther away", level,
                  n_beyond, machine->topo->n_gpus);
     found_value(machine, result, GDR_LEVEL);
-    doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", first), "its NIC %s is %s away",
+    doctor_evidence(machine, result, source_printf(machine->source, "GPU %d", first), "its NIC %s is %s away",
                     machine->topo->nics[machine->map->choices[first].nic].name,
                     topo_path_name(machine->map->choices[first].path));
     doctor_advise(machine, result,
@@ -411,7 +411,7 @@ static enum topo_link_layer common_layer(const struct topo *topo)
 
     for (int i = 0; i < topo->n_nics; i++) {
         for (int p = 0; p < topo->nics[i].n_ports; p++) {
-            if (!look_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
+            if (!machine_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
                 continue;
             if (layer != TOPO_LINK_UNKNOWN && topo->nics[i].ports[p].link_layer != layer)
                 return TOPO_LINK_UNKNOWN;
@@ -428,14 +428,14 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
     static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};
 
     if (common_layer(machine->topo) != TOPO_LINK_INFINIBAND) {
-        doctor_not_here(machine, result, "the NICs for data are not InfiniBand alone");
+        doctor_not_applicable(machine, result, "the NICs for data are not InfiniBand alone");
         return;
     }
     for (size_t i = 0; i < 2; i++) {
-        if (look_job_number(machine, names[i][0], 0) <= 0 || (i == 0 && !uses_ib(machine)))
+        if (machine_job_number(machine, names[i][0], 0) <= 0 || (i == 0 && !uses_ib(machine)))
             continue;
         doctor_found(machine, result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0],
-                     root_env(machine->root, names[i][0]));
+                     source_env(machine->source, names[i][0]));
         found_value(machine, result, names[i][0]);
         doctor_advise(machine, result, "On InfiniBand the service level says how switches treat traffic: %s.",
                       names[i][1]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rules_nvshmem.c - NVSHMEM's heap, registration of GPU memory, and lists of NICs in the forms that readers take. */
 #include "doctor/checks.h"
-#include "doctor/look.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine.h"
+#include "doctor/machine_nvshmem.h"
 #include "software/variables.h"
 
 #include <ctype.h>
@@ -17,10 +17,10 @@
 #define HEAP_LITTLE (512 * MIB)
 
 /* As NVSHMEM reads a size: a number with K, M, G or T behind it. -1: not set, or no size. */
-static double size_of(struct root *root, const char *name)
+static double size_of(struct source *source, const char *name)
 {
     static const char units[] = "kmgt";
-    const char *value = root_env(root, name), *unit;
+    const char *value = source_env(source, name), *unit;
     char *end;
     double size;
 
@@ -45,23 +45,23 @@ static double smallest_memory(const struct topo *topo)
 
 static void run_heap_size(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    bool is_static = variable_is_true(root_env(machine->root, "NVSHMEM_DISABLE_CUDA_VMM"));
+    bool is_static = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_CUDA_VMM"));
     const char *name = is_static ? "NVSHMEM_SYMMETRIC_SIZE" : "NVSHMEM_MAX_MEMORY_PER_GPU";
-    double size = size_of(machine->root, name), memory = smallest_memory(machine->topo);
+    double size = size_of(machine->source, name), memory = smallest_memory(machine->topo);
 
     if (size < 0) {
-        doctor_not_here(machine, result, "%s is not set", name);
+        doctor_not_applicable(machine, result, "%s is not set", name);
         return;
     }
     if (is_static && memory > 0 && size > memory)
         doctor_found(machine, result, DOCTOR_ERROR, "%s asks for %.0f MiB, and a GPU has %.0f MiB", name,
                      size / (double)MIB, memory / (double)MIB);
-    else if (size < (double)HEAP_LITTLE && look_has_deepep(machine))
+    else if (size < (double)HEAP_LITTLE && machine_has_deepep(machine))
         doctor_found(machine, result, DOCTOR_ERROR, "%s=%s is too little for the buffers of DeepEP", name,
-                     root_env(machine->root, name));
+                     source_env(machine->source, name));
     else
         return;
-    doctor_evidence(machine, result, name, "%s", root_env(machine->root, name));
+    doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
     doctor_fix(machine, result, false, is_static ? "export %s=4G" : "unset %s", name);
     doctor_advise(machine, result,
                   is_static
@@ -89,26 +89,26 @@ const struct doctor_check check_heap_size = {
 
 static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct stack_driver *driver = &machine->stack->driver;
-    const char *nccl = root_env(machine->root, "NCCL_DMABUF_ENABLE"), *name = "NVSHMEM_IB_DISABLE_DMABUF";
-    bool is_nvshmem = variable_is_true(root_env(machine->root, name));
+    const struct software_driver *driver = &machine->software->driver;
+    const char *nccl = source_env(machine->source, "NCCL_DMABUF_ENABLE"), *name = "NVSHMEM_IB_DISABLE_DMABUF";
+    bool is_nvshmem = variable_is_true(source_env(machine->source, name));
 
     if (!is_nvshmem && !(nccl && strcmp(nccl, "0") == 0)) {
-        doctor_not_here(machine, result, "nothing switches dma-buf off");
+        doctor_not_applicable(machine, result, "nothing switches dma-buf off");
         return;
     }
     /* With neither of the two the check peermem has the finding. */
-    if (driver->peermem == ROOT_OK || driver->dmabuf == ROOT_ABSENT)
+    if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
         return;
-    if (driver->peermem != ROOT_ABSENT) {
-        doctor_cannot_tell(machine, result, "/sys/module/nvidia_peermem: %s", look_why(driver->peermem, NULL));
+    if (driver->peermem != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, "/sys/module/nvidia_peermem: %s", machine_reason(driver->peermem, NULL));
         return;
     }
     name = is_nvshmem ? name : "NCCL_DMABUF_ENABLE";
     doctor_found(machine, result, is_nvshmem ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "%s=%s leaves no way for NICs into GPU memory: nvidia_peermem is not loaded", name,
-                 root_env(machine->root, name));
-    doctor_evidence(machine, result, name, "%s", root_env(machine->root, name));
+                 source_env(machine->source, name));
+    doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
     doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
     doctor_fix(machine, result, false, "unset %s", name);
     doctor_advise(machine, result, "Or load nvidia-peermem, which is the older of the two ways.");
@@ -142,19 +142,19 @@ static const char *entry_fault(const struct doctor_machine *machine, const char 
 
     snprintf(name, sizeof(name), "%.*s", (int)(n < sizeof(name) ? n : sizeof(name) - 1), entry);
     if (entry[strcspn(entry, "; |\t")])
-        return root_printf(machine->root, "'%s' is no list with ',' between its entries", entry);
+        return source_printf(machine->source, "'%s' is no list with ',' between its entries", entry);
     nic = topo_find_nic(topo, name);
     if (nic < 0)
-        return root_printf(machine->root, "there is no NIC %s", name);
+        return source_printf(machine->source, "there is no NIC %s", name);
     if (entry[n] == ':') {
         port = strtol(entry + n + 1, &end, 10);
         if (end == entry + n + 1 || (*end && *end != ':'))
-            return root_printf(machine->root, "'%s' names no port by its number", entry);
+            return source_printf(machine->source, "'%s' names no port by its number", entry);
     }
     for (int p = 0; p < topo->nics[nic].n_ports; p++)
         if (topo->nics[nic].ports[p].number == port)
             return "";
-    return root_printf(machine->root, "%s has no port %ld", name, port);
+    return source_printf(machine->source, "%s has no port %ld", name, port);
 }
 
 /* The first entry of a list that leads nowhere, and why; "" none. A list that begins with '^' leaves NICs out. */
@@ -183,7 +183,7 @@ static bool leaves_a_nic(const struct doctor_machine *machine)
     struct map *map;
     bool any = false;
 
-    if (look_nvshmem_map(machine, &map) != EP_OK)
+    if (machine_nvshmem_map(machine, &map) != EP_OK)
         return true;
     for (int i = 0; i < map->n; i++)
         any = any || map->choices[i].nic >= 0;
@@ -194,10 +194,10 @@ static bool leaves_a_nic(const struct doctor_machine *machine)
 static void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[] = {"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING"};
-    bool is_mapped = variable_is_true(root_env(machine->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING"));
+    bool is_mapped = variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING"));
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        const char *list = root_env(machine->root, names[i]), *fault;
+        const char *list = source_env(machine->source, names[i]), *fault;
 
         /* The mapping by PE is read where it is switched on; else it does nothing, which is the audit's to say. */
         if (!list || (i == 1 && !is_mapped))

@@ -4,7 +4,7 @@
  * processor. A counter counts since the driver was loaded, so what all rails have alike is no fault of one of them.
  */
 #include "doctor/checks.h"
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "doctor/shell.h"
 #include "hardware/counters.h"
 
@@ -26,7 +26,7 @@ static int list_rails(const struct doctor_machine *machine, enum topo_link_layer
     int n = 0;
 
     for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports && look_serves_gpus(machine, i); p++)
+        for (int p = 0; p < topo->nics[i].n_ports && machine_nic_serves_gpus(machine, i); p++)
             if (topo->nics[i].ports[p].active &&
                 (layer == TOPO_LINK_UNKNOWN || topo->nics[i].ports[p].link_layer == layer))
                 ret_rails[n++] = (struct rail){.nic = i, .port = p};
@@ -42,7 +42,8 @@ static int64_t counter(const struct doctor_machine *machine, const struct rail *
     char path[COUNTER_PATH_BYTES];
     int64_t value;
 
-    return *counter_path(&device, file, path) && root_number(machine->root, &value, "%s", path) == ROOT_OK ? value : 0;
+    return *counter_path(&device, file, path) && source_number(machine->source, &value, "%s", path) == SOURCE_OK ? value
+                                                                                                                 : 0;
 }
 
 /* What the others have: the median over all rails but one. 0 without others. */
@@ -59,7 +60,7 @@ static int64_t median_of_others(const struct rail *rails, int n, int self)
 
 static const char *rail_name(const struct doctor_machine *machine, const struct rail *rail)
 {
-    return look_port_name(machine, rail->nic, rail->port);
+    return machine_port_name(machine, rail->nic, rail->port);
 }
 
 /* --- link-errors --- */
@@ -86,7 +87,7 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
             if (first < 0)
                 doctor_found(machine, result, DOCTOR_WARNING, "%s has a bad link: %s", name, text);
             first = first < 0 ? i : first;
-            doctor_evidence(machine, result, root_printf(machine->root, "%s %s", name, limits[k].file), "%lld",
+            doctor_evidence(machine, result, source_printf(machine->source, "%s %s", name, limits[k].file), "%lld",
                             (long long)value);
         }
     }
@@ -95,7 +96,7 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
                       "Counted since the driver was loaded. Look whether it goes on (epkit nics), then at cable, "
                       "transceiver and switch port (mlxlink -d %s -m -c): clean or change them. A job ends with an "
                       "error when a link is away for longer than its timeout.",
-                      shell_word(machine->root, machine->topo->nics[rails[first].nic].name));
+                      shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
 }
 
 const struct doctor_check check_link_errors = {
@@ -152,7 +153,7 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
     double worst = 0;
 
     if (n == 0) {
-        doctor_not_here(machine, result, "no RoCE port is active");
+        doctor_not_applicable(machine, result, "no RoCE port is active");
         return;
     }
     for (int i = 0; i < n; i++) {
@@ -218,26 +219,26 @@ static int rdma_mtu(int64_t mtu)
 static void compare_members(const struct doctor_machine *machine, struct doctor_result *result, const struct rail *rail)
 {
     const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev;
-    struct root_text members = {.text = ""};
+    struct source_text members = {.text = ""};
 
     if (*bond)
-        members = root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond);
+        members = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
     for (const char *at = members.text; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
-        const char *member = root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        const char *member = source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at);
         int64_t mtu;
 
-        if (root_number(machine->root, &mtu, "/sys/class/net/%s/mtu", member) != ROOT_OK || mtu >= rail->value)
+        if (source_number(machine->source, &mtu, "/sys/class/net/%s/mtu", member) != SOURCE_OK || mtu >= rail->value)
             continue;
         doctor_found(machine, result, DOCTOR_ERROR,
                      "%s, a member of %s, has an MTU of %lld, and the bond one of %lld: larger packets are lost on it",
                      member, bond, (long long)mtu, (long long)rail->value);
-        doctor_evidence(machine, result, root_printf(machine->root, "/sys/class/net/%s/mtu", member), "%lld",
+        doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/mtu", member), "%lld",
                         (long long)mtu);
         doctor_advise(
             machine, result,
             "ip link set dev %s mtu %lld gives it the MTU of the bond; its link is away for a moment. Have the "
             "network's configuration say it as well, which outlasts a restart.",
-            shell_word(machine->root, member), (long long)rail->value);
+            shell_word(machine->source, member), (long long)rail->value);
         return;
     }
 }
@@ -251,7 +252,7 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
         const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
 
         rails[i].value = 0;
-        if (*netdev && root_number(machine->root, &rails[i].value, "/sys/class/net/%s/mtu", netdev) != ROOT_OK)
+        if (*netdev && source_number(machine->source, &rails[i].value, "/sys/class/net/%s/mtu", netdev) != SOURCE_OK)
             rails[i].value = 0;
         n_known += rails[i].value > 0;
         if (rdma_mtu(rails[i].value) > largest)
@@ -262,7 +263,7 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
     if (result->outcome == DOCTOR_FOUND)
         return;
     if (n_known < 2) {
-        doctor_not_here(machine, result, "fewer than two RoCE ports whose interface tells its MTU");
+        doctor_not_applicable(machine, result, "fewer than two RoCE ports whose interface tells its MTU");
         return;
     }
     for (int i = 0; i < n; i++) {
@@ -278,9 +279,9 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
                           "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu "
                           "<MTU of the others>, and the same in the network's configuration, which outlasts a restart. "
                           "The link is away for a moment.",
-                          shell_word(machine->root, netdev));
+                          shell_word(machine->source, netdev));
         }
-        doctor_evidence(machine, result, root_printf(machine->root, "/sys/class/net/%s/mtu", netdev), "%lld",
+        doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/mtu", netdev), "%lld",
                         (long long)rails[i].value);
     }
 }
@@ -316,10 +317,10 @@ static const char *usual_firmware(const struct doctor_machine *machine, int nic)
     for (int i = 0; i < topo->n_nics; i++) {
         int n = 0, n_same = 0;
 
-        if (!look_serves_gpus(machine, i) || !is_same_make(topo, i, nic) || !*topo->nics[i].firmware)
+        if (!machine_nic_serves_gpus(machine, i) || !is_same_make(topo, i, nic) || !*topo->nics[i].firmware)
             continue;
         for (int k = 0; k < topo->n_nics; k++) {
-            if (!look_serves_gpus(machine, k) || !is_same_make(topo, k, nic) || !*topo->nics[k].firmware)
+            if (!machine_nic_serves_gpus(machine, k) || !is_same_make(topo, k, nic) || !*topo->nics[k].firmware)
                 continue;
             n++;
             n_same += strcmp(topo->nics[k].firmware, topo->nics[i].firmware) == 0;
@@ -338,7 +339,7 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
     int n = 0, other = -1;
 
     for (int k = 0; k < topo->n_nics; k++) {
-        if (!look_serves_gpus(machine, k) || !is_same_make(topo, k, nic) || !*topo->nics[k].firmware)
+        if (!machine_nic_serves_gpus(machine, k) || !is_same_make(topo, k, nic) || !*topo->nics[k].firmware)
             continue;
         n++;
         other = other < 0 && strcmp(topo->nics[k].firmware, firmware) != 0 ? k : other;
@@ -348,7 +349,7 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
     doctor_found(machine, result, DOCTOR_WARNING, "NICs of one make have different firmware: %s has %s, %s has %s",
                  topo->nics[nic].name, firmware, topo->nics[other].name, topo->nics[other].firmware);
     for (int k = 0; k < topo->n_nics; k++)
-        if (look_serves_gpus(machine, k) && is_same_make(topo, k, nic) && *topo->nics[k].firmware)
+        if (machine_nic_serves_gpus(machine, k) && is_same_make(topo, k, nic) && *topo->nics[k].firmware)
             doctor_evidence(machine, result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s",
                             topo->nics[k].name, topo->nics[k].firmware);
     doctor_advise(
@@ -365,7 +366,7 @@ static void run_firmware(const struct doctor_machine *machine, struct doctor_res
     for (int i = 0; i < topo->n_nics; i++) {
         const char *usual, *place = topo->nics[i].pci >= 0 ? topo->pci[topo->nics[i].pci].address : "";
 
-        if (!look_serves_gpus(machine, i) || !*topo->nics[i].firmware)
+        if (!machine_nic_serves_gpus(machine, i) || !*topo->nics[i].firmware)
             continue;
         usual = usual_firmware(machine, i);
         if (!usual && result->outcome != DOCTOR_FOUND)
@@ -414,7 +415,7 @@ static bool carries_rdma(const struct topo *topo, const char *name)
 /* Does RDMA run over this interface, or the default route? Other bonds are nobody's business here. */
 static bool matters(const struct doctor_machine *machine, const char *name)
 {
-    const char *route = root_read(machine->root, "/proc/net/route").text;
+    const char *route = source_read(machine->source, "/proc/net/route").text;
     size_t n = strlen(name);
 
     if (carries_rdma(machine->topo, name))
@@ -430,9 +431,9 @@ static bool matters(const struct doctor_machine *machine, const char *name)
 /* A bond that watches nothing (miimon 0) calls each of its members up. */
 static bool has_lost_carrier(const struct doctor_machine *machine, const char *name)
 {
-    struct root_text carrier = root_line(machine->root, "/sys/class/net/%s/carrier", name);
+    struct source_text carrier = source_line(machine->source, "/sys/class/net/%s/carrier", name);
 
-    return carrier.state == ROOT_OK && strcmp(carrier.text, "0") == 0;
+    return carrier.state == SOURCE_OK && strcmp(carrier.text, "0") == 0;
 }
 
 static void found_too_few(const struct doctor_machine *machine, struct doctor_result *result, const char *bond, int n,
@@ -446,8 +447,8 @@ static void found_too_few(const struct doctor_machine *machine, struct doctor_re
             "A port has left the bond, or never joined it: look for the interface that has no master (ip "
             "link), at its part of the network's configuration, and whether the card shows all of its ports.");
     }
-    doctor_evidence(machine, result, root_printf(machine->root, "/sys/class/net/%s/bonding/slaves", bond), "%s",
-                    root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond).text);
+    doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
+                    source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text);
 }
 
 /* The number of members that more than half of the bonds for RDMA have, where there are at least three; else 0. */
@@ -456,8 +457,8 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
     int n_with[17] = {0}, n_bonds = 0;
 
     for (const char *at = bonds; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
-        const char *bond = root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at);
-        struct root_text slaves = root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond);
+        const char *bond = source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
         int n = 0;
 
         if (!carries_rdma(machine->topo, bond))
@@ -473,21 +474,22 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
     return 0;
 }
 
-static void look_at_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
-                         int n_usual)
+static void check_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
+                       int n_usual)
 {
-    struct root_text slaves = root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond);
+    struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
     bool is_wanted = matters(machine, bond);
     int n = 0, n_dead = 0;
     const char *dead[16];
 
     for (const char *at = slaves.text; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
-        const char *name = root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at);
-        struct root_text state = root_line(machine->root, "/sys/class/net/%s/bonding_slave/mii_status", name);
+        const char *name = source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        struct source_text state = source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", name);
 
         n++;
         is_wanted = is_wanted || matters(machine, name);
-        if (state.state == ROOT_OK && (strcmp(state.text, "up") != 0 || has_lost_carrier(machine, name)) && n_dead < 16)
+        if (state.state == SOURCE_OK && (strcmp(state.text, "up") != 0 || has_lost_carrier(machine, name)) &&
+            n_dead < 16)
             dead[n_dead++] = name;
     }
     if (carries_rdma(machine->topo, bond) && n_dead == 0 && n < n_usual)
@@ -504,22 +506,22 @@ static void look_at_bond(const struct doctor_machine *machine, struct doctor_res
             dead[0]);
     }
     for (int i = 0; i < n_dead; i++)
-        doctor_evidence(machine, result, root_printf(machine->root, "%s, a member of %s", dead[i], bond), "%s%s",
-                        root_line(machine->root, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text,
+        doctor_evidence(machine, result, source_printf(machine->source, "%s, a member of %s", dead[i], bond), "%s%s",
+                        source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text,
                         has_lost_carrier(machine, dead[i]) ? ", no carrier" : "");
 }
 
 static void run_bond(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_text bonds = root_line(machine->root, BONDS);
-    int n_usual = bonds.state == ROOT_OK ? usual_members(machine, bonds.text) : 0;
+    struct source_text bonds = source_line(machine->source, BONDS);
+    int n_usual = bonds.state == SOURCE_OK ? usual_members(machine, bonds.text) : 0;
 
-    if (bonds.state != ROOT_OK || !*bonds.text) {
-        doctor_not_here(machine, result, "there is no bond");
+    if (bonds.state != SOURCE_OK || !*bonds.text) {
+        doctor_not_applicable(machine, result, "there is no bond");
         return;
     }
     for (const char *at = bonds.text; *at; at += strcspn(at, " "), at += strspn(at, " "))
-        look_at_bond(machine, result, root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at), n_usual);
+        check_bond(machine, result, source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at), n_usual);
 }
 
 const struct doctor_check check_bond = {
@@ -582,8 +584,8 @@ static void note_uplink(const struct doctor_machine *machine, struct doctor_resu
 }
 
 /* Links above switches. A device's own link, which the port above it tells as well, is the matter of slow-link. */
-static void look_above(const struct doctor_machine *machine, struct doctor_result *result, int device,
-                       unsigned char *seen)
+static void check_uplinks(const struct doctor_machine *machine, struct doctor_result *result, int device,
+                          unsigned char *seen)
 {
     const struct topo *topo = machine->topo;
     int guard = 0;
@@ -603,14 +605,14 @@ static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_r
     const struct topo *topo = machine->topo;
 
     if (topo->n_gpus < 2) {
-        doctor_not_here(machine, result, "a single GPU: there is none to compare it with");
+        doctor_not_applicable(machine, result, "a single GPU: there is none to compare it with");
         return;
     }
     for (int i = 0; i < topo->n_gpus; i++)
-        look_above(machine, result, topo->gpus[i].pci, seen);
+        check_uplinks(machine, result, topo->gpus[i].pci, seen);
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_serves_gpus(machine, i))
-            look_above(machine, result, topo->nics[i].pci, seen);
+        if (machine_nic_serves_gpus(machine, i))
+            check_uplinks(machine, result, topo->nics[i].pci, seen);
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(machine, result,
                       "Others of its make have all of it. Take the node out of service when it is convenient and have "

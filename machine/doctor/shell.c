@@ -5,25 +5,25 @@
 
 #define PLAIN "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+,:=@%-"
 
-const char *shell_word(struct root *root, const char *text)
+const char *shell_word(struct source *source, const char *text)
 {
     size_t bytes = strlen(text) + 1;
-    char *shown = root_alloc(root, bytes);
+    char *shown = source_alloc(source, bytes);
     const char *word = "'";
 
     if (!shown)
         return "''";
-    root_clean(text, shown, bytes);
+    text_clean(text, shown, bytes);
     text = shown;
     if (*text && text[strspn(text, PLAIN)] == '\0')
         return text;
     while (*text) {
         size_t n = strcspn(text, "'");
 
-        word = root_printf(root, "%s%.*s%s", word, (int)n, text, text[n] ? "'\\''" : "");
+        word = source_printf(source, "%s%.*s%s", word, (int)n, text, text[n] ? "'\\''" : "");
         text += n + (text[n] != '\0');
     }
-    return root_printf(root, "%s'", word);
+    return source_printf(source, "%s'", word);
 }
 
 bool shell_is_name(const char *name)
@@ -63,12 +63,12 @@ bool shell_evaluates_environ(const char *line, size_t n)
     return false;
 }
 
-const char *shell_prepend(struct root *root, const char *name, const char *folders)
+const char *shell_prepend(struct source *source, const char *name, const char *folders)
 {
-    return root_printf(root, "export %s=%s${%s:+:$%s}", name, shell_word(root, folders), name, name);
+    return source_printf(source, "export %s=%s${%s:+:$%s}", name, shell_word(source, folders), name, name);
 }
 
-const char *shell_leave_out(struct root *root, const char *name, const char *path, const char *folder)
+const char *shell_leave_out(struct source *source, const char *name, const char *path, const char *folder)
 {
     const char *kept = "";
 
@@ -78,8 +78,8 @@ const char *shell_leave_out(struct root *root, const char *name, const char *pat
         while (bare > 1 && at[bare - 1] == '/')
             bare--;
         if (n > 0 && (bare != strlen(folder) || strncmp(at, folder, bare) != 0))
-            kept = root_printf(root, "%s%s%.*s", kept, *kept ? ":" : "", (int)n, at);
+            kept = source_printf(source, "%s%s%.*s", kept, *kept ? ":" : "", (int)n, at);
     }
-    return *kept ? root_printf(root, "export %s=%s", name, shell_word(root, kept))
-                 : root_printf(root, "unset %s", name);
+    return *kept ? source_printf(source, "export %s=%s", name, shell_word(source, kept))
+                 : source_printf(source, "unset %s", name);
 }

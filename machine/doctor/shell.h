@@ -3,7 +3,7 @@
 #ifndef EP_DOCTOR_SHELL_H
 #define EP_DOCTOR_SHELL_H
 
-#include "source/root.h"
+#include "source/source.h"
 
 #include <stdbool.h>
 
@@ -11,7 +11,7 @@
  * `text` as one word of a shell command, on one line: as it is if it is plain, else in single quotes. What cannot be
  * printed is '?', so that nothing divides a command that is pasted line by line.
  */
-const char *shell_word(struct root *root, const char *text);
+const char *shell_word(struct source *source, const char *text);
 
 /* Can a shell have a variable of this name? */
 bool shell_is_name(const char *name);
@@ -21,9 +21,9 @@ bool shell_evaluates_environ(const char *line, size_t bytes);
 
 /* A command that puts `folders` in front of a search path: without an empty entry, which would be the current folder.
  */
-const char *shell_prepend(struct root *root, const char *name, const char *folders);
+const char *shell_prepend(struct source *source, const char *name, const char *folders);
 
 /* A command that gives a search path without one folder, of which `path` is what it is now. */
-const char *shell_leave_out(struct root *root, const char *name, const char *path, const char *folder);
+const char *shell_leave_out(struct source *source, const char *name, const char *path, const char *folder);
 
 #endif

@@ -173,53 +173,53 @@ const char *counter_path(const struct counter_device *device, const char *file, 
 }
 
 /* What the driver counts, to be released. */
-static json_t *ask_driver(struct root *root, const struct counter_device *device)
+static json_t *ask_driver(struct source *source, const struct counter_device *device)
 {
     char question[COUNTER_PATH_BYTES];
 
     if (!device->netdev || !*device->netdev)
         return NULL;
-    if (root_is_live(root))
+    if (source_is_live(source))
         return ethtool_ask((void *)device->netdev);
     snprintf(question, sizeof(question), COUNTER_QUESTION, device->netdev);
-    return json_incref((json_t *)root_ask(root, question, ethtool_ask, (void *)device->netdev, 0).value);
+    return json_incref((json_t *)source_query(source, question, ethtool_ask, (void *)device->netdev, 0).value);
 }
 
-static void read_rows(struct root *root, const struct counter_device *device, enum counter_kind last,
+static void read_rows(struct source *source, const struct counter_device *device, enum counter_kind last,
                       struct counter_sample *ret_sample)
 {
     struct counter_sample sample = {.at_ns = (int64_t)ep_now_ns()};
     struct counter_rows rows = counter_rows(device->rdma);
-    json_t *driver = last == COUNTER_CONGESTION ? ask_driver(root, device) : NULL;
+    json_t *driver = last == COUNTER_CONGESTION ? ask_driver(source, device) : NULL;
     char path[COUNTER_PATH_BYTES];
 
     for (size_t i = 0; i < rows.n; i++) {
         const char *slash = strchr(rows.at[i].file, '/');
         const json_t *value = slash ? json_object_get(driver, slash + 1) : NULL;
 
-        sample.states[i] = ROOT_UNASKED;
+        sample.states[i] = SOURCE_NOT_RECORDED;
         if (rows.at[i].kind > last)
             continue;
         if (*counter_path(device, rows.at[i].file, path)) {
-            sample.states[i] = root_number_now(root, &sample.values[i], "%s", path);
+            sample.states[i] = source_number_uncached(source, &sample.values[i], "%s", path);
         } else {
-            sample.states[i] = json_is_integer(value) && json_integer_value(value) >= 0 ? ROOT_OK : ROOT_ABSENT;
-            sample.values[i] = sample.states[i] == ROOT_OK ? (uint64_t)json_integer_value(value) : 0;
+            sample.states[i] = json_is_integer(value) && json_integer_value(value) >= 0 ? SOURCE_OK : SOURCE_ABSENT;
+            sample.values[i] = sample.states[i] == SOURCE_OK ? (uint64_t)json_integer_value(value) : 0;
         }
-        sample.known[i] = sample.states[i] == ROOT_OK;
+        sample.known[i] = sample.states[i] == SOURCE_OK;
     }
     json_decref(driver);
     *ret_sample = sample;
 }
 
-void counter_read(struct root *root, const struct counter_device *device, struct counter_sample *ret_sample)
+void counter_read(struct source *source, const struct counter_device *device, struct counter_sample *ret_sample)
 {
-    read_rows(root, device, COUNTER_CONGESTION, ret_sample);
+    read_rows(source, device, COUNTER_CONGESTION, ret_sample);
 }
 
-void counter_read_traffic(struct root *root, const struct counter_device *device, struct counter_sample *ret_sample)
+void counter_read_traffic(struct source *source, const struct counter_device *device, struct counter_sample *ret_sample)
 {
-    read_rows(root, device, COUNTER_RECEIVED_PACKETS, ret_sample);
+    read_rows(source, device, COUNTER_RECEIVED_PACKETS, ret_sample);
 }
 
 bool counter_may_wrap(const struct counter_device *device, const struct counter_sample *sample)

@@ -98,14 +98,15 @@ void counter_limit_text(const struct counter_limit *limit, int64_t value, char *
 struct counter_sample {
     int64_t at_ns; /* of the monotonic clock */
     bool known[COUNTER_ROWS_MAX];
-    uint64_t values[COUNTER_ROWS_MAX];        /* as the file has it, not scaled */
-    enum root_state states[COUNTER_ROWS_MAX]; /* why it is not known; ROOT_UNASKED when it was not read */
+    uint64_t values[COUNTER_ROWS_MAX];          /* as the file has it, not scaled */
+    enum source_state states[COUNTER_ROWS_MAX]; /* why it is not known; SOURCE_NOT_RECORDED when it was not read */
 };
 
-void counter_read(struct root *root, const struct counter_device *device, struct counter_sample *ret_sample);
+void counter_read(struct source *source, const struct counter_device *device, struct counter_sample *ret_sample);
 
 /* The same for bytes and packets alone: four files. */
-void counter_read_traffic(struct root *root, const struct counter_device *device, struct counter_sample *ret_sample);
+void counter_read_traffic(struct source *source, const struct counter_device *device,
+                          struct counter_sample *ret_sample);
 
 /*
  * Could the device's data counters be of 32 bits? True as long as none has passed 2^32. A link of 400 Gbit/s takes such

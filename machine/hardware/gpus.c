@@ -182,13 +182,13 @@ static const char *value_of(struct topo *topo, const char *text, const char *key
  */
 static const char *driver_version(struct topo *topo)
 {
-    const char *text = root_line(topo->root, "/proc/driver/nvidia/version").text;
+    const char *text = source_line(topo->source, "/proc/driver/nvidia/version").text;
 
     while (*text) {
         size_t n = strcspn(text, " ");
 
         if (strspn(text, "0123456789.") == n && memchr(text, '.', n))
-            return root_printf(topo->root, "%.*s", (int)n, text);
+            return source_printf(topo->source, "%.*s", (int)n, text);
         text += n;
         text += strspn(text, " ");
     }
@@ -198,7 +198,7 @@ static const char *driver_version(struct topo *topo)
 static void read_files(struct topo *topo, struct topo_gpu *gpu)
 {
     const char *address = topo->pci[gpu->pci].address;
-    const char *text = root_read(topo->root, "/proc/driver/nvidia/gpus/%s/information", address).text;
+    const char *text = source_read(topo->source, "/proc/driver/nvidia/gpus/%s/information", address).text;
     const char *uuid = value_of(topo, text, "GPU UUID:"), *minor = value_of(topo, text, "Device Minor:");
 
     gpu->name = value_of(topo, text, "Model:");
@@ -221,19 +221,19 @@ static bool is_gpu(const struct topo *topo, int pci, const json_t *answer)
 static bool is_openable(struct topo *topo, int pci, bool *ret_is_denied)
 {
     const char *address = topo->pci[pci].address;
-    struct root_text text = root_read(topo->root, "/proc/driver/nvidia/gpus/%s/information", address);
+    struct source_text text = source_read(topo->source, "/proc/driver/nvidia/gpus/%s/information", address);
     const char *minor;
-    struct root_stat device;
+    struct source_stat device;
 
-    if (text.state != ROOT_OK || strcmp(value_of(topo, text.text, "GPU Excluded:"), "Yes") == 0)
+    if (text.state != SOURCE_OK || strcmp(value_of(topo, text.text, "GPU Excluded:"), "Yes") == 0)
         return false;
     minor = value_of(topo, text.text, "Device Minor:");
     if (!*minor || strspn(minor, "0123456789") != strlen(minor))
         return false;
-    device = root_stat(topo->root, "/dev/nvidia%s", minor);
+    device = source_stat(topo->source, "/dev/nvidia%s", minor);
     *ret_is_denied =
-        device.state == ROOT_DENIED || (device.state == ROOT_OK && (!device.may_read || !device.may_write));
-    return device.state == ROOT_OK && !*ret_is_denied;
+        device.state == SOURCE_DENIED || (device.state == SOURCE_OK && (!device.may_read || !device.may_write));
+    return device.state == SOURCE_OK && !*ret_is_denied;
 }
 
 static void hide_gpu(struct topo *topo, int pci, bool is_denied)
@@ -317,7 +317,7 @@ ep_status gpus_read(struct topo *topo, const json_t *answer)
     topo->driver = driver_version(topo);
     topo->cc_feature = topo->cc_ready = -1;
     topo->cc_mode = TOPO_CC_UNKNOWN;
-    topo->gpus = root_alloc(topo->root, TOPO_MAX_GPUS * sizeof(*topo->gpus));
+    topo->gpus = source_alloc(topo->source, TOPO_MAX_GPUS * sizeof(*topo->gpus));
     if (!topo->gpus)
         return ep_fail(EP_E_MEMORY, "no memory for a list of GPUs");
     has_answered = add_answered(topo, answer);

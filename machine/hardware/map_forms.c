@@ -46,7 +46,7 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     int gpu = number(entry, gpu_length, topo->n_gpus + topo->n_hidden_gpus - 1), nic, port;
     char nic_name[ENTRY_BYTES], clean[ENTRY_BYTES];
 
-    root_clean(entry, clean, sizeof(clean));
+    text_clean(entry, clean, sizeof(clean));
     if (!entry[gpu_length] || name_length == 0)
         return ep_fail(EP_E_ARG, "entry %d, '%s', is not GPU:NIC or GPU:NIC:PORT", n, clean);
     if (strchr(entry, ';'))
@@ -120,7 +120,7 @@ const char *map_deepep(const struct topo *topo, const struct map *map)
 
     for (int i = 0; i < map->n; i++)
         if (map->choices[i].nic >= 0)
-            text = root_printf(topo->root, "%s%s%d:%s", text, *text ? "," : "", i, map_hca_list(topo, map, i));
+            text = source_printf(topo->source, "%s%s%d:%s", text, *text ? "," : "", i, map_hca_list(topo, map, i));
     return text;
 }
 
@@ -131,8 +131,8 @@ const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu
 
     if (choice->nic < 0)
         return "";
-    root_clean(topo->nics[choice->nic].name, name, sizeof(name));
-    return root_printf(topo->root, "%s:%d", name, choice->port);
+    text_clean(topo->nics[choice->nic].name, name, sizeof(name));
+    return source_printf(topo->source, "%s:%d", name, choice->port);
 }
 
 const char *map_nccl(const struct topo *topo)
@@ -143,8 +143,8 @@ const char *map_nccl(const struct topo *topo)
     char name[64];
 
     for (int i = 0; i < n; i++) {
-        root_clean(topo->nics[ports[i].nic].name, name, sizeof(name));
-        text = root_printf(topo->root, "%s%s%s:%d", text, *text ? "," : "=", name, ports[i].port);
+        text_clean(topo->nics[ports[i].nic].name, name, sizeof(name));
+        text = source_printf(topo->source, "%s%s%s:%d", text, *text ? "," : "=", name, ports[i].port);
     }
     return text;
 }
@@ -156,7 +156,7 @@ const char *map_verbs(const struct topo *topo, const struct map *map)
     for (int i = 0; i < map->n; i++) {
         if (map->choices[i].nic < 0)
             return "";
-        text = root_printf(topo->root, "%s%s%s", text, i ? "," : "", map_hca_list(topo, map, i));
+        text = source_printf(topo->source, "%s%s%s", text, i ? "," : "", map_hca_list(topo, map, i));
     }
     return text;
 }

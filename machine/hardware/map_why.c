@@ -13,7 +13,7 @@ void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, s
 {
     char name[64];
 
-    root_clean(topo->nics[nic].name, name, sizeof(name));
+    text_clean(topo->nics[nic].name, name, sizeof(name));
     if (topo->nics[nic].n_ports > 1)
         snprintf(ret_text, bytes, "%s:%d", name, port);
     else

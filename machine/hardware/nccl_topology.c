@@ -86,13 +86,13 @@ static bool knows_all_gpus(const struct topo *topo)
 
 void nccl_topology_read(struct topo *topo)
 {
-    const char *file = root_env(topo->root, "NCCL_TOPO_FILE");
+    const char *file = source_env(topo->source, "NCCL_TOPO_FILE");
     const json_t *device, *devices;
     size_t i;
 
     topo->told_by = "";
     file = file && *file ? file : DEFAULT_FILE;
-    devices = root_fact(topo->root, "nccl-switches", read_switches, "%s", file).value;
+    devices = source_fact(topo->source, "nccl-switches", read_switches, "%s", file).value;
     json_array_foreach(devices, i, device)
     {
         const char *address = json_string_value(json_array_get(device, 0));
@@ -102,7 +102,7 @@ void nccl_topology_read(struct topo *topo)
         if (pci < 0 || number <= 0 || number > TOPO_MAX_PCI)
             continue;
         topo->pci[pci].told_switch = (int)number;
-        topo->told_by = root_printf(topo->root, "%s", file);
+        topo->told_by = source_printf(topo->source, "%s", file);
     }
     if (!*topo->told_by || knows_all_gpus(topo))
         return;

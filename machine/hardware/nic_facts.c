@@ -31,7 +31,7 @@ static void add_interface(struct interfaces *interfaces, const char *name)
 /* IPv4: destination and mask are 0 in /proc/net/route. */
 static void add_ipv4_routes(struct topo *topo, struct interfaces *interfaces)
 {
-    const char *line = root_read(topo->root, "/proc/net/route").text;
+    const char *line = source_read(topo->source, "/proc/net/route").text;
 
     for (; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         char name[32], destination[16], mask[16];
@@ -48,7 +48,7 @@ static void add_ipv4_routes(struct topo *topo, struct interfaces *interfaces)
  */
 static void add_ipv6_routes(struct topo *topo, struct interfaces *interfaces)
 {
-    const char *line = root_read(topo->root, "/proc/net/ipv6_route").text;
+    const char *line = source_read(topo->source, "/proc/net/ipv6_route").text;
 
     for (; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         char destination[40], prefix[8], name[32];
@@ -68,7 +68,7 @@ static void add_lower(struct topo *topo, struct interfaces *interfaces)
         int end = interfaces->n;
 
         for (int i = begin; i < end; i++) {
-            struct root_names names = root_list(topo->root, NET "/%s", interfaces->names[i]);
+            struct source_names names = source_list(topo->source, NET "/%s", interfaces->names[i]);
 
             for (size_t k = 0; k < names.n; k++)
                 if (strncmp(names.names[k], "lower_", 6) == 0)
@@ -113,20 +113,21 @@ static bool is_in_other_network(const struct topo_nic *nic)
 
 static void find_access(struct topo *topo, struct topo_nic *nic)
 {
-    struct root_stat device = {.state = ROOT_UNASKED};
+    struct source_stat device = {.state = SOURCE_NOT_RECORDED};
 
     if (*nic->uverbs)
-        device = root_stat(topo->root, "%s", nic->uverbs);
-    if (device.state == ROOT_ABSENT) {
+        device = source_stat(topo->source, "%s", nic->uverbs);
+    if (device.state == SOURCE_ABSENT) {
         nic->access = TOPO_ACCESS_NO;
-        nic->access_why = root_printf(topo->root, "%s is not here", nic->uverbs);
-    } else if (device.state == ROOT_DENIED || (device.state == ROOT_OK && (!device.may_read || !device.may_write))) {
+        nic->access_why = source_printf(topo->source, "%s is not here", nic->uverbs);
+    } else if (device.state == SOURCE_DENIED ||
+               (device.state == SOURCE_OK && (!device.may_read || !device.may_write))) {
         nic->access = TOPO_ACCESS_NO;
-        nic->access_why = root_printf(topo->root, "%s may not be opened", nic->uverbs);
+        nic->access_why = source_printf(topo->source, "%s may not be opened", nic->uverbs);
     } else if (is_in_other_network(nic)) {
         nic->access = TOPO_ACCESS_NO;
         nic->access_why = "its interface is in another network namespace";
-    } else if (device.state == ROOT_OK) {
+    } else if (device.state == SOURCE_OK) {
         nic->access = TOPO_ACCESS_YES;
     }
 }

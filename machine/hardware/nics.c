@@ -10,14 +10,14 @@
 #define CLASS "/sys/class/infiniband"
 #define NET "/sys/class/net"
 
-void nics_wish(struct root *root, struct pci_set *set)
+void nics_wish(struct source *source, struct pci_set *set)
 {
-    struct root_names names = root_list(root, CLASS);
+    struct source_names names = source_list(source, CLASS);
 
     for (size_t i = 0; i < names.n && i < TOPO_MAX_NICS; i++) {
         struct pci_address address;
 
-        if (pci_of_path(root_resolve(root, CLASS "/%s/device", names.names[i]).text, &address))
+        if (pci_of_path(source_resolve(source, CLASS "/%s/device", names.names[i]).text, &address))
             pci_set_add(set, &address);
     }
 }
@@ -31,35 +31,37 @@ void nics_wish(struct root *root, struct pci_set *set)
  */
 static bool is_foreign(struct topo *topo, const struct topo_nic *nic, int port, int index)
 {
-    struct root_text ndev = root_line(topo->root, CLASS "/%s/ports/%d/gid_attrs/ndevs/%d", nic->name, port, index);
+    struct source_text ndev =
+        source_line(topo->source, CLASS "/%s/ports/%d/gid_attrs/ndevs/%d", nic->name, port, index);
 
-    if (ndev.state != ROOT_OK || !*ndev.text || strchr(ndev.text, '/'))
+    if (ndev.state != SOURCE_OK || !*ndev.text || strchr(ndev.text, '/'))
         return false;
-    return root_stat(topo->root, NET "/%s", ndev.text).state == ROOT_ABSENT && root_list(topo->root, NET).n > 0;
+    return source_stat(topo->source, NET "/%s", ndev.text).state == SOURCE_ABSENT &&
+           source_list(topo->source, NET).n > 0;
 }
 
 /* Reads the GIDs that are not empty. */
 static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct topo_port *port)
 {
     static const uint8_t empty[16];
-    struct root_names names = root_list(topo->root, CLASS "/%s/ports/%d/gids", nic->name, port->number);
+    struct source_names names = source_list(topo->source, CLASS "/%s/ports/%d/gids", nic->name, port->number);
 
     port->gids_state = names.state;
     if (names.n == 0)
         return EP_OK;
-    port->gids = root_alloc(topo->root, TOPO_MAX_GIDS * sizeof(*port->gids));
+    port->gids = source_alloc(topo->source, TOPO_MAX_GIDS * sizeof(*port->gids));
     if (!port->gids)
         return ep_fail(EP_E_MEMORY, "no memory for a list of GIDs");
     for (size_t i = 0; i < names.n && port->n_gids < TOPO_MAX_GIDS; i++) {
         struct topo_gid *gid = &port->gids[port->n_gids];
-        struct root_text text;
+        struct source_text text;
         uint8_t bytes[16];
 
         if (strlen(names.names[i]) > 5 || strspn(names.names[i], "0123456789") != strlen(names.names[i]))
             continue;
-        text = root_line(topo->root, CLASS "/%s/ports/%d/gids/%s", nic->name, port->number, names.names[i]);
-        if (text.state == ROOT_DENIED)
-            port->gids_state = ROOT_DENIED;
+        text = source_line(topo->source, CLASS "/%s/ports/%d/gids/%s", nic->name, port->number, names.names[i]);
+        if (text.state == SOURCE_DENIED)
+            port->gids_state = SOURCE_DENIED;
         if (!parse_gid(text.text, bytes) || memcmp(bytes, empty, sizeof(empty)) == 0)
             continue;
         if (port->link_layer == TOPO_LINK_ETHERNET && is_foreign(topo, nic, port->number, atoi(names.names[i]))) {
@@ -69,7 +71,8 @@ static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct
         gid->index = atoi(names.names[i]);
         gid->kind = gid_kind(bytes);
         gid->type = parse_gid_type(
-            root_line(topo->root, CLASS "/%s/ports/%d/gid_attrs/types/%d", nic->name, port->number, gid->index).text,
+            source_line(topo->source, CLASS "/%s/ports/%d/gid_attrs/types/%d", nic->name, port->number, gid->index)
+                .text,
             port->link_layer);
         port->n_gids++;
     }
@@ -82,17 +85,17 @@ static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct
  */
 static const char *find_netdev(struct topo *topo, const struct topo_nic *nic, int port)
 {
-    struct root_text named = root_line(topo->root, CLASS "/%s/ports/%d/gid_attrs/ndevs/0", nic->name, port);
-    struct root_names names;
+    struct source_text named = source_line(topo->source, CLASS "/%s/ports/%d/gid_attrs/ndevs/0", nic->name, port);
+    struct source_names names;
 
-    if (named.state == ROOT_OK && *named.text)
+    if (named.state == SOURCE_OK && *named.text)
         return named.text;
-    names = root_list(topo->root, CLASS "/%s/device/net", nic->name);
+    names = source_list(topo->source, CLASS "/%s/device/net", nic->name);
     for (size_t i = 0; i < names.n && names.n > 1; i++) {
         int64_t number;
 
-        if (root_number(topo->root, &number, CLASS "/%s/device/net/%s/dev_port", nic->name, names.names[i]) ==
-                ROOT_OK &&
+        if (source_number(topo->source, &number, CLASS "/%s/device/net/%s/dev_port", nic->name, names.names[i]) ==
+                SOURCE_OK &&
             number == port - 1)
             return topo_keep(topo, names.names[i]);
     }
@@ -108,14 +111,14 @@ static enum topo_link_layer parse_link_layer(const char *text)
 
 static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int number, struct topo_port *port)
 {
-    struct root *root = topo->root;
+    struct source *source = topo->source;
 
     port->number = number;
-    port->state = parse_port_state(root_line(root, CLASS "/%s/ports/%d/state", nic->name, number).text);
-    port->phys_state = parse_phys_state(root_line(root, CLASS "/%s/ports/%d/phys_state", nic->name, number).text);
+    port->state = parse_port_state(source_line(source, CLASS "/%s/ports/%d/state", nic->name, number).text);
+    port->phys_state = parse_phys_state(source_line(source, CLASS "/%s/ports/%d/phys_state", nic->name, number).text);
     port->active = port->state == TOPO_PORT_ACTIVE && port->phys_state == TOPO_PHYS_LINK_UP;
-    port->rate_gbps = parse_rate(root_line(root, CLASS "/%s/ports/%d/rate", nic->name, number).text);
-    port->link_layer = parse_link_layer(root_line(root, CLASS "/%s/ports/%d/link_layer", nic->name, number).text);
+    port->rate_gbps = parse_rate(source_line(source, CLASS "/%s/ports/%d/rate", nic->name, number).text);
+    port->link_layer = parse_link_layer(source_line(source, CLASS "/%s/ports/%d/link_layer", nic->name, number).text);
     port->netdev = port->link_layer == TOPO_LINK_ETHERNET ? find_netdev(topo, nic, number) : "";
     return read_gids(topo, nic, port);
 }
@@ -138,13 +141,13 @@ static json_t *read_representor(const char *name, size_t bytes)
 
 static bool is_representor(struct topo *topo, const char *netdev)
 {
-    return *netdev && root_fact_is(root_fact(topo->root, "representor", read_representor,
-                                             "/sys/class/net/%s/phys_port_name", netdev));
+    return *netdev && source_fact_bool(source_fact(topo->source, "representor", read_representor,
+                                                   "/sys/class/net/%s/phys_port_name", netdev));
 }
 
 static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
 {
-    struct root_names names = root_list(topo->root, CLASS "/%s/ports", nic->name);
+    struct source_names names = source_list(topo->source, CLASS "/%s/ports", nic->name);
     ep_status status = EP_OK;
 
     for (size_t i = 0; i < names.n && status == EP_OK; i++) {
@@ -170,15 +173,15 @@ static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
 /* "/dev/infiniband/uverbs0". Several RDMA devices may share one PCI device: then each uverbs says whose it is. */
 static const char *find_uverbs(struct topo *topo, const struct topo_nic *nic)
 {
-    struct root_names names = root_list(topo->root, CLASS "/%s/device/infiniband_verbs", nic->name);
+    struct source_names names = source_list(topo->source, CLASS "/%s/device/infiniband_verbs", nic->name);
 
     for (size_t i = 0; i < names.n; i++) {
-        struct root_text owner = {.state = ROOT_ABSENT};
+        struct source_text owner = {.state = SOURCE_ABSENT};
 
         if (names.n > 1)
-            owner = root_line(topo->root, CLASS "/%s/device/infiniband_verbs/%s/ibdev", nic->name, names.names[i]);
-        if (names.n == 1 || (owner.state == ROOT_OK && strcmp(owner.text, nic->name) == 0))
-            return root_printf(topo->root, "/dev/infiniband/%s", topo_keep(topo, names.names[i]));
+            owner = source_line(topo->source, CLASS "/%s/device/infiniband_verbs/%s/ibdev", nic->name, names.names[i]);
+        if (names.n == 1 || (owner.state == SOURCE_OK && strcmp(owner.text, nic->name) == 0))
+            return source_printf(topo->source, "/dev/infiniband/%s", topo_keep(topo, names.names[i]));
     }
     return "";
 }
@@ -189,14 +192,14 @@ static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *
     char text[20];
 
     *nic = (struct topo_nic){.name = topo_keep(topo, name), .pci = -1, .role_why = "", .access_why = ""};
-    if (pci_of_path(root_resolve(topo->root, CLASS "/%s/device", name).text, &address)) {
+    if (pci_of_path(source_resolve(topo->source, CLASS "/%s/device", name).text, &address)) {
         print_pci_address(&address, text);
         nic->pci = topo_find_pci(topo, text);
     }
-    nic->hca = root_line(topo->root, CLASS "/%s/hca_type", name).text;
-    nic->firmware = root_line(topo->root, CLASS "/%s/fw_ver", name).text;
+    nic->hca = source_line(topo->source, CLASS "/%s/hca_type", name).text;
+    nic->firmware = source_line(topo->source, CLASS "/%s/fw_ver", name).text;
     nic->uverbs = find_uverbs(topo, nic);
-    nic->is_iwarp = strstr(root_line(topo->root, CLASS "/%s/node_type", name).text, "RNIC") != NULL;
+    nic->is_iwarp = strstr(source_line(topo->source, CLASS "/%s/node_type", name).text, "RNIC") != NULL;
     return read_ports(topo, nic);
 }
 
@@ -216,10 +219,10 @@ static void sort_nics(struct topo *topo)
 
 ep_status nics_read(struct topo *topo)
 {
-    struct root_names names = root_list(topo->root, CLASS);
+    struct source_names names = source_list(topo->source, CLASS);
     ep_status status = EP_OK;
 
-    topo->nics = root_alloc(topo->root, TOPO_MAX_NICS * sizeof(*topo->nics));
+    topo->nics = source_alloc(topo->source, TOPO_MAX_NICS * sizeof(*topo->nics));
     if (!topo->nics)
         return ep_fail(EP_E_MEMORY, "no memory for a list of NICs");
     if (names.n > TOPO_MAX_NICS)

@@ -32,9 +32,9 @@ static int node_number(const char *name)
 
 ep_status numa_read(struct topo *topo)
 {
-    struct root_names names = root_list(topo->root, "/sys/devices/system/node");
+    struct source_names names = source_list(topo->source, "/sys/devices/system/node");
 
-    topo->numa = root_alloc(topo->root, TOPO_MAX_NUMA * sizeof(*topo->numa));
+    topo->numa = source_alloc(topo->source, TOPO_MAX_NUMA * sizeof(*topo->numa));
     if (!topo->numa)
         return ep_fail(EP_E_MEMORY, "no memory for a list of NUMA nodes");
     for (size_t i = 0; i < names.n; i++) {
@@ -46,9 +46,9 @@ ep_status numa_read(struct topo *topo)
             topo->cut = true;
             break;
         }
-        node.cpus = root_line(topo->root, "/sys/devices/system/node/node%d/cpulist", node.number).text;
+        node.cpus = source_line(topo->source, "/sys/devices/system/node/node%d/cpulist", node.number).text;
         node.memory_bytes =
-            parse_memory(root_read(topo->root, "/sys/devices/system/node/node%d/meminfo", node.number).text);
+            parse_memory(source_read(topo->source, "/sys/devices/system/node/node%d/meminfo", node.number).text);
         topo->numa[topo->n_numa++] = node;
     }
     return EP_OK;

@@ -3,7 +3,7 @@
  * pci.c - the PCI tree, from the links in /sys/bus/pci/devices: each leads to a folder whose path names the host bridge
  * and all bridges above the device.
  *
- * hwloc would read the same, but not from a snapshot, and it follows links out of a root that is given to it. A unit
+ * hwloc would read the same, but not from a snapshot, and it follows links out of a source that is given to it. A unit
  * test compares the two.
  */
 #include "base/error.h"
@@ -46,9 +46,9 @@ void pci_set_done(struct pci_set *set)
     set->addresses = NULL;
 }
 
-ep_status pci_set_read(struct root *root, struct pci_set *ret_set)
+ep_status pci_set_read(struct source *source, struct pci_set *ret_set)
 {
-    struct root_names names = root_list(root, "/sys/bus/pci/devices");
+    struct source_names names = source_list(source, "/sys/bus/pci/devices");
     struct pci_set set = {.why = names.why, .state = names.state, .n_seen = (int)names.n};
 
     set.addresses = malloc(TOPO_MAX_PCI * sizeof(*set.addresses));
@@ -60,11 +60,11 @@ ep_status pci_set_read(struct root *root, struct pci_set *ret_set)
         bool is_gpu;
 
         if (!parse_pci_address(names.names[i], &address) ||
-            root_number(root, &class, "/sys/bus/pci/devices/%s/class", names.names[i]) != ROOT_OK)
+            source_number(source, &class, "/sys/bus/pci/devices/%s/class", names.names[i]) != SOURCE_OK)
             continue;
         class = class >> 16 & 0xff;
         is_gpu = class == PCI_CLASS_DISPLAY &&
-                 root_number(root, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) == ROOT_OK &&
+                 source_number(source, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) == SOURCE_OK &&
                  vendor == PCI_VENDOR_NVIDIA;
         if (!is_gpu && class != PCI_CLASS_NETWORK)
             continue;
@@ -198,7 +198,8 @@ static void list_host_bridges(struct topo *topo, const struct hops *hops, struct
     }
     qsort(ret_bridges, (size_t)n, sizeof(*ret_bridges), by_bridge);
     for (int i = 0; i < n; i++)
-        topo->host_bridge_names[i] = root_printf(topo->root, "pci%04x:%02x", ret_bridges[i].domain, ret_bridges[i].bus);
+        topo->host_bridge_names[i] =
+            source_printf(topo->source, "pci%04x:%02x", ret_bridges[i].domain, ret_bridges[i].bus);
     topo->n_host_bridges = n;
 }
 
@@ -217,35 +218,35 @@ static int find_hop(const struct hops *hops, const struct pci_address *address)
 /* --- what they are --- */
 
 /* A number from 0 to `most`, else `otherwise`. */
-static int read_attribute(struct root *root, const char *address, const char *file, int64_t most, int otherwise)
+static int read_attribute(struct source *source, const char *address, const char *file, int64_t most, int otherwise)
 {
     int64_t value;
 
-    if (root_number(root, &value, "/sys/bus/pci/devices/%s/%s", address, file) != ROOT_OK)
+    if (source_number(source, &value, "/sys/bus/pci/devices/%s/%s", address, file) != SOURCE_OK)
         return otherwise;
     return value >= 0 && value <= most ? (int)value : otherwise;
 }
 
-static double read_speed(struct root *root, const char *address, const char *file)
+static double read_speed(struct source *source, const char *address, const char *file)
 {
-    return parse_speed(root_line(root, "/sys/bus/pci/devices/%s/%s", address, file).text);
+    return parse_speed(source_line(source, "/sys/bus/pci/devices/%s/%s", address, file).text);
 }
 
 static void describe(struct topo *topo, struct topo_pci *pci)
 {
-    struct root *root = topo->root;
+    struct source *source = topo->source;
     const char *address = pci->address, *driver;
 
-    pci->vendor = (unsigned)read_attribute(root, address, "vendor", 0xffffff, 0) & 0xffff;
-    pci->device = (unsigned)read_attribute(root, address, "device", 0xffffff, 0) & 0xffff;
-    pci->class_code = (unsigned)read_attribute(root, address, "class", 0xffffff, 0);
-    pci->numa_node = read_attribute(root, address, "numa_node", INT16_MAX - 1, -1);
-    pci->local_cpus = root_line(root, "/sys/bus/pci/devices/%s/local_cpulist", address).text;
-    pci->link_gts = read_speed(root, address, "current_link_speed");
-    pci->link_gts_max = read_speed(root, address, "max_link_speed");
-    pci->link_width = read_attribute(root, address, "current_link_width", MAX_LINK_WIDTH, 0);
-    pci->link_width_max = read_attribute(root, address, "max_link_width", MAX_LINK_WIDTH, 0);
-    driver = strrchr(root_resolve(root, "/sys/bus/pci/devices/%s/driver", address).text, '/');
+    pci->vendor = (unsigned)read_attribute(source, address, "vendor", 0xffffff, 0) & 0xffff;
+    pci->device = (unsigned)read_attribute(source, address, "device", 0xffffff, 0) & 0xffff;
+    pci->class_code = (unsigned)read_attribute(source, address, "class", 0xffffff, 0);
+    pci->numa_node = read_attribute(source, address, "numa_node", INT16_MAX - 1, -1);
+    pci->local_cpus = source_line(source, "/sys/bus/pci/devices/%s/local_cpulist", address).text;
+    pci->link_gts = read_speed(source, address, "current_link_speed");
+    pci->link_gts_max = read_speed(source, address, "max_link_speed");
+    pci->link_width = read_attribute(source, address, "current_link_width", MAX_LINK_WIDTH, 0);
+    pci->link_width_max = read_attribute(source, address, "max_link_width", MAX_LINK_WIDTH, 0);
+    driver = strrchr(source_resolve(source, "/sys/bus/pci/devices/%s/driver", address).text, '/');
     pci->driver = driver ? topo_keep(topo, driver + 1) : "";
 }
 
@@ -253,7 +254,7 @@ static ep_status make_tree(struct topo *topo, const struct hops *hops)
 {
     struct pci_address bridges[MAX_HOST_BRIDGES];
 
-    topo->pci = root_alloc(topo->root, ((size_t)hops->n + 1) * sizeof(*topo->pci));
+    topo->pci = source_alloc(topo->source, ((size_t)hops->n + 1) * sizeof(*topo->pci));
     if (!topo->pci)
         return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", hops->n);
     topo->n_pci = hops->n;
@@ -283,7 +284,8 @@ ep_status pci_read(struct topo *topo, const struct pci_set *set)
         char address[20];
 
         print_pci_address(&set->addresses[i], address);
-        status = add_way(&hops, &set->addresses[i], root_resolve(topo->root, "/sys/bus/pci/devices/%s", address).text);
+        status =
+            add_way(&hops, &set->addresses[i], source_resolve(topo->source, "/sys/bus/pci/devices/%s", address).text);
     }
     if (status == EP_OK) {
         sort_hops(&hops, &topo->cut);

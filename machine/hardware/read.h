@@ -17,13 +17,13 @@ struct pci_set {
     int n, n_gpus;   /* of the GPUs among them */
     int n_seen;      /* devices on the bus, wanted or not */
     const char *why; /* the list could not be read; "" */
-    enum root_state state;
+    enum source_state state;
     struct pci_address *addresses; /* TOPO_MAX_PCI */
     bool is_full;
 };
 
 /* An empty set that has the GPUs and network controllers of the bus. */
-ep_status pci_set_read(struct root *root, struct pci_set *ret_set);
+ep_status pci_set_read(struct source *source, struct pci_set *ret_set);
 void pci_set_add(struct pci_set *set, const struct pci_address *address);
 void pci_set_done(struct pci_set *set);
 
@@ -43,7 +43,7 @@ void nccl_topology_read(struct topo *topo);
 ep_status gpus_read(struct topo *topo, const json_t *answer);
 
 /* Before pci_read(): the PCI devices that have RDMA devices. */
-void nics_wish(struct root *root, struct pci_set *set);
+void nics_wish(struct source *source, struct pci_set *set);
 
 /* After pci_read() and gpus_read(). */
 ep_status nics_read(struct topo *topo);
@@ -57,7 +57,7 @@ void nics_judge(struct topo *topo);
 
 ep_status numa_read(struct topo *topo);
 
-/* `text` printable and cut to a line, kept as long as the root. */
+/* `text` printable and cut to a line, kept as long as the source. */
 const char *topo_keep(struct topo *topo, const char *text);
 
 #endif

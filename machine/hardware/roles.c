@@ -71,7 +71,7 @@ static int physical_function(const struct topo *topo, const struct topo_nic *nic
 
     if (nic->pci < 0)
         return -1;
-    path = root_resolve(topo->root, "/sys/bus/pci/devices/%s/physfn", topo->pci[nic->pci].address).text;
+    path = source_resolve(topo->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[nic->pci].address).text;
     if (pci_of_path(path, &address)) {
         print_pci_address(&address, text);
         pci = topo_find_pci(topo, text);
@@ -98,8 +98,8 @@ static const char *down_why(struct topo *topo, const struct topo_nic *nic)
         return "no port is active";
     state = topo_port_state_name(nic->ports[0].state);
     phys_state = topo_phys_state_name(nic->ports[0].phys_state);
-    return root_printf(topo->root, "port %d is %s (%s)", nic->ports[0].number, *state ? state : "in an unknown state",
-                       *phys_state ? phys_state : "link unknown");
+    return source_printf(topo->source, "port %d is %s (%s)", nic->ports[0].number,
+                         *state ? state : "in an unknown state", *phys_state ? phys_state : "link unknown");
 }
 
 /* Was this process given virtual functions, and none of their physical ones? Then one that it lacks is missed. */
@@ -128,7 +128,7 @@ static void judge_alone(struct topo *topo)
             set_role(nic, TOPO_ROLE_NO_ACCESS, nic->access_why);
         else if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
             set_role(nic, TOPO_ROLE_VIRTUAL,
-                     root_printf(topo->root, "a virtual function of %s", topo->nics[physical].name));
+                     source_printf(topo->source, "a virtual function of %s", topo->nics[physical].name));
         else if (!has_active_port(nic))
             set_role(nic, TOPO_ROLE_DOWN, down_why(topo, nic));
         else
@@ -223,7 +223,7 @@ static void leave_out(struct view *view, int nic, double best, const char *why)
     if (it->role != TOPO_ROLE_DATA)
         return;
     if (it->is_uplink)
-        set_role(it, TOPO_ROLE_UPLINK, root_printf(view->topo->root, "the default route goes over it; %s", why));
+        set_role(it, TOPO_ROLE_UPLINK, source_printf(view->topo->source, "the default route goes over it; %s", why));
     else
         set_role(it, rate > 0 && rate < best * MUCH_SLOWER ? TOPO_ROLE_MANAGEMENT : TOPO_ROLE_STORAGE, why);
 }
@@ -235,7 +235,7 @@ static void judge_software(struct topo *topo)
     for (int i = 0; i < topo->n_nics && fastest && fastest->pci >= 0; i++)
         if (topo->nics[i].role == TOPO_ROLE_DATA && topo->nics[i].pci < 0)
             set_role(&topo->nics[i], TOPO_ROLE_MANAGEMENT,
-                     root_printf(topo->root, "a software device, beside hardware such as %s", fastest->name));
+                     source_printf(topo->source, "a software device, beside hardware such as %s", fastest->name));
 }
 
 /* --- place --- */
@@ -290,8 +290,8 @@ static void judge_place(struct view *view)
     for (int i = 0; i < view->topo->n_nics; i++)
         if (counts(view, i) && view->distance[i] > reach)
             leave_out(view, i, best,
-                      root_printf(view->topo->root, "%s from the nearest GPU, and %d other NIC%s nearer to one",
-                                  topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
+                      source_printf(view->topo->source, "%s from the nearest GPU, and %d other NIC%s nearer to one",
+                                    topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
 }
 
 /* --- link layer --- */
@@ -391,8 +391,8 @@ static void judge_layer(struct view *view)
 
         if (is_odd[i])
             leave_out(view, i, best,
-                      root_printf(view->topo->root, "%s, and %d other NIC%s as near to a GPU speak%s %s", names[own],
-                                  n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "", names[layer]));
+                      source_printf(view->topo->source, "%s, and %d other NIC%s as near to a GPU speak%s %s",
+                                    names[own], n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "", names[layer]));
     }
 }
 
@@ -408,8 +408,8 @@ static void judge_speed(struct view *view)
 
         if (is_rail(nic) && rate > 0 && rate < best * MUCH_SLOWER)
             leave_out(view, i, best,
-                      root_printf(view->topo->root, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
-                                  fastest->name));
+                      source_printf(view->topo->source, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
+                                    fastest->name));
     }
 }
 
@@ -502,8 +502,8 @@ static void judge_uplink_make(struct view *view)
             view->is_down[k] = false;
             if (topo->nics[k].role == TOPO_ROLE_DATA)
                 set_role(&topo->nics[k], TOPO_ROLE_UPLINK,
-                         root_printf(topo->root, "of the make of %s, which the default route goes over",
-                                     topo->nics[i].name));
+                         source_printf(topo->source, "of the make of %s, which the default route goes over",
+                                       topo->nics[i].name));
         }
         set_role(&topo->nics[i], TOPO_ROLE_UPLINK, "the default route goes over it, and the rails are of another make");
     }
@@ -528,8 +528,8 @@ static void judge_uplink_number(struct view *view)
     for (int i = 0; i < topo->n_nics; i++)
         if (is_rail(&topo->nics[i]) && topo->nics[i].is_uplink)
             set_role(&topo->nics[i], TOPO_ROLE_UPLINK,
-                     root_printf(topo->root, "the default route goes over it, and %d other NIC%s as fast", n_others,
-                                 n_others == 1 ? " is" : "s are"));
+                     source_printf(topo->source, "the default route goes over it, and %d other NIC%s as fast", n_others,
+                                   n_others == 1 ? " is" : "s are"));
 }
 
 /* --- access --- */

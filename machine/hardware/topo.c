@@ -19,8 +19,8 @@ const char *topo_keep(struct topo *topo, const char *text)
     while (n > 0 && strchr(" \t\r", line[n - 1]))
         n--;
     line[n] = '\0';
-    root_clean(line, clean, sizeof(clean));
-    return root_printf(topo->root, "%s", clean);
+    text_clean(line, clean, sizeof(clean));
+    return source_printf(topo->source, "%s", clean);
 }
 
 /*
@@ -29,45 +29,45 @@ const char *topo_keep(struct topo *topo, const char *text)
  */
 static const json_t *ask_driver(struct topo *topo, const struct pci_set *set)
 {
-    struct root_answer answer;
+    struct source_answer answer;
 
     topo->nvml_why = "no NVIDIA GPU and no NVIDIA driver on this machine";
-    if (set->n_gpus == 0 && root_stat(topo->root, "/proc/driver/nvidia/version").state != ROOT_OK)
+    if (set->n_gpus == 0 && source_stat(topo->source, "/proc/driver/nvidia/version").state != SOURCE_OK)
         return NULL;
-    answer = root_ask(topo->root, NVML_QUESTION, nvml_ask, NULL, NVML_DEADLINE_MS);
+    answer = source_query(topo->source, NVML_QUESTION, nvml_ask, NULL, NVML_DEADLINE_MS);
     topo->nvml_why = "";
-    if (answer.state == ROOT_UNASKED)
+    if (answer.state == SOURCE_NOT_RECORDED)
         topo->nvml_why = "the driver was not asked when this was saved";
-    else if (answer.state != ROOT_OK)
+    else if (answer.state != SOURCE_OK)
         topo->nvml_why = *answer.why ? answer.why : "the driver gave no answer";
-    return answer.state == ROOT_OK ? answer.value : NULL;
+    return answer.state == SOURCE_OK ? answer.value : NULL;
 }
 
 /* What was looked for, where, and what is there instead. */
 static const char *explain_empty(struct topo *topo, const struct pci_set *set)
 {
-    struct root_names nics = root_list(topo->root, "/sys/class/infiniband");
+    struct source_names nics = source_list(topo->source, "/sys/class/infiniband");
     const char *gpus, *rdma;
 
     if (topo->n_hidden_gpus)
-        gpus = root_printf(topo->root, "none of the %d NVIDIA GPUs on the PCI bus is offered to this process",
-                           topo->n_hidden_gpus);
-    else if (set->state == ROOT_OK)
-        gpus = root_printf(topo->root, "no NVIDIA GPU among %d PCI devices (/sys/bus/pci/devices)", set->n_seen);
-    else if (set->state == ROOT_ABSENT)
+        gpus = source_printf(topo->source, "none of the %d NVIDIA GPUs on the PCI bus is offered to this process",
+                             topo->n_hidden_gpus);
+    else if (set->state == SOURCE_OK)
+        gpus = source_printf(topo->source, "no NVIDIA GPU among %d PCI devices (/sys/bus/pci/devices)", set->n_seen);
+    else if (set->state == SOURCE_ABSENT)
         gpus = "no PCI device (/sys/bus/pci/devices is not there)";
     else
-        gpus = root_printf(topo->root, "PCI devices could not be read (/sys/bus/pci/devices: %s)",
-                           *set->why ? set->why : "not known");
-    if (nics.state == ROOT_OK || nics.state == ROOT_ABSENT)
-        rdma = nics.state == ROOT_OK ? "no RDMA device (/sys/class/infiniband is empty)"
-                                     : "no RDMA device (/sys/class/infiniband is not there)";
+        gpus = source_printf(topo->source, "PCI devices could not be read (/sys/bus/pci/devices: %s)",
+                             *set->why ? set->why : "not known");
+    if (nics.state == SOURCE_OK || nics.state == SOURCE_ABSENT)
+        rdma = nics.state == SOURCE_OK ? "no RDMA device (/sys/class/infiniband is empty)"
+                                       : "no RDMA device (/sys/class/infiniband is not there)";
     else
-        rdma = root_printf(topo->root, "RDMA devices could not be read (/sys/class/infiniband: %s)",
-                           *nics.why ? nics.why : "not known");
-    return root_printf(
-        topo->root, "Neither a GPU nor an RDMA NIC: %s, %s.%s", gpus, rdma,
-        root_stat(topo->root, "/dev/dxg").state == ROOT_OK
+        rdma = source_printf(topo->source, "RDMA devices could not be read (/sys/class/infiniband: %s)",
+                             *nics.why ? nics.why : "not known");
+    return source_printf(
+        topo->source, "Neither a GPU nor an RDMA NIC: %s, %s.%s", gpus, rdma,
+        source_stat(topo->source, "/dev/dxg").state == SOURCE_OK
             ? " This is WSL 2: its GPUs are those of Windows, by way of /dev/dxg. CUDA programs find them; "
               "NVLinks, PCI places and RDMA cannot be seen or used from here."
             : "");
@@ -76,15 +76,15 @@ static const char *explain_empty(struct topo *topo, const struct pci_set *set)
 /* Lists that are there and that nobody could read: devices may be missing without a trace otherwise. */
 static const char *list_unread(struct topo *topo, const struct pci_set *set)
 {
-    struct root_names nics = root_list(topo->root, "/sys/class/infiniband");
-    bool no_pci = set->state == ROOT_DENIED || set->state == ROOT_FAILED;
-    bool no_nics = nics.state == ROOT_DENIED || nics.state == ROOT_FAILED;
+    struct source_names nics = source_list(topo->source, "/sys/class/infiniband");
+    bool no_pci = set->state == SOURCE_DENIED || set->state == SOURCE_FAILED;
+    bool no_nics = nics.state == SOURCE_DENIED || nics.state == SOURCE_FAILED;
 
     if (!no_pci && !no_nics)
         return "";
-    return root_printf(topo->root, "%s%s%s%s%s", no_pci ? "/sys/bus/pci/devices: " : "", no_pci ? set->why : "",
-                       no_pci && no_nics ? "; " : "", no_nics ? "/sys/class/infiniband: " : "",
-                       no_nics ? nics.why : "");
+    return source_printf(topo->source, "%s%s%s%s%s", no_pci ? "/sys/bus/pci/devices: " : "", no_pci ? set->why : "",
+                         no_pci && no_nics ? "; " : "", no_nics ? "/sys/class/infiniband: " : "",
+                         no_nics ? nics.why : "");
 }
 
 static ep_status read_all(struct topo *topo, struct pci_set *set)
@@ -93,7 +93,7 @@ static ep_status read_all(struct topo *topo, struct pci_set *set)
     ep_status status;
 
     nvml_wish(answer, set);
-    nics_wish(topo->root, set);
+    nics_wish(topo->source, set);
     status = pci_read(topo, set);
     if (status == EP_OK)
         nccl_topology_read(topo);
@@ -110,7 +110,7 @@ static ep_status read_all(struct topo *topo, struct pci_set *set)
     return status;
 }
 
-ep_status topo_read(struct root *root, struct topo **ret_topo)
+ep_status topo_read(struct source *source, struct topo **ret_topo)
 {
     struct topo *topo = calloc(1, sizeof(*topo));
     struct pci_set set = {0};
@@ -118,8 +118,8 @@ ep_status topo_read(struct root *root, struct topo **ret_topo)
 
     if (!topo)
         return ep_fail(EP_E_MEMORY, "no memory for the topology of a machine");
-    topo->root = root;
-    status = pci_set_read(root, &set);
+    topo->source = source;
+    status = pci_set_read(source, &set);
     if (status == EP_OK)
         status = read_all(topo, &set);
     pci_set_done(&set);

@@ -2,14 +2,14 @@
 /*
  * topo.h - the hardware of a machine as far as communication is concerned: PCI tree, GPUs, NICs, NUMA nodes.
  *
- * Read once from a root (root.h) into plain arrays; nothing here is asked again afterwards. Strings belong to the root
- * and are never NULL; "" is "not known", as is a number of -1 where nothing else is said. Counts are bounded by the
- * constants below: a root that claims more is cut there, which `topo.cut` says.
+ * Read once from a source (source.h) into plain arrays; nothing here is asked again afterwards. Strings belong to the
+ * source and are never NULL; "" is "not known", as is a number of -1 where nothing else is said. Counts are bounded by
+ * the constants below: a source that claims more is cut there, which `topo.cut` says.
  */
 #ifndef EP_TOPO_TOPO_H
 #define EP_TOPO_TOPO_H
 
-#include "source/root.h"
+#include "source/source.h"
 
 #define TOPO_MAX_PCI 8192
 #define TOPO_MAX_GPUS 64
@@ -129,9 +129,9 @@ struct topo_port {
     enum topo_link_layer link_layer;
     const char *netdev; /* of Ethernet ports */
     int n_gids;
-    struct topo_gid *gids;      /* those that are not empty and that this process may use, by index */
-    int n_foreign_gids;         /* those whose interface is in another network namespace: not in `gids` */
-    enum root_state gids_state; /* could they be read? */
+    struct topo_gid *gids;        /* those that are not empty and that this process may use, by index */
+    int n_foreign_gids;           /* those whose interface is in another network namespace: not in `gids` */
+    enum source_state gids_state; /* could they be read? */
 };
 
 /* What a NIC is for, as far as the machine shows it; roles.c has the rules. */
@@ -170,7 +170,7 @@ struct topo_numa {
 };
 
 struct topo {
-    struct root *root;
+    struct source *source;
     int n_pci, n_gpus, n_nics, n_numa, n_host_bridges;
     struct topo_pci *pci;               /* by address */
     struct topo_gpu *gpus;              /* by index */
@@ -192,7 +192,7 @@ struct topo {
 };
 
 /* Reads it. Fails for lack of memory only: a machine without anything is an empty one. */
-ep_status topo_read(struct root *root, struct topo **ret_topo);
+ep_status topo_read(struct source *source, struct topo **ret_topo);
 void topo_free(struct topo *topo);
 
 /*

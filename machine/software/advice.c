@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * advice.c - the variables of NVSHMEM, DeepEP and NCCL that are right for a machine.
+ * advice.c - recommended values of the variables of NVSHMEM, DeepEP and NCCL.
  *
- * Nothing is advised that DeepEP sets itself before it starts NVSHMEM (deep_ep/buffer.py: NVSHMEM_DISABLE_P2P,
+ * Variables that DeepEP sets itself before it starts NVSHMEM are not advised (deep_ep/buffer.py: NVSHMEM_DISABLE_P2P,
  * NVSHMEM_QP_DEPTH, NVSHMEM_IBGDA_NUM_RC_PER_PE, NVSHMEM_MAX_TEAMS, NVSHMEM_CUMEM_GRANULARITY, ...).
  */
 #include "software/advice_internal.h"
@@ -81,7 +81,7 @@ static bool map_is_whole(const struct map *map)
 
 static ep_status advise_hca_list(struct advice_work *work)
 {
-    const char **values = root_alloc(work->root, (size_t)work->map->n * sizeof(*values));
+    const char **values = source_alloc(work->source, (size_t)work->map->n * sizeof(*values));
     struct advice_row *row;
 
     if (!values)
@@ -99,7 +99,7 @@ static ep_status advise_hca_list(struct advice_work *work)
     return EP_OK;
 }
 
-/* What the names of all NICs that IBGDA can drive have in common, at least two letters of it; "" if nothing. */
+/* The common prefix of the names of all NICs that IBGDA supports, at least two letters; "" if there is none. */
 static const char *common_prefix(struct advice_work *work)
 {
     const struct topo *topo = work->topo;
@@ -122,7 +122,7 @@ static const char *common_prefix(struct advice_work *work)
     }
     while (n > 0 && !isalpha((unsigned char)first[n - 1]))
         n--;
-    return n >= 2 ? root_printf(work->root, "%.*s", (int)n, first) : "";
+    return n >= 2 ? source_printf(work->source, "%.*s", (int)n, first) : "";
 }
 
 static void advise_hca_prefix(struct advice_work *work)
@@ -137,9 +137,9 @@ static void advise_hca_prefix(struct advice_work *work)
     prefix = stranger ? common_prefix(work) : "";
     if (!*prefix)
         return;
-    root_clean(stranger, name, sizeof(name));
+    text_clean(stranger, name, sizeof(name));
     set(work, "NVSHMEM_HCA_PREFIX", prefix,
-        root_printf(work->root, "NVSHMEM looks for names with mlx5 in them, and NICs here have others: %s.", name));
+        source_printf(work->source, "NVSHMEM looks for names with mlx5 in them, and NICs here have others: %s.", name));
 }
 
 static bool is_right_gid(const struct topo_gid *gid)
@@ -155,7 +155,7 @@ static bool port_has_right_gid(const struct topo_port *port, int index)
     return false;
 }
 
-/* NVSHMEM picks the RoCE v2 GID with an IPv4 address by itself; it needs help where a port has several. */
+/* NVSHMEM selects the RoCE v2 GID with an IPv4 address by itself; an index is needed only if a port has several. */
 static void advise_gid_index(struct advice_work *work)
 {
     const struct topo_port *ports[TOPO_MAX_DATA_PORTS], *crowded = NULL;
@@ -178,12 +178,12 @@ static void advise_gid_index(struct advice_work *work)
         index = is_everywhere ? crowded->gids[g].index : -1;
     }
     if (index >= 0)
-        set(work, "NVSHMEM_IB_GID_INDEX", root_printf(work->root, "%d", index),
+        set(work, "NVSHMEM_IB_GID_INDEX", source_printf(work->source, "%d", index),
             "Ports have several RoCE v2 GIDs with IPv4 addresses; this is the first one that all ports have. Check "
             "that it is in the network that joins the nodes.");
 }
 
-/* Have all RoCE ports for data GIDs with IPv6 addresses, and none with an IPv4 address? */
+/* Do all RoCE data ports have GIDs with IPv6 addresses, and none with an IPv4 address? */
 static bool is_ipv6_only(const struct topo *topo)
 {
     const struct topo_port *ports[TOPO_MAX_DATA_PORTS];
@@ -214,10 +214,10 @@ static void advise_family(struct advice_work *work, const char *name)
         set(work, name, "AF_INET6", "Ports have IPv6 addresses only, and an IPv4 address is looked for by default.");
 }
 
-/* IBGDA, and which NIC each process takes: of NVIDIA's NICs alone. Others (EFA, bnxt) have other transports. */
+/* IBGDA, and the NIC of each process. NVIDIA's NICs only: others (EFA, bnxt) use other transports. */
 static ep_status advise_ibgda(struct advice_work *work)
 {
-    const struct stack_nvshmem *nvshmem = &work->stack->nvshmem;
+    const struct software_nvshmem *nvshmem = &work->software->nvshmem;
     char path[256];
 
     if (!advice_has_mlx5(work->topo))
@@ -228,9 +228,9 @@ static ep_status advise_ibgda(struct advice_work *work)
         return EP_OK;
     }
     if (*nvshmem->transport_ibgda) {
-        root_clean(nvshmem->transport_ibgda, path, sizeof(path));
+        text_clean(nvshmem->transport_ibgda, path, sizeof(path));
         set(work, "NVSHMEM_IB_ENABLE_IBGDA", "1",
-            root_printf(work->root, "The switch for IBGDA; its transport is %s.", path));
+            source_printf(work->source, "The switch for IBGDA; its transport is %s.", path));
         set(work, "NVSHMEM_IBGDA_NIC_HANDLER", "gpu",
             "GPUs ring the NICs' doorbells themselves; the CPU as handler needs GDRCopy, and dispatches have been seen "
             "to hang with it.");
@@ -247,15 +247,15 @@ static ep_status advise_ibgda(struct advice_work *work)
 
 static ep_status advise_nvshmem(struct advice_work *work)
 {
-    const struct stack_driver *driver = &work->stack->driver;
-    const struct stack_nvshmem *nvshmem = &work->stack->nvshmem;
+    const struct software_driver *driver = &work->software->driver;
+    const struct software_nvshmem *nvshmem = &work->software->nvshmem;
 
-    if (nvshmem->host.state != ROOT_OK && !*nvshmem->home && !*nvshmem->bundled)
+    if (nvshmem->host.state != SOURCE_OK && !*nvshmem->home && !*nvshmem->bundled)
         return EP_OK;
     EP_TRY(advise_ibgda(work));
     advise_gid_index(work);
     advise_family(work, "NVSHMEM_IB_ADDR_FAMILY");
-    if (driver->dmabuf == ROOT_ABSENT && driver->peermem == ROOT_OK) {
+    if (driver->dmabuf == SOURCE_ABSENT && driver->peermem == SOURCE_OK) {
         set(work, "NVSHMEM_DISABLE_CUDA_VMM", "1",
             "GPU memory is registered through nvidia_peermem here, not by dma-buf: with a heap from cudaMalloc that "
             "is one registration, not one for each piece that a growing heap adds.");
@@ -268,22 +268,23 @@ static ep_status advise_nvshmem(struct advice_work *work)
 
 static void advise_deepep(struct advice_work *work)
 {
-    const struct stack_deepep *deepep = &work->stack->deepep;
+    const struct software_deepep *deepep = &work->software->deepep;
     char folder[256];
 
     if (!deepep->mapping_active || deepep->imported < 0 || !map_is_whole(work->map) || !advice_has_mlx5(work->topo))
         return;
-    root_clean(deepep->copies[deepep->imported].folder, folder, sizeof(folder));
+    text_clean(deepep->copies[deepep->imported].folder, folder, sizeof(folder));
     set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->map),
-        root_printf(work->root,
-                    "DeepEP in %s makes NVSHMEM_HCA_LIST of it for each of its processes, also where a program starts "
-                    "its ranks itself.",
-                    folder));
+        source_printf(
+            work->source,
+            "DeepEP in %s makes NVSHMEM_HCA_LIST of it for each of its processes, also where a program starts "
+            "its ranks itself.",
+            folder));
 }
 
 /* --- NCCL --- */
 
-/* What Google's set_nccl_env.sh for gIB sets, and what its shim expects. */
+/* The values that Google's set_nccl_env.sh for gIB sets and its shim expects. */
 static const struct {
     const char *name, *value, *reason;
 } gib_settings[] = {
@@ -303,17 +304,17 @@ static const char *gib_reason(struct advice_work *work, const char *name)
     for (size_t i = 0; i < COUNT(gib_settings); i++)
         if (strcmp(gib_settings[i].name, name) == 0)
             return gib_settings[i].reason;
-    return root_printf(work->root, "%s sets it.", work->stack->nccl.script);
+    return source_printf(work->source, "%s sets it.", work->software->nccl.script);
 }
 
-/* What the installed script says; where it says nothing, the values that are known. */
+/* Values from the installed script; if it sets none, the known ones. */
 static void advise_gib_settings(struct advice_work *work)
 {
-    const struct stack_nccl *nccl = &work->stack->nccl;
+    const struct software_nccl *nccl = &work->software->nccl;
     size_t n_known = COUNT(gib_settings);
 
     for (int i = 0; i < nccl->n_settings; i++) {
-        const struct stack_setting *setting = &nccl->settings[i];
+        const struct software_setting *setting = &nccl->settings[i];
 
         if (setting->is_unclear || strcmp(setting->name, "NCCL_TUNER_CONFIG_PATH") == 0 ||
             strcmp(setting->name, "TORCH_NCCL_USE_COMM_NONBLOCKING") == 0)
@@ -321,9 +322,9 @@ static void advise_gib_settings(struct advice_work *work)
         if (setting->value)
             set(work, setting->name, setting->value, gib_reason(work, setting->name));
         else
-            unset(work, setting->name, root_printf(work->root, "%s unsets it.", nccl->script));
+            unset(work, setting->name, source_printf(work->source, "%s unsets it.", nccl->script));
     }
-    /* Without the name of the network the others are for nothing. */
+    /* The other settings have no effect without the name of the network. */
     for (size_t i = 0; i < (*nccl->script ? 1 : n_known); i++)
         if (!advice_find(work->advice, gib_settings[i].name))
             set(work, gib_settings[i].name, gib_settings[i].value, gib_settings[i].reason);
@@ -331,18 +332,18 @@ static void advise_gib_settings(struct advice_work *work)
 
 static void advise_gib(struct advice_work *work)
 {
-    const char *config = work->stack->nccl.tuner_config;
+    const char *config = work->software->nccl.tuner_config;
     char shown[1024];
 
     advise_gib_settings(work);
-    root_clean(config, shown, sizeof(shown));
+    text_clean(config, shown, sizeof(shown));
     if (*config && strcmp(config, shown) == 0)
         set(work, "NCCL_TUNER_CONFIG_PATH", config, "What gIB's tuner knows about this type of machine.");
     unset(work, "TORCH_NCCL_USE_COMM_NONBLOCKING",
           "gIB's shim wants it unset, with any value, and stops with a mismatch otherwise.");
 }
 
-/* Is there an active NIC to be kept out? */
+/* Is there an active NIC that NCCL should not use? */
 static bool has_others(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
@@ -354,7 +355,7 @@ static bool has_others(const struct topo *topo)
 
 static void advise_nccl(struct advice_work *work)
 {
-    if (*work->stack->nccl.gib) {
+    if (*work->software->nccl.gib) {
         advise_gib(work);
         return;
     }
@@ -376,26 +377,27 @@ static void advise_verbs(struct advice_work *work)
 
 /* --- what is set and should not be --- */
 
-/* Why a value that is a path is of no use here; NULL if it is, or is no path. */
+/* Why a value that is a path has no effect here; NULL if it has one, or is not a path. */
 static const char *useless_path(const struct advice_work *work, const struct variable *known, const char *value)
 {
     bool is_provider = strcmp(known->name, "RDMAV_DRIVERS") == 0 || strcmp(known->name, "IBV_DRIVERS") == 0;
-    int number = work->stack->verbs.private_version;
+    int number = work->software->verbs.private_version;
     char path[256];
 
     if (value[0] != '/')
         return NULL;
-    root_clean(value, path, sizeof(path));
-    if (known->values && strcmp(known->values, "path") == 0 && root_stat(work->root, "%s", value).state == ROOT_ABSENT)
-        return root_printf(work->root, "It names what is not there: %s.", path);
+    text_clean(value, path, sizeof(path));
+    if (known->values && strcmp(known->values, "path") == 0 &&
+        source_stat(work->source, "%s", value).state == SOURCE_ABSENT)
+        return source_printf(work->source, "It names what is not there: %s.", path);
     if (is_provider && number > 0 && !strchr(value, ':') &&
-        root_stat(work->root, "%s-rdmav%d.so", value, number).state == ROOT_ABSENT)
-        return root_printf(work->root, "It has no effect: libibverbs looks for %s-rdmav%d.so, which is not there.",
-                           path, number);
+        source_stat(work->source, "%s-rdmav%d.so", value, number).state == SOURCE_ABSENT)
+        return source_printf(work->source, "It has no effect: libibverbs looks for %s-rdmav%d.so, which is not there.",
+                             path, number);
     return NULL;
 }
 
-static void advise_against(struct advice_work *work, const struct root_variable *variable)
+static void advise_against(struct advice_work *work, const struct source_variable *variable)
 {
     const struct variable *known = variable_find(variable->name);
     char why[256], value[128];
@@ -404,23 +406,23 @@ static void advise_against(struct advice_work *work, const struct root_variable 
     if (!known || advice_find(work->advice, variable->name))
         return;
     useless = useless_path(work, known, variable->value);
-    root_clean(variable->value, value, sizeof(value));
+    text_clean(variable->value, value, sizeof(value));
     if (known->effect == VARIABLE_VOID)
-        unset(work, known->name, root_printf(work->root, "It does nothing: %s.", known->text));
+        unset(work, known->name, source_printf(work->source, "It does nothing: %s.", known->text));
     else if (known->effect == VARIABLE_BUILD_ONLY && strcmp(known->values, "path") != 0)
-        unset(work, known->name, root_printf(work->root, "It does nothing in a running program: %s.", known->text));
+        unset(work, known->name, source_printf(work->source, "It does nothing in a running program: %s.", known->text));
     else if (variable_is_theirs(known->name) && !variable_takes(known, variable->value, why, sizeof(why)))
-        unset(work, known->name, root_printf(work->root, "Its value here, '%s', %s.", value, why));
+        unset(work, known->name, source_printf(work->source, "Its value here, '%s', %s.", value, why));
     else if (useless)
         unset(work, known->name, useless);
 }
 
-ep_status advice_make(const struct topo *topo, const struct stack *stack, const struct map *map,
+ep_status advice_make(const struct topo *topo, const struct software *software, const struct map *map,
                       struct advice **ret_advice)
 {
     struct advice *advice = calloc(1, sizeof(*advice));
-    struct advice_work work = {stack->root, topo, stack, map, advice};
-    struct root_environment environment = root_environment(stack->root);
+    struct advice_work work = {software->source, topo, software, map, advice};
+    struct source_environment environment = source_environment(software->source);
     ep_status status = EP_OK;
 
     if (advice)

@@ -1,32 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * advice.h - the environment that is right for a machine, each line with its reason.
+ * advice.h - the recommended environment of a machine, each variable with its reason.
  *
- * Only variables that have an effect there, with values that are correct there, and paths that exist there. What
- * belongs to a rank (its NIC) is advised per local rank; what belongs to one program (preloading) is not for the shell.
+ * Only variables that have an effect on the machine, with values that are valid on it and paths that exist on it.
+ * Values that depend on the rank (its NIC) are given per local rank. Values for a single program (LD_PRELOAD) are not
+ * meant for a shell.
  */
-#ifndef EP_STACK_ADVICE_H
-#define EP_STACK_ADVICE_H
+#ifndef EP_SOFTWARE_ADVICE_H
+#define EP_SOFTWARE_ADVICE_H
 
 #include "hardware/map.h"
-#include "software/stack.h"
+#include "software/software.h"
 
 enum advice_scope {
     ADVICE_NODE,   /* the same for every process of the node */
-    ADVICE_RANK,   /* `values` by local rank (= GPU index) */
-    ADVICE_PROGRAM /* for the MoE program alone, not for its launcher, a shell or ssh: LD_PRELOAD */
+    ADVICE_RANK,   /* `values` is indexed by the local rank (= GPU index) */
+    ADVICE_PROGRAM /* only for the MoE program, not for its launcher, a shell or ssh: LD_PRELOAD */
 };
 
 struct advice_row {
     const char *name;
     enum advice_scope scope;
-    bool unset;        /* the variable must not be set; no value */
-    bool prepend;      /* in front of what it has, with ':' between */
+    bool unset;        /* the variable must not be set; `value` is empty */
+    bool prepend;      /* prepended to the current value, separated by ':' */
     const char *value; /* ADVICE_NODE, ADVICE_PROGRAM */
     int n_values;      /* ADVICE_RANK */
     const char *const *values;
     const char *reason; /* one sentence */
-    /* Of LD_LIBRARY_PATH: what each folder of `value` is there for, in their order. NULL: all for `reason`. */
+    /* For LD_LIBRARY_PATH: the reason of each folder of `value`, in the same order. NULL: `reason` applies to all. */
     const char *const *folder_reasons;
 };
 
@@ -36,81 +37,81 @@ struct advice {
 };
 
 /*
- * For this machine. With neither GPUs nor NICs it is empty. The environment that the root looks at plays a part in two
- * ways: what it holds that does nothing, or is no value, is advised to be unset; and folders that it puts in front of
- * the right ones are overruled.
+ * Creates the advice for this machine; it is empty if the machine has neither GPUs nor NICs. The current environment of
+ * the source has two effects: variables in it that do nothing or have an invalid value are advised to be unset, and
+ * folders that precede the right ones in a search path are overridden.
  */
-ep_status advice_make(const struct topo *topo, const struct stack *stack, const struct map *map,
+ep_status advice_make(const struct topo *topo, const struct software *software, const struct map *map,
                       struct advice **ret_advice);
 void advice_free(struct advice *advice);
 
-/* The row of this name, or NULL. */
+/* Returns the row with this name, or NULL. */
 const struct advice_row *advice_find(const struct advice *advice, const char *name);
 
 /*
- * The folder that stands first in a search path when `value` has been put in front of it, once: `value`, then `path`
- * without `value`. The result belongs to the root.
+ * Prepends `value` to the search path `path`, without repeating it: returns `value`, followed by `path` without
+ * `value`. The source owns the result.
  */
-const char *advice_prepend(struct root *root, const char *value, const char *path);
+const char *advice_prepend(struct source *source, const char *value, const char *path);
 
 /* --- NICs --- */
 
-/* Is NIC `nic` one for data of NVIDIA's? IBGDA, and with it DeepEP, drives no others. */
+/* Is `nic` an NVIDIA data NIC? IBGDA, and therefore DeepEP, supports no others. */
 bool advice_is_mlx5(const struct topo *topo, int nic);
 bool advice_has_mlx5(const struct topo *topo);
 
 /* --- ranks --- */
 
 /*
- * A launcher's variables: the rank's number on its node, and how many ranks it has started there. In a batch script
- * Slurm sets SLURM_LOCALID=0 without having started a rank, so there the second one must be set as well.
+ * The variables of a launcher: the local rank, and the number of ranks on the node. In a batch script Slurm sets
+ * SLURM_LOCALID=0 although it has not started a rank, so for Slurm the second variable must be set as well.
  */
 struct advice_launcher {
-    const char *rank, *size; /* the list ends with rank NULL */
+    const char *rank, *size; /* the list ends with `rank` == NULL */
     bool size_is_required;
 };
 
-extern const struct advice_launcher advice_launchers[]; /* those that are nearest to the program first */
+extern const struct advice_launcher advice_launchers[]; /* the innermost launcher first */
 
 typedef const char *advice_getenv(void *context, const char *name);
 
-/* root_env() as an advice_getenv, the context being the root. */
-const char *advice_root_env(void *root, const char *name);
+/* source_env() as an advice_getenv; the context is the source. */
+const char *advice_source_env(void *source, const char *name);
 
 /*
- * The GPU whose NIC the process with this environment should use: the one of its local rank, through
- * CUDA_VISIBLE_DEVICES if that is set. -1 when the process is no rank, or the only one that its launcher started on
- * this node: such a program may start the other ranks itself, and they would inherit the NIC of this one.
+ * Returns the GPU whose NIC the process with this environment should use: the GPU of its local rank, mapped through
+ * CUDA_VISIBLE_DEVICES if that is set. Returns -1 if the process is not a rank, or is the only rank that its launcher
+ * started on this node: such a program may start the other ranks itself, and they would inherit its NIC.
  */
 int advice_gpu_of(const struct topo *topo, advice_getenv *get, void *context);
 
-/* What is wrong with an environment, measured by the table of variables, by the machine and by the advice. */
+/* What is wrong with an environment, according to the table of variables, the machine and the advice. */
 enum audit_kind {
     AUDIT_VOID,    /* does nothing */
-    AUDIT_VALUE,   /* a value that the variable does not take */
+    AUDIT_VALUE,   /* not a valid value of the variable */
     AUDIT_HARMFUL, /* causes a fault */
-    AUDIT_MISSING, /* advised and not set */
-    AUDIT_DIFFERS, /* works, but not as advised */
-    AUDIT_PATH,    /* names a file or folder that is not there */
-    AUDIT_UNKNOWN  /* has a prefix of theirs, but nobody knows it: a typing error? */
+    AUDIT_MISSING, /* advised, but not set */
+    AUDIT_DIFFERS, /* works, but differs from the advice */
+    AUDIT_PATH,    /* names a file or folder that does not exist */
+    AUDIT_UNKNOWN  /* has a known prefix, but is not a known variable: a typing error? */
 };
 
 struct audit_row {
     enum audit_kind kind;
-    const char *name, *value; /* value "" when missing */
-    const char *advised;      /* "" when it should not be set */
-    const char *text;         /* what it does or does not do, and what to do about it */
+    const char *name, *value; /* `value` is "" if the variable is not set */
+    const char *advised;      /* "" if it should not be set */
+    const char *text;         /* its effect, and what to do about it */
 };
 
 struct audit {
     int n;
-    struct audit_row *rows; /* harmful first, then by name; at most AUDIT_MAX */
-    bool uses_stack;        /* the environment sets a variable of NVSHMEM, NCCL or DeepEP, or leads to a DeepEP */
+    struct audit_row *rows; /* AUDIT_HARMFUL first, then by name; at most AUDIT_MAX */
+    bool uses_software;     /* NVSHMEM, NCCL or DeepEP is in use: a variable of theirs is set, or Python would import DeepEP */
 };
 
 #define AUDIT_MAX 256
 
-ep_status audit_make(const struct topo *topo, const struct stack *stack, const struct advice *advice,
+ep_status audit_make(const struct topo *topo, const struct software *software, const struct advice *advice,
                      struct audit **ret_audit);
 void audit_free(struct audit *audit);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * advice_paths.c - folders for LD_LIBRARY_PATH and PYTHONPATH, and what to preload.
+ * advice_paths.c - recommended LD_LIBRARY_PATH, PYTHONPATH and LD_PRELOAD.
  *
- * A folder is advised when the linker does not find the right library without it. libibverbs and its provider have to
- * come from one set: a folder that brings a libibverbs of its own along gets the folder of the complete set in front.
+ * A folder is advised if the linker does not find the right library without it. libibverbs and its provider must come
+ * from the same installation: if an advised folder contains its own libibverbs, the folder of the complete installation
+ * is put in front.
  */
 #include "software/advice_internal.h"
 #include "software/libs_search.h"
@@ -15,12 +16,12 @@
 #include <string.h>
 
 #define FOLDERS_MAX 24
-#define BUNDLE_MAX 64 /* packages of libraries beside PyTorch */
+#define BUNDLE_MAX 64 /* library packages next to PyTorch */
 #define HOST_LIBRARY "libnvshmem_host.so.3"
 #define GKE_LIBRARIES "/usr/local/nvidia/lib64" /* where GKE's node installer mounts the driver into containers */
 
-/* What the linker finds without LD_LIBRARY_PATH and LD_PRELOAD. */
-static const struct libs_setting bare = {.library_path = "", .preload = ""};
+/* The linker's environment without LD_LIBRARY_PATH and LD_PRELOAD. */
+static const struct libs_env default_env = {.library_path = "", .preload = ""};
 
 struct folder {
     const char *path, *reason;
@@ -29,19 +30,19 @@ struct folder {
 struct folders {
     int n;
     struct folder at[FOLDERS_MAX];
-    const char *nvshmem; /* the path of the one with NVSHMEM, NULL if none is there */
+    const char *nvshmem; /* the folder with NVSHMEM, NULL if there is none */
 };
 
-/* Can it be said and shown? A path with control characters is an accident or a trick. */
+/* A path with control characters is an accident or an attack, and is not advised. */
 static bool is_printable(const char *path)
 {
     char shown[1024];
 
-    root_clean(path, shown, sizeof(shown));
+    text_clean(path, shown, sizeof(shown));
     return *path && strcmp(path, shown) == 0;
 }
 
-/* ld.so divides LD_LIBRARY_PATH at colons and semicolons: a folder with one in its name cannot be said. */
+/* ld.so separates LD_LIBRARY_PATH at colons and semicolons, so a folder whose name contains one cannot be listed. */
 static void add_folder(struct folders *folders, const char *path, const char *reason)
 {
     if (!is_printable(path) || strpbrk(path, ":;") || folders->n == FOLDERS_MAX)
@@ -52,51 +53,51 @@ static void add_folder(struct folders *folders, const char *path, const char *re
     folders->at[folders->n++] = (struct folder){.path = path, .reason = reason};
 }
 
-static const char *join(struct root *root, const char *a, const char *b)
+static const char *join(struct source *source, const char *a, const char *b)
 {
-    return root_printf(root, "%s%s%s", a, *a && *b ? ":" : "", b);
+    return source_printf(source, "%s%s%s", a, *a && *b ? ":" : "", b);
 }
 
-static const char *join_folders(struct root *root, const struct folders *folders)
+static const char *join_folders(struct source *source, const struct folders *folders)
 {
     const char *text = "";
 
     for (int i = 0; i < folders->n; i++)
-        text = join(root, text, folders->at[i].path);
+        text = join(source, text, folders->at[i].path);
     return text;
 }
 
-const char *advice_prepend(struct root *root, const char *value, const char *path)
+const char *advice_prepend(struct source *source, const char *value, const char *path)
 {
-    const char *inside = root_printf(root, ":%s:", path);
-    const char *found = strstr(inside, root_printf(root, ":%s:", value));
+    const char *inside = source_printf(source, ":%s:", path);
+    const char *found = strstr(inside, source_printf(source, ":%s:", value));
     size_t n = strlen(value);
 
     if (!*value || !*path)
         return *value ? value : path;
     if (!found)
-        return root_printf(root, "%s:%s", value, path);
-    path = root_printf(root, "%.*s:%s", (int)(found - inside), inside, found + n + 2);
+        return source_printf(source, "%s:%s", value, path);
+    path = source_printf(source, "%.*s:%s", (int)(found - inside), inside, found + n + 2);
     path += path[0] == ':';
     n = strlen(path);
     n -= n > 0 && path[n - 1] == ':';
-    return n ? root_printf(root, "%s:%.*s", value, (int)n, path) : value;
+    return n ? source_printf(source, "%s:%.*s", value, (int)n, path) : value;
 }
 
 /* --- NVSHMEM --- */
 
-/* The version in the name of the real file, "" if it has none: libnvshmem_host.so.3.5.19. */
-static const char *version_of(struct root *root, const char *path)
+/* The version in the file name after symbolic links, "" if there is none: libnvshmem_host.so.3.5.19. */
+static const char *version_of(struct source *source, const char *path)
 {
-    const char *real = root_resolve(root, "%s", path).text;
+    const char *real = source_resolve(source, "%s", path).text;
     const char *name = strrchr(real, '/');
     const char *version = name ? strstr(name, ".so.") : NULL;
 
     return version && strchr(version + 4, '.') ? version + 4 : "";
 }
 
-/* The copy of deep_ep to be imported: the one that is, or else the first installed one. -1: none. */
-static int wanted_copy(const struct stack_deepep *deepep)
+/* The copy of deep_ep to import: the one that Python imports, otherwise the first installed one. -1: none. */
+static int wanted_copy(const struct software_deepep *deepep)
 {
     if (deepep->imported >= 0 && *deepep->copies[deepep->imported].extension)
         return deepep->imported;
@@ -106,52 +107,52 @@ static int wanted_copy(const struct stack_deepep *deepep)
     return deepep->imported;
 }
 
-ep_status advice_nvshmem_host(struct root *root, const struct stack *stack, const char **ret_path)
+ep_status advice_nvshmem_host(struct source *source, const struct software *software, const char **ret_path)
 {
     static const char *const folders[] = {"lib", "lib64"};
-    int copy = wanted_copy(&stack->deepep), i;
+    int copy = wanted_copy(&software->deepep), i;
     struct libs_closure *closure;
     const char *path = "";
 
-    if (copy >= 0 && *stack->deepep.copies[copy].extension) {
-        EP_TRY(libs_load(root, &bare, stack->deepep.copies[copy].extension, &closure));
+    if (copy >= 0 && *software->deepep.copies[copy].extension) {
+        EP_TRY(libs_load(source, &default_env, software->deepep.copies[copy].extension, &closure));
         i = libs_closure_find(closure, HOST_LIBRARY);
-        if (i >= 0 && closure->libs[i].place.state == ROOT_OK)
-            path = closure->libs[i].place.path;
+        if (i >= 0 && closure->libs[i].location.state == SOURCE_OK)
+            path = closure->libs[i].location.path;
         libs_closure_free(closure);
     }
-    for (i = 0; i < 2 && !*path && *stack->nvshmem.home; i++)
-        if (root_stat(root, "%s/%s/" HOST_LIBRARY, stack->nvshmem.home, folders[i]).state == ROOT_OK)
-            path = root_printf(root, "%s/%s/" HOST_LIBRARY, stack->nvshmem.home, folders[i]);
+    for (i = 0; i < 2 && !*path && *software->nvshmem.home; i++)
+        if (source_stat(source, "%s/%s/" HOST_LIBRARY, software->nvshmem.home, folders[i]).state == SOURCE_OK)
+            path = source_printf(source, "%s/%s/" HOST_LIBRARY, software->nvshmem.home, folders[i]);
     if (!*path)
-        path = stack->nvshmem.host.state == ROOT_OK ? stack->nvshmem.host.path : "";
+        path = software->nvshmem.host.state == SOURCE_OK ? software->nvshmem.host.path : "";
     *ret_path = path;
     return EP_OK;
 }
 
 static void add_nvshmem_folder(struct advice_work *work, const char *host, struct folders *folders)
 {
-    struct lib_place found;
+    struct lib_location found;
 
     if (!*host)
         return;
-    found = libs_find(work->root, &bare, HOST_LIBRARY);
-    if (found.state != ROOT_OK || strcmp(found.real, root_resolve(work->root, "%s", host).text) != 0)
-        add_folder(folders, libs_folder_of(work->root, host), "NVSHMEM with its transports");
+    found = libs_find(work->source, &default_env, HOST_LIBRARY);
+    if (found.state != SOURCE_OK || strcmp(found.real, source_resolve(work->source, "%s", host).text) != 0)
+        add_folder(folders, libs_folder_of(work->source, host), "NVSHMEM with its transports");
     folders->nvshmem = folders->n > 0 ? folders->at[0].path : NULL;
 }
 
 static bool path_can_be_preloaded(const char *path)
 {
-    return is_printable(path) && *path == '/' && !strpbrk(path, ": "); /* ld.so(8): divided by spaces or colons */
+    return is_printable(path) && *path == '/' && !strpbrk(path, ": "); /* ld.so(8): entries are separated by spaces or colons */
 }
 
-/* PyTorch loads the NVSHMEM of its wheel, and the first copy that is loaded serves everybody. */
+/* PyTorch loads the NVSHMEM of its wheel, and the first copy that is loaded is used by the whole process. */
 static void advise_preload(struct advice_work *work, const char *host)
 {
-    const struct stack_nvshmem *nvshmem = &work->stack->nvshmem;
-    const char *version = version_of(work->root, host), *real = root_resolve(work->root, "%s", host).text;
-    const char *bundled = root_resolve(work->root, "%s", nvshmem->bundled).text;
+    const struct software_nvshmem *nvshmem = &work->software->nvshmem;
+    const char *version = version_of(work->source, host), *real = source_resolve(work->source, "%s", host).text;
+    const char *bundled = source_resolve(work->source, "%s", nvshmem->bundled).text;
     struct advice_row *row;
     char text[2][64];
 
@@ -161,12 +162,12 @@ static void advise_preload(struct advice_work *work, const char *host)
         version = nvshmem->version;
     if (*version && libs_version_compare(version, nvshmem->bundled_version) == 0)
         return;
-    root_clean(*version ? version : "another version", text[0], sizeof(text[0]));
-    root_clean(*nvshmem->bundled_version ? nvshmem->bundled_version : "another one", text[1], sizeof(text[1]));
+    text_clean(*version ? version : "another version", text[0], sizeof(text[0]));
+    text_clean(*nvshmem->bundled_version ? nvshmem->bundled_version : "another one", text[1], sizeof(text[1]));
     row = advice_add(work, "LD_PRELOAD",
-                     root_printf(work->root,
-                                 "PyTorch brings NVSHMEM %s, which would be loaded first; DeepEP is made for %s.",
-                                 text[1], text[0]));
+                     source_printf(work->source,
+                                   "PyTorch brings NVSHMEM %s, which would be loaded first; DeepEP is made for %s.",
+                                   text[1], text[0]));
     row->scope = ADVICE_PROGRAM;
     row->prepend = true;
     row->value = host;
@@ -174,30 +175,30 @@ static void advise_preload(struct advice_work *work, const char *host)
 
 /* --- verbs --- */
 
-/* Does the folder of this libibverbs hold the provider for mlx5 that fits it? */
-static bool set_is_complete(struct root *root, const char *ibverbs)
+/* Does the folder of this libibverbs contain the matching mlx5 provider? */
+static bool set_is_complete(struct source *source, const char *ibverbs)
 {
-    struct elf_facts facts = root_elf(root, "%s", ibverbs);
-    const char *folder = libs_folder_of(root, ibverbs);
+    struct elf_facts facts = source_elf(source, "%s", ibverbs);
+    const char *folder = libs_folder_of(source, ibverbs);
 
-    for (size_t i = 0; facts.state == ROOT_OK && i < facts.n_definitions; i++) {
+    for (size_t i = 0; facts.state == SOURCE_OK && i < facts.n_definitions; i++) {
         const char *name = facts.definitions[i].name;
 
         if (strncmp(name, "IBVERBS_PRIVATE_", 16) == 0)
-            return root_stat(root, "%s/libibverbs/libmlx5-rdmav%s.so", folder, name + 16).state == ROOT_OK;
+            return source_stat(source, "%s/libibverbs/libmlx5-rdmav%s.so", folder, name + 16).state == SOURCE_OK;
     }
     return false;
 }
 
-static bool is_elsewhere(struct root *root, const char *path, const char *name, const char *folder)
+static bool is_elsewhere(struct source *source, const char *path, const char *name, const char *folder)
 {
-    struct libs_setting setting = {.library_path = path, .preload = ""};
-    struct lib_place place = libs_find(root, &setting, name);
+    struct libs_env setting = {.library_path = path, .preload = ""};
+    struct lib_location location = libs_find(source, &setting, name);
 
-    return place.state == ROOT_OK && strcmp(libs_folder_of(root, place.real), folder) != 0;
+    return location.state == SOURCE_OK && strcmp(libs_folder_of(source, location.real), folder) != 0;
 }
 
-/* In front of the others; one that is among them keeps its reason. */
+/* Moves the folder to the front; if it is already listed, it keeps its reason. */
 static void put_first(struct folders *folders, const char *path, const char *reason)
 {
     struct folder first = {.path = path, .reason = reason};
@@ -214,59 +215,59 @@ static void put_first(struct folders *folders, const char *path, const char *rea
     folders->at[0] = first;
 }
 
-/* Does `folder` hold another file of one of these names than `own` does? */
-static bool replaces(struct root *root, const char *folder, const char *own)
+/* Does `folder` contain a library with one of these names that is not the one in `own`? */
+static bool replaces(struct source *source, const char *folder, const char *own)
 {
-    struct root_names names = root_list(root, "%s", own);
+    struct source_names names = source_list(source, "%s", own);
 
     for (size_t i = 0; i < names.n; i++) {
-        struct root_text theirs;
+        struct source_text theirs;
 
         if (!strstr(names.names[i], ".so."))
             continue;
-        theirs = root_resolve(root, "%s/%s", folder, names.names[i]);
-        if (theirs.state == ROOT_OK && root_stat(root, "%s/%s", folder, names.names[i]).state == ROOT_OK &&
-            strcmp(theirs.text, root_resolve(root, "%s/%s", own, names.names[i]).text) != 0)
+        theirs = source_resolve(source, "%s/%s", folder, names.names[i]);
+        if (theirs.state == SOURCE_OK && source_stat(source, "%s/%s", folder, names.names[i]).state == SOURCE_OK &&
+            strcmp(theirs.text, source_resolve(source, "%s/%s", own, names.names[i]).text) != 0)
             return true;
     }
     return false;
 }
 
 /*
- * LD_LIBRARY_PATH comes before the folders that are compiled into PyTorch (ld.so(8): RUNPATH): the NCCL or cuDNN of a
- * folder in it replaces the one that PyTorch brings along. The folders of those that `folder` would replace come first;
- * of NVSHMEM it is the one that DeepEP is made for.
+ * LD_LIBRARY_PATH precedes the folders that are compiled into PyTorch (ld.so(8): RUNPATH), so an NCCL or cuDNN in one
+ * of its folders replaces the one that PyTorch ships. The folders of the libraries that `folder` would replace are put
+ * first; for NVSHMEM this is the folder of the version that DeepEP was built with.
  */
 static void keep_bundle_before(struct advice_work *work, struct folders *folders, const char *folder)
 {
-    const char *top = stack_without(work->root, work->stack->nccl.bundled, "/nccl/lib/libnccl.so.2");
-    struct root_names packages;
+    const char *top = software_without(work->source, work->software->nccl.bundled, "/nccl/lib/libnccl.so.2");
+    struct source_names packages;
 
-    if (folders->nvshmem && root_stat(work->root, "%s/" HOST_LIBRARY, folder).state == ROOT_OK)
+    if (folders->nvshmem && source_stat(work->source, "%s/" HOST_LIBRARY, folder).state == SOURCE_OK)
         put_first(folders, folders->nvshmem, "");
     if (!*top)
         return;
-    packages = root_list(work->root, "%s", top);
+    packages = source_list(work->source, "%s", top);
     for (size_t i = 0; i < packages.n && i < BUNDLE_MAX; i++) {
-        const char *own = root_printf(work->root, "%s/%s/lib", top, packages.names[i]);
+        const char *own = source_printf(work->source, "%s/%s/lib", top, packages.names[i]);
 
-        if (strcmp(packages.names[i], "nvshmem") != 0 && replaces(work->root, folder, own))
-            put_first(folders, own, root_printf(work->root, "what PyTorch brings, before that of %s", folder));
+        if (strcmp(packages.names[i], "nvshmem") != 0 && replaces(work->source, folder, own))
+            put_first(folders, own, source_printf(work->source, "what PyTorch brings, before that of %s", folder));
     }
 }
 
-/* The system's set in front, where other folders would bring in parts of another one. */
+/* Puts the system's verbs libraries first if other folders would load parts of another installation. */
 static void put_verbs_first(struct advice_work *work, struct folders *folders)
 {
-    const char *current = root_env(work->root, "LD_LIBRARY_PATH");
-    const char *path = join(work->root, join_folders(work->root, folders), current ? current : "");
-    struct lib_place own = libs_find(work->root, &bare, "libibverbs.so.1");
-    const char *folder = own.state == ROOT_OK ? libs_folder_of(work->root, own.real) : "";
+    const char *current = source_env(work->source, "LD_LIBRARY_PATH");
+    const char *path = join(work->source, join_folders(work->source, folders), current ? current : "");
+    struct lib_location own = libs_find(work->source, &default_env, "libibverbs.so.1");
+    const char *folder = own.state == SOURCE_OK ? libs_folder_of(work->source, own.real) : "";
 
-    if (!*path || !*folder || folders->n == FOLDERS_MAX || !set_is_complete(work->root, own.real))
+    if (!*path || !*folder || folders->n == FOLDERS_MAX || !set_is_complete(work->source, own.real))
         return;
-    if (!is_elsewhere(work->root, path, "libibverbs.so.1", folder) &&
-        !is_elsewhere(work->root, path, "libmlx5.so.1", folder))
+    if (!is_elsewhere(work->source, path, "libibverbs.so.1", folder) &&
+        !is_elsewhere(work->source, path, "libmlx5.so.1", folder))
         return;
     put_first(folders, folder, "libibverbs and its provider from one set");
     keep_bundle_before(work, folders, folder);
@@ -274,12 +275,12 @@ static void put_verbs_first(struct advice_work *work, struct folders *folders)
 
 /* --- all of LD_LIBRARY_PATH --- */
 
-/* A library that is there and that nothing leads to. */
+/* Adds the folder of an installed library that the linker does not find. */
 static void add_if_lost(struct advice_work *work, struct folders *folders, const char *name, const char *folder,
                         const char *reason)
 {
-    if (libs_find(work->root, &bare, name).state != ROOT_OK &&
-        root_stat(work->root, "%s/%s", folder, name).state == ROOT_OK)
+    if (libs_find(work->source, &default_env, name).state != SOURCE_OK &&
+        source_stat(work->source, "%s/%s", folder, name).state == SOURCE_OK)
         add_folder(folders, folder, reason);
 }
 
@@ -290,25 +291,25 @@ static void advise_library_path(struct advice_work *work, const char *host)
     struct advice_row *row;
 
     add_nvshmem_folder(work, host, &folders);
-    if (*work->stack->nccl.gib && advice_find(work->advice, "NCCL_NET"))
-        add_if_lost(work, &folders, "libnccl-net.so", root_printf(work->root, "%s/lib64", work->stack->nccl.gib),
+    if (*work->software->nccl.gib && advice_find(work->advice, "NCCL_NET"))
+        add_if_lost(work, &folders, "libnccl-net.so", source_printf(work->source, "%s/lib64", work->software->nccl.gib),
                     "gIB's plugin, which NCCL looks for by its name");
     if (work->topo->n_gpus > 0)
         add_if_lost(work, &folders, "libcuda.so.1", GKE_LIBRARIES, "the driver's libraries");
     put_verbs_first(work, &folders);
     if (folders.n == 0)
         return;
-    reasons = root_alloc(work->root, (size_t)folders.n * sizeof(*reasons));
+    reasons = source_alloc(work->source, (size_t)folders.n * sizeof(*reasons));
     for (int i = 0; i < folders.n; i++) {
-        reason = root_printf(work->root, "%s%s%s: %s", reason, *reason ? "; " : "", folders.at[i].path,
-                             folders.at[i].reason);
+        reason = source_printf(work->source, "%s%s%s: %s", reason, *reason ? "; " : "", folders.at[i].path,
+                               folders.at[i].reason);
         if (reasons)
             reasons[i] = folders.at[i].reason;
     }
-    row = advice_add(work, "LD_LIBRARY_PATH", root_printf(work->root, "%s.", reason));
+    row = advice_add(work, "LD_LIBRARY_PATH", source_printf(work->source, "%s.", reason));
     row->folder_reasons = reasons;
     row->prepend = true;
-    row->value = join_folders(work->root, &folders);
+    row->value = join_folders(work->source, &folders);
 }
 
 /* --- Python --- */
@@ -325,14 +326,14 @@ static bool path_holds(const char *path, const char *folder)
 
 static void advise_python_path(struct advice_work *work)
 {
-    const struct stack_deepep *deepep = &work->stack->deepep;
+    const struct software_deepep *deepep = &work->software->deepep;
     int wanted = wanted_copy(deepep);
-    const char *folder = wanted >= 0 ? libs_folder_of(work->root, deepep->copies[wanted].folder) : "";
+    const char *folder = wanted >= 0 ? libs_folder_of(work->source, deepep->copies[wanted].folder) : "";
     struct advice_row *row;
 
     if (!is_printable(folder) || strchr(folder, ':'))
         return;
-    if (wanted == deepep->imported && !path_holds(root_env(work->root, "PYTHONPATH"), folder))
+    if (wanted == deepep->imported && !path_holds(source_env(work->source, "PYTHONPATH"), folder))
         return;
     row = advice_add(work, "PYTHONPATH", "Python does not find this deep_ep without it.");
     row->prepend = true;
@@ -343,7 +344,7 @@ ep_status advice_paths(struct advice_work *work)
 {
     const char *host;
 
-    EP_TRY(advice_nvshmem_host(work->root, work->stack, &host));
+    EP_TRY(advice_nvshmem_host(work->source, work->software, &host));
     advise_library_path(work, host);
     advise_preload(work, host);
     advise_python_path(work);

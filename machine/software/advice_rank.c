@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* advice_rank.c - which rank of its node a process is, by the variables of its launcher. */
+/* advice_rank.c - the local rank of a process, from the variables of its launcher. */
 #include "software/advice.h"
 
 #include <stdio.h>
@@ -22,12 +22,12 @@ const struct advice_launcher advice_launchers[] = {
 
 #define RANKS_MAX 4096
 
-const char *advice_root_env(void *root, const char *name)
+const char *advice_source_env(void *source, const char *name)
 {
-    return root_env(root, name);
+    return source_env(source, name);
 }
 
-/* A number without sign at the start of a text, and where it ends; -1 if there is none or it is beyond RANKS_MAX. */
+/* An unsigned number at the start of a text, and where it ends; -1 if there is none or it exceeds RANKS_MAX. */
 static int number(const char *text, const char **ret_end)
 {
     int value = 0;
@@ -46,7 +46,9 @@ static int whole_number(const char *text)
     return *end ? -1 : value;
 }
 
-/* The largest of a list as Slurm writes it, "8(x2),4"; of any other launcher it is a plain number. -1: no such list. */
+/*
+ * The largest number of a list in Slurm's format, "8(x2),4"; other launchers set a plain number. -1: not such a list.
+ */
 static int largest_count(const char *text)
 {
     int largest = -1;
@@ -65,7 +67,7 @@ static int largest_count(const char *text)
     return largest;
 }
 
-/* The number of this rank on its node, -1 if it is none or alone. */
+/* The local rank, -1 if the process is not a rank or is the only one. */
 static int local_rank(advice_getenv *get, void *context)
 {
     for (const struct advice_launcher *launcher = advice_launchers; launcher->rank; launcher++) {
@@ -81,8 +83,8 @@ static int local_rank(advice_getenv *get, void *context)
 }
 
 /*
- * The GPU of an entry of CUDA_VISIBLE_DEVICES: a number counts those that the process may use, whatever they are on the
- * node; a UUID names one; "MIG-GPU-<UUID>/1/0" names the one that the instance is of, "MIG-<UUID>" does not say it.
+ * The GPU of an entry of CUDA_VISIBLE_DEVICES: a number counts only the GPUs that the process may use; a UUID names one
+ * GPU; "MIG-GPU-<UUID>/1/0" names the GPU of the instance, "MIG-<UUID>" does not.
  */
 static int gpu_of_entry(const struct topo *topo, const char *text)
 {
@@ -96,7 +98,7 @@ static int gpu_of_entry(const struct topo *topo, const char *text)
     gpu = whole_number(text);
     if (gpu < 0)
         gpu = topo_find_gpu_uuid(topo, text);
-    /* The only one that the process may use is the one that is meant. */
+    /* If the process may use only one GPU, the instance is on it. */
     if (gpu < 0 && strncmp(text, "MIG-", 4) == 0 && topo_usable_gpus(topo) == 1)
         gpu = 0;
     return gpu < topo_usable_gpus(topo) ? gpu : -1;
@@ -111,7 +113,7 @@ int advice_gpu_of(const struct topo *topo, advice_getenv *get, void *context)
 
     if (rank < 0)
         return -1;
-    /* A task that was given one GPU of several uses that one, whatever its number on the node. */
+    /* A task that was given one GPU of several uses that GPU, whatever its number on the node. */
     if (!visible || !*visible)
         return topo_usable_gpus(topo) == 1 && topo->n_hidden_gpus > 0 ? 0 : rank < topo_usable_gpus(topo) ? rank : -1;
     for (const char *p = visible; *p; p++)

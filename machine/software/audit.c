@@ -2,8 +2,8 @@
 /*
  * audit.c - what is wrong with an environment.
  *
- * A variable has at most one row, the gravest. The judges below are asked in their order, and the first one that has
- * something to say ends it.
+ * A variable has at most one row, for its most severe problem. The checks below run in order, and the first one that
+ * reports something is the last one for that variable.
  */
 #include "software/advice_internal.h"
 #include "software/variables.h"
@@ -19,13 +19,13 @@
 
 #define SHOWN_BYTES 256 /* of a value in a text */
 
-/* NVSHMEM up to here is known: what a later one reads is not called unknown. */
+/* Variables of NVSHMEM are known up to this version; those of a later version are not reported as unknown. */
 #define NVSHMEM_NEXT "3.6"
 
 struct audit_work {
-    struct root *root;
+    struct source *source;
     const struct topo *topo;
-    const struct stack *stack;
+    const struct software *software;
     const struct advice *advice;
     struct audit *audit;
 };
@@ -34,12 +34,12 @@ static const char *clean(const struct audit_work *work, const char *text)
 {
     char shown[SHOWN_BYTES];
 
-    root_clean(text, shown, sizeof(shown));
-    return root_printf(work->root, "%s", shown);
+    text_clean(text, shown, sizeof(shown));
+    return source_printf(work->source, "%s", shown);
 }
 
 static bool __attribute__((format(printf, 4, 5)))
-report(struct audit_work *work, enum audit_kind kind, const struct root_variable *variable, const char *format, ...)
+report(struct audit_work *work, enum audit_kind kind, const struct source_variable *variable, const char *format, ...)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
     char text[1024];
@@ -55,13 +55,13 @@ report(struct audit_work *work, enum audit_kind kind, const struct root_variable
                            .name = clean(work, variable->name),
                            .value = clean(work, variable->value),
                            .advised = row && !row->unset && row->scope != ADVICE_RANK ? row->value : "",
-                           .text = root_printf(work->root, "%s", text)};
+                           .text = source_printf(work->source, "%s", text)};
     return true;
 }
 
-/* Calls `judge` with each entry of a list; true as soon as it says true. */
-static bool any_entry(struct audit_work *work, const struct root_variable *variable, const char *separators,
-                      bool (*judge)(struct audit_work *, const struct root_variable *, const char *entry))
+/* Calls `check` for each entry of a list; returns true as soon as `check` does. */
+static bool any_entry(struct audit_work *work, const struct source_variable *variable, const char *separators,
+                      bool (*check)(struct audit_work *, const struct source_variable *, const char *entry))
 {
     char entry[512];
 
@@ -72,7 +72,7 @@ static bool any_entry(struct audit_work *work, const struct root_variable *varia
             continue;
         memcpy(entry, at, n);
         entry[n] = '\0';
-        if (judge(work, variable, entry))
+        if (check(work, variable, entry))
             return true;
     }
     return false;
@@ -80,20 +80,20 @@ static bool any_entry(struct audit_work *work, const struct root_variable *varia
 
 static const char *value_in_environment(const struct audit_work *work, const char *name)
 {
-    const char *value = root_env(work->root, name);
+    const char *value = source_env(work->source, name);
 
     return value ? value : "";
 }
 
-/* --- judges of single variables --- */
+/* --- checks of single variables --- */
 
-/* One NIC, not excluded: that is what a process needs, and no other variable can change the choice. */
+/* A single NIC, not excluded: what a process needs, and no other variable can change it. */
 static bool is_single_nic(const char *list)
 {
     return *list && *list != '^' && !strchr(list, ',');
 }
 
-static bool judge_pe_mapping(struct audit_work *work, const struct root_variable *variable)
+static bool check_pe_mapping(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
 
@@ -103,7 +103,7 @@ static bool judge_pe_mapping(struct audit_work *work, const struct root_variable
     return report(work, AUDIT_HARMFUL, variable, "All GPUs take the first NIC. %s Unset it.", row->reason);
 }
 
-static bool judge_handler(struct audit_work *work, const struct root_variable *variable)
+static bool check_handler(struct audit_work *work, const struct source_variable *variable)
 {
     if (strcasecmp(variable->value, "cpu") == 0 && advice_find(work->advice, variable->name))
         return report(
@@ -112,11 +112,11 @@ static bool judge_handler(struct audit_work *work, const struct root_variable *v
             "it to gpu.");
     if (strcasecmp(variable->value, "cpu_host_memory") == 0 && advice_find(work->advice, variable->name))
         return report(work, AUDIT_DIFFERS, variable, "The CPU rings the NICs' doorbells, which is slower than gpu.");
-    /* auto does what gpu does. */
+    /* auto has the same effect as gpu */
     return strcasecmp(variable->value, "auto") == 0;
 }
 
-static bool judge_prefix(struct audit_work *work, const struct root_variable *variable)
+static bool check_prefix(struct audit_work *work, const struct source_variable *variable)
 {
     bool is_exclusion = variable->value[0] == '^';
     const struct topo *topo = work->topo;
@@ -134,8 +134,8 @@ static bool judge_prefix(struct audit_work *work, const struct root_variable *va
                          "unset it where they are called mlx5_N.");
 }
 
-/* "mlx5_0", "mlx5_0:1", in a mapping by PE "mlx5_0:1:2": the NIC and its port have to be there. */
-static bool judge_hca(struct audit_work *work, const struct root_variable *variable, const char *entry)
+/* "mlx5_0", "mlx5_0:1", in a mapping by PE "mlx5_0:1:2": the NIC and its port must exist. */
+static bool check_hca(struct audit_work *work, const struct source_variable *variable, const char *entry)
 {
     size_t n = strcspn(entry, ":");
     char name[64], *end;
@@ -161,7 +161,7 @@ static bool judge_hca(struct audit_work *work, const struct root_variable *varia
                   clean(work, name));
 }
 
-/* "mlx5_0" stands for "mlx5_0:1". */
+/* "mlx5_0" means "mlx5_0:1". */
 static bool is_same_hca(const char *a, const char *b)
 {
     size_t n = strcspn(a, ":");
@@ -171,39 +171,39 @@ static bool is_same_hca(const char *a, const char *b)
     return strcmp(a[n] ? a + n : ":1", b[n] ? b + n : ":1") == 0;
 }
 
-static bool judge_hca_list(struct audit_work *work, const struct root_variable *variable)
+static bool check_hca_list(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
-    struct root_variable list = *variable;
-    int gpu = advice_gpu_of(work->topo, advice_root_env, work->root);
+    struct source_variable list = *variable;
+    int gpu = advice_gpu_of(work->topo, advice_source_env, work->source);
 
     list.value += list.value[0] == '^';
-    if (work->topo->n_nics > 0 && list.value == variable->value && any_entry(work, &list, ",", judge_hca))
+    if (work->topo->n_nics > 0 && list.value == variable->value && any_entry(work, &list, ",", check_hca))
         return true;
     if (!row || gpu < 0 || gpu >= row->n_values || is_same_hca(variable->value, row->values[gpu]))
         return true;
     return report(work, AUDIT_DIFFERS, variable, "This rank uses GPU %d, whose NIC is %s.", gpu, row->values[gpu]);
 }
 
-/* The mapping by PE: read only where it is switched on, and written for one machine. */
-static bool judge_hca_pe_mapping(struct audit_work *work, const struct root_variable *variable)
+/* The mapping by PE is read only if it is enabled, and is specific to one machine. */
+static bool check_hca_pe_mapping(struct audit_work *work, const struct source_variable *variable)
 {
-    if (!variable_is_true(root_env(work->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
+    if (!variable_is_true(source_env(work->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
         return report(work, AUDIT_VOID, variable,
                       "It does nothing: NVSHMEM_ENABLE_NIC_PE_MAPPING is not on. Unset it.");
-    return work->topo->n_nics > 0 && any_entry(work, variable, ",", judge_hca);
+    return work->topo->n_nics > 0 && any_entry(work, variable, ",", check_hca);
 }
 
-static bool judge_dmabuf(struct audit_work *work, const struct root_variable *variable)
+static bool check_dmabuf(struct audit_work *work, const struct source_variable *variable)
 {
-    if (!variable_is_true(variable->value) || work->stack->driver.peermem != ROOT_ABSENT ||
-        work->stack->driver.dmabuf == ROOT_ABSENT)
+    if (!variable_is_true(variable->value) || work->software->driver.peermem != SOURCE_ABSENT ||
+        work->software->driver.dmabuf == SOURCE_ABSENT)
         return false;
     return report(work, AUDIT_HARMFUL, variable,
                   "NICs reach GPU memory by dma-buf alone here: nvidia_peermem is not loaded. Unset it.");
 }
 
-static bool judge_mapping(struct audit_work *work, const struct root_variable *variable)
+static bool check_mapping(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
     struct map *map = NULL, *best = NULL;
@@ -213,7 +213,7 @@ static bool judge_mapping(struct audit_work *work, const struct root_variable *v
         return true;
     if (map_parse(work->topo, variable->value, &map) != EP_OK)
         return report(work, AUDIT_VALUE, variable, "It is no mapping of the GPUs here: %s.", ep_last_error());
-    if (work->stack->deepep.imported >= 0 && !work->stack->deepep.mapping_active) {
+    if (work->software->deepep.imported >= 0 && !work->software->deepep.mapping_active) {
         map_free(map);
         return report(work, AUDIT_VOID, variable,
                       "It does nothing: the DeepEP that is imported does not read it. Set NVSHMEM_HCA_LIST for each "
@@ -228,7 +228,7 @@ static bool judge_mapping(struct audit_work *work, const struct root_variable *v
     return true;
 }
 
-static bool judge_gid_index(struct audit_work *work, const struct root_variable *variable)
+static bool check_gid_index(struct audit_work *work, const struct source_variable *variable)
 {
     const struct topo *topo = work->topo;
     int index = atoi(variable->value);
@@ -238,7 +238,7 @@ static bool judge_gid_index(struct audit_work *work, const struct root_variable 
             const struct topo_port *port = &topo->nics[i].ports[p];
             bool is_right = false;
 
-            if (!port->active || port->link_layer != TOPO_LINK_ETHERNET || port->gids_state != ROOT_OK)
+            if (!port->active || port->link_layer != TOPO_LINK_ETHERNET || port->gids_state != SOURCE_OK)
                 continue;
             for (int g = 0; g < port->n_gids; g++)
                 is_right = is_right || (port->gids[g].index == index && port->gids[g].type == TOPO_GID_ROCE2 &&
@@ -253,10 +253,10 @@ static bool judge_gid_index(struct audit_work *work, const struct root_variable 
     return false;
 }
 
-static bool judge_vmm(struct audit_work *work, const struct root_variable *variable)
+static bool check_vmm(struct audit_work *work, const struct source_variable *variable)
 {
     if (!variable_is_true(variable->value) || advice_find(work->advice, variable->name) ||
-        work->stack->driver.dmabuf != ROOT_OK || root_env(work->root, "NVSHMEM_SYMMETRIC_SIZE"))
+        work->software->driver.dmabuf != SOURCE_OK || source_env(work->source, "NVSHMEM_SYMMETRIC_SIZE"))
         return false;
     return report(work, AUDIT_DIFFERS, variable,
                   "The heap is static then, of 1 GiB because NVSHMEM_SYMMETRIC_SIZE is not set. GPU memory is "
@@ -264,9 +264,9 @@ static bool judge_vmm(struct audit_work *work, const struct root_variable *varia
 }
 
 /* An entry that is a folder: libibverbs appends "-rdmavNN.so" to it and looks for a file. */
-static bool judge_driver_entry(struct audit_work *work, const struct root_variable *variable, const char *entry)
+static bool check_driver_entry(struct audit_work *work, const struct source_variable *variable, const char *entry)
 {
-    if (*entry != '/' || !root_is_folder(root_stat(work->root, "%s", entry)))
+    if (*entry != '/' || !source_is_folder(source_stat(work->source, "%s", entry)))
         return false;
     return report(work, AUDIT_VALUE, variable,
                   "%s is a folder. libibverbs appends -rdmavNN.so to each entry, so it must end in /libmlx5.",
@@ -274,7 +274,7 @@ static bool judge_driver_entry(struct audit_work *work, const struct root_variab
 }
 
 /* An entry is NAME or NAME:PORT. */
-static bool judge_verbs_entry(struct audit_work *work, const struct root_variable *variable, const char *entry)
+static bool check_verbs_entry(struct audit_work *work, const struct source_variable *variable, const char *entry)
 {
     size_t n = strcspn(entry, ":");
 
@@ -286,7 +286,7 @@ static bool judge_verbs_entry(struct audit_work *work, const struct root_variabl
                   clean(work, entry));
 }
 
-/* The entries, each with its port: "NAME" stands for all ports of the device. Ranks take them in this order. */
+/* The entries, each with its port; "NAME" means all ports of the device. Ranks use the ports in this order. */
 static void list_ports(const struct topo *topo, const char *list, char *ret_text, size_t bytes)
 {
     size_t used = 0;
@@ -305,12 +305,12 @@ static void list_ports(const struct topo *topo, const char *list, char *ret_text
     }
 }
 
-static bool judge_verbs_device(struct audit_work *work, const struct root_variable *variable)
+static bool check_verbs_device(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
     char given[2048], advised[2048];
 
-    if (any_entry(work, variable, ",", judge_verbs_entry))
+    if (any_entry(work, variable, ",", check_verbs_entry))
         return true;
     if (!row || row->unset || row->scope != ADVICE_NODE)
         return false;
@@ -319,21 +319,21 @@ static bool judge_verbs_device(struct audit_work *work, const struct root_variab
     return strcmp(given, advised) == 0;
 }
 
-static bool judge_drivers(struct audit_work *work, const struct root_variable *variable)
+static bool check_drivers(struct audit_work *work, const struct source_variable *variable)
 {
-    return any_entry(work, variable, ":;,", judge_driver_entry);
+    return any_entry(work, variable, ":;,", check_driver_entry);
 }
 
-static bool judge_preload_entry(struct audit_work *work, const struct root_variable *variable, const char *entry)
+static bool check_preload_entry(struct audit_work *work, const struct source_variable *variable, const char *entry)
 {
-    if (*entry != '/' || strchr(entry, '$') || root_stat(work->root, "%s", entry).state != ROOT_ABSENT)
+    if (*entry != '/' || strchr(entry, '$') || source_stat(work->source, "%s", entry).state != SOURCE_ABSENT)
         return false;
     return report(work, AUDIT_PATH, variable, "%s is not there, and ld.so goes on without it.", clean(work, entry));
 }
 
-static bool judge_preload(struct audit_work *work, const struct root_variable *variable)
+static bool check_preload(struct audit_work *work, const struct source_variable *variable)
 {
-    return any_entry(work, variable, ": ", judge_preload_entry);
+    return any_entry(work, variable, ": ", check_preload_entry);
 }
 
 /* Is `folder` among the entries of a search path? */
@@ -352,7 +352,7 @@ static bool path_has(const char *path, const char *folder, size_t n)
     }
 }
 
-static bool judge_path(struct audit_work *work, const struct root_variable *variable)
+static bool check_path(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
     int i = 0;
@@ -360,7 +360,7 @@ static bool judge_path(struct audit_work *work, const struct root_variable *vari
     if (!row || row->scope != ADVICE_NODE)
         return true;
     for (const char *at = row->value; *at; at += strcspn(at, ":"), at += *at == ':', i++) {
-        const char *folder = root_printf(work->root, "%.*s", (int)strcspn(at, ":"), at);
+        const char *folder = source_printf(work->source, "%.*s", (int)strcspn(at, ":"), at);
         const char *why = row->folder_reasons ? row->folder_reasons[i] : row->reason;
 
         if (!path_has(variable->value, folder, strlen(folder)))
@@ -370,11 +370,11 @@ static bool judge_path(struct audit_work *work, const struct root_variable *vari
     return true;
 }
 
-static bool judge_net(struct audit_work *work, const struct root_variable *variable)
+static bool check_net(struct audit_work *work, const struct source_variable *variable)
 {
-    const struct stack_nccl *nccl = &work->stack->nccl;
+    const struct software_nccl *nccl = &work->software->nccl;
 
-    if (!*variable->value || stack_is_internal_net(variable->value) || nccl->plugin.state != ROOT_ABSENT)
+    if (!*variable->value || software_is_internal_net(variable->value) || nccl->plugin.state != SOURCE_ABSENT)
         return false;
     return report(
         work, AUDIT_HARMFUL, variable,
@@ -382,41 +382,41 @@ static bool judge_net(struct audit_work *work, const struct root_variable *varia
         *nccl->plugin_name ? nccl->plugin_name : "libnccl-net.so");
 }
 
-/* A judge says true when it has said what there is to say, if anything. */
+/* A check returns true if it handled the variable, whether it reported something or not. */
 static const struct {
     const char *name;
-    bool (*judge)(struct audit_work *work, const struct root_variable *variable);
-} judges[] = {
-    {"NVSHMEM_ENABLE_NIC_PE_MAPPING", judge_pe_mapping},
-    {"NVSHMEM_IBGDA_NIC_HANDLER", judge_handler},
-    {"NVSHMEM_HCA_PREFIX", judge_prefix},
-    {"NVSHMEM_HCA_LIST", judge_hca_list},
-    {"NVSHMEM_HCA_PE_MAPPING", judge_hca_pe_mapping},
-    {"NVSHMEM_IB_DISABLE_DMABUF", judge_dmabuf},
-    {"NVSHMEM_IB_GID_INDEX", judge_gid_index},
-    {"NVSHMEM_DISABLE_CUDA_VMM", judge_vmm},
-    {"DEEP_EP_DEVICE_TO_HCA_MAPPING", judge_mapping},
-    {"EPKIT_VERBS_DEVICE", judge_verbs_device},
-    {"RDMAV_DRIVERS", judge_drivers},
-    {"IBV_DRIVERS", judge_drivers},
-    {"NCCL_NET", judge_net},
-    {"LD_PRELOAD", judge_preload},
-    {"LD_LIBRARY_PATH", judge_path},
-    {"PYTHONPATH", judge_path},
+    bool (*check)(struct audit_work *work, const struct source_variable *variable);
+} checks[] = {
+    {"NVSHMEM_ENABLE_NIC_PE_MAPPING", check_pe_mapping},
+    {"NVSHMEM_IBGDA_NIC_HANDLER", check_handler},
+    {"NVSHMEM_HCA_PREFIX", check_prefix},
+    {"NVSHMEM_HCA_LIST", check_hca_list},
+    {"NVSHMEM_HCA_PE_MAPPING", check_hca_pe_mapping},
+    {"NVSHMEM_IB_DISABLE_DMABUF", check_dmabuf},
+    {"NVSHMEM_IB_GID_INDEX", check_gid_index},
+    {"NVSHMEM_DISABLE_CUDA_VMM", check_vmm},
+    {"DEEP_EP_DEVICE_TO_HCA_MAPPING", check_mapping},
+    {"EPKIT_VERBS_DEVICE", check_verbs_device},
+    {"RDMAV_DRIVERS", check_drivers},
+    {"IBV_DRIVERS", check_drivers},
+    {"NCCL_NET", check_net},
+    {"LD_PRELOAD", check_preload},
+    {"LD_LIBRARY_PATH", check_path},
+    {"PYTHONPATH", check_path},
 };
 
-/* --- judges by the table --- */
+/* --- checks by the table --- */
 
-static bool is_judged(const char *name)
+static bool is_in_scope(const char *name)
 {
     return variable_is_theirs(name) || variable_is_own(name);
 }
 
-static bool judge_unknown(struct audit_work *work, const struct root_variable *variable)
+static bool check_unknown(struct audit_work *work, const struct source_variable *variable)
 {
-    const char *near, *version = work->stack->nvshmem.version;
+    const char *near, *version = work->software->nvshmem.version;
 
-    if (!is_judged(variable->name))
+    if (!is_in_scope(variable->name))
         return false;
     near = variable_nearest(variable->name);
     if (near)
@@ -427,34 +427,35 @@ static bool judge_unknown(struct audit_work *work, const struct root_variable *v
     return report(work, AUDIT_UNKNOWN, variable, "NVSHMEM up to 3.5 has no variable of this name. Unset it.");
 }
 
-static bool judge_file(struct audit_work *work, const struct variable *known, const struct root_variable *variable)
+static bool check_file(struct audit_work *work, const struct variable *known, const struct source_variable *variable)
 {
     if (!known->values || strcmp(known->values, "path") != 0 || variable->value[0] != '/' ||
-        root_stat(work->root, "%s", variable->value).state != ROOT_ABSENT)
+        source_stat(work->source, "%s", variable->value).state != SOURCE_ABSENT)
         return false;
     return report(work, AUDIT_PATH, variable, "It names nothing that is there: %s.", known->text);
 }
 
-static bool judge_by_table(struct audit_work *work, const struct variable *known, const struct root_variable *variable)
+static bool check_by_table(struct audit_work *work, const struct variable *known,
+                           const struct source_variable *variable)
 {
     bool is_path = known->values && strcmp(known->values, "path") == 0;
     char why[256];
 
     if (known->effect == VARIABLE_VOID)
         return report(work, AUDIT_VOID, variable, "It does nothing: %s. Unset it.", known->text);
-    /* Folders are of use to builds: they only have to be right. */
+    /* A build reads these folders, so they only have to exist. */
     if (known->effect == VARIABLE_BUILD_ONLY && !is_path)
         return report(work, AUDIT_VOID, variable, "It does nothing in a running program: %s. Unset it.", known->text);
     if (!variable_takes(known, variable->value, why, sizeof(why)) &&
-        (is_judged(known->name) || known->effect != VARIABLE_WORKS))
+        (is_in_scope(known->name) || known->effect != VARIABLE_WORKS))
         return report(work, AUDIT_VALUE, variable, "Its value %s. Correct it, or unset it: %s.", why, known->text);
-    if (!*variable->value && is_judged(known->name) && known->values && strcmp(known->values, "bool") != 0)
+    if (!*variable->value && is_in_scope(known->name) && known->values && strcmp(known->values, "bool") != 0)
         return report(work, AUDIT_VOID, variable,
                       "It is set, and empty: that does nothing. Unset it, or give it a value.");
-    return judge_file(work, known, variable);
+    return check_file(work, known, variable);
 }
 
-static void judge_by_advice(struct audit_work *work, const struct root_variable *variable)
+static void check_by_advice(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
     const struct variable *known = variable_find(variable->name);
@@ -462,7 +463,9 @@ static void judge_by_advice(struct audit_work *work, const struct root_variable 
     if (!row || row->scope != ADVICE_NODE)
         return;
     if (row->unset) {
-        /* Switched off is as good as not set; a name that is harmful with any value is not a switch. */
+        /*
+         * A boolean that is off equals one that is not set. A variable that is harmful with any value is not a boolean.
+         */
         if (!known || !known->values || strcmp(known->values, "bool") != 0 || variable_is_true(variable->value))
             report(work, AUDIT_HARMFUL, variable, "%s Unset it.", row->reason);
         return;
@@ -474,39 +477,40 @@ static void judge_by_advice(struct audit_work *work, const struct root_variable 
         report(work, AUDIT_DIFFERS, variable, "It should be %s. %s", row->value, row->reason);
 }
 
-static void judge_variable(struct audit_work *work, const struct root_variable *variable)
+static void check_variable(struct audit_work *work, const struct source_variable *variable)
 {
     const struct variable *known = variable_find(variable->name);
 
     if (!known) {
-        judge_unknown(work, variable);
+        check_unknown(work, variable);
         return;
     }
-    if (judge_by_table(work, known, variable))
+    if (check_by_table(work, known, variable))
         return;
-    for (size_t i = 0; i < COUNT(judges); i++)
-        if (strcmp(judges[i].name, variable->name) == 0 && judges[i].judge(work, variable))
+    for (size_t i = 0; i < COUNT(checks); i++)
+        if (strcmp(checks[i].name, variable->name) == 0 && checks[i].check(work, variable))
             return;
-    /* A switch of PEs to NICs is judged with the list beside it, above. */
+    /* check_pe_mapping() has handled this one, together with the list of NICs. */
     if (strcmp(variable->name, "NVSHMEM_ENABLE_NIC_PE_MAPPING") != 0)
-        judge_by_advice(work, variable);
+        check_by_advice(work, variable);
 }
 
 /* --- what is missing --- */
 
 static void find_missing(struct audit_work *work)
 {
-    int gpu = advice_gpu_of(work->topo, advice_root_env, work->root);
+    int gpu = advice_gpu_of(work->topo, advice_source_env, work->source);
 
     for (int i = 0; i < work->advice->n && work->audit->n < AUDIT_MAX; i++) {
         const struct advice_row *row = &work->advice->rows[i];
         const char *value =
             row->scope == ADVICE_RANK && gpu >= 0 && gpu < row->n_values ? row->values[gpu] : row->value;
 
-        /* What to preload is for one program, which may or may not be the one that is looked at; epkit's commands
-         * choose by themselves. */
+        /*
+         * LD_PRELOAD is for one program, which may not be the inspected one; epkit's commands choose their own values.
+         */
         if (row->unset || variable_is_own(row->name) || row->scope == ADVICE_PROGRAM ||
-            (row->scope == ADVICE_RANK && gpu < 0) || root_env(work->root, row->name))
+            (row->scope == ADVICE_RANK && gpu < 0) || source_env(work->source, row->name))
             continue;
         work->audit->rows[work->audit->n++] = (struct audit_row){
             .kind = AUDIT_MISSING, .name = row->name, .value = "", .advised = value, .text = row->reason};
@@ -521,27 +525,27 @@ static int compare_rows(const void *left, const void *right)
     return order ? order : strcmp(a->name, b->name);
 }
 
-ep_status audit_make(const struct topo *topo, const struct stack *stack, const struct advice *advice,
+ep_status audit_make(const struct topo *topo, const struct software *software, const struct advice *advice,
                      struct audit **ret_audit)
 {
-    struct root_environment environment = root_environment(stack->root);
+    struct source_environment environment = source_environment(software->source);
     struct audit *audit = calloc(1, sizeof(*audit));
-    struct audit_work work = {stack->root, topo, stack, advice, audit};
+    struct audit_work work = {software->source, topo, software, advice, audit};
 
     if (audit)
         audit->rows = calloc(AUDIT_MAX, sizeof(*audit->rows));
     if (!audit || !audit->rows) {
         audit_free(audit);
-        return ep_fail(EP_E_MEMORY, "no memory to judge the environment");
+        return ep_fail(EP_E_MEMORY, "no memory to check the environment");
     }
     for (size_t i = 0; i < environment.n && audit->n < AUDIT_MAX; i++) {
-        audit->uses_stack = audit->uses_stack || variable_is_theirs(environment.variables[i].name);
-        judge_variable(&work, &environment.variables[i]);
+        audit->uses_software = audit->uses_software || variable_is_theirs(environment.variables[i].name);
+        check_variable(&work, &environment.variables[i]);
     }
-    /* A DeepEP that Python finds reads variables, and switches IBGDA on, whether others are set or not. */
-    audit->uses_stack = audit->uses_stack || (stack->deepep.imported >= 0 && advice_has_mlx5(topo));
-    /* An environment that cannot be read lacks nothing that anybody knows of. */
-    if (environment.state == ROOT_OK)
+    /* A DeepEP that Python finds reads variables and enables IBGDA even if no variable is set. */
+    audit->uses_software = audit->uses_software || (software->deepep.imported >= 0 && advice_has_mlx5(topo));
+    /* Nothing can be missing from an environment that could not be read. */
+    if (environment.state == SOURCE_OK)
         find_missing(&work);
     qsort(audit->rows, (size_t)audit->n, sizeof(*audit->rows), compare_rows);
     *ret_audit = audit;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* driver.c - the NVIDIA driver, its options, and the modules beside it. */
+/* driver.c - the NVIDIA driver, its options, and related kernel modules. */
 #include "software/parse.h"
 #include "software/read.h"
 #include "source/text.h"
@@ -16,7 +16,7 @@
 
 /* --- options --- */
 
-/* The order in which kmod looks: a file hides those of its name in the folders behind. */
+/* In kmod's order: a file hides files of the same name in later folders. */
 static const char *const modprobe_folders[] = {"/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d",
                                                "/usr/lib/modprobe.d", "/lib/modprobe.d"};
 
@@ -37,13 +37,13 @@ static bool is_hidden(const struct conf_file *files, size_t n, const char *name)
     return false;
 }
 
-/* The files that modprobe reads, in its order: by name, whatever folder they are in (modprobe.d(5)). */
-static size_t list_files(struct root *root, struct conf_file *ret_files)
+/* The files that modprobe reads, in its order: by name, regardless of the folder (modprobe.d(5)). */
+static size_t list_files(struct source *source, struct conf_file *ret_files)
 {
     size_t n = 0;
 
     for (size_t f = 0; f < COUNT(modprobe_folders); f++) {
-        struct root_names names = root_list(root, "%s", modprobe_folders[f]);
+        struct source_names names = source_list(source, "%s", modprobe_folders[f]);
         size_t before = n;
 
         for (size_t i = 0; i < names.n && n < MAX_FILES; i++)
@@ -56,8 +56,8 @@ static size_t list_files(struct root *root, struct conf_file *ret_files)
 }
 
 /*
- * What lines for the driver set RegistryDwords to, each with a newline behind it. Nothing else in these files is looked
- * at, and what else is in them is the business of whoever wrote them.
+ * The values to which lines for the driver set RegistryDwords, each followed by a newline. Nothing else in these files
+ * is read or saved.
  */
 static json_t *read_dwords(const char *text, size_t bytes)
 {
@@ -83,8 +83,11 @@ static json_t *read_dwords(const char *text, size_t bytes)
     return value;
 }
 
-/* One more line with RegistryDwords: the parameter is one text, so it replaces what earlier ones said, all of it. */
-static void note_dwords(struct root *root, struct stack_option *option, struct piece dwords, const char *file,
+/*
+ * Records a further line with RegistryDwords. The parameter is a single string, so the line replaces all of what
+ * earlier lines set.
+ */
+static void note_dwords(struct source *source, struct software_option *option, struct piece dwords, const char *file,
                         struct piece *last)
 {
     struct piece value;
@@ -94,50 +97,50 @@ static void note_dwords(struct root *root, struct stack_option *option, struct p
         option->overruled = option->configured;
         option->overruled_in = option->configured_in;
     }
-    option->configured = parse_dword(dwords, "PeerMappingOverride", &value) ? piece_keep(root, value) : "";
+    option->configured = parse_dword(dwords, "PeerMappingOverride", &value) ? piece_copy(source, value) : "";
     option->configured_in = file;
 }
 
-static void read_configured(struct root *root, struct stack_driver *driver)
+static void read_configured(struct source *source, struct software_driver *driver)
 {
-    struct stack_option *option = &driver->peer_mapping_override;
+    struct software_option *option = &driver->peer_mapping_override;
     struct piece last = {.text = NULL};
     struct conf_file *files = calloc(MAX_FILES, sizeof(*files));
-    size_t n = files ? list_files(root, files) : 0;
+    size_t n = files ? list_files(source, files) : 0;
     struct parse_option parameter;
     const char *at;
 
     for (size_t i = 0; i < n; i++) {
-        const char *path = root_printf(root, "%s/%s", files[i].folder, files[i].name);
+        const char *path = source_printf(source, "%s/%s", files[i].folder, files[i].name);
 
-        at = root_fact_text(root_fact(root, "nvidia-dwords", read_dwords, "%s", path));
+        at = source_fact_text(source_fact(source, "nvidia-dwords", read_dwords, "%s", path));
         for (size_t length; *at; at += length + (at[length] == '\n')) {
             length = strcspn(at, "\n");
-            note_dwords(root, option, (struct piece){.text = at, .n = length}, path, &last);
+            note_dwords(source, option, (struct piece){.text = at, .n = length}, path, &last);
         }
     }
-    /* What the kernel command line says, modprobe puts behind what files say. */
-    at = root_read(root, "/proc/cmdline").text;
+    /* modprobe appends the options of the kernel command line to those of the files. */
+    at = source_read(source, "/proc/cmdline").text;
     while (parse_cmdline_next(&at, "nvidia", &parameter))
         if (piece_is(parameter.name, "NVreg_RegistryDwords"))
-            note_dwords(root, option, parameter.value, "/proc/cmdline", &last);
-    driver->dwords_with_override = last.text ? parse_dwords_with(root, last, "PeerMappingOverride=1") : "";
+            note_dwords(source, option, parameter.value, "/proc/cmdline", &last);
+    driver->dwords_with_override = last.text ? parse_dwords_with(source, last, "PeerMappingOverride=1") : "";
     free(files);
 }
 
-static void read_live(struct root *root, struct stack_option *option)
+static void read_live(struct source *source, struct software_option *option)
 {
-    struct piece dwords = parse_field(root_read(root, PARAMS).text, "RegistryDwords", ':'), value;
+    struct piece dwords = parse_field(source_read(source, PARAMS).text, "RegistryDwords", ':'), value;
 
     if (dwords.n >= 2 && *dwords.text == '"')
         dwords = (struct piece){.text = dwords.text + 1, .n = dwords.n - 2};
     if (parse_dword(dwords, "PeerMappingOverride", &value))
-        option->live = piece_keep(root, value);
+        option->live = piece_copy(source, value);
 }
 
 /* --- versions --- */
 
-/* The version without what a distribution puts behind it: "580.126.09" of "580.126.09-0ubuntu0.24.04.1". */
+/* The version without the distribution's suffix: "580.126.09" of "580.126.09-0ubuntu0.24.04.1". */
 static struct piece upstream_version(struct piece version)
 {
     const char *colon = memchr(version.text, ':', version.n), *dash;
@@ -153,8 +156,8 @@ static struct piece upstream_version(struct piece version)
 }
 
 /*
- * Packages that bring the kernel module or its source, in the version of the driver. Ubuntu's signed modules
- * (linux-modules-nvidia-580-open-6.8.0-87-generic) are none of them: their version is that of the kernel.
+ * Packages that contain the kernel module or its source and have the version of the driver. Ubuntu's signed modules
+ * (linux-modules-nvidia-580-open-6.8.0-87-generic) do not count: they have the version of the kernel.
  */
 static bool brings_driver(const struct parse_package *package)
 {
@@ -183,7 +186,7 @@ static bool is_fabric_manager(const struct parse_package *package)
            (package->name.n == n || (package->name.n > n + 1 && strchr("0123456789", package->name.text[n + 1])));
 }
 
-/* By the order in which a package tells the version of all of DOCA-OFED. */
+/* Ordered by how well a package's version represents that of DOCA-OFED as a whole. */
 static const char *const doca_packages[] = {"doca-ofed", "doca-all",  "doca-networking",
                                             "doca-roce", "doca-host", "doca-kernel"};
 
@@ -200,7 +203,9 @@ static void set_version(json_t *versions, const char *name, struct piece version
     json_object_set_new(versions, name, json_stringn(version.text, version.n));
 }
 
-/* Of dpkg's status the three versions that matter. Which other packages a machine has is its owner's business. */
+/*
+ * Keeps only the three versions that matter of dpkg's status. Other packages of the machine are private to its owner.
+ */
 static json_t *read_packages(const char *text, size_t bytes)
 {
     json_t *versions = json_object();
@@ -223,38 +228,38 @@ static json_t *read_packages(const char *text, size_t bytes)
     return versions;
 }
 
-static const char *package_version(struct root *root, const char *name)
+static const char *package_version(struct source *source, const char *name)
 {
-    struct root_answer packages = root_fact(root, "packages", read_packages, DPKG);
+    struct source_answer packages = source_fact(source, "packages", read_packages, DPKG);
     const char *version = json_string_value(json_object_get(packages.value, name));
 
-    return version ? piece_keep(root, (struct piece){.text = version, .n = strlen(version)}) : "";
+    return version ? piece_copy(source, (struct piece){.text = version, .n = strlen(version)}) : "";
 }
 
-/* By DKMS's book-keeping, /var/lib/dkms/nvidia/<version>/<kernel>, or by the package. */
-static const char *installed_driver(struct root *root, const char *kernel)
+/* From DKMS's state, /var/lib/dkms/nvidia/<version>/<kernel>, or from the package. */
+static const char *installed_driver(struct source *source, const char *kernel)
 {
-    struct root_names versions = root_list(root, "/var/lib/dkms/nvidia");
+    struct source_names versions = source_list(source, "/var/lib/dkms/nvidia");
     const char *newest = "";
 
     for (size_t i = 0; i < versions.n && *kernel; i++) {
-        if (root_is_folder(root_stat(root, "/var/lib/dkms/nvidia/%s/%s", versions.names[i], kernel)) &&
+        if (source_is_folder(source_stat(source, "/var/lib/dkms/nvidia/%s/%s", versions.names[i], kernel)) &&
             libs_version_compare(versions.names[i], newest) > 0)
             newest = versions.names[i];
     }
-    return *newest ? newest : package_version(root, "driver");
+    return *newest ? newest : package_version(source, "driver");
 }
 
 /* --- fabric manager --- */
 
-/* What logs say in front of the version of the fabric manager. */
+/* The text that precedes the version of the fabric manager in each log. */
 static const struct {
     const char *fact, *path, *words;
 } fabric_logs[] = {{"fabric-manager-upgrade", "/var/log/dnf.rpm.log", "Upgrade: nvidia-fabric-manager-"},
                    {"fabric-manager-install", "/var/log/dnf.rpm.log", "Installed: nvidia-fabric-manager-"},
                    {"fabric-manager-upgrade-580", "/var/log/dnf.rpm.log", "Upgrade: nvidia-fabricmanager-"},
                    {"fabric-manager-install-580", "/var/log/dnf.rpm.log", "Installed: nvidia-fabricmanager-"},
-                   {"fabric-manager-start", STACK_FABRIC_LOG, "Fabric Manager version "}};
+                   {"fabric-manager-start", SOFTWARE_FABRIC_LOG, "Fabric Manager version "}};
 
 /* The last version in lines of one of these logs. */
 static json_t *read_fabric_log(const char *text, size_t bytes)
@@ -269,29 +274,29 @@ static json_t *read_fabric_log(const char *text, size_t bytes)
 }
 
 /*
- * Without dpkg: what dnf(8) has installed last, by its log; else what the fabric manager said of itself when it was
- * started last. rpm's own database has no form that could be read without rpm.
+ * Without dpkg: the last installation in dnf(8)'s log; otherwise the version that the fabric manager logged at its last
+ * start. rpm's own database cannot be read without rpm.
  */
-static void read_fabric_manager(struct root *root, struct stack_driver *driver)
+static void read_fabric_manager(struct source *source, struct software_driver *driver)
 {
     driver->fabric_manager_from = DPKG;
-    driver->fabric_manager = package_version(root, "fabric-manager");
+    driver->fabric_manager = package_version(source, "fabric-manager");
     for (size_t i = 0; !*driver->fabric_manager && i < COUNT(fabric_logs); i++) {
         driver->fabric_manager_from = fabric_logs[i].path;
-        driver->fabric_manager = root_fact_text(
-            root_log_fact(root, fabric_logs[i].fact, read_fabric_log, fabric_logs[i].words, "%s", fabric_logs[i].path));
+        driver->fabric_manager = source_fact_text(source_log_fact(source, fabric_logs[i].fact, read_fabric_log,
+                                                                  fabric_logs[i].words, "%s", fabric_logs[i].path));
     }
 }
 
 /* --- DOCA --- */
 
 /* The package doca-host unpacks its repository to /usr/share/doca-host-<version>-<build>. */
-static const char *doca_by_folder(struct root *root)
+static const char *doca_by_folder(struct source *source)
 {
-    const char *name = stack_first_with(root, "/usr/share", "doca-host-");
+    const char *name = software_first_with(source, "/usr/share", "doca-host-");
     size_t n = *name ? strspn(name + 10, "0123456789.") : 0;
 
-    return n ? root_printf(root, "%.*s", (int)n, name + 10) : "";
+    return n ? source_printf(source, "%.*s", (int)n, name + 10) : "";
 }
 
 static json_t *read_repository(const char *text, size_t bytes)
@@ -304,17 +309,18 @@ static json_t *read_repository(const char *text, size_t bytes)
 }
 
 /*
- * dpkg's status grows beyond what is read of a file where much is installed. NVIDIA's instructions write a source for
- * apt with the version in its path; it counts where the source of OFED's modules shows that it was installed from.
+ * If much is installed, dpkg's status exceeds the limit on the size of a file that is read. NVIDIA's instructions add
+ * an apt source with the version in its path. It counts if the source of OFED's modules shows that the package was
+ * installed from it.
  */
-static const char *doca_by_repository(struct root *root)
+static const char *doca_by_repository(struct source *source)
 {
     static const char *const files[] = {"/etc/apt/sources.list.d/doca.list", "/etc/yum.repos.d/doca.repo"};
 
-    if (!*stack_first_with(root, "/usr/src", "mlnx-ofed-kernel-"))
+    if (!*software_first_with(source, "/usr/src", "mlnx-ofed-kernel-"))
         return "";
     for (size_t i = 0; i < COUNT(files); i++) {
-        const char *version = root_fact_text(root_fact(root, "version", read_repository, "%s", files[i]));
+        const char *version = source_fact_text(source_fact(source, "version", read_repository, "%s", files[i]));
 
         if (*version)
             return version;
@@ -322,96 +328,97 @@ static const char *doca_by_repository(struct root *root)
     return "";
 }
 
-static const char *doca_version(struct root *root)
+static const char *doca_version(struct source *source)
 {
-    const char *version = package_version(root, "doca");
+    const char *version = package_version(source, "doca");
 
     if (!*version)
-        version = doca_by_folder(root);
-    return *version ? version : doca_by_repository(root);
+        version = doca_by_folder(source);
+    return *version ? version : doca_by_repository(source);
 }
 
 /* --- dma-buf --- */
 
 /*
- * Can the driver export GPU memory as dma-buf? By NVIDIA's guide to GPUDirect RDMA (gpu-operator: "DMA-BUF"): open
- * kernel modules of 515 or later, Linux 5.12 or later, a Turing GPU or later. The driver is not asked.
+ * Can the driver export GPU memory as dma-buf? According to NVIDIA's guide to GPUDirect RDMA (gpu-operator: "DMA-BUF")
+ * it needs the open kernel modules of 515 or later, Linux 5.12 or later, and a Turing GPU or later. The driver is not
+ * queried.
  */
-static void judge_dmabuf(struct root *root, const struct topo *topo, struct stack_driver *driver)
+static void find_dmabuf(struct source *source, const struct topo *topo, struct software_driver *driver)
 {
-    struct root_text version = root_line(root, VERSION);
+    struct source_text version = source_line(source, VERSION);
 
-    driver->dmabuf = ROOT_ABSENT;
-    if (version.state != ROOT_OK) {
+    driver->dmabuf = SOURCE_ABSENT;
+    if (version.state != SOURCE_OK) {
         driver->dmabuf = version.state;
-        driver->dmabuf_why = version.state == ROOT_ABSENT ? "the NVIDIA driver is not loaded" : version.why;
+        driver->dmabuf_why = version.state == SOURCE_ABSENT ? "the NVIDIA driver is not loaded" : version.why;
     } else if (!driver->is_open) {
         driver->dmabuf_why = "the loaded driver is the proprietary one; only the open kernel modules export dma-buf";
     } else if (libs_version_compare(driver->version, "515") < 0) {
-        driver->dmabuf_why = root_printf(root, "driver %s is older than 515", driver->version);
+        driver->dmabuf_why = source_printf(source, "driver %s is older than 515", driver->version);
     } else if (!*driver->kernel) {
-        driver->dmabuf = ROOT_FAILED;
+        driver->dmabuf = SOURCE_FAILED;
         driver->dmabuf_why = "the release of the kernel is not known";
     } else if (libs_version_compare(driver->kernel, "5.12") < 0) {
-        driver->dmabuf_why = root_printf(root, "Linux %s is older than 5.12", driver->kernel);
+        driver->dmabuf_why = source_printf(source, "Linux %s is older than 5.12", driver->kernel);
     } else {
-        driver->dmabuf = ROOT_OK;
+        driver->dmabuf = SOURCE_OK;
         driver->dmabuf_why = "";
         for (int i = 0; i < topo->n_gpus; i++) {
             const struct topo_gpu *gpu = &topo->gpus[i];
 
             if (gpu->cc_major && (gpu->cc_major < 7 || (gpu->cc_major == 7 && gpu->cc_minor < 5))) {
-                driver->dmabuf = ROOT_ABSENT;
-                driver->dmabuf_why = root_printf(root, "GPU %d is older than Turing", gpu->index);
+                driver->dmabuf = SOURCE_ABSENT;
+                driver->dmabuf_why = source_printf(source, "GPU %d is older than Turing", gpu->index);
             }
         }
     }
 }
 
-static enum root_state module_state(struct root *root, const char *name)
+static enum source_state module_state(struct source *source, const char *name)
 {
-    return root_stat(root, "/sys/module/%s", name).state;
+    return source_stat(source, "/sys/module/%s", name).state;
 }
 
 /*
- * What lets NICs into GPU memory without dma-buf, ROOT_OK if any is there: nvidia_peermem of the driver, nv_peer_mem of
- * Mellanox before it, efa_nv_peermem of Amazon, or whoever else has registered with ib_core of OFED, which shows its
- * clients in /sys/kernel/mm/memory_peers (ib_peer_mem.h).
+ * Modules that give NICs access to GPU memory without dma-buf; SOURCE_OK if any is loaded: the driver's nvidia_peermem,
+ * its predecessor nv_peer_mem of Mellanox, Amazon's efa_nv_peermem, or any other client of OFED's ib_core, which lists
+ * its clients in /sys/kernel/mm/memory_peers (ib_peer_mem.h).
  */
-static enum root_state peermem_state(struct root *root)
+static enum source_state peermem_state(struct source *source)
 {
     static const char *const modules[] = {"nvidia_peermem", "nv_peer_mem", "efa_nv_peermem"};
-    struct root_names clients = root_list(root, "/sys/kernel/mm/memory_peers");
-    enum root_state state = ROOT_ABSENT;
+    struct source_names clients = source_list(source, "/sys/kernel/mm/memory_peers");
+    enum source_state state = SOURCE_ABSENT;
 
-    if (clients.state == ROOT_OK && clients.n > 0)
-        return ROOT_OK;
+    if (clients.state == SOURCE_OK && clients.n > 0)
+        return SOURCE_OK;
     for (size_t i = 0; i < COUNT(modules); i++) {
-        enum root_state module = module_state(root, modules[i]);
+        enum source_state module = module_state(source, modules[i]);
 
-        if (module == ROOT_OK)
-            return ROOT_OK;
-        state = state == ROOT_ABSENT ? module : state;
+        if (module == SOURCE_OK)
+            return SOURCE_OK;
+        state = state == SOURCE_ABSENT ? module : state;
     }
     return state;
 }
 
-void stack_read_driver(struct root *root, const struct topo *topo, struct stack_driver *driver)
+void software_read_driver(struct source *source, const struct topo *topo, struct software_driver *driver)
 {
-    struct root_text version = root_line(root, VERSION);
-    struct stack_option nothing = {"", "", "", "", ""};
+    struct source_text version = source_line(source, VERSION);
+    struct software_option nothing = {"", "", "", "", ""};
 
-    driver->version = piece_keep(root, parse_version(version.text));
+    driver->version = piece_copy(source, parse_version(version.text));
     driver->is_open = strstr(version.text, "Open Kernel Module") != NULL;
-    driver->kernel = root_line(root, "/proc/sys/kernel/osrelease").text;
-    driver->module_version = root_line(root, "/sys/module/nvidia/version").text;
-    driver->installed_version = installed_driver(root, driver->kernel);
+    driver->kernel = source_line(source, "/proc/sys/kernel/osrelease").text;
+    driver->module_version = source_line(source, "/sys/module/nvidia/version").text;
+    driver->installed_version = installed_driver(source, driver->kernel);
     driver->peer_mapping_override = nothing;
-    read_configured(root, driver);
-    read_live(root, &driver->peer_mapping_override);
-    driver->peermem = peermem_state(root);
-    driver->gdrdrv = module_state(root, "gdrdrv");
-    driver->doca = doca_version(root);
-    read_fabric_manager(root, driver);
-    judge_dmabuf(root, topo, driver);
+    read_configured(source, driver);
+    read_live(source, &driver->peer_mapping_override);
+    driver->peermem = peermem_state(source);
+    driver->gdrdrv = module_state(source, "gdrdrv");
+    driver->doca = doca_version(source);
+    read_fabric_manager(source, driver);
+    find_dmabuf(source, topo, driver);
 }

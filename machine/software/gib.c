@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gib.c - what the script of the installed gIB sets: values differ from release to release and by type of machine.
+ * gib.c - the settings of the installed gIB's script; values differ by release and machine type.
  *
  * The script is read, never run: lines `export NAME=VALUE` and `unset NAME` with plain values. A value with an
- * expansion, and a name that is set to several values by cases, are left out: nobody here can say what they come to.
+ * expansion, and a name that is set to different values in different cases, are marked unclear.
  */
 #include "software/read.h"
 
@@ -19,7 +19,10 @@ static bool is_theirs(const char *name, size_t n)
     return n > 5 && n < 128 && (strncmp(name, "NCCL_", 5) == 0 || strncmp(name, "TORCH_NCCL_", 11) == 0);
 }
 
-/* What a name is set to: a text; null, the script unsets it; false, nobody here can say. Takes `value`. */
+/*
+ * Records what a name is set to: a string; null: the script unsets it; false: cannot be determined. Takes ownership of
+ * `value`.
+ */
 static void note(json_t *settings, const char *name, size_t n, json_t *value)
 {
     char key[128];
@@ -31,13 +34,13 @@ static void note(json_t *settings, const char *name, size_t n, json_t *value)
         json_decref(value);
         value = json_false();
     }
-    if (known || json_object_size(settings) < STACK_MAX_SETTINGS)
+    if (known || json_object_size(settings) < SOFTWARE_MAX_SETTINGS)
         json_object_set_new_nocheck(settings, key, value);
     else
         json_decref(value);
 }
 
-/* One word behind `export` or `unset`; where the next one begins. */
+/* Reads one word after `export` or `unset`; returns where the next one begins. */
 static const char *read_word(json_t *settings, const char *word, bool is_export)
 {
     size_t n = strspn(word, NAME_LETTERS), n_value = 0;
@@ -79,9 +82,9 @@ static json_t *read_script(const char *text, size_t bytes)
     return settings;
 }
 
-void stack_read_gib(struct root *root, struct stack_nccl *nccl)
+void software_read_gib(struct source *source, struct software_nccl *nccl)
 {
-    struct root_answer script = root_fact(root, "gib-settings", read_script, "%s" SCRIPT, nccl->gib);
+    struct source_answer script = source_fact(source, "gib-settings", read_script, "%s" SCRIPT, nccl->gib);
     const char *name;
     json_t *value;
     int n_clear = 0;
@@ -93,16 +96,16 @@ void stack_read_gib(struct root *root, struct stack_nccl *nccl)
         const char *text = json_string_value(value);
         bool is_unclear = !text && !json_is_null(value);
 
-        /* A snapshot may come from anybody, and what is set here becomes lines of a shell. */
+        /* A snapshot may come from an untrusted source, and what is set here becomes lines of a shell script. */
         if (!is_theirs(name, strlen(name)) || name[strspn(name, NAME_LETTERS)] ||
             (text && text[strspn(text, VALUE_LETTERS)]))
             continue;
-        if (nccl->n_settings < STACK_MAX_SETTINGS)
-            nccl->settings[nccl->n_settings++] = (struct stack_setting){name, text, is_unclear};
+        if (nccl->n_settings < SOFTWARE_MAX_SETTINGS)
+            nccl->settings[nccl->n_settings++] = (struct software_setting){name, text, is_unclear};
         n_clear += !is_unclear;
     }
     if (n_clear > 0)
-        nccl->script = root_printf(root, "%s" SCRIPT, nccl->gib);
+        nccl->script = source_printf(source, "%s" SCRIPT, nccl->gib);
     else
         nccl->n_settings = 0;
 }

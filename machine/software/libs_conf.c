@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libs_conf.c - /etc/ld.so.conf and what it includes, as ldconfig(8) reads them: a folder a line, "include PATTERN...",
- * comments behind '#'; "hwcap" lines, and a type behind '=', are of no use any more.
+ * libs_conf.c - reads /etc/ld.so.conf and the files that it includes, like ldconfig(8): one folder per line, "include
+ * PATTERN...", comments after '#'. "hwcap" lines and a type after '=' are obsolete and ignored.
  */
 #include "software/libs_search.h"
 
@@ -10,10 +10,10 @@
 #include <string.h>
 
 #define BLANK " \t\r\f\v"
-#define MAX_FILES 256 /* include lines can form a loop */
+#define MAX_FILES 256 /* include lines may form a loop */
 
 struct conf {
-    struct root *root;
+    struct source *source;
     struct libs_list *list;
     int n_files;
 };
@@ -51,21 +51,21 @@ bool libs_conf_next(const char **at, struct libs_conf_line *ret_line)
     return false;
 }
 
-/* Files that match a pattern whose last part may have wildcards, as those in use have. */
+/* Files that match a pattern with wildcards in its last component, which is the only form in use. */
 static void read_matching(struct conf *conf, const char *pattern)
 {
     const char *slash = strrchr(pattern, '/');
-    const char *folder = libs_folder_of(conf->root, pattern);
-    struct root_names names;
+    const char *folder = libs_folder_of(conf->source, pattern);
+    struct source_names names;
 
     if (!strpbrk(pattern, "*?[")) {
         read_file(conf, pattern);
         return;
     }
-    names = root_list(conf->root, "%s", folder);
+    names = source_list(conf->source, "%s", folder);
     for (size_t i = 0; i < names.n; i++)
         if (fnmatch(slash + 1, names.names[i], FNM_PERIOD) == 0)
-            read_file(conf, root_printf(conf->root, "%s/%s", folder, names.names[i]));
+            read_file(conf, source_printf(conf->source, "%s/%s", folder, names.names[i]));
 }
 
 static void read_include(struct conf *conf, const char *path, const struct libs_conf_line *line)
@@ -80,9 +80,9 @@ static void read_include(struct conf *conf, const char *path, const struct libs_
         if (n > (size_t)(end - at))
             n = (size_t)(end - at);
         if (n && n < PATH_MAX && *at == '/')
-            read_matching(conf, root_printf(conf->root, "%.*s", (int)n, at));
+            read_matching(conf, source_printf(conf->source, "%.*s", (int)n, at));
         else if (n && n < PATH_MAX)
-            read_matching(conf, root_printf(conf->root, "%s/%.*s", libs_folder_of(conf->root, path), (int)n, at));
+            read_matching(conf, source_printf(conf->source, "%s/%.*s", libs_folder_of(conf->source, path), (int)n, at));
         at += n;
     }
 }
@@ -95,18 +95,19 @@ static void read_file(struct conf *conf, const char *path)
     if (conf->n_files == MAX_FILES)
         return;
     conf->n_files++;
-    at = root_read(conf->root, "%s", path).text;
+    at = source_read(conf->source, "%s", path).text;
     while (libs_conf_next(&at, &line)) {
         if (line.is_include)
             read_include(conf, path, &line);
         else if (*line.text == '/' && line.n < PATH_MAX)
-            libs_list_add(conf->root, conf->list, libs_expand(conf->root, line.text, line.n, NULL), "/etc/ld.so.conf");
+            libs_list_add(conf->source, conf->list, libs_expand(conf->source, line.text, line.n, NULL),
+                          "/etc/ld.so.conf");
     }
 }
 
-void libs_conf_read(struct root *root, struct libs_list *list)
+void libs_conf_read(struct source *source, struct libs_list *list)
 {
-    struct conf conf = {.root = root, .list = list};
+    struct conf conf = {.source = source, .list = list};
 
     read_file(&conf, "/etc/ld.so.conf");
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libs_load.c - everything that loading one file brings along, and the versions of symbols that then are missing. */
+/* libs_load.c - all libraries that loading one file loads, and the symbol versions that are then missing. */
 #include "base/error.h"
 #include "software/libs.h"
 #include "software/libs_search.h"
@@ -7,22 +7,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_WORK 20000000 /* comparisons of names: a real closure takes some ten thousand, a made up one no second */
+#define MAX_WORK 20000000 /* name comparisons: a real closure takes about ten thousand; a malicious one is stopped within a second */
 
 struct load {
-    struct root *root;
-    const struct libs_setting *setting;
+    struct source *source;
+    const struct libs_env *setting;
     struct libs_closure *closure;
     const char *sonames[LIBS_MAX];
     int work;
-    int machine;             /* of the file that is loaded: libraries for another are passed over */
+    int machine;             /* of the file that is loaded; libraries for other machines are skipped */
     struct libs_list front;  /* LD_LIBRARY_PATH */
     struct libs_list back;   /* /etc/ld.so.conf and default folders */
-    struct libs_list search; /* room for that of one library */
+    struct libs_list search; /* scratch: the search path of one library */
 };
 
-/* Adds a library; its index, -1 when there is no more room. */
-static int add_lib(struct load *load, struct lib_place place, const char *name, int needed_by)
+/* Adds a library. Returns its index, -1 if there is no more room. */
+static int add_lib(struct load *load, struct lib_location location, const char *name, int needed_by)
 {
     struct libs_closure *closure = load->closure;
 
@@ -30,8 +30,8 @@ static int add_lib(struct load *load, struct lib_place place, const char *name, 
         closure->cut = true;
         return -1;
     }
-    closure->libs[closure->n] = (struct lib){.place = place, .name = name, .needed_by = needed_by};
-    load->sonames[closure->n] = place.state == ROOT_OK ? root_elf(load->root, "%s", place.path).soname : "";
+    closure->libs[closure->n] = (struct lib){.location = location, .name = name, .needed_by = needed_by};
+    load->sonames[closure->n] = location.state == SOURCE_OK ? source_elf(load->source, "%s", location.path).soname : "";
     return closure->n++;
 }
 
@@ -41,7 +41,7 @@ static bool is_same(struct load *load, const char *a, const char *b)
     return strcmp(a, b) == 0;
 }
 
-/* Is it loaded under this name? ld.so compares the name that was asked for and the one that the library has itself. */
+/* Finds a loaded library by name. ld.so compares the requested name and the soname. */
 static int find_by_name(struct load *load, const char *name)
 {
     const struct libs_closure *closure = load->closure;
@@ -52,11 +52,12 @@ static int find_by_name(struct load *load, const char *name)
     return -1;
 }
 
-/* One file under two names is loaded once. */
+/* A file with two names is loaded once. */
 static bool is_loaded(const struct load *load, const char *real)
 {
     for (int i = 0; i < load->closure->n; i++)
-        if (load->closure->libs[i].place.state == ROOT_OK && strcmp(load->closure->libs[i].place.real, real) == 0)
+        if (load->closure->libs[i].location.state == SOURCE_OK &&
+            strcmp(load->closure->libs[i].location.real, real) == 0)
             return true;
     return false;
 }
@@ -71,46 +72,46 @@ static bool is_enough(struct load *load)
 /* --- search --- */
 
 static bool try_paths(struct load *load, const char *paths, const char *kind, const struct lib *owner, const char *name,
-                      struct lib_place *place)
+                      struct lib_location *location)
 {
     load->search.n = 0;
-    libs_list_split(load->root, &load->search, paths, ":", libs_folder_of(load->root, owner->place.path),
-                    root_printf(load->root, "%s of %s", kind, owner->place.path));
-    return libs_try_list(load->root, &load->search, name, load->machine, place);
+    libs_list_split(load->source, &load->search, paths, ":", libs_folder_of(load->source, owner->location.path),
+                    source_printf(load->source, "%s of %s", kind, owner->location.path));
+    return libs_try_list(load->source, &load->search, name, load->machine, location);
 }
 
-/* The RPATH of the library and of those that brought it along; a RUNPATH puts the RPATH of the same file out of use. */
-static bool try_rpaths(struct load *load, int user, const char *name, struct lib_place *place)
+/* Searches the RPATH of the library and of those that loaded it. The RPATH of a file with a RUNPATH is ignored. */
+static bool try_rpaths(struct load *load, int user, const char *name, struct lib_location *location)
 {
-    /* needed_by is smaller than the index: the walk ends. */
+    /* needed_by is smaller than the index, so the loop ends. */
     for (int i = user; i >= 0; i = load->closure->libs[i].needed_by) {
         const struct lib *lib = &load->closure->libs[i];
-        struct elf_facts facts = root_elf(load->root, "%s", lib->place.path);
+        struct elf_facts facts = source_elf(load->source, "%s", lib->location.path);
 
-        if (*facts.rpath && !*facts.runpath && try_paths(load, facts.rpath, "RPATH", lib, name, place))
+        if (*facts.rpath && !*facts.runpath && try_paths(load, facts.rpath, "RPATH", lib, name, location))
             return true;
     }
     return false;
 }
 
-static struct lib_place find_needed(struct load *load, int user, const char *name)
+static struct lib_location find_needed(struct load *load, int user, const char *name)
 {
     const struct lib *lib = &load->closure->libs[user];
-    const char *runpath = root_elf(load->root, "%s", lib->place.path).runpath;
-    struct lib_place place = libs_nowhere();
+    const char *runpath = source_elf(load->source, "%s", lib->location.path).runpath;
+    struct lib_location location = libs_not_found();
     const char *path;
 
     if (strchr(name, '/')) {
-        path = libs_expand(load->root, name, strlen(name), libs_folder_of(load->root, lib->place.path));
+        path = libs_expand(load->source, name, strlen(name), libs_folder_of(load->source, lib->location.path));
         if (path && *path == '/')
-            libs_try(load->root, path, load->machine, "its path", &place);
-        return place;
+            libs_try(load->source, path, load->machine, "its path", &location);
+        return location;
     }
-    if ((*runpath || !try_rpaths(load, user, name, &place)) &&
-        !libs_try_list(load->root, &load->front, name, load->machine, &place) &&
-        !(*runpath && try_paths(load, runpath, "RUNPATH", lib, name, &place)))
-        libs_try_list(load->root, &load->back, name, load->machine, &place);
-    return place;
+    if ((*runpath || !try_rpaths(load, user, name, &location)) &&
+        !libs_try_list(load->source, &load->front, name, load->machine, &location) &&
+        !(*runpath && try_paths(load, runpath, "RUNPATH", lib, name, &location)))
+        libs_try_list(load->source, &load->back, name, load->machine, &location);
+    return location;
 }
 
 /* --- loading --- */
@@ -119,37 +120,37 @@ static void load_preloads(struct load *load)
 {
     const char *at = load->setting->preload, *name;
 
-    while (libs_next_preload(load->root, &at, &name)) {
-        struct lib_place place = libs_nowhere();
+    while (libs_next_preload(load->source, &at, &name)) {
+        struct lib_location location = libs_not_found();
 
         if (strchr(name, '/'))
-            libs_try(load->root, name, load->machine, "LD_PRELOAD", &place);
-        else if (*name && !libs_try_list(load->root, &load->front, name, load->machine, &place))
-            libs_try_list(load->root, &load->back, name, load->machine, &place);
-        /* ld.so warns of one that it cannot load and goes on. */
-        if (place.state != ROOT_OK || is_loaded(load, place.real))
+            libs_try(load->source, name, load->machine, "LD_PRELOAD", &location);
+        else if (*name && !libs_try_list(load->source, &load->front, name, load->machine, &location))
+            libs_try_list(load->source, &load->back, name, load->machine, &location);
+        /* ld.so prints a warning for one that it cannot load, and continues. */
+        if (location.state != SOURCE_OK || is_loaded(load, location.real))
             continue;
-        place.found_by = "LD_PRELOAD";
-        add_lib(load, place, name, -1);
+        location.found_by = "LD_PRELOAD";
+        add_lib(load, location, name, -1);
     }
 }
 
 static void load_needed(struct load *load, int user)
 {
-    struct elf_facts facts = root_elf(load->root, "%s", load->closure->libs[user].place.path);
+    struct elf_facts facts = source_elf(load->source, "%s", load->closure->libs[user].location.path);
 
     for (size_t i = 0; i < facts.n_needed && !is_enough(load); i++) {
         const char *name = facts.needed[i];
-        struct lib_place place;
+        struct lib_location location;
         int index;
 
         if (find_by_name(load, name) >= 0)
             continue;
-        place = find_needed(load, user, name);
-        if (place.state == ROOT_OK && is_loaded(load, place.real))
+        location = find_needed(load, user, name);
+        if (location.state == SOURCE_OK && is_loaded(load, location.real))
             continue;
-        index = add_lib(load, place, name, user);
-        if (index >= 0 && place.state != ROOT_OK && load->closure->first_missing < 0)
+        index = add_lib(load, location, name, user);
+        if (index >= 0 && location.state != SOURCE_OK && load->closure->first_missing < 0)
             load->closure->first_missing = index;
     }
 }
@@ -167,16 +168,16 @@ static bool defines(struct load *load, const struct elf_facts *facts, const char
 static void find_gaps(struct load *load, int user)
 {
     struct libs_closure *closure = load->closure;
-    struct elf_facts facts = root_elf(load->root, "%s", closure->libs[user].place.path);
+    struct elf_facts facts = source_elf(load->source, "%s", closure->libs[user].location.path);
 
     for (size_t i = 0; i < facts.n_needs && closure->n_gaps < LIBS_MAX_GAPS && !is_enough(load); i++) {
         int provider = find_by_name(load, facts.needs[i].file);
         struct elf_facts provided;
 
-        if (provider < 0 || closure->libs[provider].place.state != ROOT_OK)
+        if (provider < 0 || closure->libs[provider].location.state != SOURCE_OK)
             continue;
-        provided = root_elf(load->root, "%s", closure->libs[provider].place.path);
-        /* ld.so takes a library without any versions for every version. */
+        provided = source_elf(load->source, "%s", closure->libs[provider].location.path);
+        /* ld.so accepts a library without version definitions for every version. */
         if (provided.n_definitions == 0 || defines(load, &provided, facts.needs[i].name))
             continue;
         closure->gaps[closure->n_gaps++] =
@@ -184,12 +185,12 @@ static void find_gaps(struct load *load, int user)
     }
 }
 
-ep_status libs_load(struct root *root, const struct libs_setting *setting, const char *path,
+ep_status libs_load(struct source *source, const struct libs_env *setting, const char *path,
                     struct libs_closure **ret_closure)
 {
     struct load *load = calloc(1, sizeof(*load));
     struct libs_closure *closure = calloc(1, sizeof(*closure));
-    struct lib_place start = libs_nowhere();
+    struct lib_location start = libs_not_found();
 
     if (!load || !closure) {
         free(load);
@@ -197,22 +198,22 @@ ep_status libs_load(struct root *root, const struct libs_setting *setting, const
         return ep_fail(EP_E_MEMORY, "the search for libraries");
     }
     closure->first_missing = -1;
-    *load = (struct load){.root = root, .setting = setting, .closure = closure};
-    libs_list_split(root, &load->front, setting->library_path, ":;", NULL, "LD_LIBRARY_PATH");
-    libs_list_system(root, &load->back);
-    load->machine = root_elf(root, "%s", path).machine;
-    libs_try(root, path, 0, "its path", &start);
-    if (start.state != ROOT_OK) {
-        start.path = root_printf(root, "%s", path);
+    *load = (struct load){.source = source, .setting = setting, .closure = closure};
+    libs_list_split(source, &load->front, setting->library_path, ":;", NULL, "LD_LIBRARY_PATH");
+    libs_list_system(source, &load->back);
+    load->machine = source_elf(source, "%s", path).machine;
+    libs_try(source, path, 0, "its path", &start);
+    if (start.state != SOURCE_OK) {
+        start.path = source_printf(source, "%s", path);
         closure->first_missing = 0;
     }
-    add_lib(load, start, root_printf(root, "%s", path), -1);
+    add_lib(load, start, source_printf(source, "%s", path), -1);
     load_preloads(load);
     for (int i = 0; i < closure->n; i++)
-        if (closure->libs[i].place.state == ROOT_OK)
+        if (closure->libs[i].location.state == SOURCE_OK)
             load_needed(load, i);
     for (int i = 0; i < closure->n; i++)
-        if (closure->libs[i].place.state == ROOT_OK)
+        if (closure->libs[i].location.state == SOURCE_OK)
             find_gaps(load, i);
     free(load);
     *ret_closure = closure;
@@ -229,7 +230,7 @@ int libs_closure_find(const struct libs_closure *closure, const char *soname)
     size_t n = strlen(soname);
 
     for (int i = 0; i < closure->n; i++) {
-        const char *path = closure->libs[i].place.path, *slash = strrchr(path, '/');
+        const char *path = closure->libs[i].location.path, *slash = strrchr(path, '/');
         const char *name = slash ? slash + 1 : closure->libs[i].name;
 
         if (strncmp(name, soname, n) == 0 && (name[n] == '\0' || name[n] == '.'))

@@ -1,68 +1,71 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libs_search.h - inside of libs*.c: the folders that ld.so searches, in their order. */
-#ifndef EP_STACK_LIBS_SEARCH_H
-#define EP_STACK_LIBS_SEARCH_H
+/* libs_search.h - internal to libs*.c: the folders that ld.so searches, in order. */
+#ifndef EP_SOFTWARE_LIBS_SEARCH_H
+#define EP_SOFTWARE_LIBS_SEARCH_H
 
 #include "software/libs.h"
 
-#define LIBS_MAX_FOLDERS 256 /* of one search; a machine that names more is cut there */
+#define LIBS_MAX_FOLDERS 256 /* per search; further folders are ignored */
 
 struct libs_folder {
     const char *path, *found_by;
 };
 
-/* Each folder once, and only those that may be there. */
+/* Without duplicates, and without folders that are known not to exist. */
 struct libs_list {
     size_t n;
     struct libs_folder folders[LIBS_MAX_FOLDERS];
 };
 
-void libs_list_add(struct root *root, struct libs_list *list, const char *path, const char *found_by);
+void libs_list_add(struct source *source, struct libs_list *list, const char *path, const char *found_by);
 
 /*
- * Adds the folders of a list in which one of `separators` divides them, with $ORIGIN, $LIB and $PLATFORM expanded;
- * `origin` is NULL where nobody knows it. Folders that are not absolute depend on where a process stands: left out.
+ * Adds the folders of a list that is separated by any of `separators`, with $ORIGIN, $LIB and $PLATFORM expanded;
+ * `origin` is NULL if it is not known. Relative folders are left out: they depend on the current folder of the process.
  */
-void libs_list_split(struct root *root, struct libs_list *list, const char *text, const char *separators,
+void libs_list_split(struct source *source, struct libs_list *list, const char *text, const char *separators,
                      const char *origin, const char *found_by);
 
-/* Adds what /etc/ld.so.conf names, then the default folders. */
-void libs_list_system(struct root *root, struct libs_list *list);
+/* Adds the folders of /etc/ld.so.conf, then the default folders. */
+void libs_list_system(struct source *source, struct libs_list *list);
 
-/* Adds what /etc/ld.so.conf and the files that it includes name (libs_conf.c). */
-void libs_conf_read(struct root *root, struct libs_list *list);
+/* Adds the folders of /etc/ld.so.conf and of the files that it includes (libs_conf.c). */
+void libs_conf_read(struct source *source, struct libs_list *list);
 
-/* A line of ld.so.conf that says something. */
+/* A line of ld.so.conf that is not empty. */
 struct libs_conf_line {
     bool is_include;
     const char *text; /* a folder, or the patterns of an include line */
     size_t n;
 };
 
-/* The next such line of a text; *at moves behind it. False at the end. */
+/* The next such line of a text; *at advances past it. Returns false at the end. */
 bool libs_conf_next(const char **at, struct libs_conf_line *ret_line);
 
-/* `text` with $ORIGIN, $LIB, $PLATFORM expanded and no slash at the end; NULL if $ORIGIN is not known or it is too
- * long. */
-const char *libs_expand(struct root *root, const char *text, size_t n, const char *origin);
+/*
+ * Expands $ORIGIN, $LIB and $PLATFORM in `text` and removes trailing slashes. Returns NULL if $ORIGIN is not known or
+ * the result is too long.
+ */
+const char *libs_expand(struct source *source, const char *text, size_t n, const char *origin);
 
 /* The folder that holds `path`. */
-const char *libs_folder_of(struct root *root, const char *path);
+const char *libs_folder_of(struct source *source, const char *path);
 
 /*
- * Is there a library at `path` that a program for `machine` (0: any) can take? False: ld.so goes on searching. *place
- * is set in both cases: a snapshot that does not say turns ROOT_ABSENT into ROOT_UNASKED.
+ * Is there a library at `path` for `machine` (0: any)? If false, ld.so continues its search. *location is set in both
+ * cases: if a snapshot does not contain the file, SOURCE_ABSENT becomes SOURCE_NOT_RECORDED.
  */
-bool libs_try(struct root *root, const char *path, int machine, const char *found_by, struct lib_place *place);
+bool libs_try(struct source *source, const char *path, int machine, const char *found_by,
+              struct lib_location *location);
 
 /* Tries the folders of a list in turn. */
-bool libs_try_list(struct root *root, const struct libs_list *list, const char *name, int machine,
-                   struct lib_place *place);
+bool libs_try_list(struct source *source, const struct libs_list *list, const char *name, int machine,
+                   struct lib_location *location);
 
-/* A place that is nowhere. */
-struct lib_place libs_nowhere(void);
+/* The location of a library that was not found. */
+struct lib_location libs_not_found(void);
 
-/* The next name in LD_PRELOAD, which spaces and colons divide. False at the end. */
-bool libs_next_preload(struct root *root, const char **at, const char **ret_name);
+/* The next name in LD_PRELOAD, which is separated by spaces and colons. Returns false at the end. */
+bool libs_next_preload(struct source *source, const char **at, const char **ret_name);
 
 #endif

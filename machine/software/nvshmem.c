@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nvshmem.c - the NVSHMEM that a process would take, and the one that PyTorch brings along. */
+/* nvshmem.c - the NVSHMEM that a process would load, and the one that PyTorch ships. */
 #include "software/libs_search.h"
 #include "software/parse.h"
 #include "software/read.h"
@@ -9,25 +9,25 @@
 
 #define HOST "libnvshmem_host.so.3"
 
-const char *stack_name_version(struct root *root, const char *real)
+const char *software_name_version(struct source *source, const char *real)
 {
     const char *so = strstr(text_base(real), ".so.");
     const char *version = so ? so + 4 : "";
 
-    /* "3" alone is that of the interface. */
+    /* "3" alone is the ABI number */
     if (!strchr(version, '.') || version[strspn(version, "0123456789.")] != '\0')
         return "";
-    return root_printf(root, "%s", version);
+    return source_printf(source, "%s", version);
 }
 
-const char *stack_without(struct root *root, const char *path, const char *end)
+const char *software_without(struct source *source, const char *path, const char *end)
 {
-    return text_ends(path, end) ? root_printf(root, "%.*s", (int)(strlen(path) - strlen(end)), path) : "";
+    return text_ends(path, end) ? source_printf(source, "%.*s", (int)(strlen(path) - strlen(end)), path) : "";
 }
 
-const char *stack_first_with(struct root *root, const char *folder, const char *prefix)
+const char *software_first_with(struct source *source, const char *folder, const char *prefix)
 {
-    struct root_names names = root_list(root, "%s", folder);
+    struct source_names names = source_list(source, "%s", folder);
 
     for (size_t i = 0; i < names.n; i++)
         if (text_begins(names.names[i], prefix))
@@ -35,7 +35,7 @@ const char *stack_first_with(struct root *root, const char *folder, const char *
     return "";
 }
 
-/* By the header that is installed with it: the file name of a wheel's library has the interface's number alone. */
+/* From the installed header: the file name of a wheel's library has only the ABI number. */
 static json_t *read_header(const char *text, size_t bytes)
 {
     struct piece major = parse_define(text, "NVSHMEM_VENDOR_MAJOR_VERSION");
@@ -48,69 +48,68 @@ static json_t *read_header(const char *text, size_t bytes)
     return json_sprintf("%.*s.%.*s.%.*s", (int)major.n, major.text, (int)minor.n, minor.text, (int)patch.n, patch.text);
 }
 
-static const char *header_version(struct root *root, const char *home)
+static const char *header_version(struct source *source, const char *home)
 {
-    return root_fact_text(root_fact(root, "version", read_header, "%s/include/non_abi/nvshmem_version.h", home));
+    return source_fact_text(source_fact(source, "version", read_header, "%s/include/non_abi/nvshmem_version.h", home));
 }
 
-/* By the wheel that it came with: <site>/nvidia/nvshmem/lib/<library> and <site>/nvidia_nvshmem_cu12-3.4.5.dist-info.
- */
-static const char *wheel_version(struct root *root, const char *home)
+/* From the wheel: <site>/nvidia/nvshmem/lib/<library> and <site>/nvidia_nvshmem_cu12-3.4.5.dist-info. */
+static const char *wheel_version(struct source *source, const char *home)
 {
-    const char *site = stack_without(root, home, "/nvidia/nvshmem");
+    const char *site = software_without(source, home, "/nvidia/nvshmem");
 
-    return *site ? python_version(root, site, "nvidia_nvshmem_cu") : "";
+    return *site ? python_version(source, site, "nvidia_nvshmem_cu") : "";
 }
 
-/* The folder above lib or lib64; "" when the library lies in a folder of another kind. */
-static const char *home_of(struct root *root, const char *path)
+/* The parent folder of lib or lib64; "" if the library is in a folder with another name. */
+static const char *home_of(struct source *source, const char *path)
 {
-    const char *folder = libs_folder_of(root, path), *name = text_base(folder);
+    const char *folder = libs_folder_of(source, path), *name = text_base(folder);
 
-    return strcmp(name, "lib") == 0 || strcmp(name, "lib64") == 0 ? libs_folder_of(root, folder) : "";
+    return strcmp(name, "lib") == 0 || strcmp(name, "lib64") == 0 ? libs_folder_of(source, folder) : "";
 }
 
-const char *stack_nvshmem_version(struct root *root, const char *path)
+const char *software_nvshmem_version(struct source *source, const char *path)
 {
-    struct root_text real = root_resolve(root, "%s", path);
-    const char *version = stack_name_version(root, real.state == ROOT_OK ? real.text : path);
-    const char *home = home_of(root, path);
+    struct source_text real = source_resolve(source, "%s", path);
+    const char *version = software_name_version(source, real.state == SOURCE_OK ? real.text : path);
+    const char *home = home_of(source, path);
 
     if (!*version && *home)
-        version = header_version(root, home);
+        version = header_version(source, home);
     if (!*version && *home)
-        version = wheel_version(root, home);
+        version = wheel_version(source, home);
     return version;
 }
 
-/* Installed, though no process would find it by itself. The path of the library, "" none. */
-static const char *find_installed(struct root *root)
+/* Path of a library that is installed although the linker does not find it; "" if there is none. */
+static const char *find_installed(struct source *source)
 {
-    const char *const homes[] = {root_env(root, "NVSHMEM_HOME"), root_env(root, "NVSHMEM_DIR"), "/opt/deepep/nvshmem",
-                                 "/usr/local/nvshmem", "/usr/local/nvidia"};
+    const char *const homes[] = {source_env(source, "NVSHMEM_HOME"), source_env(source, "NVSHMEM_DIR"),
+                                 "/opt/deepep/nvshmem", "/usr/local/nvshmem", "/usr/local/nvidia"};
     static const char *const libs[] = {"lib", "lib64"};
 
     for (size_t i = 0; i < COUNT(homes); i++) {
         for (size_t j = 0; homes[i] && *homes[i] == '/' && j < COUNT(libs); j++)
-            if (root_elf(root, "%s/%s/" HOST, homes[i], libs[j]).state == ROOT_OK)
-                return root_printf(root, "%s/%s/" HOST, homes[i], libs[j]);
+            if (source_elf(source, "%s/%s/" HOST, homes[i], libs[j]).state == SOURCE_OK)
+                return source_printf(source, "%s/%s/" HOST, homes[i], libs[j]);
     }
     return "";
 }
 
-/* By LD_PRELOAD and the folders of ld.so, or by way of DeepEP's extension, which has the folder compiled in. */
-static struct lib_place find_host(struct root *root, const struct stack_deepep *deepep)
+/* Through LD_PRELOAD and ld.so's search path, or through the RUNPATH of DeepEP's extension. */
+static struct lib_location find_host(struct source *source, const struct software_deepep *deepep)
 {
-    struct libs_setting setting = libs_setting_of(root);
+    struct libs_env setting = libs_env_of(source);
     const char *extension = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
-    struct lib_place place = libs_find(root, &setting, HOST);
+    struct lib_location place = libs_find(source, &setting, HOST);
     struct libs_closure *closure;
 
-    if (!*extension || (place.state == ROOT_OK && strcmp(place.found_by, "LD_PRELOAD") == 0) ||
-        libs_load(root, &setting, extension, &closure) != EP_OK)
+    if (!*extension || (place.state == SOURCE_OK && strcmp(place.found_by, "LD_PRELOAD") == 0) ||
+        libs_load(source, &setting, extension, &closure) != EP_OK)
         return place;
     for (int i = 0; i < closure->n; i++) {
-        if (closure->libs[i].place.state == ROOT_OK && strcmp(closure->libs[i].name, HOST) == 0) {
+        if (closure->libs[i].place.state == SOURCE_OK && strcmp(closure->libs[i].name, HOST) == 0) {
             place = closure->libs[i].place;
             break;
         }
@@ -119,20 +118,20 @@ static struct lib_place find_host(struct root *root, const struct stack_deepep *
     return place;
 }
 
-void stack_read_nvshmem(struct root *root, const struct python *python, const struct stack_deepep *deepep,
-                        struct stack_nvshmem *nvshmem)
+void software_read_nvshmem(struct source *source, const struct python *python, const struct software_deepep *deepep,
+                           struct software_nvshmem *nvshmem)
 {
-    struct libs_setting setting = libs_setting_of(root);
+    struct libs_env setting = libs_env_of(source);
     const char *path, *folder, *name;
 
-    nvshmem->host = find_host(root, deepep);
-    path = nvshmem->host.state == ROOT_OK ? nvshmem->host.path : find_installed(root);
-    nvshmem->home = home_of(root, path);
-    nvshmem->version = *path ? stack_nvshmem_version(root, path) : "";
-    folder = libs_folder_of(root, path);
-    name = *folder ? stack_first_with(root, folder, "nvshmem_transport_ibgda.so.") : "";
-    nvshmem->transport_ibgda = *name ? root_printf(root, "%s/%s", folder, name) : "";
-    nvshmem->bundled = python_find(root, python, "nvidia/nvshmem/lib/" HOST);
-    nvshmem->bundled_version = *nvshmem->bundled ? stack_nvshmem_version(root, nvshmem->bundled) : "";
-    nvshmem->gdrapi = libs_find(root, &setting, "libgdrapi.so.2");
+    nvshmem->host = find_host(source, deepep);
+    path = nvshmem->host.state == SOURCE_OK ? nvshmem->host.path : find_installed(source);
+    nvshmem->home = home_of(source, path);
+    nvshmem->version = *path ? software_nvshmem_version(source, path) : "";
+    folder = libs_folder_of(source, path);
+    name = *folder ? software_first_with(source, folder, "nvshmem_transport_ibgda.so.") : "";
+    nvshmem->transport_ibgda = *name ? source_printf(source, "%s/%s", folder, name) : "";
+    nvshmem->bundled = python_find(source, python, "nvidia/nvshmem/lib/" HOST);
+    nvshmem->bundled_version = *nvshmem->bundled ? software_nvshmem_version(source, nvshmem->bundled) : "";
+    nvshmem->gdrapi = libs_find(source, &setting, "libgdrapi.so.2");
 }

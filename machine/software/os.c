@@ -54,17 +54,17 @@ static enum os_family family_of(struct piece ids)
     return OS_OTHER;
 }
 
-/* What lies at / of a container is put together from the layers of its image, which no installed system's is. */
-static bool root_is_layered(struct root *root)
+/* The root of a container is an overlay of image layers; that of an installed system is not. */
+static bool root_is_overlay_fs(struct source *source)
 {
-    const char *line = root_read(root, "/proc/self/mounts").text;
+    const char *line = source_read(source, "/proc/self/mounts").text;
     bool layered = false;
 
     while (*line) {
         size_t n = strcspn(line, "\n");
         const char *place = memchr(line, ' ', n);
 
-        /* Of several mounts in one place the last one covers the others. */
+        /* Of several mounts at one mount point, the last one hides the others. */
         if (place && strncmp(place, " / ", 3) == 0)
             layered = strncmp(place + 3, "overlay ", 8) == 0 || strncmp(place + 3, "fuse.fuse-overlayfs ", 20) == 0;
         line += n + (line[n] != '\0');
@@ -73,17 +73,17 @@ static bool root_is_layered(struct root *root)
 }
 
 /* Docker, Podman and CRI-O, Apptainer; systemd's convention for all of them (systemd.io/CONTAINER_INTERFACE). */
-static bool is_in_container(struct root *root)
+static bool is_in_container(struct source *source)
 {
     static const char *const marks[] = {"/.dockerenv", "/run/.containerenv", "/.singularity.d"};
-    const char *container = root_env(root, "container");
+    const char *container = source_env(source, "container");
 
-    if ((container && *container) || root_env(root, "KUBERNETES_SERVICE_HOST"))
+    if ((container && *container) || source_env(source, "KUBERNETES_SERVICE_HOST"))
         return true;
     for (size_t i = 0; i < COUNT(marks); i++)
-        if (root_stat(root, "%s", marks[i]).state == ROOT_OK)
+        if (source_stat(source, "%s", marks[i]).state == SOURCE_OK)
             return true;
-    return root_is_layered(root);
+    return root_is_overlay_fs(source);
 }
 
 static json_t *read_family(const char *text, size_t bytes)
@@ -98,17 +98,17 @@ static json_t *read_family(const char *text, size_t bytes)
     return json_pack("{s:b}", family_names[family], 1);
 }
 
-void os_read(struct root *root, struct os *ret_os)
+void os_read(struct source *source, struct os *ret_os)
 {
-    struct root_answer release = root_fact(root, "os-family", read_family, "/etc/os-release");
+    struct source_answer release = source_fact(source, "os-family", read_family, "/etc/os-release");
 
-    if (release.state != ROOT_OK)
-        release = root_fact(root, "os-family", read_family, "/usr/lib/os-release");
+    if (release.state != SOURCE_OK)
+        release = source_fact(source, "os-family", read_family, "/usr/lib/os-release");
     ret_os->family = OS_OTHER;
     for (int family = OS_DEBIAN; family < OS_FAMILIES; family++)
         if (json_object_get(release.value, family_names[family]))
             ret_os->family = (enum os_family)family;
-    ret_os->in_container = is_in_container(root);
+    ret_os->in_container = is_in_container(source);
 }
 
 bool os_is_for_containers(const struct os *os)
@@ -116,15 +116,15 @@ bool os_is_for_containers(const struct os *os)
     return os->in_container || os->family == OS_COS;
 }
 
-const char *os_driver_program(struct root *root, const struct os *os, const char *name)
+const char *os_driver_program(struct source *source, const struct os *os, const char *name)
 {
-    /* Where GKE's installer puts it; that of COS itself puts it into /var/lib/nvidia/bin. */
+    /* GKE's installer uses this path; the installer of COS itself uses /var/lib/nvidia/bin. */
     return os->family == OS_COS && !os->in_container
-               ? root_printf(root, "%s/%s",
-                             root_stat(root, "/var/lib/nvidia/lib64/libcuda.so.1").state == ROOT_OK
-                                 ? "/var/lib/nvidia/bin"
-                                 : "/home/kubernetes/bin/nvidia/bin",
-                             name)
+               ? source_printf(source, "%s/%s",
+                               source_stat(source, "/var/lib/nvidia/lib64/libcuda.so.1").state == SOURCE_OK
+                                   ? "/var/lib/nvidia/bin"
+                                   : "/home/kubernetes/bin/nvidia/bin",
+                               name)
                : name;
 }
 
@@ -136,58 +136,59 @@ const char *os_initramfs(const struct os *os)
     return os->in_container || !commands[os->family] ? "" : commands[os->family];
 }
 
-const char *os_install(struct root *root, const struct os *os, const char *debian, const char *rhel)
+const char *os_install(struct source *source, const struct os *os, const char *debian, const char *rhel)
 {
     if (os->family == OS_DEBIAN && *debian)
-        return root_printf(root, "sudo apt-get install %s", debian);
+        return source_printf(source, "sudo apt-get install %s", debian);
     if (os->family == OS_RHEL && *rhel)
-        return root_printf(root, "sudo dnf install %s", rhel);
+        return source_printf(source, "sudo dnf install %s", rhel);
     return "";
 }
 
-/* One word of a shell. What has an apostrophe in it is no argument that anybody gives a kernel: "". */
-static const char *word_of(struct root *root, const char *argument)
+/* Quotes one word for a shell. "" if it contains an apostrophe, which no real kernel argument does. */
+static const char *word_of(struct source *source, const char *argument)
 {
     if (strchr(argument, '\''))
         return "";
-    return strpbrk(argument, "\"; $&|<>()\\`*?#~!") ? root_printf(root, "'%s'", argument) : argument;
+    return strpbrk(argument, "\"; $&|<>()\\`*?#~!") ? source_printf(source, "'%s'", argument) : argument;
 }
 
-const char *os_kernel_argument(struct root *root, const struct os *os, bool add, const char *argument)
+const char *os_kernel_argument(struct source *source, const struct os *os, bool add, const char *argument)
 {
-    const char *verb = add ? "Add" : "Take", *place = add ? "to" : "out of", *word = word_of(root, argument);
+    const char *verb = add ? "Add" : "Take", *place = add ? "to" : "out of", *word = word_of(source, argument);
     enum os_family family = *word ? os->family : OS_OTHER;
 
     if (os->in_container)
-        return root_printf(root, "On the node, not in this container: %s %s %s the kernel command line, and reboot.",
-                           add ? "add" : "take", argument, place);
+        return source_printf(source,
+                             "On the node, not in this container: %s %s %s the kernel command line, and reboot.",
+                             add ? "add" : "take", argument, place);
     switch (family) {
     case OS_DEBIAN: /* grub-mkconfig reads /etc/default/grub */
-        return root_printf(root,
-                           "%s %s %s GRUB_CMDLINE_LINUX in /etc/default/grub%s, then sudo update-grub and reboot.",
-                           verb, argument, place, add ? "" : " (and in /etc/default/grub.d)");
+        return source_printf(source,
+                             "%s %s %s GRUB_CMDLINE_LINUX in /etc/default/grub%s, then sudo update-grub and reboot.",
+                             verb, argument, place, add ? "" : " (and in /etc/default/grub.d)");
     case OS_SUSE:
-        return root_printf(root,
-                           "%s %s %s GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, then sudo grub2-mkconfig -o "
-                           "/boot/grub2/grub.cfg and reboot.",
-                           verb, argument, place);
+        return source_printf(source,
+                             "%s %s %s GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, then sudo grub2-mkconfig -o "
+                             "/boot/grub2/grub.cfg and reboot.",
+                             verb, argument, place);
     case OS_RHEL: /* grubby(8) */
-        return root_printf(root, "sudo grubby --update-kernel=ALL --%s=%s, then reboot.", add ? "args" : "remove-args",
-                           word);
+        return source_printf(source, "sudo grubby --update-kernel=ALL --%s=%s, then reboot.",
+                             add ? "args" : "remove-args", word);
     case OS_OSTREE:
-        return root_printf(root,
-                           "sudo rpm-ostree kargs --%s=%s, then reboot; on OpenShift kernelArguments of a "
-                           "MachineConfig, which restarts the nodes of its pool one after the other.",
-                           add ? "append" : "delete", word);
+        return source_printf(source,
+                             "sudo rpm-ostree kargs --%s=%s, then reboot; on OpenShift kernelArguments of a "
+                             "MachineConfig, which restarts the nodes of its pool one after the other.",
+                             add ? "append" : "delete", word);
     case OS_COS: /* grub.cfg belongs to the node's image */
-        return root_printf(root,
-                           "%s %s %s the kernel command line, which Container-Optimized OS keeps in grub.cfg of its "
-                           "EFI partition and an update replaces: better choose another image for these nodes.",
-                           verb, argument, place);
+        return source_printf(source,
+                             "%s %s %s the kernel command line, which Container-Optimized OS keeps in grub.cfg of its "
+                             "EFI partition and an update replaces: better choose another image for these nodes.",
+                             verb, argument, place);
     case OS_OTHER:
     case OS_FAMILIES:
         break;
     }
-    return root_printf(root, "%s %s %s the kernel command line in the settings of the boot loader, and reboot.", verb,
-                       argument, place);
+    return source_printf(source, "%s %s %s the kernel command line in the settings of the boot loader, and reboot.",
+                         verb, argument, place);
 }

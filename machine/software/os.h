@@ -1,50 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * os.h - the operating system around a process, as far as the words of a remedy depend on it.
+ * os.h - the operating system of a process, as far as suggested commands depend on it.
  *
- * A command that is right on Ubuntu is missing on RHEL, has no lasting effect on Container-Optimized OS, and changes an
- * image instead of the node inside a container. Checks take such commands from here.
+ * A command that is right on Ubuntu does not exist on RHEL, has no lasting effect on Container-Optimized OS, and inside
+ * a container changes the image instead of the node. Checks get such commands from here.
  */
-#ifndef EP_STACK_OS_H
-#define EP_STACK_OS_H
+#ifndef EP_SOFTWARE_OS_H
+#define EP_SOFTWARE_OS_H
 
-#include "source/root.h"
+#include "source/source.h"
 
 enum os_family {
     OS_OTHER,
-    OS_DEBIAN, /* Debian, Ubuntu and what says ID_LIKE=debian */
-    OS_RHEL,   /* RHEL, Fedora, Rocky and what says ID_LIKE=rhel or fedora */
+    OS_DEBIAN, /* Debian, Ubuntu and systems with ID_LIKE=debian */
+    OS_RHEL,   /* RHEL, Fedora, Rocky and systems with ID_LIKE=rhel or fedora */
     OS_COS,    /* Container-Optimized OS: the system is read-only, drivers come from its installer */
     OS_SUSE,   /* SLES, openSUSE */
     OS_OSTREE, /* RHEL CoreOS, Fedora CoreOS: the system is an image, the driver comes from a container */
     OS_FAMILIES
 };
 
-/* In a container the family is that of the image, which tells nothing about the node below it. */
+/* In a container, `family` is that of the image and says nothing about the node. */
 struct os {
     enum os_family family;
     bool in_container;
 };
 
-/* From os-release(5), and from the marks that container runtimes leave. Part of stack_read() as stack->os. */
-void os_read(struct root *root, struct os *ret_os);
+/* Reads os-release(5) and the markers of container runtimes. software_read() calls it for software->os. */
+void os_read(struct source *source, struct os *ret_os);
 
-/* Do programs of users run in containers alone, this one or those that the node is made for? */
+/* Do user programs run only in containers: this process does, or the node is made for them? */
 bool os_is_for_containers(const struct os *os);
 
-/* What the driver brings along, by the name to call it by: "nvidia-smi". */
-const char *os_driver_program(struct root *root, const struct os *os, const char *name);
+/* The command for a program of the driver such as "nvidia-smi", with its path where needed. */
+const char *os_driver_program(struct source *source, const struct os *os, const char *name);
 
-/* The command that builds the initramfs of the running kernel anew; "" in a container and where there is none. */
+/* The command that rebuilds the initramfs of the running kernel; "" in a container and on systems without one. */
 const char *os_initramfs(const struct os *os);
 
 /*
- * The command that installs a package, by its names in the two families; "" for other systems, and for an empty name.
- * Also in a container, where it changes the container.
+ * The command that installs a package, by its names in the two families; "" for other systems and for an empty name. In
+ * a container it changes the container.
  */
-const char *os_install(struct root *root, const struct os *os, const char *debian, const char *rhel);
+const char *os_install(struct source *source, const struct os *os, const char *debian, const char *rhel);
 
-/* How an argument of the kernel is added or taken away, as a sentence; up to the reboot that brings it into effect. */
-const char *os_kernel_argument(struct root *root, const struct os *os, bool add, const char *argument);
+/* A sentence that says how to add or remove a kernel argument, up to the reboot that makes it effective. */
+const char *os_kernel_argument(struct source *source, const struct os *os, bool add, const char *argument);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parse.c - modprobe.d, the kernel command line, dpkg's status, and other lines of a machine. */
+/* parse.c - parsers for modprobe.d, the kernel command line, dpkg's status, and other files. */
 #include "software/parse.h"
 
 #include <stdio.h>
@@ -18,13 +18,13 @@ bool piece_begins(struct piece piece, const char *text)
     return piece.n >= strlen(text) && strncmp(piece.text, text, strlen(text)) == 0;
 }
 
-const char *piece_keep(struct root *root, struct piece piece)
+const char *piece_copy(struct source *source, struct piece piece)
 {
     char clean[KEEP_MAX];
-    const char *raw = root_printf(root, "%.*s", (int)(piece.n < KEEP_MAX ? piece.n : KEEP_MAX - 1), piece.text);
+    const char *raw = source_printf(source, "%.*s", (int)(piece.n < KEEP_MAX ? piece.n : KEEP_MAX - 1), piece.text);
 
-    root_clean(raw, clean, sizeof(clean));
-    return root_printf(root, "%s", clean);
+    text_clean(raw, clean, sizeof(clean));
+    return source_printf(source, "%s", clean);
 }
 
 static struct piece trim(struct piece piece)
@@ -55,7 +55,7 @@ static struct piece unquote(struct piece piece)
 
 /* --- modprobe.d --- */
 
-/* The kernel takes '-' and '_' in names of modules for the same. */
+/* The kernel treats '-' and '_' in module names as equal. */
 static bool same_module(struct piece piece, const char *module)
 {
     if (piece.n != strlen(module))
@@ -71,7 +71,7 @@ static bool same_module(struct piece piece, const char *module)
     return true;
 }
 
-/* A line, with those that its '\' at the end continues. The backslash counts as white space then (is_space()). */
+/* A line, including those that a '\' at its end continues. The backslash then counts as white space (is_space()). */
 static struct piece take_continued_line(const char **at)
 {
     struct piece line = take_line(at);
@@ -91,7 +91,7 @@ static bool is_space(struct piece piece, size_t i)
     return (c != '\0' && strchr(BLANK "\n", c)) || (c == '\\' && i + 1 < piece.n && piece.text[i + 1] == '\n');
 }
 
-/* The next word of a line; white space within double quotes does not end it. */
+/* The next word of a line; white space inside double quotes does not end it. */
 static struct piece take_word(struct piece *line)
 {
     struct piece word;
@@ -136,7 +136,7 @@ bool parse_modprobe_next(struct parse_modprobe *state, const char *module, struc
         if (!*state->at)
             return false;
         state->rest = take_continued_line(&state->at);
-        /* The line is for somebody else, or no line of options: nothing of it is left. */
+        /* The line is for another module, or is not an options line: skip all of it. */
         if (!piece_is(take_word(&state->rest), "options") || !same_module(take_word(&state->rest), module))
             state->rest.n = 0;
     }
@@ -161,7 +161,7 @@ bool parse_cmdline_next(const char **at, const char *module, struct parse_option
     }
 }
 
-/* Takes the next entry, up to ';', off the front. Without '=' in it, `ret_name` is all of it. */
+/* Removes the next entry, up to ';', from the front. If it contains no '=', `ret_name` is the whole entry. */
 static struct piece take_dword(struct piece *dwords, struct piece *ret_name)
 {
     const char *end = memchr(dwords->text, ';', dwords->n), *equals;
@@ -182,7 +182,7 @@ bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value)
     while (dwords.n) {
         struct piece name, value = take_dword(&dwords, &name);
 
-        /* The driver takes them in turn: the last one of a name stays. */
+        /* The driver applies them in order, so the last one with a name wins. */
         if (value.text && piece_is(name, key)) {
             *ret_value = value;
             found = true;
@@ -191,21 +191,21 @@ bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value)
     return found;
 }
 
-const char *parse_dwords_with(struct root *root, struct piece dwords, const char *setting)
+const char *parse_dwords_with(struct source *source, struct piece dwords, const char *setting)
 {
-    const char *key = root_printf(root, "%.*s", (int)strcspn(setting, "="), setting);
+    const char *key = source_printf(source, "%.*s", (int)strcspn(setting, "="), setting);
     char merged[4096];
     size_t used = 0;
 
     while (dwords.n) {
         struct piece name, value = take_dword(&dwords, &name);
 
-        /* What does not fit is no option that a kernel takes: the whole line may have 4 KiB. */
+        /* An entry that does not fit cannot be valid: the kernel limits the whole line to 4 KiB. */
         if (value.text && !piece_is(name, key) && name.n + value.n + 2 < sizeof(merged) - used)
             used += (size_t)snprintf(merged + used, sizeof(merged) - used, "%.*s=%.*s;", (int)name.n, name.text,
                                      (int)value.n, value.text);
     }
-    return root_printf(root, "%s%s;", piece_keep(root, (struct piece){.text = merged, .n = used}), setting);
+    return source_printf(source, "%s%s;", piece_copy(source, (struct piece){.text = merged, .n = used}), setting);
 }
 
 /* --- dpkg --- */
@@ -231,7 +231,7 @@ bool parse_package_next(const char **at, struct parse_package *ret_package)
                 take_field(line, "Status", &status);
             line = take_line(at);
         }
-        /* "install ok installed", "hold ok installed"; "deinstall ok config-files" is what is left of one. */
+        /* "install ok installed", "hold ok installed"; "deinstall ok config-files" is a removed package. */
         package.installed = status.n >= 10 && strncmp(status.text + status.n - 10, " installed", 10) == 0;
         if (package.name.n) {
             *ret_package = package;
@@ -241,7 +241,7 @@ bool parse_package_next(const char **at, struct parse_package *ret_package)
     return false;
 }
 
-/* --- small things --- */
+/* --- other --- */
 
 struct piece parse_field(const char *text, const char *name, char divider)
 {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * parse.h - inside of stack_read(): texts of a machine, taken apart. Pure functions on NUL-terminated text; what they
- * give are pieces of it (`n` bytes at `text`). They look only forward, so any text ends them.
+ * parse.h - internal to software_read(): parsers for text files of a machine. Pure functions on NUL-terminated text
+ * that return slices of it (`n` bytes at `text`). They only scan forward, so they terminate on any input.
  */
-#ifndef EP_STACK_PARSE_H
-#define EP_STACK_PARSE_H
+#ifndef EP_SOFTWARE_PARSE_H
+#define EP_SOFTWARE_PARSE_H
 
-#include "source/root.h"
+#include "source/source.h"
 #include "source/text.h"
 
 bool piece_is(struct piece piece, const char *text);
 bool piece_begins(struct piece piece, const char *text);
 
-/* A copy that lives as long as the root, cut at 4 KiB and safe to print. */
-const char *piece_keep(struct root *root, struct piece piece);
+/* A copy with the lifetime of the source, truncated to 4 KiB and safe to print. */
+const char *piece_copy(struct source *source, struct piece piece);
 
 /* --- modprobe.d(5) and the kernel command line --- */
 
@@ -21,21 +21,24 @@ struct parse_option {
     struct piece name, value; /* of one parameter, the value without quotes */
 };
 
-/* The next parameter that an "options" line sets for `module`. False at the end. */
+/* The next parameter that an "options" line sets for `module`. Returns false at the end. */
 struct parse_modprobe {
     const char *at;
-    struct piece rest; /* of the line that is being read */
+    struct piece rest; /* of the current line */
 };
 bool parse_modprobe_next(struct parse_modprobe *state, const char *module, struct parse_option *ret_option);
 
 /* The next "<module>.<name>=<value>" of a kernel command line. */
 bool parse_cmdline_next(const char **at, const char *module, struct parse_option *ret_option);
 
-/* The value of a key in "Key=1;Other=0x2", as the NVIDIA driver reads RegistryDwords; false: not in it. */
+/*
+ * The value of a key in "Key=1;Other=0x2", the format of the NVIDIA driver's RegistryDwords. Returns false if it is not
+ * set.
+ */
 bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value);
 
-/* The same keys with `setting` ("Key=1") in place of what they say of its key; each with ';' behind it. */
-const char *parse_dwords_with(struct root *root, struct piece dwords, const char *setting);
+/* The same keys, with `setting` ("Key=1") instead of the old value of its key; each followed by ';'. */
+const char *parse_dwords_with(struct source *source, struct piece dwords, const char *setting);
 
 /* --- dpkg's status file --- */
 
@@ -46,15 +49,17 @@ struct parse_package {
 
 bool parse_package_next(const char **at, struct parse_package *ret_package);
 
-/* --- small things --- */
+/* --- other --- */
 
-/* The value of the first line "Name: value" ("Name = value" and the like with another divider). Empty: none. */
+/* The value of the first line "Name: value", or "Name = value" with another divider. Empty if there is none. */
 struct piece parse_field(const char *text, const char *name, char divider);
 
-/* The first run of digits and dots with a dot in it, which follows white space: "580.126.09". Empty: none. */
+/*
+ * The first run of digits and dots that contains a dot and follows white space: "580.126.09". Empty if there is none.
+ */
 struct piece parse_version(const char *text);
 
-/* What follows "#define <name>" as a number in C. Empty: none. */
+/* The number that follows "#define <name>" in C source. Empty if there is none. */
 struct piece parse_define(const char *text, const char *name);
 
 /* --- DeepEP's buffer.py --- */
@@ -65,8 +70,8 @@ struct parse_buffer {
 
 /*
  * Looks for the method _setup_device_hca_mapping (DeepEP pull request 466): is it defined, is it called in __init__,
- * and does a decorator that takes no `self` stand above it, which belonged to another method before a patch was
- * applied. Comments and text in triple quotes do not count.
+ * and is it directly below a decorator for methods without `self`, which belonged to another method before a patch was
+ * applied? Comments and triple-quoted text are ignored.
  */
 struct parse_buffer parse_buffer_py(const char *text);
 

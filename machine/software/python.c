@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * python.c - where Python looks for packages, as far as files tell: PYTHONPATH, then the site folders of the virtual
- * environment or of the system, each followed by what its .pth files name (the module site in Python's documentation).
+ * python.c - Python's search path as far as it can be determined from files: PYTHONPATH, then the site folders of the
+ * virtual environment or of the system, each followed by the folders in its .pth files (module site in Python's
+ * documentation).
  */
 #include "software/parse.h"
 #include "software/read.h"
@@ -12,25 +13,25 @@
 
 #define MAX_PTH 64 /* .pth files of one folder */
 
-/* Where scripts that are passed around leave DeepEP without making it known to Python. */
-static const char *const installers_places[] = {"/opt/deepep/python", "/opt/deepep/DeepEP", "/opt/deepep/source",
+/* Where common install scripts put DeepEP without adding it to Python's path. */
+static const char *const installer_folders[] = {"/opt/deepep/python", "/opt/deepep/DeepEP", "/opt/deepep/source",
                                                 "/usr/local/nvidia/deepep", "/workspace/DeepEP"};
 
-static void add_folder(struct root *root, struct python *python, const char *path, bool on_path)
+static void add_folder(struct source *source, struct python *python, const char *path, bool on_path)
 {
     if (*path != '/' || python->n == PYTHON_MAX_FOLDERS || strlen(path) >= PATH_MAX - 256)
         return;
     for (size_t i = 0; i < python->n; i++)
         if (strcmp(python->folders[i].path, path) == 0)
             return;
-    if (root_is_folder(root_stat(root, "%s", path)))
+    if (source_is_folder(source_stat(source, "%s", path)))
         python->folders[python->n++] = (struct python_folder){.path = path, .on_path = on_path};
 }
 
-/* Lines of a .pth file are folders, of which relative ones lie below the file's own; "import ..." is code. */
-static void add_pth(struct root *root, struct python *python, const char *folder, const char *file, bool on_path)
+/* Lines of a .pth file are folders, relative to the file's folder; "import ..." is code. */
+static void add_pth(struct source *source, struct python *python, const char *folder, const char *file, bool on_path)
 {
-    const char *at = root_read(root, "%s/%s", folder, file).text;
+    const char *at = source_read(source, "%s/%s", folder, file).text;
 
     while (*at) {
         size_t n = strcspn(at, "\n"), used = n;
@@ -39,45 +40,45 @@ static void add_pth(struct root *root, struct python *python, const char *folder
             used--;
         if (used && used < PATH_MAX && *at != '#' && strncmp(at, "import ", 7) != 0 &&
             strncmp(at, "import\t", 7) != 0) {
-            const char *name = piece_keep(root, (struct piece){.text = at, .n = used});
+            const char *name = piece_copy(source, (struct piece){.text = at, .n = used});
 
             if (strncmp(name, "./", 2) == 0)
                 name += 2;
-            add_folder(root, python, *name == '/' ? name : root_printf(root, "%s/%s", folder, name), on_path);
+            add_folder(source, python, *name == '/' ? name : source_printf(source, "%s/%s", folder, name), on_path);
         }
         at += n + (at[n] == '\n');
     }
 }
 
-static void add_site(struct root *root, struct python *python, const char *folder, bool on_path)
+static void add_site(struct source *source, struct python *python, const char *folder, bool on_path)
 {
     size_t before = python->n, n_files = 0;
-    struct root_names names;
+    struct source_names names;
 
-    add_folder(root, python, folder, on_path);
+    add_folder(source, python, folder, on_path);
     if (python->n == before)
         return;
-    names = root_list(root, "%s", folder);
+    names = source_list(source, "%s", folder);
     for (size_t i = 0; i < names.n && n_files < MAX_PTH; i++)
         if (text_ends(names.names[i], ".pth") && strlen(names.names[i]) > 4) {
-            add_pth(root, python, folder, names.names[i], on_path);
+            add_pth(source, python, folder, names.names[i], on_path);
             n_files++;
         }
 }
 
 /* <prefix>/lib/python3.<minor>/<site>, the latest Python first. */
-static void add_prefix(struct root *root, struct python *python, const char *lib, const char *site, bool on_path)
+static void add_prefix(struct source *source, struct python *python, const char *lib, const char *site, bool on_path)
 {
-    struct root_names names = root_list(root, "%s", lib);
+    struct source_names names = source_list(source, "%s", lib);
 
     for (size_t i = names.n; i-- > 0;)
         if (strncmp(names.names[i], "python3.", 8) == 0)
-            add_site(root, python, root_printf(root, "%s/%s/%s", lib, names.names[i], site), on_path);
+            add_site(source, python, source_printf(source, "%s/%s/%s", lib, names.names[i], site), on_path);
 }
 
-static void add_pythonpath(struct root *root, struct python *python)
+static void add_pythonpath(struct source *source, struct python *python)
 {
-    const char *list = root_env(root, "PYTHONPATH");
+    const char *list = source_env(source, "PYTHONPATH");
 
     while (list && *list) {
         struct piece folder = text_take(&list, ":");
@@ -85,7 +86,7 @@ static void add_pythonpath(struct root *root, struct python *python)
         while (folder.n > 1 && folder.text[folder.n - 1] == '/')
             folder.n--;
         if (folder.n && folder.n < PATH_MAX)
-            add_folder(root, python, root_printf(root, "%.*s", (int)folder.n, folder.text), true);
+            add_folder(source, python, source_printf(source, "%.*s", (int)folder.n, folder.text), true);
     }
 }
 
@@ -95,41 +96,42 @@ static json_t *read_venv(const char *text, size_t bytes)
     return json_boolean(piece_is(parse_field(text, "include-system-site-packages", '='), "true"));
 }
 
-void stack_read_python(struct root *root, struct python *python)
+void software_read_python(struct source *source, struct python *python)
 {
-    const char *environment = root_env(root, "VIRTUAL_ENV"), *home = root_env(root, "HOME");
+    const char *environment = source_env(source, "VIRTUAL_ENV"), *home = source_env(source, "HOME");
     bool is_system = true;
 
     python->n = 0;
-    add_pythonpath(root, python);
+    add_pythonpath(source, python);
     if (!environment || !*environment)
-        environment = root_env(root, "CONDA_PREFIX");
+        environment = source_env(source, "CONDA_PREFIX");
     if (environment && *environment == '/') {
-        add_prefix(root, python, root_printf(root, "%s/lib", environment), "site-packages", true);
-        /* A virtual environment hides the packages of the system unless it was made not to. */
-        is_system = root_fact_is(root_fact(root, "with-system-packages", read_venv, "%s/pyvenv.cfg", environment));
+        add_prefix(source, python, source_printf(source, "%s/lib", environment), "site-packages", true);
+        /* A virtual environment hides the packages of the system unless it was created with access to them. */
+        is_system =
+            source_fact_bool(source_fact(source, "with-system-packages", read_venv, "%s/pyvenv.cfg", environment));
     }
     if (home && *home == '/')
-        add_prefix(root, python, root_printf(root, "%s/.local/lib", home), "site-packages", is_system);
-    add_prefix(root, python, "/usr/local/lib", "dist-packages", is_system);
-    add_site(root, python, "/usr/lib/python3/dist-packages", is_system);
-    add_prefix(root, python, "/usr/local/lib", "site-packages", is_system);
-    add_prefix(root, python, "/usr/lib64", "site-packages", is_system);
-    add_prefix(root, python, "/usr/lib", "site-packages", is_system);
-    add_prefix(root, python, "/opt/conda/lib", "site-packages", is_system);
-    for (size_t i = 0; i < COUNT(installers_places); i++)
-        add_folder(root, python, installers_places[i], false);
+        add_prefix(source, python, source_printf(source, "%s/.local/lib", home), "site-packages", is_system);
+    add_prefix(source, python, "/usr/local/lib", "dist-packages", is_system);
+    add_site(source, python, "/usr/lib/python3/dist-packages", is_system);
+    add_prefix(source, python, "/usr/local/lib", "site-packages", is_system);
+    add_prefix(source, python, "/usr/lib64", "site-packages", is_system);
+    add_prefix(source, python, "/usr/lib", "site-packages", is_system);
+    add_prefix(source, python, "/opt/conda/lib", "site-packages", is_system);
+    for (size_t i = 0; i < COUNT(installer_folders); i++)
+        add_folder(source, python, installer_folders[i], false);
 }
 
-const char *python_find(struct root *root, const struct python *python, const char *name)
+const char *python_find(struct source *source, const struct python *python, const char *name)
 {
     for (size_t i = 0; i < python->n; i++)
-        if (root_stat(root, "%s/%s", python->folders[i].path, name).state == ROOT_OK)
-            return root_printf(root, "%s/%s", python->folders[i].path, name);
+        if (source_stat(source, "%s/%s", python->folders[i].path, name).state == SOURCE_OK)
+            return source_printf(source, "%s/%s", python->folders[i].path, name);
     return "";
 }
 
-/* "<name><digits>-<version>.dist-info", "...egg-info": where the version begins and how long it is; 0 if it is none. */
+/* In "<name><digits>-<version>.dist-info" or "...egg-info": the start and length of the version; 0 for other names. */
 static size_t find_version(const char *file, const char *name, const char *suffix, const char **ret_version)
 {
     size_t n_name = strlen(name), n_file = strlen(file), n_suffix = strlen(suffix), n;
@@ -142,11 +144,11 @@ static size_t find_version(const char *file, const char *name, const char *suffi
         return 0;
     *ret_version = at + 1;
     n = (size_t)(file + n_file - n_suffix - *ret_version);
-    /* An egg goes on with "-py3.12-linux-x86_64". */
+    /* The name of an egg continues with "-py3.12-linux-x86_64". */
     return strcspn(*ret_version, "-") < n ? strcspn(*ret_version, "-") : n;
 }
 
-/* The description of the package begins behind an empty line, and may have lines of the same form. */
+/* The package description follows an empty line and may contain lines of the same form. */
 static json_t *read_metadata(const char *text, size_t bytes)
 {
     const char *end = memmem(text, bytes, "\n\n", 2);
@@ -155,30 +157,30 @@ static json_t *read_metadata(const char *text, size_t bytes)
     return end && version.text > end ? json_string("") : json_stringn_nocheck(version.n ? version.text : "", version.n);
 }
 
-static const char *metadata_version(struct root *root, const char *path)
+static const char *metadata_version(struct source *source, const char *path)
 {
-    return root_fact_text(root_fact(root, "version", read_metadata, "%s", path));
+    return source_fact_text(source_fact(source, "version", read_metadata, "%s", path));
 }
 
-const char *python_version(struct root *root, const char *folder, const char *name)
+const char *python_version(struct source *source, const char *folder, const char *name)
 {
-    struct root_names names = root_list(root, "%s", folder);
+    struct source_names names = source_list(source, "%s", folder);
     const char *version = "", *text;
 
     for (size_t i = 0; i < names.n && !*version; i++) {
         size_t n = find_version(names.names[i], name, ".dist-info", &text);
 
         if (n) {
-            version = metadata_version(root, root_printf(root, "%s/%s/METADATA", folder, names.names[i]));
+            version = metadata_version(source, source_printf(source, "%s/%s/METADATA", folder, names.names[i]));
         } else if ((n = find_version(names.names[i], name, ".egg-info", &text)) != 0) {
-            version = metadata_version(root, root_printf(root, "%s/%s/PKG-INFO", folder, names.names[i]));
+            version = metadata_version(source, source_printf(source, "%s/%s/PKG-INFO", folder, names.names[i]));
         }
         if (n && !*version)
-            version = piece_keep(root, (struct piece){.text = text, .n = n});
+            version = piece_copy(source, (struct piece){.text = text, .n = n});
     }
     if (!*version)
-        version = metadata_version(root, root_printf(root, "%s/EGG-INFO/PKG-INFO", folder));
+        version = metadata_version(source, source_printf(source, "%s/EGG-INFO/PKG-INFO", folder));
     if (!*version)
-        version = metadata_version(root, root_printf(root, "%s/%s.egg-info/PKG-INFO", folder, name));
+        version = metadata_version(source, source_printf(source, "%s/%s.egg-info/PKG-INFO", folder, name));
     return version;
 }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* read.h - inside of stack_read(): one function for each subject, in the order in which they are called. */
-#ifndef EP_STACK_READ_H
-#define EP_STACK_READ_H
+/* read.h - internal to software_read(): one function for each component, in the order in which they are called. */
+#ifndef EP_SOFTWARE_READ_H
+#define EP_SOFTWARE_READ_H
 
-#include "software/stack.h"
+#include "software/software.h"
 
-void stack_read_driver(struct root *root, const struct topo *topo, struct stack_driver *driver);
-void stack_read_verbs(struct root *root, struct stack_verbs *verbs);
+void software_read_driver(struct source *source, const struct topo *topo, struct software_driver *driver);
+void software_read_verbs(struct source *source, struct software_verbs *verbs);
 
-/* Where Python looks for packages, in its order as far as files tell, then where installers put DeepEP. */
+/* Python's search path as far as it can be determined from files, then the folders where install scripts put DeepEP. */
 #define PYTHON_MAX_FOLDERS 128
 
 struct python_folder {
@@ -21,32 +21,34 @@ struct python {
     struct python_folder folders[PYTHON_MAX_FOLDERS];
 };
 
-void stack_read_python(struct root *root, struct python *python);
+void software_read_python(struct source *source, struct python *python);
 
-void stack_read_deepep(struct root *root, const struct python *python, struct stack_deepep *deepep);
-/* After DeepEP: its extension may be what leads to NVSHMEM. */
-void stack_read_nvshmem(struct root *root, const struct python *python, const struct stack_deepep *deepep,
-                        struct stack_nvshmem *nvshmem);
-void stack_read_nccl(struct root *root, const struct topo *topo, const struct python *python, struct stack_nccl *nccl);
+void software_read_deepep(struct source *source, const struct python *python, struct software_deepep *deepep);
+/* Call after software_read_deepep(): NVSHMEM may be found through DeepEP's extension. */
+void software_read_nvshmem(struct source *source, const struct python *python, const struct software_deepep *deepep,
+                           struct software_nvshmem *nvshmem);
+void software_read_nccl(struct source *source, const struct topo *topo, const struct python *python,
+                        struct software_nccl *nccl);
 
-/* After `gib` is known. */
-void stack_read_gib(struct root *root, struct stack_nccl *nccl);
+/* Call when `nccl->gib` is set. */
+void software_read_gib(struct source *source, struct software_nccl *nccl);
 
-/* The first file `name` (with folders in front) below a folder of Python; "" none. */
-const char *python_find(struct root *root, const struct python *python, const char *name);
+/* The first file `name` (which may contain folders) below a folder of Python's path; "" if there is none. */
+const char *python_find(struct source *source, const struct python *python, const char *name);
 
-/* The version of the package `name` (as in its .dist-info or .egg-info) that lies in `folder`; "" not known. */
-const char *python_version(struct root *root, const char *folder, const char *name);
+/* The version of the package `name` (as in its .dist-info or .egg-info) in `folder`; "" if not known. */
+const char *python_version(struct source *source, const char *folder, const char *name);
 
 /*
- * Version of the library at `path`: "3.5.19" of libx.so.3.5.19, which `real` leads to; "" when its name does not tell.
+ * The version in the file name of a library, `real` being its path after symbolic links: "3.5.19" of libx.so.3.5.19; ""
+ * if it has none.
  */
-const char *stack_name_version(struct root *root, const char *real);
+const char *software_name_version(struct source *source, const char *real);
 
-/* `path` without this end; "" if it has another one, or nothing else. */
-const char *stack_without(struct root *root, const char *path, const char *end);
+/* `path` without the suffix `end`; "" if it does not end so, or consists of it. */
+const char *software_without(struct source *source, const char *path, const char *end);
 
-/* The first name in a folder that begins with `prefix`; "" none. */
-const char *stack_first_with(struct root *root, const char *folder, const char *prefix);
+/* The first name in a folder that begins with `prefix`; "" if there is none. */
+const char *software_first_with(struct source *source, const char *folder, const char *prefix);
 
 #endif

@@ -2,10 +2,10 @@
 /*
  * verbs.c - libibverbs and its provider for mlx5.
  *
- * libibverbs and its providers share a private interface with a number: libibverbs.so.1 defines the symbol version
- * IBVERBS_PRIVATE_<NN>, libmlx5.so.1 needs it, and the provider is loaded as lib<name>-rdmav<NN>.so. Names come from
- * RDMAV_DRIVERS (or IBV_DRIVERS) and from the files in /etc/libibverbs.d. One that begins with '/' has "-rdmav<NN>.so"
- * appended and is opened; another is looked for in the folder that is compiled in, then as ld.so looks for libraries
+ * libibverbs and its providers share a private interface with a version number: libibverbs.so.1 defines the symbol
+ * version IBVERBS_PRIVATE_<NN>, libmlx5.so.1 needs it, and the provider is loaded as lib<name>-rdmav<NN>.so. Names come
+ * from RDMAV_DRIVERS (or IBV_DRIVERS) and from the files in /etc/libibverbs.d. A name that begins with '/' is opened
+ * with "-rdmav<NN>.so" appended; any other is searched in the compiled-in folder, then in ld.so's search path
  * (rdma-core, libibverbs/dynamic_driver.c, load_drivers() and load_driver()).
  */
 #include "software/parse.h"
@@ -39,35 +39,36 @@ static int private_number(const struct elf_version *versions, size_t n)
 }
 
 struct search {
-    struct root *root;
-    struct stack_verbs *verbs;
-    const char *looked; /* ", " between */
-    bool named;         /* did anything name mlx5? */
+    struct source *source;
+    struct software_verbs *verbs;
+    const char *searched; /* searched folders, separated by ", " */
+    bool named;           /* did anything name mlx5? */
 };
 
 static bool note_folder(struct search *search, const char *folder)
 {
-    if (!strstr(search->looked, folder))
-        search->looked = *search->looked ? root_printf(search->root, "%s, %s", search->looked, folder) : folder;
+    if (!strstr(search->searched, folder))
+        search->searched =
+            *search->searched ? source_printf(search->source, "%s, %s", search->searched, folder) : folder;
     return true;
 }
 
-static bool is_library(struct root *root, const char *path)
+static bool is_library(struct source *source, const char *path)
 {
-    enum root_state state = root_elf(root, "%s", path).state;
+    enum source_state state = source_elf(source, "%s", path).state;
 
-    return state == ROOT_OK || state == ROOT_FAILED;
+    return state == SOURCE_OK || state == SOURCE_FAILED;
 }
 
 /*
- * In the compiled-in folder; a libibverbs that lies elsewhere may be one of another distribution, or moved there with
- * its folder, so that beside it is looked at as well.
+ * Searches the compiled-in folder. A libibverbs in another folder may come from another distribution, or may have been
+ * moved together with its provider folder, so the folder next to it is searched as well.
  */
 static void try_plain(struct search *search)
 {
     int number = search->verbs->private_version;
-    struct libs_setting setting = libs_setting_of(search->root);
-    struct lib_place place;
+    struct libs_env setting = libs_env_of(search->source);
+    struct lib_location place;
     bool is_noted = false;
     const char *beside = search->verbs->ibverbs.real, *slash = strrchr(beside, '/');
 
@@ -78,24 +79,24 @@ static void try_plain(struct search *search)
             break;
         folder = i < COUNT(provider_folders)
                      ? provider_folders[i]
-                     : root_printf(search->root, "%.*s/libibverbs", (int)(slash - beside), beside);
-        if (!root_is_folder(root_stat(search->root, "%s", folder))) {
-            /* Where it belongs on this machine, though it is not there. */
+                     : source_printf(search->source, "%.*s/libibverbs", (int)(slash - beside), beside);
+        if (!source_is_folder(source_stat(search->source, "%s", folder))) {
+            /* Reports where it belongs on this machine even if it is not there. */
             if (!is_noted &&
-                root_is_folder(root_stat(search->root, "%.*s", (int)(strrchr(folder, '/') - folder), folder)))
+                source_is_folder(source_stat(search->source, "%.*s", (int)(strrchr(folder, '/') - folder), folder)))
                 is_noted = note_folder(search, folder);
             continue;
         }
         is_noted = note_folder(search, folder);
-        path = root_printf(search->root, "%s/libmlx5-rdmav%d.so", folder, number);
-        if (is_library(search->root, path)) {
+        path = source_printf(search->source, "%s/libmlx5-rdmav%d.so", folder, number);
+        if (is_library(search->source, path)) {
             search->verbs->provider = path;
             return;
         }
     }
-    place = libs_find(search->root, &setting, root_printf(search->root, "libmlx5-rdmav%d.so", number));
+    place = libs_find(search->source, &setting, source_printf(search->source, "libmlx5-rdmav%d.so", number));
     note_folder(search, "the folders of ld.so");
-    if (place.state == ROOT_OK)
+    if (place.state == SOURCE_OK)
         search->verbs->provider = place.path;
 }
 
@@ -113,32 +114,32 @@ static void try_name(struct search *search, struct piece name)
         }
         return;
     }
-    path = root_printf(search->root, "%.*s-rdmav%d.so", (int)name.n, name.text, search->verbs->private_version);
+    path = source_printf(search->source, "%.*s-rdmav%d.so", (int)name.n, name.text, search->verbs->private_version);
     slash = strrchr(path, '/');
     if (strncmp(slash + 1, "libmlx5-", 8) != 0)
         return;
     search->named = true;
-    note_folder(search, root_printf(search->root, "%.*s", (int)(slash - path), path));
-    if (is_library(search->root, path))
+    note_folder(search, source_printf(search->source, "%.*s", (int)(slash - path), path));
+    if (is_library(search->source, path))
         search->verbs->provider = path;
 }
 
 static void try_environment(struct search *search)
 {
-    const char *list = root_env(search->root, "RDMAV_DRIVERS");
+    const char *list = source_env(search->source, "RDMAV_DRIVERS");
 
     if (!list)
-        list = root_env(search->root, "IBV_DRIVERS");
+        list = source_env(search->source, "IBV_DRIVERS");
     while (list && *list)
         try_name(search, text_take(&list, ":;"));
 }
 
 static void try_config(struct search *search)
 {
-    struct root_names names = root_list(search->root, CONFIG);
+    struct source_names names = source_list(search->source, CONFIG);
 
     for (size_t i = 0; i < names.n; i++) {
-        const char *at = root_read(search->root, CONFIG "/%s", names.names[i]).text;
+        const char *at = source_read(search->source, CONFIG "/%s", names.names[i]).text;
 
         while (*at) {
             size_t n = strcspn(at, "\n");
@@ -152,28 +153,28 @@ static void try_config(struct search *search)
             at += n + (at[n] == '\n');
         }
     }
-    /* Some images lack the folder and bring the libraries alone; some builds have another one compiled in. */
-    if (!search->named && names.state != ROOT_OK)
+    /* Some images contain only the libraries and lack the folder; some builds have another one compiled in. */
+    if (!search->named && names.state != SOURCE_OK)
         try_name(search, (struct piece){.text = "mlx5", .n = 4});
     else if (!search->named)
         note_folder(search, CONFIG " (no file there names mlx5)");
 }
 
-void stack_read_verbs(struct root *root, struct stack_verbs *verbs)
+void software_read_verbs(struct source *source, struct software_verbs *verbs)
 {
-    struct libs_setting setting = libs_setting_of(root);
-    struct search search = {.root = root, .verbs = verbs, .looked = ""};
+    struct libs_env setting = libs_env_of(source);
+    struct search search = {.source = source, .verbs = verbs, .searched = ""};
     struct elf_facts facts;
 
     verbs->provider = "";
-    verbs->ibverbs = libs_find(root, &setting, "libibverbs.so.1");
-    verbs->mlx5 = libs_find(root, &setting, "libmlx5.so.1");
-    if (verbs->ibverbs.state == ROOT_OK) {
-        facts = root_elf(root, "%s", verbs->ibverbs.path);
+    verbs->ibverbs = libs_find(source, &setting, "libibverbs.so.1");
+    verbs->mlx5 = libs_find(source, &setting, "libmlx5.so.1");
+    if (verbs->ibverbs.state == SOURCE_OK) {
+        facts = source_elf(source, "%s", verbs->ibverbs.path);
         verbs->private_version = private_number(facts.definitions, facts.n_definitions);
     }
-    if (verbs->mlx5.state == ROOT_OK) {
-        facts = root_elf(root, "%s", verbs->mlx5.path);
+    if (verbs->mlx5.state == SOURCE_OK) {
+        facts = source_elf(source, "%s", verbs->mlx5.path);
         verbs->provider_wants = private_number(facts.needs, facts.n_needs);
     }
     if (verbs->private_version) {
@@ -181,5 +182,5 @@ void stack_read_verbs(struct root *root, struct stack_verbs *verbs)
         if (!*verbs->provider)
             try_config(&search);
     }
-    verbs->provider_folders = search.looked;
+    verbs->provider_folders = search.searched;
 }

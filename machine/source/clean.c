@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* clean.c - text from a machine, made safe for a terminal and for JSON. */
-#include "source/root.h"
+#include "source/source.h"
 
 #include <string.h>
 
@@ -33,7 +33,7 @@ static size_t first_byte(unsigned char byte, uint32_t *ret_code, unsigned char *
 }
 
 /* Well-formed sequences are those of Unicode 15, table 3-7. */
-size_t root_decode(const char *text, size_t bytes, uint32_t *ret_code)
+size_t text_decode(const char *text, size_t bytes, uint32_t *ret_code)
 {
     const unsigned char *at = (const unsigned char *)text;
     unsigned char low, high;
@@ -42,7 +42,7 @@ size_t root_decode(const char *text, size_t bytes, uint32_t *ret_code)
 
     for (size_t i = 1; i < n; i++) {
         if (i == bytes)
-            return ROOT_INCOMPLETE;
+            return TEXT_INCOMPLETE;
         if (at[i] < (i == 1 ? low : 0x80) || at[i] > (i == 1 ? high : 0xbf))
             return 0;
         code = code << 6 | (at[i] & 0x3f);
@@ -68,7 +68,7 @@ static const struct {
     {0x13430, 0x1345f}, {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff},
 };
 
-bool root_is_shown(uint32_t code)
+bool text_is_printable(uint32_t code)
 {
     for (size_t i = 0; i < sizeof(hidden) / sizeof(hidden[0]) && code >= hidden[i].first; i++)
         if (code <= hidden[i].last)
@@ -76,14 +76,14 @@ bool root_is_shown(uint32_t code)
     return (code & 0xfffe) != 0xfffe;
 }
 
-size_t root_show(const char *text, size_t bytes, const char **ret_shown, size_t *ret_shown_bytes)
+size_t text_printable(const char *text, size_t bytes, const char **ret_shown, size_t *ret_shown_bytes)
 {
     uint32_t code = 0;
-    size_t n = root_decode(text, bytes, &code);
+    size_t n = text_decode(text, bytes, &code);
 
-    if (n == ROOT_INCOMPLETE)
+    if (n == TEXT_INCOMPLETE)
         return 0;
-    if (n > 0 && (root_is_shown(code) || code == '\n' || code == '\t')) {
+    if (n > 0 && (text_is_printable(code) || code == '\n' || code == '\t')) {
         *ret_shown = text;
         *ret_shown_bytes = n;
         return n;
@@ -93,7 +93,7 @@ size_t root_show(const char *text, size_t bytes, const char **ret_shown, size_t 
     return n ? n : 1;
 }
 
-void root_clean(const char *text, char *ret_text, size_t bytes)
+void text_clean(const char *text, char *ret_text, size_t bytes)
 {
     size_t left = strlen(text), used = 0;
 
@@ -101,10 +101,10 @@ void root_clean(const char *text, char *ret_text, size_t bytes)
         return;
     while (left) {
         uint32_t code = 0;
-        size_t n = root_decode(text, left, &code);
-        bool is_shown = n > 0 && n != ROOT_INCOMPLETE && root_is_shown(code);
+        size_t n = text_decode(text, left, &code);
+        bool is_shown = n > 0 && n != TEXT_INCOMPLETE && text_is_printable(code);
 
-        if (n == 0 || n == ROOT_INCOMPLETE)
+        if (n == 0 || n == TEXT_INCOMPLETE)
             n = 1;
         if (used + (is_shown ? n : 1) >= bytes)
             break;
@@ -119,14 +119,14 @@ void root_clean(const char *text, char *ret_text, size_t bytes)
     ret_text[used] = '\0';
 }
 
-void root_cut(char *text)
+void text_cut(char *text)
 {
     size_t bytes = strlen(text);
 
     for (size_t back = 1; back <= 3 && back <= bytes; back++) {
         uint32_t code;
 
-        if (root_decode(text + bytes - back, back, &code) == ROOT_INCOMPLETE) {
+        if (text_decode(text + bytes - back, back, &code) == TEXT_INCOMPLETE) {
             text[bytes - back] = '\0';
             return;
         }

@@ -9,26 +9,26 @@
 
 #define WHY_BYTES 256
 
-static json_t *describe(struct root *root, const char *path)
+static json_t *describe(struct source *source, const char *path)
 {
     char why[WHY_BYTES] = "";
     json_t *failure = NULL, *facts;
     int64_t bytes;
-    int fd = keep_open(root, path, &bytes, &failure);
+    int fd = live_open_file(source, path, &bytes, &failure);
 
     if (fd < 0)
         return failure;
     facts = elf_describe(fd, why, sizeof(why));
     close(fd);
-    keep_done(root);
-    return facts ? facts : keep_failure(ROOT_FAILED, why);
+    live_done(source);
+    return facts ? facts : cache_failure(SOURCE_FAILED, why);
 }
 
 /* A list of strings; what is no string is "". An entry may come from a snapshot that somebody wrote by hand. */
-static const char *const *get_strings(struct root *root, const json_t *list, size_t most, size_t *ret_n)
+static const char *const *get_strings(struct source *source, const json_t *list, size_t most, size_t *ret_n)
 {
     size_t n = json_array_size(list) < most ? json_array_size(list) : most;
-    const char **strings = n ? root_alloc(root, n * sizeof(*strings)) : NULL;
+    const char **strings = n ? source_alloc(source, n * sizeof(*strings)) : NULL;
 
     for (size_t i = 0; strings && i < n; i++) {
         const char *text = json_string_value(json_array_get(list, i));
@@ -40,10 +40,10 @@ static const char *const *get_strings(struct root *root, const json_t *list, siz
 }
 
 /* Pairs [file, name] of what is needed, names alone of what is defined. */
-static const struct elf_version *get_versions(struct root *root, const json_t *list, size_t *ret_n)
+static const struct elf_version *get_versions(struct source *source, const json_t *list, size_t *ret_n)
 {
     size_t n = json_array_size(list) < ELF_MAX_VERSIONS ? json_array_size(list) : ELF_MAX_VERSIONS;
-    struct elf_version *versions = n ? root_alloc(root, n * sizeof(*versions)) : NULL;
+    struct elf_version *versions = n ? source_alloc(source, n * sizeof(*versions)) : NULL;
 
     for (size_t i = 0; versions && i < n; i++) {
         const json_t *item = json_array_get(list, i);
@@ -56,10 +56,10 @@ static const struct elf_version *get_versions(struct root *root, const json_t *l
     return versions;
 }
 
-static const int *get_archs(struct root *root, const json_t *list, size_t *ret_n)
+static const int *get_archs(struct source *source, const json_t *list, size_t *ret_n)
 {
     size_t n = json_array_size(list) < ELF_MAX_ARCHS ? json_array_size(list) : ELF_MAX_ARCHS;
-    int *archs = n ? root_alloc(root, n * sizeof(*archs)) : NULL;
+    int *archs = n ? source_alloc(source, n * sizeof(*archs)) : NULL;
 
     for (size_t i = 0; archs && i < n; i++)
         archs[i] = (int)json_integer_value(json_array_get(list, i));
@@ -74,22 +74,22 @@ static const char *get_string(const json_t *entry, const char *key)
     return text ? text : "";
 }
 
-static void fill(struct root *root, const json_t *entry, struct elf_facts *facts)
+static void fill(struct source *source, const json_t *entry, struct elf_facts *facts)
 {
     const json_t *machine = json_object_get(entry, "machine");
 
     facts->soname = get_string(entry, "soname");
     facts->rpath = get_string(entry, "rpath");
     facts->runpath = get_string(entry, "runpath");
-    facts->needed = get_strings(root, json_object_get(entry, "needed"), ELF_MAX_NEEDED, &facts->n_needed);
-    facts->needs = get_versions(root, json_object_get(entry, "needs"), &facts->n_needs);
-    facts->definitions = get_versions(root, json_object_get(entry, "definitions"), &facts->n_definitions);
-    facts->archs = get_archs(root, json_object_get(entry, "archs"), &facts->n_archs);
+    facts->needed = get_strings(source, json_object_get(entry, "needed"), ELF_MAX_NEEDED, &facts->n_needed);
+    facts->needs = get_versions(source, json_object_get(entry, "needs"), &facts->n_needs);
+    facts->definitions = get_versions(source, json_object_get(entry, "definitions"), &facts->n_definitions);
+    facts->archs = get_archs(source, json_object_get(entry, "archs"), &facts->n_archs);
     facts->archs_known = !json_is_false(json_object_get(entry, "archs_known"));
     facts->machine = (int)json_integer_value(machine);
 }
 
-struct elf_facts root_elf(struct root *root, const char *format, ...)
+struct elf_facts source_elf(struct source *source, const char *format, ...)
 {
     struct elf_facts facts = {.soname = "", .rpath = "", .runpath = ""}, *kept;
     char path[PATH_MAX];
@@ -97,19 +97,19 @@ struct elf_facts root_elf(struct root *root, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    entry = keep_ask(root, KEEP_ELF, describe, path, format, args);
+    entry = cache_query(source, CACHE_ELF, describe, path, format, args);
     va_end(args);
-    kept = keep_derived(root, KEEP_ELF, path);
+    kept = cache_memo(source, CACHE_ELF, path);
     if (kept)
         return *kept;
-    facts.state = keep_state(entry, &facts.why);
-    if (facts.state != ROOT_OK)
+    facts.state = cache_state(entry, &facts.why);
+    if (facts.state != SOURCE_OK)
         return facts;
-    fill(root, entry, &facts);
-    kept = root_alloc(root, sizeof(*kept));
+    fill(source, entry, &facts);
+    kept = source_alloc(source, sizeof(*kept));
     if (kept) {
         *kept = facts;
-        keep_set_derived(root, KEEP_ELF, path, kept);
+        cache_set_memo(source, CACHE_ELF, path, kept);
     }
     return facts;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * elf.h - inside of root_elf(): what the headers of an open file say, in the form in which a snapshot holds it.
+ * elf.h - inside of source_elf(): what the headers of an open file say, in the form in which a snapshot holds it.
  *
  *     {"machine": 62, "soname": "...", "rpath": "...", "runpath": "...", "needed": ["libc.so.6"],
  *      "needs": [["libc.so.6", "GLIBC_2.34"]], "definitions": ["EPKIT_0"], "archs": [90, -90], "archs_known": true}
@@ -8,8 +8,8 @@
  * A key may be missing when it is empty; "archs_known" is then true. A damaged file may claim anything: every size and
  * count is bounded before it is used, and nothing is mapped, because a file may shrink while it is read.
  */
-#ifndef EP_ROOT_ELF_H
-#define EP_ROOT_ELF_H
+#ifndef EP_MACHINE_SOURCE_ELF_H
+#define EP_MACHINE_SOURCE_ELF_H
 
 #include <jansson.h>
 #include <stdbool.h>

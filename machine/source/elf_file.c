@@ -7,7 +7,7 @@
  * allocate by numbers in the file is checked before it sees them.
  */
 #include "source/elf.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <elf.h>
 #include <gelf.h>
@@ -128,7 +128,7 @@ static const char *get_string(struct reader *reader, uint64_t index, char ret_te
         refuse(reader, "damaged: a name at %" PRIu64 " of %" PRIu64 " bytes of names", index, reader->n_strings);
         return NULL;
     }
-    root_clean(raw, ret_text, ELF_MAX_STRING);
+    text_clean(raw, ret_text, ELF_MAX_STRING);
     return ret_text;
 }
 

@@ -7,7 +7,7 @@
 
 static int compare_variables(const void *left, const void *right)
 {
-    return strcmp(((const struct root_variable *)left)->name, ((const struct root_variable *)right)->name);
+    return strcmp(((const struct source_variable *)left)->name, ((const struct source_variable *)right)->name);
 }
 
 /* {"NAME": "value"}; of several of one name the first, as getenv() sees it. The end of the text has a NUL behind it. */
@@ -26,49 +26,49 @@ static json_t *read_variables(const char *text, size_t bytes)
     return variables;
 }
 
-static void fill(struct root *root, const json_t *values)
+static void fill(struct source *source, const json_t *values)
 {
-    struct root_environment *all = &root->environment;
-    struct root_variable *variables = root_alloc(root, (json_object_size(values) + 1) * sizeof(*variables));
+    struct source_environment *all = &source->environment;
+    struct source_variable *variables = source_alloc(source, (json_object_size(values) + 1) * sizeof(*variables));
     const char *name;
     json_t *value;
 
     if (!variables) {
-        all->state = keep_state(root->full, &all->why);
+        all->state = cache_state(source->full, &all->why);
         return;
     }
     json_object_foreach((json_t *)values, name, value)
     {
         if (json_is_string(value))
-            variables[all->n++] = (struct root_variable){.name = name, .value = json_string_value(value)};
+            variables[all->n++] = (struct source_variable){.name = name, .value = json_string_value(value)};
     }
     qsort(variables, all->n, sizeof(*variables), compare_variables);
     all->variables = variables;
 }
 
-struct root_environment root_environment(struct root *root)
+struct source_environment source_environment(struct source *source)
 {
-    struct root_answer fact;
+    struct source_answer fact;
 
-    if (!root->environment_known) {
-        fact = root_fact(root, KEEP_ENVIRONMENT_FACT, read_variables, KEEP_ENVIRONMENT);
-        root->environment = (struct root_environment){.state = fact.state, .why = fact.why};
-        if (fact.state == ROOT_OK)
-            fill(root, fact.value);
-        root->environment_known = true;
+    if (!source->environment_known) {
+        fact = source_fact(source, CACHE_ENVIRONMENT_FACT, read_variables, CACHE_ENVIRONMENT);
+        source->environment = (struct source_environment){.state = fact.state, .why = fact.why};
+        if (fact.state == SOURCE_OK)
+            fill(source, fact.value);
+        source->environment_known = true;
     }
-    return root->environment;
+    return source->environment;
 }
 
 static int compare_name(const void *name, const void *variable)
 {
-    return strcmp(name, ((const struct root_variable *)variable)->name);
+    return strcmp(name, ((const struct source_variable *)variable)->name);
 }
 
-const char *root_env(struct root *root, const char *name)
+const char *source_env(struct source *source, const char *name)
 {
-    struct root_environment all = root_environment(root);
-    const struct root_variable *found =
+    struct source_environment all = source_environment(source);
+    const struct source_variable *found =
         all.n ? bsearch(name, all.variables, all.n, sizeof(*all.variables), compare_name) : NULL;
 
     return found ? found->value : NULL;

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The entry of what `read` finds in a text; a text that is not ROOT_OK is the entry itself. Takes `file`. */
-static json_t *make_fact(json_t *file, root_reader *read)
+/* The entry of what `read` finds in a text; a text that is not SOURCE_OK is the entry itself. Takes `file`. */
+static json_t *make_fact(json_t *file, source_reader *read)
 {
     json_t *value, *entry;
 
@@ -19,77 +19,78 @@ static json_t *make_fact(json_t *file, root_reader *read)
 }
 
 /* `needle` NULL: of the whole file. */
-static struct root_answer make_answer(struct root *root, const char *name, root_reader *read, const char *needle,
-                                      const char *full)
+static struct source_answer make_answer(struct source *source, const char *name, source_reader *read,
+                                        const char *needle, const char *full)
 {
-    enum keep_kind source = needle ? KEEP_LINES : KEEP_FILES;
-    struct root_answer answer = {.state = ROOT_FAILED, .why = "no memory"};
-    char *key, *source_key;
+    enum cache_kind text_kind = needle ? CACHE_LINES : CACHE_FILES;
+    struct source_answer answer = {.state = SOURCE_FAILED, .why = "no memory"};
+    char *key, *text_key;
     const json_t *entry;
     json_t *text;
 
-    if (asprintf(&source_key, "%s%s%s", full, needle ? "\t" : "", needle ? needle : "") < 0)
+    if (asprintf(&text_key, "%s%s%s", full, needle ? "\t" : "", needle ? needle : "") < 0)
         return answer;
     if (asprintf(&key, "%s\t%s", full, name) < 0) {
-        free(source_key);
+        free(text_key);
         return answer;
     }
-    entry = json_object_get(root->kept[KEEP_FACTS], key);
+    entry = json_object_get(source->kept[CACHE_FACTS], key);
     /* An overlay has texts, and so has a snapshot that was saved before there were facts. */
-    text = entry ? NULL : json_object_get(root->kept[source], source_key);
+    text = entry ? NULL : json_object_get(source->kept[text_kind], text_key);
     if (!entry && !text)
-        entry = keep_look_up(root, KEEP_FACTS, key);
+        entry = cache_get(source, CACHE_FACTS, key);
     if (!entry && text)
         text = json_incref(text);
     else if (!entry)
-        text = needle ? keep_log(root, full, needle) : keep_file(root, full);
+        text = needle ? cache_log(source, full, needle) : cache_file(source, full);
     if (!entry)
-        entry = keep_put(root, KEEP_FACTS, key, make_fact(text, read));
-    free(source_key);
+        entry = cache_put(source, CACHE_FACTS, key, make_fact(text, read));
+    free(text_key);
     free(key);
-    answer.state = keep_state(entry, &answer.why);
-    answer.value = answer.state == ROOT_OK ? json_object_get(entry, "value") : NULL;
+    answer.state = cache_state(entry, &answer.why);
+    answer.value = answer.state == SOURCE_OK ? json_object_get(entry, "value") : NULL;
     return answer;
 }
 
-static struct root_answer answer_at(struct root *root, const char *name, root_reader *read, const char *needle,
-                                    const char *path, va_list args)
+static struct source_answer answer_at(struct source *source, const char *name, source_reader *read, const char *needle,
+                                      const char *path, va_list args)
 {
     char full[PATH_MAX];
-    const char *why = keep_path(full, path, args);
+    const char *why = cache_path(full, path, args);
 
-    return why ? (struct root_answer){.state = ROOT_FAILED, .why = why} : make_answer(root, name, read, needle, full);
+    return why ? (struct source_answer){.state = SOURCE_FAILED, .why = why}
+               : make_answer(source, name, read, needle, full);
 }
 
-struct root_answer root_fact(struct root *root, const char *name, root_reader *read, const char *path, ...)
+struct source_answer source_fact(struct source *source, const char *name, source_reader *read, const char *path, ...)
 {
-    struct root_answer answer;
+    struct source_answer answer;
     va_list args;
 
     va_start(args, path);
-    answer = answer_at(root, name, read, NULL, path, args);
+    answer = answer_at(source, name, read, NULL, path, args);
     va_end(args);
     return answer;
 }
 
-struct root_answer root_log_fact(struct root *root, const char *name, root_reader *read, const char *needle,
-                                 const char *path, ...)
+struct source_answer source_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
+                                     const char *path, ...)
 {
-    struct root_answer answer;
+    struct source_answer answer;
     va_list args;
 
     va_start(args, path);
-    answer = answer_at(root, name, read, needle, path, args);
+    answer = answer_at(source, name, read, needle, path, args);
     va_end(args);
     return answer;
 }
 
-bool root_fact_is(struct root_answer fact)
+bool source_fact_bool(struct source_answer fact)
 {
     return json_is_true(fact.value);
 }
 
-const char *root_fact_text(struct root_answer fact)
+const char *source_fact_text(struct source_answer fact)
 {
     const char *text = json_string_value(fact.value);
 

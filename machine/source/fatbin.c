@@ -14,7 +14,7 @@
  * Only headers are read; payloads are stepped over.
  */
 #include "source/elf.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <endian.h>
 #include <string.h>

@@ -15,7 +15,7 @@
 #define RECORD_BYTES 8192     /* of the kernel's; it refuses to read one into less */
 #define RECORDS_MAX (1 << 17) /* a ring buffer of 16 MiB holds fewer */
 
-/* What was found so far. Beyond ROOT_LOG_MAX the oldest lines go. */
+/* What was found so far. Beyond SOURCE_LOG_MAX the oldest lines go. */
 struct found {
     char *text;
     size_t used;
@@ -23,9 +23,9 @@ struct found {
 
 static void add_line(struct found *found, const char *line, size_t bytes)
 {
-    if (bytes + 1 > ROOT_LOG_MAX)
+    if (bytes + 1 > SOURCE_LOG_MAX)
         return;
-    while (found->used + bytes + 1 > ROOT_LOG_MAX) {
+    while (found->used + bytes + 1 > SOURCE_LOG_MAX) {
         /* Half of it at once, so that a long log is not moved for each of its lines. */
         char *keep = memchr(found->text + found->used / 2, '\n', found->used - found->used / 2);
 
@@ -53,17 +53,17 @@ static void search(struct found *found, const char *text, size_t bytes, const ch
 
 /* --- files --- */
 
-/* The last ROOT_LOG_MAX bytes, from the beginning of a line on. */
+/* The last SOURCE_LOG_MAX bytes, from the beginning of a line on. */
 static json_t *search_file(int fd, int64_t bytes, const char *needle, struct found *found)
 {
-    bool is_cut = bytes > ROOT_LOG_MAX;
+    bool is_cut = bytes > SOURCE_LOG_MAX;
     json_t *text;
     const char *at;
     size_t n;
 
     /* One byte less than fits, so that a log which grows meanwhile is not too large. */
-    if (is_cut && lseek(fd, bytes - (ROOT_LOG_MAX - 1), SEEK_SET) < 0)
-        return keep_failure_errno(errno);
+    if (is_cut && lseek(fd, bytes - (SOURCE_LOG_MAX - 1), SEEK_SET) < 0)
+        return cache_failure_errno(errno);
     text = live_read_part(fd);
     if (!json_is_string(text))
         return text;
@@ -110,78 +110,78 @@ static json_t *search_kmsg(int fd, const char *needle, struct found *found)
             break;
         } else if (errno != EPIPE && errno != EINTR && errno != EINVAL) {
             /* EPIPE: the record was overwritten before it was read. EINVAL: it is larger than any should be. */
-            failure = keep_failure_errno(errno);
+            failure = cache_failure_errno(errno);
             break;
         }
     }
     free(record);
-    return record ? failure : keep_failure_errno(ENOMEM);
+    return record ? failure : cache_failure_errno(ENOMEM);
 }
 
 /* A descriptor of this machine's ring buffer, -1 if that is not what `path` is. */
-static int open_kmsg(struct root *root, const char *path, json_t **ret_failure)
+static int open_kmsg(struct source *source, const char *path, json_t **ret_failure)
 {
     struct stat info;
     int fd;
 
-    if (!root->is_live || strcmp(path, KMSG) != 0)
+    if (!source->is_live || strcmp(path, KMSG) != 0)
         return -1;
-    fd = live_open(root, path, O_PATH);
+    fd = live_open(source, path, O_PATH);
     if (fd < 0 || fstat(fd, &info) < 0 || !S_ISCHR(info.st_mode) || info.st_rdev != makedev(1, 11)) {
         if (fd >= 0)
             close(fd);
         return -1;
     }
     close(fd);
-    fd = live_open(root, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    fd = live_open(source, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        *ret_failure = keep_failure_errno(errno);
+        *ret_failure = cache_failure_errno(errno);
     return fd;
 }
 
-json_t *keep_log(struct root *root, const char *path, const char *needle)
+json_t *cache_log(struct source *source, const char *path, const char *needle)
 {
-    struct found found = {.text = malloc(ROOT_LOG_MAX)};
+    struct found found = {.text = malloc(SOURCE_LOG_MAX)};
     json_t *failure = NULL, *entry;
     int64_t bytes;
     int fd;
 
     if (!found.text)
         return NULL;
-    keep_now(root, path);
-    fd = open_kmsg(root, path, &failure);
+    source_set_current_path(source, path);
+    fd = open_kmsg(source, path, &failure);
     if (fd >= 0) {
         failure = search_kmsg(fd, needle, &found);
     } else if (!failure) {
-        fd = keep_open(root, path, &bytes, &failure);
+        fd = live_open_file(source, path, &bytes, &failure);
         if (fd >= 0)
             failure = search_file(fd, bytes, needle, &found);
     }
     if (fd >= 0)
         close(fd);
-    keep_done(root);
+    live_done(source);
     entry = failure ? failure : json_stringn_nocheck(found.text, found.used);
     free(found.text);
     return entry;
 }
 
-struct root_text root_lines(struct root *root, const char *needle, const char *path, ...)
+struct source_text source_lines(struct source *source, const char *needle, const char *path, ...)
 {
-    struct root_text text = {.state = ROOT_FAILED, .text = ""};
+    struct source_text text = {.state = SOURCE_FAILED, .text = ""};
     char full[PATH_MAX], *key;
     const json_t *entry;
     va_list args;
 
     va_start(args, path);
-    text.why = keep_path(full, path, args);
+    text.why = cache_path(full, path, args);
     va_end(args);
     if (text.why)
         return text;
     if (asprintf(&key, "%s\t%s", full, needle) < 0)
-        return keep_text(root->full);
-    entry = keep_look_up(root, KEEP_LINES, key);
+        return cache_text(source->full);
+    entry = cache_get(source, CACHE_LINES, key);
     if (!entry)
-        entry = keep_put(root, KEEP_LINES, key, keep_log(root, full, needle));
+        entry = cache_put(source, CACHE_LINES, key, cache_log(source, full, needle));
     free(key);
-    return keep_text(entry);
+    return cache_text(entry);
 }

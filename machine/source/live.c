@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * live.c - opening what lies below a root.
+ * live.c - opening what lies below a source.
  *
- * The kernel keeps the way below the root with openat2(RESOLVE_IN_ROOT): absolute links and ".." start at or stop at
- * the root, whatever is renamed meanwhile. Where it cannot (before Linux 5.6, or a seccomp filter in the way), a folder
- * is walked component by component without following links, which are then resolved here; on "/" there is nothing to
- * escape from, so the kernel may follow them.
+ * The kernel keeps the way below the source with openat2(RESOLVE_IN_ROOT): absolute links and ".." start at or stop at
+ * the source, whatever is renamed meanwhile. Where it cannot (before Linux 5.6, or a seccomp filter in the way), a
+ * folder is walked component by component without following links, which are then resolved here; on "/" there is
+ * nothing to escape from, so the kernel may follow them.
  */
 #include "source/state.h"
 
@@ -24,23 +24,23 @@
 #define STEPS_MAX 4096 /* components of a walk, counting again those after each link and ".." */
 #define RACES_MAX 16   /* openat2() gives EAGAIN when something was renamed while it resolved ".." */
 
-static int call_openat2(const struct root *root, const char *path, int flags)
+static int call_openat2(const struct source *source, const char *path, int flags)
 {
     struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
     long fd;
     int tries = 0;
 
     do
-        fd = syscall(SYS_openat2, root->fd, path[0] == '/' && !path[1] ? "." : path, &how, sizeof(how));
+        fd = syscall(SYS_openat2, source->fd, path[0] == '/' && !path[1] ? "." : path, &how, sizeof(how));
     while (fd < 0 && errno == EAGAIN && ++tries < RACES_MAX);
     return (int)fd;
 }
 
-void live_probe(struct root *root)
+void live_probe(struct source *source)
 {
-    int fd = call_openat2(root, "/", O_PATH | O_DIRECTORY);
+    int fd = call_openat2(source, "/", O_PATH | O_DIRECTORY);
 
-    root->has_openat2 = fd >= 0 || (errno != ENOSYS && errno != EPERM);
+    source->has_openat2 = fd >= 0 || (errno != ENOSYS && errno != EPERM);
     if (fd >= 0)
         close(fd);
 }
@@ -48,9 +48,9 @@ void live_probe(struct root *root)
 /* --- own steps --- */
 
 struct walk {
-    struct root *root;
+    struct source *source;
     int fd;              /* O_PATH of what `path` is */
-    char path[PATH_MAX]; /* from the root, without links; "" the root itself */
+    char path[PATH_MAX]; /* from the source, without links; "" the source itself */
     char rest[PATH_MAX]; /* still to go */
     int links, steps;
 };
@@ -69,10 +69,10 @@ static int put_before(struct walk *walk, const char *front, const char *rest)
     return 0;
 }
 
-/* Starts again at the root; what was resolved so far is `rest` now. */
+/* Starts again at the source; what was resolved so far is `rest` now. */
 static int restart(struct walk *walk)
 {
-    int fd = openat(walk->root->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int fd = openat(walk->source->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
 
     if (fd < 0)
         return -1;
@@ -187,16 +187,16 @@ static bool path_of(int fd, char ret_path[PATH_MAX])
     return true;
 }
 
-int live_resolve(struct root *root, const char *path, char *ret_path)
+int live_resolve(struct source *source, const char *path, char *ret_path)
 {
     char below[PATH_MAX], real[PATH_MAX];
-    int fd = root->has_openat2 ? call_openat2(root, path, O_PATH) : -1;
+    int fd = source->has_openat2 ? call_openat2(source, path, O_PATH) : -1;
     size_t n;
 
     /* Links of /proc that are more than a path are followed by what they say. */
     if (fd < 0)
-        return root->has_openat2 && errno != ELOOP && errno != EAGAIN ? -1 : live_walk(root, path, 0, ret_path);
-    if (path_of(root->fd, below) && path_of(fd, real)) {
+        return source->has_openat2 && errno != ELOOP && errno != EAGAIN ? -1 : live_walk(source, path, 0, ret_path);
+    if (path_of(source->fd, below) && path_of(fd, real)) {
         n = below[1] ? strlen(below) : 0;
         if (strncmp(real, below, n) == 0 && (real[n] == '/' || !real[n])) {
             memcpy(ret_path, real[n] ? real + n : "/", real[n] ? strlen(real + n) + 1 : 2);
@@ -204,10 +204,10 @@ int live_resolve(struct root *root, const char *path, char *ret_path)
         }
     }
     close(fd);
-    return live_walk(root, path, 0, ret_path);
+    return live_walk(source, path, 0, ret_path);
 }
 
-int live_walk(struct root *root, const char *path, int flags, char *ret_path)
+int live_walk(struct source *source, const char *path, int flags, char *ret_path)
 {
     struct walk *walk = calloc(1, sizeof(*walk));
     bool fine;
@@ -218,7 +218,7 @@ int live_walk(struct root *root, const char *path, int flags, char *ret_path)
         errno = walk ? ENAMETOOLONG : ENOMEM;
         return -1;
     }
-    walk->root = root;
+    walk->source = source;
     walk->fd = -1;
     memcpy(walk->rest, path, strlen(path) + 1);
     fine = restart(walk) == 0;
@@ -238,11 +238,11 @@ int live_walk(struct root *root, const char *path, int flags, char *ret_path)
 }
 
 /* Opens what the walk found: through its folder again, without following a link that it may have become. */
-static int open_walked(struct root *root, const char *path, int flags)
+static int open_walked(struct source *source, const char *path, int flags)
 {
     char real[PATH_MAX], folder[PATH_MAX], ignored[PATH_MAX];
     const char *name;
-    int at = live_walk(root, path, flags, real), fd, saved;
+    int at = live_walk(source, path, flags, real), fd, saved;
 
     if (at < 0 || (flags & O_PATH)) {
         struct stat info;
@@ -256,11 +256,11 @@ static int open_walked(struct root *root, const char *path, int flags)
     }
     close(at);
     if (!real[1])
-        return openat(root->fd, ".", flags | O_CLOEXEC);
+        return openat(source->fd, ".", flags | O_CLOEXEC);
     name = strrchr(real, '/') + 1;
     memcpy(folder, real, (size_t)(name - real));
     folder[name - real] = '\0';
-    at = live_walk(root, folder, O_NOFOLLOW, ignored);
+    at = live_walk(source, folder, O_NOFOLLOW, ignored);
     if (at < 0)
         return -1;
     fd = openat(at, name, flags | O_NOFOLLOW | O_CLOEXEC);
@@ -272,24 +272,24 @@ static int open_walked(struct root *root, const char *path, int flags)
 
 /* --- for the others --- */
 
-const char *live_own_path(const struct root *root, const char *path, char own[PATH_MAX])
+const char *live_own_path(const struct source *source, const char *path, char own[PATH_MAX])
 {
     size_t bytes = sizeof(SELF) - 1;
 
-    if (!root->process || strncmp(path, SELF, bytes) != 0 || (path[bytes] && path[bytes] != '/'))
+    if (!source->process || strncmp(path, SELF, bytes) != 0 || (path[bytes] && path[bytes] != '/'))
         return path;
     /* One that does not fit any more becomes a name that is too long for every folder. */
-    snprintf(own, PATH_MAX, "/proc/%d%s", (int)root->process, path + bytes);
+    snprintf(own, PATH_MAX, "/proc/%d%s", (int)source->process, path + bytes);
     return own;
 }
 
-void live_self_path(const struct root *root, char path[PATH_MAX])
+void live_self_path(const struct source *source, char path[PATH_MAX])
 {
     char own[32], rest[PATH_MAX];
-    pid_t process = root->process ? root->process : getpid();
+    pid_t process = source->process ? source->process : getpid();
     int n = snprintf(own, sizeof(own), "/proc/%d", (int)process);
 
-    if (!root->is_live || strncmp(path, own, (size_t)n) != 0 || (path[n] && path[n] != '/'))
+    if (!source->is_live || strncmp(path, own, (size_t)n) != 0 || (path[n] && path[n] != '/'))
         return;
     memcpy(rest, path + n, strlen(path + n) + 1);
     if (strlen(rest) + sizeof(SELF) <= PATH_MAX) {
@@ -298,21 +298,21 @@ void live_self_path(const struct root *root, char path[PATH_MAX])
     }
 }
 
-int live_open(struct root *root, const char *path, int flags)
+int live_open(struct source *source, const char *path, int flags)
 {
     char own[PATH_MAX];
 
-    path = live_own_path(root, path, own);
-    if (root->has_openat2) {
-        int fd = call_openat2(root, path, flags);
+    path = live_own_path(source, path, own);
+    if (source->has_openat2) {
+        int fd = call_openat2(source, path, flags);
 
         /* On a machine where files are renamed all the time it may never succeed: then step by step. */
         if (fd >= 0 || errno != EAGAIN)
             return fd;
     }
-    if (root->is_live)
-        return openat(root->fd, path[1] ? path + 1 : ".", flags | O_CLOEXEC);
-    return open_walked(root, path, flags);
+    if (source->is_live)
+        return openat(source->fd, path[1] ? path + 1 : ".", flags | O_CLOEXEC);
+    return open_walked(source, path, flags);
 }
 
 static const char *what_it_is(mode_t mode)
@@ -326,29 +326,29 @@ static const char *what_it_is(mode_t mode)
     return S_ISCHR(mode) || S_ISBLK(mode) ? "is a device" : "is no regular file";
 }
 
-int keep_open(struct root *root, const char *path, int64_t *ret_bytes, json_t **ret_failure)
+int live_open_file(struct source *source, const char *path, int64_t *ret_bytes, json_t **ret_failure)
 {
     struct stat info;
     int fd;
 
-    keep_now(root, path);
+    source_set_current_path(source, path);
     /* To open a device can start something, a tape or a watchdog: so it is looked at before it is opened. */
-    fd = live_open(root, path, O_PATH);
+    fd = live_open(source, path, O_PATH);
     if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
         close(fd);
-        fd = live_open(root, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+        fd = live_open(source, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     }
     if (fd < 0 || fstat(fd, &info) < 0) {
-        *ret_failure = keep_failure_errno(errno);
+        *ret_failure = cache_failure_errno(errno);
     } else if (!S_ISREG(info.st_mode)) {
-        *ret_failure = keep_failure(ROOT_FAILED, what_it_is(info.st_mode));
+        *ret_failure = cache_failure(SOURCE_FAILED, what_it_is(info.st_mode));
     } else {
         *ret_bytes = (int64_t)info.st_size;
         return fd;
     }
     if (fd >= 0)
         close(fd);
-    keep_done(root);
+    live_done(source);
     return -1;
 }
 
@@ -396,19 +396,20 @@ static json_t *text_entry(int fd, size_t most)
     json_t *entry;
 
     if (n < 0)
-        return errno == EAGAIN ? keep_failure(ROOT_FAILED, "gives nothing without waiting") : keep_failure_errno(errno);
-    entry = n > (ssize_t)ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 8 MiB")
-                                       : json_stringn_nocheck(text, (size_t)n);
+        return errno == EAGAIN ? cache_failure(SOURCE_FAILED, "gives nothing without waiting")
+                               : cache_failure_errno(errno);
+    entry = n > (ssize_t)SOURCE_FILE_MAX ? cache_failure(SOURCE_FAILED, "larger than 8 MiB")
+                                         : json_stringn_nocheck(text, (size_t)n);
     free(text);
     return entry;
 }
 
 json_t *live_read(int fd)
 {
-    return text_entry(fd, ROOT_FILE_MAX + 1);
+    return text_entry(fd, SOURCE_FILE_MAX + 1);
 }
 
 json_t *live_read_part(int fd)
 {
-    return text_entry(fd, ROOT_FILE_MAX);
+    return text_entry(fd, SOURCE_FILE_MAX);
 }

@@ -12,44 +12,44 @@
 
 #define SNAPSHOT_MAX (32u << 20) /* bytes of the file of a snapshot or an overlay */
 
-bool root_is_live(const struct root *root)
+bool source_is_live(const struct source *source)
 {
-    return root->is_live;
+    return source->is_live;
 }
 
-const char *root_name(const struct root *root)
+const char *source_name(const struct source *source)
 {
-    return root->name;
+    return source->name;
 }
 
-ep_status root_set_process(struct root *root, pid_t pid)
+ep_status source_set_process(struct source *source, pid_t pid)
 {
     char path[64];
     struct stat info;
     int fd;
 
-    if (!root->is_live)
+    if (!source->is_live)
         return ep_fail(EP_E_ARG, "process %d: %s is not the machine that runs here, so it has no processes", (int)pid,
-                       root->name);
-    if (root->has_read)
+                       source->name);
+    if (source->has_read)
         return ep_fail(EP_E_STATE, "process %d: the machine has been read already", (int)pid);
     if (pid <= 0)
         return ep_fail(EP_E_ARG, "process %d: a process number is 1 or more", (int)pid);
     snprintf(path, sizeof(path), "/proc/%d", (int)pid);
-    fd = live_open(root, path, O_PATH | O_DIRECTORY);
+    fd = live_open(source, path, O_PATH | O_DIRECTORY);
     if (fd < 0 || fstat(fd, &info) < 0) {
         if (fd >= 0)
             close(fd);
         return ep_fail(EP_E_ARG, "process %d: there is none of this number", (int)pid);
     }
     close(fd);
-    root->process = pid;
+    source->process = pid;
     return EP_OK;
 }
 
 /* --- opening --- */
 
-/* A whole regular file of ours: what a user named, not what lies below a root. */
+/* A whole regular file of ours: what a user named, not what lies below a source. */
 static ep_status read_document(int fd, const char *what, char **ret_text, size_t *ret_bytes)
 {
     struct stat info;
@@ -85,7 +85,7 @@ static ep_status fail_open(int error, const char *what)
     return ep_fail_errno(lacks ? EP_E_SYSTEM : EP_E_ARG, error, "%s: cannot be opened", what);
 }
 
-static ep_status load_document(struct root *root, int fd, const char *what)
+static ep_status load_document(struct source *source, int fd, const char *what)
 {
     size_t bytes = 0;
     char *text = NULL;
@@ -93,66 +93,66 @@ static ep_status load_document(struct root *root, int fd, const char *what)
 
     status = read_document(fd, what, &text, &bytes);
     if (status == EP_OK)
-        status = snapshot_load(root, what, text, bytes);
+        status = snapshot_load(source, what, text, bytes);
     free(text);
     return status;
 }
 
-static ep_status load_overlay(struct root *root)
+static ep_status load_overlay(struct source *source)
 {
-    char what[PATH_MAX + sizeof(ROOT_OVERLAY) + 1];
+    char what[PATH_MAX + sizeof(SOURCE_OVERLAY) + 1];
     ep_status status;
-    int fd = live_open(root, "/" ROOT_OVERLAY, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    int fd = live_open(source, "/" SOURCE_OVERLAY, O_RDONLY | O_NONBLOCK | O_NOCTTY);
 
     if (fd < 0 && errno == ENOENT)
         return EP_OK;
-    snprintf(what, sizeof(what), "%s/%s", root->name, ROOT_OVERLAY);
+    snprintf(what, sizeof(what), "%s/%s", source->name, SOURCE_OVERLAY);
     if (fd < 0)
         return fail_open(errno, what);
-    status = load_document(root, fd, what);
+    status = load_document(source, fd, what);
     close(fd);
-    if (status == EP_OK && json_object_update(root->given, root->kept[KEEP_FILES]) < 0)
+    if (status == EP_OK && json_object_update(source->given, source->kept[CACHE_FILES]) < 0)
         return ep_fail(EP_E_MEMORY, "%s: no memory to keep it", what);
     return status;
 }
 
-static ep_status open_folder(struct root *root, const char *from)
+static ep_status open_folder(struct source *source, const char *from)
 {
-    root->fd = open(from, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (root->fd < 0)
+    source->fd = open(from, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (source->fd < 0)
         return fail_open(errno, from);
-    live_probe(root);
-    return root->is_live ? EP_OK : load_overlay(root);
+    live_probe(source);
+    return source->is_live ? EP_OK : load_overlay(source);
 }
 
-static ep_status open_snapshot(struct root *root, const char *from)
+static ep_status open_snapshot(struct source *source, const char *from)
 {
     int fd = open(from, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     ep_status status;
 
     if (fd < 0)
         return fail_open(errno, from);
-    status = load_document(root, fd, from);
+    status = load_document(source, fd, from);
     close(fd);
     return status;
 }
 
-ep_status root_open(const char *from, struct root **ret_root)
+ep_status source_open(const char *from, struct source **ret_source)
 {
     bool is_live = !from || strcmp(from, "/") == 0;
     struct stat info;
-    struct root *root;
+    struct source *source;
     ep_status status;
 
     if (!is_live && stat(from, &info) < 0)
         return fail_open(errno, from);
-    EP_TRY(keep_new(is_live ? "this machine" : from, &root));
-    root->is_live = is_live;
-    status = is_live || S_ISDIR(info.st_mode) ? open_folder(root, is_live ? "/" : from) : open_snapshot(root, from);
+    EP_TRY(source_new(is_live ? "this machine" : from, &source));
+    source->is_live = is_live;
+    status = is_live || S_ISDIR(info.st_mode) ? open_folder(source, is_live ? "/" : from) : open_snapshot(source, from);
     if (status != EP_OK) {
-        root_free(root);
+        source_free(source);
         return status;
     }
-    *ret_root = root;
+    *ret_source = source;
     return EP_OK;
 }

@@ -17,35 +17,35 @@
 
 /* --- whole files --- */
 
-json_t *keep_file(struct root *root, const char *path)
+json_t *cache_file(struct source *source, const char *path)
 {
     json_t *entry;
     int64_t bytes;
-    int fd = keep_open(root, path, &bytes, &entry);
+    int fd = live_open_file(source, path, &bytes, &entry);
 
     if (fd < 0)
         return entry;
-    entry = bytes > ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 8 MiB") : live_read(fd);
-    keep_done(root);
+    entry = bytes > SOURCE_FILE_MAX ? cache_failure(SOURCE_FAILED, "larger than 8 MiB") : live_read(fd);
+    live_done(source);
     close(fd);
     return entry;
 }
 
-struct root_text root_read(struct root *root, const char *path, ...)
+struct source_text source_read(struct source *source, const char *path, ...)
 {
     const json_t *entry;
     char full[PATH_MAX];
     va_list args;
 
     va_start(args, path);
-    entry = keep_ask(root, KEEP_FILES, keep_file, full, path, args);
+    entry = cache_query(source, CACHE_FILES, cache_file, full, path, args);
     va_end(args);
-    return keep_text(entry);
+    return cache_text(entry);
 }
 
 /* --- hashes --- */
 
-uint64_t root_hash(const char *text, size_t bytes)
+uint64_t text_hash(const char *text, size_t bytes)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
 
@@ -70,40 +70,40 @@ static void cut_line(const char *text, char *ret_line, size_t bytes)
         n--;
     memcpy(raw, text, n);
     raw[n] = '\0';
-    root_clean(raw, ret_line, bytes);
+    text_clean(raw, ret_line, bytes);
 }
 
-static struct root_text line_of(struct root *root, const char *format, va_list args)
+static struct source_text line_of(struct source *source, const char *format, va_list args)
 {
     char path[PATH_MAX], line[LINE_BYTES];
-    struct root_text text = keep_text(keep_ask(root, KEEP_FILES, keep_file, path, format, args));
-    json_t *kept = json_object_get(root->lines, path);
+    struct source_text text = cache_text(cache_query(source, CACHE_FILES, cache_file, path, format, args));
+    json_t *kept = json_object_get(source->lines, path);
 
-    if (text.state != ROOT_OK)
+    if (text.state != SOURCE_OK)
         return text;
     if (!kept) {
         cut_line(text.text, line, sizeof(line));
         kept = json_stringn_nocheck(line, strlen(line));
-        json_object_set_new_nocheck(root->lines, path, kept);
-        kept = json_object_get(root->lines, path);
+        json_object_set_new_nocheck(source->lines, path, kept);
+        kept = json_object_get(source->lines, path);
     }
     text.text = kept ? json_string_value(kept) : "";
     text.bytes = strlen(text.text);
     return text;
 }
 
-struct root_text root_line(struct root *root, const char *path, ...)
+struct source_text source_line(struct source *source, const char *path, ...)
 {
-    struct root_text text;
+    struct source_text text;
     va_list args;
 
     va_start(args, path);
-    text = line_of(root, path, args);
+    text = line_of(source, path, args);
     va_end(args);
     return text;
 }
 
-static enum root_state parse_number(const char *line, int64_t *ret_value)
+static enum source_state parse_number(const char *line, int64_t *ret_value)
 {
     const char *digits = line + (line[0] == '-' || line[0] == '+');
     bool is_hex = digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X');
@@ -111,60 +111,60 @@ static enum root_state parse_number(const char *line, int64_t *ret_value)
     char *end;
 
     if (!isxdigit((unsigned char)digits[is_hex ? 2 : 0]))
-        return ROOT_FAILED;
+        return SOURCE_FAILED;
     errno = 0;
     value = strtoll(line, &end, is_hex ? 16 : 10);
     if (end == line || *end || errno)
-        return ROOT_FAILED;
+        return SOURCE_FAILED;
     *ret_value = value;
-    return ROOT_OK;
+    return SOURCE_OK;
 }
 
-enum root_state root_number(struct root *root, int64_t *ret_value, const char *path, ...)
+enum source_state source_number(struct source *source, int64_t *ret_value, const char *path, ...)
 {
-    struct root_text text;
+    struct source_text text;
     va_list args;
 
     va_start(args, path);
-    text = line_of(root, path, args);
+    text = line_of(source, path, args);
     va_end(args);
-    return text.state == ROOT_OK ? parse_number(text.text, ret_value) : text.state;
+    return text.state == SOURCE_OK ? parse_number(text.text, ret_value) : text.state;
 }
 
 /* A counter: all 64 bits, never negative. */
-static enum root_state parse_counter(const char *line, uint64_t *ret_value)
+static enum source_state parse_counter(const char *line, uint64_t *ret_value)
 {
     unsigned long long value;
     char *end;
 
     if (!isdigit((unsigned char)line[0]))
-        return ROOT_FAILED;
+        return SOURCE_FAILED;
     errno = 0;
     value = strtoull(line, &end, line[0] == '0' && (line[1] == 'x' || line[1] == 'X') ? 16 : 10);
     if (*end || errno)
-        return ROOT_FAILED;
+        return SOURCE_FAILED;
     *ret_value = value;
-    return ROOT_OK;
+    return SOURCE_OK;
 }
 
-enum root_state root_number_now(struct root *root, uint64_t *ret_value, const char *path, ...)
+enum source_state source_number_uncached(struct source *source, uint64_t *ret_value, const char *path, ...)
 {
     char full[PATH_MAX], line[64];
     json_t *now = NULL;
-    struct root_text text;
+    struct source_text text;
     va_list args, again;
 
     va_start(args, path);
     va_copy(again, args);
-    if (root->fd >= 0 && !keep_path(full, path, args) && !json_object_get(root->given, full)) {
-        now = keep_file(root, full);
-        text = keep_text(now ? now : root->full);
+    if (source->fd >= 0 && !cache_path(full, path, args) && !json_object_get(source->given, full)) {
+        now = cache_file(source, full);
+        text = cache_text(now ? now : source->full);
     } else {
-        text = keep_text(keep_ask(root, KEEP_FILES, keep_file, full, path, again));
+        text = cache_text(cache_query(source, CACHE_FILES, cache_file, full, path, again));
     }
     va_end(again);
     va_end(args);
-    if (text.state == ROOT_OK) {
+    if (text.state == SOURCE_OK) {
         cut_line(text.text, line, sizeof(line));
         text.state = parse_counter(line, ret_value);
     }
@@ -221,7 +221,7 @@ static json_t *list_fd(int fd)
     while (dir && names && !failed && (one = readdir(dir))) {
         if (strcmp(one->d_name, ".") == 0 || strcmp(one->d_name, "..") == 0)
             continue;
-        if (json_array_size(names) == ROOT_NAMES_MAX)
+        if (json_array_size(names) == SOURCE_NAMES_MAX)
             failed = E2BIG;
         else
             json_array_append_new(names, json_stringn_nocheck(one->d_name, strlen(one->d_name)));
@@ -234,40 +234,40 @@ static json_t *list_fd(int fd)
     if (!failed)
         return names;
     json_decref(names);
-    return failed == E2BIG ? keep_failure(ROOT_FAILED, "more than 16384 entries") : keep_failure_errno(failed);
+    return failed == E2BIG ? cache_failure(SOURCE_FAILED, "more than 16384 entries") : cache_failure_errno(failed);
 }
 
-static json_t *make_folder(struct root *root, const char *path)
+static json_t *make_folder(struct source *source, const char *path)
 {
     json_t *entry;
     int fd;
 
-    keep_now(root, path);
-    fd = live_open(root, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
+    source_set_current_path(source, path);
+    fd = live_open(source, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
     /* A file in the place of a folder is there, other than a path that goes through a file. */
     if (fd < 0 && errno == ENOTDIR) {
-        fd = live_open(root, path, O_PATH);
-        entry = fd >= 0 ? keep_failure(ROOT_FAILED, "is no folder") : keep_failure_errno(ENOTDIR);
+        fd = live_open(source, path, O_PATH);
+        entry = fd >= 0 ? cache_failure(SOURCE_FAILED, "is no folder") : cache_failure_errno(ENOTDIR);
         if (fd >= 0)
             close(fd);
     } else {
-        entry = fd < 0 ? keep_failure_errno(errno) : list_fd(fd);
+        entry = fd < 0 ? cache_failure_errno(errno) : list_fd(fd);
     }
-    keep_done(root);
+    live_done(source);
     return entry;
 }
 
 /* The names of an entry as an array of pointers, made once. */
-static struct root_names *names_of(struct root *root, const char *path, const json_t *entry)
+static struct source_names *names_of(struct source *source, const char *path, const json_t *entry)
 {
-    struct root_names *names = keep_derived(root, KEEP_FOLDERS, path);
+    struct source_names *names = cache_memo(source, CACHE_FOLDERS, path);
     size_t n = json_array_size(entry);
     const char **all;
 
     if (names)
         return names;
-    names = root_alloc(root, sizeof(*names));
-    all = root_alloc(root, (n + 1) * sizeof(*all));
+    names = source_alloc(source, sizeof(*names));
+    all = source_alloc(source, (n + 1) * sizeof(*all));
     if (!names || !all)
         return NULL;
     for (size_t i = 0; i < n; i++)
@@ -276,67 +276,67 @@ static struct root_names *names_of(struct root *root, const char *path, const js
     names->n = n;
     names->names = all;
     names->why = "";
-    keep_set_derived(root, KEEP_FOLDERS, path, names);
+    cache_set_memo(source, CACHE_FOLDERS, path, names);
     return names;
 }
 
-struct root_names root_list(struct root *root, const char *path, ...)
+struct source_names source_list(struct source *source, const char *path, ...)
 {
-    struct root_names names = {.n = 0}, *derived;
+    struct source_names names = {.n = 0}, *derived;
     const json_t *entry;
     char full[PATH_MAX];
     va_list args;
 
     va_start(args, path);
-    entry = keep_ask(root, KEEP_FOLDERS, make_folder, full, path, args);
+    entry = cache_query(source, CACHE_FOLDERS, make_folder, full, path, args);
     va_end(args);
-    names.state = keep_state(entry, &names.why);
-    if (names.state != ROOT_OK)
+    names.state = cache_state(entry, &names.why);
+    if (names.state != SOURCE_OK)
         return names;
-    derived = names_of(root, full, entry);
+    derived = names_of(source, full, entry);
     if (derived)
         return *derived;
-    names.state = keep_state(root->full, &names.why);
+    names.state = cache_state(source->full, &names.why);
     return names;
 }
 
 /* --- links --- */
 
-static json_t *make_link(struct root *root, const char *path)
+static json_t *make_link(struct source *source, const char *path)
 {
     char real[PATH_MAX], own[PATH_MAX];
     json_t *entry;
     int fd;
 
-    keep_now(root, path);
-    fd = live_resolve(root, live_own_path(root, path, own), real);
+    source_set_current_path(source, path);
+    fd = live_resolve(source, live_own_path(source, path, own), real);
     if (fd < 0) {
-        entry = keep_failure_errno(errno);
+        entry = cache_failure_errno(errno);
     } else {
-        live_self_path(root, real);
+        live_self_path(source, real);
         entry = json_stringn_nocheck(real, strlen(real));
         close(fd);
     }
-    keep_done(root);
+    live_done(source);
     return entry;
 }
 
-struct root_text root_resolve(struct root *root, const char *path, ...)
+struct source_text source_resolve(struct source *source, const char *path, ...)
 {
     const json_t *entry;
     char full[PATH_MAX];
     va_list args;
 
     va_start(args, path);
-    entry = keep_ask(root, KEEP_LINKS, make_link, full, path, args);
+    entry = cache_query(source, CACHE_LINKS, make_link, full, path, args);
     va_end(args);
-    return keep_text(entry);
+    return cache_text(entry);
 }
 
 /* --- what is there --- */
 
 static const char *const kind_names[] = {
-    [ROOT_FILE] = "file", [ROOT_FOLDER] = "folder", [ROOT_CHAR_DEVICE] = "char", [ROOT_OTHER] = "other"};
+    [SOURCE_FILE] = "file", [SOURCE_FOLDER] = "folder", [SOURCE_CHAR_DEVICE] = "char", [SOURCE_OTHER] = "other"};
 
 static bool may(int fd, int mode)
 {
@@ -351,48 +351,48 @@ static bool may(int fd, int mode)
     return access(link, mode) == 0;
 }
 
-static json_t *make_stat(struct root *root, const char *path)
+static json_t *make_stat(struct source *source, const char *path)
 {
     struct stat info;
-    enum root_kind kind;
+    enum source_kind kind;
     char access[4];
     json_t *entry;
     int fd;
 
-    keep_now(root, path);
-    fd = live_open(root, path, O_PATH);
+    source_set_current_path(source, path);
+    fd = live_open(source, path, O_PATH);
     if (fd < 0 || fstat(fd, &info) < 0) {
-        entry = keep_failure_errno(errno);
+        entry = cache_failure_errno(errno);
     } else {
-        kind = S_ISREG(info.st_mode)   ? ROOT_FILE
-               : S_ISDIR(info.st_mode) ? ROOT_FOLDER
-               : S_ISCHR(info.st_mode) ? ROOT_CHAR_DEVICE
-                                       : ROOT_OTHER;
+        kind = S_ISREG(info.st_mode)   ? SOURCE_FILE
+               : S_ISDIR(info.st_mode) ? SOURCE_FOLDER
+               : S_ISCHR(info.st_mode) ? SOURCE_CHAR_DEVICE
+                                       : SOURCE_OTHER;
         access[0] = may(fd, R_OK) ? 'r' : '-';
         access[1] = may(fd, W_OK) ? 'w' : '-';
         access[2] = may(fd, X_OK) ? 'x' : '-';
         access[3] = '\0';
         entry = json_pack("{s:s, s:I, s:s}", "kind", kind_names[kind], "bytes",
-                          (json_int_t)(kind == ROOT_FILE ? info.st_size : 0), "access", access);
+                          (json_int_t)(kind == SOURCE_FILE ? info.st_size : 0), "access", access);
     }
     if (fd >= 0)
         close(fd);
-    keep_done(root);
+    live_done(source);
     return entry;
 }
 
-static struct root_stat stat_of(const json_t *entry)
+static struct source_stat stat_of(const json_t *entry)
 {
     const char *kind = json_string_value(json_object_get(entry, "kind"));
     const char *access = json_string_value(json_object_get(entry, "access"));
-    struct root_stat stat = {.kind = ROOT_OTHER};
+    struct source_stat stat = {.kind = SOURCE_OTHER};
 
-    stat.state = keep_state(entry, &stat.why);
-    if (stat.state != ROOT_OK)
+    stat.state = cache_state(entry, &stat.why);
+    if (stat.state != SOURCE_OK)
         return stat;
-    for (int i = ROOT_FILE; i <= ROOT_OTHER; i++)
+    for (int i = SOURCE_FILE; i <= SOURCE_OTHER; i++)
         if (strcmp(kind, kind_names[i]) == 0)
-            stat.kind = (enum root_kind)i;
+            stat.kind = (enum source_kind)i;
     stat.bytes = json_integer_value(json_object_get(entry, "bytes"));
     stat.may_read = strchr(access, 'r');
     stat.may_write = strchr(access, 'w');
@@ -400,14 +400,14 @@ static struct root_stat stat_of(const json_t *entry)
     return stat;
 }
 
-struct root_stat root_stat(struct root *root, const char *path, ...)
+struct source_stat source_stat(struct source *source, const char *path, ...)
 {
     const json_t *entry;
     char full[PATH_MAX];
     va_list args;
 
     va_start(args, path);
-    entry = keep_ask(root, KEEP_STATS, make_stat, full, path, args);
+    entry = cache_query(source, CACHE_STATS, make_stat, full, path, args);
     va_end(args);
     return stat_of(entry);
 }

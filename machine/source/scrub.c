@@ -3,9 +3,9 @@
  * scrub.c - which entries get into a snapshot, and by which rule.
  *
  * Who reads a file that no row names adds a row: until then a snapshot does not have it. Of a text without a strict
- * format a fact is kept (root_fact()), which needs a row only if it holds text. tests/unit/test_root_deny.c takes every
- * row through identifiers of every type; tests/unit/test_root_scrub.c holds a machine full of them, to which the new
- * place is to be added as well.
+ * format a fact is kept (source_fact()), which needs a row only if it holds text. tests/unit/test_source_deny.c takes
+ * every row through identifiers of every type; tests/unit/test_source_scrub.c holds a machine full of them, to which
+ * the new place is to be added as well.
  */
 #include "source/scrub.h"
 #include "source/text.h"
@@ -97,7 +97,7 @@ static const struct row fact_rows[] = {{"version", scrub_version},
                                        {"gib-settings", scrub_words},
                                        {"nccl-switches", scrub_event},
                                        {"fabric-manager*", scrub_version},
-                                       {KEEP_ENVIRONMENT_FACT, scrub_variable}};
+                                       {CACHE_ENVIRONMENT_FACT, scrub_variable}};
 
 /* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
 static const char *const folder_rows[] = {
@@ -116,13 +116,13 @@ static bool matches_any(const char *const *patterns, size_t n, const char *text)
     return false;
 }
 
-const char *scrub_pattern(enum keep_kind kind, size_t i)
+const char *scrub_pattern(enum cache_kind kind, size_t i)
 {
-    if (kind == KEEP_FILES && i < COUNT(file_rows))
+    if (kind == CACHE_FILES && i < COUNT(file_rows))
         return file_rows[i].pattern;
-    if (kind == KEEP_LINES && i < COUNT(line_rows))
+    if (kind == CACHE_LINES && i < COUNT(line_rows))
         return line_rows[i].pattern;
-    if (kind == KEEP_FACTS && i < COUNT(fact_rows))
+    if (kind == CACHE_FACTS && i < COUNT(fact_rows))
         return fact_rows[i].pattern;
     return NULL;
 }
@@ -323,54 +323,54 @@ static size_t bytes_that_count(const char *key, scrub_rule *rule, const json_t *
 }
 
 /* The scrubbed entry, or NULL when it is to be left out. */
-static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char *key, const json_t *entry)
+static json_t *scrub_entry(struct scrub *scrub, enum cache_kind kind, const char *key, const json_t *entry)
 {
     char path[PATH_MAX];
     const char *why;
     scrub_rule *rule = scrub_as_is;
     size_t n = strcspn(key, "\t");
 
-    if (kind == KEEP_LINES && n < sizeof(path)) {
+    if (kind == CACHE_LINES && n < sizeof(path)) {
         memcpy(path, key, n);
         path[n] = '\0';
         rule = rule_of(line_rows, COUNT(line_rows), path);
-    } else if (kind == KEEP_FILES) {
+    } else if (kind == CACHE_FILES) {
         rule = rule_of(file_rows, COUNT(file_rows), key);
-    } else if (kind == KEEP_FACTS && key[n]) {
+    } else if (kind == CACHE_FACTS && key[n]) {
         rule = rule_of(fact_rows, COUNT(fact_rows), key + n + 1);
-    } else if (kind == KEEP_ANSWERS && !matches_any(answer_rows, COUNT(answer_rows), key)) {
+    } else if (kind == CACHE_ANSWERS && !matches_any(answer_rows, COUNT(answer_rows), key)) {
         rule = NULL;
     }
     /* That something is not there, or why it could not be read, may be known of everything. */
-    if (keep_state(entry, &why) != ROOT_OK)
+    if (cache_state(entry, &why) != SOURCE_OK)
         return scrub_value(scrub, entry);
-    if (kind == KEEP_FACTS)
+    if (kind == CACHE_FACTS)
         return scrub_fact(scrub, rule, entry);
     if (!rule)
         return NULL;
     switch (kind) {
-    case KEEP_FILES:
-    case KEEP_LINES:
+    case CACHE_FILES:
+    case CACHE_LINES:
         return apply(scrub, rule, json_string_value(entry), bytes_that_count(key, rule, entry));
-    case KEEP_LINKS:
+    case CACHE_LINKS:
         return apply(scrub, path_rule, json_string_value(entry), json_string_length(entry));
-    case KEEP_FOLDERS:
+    case CACHE_FOLDERS:
         return scrub_names(scrub, key, entry);
-    case KEEP_STATS:
+    case CACHE_STATS:
         return json_deep_copy(entry);
     default:
         return scrub_value(scrub, entry);
     }
 }
 
-static json_t *scrub_key(struct scrub *scrub, enum keep_kind kind, const char *key)
+static json_t *scrub_key(struct scrub *scrub, enum cache_kind kind, const char *key)
 {
     json_t *scrubbed, *joined;
     size_t n = strcspn(key, "\t");
 
-    if (kind == KEEP_ANSWERS)
+    if (kind == CACHE_ANSWERS)
         return apply(scrub, scrub_versions, key, strlen(key));
-    if (kind != KEEP_LINES && kind != KEEP_FACTS)
+    if (kind != CACHE_LINES && kind != CACHE_FACTS)
         return apply(scrub, path_rule, key, strlen(key));
     /* The text that was searched, and the name of the fact, is one of ours. */
     scrubbed = apply(scrub, path_rule, key, n);
@@ -379,7 +379,7 @@ static json_t *scrub_key(struct scrub *scrub, enum keep_kind kind, const char *k
     return joined;
 }
 
-static json_t *scrub_kind(struct scrub *scrub, enum keep_kind kind, const json_t *entries)
+static json_t *scrub_kind(struct scrub *scrub, enum cache_kind kind, const json_t *entries)
 {
     json_t *copy = json_object(), *entry;
     const char *key;
@@ -473,32 +473,32 @@ static void learn_release_in(struct scrub *scrub, const char *path)
     scrub_learn_release(scrub, release);
 }
 
-static void learn_names(struct scrub *scrub, json_t *const kept[KEEP_KINDS])
+static void learn_names(struct scrub *scrub, json_t *const kept[CACHE_KINDS])
 {
-    const char *release = json_string_value(json_object_get(kept[KEEP_FILES], "/proc/sys/kernel/osrelease")), *key;
+    const char *release = json_string_value(json_object_get(kept[CACHE_FILES], "/proc/sys/kernel/osrelease")), *key;
     json_t *entry;
 
     if (release)
         scrub_learn_release(scrub, release);
-    for (int kind = 0; kind < KEEP_KINDS; kind++) {
+    for (int kind = 0; kind < CACHE_KINDS; kind++) {
         json_object_foreach(kept[kind], key, entry)
         {
             learn_release_in(scrub, key);
-            if (kind == KEEP_FOLDERS)
+            if (kind == CACHE_FOLDERS)
                 learn_folder(scrub, key, entry);
         }
     }
     scrub_learn_confs(scrub, kept);
 }
 
-static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_live)
+static void learn(struct scrub *scrub, json_t *const kept[CACHE_KINDS], bool is_live)
 {
-    const json_t *fact = json_object_get(kept[KEEP_FACTS], KEEP_ENVIRONMENT "\t" KEEP_ENVIRONMENT_FACT);
+    const json_t *fact = json_object_get(kept[CACHE_FACTS], CACHE_ENVIRONMENT "\t" CACHE_ENVIRONMENT_FACT);
     const char *user, *name;
     char host[256] = "";
     json_t *value;
 
-    for (int kind = 0; kind < KEEP_KINDS; kind++)
+    for (int kind = 0; kind < CACHE_KINDS; kind++)
         learn_value(scrub, kept[kind]);
     learn_names(scrub, kept);
     json_object_foreach(json_object_get(fact, "value"), name, value)
@@ -516,7 +516,7 @@ static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_l
         scrub_learn_name(scrub, SCRUB_USER, user);
 }
 
-json_t *scrub_snapshot(json_t *const kept[KEEP_KINDS], bool is_live)
+json_t *scrub_snapshot(json_t *const kept[CACHE_KINDS], bool is_live)
 {
     struct scrub scrub = {.uuids = json_object(),
                           .names = json_object(),
@@ -534,8 +534,8 @@ json_t *scrub_snapshot(json_t *const kept[KEEP_KINDS], bool is_live)
     }
     if (!scrub.failed)
         learn(&scrub, kept, is_live);
-    for (int kind = 0; !scrub.failed && kind < KEEP_KINDS; kind++)
-        if (json_object_set_new(all, keep_kind_names[kind], scrub_kind(&scrub, (enum keep_kind)kind, kept[kind])) < 0)
+    for (int kind = 0; !scrub.failed && kind < CACHE_KINDS; kind++)
+        if (json_object_set_new(all, cache_kind_names[kind], scrub_kind(&scrub, (enum cache_kind)kind, kept[kind])) < 0)
             scrub.failed = true;
     for (int map = 0; map < SCRUB_MAPS; map++)
         json_decref(scrub.maps[map]);

@@ -4,7 +4,7 @@
  *
  * What may stay is listed, nothing else does. For each kind of entry and each path a row of the table in scrub.c says
  * how it is saved; contents of which no row knows are left out, and a machine read from the snapshot then answers
- * ROOT_UNASKED. Over everything that stays, keys included, goes a general pass (scrub_text.c), which replaces
+ * SOURCE_NOT_RECORDED. Over everything that stays, keys included, goes a general pass (scrub_text.c), which replaces
  * addresses, GUIDs, UUIDs, users, hosts, secrets, and the names of folders that are not those of common software.
  *
  * Replacements are consistent within a snapshot: what was equal stays equal, what differed differs, an address of some
@@ -18,10 +18,10 @@
  * Names of NICs and network interfaces stay, but for names of users and hosts in them: the order of devices and
  * prefixes in variables depend on them.
  */
-#ifndef EP_ROOT_SCRUB_H
-#define EP_ROOT_SCRUB_H
+#ifndef EP_MACHINE_SOURCE_SCRUB_H
+#define EP_MACHINE_SOURCE_SCRUB_H
 
-#include "source/keep.h"
+#include "source/cache.h"
 
 #include <stdio.h>
 
@@ -99,7 +99,7 @@ void scrub_learn_release(struct scrub *scrub, const char *release);
 /* Names of configuration files (*.conf, *.driver): foreign ones become others that sort in the same way. */
 bool scrub_is_conf(const char *name);
 bool scrub_is_plain_conf(const char *name);
-void scrub_learn_confs(struct scrub *scrub, json_t *const kept[KEEP_KINDS]);
+void scrub_learn_confs(struct scrub *scrub, json_t *const kept[CACHE_KINDS]);
 void scrub_write_conf(struct scrub *scrub, const char *name, FILE *out);
 
 /* The number that stands for `key`, from 1 on. */
@@ -150,12 +150,12 @@ scrub_rule scrub_variable;    /* a fact: the value of a variable, given as NAME=
 bool scrub_keeps_variable(const char *name);
 
 /* The patterns of paths whose contents a rule knows, for tests; NULL behind the last. Of files and lines alone. */
-const char *scrub_pattern(enum keep_kind kind, size_t i);
+const char *scrub_pattern(enum cache_kind kind, size_t i);
 
 /*
- * What is kept, scrubbed: an object of objects by keep_kind_names. Of the machine that runs here (`is_live`) the names
+ * What is kept, scrubbed: an object of objects by cache_kind_names. Of the machine that runs here (`is_live`) the names
  * of host and user are known beyond what was read. NULL with ep_fail() for lack of memory.
  */
-json_t *scrub_snapshot(json_t *const kept[KEEP_KINDS], bool is_live);
+json_t *scrub_snapshot(json_t *const kept[CACHE_KINDS], bool is_live);
 
 #endif

@@ -5,8 +5,8 @@
  * One scan from left to right. At each place the recognisers are tried in their order; the first that knows what it
  * sees writes the replacement and says how many bytes it stands for, 0 if none does.
  */
-#ifndef EP_ROOT_SCRUB_SCAN_H
-#define EP_ROOT_SCRUB_SCAN_H
+#ifndef EP_MACHINE_SOURCE_SCRUB_SCAN_H
+#define EP_MACHINE_SOURCE_SCRUB_SCAN_H
 
 #include "source/scrub.h"
 

@@ -42,7 +42,7 @@ int scan_number(const struct scan *scan, enum scrub_map map, size_t at, size_t n
 
     scan_take(scan, at, n, key);
     if (n >= SCAN_NAME_BYTES)
-        text_append(key, sizeof(key), "%016llx%zu", (unsigned long long)root_hash(scan->text + at, n), n);
+        text_append(key, sizeof(key), "%016llx%zu", (unsigned long long)text_hash(scan->text + at, n), n);
     return scrub_number(scan->scrub, map, key);
 }
 

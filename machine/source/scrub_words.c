@@ -264,9 +264,9 @@ static int by_name(const void *left, const void *right)
  * The last of several files wins, by name. So a foreign name becomes one that sorts like it: behind the plain name that
  * comes before it ("nvidia.conf" < "nvidia.conf.001.conf" < "nvidia.d.conf"), and in their order.
  */
-void scrub_learn_confs(struct scrub *scrub, json_t *const kept[KEEP_KINDS])
+void scrub_learn_confs(struct scrub *scrub, json_t *const kept[CACHE_KINDS])
 {
-    static const enum keep_kind kinds[] = {KEEP_FOLDERS, KEEP_FILES, KEEP_STATS};
+    static const enum cache_kind kinds[] = {CACHE_FOLDERS, CACHE_FILES, CACHE_STATS};
     json_t *all = json_object(), *value, *item;
     const char **names, *key, *before = "", *name;
     size_t n = 0, i;
@@ -278,7 +278,7 @@ void scrub_learn_confs(struct scrub *scrub, json_t *const kept[KEEP_KINDS])
             name = strrchr(key, '/');
             if (name && scrub_is_conf(name + 1))
                 json_object_set_new_nocheck(all, name + 1, json_true());
-            if (kinds[k] != KEEP_FOLDERS)
+            if (kinds[k] != CACHE_FOLDERS)
                 continue;
             json_array_foreach(value, i, item)
             {

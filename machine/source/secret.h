@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* secret.h - which variables nobody should read in a report or a snapshot. */
-#ifndef EP_ROOT_SECRET_H
-#define EP_ROOT_SECRET_H
+#ifndef EP_MACHINE_SOURCE_SECRET_H
+#define EP_MACHINE_SOURCE_SECRET_H
 
 #include <stdbool.h>
 

@@ -4,9 +4,9 @@
  *
  *     {"epkit_snapshot": 1, "full": true, "files": {"/path": entry, ...}, "folders": {...}, ...}
  *
- * Entries are those of keep.h. "full" is there when the root was, so that questions it could not answer stay without
+ * Entries are those of cache.h. "full" is there when the source was, so that questions it could not answer stay without
  * one. A string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Documents come by mail: whatever one
- * holds, what is accepted keeps the promises of root.h, and what is not is named.
+ * holds, what is accepted keeps the promises of source.h, and what is not is named.
  */
 #include "source/scrub.h"
 #include "source/state.h"
@@ -226,10 +226,10 @@ static const char *check_failure(const json_t *entry)
 {
     const char *why;
 
-    switch (keep_state(entry, &why)) {
-    case ROOT_ABSENT:
-    case ROOT_DENIED:
-    case ROOT_FAILED:
+    switch (cache_state(entry, &why)) {
+    case SOURCE_ABSENT:
+    case SOURCE_DENIED:
+    case SOURCE_FAILED:
         break;
     default:
         return "\"state\" is none of absent, denied, failed";
@@ -243,7 +243,7 @@ static const char *check_text(const json_t *entry)
 {
     if (!json_is_string(entry))
         return "is neither a text nor an object with \"state\"";
-    return json_string_length(entry) > ROOT_FILE_MAX ? "is a text of more than 8 MiB" : NULL;
+    return json_string_length(entry) > SOURCE_FILE_MAX ? "is a text of more than 8 MiB" : NULL;
 }
 
 static const char *check_link(const json_t *entry)
@@ -262,7 +262,7 @@ static const char *check_names(const json_t *entry)
 
     if (!json_is_array(entry))
         return "is neither a list of names nor an object with \"state\"";
-    if (json_array_size(entry) > ROOT_NAMES_MAX)
+    if (json_array_size(entry) > SOURCE_NAMES_MAX)
         return "has more than 16384 names";
     json_array_foreach(entry, i, name)
     {
@@ -305,41 +305,41 @@ static const char *check_answer(const json_t *entry)
     return json_object_size(entry) > 1 ? "has more than \"value\"" : NULL;
 }
 
-static const char *check_key(enum keep_kind kind, const char *key)
+static const char *check_key(enum cache_kind kind, const char *key)
 {
     char path[PATH_MAX], plain[PATH_MAX];
     const char *tab = strchr(key, '\t');
-    bool has_two = kind == KEEP_LINES || kind == KEEP_FACTS;
+    bool has_two = kind == CACHE_LINES || kind == CACHE_FACTS;
     size_t bytes = has_two && tab ? (size_t)(tab - key) : strlen(key);
 
-    if (kind == KEEP_ANSWERS)
+    if (kind == CACHE_ANSWERS)
         return NULL;
     if (has_two && !tab)
-        return kind == KEEP_LINES ? "is no path, tab and text to search" : "is no path, tab and name of a fact";
+        return kind == CACHE_LINES ? "is no path, tab and text to search" : "is no path, tab and name of a fact";
     if (bytes >= sizeof(path))
         return "is too long for a path";
     memcpy(path, key, bytes);
     path[bytes] = '\0';
-    if (keep_plain_path(path, plain) || strcmp(path, plain) != 0)
+    if (cache_plain_path(path, plain) || strcmp(path, plain) != 0)
         return "is no absolute path in its plain form, as /a/b";
     return NULL;
 }
 
-static const char *check_entry(enum keep_kind kind, const json_t *entry)
+static const char *check_entry(enum cache_kind kind, const json_t *entry)
 {
-    static const char *(*const checks[KEEP_KINDS])(const json_t *) = {
-        [KEEP_FILES] = check_text,     [KEEP_FOLDERS] = check_names, [KEEP_LINKS] = check_link,
-        [KEEP_STATS] = check_stat,     [KEEP_LINES] = check_text,    [KEEP_ELF] = check_object,
-        [KEEP_ANSWERS] = check_answer, [KEEP_FACTS] = check_answer};
+    static const char *(*const checks[CACHE_KINDS])(const json_t *) = {
+        [CACHE_FILES] = check_text,     [CACHE_FOLDERS] = check_names, [CACHE_LINKS] = check_link,
+        [CACHE_STATS] = check_stat,     [CACHE_LINES] = check_text,    [CACHE_ELF] = check_object,
+        [CACHE_ANSWERS] = check_answer, [CACHE_FACTS] = check_answer};
 
     return json_object_get(entry, "state") ? check_failure(entry) : checks[kind](entry);
 }
 
 /* --- reading --- */
 
-static ep_status load_kind(struct root *root, const char *what, enum keep_kind kind, const json_t *given)
+static ep_status load_kind(struct source *source, const char *what, enum cache_kind kind, const json_t *given)
 {
-    const char *key, *why, *name = keep_kind_names[kind];
+    const char *key, *why, *name = cache_kind_names[kind];
     json_t *entry, *entries;
     char shown[256];
 
@@ -350,7 +350,7 @@ static ep_status load_kind(struct root *root, const char *what, enum keep_kind k
         json_t *decoded = json_object();
         const char *raw;
 
-        root_clean(key, shown, sizeof(shown));
+        text_clean(key, shown, sizeof(shown));
         if (!decoded || decode_member(decoded, key, snapshot_decode(entry)) < 0) {
             json_decref(decoded);
             return ep_fail(EP_E_ARG, "%s: \"%s\": \"%s\": has a \"hex\" that is no hexadecimal text", what, name,
@@ -362,7 +362,7 @@ static ep_status load_kind(struct root *root, const char *what, enum keep_kind k
         why = check_key(kind, raw);
         if (!why)
             why = check_entry(kind, entry);
-        if (!why && keep_put(root, kind, raw, json_incref(entry)) == root->full)
+        if (!why && cache_put(source, kind, raw, json_incref(entry)) == source->full)
             why = "is too much: all entries together are more than 64 MiB";
         json_decref(decoded);
         if (why)
@@ -373,13 +373,13 @@ static ep_status load_kind(struct root *root, const char *what, enum keep_kind k
 
 static int kind_of(const char *name)
 {
-    for (int kind = 0; kind < KEEP_KINDS; kind++)
-        if (strcmp(name, keep_kind_names[kind]) == 0)
+    for (int kind = 0; kind < CACHE_KINDS; kind++)
+        if (strcmp(name, cache_kind_names[kind]) == 0)
             return kind;
     return -1;
 }
 
-static ep_status load_members(struct root *root, const char *what, const json_t *document)
+static ep_status load_members(struct source *source, const char *what, const json_t *document)
 {
     const json_t *format = json_object_get(document, "epkit_snapshot");
     const char *key;
@@ -396,19 +396,19 @@ static ep_status load_members(struct root *root, const char *what, const json_t 
         int kind = kind_of(key);
 
         if (kind >= 0)
-            EP_TRY(load_kind(root, what, (enum keep_kind)kind, value));
+            EP_TRY(load_kind(source, what, (enum cache_kind)kind, value));
         if (strcmp(key, "full") == 0 && !json_is_boolean(value))
             return ep_fail(EP_E_ARG, "%s: \"full\" is neither true nor false", what);
         if (kind < 0 && strcmp(key, "epkit_snapshot") != 0 && strcmp(key, "full") != 0) {
-            root_clean(key, shown, sizeof(shown));
+            text_clean(key, shown, sizeof(shown));
             return ep_fail(EP_E_ARG, "%s: nobody knows \"%s\"", what, shown);
         }
     }
-    root->is_full = json_is_true(json_object_get(document, "full"));
+    source->is_full = json_is_true(json_object_get(document, "full"));
     return EP_OK;
 }
 
-ep_status snapshot_load(struct root *root, const char *what, const char *text, size_t bytes)
+ep_status snapshot_load(struct source *source, const char *what, const char *text, size_t bytes)
 {
     json_error_t error;
     ep_status status;
@@ -419,35 +419,35 @@ ep_status snapshot_load(struct root *root, const char *what, const char *text, s
         return ep_fail(EP_E_ARG, "%s: has more than %u values, so it is no snapshot", what, VALUES_MAX);
     document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (!document) {
-        root_clean(error.text, said, sizeof(said));
+        text_clean(error.text, said, sizeof(said));
         return ep_fail(EP_E_ARG, "%s: line %d, column %d: %s", what, error.line, error.column, said);
     }
-    status = json_is_object(document) ? load_members(root, what, document)
+    status = json_is_object(document) ? load_members(source, what, document)
                                       : ep_fail(EP_E_ARG, "%s: is no JSON object, so it is no snapshot", what);
     json_decref(document);
     return status;
 }
 
-ep_status root_from_json(const char *name, const char *text, size_t bytes, struct root **ret_root)
+ep_status source_from_json(const char *name, const char *text, size_t bytes, struct source **ret_source)
 {
-    struct root *root;
+    struct source *source;
     ep_status status;
 
-    EP_TRY(keep_new(name, &root));
-    status = snapshot_load(root, name, text, bytes);
+    EP_TRY(source_new(name, &source));
+    status = snapshot_load(source, name, text, bytes);
     if (status != EP_OK) {
-        root_free(root);
+        source_free(source);
         return status;
     }
-    *ret_root = root;
+    *ret_source = source;
     return EP_OK;
 }
 
 /* --- writing --- */
 
-ep_status snapshot_text(struct root *root, char **ret_text, size_t *ret_bytes)
+ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_bytes)
 {
-    json_t *scrubbed = scrub_snapshot(root->kept, root->is_live), *document, *value;
+    json_t *scrubbed = scrub_snapshot(source->kept, source->is_live), *document, *value;
     const char *key;
     char *text = NULL;
     bool complete;
@@ -455,7 +455,7 @@ ep_status snapshot_text(struct root *root, char **ret_text, size_t *ret_bytes)
     if (!scrubbed)
         return EP_E_MEMORY;
     document = json_pack("{s:i}", "epkit_snapshot", FORMAT);
-    complete = document && (!root->is_full || json_object_set_new(document, "full", json_true()) == 0);
+    complete = document && (!source->is_full || json_object_set_new(document, "full", json_true()) == 0);
     json_object_foreach(scrubbed, key, value) complete =
         complete && json_object_set_new(document, key, snapshot_encode(value)) == 0;
     if (complete)
@@ -482,13 +482,13 @@ static ep_status write_file(const char *file, const char *text, size_t bytes)
     return number ? ep_fail_errno(EP_E_SYSTEM, number, "%s: cannot be written", file) : EP_OK;
 }
 
-ep_status root_save(struct root *root, const char *file)
+ep_status source_save(struct source *source, const char *file)
 {
     char *text, *line;
     size_t bytes;
     ep_status status;
 
-    EP_TRY(snapshot_text(root, &text, &bytes));
+    EP_TRY(snapshot_text(source, &text, &bytes));
     line = realloc(text, bytes + 1);
     if (!line) {
         free(text);

@@ -42,7 +42,7 @@ static void build_check(const struct check_context *context, const struct recipe
 
     json_array_foreach(json_object_get(step->args, "provides"), i, value)
     {
-        bool is_there = root_stat(context->root, "%s", json_string_value(value)).state == ROOT_OK;
+        bool is_there = source_stat(context->source, "%s", json_string_value(value)).state == SOURCE_OK;
 
         n_there += is_there;
         missing = is_there || missing ? missing : json_string_value(value);
@@ -154,9 +154,9 @@ static void plain_name(const char *name, size_t n, char ret_name[160])
 }
 
 /* The version of a package below a target folder; "" if it is not there. */
-static void pip_version(struct root *root, const char *target, const char *name, char ret_version[160])
+static void pip_version(struct source *source, const char *target, const char *name, char ret_version[160])
 {
-    struct root_names names = root_list(root, "%s", target);
+    struct source_names names = source_list(source, "%s", target);
     char wanted[160];
 
     ret_version[0] = '\0';
@@ -183,7 +183,7 @@ static void pip_check(const struct check_context *context, const struct recipe_s
     {
         char version[160];
 
-        pip_version(context->root, target, name, version);
+        pip_version(context->source, target, name, version);
         if (*version && fnmatch(json_string_value(value), version, 0) != 0) {
             state_set(ret_state, STEP_WRONG, "%s %s is in %s, and %s shall be", name, version, target,
                       json_string_value(value));
@@ -284,7 +284,7 @@ static void command_check(const struct check_context *context, const struct reci
 
     json_array_foreach(json_object_get(step->args, "creates"), i, value)
     {
-        if (root_stat(context->root, "%s", json_string_value(value)).state != ROOT_OK) {
+        if (source_stat(context->source, "%s", json_string_value(value)).state != SOURCE_OK) {
             state_set(ret_state, STEP_TODO, "%s is not there", json_string_value(value));
             return;
         }

@@ -48,15 +48,15 @@ static void take(const char *from, const char *end, struct dpkg_package *package
         memcpy(package->version, version, sizeof(version));
 }
 
-bool dpkg_find(struct root *root, const char *name, struct dpkg_package *ret_package)
+bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret_package)
 {
-    struct root_text text = root_read(root, "/var/lib/dpkg/status");
+    struct source_text text = source_read(source, "/var/lib/dpkg/status");
     const char *at = text.text, *end = text.text + text.bytes;
     char line[160];
     size_t length;
 
     memset(ret_package, 0, sizeof(*ret_package));
-    if (text.state != ROOT_OK)
+    if (text.state != SOURCE_OK)
         return false;
     snprintf(line, sizeof(line), "Package: %s\n", name);
     length = strlen(line);
@@ -104,7 +104,7 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
         const char *pin = json_string_value(value);
         struct dpkg_package package;
 
-        dpkg_find(context->root, name, &package);
+        dpkg_find(context->source, name, &package);
         if (package.is_broken) {
             state_set(ret_state, STEP_PARTIAL, "%s %s is half installed", name, package.version);
             return;

@@ -68,11 +68,11 @@ static void take_cause(const char *line, char cause[200])
     char reordered[1024];
 
     if (strncmp(line, package, strlen(package)) == 0)
-        root_clean(line, cause, 200);
+        text_clean(line, cause, 200);
     if (strncmp(line, fetch, strlen(fetch)) != 0 || !(reason = strstr(url, "  ")))
         return;
     snprintf(reordered, sizeof(reordered), "%.300s: %.*s", reason + 2, (int)(reason - url), url);
-    root_clean(reordered, cause, 200);
+    text_clean(reordered, cause, 200);
 }
 
 /* Does a line say no more than that something before it failed? */
@@ -112,7 +112,7 @@ static void last_words(const struct install *install, const struct recipe_step *
             continue;
         take_cause(line, cause);
         is_about = is_summary(line);
-        root_clean(line, ret_text, 200);
+        text_clean(line, ret_text, 200);
     }
     fclose(file);
     if (is_about && *cause)

@@ -24,7 +24,7 @@ static const char *file_mode(const struct recipe_step *step)
 }
 
 /* The content ends with the end of a line, in the script and here. */
-static bool is_content(const char *content, struct root_text text)
+static bool is_content(const char *content, struct source_text text)
 {
     size_t bytes = strlen(content);
     size_t whole = bytes && content[bytes - 1] == '\n' ? bytes : bytes + 1;
@@ -36,15 +36,15 @@ static void file_check(const struct check_context *context, const struct recipe_
                        struct step_state *ret_state)
 {
     const char *path = arg_text(step, "path");
-    struct root_text text = root_read(context->root, "%s", path);
+    struct source_text text = source_read(context->source, "%s", path);
 
-    if (text.state == ROOT_ABSENT)
+    if (text.state == SOURCE_ABSENT)
         state_set(ret_state, STEP_TODO, "%s is not there", path);
-    else if (text.state != ROOT_OK)
+    else if (text.state != SOURCE_OK)
         state_set(ret_state, STEP_WRONG, "%s: %s", path, text.why);
     else if (!is_content(arg_text(step, "content"), text))
         state_set(ret_state, STEP_WRONG, "%s has other content", path);
-    else if (root_stat(context->root, "%s", path).may_execute != (strpbrk(file_mode(step), "1357") != NULL))
+    else if (source_stat(context->source, "%s", path).may_execute != (strpbrk(file_mode(step), "1357") != NULL))
         state_set(ret_state, STEP_WRONG, "%s has another mode than %s", path, file_mode(step));
     else
         state_set(ret_state, STEP_DONE, "%s is as it shall be", path);
@@ -76,24 +76,24 @@ static const struct step_arg copyset_args[] = {
 };
 
 /* Calls `each` for all files that a pattern names; false as soon as that returns false, or when it names none. */
-static bool for_each_match(struct root *root, const char *pattern,
-                           bool (*each)(struct root *root, const char *path, const char *name, void *context),
+static bool for_each_match(struct source *source, const char *pattern,
+                           bool (*each)(struct source *source, const char *path, const char *name, void *context),
                            void *context)
 {
     const char *last = strrchr(pattern, '/') + 1;
     char folder[1100];
-    struct root_names names;
+    struct source_names names;
     bool found = false;
 
     snprintf(folder, sizeof(folder), "%.*s", (int)(last - pattern), pattern);
-    names = root_list(root, "%s", folder);
+    names = source_list(source, "%s", folder);
     for (size_t i = 0; i < names.n; i++) {
         char path[1400];
 
         if (fnmatch(last, names.names[i], FNM_PERIOD) != 0)
             continue;
         snprintf(path, sizeof(path), "%s%s", folder, names.names[i]);
-        if (!each(root, path, names.names[i], context))
+        if (!each(source, path, names.names[i], context))
             return false;
         found = true;
     }
@@ -108,40 +108,40 @@ struct comparison {
 };
 
 /* Small files by content, large ones by size alone: that of a driver's library changes with its version. */
-static bool is_same(struct root *root, const char *path, const char *copy)
+static bool is_same(struct source *source, const char *path, const char *copy)
 {
-    struct root_stat from = root_stat(root, "%s", path), to = root_stat(root, "%s", copy);
-    struct root_text text, text_to;
+    struct source_stat from = source_stat(source, "%s", path), to = source_stat(source, "%s", copy);
+    struct source_text text, text_to;
 
-    if (from.kind == ROOT_FOLDER || to.kind == ROOT_FOLDER)
+    if (from.kind == SOURCE_FOLDER || to.kind == SOURCE_FOLDER)
         return from.kind == to.kind;
     if (from.bytes != to.bytes)
         return false;
     if (from.bytes > (1 << 20))
         return true;
-    text = root_read(root, "%s", path);
-    text_to = root_read(root, "%s", copy);
+    text = source_read(source, "%s", path);
+    text_to = source_read(source, "%s", copy);
     return text.bytes == text_to.bytes && memcmp(text.text, text_to.text, text.bytes) == 0;
 }
 
-static bool compare_one(struct root *root, const char *path, const char *name, void *context)
+static bool compare_one(struct source *source, const char *path, const char *name, void *context)
 {
     struct comparison *comparison = context;
     char copy[1400];
-    struct root_stat stat;
+    struct source_stat stat;
 
     snprintf(copy, sizeof(copy), "%s/%s", comparison->to, name);
-    stat = root_stat(root, "%s", copy);
+    stat = source_stat(source, "%s", copy);
     comparison->n++;
-    if (stat.state != ROOT_OK) {
+    if (stat.state != SOURCE_OK) {
         if (!comparison->text[0])
             snprintf(comparison->text, sizeof(comparison->text), "%.90s is not in %.90s", name, comparison->to);
         return true;
     }
     comparison->n_there++;
-    if (stat.kind == ROOT_FOLDER && root_stat(root, "%s/%s", copy, name).state == ROOT_OK)
+    if (stat.kind == SOURCE_FOLDER && source_stat(source, "%s/%s", copy, name).state == SOURCE_OK)
         comparison->nested = true;
-    if (!is_same(root, path, copy)) {
+    if (!is_same(source, path, copy)) {
         comparison->differs = true;
         snprintf(comparison->text, sizeof(comparison->text), "%.120s is another file than its source", copy);
     }
@@ -157,7 +157,7 @@ static void copyset_check(const struct check_context *context, const struct reci
 
     json_array_foreach(json_object_get(step->args, "files"), i, value)
     {
-        if (!for_each_match(context->root, json_string_value(value), compare_one, &comparison)) {
+        if (!for_each_match(context->source, json_string_value(value), compare_one, &comparison)) {
             state_set(ret_state, STEP_TODO, "%s is not there to be copied", json_string_value(value));
             return;
         }

@@ -137,10 +137,10 @@ static enum setting find_in_file(const char *text, const char *module, const cha
 static const char *const modprobe_folders[] = {"/etc/modprobe.d",     "/run/modprobe.d", "/usr/local/lib/modprobe.d",
                                                "/usr/lib/modprobe.d", "/lib/modprobe.d", NULL};
 
-static bool is_shadowed(struct root *root, size_t folder, const char *name)
+static bool is_shadowed(struct source *source, size_t folder, const char *name)
 {
     for (size_t i = 0; i < folder; i++)
-        if (root_stat(root, "%s/%s", modprobe_folders[i], name).state == ROOT_OK)
+        if (source_stat(source, "%s/%s", modprobe_folders[i], name).state == SOURCE_OK)
             return true;
     return false;
 }
@@ -153,7 +153,7 @@ static bool find_overriding_file(const struct check_context *context, const char
     char last[256] = "";
 
     for (size_t folder = 0; modprobe_folders[folder]; folder++) {
-        struct root_names names = root_list(context->root, "%s", modprobe_folders[folder]);
+        struct source_names names = source_list(context->source, "%s", modprobe_folders[folder]);
 
         for (size_t i = 0; i < names.n; i++) {
             const char *name = names.names[i];
@@ -162,10 +162,10 @@ static bool find_overriding_file(const struct check_context *context, const char
             char path[256];
 
             if (n < 6 || n >= sizeof(last) || strcmp(name + n - 5, ".conf") != 0 || strcmp(name, own_name) <= 0 ||
-                strcmp(name, last) <= 0 || is_shadowed(context->root, folder, name))
+                strcmp(name, last) <= 0 || is_shadowed(context->source, folder, name))
                 continue;
             snprintf(path, sizeof(path), "%s/%.200s", modprobe_folders[folder], name);
-            here = find_in_file(root_read(context->root, "%s", path).text, module, key, value);
+            here = find_in_file(source_read(context->source, "%s", path).text, module, key, value);
             if (here == SETS_NOTHING)
                 continue;
             result = here;
@@ -190,7 +190,7 @@ static bool find_overriding(const struct check_context *context, const struct re
     {
         const char *wanted = json_string_value(value);
 
-        switch (find_setting(root_read(context->root, "/proc/cmdline").text, prefix, key, wanted)) {
+        switch (find_setting(source_read(context->source, "/proc/cmdline").text, prefix, key, wanted)) {
         case SETS_ANOTHER:
             snprintf(ret_path, 256, "/proc/cmdline");
             return true;
@@ -219,22 +219,23 @@ static void modprobe_check(const struct check_context *context, const struct rec
 {
     const char *effect = arg_text(step, "effect_file");
     char path[256], later[256], *content = modprobe_content(step);
-    struct root_text text, live;
+    struct source_text text, live;
     bool is_overridden;
 
     modprobe_path(step, path);
-    text = root_read(context->root, "%s", path);
+    text = source_read(context->source, "%s", path);
     is_overridden = find_overriding(context, step, path, later);
-    live = *effect ? root_read(context->root, "%s", effect) : (struct root_text){.state = ROOT_ABSENT, .text = ""};
+    live =
+        *effect ? source_read(context->source, "%s", effect) : (struct source_text){.state = SOURCE_ABSENT, .text = ""};
     if (!content)
         state_set(ret_state, STEP_UNKNOWN, "no memory");
-    else if (text.state == ROOT_ABSENT)
+    else if (text.state == SOURCE_ABSENT)
         state_set(ret_state, STEP_TODO, "%s is not there", path);
-    else if (text.state != ROOT_OK || strcmp(text.text, content) != 0)
+    else if (text.state != SOURCE_OK || strcmp(text.text, content) != 0)
         state_set(ret_state, STEP_WRONG, "%s has other content", path);
     else if (is_overridden)
         state_set(ret_state, STEP_WRONG, "%.180s sets the same option later, and the last one counts", later);
-    else if (!*effect || live.state == ROOT_ABSENT)
+    else if (!*effect || live.state == SOURCE_ABSENT)
         state_set(ret_state, STEP_DONE, "configured; it takes effect when %s is loaded", arg_text(step, "module"));
     else if (is_effective(live.text, json_object_get(step->args, "effect_any")))
         state_set(ret_state, STEP_DONE, "live: %s says so", effect);
@@ -297,9 +298,9 @@ static void module_name(const struct recipe_step *step, char ret_name[128])
 }
 
 /* By whole words: nvidia is not loaded because nvidia_drm is. */
-static bool is_loaded(struct root *root, const char *name)
+static bool is_loaded(struct source *source, const char *name)
 {
-    struct root_text text = root_read(root, "/proc/modules");
+    struct source_text text = source_read(source, "/proc/modules");
     size_t n = strlen(name);
 
     for (const char *line = text.text; line && *line; line = strchr(line, '\n')) {
@@ -322,9 +323,9 @@ static bool has_file(const struct check_context *context, const char *name)
             *at = '-';
     for (size_t i = 0; i < 4; i++)
         for (int k = 0; k < 2; k++)
-            if (root_stat(context->root, "/lib/modules/%s/updates/dkms/%s.ko%s", context->kernel, k ? dashed : name,
-                          endings[i])
-                    .state == ROOT_OK)
+            if (source_stat(context->source, "/lib/modules/%s/updates/dkms/%s.ko%s", context->kernel, k ? dashed : name,
+                            endings[i])
+                    .state == SOURCE_OK)
                 return true;
     return false;
 }
@@ -334,21 +335,21 @@ static void module_check(const struct check_context *context, const struct recip
 {
     const char *pin = arg_text(step, "version");
     char name[128], path[256];
-    struct root_text version;
+    struct source_text version;
 
     module_name(step, name);
     module_path(step, path);
-    version = root_line(context->root, "/sys/module/%s/version", name);
+    version = source_line(context->source, "/sys/module/%s/version", name);
     if (arg_flag(step, "dkms", false) && !*context->kernel)
         state_set(ret_state, STEP_UNKNOWN, "the release of the kernel is not known");
     else if (arg_flag(step, "dkms", false) && !has_file(context, name))
         state_set(ret_state, STEP_TODO, "%s is not built for kernel %s", name, context->kernel);
-    else if (!is_loaded(context->root, name))
+    else if (!is_loaded(context->source, name))
         state_set(ret_state, STEP_TODO, "%s is not loaded", name);
-    else if (*pin && version.state == ROOT_OK && strcmp(version.text, pin) != 0)
+    else if (*pin && version.state == SOURCE_OK && strcmp(version.text, pin) != 0)
         state_set(ret_state, STEP_REBOOT, "%s %s is loaded, and %s shall be: not live before a reboot", name,
                   version.text, pin);
-    else if (root_stat(context->root, "%s", path).state != ROOT_OK)
+    else if (source_stat(context->source, "%s", path).state != SOURCE_OK)
         state_set(ret_state, STEP_PARTIAL, "%s is loaded, but will not be after a reboot", name);
     else
         state_set(ret_state, STEP_DONE, "%s%s%s is loaded", name, *pin ? " " : "", pin);

@@ -41,17 +41,17 @@ static void first_line(const char *path, char *ret_text, size_t bytes)
 /* The kernel that runs; below a folder the one that it says, else the newest one that has modules there. */
 void install_kernel(const char *root, char ret_kernel[128])
 {
-    struct root_names names;
-    struct root *source;
+    struct source_names names;
+    struct source *source;
 
     first_line(root ? "" : "/proc/sys/kernel/osrelease", ret_kernel, 128);
-    if (!root || root_open(root, &source) != EP_OK)
+    if (!root || source_open(root, &source) != EP_OK)
         return;
-    snprintf(ret_kernel, 128, "%s", root_line(source, "/proc/sys/kernel/osrelease").text);
-    names = root_list(source, "/lib/modules");
+    snprintf(ret_kernel, 128, "%s", source_line(source, "/proc/sys/kernel/osrelease").text);
+    names = source_list(source, "/lib/modules");
     if (!*ret_kernel && names.n)
         snprintf(ret_kernel, 128, "%s", names.names[names.n - 1]);
-    root_free(source);
+    source_free(source);
 }
 
 static int compare_versions(const char *a, const char *b)
@@ -389,19 +389,19 @@ enum install_result install_look(struct install *install)
                                     .probe_recipe = install->recipe,
                                     .probe_context = install};
     const struct install_observer *observer = &install->options.observer;
-    struct root *root;
+    struct source *source;
 
-    if (root_open(install->is_live ? NULL : install->root, &root) != EP_OK) {
+    if (source_open(install->is_live ? NULL : install->root, &source) != EP_OK) {
         snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
         return INSTALL_FAILED;
     }
-    context.root = root;
+    context.source = source;
     for (size_t i = 0; i < install->recipe->n_steps; i++) {
         const struct recipe_step *step = &install->recipe->steps[i];
         struct step_state *state = &install->states[i];
 
         if (observer->is_interrupted && observer->is_interrupted(observer->context)) {
-            root_free(root);
+            source_free(source);
             return INSTALL_INTERRUPTED;
         }
         if (step->skipped) {
@@ -413,7 +413,7 @@ enum install_result install_look(struct install *install)
         check_complete(install, step, state);
         check_after(install, step, state);
     }
-    root_free(root);
+    source_free(source);
     return INSTALL_FINE;
 }
 

@@ -99,15 +99,15 @@ static void os_field(const char *text, const char *name, char ret_value[64])
     }
 }
 
-static void check_os(struct install *install, struct root *root)
+static void check_os(struct install *install, struct source *source)
 {
-    struct root_text text = root_read(root, "/etc/os-release");
+    struct source_text text = source_read(source, "/etc/os-release");
     const char *os = wanted(install, "os"), *release = wanted(install, "release");
     char id[64], version[64];
 
     if (!os)
         return;
-    if (text.state != ROOT_OK) {
+    if (text.state != SOURCE_OK) {
         row(install, "system", PREFLIGHT_UNKNOWN, "/etc/os-release: %s", text.why);
         return;
     }
@@ -121,10 +121,10 @@ static void check_os(struct install *install, struct root *root)
 }
 
 /* The processor that the machine's own programs are for. */
-static void check_arch(struct install *install, struct root *root)
+static void check_arch(struct install *install, struct source *source)
 {
     const char *arch = wanted(install, "arch");
-    struct elf_facts elf = root_elf(root, "/usr/bin/dpkg");
+    struct elf_facts elf = source_elf(source, "/usr/bin/dpkg");
     const char *found = elf.machine == EM_X86_64 ? "amd64" : elf.machine == EM_AARCH64 ? "arm64" : NULL;
 
     if (!arch)
@@ -177,13 +177,13 @@ static void check_kernel(struct install *install)
         row(install, "kernel", PREFLIGHT_OK, "%.100s", install->kernel);
 }
 
-static void check_headers(struct install *install, struct root *root)
+static void check_headers(struct install *install, struct source *source)
 {
     if (!wanted(install, "headers"))
         return;
     if (!*install->kernel)
         row(install, "headers", PREFLIGHT_UNKNOWN, "the release of the kernel is not known");
-    else if (root_stat(root, "/lib/modules/%s/build/Makefile", install->kernel).state == ROOT_OK)
+    else if (source_stat(source, "/lib/modules/%s/build/Makefile", install->kernel).state == SOURCE_OK)
         row(install, "headers", PREFLIGHT_OK, "those of kernel %.100s are there", install->kernel);
     else
         row(install, "headers", PREFLIGHT_WARN, "those of kernel %.100s are not there yet: a step installs them",
@@ -191,16 +191,16 @@ static void check_headers(struct install *install, struct root *root)
 }
 
 /* DKMS signs with a key that nobody has enrolled: with Secure Boot its modules would be refused by the kernel. */
-static void check_secure_boot(struct install *install, struct root *root)
+static void check_secure_boot(struct install *install, struct source *source)
 {
-    struct root_text text =
-        root_read(root, "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c");
+    struct source_text text =
+        source_read(source, "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c");
 
     if (!wanted(install, "signing"))
         return;
-    if (text.state == ROOT_ABSENT)
+    if (text.state == SOURCE_ABSENT)
         row(install, "secure boot", PREFLIGHT_OK, "the machine has none");
-    else if (text.state != ROOT_OK || text.bytes < 5)
+    else if (text.state != SOURCE_OK || text.bytes < 5)
         row(install, "secure boot", PREFLIGHT_UNKNOWN, "cannot be read: %s", text.why);
     else if (text.text[4] == 1)
         row(install, "secure boot", PREFLIGHT_REFUSE,
@@ -211,7 +211,7 @@ static void check_secure_boot(struct install *install, struct root *root)
 }
 
 /* A driver that GKE installs and updates must not be replaced below it. */
-static void check_managed(struct install *install, struct root *root)
+static void check_managed(struct install *install, struct source *source)
 {
     static const char *const files[] = {"/etc/default/kubelet", "/home/kubernetes/kube-env",
                                         "/home/kubernetes/kubelet-config.yaml", "/etc/systemd/system/kubelet.service",
@@ -221,7 +221,7 @@ static void check_managed(struct install *install, struct root *root)
     if (!wanted(install, "managed"))
         return;
     for (size_t i = 0; files[i]; i++) {
-        struct root_text text = root_read(root, "%s", files[i]);
+        struct source_text text = source_read(source, "%s", files[i]);
         const char *at = strstr(text.text, label);
         char value[32];
 
@@ -311,10 +311,10 @@ static json_t *ask_egress(void *argument)
     return missing;
 }
 
-static void check_egress(struct install *install, struct root *root)
+static void check_egress(struct install *install, struct source *source)
 {
     const struct yaml_node *hosts = install->recipe->target ? tree_get(install->recipe->target, "egress") : NULL;
-    struct root_answer answer;
+    struct source_answer answer;
 
     if (!hosts || !install->is_live)
         return;
@@ -322,8 +322,8 @@ static void check_egress(struct install *install, struct root *root)
         row(install, "egress", PREFLIGHT_UNKNOWN, "through a proxy");
         return;
     }
-    answer = root_ask(root, "egress", ask_egress, (void *)hosts, EGRESS_MS);
-    if (answer.state != ROOT_OK)
+    answer = source_query(source, "egress", ask_egress, (void *)hosts, EGRESS_MS);
+    if (answer.state != SOURCE_OK)
         row(install, "egress", PREFLIGHT_WARN, "not known: %s", answer.why);
     else if (json_array_size(answer.value) > 0)
         row(install, "egress", PREFLIGHT_REFUSE, "%.100s does not answer at port 443 (%zu of %zu hosts do not)",
@@ -334,24 +334,24 @@ static void check_egress(struct install *install, struct root *root)
 
 enum install_result preflight_run(struct install *install, bool with_egress)
 {
-    struct root *root;
+    struct source *source;
 
-    if (root_open(install->is_live ? NULL : install->root, &root) != EP_OK) {
+    if (source_open(install->is_live ? NULL : install->root, &source) != EP_OK) {
         snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
         return INSTALL_FAILED;
     }
     install->n_preflight = 0;
-    check_os(install, root);
-    check_arch(install, root);
+    check_os(install, source);
+    check_arch(install, source);
     check_kernel(install);
-    check_headers(install, root);
-    check_secure_boot(install, root);
-    check_managed(install, root);
+    check_headers(install, source);
+    check_secure_boot(install, source);
+    check_managed(install, source);
     check_disk(install);
     check_apt_lock(install);
     if (with_egress)
-        check_egress(install, root);
-    root_free(root);
+        check_egress(install, source);
+    source_free(source);
     return INSTALL_FINE;
 }
 

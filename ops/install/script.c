@@ -135,12 +135,12 @@ void script_prelude(FILE *script)
 void stamp_check(const struct check_context *context, const struct recipe_step *step, bool with_kernel,
                  struct step_state *ret_state)
 {
-    struct root_text text = root_read(context->root, "%s/stamp/%s", context->state, step->id);
+    struct source_text text = source_read(context->source, "%s/stamp/%s", context->state, step->id);
     char expected[24];
     const char *line;
 
     snprintf(expected, sizeof(expected), "%016" PRIx64 "\n", step_digest(step));
-    if (text.state != ROOT_OK) {
+    if (text.state != SOURCE_OK) {
         state_set(ret_state, STEP_TODO, "not made by this recipe");
         return;
     }

@@ -2,7 +2,7 @@
 /*
  * types.h - what a type of step is: its keys, how it is checked, and the shell scripts that apply and undo it.
  *
- * A check reads the machine through a `struct root` and runs nothing of the machine's, so that it works on a folder,
+ * A check reads the machine through a `struct source` and runs nothing of the machine's, so that it works on a folder,
  * too. fetch, apply and undo are written as scripts for a POSIX shell: what apply runs is what `export` writes. Each
  * may be killed at any instant and run again: it has to end in the same state. A script begins with what script_begin()
  * writes (script.c), and finds these variables:
@@ -16,7 +16,7 @@
 #define EP_INSTALL_TYPES_H
 
 #include "recipe.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <stdio.h>
 
@@ -43,7 +43,7 @@ struct step_state {
 
 /* What a check may ask besides files. */
 struct check_context {
-    struct root *root;
+    struct source *source;
     const char *state;  /* folder of the recipe's state, below the root */
     const char *kernel; /* release; "" if not known */
     /* <0, 0, >0 as version a is older, the same, newer; 2 if nothing here can tell. */
@@ -132,7 +132,7 @@ struct dpkg_package {
 };
 
 /* False: there is no package database (ret_package is zeroed). */
-bool dpkg_find(struct root *root, const char *name, struct dpkg_package *ret_package);
+bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret_package);
 /* The state of packages that are to have these versions. */
 void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state);
 

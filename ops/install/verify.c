@@ -30,7 +30,7 @@ static void first_words(const char *output, char ret_text[256])
     while (*output == '\n' || *output == ' ')
         output++;
     snprintf(line, sizeof(line), "%.*s", (int)strcspn(output, "\n"), output);
-    root_clean(line, ret_text, 256);
+    text_clean(line, ret_text, 256);
 }
 
 enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,

@@ -7,7 +7,7 @@
 #include "launch/frame.h"
 #include "launch/location.h"
 #include "process/capture.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -72,7 +72,7 @@ static void send_error(const char *layer, const char *text)
 {
     char clean[AGENT_TEXT_BYTES];
 
-    root_clean(text, clean, sizeof(clean));
+    text_clean(text, clean, sizeof(clean));
     agent_event("error", json_pack("{s:s, s:s}", "layer", layer, "text", clean));
 }
 
@@ -99,7 +99,7 @@ static void do_locate(const json_t *request)
     char location[LOCATION_BYTES], why[AGENT_TEXT_BYTES], clean[AGENT_TEXT_BYTES];
     bool is_found = location_find(request, location, why, sizeof(why));
 
-    root_clean(why, clean, sizeof(clean));
+    text_clean(why, clean, sizeof(clean));
     agent_event("location", json_pack("{s:s?, s:s?}", "location", is_found ? location : NULL, "why",
                                       is_found || !*clean ? NULL : clean));
 }

@@ -3,7 +3,7 @@
 #include "launch/hosts.h"
 
 #include "base/error.h"
-#include "source/root.h"
+#include "source/source.h"
 #include "source/temporary.h"
 
 #include <ctype.h>
@@ -82,7 +82,7 @@ ep_status host_parse(const char *word, struct host *ret_host)
     struct host host = {.port = ""};
     char text[sizeof(host.target)];
 
-    root_clean(word, host.word, sizeof(host.word));
+    text_clean(word, host.word, sizeof(host.word));
     if (snprintf(text, sizeof(text), "%s", word) < (int)sizeof(text) && split_port(text, host.port) &&
         is_target(text)) {
         memcpy(host.target, text, sizeof(text));
@@ -308,7 +308,7 @@ static ep_status take_setting(const char *file, int number, char *word, struct s
                                          "rank",      NULL};
     char *value = strchr(word, '='), clean[128];
 
-    root_clean(word, clean, sizeof(clean));
+    text_clean(word, clean, sizeof(clean));
     if (!value)
         return ep_fail(EP_E_ARG, "%s, line %d: '%s' behind the host is no setting like slots=8", file, number, clean);
     value++;

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "process/capture.h"
 #include "process/process.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -139,7 +139,7 @@ static ep_status take_environment(const struct capture *capture, struct variable
         const char *text = capture->error.text ? capture->error.text : "";
         size_t length = strlen(text);
 
-        root_clean(length > 200 ? text + length - 200 : text, clean, sizeof(clean));
+        text_clean(length > 200 ? text + length - 200 : text, clean, sizeof(clean));
         return ep_fail(EP_E_SYSTEM, "sourcing scripts failed: %s", clean);
     }
     for (size_t at = 0; at < capture->output.bytes; at += strlen(capture->output.text + at) + 1)

@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "launch/agent.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <epkit/types.h>
 
@@ -25,7 +25,7 @@ static void set_failure(struct node *node, const char *layer, const char *why)
     if (node->failed_at)
         return;
     node->failed_at = layer;
-    root_clean(why, node->why, sizeof(node->why));
+    text_clean(why, node->why, sizeof(node->why));
 }
 
 static void take_up(struct node *node)
@@ -165,7 +165,7 @@ static void keep_stray(struct node *node, const char *data, size_t bytes)
         return;
     memcpy(line, data + begin, n - begin);
     line[n - begin] = '\0';
-    root_clean(line, node->stray, sizeof(node->stray));
+    text_clean(line, node->stray, sizeof(node->stray));
 }
 
 static void take_frame(const struct frame *frame, void *context)

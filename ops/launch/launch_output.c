@@ -3,7 +3,7 @@
 #include "launch/launch_internal.h"
 
 #include "base/clock.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -52,7 +52,7 @@ static char *show_line(const char *text, size_t bytes, char *ret_text)
 {
     for (size_t at = 0; at < bytes;) {
         const char *shown = "?";
-        size_t shown_bytes = 1, n = root_show(text + at, bytes - at, &shown, &shown_bytes);
+        size_t shown_bytes = 1, n = text_printable(text + at, bytes - at, &shown, &shown_bytes);
 
         memcpy(ret_text, shown, shown_bytes);
         ret_text += shown_bytes;

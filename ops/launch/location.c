@@ -5,7 +5,7 @@
 #include "launch/hosts.h"
 #include "launch/job.h"
 #include "process/capture.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -44,7 +44,7 @@ static bool from_command(const char *command, char *ret_location, char *ret_why,
     } else if (capture.late) {
         snprintf(ret_why, bytes, "the command for the location did not end within %d s", LOCATION_SECONDS);
     } else if (!WIFEXITED(capture.status) || WEXITSTATUS(capture.status) != 0) {
-        root_clean(capture.error.text ? capture.error.text : "", clean, sizeof(clean));
+        text_clean(capture.error.text ? capture.error.text : "", clean, sizeof(clean));
         snprintf(ret_why, bytes, "the command for the location ended with status %d: %s",
                  WIFEXITED(capture.status) ? WEXITSTATUS(capture.status) : 128 + WTERMSIG(capture.status), clean);
     } else {

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "launch/agent.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -172,7 +172,7 @@ static void take_line(struct launch *launch, const char *line)
     launch_log(launch, line);
     if (strspn(line, "-* ") == strlen(line) || strstr(line, "[mpirun:") == line)
         return;
-    root_clean(line, clean, sizeof(clean));
+    text_clean(line, clean, sizeof(clean));
     if (!*launch->mpirun_said)
         snprintf(launch->mpirun_said, sizeof(launch->mpirun_said), "%s", clean);
 }

@@ -2,7 +2,7 @@
 #include "launch/remote.h"
 
 #include "base/clock.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -141,7 +141,7 @@ static void take_error_line(struct remote *remote)
         line = key_changed;
     if (!remote->said_layer || (layer && is_login && strcmp(remote->said, key_changed) != 0)) {
         remote->said_layer = layer;
-        root_clean(line, remote->said, sizeof(remote->said));
+        text_clean(line, remote->said, sizeof(remote->said));
     }
 }
 
@@ -255,7 +255,7 @@ static const char *last_words(struct remote *remote)
 {
     remote->error_line[remote->error_used] = '\0';
     if (remote->error_used && !remote->said_layer && strncmp(remote->error_line, "debug", 5) != 0)
-        root_clean(remote->error_line, remote->said, sizeof(remote->said));
+        text_clean(remote->error_line, remote->said, sizeof(remote->said));
     return remote->said;
 }
 
@@ -377,7 +377,7 @@ static void start_more(struct remote_pool *pool)
             char program[200];
 
             remote->failed_at = "ssh";
-            root_clean(pool->how->ssh, program, sizeof(program));
+            text_clean(pool->how->ssh, program, sizeof(program));
             snprintf(remote->why, sizeof(remote->why), "%s: %s", program, strerror(remote->start_error));
             end(remote);
         }

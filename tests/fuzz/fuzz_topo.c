@@ -60,18 +60,18 @@ static void check_devices(const struct topo *topo)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct root *root;
+    struct source *source;
     struct topo *topo;
     struct map *map;
 
-    if (root_from_json("fuzz", (const char *)data, size, &root) != EP_OK)
+    if (source_from_json("fuzz", (const char *)data, size, &source) != EP_OK)
         return 0;
-    check(topo_read(root, &topo) == EP_OK);
+    check(topo_read(source, &topo) == EP_OK);
     check_pci(topo);
     check_devices(topo);
     check(map_best(topo, &map) == EP_OK);
     map_free(map);
     topo_free(topo);
-    root_free(root);
+    source_free(source);
     return 0;
 }

@@ -17,8 +17,8 @@ struct advised {
     struct tree tree;
     struct machine hardware;
     struct topo_gid gids[2 * TOPO_MAX_NICS];
-    struct stack stack;
-    struct root *root;
+    struct software software;
+    struct source *source;
     struct map *map;
     struct advice *advice;
     struct audit *audit;
@@ -26,46 +26,48 @@ struct advised {
     size_t bytes;
 };
 
-static inline struct lib_place advised_nowhere(void)
+static inline struct lib_location advised_nowhere(void)
 {
-    return (struct lib_place){.state = ROOT_ABSENT, .path = "", .real = "", .found_by = ""};
+    return (struct lib_location){.state = SOURCE_ABSENT, .path = "", .real = "", .found_by = ""};
 }
 
-static inline void advised_software(struct stack *stack)
+static inline void advised_software(struct software *software)
 {
-    static const struct stack_option option = {"", "", "", "", ""};
-    struct lib_place nowhere = advised_nowhere();
+    static const struct software_option option = {"", "", "", "", ""};
+    struct lib_location nowhere = advised_nowhere();
 
-    stack->driver = (struct stack_driver){.version = "",
-                                          .module_version = "",
-                                          .installed_version = "",
-                                          .peer_mapping_override = option,
-                                          .dwords_with_override = "",
-                                          .peermem = ROOT_OK,
-                                          .dmabuf = ROOT_OK,
-                                          .dmabuf_why = "",
-                                          .gdrdrv = ROOT_ABSENT,
-                                          .kernel = "",
-                                          .doca = ""};
-    stack->verbs = (struct stack_verbs){.ibverbs = nowhere, .mlx5 = nowhere, .provider = "", .provider_folders = ""};
-    stack->nvshmem = (struct stack_nvshmem){.host = nowhere,
-                                            .version = "3.5.19",
-                                            .home = ADVISED_NVSHMEM,
-                                            .transport_ibgda = ADVISED_NVSHMEM "/lib/nvshmem_transport_ibgda.so.3",
+    software->driver = (struct software_driver){.version = "",
+                                                .module_version = "",
+                                                .installed_version = "",
+                                                .peer_mapping_override = option,
+                                                .dwords_with_override = "",
+                                                .peermem = SOURCE_OK,
+                                                .dmabuf = SOURCE_OK,
+                                                .dmabuf_why = "",
+                                                .gdrdrv = SOURCE_ABSENT,
+                                                .kernel = "",
+                                                .doca = ""};
+    software->verbs =
+        (struct software_verbs){.ibverbs = nowhere, .mlx5 = nowhere, .provider = "", .provider_folders = ""};
+    software->nvshmem =
+        (struct software_nvshmem){.host = nowhere,
+                                  .version = "3.5.19",
+                                  .home = ADVISED_NVSHMEM,
+                                  .transport_ibgda = ADVISED_NVSHMEM "/lib/nvshmem_transport_ibgda.so.3",
+                                  .bundled = "",
+                                  .bundled_version = "",
+                                  .gdrapi = nowhere};
+    software->nccl = (struct software_nccl){.lib = nowhere,
+                                            .version = "",
                                             .bundled = "",
                                             .bundled_version = "",
-                                            .gdrapi = nowhere};
-    stack->nccl = (struct stack_nccl){.lib = nowhere,
-                                      .version = "",
-                                      .bundled = "",
-                                      .bundled_version = "",
-                                      .gib = "",
-                                      .plugin = nowhere,
-                                      .plugin_name = "",
-                                      .tuner_config = "",
-                                      .script = ""};
-    stack->deepep.imported = -1;
-    stack->cuda_home = stack->python_paths = "";
+                                            .gib = "",
+                                            .plugin = nowhere,
+                                            .plugin_name = "",
+                                            .tuner_config = "",
+                                            .script = ""};
+    software->deepep.imported = -1;
+    software->cuda_home = software->python_paths = "";
 }
 
 static inline void advised_init(struct advised *advised)
@@ -97,7 +99,7 @@ static inline void advised_init(struct advised *advised)
         advised->hardware.gpus[i].name = "NVIDIA B200";
         advised->hardware.gpus[i].uuid = uuids[i];
     }
-    advised_software(&advised->stack);
+    advised_software(&advised->software);
 }
 
 /* A variable of the environment that is looked at: "NAME=value". */
@@ -114,11 +116,11 @@ static inline void advised_env(struct advised *advised, const char *setting)
 static inline void advised_make(struct advised *advised)
 {
     tree_put_bytes(&advised->tree, "/proc/self/environ", advised->environment, advised->bytes);
-    assert_int_equal(root_open(advised->tree.place, &advised->root), EP_OK);
-    advised->hardware.topo.root = advised->stack.root = advised->root;
+    assert_int_equal(source_open(advised->tree.place, &advised->source), EP_OK);
+    advised->hardware.topo.source = advised->software.source = advised->source;
     assert_int_equal(map_best(&advised->hardware.topo, &advised->map), EP_OK);
-    assert_int_equal(advice_make(&advised->hardware.topo, &advised->stack, advised->map, &advised->advice), EP_OK);
-    assert_int_equal(audit_make(&advised->hardware.topo, &advised->stack, advised->advice, &advised->audit), EP_OK);
+    assert_int_equal(advice_make(&advised->hardware.topo, &advised->software, advised->map, &advised->advice), EP_OK);
+    assert_int_equal(audit_make(&advised->hardware.topo, &advised->software, advised->advice, &advised->audit), EP_OK);
 }
 
 static inline void advised_done(struct advised *advised)
@@ -126,7 +128,7 @@ static inline void advised_done(struct advised *advised)
     audit_free(advised->audit);
     advice_free(advised->advice);
     map_free(advised->map);
-    root_free(advised->root);
+    source_free(advised->source);
     tree_done(&advised->tree);
 }
 

@@ -6,29 +6,29 @@
 
 static void no_peermem(struct made *made)
 {
-    made->stack.driver.peermem = ROOT_ABSENT;
+    made->software.driver.peermem = SOURCE_ABSENT;
 }
 
 static void neither_peermem_nor_dmabuf(struct made *made)
 {
-    made->stack.driver.peermem = made->stack.driver.dmabuf = ROOT_ABSENT;
+    made->software.driver.peermem = made->software.driver.dmabuf = SOURCE_ABSENT;
 }
 
 static void dmabuf_not_known(struct made *made)
 {
-    made->stack.driver.peermem = ROOT_ABSENT;
-    made->stack.driver.dmabuf = ROOT_UNASKED;
+    made->software.driver.peermem = SOURCE_ABSENT;
+    made->software.driver.dmabuf = SOURCE_NOT_RECORDED;
 }
 
 static void peermem_hidden(struct made *made)
 {
-    made->stack.driver.peermem = ROOT_DENIED;
-    made->stack.driver.dmabuf = ROOT_ABSENT;
+    made->software.driver.peermem = SOURCE_DENIED;
+    made->software.driver.dmabuf = SOURCE_ABSENT;
 }
 
-static struct stack_option *option(struct made *made)
+static struct software_option *option(struct made *made)
 {
-    return &made->stack.driver.peer_mapping_override;
+    return &made->software.driver.peer_mapping_override;
 }
 
 static void option_live_as_hexadecimal(struct made *made)
@@ -58,8 +58,8 @@ static void option_overruled(struct made *made)
 
 static void old_doca(struct made *made)
 {
-    made->stack.driver.doca = "3.0.0-058000";
-    made->stack.driver.kernel = "6.14.0-1021-gcp";
+    made->software.driver.doca = "3.0.0-058000";
+    made->software.driver.kernel = "6.14.0-1021-gcp";
 }
 
 #define MODULES "/lib/modules/6.14.0-1021-gcp"
@@ -116,34 +116,34 @@ static void old_doca_but_built(struct made *made)
 static void old_doca_old_kernel(struct made *made)
 {
     old_doca_not_built(made);
-    made->stack.driver.kernel = "6.8.0-87-generic";
+    made->software.driver.kernel = "6.8.0-87-generic";
 }
 
 static void new_doca(struct made *made)
 {
     old_doca_not_built(made);
-    made->stack.driver.doca = "3.2.1-044000";
+    made->software.driver.doca = "3.2.1-044000";
 }
 
 static void kernel_not_known(struct made *made)
 {
     old_doca(made);
-    made->stack.driver.kernel = "";
+    made->software.driver.kernel = "";
 }
 
 static void module_of_another_version(struct made *made)
 {
-    made->stack.driver.module_version = "570.124.06";
+    made->software.driver.module_version = "570.124.06";
 }
 
 static void package_of_another_version(struct made *made)
 {
-    made->stack.driver.installed_version = "580.140.02-1ubuntu1";
+    made->software.driver.installed_version = "580.140.02-1ubuntu1";
 }
 
 static void package_revision(struct made *made)
 {
-    made->stack.driver.installed_version = "580.126.09-1ubuntu1";
+    made->software.driver.installed_version = "580.126.09-1ubuntu1";
 }
 
 static void nobody_drives_gpus(struct made *made)

@@ -32,7 +32,7 @@ static void slower_of_another_make(struct made *made)
 
     other->hca = "MT4125";
     other->ports[0].rate_gbps = 200;
-    other->ports[0].gids_state = ROOT_OK;
+    other->ports[0].gids_state = SOURCE_OK;
     made->hardware.pci[other->pci].vendor = 0x15b3;
     made->hardware.pci[other->pci].device = 0x101d;
 }
@@ -114,14 +114,14 @@ static void ipv6_only_and_told(struct made *made)
 static void ipv6_only_and_nccl_told(struct made *made)
 {
     ipv6_only(made);
-    made->stack.nvshmem.host.state = ROOT_ABSENT;
+    made->software.nvshmem.host.state = SOURCE_ABSENT;
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
 static void ipv6_only_and_half_told(struct made *made)
 {
     ipv6_only(made);
-    made->stack.nvshmem.home = "/opt/nvshmem";
+    made->software.nvshmem.home = "/opt/nvshmem";
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
@@ -133,7 +133,7 @@ static void ipv6_only_and_told_a_wrong_index(struct made *made)
 
 static void gids_hidden(struct made *made)
 {
-    nic(made, 0)->ports[0].gids_state = ROOT_DENIED;
+    nic(made, 0)->ports[0].gids_state = SOURCE_DENIED;
 }
 
 static void index_3(struct made *made)
@@ -340,7 +340,7 @@ static void no_uverbs_for_nccl(struct made *made)
 static void no_uverbs_for_deepep(struct made *made)
 {
     no_uverbs_in_a_container(made);
-    made->stack.deepep.imported = 0;
+    made->software.deepep.imported = 0;
 }
 
 static void no_uverbs_for_nvshmem(struct made *made)

@@ -15,7 +15,7 @@
 
 struct made {
     struct machine hardware;
-    struct stack stack;
+    struct software software;
     struct map map;
     struct advice advice;
     struct audit audit;
@@ -155,20 +155,20 @@ static inline void made_hardware(struct made *made)
 
 static inline void made_software(struct made *made)
 {
-    struct stack_driver *driver = &made->stack.driver;
+    struct software_driver *driver = &made->software.driver;
 
     driver->version = driver->module_version = driver->installed_version = "580.126.09";
-    driver->peer_mapping_override = (struct stack_option){"", "", "", "", ""};
+    driver->peer_mapping_override = (struct software_option){"", "", "", "", ""};
     driver->dwords_with_override = "";
-    driver->peermem = ROOT_OK;
-    driver->dmabuf = ROOT_OK;
+    driver->peermem = SOURCE_OK;
+    driver->dmabuf = SOURCE_OK;
     driver->dmabuf_why = "";
     driver->kernel = "6.8.0-87-generic";
     driver->doca = "";
     driver->fabric_manager = "";
     driver->fabric_manager_from = "/var/lib/dpkg/status";
-    made->stack.nvshmem.version = made->stack.nccl.version = "";
-    made->stack.deepep.imported = -1;
+    made->software.nvshmem.version = made->software.nccl.version = "";
+    made->software.deepep.imported = -1;
 }
 
 static inline void made_files(struct made *made)
@@ -201,7 +201,7 @@ static inline void made_init(struct made *made)
     made_files(made);
     made->map.n = 4;
     made->doctor.topo = &made->hardware.topo;
-    made->doctor.stack = &made->stack;
+    made->doctor.software = &made->software;
     made->doctor.map = &made->map;
     made->doctor.advice = &made->advice;
     made->doctor.audit = &made->audit;
@@ -222,15 +222,15 @@ static inline void made_open(struct made *made)
     assert_true(fd >= 0);
     close(fd);
     assert_int_equal(json_dump_file(made->snapshot, path, 0), 0);
-    if (root_open(path, &made->doctor.root) != EP_OK)
+    if (source_open(path, &made->doctor.source) != EP_OK)
         fail_msg("%s", ep_last_error());
     unlink(path);
-    made->hardware.topo.root = made->stack.root = made->doctor.root;
+    made->hardware.topo.source = made->software.source = made->doctor.source;
 }
 
 static inline void made_done(struct made *made)
 {
-    root_free(made->doctor.root);
+    source_free(made->doctor.source);
     json_decref(made->snapshot);
 }
 

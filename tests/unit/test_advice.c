@@ -94,11 +94,11 @@ static void test_hca_list(void **state)
 static void test_mapping_only_where_it_is_read(void **state)
 {
     (void)state;
-    advised.stack.deepep.n = 1;
-    advised.stack.deepep.imported = 0;
-    advised.stack.deepep.mapping_active = true;
-    advised.stack.deepep.copies[0] =
-        (struct stack_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
+    advised.software.deepep.n = 1;
+    advised.software.deepep.imported = 0;
+    advised.software.deepep.mapping_active = true;
+    advised.software.deepep.copies[0] =
+        (struct software_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
     advised_make(&advised);
     is_set("DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1");
 }
@@ -106,7 +106,7 @@ static void test_mapping_only_where_it_is_read(void **state)
 static void test_without_transport(void **state)
 {
     (void)state;
-    advised.stack.nvshmem.transport_ibgda = "";
+    advised.software.nvshmem.transport_ibgda = "";
     advised_make(&advised);
     is_silent("NVSHMEM_IB_ENABLE_IBGDA");
     is_silent("NVSHMEM_IBGDA_NIC_HANDLER");
@@ -116,7 +116,7 @@ static void test_without_transport(void **state)
 static void test_without_nvshmem(void **state)
 {
     (void)state;
-    advised.stack.nvshmem.home = advised.stack.nvshmem.transport_ibgda = "";
+    advised.software.nvshmem.home = advised.software.nvshmem.transport_ibgda = "";
     advised_make(&advised);
     assert_int_equal(advised.advice->n, 1);
     is_set("EPKIT_VERBS_DEVICE", "mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1"); /* epkit's own, which needs no NVSHMEM */
@@ -126,7 +126,7 @@ static void test_without_nics(void **state)
 {
     (void)state;
     advised.hardware.topo.n_nics = 0;
-    advised.stack.nccl.gib = "/usr/local/gib";
+    advised.software.nccl.gib = "/usr/local/gib";
     advised_make(&advised);
     assert_int_equal(advised.advice->n, 0);
 }
@@ -206,7 +206,7 @@ static void test_address_family_with_one_ipv4(void **state)
 static void test_static_heap(void **state)
 {
     (void)state;
-    advised.stack.driver.dmabuf = ROOT_ABSENT;
+    advised.software.driver.dmabuf = SOURCE_ABSENT;
     advised_make(&advised);
     is_set("NVSHMEM_DISABLE_CUDA_VMM", "1");
     is_set("NVSHMEM_SYMMETRIC_SIZE", "4G");
@@ -215,8 +215,8 @@ static void test_static_heap(void **state)
 static void test_gib(void **state)
 {
     (void)state;
-    advised.stack.nccl.gib = "/usr/local/gib";
-    advised.stack.nccl.tuner_config = "/usr/local/gib/configs/tuner_config_a4.txtpb";
+    advised.software.nccl.gib = "/usr/local/gib";
+    advised.software.nccl.tuner_config = "/usr/local/gib/configs/tuner_config_a4.txtpb";
     tree_put(&advised.tree, "/usr/local/gib/lib64/libnccl-net.so", "");
     advised_make(&advised);
     is_set("NCCL_NET", "gIB");
@@ -254,8 +254,8 @@ static void test_preload(void **state)
 {
     (void)state;
     install_nvshmem();
-    advised.stack.nvshmem.bundled = "/usr/lib/python3/dist-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3";
-    advised.stack.nvshmem.bundled_version = "3.4.5";
+    advised.software.nvshmem.bundled = "/usr/lib/python3/dist-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3";
+    advised.software.nvshmem.bundled_version = "3.4.5";
     advised_make(&advised);
     is_set("LD_PRELOAD", ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3");
     assert_int_equal(row("LD_PRELOAD")->scope, ADVICE_PROGRAM);
@@ -265,8 +265,8 @@ static void test_no_preload_of_the_same_version(void **state)
 {
     (void)state;
     install_nvshmem();
-    advised.stack.nvshmem.bundled = "/usr/lib/python3/dist-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3";
-    advised.stack.nvshmem.bundled_version = "3.5.19";
+    advised.software.nvshmem.bundled = "/usr/lib/python3/dist-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3";
+    advised.software.nvshmem.bundled_version = "3.5.19";
     advised_make(&advised);
     is_silent("LD_PRELOAD");
 }
@@ -275,9 +275,9 @@ static void test_no_preload_of_the_same_version(void **state)
 static void test_paths_that_cannot_be_said(void **state)
 {
     (void)state;
-    advised.stack.nvshmem.home = "/opt/a b";
-    advised.stack.nvshmem.bundled = "/x/libnvshmem_host.so.3";
-    advised.stack.nvshmem.bundled_version = "3.4.5";
+    advised.software.nvshmem.home = "/opt/a b";
+    advised.software.nvshmem.bundled = "/x/libnvshmem_host.so.3";
+    advised.software.nvshmem.bundled_version = "3.4.5";
     tree_put(&advised.tree, "/opt/a b/lib/libnvshmem_host.so.3", "");
     advised_make(&advised);
     is_set("LD_LIBRARY_PATH", "/opt/a b/lib");
@@ -287,9 +287,9 @@ static void test_paths_that_cannot_be_said(void **state)
 static void test_paths_with_control_characters(void **state)
 {
     (void)state;
-    advised.stack.nvshmem.home = "/opt/a\033[2J";
-    advised.stack.nccl.gib = "/usr/local/gib";
-    advised.stack.nccl.tuner_config = "/usr/local/gib/\n";
+    advised.software.nvshmem.home = "/opt/a\033[2J";
+    advised.software.nccl.gib = "/usr/local/gib";
+    advised.software.nccl.tuner_config = "/usr/local/gib/\n";
     tree_put(&advised.tree, "/opt/a\033[2J/lib/libnvshmem_host.so.3", "");
     advised_make(&advised);
     is_silent("LD_LIBRARY_PATH");
@@ -299,10 +299,10 @@ static void test_paths_with_control_characters(void **state)
 static void test_python_path(void **state)
 {
     (void)state;
-    advised.stack.deepep.n = 2;
-    advised.stack.deepep.copies[0] =
-        (struct stack_copy){.folder = "/opt/x/source/deep_ep", .version = "", .extension = "", .is_source = true};
-    advised.stack.deepep.copies[1] = (struct stack_copy){
+    advised.software.deepep.n = 2;
+    advised.software.deepep.copies[0] =
+        (struct software_copy){.folder = "/opt/x/source/deep_ep", .version = "", .extension = "", .is_source = true};
+    advised.software.deepep.copies[1] = (struct software_copy){
         .folder = "/opt/x/python/deep_ep", .version = "", .extension = "/opt/x/python/deep_ep_cpp.so"};
     advised_make(&advised);
     is_set("PYTHONPATH", "/opt/x/python");
@@ -335,7 +335,7 @@ static void test_unset_paths(void **state)
     (void)state;
     tree_put(&advised.tree, "/opt/there/file", "");
     tree_put(&advised.tree, "/usr/lib/libibverbs/libmlx5-rdmav57.so", "");
-    advised.stack.verbs.private_version = 57;
+    advised.software.verbs.private_version = 57;
     advised_env(&advised, "NVSHMEM_HOME=/nowhere");
     advised_env(&advised, "GDRCOPY_HOME=/opt/there");
     advised_env(&advised, "RDMAV_DRIVERS=/usr/lib/libibverbs");
@@ -366,7 +366,7 @@ static void test_prepend(void **state)
     (void)state;
     advised_make(&advised);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        assert_string_equal(advice_prepend(advised.root, cases[i].value, cases[i].path), cases[i].expected);
+        assert_string_equal(advice_prepend(advised.source, cases[i].value, cases[i].path), cases[i].expected);
 }
 
 /* --- ranks --- */

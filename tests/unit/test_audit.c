@@ -118,7 +118,7 @@ static void test_order(void **state)
     assert_string_equal(advised.audit->rows[2].name, "NVSHMEM_IB_ENABLE_IBGDA");
     assert_string_equal(advised.audit->rows[3].name, "NVSHMEM_REMOTE_TRANSPORT");
     assert_string_equal(advised.audit->rows[4].name, "NVSHMEM_USE_GDRCOPY");
-    assert_true(advised.audit->uses_stack);
+    assert_true(advised.audit->uses_software);
     advised_done(&advised);
 }
 
@@ -140,7 +140,7 @@ static void test_own(void **state)
     assert_null(find("EPKIT_LAUNCH"));
     assert_null(find("EPKIT_SECRET"));
     assert_null(find("NO_COLOR"));
-    assert_false(advised.audit->uses_stack);
+    assert_false(advised.audit->uses_software);
     advised_done(&advised);
     make((const char *const[]){NULL});
     assert_null(find("EPKIT_VERBS_DEVICE"));
@@ -179,7 +179,7 @@ static void test_ranks(void **state)
     make((const char *const[]){"LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4", NULL});
     assert_int_equal(find("NVSHMEM_HCA_LIST")->kind, AUDIT_MISSING);
     assert_string_equal(find("NVSHMEM_HCA_LIST")->advised, "mlx5_1:1");
-    assert_false(advised.audit->uses_stack);
+    assert_false(advised.audit->uses_software);
     advised_done(&advised);
 }
 
@@ -196,13 +196,13 @@ static void test_net_without_its_plugin(void **state)
 {
     (void)state;
     advised_init(&advised);
-    advised.stack.nccl.plugin.state = ROOT_ABSENT;
+    advised.software.nccl.plugin.state = SOURCE_ABSENT;
     advised_env(&advised, "NCCL_NET=gIB");
     advised_make(&advised);
     assert_int_equal(find("NCCL_NET")->kind, AUDIT_HARMFUL);
     advised_done(&advised);
     advised_init(&advised);
-    advised.stack.nccl.plugin.state = ROOT_ABSENT;
+    advised.software.nccl.plugin.state = SOURCE_ABSENT;
     advised_env(&advised, "NCCL_NET=Socket");
     advised_make(&advised);
     assert_null(find("NCCL_NET"));
@@ -213,8 +213,8 @@ static void test_gib(void **state)
 {
     (void)state;
     advised_init(&advised);
-    advised.stack.nccl.gib = "/usr/local/gib";
-    advised.stack.nccl.plugin.state = ROOT_OK;
+    advised.software.nccl.gib = "/usr/local/gib";
+    advised.software.nccl.plugin.state = SOURCE_OK;
     advised_env(&advised, "NCCL_NET=gib");
     advised_env(&advised, "NCCL_IB_TC=0");
     advised_env(&advised, "TORCH_NCCL_USE_COMM_NONBLOCKING=0");
@@ -232,18 +232,18 @@ static void test_mapping(void **state)
 {
     (void)state;
     advised_init(&advised);
-    advised.stack.deepep.n = 1;
-    advised.stack.deepep.copies[0] =
-        (struct stack_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
+    advised.software.deepep.n = 1;
+    advised.software.deepep.copies[0] =
+        (struct software_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
     advised_env(&advised, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0,1:mlx5_0,2:mlx5_2,3:mlx5_3");
-    advised.stack.deepep.imported = 0;
+    advised.software.deepep.imported = 0;
     advised_make(&advised);
     assert_int_equal(find("DEEP_EP_DEVICE_TO_HCA_MAPPING")->kind, AUDIT_VOID);
     audit_free(advised.audit);
     advice_free(advised.advice);
-    advised.stack.deepep.mapping_active = true;
-    assert_int_equal(advice_make(&advised.hardware.topo, &advised.stack, advised.map, &advised.advice), EP_OK);
-    assert_int_equal(audit_make(&advised.hardware.topo, &advised.stack, advised.advice, &advised.audit), EP_OK);
+    advised.software.deepep.mapping_active = true;
+    assert_int_equal(advice_make(&advised.hardware.topo, &advised.software, advised.map, &advised.advice), EP_OK);
+    assert_int_equal(audit_make(&advised.hardware.topo, &advised.software, advised.advice, &advised.audit), EP_OK);
     assert_int_equal(find("DEEP_EP_DEVICE_TO_HCA_MAPPING")->kind, AUDIT_DIFFERS);
     advised_done(&advised);
 }
@@ -253,7 +253,7 @@ static void test_later_nvshmem(void **state)
 {
     (void)state;
     advised_init(&advised);
-    advised.stack.nvshmem.version = "3.6.0";
+    advised.software.nvshmem.version = "3.6.0";
     advised_env(&advised, "NVSHMEM_FUTURE=1");
     advised_make(&advised);
     assert_null(find("NVSHMEM_FUTURE"));
@@ -282,7 +282,7 @@ static void test_hostile(void **state)
         for (size_t t = 0; t < sizeof(texts) / sizeof(texts[0]); t++) {
             char shown[2048];
 
-            root_clean(texts[t], shown, sizeof(shown));
+            text_clean(texts[t], shown, sizeof(shown));
             assert_string_equal(texts[t], shown);
         }
         assert_true(strlen(row->value) < 300);
@@ -304,11 +304,11 @@ static void test_many(void **state)
         n += (size_t)snprintf(environment + n, bytes - n, "NVSHMEM_NOBODY_KNOWS_%06d=1", i) + 1;
     tree_put_bytes(&advised.tree, "/proc/self/environ", environment, n);
     free(environment);
-    assert_int_equal(root_open(advised.tree.place, &advised.root), EP_OK);
-    advised.hardware.topo.root = advised.stack.root = advised.root;
+    assert_int_equal(source_open(advised.tree.place, &advised.source), EP_OK);
+    advised.hardware.topo.source = advised.software.source = advised.source;
     assert_int_equal(map_best(&advised.hardware.topo, &advised.map), EP_OK);
-    assert_int_equal(advice_make(&advised.hardware.topo, &advised.stack, advised.map, &advised.advice), EP_OK);
-    assert_int_equal(audit_make(&advised.hardware.topo, &advised.stack, advised.advice, &advised.audit), EP_OK);
+    assert_int_equal(advice_make(&advised.hardware.topo, &advised.software, advised.map, &advised.advice), EP_OK);
+    assert_int_equal(audit_make(&advised.hardware.topo, &advised.software, advised.advice, &advised.audit), EP_OK);
     assert_int_equal(advised.audit->n, AUDIT_MAX);
     advised_done(&advised);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What root_clean() lets through to a terminal, and that no character is left in pieces. */
-#include "source/root.h"
+/* What text_clean() lets through to a terminal, and that no character is left in pieces. */
+#include "source/source.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,7 +34,7 @@ static void hidden_characters_are_replaced(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        root_clean(cases[i].text, text, sizeof(text));
+        text_clean(cases[i].text, text, sizeof(text));
         assert_string_equal(text, cases[i].wanted);
     }
 }
@@ -43,17 +43,17 @@ static void all_hidden_characters_are_known(void **state)
 {
     (void)state;
     for (uint32_t code = 0; code < 0xa0; code++)
-        assert_int_equal(root_is_shown(code), code >= 0x20 && code < 0x7f);
+        assert_int_equal(text_is_printable(code), code >= 0x20 && code < 0x7f);
     for (uint32_t code = 0x200b; code <= 0x200f; code++)
-        assert_false(root_is_shown(code));
+        assert_false(text_is_printable(code));
     for (uint32_t code = 0x202a; code <= 0x202e; code++)
-        assert_false(root_is_shown(code));
+        assert_false(text_is_printable(code));
     for (uint32_t code = 0x2066; code <= 0x2069; code++)
-        assert_false(root_is_shown(code));
-    assert_false(root_is_shown(0x61c));
-    assert_false(root_is_shown(0x1fffe));
-    assert_true(root_is_shown(0x2010));
-    assert_true(root_is_shown(0x4e2d));
+        assert_false(text_is_printable(code));
+    assert_false(text_is_printable(0x61c));
+    assert_false(text_is_printable(0x1fffe));
+    assert_true(text_is_printable(0x2010));
+    assert_true(text_is_printable(0x4e2d));
 }
 
 static void a_cut_text_ends_with_a_whole_character(void **state)
@@ -66,11 +66,11 @@ static void a_cut_text_ends_with_a_whole_character(void **state)
 
         memcpy(text, whole, bytes);
         text[bytes] = '\0';
-        root_cut(text);
+        text_cut(text);
         assert_true(strlen(text) <= bytes && bytes - strlen(text) <= 3);
-        root_clean(text, clean, sizeof(clean));
+        text_clean(text, clean, sizeof(clean));
         assert_string_equal(text, clean);
-        root_clean(whole, clean, bytes + 1);
+        text_clean(whole, clean, bytes + 1);
         assert_null(strchr(clean, '?'));
     }
 }

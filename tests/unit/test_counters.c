@@ -159,7 +159,7 @@ static void __attribute__((format(printf, 2, 3))) put(const char *text, const ch
 static void read_files(void **state)
 {
     struct counter_sample sample;
-    struct root *root;
+    struct source *source;
     char command[PATH_MAX + 16];
 
     (void)state;
@@ -169,26 +169,26 @@ static void read_files(void **state)
     put("no number\n", "/sys/class/infiniband/mlx5_0/ports/2/counters/port_rcv_data");
     put("7\n", "/sys/class/infiniband/mlx5_0/ports/2/hw_counters/np_cnp_sent");
     put("12\n", "/sys/class/net/eth0/statistics/rx_bytes");
-    assert_int_equal(root_open(folder, &root), EP_OK);
-    counter_read(root, &port, &sample);
+    assert_int_equal(source_open(folder, &source), EP_OK);
+    counter_read(source, &port, &sample);
     assert_true(sample.at_ns > 0);
     assert_true(sample.known[row_of(true, "port_xmit_data")]);
     assert_int_equal(sample.values[row_of(true, "port_xmit_data")], UINT64_MAX);
     assert_false(sample.known[row_of(true, "port_rcv_data")]);
-    assert_int_equal(sample.states[row_of(true, "port_rcv_data")], ROOT_FAILED);
-    assert_int_equal(sample.states[row_of(true, "symbol_error")], ROOT_ABSENT);
+    assert_int_equal(sample.states[row_of(true, "port_rcv_data")], SOURCE_FAILED);
+    assert_int_equal(sample.states[row_of(true, "symbol_error")], SOURCE_ABSENT);
     assert_int_equal(sample.values[row_of(true, "hw_counters/np_cnp_sent")], 7);
-    counter_read_traffic(root, &port, &sample);
+    counter_read_traffic(source, &port, &sample);
     assert_true(sample.known[row_of(true, "port_xmit_data")]);
-    assert_int_equal(sample.states[row_of(true, "hw_counters/np_cnp_sent")], ROOT_UNASKED);
+    assert_int_equal(sample.states[row_of(true, "hw_counters/np_cnp_sent")], SOURCE_NOT_RECORDED);
     /* It is read anew each time. */
     put("13\n", "/sys/class/net/eth0/statistics/rx_bytes");
-    counter_read(root, &interface, &sample);
+    counter_read(source, &interface, &sample);
     assert_int_equal(sample.values[row_of(false, "rx_bytes")], 13);
     put("14\n", "/sys/class/net/eth0/statistics/rx_bytes");
-    counter_read(root, &interface, &sample);
+    counter_read(source, &interface, &sample);
     assert_int_equal(sample.values[row_of(false, "rx_bytes")], 14);
-    root_free(root);
+    source_free(source);
     snprintf(command, sizeof(command), "rm -r '%s'", folder);
     assert_int_equal(system(command), 0); /* NOLINT(cert-env33-c) */
 }

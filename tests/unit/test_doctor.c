@@ -167,13 +167,13 @@ static void test_an_empty_machine_has_no_findings(void **state)
 {
     struct doctor_machine *machine = NULL;
     char folder[PATH_MAX];
-    struct root *root;
+    struct source *source;
 
     (void)state;
     temp_template("empty", folder);
     assert_non_null(mkdtemp(folder));
-    assert_int_equal(root_open(folder, &root), EP_OK);
-    assert_int_equal(doctor_machine_read(root, &machine), EP_OK);
+    assert_int_equal(source_open(folder, &source), EP_OK);
+    assert_int_equal(doctor_machine_read(source, &machine), EP_OK);
     for (size_t i = 0; doctor_checks[i]; i++) {
         struct doctor_result result;
 

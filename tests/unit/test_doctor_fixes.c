@@ -34,8 +34,8 @@ static bool in_container;
 
 static void of_os(struct made *m)
 {
-    m->stack.os.family = family;
-    m->stack.os.in_container = in_container;
+    m->software.os.family = family;
+    m->software.os.in_container = in_container;
 }
 
 /* --- driver options --- */
@@ -43,27 +43,27 @@ static void of_os(struct made *m)
 static void not_live(struct made *m)
 {
     of_os(m);
-    m->stack.driver.peer_mapping_override = (struct stack_option){"1", "/etc/modprobe.d/a.conf", "", "", ""};
+    m->software.driver.peer_mapping_override = (struct software_option){"1", "/etc/modprobe.d/a.conf", "", "", ""};
 }
 
 static void overruled(struct made *m)
 {
     of_os(m);
-    m->stack.driver.peer_mapping_override =
-        (struct stack_option){"", "/etc/modprobe.d/zz site.conf", "1", "/etc/modprobe.d/a.conf", ""};
-    m->stack.driver.dwords_with_override = "RMx=0x0;PeerMappingOverride=1;";
+    m->software.driver.peer_mapping_override =
+        (struct software_option){"", "/etc/modprobe.d/zz site.conf", "1", "/etc/modprobe.d/a.conf", ""};
+    m->software.driver.dwords_with_override = "RMx=0x0;PeerMappingOverride=1;";
 }
 
 static void overruled_by_a_package(struct made *m)
 {
     overruled(m);
-    m->stack.driver.peer_mapping_override.configured_in = "/lib/modprobe.d/zz.conf";
+    m->software.driver.peer_mapping_override.configured_in = "/lib/modprobe.d/zz.conf";
 }
 
 static void overruled_by_the_command_line(struct made *m)
 {
     overruled(m);
-    m->stack.driver.peer_mapping_override.configured_in = "/proc/cmdline";
+    m->software.driver.peer_mapping_override.configured_in = "/proc/cmdline";
 }
 
 static void options_come_into_effect_by_family(void **state)
@@ -298,20 +298,20 @@ static void reset_in_a_container(struct made *m)
 static void updated_driver(struct made *m)
 {
     of_os(m);
-    m->stack.driver.module_version = "570.124.06";
+    m->software.driver.module_version = "570.124.06";
 }
 
 static void fabric_off(struct made *m)
 {
     of_os(m);
     gpu(m, 1)->fabric = TOPO_FABRIC_FAILED;
-    m->stack.driver.fabric_manager = m->stack.driver.version;
+    m->software.driver.fabric_manager = m->software.driver.version;
 }
 
 static void no_peermem(struct made *m)
 {
     of_os(m);
-    m->stack.driver.peermem = m->stack.driver.dmabuf = ROOT_ABSENT;
+    m->software.driver.peermem = m->software.driver.dmabuf = SOURCE_ABSENT;
 }
 
 /* What belongs to the node is no command for a container. */

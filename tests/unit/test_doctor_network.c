@@ -10,25 +10,25 @@
 
 #include <cmocka.h>
 
-static void library(struct made *made, enum root_state state)
+static void library(struct made *made, enum source_state state)
 {
-    made->stack.verbs.ibverbs.state = state;
-    made->stack.verbs.ibverbs.path = "/usr/lib/libibverbs.so.1";
+    made->software.verbs.ibverbs.state = state;
+    made->software.verbs.ibverbs.path = "/usr/lib/libibverbs.so.1";
 }
 
 static void no_library(struct made *made)
 {
-    library(made, ROOT_ABSENT);
+    library(made, SOURCE_ABSENT);
 }
 
 static void damaged_library(struct made *made)
 {
-    library(made, ROOT_FAILED);
+    library(made, SOURCE_FAILED);
 }
 
 static void library_not_asked(struct made *made)
 {
-    library(made, ROOT_UNASKED);
+    library(made, SOURCE_NOT_RECORDED);
 }
 
 static void no_device(struct made *made)
@@ -74,7 +74,7 @@ static void ports_down(struct made *made)
     }
 }
 
-static void ports_mute(struct made *made)
+static void ports_unreadable(struct made *made)
 {
     all_states_unreadable(made);
 }
@@ -88,7 +88,7 @@ static void no_addresses(struct made *made)
 static void addresses_denied(struct made *made)
 {
     for (int i = 0; i < 4; i++)
-        nic(made, i)->ports[0].gids_state = ROOT_DENIED;
+        nic(made, i)->ports[0].gids_state = SOURCE_DENIED;
 }
 
 static void infiniband(struct made *made)
@@ -226,7 +226,7 @@ static const struct {
         "libibverbs.so.1: the snapshot does not say"),
     ROW(lists_unreadable, true, NETWORK_NOT_KNOWN, 0, "/sys/class/infiniband: Permission denied"),
     ROW(access_not_known, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: whether /dev/infiniband/uverbs0 may be opened"),
-    ROW(ports_mute, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: the state of the port"),
+    ROW(ports_unreadable, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: the state of the port"),
     ROW(addresses_denied, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: its addresses: Permission denied"),
     ROW(memory_not_known, true, NETWORK_NOT_KNOWN, 0, "how much memory the process may lock"),
     ROW(interfaces_down, false, NETWORK_USABLE, 4, "none: of tcp, no interface besides the loopback is up"),
@@ -243,7 +243,7 @@ static void test_each_machine_has_its_network(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         made_init(&made);
         made.hardware.topo.not_read = "";
-        library(&made, ROOT_OK);
+        library(&made, SOURCE_OK);
         access_to(&made, TOPO_ACCESS_YES);
         cases[i].change(&made);
         made_open(&made);

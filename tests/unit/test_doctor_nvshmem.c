@@ -47,8 +47,8 @@ static void two_nccl_mapped(void)
 static void bundle(void)
 {
     put_host(ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3");
-    advised.stack.nvshmem.bundled = TORCH "/nvshmem/lib/libnvshmem_host.so.3";
-    advised.stack.nvshmem.bundled_version = "3.4.5";
+    advised.software.nvshmem.bundled = TORCH "/nvshmem/lib/libnvshmem_host.so.3";
+    advised.software.nvshmem.bundled_version = "3.4.5";
 }
 
 static void bundle_and_mapped(void)
@@ -64,12 +64,12 @@ static void preload_there(void)
 
 static void option_off(void)
 {
-    advised.stack.driver.peer_mapping_override.live = "0";
+    advised.software.driver.peer_mapping_override.live = "0";
 }
 
 static void option_configured(void)
 {
-    advised.stack.driver.peer_mapping_override = (struct stack_option){"1", "/etc/modprobe.d/x.conf", "", "", ""};
+    advised.software.driver.peer_mapping_override = (struct software_option){"1", "/etc/modprobe.d/x.conf", "", "", ""};
 }
 
 static void no_params(void)
@@ -83,28 +83,28 @@ static void no_params(void)
 
 static void gdrcopy(void)
 {
-    advised.stack.nvshmem.gdrapi.state = ROOT_OK;
-    advised.stack.driver.gdrdrv = ROOT_OK;
+    advised.software.nvshmem.gdrapi.state = SOURCE_OK;
+    advised.software.driver.gdrdrv = SOURCE_OK;
 }
 
 static void no_transport(void)
 {
-    advised.stack.nvshmem.transport_ibgda = "";
+    advised.software.nvshmem.transport_ibgda = "";
 }
 
 static void mapping_active(void)
 {
-    advised.stack.deepep.n = 1;
-    advised.stack.deepep.imported = 0;
-    advised.stack.deepep.mapping_active = true;
-    advised.stack.deepep.copies[0] =
-        (struct stack_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
+    advised.software.deepep.n = 1;
+    advised.software.deepep.imported = 0;
+    advised.software.deepep.mapping_active = true;
+    advised.software.deepep.copies[0] =
+        (struct software_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
 }
 
 static void mapping_inactive(void)
 {
     mapping_active();
-    advised.stack.deepep.mapping_active = false;
+    advised.software.deepep.mapping_active = false;
 }
 
 static void mapping_and_dead_port(void)
@@ -137,8 +137,8 @@ static void deepep_and_other_names(void)
 static void deepep_without_nvshmem(void)
 {
     deepep_and_bundle();
-    advised.stack.deepep.copies[0].extension = "/opt/x/python/deep_ep_cpp.so";
-    tree_put(&advised.tree, "/" ROOT_OVERLAY,
+    advised.software.deepep.copies[0].extension = "/opt/x/python/deep_ep_cpp.so";
+    tree_put(&advised.tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1, \"elf\": {\"/opt/x/python/deep_ep_cpp.so\": {\"needed\": [\"libc.so.6\"]}}}");
 }
 
@@ -166,16 +166,16 @@ static void one_gpu(void)
 
 static void gib(void)
 {
-    advised.stack.nccl.gib = "/usr/local/gib";
-    advised.stack.nccl.plugin = (struct lib_place){ROOT_OK, "/usr/local/gib/lib64/libnccl-net.so",
-                                                   "/usr/local/gib/lib64/libnccl-net.so", "LD_LIBRARY_PATH"};
-    advised.stack.nccl.plugin_name = "libnccl-net.so";
+    advised.software.nccl.gib = "/usr/local/gib";
+    advised.software.nccl.plugin = (struct lib_location){SOURCE_OK, "/usr/local/gib/lib64/libnccl-net.so",
+                                                         "/usr/local/gib/lib64/libnccl-net.so", "LD_LIBRARY_PATH"};
+    advised.software.nccl.plugin_name = "libnccl-net.so";
 }
 
 static void gib_does_not_load(void)
 {
     gib();
-    tree_put(&advised.tree, "/" ROOT_OVERLAY,
+    tree_put(&advised.tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1, \"answers\": {\"load:/usr/local/gib/lib64/libnccl-net.so\": {\"value\": {\"ok\": "
              "false, \"error\": \"libprotobuf.so.32: cannot open shared object file\"}}}}");
 }
@@ -184,14 +184,14 @@ static void gib_does_not_load(void)
 static void gib_meets_other_verbs(void)
 {
     gib();
-    tree_put(&advised.tree, "/" ROOT_OVERLAY,
+    tree_put(&advised.tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1, \"answers\": {\"load:/usr/local/gib/lib64/libnccl-net.so\": {\"value\": {\"ok\": "
              "false, \"error\": \"libmlx5.so.1: version `IBVERBS_PRIVATE_34' not found\"}}}}");
 }
 
 static void transport_crashes(void)
 {
-    tree_put(&advised.tree, "/" ROOT_OVERLAY,
+    tree_put(&advised.tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1, \"answers\": {\"load:" ADVISED_NVSHMEM
              "/lib/nvshmem_transport_ibgda.so.3\": {\"state\": \"failed\", \"why\": \"killed by signal 11\"}}}");
 }
@@ -200,21 +200,21 @@ static void transport_crashes(void)
 static void gib_without_libibverbs(void)
 {
     gib();
-    advised.stack.verbs.ibverbs.state = ROOT_OK;
-    tree_put(&advised.tree, "/" ROOT_OVERLAY,
+    advised.software.verbs.ibverbs.state = SOURCE_OK;
+    tree_put(&advised.tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1, \"answers\": {\"load:/usr/local/gib/lib64/libnccl-net.so\": {\"value\": {\"ok\": "
              "false, \"error\": \"libibverbs.so.1: cannot open shared object file\"}}}}");
 }
 
 static void no_plugin(void)
 {
-    advised.stack.nccl.plugin_name = "libnccl-net.so";
+    advised.software.nccl.plugin_name = "libnccl-net.so";
 }
 
 static void torch_nccl(void)
 {
-    advised.stack.nccl.bundled = TORCH "/nccl/lib/libnccl.so.2";
-    advised.stack.nccl.bundled_version = "2.27.5";
+    advised.software.nccl.bundled = TORCH "/nccl/lib/libnccl.so.2";
+    advised.software.nccl.bundled_version = "2.27.5";
     tree_put(&advised.tree, "/opt/nccl/lib/libnccl.so.2.21.5", "");
     tree_link(&advised.tree, "/opt/nccl/lib/libnccl.so.2", "libnccl.so.2.21.5");
     tree_put(&advised.tree, "/opt/same/lib/libnccl.so.2.27.5", "");
@@ -380,7 +380,7 @@ static void check_result(const struct doctor_result *result, size_t i)
 static void make_case(size_t i)
 {
     advised_init(&advised);
-    advised.stack.driver.peer_mapping_override.live = "1";
+    advised.software.driver.peer_mapping_override.live = "1";
     tree_put(&advised.tree, "/proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
     for (size_t s = 0; s < 4 && cases[i].settings[s]; s++)
         advised_env(&advised, cases[i].settings[s]);
@@ -397,7 +397,7 @@ static void run_case(size_t i)
 
     make_case(i);
     machine = (struct doctor_machine){
-        advised.root, &advised.hardware.topo, &advised.stack, advised.map, advised.advice, advised.audit, NULL};
+        advised.source, &advised.hardware.topo, &advised.software, advised.map, advised.advice, advised.audit, NULL};
     for (size_t c = 0; c < N_CHECKS; c++) {
         struct doctor_result result;
         char said[1024];
@@ -425,7 +425,7 @@ static struct doctor_result result_of(const struct doctor_check *check)
 
     advised_make(&advised);
     machine = (struct doctor_machine){
-        advised.root, &advised.hardware.topo, &advised.stack, advised.map, advised.advice, advised.audit, NULL};
+        advised.source, &advised.hardware.topo, &advised.software, advised.map, advised.advice, advised.audit, NULL};
     doctor_run(&machine, check, &result);
     return result;
 }

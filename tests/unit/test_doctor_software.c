@@ -35,55 +35,55 @@ static void put_library(struct made *made, const char *path, const char *facts)
     json_object_set_new(made_kind(made, "links"), path, json_string(path));
 }
 
-static struct lib_place at(const char *path, const char *found_by)
+static struct lib_location at(const char *path, const char *found_by)
 {
-    return (struct lib_place){.state = ROOT_OK, .path = path, .real = path, .found_by = found_by};
+    return (struct lib_location){.state = SOURCE_OK, .path = path, .real = path, .found_by = found_by};
 }
 
-static struct lib_place nowhere(void)
+static struct lib_location nowhere(void)
 {
-    return (struct lib_place){.state = ROOT_ABSENT, .path = "", .real = "", .found_by = ""};
+    return (struct lib_location){.state = SOURCE_ABSENT, .path = "", .real = "", .found_by = ""};
 }
 
-static struct stack_copy *copy(struct made *made, int i)
+static struct software_copy *copy(struct made *made, int i)
 {
-    return &made->stack.deepep.copies[i];
+    return &made->software.deepep.copies[i];
 }
 
 static void healthy(struct made *made)
 {
-    struct stack *stack = &made->stack;
+    struct software *software = &made->software;
 
     for (int i = 0; i < 4; i++)
         made->hardware.gpus[i].cc_major = 10;
-    stack->verbs = (struct stack_verbs){.ibverbs = at(CORE, "default folder"),
-                                        .mlx5 = at(MLX5, "default folder"),
-                                        .private_version = 57,
-                                        .provider_wants = 57,
-                                        .provider = PROVIDER,
-                                        .provider_folders = "/usr/lib/libibverbs"};
+    software->verbs = (struct software_verbs){.ibverbs = at(CORE, "default folder"),
+                                              .mlx5 = at(MLX5, "default folder"),
+                                              .private_version = 57,
+                                              .provider_wants = 57,
+                                              .provider = PROVIDER,
+                                              .provider_folders = "/usr/lib/libibverbs"};
     put_library(made, CORE, "{'definitions': ['IBVERBS_PRIVATE_57']}");
     put_library(made, MLX5, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_57']]}");
     put_library(made, PROVIDER, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_57']]}");
-    stack->nccl.gib = "";
-    stack->nvshmem.host = at(NVSHMEM, "LD_PRELOAD");
-    stack->nvshmem.version = "3.5.19";
-    stack->nvshmem.home = "/opt/nvshmem";
+    software->nccl.gib = "";
+    software->nvshmem.host = at(NVSHMEM, "LD_PRELOAD");
+    software->nvshmem.version = "3.5.19";
+    software->nvshmem.home = "/opt/nvshmem";
     put_library(made, NVSHMEM, "{}");
     put_library(made, EXTENSION,
                 "{'needed': ['libnvshmem_host.so.3'], 'runpath': '/opt/nvshmem/lib', 'archs': [90, 100]}");
-    stack->deepep.n = 1;
-    stack->deepep.imported = 0;
-    *copy(made, 0) = (struct stack_copy){.folder = PACKAGE,
-                                         .version = "1.2.1+29d31c0",
-                                         .extension = EXTENSION,
-                                         .on_path = true,
-                                         .buffer = ROOT_OK,
-                                         .defines_mapping = true,
-                                         .calls_mapping = true,
-                                         .hash = 1};
-    stack->cuda_home = "/usr/local/cuda";
-    stack->python_paths = "/py";
+    software->deepep.n = 1;
+    software->deepep.imported = 0;
+    *copy(made, 0) = (struct software_copy){.folder = PACKAGE,
+                                            .version = "1.2.1+29d31c0",
+                                            .extension = EXTENSION,
+                                            .on_path = true,
+                                            .buffer = SOURCE_OK,
+                                            .defines_mapping = true,
+                                            .calls_mapping = true,
+                                            .hash = 1};
+    software->cuda_home = "/usr/local/cuda";
+    software->python_paths = "/py";
 }
 
 static void nothing(struct made *made)
@@ -118,14 +118,14 @@ static void nics_of_others(struct made *made)
 
 static void no_core(struct made *made)
 {
-    made->stack.verbs.ibverbs = nowhere();
+    made->software.verbs.ibverbs = nowhere();
 }
 
 static void no_core_for_nobody(struct made *made)
 {
     no_core(made);
-    made->stack.deepep.n = 0;
-    made->stack.deepep.imported = -1;
+    made->software.deepep.n = 0;
+    made->software.deepep.imported = -1;
 }
 
 static void no_core_for_a_plugin(struct made *made)
@@ -136,7 +136,7 @@ static void no_core_for_a_plugin(struct made *made)
 
 static void no_mlx5_library(struct made *made)
 {
-    made->stack.verbs.mlx5 = nowhere();
+    made->software.verbs.mlx5 = nowhere();
 }
 
 static void damaged_core(struct made *made)
@@ -146,17 +146,17 @@ static void damaged_core(struct made *made)
 
 static void core_without_number(struct made *made)
 {
-    made->stack.verbs.private_version = 0;
+    made->software.verbs.private_version = 0;
 }
 
 static void no_provider(struct made *made)
 {
-    made->stack.verbs.provider = "";
+    made->software.verbs.provider = "";
 }
 
 static void other_set(struct made *made)
 {
-    made->stack.verbs.provider_wants = 34;
+    made->software.verbs.provider_wants = 34;
 }
 
 static void other_set_and_no_provider(struct made *made)
@@ -173,8 +173,8 @@ static void renamed_provider(struct made *made)
 
 static void core_from_gib(struct made *made)
 {
-    made->stack.nccl.gib = "/usr/local/gib";
-    made->stack.verbs.ibverbs = at("/usr/local/gib/lib64/libibverbs.so.1", "LD_LIBRARY_PATH");
+    made->software.nccl.gib = "/usr/local/gib";
+    made->software.verbs.ibverbs = at("/usr/local/gib/lib64/libibverbs.so.1", "LD_LIBRARY_PATH");
     put_library(made, "/usr/local/gib/lib64/libibverbs.so.1", "{'definitions': ['IBVERBS_PRIVATE_57']}");
     made_stat(made, "/usr/lib", "folder", "r-x");
 }
@@ -187,7 +187,7 @@ static void core_from_gib_alone(struct made *made)
 
 static void gib_behind(struct made *made)
 {
-    made->stack.nccl.gib = "/usr/local/gib";
+    made->software.nccl.gib = "/usr/local/gib";
 }
 
 static void folder_as_drivers(struct made *made)
@@ -214,13 +214,13 @@ static void good_drivers(struct made *made)
 
 static void not_imported(struct made *made)
 {
-    made->stack.deepep.imported = -1;
+    made->software.deepep.imported = -1;
 }
 
 static void no_deepep(struct made *made)
 {
     not_imported(made);
-    made->stack.deepep.n = 0;
+    made->software.deepep.n = 0;
 }
 
 static void never_called(struct made *made)
@@ -252,7 +252,7 @@ static void mapping_wanted(struct made *made)
 
 static void another_copy(struct made *made)
 {
-    made->stack.deepep.n = 2;
+    made->software.deepep.n = 2;
     *copy(made, 1) = *copy(made, 0);
     copy(made, 1)->folder = "/src/deep_ep";
     copy(made, 1)->is_source = true;
@@ -289,14 +289,14 @@ static void one_version_two_texts(struct made *made)
 
 static void unreadable_buffer(struct made *made)
 {
-    copy(made, 0)->buffer = ROOT_DENIED;
+    copy(made, 0)->buffer = SOURCE_DENIED;
     made_state(made, "files", PACKAGE "/buffer.py", "denied");
     no_mapping(made);
 }
 
 static void version_two(struct made *made)
 {
-    copy(made, 0)->buffer = ROOT_ABSENT;
+    copy(made, 0)->buffer = SOURCE_ABSENT;
     copy(made, 0)->version = "2.0.0";
     no_mapping(made);
 }
@@ -345,12 +345,12 @@ static void version_unknown(struct made *made)
 static void old_with_old_nvshmem(struct made *made)
 {
     version_1_1(made);
-    made->stack.nvshmem.version = "3.4.5";
+    made->software.nvshmem.version = "3.4.5";
 }
 
 static void no_nvshmem(struct made *made)
 {
-    made->stack.nvshmem.host = nowhere();
+    made->software.nvshmem.host = nowhere();
 }
 
 /* --- the extension --- */
@@ -511,36 +511,36 @@ static void nvshmem_source_old_header(struct made *made)
 
 static const struct test_case cases[] = {
     {&check_provider_missing, "healthy", nothing, DOCTOR_FINE, ""},
-    {&check_provider_missing, "no NICs", no_nics, DOCTOR_NOT_HERE, "no RDMA NIC"},
-    {&check_provider_missing, "NICs of others", nics_of_others, DOCTOR_NOT_HERE, "of NVIDIA"},
+    {&check_provider_missing, "no NICs", no_nics, DOCTOR_NOT_APPLICABLE, "no RDMA NIC"},
+    {&check_provider_missing, "NICs of others", nics_of_others, DOCTOR_NOT_APPLICABLE, "of NVIDIA"},
     {&check_provider_missing, "no libibverbs", no_core, DOCTOR_FOUND, "libibverbs.so.1 is not installed"},
     {&check_provider_missing, "no libibverbs for a plugin", no_core_for_a_plugin, DOCTOR_FOUND, "libibverbs.so.1 is"},
-    {&check_provider_missing, "no libibverbs, nobody asks", no_core_for_nobody, DOCTOR_NOT_HERE, "not installed"},
+    {&check_provider_missing, "no libibverbs, nobody asks", no_core_for_nobody, DOCTOR_NOT_APPLICABLE, "not installed"},
     {&check_provider_missing, "no libmlx5", no_mlx5_library, DOCTOR_FOUND, "libmlx5.so.1 is not installed"},
     {&check_provider_missing, "damaged", damaged_core, DOCTOR_UNKNOWN, "made so"},
     {&check_provider_missing, "no number", core_without_number, DOCTOR_UNKNOWN, "IBVERBS_PRIVATE"},
     {&check_provider_missing, "environment", secret_environment, DOCTOR_UNKNOWN, "environment"},
     {&check_provider_missing, "no provider", no_provider, DOCTOR_FOUND, "libmlx5-rdmav57.so"},
-    {&check_provider_missing, "another set", other_set_and_no_provider, DOCTOR_NOT_HERE, "one set"},
-    {&check_provider_missing, "RDMAV_DRIVERS", folder_as_only_hint, DOCTOR_NOT_HERE, "RDMAV_DRIVERS"},
+    {&check_provider_missing, "another set", other_set_and_no_provider, DOCTOR_NOT_APPLICABLE, "one set"},
+    {&check_provider_missing, "RDMAV_DRIVERS", folder_as_only_hint, DOCTOR_NOT_APPLICABLE, "RDMAV_DRIVERS"},
     {&check_verbs_mixed, "healthy", nothing, DOCTOR_FINE, ""},
     {&check_verbs_mixed, "another set", other_set, DOCTOR_FOUND, "IBVERBS_PRIVATE_34"},
     {&check_verbs_mixed, "another set, no provider", other_set_and_no_provider, DOCTOR_FOUND, MLX5},
     {&check_verbs_mixed, "renamed provider", renamed_provider, DOCTOR_FOUND, PROVIDER},
-    {&check_verbs_mixed, "gIB", core_from_gib, DOCTOR_NOT_HERE, "gIB"},
-    {&check_rdmav_drivers, "not set", nothing, DOCTOR_NOT_HERE, "not set"},
+    {&check_verbs_mixed, "gIB", core_from_gib, DOCTOR_NOT_APPLICABLE, "gIB"},
+    {&check_rdmav_drivers, "not set", nothing, DOCTOR_NOT_APPLICABLE, "not set"},
     {&check_rdmav_drivers, "folder", folder_as_drivers, DOCTOR_FOUND, "/usr/lib/libibverbs-rdmav57.so"},
     {&check_rdmav_drivers, "right", good_drivers, DOCTOR_FINE, ""},
-    {&check_verbs_from_gib, "no gIB", nothing, DOCTOR_NOT_HERE, "not installed"},
+    {&check_verbs_from_gib, "no gIB", nothing, DOCTOR_NOT_APPLICABLE, "not installed"},
     {&check_verbs_from_gib, "gIB behind", gib_behind, DOCTOR_FINE, ""},
     {&check_verbs_from_gib, "gIB in front", core_from_gib, DOCTOR_FOUND, "/usr/local/gib/lib64/libibverbs.so.1"},
     {&check_verbs_from_gib, "gIB alone", core_from_gib_alone, DOCTOR_FINE, ""},
 
     {&check_mapping_inactive, "healthy", nothing, DOCTOR_FINE, ""},
-    {&check_mapping_inactive, "no GPUs", no_gpus, DOCTOR_NOT_HERE, "no NVIDIA GPU"},
-    {&check_mapping_inactive, "no NICs", no_nics, DOCTOR_NOT_HERE, "no RDMA NIC"},
-    {&check_mapping_inactive, "no DeepEP", no_deepep, DOCTOR_NOT_HERE, "not installed where Python looks: /py"},
-    {&check_mapping_inactive, "not on the path", not_imported, DOCTOR_NOT_HERE, "not on Python's path"},
+    {&check_mapping_inactive, "no GPUs", no_gpus, DOCTOR_NOT_APPLICABLE, "no NVIDIA GPU"},
+    {&check_mapping_inactive, "no NICs", no_nics, DOCTOR_NOT_APPLICABLE, "no RDMA NIC"},
+    {&check_mapping_inactive, "no DeepEP", no_deepep, DOCTOR_NOT_APPLICABLE, "not installed where Python looks: /py"},
+    {&check_mapping_inactive, "not on the path", not_imported, DOCTOR_NOT_APPLICABLE, "not on Python's path"},
     {&check_mapping_inactive, "environment", secret_environment, DOCTOR_UNKNOWN, "environment"},
     {&check_mapping_inactive, "never called", never_called, DOCTOR_FOUND, "never called"},
     {&check_mapping_inactive, "never defined", never_defined, DOCTOR_FOUND, "not defined"},
@@ -567,13 +567,13 @@ static const struct test_case cases[] = {
     {&check_deepep_too_old, "no version", version_unknown, DOCTOR_UNKNOWN, PACKAGE},
     {&check_deepep_too_old, "version 2", version_two, DOCTOR_FINE, ""},
     {&check_deepep_too_old, "NVSHMEM 3.4", old_with_old_nvshmem, DOCTOR_FINE, ""},
-    {&check_deepep_too_old, "no NVSHMEM", no_nvshmem, DOCTOR_NOT_HERE, "NVSHMEM"},
+    {&check_deepep_too_old, "no NVSHMEM", no_nvshmem, DOCTOR_NOT_APPLICABLE, "NVSHMEM"},
 
     {&check_other_nvshmem, "healthy", nothing, DOCTOR_FINE, ""},
-    {&check_other_nvshmem, "no extension", no_extension, DOCTOR_NOT_HERE, "deep_ep_cpp"},
+    {&check_other_nvshmem, "no extension", no_extension, DOCTOR_NOT_APPLICABLE, "deep_ep_cpp"},
     {&check_other_nvshmem, "damaged", damaged_extension, DOCTOR_UNKNOWN, EXTENSION},
-    {&check_other_nvshmem, "without NVSHMEM", built_without_nvshmem, DOCTOR_NOT_HERE, "without NVSHMEM"},
-    {&check_other_nvshmem, "no NVSHMEM", no_nvshmem, DOCTOR_NOT_HERE, "not found"},
+    {&check_other_nvshmem, "without NVSHMEM", built_without_nvshmem, DOCTOR_NOT_APPLICABLE, "without NVSHMEM"},
+    {&check_other_nvshmem, "no NVSHMEM", no_nvshmem, DOCTOR_NOT_APPLICABLE, "not found"},
     {&check_other_nvshmem, "older", linked_with_older, DOCTOR_FOUND, "3.3.19"},
     {&check_other_nvshmem, "same version", linked_with_same, DOCTOR_FINE, ""},
     {&check_other_nvshmem, "unknown version", linked_with_unknown, DOCTOR_UNKNOWN, "one version"},
@@ -583,7 +583,7 @@ static const struct test_case cases[] = {
     {&check_gpu_arch, "capability", capability_unknown, DOCTOR_UNKNOWN, "libnvidia-ml"},
     {&check_gpu_arch, "NVSHMEM", nvshmem_for_another, DOCTOR_FOUND, NVSHMEM},
 
-    {&check_build_files, "no source", nothing, DOCTOR_NOT_HERE, "no source"},
+    {&check_build_files, "no source", nothing, DOCTOR_NOT_APPLICABLE, "no source"},
     {&check_build_files, "all there", with_source, DOCTOR_FINE, ""},
     {&check_build_files, "no link", no_link, DOCTOR_FOUND, "libmlx5.so"},
     {&check_build_files, "no header", no_header, DOCTOR_FOUND, "mlx5dv.h"},

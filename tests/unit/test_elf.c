@@ -4,7 +4,7 @@
  * refused with a reason or says something that holds together, whatever byte of it is wrong.
  */
 #include "source/elf.h"
-#include "source/root.h"
+#include "source/source.h"
 #include "tree.h"
 
 #include <elf.h>
@@ -111,12 +111,12 @@ static Elf64_Dyn *entry_of(const struct image *image, int64_t tag)
 
 /* --- what is said --- */
 
-static struct root *open_root(void)
+static struct source *open_root(void)
 {
-    struct root *root;
+    struct source *source;
 
-    assert_int_equal(root_open(NULL, &root), EP_OK);
-    return root;
+    assert_int_equal(source_open(NULL, &source), EP_OK);
+    return source;
 }
 
 static bool has_need(const struct elf_facts *facts, const char *file, const char *name)
@@ -137,12 +137,12 @@ static bool has_needed(const struct elf_facts *facts, const char *name)
 
 static void runpath_and_soname(void **state)
 {
-    struct root *root = open_root();
-    struct elf_facts facts = root_elf(root, SAMPLE("%s"), "plain");
+    struct source *source = open_root();
+    struct elf_facts facts = source_elf(source, SAMPLE("%s"), "plain");
     struct image image = load(SAMPLE("plain"));
 
     (void)state;
-    assert_int_equal(facts.state, ROOT_OK);
+    assert_int_equal(facts.state, SOURCE_OK);
     assert_string_equal(facts.soname, "libsample_plain.so.7");
     assert_string_equal(facts.runpath, "$ORIGIN/../lib:/opt/sample/lib");
     assert_string_equal(facts.rpath, "");
@@ -153,68 +153,68 @@ static void runpath_and_soname(void **state)
     assert_int_equal(facts.machine, header_of(&image)->e_machine);
     free(image.bytes);
     /* The second answer comes from what was kept, with the same arrays. */
-    assert_ptr_equal(root_elf(root, SAMPLE("plain")).needed, facts.needed);
-    root_free(root);
+    assert_ptr_equal(source_elf(source, SAMPLE("plain")).needed, facts.needed);
+    source_free(source);
 }
 
 static void rpath(void **state)
 {
-    struct root *root = open_root();
-    struct elf_facts facts = root_elf(root, SAMPLE("rpath"));
+    struct source *source = open_root();
+    struct elf_facts facts = source_elf(source, SAMPLE("rpath"));
 
     (void)state;
-    assert_int_equal(facts.state, ROOT_OK);
+    assert_int_equal(facts.state, SOURCE_OK);
     assert_string_equal(facts.rpath, "/opt/old/lib");
     assert_string_equal(facts.runpath, "");
-    root_free(root);
+    source_free(source);
 }
 
 static void versions(void **state)
 {
-    struct root *root = open_root();
-    struct elf_facts provider = root_elf(root, SAMPLE("versions"));
-    struct elf_facts user = root_elf(root, SAMPLE("user"));
+    struct source *source = open_root();
+    struct elf_facts provider = source_elf(source, SAMPLE("versions"));
+    struct elf_facts user = source_elf(source, SAMPLE("user"));
 
     (void)state;
-    assert_int_equal(provider.state, ROOT_OK);
+    assert_int_equal(provider.state, SOURCE_OK);
     /* Without the base, which is the library itself. */
     assert_int_equal(provider.n_definitions, 2);
     assert_string_equal(provider.definitions[0].name, "EPKIT_SAMPLE_1");
     assert_string_equal(provider.definitions[1].name, "EPKIT_SAMPLE_2");
     assert_string_equal(provider.definitions[0].file, "");
-    assert_int_equal(user.state, ROOT_OK);
+    assert_int_equal(user.state, SOURCE_OK);
     assert_true(has_needed(&user, "libsample_versions.so.1"));
     assert_true(has_need(&user, "libsample_versions.so.1", "EPKIT_SAMPLE_2"));
     assert_false(has_need(&user, "libsample_versions.so.1", "EPKIT_SAMPLE_1"));
-    root_free(root);
+    source_free(source);
 }
 
 static void gpu_code(void **state)
 {
-    struct root *root = open_root();
-    struct elf_facts facts = root_elf(root, SAMPLE("gpu"));
+    struct source *source = open_root();
+    struct elf_facts facts = source_elf(source, SAMPLE("gpu"));
     static const int expected[] = {-90, 90 + ELF_ARCH_EXACT, 100 + ELF_ARCH_FAMILY};
 
     (void)state;
-    assert_int_equal(facts.state, ROOT_OK);
+    assert_int_equal(facts.state, SOURCE_OK);
     assert_true(facts.archs_known);
     assert_int_equal(facts.n_archs, 3);
     assert_memory_equal(facts.archs, expected, sizeof(expected));
-    root_free(root);
+    source_free(source);
 }
 
 static void other_files(void **state)
 {
-    struct root *root = open_root();
-    struct elf_facts facts = root_elf(root, "/etc/passwd");
+    struct source *source = open_root();
+    struct elf_facts facts = source_elf(source, "/etc/passwd");
 
     (void)state;
-    assert_int_equal(facts.state, ROOT_FAILED);
+    assert_int_equal(facts.state, SOURCE_FAILED);
     assert_string_equal(facts.why, "no ELF file");
-    assert_int_equal(root_elf(root, SAMPLES "/not-there.so").state, ROOT_ABSENT);
-    assert_int_equal(root_elf(root, "not/absolute.so").state, ROOT_FAILED);
-    assert_int_equal(root_elf(root, SAMPLES).state, ROOT_FAILED);
-    root_free(root);
+    assert_int_equal(source_elf(source, SAMPLES "/not-there.so").state, SOURCE_ABSENT);
+    assert_int_equal(source_elf(source, "not/absolute.so").state, SOURCE_FAILED);
+    assert_int_equal(source_elf(source, SAMPLES).state, SOURCE_FAILED);
+    source_free(source);
 }
 
 /* The same library says the same without section headers, but for the GPU code, which sections alone name. */

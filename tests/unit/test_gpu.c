@@ -10,15 +10,15 @@ const struct ranks_job ranks_jobs[] = {{0}};
 
 static void read_answer(const char *overlay, struct ep_cuda_gpus *ret_gpus)
 {
-    struct root *root;
+    struct source *source;
     struct tree tree;
 
     tree_init(&tree);
     if (overlay)
         tree_put(&tree, "/epkit-overlay.json", overlay);
-    assert_int_equal(root_open(tree.place, &root), EP_OK);
-    gpu_query_root(root, ret_gpus);
-    root_free(root);
+    assert_int_equal(source_open(tree.place, &source), EP_OK);
+    gpu_query_source(source, ret_gpus);
+    source_free(source);
     tree_done(&tree);
 }
 
@@ -64,15 +64,15 @@ static void what_is_no_answer(void **state)
 
 static bool are_offered(const char *name)
 {
-    struct root *root;
+    struct source *source;
     struct tree tree;
     bool offered;
 
     tree_init(&tree);
     tree_put(&tree, name, "");
-    assert_int_equal(root_open(tree.place, &root), EP_OK);
-    offered = gpu_has_devices(root);
-    root_free(root);
+    assert_int_equal(source_open(tree.place, &source), EP_OK);
+    offered = gpu_has_devices(source);
+    source_free(source);
     tree_done(&tree);
     return offered;
 }

@@ -255,9 +255,9 @@ static struct step_state packages_state(const char *status, const char *name, co
     file = fopen(path, "w");
     fputs(status, file);
     fclose(file);
-    assert_int_equal(root_open(folder, &context.root), EP_OK);
+    assert_int_equal(source_open(folder, &context.source), EP_OK);
     dpkg_check(&context, packages, &found);
-    root_free(context.root);
+    source_free(context.source);
     json_decref(packages);
     temp_remove(folder);
     return found;

@@ -9,13 +9,13 @@
 #define MACHINE "'machine': 62"
 #define PLAIN "{" MACHINE "}"
 
-static const struct libs_setting nothing = {"", ""};
+static const struct libs_env nothing = {"", ""};
 
-static void assert_found(struct lib_place place, const char *path, const char *found_by)
+static void assert_found(struct lib_location location, const char *path, const char *found_by)
 {
-    assert_int_equal(place.state, ROOT_OK);
-    assert_string_equal(place.path, path);
-    assert_string_equal(place.found_by, found_by);
+    assert_int_equal(location.state, SOURCE_OK);
+    assert_string_equal(location.path, path);
+    assert_string_equal(location.found_by, found_by);
 }
 
 /* --- order of folders --- */
@@ -23,8 +23,8 @@ static void assert_found(struct lib_place place, const char *path, const char *f
 static void order(void **state)
 {
     struct world world;
-    struct libs_setting setting = {.library_path = "/first:/empty::relative;/second/", .preload = ""};
-    struct root *root;
+    struct libs_env setting = {.library_path = "/first:/empty::relative;/second/", .preload = ""};
+    struct source *source;
 
     (void)state;
     world_init(&world);
@@ -37,23 +37,23 @@ static void order(void **state)
     world_library(&world, "/conf/libc.so", PLAIN);
     world_library(&world, "/usr/lib/libc.so", PLAIN);
     world_library(&world, "/usr/lib/libd.so", PLAIN);
-    root = world_open(&world);
-    assert_found(libs_find(root, &setting, "liba.so"), "/first/liba.so", "LD_LIBRARY_PATH");
-    assert_found(libs_find(root, &setting, "libb.so"), "/second/libb.so", "LD_LIBRARY_PATH");
-    assert_found(libs_find(root, &setting, "libc.so"), "/conf/libc.so", "/etc/ld.so.conf");
-    assert_found(libs_find(root, &setting, "libd.so"), "/usr/lib/libd.so", "default folder");
-    assert_found(libs_find(root, &nothing, "libb.so"), "/conf/libb.so", "/etc/ld.so.conf");
-    assert_int_equal(libs_find(root, &nothing, "liba.so").state, ROOT_ABSENT);
-    assert_found(libs_find(root, &nothing, "/second/liba.so"), "/second/liba.so", "its path");
+    source = world_open(&world);
+    assert_found(libs_find(source, &setting, "liba.so"), "/first/liba.so", "LD_LIBRARY_PATH");
+    assert_found(libs_find(source, &setting, "libb.so"), "/second/libb.so", "LD_LIBRARY_PATH");
+    assert_found(libs_find(source, &setting, "libc.so"), "/conf/libc.so", "/etc/ld.so.conf");
+    assert_found(libs_find(source, &setting, "libd.so"), "/usr/lib/libd.so", "default folder");
+    assert_found(libs_find(source, &nothing, "libb.so"), "/conf/libb.so", "/etc/ld.so.conf");
+    assert_int_equal(libs_find(source, &nothing, "liba.so").state, SOURCE_ABSENT);
+    assert_found(libs_find(source, &nothing, "/second/liba.so"), "/second/liba.so", "its path");
     world_done(&world);
 }
 
 static void folders(void **state)
 {
     struct world world;
-    struct libs_setting setting = {.library_path = "/a:/not-there:/a/:/b", .preload = ""};
+    struct libs_env setting = {.library_path = "/a:/not-there:/a/:/b", .preload = ""};
     static const char *const expected[] = {"/a", "/b", "/conf", "/usr/lib"};
-    struct root_names names;
+    struct source_names names;
 
     (void)state;
     world_init(&world);
@@ -72,7 +72,7 @@ static void folders(void **state)
 static void configuration(void **state)
 {
     struct world world;
-    struct root *root;
+    struct source *source;
 
     (void)state;
     world_init(&world);
@@ -93,13 +93,13 @@ static void configuration(void **state)
     world_library(&world, "/typed/libt.so", PLAIN);
     world_library(&world, "/from-readme/libr.so", PLAIN);
     world_library(&world, "/commented/libr.so", PLAIN);
-    root = world_open(&world);
-    assert_found(libs_find(root, &nothing, "libx.so"), "/from-a/libx.so", "/etc/ld.so.conf");
-    assert_found(libs_find(root, &nothing, "liby.so"), "/from-b/liby.so", "/etc/ld.so.conf");
-    assert_found(libs_find(root, &nothing, "libz.so"), "/from-x/libz.so", "/etc/ld.so.conf");
-    assert_found(libs_find(root, &nothing, "libl.so"), "/last/libl.so", "/etc/ld.so.conf");
-    assert_found(libs_find(root, &nothing, "libt.so"), "/typed/libt.so", "/etc/ld.so.conf");
-    assert_int_equal(libs_find(root, &nothing, "libr.so").state, ROOT_ABSENT);
+    source = world_open(&world);
+    assert_found(libs_find(source, &nothing, "libx.so"), "/from-a/libx.so", "/etc/ld.so.conf");
+    assert_found(libs_find(source, &nothing, "liby.so"), "/from-b/liby.so", "/etc/ld.so.conf");
+    assert_found(libs_find(source, &nothing, "libz.so"), "/from-x/libz.so", "/etc/ld.so.conf");
+    assert_found(libs_find(source, &nothing, "libl.so"), "/last/libl.so", "/etc/ld.so.conf");
+    assert_found(libs_find(source, &nothing, "libt.so"), "/typed/libt.so", "/etc/ld.so.conf");
+    assert_int_equal(libs_find(source, &nothing, "libr.so").state, SOURCE_ABSENT);
     world_done(&world);
 }
 
@@ -108,8 +108,8 @@ static void configuration(void **state)
 static void passed_over(void **state)
 {
     struct world world;
-    struct libs_setting setting = {.library_path = "/lib32:/damaged:/good", .preload = ""};
-    struct root *root;
+    struct libs_env setting = {.library_path = "/lib32:/damaged:/good", .preload = ""};
+    struct source *source;
     struct libs_closure *closure;
 
     (void)state;
@@ -125,15 +125,15 @@ static void passed_over(void **state)
         world_library(&world, path, PLAIN);
     }
     world_library(&world, "/app", "{" MACHINE ", 'needed': ['libc.so']}");
-    root = world_open(&world);
-    assert_found(libs_find(root, &setting, "liba.so"), "/good/liba.so", "LD_LIBRARY_PATH");
-    assert_found(libs_find(root, &setting, "libb.so"), "/good/libb.so", "LD_LIBRARY_PATH");
+    source = world_open(&world);
+    assert_found(libs_find(source, &setting, "liba.so"), "/good/liba.so", "LD_LIBRARY_PATH");
+    assert_found(libs_find(source, &setting, "libb.so"), "/good/libb.so", "LD_LIBRARY_PATH");
     /* A damaged file of the right kind ends ld.so's search with an error. */
-    assert_int_equal(libs_find(root, &setting, "libd.so").state, ROOT_FAILED);
-    assert_string_equal(libs_find(root, &setting, "libd.so").path, "/damaged/libd.so");
+    assert_int_equal(libs_find(source, &setting, "libd.so").state, SOURCE_FAILED);
+    assert_string_equal(libs_find(source, &setting, "libd.so").path, "/damaged/libd.so");
     /* For another processor: told only by the file that needs it. */
-    assert_int_equal(libs_load(root, &setting, "/app", &closure), EP_OK);
-    assert_string_equal(closure->libs[1].place.path, "/good/libc.so");
+    assert_int_equal(libs_load(source, &setting, "/app", &closure), EP_OK);
+    assert_string_equal(closure->libs[1].location.path, "/good/libc.so");
     libs_closure_free(closure);
     world_done(&world);
 }
@@ -141,7 +141,7 @@ static void passed_over(void **state)
 static void links(void **state)
 {
     struct world world;
-    struct root *root;
+    struct source *source;
 
     (void)state;
     world_init(&world);
@@ -149,18 +149,18 @@ static void links(void **state)
     world_library(&world, "/usr/lib64/placeholder", PLAIN);
     tree_link(&world.tree, "/usr/lib/libx.so.1", "libx.so.1.5");
     json_object_set(world.elf, "/usr/lib/libx.so.1", json_object_get(world.elf, "/usr/lib/libx.so.1.5"));
-    root = world_open(&world);
-    assert_found(libs_find(root, &nothing, "libx.so.1"), "/usr/lib/libx.so.1", "default folder");
-    assert_string_equal(libs_find(root, &nothing, "libx.so.1").real, "/usr/lib/libx.so.1.5");
+    source = world_open(&world);
+    assert_found(libs_find(source, &nothing, "libx.so.1"), "/usr/lib/libx.so.1", "default folder");
+    assert_string_equal(libs_find(source, &nothing, "libx.so.1").real, "/usr/lib/libx.so.1.5");
     world_done(&world);
 }
 
 static void preload(void **state)
 {
     struct world world;
-    struct libs_setting setting = {.library_path = "/path", .preload = "/not/there.so /own/libx.so.1.5:liby.so"};
+    struct libs_env setting = {.library_path = "/path", .preload = "/not/there.so /own/libx.so.1.5:liby.so"};
     struct libs_closure *closure;
-    struct root *root;
+    struct source *source;
 
     (void)state;
     world_init(&world);
@@ -168,12 +168,12 @@ static void preload(void **state)
     world_library(&world, "/path/libx.so.1", "{" MACHINE ", 'soname': 'libx.so.1'}");
     world_library(&world, "/path/liby.so", PLAIN);
     world_library(&world, "/app", "{" MACHINE ", 'needed': ['libx.so.1', 'liby.so']}");
-    root = world_open(&world);
-    assert_found(libs_find(root, &setting, "libx.so.1"), "/own/libx.so.1.5", "LD_PRELOAD");
-    assert_found(libs_find(root, &setting, "liby.so"), "/path/liby.so", "LD_PRELOAD");
-    assert_int_equal(libs_load(root, &setting, "/app", &closure), EP_OK);
+    source = world_open(&world);
+    assert_found(libs_find(source, &setting, "libx.so.1"), "/own/libx.so.1.5", "LD_PRELOAD");
+    assert_found(libs_find(source, &setting, "liby.so"), "/path/liby.so", "LD_PRELOAD");
+    assert_int_equal(libs_load(source, &setting, "/app", &closure), EP_OK);
     assert_int_equal(closure->n, 3);
-    assert_string_equal(closure->libs[1].place.path, "/own/libx.so.1.5");
+    assert_string_equal(closure->libs[1].location.path, "/own/libx.so.1.5");
     assert_int_equal(closure->libs[1].needed_by, -1);
     assert_int_equal(closure->first_missing, -1);
     libs_closure_free(closure);
@@ -186,15 +186,15 @@ static const char *place_of(const struct libs_closure *closure, const char *name
 {
     int i = libs_closure_find(closure, name);
 
-    return i < 0 ? "" : closure->libs[i].place.path;
+    return i < 0 ? "" : closure->libs[i].location.path;
 }
 
 static void rpath_and_runpath(void **state)
 {
     struct world world;
-    struct libs_setting setting = {.library_path = "/env", .preload = ""};
+    struct libs_env setting = {.library_path = "/env", .preload = ""};
     struct libs_closure *closure;
-    struct root *root;
+    struct source *source;
 
     (void)state;
     world_init(&world);
@@ -207,19 +207,20 @@ static void rpath_and_runpath(void **state)
     world_library(&world, "/r/libmid.so", "{" MACHINE ", 'needed': ['libdeep.so']}");
     world_library(&world, "/r/libdeep.so", PLAIN);
     world_library(&world, "/q/libq.so", PLAIN);
-    root = world_open(&world);
-    assert_int_equal(libs_load(root, &setting, "/bin/rpath", &closure), EP_OK);
+    source = world_open(&world);
+    assert_int_equal(libs_load(source, &setting, "/bin/rpath", &closure), EP_OK);
     assert_string_equal(place_of(closure, "liba.so"), "/r/liba.so");
     assert_string_equal(place_of(closure, "libdeep.so"), "/r/libdeep.so");
-    assert_string_equal(closure->libs[libs_closure_find(closure, "libdeep.so")].place.found_by, "RPATH of /bin/rpath");
+    assert_string_equal(closure->libs[libs_closure_find(closure, "libdeep.so")].location.found_by,
+                        "RPATH of /bin/rpath");
     libs_closure_free(closure);
-    assert_int_equal(libs_load(root, &setting, "/bin/runpath", &closure), EP_OK);
+    assert_int_equal(libs_load(source, &setting, "/bin/runpath", &closure), EP_OK);
     assert_string_equal(place_of(closure, "liba.so"), "/env/liba.so");
     assert_string_equal(place_of(closure, "libmid.so"), "/r/libmid.so");
-    assert_int_equal(closure->libs[closure->first_missing].place.state, ROOT_ABSENT);
+    assert_int_equal(closure->libs[closure->first_missing].location.state, SOURCE_ABSENT);
     assert_string_equal(closure->libs[closure->first_missing].name, "libdeep.so");
     libs_closure_free(closure);
-    assert_int_equal(libs_load(root, &nothing, "/bin/both", &closure), EP_OK);
+    assert_int_equal(libs_load(source, &nothing, "/bin/both", &closure), EP_OK);
     assert_int_equal(closure->first_missing, 1);
     libs_closure_free(closure);
     world_done(&world);
@@ -239,11 +240,11 @@ static void runpath_against_rpath(void **state)
     world_library(&world, "/r/libown.so", "{" MACHINE ", 'runpath': '/q', 'needed': ['libdeep.so']}");
     world_library(&world, "/r/libdeep.so", PLAIN);
     world_open(&world);
-    assert_int_equal(libs_load(world.root, &nothing, "/bin/both", &closure), EP_OK);
+    assert_int_equal(libs_load(world.source, &nothing, "/bin/both", &closure), EP_OK);
     assert_string_equal(place_of(closure, "libplain.so"), "/q/libplain.so");
     assert_string_equal(closure->libs[closure->first_missing].name, "libdeep.so");
     libs_closure_free(closure);
-    assert_int_equal(libs_load(world.root, &nothing, "/bin/rpath", &closure), EP_OK);
+    assert_int_equal(libs_load(world.source, &nothing, "/bin/rpath", &closure), EP_OK);
     assert_string_equal(place_of(closure, "libown.so"), "/r/libown.so");
     assert_string_equal(closure->libs[closure->first_missing].name, "libdeep.so");
     libs_closure_free(closure);
@@ -268,10 +269,10 @@ static void origin(void **state)
     world_library(&world, "/opt/x/lib/x86_64-linux-gnu/libc.so", PLAIN);
     world_library(&world, "/opt/x/bin/libd.so", PLAIN);
     world_open(&world);
-    assert_int_equal(libs_load(world.root, &nothing, "/opt/x/bin/app", &closure), EP_OK);
+    assert_int_equal(libs_load(world.source, &nothing, "/opt/x/bin/app", &closure), EP_OK);
     assert_int_equal(closure->first_missing, -1);
     assert_string_equal(place_of(closure, "liba.so"), "/opt/x/bin/../lib/liba.so");
-    assert_string_equal(closure->libs[1].place.real, "/opt/x/lib/liba.so");
+    assert_string_equal(closure->libs[1].location.real, "/opt/x/lib/liba.so");
     assert_string_equal(place_of(closure, "libb.so"), "/opt/x/bin/own/libb.so");
     assert_string_equal(place_of(closure, "libc.so"), "/opt/x/lib/x86_64-linux-gnu/libc.so");
     assert_string_equal(place_of(closure, "libd.so"), "/opt/x/bin/libd.so");
@@ -292,7 +293,7 @@ static void loops_and_versions(void **state)
     world_library(&world, "/usr/lib/libb.so", "{" MACHINE ", 'needed': ['liba.so.1', 'libb.so', 'liba.so']}");
     world_library(&world, "/usr/lib/libv.so", "{" MACHINE ", 'definitions': ['V_1', 'V_3']}");
     world_open(&world);
-    assert_int_equal(libs_load(world.root, &nothing, "/usr/lib/liba.so", &closure), EP_OK);
+    assert_int_equal(libs_load(world.source, &nothing, "/usr/lib/liba.so", &closure), EP_OK);
     assert_int_equal(closure->n, 3);
     assert_int_equal(closure->first_missing, -1);
     /* libb.so has no versions at all, which ld.so lets pass. */
@@ -320,7 +321,7 @@ static void endless(void **state)
         world_library(&world, path, facts);
     }
     world_open(&world);
-    assert_int_equal(libs_load(world.root, &nothing, "/usr/lib/lib0.so", &closure), EP_OK);
+    assert_int_equal(libs_load(world.source, &nothing, "/usr/lib/lib0.so", &closure), EP_OK);
     assert_true(closure->cut);
     assert_int_equal(closure->n, 512);
     libs_closure_free(closure);
@@ -331,7 +332,7 @@ static void endless(void **state)
 static void unasked(void **state)
 {
     struct tree tree;
-    struct root *root;
+    struct source *source;
     struct libs_closure *closure;
     char path[PATH_MAX];
 
@@ -339,20 +340,20 @@ static void unasked(void **state)
     tree_init(&tree);
     tree_put(&tree, "/snapshot.json", "{\"epkit_snapshot\": 1}");
     tree_path(&tree, "/snapshot.json", path);
-    assert_int_equal(root_open(path, &root), EP_OK);
-    assert_int_equal(libs_find(root, &nothing, "liba.so").state, ROOT_UNASKED);
-    assert_int_equal(libs_load(root, &nothing, "/usr/lib/liba.so", &closure), EP_OK);
-    assert_int_equal(closure->libs[0].place.state, ROOT_UNASKED);
+    assert_int_equal(source_open(path, &source), EP_OK);
+    assert_int_equal(libs_find(source, &nothing, "liba.so").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(libs_load(source, &nothing, "/usr/lib/liba.so", &closure), EP_OK);
+    assert_int_equal(closure->libs[0].location.state, SOURCE_NOT_RECORDED);
     assert_int_equal(closure->first_missing, 0);
     libs_closure_free(closure);
-    root_free(root);
+    source_free(source);
     tree_done(&tree);
 }
 
 static void mapped(void **state)
 {
     struct world world;
-    struct root_names names;
+    struct source_names names;
 
     (void)state;
     world_init(&world);
@@ -363,7 +364,7 @@ static void mapped(void **state)
              "7f0000003000-7f0000004000 r-xp 00000000 08:01 3 /old/libnccl.so.2 (deleted)\n"
              "7ffe00000000-7ffe00001000 rw-p 00000000 00:00 0 [stack]\n");
     names = libs_mapped(world_open(&world), "libnccl");
-    assert_int_equal(names.state, ROOT_OK);
+    assert_int_equal(names.state, SOURCE_OK);
     assert_int_equal(names.n, 2);
     assert_string_equal(names.names[0], "/usr/lib/libnccl.so.2.27.5");
     assert_string_equal(names.names[1], "/old/libnccl.so.2");
@@ -373,7 +374,7 @@ static void mapped(void **state)
 /* --- this machine --- */
 
 struct oracle {
-    struct root *root;
+    struct source *source;
     const struct libs_closure *closure;
     int n;
 };
@@ -387,7 +388,7 @@ static int check_loaded(struct dl_phdr_info *info, size_t size, void *argument)
     if (info->dlpi_name[0] != '/' || !realpath(info->dlpi_name, real))
         return 0; /* the program itself, the kernel's vdso */
     for (int i = 0; i < oracle->closure->n; i++) {
-        if (strcmp(oracle->closure->libs[i].place.real, real) == 0) {
+        if (strcmp(oracle->closure->libs[i].location.real, real) == 0) {
             oracle->n++;
             return 0;
         }
@@ -399,22 +400,22 @@ static int check_loaded(struct dl_phdr_info *info, size_t size, void *argument)
 static void ld_so(void **state)
 {
     struct oracle oracle = {0};
-    struct libs_setting setting;
+    struct libs_env setting;
     struct libs_closure *closure;
     char self[PATH_MAX] = "";
 
     (void)state;
     assert_true(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
-    assert_int_equal(root_open(NULL, &oracle.root), EP_OK);
-    setting = libs_setting_of(oracle.root);
-    assert_int_equal(libs_load(oracle.root, &setting, self, &closure), EP_OK);
+    assert_int_equal(source_open(NULL, &oracle.source), EP_OK);
+    setting = libs_env_of(oracle.source);
+    assert_int_equal(libs_load(oracle.source, &setting, self, &closure), EP_OK);
     oracle.closure = closure;
     assert_int_equal(closure->first_missing, -1);
     assert_int_equal(closure->n_gaps, 0);
     dl_iterate_phdr(check_loaded, &oracle);
     assert_true(oracle.n >= 3); /* libc, libelf, libjansson at least */
     libs_closure_free(closure);
-    root_free(oracle.root);
+    source_free(oracle.source);
 }
 
 int main(void)

@@ -27,11 +27,11 @@ static int teardown(void **state)
 
 static void read_machine(void)
 {
-    struct root *root;
+    struct source *source;
 
-    assert_int_equal(root_open(tree.path, &root), EP_OK);
-    machine_read(root, machine);
-    root_free(root);
+    assert_int_equal(source_open(tree.path, &source), EP_OK);
+    machine_read(source, machine);
+    source_free(source);
 }
 
 /* The value of `key` as JSON. */

@@ -53,11 +53,11 @@ static void put(const char *path, const char *text)
 static void expect(uint64_t memory_bytes, double cpus)
 {
     struct machine_limits limits;
-    struct root *machine;
+    struct source *machine;
 
-    assert_int_equal(root_open(root, &machine), EP_OK);
+    assert_int_equal(source_open(root, &machine), EP_OK);
     machine_limits(machine, &limits);
-    root_free(machine);
+    source_free(machine);
     assert_int_equal(limits.memory_bytes, memory_bytes);
     assert_true(limits.cpus > cpus - 1e-9 && limits.cpus < cpus + 1e-9);
 }

@@ -705,7 +705,7 @@ static void forms(void **state)
     machine.nics[3].role = TOPO_ROLE_MANAGEMENT;
     temp_template("map", folder);
     assert_non_null(mkdtemp(folder));
-    assert_int_equal(root_open(folder, &machine.topo.root), EP_OK);
+    assert_int_equal(source_open(folder, &machine.topo.source), EP_OK);
     map = best();
     assert_string_equal(map_deepep(&machine.topo, map), "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:2,3:mlx5_2:2");
     assert_string_equal(map_nccl(&machine.topo), "=mlx5_0:1,mlx5_1:1,mlx5_2:2");
@@ -725,7 +725,7 @@ static void forms(void **state)
     assert_string_equal(map_nccl(&machine.topo), "");
     assert_string_equal(map_hca_list(&machine.topo, map, 0), "");
     map_free(map);
-    root_free(machine.topo.root);
+    source_free(machine.topo.source);
     assert_int_equal(rmdir(folder), 0);
 }
 

@@ -9,14 +9,14 @@
 #define SWITCH_A PORT_A "/0000:11:00.0"
 
 static struct tree tree;
-static struct root *root;
+static struct source *source;
 static struct topo *topo;
 
 static int setup(void **state)
 {
     (void)state;
     tree_init(&tree);
-    root = NULL;
+    source = NULL;
     topo = NULL;
     return 0;
 }
@@ -25,15 +25,15 @@ static int teardown(void **state)
 {
     (void)state;
     topo_free(topo);
-    root_free(root);
+    source_free(source);
     tree_done(&tree);
     return 0;
 }
 
 static void read_tree(void)
 {
-    assert_int_equal(root_open(tree.path, &root), EP_OK);
-    assert_int_equal(topo_read(root, &topo), EP_OK);
+    assert_int_equal(source_open(tree.path, &source), EP_OK);
+    assert_int_equal(topo_read(source, &topo), EP_OK);
 }
 
 static int pci(const char *address)
@@ -382,7 +382,7 @@ static void test_nic_facts(void **state)
     assert_true(port->active && port->rate_gbps > 399 && port->rate_gbps < 401);
     assert_int_equal(port->link_layer, TOPO_LINK_ETHERNET);
     assert_string_equal(port->netdev, "ens1");
-    assert_int_equal(port->gids_state, ROOT_OK);
+    assert_int_equal(port->gids_state, SOURCE_OK);
     assert_int_equal(port->n_gids, 2);
     assert_int_equal(port->gids[0].index, 0);
     assert_int_equal(port->gids[0].type, TOPO_GID_ROCE1);

@@ -284,14 +284,14 @@ static void compare(const char *folder, int *ret_pairs)
     static struct shadow shadow;
     hwloc_topology_t topology;
     struct topo *topo;
-    struct root *root;
+    struct source *root;
 
     memset(&shadow, 0, sizeof(shadow));
     tree_init(&shadow.tree);
     cast_devices(folder, &shadow);
     cast_processors(folder, &shadow);
     topology = ask_hwloc(&shadow);
-    assert_int_equal(root_open(folder, &root), EP_OK);
+    assert_int_equal(source_open(folder, &root), EP_OK);
     assert_int_equal(topo_read(root, &topo), EP_OK);
     for (int i = 0; i < topo->n_pci; i++) {
         char way_a[512], way_b[512];
@@ -319,7 +319,7 @@ static void compare(const char *folder, int *ret_pairs)
         }
     }
     topo_free(topo);
-    root_free(root);
+    source_free(root);
     hwloc_topology_destroy(topology);
     tree_done(&shadow.tree);
 }

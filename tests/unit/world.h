@@ -6,20 +6,20 @@
 #ifndef EP_TESTS_WORLD_H
 #define EP_TESTS_WORLD_H
 
-#include "source/root.h"
+#include "source/source.h"
 #include "tree.h"
 
 struct world {
     struct tree tree;
     json_t *elf;
-    struct root *root;
+    struct source *source;
 };
 
 static inline void world_init(struct world *world)
 {
     tree_init(&world->tree);
     world->elf = json_object();
-    world->root = NULL;
+    world->source = NULL;
     assert_non_null(world->elf);
 }
 
@@ -44,22 +44,22 @@ static inline void world_environment(struct world *world, const char *variables,
     tree_put_bytes(&world->tree, "/proc/self/environ", variables, bytes);
 }
 
-static inline struct root *world_open(struct world *world)
+static inline struct source *world_open(struct world *world)
 {
     json_t *overlay = json_pack("{s:i, s:O}", "epkit_snapshot", 1, "elf", world->elf);
     char *text = json_dumps(overlay, 0);
 
     assert_non_null(text);
-    tree_put(&world->tree, "/" ROOT_OVERLAY, text);
+    tree_put(&world->tree, "/" SOURCE_OVERLAY, text);
     free(text);
     json_decref(overlay);
-    assert_int_equal(root_open(world->tree.place, &world->root), EP_OK);
-    return world->root;
+    assert_int_equal(source_open(world->tree.place, &world->source), EP_OK);
+    return world->source;
 }
 
 static inline void world_done(struct world *world)
 {
-    root_free(world->root);
+    source_free(world->source);
     json_decref(world->elf);
     tree_done(&world->tree);
 }

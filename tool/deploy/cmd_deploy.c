@@ -5,7 +5,7 @@
 #include "file.h"
 #include "kubectl.h"
 #include "output.h"
-#include "source/root.h"
+#include "source/source.h"
 #include "source/temporary.h"
 
 #include <epkit/status.h>
@@ -143,7 +143,7 @@ static int read_job(const struct deploy_options *options, json_t **ret_documents
     if (status == EP_OK)
         status = deploy_job_find(*ret_documents, options->space, ret_job);
     if (status != EP_OK) {
-        root_clean(ep_last_error(), why, sizeof(why));
+        text_clean(ep_last_error(), why, sizeof(why));
         out_error("%s: %s", options->file ? options->file : "the job", why);
         return CMD_USAGE;
     }
@@ -259,7 +259,7 @@ static json_t *printable(const json_t *findings)
 
     json_array_foreach(copy, i, finding) json_object_foreach(finding, key, value)
     {
-        root_clean(json_string_value(value), text, sizeof(text));
+        text_clean(json_string_value(value), text, sizeof(text));
         json_string_set(value, text);
     }
     return copy;
@@ -280,7 +280,7 @@ static void print_findings(const struct verdict *verdict, const json_t *all, con
     char text[1024], name[64];
     size_t i;
 
-    root_clean(verdict->text, text, sizeof(text));
+    text_clean(verdict->text, text, sizeof(text));
     out_verdict(verdict->n_errors ? OUT_BAD : verdict->n_warnings ? OUT_WARN : OUT_GOOD, "%s", text);
     if (json_array_size(findings) > 0) {
         out_line("%s", "");
@@ -296,8 +296,8 @@ static void print_findings(const struct verdict *verdict, const json_t *all, con
     }
     json_object_foreach((json_t *)unread, key, value)
     {
-        root_clean(json_is_string(value) ? json_string_value(value) : "", text, sizeof(text));
-        root_clean(key, name, sizeof(name));
+        text_clean(json_is_string(value) ? json_string_value(value) : "", text, sizeof(text));
+        text_clean(key, name, sizeof(name));
         out_warning("%s could not be read, so nothing is said about them: %s", name, text);
     }
     json_decref(findings);

@@ -2,8 +2,8 @@
 /* cmd_doctor.c - epkit doctor: what is wrong with a machine, and what to do about it. */
 #include "cmd.h"
 #include "diagnosis.h"
+#include "inspect.h"
 #include "output.h"
-#include "source.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #define REMOTE_COMMAND "epkit doctor --json"
 
 struct doctor_options {
-    struct source_options source;
+    struct inspect_options inspect;
     const char *only, *explain, *expect, *hosts, *ssh, *remote_command;
     bool list, json, fix, yes, verbose;
 };
@@ -32,8 +32,8 @@ static const struct opt doctor_table[] = {
     {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
      .help = "list every check with its outcome, why some could not tell, and which network epkit uses between nodes"},
     OPT_JSON_ROW(struct doctor_options, json),
-    SOURCE_OPTIONS(struct doctor_options, source),
-    SOURCE_PID_OPTION(struct doctor_options, source),
+    INSPECT_OPTIONS(struct doctor_options, inspect),
+    INSPECT_PID_OPTION(struct doctor_options, inspect),
     {"fix", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, fix),
      .help = "run the commands that are safe, after showing them and asking; then look again", .heading = "Repair"},
     {"yes", 'y', NULL, OPT_FLAG, offsetof(struct doctor_options, yes), .help = "with --fix: do not ask"},
@@ -62,7 +62,7 @@ static void suggest(const struct cmd *cmd, const char *option, const char *word)
         names[n++] = doctor_checks[i]->group;
     }
     names[n] = NULL;
-    root_clean(word, text, sizeof(text));
+    text_clean(word, text, sizeof(text));
     near = options_nearest(word, names);
     if (near)
         cmd_usage(cmd, "--%s: there is no check '%s'; did you mean '%s'?", option, text, near);
@@ -129,13 +129,13 @@ ep_status diagnosis_make(const struct doctor_machine *machine, const struct doct
             diagnosis.n_found++;
             diagnosis.n_errors += result->severity == DOCTOR_ERROR;
             break;
-        case DOCTOR_NOT_HERE:
-            diagnosis.n_not_here++;
+        case DOCTOR_NOT_APPLICABLE:
+            diagnosis.n_not_applicable++;
             break;
         case DOCTOR_UNKNOWN:
             diagnosis.n_unknown++;
-            diagnosis.n_open += doctor_is_open(result);
-            diagnosis.n_denied += result->tells == DOCTOR_TELLS_ROOT;
+            diagnosis.n_open += doctor_is_inconclusive(result);
+            diagnosis.n_denied += result->tells == DOCTOR_MISSING_ROOT;
             break;
         }
     }
@@ -156,22 +156,22 @@ int diagnosis_exit(const struct diagnosis *diagnosis)
     return diagnosis->n_open > 0 || (diagnosis->n_fine == 0 && diagnosis->n_unknown > 0) ? CMD_NOT_KNOWN : CMD_FINE;
 }
 
-static int read_machine(const struct cmd *cmd, const struct source_options *source, const char *expect,
+static int read_machine(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
                         struct doctor_machine **ret_machine)
 {
     struct doctor_machine *machine = NULL;
-    struct root *root;
-    int code = source_open(cmd, source, &root);
+    struct source *source;
+    int code = inspect_open(cmd, inspect, &source);
 
     if (code != CMD_FINE)
         return code;
-    if (doctor_machine_read(root, &machine) != EP_OK) {
-        source_reading_done();
+    if (doctor_machine_read(source, &machine) != EP_OK) {
+        inspect_reading_done();
         out_error("reading the machine: %s", ep_last_error());
         return CMD_FAILED;
     }
     if (expect && doctor_expect(machine, expect) != EP_OK) {
-        source_reading_done();
+        inspect_reading_done();
         doctor_machine_free(machine);
         return cmd_refuse(cmd, NULL, "%s", ep_last_error());
     }
@@ -183,21 +183,21 @@ static int read_machine(const struct cmd *cmd, const struct source_options *sour
 
 struct again {
     const struct cmd *cmd;
-    const struct source_options *source;
+    const struct inspect_options *inspect;
     const char *expect;
 };
 
-static int look_again(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text, size_t bytes,
-                      void *context)
+static int check_again(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text, size_t bytes,
+                       void *context)
 {
     const struct again *again = context;
     struct doctor_machine *machine = NULL;
-    int code = read_machine(again->cmd, again->source, again->expect, &machine);
+    int code = read_machine(again->cmd, again->inspect, again->expect, &machine);
 
     if (code != CMD_FINE)
         return code;
     doctor_run(machine, check, ret_result);
-    source_reading_done();
+    inspect_reading_done();
     snprintf(ret_text, bytes, "%s", ret_result->text);
     doctor_machine_free(machine);
     return CMD_FINE;
@@ -206,7 +206,8 @@ static int look_again(const struct doctor_check *check, struct doctor_result *re
 /* --- the command --- */
 
 /* Neither GPU nor NIC: facts are there even so, for a comparison of nodes. */
-static int say_empty(const struct cmd *cmd, const struct doctor_options *options, const struct doctor_machine *machine)
+static int print_empty(const struct cmd *cmd, const struct doctor_options *options,
+                       const struct doctor_machine *machine)
 {
     json_t *document = options->json ? out_document(cmd->name) : NULL;
 
@@ -214,20 +215,21 @@ static int say_empty(const struct cmd *cmd, const struct doctor_options *options
         json_object_set_new(document, "network", diagnosis_network(machine));
         json_object_set_new(document, "facts", diagnosis_facts(machine));
     }
-    return source_report_empty(machine->topo, document);
+    return inspect_report_empty(machine->topo, document);
 }
 
 static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)
 {
-    struct again again = {cmd, &options->source, options->expect};
-    struct fix_how how = {.yes = options->yes, .timeout_ms = FIX_TIMEOUT_MS, .look = look_again, .context = &again};
+    struct again again = {cmd, &options->inspect, options->expect};
+    struct fix_options fix = {
+        .yes = options->yes, .timeout_ms = FIX_TIMEOUT_MS, .recheck = check_again, .context = &again};
     int code = diagnosis_exit(diagnosis);
 
     if (options->json)
         return out_json(diagnosis_json(cmd->name, diagnosis)) == 0 ? code : CMD_FAILED;
     diagnosis_print(diagnosis, options->verbose);
     if (options->fix)
-        code = fix_run(cmd, diagnosis, &how);
+        code = fix_run(cmd, diagnosis, &fix);
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
@@ -237,19 +239,19 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
     struct doctor_machine *machine = NULL;
     struct diagnosis diagnosis;
     ep_status status;
-    int code = read_machine(cmd, &options->source, options->expect, &machine);
+    int code = read_machine(cmd, &options->inspect, options->expect, &machine);
 
     if (code != CMD_FINE)
         return code;
     /* GPUs that are there and not for this process, and devices that are expected, are something to say. */
-    if (source_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0 && !options->expect) {
-        source_reading_done();
-        code = say_empty(cmd, options, machine);
+    if (inspect_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0 && !options->expect) {
+        inspect_reading_done();
+        code = print_empty(cmd, options, machine);
         doctor_machine_free(machine);
         return code;
     }
     status = diagnosis_make(machine, checks, &diagnosis);
-    source_reading_done();
+    inspect_reading_done();
     if (status == EP_OK) {
         code = report(cmd, options, &diagnosis);
         diagnosis_done(&diagnosis);
@@ -274,7 +276,7 @@ static int check_options(const struct cmd *cmd, const struct cmd_call *call, con
         return cmd_usage(cmd, "--ssh and --remote-command need --hosts");
     if (options->hosts && options->only && cmd_given(cmd, call, "remote-command"))
         return cmd_usage(cmd, "--only is passed on in the default of --remote-command: write it into yours");
-    if (options->fix && options->source.from)
+    if (options->fix && options->inspect.from)
         return cmd_usage(cmd, "--fix runs commands on this machine, and --from is another one");
     if (options->fix && options->json)
         return cmd_usage(cmd, "--fix and --json do not go together");
@@ -288,20 +290,20 @@ static int check_options(const struct cmd *cmd, const struct cmd_call *call, con
 static int compare_hosts(const struct cmd *cmd, const struct doctor_options *options)
 {
     const char *ssh = options->ssh ? options->ssh : getenv("EPKIT_SSH");
-    struct hosts_how how = {.file = options->hosts,
-                            .ssh = ssh && *ssh ? ssh : "ssh",
-                            .remote_command = options->remote_command ? options->remote_command : REMOTE_COMMAND,
-                            .timeout_s = options->source.timeout,
-                            .json = options->json};
+    struct hosts_options hosts = {.file = options->hosts,
+                                  .ssh = ssh && *ssh ? ssh : "ssh",
+                                  .remote_command = options->remote_command ? options->remote_command : REMOTE_COMMAND,
+                                  .timeout_s = options->inspect.timeout,
+                                  .json = options->json};
     char command[4096];
 
     if (options->only) {
         if (strlen(options->only) > 2048)
             return cmd_usage(cmd, "--only: longer than 2048 characters");
         snprintf(command, sizeof(command), REMOTE_COMMAND " --only %s", options->only);
-        how.remote_command = command;
+        hosts.remote_command = command;
     }
-    return hosts_run(cmd, &how);
+    return hosts_run(cmd, &hosts);
 }
 
 static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)

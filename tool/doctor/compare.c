@@ -30,7 +30,7 @@ static const char *text_of(const json_t *value, char *room, size_t bytes)
 {
     room[0] = '\0';
     if (json_is_string(value))
-        root_clean(json_string_value(value), room, bytes);
+        text_clean(json_string_value(value), room, bytes);
     return room;
 }
 
@@ -93,7 +93,7 @@ static void flatten_environment(json_t *flat, json_t *environment)
     {
         char name[256], fact[300], text[TEXT_BYTES];
 
-        root_clean(key, name, sizeof(name));
+        text_clean(key, name, sizeof(name));
         snprintf(fact, sizeof(fact), "$%s", name);
         set(flat, fact, text_of(value, text, sizeof(text)));
     }

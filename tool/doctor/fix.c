@@ -40,7 +40,7 @@ static void show_output(const struct capture_text *text)
         char raw[512];
 
         snprintf(raw, sizeof(raw), "%.*s", (int)(n < sizeof(raw) ? n : sizeof(raw) - 1), at);
-        root_clean(raw, line, sizeof(line));
+        text_clean(raw, line, sizeof(line));
         out_line("     | %s", line);
         at += n;
         at += *at == '\n';
@@ -49,7 +49,7 @@ static void show_output(const struct capture_text *text)
 }
 
 /* Why a command failed, "" if it did not. */
-static void say_failure(const struct capture *capture, char *ret_text, size_t bytes)
+static void describe_failure(const struct capture *capture, char *ret_text, size_t bytes)
 {
     *ret_text = '\0';
     if (capture->start_error)
@@ -75,7 +75,7 @@ static bool run_line(const char *line, int64_t timeout_ms)
         out_error("no memory for the output of '%s'", command);
         return false;
     }
-    say_failure(&capture, failure, sizeof(failure));
+    describe_failure(&capture, failure, sizeof(failure));
     is_fine = *failure == '\0';
     out_line("   %s: %s", command, is_fine ? "done" : failure);
     if (!is_fine) {
@@ -147,7 +147,7 @@ static bool ask(int n)
 }
 
 /* Looks again at what the plan was for. An exit code. */
-static int look_again(const struct diagnosis *diagnosis, const struct fix_how *how)
+static int check_again(const struct diagnosis *diagnosis, const struct fix_options *options)
 {
     int n_left = 0;
 
@@ -160,7 +160,7 @@ static int look_again(const struct diagnosis *diagnosis, const struct fix_how *h
 
         if (!is_planned(&diagnosis->results[i]))
             continue;
-        code = how->look(check, &result, text, sizeof(text), how->context);
+        code = options->recheck(check, &result, text, sizeof(text), options->context);
         if (code != CMD_FINE)
             return code;
         n_left += result.outcome == DOCTOR_FOUND;
@@ -172,7 +172,7 @@ static int look_again(const struct diagnosis *diagnosis, const struct fix_how *h
     return n_left ? CMD_FINDINGS : CMD_FINE;
 }
 
-int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct fix_how *how)
+int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct fix_options *options)
 {
     int n = print_plan(diagnosis), n_failed = 0, step = 0, code;
 
@@ -181,7 +181,7 @@ int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const stru
             out_line("\nNothing here can be mended by --fix.");
         return diagnosis_exit(diagnosis);
     }
-    if (!how->yes) {
+    if (!options->yes) {
         if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
             return cmd_usage(cmd, "--fix asks before it runs the plan, and there is no terminal to ask on: give --yes");
         if (!ask(n)) {
@@ -193,9 +193,9 @@ int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const stru
     for (int i = 0; i < diagnosis->n; i++)
         if (is_planned(&diagnosis->results[i])) {
             out_line("%2d. %s", ++step, diagnosis->results[i].check->id);
-            n_failed += !run_fix(diagnosis->results[i].fix, how->timeout_ms);
+            n_failed += !run_fix(diagnosis->results[i].fix, options->timeout_ms);
         }
-    code = look_again(diagnosis, how);
+    code = check_again(diagnosis, options);
     if (code != CMD_FINE && code != CMD_FINDINGS)
         return code;
     if (n_failed) {

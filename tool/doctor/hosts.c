@@ -95,15 +95,15 @@ static void take_end(struct remote *remote)
     progress_update(++answer->all->n_done, answer->all->hosts.n, "nodes");
 }
 
-static int run_all(struct answers *answers, const struct hosts_how *how)
+static int run_all(struct answers *answers, const struct hosts_options *options)
 {
-    static const char *const options[] = {"-o", "BatchMode=yes", "-o", "LogLevel=DEBUG1", NULL};
-    int64_t layer_s = how->timeout_s < LAYER_SECONDS ? how->timeout_s : LAYER_SECONDS;
-    const struct remote_how remote_how = {.ssh = how->ssh,
-                                          .options = options,
+    static const char *const ssh_options[] = {"-o", "BatchMode=yes", "-o", "LogLevel=DEBUG1", NULL};
+    int64_t layer_s = options->timeout_s < LAYER_SECONDS ? options->timeout_s : LAYER_SECONDS;
+    const struct remote_how remote_how = {.ssh = options->ssh,
+                                          .options = ssh_options,
                                           .layer_timeout_ms = layer_s * 1000,
-                                          .command_timeout_ms = how->timeout_s * 1000,
-                                          .timeout_ms = how->timeout_s * 1000,
+                                          .command_timeout_ms = options->timeout_s * 1000,
+                                          .timeout_ms = options->timeout_s * 1000,
                                           .width = WIDTH,
                                           .has_shell = true,
                                           .on_output = take_output,
@@ -112,7 +112,7 @@ static int run_all(struct answers *answers, const struct hosts_how *how)
 
     for (int i = 0; i < answers->hosts.n; i++)
         answers->remotes[i] = (struct remote){
-            .host = &answers->hosts.list[i], .command = how->remote_command, .context = &answers->texts[i]};
+            .host = &answers->hosts.list[i], .command = options->remote_command, .context = &answers->texts[i]};
     if (remote_pool_init(&remote_how, answers->remotes, answers->hosts.n, &pool) != 0)
         return -1;
     progress_start("asking nodes");
@@ -144,7 +144,7 @@ static json_t *find_document(const struct answer *output, char *ret_why, size_t 
     if (!document) {
         char text[160];
 
-        root_clean(error.text, text, sizeof(text));
+        text_clean(error.text, text, sizeof(text));
         snprintf(ret_why, bytes, "the answer is no JSON: line %d: %s", error.line, text);
     }
     return document;
@@ -157,7 +157,7 @@ static bool is_ours(const json_t *document)
     return command && strcmp(command, "doctor") == 0 && json_is_object(json_object_get(document, "facts"));
 }
 
-static void judge(const struct remote *remote, struct node *node)
+static void classify(const struct remote *remote, struct node *node)
 {
     const struct answer *answer = remote->context;
     json_t *document;
@@ -184,7 +184,7 @@ static void judge(const struct remote *remote, struct node *node)
         const char *verdict = json_string_value(json_object_get(document, "verdict"));
         char text[160];
 
-        root_clean(verdict ? verdict : "the answer is not that of epkit doctor", text, sizeof(text));
+        text_clean(verdict ? verdict : "the answer is not that of epkit doctor", text, sizeof(text));
         snprintf(node->why, sizeof(node->why), "%s", text);
     } else if (remote->failed_at) {
         node->layer = strcmp(remote->failed_at, "command") == 0 ? "answer" : remote->failed_at;
@@ -224,7 +224,7 @@ static void cut_values(const char *const values[2], char ret_cut[2][SHOWN_BYTES 
         char shown[SHOWN_BYTES + 1];
 
         snprintf(shown, sizeof(shown), "%s", values[i] + start);
-        root_cut(shown);
+        text_cut(shown);
         snprintf(ret_cut[i], SHOWN_BYTES + 8, "%s%s%s", start ? "..." : "", shown,
                  strlen(values[i] + start) > SHOWN_BYTES ? "..." : "");
     }
@@ -366,19 +366,19 @@ static int report(const struct cmd *cmd, const struct answers *answers, const st
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
-static int read_hosts(const struct cmd *cmd, const struct hosts_how *how, struct answers *answers)
+static int read_hosts(const struct cmd *cmd, const struct hosts_options *options, struct answers *answers)
 {
     bool is_list;
 
-    if (strlen(how->ssh) >= SSH_BYTES || strspn(how->ssh, " \t") == strlen(how->ssh))
+    if (strlen(options->ssh) >= SSH_BYTES || strspn(options->ssh, " \t") == strlen(options->ssh))
         return cmd_usage(cmd, "--ssh: no program, or longer than %d characters", SSH_BYTES - 1);
-    if (strlen(how->remote_command) >= REMOTE_BYTES)
+    if (strlen(options->remote_command) >= REMOTE_BYTES)
         return cmd_usage(cmd, "--remote-command: longer than %d characters", REMOTE_BYTES - 1);
     /* A list has what names of files rarely have; a file of that name comes first. */
-    is_list = strpbrk(how->file, ",[ \n") && access(how->file, F_OK) != 0;
-    if (is_list && hosts_add_list("--hosts", how->file, &answers->hosts) != EP_OK)
+    is_list = strpbrk(options->file, ",[ \n") && access(options->file, F_OK) != 0;
+    if (is_list && hosts_add_list("--hosts", options->file, &answers->hosts) != EP_OK)
         return cmd_refuse(cmd, NULL, "%s", ep_last_error());
-    if (!is_list && hosts_add_file(how->file, HOSTS_OPEN_MPI, &answers->hosts) != EP_OK)
+    if (!is_list && hosts_add_file(options->file, HOSTS_OPEN_MPI, &answers->hosts) != EP_OK)
         return cmd_refuse(cmd, "--hosts", "%s", ep_last_error());
     return CMD_FINE;
 }
@@ -390,13 +390,13 @@ static bool is_not_known(const json_t *document)
     return state && strcmp(state, "not-known") == 0;
 }
 
-int hosts_run(const struct cmd *cmd, const struct hosts_how *how)
+int hosts_run(const struct cmd *cmd, const struct hosts_options *options)
 {
     struct answers answers = {.n_done = 0};
     struct outcome outcome = {.n = 0};
-    int code = read_hosts(cmd, how, &answers);
+    int code = read_hosts(cmd, options, &answers);
 
-    if (code == CMD_FINE && (!allocate(&answers) || run_all(&answers, how) != 0)) {
+    if (code == CMD_FINE && (!allocate(&answers) || run_all(&answers, options) != 0)) {
         out_error("no memory for the answers of the nodes");
         code = CMD_FAILED;
     } else if (code == CMD_FINE) {
@@ -404,7 +404,7 @@ int hosts_run(const struct cmd *cmd, const struct hosts_how *how)
         for (int i = 0; i < outcome.n; i++) {
             const json_t *document;
 
-            judge(&answers.remotes[i], &answers.nodes[i]);
+            classify(&answers.remotes[i], &answers.nodes[i]);
             document = answers.nodes[i].document;
             outcome.n_silent += document == NULL;
             outcome.n_empty += document && !json_is_array(json_object_get(document, "checks"));
@@ -412,7 +412,7 @@ int hosts_run(const struct cmd *cmd, const struct hosts_how *how)
         }
         outcome.differences = compare_nodes(answers.nodes, outcome.n);
         outcome.findings = compare_findings(answers.nodes, outcome.n);
-        code = report(cmd, &answers, &outcome, how->json);
+        code = report(cmd, &answers, &outcome, options->json);
         json_decref(outcome.differences);
         json_decref(outcome.findings);
     }

@@ -22,7 +22,7 @@ static json_t *or_null(const char *text)
 {
     char clean[2048];
 
-    root_clean(text, clean, sizeof(clean));
+    text_clean(text, clean, sizeof(clean));
     return out_text_or_null(clean);
 }
 
@@ -34,8 +34,8 @@ static json_t *result_json(const struct doctor_result *result)
     json_t *evidence = json_array();
 
     if (result->outcome == DOCTOR_UNKNOWN) {
-        json_object_set_new(row, "open", json_boolean(doctor_is_open(result)));
-        json_object_set_new(row, "would_tell", out_text(doctor_would_tell(result->tells)));
+        json_object_set_new(row, "open", json_boolean(doctor_is_inconclusive(result)));
+        json_object_set_new(row, "would_tell", out_text(doctor_missing_text(result->tells)));
     }
     if (result->outcome != DOCTOR_FOUND) {
         json_decref(evidence);
@@ -107,9 +107,9 @@ static bool is_fact(const char *name)
            (variable_find(name) && !variable_is_own(name)) || variable_is_theirs(name);
 }
 
-static json_t *environment_facts(struct root *root)
+static json_t *environment_facts(struct source *source)
 {
-    struct root_environment environment = root_environment(root);
+    struct source_environment environment = source_environment(source);
     json_t *facts = json_object();
 
     for (size_t i = 0; i < environment.n; i++) {
@@ -117,8 +117,8 @@ static json_t *environment_facts(struct root *root)
 
         if (!is_fact(environment.variables[i].name))
             continue;
-        root_clean(environment.variables[i].name, name, sizeof(name));
-        root_clean(environment.variables[i].value, value, sizeof(value));
+        text_clean(environment.variables[i].name, name, sizeof(name));
+        text_clean(environment.variables[i].value, value, sizeof(value));
         json_object_set_new(facts, name, out_text(value));
     }
     return facts;
@@ -126,20 +126,20 @@ static json_t *environment_facts(struct root *root)
 
 json_t *diagnosis_facts(const struct doctor_machine *machine)
 {
-    const struct stack *stack = machine->stack;
-    const struct stack_deepep *deepep = &stack->deepep;
+    const struct software *software = machine->software;
+    const struct software_deepep *deepep = &software->deepep;
     json_t *facts = json_object();
 
-    json_object_set_new(facts, "kernel", or_null(stack->driver.kernel));
-    json_object_set_new(facts, "driver", or_null(stack->driver.version));
-    json_object_set_new(facts, "doca", or_null(stack->driver.doca));
-    json_object_set_new(facts, "nvshmem", or_null(stack->nvshmem.version));
-    json_object_set_new(facts, "nccl", or_null(stack->nccl.version));
+    json_object_set_new(facts, "kernel", or_null(software->driver.kernel));
+    json_object_set_new(facts, "driver", or_null(software->driver.version));
+    json_object_set_new(facts, "doca", or_null(software->driver.doca));
+    json_object_set_new(facts, "nvshmem", or_null(software->nvshmem.version));
+    json_object_set_new(facts, "nccl", or_null(software->nccl.version));
     json_object_set_new(facts, "deepep",
                         or_null(deepep->imported >= 0 ? deepep->copies[deepep->imported].version : ""));
     json_object_set_new(facts, "gpus", gpu_facts(machine->topo));
     json_object_set_new(facts, "nics", nic_facts(machine->topo));
-    json_object_set_new(facts, "environment", environment_facts(machine->root));
+    json_object_set_new(facts, "environment", environment_facts(machine->source));
     return facts;
 }
 
@@ -183,7 +183,7 @@ json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
     json_object_set_new(document, "state", json_string(state_name(diagnosis_exit(diagnosis))));
     json_object_set_new(document, "counts",
                         json_pack("{s:i, s:i, s:i, s:i, s:i}", "fine", diagnosis->n_fine, "found", diagnosis->n_found,
-                                  "serious", diagnosis->n_errors, "not_here", diagnosis->n_not_here, "unknown",
+                                  "serious", diagnosis->n_errors, "not_here", diagnosis->n_not_applicable, "unknown",
                                   diagnosis->n_unknown));
     json_object_set_new(document, "checks", checks);
     json_object_set_new(document, "network", diagnosis_network(diagnosis->machine));

@@ -50,7 +50,8 @@ static const struct doctor_result *first_unknown(const struct diagnosis *diagnos
     for (int i = 0; i < diagnosis->n; i++) {
         const struct doctor_result *result = &diagnosis->results[i];
 
-        if (result->outcome == DOCTOR_UNKNOWN && (!first || doctor_is_open(result) > doctor_is_open(first)))
+        if (result->outcome == DOCTOR_UNKNOWN &&
+            (!first || doctor_is_inconclusive(result) > doctor_is_inconclusive(first)))
             first = result;
     }
     return first;
@@ -60,16 +61,16 @@ static const struct doctor_result *first_unknown(const struct diagnosis *diagnos
 static void add_unknown(const struct diagnosis *diagnosis, char *text, size_t bytes)
 {
     bool for_root =
-        root_is_live(diagnosis->machine->root) && geteuid() != 0 && diagnosis->n_denied == diagnosis->n_unknown;
+        source_is_live(diagnosis->machine->source) && geteuid() != 0 && diagnosis->n_denied == diagnosis->n_unknown;
 
     text_append(text, bytes, "%d could not be told%s", diagnosis->n_unknown, for_root ? " without root" : "");
 }
 
 void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes)
 {
-    const char *name = root_name(diagnosis->machine->root);
+    const char *name = source_name(diagnosis->machine->source);
     const struct doctor_result *first = first_finding(diagnosis);
-    int n_applied = diagnosis->n - diagnosis->n_not_here;
+    int n_applied = diagnosis->n - diagnosis->n_not_applicable;
     char inventory[512];
 
     diagnosis_inventory(diagnosis->machine->topo, inventory, sizeof(inventory));
@@ -195,7 +196,7 @@ static void print_unknown(const struct diagnosis *diagnosis)
             continue;
         out_line("\n%s (%s): not known", result->check->id, result->check->group);
         diagnosis_print_block("why", result->text);
-        diagnosis_print_block("tells", doctor_would_tell(result->tells));
+        diagnosis_print_block("tells", doctor_missing_text(result->tells));
     }
 }
 

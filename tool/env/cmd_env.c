@@ -2,15 +2,15 @@
 /* cmd_env.c - epkit env: the environment that is right for a machine, and what is wrong with one. */
 #include "cmd.h"
 #include "doctor/doctor.h"
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine_nvshmem.h"
 #include "env.h"
+#include "inspect.h"
 #include "output.h"
-#include "source.h"
 
 #include <string.h>
 
 struct env_options {
-    struct source_options source;
+    struct inspect_options inspect;
     int format;
     struct opt_list only;
     bool check, json;
@@ -26,8 +26,8 @@ static const struct opt env_table[] = {
     {"check", 0, NULL, OPT_FLAG, offsetof(struct env_options, check),
      .help = "judge the environment that is set instead, and exit with 3 if something is wrong with it"},
     OPT_JSON_ROW(struct env_options, json),
-    SOURCE_OPTIONS(struct env_options, source),
-    SOURCE_PID_OPTION(struct env_options, source),
+    INSPECT_OPTIONS(struct env_options, inspect),
+    INSPECT_PID_OPTION(struct env_options, inspect),
     {0},
 };
 
@@ -53,7 +53,7 @@ static bool lacks_nics(const struct doctor_machine *machine)
     struct map *map;
     bool lacks;
 
-    if (look_nvshmem_map(machine, &map) != EP_OK)
+    if (machine_nvshmem_map(machine, &map) != EP_OK)
         return false;
     lacks = map->n_shared > machine->map->n_shared;
     for (int i = 0; i < map->n; i++)
@@ -73,7 +73,7 @@ static bool is_advice(const struct doctor_machine *machine, const struct audit_r
 
     if (row->kind != AUDIT_MISSING || !text_is_any(row->name, of_nics))
         return row->kind == AUDIT_MISSING || row->kind == AUDIT_DIFFERS;
-    return !machine->audit->uses_stack || !lacks_nics(machine);
+    return !machine->audit->uses_software || !lacks_nics(machine);
 }
 
 static json_t *row_json(const struct audit_row *row)
@@ -107,7 +107,7 @@ static void audit_verdict(const struct doctor_machine *machine, const json_t *fa
             n == 1 ? "The environment has one fault: " : "The environment has %zu faults; the first is ", n);
         snprintf(ret_text + used, bytes - used, "%s (%s).", json_string_value(json_object_get(first, "name")),
                  json_string_value(json_object_get(first, "verdict")));
-    } else if (n_advice > 0 && !machine->audit->uses_stack) {
+    } else if (n_advice > 0 && !machine->audit->uses_software) {
         snprintf(ret_text, bytes, "The environment sets nothing of NVSHMEM, DeepEP or NCCL; %zu variable%s advised.",
                  n_advice, n_advice == 1 ? " is" : "s are");
         return;
@@ -143,8 +143,8 @@ static int print_audit(const struct cmd *cmd, const struct env_options *options,
     char verdict[512];
 
     /* Without hardware there is little to judge by: only what no machine would read. */
-    if (source_is_empty(machine->topo) && json_array_size(faults) == 0) {
-        code = source_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+    if (inspect_is_empty(machine->topo) && json_array_size(faults) == 0) {
+        code = inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
         goto done;
     }
     audit_verdict(machine, faults, advice, verdict, sizeof(verdict));
@@ -172,16 +172,16 @@ done:
 static int check(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
                  unsigned groups)
 {
-    struct root_environment environment = root_environment(machine->root);
+    struct source_environment environment = source_environment(machine->source);
 
-    if (environment.state == ROOT_OK)
+    if (environment.state == SOURCE_OK)
         return print_audit(cmd, options, machine, groups);
-    if (source_is_empty(machine->topo))
-        return source_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
-    out_error("the environment of %s cannot be read: %s", root_name(machine->root),
-              environment.state == ROOT_ABSENT    ? "there is no /proc/self/environ"
-              : environment.state == ROOT_UNASKED ? "the snapshot does not hold it"
-                                                  : environment.why);
+    if (inspect_is_empty(machine->topo))
+        return inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+    out_error("the environment of %s cannot be read: %s", source_name(machine->source),
+              environment.state == SOURCE_ABSENT         ? "there is no /proc/self/environ"
+              : environment.state == SOURCE_NOT_RECORDED ? "the snapshot does not hold it"
+                                                         : environment.why);
     return CMD_FAILED;
 }
 
@@ -219,7 +219,7 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
         return cmd_usage(cmd, "--check writes a table, or JSON with --json: it does not go with --format");
     if (options->json && cmd_given(cmd, call, "format") && options->format != ENV_JSON)
         return cmd_usage(cmd, "--json does not go with --format %s", env_format_names[options->format]);
-    if (options->source.pid && !options->check)
+    if (options->inspect.pid && !options->check)
         return cmd_usage(cmd, "--pid goes with --check");
     return CMD_FINE;
 }
@@ -237,9 +237,9 @@ static unsigned groups_of(const struct opt_list *only)
 static int say_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
 {
     if (options->json || options->format == ENV_JSON)
-        return source_report_empty(topo, out_document(cmd->name));
+        return inspect_report_empty(topo, out_document(cmd->name));
     if (runs)
-        return source_report_empty(topo, NULL);
+        return inspect_report_empty(topo, NULL);
     out_line("# %s", topo->why_empty);
     return CMD_UNSUPPORTED;
 }
@@ -249,29 +249,29 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     const struct env_options *options = call->options;
     unsigned groups = groups_of(&options->only);
     struct doctor_machine *machine;
-    struct root *root;
+    struct source *source;
     int result = check_usage(cmd, call);
 
     if (result == CMD_FINE)
-        result = source_open(cmd, &options->source, &root);
+        result = inspect_open(cmd, &options->inspect, &source);
     if (result != CMD_FINE)
         return result;
-    if (doctor_machine_read(root, &machine) != EP_OK) {
-        source_reading_done();
+    if (doctor_machine_read(source, &machine) != EP_OK) {
+        inspect_reading_done();
         out_error("the machine could not be read: %s", ep_last_error());
         return CMD_FAILED;
     }
-    source_reading_done();
+    inspect_reading_done();
     if (options->check)
         result = check(cmd, options, machine, groups);
-    else if (source_is_empty(machine->topo))
+    else if (inspect_is_empty(machine->topo))
         result = say_empty(cmd, options, machine->topo, call->n_args > 0);
     else if (call->n_args > 0)
-        result = env_execute(&(struct env_script){machine->advice, root_name(root), machine->topo, groups},
+        result = env_execute(&(struct env_script){machine->advice, source_name(source), machine->topo, groups},
                              machine->topo, call->args);
     else
-        result =
-            write_script(cmd, options, &(struct env_script){machine->advice, root_name(root), machine->topo, groups});
+        result = write_script(cmd, options,
+                              &(struct env_script){machine->advice, source_name(source), machine->topo, groups});
     doctor_machine_free(machine);
     return result;
 }

@@ -17,7 +17,7 @@ extern const char *const env_group_names[];
 /* What is written or applied: the rows of an advice that belong to the groups asked for. */
 struct env_script {
     const struct advice *advice;
-    const char *machine; /* root_name() */
+    const char *machine; /* source_name() */
     const struct topo *topo;
     unsigned groups; /* bit i: group i */
 };

@@ -34,10 +34,10 @@ static bool is_launcher(char **command)
     return false;
 }
 
-static bool prepend(struct root *root, const char *name, const char *value)
+static bool prepend(struct source *source, const char *name, const char *value)
 {
     const char *current = getenv(name);
-    const char *path = advice_prepend(root, value, current ? current : "");
+    const char *path = advice_prepend(source, value, current ? current : "");
 
     if (!*path)
         errno = ENOMEM;
@@ -60,7 +60,7 @@ static bool preload_is_wanted(const struct advice_row *row, char **command)
     return true;
 }
 
-static bool apply(struct root *root, const struct advice_row *row, int gpu, char **command)
+static bool apply(struct source *source, const struct advice_row *row, int gpu, char **command)
 {
     if (row->unset)
         return unsetenv(row->name) == 0;
@@ -68,7 +68,7 @@ static bool apply(struct root *root, const struct advice_row *row, int gpu, char
         return gpu < 0 || gpu >= row->n_values || setenv(row->name, row->values[gpu], 1) == 0;
     if (row->scope == ADVICE_PROGRAM && !preload_is_wanted(row, command))
         return true;
-    return row->prepend ? prepend(root, row->name, row->value) : setenv(row->name, row->value, 1) == 0;
+    return row->prepend ? prepend(source, row->name, row->value) : setenv(row->name, row->value, 1) == 0;
 }
 
 int env_execute(const struct env_script *script, const struct topo *topo, char **command)
@@ -79,7 +79,7 @@ int env_execute(const struct env_script *script, const struct topo *topo, char *
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
-        if (env_has(script, row) && !apply(topo->root, row, gpu, command)) {
+        if (env_has(script, row) && !apply(topo->source, row, gpu, command)) {
             out_error("%s could not be set: %s", row->name, strerror(errno));
             return CMD_FAILED;
         }

@@ -234,7 +234,7 @@ static void write_head(FILE *stream, const struct env_script *script, const char
 {
     char machine[128];
 
-    root_clean(script->machine, machine, sizeof(machine));
+    text_clean(script->machine, machine, sizeof(machine));
     fprintf(stream, "# The environment of NVSHMEM, DeepEP and NCCL for %s, by 'epkit env'.\n", machine);
     env_comment(stream, "", use);
 }

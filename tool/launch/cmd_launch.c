@@ -15,7 +15,7 @@
 #include "launch/verdict.h"
 #include "output.h"
 #include "progress.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -379,7 +379,7 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
             shown.env.values[i] = words[i];
     }
     options_print(cmd, &masked, (const char *const[]){NULL}, raw, sizeof(raw));
-    root_clean(raw, ret_text, bytes);
+    text_clean(raw, ret_text, bytes);
 }
 
 /* A port that the surroundings set, checked by check_ports(). */

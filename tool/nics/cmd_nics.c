@@ -2,10 +2,10 @@
 /* cmd_nics.c - epkit nics: what the NICs carry, and whether all of them do. */
 #include "cmd.h"
 #include "ending.h"
+#include "inspect.h"
 #include "nics.h"
 #include "output.h"
 #include "progress.h"
-#include "source.h"
 #include "stream.h"
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 #define MAX_SECONDS 3600
 
 struct nics_options {
-    struct source_options source;
+    struct inspect_options inspect;
     const char *devices, *output;
     int64_t interval, count;
     bool watch, json, prometheus;
@@ -39,7 +39,7 @@ static const struct opt nics_table[] = {
     OPT_JSON_ROW(struct nics_options, json),
     {"prometheus", 0, NULL, OPT_FLAG, offsetof(struct nics_options, prometheus),
      .help = "write the counters since boot in the text format of Prometheus"},
-    SOURCE_OPTIONS(struct nics_options, source),
+    INSPECT_OPTIONS(struct nics_options, inspect),
     {0},
 };
 /* clang-format on */
@@ -132,7 +132,7 @@ static bool is_snapshot(const struct nics_options *options)
 {
     struct stat stat_of;
 
-    return options->source.from && stat(options->source.from, &stat_of) == 0 && !S_ISDIR(stat_of.st_mode);
+    return options->inspect.from && stat(options->inspect.from, &stat_of) == 0 && !S_ISDIR(stat_of.st_mode);
 }
 
 static int show_totals(FILE *stream, const struct nics_options *options, struct nics *nics)
@@ -238,7 +238,7 @@ static int check_rates(const struct cmd *cmd, const struct cmd_call *call, const
 {
     if ((options->watch || call->n_args > 0 || cmd_given(cmd, call, "interval")) && is_snapshot(options))
         return cmd_usage(cmd, "--from %s: a snapshot holds the counters of one moment, so there are no rates in it",
-                         options->source.from);
+                         options->inspect.from);
     return CMD_FINE;
 }
 
@@ -251,7 +251,7 @@ static int say_none(const struct topo *topo, const struct nics_options *options)
 
     if (!stream)
         return CMD_FAILED;
-    if (source_is_empty(topo))
+    if (inspect_is_empty(topo))
         snprintf(line, sizeof(line), "%s", topo->why_empty);
     else if (topo->n_nics > 0)
         snprintf(line, sizeof(line), "No RDMA port carries data: 'epkit topo' shows the %s of %d NIC%s, and why.",
@@ -297,35 +297,35 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct nics_options *options = call->options;
     struct nics nics = {0};
-    struct root *root;
+    struct source *source;
     struct topo *topo;
     bool has_run;
     int result = check_usage(cmd, call, options);
 
     if (result == CMD_FINE)
-        result = source_open(cmd, &options->source, &root);
+        result = inspect_open(cmd, &options->inspect, &source);
     if (result != CMD_FINE)
         return result;
     result = check_rates(cmd, call, options);
-    if (result == CMD_FINE && topo_read(root, &topo) != EP_OK) {
+    if (result == CMD_FINE && topo_read(source, &topo) != EP_OK) {
         out_error("nics: %s", ep_last_error());
         result = CMD_FAILED;
     }
     if (result != CMD_FINE) {
-        source_reading_done();
-        root_free(root);
+        inspect_reading_done();
+        source_free(source);
         return result;
     }
     result = nics_choose(cmd, topo, options->devices, &nics);
     if (result == CMD_FINE && nics.n > 0)
         nics_begin(&nics);
-    source_reading_done();
+    inspect_reading_done();
     if (result == CMD_FINE)
         result = nics.n > 0 ? show(call, options, &nics) : say_none(topo, options);
     has_run = call->n_args > 0 && nics.n > 0;
     nics_done(&nics);
     topo_free(topo);
-    root_free(root);
+    source_free(source);
     return leave(result, has_run);
 }
 

@@ -146,7 +146,7 @@ int nics_run_command(struct nics *nics, struct nics_command *command)
     if (reason) {
         char name[256];
 
-        root_clean(command->args[0], name, sizeof(name));
+        text_clean(command->args[0], name, sizeof(name));
         out_error("nics: '%s' could not be started: %s", name, strerror(reason));
         command->code = reason == ENOENT ? 127 : 126;
     } else if (WIFSIGNALED(status)) {

@@ -53,7 +53,7 @@ static int add_interface(const struct topo *topo, const char *name, struct nics 
     snprintf(device->name, sizeof(device->name), "%.79s", name);
     snprintf(device->label, sizeof(device->label), "%.79s", name);
     /* -1, or no number at all, for interfaces without a speed. */
-    if (root_number(topo->root, &mbps, "/sys/class/net/%s/speed", name) == ROOT_OK && mbps > 0)
+    if (source_number(topo->source, &mbps, "/sys/class/net/%s/speed", name) == SOURCE_OK && mbps > 0)
         device->rate_gbps = (double)mbps / 1000;
     return CMD_FINE;
 }
@@ -77,7 +77,7 @@ static int add_data_ports(const struct topo *topo, struct nics *nics)
 /* What could be named instead: "mlx5_0, mlx5_1, lo, eth0". */
 static void list_known(const struct topo *topo, char *ret_text, size_t bytes)
 {
-    struct root_names interfaces = root_list(topo->root, "/sys/class/net");
+    struct source_names interfaces = source_list(topo->source, "/sys/class/net");
     size_t n = 0;
 
     *ret_text = '\0';
@@ -94,9 +94,9 @@ static int unknown(const struct cmd *cmd, const struct topo *topo, const char *n
     char known[512], clean[128], all[300];
 
     list_known(topo, known, sizeof(known));
-    root_clean(known, all, sizeof(all));
-    root_clean(name, clean, sizeof(clean));
-    return cmd_refuse(cmd, "--devices", "%s has no device '%s'; it has: %s", root_name(topo->root), clean, all);
+    text_clean(known, all, sizeof(all));
+    text_clean(name, clean, sizeof(clean));
+    return cmd_refuse(cmd, "--devices", "%s has no device '%s'; it has: %s", source_name(topo->source), clean, all);
 }
 
 /* The part behind the colon; -1 if it is no number of a port. */
@@ -137,7 +137,7 @@ static int add_named(const struct cmd *cmd, const struct topo *topo, const char 
         return add_rdma(cmd, &topo->nics[nic], colon ? colon + 1 : NULL, nics);
     /* A name is one part of a path, and is not let lead elsewhere. */
     if (strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(name) >= sizeof(nic_name) ||
-        !root_is_folder(root_stat(topo->root, "/sys/class/net/%s/statistics", name)))
+        !source_is_folder(source_stat(topo->source, "/sys/class/net/%s/statistics", name)))
         return unknown(cmd, topo, name);
     return add_interface(topo, name, nics);
 }
@@ -195,7 +195,7 @@ static int add_gpus(const struct topo *topo, bool is_list, struct nics *nics)
 
 int nics_choose(const struct cmd *cmd, const struct topo *topo, const char *list, struct nics *ret_nics)
 {
-    struct nics nics = {.root = topo->root};
+    struct nics nics = {.source = topo->source};
     int result = list ? add_list(cmd, topo, list, &nics) : add_data_ports(topo, &nics);
 
     if (result == CMD_FINE)

@@ -42,7 +42,7 @@ struct nics_tally {
 };
 
 struct nics {
-    struct root *root;
+    struct source *source;
     size_t n;
     struct nics_device *devices;
     struct nics_tally *tallies;

@@ -27,7 +27,7 @@ static void print_label(FILE *stream, const char *name, const char *value)
 {
     char clean[128];
 
-    root_clean(value, clean, sizeof(clean));
+    text_clean(value, clean, sizeof(clean));
     fprintf(stream, "%s=\"", name);
     for (const char *at = clean; *at; at++) {
         if (*at == '\\' || *at == '"')

@@ -11,7 +11,7 @@ static json_t *text(const char *bytes)
 {
     char clean[512];
 
-    root_clean(bytes, clean, sizeof(clean));
+    text_clean(bytes, clean, sizeof(clean));
     return out_text(clean);
 }
 
@@ -58,14 +58,14 @@ static void __attribute__((format(printf, 2, 3))) note(json_t *notes, const char
     json_array_append_new(notes, text(line));
 }
 
-static const char *state_text(enum root_state state)
+static const char *state_text(enum source_state state)
 {
     switch (state) {
-    case ROOT_ABSENT:
+    case SOURCE_ABSENT:
         return "there is no such counter";
-    case ROOT_DENIED:
+    case SOURCE_DENIED:
         return "permission denied";
-    case ROOT_UNASKED:
+    case SOURCE_NOT_RECORDED:
         return "the snapshot does not hold it";
     default:
         return "there is no number in it";
@@ -77,14 +77,14 @@ static void note_rows(json_t *notes, const struct nics_device *device, const str
     struct counter_rows rows = counter_rows(device->counter.rdma);
 
     for (size_t i = 0; i < rows.n; i++) {
-        enum root_state state = tally->last.states[i];
+        enum source_state state = tally->last.states[i];
         bool is_traffic = rows.at[i].kind <= COUNTER_RECEIVED_PACKETS;
 
         if (tally->is_reset[i])
             note(notes, "%s: %s was set back meanwhile; what it moved is what it shows since", device->label,
                  rows.at[i].file);
         /* Devices differ in the errors that they count, and snapshots in what they hold. */
-        if (state == ROOT_OK || (!is_traffic && (state == ROOT_ABSENT || state == ROOT_UNASKED)))
+        if (state == SOURCE_OK || (!is_traffic && (state == SOURCE_ABSENT || state == SOURCE_NOT_RECORDED)))
             continue;
         note(notes, "%s: %s could not be read: %s", device->label, rows.at[i].file, state_text(state));
     }

@@ -22,7 +22,8 @@ static bool is_there(const struct counter_device *device, const struct counter_s
     struct counter_rows rows = counter_rows(device->rdma);
 
     for (size_t i = 0; i < rows.n; i++)
-        if (is_traffic(rows.at[i].kind) && sample->states[i] != ROOT_ABSENT && sample->states[i] != ROOT_UNASKED)
+        if (is_traffic(rows.at[i].kind) && sample->states[i] != SOURCE_ABSENT &&
+            sample->states[i] != SOURCE_NOT_RECORDED)
             return true;
     return false;
 }
@@ -37,7 +38,7 @@ static void add_sample(const struct counter_device *device, const struct counter
         bool reset;
 
         /* A look at traffic alone leaves the others as they are. */
-        if (sample->states[i] == ROOT_UNASKED && tally->last.states[i] != ROOT_UNASKED)
+        if (sample->states[i] == SOURCE_NOT_RECORDED && tally->last.states[i] != SOURCE_NOT_RECORDED)
             continue;
         tally->last.states[i] = sample->states[i];
         if (counter_moved(device, i, &tally->last, sample, &amount, &reset)) {
@@ -61,7 +62,7 @@ void nics_begin(struct nics *nics)
         struct nics_tally *tally = &nics->tallies[i];
 
         memset(tally, 0, sizeof(*tally));
-        counter_read(nics->root, &nics->devices[i].counter, &tally->last);
+        counter_read(nics->source, &nics->devices[i].counter, &tally->last);
         tally->was_there = tally->is_there = is_there(&nics->devices[i].counter, &tally->last);
     }
     nics->begin_ns = nics->end_ns = (int64_t)ep_now_ns();
@@ -72,7 +73,7 @@ void nics_look(struct nics *nics)
     for (size_t i = 0; i < nics->n; i++) {
         struct counter_sample sample;
 
-        counter_read(nics->root, &nics->devices[i].counter, &sample);
+        counter_read(nics->source, &nics->devices[i].counter, &sample);
         add_sample(&nics->devices[i].counter, &sample, &nics->tallies[i]);
     }
     nics->end_ns = (int64_t)ep_now_ns();
@@ -104,7 +105,7 @@ static size_t look_closely(struct nics *nics)
 
         if (!counter_may_wrap(device, &nics->tallies[i].last))
             continue;
-        counter_read_traffic(nics->root, device, &sample);
+        counter_read_traffic(nics->source, device, &sample);
         add_sample(device, &sample, &nics->tallies[i]);
         n++;
     }

@@ -117,19 +117,19 @@ static bool parse(const json_t *answer, struct ep_cuda_gpus *ret_gpus)
     return true;
 }
 
-void gpu_query_root(struct root *root, struct ep_cuda_gpus *ret_gpus)
+void gpu_query_source(struct source *source, struct ep_cuda_gpus *ret_gpus)
 {
-    struct root_answer answer = root_ask(root, QUERY_NAME, query, NULL, QUERY_MS);
+    struct source_answer answer = source_query(source, QUERY_NAME, query, NULL, QUERY_MS);
 
-    if (answer.state == ROOT_OK && parse(answer.value, ret_gpus))
+    if (answer.state == SOURCE_OK && parse(answer.value, ret_gpus))
         return;
     *ret_gpus = (struct ep_cuda_gpus){.visible = 0};
     snprintf(ret_gpus->why, sizeof(ret_gpus->why), "asking CUDA: %s", *answer.why ? answer.why : "no answer");
 }
 
-bool gpu_has_devices(struct root *root)
+bool gpu_has_devices(struct source *source)
 {
-    struct root_names names = root_list(root, "/dev");
+    struct source_names names = source_list(source, "/dev");
 
     for (size_t i = 0; i < names.n; i++) {
         const char *digits = strncmp(names.names[i], "nvidia", 6) == 0 ? names.names[i] + 6 : "";
@@ -149,12 +149,12 @@ static struct {
 
 const struct ep_cuda_gpus *gpu_query(void)
 {
-    struct root *root;
+    struct source *source;
 
     pthread_mutex_lock(&cache.lock);
-    if (!cache.is_valid && root_open(NULL, &root) == EP_OK) {
-        gpu_query_root(root, &cache.gpus);
-        root_free(root);
+    if (!cache.is_valid && source_open(NULL, &source) == EP_OK) {
+        gpu_query_source(source, &cache.gpus);
+        source_free(source);
     }
     cache.is_valid = true;
     pthread_mutex_unlock(&cache.lock);

@@ -11,7 +11,7 @@
 #include "ranks.h"
 
 #include "backend/cuda/module.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -31,10 +31,10 @@ bool gpu_is_built(void);
 const struct ep_cuda_gpus *gpu_query(void);
 
 /* As gpu_query(), for any machine, without a cache. */
-void gpu_query_root(struct root *root, struct ep_cuda_gpus *ret_gpus);
+void gpu_query_source(struct source *source, struct ep_cuda_gpus *ret_gpus);
 
 /* Whether the machine has device files of NVIDIA GPUs, visible in CUDA or not. */
-bool gpu_has_devices(struct root *root);
+bool gpu_has_devices(struct source *source);
 
 /*
  * Binds this thread to those of its CPUs that are local to the GPU of rank `rank`, if the kernel reports them. To be

@@ -158,13 +158,13 @@ static const struct choice *query_world(void)
 
 static bool has_devices(void)
 {
-    struct root *root;
+    struct source *source;
     bool found;
 
-    if (root_open(NULL, &root) != EP_OK)
+    if (source_open(NULL, &source) != EP_OK)
         return false;
-    found = gpu_has_devices(root);
-    root_free(root);
+    found = gpu_has_devices(source);
+    source_free(source);
     return found;
 }
 

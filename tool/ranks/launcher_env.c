@@ -7,7 +7,7 @@
  */
 #include "ranks_internal.h"
 
-#include "source/root.h"
+#include "source/source.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -57,7 +57,7 @@ static struct variable read_variable(const char *name)
 
     if (!text)
         return variable;
-    root_clean(text, variable.text, sizeof(variable.text));
+    text_clean(text, variable.text, sizeof(variable.text));
     errno = 0;
     value = strtol(text, &end, 10);
     variable.number = *text < '0' || *text > '9' || *end || errno || value > INT_MAX ? INVALID : (int)value;

@@ -11,7 +11,7 @@
 #include "ranks_internal.h"
 
 #include "base/module.h"
-#include "source/root.h"
+#include "source/source.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -75,14 +75,14 @@ static struct {
 static void probe_module(void)
 {
     const char *version = NULL, *why = NULL;
-    struct root *root = NULL;
-    struct root_answer answer;
+    struct source *source = NULL;
+    struct source_answer answer;
 
-    if (root_open(NULL, &root) != EP_OK) {
+    if (source_open(NULL, &source) != EP_OK) {
         snprintf(mpi.text, sizeof(mpi.text), "%s", ep_last_error());
         return;
     }
-    answer = root_ask(root, "mpi", query_version, NULL, LOAD_MS);
+    answer = source_query(source, "mpi", query_version, NULL, LOAD_MS);
     version = json_string_value(json_object_get(answer.value, "version"));
     why = json_string_value(json_object_get(answer.value, "why"));
     mpi.available = version;
@@ -90,7 +90,7 @@ static void probe_module(void)
         snprintf(mpi.text, sizeof(mpi.text), "%.*s", (int)strcspn(version, ",\n"), version);
     else
         snprintf(mpi.text, sizeof(mpi.text), "cannot load %s: %s", MODULE_FILE, why ? why : answer.why);
-    root_free(root);
+    source_free(source);
 }
 
 static void query_mpi(void)

@@ -11,12 +11,12 @@
 
 static void choose(void)
 {
-    struct root *root = NULL;
+    struct source *source = NULL;
     struct topo *topo = NULL;
     struct map *map = NULL;
     const char *ports;
 
-    if (root_open(NULL, &root) != EP_OK || topo_read(root, &topo) != EP_OK || map_best(topo, &map) != EP_OK)
+    if (source_open(NULL, &source) != EP_OK || topo_read(source, &topo) != EP_OK || map_best(topo, &map) != EP_OK)
         goto free_all;
     ports = map_verbs(topo, map);
     if (*ports)
@@ -24,7 +24,7 @@ static void choose(void)
 free_all:
     map_free(map);
     topo_free(topo);
-    root_free(root);
+    source_free(source);
 }
 
 void ranks_choose_nics(const struct ranks_spec *spec)

@@ -5,7 +5,7 @@
 #include "cmd.h"
 #include "gpu.h"
 
-#include "source/root.h"
+#include "source/source.h"
 #include "source/text.h"
 
 #include <errno.h>
@@ -76,7 +76,7 @@ int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what)
     if (!*raw)
         raw = ep_status_text(status);
     /* Invalid UTF-8, for example a truncated name, cannot be put into JSON. */
-    root_clean(raw, text, sizeof(text));
+    text_clean(raw, text, sizeof(text));
     ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "status",
                               ep_status_name(status), "what", what, "text", text, "hint", find_hint(ctx, status)));
     return CMD_FAILED;

@@ -4,7 +4,7 @@
 
 #include "output.h"
 
-#include "source/root.h"
+#include "source/source.h"
 
 #include <signal.h>
 #include <stdarg.h>
@@ -94,7 +94,7 @@ json_t *ranks_problem_new(int rank, const char *what, const char *hint, const ch
     vsnprintf(raw, sizeof(raw), format, args);
     va_end(args);
     /* Invalid UTF-8, for example a truncated name, cannot be put into JSON. */
-    root_clean(raw, text, sizeof(text));
+    text_clean(raw, text, sizeof(text));
     return json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", rank, "what", what, "text", text, "hint",
                      hint);
 }

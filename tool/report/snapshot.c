@@ -3,17 +3,18 @@
 #include "report_run.h"
 #include "topo/topo_view.h"
 
-#include "source/root.h"
+#include "source/source.h"
 
 #include <epkit/epkit.h>
 
 /* The sentence of `epkit topo`; false: ret_text says why there is none. */
 static bool describe(const char *path, char *ret_text, size_t bytes)
 {
-    struct root *root = NULL;
+    struct source *source = NULL;
     struct topo *topo = NULL;
     struct map *best = NULL;
-    bool good = root_open(path, &root) == EP_OK && topo_read(root, &topo) == EP_OK && map_best(topo, &best) == EP_OK;
+    bool good =
+        source_open(path, &source) == EP_OK && topo_read(source, &topo) == EP_OK && map_best(topo, &best) == EP_OK;
 
     if (good)
         topo_sentence(&(struct topo_view){.topo = topo, .best = best}, ret_text, bytes);
@@ -21,7 +22,7 @@ static bool describe(const char *path, char *ret_text, size_t bytes)
         snprintf(ret_text, bytes, "%s", ep_last_error());
     map_free(best);
     topo_free(topo);
-    root_free(root);
+    source_free(source);
     return good;
 }
 

@@ -452,7 +452,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     if (written) {
         char folder[4096];
 
-        root_clean(options->output, folder, sizeof(folder));
+        text_clean(options->output, folder, sizeof(folder));
         out_line("Report: %s/report.html (and report.json)", folder);
     }
     return written ? run->code : ranks_worse(run->code, CMD_FAILED);

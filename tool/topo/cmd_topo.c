@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_topo.c - epkit topo: GPUs, NICs, the paths between them, and which GPU should use which NIC. */
 #include "cmd.h"
+#include "inspect.h"
 #include "output.h"
-#include "source.h"
 #include "topo_save.h"
 #include "topo_view.h"
 
 #include <stdio.h>
 
 struct topo_options {
-    struct source_options source;
+    struct inspect_options inspect;
     const char *save;
     struct opt_list only;
     bool json;
@@ -24,7 +24,7 @@ static const struct opt topo_table[] = {
     {"only", 'o', "LIST", OPT_LIST, offsetof(struct topo_options, only), .choices = sections,
      .help = "show these sections alone", .heading = "Output"},
     OPT_JSON_ROW(struct topo_options, json),
-    SOURCE_OPTIONS(struct topo_options, source),
+    INSPECT_OPTIONS(struct topo_options, inspect),
     {"save", 0, "FILE", OPT_FILE, offsetof(struct topo_options, save),
      .help = "write all that epkit can know about the machine to this file as well; what identifies the machine or "
              "its users is replaced"},
@@ -34,7 +34,7 @@ static const struct opt topo_table[] = {
 
 /* A machine as it was read; with `machine` everything belongs to that. */
 struct reading {
-    struct root *root;
+    struct source *source;
     struct doctor_machine *machine;
     struct topo *topo;
     struct map *best, *nvshmem;
@@ -49,15 +49,15 @@ static void reading_done(struct reading *reading)
     }
     map_free(reading->best);
     topo_free(reading->topo);
-    root_free(reading->root);
+    source_free(reading->source);
 }
 
 static ep_status read_all(struct reading *reading)
 {
-    ep_status status = doctor_machine_read(reading->root, &reading->machine);
+    ep_status status = doctor_machine_read(reading->source, &reading->machine);
 
     if (status != EP_OK) {
-        reading->root = NULL;
+        reading->source = NULL;
         return status;
     }
     reading->topo = reading->machine->topo;
@@ -68,7 +68,7 @@ static ep_status read_all(struct reading *reading)
 
 static ep_status read_topology(struct reading *reading)
 {
-    ep_status status = topo_read(reading->root, &reading->topo);
+    ep_status status = topo_read(reading->source, &reading->topo);
 
     return status == EP_OK ? map_best(reading->topo, &reading->best) : status;
 }
@@ -102,8 +102,8 @@ static int show(const struct cmd *cmd, const struct topo_options *options, const
     };
     json_t *document = options->json ? out_document(cmd->name) : NULL;
 
-    if (source_is_empty(reading->topo))
-        return source_report_empty(reading->topo, document);
+    if (inspect_is_empty(reading->topo))
+        return inspect_report_empty(reading->topo, document);
     if (!document)
         return topo_text(&view) == 0 ? out_finish() : CMD_FAILED;
     topo_json(&view, document);
@@ -119,16 +119,16 @@ static int cmd_topo(const struct cmd *cmd, const struct cmd_call *call)
     if (options->save)
         result = topo_save_check(cmd, options->save);
     if (result == CMD_FINE)
-        result = source_open(cmd, &options->source, &reading.root);
+        result = inspect_open(cmd, &options->inspect, &reading.source);
     if (result != CMD_FINE)
         return result;
     if (read_machine(options, &reading) != EP_OK) {
-        source_reading_done();
+        inspect_reading_done();
         out_problem("the machine could not be read", NULL, ep_last_error(), NULL);
         reading_done(&reading);
         return CMD_FAILED;
     }
-    source_reading_done();
+    inspect_reading_done();
     /* Saved first: whoever reads what is shown may go away, as head does. */
     if (options->save)
         saved = topo_save_write(reading.machine, options->save);

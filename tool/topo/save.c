@@ -55,9 +55,9 @@ int topo_save_check(const struct cmd *cmd, const char *file)
 /* The counters of ports and interfaces as they are now: epkit nics takes them from a snapshot. */
 static void read_counters(const struct doctor_machine *machine)
 {
-    struct root *root = machine->root;
+    struct source *source = machine->source;
     const struct counter_rows of_ports = counter_rows(true), of_interfaces = counter_rows(false);
-    struct root_names interfaces = root_list(root, "/sys/class/net");
+    struct source_names interfaces = source_list(source, "/sys/class/net");
     char path[COUNTER_PATH_BYTES];
 
     for (int i = 0; i < machine->topo->n_nics; i++) {
@@ -70,15 +70,15 @@ static void read_counters(const struct doctor_machine *machine)
 
             for (size_t row = 0; row < of_ports.n; row++)
                 if (*counter_path(&device, of_ports.at[row].file, path))
-                    root_line(root, "%s", path);
+                    source_line(source, "%s", path);
             if (*netdev)
-                root_ask(root, root_printf(root, COUNTER_QUESTION, netdev), ethtool_ask, (void *)netdev,
-                         COUNTER_DEADLINE_MS);
+                source_query(source, source_printf(source, COUNTER_QUESTION, netdev), ethtool_ask, (void *)netdev,
+                             COUNTER_DEADLINE_MS);
         }
     }
     for (size_t i = 0; i < interfaces.n && i < TOPO_MAX_NICS; i++)
         for (size_t row = 0; row < of_interfaces.n; row++)
-            root_line(root, "/sys/class/net/%s/statistics/%s", interfaces.names[i], of_interfaces.at[row].file);
+            source_line(source, "/sys/class/net/%s/statistics/%s", interfaces.names[i], of_interfaces.at[row].file);
 }
 
 void topo_save_read(const struct doctor_machine *machine)
@@ -89,13 +89,13 @@ void topo_save_read(const struct doctor_machine *machine)
     for (size_t i = 0; doctor_checks[i]; i++)
         doctor_run(machine, doctor_checks[i], &result);
     network_read(machine, &network);
-    root_environment(machine->root);
+    source_environment(machine->source);
     read_counters(machine);
 }
 
 int topo_save_write(const struct doctor_machine *machine, const char *file)
 {
-    if (root_save(machine->root, file) != EP_OK) {
+    if (source_save(machine->source, file) != EP_OK) {
         out_problem("the snapshot could not be written", NULL, ep_last_error(), NULL);
         return CMD_FAILED;
     }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "doctor/look_job.h"
+#include "doctor/machine_job.h"
 
-#include "doctor/look.h"
+#include "doctor/machine.h"
 #include "software/advice.h"
 
 #include <stdlib.h>
 
-long look_job_number(const struct doctor_machine *machine, const char *name, long without)
+long machine_job_number(const struct doctor_machine *machine, const char *name, long without)
 {
-    const char *value = root_env(machine->root, name);
+    const char *value = source_env(machine->source, name);
     char *end;
     long number;
 
@@ -18,24 +18,24 @@ long look_job_number(const struct doctor_machine *machine, const char *name, lon
     return *end || number < 0 ? without : number;
 }
 
-int look_job_gpus(const struct doctor_machine *machine)
+int machine_job_gpus(const struct doctor_machine *machine)
 {
-    struct look_visible entries[LOOK_VISIBLE_MAX];
-    int n = look_visible(machine, entries);
+    struct machine_visible entries[MACHINE_VISIBLE_MAX];
+    int n = machine_visible(machine, entries);
 
-    if (advice_gpu_of(machine->topo, advice_root_env, machine->root) >= 0)
+    if (advice_gpu_of(machine->topo, advice_source_env, machine->source) >= 0)
         return 1;
     return n < 0 || n > machine->topo->n_gpus ? machine->topo->n_gpus : n;
 }
 
-long look_job_nodes(const struct doctor_machine *machine)
+long machine_job_nodes(const struct doctor_machine *machine)
 {
     /* Slurm, scripts around torchrun, torchrun itself. */
     static const char *const names[] = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "GROUP_WORLD_SIZE"};
     long nodes = -1;
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        long value = look_job_number(machine, names[i], -1);
+        long value = machine_job_number(machine, names[i], -1);
 
         nodes = value > nodes ? value : nodes;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "doctor/look.h"
+#include "doctor/machine.h"
 
-#include "doctor/look_nvshmem.h"
+#include "doctor/machine_nvshmem.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -10,107 +10,107 @@
 
 #define NVIDIA 0x10de
 
-const char *look_why(enum root_state state, const char *why)
+const char *machine_reason(enum source_state state, const char *why)
 {
     if (why && *why)
         return why;
     switch (state) {
-    case ROOT_OK:
+    case SOURCE_OK:
         return "";
-    case ROOT_ABSENT:
+    case SOURCE_ABSENT:
         return "not there";
-    case ROOT_DENIED:
+    case SOURCE_DENIED:
         return "Permission denied";
-    case ROOT_FAILED:
+    case SOURCE_FAILED:
         return "could not be read";
-    case ROOT_UNASKED:
+    case SOURCE_NOT_RECORDED:
         break;
     }
     return "the snapshot does not say";
 }
 
 /* Devices on the PCI bus that do not even tell their vendor. What is read here has been read before, and was kept. */
-static int n_mute_devices(struct root *root)
+static int n_unreadable_devices(struct source *source)
 {
-    struct root_names names = root_list(root, "/sys/bus/pci/devices");
+    struct source_names names = source_list(source, "/sys/bus/pci/devices");
     int n = 0;
 
     for (size_t i = 0; i < names.n; i++) {
         int64_t vendor;
 
-        n += root_number(root, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) != ROOT_OK;
+        n += source_number(source, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) != SOURCE_OK;
     }
     return n;
 }
 
-bool look_has_gpus(const struct doctor_machine *machine, struct doctor_result *result)
+bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_names names;
-    int n_mute;
+    struct source_names names;
+    int n_unreadable;
 
     if (machine->topo->n_gpus > 0)
         return true;
-    names = root_list(machine->root, "/sys/bus/pci/devices");
-    n_mute = n_mute_devices(machine->root);
-    if (names.state != ROOT_OK && names.state != ROOT_ABSENT)
-        doctor_cannot_tell(machine, result, "whether there is a GPU: /sys/bus/pci/devices: %s",
-                           look_why(names.state, names.why));
-    else if (n_mute > 0)
-        doctor_cannot_tell(machine, result, "whether there is a GPU: %d of %zu PCI devices do not tell what they are",
-                           n_mute, names.n);
+    names = source_list(machine->source, "/sys/bus/pci/devices");
+    n_unreadable = n_unreadable_devices(machine->source);
+    if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT)
+        doctor_unknown(machine, result, "whether there is a GPU: /sys/bus/pci/devices: %s",
+                       machine_reason(names.state, names.why));
+    else if (n_unreadable > 0)
+        doctor_unknown(machine, result, "whether there is a GPU: %d of %zu PCI devices do not tell what they are",
+                       n_unreadable, names.n);
     else if (machine->topo->n_hidden_gpus > 0)
-        doctor_not_here(machine, result, "no GPU of this machine is given to this process");
+        doctor_not_applicable(machine, result, "no GPU of this machine is given to this process");
     else
-        doctor_not_here(machine, result, "there is no NVIDIA GPU");
+        doctor_not_applicable(machine, result, "there is no NVIDIA GPU");
     return false;
 }
 
-bool look_has_driver(const struct doctor_machine *machine, struct doctor_result *result)
+bool machine_has_driver(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_text version;
+    struct source_text version;
 
-    if (!look_has_gpus(machine, result))
+    if (!machine_has_gpus(machine, result))
         return false;
-    if (*machine->stack->driver.version)
+    if (*machine->software->driver.version)
         return true;
-    version = root_line(machine->root, "/proc/driver/nvidia/version");
-    if (version.state == ROOT_ABSENT)
-        doctor_not_here(machine, result, "the NVIDIA driver is not loaded");
+    version = source_line(machine->source, "/proc/driver/nvidia/version");
+    if (version.state == SOURCE_ABSENT)
+        doctor_not_applicable(machine, result, "the NVIDIA driver is not loaded");
     else
-        doctor_cannot_tell(machine, result, "/proc/driver/nvidia/version: %s",
-                           version.state == ROOT_OK ? "no version in it" : look_why(version.state, version.why));
+        doctor_unknown(machine, result, "/proc/driver/nvidia/version: %s",
+                       version.state == SOURCE_OK ? "no version in it" : machine_reason(version.state, version.why));
     return false;
 }
 
-bool look_has_open_gpu(const struct doctor_machine *machine)
+bool machine_has_open_gpu(const struct doctor_machine *machine)
 {
     for (int i = 0; i < machine->topo->n_gpus; i++) {
-        struct root_stat device = root_stat(machine->root, "/dev/nvidia%d", machine->topo->gpus[i].minor);
+        struct source_stat device = source_stat(machine->source, "/dev/nvidia%d", machine->topo->gpus[i].minor);
 
-        if (machine->topo->gpus[i].minor >= 0 && device.state == ROOT_OK && device.may_read && device.may_write)
+        if (machine->topo->gpus[i].minor >= 0 && device.state == SOURCE_OK && device.may_read && device.may_write)
             return true;
     }
     return false;
 }
 
-enum doctor_tells look_nvml_tells(const struct doctor_machine *machine)
+enum doctor_missing machine_missing_nvml(const struct doctor_machine *machine)
 {
-    struct libs_setting setting = libs_setting_of(machine->root);
+    struct libs_env setting = libs_env_of(machine->source);
 
-    return machine->stack->os.in_container &&
-                   libs_find(machine->root, &setting, "libnvidia-ml.so.1").state == ROOT_ABSENT
-               ? DOCTOR_TELLS_LIBRARY
-               : DOCTOR_TELLS_DRIVER;
+    return machine->software->os.in_container &&
+                   libs_find(machine->source, &setting, "libnvidia-ml.so.1").state == SOURCE_ABSENT
+               ? DOCTOR_MISSING_LIBRARY
+               : DOCTOR_MISSING_DRIVER;
 }
 
-bool look_knows_port(const struct topo_port *port)
+bool machine_knows_port_state(const struct topo_port *port)
 {
     return port->state != TOPO_PORT_UNKNOWN &&
            (port->state != TOPO_PORT_ACTIVE || port->phys_state != TOPO_PHYS_UNKNOWN);
 }
 
 /* RDMA devices that are there, and of which it cannot be said what they are for. */
-static int n_mute_nics(const struct doctor_machine *machine, size_t n_listed)
+static int n_unreadable_nics(const struct doctor_machine *machine, size_t n_listed)
 {
     const struct topo *topo = machine->topo;
     int n = n_listed > (size_t)topo->n_nics ? (int)(n_listed - (size_t)topo->n_nics) : 0;
@@ -119,22 +119,22 @@ static int n_mute_nics(const struct doctor_machine *machine, size_t n_listed)
         bool is_known = false;
 
         for (int p = 0; p < topo->nics[i].n_ports; p++)
-            is_known = is_known || look_knows_port(&topo->nics[i].ports[p]);
+            is_known = is_known || machine_knows_port_state(&topo->nics[i].ports[p]);
         n += !is_known && topo->nics[i].role == TOPO_ROLE_DOWN;
     }
     return n;
 }
 
-bool look_is_data_nic(const struct topo *topo, int nic)
+bool machine_is_data_nic(const struct topo *topo, int nic)
 {
     return topo->nics[nic].role == TOPO_ROLE_DATA && topo->nics[nic].pci >= 0;
 }
 
-bool look_serves_gpus(const struct doctor_machine *machine, int nic)
+bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
 {
     const struct topo *topo = machine->topo;
 
-    if (!look_is_data_nic(topo, nic))
+    if (!machine_is_data_nic(topo, nic))
         return false;
     for (int g = 0; g < machine->map->n; g++) {
         int other = machine->map->choices[g].nic;
@@ -142,7 +142,7 @@ bool look_serves_gpus(const struct doctor_machine *machine, int nic)
         if (other == nic || (other >= 0 && topo->nics[other].pci >= 0 &&
                              topo->pci[topo->nics[other].pci].vendor == topo->pci[topo->nics[nic].pci].vendor &&
                              topo->pci[topo->nics[other].pci].device == topo->pci[topo->nics[nic].pci].device &&
-                             look_gpu_distance(topo, other) == look_gpu_distance(topo, nic)))
+                             machine_gpu_distance(topo, other) == machine_gpu_distance(topo, nic)))
             return true;
     }
     return topo->n_gpus == 0;
@@ -160,11 +160,11 @@ static bool asks_for_rdma(const char *name, const char *value)
            (strncmp(name, "NCCL_IB_", 8) == 0 && strcmp(name, "NCCL_IB_DISABLE") != 0);
 }
 
-bool look_asks_for_rdma(const struct doctor_machine *machine)
+bool machine_uses_rdma(const struct doctor_machine *machine)
 {
-    struct root_environment environment = root_environment(machine->root);
+    struct source_environment environment = source_environment(machine->source);
 
-    if (machine->stack->deepep.imported >= 0 || look_sets_nvshmem(machine))
+    if (machine->software->deepep.imported >= 0 || machine_sets_nvshmem(machine))
         return true;
     for (size_t i = 0; i < environment.n; i++)
         if (asks_for_rdma(environment.variables[i].name, environment.variables[i].value))
@@ -172,7 +172,7 @@ bool look_asks_for_rdma(const struct doctor_machine *machine)
     return false;
 }
 
-bool look_has_ranks(const struct doctor_machine *machine)
+bool machine_has_ranks(const struct doctor_machine *machine)
 {
     /* torchrun, Open MPI, PMI, Slurm: their manuals */
     static const char *const sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
@@ -180,46 +180,46 @@ bool look_has_ranks(const struct doctor_machine *machine)
     if (machine->topo->n_gpus > 1)
         return true;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        const char *size = root_env(machine->root, sizes[i]);
+        const char *size = source_env(machine->source, sizes[i]);
 
         if (size && strtol(size, NULL, 10) > 1)
             return true;
     }
-    return look_asks_for_rdma(machine);
+    return machine_uses_rdma(machine);
 }
 
-bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result)
+bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_names names;
-    int n_mute;
+    struct source_names names;
+    int n_unreadable;
 
     for (int i = 0; i < machine->topo->n_nics; i++)
-        if (look_is_data_nic(machine->topo, i))
+        if (machine_is_data_nic(machine->topo, i))
             return true;
-    names = root_list(machine->root, "/sys/class/infiniband");
-    n_mute = n_mute_nics(machine, names.n);
-    if (names.state != ROOT_OK && names.state != ROOT_ABSENT && machine->topo->n_nics == 0)
-        doctor_cannot_tell(machine, result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
-                           look_why(names.state, names.why));
-    else if (n_mute > 0)
-        doctor_cannot_tell(machine, result, "whether there is an RDMA NIC for data: %d of %zu do not tell their state",
-                           n_mute, names.n);
+    names = source_list(machine->source, "/sys/class/infiniband");
+    n_unreadable = n_unreadable_nics(machine, names.n);
+    if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT && machine->topo->n_nics == 0)
+        doctor_unknown(machine, result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
+                       machine_reason(names.state, names.why));
+    else if (n_unreadable > 0)
+        doctor_unknown(machine, result, "whether there is an RDMA NIC for data: %d of %zu do not tell their state",
+                       n_unreadable, names.n);
     else
-        doctor_not_here(machine, result, "there is no RDMA NIC for data");
+        doctor_not_applicable(machine, result, "there is no RDMA NIC for data");
     return false;
 }
 
-bool look_has_environment(const struct doctor_machine *machine, struct doctor_result *result)
+bool machine_has_environment(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct root_environment environment = root_environment(machine->root);
+    struct source_environment environment = source_environment(machine->source);
 
-    if (environment.state == ROOT_OK || environment.state == ROOT_ABSENT)
+    if (environment.state == SOURCE_OK || environment.state == SOURCE_ABSENT)
         return true;
-    doctor_cannot_tell(machine, result, "the environment: %s", look_why(environment.state, environment.why));
+    doctor_unknown(machine, result, "the environment: %s", machine_reason(environment.state, environment.why));
     return false;
 }
 
-enum topo_path look_gpu_distance(const struct topo *topo, int nic)
+enum topo_path machine_gpu_distance(const struct topo *topo, int nic)
 {
     enum topo_path best = TOPO_SYS;
 
@@ -239,7 +239,7 @@ enum topo_path look_gpu_distance(const struct topo *topo, int nic)
 static unsigned data_device(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == MELLANOX)
+        if (machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == MELLANOX)
             return topo->pci[topo->nics[i].pci].device;
     return 0;
 }
@@ -247,31 +247,31 @@ static unsigned data_device(const struct topo *topo)
 /* Is an interface of the function the one of a default route, or below it? Read of sysfs, as it has no RDMA device. */
 static bool carries_route(const struct doctor_machine *machine, const char *address)
 {
-    struct root_names names = root_list(machine->root, "/sys/bus/pci/devices/%s/net", address);
-    const char *routes = root_read(machine->root, "/proc/net/route").text;
+    struct source_names names = source_list(machine->source, "/sys/bus/pci/devices/%s/net", address);
+    const char *routes = source_read(machine->source, "/proc/net/route").text;
 
     for (size_t i = 0; i < names.n; i++)
         for (const char *line = routes; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
             size_t n = strcspn(line, " \t\n");
-            const char *route = root_printf(machine->root, "%.*s", (int)(n < 32 ? n : 32), line);
+            const char *route = source_printf(machine->source, "%.*s", (int)(n < 32 ? n : 32), line);
 
             if (strncmp(line + n + strspn(line + n, " \t"), "00000000", 8) == 0 &&
                 (strcmp(route, names.names[i]) == 0 ||
-                 root_stat(machine->root, "/sys/class/net/%s/lower_%s", route, names.names[i]).state == ROOT_OK))
+                 source_stat(machine->source, "/sys/class/net/%s/lower_%s", route, names.names[i]).state == SOURCE_OK))
                 return true;
         }
     return false;
 }
 
 /* What the interfaces of a PCI function are members of: a bond, a bridge; "" none. */
-static const char *master_of(struct root *root, const char *address)
+static const char *master_of(struct source *source, const char *address)
 {
-    struct root_names names = root_list(root, "/sys/bus/pci/devices/%s/net", address);
+    struct source_names names = source_list(source, "/sys/bus/pci/devices/%s/net", address);
 
     for (size_t i = 0; i < names.n; i++) {
-        struct root_text master = root_resolve(root, "/sys/class/net/%s/master", names.names[i]);
+        struct source_text master = source_resolve(source, "/sys/class/net/%s/master", names.names[i]);
 
-        if (master.state == ROOT_OK)
+        if (master.state == SOURCE_OK)
             return master.text;
     }
     return "";
@@ -286,14 +286,14 @@ static bool is_bonded_with_rdma(const struct doctor_machine *machine, int pci)
     for (int i = 0; i < topo->n_nics; i++) {
         if (topo->nics[i].pci < 0 || !topo_is_same_card(topo, topo->nics[i].pci, pci))
             continue;
-        master = *master ? master : master_of(machine->root, topo->pci[pci].address);
-        if (*master && strcmp(master, master_of(machine->root, topo->pci[topo->nics[i].pci].address)) == 0)
+        master = *master ? master : master_of(machine->source, topo->pci[pci].address);
+        if (*master && strcmp(master, master_of(machine->source, topo->pci[topo->nics[i].pci].address)) == 0)
             return true;
     }
     return false;
 }
 
-bool look_is_function_without_rdma(const struct doctor_machine *machine, int pci)
+bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci)
 {
     const struct topo *topo = machine->topo;
     const struct topo_pci *self = &topo->pci[pci];
@@ -306,51 +306,52 @@ bool look_is_function_without_rdma(const struct doctor_machine *machine, int pci
         if (topo->nics[i].pci == pci)
             return false;
     /* Virtual functions that nobody has bound wait for a machine or a pod that they are for. */
-    if (!*self->driver && root_resolve(machine->root, "/sys/bus/pci/devices/%s/physfn", self->address).state == ROOT_OK)
+    if (!*self->driver &&
+        source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", self->address).state == SOURCE_OK)
         return false;
     return !is_bonded_with_rdma(machine, pci) && !carries_route(machine, self->address);
 }
 
-int look_functions_without_rdma(const struct doctor_machine *machine)
+int machine_functions_without_rdma(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
     int n = 0, n_data = 0, n_near = 0;
 
     for (int i = 0; i < topo->n_nics; i++) {
-        n_data += look_is_data_nic(topo, i);
+        n_data += machine_is_data_nic(topo, i);
         /* A pod that has some of the NICs has not lost the others. */
         if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
             return 0;
     }
-    if (topo->n_gpus == 0 || n_data >= topo->n_gpus || (topo->n_gpus < 2 && !look_asks_for_rdma(machine)))
+    if (topo->n_gpus == 0 || n_data >= topo->n_gpus || (topo->n_gpus < 2 && !machine_uses_rdma(machine)))
         return 0;
     for (int p = 0; p < topo->n_pci; p++) {
-        if (!look_is_function_without_rdma(machine, p))
+        if (!machine_is_function_without_rdma(machine, p))
             continue;
         n++;
         for (int g = 0; g < topo->n_gpus; g++)
             n_near += topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB;
     }
     /* A card that is used as a network interface needs no RDMA: elsewhere than beside a GPU somebody has to ask. */
-    return n_data > 0 || n_near > 0 || n >= topo->n_gpus || look_asks_for_rdma(machine) ? n : 0;
+    return n_data > 0 || n_near > 0 || n >= topo->n_gpus || machine_uses_rdma(machine) ? n : 0;
 }
 
-const char *look_gpu_name(const struct doctor_machine *machine, int gpu)
+const char *machine_gpu_name(const struct doctor_machine *machine, int gpu)
 {
     const struct topo *topo = machine->topo;
     const char *address = topo->gpus[gpu].pci >= 0 ? topo->pci[topo->gpus[gpu].pci].address : "";
 
     if (!*address)
-        return root_printf(machine->root, "GPU %d", gpu);
+        return source_printf(machine->source, "GPU %d", gpu);
     if (topo->nvml && topo->gpus[gpu].answered)
-        return root_printf(machine->root, "GPU %d (%s)", gpu, address);
-    return root_printf(machine->root, "the GPU at %s", address);
+        return source_printf(machine->source, "GPU %d (%s)", gpu, address);
+    return source_printf(machine->source, "the GPU at %s", address);
 }
 
-const char *look_port_name(const struct doctor_machine *machine, int nic, int port)
+const char *machine_port_name(const struct doctor_machine *machine, int nic, int port)
 {
-    return root_printf(machine->root, "%s:%d", machine->topo->nics[nic].name,
-                       machine->topo->nics[nic].ports[port].number);
+    return source_printf(machine->source, "%s:%d", machine->topo->nics[nic].name,
+                         machine->topo->nics[nic].ports[port].number);
 }
 
 /* By name or, where the driver does not tell it, by PCI device number (pci.ids: GB100, GB110, GH100). */
@@ -369,7 +370,7 @@ static bool has_gpu_like(const struct topo *topo, const char *const *names, cons
     return false;
 }
 
-bool look_is_grace(const struct topo *topo)
+bool machine_is_grace(const struct topo *topo)
 {
     static const char *const names[] = {"GH200", "GB200", "GB300", NULL};
     static const unsigned devices[] = {0x2342, 0x2348, 0x2941, 0x31c2, 0};
@@ -377,7 +378,7 @@ bool look_is_grace(const struct topo *topo)
     return has_gpu_like(topo, names, devices);
 }
 
-bool look_has_multinode_nvlink(const struct topo *topo)
+bool machine_has_multinode_nvlink(const struct topo *topo)
 {
     static const char *const names[] = {"GB200", "GB300", NULL};
     static const unsigned devices[] = {0x2941, 0x31c2, 0};
@@ -385,7 +386,7 @@ bool look_has_multinode_nvlink(const struct topo *topo)
     return has_gpu_like(topo, names, devices);
 }
 
-enum topo_link_layer look_odd_layer(const struct doctor_machine *machine)
+enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
     int n[3] = {0};
@@ -402,21 +403,21 @@ enum topo_link_layer look_odd_layer(const struct doctor_machine *machine)
     return n[TOPO_LINK_ETHERNET] < n[TOPO_LINK_INFINIBAND] ? TOPO_LINK_ETHERNET : TOPO_LINK_INFINIBAND;
 }
 
-enum look_virtual look_virtual(struct root *root)
+enum machine_virtual machine_virtual(struct source *source)
 {
     /* What hypervisors call the machine that they make (SMBIOS, type 1). */
     static const char *const products[] = {"Google Compute Engine", "KVM",   "Virtual Machine", "VMware", "HVM domU",
                                            "Standard PC",           "BHYVE", "OpenStack",       NULL};
-    struct root_text text = root_line(root, "/sys/class/dmi/id/product_name");
+    struct source_text text = source_line(source, "/sys/class/dmi/id/product_name");
 
-    for (int i = 0; text.state == ROOT_OK && products[i]; i++)
+    for (int i = 0; text.state == SOURCE_OK && products[i]; i++)
         if (strstr(text.text, products[i]))
-            return LOOK_VIRTUAL;
+            return MACHINE_VIRTUAL;
     /* The processor says so too, on x86: CPUID leaf 1, ECX bit 31, is there for hypervisors to set. */
-    text = root_lines(root, " hypervisor", "/proc/cpuinfo");
-    if (text.state != ROOT_OK)
-        return LOOK_NOT_KNOWN;
-    return *text.text ? LOOK_VIRTUAL : LOOK_BARE;
+    text = source_lines(source, " hypervisor", "/proc/cpuinfo");
+    if (text.state != SOURCE_OK)
+        return MACHINE_VIRTUAL_UNKNOWN;
+    return *text.text ? MACHINE_VIRTUAL : MACHINE_BARE_METAL;
 }
 
 /* "none [integrity] confidentiality" */
@@ -426,12 +427,12 @@ static json_t *read_lockdown(const char *text, size_t bytes)
     return json_boolean(strstr(text, "[integrity]") || strstr(text, "[confidentiality]"));
 }
 
-bool look_is_locked_down(struct root *root)
+bool machine_is_locked_down(struct source *source)
 {
-    return root_fact_is(root_fact(root, "lockdown", read_lockdown, "%s", LOOK_LOCKDOWN));
+    return source_fact_bool(source_fact(source, "lockdown", read_lockdown, "%s", MACHINE_LOCKDOWN_FILE));
 }
 
-const char *look_field(struct root *root, const char *text, const char *name)
+const char *machine_text_field(struct source *source, const char *text, const char *name)
 {
     size_t length = strlen(name);
 
@@ -444,40 +445,40 @@ const char *look_field(struct root *root, const char *text, const char *name)
         line += length + 1;
         line += strspn(line, " \t");
         n = strcspn(line, "\n");
-        return root_printf(root, "%.*s", (int)(n < 4096 ? n : 4096), line);
+        return source_printf(source, "%.*s", (int)(n < 4096 ? n : 4096), line);
     }
     return "";
 }
 
-static struct look_visible parse_visible(const struct doctor_machine *machine, const char *word)
+static struct machine_visible parse_visible(const struct doctor_machine *machine, const char *word)
 {
-    struct look_visible entry = {.text = word, .kind = LOOK_VISIBLE_NONSENSE, .gpu = -1};
+    struct machine_visible entry = {.text = word, .kind = MACHINE_VISIBLE_INVALID, .gpu = -1};
 
     if (strncasecmp(word, "GPU-", 4) == 0) {
-        entry.kind = LOOK_VISIBLE_UUID;
+        entry.kind = MACHINE_VISIBLE_UUID;
         entry.gpu = topo_find_gpu_uuid(machine->topo, word);
     } else if (strncasecmp(word, "MIG-", 4) == 0) {
-        entry.kind = LOOK_VISIBLE_MIG;
+        entry.kind = MACHINE_VISIBLE_MIG;
         if (strncasecmp(word, "MIG-GPU-", 8) == 0)
-            entry.gpu = topo_find_gpu_uuid(machine->topo,
-                                           root_printf(machine->root, "%.*s", (int)strcspn(word + 4, "/"), word + 4));
+            entry.gpu = topo_find_gpu_uuid(
+                machine->topo, source_printf(machine->source, "%.*s", (int)strcspn(word + 4, "/"), word + 4));
         else if (topo_usable_gpus(machine->topo) == 1)
             entry.gpu = 0;
     } else if (isdigit((unsigned char)*word) && word[strspn(word, "0123456789")] == '\0' && strlen(word) < 6) {
-        entry.kind = LOOK_VISIBLE_INDEX;
+        entry.kind = MACHINE_VISIBLE_INDEX;
         entry.gpu = atoi(word) < machine->topo->n_gpus ? atoi(word) : -1;
     }
     return entry;
 }
 
-int look_visible(const struct doctor_machine *machine, struct look_visible *ret_entries)
+int machine_visible(const struct doctor_machine *machine, struct machine_visible *ret_entries)
 {
-    const char *value = root_env(machine->root, "CUDA_VISIBLE_DEVICES");
+    const char *value = source_env(machine->source, "CUDA_VISIBLE_DEVICES");
     int n = 0;
 
     if (!value)
         return -1;
-    while (*value && n < LOOK_VISIBLE_MAX) {
+    while (*value && n < MACHINE_VISIBLE_MAX) {
         size_t length, end;
         const char *word;
 
@@ -485,7 +486,7 @@ int look_visible(const struct doctor_machine *machine, struct look_visible *ret_
         length = strcspn(value, ",");
         for (end = length; end > 0 && isspace((unsigned char)value[end - 1]); end--)
             continue;
-        word = root_printf(machine->root, "%.*s", (int)(end < 256 ? end : 256), value);
+        word = source_printf(machine->source, "%.*s", (int)(end < 256 ? end : 256), value);
         /* CUDA C++ programming guide: what stands behind -1 is not visible. Slurm hides all GPUs by another word. */
         if (strcmp(word, "-1") == 0 || strcmp(word, "NoDevFiles") == 0 || (*word == '\0' && n == 0))
             break;
@@ -496,14 +497,14 @@ int look_visible(const struct doctor_machine *machine, struct look_visible *ret_
     return n;
 }
 
-int look_own_gpu(const struct doctor_machine *machine)
+int machine_own_gpu(const struct doctor_machine *machine)
 {
-    struct look_visible entries[LOOK_VISIBLE_MAX];
-    int gpu = advice_gpu_of(machine->topo, advice_root_env, machine->root), n;
+    struct machine_visible entries[MACHINE_VISIBLE_MAX];
+    int gpu = advice_gpu_of(machine->topo, advice_source_env, machine->source), n;
 
     if (gpu >= 0)
         return gpu;
-    n = look_visible(machine, entries);
+    n = machine_visible(machine, entries);
     if (n == 1)
         return entries[0].gpu;
     return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;

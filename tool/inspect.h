@@ -1,37 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * source.h - the machine that a command inspects: its options, opening it within a deadline, and the report when it has
- * neither GPUs nor NICs.
+ * inspect.h - the machine that a command inspects: its options, opening it within a deadline, and the report when it
+ * has neither GPUs nor NICs.
  *
  *     struct topo_options {
- *         struct source_options source;
+ *         struct inspect_options inspect;
  *         ...
  *     };
  *     static const struct opt topo_table[] = {
- *         SOURCE_OPTIONS(struct topo_options, source),
+ *         INSPECT_OPTIONS(struct topo_options, inspect),
  *         ...
  *
- *     result = source_open(cmd, &options->source, &root);
+ *     result = inspect_open(cmd, &options->inspect, &source);
  *     if (result != CMD_FINE)
  *         return result;
  *     ... read everything ...
- *     source_reading_done();
+ *     inspect_reading_done();
  *     ... print, without a deadline ...
  */
-#ifndef EP_TOOL_SOURCE_H
-#define EP_TOOL_SOURCE_H
+#ifndef EP_TOOL_INSPECT_H
+#define EP_TOOL_INSPECT_H
 
 #include "cmd.h"
 #include "hardware/topo.h"
-#include "source/root.h"
+#include "source/source.h"
 
-struct source_options {
+struct inspect_options {
     const char *from;
     int64_t pid, timeout;
 };
 
 /* Rows of an option table. */
-#define SOURCE_OPTIONS(options_type, member)                                                                           \
+#define INSPECT_OPTIONS(options_type, member)                                                                          \
     {.name = "from",                                                                                                   \
      .arg = "FILE|DIR",                                                                                                \
      .type = OPT_FILE,                                                                                                 \
@@ -44,29 +44,29 @@ struct source_options {
     }
 
 /* For commands that read the environment. */
-#define SOURCE_PID_OPTION(options_type, member)                                                                        \
+#define INSPECT_PID_OPTION(options_type, member)                                                                       \
     {                                                                                                                  \
         .name = "pid", .arg = "N", .type = OPT_INT, .offset = offsetof(options_type, member.pid), .min = 1,            \
         .max = INT32_MAX, .help = "read the environment, limits and libraries of this process instead of epkit's own"  \
     }
 
 /*
- * Opens the machine. CMD_FINE, or CMD_USAGE or CMD_FAILED after reporting why. From now on until source_reading_done()
+ * Opens the machine. CMD_FINE, or CMD_USAGE or CMD_FAILED after reporting why. From now on until inspect_reading_done()
  * the command ends with CMD_FAILED and the name of the file being read when --timeout expires: reading a file of a dead
  * network file system never returns.
  */
-int source_open(const struct cmd *cmd, const struct source_options *options, struct root **ret_root);
+int inspect_open(const struct cmd *cmd, const struct inspect_options *options, struct source **ret_source);
 
 /* Ends the deadline. */
-void source_reading_done(void);
+void inspect_reading_done(void);
 
 /* Whether the machine has neither a GPU nor a NIC. */
-bool source_is_empty(const struct topo *topo);
+bool inspect_is_empty(const struct topo *topo);
 
 /*
  * Prints one line on standard output that says why the machine is empty, or the document (consumed) with that line as
  * "verdict". Returns CMD_UNSUPPORTED.
  */
-int source_report_empty(const struct topo *topo, json_t *document);
+int inspect_report_empty(const struct topo *topo, json_t *document);
 
 #endif

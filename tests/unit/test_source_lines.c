@@ -7,11 +7,11 @@
 #include <cmocka.h>
 
 #define LINE_BYTES 40
-#define LINES ((int)(ROOT_LOG_MAX / LINE_BYTES * 5 / 2)) /* more than fit twice */
+#define LINES ((int)(SOURCE_LOG_MAX / LINE_BYTES * 5 / 2)) /* more than fit twice */
 
 static void of_many_lines_the_last_stay(void **state)
 {
-    struct found found = {.text = malloc(ROOT_LOG_MAX)};
+    struct found found = {.text = malloc(SOURCE_LOG_MAX)};
     char line[LINE_BYTES + 1];
     long first, last = -1;
 
@@ -21,7 +21,7 @@ static void of_many_lines_the_last_stay(void **state)
         snprintf(line, sizeof(line), "%0*d", LINE_BYTES, i);
         add_line(&found, line, LINE_BYTES);
     }
-    assert_in_range(found.used, ROOT_LOG_MAX / 2 - 2 * LINE_BYTES, ROOT_LOG_MAX);
+    assert_in_range(found.used, SOURCE_LOG_MAX / 2 - 2 * LINE_BYTES, SOURCE_LOG_MAX);
     assert_int_equal(found.used % (LINE_BYTES + 1), 0);
     first = strtol(found.text, NULL, 10);
     for (size_t at = 0; at < found.used; at += LINE_BYTES + 1) {
@@ -34,17 +34,17 @@ static void of_many_lines_the_last_stay(void **state)
 
 static void a_line_may_be_too_long(void **state)
 {
-    struct found found = {.text = malloc(ROOT_LOG_MAX)};
-    char *line = calloc(1, ROOT_LOG_MAX);
+    struct found found = {.text = malloc(SOURCE_LOG_MAX)};
+    char *line = calloc(1, SOURCE_LOG_MAX);
 
     (void)state;
     assert_non_null(line);
     assert_non_null(found.text);
     add_line(&found, "short", 5);
-    add_line(&found, line, ROOT_LOG_MAX);
+    add_line(&found, line, SOURCE_LOG_MAX);
     assert_int_equal(found.used, 6);
-    add_line(&found, line, ROOT_LOG_MAX - 1);
-    assert_int_equal(found.used, ROOT_LOG_MAX);
+    add_line(&found, line, SOURCE_LOG_MAX - 1);
+    assert_int_equal(found.used, SOURCE_LOG_MAX);
     free(line);
     free(found.text);
 }
@@ -62,7 +62,7 @@ static void records_lose_their_prefix(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct found found = {.text = malloc(ROOT_LOG_MAX)};
+        struct found found = {.text = malloc(SOURCE_LOG_MAX)};
 
         assert_non_null(found.text);
         search_record(&found, cases[i].record, strlen(cases[i].record), "Xid");
@@ -80,5 +80,5 @@ int main(void)
         cmocka_unit_test(records_lose_their_prefix),
     };
 
-    return cmocka_run_group_tests_name("root_lines", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("source_lines", tests, NULL, NULL);
 }

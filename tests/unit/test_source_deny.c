@@ -111,23 +111,23 @@ static bool holds_numbers(const char *pattern)
 
 /* Everything that a rule knows, full of one identifier; but for the environment, from which names of hosts are learned.
  */
-static void fill_files(json_t *kept[KEEP_KINDS], const char *identifier, size_t first)
+static void fill_files(json_t *kept[CACHE_KINDS], const char *identifier, size_t first)
 {
     static char text[65536];
     char path[PATH_MAX];
     size_t bytes = write_text(identifier, first, text, sizeof(text));
 
     assert_true(bytes + 1 < sizeof(text));
-    for (int kind = 0; kind < KEEP_KINDS; kind++) {
+    for (int kind = 0; kind < CACHE_KINDS; kind++) {
         const char *pattern;
 
         kept[kind] = json_object();
-        for (size_t i = 0; (pattern = scrub_pattern((enum keep_kind)kind, i)); i++) {
+        for (size_t i = 0; (pattern = scrub_pattern((enum cache_kind)kind, i)); i++) {
             /* Bytes of configuration space have a test of their own, and a counter or a limit may be any number. */
             if (strstr(pattern, "/config") ||
                 (holds_numbers(pattern) && identifier[strspn(identifier, "0123456789")] == '\0'))
                 continue;
-            if (kind == KEEP_FACTS) {
+            if (kind == CACHE_FACTS) {
                 snprintf(path, sizeof(path), "/x\t%s", pattern);
                 json_object_set_new(kept[kind], path, json_pack("{s:{s:s}}", "value", "NCCL_X", identifier));
                 snprintf(path, sizeof(path), "/y\t%s", pattern);
@@ -136,16 +136,16 @@ static void fill_files(json_t *kept[KEEP_KINDS], const char *identifier, size_t 
             }
             path_of(pattern, path);
             assert_true(scrub_match(pattern, path));
-            strcat(path, kind == KEEP_LINES ? "\tx" : "");
+            strcat(path, kind == CACHE_LINES ? "\tx" : "");
             json_object_set_new(kept[kind], path, json_stringn_nocheck(text, bytes));
         }
     }
     /* A fact of which no row says that it holds text. */
-    json_object_set_new(kept[KEEP_FACTS], "/z\tx", json_pack("{s:[s], s:s}", "value", identifier, "x", identifier));
+    json_object_set_new(kept[CACHE_FACTS], "/z\tx", json_pack("{s:[s], s:s}", "value", identifier, "x", identifier));
 }
 
 /* Variables whose names, or beginnings of names, are known. */
-static void fill_environment(json_t *kept[KEEP_KINDS], const char *identifier)
+static void fill_environment(json_t *kept[CACHE_KINDS], const char *identifier)
 {
     static const char *const variables[] = {"NCCL_X",
                                             "NVSHMEM_X",
@@ -173,11 +173,11 @@ static void fill_environment(json_t *kept[KEEP_KINDS], const char *identifier)
                                             "USER_X"};
     json_t *values = json_object();
 
-    for (int kind = 0; kind < KEEP_KINDS; kind++)
+    for (int kind = 0; kind < CACHE_KINDS; kind++)
         kept[kind] = json_object();
     for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
         json_object_set_new(values, variables[i], json_string(identifier));
-    json_object_set_new(kept[KEEP_FACTS], KEEP_ENVIRONMENT "\t" KEEP_ENVIRONMENT_FACT,
+    json_object_set_new(kept[CACHE_FACTS], CACHE_ENVIRONMENT "\t" CACHE_ENVIRONMENT_FACT,
                         json_pack("{s:o}", "value", values));
 }
 
@@ -192,7 +192,7 @@ static const char *left_in(const char *text, const char *identifier)
 }
 
 /* How much of it a snapshot holds. Takes what is kept. */
-static int count_left(json_t *kept[KEEP_KINDS], const char *identifier, size_t least)
+static int count_left(json_t *kept[CACHE_KINDS], const char *identifier, size_t least)
 {
     json_t *all = scrub_snapshot(kept, false), *entries, *entry;
     const char *kind, *path;
@@ -219,14 +219,14 @@ static int count_left(json_t *kept[KEEP_KINDS], const char *identifier, size_t l
     }
     assert_true(n >= least);
     json_decref(all);
-    for (int i = 0; i < KEEP_KINDS; i++)
+    for (int i = 0; i < CACHE_KINDS; i++)
         json_decref(kept[i]);
     return n_left;
 }
 
 static void no_rule_leaves_an_identifier(void **state)
 {
-    json_t *kept[KEEP_KINDS];
+    json_t *kept[CACHE_KINDS];
     int n_left = 0;
 
     (void)state;
@@ -245,5 +245,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_rule_leaves_an_identifier)};
 
-    return cmocka_run_group_tests_name("root_deny", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("source_deny", tests, NULL, NULL);
 }

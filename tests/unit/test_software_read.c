@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stack_read() makes of a machine: driver options, libibverbs and provider, copies of DeepEP, NVSHMEM, NCCL. */
-#include "software/stack.h"
+/* What software_read() makes of a machine: driver options, libibverbs and provider, copies of DeepEP, NVSHMEM, NCCL. */
+#include "software/software.h"
 #include "world.h"
 
 #define OPEN_DRIVER                                                                                                    \
@@ -9,17 +9,17 @@
 
 static const struct topo no_topo;
 
-static struct stack *read_stack(struct world *world)
+static struct software *read_software(struct world *world)
 {
-    struct stack *stack;
+    struct software *software;
 
-    assert_int_equal(stack_read(world_open(world), &no_topo, &stack), EP_OK);
-    return stack;
+    assert_int_equal(software_read(world_open(world), &no_topo, &software), EP_OK);
+    return software;
 }
 
-static void done(struct world *world, struct stack *stack)
+static void done(struct world *world, struct software *software)
 {
-    stack_free(stack);
+    software_free(software);
     world_done(world);
 }
 
@@ -28,7 +28,7 @@ static void done(struct world *world, struct stack *stack)
 static void driver(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
@@ -42,46 +42,46 @@ static void driver(void **state)
              "Package: nvidia-driver-580-open\nStatus: install ok installed\nVersion: 1:580.140.02-0ubuntu1\n\n"
              "Package: doca-kernel\nStatus: install ok installed\nVersion: 9.9\n\n"
              "Package: doca-ofed\nStatus: install ok installed\nVersion: 3.2.1-044000\n");
-    stack = read_stack(&world);
-    assert_string_equal(stack->driver.version, "580.126.09");
-    assert_true(stack->driver.is_open);
-    assert_string_equal(stack->driver.module_version, "580.126.09");
-    assert_string_equal(stack->driver.installed_version, "580.140.02");
-    assert_string_equal(stack->driver.doca, "3.2.1");
-    assert_int_equal(stack->driver.peermem, ROOT_OK);
-    assert_int_equal(stack->driver.gdrdrv, ROOT_ABSENT);
-    assert_int_equal(stack->driver.dmabuf, ROOT_OK);
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->driver.version, "580.126.09");
+    assert_true(software->driver.is_open);
+    assert_string_equal(software->driver.module_version, "580.126.09");
+    assert_string_equal(software->driver.installed_version, "580.140.02");
+    assert_string_equal(software->driver.doca, "3.2.1");
+    assert_int_equal(software->driver.peermem, SOURCE_OK);
+    assert_int_equal(software->driver.gdrdrv, SOURCE_ABSENT);
+    assert_int_equal(software->driver.dmabuf, SOURCE_OK);
+    done(&world, software);
 }
 
-static void assert_peermem(const char *file, enum root_state expected)
+static void assert_peermem(const char *file, enum source_state expected)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     world_init(&world);
     tree_put(&world.tree, file, "1\n");
-    stack = read_stack(&world);
-    assert_int_equal(stack->driver.peermem, expected);
-    done(&world, stack);
+    software = read_software(&world);
+    assert_int_equal(software->driver.peermem, expected);
+    done(&world, software);
 }
 
 /* The driver's module, and others that do the same. */
 static void peermem_of_any_kind(void **state)
 {
     (void)state;
-    assert_peermem("/sys/module/nvidia_peermem/initstate", ROOT_OK);
-    assert_peermem("/sys/module/nv_peer_mem/initstate", ROOT_OK);
-    assert_peermem("/sys/module/efa_nv_peermem/initstate", ROOT_OK);
-    assert_peermem("/sys/kernel/mm/memory_peers/nv_mem/version", ROOT_OK);
-    assert_peermem("/sys/module/nvidia/initstate", ROOT_ABSENT);
+    assert_peermem("/sys/module/nvidia_peermem/initstate", SOURCE_OK);
+    assert_peermem("/sys/module/nv_peer_mem/initstate", SOURCE_OK);
+    assert_peermem("/sys/module/efa_nv_peermem/initstate", SOURCE_OK);
+    assert_peermem("/sys/kernel/mm/memory_peers/nv_mem/version", SOURCE_OK);
+    assert_peermem("/sys/module/nvidia/initstate", SOURCE_ABSENT);
 }
 
 /* Ubuntu's signed modules have the version of the kernel, whichever driver is in them. */
 static void driver_of_signed_modules(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
@@ -90,16 +90,16 @@ static void driver_of_signed_modules(void **state)
     tree_put(&world.tree, "/var/lib/dpkg/status",
              "Package: linux-modules-nvidia-580-server-open-6.8.0-87-generic\nStatus: install ok installed\n"
              "Version: 6.8.0-1041.46+1\n\n");
-    stack = read_stack(&world);
-    assert_string_equal(stack->driver.installed_version, "");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->driver.installed_version, "");
+    done(&world, software);
 }
 
 /* DKMS says which version is built for the running kernel; that of another kernel does not count. */
 static void driver_of_dkms(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
@@ -108,12 +108,12 @@ static void driver_of_dkms(void **state)
     tree_put(&world.tree, "/var/lib/dkms/nvidia/580.10.1/6.8.0-1/x86_64/log", "");
     tree_put(&world.tree, "/var/lib/dkms/nvidia/590.1.1/6.14.0-1/x86_64/log", "");
     tree_put(&world.tree, "/usr/share/doca-host-3.1.0-091000-25.07-ubuntu2404/repo", "");
-    stack = read_stack(&world);
-    assert_string_equal(stack->driver.installed_version, "580.10.1");
-    assert_string_equal(stack->driver.version, "");
-    assert_string_equal(stack->driver.doca, "3.1.0");
-    assert_int_equal(stack->driver.dmabuf, ROOT_ABSENT);
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->driver.installed_version, "580.10.1");
+    assert_string_equal(software->driver.version, "");
+    assert_string_equal(software->driver.doca, "3.1.0");
+    assert_int_equal(software->driver.dmabuf, SOURCE_ABSENT);
+    done(&world, software);
 }
 
 /* A status file that is larger than what is read: by the repository, where OFED's source shows that it was used. */
@@ -122,20 +122,20 @@ static void doca_of_repository(void **state)
     (void)state;
     for (int with_source = 0; with_source < 2; with_source++) {
         struct world world;
-        struct stack *stack;
-        char *status = calloc(1, ROOT_FILE_MAX + 2);
+        struct software *software;
+        char *status = calloc(1, SOURCE_FILE_MAX + 2);
 
         assert_non_null(status);
-        memset(status, '\n', ROOT_FILE_MAX + 1);
+        memset(status, '\n', SOURCE_FILE_MAX + 1);
         world_init(&world);
         tree_put(&world.tree, "/var/lib/dpkg/status", status);
         tree_put(&world.tree, "/etc/apt/sources.list.d/doca.list",
                  "deb [signed-by=/x] https://repository.example/public/repo/doca/3.2.1/ubuntu24.04/x86_64/ ./\n");
         if (with_source)
             tree_put(&world.tree, "/usr/src/mlnx-ofed-kernel-25.10.OFED.25.10.1/dkms.conf", "");
-        stack = read_stack(&world);
-        assert_string_equal(stack->driver.doca, with_source ? "3.2.1" : "");
-        done(&world, stack);
+        software = read_software(&world);
+        assert_string_equal(software->driver.doca, with_source ? "3.2.1" : "");
+        done(&world, software);
         free(status);
     }
 }
@@ -153,15 +153,15 @@ static void no_dmabuf(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct world world;
-        struct stack *stack;
+        struct software *software;
 
         world_init(&world);
         tree_put(&world.tree, "/proc/driver/nvidia/version", cases[i].version);
         tree_put(&world.tree, "/proc/sys/kernel/osrelease", cases[i].kernel);
-        stack = read_stack(&world);
-        assert_int_equal(stack->driver.dmabuf, ROOT_ABSENT);
-        assert_non_null(strstr(stack->driver.dmabuf_why, cases[i].why));
-        done(&world, stack);
+        software = read_software(&world);
+        assert_int_equal(software->driver.dmabuf, SOURCE_ABSENT);
+        assert_non_null(strstr(software->driver.dmabuf_why, cases[i].why));
+        done(&world, software);
     }
 }
 
@@ -169,8 +169,8 @@ static void no_dmabuf(void **state)
 static void option_that_wins(void **state)
 {
     struct world world;
-    struct stack *stack;
-    const struct stack_option *option;
+    struct software *software;
+    const struct software_option *option;
 
     (void)state;
     world_init(&world);
@@ -182,31 +182,31 @@ static void option_that_wins(void **state)
     tree_put(
         &world.tree, "/proc/driver/nvidia/params",
         "EnableStreamMemOPs: 1\nRegistryDwords: \"PeerMappingOverride=0x1;A=2;\"\nRegistryDwordsPerDevice: \"\"\n");
-    stack = read_stack(&world);
-    option = &stack->driver.peer_mapping_override;
+    software = read_software(&world);
+    option = &software->driver.peer_mapping_override;
     assert_string_equal(option->configured, "");
     assert_string_equal(option->configured_in, "/usr/lib/modprobe.d/z.conf");
     assert_string_equal(option->overruled, "1");
     assert_string_equal(option->overruled_in, "/etc/modprobe.d/b.conf");
     assert_string_equal(option->live, "0x1");
-    assert_string_equal(stack->driver.dwords_with_override, "RMOther=1;PeerMappingOverride=1;");
-    done(&world, stack);
+    assert_string_equal(software->driver.dwords_with_override, "RMOther=1;PeerMappingOverride=1;");
+    done(&world, software);
 }
 
 static void option_of_command_line(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
     tree_put(&world.tree, "/etc/modprobe.d/b.conf", DWORDS("PeerMappingOverride=0"));
     tree_put(&world.tree, "/proc/cmdline", "ro nvidia.NVreg_RegistryDwords=PeerMappingOverride=1\n");
-    stack = read_stack(&world);
-    assert_string_equal(stack->driver.peer_mapping_override.configured, "1");
-    assert_string_equal(stack->driver.peer_mapping_override.configured_in, "/proc/cmdline");
-    assert_string_equal(stack->driver.peer_mapping_override.live, "");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->driver.peer_mapping_override.configured, "1");
+    assert_string_equal(software->driver.peer_mapping_override.configured_in, "/proc/cmdline");
+    assert_string_equal(software->driver.peer_mapping_override.live, "");
+    done(&world, software);
 }
 
 /* --- verbs --- */
@@ -226,31 +226,31 @@ static void put_verbs(struct world *world)
 static void provider(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     put_verbs(&world);
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav50.so", MLX5("50"));
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
-    stack = read_stack(&world);
-    assert_int_equal(stack->verbs.private_version, 50);
-    assert_int_equal(stack->verbs.provider_wants, 50);
-    assert_string_equal(stack->verbs.provider, GNU "/libibverbs/libmlx5-rdmav50.so");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_int_equal(software->verbs.private_version, 50);
+    assert_int_equal(software->verbs.provider_wants, 50);
+    assert_string_equal(software->verbs.provider, GNU "/libibverbs/libmlx5-rdmav50.so");
+    done(&world, software);
 }
 
 static void provider_of_another_number(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     put_verbs(&world);
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
-    stack = read_stack(&world);
-    assert_string_equal(stack->verbs.provider, "");
-    assert_non_null(strstr(stack->verbs.provider_folders, GNU "/libibverbs"));
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->verbs.provider, "");
+    assert_non_null(strstr(software->verbs.provider_folders, GNU "/libibverbs"));
+    done(&world, software);
 }
 
 /* By RDMAV_DRIVERS, which has the suffix appended; as a folder it leads nowhere. */
@@ -258,59 +258,59 @@ static void provider_by_environment(void **state)
 {
     static const char good[] = "RDMAV_DRIVERS=other:/opt/p/libmlx5\0", folder[] = "RDMAV_DRIVERS=/opt/p\0";
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     put_verbs(&world);
     world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
     world_environment(&world, good, sizeof(good));
-    stack = read_stack(&world);
-    assert_string_equal(stack->verbs.provider, "/opt/p/libmlx5-rdmav50.so");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->verbs.provider, "/opt/p/libmlx5-rdmav50.so");
+    done(&world, software);
 
     put_verbs(&world);
     world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
     world_environment(&world, folder, sizeof(folder));
-    stack = read_stack(&world);
-    assert_string_equal(stack->verbs.provider, "");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->verbs.provider, "");
+    done(&world, software);
 }
 
 /* By a path in a file of /etc/libibverbs.d, and as ld.so finds libraries. */
 static void provider_elsewhere(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     put_verbs(&world);
     tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "driver /opt/p/libmlx5\n");
     world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
-    stack = read_stack(&world);
-    assert_string_equal(stack->verbs.provider, "/opt/p/libmlx5-rdmav50.so");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->verbs.provider, "/opt/p/libmlx5-rdmav50.so");
+    done(&world, software);
 
     put_verbs(&world);
     world_library(&world, GNU "/libmlx5-rdmav50.so", MLX5("50"));
-    stack = read_stack(&world);
-    assert_string_equal(stack->verbs.provider, GNU "/libmlx5-rdmav50.so");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->verbs.provider, GNU "/libmlx5-rdmav50.so");
+    done(&world, software);
 }
 
 /* A folder of *.driver files without one for mlx5: libibverbs then loads no provider for it. */
 static void provider_not_named(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     put_verbs(&world);
     tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "driver mlx4\n#driver mlx5\ndrivers mlx5\n");
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav50.so", MLX5("50"));
-    stack = read_stack(&world);
-    assert_string_equal(stack->verbs.provider, "");
-    assert_non_null(strstr(stack->verbs.provider_folders, "no file there names mlx5"));
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->verbs.provider, "");
+    assert_non_null(strstr(software->verbs.provider_folders, "no file there names mlx5"));
+    done(&world, software);
 }
 
 /* --- DeepEP --- */
@@ -334,7 +334,7 @@ static void copies(void **state)
 {
     static const char variables[] = "PYTHONPATH=/not/there:/first:relative:\0HOME=/home/user\0";
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
@@ -347,31 +347,31 @@ static void copies(void **state)
     tree_put(&world.tree, "/opt/deepep/source/setup.py", "");
     tree_put(&world.tree, "/opt/deepep/source/csrc/x.cpp", "");
     tree_put(&world.tree, SITE "/deep_ep_cpp.cpython-312-x86_64-linux-gnu.so", "");
-    stack = read_stack(&world);
-    assert_int_equal(stack->deepep.n, 4);
-    assert_int_equal(stack->deepep.imported, 0);
-    assert_false(stack->deepep.mapping_active);
-    assert_string_equal(stack->deepep.copies[0].folder, "/first/deep_ep");
-    assert_string_equal(stack->deepep.copies[0].version, "1.2.1");
+    software = read_software(&world);
+    assert_int_equal(software->deepep.n, 4);
+    assert_int_equal(software->deepep.imported, 0);
+    assert_false(software->deepep.mapping_active);
+    assert_string_equal(software->deepep.copies[0].folder, "/first/deep_ep");
+    assert_string_equal(software->deepep.copies[0].version, "1.2.1");
     /* Not beside it, but on the path. */
-    assert_string_equal(stack->deepep.copies[0].extension, SITE "/deep_ep_cpp.cpython-312-x86_64-linux-gnu.so");
+    assert_string_equal(software->deepep.copies[0].extension, SITE "/deep_ep_cpp.cpython-312-x86_64-linux-gnu.so");
     /* The latest Python first. */
-    assert_string_equal(stack->deepep.copies[1].folder, SITE "/deep_ep");
-    assert_string_equal(stack->deepep.copies[1].version, "1.2.1+29d31c0");
-    assert_true(stack->deepep.copies[1].defines_mapping && stack->deepep.copies[1].calls_mapping);
-    assert_true(stack->deepep.copies[1].hash == stack->deepep.copies[2].hash);
-    assert_true(stack->deepep.copies[1].hash != stack->deepep.copies[0].hash);
-    assert_string_equal(stack->deepep.copies[3].folder, "/opt/deepep/source/deep_ep");
-    assert_true(stack->deepep.copies[3].is_source);
-    assert_false(stack->deepep.copies[3].on_path);
-    done(&world, stack);
+    assert_string_equal(software->deepep.copies[1].folder, SITE "/deep_ep");
+    assert_string_equal(software->deepep.copies[1].version, "1.2.1+29d31c0");
+    assert_true(software->deepep.copies[1].defines_mapping && software->deepep.copies[1].calls_mapping);
+    assert_true(software->deepep.copies[1].hash == software->deepep.copies[2].hash);
+    assert_true(software->deepep.copies[1].hash != software->deepep.copies[0].hash);
+    assert_string_equal(software->deepep.copies[3].folder, "/opt/deepep/source/deep_ep");
+    assert_true(software->deepep.copies[3].is_source);
+    assert_false(software->deepep.copies[3].on_path);
+    done(&world, software);
 }
 
 /* An egg, as setup.py install leaves it, and a tree that was installed in place: .pth files lead to both. */
 static void pth_files(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
@@ -381,12 +381,12 @@ static void pth_files(void **state)
     tree_put(&world.tree, SITE "/deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg/EGG-INFO/PKG-INFO",
              "Version: 1.2.1+309785a\n");
     put_copy(&world, "/src/DeepEP", MAPPED);
-    stack = read_stack(&world);
-    assert_int_equal(stack->deepep.n, 2);
-    assert_string_equal(stack->deepep.copies[0].version, "1.2.1+309785a");
-    assert_true(stack->deepep.copies[1].on_path);
-    assert_true(stack->deepep.mapping_active);
-    done(&world, stack);
+    software = read_software(&world);
+    assert_int_equal(software->deepep.n, 2);
+    assert_string_equal(software->deepep.copies[0].version, "1.2.1+309785a");
+    assert_true(software->deepep.copies[1].on_path);
+    assert_true(software->deepep.mapping_active);
+    done(&world, software);
 }
 
 /* A virtual environment hides the system's packages, unless it was made with them. */
@@ -397,7 +397,7 @@ static void virtual_environment(void **state)
     (void)state;
     for (int with_system = 0; with_system < 2; with_system++) {
         struct world world;
-        struct stack *stack;
+        struct software *software;
 
         world_init(&world);
         world_environment(&world, variables, sizeof(variables));
@@ -406,10 +406,10 @@ static void virtual_environment(void **state)
                              : "include-system-site-packages = false\n");
         tree_put(&world.tree, "/venv/lib/python3.12/site-packages/x.py", "");
         put_copy(&world, SITE, MAPPED);
-        stack = read_stack(&world);
-        assert_int_equal(stack->deepep.n, 1);
-        assert_int_equal(stack->deepep.imported, with_system ? 0 : -1);
-        done(&world, stack);
+        software = read_software(&world);
+        assert_int_equal(software->deepep.n, 1);
+        assert_int_equal(software->deepep.imported, with_system ? 0 : -1);
+        done(&world, software);
     }
 }
 
@@ -418,16 +418,16 @@ static void same_copy_twice(void **state)
 {
     static const char variables[] = "PYTHONPATH=/a:/b\0";
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
     world_environment(&world, variables, sizeof(variables));
     put_copy(&world, "/a", MAPPED);
     tree_link(&world.tree, "/b", "a");
-    stack = read_stack(&world);
-    assert_int_equal(stack->deepep.n, 1);
-    done(&world, stack);
+    software = read_software(&world);
+    assert_int_equal(software->deepep.n, 1);
+    done(&world, software);
 }
 
 /* --- NVSHMEM and NCCL --- */
@@ -437,7 +437,7 @@ static void same_copy_twice(void **state)
 static void bundled(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
@@ -445,13 +445,13 @@ static void bundled(void **state)
     world_library(&world, WHEELS "/nccl/lib/libnccl.so.2", "{'soname': 'libnccl.so.2'}");
     tree_put(&world.tree, SITE "/nvidia_nvshmem_cu12-3.4.5.dist-info/METADATA", "Version: 3.4.5\n");
     tree_put(&world.tree, SITE "/nvidia_nccl_cu12-2.27.5.dist-info/RECORD", "");
-    stack = read_stack(&world);
-    assert_string_equal(stack->nvshmem.bundled, WHEELS "/nvshmem/lib/libnvshmem_host.so.3");
-    assert_string_equal(stack->nvshmem.bundled_version, "3.4.5");
-    assert_string_equal(stack->nccl.bundled_version, "2.27.5");
-    assert_int_equal(stack->nvshmem.host.state, ROOT_ABSENT);
-    assert_string_equal(stack->nvshmem.home, "");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->nvshmem.bundled, WHEELS "/nvshmem/lib/libnvshmem_host.so.3");
+    assert_string_equal(software->nvshmem.bundled_version, "3.4.5");
+    assert_string_equal(software->nccl.bundled_version, "2.27.5");
+    assert_int_equal(software->nvshmem.host.state, SOURCE_ABSENT);
+    assert_string_equal(software->nvshmem.home, "");
+    done(&world, software);
 }
 
 /* DeepEP's extension has the folder of its NVSHMEM compiled in; LD_PRELOAD goes before it. */
@@ -463,7 +463,7 @@ static void nvshmem_by_extension(void **state)
     (void)state;
     for (int with_preload = 0; with_preload < 2; with_preload++) {
         struct world world;
-        struct stack *stack;
+        struct software *software;
 
         world_init(&world);
         if (with_preload)
@@ -478,18 +478,18 @@ static void nvshmem_by_extension(void **state)
         tree_put(&world.tree, "/own/include/non_abi/nvshmem_version.h",
                  "#define NVSHMEM_VENDOR_MAJOR_VERSION 3\n#define NVSHMEM_VENDOR_MINOR_VERSION 3\n"
                  "#define NVSHMEM_VENDOR_PATCH_VERSION 20\n");
-        stack = read_stack(&world);
+        software = read_software(&world);
         if (with_preload) {
-            assert_string_equal(stack->nvshmem.home, "/new");
-            assert_string_equal(stack->nvshmem.version, "");
-            assert_string_equal(stack->nvshmem.transport_ibgda, "");
+            assert_string_equal(software->nvshmem.home, "/new");
+            assert_string_equal(software->nvshmem.version, "");
+            assert_string_equal(software->nvshmem.transport_ibgda, "");
         } else {
-            assert_string_equal(stack->nvshmem.home, "/own");
-            assert_string_equal(stack->nvshmem.version, "3.3.20");
-            assert_string_equal(stack->nvshmem.transport_ibgda, "/own/lib/nvshmem_transport_ibgda.so.3");
-            assert_string_equal(stack->nvshmem.host.found_by, "RUNPATH of /py/deep_ep_cpp.so");
+            assert_string_equal(software->nvshmem.home, "/own");
+            assert_string_equal(software->nvshmem.version, "3.3.20");
+            assert_string_equal(software->nvshmem.transport_ibgda, "/own/lib/nvshmem_transport_ibgda.so.3");
+            assert_string_equal(software->nvshmem.host.found_by, "RUNPATH of /py/deep_ep_cpp.so");
         }
-        done(&world, stack);
+        done(&world, software);
     }
 }
 
@@ -497,15 +497,15 @@ static void nvshmem_by_extension(void **state)
 static void nvshmem_installed(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
     world_library(&world, "/opt/deepep/nvshmem/lib/libnvshmem_host.so.3", "{}");
-    stack = read_stack(&world);
-    assert_int_equal(stack->nvshmem.host.state, ROOT_ABSENT);
-    assert_string_equal(stack->nvshmem.home, "/opt/deepep/nvshmem");
-    done(&world, stack);
+    software = read_software(&world);
+    assert_int_equal(software->nvshmem.host.state, SOURCE_ABSENT);
+    assert_string_equal(software->nvshmem.home, "/opt/deepep/nvshmem");
+    done(&world, software);
 }
 
 static void plugin(void **state)
@@ -525,17 +525,17 @@ static void plugin(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct world world;
-        struct stack *stack;
+        struct software *software;
 
         world_init(&world);
         world_environment(&world, cases[i].variable, cases[i].bytes);
         world_library(&world, "/usr/lib/libnccl-net.so", "{}");
         world_library(&world, "/usr/lib/libnccl-net-gib.so", "{}");
         world_library(&world, "/x/liby.so", "{}");
-        stack = read_stack(&world);
-        assert_string_equal(stack->nccl.plugin_name, cases[i].name);
-        assert_string_equal(stack->nccl.plugin.path, cases[i].path);
-        done(&world, stack);
+        software = read_software(&world);
+        assert_string_equal(software->nccl.plugin_name, cases[i].name);
+        assert_string_equal(software->nccl.plugin.path, cases[i].path);
+        done(&world, software);
     }
 }
 
@@ -543,16 +543,16 @@ static void plugin(void **state)
 static void assert_settings(const char *script, const char *expected)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
     char said[512] = "";
     size_t n = 0;
 
     world_init(&world);
     tree_put(&world.tree, "/usr/local/gib/scripts/set_nccl_env.sh", script);
     tree_put(&world.tree, "/usr/local/gib/lib64/libnccl-net.so", "made up");
-    stack = read_stack(&world);
-    for (int i = 0; i < stack->nccl.n_settings; i++) {
-        const struct stack_setting *setting = &stack->nccl.settings[i];
+    software = read_software(&world);
+    for (int i = 0; i < software->nccl.n_settings; i++) {
+        const struct software_setting *setting = &software->nccl.settings[i];
 
         if (setting->is_unclear || !setting->value)
             n += (size_t)snprintf(said + n, sizeof(said) - n, "%c%s ", setting->is_unclear ? '?' : '-', setting->name);
@@ -561,7 +561,7 @@ static void assert_settings(const char *script, const char *expected)
         assert_in_range(n, 0, sizeof(said) - 1);
     }
     assert_string_equal(said, expected);
-    done(&world, stack);
+    done(&world, software);
 }
 
 static void settings_of_gib(void **state)
@@ -585,17 +585,17 @@ static void settings_of_gib(void **state)
 static void nothing(void **state)
 {
     struct world world;
-    struct stack *stack;
+    struct software *software;
 
     (void)state;
     world_init(&world);
-    stack = read_stack(&world);
-    assert_string_equal(stack->driver.version, "");
-    assert_string_equal(stack->cuda_home, "");
-    assert_int_equal(stack->deepep.imported, -1);
-    assert_int_equal(stack->verbs.ibverbs.state, ROOT_ABSENT);
-    stack_free(NULL);
-    done(&world, stack);
+    software = read_software(&world);
+    assert_string_equal(software->driver.version, "");
+    assert_string_equal(software->cuda_home, "");
+    assert_int_equal(software->deepep.imported, -1);
+    assert_int_equal(software->verbs.ibverbs.state, SOURCE_ABSENT);
+    software_free(NULL);
+    done(&world, software);
 }
 
 /* --- operating system --- */
@@ -627,17 +627,19 @@ static void systems(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct world world;
-        struct stack *stack;
+        struct software *software;
 
         world_init(&world);
         tree_put(&world.tree, "/etc/os-release", cases[i].release);
-        stack = read_stack(&world);
-        assert_int_equal(stack->os.family, cases[i].family);
-        assert_false(stack->os.in_container);
-        assert_string_equal(os_initramfs(&stack->os), cases[i].initramfs);
-        assert_string_equal(os_install(stack->root, &stack->os, "libibverbs-dev", "rdma-core-devel"), cases[i].install);
-        assert_non_null(strstr(os_kernel_argument(stack->root, &stack->os, true, "iommu=pt"), cases[i].argument));
-        done(&world, stack);
+        software = read_software(&world);
+        assert_int_equal(software->os.family, cases[i].family);
+        assert_false(software->os.in_container);
+        assert_string_equal(os_initramfs(&software->os), cases[i].initramfs);
+        assert_string_equal(os_install(software->source, &software->os, "libibverbs-dev", "rdma-core-devel"),
+                            cases[i].install);
+        assert_non_null(
+            strstr(os_kernel_argument(software->source, &software->os, true, "iommu=pt"), cases[i].argument));
+        done(&world, software);
     }
 }
 
@@ -660,15 +662,15 @@ static void containers(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct world world;
-        struct stack *stack;
+        struct software *software;
 
         world_init(&world);
         tree_put(&world.tree, "/etc/os-release", "ID=debian\n");
         tree_put(&world.tree, cases[i].file, cases[i].text);
-        stack = read_stack(&world);
-        assert_int_equal(stack->os.in_container, cases[i].in_container);
-        assert_string_equal(os_initramfs(&stack->os), cases[i].in_container ? "" : "sudo update-initramfs -u");
-        done(&world, stack);
+        software = read_software(&world);
+        assert_int_equal(software->os.in_container, cases[i].in_container);
+        assert_string_equal(os_initramfs(&software->os), cases[i].in_container ? "" : "sudo update-initramfs -u");
+        done(&world, software);
     }
 }
 

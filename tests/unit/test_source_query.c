@@ -16,13 +16,13 @@
 
 static int setup(void **state)
 {
-    assert_int_equal(root_open(NULL, (struct root **)state), EP_OK);
+    assert_int_equal(source_open(NULL, (struct source **)state), EP_OK);
     return 0;
 }
 
 static int teardown(void **state)
 {
-    root_free(*state);
+    source_free(*state);
     return 0;
 }
 
@@ -146,7 +146,7 @@ static json_t *leave_a_process(void *argument)
     return json_true();
 }
 
-static json_t *look_around(void *argument)
+static json_t *machine_around(void *argument)
 {
     json_t *seen = json_object(), *fds = json_array();
     struct rlimit core;
@@ -178,23 +178,23 @@ static json_t *look_around(void *argument)
 static void answers_come_back(void **state)
 {
     char text[] = "of the child";
-    struct root_answer got = root_ask(*state, "question", answer, text, PATIENT_MS);
+    struct source_answer got = source_query(*state, "question", answer, text, PATIENT_MS);
     const json_t *raw;
 
-    assert_int_equal(got.state, ROOT_OK);
+    assert_int_equal(got.state, SOURCE_OK);
     assert_string_equal(got.why, "");
     assert_string_equal(json_string_value(json_object_get(got.value, "text")), "of the child");
     assert_int_equal(json_integer_value(json_array_get(json_object_get(got.value, "list"), 0)), 7);
     /* It is asked once. */
-    assert_ptr_equal(root_ask(*state, "question", crash, NULL, PATIENT_MS).value, got.value);
+    assert_ptr_equal(source_query(*state, "question", crash, NULL, PATIENT_MS).value, got.value);
 
-    got = root_ask(*state, "bytes", answer_bytes, NULL, PATIENT_MS);
+    got = source_query(*state, "bytes", answer_bytes, NULL, PATIENT_MS);
     raw = json_object_get(got.value, "raw");
     assert_int_equal(json_string_length(raw), 3);
     assert_memory_equal(json_string_value(raw), "\xff\0x", 3);
     assert_string_equal(json_string_value(json_object_get(json_object_get(got.value, "hex"), "hex")), "00");
-    assert_int_equal(json_integer_value(root_ask(*state, "scalar", answer_scalar, NULL, PATIENT_MS).value), 42);
-    got = root_ask(*state, "much", answer_much, NULL, PATIENT_MS);
+    assert_int_equal(json_integer_value(source_query(*state, "scalar", answer_scalar, NULL, PATIENT_MS).value), 42);
+    got = source_query(*state, "much", answer_much, NULL, PATIENT_MS);
     assert_int_equal(json_string_length(got.value), 3u << 20);
 }
 
@@ -217,15 +217,15 @@ static void a_child_may_end_as_it_likes(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         int deadline_ms = strstr(cases[i].why, "200") ? 200 : PATIENT_MS;
         uint64_t start = ep_now_ns();
-        struct root_answer got = root_ask(*state, cases[i].name, cases[i].ask, NULL, deadline_ms);
+        struct source_answer got = source_query(*state, cases[i].name, cases[i].ask, NULL, deadline_ms);
 
-        assert_int_equal(got.state, ROOT_FAILED);
+        assert_int_equal(got.state, SOURCE_FAILED);
         assert_null(got.value);
         assert_string_equal(got.why, cases[i].why);
         if (deadline_ms == 200)
             assert_in_range(ep_now_ns() - start, 190 * 1000000ull, PATIENT_MS * 1000000ull);
         /* The failure is kept: one that would answer now is not asked, and nobody waits for the deadline twice. */
-        assert_string_equal(root_ask(*state, cases[i].name, answer_scalar, NULL, PATIENT_MS).why, cases[i].why);
+        assert_string_equal(source_query(*state, cases[i].name, answer_scalar, NULL, PATIENT_MS).why, cases[i].why);
     }
     /* No child is left. */
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
@@ -238,7 +238,7 @@ static void an_answer_ends_where_it_says(void **state)
 
     /* What it leaves goes to this process, to be found here. */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    assert_int_equal(root_ask(*state, "left", leave_a_process, NULL, PATIENT_MS).state, ROOT_OK);
+    assert_int_equal(source_query(*state, "left", leave_a_process, NULL, PATIENT_MS).state, SOURCE_OK);
     assert_in_range(ep_now_ns() - start, 0, PATIENT_MS * 1000000ull);
     prctl(PR_SET_CHILD_SUBREAPER, 0);
     for (int i = 0; i < 2000 && waitpid(-1, NULL, WNOHANG) == 0; i++) {
@@ -263,7 +263,7 @@ static void ignore(int number)
 
 static void a_child_has_nothing_of_its_parent(void **state)
 {
-    struct root_answer got;
+    struct source_answer got;
     sigset_t blocked, old;
     int fd = open("/dev/null", O_RDONLY);
 
@@ -271,11 +271,11 @@ static void a_child_has_nothing_of_its_parent(void **state)
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGUSR1);
     sigprocmask(SIG_BLOCK, &blocked, &old);
-    got = root_ask(*state, "around", look_around, NULL, PATIENT_MS);
+    got = source_query(*state, "around", machine_around, NULL, PATIENT_MS);
     sigprocmask(SIG_SETMASK, &old, NULL);
     signal(SIGUSR2, SIG_DFL);
     close(fd);
-    assert_int_equal(got.state, ROOT_OK);
+    assert_int_equal(got.state, SOURCE_OK);
     assert_int_equal(json_array_size(json_object_get(got.value, "fds")), 4);
     assert_int_equal(json_integer_value(json_object_get(got.value, "core")), 0);
     assert_int_equal(json_integer_value(json_object_get(got.value, "death")), SIGKILL);
@@ -288,28 +288,28 @@ static void children_may_be_ignored(void **state)
 {
     void (*old)(int) = signal(SIGCHLD, SIG_IGN);
 
-    assert_int_equal(root_ask(*state, "scalar", answer_scalar, NULL, PATIENT_MS).state, ROOT_OK);
-    assert_string_equal(root_ask(*state, "crash", crash, NULL, PATIENT_MS).why, "ended without an answer");
+    assert_int_equal(source_query(*state, "scalar", answer_scalar, NULL, PATIENT_MS).state, SOURCE_OK);
+    assert_string_equal(source_query(*state, "crash", crash, NULL, PATIENT_MS).why, "ended without an answer");
     signal(SIGCHLD, old);
 }
 
 static void only_the_live_machine_is_asked(void **state)
 {
     struct tree tree;
-    struct root *root;
+    struct source *source;
 
     (void)state;
     tree_init(&tree);
-    assert_int_equal(root_open(tree.place, &root), EP_OK);
-    assert_int_equal(root_ask(root, "nvml", answer_scalar, NULL, PATIENT_MS).state, ROOT_UNASKED);
-    root_free(root);
-    tree_put(&tree, "/" ROOT_OVERLAY,
+    assert_int_equal(source_open(tree.place, &source), EP_OK);
+    assert_int_equal(source_query(source, "nvml", answer_scalar, NULL, PATIENT_MS).state, SOURCE_NOT_RECORDED);
+    source_free(source);
+    tree_put(&tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1, \"answers\": {\"nvml\": {\"value\": 43},"
              " \"load:x\": {\"state\": \"failed\", \"why\": \"made up\"}}}");
-    assert_int_equal(root_open(tree.place, &root), EP_OK);
-    assert_int_equal(json_integer_value(root_ask(root, "nvml", answer_scalar, NULL, PATIENT_MS).value), 43);
-    assert_string_equal(root_ask(root, "load:x", answer_scalar, NULL, PATIENT_MS).why, "made up");
-    root_free(root);
+    assert_int_equal(source_open(tree.place, &source), EP_OK);
+    assert_int_equal(json_integer_value(source_query(source, "nvml", answer_scalar, NULL, PATIENT_MS).value), 43);
+    assert_string_equal(source_query(source, "load:x", answer_scalar, NULL, PATIENT_MS).why, "made up");
+    source_free(source);
     tree_done(&tree);
 }
 
@@ -325,5 +325,5 @@ int main(void)
         TEST(only_the_live_machine_is_asked),
     };
 
-    return cmocka_run_group_tests_name("root_ask", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("source_query", tests, NULL, NULL);
 }

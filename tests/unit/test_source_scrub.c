@@ -186,7 +186,7 @@ static const char *const variables[] = {"HOME=/home/" USER,
 
 static void make_overlay(const struct tree *tree)
 {
-    tree_put(tree, "/" ROOT_OVERLAY,
+    tree_put(tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1, \"answers\": {"
              "\"nvml\": {\"value\": {\"driver\": \"570.124.06\", \"gpus\": [{\"pci\": \"0000:0f:00.0\", \"uuid\": "
              "\"GPU-" UUID "\", \"serial\": \"" SERIAL "\", \"board_serial\": " SERIAL
@@ -223,125 +223,125 @@ static json_t *read_all(const char *text, size_t bytes)
 }
 
 /* What a snapshot has of a fact of read_all(). */
-static const char *text_of(struct root *root, const char *name, const char *path)
+static const char *text_of(struct source *source, const char *name, const char *path)
 {
-    return json_string_value(json_object_get(root_fact(root, name, read_all, "%s", path).value, "text"));
+    return json_string_value(json_object_get(source_fact(source, name, read_all, "%s", path).value, "text"));
 }
 
 /* All that can be asked about a path, and about the folders above it. */
-static void ask_about(struct root *root, const char *path)
+static void ask_about(struct source *source, const char *path)
 {
     char folder[PATH_MAX];
 
-    root_read(root, "%s", path);
-    root_lines(root, "", "%s", path);
-    root_fact(root, "version", read_all, "%s", path);
-    root_fact(root, "gib-settings", read_all, "%s", path);
-    root_fact(root, "packages", read_all, "%s", path);
-    root_fact(root, "nvidia-dwords", read_all, "%s", path);
-    root_log_fact(root, "xids", read_all, "", "%s", path);
-    root_fact(root, "all", read_all, "%s", path);
-    root_elf(root, "%s", path);
+    source_read(source, "%s", path);
+    source_lines(source, "", "%s", path);
+    source_fact(source, "version", read_all, "%s", path);
+    source_fact(source, "gib-settings", read_all, "%s", path);
+    source_fact(source, "packages", read_all, "%s", path);
+    source_fact(source, "nvidia-dwords", read_all, "%s", path);
+    source_log_fact(source, "xids", read_all, "", "%s", path);
+    source_fact(source, "all", read_all, "%s", path);
+    source_elf(source, "%s", path);
     snprintf(folder, sizeof(folder), "%s", path);
     for (char *slash; (slash = strrchr(folder, '/'));) {
-        root_stat(root, "%s", folder);
-        root_resolve(root, "%s", folder);
+        source_stat(source, "%s", folder);
+        source_resolve(source, "%s", folder);
         *slash = '\0';
-        root_list(root, "%s", folder[0] ? folder : "/");
+        source_list(source, "%s", folder[0] ? folder : "/");
     }
 }
 
-static struct root *look(const struct tree *tree)
+static struct source *look(const struct tree *tree)
 {
-    struct root *root = NULL;
+    struct source *source = NULL;
 
-    assert_int_equal(root_open(tree->place, &root), EP_OK);
+    assert_int_equal(source_open(tree->place, &source), EP_OK);
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
-        ask_about(root, places[i].path);
-    root_environment(root);
-    return root;
+        ask_about(source, places[i].path);
+    source_environment(source);
+    return source;
 }
 
 /* The snapshot as it would be mailed, and read again. */
-static struct root *mail(struct root *root, char **ret_text)
+static struct source *mail(struct source *source, char **ret_text)
 {
-    struct root *again = NULL;
+    struct source *again = NULL;
     size_t bytes;
 
-    assert_int_equal(snapshot_text(root, ret_text, &bytes), EP_OK);
-    if (root_from_json("mailed", *ret_text, bytes, &again) != EP_OK)
+    assert_int_equal(snapshot_text(source, ret_text, &bytes), EP_OK);
+    if (source_from_json("mailed", *ret_text, bytes, &again) != EP_OK)
         fail_msg("%s", ep_last_error());
     return again;
 }
 
 static void no_identifier_leaks(void **state)
 {
-    struct root *root, *mailed;
+    struct source *source, *mailed;
     struct tree tree;
     char *text;
 
     (void)state;
     make_machine(&tree);
-    root = look(&tree);
-    mailed = mail(root, &text);
+    source = look(&tree);
+    mailed = mail(source, &text);
     for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++) {
         const char *found = strcasestr(text, marks[i]);
 
         if (found)
             fail_msg("%s: ...%.200s", marks[i], found - text > 60 ? found - 60 : text);
     }
-    root_free(root);
-    root_free(mailed);
+    source_free(source);
+    source_free(mailed);
     free(text);
     tree_done(&tree);
 }
 
 static void what_matters_stays(void **state)
 {
-    struct root *root, *mailed;
+    struct source *source, *mailed;
     const json_t *gpu;
     struct tree tree;
     char *text;
-    struct root_answer fact;
+    struct source_answer fact;
     const char *kept;
     char list[128];
 
     (void)state;
     make_machine(&tree);
-    root = look(&tree);
-    root_ask(root, "nvml", NULL, NULL, 0);
-    mailed = mail(root, &text);
+    source = look(&tree);
+    source_query(source, "nvml", NULL, NULL, 0);
+    mailed = mail(source, &text);
 
     /* An address of some kind stays one of that kind; the empty one stays empty. */
-    assert_string_equal(root_line(mailed, NIC "ports/1/gids/0").text, "fe80:0000:0000:0000:0000:0000:0000:0001");
-    assert_int_equal(strncmp(root_line(mailed, NIC "ports/1/gids/3").text, "0000:0000:0000:0000:0000:ffff:c000:02", 36),
-                     0);
-    assert_int_equal(strncmp(root_line(mailed, NIC "ports/1/gids/4").text, "2001:0db8:0000:", 15), 0);
-    assert_string_equal(root_line(mailed, NIC "ports/1/gids/5").text, "0000:0000:0000:0000:0000:0000:0000:0000");
+    assert_string_equal(source_line(mailed, NIC "ports/1/gids/0").text, "fe80:0000:0000:0000:0000:0000:0000:0001");
+    assert_int_equal(
+        strncmp(source_line(mailed, NIC "ports/1/gids/3").text, "0000:0000:0000:0000:0000:ffff:c000:02", 36), 0);
+    assert_int_equal(strncmp(source_line(mailed, NIC "ports/1/gids/4").text, "2001:0db8:0000:", 15), 0);
+    assert_string_equal(source_line(mailed, NIC "ports/1/gids/5").text, "0000:0000:0000:0000:0000:0000:0000:0000");
 
     /* The GPU is the same one in the answer of the driver, in /proc and in the environment, in full or shortened. */
-    gpu = json_array_get(json_object_get(root_ask(mailed, "nvml", NULL, NULL, 0).value, "gpus"), 0);
+    gpu = json_array_get(json_object_get(source_query(mailed, "nvml", NULL, NULL, 0).value, "gpus"), 0);
     assert_string_equal(json_string_value(json_object_get(gpu, "uuid")), "GPU-00000000-0000-0000-0000-000000000001");
     assert_string_equal(json_string_value(json_object_get(gpu, "pci")), "0000:0f:00.0");
     assert_null(json_object_get(gpu, "serial"));
     assert_non_null(
-        strstr(root_read(mailed, GPU "information").text, "GPU UUID: \t GPU-00000000-0000-0000-0000-000000000001\n"));
-    assert_string_equal(root_env(mailed, "CUDA_VISIBLE_DEVICES"),
+        strstr(source_read(mailed, GPU "information").text, "GPU UUID: \t GPU-00000000-0000-0000-0000-000000000001\n"));
+    assert_string_equal(source_env(mailed, "CUDA_VISIBLE_DEVICES"),
                         "GPU-00000000-0000-0000-0000-000000000001,GPU-00000000-0000-0000-0000-000000000001");
 
-    assert_string_equal(root_env(mailed, "NCCL_IB_HCA"), "mlx5_0:1,mlx5_1:1");
-    assert_string_equal(root_env(mailed, "DEEP_EP_DEVICE_TO_HCA_MAPPING"), "0:mlx5_0:1,1:mlx5_1:1");
-    assert_string_equal(root_env(mailed, "NVSHMEM_SYMMETRIC_SIZE"), "137438953472");
-    assert_string_equal(root_line(mailed, "/proc/cmdline").text, "iommu=pt console=ttyS0");
+    assert_string_equal(source_env(mailed, "NCCL_IB_HCA"), "mlx5_0:1,mlx5_1:1");
+    assert_string_equal(source_env(mailed, "DEEP_EP_DEVICE_TO_HCA_MAPPING"), "0:mlx5_0:1,1:mlx5_1:1");
+    assert_string_equal(source_env(mailed, "NVSHMEM_SYMMETRIC_SIZE"), "137438953472");
+    assert_string_equal(source_line(mailed, "/proc/cmdline").text, "iommu=pt console=ttyS0");
     assert_non_null(
-        strstr(root_read(mailed, "/proc/self/mounts").text, "none /dev/shm tmpfs rw,nosuid,size=65536k 0 0"));
-    assert_non_null(strstr(root_read(mailed, "/proc/self/status").text, "Cpus_allowed_list:\t0-55\n"));
-    assert_non_null(strstr(root_read(mailed, "/proc/self/maps").text, "/lib/libnccl.so.2.25.1\n"));
-    assert_int_equal(root_lines(mailed, "", "/var/log/kern.log").state, ROOT_UNASKED);
+        strstr(source_read(mailed, "/proc/self/mounts").text, "none /dev/shm tmpfs rw,nosuid,size=65536k 0 0"));
+    assert_non_null(strstr(source_read(mailed, "/proc/self/status").text, "Cpus_allowed_list:\t0-55\n"));
+    assert_non_null(strstr(source_read(mailed, "/proc/self/maps").text, "/lib/libnccl.so.2.25.1\n"));
+    assert_int_equal(source_lines(mailed, "", "/var/log/kern.log").state, SOURCE_NOT_RECORDED);
     assert_string_equal(text_of(mailed, "xids", "/var/log/kern.log"), "");
     /* Of files of administrators no text; of the driver's options the keys that are its own. */
-    assert_int_equal(root_read(mailed, "/etc/modprobe.d/nvidia.conf").state, ROOT_UNASKED);
-    assert_int_equal(root_read(mailed, "/var/lib/dpkg/status").state, ROOT_UNASKED);
+    assert_int_equal(source_read(mailed, "/etc/modprobe.d/nvidia.conf").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(source_read(mailed, "/var/lib/dpkg/status").state, SOURCE_NOT_RECORDED);
     kept = text_of(mailed, "nvidia-dwords", "/etc/modprobe.d/nvidia.conf");
     assert_non_null(strstr(kept, "\"PeerMappingOverride=1;\""));
     assert_null(strstr(kept, "foo"));
@@ -349,40 +349,41 @@ static void what_matters_stays(void **state)
     kept = text_of(mailed, "nvidia-dwords", "/etc/modprobe.d/000001.conf");
     assert_non_null(strstr(kept, "\"PeerMappingOverride=1;;RMNvLinkDisableLinks=0x0\""));
     assert_string_equal(text_of(mailed, "packages", "/var/lib/dpkg/status"), "\n");
-    assert_string_equal(root_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
-    assert_string_equal(root_read(mailed, "/etc/passwd").why, "the snapshot does not say");
+    assert_string_equal(source_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
+    assert_string_equal(source_read(mailed, "/etc/passwd").why, "the snapshot does not say");
 
     /* Of variables the words that say nothing, of networks the length of their prefix. */
-    snprintf(list, sizeof(list), "%s", root_env(mailed, "NVSHMEM_HCA_LIST"));
+    snprintf(list, sizeof(list), "%s", source_env(mailed, "NVSHMEM_HCA_LIST"));
     assert_int_equal(strncmp(list, "mlx5_0:1,word", 13), 0);
     assert_string_equal(list + strlen(list) - 7, ":1,mlx5");
-    assert_int_equal(strncmp(root_env(mailed, "DEEP_EP_X"), "word", 4), 0);
-    assert_string_equal(root_env(mailed, "NVSHMEM_DEBUG"), "INFO");
-    assert_string_equal(root_env(mailed, "NCCL_NET_GDR_LEVEL"), "PIX");
-    assert_int_equal(strncmp(root_env(mailed, "NVSHMEM_IB_ADDR_RANGE"), "2001:db8::", 10), 0);
-    assert_string_equal(strchr(root_env(mailed, "NVSHMEM_IB_ADDR_RANGE"), '/'), "/48");
-    assert_string_equal(root_env(mailed, "NCCL_IB_ADDR_RANGE"), "::/0");
-    assert_int_equal(strncmp(root_env(mailed, "NCCL_DEBUG_NOWARN"), "host", 4), 0);
-    assert_int_equal(strncmp(root_env(mailed, "NCCL_NET"), "host", 4), 0);
+    assert_int_equal(strncmp(source_env(mailed, "DEEP_EP_X"), "word", 4), 0);
+    assert_string_equal(source_env(mailed, "NVSHMEM_DEBUG"), "INFO");
+    assert_string_equal(source_env(mailed, "NCCL_NET_GDR_LEVEL"), "PIX");
+    assert_int_equal(strncmp(source_env(mailed, "NVSHMEM_IB_ADDR_RANGE"), "2001:db8::", 10), 0);
+    assert_string_equal(strchr(source_env(mailed, "NVSHMEM_IB_ADDR_RANGE"), '/'), "/48");
+    assert_string_equal(source_env(mailed, "NCCL_IB_ADDR_RANGE"), "::/0");
+    assert_int_equal(strncmp(source_env(mailed, "NCCL_DEBUG_NOWARN"), "host", 4), 0);
+    assert_int_equal(strncmp(source_env(mailed, "NCCL_NET"), "host", 4), 0);
 
     /* Of a program no text, and of facts what is neither a truth nor a number only where a row knows it. */
-    assert_int_equal(root_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").state, ROOT_UNASKED);
-    fact = root_fact(mailed, "all", read_all, "/opt/deepep/python/deep_ep/buffer.py");
-    assert_int_equal(fact.state, ROOT_OK);
+    assert_int_equal(source_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").state, SOURCE_NOT_RECORDED);
+    fact = source_fact(mailed, "all", read_all, "/opt/deepep/python/deep_ep/buffer.py");
+    assert_int_equal(fact.state, SOURCE_OK);
     assert_true(json_is_null(json_object_get(fact.value, "text")));
     assert_int_equal(json_integer_value(json_object_get(fact.value, "bytes")),
                      json_integer_value(json_object_get(
-                         root_fact(root, "all", read_all, "/opt/deepep/python/deep_ep/buffer.py").value, "bytes")));
-    assert_int_equal(root_fact(mailed, "all", read_all, "/opt/deepep/python/deep_ep/nothing.py").state, ROOT_UNASKED);
+                         source_fact(source, "all", read_all, "/opt/deepep/python/deep_ep/buffer.py").value, "bytes")));
+    assert_int_equal(source_fact(mailed, "all", read_all, "/opt/deepep/python/deep_ep/nothing.py").state,
+                     SOURCE_NOT_RECORDED);
     free(text);
-    root_free(root);
+    source_free(source);
     /* A snapshot of a snapshot says the same. */
-    root = mailed;
-    mailed = mail(root, &text);
-    assert_string_equal(root_env(mailed, "NVSHMEM_HCA_LIST"), list);
-    assert_string_equal(root_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
-    root_free(root);
-    root_free(mailed);
+    source = mailed;
+    mailed = mail(source, &text);
+    assert_string_equal(source_env(mailed, "NVSHMEM_HCA_LIST"), list);
+    assert_string_equal(source_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
+    source_free(source);
+    source_free(mailed);
     free(text);
     tree_done(&tree);
 }
@@ -613,7 +614,7 @@ static void serial_numbers_leave_configuration_space(void **state)
 {
     char config[4096] = {0};
     const char *got;
-    struct root *root, *mailed;
+    struct source *source, *mailed;
     struct tree tree;
     char *text;
 
@@ -627,18 +628,18 @@ static void serial_numbers_leave_configuration_space(void **state)
     put(config, 0x800, SERIAL, 13);
     tree_init(&tree);
     tree_put_bytes(&tree, "/sys/bus/pci/devices/0000:0f:00.0/config", config, sizeof(config));
-    assert_int_equal(root_open(tree.place, &root), EP_OK);
-    root_read(root, "/sys/bus/pci/devices/0000:0f:00.0/config");
-    mailed = mail(root, &text);
-    got = root_read(mailed, "/sys/bus/pci/devices/0000:0f:00.0/config").text;
-    assert_int_equal(root_read(mailed, "/sys/bus/pci/devices/0000:0f:00.0/config").bytes, sizeof(config));
+    assert_int_equal(source_open(tree.place, &source), EP_OK);
+    source_read(source, "/sys/bus/pci/devices/0000:0f:00.0/config");
+    mailed = mail(source, &text);
+    got = source_read(mailed, "/sys/bus/pci/devices/0000:0f:00.0/config").text;
+    assert_int_equal(source_read(mailed, "/sys/bus/pci/devices/0000:0f:00.0/config").bytes, sizeof(config));
     assert_memory_equal(got, config, 64);
     assert_memory_equal(got + 0x60, config + 0x60, 9);
     assert_memory_equal(got + 0x150, config + 0x150, 8);
     assert_memory_equal(got + 0x100, config + 0x100, 4);
     assert_null(memmem(got, sizeof(config), SERIAL, 13));
-    root_free(root);
-    root_free(mailed);
+    source_free(source);
+    source_free(mailed);
     free(text);
     tree_done(&tree);
 }
@@ -677,5 +678,5 @@ int main(void)
         cmocka_unit_test(secrets_have_names),
     };
 
-    return cmocka_run_group_tests_name("root_scrub", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("source_scrub", tests, NULL, NULL);
 }

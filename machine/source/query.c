@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ask.c - questions that a library has to answer, asked in a child process.
+ * query.c - questions that a library has to answer, asked in a child process.
  *
  * A driver library may hang in the kernel, crash, print, or leave threads and signal handlers behind. In a child all of
  * that is over at the deadline. The answer comes through a pipe: 8 bytes with its length, then JSON; so the parent
@@ -168,13 +168,13 @@ static json_t *explain_end(pid_t child)
 
     if (!end_child(child, &status)) {
         kill(child, SIGKILL);
-        return keep_failure(ROOT_FAILED, "ended without an answer");
+        return cache_failure(SOURCE_FAILED, "ended without an answer");
     }
     if (WIFSIGNALED(status))
         snprintf(why, sizeof(why), "killed by signal %d (%s)", WTERMSIG(status), sigdescr_np(WTERMSIG(status)));
     else
         snprintf(why, sizeof(why), "ended with exit status %d and without an answer", WEXITSTATUS(status));
-    return keep_failure(ROOT_FAILED, why);
+    return cache_failure(SOURCE_FAILED, why);
 }
 
 static json_t *parse_answer(const char *text, size_t bytes)
@@ -186,7 +186,7 @@ static json_t *parse_answer(const char *text, size_t bytes)
                    : NULL;
     value = document ? snapshot_decode(document) : NULL;
     json_decref(document);
-    return value ? json_pack("{s:o}", "value", value) : keep_failure(ROOT_FAILED, "the answer cannot be understood");
+    return value ? json_pack("{s:o}", "value", value) : cache_failure(SOURCE_FAILED, "the answer cannot be understood");
 }
 
 static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
@@ -195,9 +195,9 @@ static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
     char why[WHY_BYTES];
 
     if (heard == HEARD_ALL && hearing->bytes > ANSWER_MAX)
-        return keep_failure(ROOT_FAILED, "the answer is larger than 4 MiB");
+        return cache_failure(SOURCE_FAILED, "the answer is larger than 4 MiB");
     if (heard == HEARD_ALL && hearing->bytes == 0)
-        return keep_failure(ROOT_FAILED, "the question has no answer here");
+        return cache_failure(SOURCE_FAILED, "the question has no answer here");
     if (heard == HEARD_ALL) {
         hearing->text = malloc(hearing->bytes);
         if (!hearing->text)
@@ -211,7 +211,7 @@ static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
         return explain_end(hearing->child);
     default:
         snprintf(why, sizeof(why), "no answer within %d ms", deadline_ms);
-        return keep_failure(ROOT_FAILED, why);
+        return cache_failure(SOURCE_FAILED, why);
     }
 }
 
@@ -223,10 +223,10 @@ static json_t *make_answer(json_t *(*ask)(void *argument), void *argument, int d
     int fds[2], status;
 
     if (pipe2(fds, O_CLOEXEC) < 0)
-        return keep_failure_errno(errno);
+        return cache_failure_errno(errno);
     hearing.child = fork();
     if (hearing.child < 0) {
-        entry = keep_failure_errno(errno);
+        entry = cache_failure_errno(errno);
         close(fds[0]);
         close(fds[1]);
         return entry;
@@ -250,19 +250,19 @@ static json_t *make_answer(json_t *(*ask)(void *argument), void *argument, int d
     return entry;
 }
 
-struct root_answer root_ask(struct root *root, const char *name, json_t *(*ask)(void *argument), void *argument,
-                            int deadline_ms)
+struct source_answer source_query(struct source *source, const char *name, json_t *(*ask)(void *argument),
+                                  void *argument, int deadline_ms)
 {
-    struct root_answer answer = {0};
-    const json_t *entry = keep_look_up(root, KEEP_ANSWERS, name);
+    struct source_answer answer = {0};
+    const json_t *entry = cache_get(source, CACHE_ANSWERS, name);
 
     if (!entry) {
-        keep_now(root, name);
-        entry = keep_put(root, KEEP_ANSWERS, name, make_answer(ask, argument, deadline_ms));
-        keep_done(root);
+        source_set_current_path(source, name);
+        entry = cache_put(source, CACHE_ANSWERS, name, make_answer(ask, argument, deadline_ms));
+        live_done(source);
     }
-    answer.state = keep_state(entry, &answer.why);
-    if (answer.state == ROOT_OK)
+    answer.state = cache_state(entry, &answer.why);
+    if (answer.state == SOURCE_OK)
         answer.value = json_object_get(entry, "value");
     return answer;
 }

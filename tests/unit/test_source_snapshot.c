@@ -13,7 +13,7 @@
 
 static void make_machine(const struct tree *tree)
 {
-    char *log = malloc(ROOT_FILE_MAX + 2);
+    char *log = malloc(SOURCE_FILE_MAX + 2);
     char place[PATH_MAX];
 
     tree_put(tree, PCI "class", "0x030200\n");
@@ -30,17 +30,17 @@ static void make_machine(const struct tree *tree)
     tree_link(tree, "/sys/round", "round");
     tree_path(tree, "/sys/class/net/fifo", place);
     assert_int_equal(mkfifo(place, 0644), 0);
-    memset(log, 'x', ROOT_FILE_MAX + 2);
-    tree_put_bytes(tree, "/proc/modules", log, ROOT_FILE_MAX + 1);
+    memset(log, 'x', SOURCE_FILE_MAX + 2);
+    tree_put_bytes(tree, "/proc/modules", log, SOURCE_FILE_MAX + 1);
     free(log);
-    tree_put(tree, "/" ROOT_OVERLAY,
+    tree_put(tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1,"
              " \"files\": {\"/proc/meminfo\": \"MemTotal: 1 kB\\n\","
              "  \"/proc/cmdline\": {\"state\": \"denied\", \"why\": \"made up\"}},"
              " \"answers\": {\"nvml\": {\"value\": {\"gpus\": [{\"name\": \"made up\"}]}}}}");
 }
 
-static void note_text(FILE *notes, const char *what, struct root_text text)
+static void note_text(FILE *notes, const char *what, struct source_text text)
 {
     fprintf(notes, "%s: %d \"%s\" %zu ", what, text.state, text.why, text.bytes);
     /* Without NULs: notes are compared as strings. */
@@ -49,7 +49,7 @@ static void note_text(FILE *notes, const char *what, struct root_text text)
     fputc('\n', notes);
 }
 
-static void note_names(FILE *notes, const char *what, struct root_names names)
+static void note_names(FILE *notes, const char *what, struct source_names names)
 {
     fprintf(notes, "%s: %d \"%s\"", what, names.state, names.why);
     for (size_t i = 0; i < names.n; i++)
@@ -57,14 +57,14 @@ static void note_names(FILE *notes, const char *what, struct root_names names)
     fputc('\n', notes);
 }
 
-static void note_stat(FILE *notes, const char *what, struct root_stat stat)
+static void note_stat(FILE *notes, const char *what, struct source_stat stat)
 {
     fprintf(notes, "%s: %d \"%s\" %d %lld %d%d%d\n", what, stat.state, stat.why, stat.kind, (long long)stat.bytes,
             stat.may_read, stat.may_write, stat.may_execute);
 }
 
 /* Every kind of question, with every kind of answer. For free(). */
-static char *ask_everything(struct root *root)
+static char *ask_everything(struct source *source)
 {
     static const char *const files[] = {PCI "class",
                                         PCI "config",
@@ -79,9 +79,9 @@ static char *ask_everything(struct root *root)
     static const char *const others[] = {
         "/sys/class/net", "/sys/class/net/eth0", "/usr/lib/libx.so", "/usr/lib/libnone.so",
         "/sys/round",     "/sys/class/net/fifo", "/usr/lib",         "/"};
-    struct root_answer answer;
-    struct root_environment environment = root_environment(root);
-    struct elf_facts elf = root_elf(root, "/usr/lib/libx.so");
+    struct source_answer answer;
+    struct source_environment environment = source_environment(source);
+    struct elf_facts elf = source_elf(source, "/usr/lib/libx.so");
     char *text, *json;
     size_t bytes;
     FILE *notes = open_memstream(&text, &bytes);
@@ -89,25 +89,25 @@ static char *ask_everything(struct root *root)
     uint64_t now;
 
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
-        note_text(notes, files[i], root_read(root, "%s", files[i]));
-        note_text(notes, files[i], root_line(root, "%s", files[i]));
+        note_text(notes, files[i], source_read(source, "%s", files[i]));
+        note_text(notes, files[i], source_line(source, "%s", files[i]));
         value = now = 0;
-        fprintf(notes, "%d ", root_number(root, &value, "%s", files[i]));
-        fprintf(notes, "%d ", root_number_now(root, &now, "%s", files[i]));
+        fprintf(notes, "%d ", source_number(source, &value, "%s", files[i]));
+        fprintf(notes, "%d ", source_number_uncached(source, &now, "%s", files[i]));
         fprintf(notes, "%lld %llu\n", (long long)value, (unsigned long long)now);
     }
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
         /* Of a folder that nobody lists only the names of common software are saved. */
         if (others[i][1])
-            note_names(notes, others[i], root_list(root, "%s", others[i]));
-        note_stat(notes, others[i], root_stat(root, "%s", others[i]));
-        note_text(notes, others[i], root_resolve(root, "%s", others[i]));
+            note_names(notes, others[i], source_list(source, "%s", others[i]));
+        note_stat(notes, others[i], source_stat(source, "%s", others[i]));
+        note_text(notes, others[i], source_resolve(source, "%s", others[i]));
     }
-    note_text(notes, "lines", root_lines(root, " hypervisor", "/proc/cpuinfo"));
+    note_text(notes, "lines", source_lines(source, " hypervisor", "/proc/cpuinfo"));
     for (size_t i = 0; i < environment.n; i++)
         fprintf(notes, "%s=%s\n", environment.variables[i].name, environment.variables[i].value);
     fprintf(notes, "elf: %d %s\n", elf.state, elf.why);
-    answer = root_ask(root, "nvml", NULL, NULL, 0);
+    answer = source_query(source, "nvml", NULL, NULL, 0);
     json = json_dumps(answer.value, JSON_ENCODE_ANY | JSON_SORT_KEYS);
     fprintf(notes, "answer: %d %s\n", answer.state, json);
     free(json);
@@ -127,19 +127,19 @@ static void assert_same(const char *first, const char *second)
                  (int)strcspn(second + line, "\n"), second + line);
 }
 
-static struct root *load(const char *text, size_t bytes)
+static struct source *load(const char *text, size_t bytes)
 {
-    struct root *root = NULL;
+    struct source *source = NULL;
 
-    if (root_from_json("test", text, bytes, &root) != EP_OK)
+    if (source_from_json("test", text, bytes, &source) != EP_OK)
         fail_msg("%s", ep_last_error());
-    return root;
+    return source;
 }
 
 static void a_snapshot_answers_as_the_machine_did(void **state)
 {
     char *first, *second, *third, *text, *again;
-    struct root *root, *saved, *file;
+    struct source *source, *saved, *file;
     size_t bytes, bytes_again;
     struct tree tree;
     char place[PATH_MAX];
@@ -147,9 +147,9 @@ static void a_snapshot_answers_as_the_machine_did(void **state)
     (void)state;
     tree_init(&tree);
     make_machine(&tree);
-    assert_int_equal(root_open(tree.place, &root), EP_OK);
-    first = ask_everything(root);
-    assert_int_equal(snapshot_text(root, &text, &bytes), EP_OK);
+    assert_int_equal(source_open(tree.place, &source), EP_OK);
+    first = ask_everything(source);
+    assert_int_equal(snapshot_text(source, &text, &bytes), EP_OK);
     saved = load(text, bytes);
     second = ask_everything(saved);
     assert_same(first, second);
@@ -159,16 +159,16 @@ static void a_snapshot_answers_as_the_machine_did(void **state)
     assert_same(text, again);
 
     tree_path(&tree, "/snapshot.json", place);
-    assert_int_equal(root_save(root, place), EP_OK);
-    assert_int_equal(root_open(place, &file), EP_OK);
-    assert_string_equal(root_name(file), place);
-    assert_false(root_is_live(file));
+    assert_int_equal(source_save(source, place), EP_OK);
+    assert_int_equal(source_open(place, &file), EP_OK);
+    assert_string_equal(source_name(file), place);
+    assert_false(source_is_live(file));
     third = ask_everything(file);
     assert_same(first, third);
-    assert_int_equal(root_set_process(file, 1), EP_E_ARG);
-    root_free(file);
-    root_free(saved);
-    root_free(root);
+    assert_int_equal(source_set_process(file, 1), EP_E_ARG);
+    source_free(file);
+    source_free(saved);
+    source_free(source);
     free(first);
     free(second);
     free(third);
@@ -180,45 +180,45 @@ static void a_snapshot_answers_as_the_machine_did(void **state)
 static void what_was_not_asked_is_not_known(void **state)
 {
     static const char text[] = "{\"epkit_snapshot\": 1}";
-    struct root *root = load(text, sizeof(text) - 1);
+    struct source *source = load(text, sizeof(text) - 1);
     int64_t value;
     uint64_t now;
 
     (void)state;
-    assert_int_equal(root_read(root, "/a").state, ROOT_UNASKED);
-    assert_string_equal(root_read(root, "/a").why, "the snapshot does not say");
-    assert_string_equal(root_read(root, "/a").text, "");
-    assert_int_equal(root_line(root, "/a").state, ROOT_UNASKED);
-    assert_int_equal(root_number(root, &value, "/a"), ROOT_UNASKED);
-    assert_int_equal(root_number_now(root, &now, "/a"), ROOT_UNASKED);
-    assert_int_equal(root_lines(root, "x", "/a").state, ROOT_UNASKED);
-    assert_int_equal(root_list(root, "/a").state, ROOT_UNASKED);
-    assert_int_equal(root_resolve(root, "/a").state, ROOT_UNASKED);
-    assert_int_equal(root_stat(root, "/a").state, ROOT_UNASKED);
-    assert_int_equal(root_elf(root, "/a").state, ROOT_UNASKED);
-    assert_int_equal(root_environment(root).state, ROOT_UNASKED);
-    assert_int_equal(root_ask(root, "nvml", NULL, NULL, 0).state, ROOT_UNASKED);
-    assert_null(root_env(root, "PATH"));
-    root_free(root);
+    assert_int_equal(source_read(source, "/a").state, SOURCE_NOT_RECORDED);
+    assert_string_equal(source_read(source, "/a").why, "the snapshot does not say");
+    assert_string_equal(source_read(source, "/a").text, "");
+    assert_int_equal(source_line(source, "/a").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(source_number(source, &value, "/a"), SOURCE_NOT_RECORDED);
+    assert_int_equal(source_number_uncached(source, &now, "/a"), SOURCE_NOT_RECORDED);
+    assert_int_equal(source_lines(source, "x", "/a").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(source_list(source, "/a").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(source_resolve(source, "/a").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(source_stat(source, "/a").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(source_elf(source, "/a").state, SOURCE_NOT_RECORDED);
+    assert_int_equal(source_environment(source).state, SOURCE_NOT_RECORDED);
+    assert_int_equal(source_query(source, "nvml", NULL, NULL, 0).state, SOURCE_NOT_RECORDED);
+    assert_null(source_env(source, "PATH"));
+    source_free(source);
 }
 
-/* The question that a full root could not answer has no answer afterwards either. */
+/* The question that a full source could not answer has no answer afterwards either. */
 static void a_full_root_stays_one(void **state)
 {
     static const char text[] = "{\"epkit_snapshot\": 1, \"full\": true, \"files\": {\"/proc/devices\": \"x\"}}";
-    struct root *root = load(text, sizeof(text) - 1), *again;
+    struct source *source = load(text, sizeof(text) - 1), *again;
     char *saved;
     size_t bytes;
 
     (void)state;
-    assert_int_equal(root_read(root, "/proc/devices").state, ROOT_OK);
-    assert_int_equal(root_read(root, "/b").state, ROOT_FAILED);
-    assert_int_equal(snapshot_text(root, &saved, &bytes), EP_OK);
+    assert_int_equal(source_read(source, "/proc/devices").state, SOURCE_OK);
+    assert_int_equal(source_read(source, "/b").state, SOURCE_FAILED);
+    assert_int_equal(snapshot_text(source, &saved, &bytes), EP_OK);
     again = load(saved, bytes);
-    assert_int_equal(root_read(again, "/b").state, ROOT_FAILED);
+    assert_int_equal(source_read(again, "/b").state, SOURCE_FAILED);
     free(saved);
-    root_free(root);
-    root_free(again);
+    source_free(source);
+    source_free(again);
 }
 
 /* --- overlays --- */
@@ -226,38 +226,38 @@ static void a_full_root_stays_one(void **state)
 static void an_overlay_comes_before_the_files(void **state)
 {
     struct tree tree;
-    struct root *root;
+    struct source *source;
     uint64_t now;
 
     (void)state;
     tree_init(&tree);
     tree_put(&tree, "/a", "1\n");
     tree_put(&tree, "/b", "2\n");
-    tree_put(&tree, "/" ROOT_OVERLAY,
+    tree_put(&tree, "/" SOURCE_OVERLAY,
              "{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"3\\n\"}, \"folders\": {\"/b\": [\"x10\", \"x9\"]},"
              " \"lines\": {\"/dev/kmsg\\tXid\": \"Xid\\n\"},"
              " \"stats\": {\"/dev/gdrdrv\": {\"kind\": \"char\", \"bytes\": 0, \"access\": \"rw-\"}},"
              " \"links\": {\"/c\": \"/a\"}}");
-    assert_int_equal(root_open(tree.place, &root), EP_OK);
-    assert_string_equal(root_line(root, "/a").text, "3");
-    assert_string_equal(root_line(root, "/b").text, "2");
-    assert_int_equal(root_number_now(root, &now, "/a"), ROOT_OK);
+    assert_int_equal(source_open(tree.place, &source), EP_OK);
+    assert_string_equal(source_line(source, "/a").text, "3");
+    assert_string_equal(source_line(source, "/b").text, "2");
+    assert_int_equal(source_number_uncached(source, &now, "/a"), SOURCE_OK);
     assert_int_equal(now, 3);
     tree_put(&tree, "/b", "4\n");
-    assert_int_equal(root_number_now(root, &now, "/b"), ROOT_OK);
+    assert_int_equal(source_number_uncached(source, &now, "/b"), SOURCE_OK);
     assert_int_equal(now, 4);
-    assert_int_equal(root_list(root, "/b").n, 2);
-    assert_string_equal(root_list(root, "/b").names[0], "x9");
-    assert_string_equal(root_lines(root, "Xid", "/dev/kmsg").text, "Xid\n");
-    assert_int_equal(root_stat(root, "/dev/gdrdrv").kind, ROOT_CHAR_DEVICE);
-    assert_true(root_stat(root, "/dev/gdrdrv").may_write);
-    assert_false(root_stat(root, "/dev/gdrdrv").may_execute);
-    assert_string_equal(root_resolve(root, "/c").text, "/a");
-    root_free(root);
+    assert_int_equal(source_list(source, "/b").n, 2);
+    assert_string_equal(source_list(source, "/b").names[0], "x9");
+    assert_string_equal(source_lines(source, "Xid", "/dev/kmsg").text, "Xid\n");
+    assert_int_equal(source_stat(source, "/dev/gdrdrv").kind, SOURCE_CHAR_DEVICE);
+    assert_true(source_stat(source, "/dev/gdrdrv").may_write);
+    assert_false(source_stat(source, "/dev/gdrdrv").may_execute);
+    assert_string_equal(source_resolve(source, "/c").text, "/a");
+    source_free(source);
 
-    tree_put(&tree, "/" ROOT_OVERLAY, "{\"epkit_snapshot\": 1,\n \"files\": 7}");
-    assert_int_equal(root_open(tree.place, &root), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), ROOT_OVERLAY ": \"files\" is no object"));
+    tree_put(&tree, "/" SOURCE_OVERLAY, "{\"epkit_snapshot\": 1,\n \"files\": 7}");
+    assert_int_equal(source_open(tree.place, &source), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), SOURCE_OVERLAY ": \"files\" is no object"));
     tree_done(&tree);
 }
 
@@ -330,10 +330,10 @@ static void damaged_snapshots_are_refused(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct root *root = (struct root *)(intptr_t)1;
+        struct source *source = (struct source *)(intptr_t)1;
 
-        assert_int_equal(root_from_json("made up", cases[i].text, strlen(cases[i].text), &root), EP_E_ARG);
-        assert_ptr_equal(root, (struct root *)(intptr_t)1);
+        assert_int_equal(source_from_json("made up", cases[i].text, strlen(cases[i].text), &source), EP_E_ARG);
+        assert_ptr_equal(source, (struct source *)(intptr_t)1);
         if (strncmp(ep_last_error(), "made up: ", 9) != 0 || !strstr(ep_last_error(), cases[i].says))
             fail_msg("%s\nsays: %s\nnot:  %s", cases[i].text, ep_last_error(), cases[i].says);
     }
@@ -343,10 +343,10 @@ static void damaged_snapshots_are_refused(void **state)
 static void errors_are_clean(void **state)
 {
     static const char text[] = FILES("\"/\\u001b[31m\": 1");
-    struct root *root;
+    struct source *source;
 
     (void)state;
-    assert_int_equal(root_from_json("made up", text, sizeof(text) - 1, &root), EP_E_ARG);
+    assert_int_equal(source_from_json("made up", text, sizeof(text) - 1, &source), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "\"/?[31m\""));
 }
 
@@ -372,24 +372,24 @@ static void snapshots_are_bounded(void **state)
     } cases[] = {
         {"", "[", 2000000, "", "has more than 1048576 values"},
         {"", "[", 5000, "", "line 1"},
-        {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", "x", ROOT_FILE_MAX + 1, "\"}}", "more than 8 MiB"},
-        {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", ",", ROOT_FILE_MAX, "\"}}", NULL},
-        {"{\"epkit_snapshot\": 1, \"folders\": {\"/a\": [\"x\"", ",\"x\"", ROOT_NAMES_MAX, "]}}", "16384 names"},
+        {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", "x", SOURCE_FILE_MAX + 1, "\"}}", "more than 8 MiB"},
+        {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", ",", SOURCE_FILE_MAX, "\"}}", NULL},
+        {"{\"epkit_snapshot\": 1, \"folders\": {\"/a\": [\"x\"", ",\"x\"", SOURCE_NAMES_MAX, "]}}", "16384 names"},
         {"{\"epkit_snapshot\": 1, \"files\": {\"/", "a", PATH_MAX, "\": \"\"}}", "too long for a path"},
         {"{\"epkit_snapshot\": 1, \"answers\": {\"x\": {\"value\": [0", ",0", 1000000, "]}}}", "64 MiB"},
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct root *root = NULL;
+        struct source *source = NULL;
         size_t bytes;
         char *text = repeated(cases[i].before, cases[i].unit, cases[i].n, cases[i].after, &bytes);
-        ep_status status = root_from_json("made up", text, bytes, &root);
+        ep_status status = source_from_json("made up", text, bytes, &source);
 
         assert_int_equal(status, cases[i].says ? EP_E_ARG : EP_OK);
         if (cases[i].says && !strstr(ep_last_error(), cases[i].says))
             fail_msg("%s, not %s", ep_last_error(), cases[i].says);
-        root_free(root);
+        source_free(source);
         free(text);
     }
 }
@@ -399,9 +399,9 @@ static void snapshots_are_bounded(void **state)
 static void half_a_snapshot_is_never_seen(void **state)
 {
     static const char text[] = "{\"epkit_snapshot\": 1}";
-    struct root *root = load(text, sizeof(text) - 1);
-    struct root_names names;
-    struct root *folder;
+    struct source *source = load(text, sizeof(text) - 1);
+    struct source_names names;
+    struct source *folder;
     struct tree tree;
     char place[PATH_MAX];
     struct stat info;
@@ -411,24 +411,24 @@ static void half_a_snapshot_is_never_seen(void **state)
     tree_init(&tree);
     tree_put(&tree, "/s/old", "old");
     tree_path(&tree, "/s/old", place);
-    assert_int_equal(root_save(root, place), EP_OK);
+    assert_int_equal(source_save(source, place), EP_OK);
     assert_int_equal(stat(place, &info), 0);
     assert_int_equal(info.st_mode & 0777, 0640);
     umask(mask);
     /* A FIFO of its own: if this ever fails, nothing of the machine that runs the test is replaced. */
     tree_path(&tree, "/fifo", place);
     assert_int_equal(mkfifo(place, 0600), 0);
-    assert_int_equal(root_save(root, place), EP_E_ARG);
+    assert_int_equal(source_save(source, place), EP_E_ARG);
     assert_int_equal(lstat(place, &info), 0);
     assert_true(S_ISFIFO(info.st_mode));
-    assert_int_equal(root_save(root, tree.place), EP_E_ARG);
-    assert_int_equal(root_save(root, "/nowhere/at/all/file"), EP_E_SYSTEM);
+    assert_int_equal(source_save(source, tree.place), EP_E_ARG);
+    assert_int_equal(source_save(source, "/nowhere/at/all/file"), EP_E_SYSTEM);
     assert_non_null(strstr(ep_last_error(), "/nowhere/at/all/file"));
-    assert_int_equal(root_open(tree.place, &folder), EP_OK);
-    names = root_list(folder, "/s");
+    assert_int_equal(source_open(tree.place, &folder), EP_OK);
+    names = source_list(folder, "/s");
     assert_int_equal(names.n, 1);
-    root_free(folder);
-    root_free(root);
+    source_free(folder);
+    source_free(source);
     tree_done(&tree);
 }
 
@@ -445,5 +445,5 @@ int main(void)
         cmocka_unit_test(half_a_snapshot_is_never_seen),
     };
 
-    return cmocka_run_group_tests_name("root_snapshot", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("source_snapshot", tests, NULL, NULL);
 }

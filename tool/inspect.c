@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "source.h"
+#include "inspect.h"
 
 #include "base/thread.h"
 #include "ending.h"
@@ -23,16 +23,16 @@ static struct {
     bool is_running, is_done;
     struct timespec until;
     int64_t seconds;
-    const char *name;        /* of the machine, until root is set */
-    const struct root *root; /* set under the lock */
-    sigset_t mask;           /* saved mask of the main thread */
+    const char *name;            /* of the machine, until root is set */
+    const struct source *source; /* set under the lock */
+    sigset_t mask;               /* saved mask of the main thread */
 } watchdog = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Uses dprintf(), because the thread that hangs may hold the lock of stderr. */
-static void report_timeout(const struct root *root)
+static void report_timeout(const struct source *source)
 {
     static const char hint[] = "check whether that is a file system whose server is down; --timeout S gives more time";
-    const char *path = root ? root_now_reading(root) : "", *name = root ? root_name(root) : watchdog.name;
+    const char *path = source ? source_current_path(source) : "", *name = source ? source_name(source) : watchdog.name;
     char what[512];
 
     snprintf(what, sizeof(what), "reading %.200s took longer than %lld s", name, (long long)watchdog.seconds);
@@ -42,7 +42,7 @@ static void report_timeout(const struct root *root)
 
 static void *watch(void *unused)
 {
-    const struct root *root;
+    const struct source *source;
     bool has_timed_out = false;
 
     (void)unused;
@@ -50,10 +50,10 @@ static void *watch(void *unused)
     while (!watchdog.is_done && !has_timed_out)
         has_timed_out = pthread_cond_timedwait(&watchdog.changed, &watchdog.lock, &watchdog.until) == ETIMEDOUT;
     has_timed_out = has_timed_out && !watchdog.is_done;
-    root = watchdog.root;
+    source = watchdog.source;
     pthread_mutex_unlock(&watchdog.lock);
     if (has_timed_out) {
-        report_timeout(root);
+        report_timeout(source);
         _exit(CMD_FAILED);
     }
     return NULL;
@@ -70,7 +70,7 @@ static void start_watchdog(const char *name, int64_t seconds)
     watchdog.until.tv_sec += seconds;
     watchdog.seconds = seconds;
     watchdog.name = name;
-    watchdog.root = NULL;
+    watchdog.source = NULL;
     watchdog.is_done = false;
     sigemptyset(&ending);
     sigfillset(&mask);
@@ -90,7 +90,7 @@ static void start_watchdog(const char *name, int64_t seconds)
         out_warning("cannot start a thread: --timeout has no effect");
 }
 
-void source_reading_done(void)
+void inspect_reading_done(void)
 {
     if (!watchdog.is_running)
         return;
@@ -104,41 +104,41 @@ void source_reading_done(void)
     pthread_sigmask(SIG_SETMASK, &watchdog.mask, NULL);
 }
 
-int source_open(const struct cmd *cmd, const struct source_options *options, struct root **ret_root)
+int inspect_open(const struct cmd *cmd, const struct inspect_options *options, struct source **ret_source)
 {
-    struct root *root;
+    struct source *source;
     ep_status status;
 
     if (options->pid && options->from)
         return cmd_usage(cmd, "--pid is a process of this machine, --from is another machine: give only one of them");
     /* Opening a folder may hang like reading below it. */
     start_watchdog(options->from ? options->from : "this machine", options->timeout);
-    status = root_open(options->from, &root);
+    status = source_open(options->from, &source);
     if (status != EP_OK) {
-        source_reading_done();
+        inspect_reading_done();
         if (status == EP_E_ARG)
             return cmd_refuse(cmd, "--from", "%s", ep_last_error());
         out_problem("opening the machine to inspect", NULL, ep_last_error(), ep_status_hint(status));
         return CMD_FAILED;
     }
     pthread_mutex_lock(&watchdog.lock);
-    watchdog.root = root;
+    watchdog.source = source;
     pthread_mutex_unlock(&watchdog.lock);
-    if (options->pid && root_set_process(root, (pid_t)options->pid) != EP_OK) {
-        source_reading_done();
-        root_free(root);
+    if (options->pid && source_set_process(source, (pid_t)options->pid) != EP_OK) {
+        inspect_reading_done();
+        source_free(source);
         return cmd_refuse(cmd, "--pid", "%s", ep_last_error());
     }
-    *ret_root = root;
+    *ret_source = source;
     return CMD_FINE;
 }
 
-bool source_is_empty(const struct topo *topo)
+bool inspect_is_empty(const struct topo *topo)
 {
     return topo->n_gpus == 0 && topo->n_nics == 0;
 }
 
-int source_report_empty(const struct topo *topo, json_t *document)
+int inspect_report_empty(const struct topo *topo, json_t *document)
 {
     if (!document) {
         out_verdict(OUT_PLAIN, "%s", topo->why_empty);

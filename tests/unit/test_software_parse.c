@@ -105,19 +105,20 @@ static void dwords(void **state)
 static void dwords_merged(void **state)
 {
     struct world world;
-    struct root *root;
+    struct source *source;
     char many[9000];
     const char *merged;
 
     (void)state;
     world_init(&world);
-    root = world_open(&world);
-    assert_string_equal(parse_dwords_with(root, all_of(""), "A=1"), "A=1;");
-    assert_string_equal(parse_dwords_with(root, all_of("RMx=0x0"), "A=1"), "RMx=0x0;A=1;");
-    assert_string_equal(parse_dwords_with(root, all_of("A=0; RMx = 0x0;;noise;AA=2;A=3;"), "A=1"), "RMx=0x0;AA=2;A=1;");
+    source = world_open(&world);
+    assert_string_equal(parse_dwords_with(source, all_of(""), "A=1"), "A=1;");
+    assert_string_equal(parse_dwords_with(source, all_of("RMx=0x0"), "A=1"), "RMx=0x0;A=1;");
+    assert_string_equal(parse_dwords_with(source, all_of("A=0; RMx = 0x0;;noise;AA=2;A=3;"), "A=1"),
+                        "RMx=0x0;AA=2;A=1;");
     for (size_t i = 0; i < sizeof(many); i++)
         many[i] = "k=v;"[i % 4];
-    merged = parse_dwords_with(root, (struct piece){.text = many, .n = sizeof(many)}, "A=1");
+    merged = parse_dwords_with(source, (struct piece){.text = many, .n = sizeof(many)}, "A=1");
     assert_in_range(strlen(merged), 1000, 4200);
     assert_string_equal(merged + strlen(merged) - 4, "A=1;");
     world_done(&world);

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "doctor/machine_nvshmem.h"
+
+#include "doctor/machine.h"
+#include "doctor/shell.h"
+#include "software/variables.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define LOAD_MS 5000 /* a library on a network file system takes its time */
+
+int machine_data_ports(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
+            n += topo->nics[i].ports[p].active;
+    return n;
+}
+
+const char *machine_nic_name(const struct doctor_machine *machine, int nic)
+{
+    char name[64];
+
+    text_clean(machine->topo->nics[nic].name, name, sizeof(name));
+    return source_printf(machine->source, "%s", name);
+}
+
+bool machine_is_single_nic(const char *list)
+{
+    return list && *list && *list != '^' && !strchr(list, ',');
+}
+
+bool machine_sets_nvshmem(const struct doctor_machine *machine)
+{
+    struct source_environment environment = source_environment(machine->source);
+
+    for (size_t i = 0; i < environment.n; i++) {
+        const struct variable *known = variable_find(environment.variables[i].name);
+
+        if (known && known->effect == VARIABLE_WORKS &&
+            (strncmp(known->name, "NVSHMEM_", 8) == 0 || strncmp(known->name, "DEEP_EP_", 8) == 0))
+            return true;
+    }
+    return false;
+}
+
+bool machine_has_mlx5(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    if (!machine_has_data_nics(machine, result))
+        return false;
+    if (advice_has_mlx5(machine->topo))
+        return true;
+    doctor_not_applicable(machine, result, "no NIC for data is one of NVIDIA's, which libmlx5 and IBGDA are for");
+    return false;
+}
+
+bool machine_has_deepep(const struct doctor_machine *machine)
+{
+    const struct software_deepep *deepep = &machine->software->deepep;
+    struct elf_facts facts;
+
+    if (deepep->imported < 0)
+        return false;
+    facts = source_elf(machine->source, "%s", deepep->copies[deepep->imported].extension);
+    if (facts.state != SOURCE_OK)
+        return true;
+    for (size_t i = 0; i < facts.n_needed; i++)
+        if (strncmp(facts.needed[i], "libnvshmem_host.so", strlen("libnvshmem_host.so")) == 0)
+            return true;
+    return false;
+}
+
+bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
+    const char *transport = source_env(machine->source, "NVSHMEM_REMOTE_TRANSPORT");
+    bool is_on = variable_is_true(source_env(machine->source, "NVSHMEM_IB_ENABLE_IBGDA"));
+
+    if (topo_is_confidential(machine->topo)) {
+        doctor_not_applicable(machine, result,
+                              "confidential computing keeps NICs from GPU memory, as the check confidential says");
+        return false;
+    }
+    if (!machine_has_mlx5(machine, result))
+        return false;
+    if (nvshmem->host.state != SOURCE_OK && !*nvshmem->home) {
+        doctor_not_applicable(machine, result, "no NVSHMEM was found");
+        return false;
+    }
+    /* Somebody has decided: DeepEP is not what this environment is for. */
+    if (!is_on && transport && (strcasecmp(transport, "libfabric") == 0 || strcasecmp(transport, "ucx") == 0)) {
+        doctor_not_applicable(machine, result, "NVSHMEM_REMOTE_TRANSPORT asks for %s",
+                              strcasecmp(transport, "ucx") == 0 ? "ucx" : "libfabric");
+        return false;
+    }
+    if (is_on || machine_has_deepep(machine) || source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER") ||
+        (transport && strcasecmp(transport, "ibgda") == 0))
+        return true;
+    doctor_not_applicable(machine, result, "neither the environment nor a DeepEP that Python finds asks for IBGDA");
+    return false;
+}
+
+bool machine_hca_prefix_matches(const char *prefix, const char *name)
+{
+    bool is_exclusion = prefix[0] == '^';
+
+    return (strstr(name, prefix + is_exclusion) != NULL) != is_exclusion;
+}
+
+ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map **ret_map)
+{
+    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
+    const char *prefix = source_env(machine->source, "NVSHMEM_HCA_PREFIX");
+    struct map_nvshmem how = {
+        .pe_mapping = variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING")),
+        .hca_list = list ? list : "",
+        .hca_prefix = prefix ? prefix : MACHINE_HCA_PREFIX,
+        .one_world_per_gpu = true,
+    };
+
+    return map_nvshmem(machine->topo, &how, ret_map);
+}
+
+const char *machine_next_preload(const struct doctor_machine *machine, const char **at)
+{
+    static const char separators[] = ": "; /* ld.so(8) */
+    const char *start;
+    size_t n;
+
+    if (!*at)
+        return NULL;
+    start = *at + strspn(*at, separators);
+    n = strcspn(start, separators);
+    *at = start + n;
+    return n ? source_printf(machine->source, "%.*s", (int)n, start) : NULL;
+}
+
+bool machine_is_missing_preload(const struct doctor_machine *machine, const char *entry)
+{
+    /* ld.so(8) takes quotes as a part of the name. */
+    if (*entry == '"' || *entry == '\'')
+        return true;
+    /* $LIB and the like are ld.so's to expand */
+    return *entry == '/' && !strchr(entry, '$') && source_stat(machine->source, "%s", entry).state == SOURCE_ABSENT;
+}
+
+struct machine_preload machine_preload(const struct doctor_machine *machine, const char *part)
+{
+    const char *at = source_env(machine->source, "LD_PRELOAD"), *entry;
+
+    while ((entry = machine_next_preload(machine, &at))) {
+        const char *slash = strrchr(entry, '/');
+
+        if (strstr(slash ? slash + 1 : entry, part))
+            return (struct machine_preload){entry, !machine_is_missing_preload(machine, entry)};
+    }
+    return (struct machine_preload){"", false};
+}
+
+const char *machine_preload_command(const struct doctor_machine *machine)
+{
+    const char *at = source_env(machine->source, "LD_PRELOAD"), *entry, *kept = "";
+
+    while ((entry = machine_next_preload(machine, &at)))
+        if (!machine_is_missing_preload(machine, entry))
+            kept = source_printf(machine->source, "%s%s%s", kept, *kept ? ":" : "", entry);
+    return *kept ? source_printf(machine->source, "export LD_PRELOAD=%s", shell_word(machine->source, kept))
+                 : "unset LD_PRELOAD";
+}
+
+/* In a child process: what the library does when it is loaded, or how it ends, is that one's alone. */
+static json_t *load(void *path)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    const char *error = library ? NULL : dlerror();
+
+    return error ? json_pack("{s:b, s:s}", "ok", 0, "error", error) : json_pack("{s:b}", "ok", 1);
+}
+
+enum source_state machine_try_load(const struct doctor_machine *machine, const char *path, const char **ret_error)
+{
+    const char *theirs = source_env(machine->source, "LD_LIBRARY_PATH"), *own = getenv("LD_LIBRARY_PATH");
+    const char *text;
+    struct source_answer answer;
+    char shown[512];
+
+    /* The child's linker has read LD_LIBRARY_PATH when this process started: for another one's it cannot speak. */
+    if (source_is_live(machine->source) && strcmp(theirs ? theirs : "", own ? own : "") != 0) {
+        *ret_error = "the process that is looked at has another LD_LIBRARY_PATH";
+        return SOURCE_NOT_RECORDED;
+    }
+    answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load,
+                          (void *)(uintptr_t)path, LOAD_MS);
+    if (answer.state != SOURCE_OK) {
+        *ret_error = machine_reason(answer.state, answer.why);
+        return answer.state;
+    }
+    text = json_string_value(json_object_get(answer.value, "error"));
+    text_clean(text ? text : "it does not say why", shown, sizeof(shown));
+    *ret_error = json_is_true(json_object_get(answer.value, "ok")) ? "" : source_printf(machine->source, "%s", shown);
+    return SOURCE_OK;
+}
+
+const char *machine_missing_verbs_library(const struct doctor_machine *machine)
+{
+    const struct software_verbs *verbs = &machine->software->verbs;
+    const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
+    bool wants_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
+    struct doctor_result unused = {.text = ""};
+    bool uses_ibgda;
+
+    if (!machine_has_mlx5(machine, &unused))
+        return "";
+    uses_ibgda = machine_uses_ibgda(machine, &unused);
+    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || wants_plugin))
+        return "libibverbs.so.1";
+    return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
+}
+
+bool machine_has_verbs_fault(const struct doctor_machine *machine, const char *path)
+{
+    struct libs_env setting = libs_env_of(machine->source);
+    struct libs_closure *closure = NULL;
+    bool has_fault = false;
+
+    if (libs_load(machine->source, &setting, path, &closure) != EP_OK)
+        return false;
+    for (int i = 0; i < closure->n; i++)
+        has_fault = has_fault || (closure->libs[i].location.state == SOURCE_ABSENT &&
+                                  (strcmp(closure->libs[i].name, "libibverbs.so.1") == 0 ||
+                                   strcmp(closure->libs[i].name, "libmlx5.so.1") == 0));
+    for (int i = 0; i < closure->n_gaps; i++)
+        has_fault = has_fault || strncmp(closure->gaps[i].version, "IBVERBS_PRIVATE_", 16) == 0;
+    libs_closure_free(closure);
+    return has_fault;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* software.c - reads the software of a machine. */
+#include "base/error.h"
+#include "software/read.h"
+#include "source/text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *find_cuda(struct source *source)
+{
+    const char *const homes[] = {source_env(source, "CUDA_HOME"), source_env(source, "CUDA_PATH"), "/usr/local/cuda"};
+    struct source_names names;
+
+    for (size_t i = 0; i < COUNT(homes); i++)
+        if (homes[i] && *homes[i] == '/' && source_is_folder(source_stat(source, "%s", homes[i])))
+            return source_printf(source, "%s", homes[i]);
+    names = source_list(source, "/usr/local");
+    for (size_t i = names.n; i-- > 0;)
+        if (strncmp(names.names[i], "cuda-", 5) == 0 &&
+            source_is_folder(source_stat(source, "/usr/local/%s", names.names[i])))
+            return source_printf(source, "/usr/local/%s", names.names[i]);
+    return "";
+}
+
+static const char *list_python(struct source *source, const struct python *python)
+{
+    const char *list = "";
+
+    for (size_t i = 0; i < python->n; i++)
+        if (python->folders[i].on_path)
+            list = source_printf(source, "%s%s%s", list, *list ? ", " : "", python->folders[i].path);
+    return list;
+}
+
+ep_status software_read(struct source *source, const struct topo *topo, struct software **ret_software)
+{
+    struct software *software = calloc(1, sizeof(*software));
+    struct python *python = calloc(1, sizeof(*python));
+
+    if (!software || !python) {
+        free(software);
+        free(python);
+        return ep_fail(EP_E_MEMORY, "the description of the software");
+    }
+    software->source = source;
+    os_read(source, &software->os);
+    software_read_driver(source, topo, &software->driver);
+    software_read_verbs(source, &software->verbs);
+    software_read_python(source, python);
+    software_read_deepep(source, python, &software->deepep);
+    software_read_nvshmem(source, python, &software->deepep, &software->nvshmem);
+    software_read_nccl(source, topo, python, &software->nccl);
+    software->cuda_home = find_cuda(source);
+    software->python_paths = list_python(source, python);
+    free(python);
+    *ret_software = software;
+    return EP_OK;
+}
+
+void software_free(struct software *software)
+{
+    free(software);
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* keep.c - entries and memory of a source. The rules are in cache.h. */
+#include "source/state.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BLOCK_BYTES 65536
+#define ENTRY_BYTES 96 /* of jansson's for each value, about */
+
+struct source_block {
+    struct source_block *next;
+    size_t used, bytes;
+    max_align_t data[];
+};
+
+const char *const cache_kind_names[CACHE_KINDS] = {"files", "folders", "links",   "stats",
+                                                   "lines", "elf",     "answers", "facts"};
+
+static const char *const state_names[] = {
+    [SOURCE_OK] = "ok", [SOURCE_ABSENT] = "absent", [SOURCE_DENIED] = "denied", [SOURCE_FAILED] = "failed"};
+
+/* --- memory --- */
+
+void *source_alloc(struct source *source, size_t bytes)
+{
+    struct source_block *block = source->blocks;
+    void *memory;
+
+    if (bytes > SIZE_MAX / 2)
+        return NULL;
+    bytes = (bytes + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
+    if (!block || block->bytes - block->used < bytes) {
+        size_t room = bytes > BLOCK_BYTES ? bytes : BLOCK_BYTES;
+
+        block = calloc(1, sizeof(*block) + room);
+        if (!block)
+            return NULL;
+        block->bytes = room;
+        block->next = source->blocks;
+        source->blocks = block;
+    }
+    memory = (char *)block->data + block->used;
+    block->used += bytes;
+    return memory;
+}
+
+const char *source_printf(struct source *source, const char *format, ...)
+{
+    va_list args, again;
+    char *text = NULL;
+    int n;
+
+    va_start(args, format);
+    va_copy(again, args);
+    n = vsnprintf(NULL, 0, format, args);
+    if (n >= 0)
+        text = source_alloc(source, (size_t)n + 1);
+    if (text)
+        vsnprintf(text, (size_t)n + 1, format, again);
+    va_end(again);
+    va_end(args);
+    return text ? text : "";
+}
+
+const char *cache_intern(struct source *source, const char *text)
+{
+    void *at = json_object_iter_at(source->names, text);
+
+    if (!at && json_object_set_new_nocheck(source->names, text, json_true()) == 0)
+        at = json_object_iter_at(source->names, text);
+    return at ? json_object_iter_key(at) : "";
+}
+
+void source_set_current_path(struct source *source, const char *path)
+{
+    source->has_read = true;
+    atomic_store(&source->now, path[0] ? cache_intern(source, path) : "");
+}
+
+void live_done(struct source *source)
+{
+    source_set_current_path(source, "");
+}
+
+const char *source_current_path(const struct source *source)
+{
+    return atomic_load(&source->now);
+}
+
+void *cache_memo(struct source *source, enum cache_kind kind, const char *key)
+{
+    return (void *)(intptr_t)json_integer_value(json_object_get(source->derived[kind], key));
+}
+
+void cache_set_memo(struct source *source, enum cache_kind kind, const char *key, void *derived)
+{
+    json_object_set_new_nocheck(source->derived[kind], key, json_integer((json_int_t)(intptr_t)derived));
+}
+
+/* --- paths --- */
+
+const char *cache_plain_path(const char *path, char ret_path[PATH_MAX])
+{
+    size_t used = 0;
+
+    if (path[0] != '/')
+        return "not an absolute path";
+    if (strlen(path) >= PATH_MAX)
+        return "the path is too long";
+    while (*path) {
+        size_t bytes = strcspn(path + 1, "/");
+
+        if (bytes > 0 && !(bytes == 1 && path[1] == '.')) {
+            memcpy(ret_path + used, path, bytes + 1);
+            used += bytes + 1;
+        }
+        path += bytes + 1;
+    }
+    if (used == 0)
+        ret_path[used++] = '/';
+    ret_path[used] = '\0';
+    return NULL;
+}
+
+const char *cache_path(char ret_path[PATH_MAX], const char *format, va_list args)
+{
+    char path[PATH_MAX];
+    int n = vsnprintf(path, sizeof(path), format, args);
+
+    ret_path[0] = '\0';
+    if (n < 0 || n >= PATH_MAX)
+        return "the path is too long";
+    return cache_plain_path(path, ret_path);
+}
+
+/* The entry of a question that cannot be asked; made once for each reason. */
+static const json_t *refuse(struct source *source, const char *why)
+{
+    if (!json_object_get(source->refused, why))
+        json_object_set_new(source->refused, why, cache_failure(SOURCE_FAILED, why));
+    return json_object_get(source->refused, why);
+}
+
+const json_t *cache_query(struct source *source, enum cache_kind kind, cache_maker *make, char ret_path[PATH_MAX],
+                          const char *format, va_list args)
+{
+    const char *why = cache_path(ret_path, format, args);
+    const json_t *entry = why ? refuse(source, why) : cache_get(source, kind, ret_path);
+
+    return entry ? entry : cache_put(source, kind, ret_path, make(source, ret_path));
+}
+
+/* --- entries --- */
+
+json_t *cache_failure(enum source_state state, const char *why)
+{
+    json_t *entry = json_object();
+
+    if (!entry || json_object_set_new_nocheck(entry, "state", json_string(state_names[state])) < 0 ||
+        json_object_set_new_nocheck(entry, "why", json_stringn_nocheck(why, strlen(why))) < 0) {
+        json_decref(entry);
+        return NULL;
+    }
+    return entry;
+}
+
+json_t *cache_failure_errno(int error_number)
+{
+    const char *why = strerrordesc_np(error_number);
+
+    switch (error_number) {
+    case ENOENT:
+    case ENOTDIR:
+    case ESRCH: /* in /proc: the process has ended */
+        return cache_failure(SOURCE_ABSENT, why);
+    case EACCES:
+    case EPERM:
+        return cache_failure(SOURCE_DENIED, why);
+    default:
+        return cache_failure(SOURCE_FAILED, why ? why : "unknown error");
+    }
+}
+
+enum source_state cache_state(const json_t *entry, const char **ret_why)
+{
+    const char *name = json_string_value(json_object_get(entry, "state"));
+    const char *why = json_string_value(json_object_get(entry, "why"));
+
+    *ret_why = why ? why : "";
+    if (!name)
+        return SOURCE_OK;
+    for (int state = SOURCE_ABSENT; state <= SOURCE_FAILED; state++)
+        if (strcmp(name, state_names[state]) == 0)
+            return (enum source_state)state;
+    return SOURCE_NOT_RECORDED;
+}
+
+/* About how much memory a value takes. */
+static size_t weight(const json_t *value)
+{
+    size_t bytes = ENTRY_BYTES, i;
+    const char *key;
+    json_t *item;
+
+    switch (json_typeof(value)) {
+    case JSON_STRING:
+        return bytes + json_string_length(value);
+    case JSON_ARRAY:
+        json_array_foreach(value, i, item) bytes += weight(item);
+        return bytes;
+    case JSON_OBJECT:
+        json_object_foreach((json_t *)value, key, item) bytes += strlen(key) + weight(item);
+        return bytes;
+    default:
+        return bytes;
+    }
+}
+
+const json_t *cache_get(struct source *source, enum cache_kind kind, const char *key)
+{
+    const json_t *entry = json_object_get(source->kept[kind], key);
+
+    source->has_read = true;
+    if (entry)
+        return entry;
+    if (source->is_full)
+        return source->full;
+    if (source->fd < 0 || (kind == CACHE_ANSWERS && !source->is_live))
+        return source->unasked;
+    return NULL;
+}
+
+const json_t *cache_put(struct source *source, enum cache_kind kind, const char *key, json_t *entry)
+{
+    size_t bytes = entry ? weight(entry) + strlen(key) : 0;
+
+    /* Lack of memory is like a full source: from now on nothing new is known. */
+    if (!entry || bytes > SOURCE_CACHE_MAX - source->kept_bytes ||
+        json_object_set_nocheck(source->kept[kind], key, entry) < 0) {
+        json_decref(entry);
+        source->is_full = true;
+        return source->full;
+    }
+    source->kept_bytes += bytes;
+    json_decref(entry);
+    return entry;
+}
+
+struct source_text cache_text(const json_t *entry)
+{
+    struct source_text text = {.text = ""};
+
+    text.state = cache_state(entry, &text.why);
+    if (text.state == SOURCE_OK) {
+        text.text = json_string_value(entry);
+        text.bytes = json_string_length(entry);
+    }
+    return text;
+}
+
+/* --- a source --- */
+
+ep_status source_new(const char *name, struct source **ret_source)
+{
+    struct source *source = calloc(1, sizeof(*source));
+    bool complete;
+
+    if (!source)
+        return ep_fail(EP_E_MEMORY, "no memory to look at a machine");
+    source->fd = -1;
+    atomic_init(&source->now, "");
+    source->name = strdup(name);
+    source->given = json_object();
+    source->lines = json_object();
+    source->names = json_object();
+    source->unasked = json_object();
+    source->refused = json_object();
+    source->full = cache_failure(SOURCE_FAILED, "more than 64 MiB were read from this machine");
+    complete = source->name && source->given && source->lines && source->names && source->unasked && source->refused &&
+               source->full && json_object_set_new(source->unasked, "state", json_string("unasked")) == 0 &&
+               json_object_set_new(source->unasked, "why", json_string("the snapshot does not say")) == 0;
+    for (int kind = 0; kind < CACHE_KINDS; kind++) {
+        source->kept[kind] = json_object();
+        source->derived[kind] = json_object();
+        complete = complete && source->kept[kind] && source->derived[kind];
+    }
+    if (!complete) {
+        source_free(source);
+        return ep_fail(EP_E_MEMORY, "no memory to look at a machine");
+    }
+    *ret_source = source;
+    return EP_OK;
+}
+
+void source_free(struct source *source)
+{
+    if (!source)
+        return;
+    for (struct source_block *block = source->blocks, *next; block; block = next) {
+        next = block->next;
+        free(block);
+    }
+    for (int kind = 0; kind < CACHE_KINDS; kind++) {
+        json_decref(source->kept[kind]);
+        json_decref(source->derived[kind]);
+    }
+    json_decref(source->given);
+    json_decref(source->lines);
+    json_decref(source->names);
+    json_decref(source->unasked);
+    json_decref(source->refused);
+    json_decref(source->full);
+    if (source->fd >= 0)
+        close(source->fd);
+    free(source->name);
+    free(source);
+}
