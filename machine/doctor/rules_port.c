@@ -81,7 +81,7 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
             int64_t value = rails[i].value;
             char text[128];
 
-            if (!counter_stands_out(&limits[k], value, median_of_others(rails, n, i)))
+            if (!counter_is_outlier(&limits[k], value, median_of_others(rails, n, i)))
                 continue;
             counter_limit_text(&limits[k], value, text, sizeof(text));
             if (first < 0)
@@ -133,7 +133,7 @@ struct loss {
 
 static struct loss loss_of(const struct doctor_machine *machine, const struct rail *rail)
 {
-    int64_t overtaken = counter(machine, rail, COUNTER_OVERTAKEN), again = counter(machine, rail, COUNTER_AGAIN);
+    int64_t overtaken = counter(machine, rail, COUNTER_OUT_OF_ORDER), again = counter(machine, rail, COUNTER_DUPLICATE);
     struct loss sent = {.lost = counter(machine, rail, COUNTER_LOST) + counter(machine, rail, COUNTER_TIMED_OUT),
                         .all = counter(machine, rail, "port_xmit_packets")};
     struct loss received = {.is_of_received = true,
@@ -166,11 +166,11 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
                         "%lld of %lld packets %s; out_of_sequence %lld, local_ack_timeout_err %lld",
                         (long long)loss.lost, (long long)loss.all,
                         loss.is_of_received ? "came again after one was missed" : "were asked for again",
-                        (long long)counter(machine, &rails[i], COUNTER_OVERTAKEN),
+                        (long long)counter(machine, &rails[i], COUNTER_OUT_OF_ORDER),
                         (long long)counter(machine, &rails[i], COUNTER_TIMED_OUT));
         if (n_lossy++ == 0 || loss.ratio > worst * 1.1) {
             worst = loss.ratio;
-            doctor_found(machine, result, worst >= COUNTER_LOST_RATIO_GRAVE ? DOCTOR_ERROR : DOCTOR_WARNING,
+            doctor_found(machine, result, worst >= COUNTER_LOST_RATIO_SEVERE ? DOCTOR_ERROR : DOCTOR_WARNING,
                          "the network loses packets %s %s: one in %.0f", loss.is_of_received ? "to" : "of",
                          rail_name(machine, &rails[i]), 1 / worst);
         }
@@ -474,7 +474,7 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
     return 0;
 }
 
-static void check_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
+static void check_one_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
                        int n_usual)
 {
     struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
@@ -521,7 +521,7 @@ static void run_bond(const struct doctor_machine *machine, struct doctor_result 
         return;
     }
     for (const char *at = bonds.text; *at; at += strcspn(at, " "), at += strspn(at, " "))
-        check_bond(machine, result, source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at), n_usual);
+        check_one_bond(machine, result, source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at), n_usual);
 }
 
 const struct doctor_check check_bond = {

@@ -142,7 +142,7 @@ int64_t counter_median(int64_t *values, size_t n)
     return n ? values[n / 2] : 0;
 }
 
-bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others)
+bool counter_is_outlier(const struct counter_limit *limit, int64_t value, int64_t median_of_others)
 {
     return value >= limit->always || (value >= limit->least && value / 5 >= median_of_others);
 }
@@ -173,16 +173,16 @@ const char *counter_path(const struct counter_device *device, const char *file, 
 }
 
 /* What the driver counts, to be released. */
-static json_t *ask_driver(struct source *source, const struct counter_device *device)
+static json_t *query_driver(struct source *source, const struct counter_device *device)
 {
     char question[COUNTER_PATH_BYTES];
 
     if (!device->netdev || !*device->netdev)
         return NULL;
     if (source_is_live(source))
-        return ethtool_ask((void *)device->netdev);
-    snprintf(question, sizeof(question), COUNTER_QUESTION, device->netdev);
-    return json_incref((json_t *)source_query(source, question, ethtool_ask, (void *)device->netdev, 0).value);
+        return ethtool_query((void *)device->netdev);
+    snprintf(question, sizeof(question), COUNTER_QUERY_NAME, device->netdev);
+    return json_incref((json_t *)source_query(source, question, ethtool_query, (void *)device->netdev, 0).value);
 }
 
 static void read_rows(struct source *source, const struct counter_device *device, enum counter_kind last,
@@ -190,7 +190,7 @@ static void read_rows(struct source *source, const struct counter_device *device
 {
     struct counter_sample sample = {.at_ns = (int64_t)ep_now_ns()};
     struct counter_rows rows = counter_rows(device->rdma);
-    json_t *driver = last == COUNTER_CONGESTION ? ask_driver(source, device) : NULL;
+    json_t *driver = last == COUNTER_CONGESTION ? query_driver(source, device) : NULL;
     char path[COUNTER_PATH_BYTES];
 
     for (size_t i = 0; i < rows.n; i++) {

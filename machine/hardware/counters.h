@@ -57,9 +57,9 @@ const char *counter_path(const struct counter_device *device, const char *file, 
  * What the driver of an interface counts: {"rx_prio3_pause": 12, ...}, of COUNTER_ETHTOOL alone; NULL: nothing. A live
  * machine is asked at each look; a snapshot has the answer under the question of this name and the interface's.
  */
-#define COUNTER_QUESTION "ethtool:%s"
+#define COUNTER_QUERY_NAME "ethtool:%s"
 #define COUNTER_DEADLINE_MS 1000
-json_t *ethtool_ask(void *interface);
+json_t *ethtool_query(void *interface);
 
 /*
  * Counters that tell of a fault of the link itself. Since boot a port has seen its switch restart, and what all ports
@@ -76,7 +76,7 @@ struct counter_limit {
 const struct counter_limit *counter_limits(size_t *ret_n);
 /* Of values in any order, which are sorted for it; 0 of none. */
 int64_t counter_median(int64_t *values, size_t n);
-bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others);
+bool counter_is_outlier(const struct counter_limit *limit, int64_t value, int64_t median_of_others);
 
 /* "the link went down 73 times" */
 void counter_limit_text(const struct counter_limit *limit, int64_t value, char *ret_text, size_t bytes);
@@ -84,16 +84,16 @@ void counter_limit_text(const struct counter_limit *limit, int64_t value, char *
 /*
  * RoCE: packets that a receiver asks for again (COUNTER_LOST), or whose acknowledgement does not come
  * (COUNTER_TIMED_OUT), of those sent. From one in 100000 on the way back to the lost one (go-back-N) costs more than a
- * few per cent. Of those received, COUNTER_OVERTAKEN alone says less, since adaptive routing lets packets overtake each
- * other on healthy networks; they were lost where peers send again (COUNTER_AGAIN).
+ * few per cent. Of those received, COUNTER_OUT_OF_ORDER alone says less, since adaptive routing lets packets overtake
+ * each other on healthy networks; they were lost where peers send again (COUNTER_DUPLICATE).
  */
 #define COUNTER_LOST "hw_counters/packet_seq_err"
 #define COUNTER_TIMED_OUT "hw_counters/local_ack_timeout_err"
-#define COUNTER_OVERTAKEN "hw_counters/out_of_sequence"
-#define COUNTER_AGAIN "hw_counters/duplicate_request"
+#define COUNTER_OUT_OF_ORDER "hw_counters/out_of_sequence"
+#define COUNTER_DUPLICATE "hw_counters/duplicate_request"
 #define COUNTER_LOST_LEAST 10000
 #define COUNTER_LOST_RATIO 1e-5
-#define COUNTER_LOST_RATIO_GRAVE 1e-3
+#define COUNTER_LOST_RATIO_SEVERE 1e-3
 
 struct counter_sample {
     int64_t at_ns; /* of the monotonic clock */

@@ -49,7 +49,7 @@ static bool is_wanted(const char *name)
     return false;
 }
 
-json_t *ethtool_ask(void *interface)
+json_t *ethtool_query(void *interface)
 {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     unsigned n = fd >= 0 && strlen(interface) < IFNAMSIZ ? count(fd, interface) : 0;

@@ -51,7 +51,7 @@ static bool is_answered(const struct topo *topo, int pci, const json_t *answer)
     return false;
 }
 
-void nvml_wish(const json_t *answer, struct pci_set *set)
+void nvml_collect_pci(const json_t *answer, struct pci_set *set)
 {
     struct pci_address address;
     const json_t *gpu;
@@ -122,9 +122,9 @@ static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answ
 
     gpu->answered = true;
     if (*get_text(answer, "name"))
-        gpu->name = topo_keep(topo, get_text(answer, "name"));
+        gpu->name = topo_copy_line(topo, get_text(answer, "name"));
     if (*get_text(answer, "uuid"))
-        gpu->uuid = topo_keep(topo, get_text(answer, "uuid"));
+        gpu->uuid = topo_copy_line(topo, get_text(answer, "uuid"));
     gpu->minor = (int)get_number(json_object_get(answer, "minor"), 0, INT16_MAX, gpu->minor);
     gpu->cc_major = (int)get_number(json_array_get(cc, 0), 0, 999, 0);
     gpu->cc_minor = (int)get_number(json_array_get(cc, 1), 0, 99, 0);
@@ -144,12 +144,12 @@ static void read_answer(struct topo *topo, const json_t *answer)
 
     topo->nvml = json_is_array(json_object_get(answer, "gpus"));
     if (!topo->nvml) {
-        topo->nvml_why = *get_text(answer, "error") ? topo_keep(topo, get_text(answer, "error"))
+        topo->nvml_why = *get_text(answer, "error") ? topo_copy_line(topo, get_text(answer, "error"))
                                                     : "the answer is not of the form that epkit writes";
         return;
     }
     if (!*topo->driver)
-        topo->driver = topo_keep(topo, get_text(answer, "driver"));
+        topo->driver = topo_copy_line(topo, get_text(answer, "driver"));
     topo->cc_feature = get_truth(json_object_get(answer, "cc"), "feature");
     topo->cc_ready = get_truth(json_object_get(answer, "cc"), "ready");
     topo->cc_mode = (enum topo_cc_mode)number_of(get_text(json_object_get(answer, "cc"), "multi_gpu"), cc_modes);
@@ -175,7 +175,7 @@ static const char *value_of(struct topo *topo, const char *text, const char *key
     if (!line)
         return "";
     line += strlen(key);
-    return topo_keep(topo, line + strspn(line, " \t"));
+    return topo_copy_line(topo, line + strspn(line, " \t"));
 }
 
 /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build ...": the first word of digits.

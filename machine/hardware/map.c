@@ -19,7 +19,7 @@
 #include <string.h>
 
 #define MAX_ROWS (2 * TOPO_MAX_GPUS) /* GPUs of this process, and those of others */
-#define MAX_PLACES                                                                                                     \
+#define MAX_COLUMNS                                                                                                    \
     (TOPO_MAX_NICS * TOPO_MAX_PORTS) /* a port with several places is one of fewer than there are GPUs                 \
                                       */
 #define FAR INT64_MAX
@@ -58,16 +58,16 @@ struct rows {
 };
 
 struct problem {
-    int n_gpus, n_places;
-    int64_t costs[MAX_ROWS][MAX_PLACES];
-    int port_of[MAX_PLACES];          /* ascending, of one port the extra place last */
-    int64_t gpu_prices[MAX_ROWS];     /* cost[g][p] >= gpu_prices[g] + place_prices[p], equal where matched */
-    int64_t place_prices[MAX_PLACES]; /* never positive; one with a negative price is always taken */
-    int gpu_at[MAX_PLACES];           /* the GPU there, -1 none */
-    int place_of[MAX_ROWS];           /* by GPU */
-    int64_t slack[MAX_PLACES];        /* during a search */
-    int from[MAX_PLACES];             /* the place before it on the way to it */
-    bool visited[MAX_PLACES], usable[MAX_PLACES];
+    int n_gpus, n_columns;
+    int64_t costs[MAX_ROWS][MAX_COLUMNS];
+    int port_of[MAX_COLUMNS];           /* ascending, of one port the extra place last */
+    int64_t gpu_prices[MAX_ROWS];       /* cost[g][p] >= gpu_prices[g] + place_prices[p], equal where matched */
+    int64_t column_prices[MAX_COLUMNS]; /* never positive; one with a negative price is always taken */
+    int gpu_at[MAX_COLUMNS];            /* the GPU there, -1 none */
+    int column_of[MAX_ROWS];            /* by GPU */
+    int64_t slack[MAX_COLUMNS];         /* during a search */
+    int from[MAX_COLUMNS];              /* the place before it on the way to it */
+    bool visited[MAX_COLUMNS], usable[MAX_COLUMNS];
 };
 
 int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS])
@@ -96,65 +96,65 @@ static void problem_init(const struct topo *topo, const struct rows *rows, const
     int per_port = rows->n % n_ports ? base + 1 : base;
 
     problem->n_gpus = rows->n;
-    problem->n_places = n_ports * per_port;
-    for (int place = 0; place < problem->n_places; place++) {
-        int port = place / per_port;
-        bool is_extra = place % per_port >= base && base > 0;
+    problem->n_columns = n_ports * per_port;
+    for (int column = 0; column < problem->n_columns; column++) {
+        int port = column / per_port;
+        bool is_extra = column % per_port >= base && base > 0;
 
-        problem->port_of[place] = port;
-        problem->gpu_at[place] = -1;
+        problem->port_of[column] = port;
+        problem->gpu_at[column] = -1;
         for (int gpu = 0; gpu < rows->n; gpu++)
-            problem->costs[gpu][place] = path_cost(topo_path(topo, rows->pci[gpu], topo->nics[ports[port].nic].pci)) +
-                                         (is_extra ? EXTRA_COST : 0);
+            problem->costs[gpu][column] = path_cost(topo_path(topo, rows->pci[gpu], topo->nics[ports[port].nic].pci)) +
+                                          (is_extra ? EXTRA_COST : 0);
     }
 }
 
-static int64_t reduced_cost(const struct problem *problem, int gpu, int place)
+static int64_t reduced_cost(const struct problem *problem, int gpu, int column)
 {
-    return problem->costs[gpu][place] - problem->gpu_prices[gpu] - problem->place_prices[place];
+    return problem->costs[gpu][column] - problem->gpu_prices[gpu] - problem->column_prices[column];
 }
 
 /* Prices move so that a new pair becomes tight; matched pairs stay so. */
-static void move_prices(struct problem *problem, int new_gpu, int64_t by)
+static void update_prices(struct problem *problem, int new_gpu, int64_t by)
 {
     problem->gpu_prices[new_gpu] += by;
-    for (int place = 0; place < problem->n_places; place++) {
-        if (problem->visited[place]) {
-            problem->gpu_prices[problem->gpu_at[place]] += by;
-            problem->place_prices[place] -= by;
+    for (int column = 0; column < problem->n_columns; column++) {
+        if (problem->visited[column]) {
+            problem->gpu_prices[problem->gpu_at[column]] += by;
+            problem->column_prices[column] -= by;
         } else {
-            problem->slack[place] -= by;
+            problem->slack[column] -= by;
         }
     }
 }
 
 /* Finds a place for one more GPU on the cheapest way, along which GPUs placed before may move over. */
-static void place_gpu(struct problem *problem, int new_gpu)
+static void assign_gpu(struct problem *problem, int new_gpu)
 {
     int gpu = new_gpu, at = -1, next;
 
-    for (int place = 0; place < problem->n_places; place++) {
-        problem->slack[place] = FAR;
-        problem->visited[place] = false;
+    for (int column = 0; column < problem->n_columns; column++) {
+        problem->slack[column] = FAR;
+        problem->visited[column] = false;
     }
     for (;;) {
         next = -1;
-        for (int place = 0; place < problem->n_places; place++) {
+        for (int column = 0; column < problem->n_columns; column++) {
             int64_t cost;
 
-            if (problem->visited[place])
+            if (problem->visited[column])
                 continue;
-            cost = reduced_cost(problem, gpu, place);
-            if (cost < problem->slack[place]) {
-                problem->slack[place] = cost;
-                problem->from[place] = at;
+            cost = reduced_cost(problem, gpu, column);
+            if (cost < problem->slack[column]) {
+                problem->slack[column] = cost;
+                problem->from[column] = at;
             }
-            if (next < 0 || problem->slack[place] < problem->slack[next])
-                next = place;
+            if (next < 0 || problem->slack[column] < problem->slack[next])
+                next = column;
         }
         /* There are at least as many places as GPUs, so one that is not visited was found. */
         if (problem->slack[next] > 0)
-            move_prices(problem, new_gpu, problem->slack[next]);
+            update_prices(problem, new_gpu, problem->slack[next]);
         if (problem->gpu_at[next] < 0)
             break;
         problem->visited[next] = true;
@@ -178,49 +178,49 @@ static void place_gpu(struct problem *problem, int new_gpu)
  */
 static int mark_usable(struct problem *problem, int gpu)
 {
-    int own = problem->place_of[gpu], hole = -1;
+    int own = problem->column_of[gpu], hole = -1;
     bool changed = true;
 
-    for (int place = 0; place < problem->n_places; place++)
-        problem->usable[place] = problem->visited[place] = false;
+    for (int column = 0; column < problem->n_columns; column++)
+        problem->usable[column] = problem->visited[column] = false;
     problem->usable[own] = true;
     while (changed) {
         changed = false;
-        for (int target = 0; target < problem->n_places; target++) {
+        for (int target = 0; target < problem->n_columns; target++) {
             if (!problem->usable[target] || problem->visited[target])
                 continue;
             problem->visited[target] = changed = true;
             for (int other = gpu + 1; other < problem->n_gpus; other++) {
-                int place = problem->place_of[other];
+                int column = problem->column_of[other];
 
-                if (problem->usable[place] || reduced_cost(problem, other, target) != 0)
+                if (problem->usable[column] || reduced_cost(problem, other, target) != 0)
                     continue;
-                problem->usable[place] = true;
-                problem->from[place] = target;
+                problem->usable[column] = true;
+                problem->from[column] = target;
             }
-            if (hole >= 0 || problem->place_prices[target] != 0)
+            if (hole >= 0 || problem->column_prices[target] != 0)
                 continue;
             hole = target;
-            for (int place = 0; place < problem->n_places; place++)
-                if (problem->gpu_at[place] < 0)
-                    problem->usable[place] = true;
+            for (int column = 0; column < problem->n_columns; column++)
+                if (problem->gpu_at[column] < 0)
+                    problem->usable[column] = true;
         }
     }
     return hole;
 }
 
 /* Puts `gpu` at `place`; the others move on as mark_usable() found. */
-static void move_over(struct problem *problem, int gpu, int place, int hole)
+static void reassign(struct problem *problem, int gpu, int column, int hole)
 {
-    int own = problem->place_of[gpu];
+    int own = problem->column_of[gpu];
 
     problem->gpu_at[own] = -1;
     for (;;) {
-        int displaced = problem->gpu_at[place], next = problem->from[place];
+        int displaced = problem->gpu_at[column], next = problem->from[column];
 
-        problem->gpu_at[place] = gpu;
-        problem->place_of[gpu] = place;
-        if (place == own || (displaced < 0 && hole == own))
+        problem->gpu_at[column] = gpu;
+        problem->column_of[gpu] = column;
+        if (column == own || (displaced < 0 && hole == own))
             return;
         if (displaced < 0) {
             displaced = problem->gpu_at[hole];
@@ -228,29 +228,29 @@ static void move_over(struct problem *problem, int gpu, int place, int hole)
             problem->gpu_at[hole] = -1;
         }
         gpu = displaced;
-        place = next;
+        column = next;
     }
 }
 
-static void take_first(struct problem *problem, int gpu)
+static void choose_first(struct problem *problem, int gpu)
 {
-    int place = 0, hole = mark_usable(problem, gpu);
+    int column = 0, hole = mark_usable(problem, gpu);
 
-    while (!problem->usable[place] || reduced_cost(problem, gpu, place) != 0)
-        place++; /* ends at its own place at the latest */
-    if (place != problem->place_of[gpu])
-        move_over(problem, gpu, place, hole);
+    while (!problem->usable[column] || reduced_cost(problem, gpu, column) != 0)
+        column++; /* ends at its own place at the latest */
+    if (column != problem->column_of[gpu])
+        reassign(problem, gpu, column, hole);
 }
 
 static void solve(struct problem *problem)
 {
     for (int gpu = 0; gpu < problem->n_gpus; gpu++)
-        place_gpu(problem, gpu);
-    for (int place = 0; place < problem->n_places; place++)
-        if (problem->gpu_at[place] >= 0)
-            problem->place_of[problem->gpu_at[place]] = place;
+        assign_gpu(problem, gpu);
+    for (int column = 0; column < problem->n_columns; column++)
+        if (problem->gpu_at[column] >= 0)
+            problem->column_of[problem->gpu_at[column]] = column;
     for (int gpu = 0; gpu < problem->n_gpus; gpu++)
-        take_first(problem, gpu);
+        choose_first(problem, gpu);
 }
 
 /* --- maps --- */
@@ -384,15 +384,15 @@ static ep_status assign_once(const struct topo *topo, const struct rows *rows, c
     problem_init(topo, rows, ports, n_ports, problem);
     solve(problem);
     for (int row = 0; row < rows->n; row++)
-        ret_ports[row] = problem->port_of[problem->place_of[row]];
+        ret_ports[row] = problem->port_of[problem->column_of[row]];
     free(problem);
     return EP_OK;
 }
 
 /* Takes the ports of the last round out of the list; returns how many are left. */
-static int drop_taken(struct map_port *ports, int n_ports, const int *taken, int n_taken)
+static int drop_used(struct map_port *ports, int n_ports, const int *taken, int n_taken)
 {
-    bool is_taken[MAX_PLACES] = {false};
+    bool is_taken[MAX_COLUMNS] = {false};
     int n = 0;
 
     for (int i = 0; i < n_taken; i++)
@@ -403,7 +403,7 @@ static int drop_taken(struct map_port *ports, int n_ports, const int *taken, int
     return n;
 }
 
-static void note_port(struct map *map, int gpu, const struct map_port *port, bool is_first)
+static void record_port(struct map *map, int gpu, const struct map_port *port, bool is_first)
 {
     struct map_choice *choice = &map->choices[gpu];
 
@@ -419,7 +419,7 @@ static void note_port(struct map *map, int gpu, const struct map_port *port, boo
 static ep_status assign(const struct topo *topo, const struct rows *rows, const struct map_port *all, int n_all,
                         struct map *map)
 {
-    struct map_port ports[MAX_PLACES];
+    struct map_port ports[MAX_COLUMNS];
     int taken[MAX_ROWS], n_ports = n_all;
     ep_status status = EP_OK;
 
@@ -428,9 +428,9 @@ static ep_status assign(const struct topo *topo, const struct rows *rows, const 
         status = assign_once(topo, rows, ports, n_ports, taken);
         for (int row = 0; row < rows->n && status == EP_OK; row++)
             if (rows->gpu[row] >= 0)
-                note_port(map, rows->gpu[row], &ports[taken[row]], round == 0);
+                record_port(map, rows->gpu[row], &ports[taken[row]], round == 0);
         if (status == EP_OK)
-            n_ports = drop_taken(ports, n_ports, taken, rows->n);
+            n_ports = drop_used(ports, n_ports, taken, rows->n);
     }
     /* What is left, nobody uses; what GPUs of others use is gone from the list. */
     map->n_idle = 0;
@@ -456,7 +456,7 @@ static void keep_idle(struct map *map, const int *left, int n_left)
 
 ep_status map_best(const struct topo *topo, struct map **ret_map)
 {
-    struct map_port ports[MAX_PLACES];
+    struct map_port ports[MAX_COLUMNS];
     int left[TOPO_MAX_NICS], n_left, n_ports = map_data_ports(topo, ports);
     struct rows rows;
     struct map *map = NULL;

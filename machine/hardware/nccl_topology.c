@@ -28,25 +28,26 @@ static const char *attribute(const char *tag, size_t n, const char *name, size_t
 }
 
 /* The switches around an element: their numbers, 0 for an element that is no switch. */
-struct ways {
+struct nesting {
     int n, n_switches;
     int above[MAX_DEPTH];
 };
 
 /* A tag <pci ...>: notes where a device is, and what is around those behind it. False: this is no such file. */
-static bool read_device(struct ways *ways, const char *tag, size_t n, json_t *devices)
+static bool read_device(struct nesting *nesting, const char *tag, size_t n, json_t *devices)
 {
     size_t n_class = 0, n_address = 0;
     const char *class = attribute(tag, n, " class=\"", &n_class), *address = attribute(tag, n, " busid=\"", &n_address);
     bool is_bridge = class && n_class >= 6 && strncmp(class, "0x0604", 6) == 0, is_leaf = n > 0 && tag[n - 1] == '/';
 
-    if (!address || n_address >= ADDRESS_BYTES || (!is_leaf && ways->n == MAX_DEPTH) ||
+    if (!address || n_address >= ADDRESS_BYTES || (!is_leaf && nesting->n == MAX_DEPTH) ||
         json_array_size(devices) >= TOPO_MAX_GPUS + TOPO_MAX_NICS)
         return false;
-    if (!is_bridge && ways->n > 0 && ways->above[ways->n - 1])
-        json_array_append_new(devices, json_pack("[o, i]", json_stringn(address, n_address), ways->above[ways->n - 1]));
+    if (!is_bridge && nesting->n > 0 && nesting->above[nesting->n - 1])
+        json_array_append_new(devices,
+                              json_pack("[o, i]", json_stringn(address, n_address), nesting->above[nesting->n - 1]));
     if (!is_leaf)
-        ways->above[ways->n++] = is_bridge ? ++ways->n_switches : 0;
+        nesting->above[nesting->n++] = is_bridge ? ++nesting->n_switches : 0;
     return true;
 }
 
@@ -55,7 +56,7 @@ static bool read_device(struct ways *ways, const char *tag, size_t n, json_t *de
 static json_t *read_switches(const char *text, size_t bytes)
 {
     json_t *devices = json_array();
-    struct ways ways = {.n = 0};
+    struct nesting nesting = {.n = 0};
     bool is_whole = strstr(text, "</system>") != NULL;
 
     (void)bytes;
@@ -65,11 +66,11 @@ static json_t *read_switches(const char *text, size_t bytes)
         if (strncmp(tag, "!--", 3) == 0)
             tag = strstr(tag, "-->") ? strstr(tag, "-->") : tag + strlen(tag);
         else if (strncmp(tag, "/pci", 4) == 0)
-            is_whole = ways.n-- > 0;
+            is_whole = nesting.n-- > 0;
         else if (strncmp(tag, "pci ", 4) == 0)
-            is_whole = read_device(&ways, tag, n, devices);
+            is_whole = read_device(&nesting, tag, n, devices);
     }
-    if (!is_whole || ways.n != 0)
+    if (!is_whole || nesting.n != 0)
         json_array_clear(devices);
     return devices;
 }
@@ -79,7 +80,7 @@ static bool knows_all_gpus(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_pci; i++)
         if (topo->pci[i].vendor == PCI_VENDOR_NVIDIA && topo->pci[i].class_code >> 16 == PCI_CLASS_DISPLAY &&
-            !topo->pci[i].told_switch)
+            !topo->pci[i].declared_switch)
             return false;
     return true;
 }
@@ -90,7 +91,7 @@ void nccl_topology_read(struct topo *topo)
     const json_t *device, *devices;
     size_t i;
 
-    topo->told_by = "";
+    topo->topology_file = "";
     file = file && *file ? file : DEFAULT_FILE;
     devices = source_fact(topo->source, "nccl-switches", read_switches, "%s", file).value;
     json_array_foreach(devices, i, device)
@@ -101,12 +102,12 @@ void nccl_topology_read(struct topo *topo)
 
         if (pci < 0 || number <= 0 || number > TOPO_MAX_PCI)
             continue;
-        topo->pci[pci].told_switch = (int)number;
-        topo->told_by = source_printf(topo->source, "%s", file);
+        topo->pci[pci].declared_switch = (int)number;
+        topo->topology_file = source_printf(topo->source, "%s", file);
     }
-    if (!*topo->told_by || knows_all_gpus(topo))
+    if (!*topo->topology_file || knows_all_gpus(topo))
         return;
-    topo->told_by = "";
+    topo->topology_file = "";
     for (int p = 0; p < topo->n_pci; p++)
-        topo->pci[p].told_switch = 0;
+        topo->pci[p].declared_switch = 0;
 }

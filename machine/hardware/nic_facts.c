@@ -38,7 +38,7 @@ static void add_ipv4_routes(struct topo *topo, struct interfaces *interfaces)
 
         if (sscanf(line, "%31s %15s %*s %*s %*s %*s %*s %15s", name, destination, mask) == 3 &&
             strcmp(destination, "00000000") == 0 && strcmp(mask, "00000000") == 0)
-            add_interface(interfaces, topo_keep(topo, name));
+            add_interface(interfaces, topo_copy_line(topo, name));
     }
 }
 
@@ -55,7 +55,7 @@ static void add_ipv6_routes(struct topo *topo, struct interfaces *interfaces)
 
         if (sscanf(line, "%39s %7s %*s %*s %*s %*s %*s %*s %*s %31s", destination, prefix, name) == 3 &&
             strspn(destination, "0") == 32 && strcmp(prefix, "00") == 0 && strcmp(name, "lo") != 0)
-            add_interface(interfaces, topo_keep(topo, name));
+            add_interface(interfaces, topo_copy_line(topo, name));
     }
 }
 

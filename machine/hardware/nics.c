@@ -10,7 +10,7 @@
 #define CLASS "/sys/class/infiniband"
 #define NET "/sys/class/net"
 
-void nics_wish(struct source *source, struct pci_set *set)
+void nics_collect_pci(struct source *source, struct pci_set *set)
 {
     struct source_names names = source_list(source, CLASS);
 
@@ -97,9 +97,9 @@ static const char *find_netdev(struct topo *topo, const struct topo_nic *nic, in
         if (source_number(topo->source, &number, CLASS "/%s/device/net/%s/dev_port", nic->name, names.names[i]) ==
                 SOURCE_OK &&
             number == port - 1)
-            return topo_keep(topo, names.names[i]);
+            return topo_copy_line(topo, names.names[i]);
     }
-    return names.n == 1 || (names.n > 1 && port == 1) ? topo_keep(topo, names.names[0]) : "";
+    return names.n == 1 || (names.n > 1 && port == 1) ? topo_copy_line(topo, names.names[0]) : "";
 }
 
 static enum topo_link_layer parse_link_layer(const char *text)
@@ -181,7 +181,7 @@ static const char *find_uverbs(struct topo *topo, const struct topo_nic *nic)
         if (names.n > 1)
             owner = source_line(topo->source, CLASS "/%s/device/infiniband_verbs/%s/ibdev", nic->name, names.names[i]);
         if (names.n == 1 || (owner.state == SOURCE_OK && strcmp(owner.text, nic->name) == 0))
-            return source_printf(topo->source, "/dev/infiniband/%s", topo_keep(topo, names.names[i]));
+            return source_printf(topo->source, "/dev/infiniband/%s", topo_copy_line(topo, names.names[i]));
     }
     return "";
 }
@@ -191,7 +191,7 @@ static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *
     struct pci_address address;
     char text[20];
 
-    *nic = (struct topo_nic){.name = topo_keep(topo, name), .pci = -1, .role_why = "", .access_why = ""};
+    *nic = (struct topo_nic){.name = topo_copy_line(topo, name), .pci = -1, .role_why = "", .access_why = ""};
     if (pci_of_path(source_resolve(topo->source, CLASS "/%s/device", name).text, &address)) {
         print_pci_address(&address, text);
         nic->pci = topo_find_pci(topo, text);

@@ -118,7 +118,7 @@ static const struct nvml_symbol nvml_symbols[] = {
  */
 static const char *const nvml_files[] = {"libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"};
 
-static json_t *say_error(const char *what, const char *why)
+static json_t *error_answer(const char *what, const char *why)
 {
     return json_pack("{s:o}", "error", json_sprintf("%s%s%s", what, *what ? ": " : "", why));
 }
@@ -137,14 +137,14 @@ static bool load(struct nvml *ret_nvml, json_t **ret_answer)
             snprintf(why, sizeof(why), "%s", dlerror());
     }
     if (!library) {
-        *ret_answer = say_error("", why);
+        *ret_answer = error_answer("", why);
         return false;
     }
     for (size_t i = 0; i < sizeof(nvml_symbols) / sizeof(nvml_symbols[0]); i++) {
         void *function = dlsym(library, nvml_symbols[i].name);
 
         if (!function && nvml_symbols[i].is_needed) {
-            *ret_answer = say_error("libnvidia-ml.so.1 has no function", nvml_symbols[i].name);
+            *ret_answer = error_answer("libnvidia-ml.so.1 has no function", nvml_symbols[i].name);
             return false;
         }
         memcpy((char *)&nvml + nvml_symbols[i].offset, &function, sizeof(function));
@@ -180,7 +180,7 @@ static bool print_address(struct nvml_pci *pci, char ret_text[20])
     return true;
 }
 
-static json_t *ask_link(const struct nvml *nvml, nvml_device device, unsigned link)
+static json_t *query_link(const struct nvml *nvml, nvml_device device, unsigned link)
 {
     struct nvml_pci pci = {0};
     char text[20];
@@ -194,7 +194,7 @@ static json_t *ask_link(const struct nvml *nvml, nvml_device device, unsigned li
     return json_string("up");
 }
 
-static json_t *ask_links(const struct nvml *nvml, nvml_device device)
+static json_t *query_links(const struct nvml *nvml, nvml_device device)
 {
     json_t *links = json_array();
 
@@ -203,13 +203,13 @@ static json_t *ask_links(const struct nvml *nvml, nvml_device device)
 
         /* A number beyond the links of the board is an invalid argument; a board may leave numbers out. */
         if (nvml->link_state(device, i, &active) == NVML_SUCCESS)
-            json_array_append_new(links, active ? ask_link(nvml, device, i) : json_string("down"));
+            json_array_append_new(links, active ? query_link(nvml, device, i) : json_string("down"));
     }
     return links;
 }
 
 /* Texts that are no UTF-8 are left out: json_string() gives NULL for them. */
-static void ask_identity(const struct nvml *nvml, nvml_device device, json_t *gpu)
+static void query_identity(const struct nvml *nvml, nvml_device device, json_t *gpu)
 {
     char name[NVML_NAME_BYTES] = "", uuid[NVML_UUID_BYTES] = "";
     int cc_major, cc_minor;
@@ -227,7 +227,7 @@ static void ask_identity(const struct nvml *nvml, nvml_device device, json_t *gp
 
 /* Drivers before 535 know the call under its older name alone. Power caps, idling and clocks that were set are no
  * fault. */
-static void ask_clocks(const struct nvml *nvml, nvml_device device, json_t *gpu)
+static void query_clocks(const struct nvml *nvml, nvml_device device, json_t *gpu)
 {
     unsigned long long reasons = 0;
 
@@ -241,7 +241,7 @@ static void ask_clocks(const struct nvml *nvml, nvml_device device, json_t *gpu)
                                   (reasons & NVML_SLOW_SW_THERMAL) != 0));
 }
 
-static void ask_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
+static void query_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
 {
     struct nvml_fabric fabric = {.version = NVML_FABRIC_VERSION};
     unsigned corrected, uncorrected, pending, failed;
@@ -260,8 +260,8 @@ static void ask_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
         json_object_set_new(gpu, "mig", json_boolean(mig));
     if (nvml->memory && nvml->memory(device, &memory) == NVML_SUCCESS && memory.total <= INT64_MAX)
         json_object_set_new(gpu, "memory_bytes", json_integer((json_int_t)memory.total));
-    ask_clocks(nvml, device, gpu);
-    json_object_set_new(gpu, "nvlinks", ask_links(nvml, device));
+    query_clocks(nvml, device, gpu);
+    json_object_set_new(gpu, "nvlinks", query_links(nvml, device));
     if (nvml->fabric && nvml->fabric(device, &fabric) == NVML_SUCCESS && fabric_name(&fabric))
         json_object_set_new(gpu, "fabric", json_string(fabric_name(&fabric)));
 }
@@ -276,7 +276,7 @@ static bool is_lost(const struct nvml *nvml, nvml_device device)
            (nvml->capability && nvml->capability(device, &major, &minor) == NVML_ERROR_GPU_IS_LOST);
 }
 
-static json_t *ask_gpu(const struct nvml *nvml, unsigned index)
+static json_t *query_gpu(const struct nvml *nvml, unsigned index)
 {
     struct nvml_pci pci = {0};
     nvml_device device;
@@ -288,13 +288,13 @@ static json_t *ask_gpu(const struct nvml *nvml, unsigned index)
         is_lost(nvml, device) || !print_address(&pci, text))
         return NULL;
     gpu = json_pack("{s:s}", "pci", text);
-    ask_identity(nvml, device, gpu);
-    ask_health(nvml, device, gpu);
+    query_identity(nvml, device, gpu);
+    query_health(nvml, device, gpu);
     return gpu;
 }
 
 /* Confidential computing is a matter of the whole system. NULL: the driver does not know of it. */
-static json_t *ask_confidential(const struct nvml *nvml)
+static json_t *query_confidential(const struct nvml *nvml)
 {
     static const char *const modes[] = {"none", "ppcie", "nvle"};
     struct nvml_cc_settings settings = {.version = NVML_CC_SETTINGS_VERSION};
@@ -313,7 +313,7 @@ static json_t *ask_confidential(const struct nvml *nvml)
     return cc;
 }
 
-json_t *nvml_ask(void *unused)
+json_t *nvml_query(void *unused)
 {
     char driver[NVML_DRIVER_BYTES] = "";
     json_t *answer, *gpus;
@@ -328,14 +328,14 @@ json_t *nvml_ask(void *unused)
     if (result == NVML_SUCCESS)
         result = nvml.count(&n);
     if (result != NVML_SUCCESS)
-        return say_error("NVML", nvml.error(result));
+        return error_answer("NVML", nvml.error(result));
     gpus = json_array();
     answer = json_pack("{s:o}", "gpus", gpus);
     if (nvml.driver_version(driver, sizeof(driver) - 1) == NVML_SUCCESS)
         json_object_set_new(answer, "driver", json_string(driver));
-    json_object_set_new(answer, "cc", ask_confidential(&nvml));
+    json_object_set_new(answer, "cc", query_confidential(&nvml));
     for (unsigned i = 0; i < n && i < TOPO_MAX_GPUS; i++)
-        json_array_append_new(gpus, ask_gpu(&nvml, i));
+        json_array_append_new(gpus, query_gpu(&nvml, i));
     /* No nvmlShutdown(): the child ends now, and tearing down takes as long as starting. */
     return answer;
 }

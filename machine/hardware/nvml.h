@@ -3,8 +3,8 @@
  * nvml.h - what the NVIDIA driver answers about its GPUs, as one JSON value.
  *
  * NVML (libnvidia-ml.so.1) is loaded in a child process only: it opens devices, and a sick driver makes it hang. The
- * child turns everything into the JSON below, which source_query() keeps under the name NVML_QUESTION, snapshots save,
- * and a made-up machine holds in its epkit-overlay.json. Who reads it trusts nothing in it.
+ * child turns everything into the JSON below, which source_query() keeps under the name NVML_QUERY_NAME, snapshots
+ * save, and a made-up machine holds in its epkit-overlay.json. Who reads it trusts nothing in it.
  *
  *     {
  *       "driver": "570.124.06",
@@ -53,10 +53,10 @@
 
 #include <jansson.h>
 
-#define NVML_QUESTION "nvml"
+#define NVML_QUERY_NAME "nvml"
 #define NVML_DEADLINE_MS 3000 /* a healthy driver with 8 GPUs answers within 0.5 s, without persistence mode in 2 s */
 
 /* Asks NVML. For source_query(): runs in the child, loads the library, may hang or crash. */
-json_t *nvml_ask(void *unused);
+json_t *nvml_query(void *unused);
 
 #endif

@@ -71,8 +71,8 @@ enum topo_path topo_path(const struct topo *topo, int a, int b)
 {
     enum topo_path path = topo_bus_path(topo, a, b);
 
-    return path > TOPO_PXB && a >= 0 && b >= 0 && topo->pci[a].told_switch &&
-                   topo->pci[a].told_switch == topo->pci[b].told_switch
+    return path > TOPO_PXB && a >= 0 && b >= 0 && topo->pci[a].declared_switch &&
+                   topo->pci[a].declared_switch == topo->pci[b].declared_switch
                ? TOPO_PIX
                : path;
 }

@@ -18,16 +18,16 @@
 #define MAX_LINK_WIDTH 32 /* lanes that PCIe can bundle; 63 and 255 stand for a register that could not be read */
 
 /* A device on the way from a host bridge to a wanted one. */
-struct hop {
+struct tree_node {
     struct pci_address address, parent;
     struct pci_address host_bridge;
     bool has_parent, has_host_bridge;
     int order; /* in which it was found: of several parents the first one counts, so that no circle can close */
 };
 
-struct hops {
+struct tree_nodes {
     int n, n_allocated;
-    struct hop *hops;
+    struct tree_node *tree_nodes;
 };
 
 /* --- which devices --- */
@@ -101,60 +101,60 @@ bool pci_of_path(const char *path, struct pci_address *ret_address)
     return found;
 }
 
-static ep_status add_hop(struct hops *hops, const struct hop *hop)
+static ep_status add_node(struct tree_nodes *tree_nodes, const struct tree_node *tree_node)
 {
-    if (hops->n == hops->n_allocated) {
-        int n = hops->n_allocated ? 2 * hops->n_allocated : 256;
-        struct hop *more = realloc(hops->hops, (size_t)n * sizeof(*more));
+    if (tree_nodes->n == tree_nodes->n_allocated) {
+        int n = tree_nodes->n_allocated ? 2 * tree_nodes->n_allocated : 256;
+        struct tree_node *more = realloc(tree_nodes->tree_nodes, (size_t)n * sizeof(*more));
 
         if (!more)
             return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", n);
-        hops->hops = more;
-        hops->n_allocated = n;
+        tree_nodes->tree_nodes = more;
+        tree_nodes->n_allocated = n;
     }
-    hops->hops[hops->n] = *hop;
-    hops->hops[hops->n].order = hops->n;
-    hops->n++;
+    tree_nodes->tree_nodes[tree_nodes->n] = *tree_node;
+    tree_nodes->tree_nodes[tree_nodes->n].order = tree_nodes->n;
+    tree_nodes->n++;
     return EP_OK;
 }
 
 /* All devices on the way to one, from the top. */
-static ep_status add_way(struct hops *hops, const struct pci_address *address, const char *path)
+static ep_status add_path(struct tree_nodes *tree_nodes, const struct pci_address *address, const char *path)
 {
-    struct hop hop = {0};
+    struct tree_node tree_node = {0};
     ep_status status = EP_OK;
-    int depth = 0, begin = hops->n;
+    int depth = 0, begin = tree_nodes->n;
     char part[32];
 
     while (status == EP_OK && depth < MAX_DEPTH && next_part(&path, part, sizeof(part))) {
         /* Behind a volume management device a second host bridge follows: the one that counts. */
-        if (parse_host_bridge(part, &hop.host_bridge)) {
-            hop.has_host_bridge = true;
-            hop.has_parent = false;
-            hops->n = begin;
+        if (parse_host_bridge(part, &tree_node.host_bridge)) {
+            tree_node.has_host_bridge = true;
+            tree_node.has_parent = false;
+            tree_nodes->n = begin;
             continue;
         }
-        if (!hop.has_host_bridge || !parse_pci_address(part, &hop.address))
+        if (!tree_node.has_host_bridge || !parse_pci_address(part, &tree_node.address))
             continue;
-        status = add_hop(hops, &hop);
-        hop.parent = hop.address;
-        hop.has_parent = true;
+        status = add_node(tree_nodes, &tree_node);
+        tree_node.parent = tree_node.address;
+        tree_node.has_parent = true;
         depth++;
-        if (compare_pci_addresses(&hop.address, address) == 0)
+        if (compare_pci_addresses(&tree_node.address, address) == 0)
             return status;
     }
     /* The path ends elsewhere: the device is known, but not where it is. */
     if (status == EP_OK)
-        status = add_hop(hops, &(struct hop){.address = *address});
+        status = add_node(tree_nodes, &(struct tree_node){.address = *address});
     return status;
 }
 
 static int by_address(const void *a, const void *b)
 {
-    const struct hop *hop_a = a, *hop_b = b;
-    int order = compare_pci_addresses(&hop_a->address, &hop_b->address);
+    const struct tree_node *node_a = a, *node_b = b;
+    int order = compare_pci_addresses(&node_a->address, &node_b->address);
 
-    return order ? order : hop_a->order - hop_b->order;
+    return order ? order : node_a->order - node_b->order;
 }
 
 static int by_bridge(const void *a, const void *b)
@@ -163,38 +163,39 @@ static int by_bridge(const void *a, const void *b)
 }
 
 /* Sorts the hops and leaves one of each device. */
-static void sort_hops(struct hops *hops, bool *ret_cut)
+static void sort_nodes(struct tree_nodes *tree_nodes, bool *ret_cut)
 {
     int n = 0;
 
-    if (hops->n)
-        qsort(hops->hops, (size_t)hops->n, sizeof(*hops->hops), by_address);
-    for (int i = 0; i < hops->n; i++)
-        if (n == 0 || compare_pci_addresses(&hops->hops[n - 1].address, &hops->hops[i].address) != 0)
-            hops->hops[n++] = hops->hops[i];
+    if (tree_nodes->n)
+        qsort(tree_nodes->tree_nodes, (size_t)tree_nodes->n, sizeof(*tree_nodes->tree_nodes), by_address);
+    for (int i = 0; i < tree_nodes->n; i++)
+        if (n == 0 ||
+            compare_pci_addresses(&tree_nodes->tree_nodes[n - 1].address, &tree_nodes->tree_nodes[i].address) != 0)
+            tree_nodes->tree_nodes[n++] = tree_nodes->tree_nodes[i];
     if (n > TOPO_MAX_PCI) {
         n = TOPO_MAX_PCI;
         *ret_cut = true;
     }
-    hops->n = n;
+    tree_nodes->n = n;
 }
 
-static void list_host_bridges(struct topo *topo, const struct hops *hops, struct pci_address *ret_bridges)
+static void list_host_bridges(struct topo *topo, const struct tree_nodes *tree_nodes, struct pci_address *ret_bridges)
 {
     int n = 0;
 
-    for (int i = 0; i < hops->n; i++) {
-        const struct hop *hop = &hops->hops[i];
-        bool known = !hop->has_host_bridge;
+    for (int i = 0; i < tree_nodes->n; i++) {
+        const struct tree_node *tree_node = &tree_nodes->tree_nodes[i];
+        bool known = !tree_node->has_host_bridge;
 
         for (int j = 0; j < n && !known; j++)
-            known = compare_pci_addresses(&ret_bridges[j], &hop->host_bridge) == 0;
+            known = compare_pci_addresses(&ret_bridges[j], &tree_node->host_bridge) == 0;
         if (known)
             continue;
         if (n == MAX_HOST_BRIDGES)
             topo->cut = true;
         else
-            ret_bridges[n++] = hop->host_bridge;
+            ret_bridges[n++] = tree_node->host_bridge;
     }
     qsort(ret_bridges, (size_t)n, sizeof(*ret_bridges), by_bridge);
     for (int i = 0; i < n; i++)
@@ -203,16 +204,17 @@ static void list_host_bridges(struct topo *topo, const struct hops *hops, struct
     topo->n_host_bridges = n;
 }
 
-static int is_at(const void *address, const void *hop)
+static int is_at(const void *address, const void *tree_node)
 {
-    return compare_pci_addresses(address, &((const struct hop *)hop)->address);
+    return compare_pci_addresses(address, &((const struct tree_node *)tree_node)->address);
 }
 
-static int find_hop(const struct hops *hops, const struct pci_address *address)
+static int find_node(const struct tree_nodes *tree_nodes, const struct pci_address *address)
 {
-    const struct hop *hop = bsearch(address, hops->hops, (size_t)hops->n, sizeof(*hop), is_at);
+    const struct tree_node *tree_node =
+        bsearch(address, tree_nodes->tree_nodes, (size_t)tree_nodes->n, sizeof(*tree_node), is_at);
 
-    return hop ? (int)(hop - hops->hops) : -1;
+    return tree_node ? (int)(tree_node - tree_nodes->tree_nodes) : -1;
 }
 
 /* --- what they are --- */
@@ -247,27 +249,27 @@ static void describe(struct topo *topo, struct topo_pci *pci)
     pci->link_width = read_attribute(source, address, "current_link_width", MAX_LINK_WIDTH, 0);
     pci->link_width_max = read_attribute(source, address, "max_link_width", MAX_LINK_WIDTH, 0);
     driver = strrchr(source_resolve(source, "/sys/bus/pci/devices/%s/driver", address).text, '/');
-    pci->driver = driver ? topo_keep(topo, driver + 1) : "";
+    pci->driver = driver ? topo_copy_line(topo, driver + 1) : "";
 }
 
-static ep_status make_tree(struct topo *topo, const struct hops *hops)
+static ep_status make_tree(struct topo *topo, const struct tree_nodes *tree_nodes)
 {
     struct pci_address bridges[MAX_HOST_BRIDGES];
 
-    topo->pci = source_alloc(topo->source, ((size_t)hops->n + 1) * sizeof(*topo->pci));
+    topo->pci = source_alloc(topo->source, ((size_t)tree_nodes->n + 1) * sizeof(*topo->pci));
     if (!topo->pci)
-        return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", hops->n);
-    topo->n_pci = hops->n;
-    list_host_bridges(topo, hops, bridges);
-    for (int i = 0; i < hops->n; i++) {
-        const struct hop *hop = &hops->hops[i];
+        return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", tree_nodes->n);
+    topo->n_pci = tree_nodes->n;
+    list_host_bridges(topo, tree_nodes, bridges);
+    for (int i = 0; i < tree_nodes->n; i++) {
+        const struct tree_node *tree_node = &tree_nodes->tree_nodes[i];
         struct topo_pci *pci = &topo->pci[i];
 
-        print_pci_address(&hop->address, pci->address);
-        pci->parent = hop->has_parent ? find_hop(hops, &hop->parent) : -1;
+        print_pci_address(&tree_node->address, pci->address);
+        pci->parent = tree_node->has_parent ? find_node(tree_nodes, &tree_node->parent) : -1;
         pci->host_bridge = -1;
-        for (int j = 0; j < topo->n_host_bridges && hop->has_host_bridge; j++)
-            if (compare_pci_addresses(&bridges[j], &hop->host_bridge) == 0)
+        for (int j = 0; j < topo->n_host_bridges && tree_node->has_host_bridge; j++)
+            if (compare_pci_addresses(&bridges[j], &tree_node->host_bridge) == 0)
                 pci->host_bridge = j;
         describe(topo, pci);
     }
@@ -276,7 +278,7 @@ static ep_status make_tree(struct topo *topo, const struct hops *hops)
 
 ep_status pci_read(struct topo *topo, const struct pci_set *set)
 {
-    struct hops hops = {0};
+    struct tree_nodes tree_nodes = {0};
     ep_status status = EP_OK;
 
     topo->cut = topo->cut || set->is_full;
@@ -284,13 +286,13 @@ ep_status pci_read(struct topo *topo, const struct pci_set *set)
         char address[20];
 
         print_pci_address(&set->addresses[i], address);
-        status =
-            add_way(&hops, &set->addresses[i], source_resolve(topo->source, "/sys/bus/pci/devices/%s", address).text);
+        status = add_path(&tree_nodes, &set->addresses[i],
+                          source_resolve(topo->source, "/sys/bus/pci/devices/%s", address).text);
     }
     if (status == EP_OK) {
-        sort_hops(&hops, &topo->cut);
-        status = make_tree(topo, &hops);
+        sort_nodes(&tree_nodes, &topo->cut);
+        status = make_tree(topo, &tree_nodes);
     }
-    free(hops.hops);
+    free(tree_nodes.tree_nodes);
     return status;
 }

@@ -34,7 +34,7 @@ ep_status pci_read(struct topo *topo, const struct pci_set *set);
 bool pci_of_path(const char *path, struct pci_address *ret_address);
 
 /* Before pci_read(): the PCI devices of GPUs that the answer of NVML has. NULL: no answer. */
-void nvml_wish(const json_t *answer, struct pci_set *set);
+void nvml_collect_pci(const json_t *answer, struct pci_set *set);
 
 /* After pci_read(): the switches that a cloud tells NCCL of. */
 void nccl_topology_read(struct topo *topo);
@@ -43,21 +43,21 @@ void nccl_topology_read(struct topo *topo);
 ep_status gpus_read(struct topo *topo, const json_t *answer);
 
 /* Before pci_read(): the PCI devices that have RDMA devices. */
-void nics_wish(struct source *source, struct pci_set *set);
+void nics_collect_pci(struct source *source, struct pci_set *set);
 
 /* After pci_read() and gpus_read(). */
 ep_status nics_read(struct topo *topo);
 
-/* Before nics_judge(): which NICs default routes go over (.is_uplink), and which this process may use (.access). */
+/* Before nics_classify(): which NICs default routes go over (.is_uplink), and which this process may use (.access). */
 void nics_find_uplinks(struct topo *topo);
 void nics_find_access(struct topo *topo);
 
 /* What each NIC is for, from everything else that is known: .role and .role_why. */
-void nics_judge(struct topo *topo);
+void nics_classify(struct topo *topo);
 
 ep_status numa_read(struct topo *topo);
 
 /* `text` printable and cut to a line, kept as long as the source. */
-const char *topo_keep(struct topo *topo, const char *text);
+const char *topo_copy_line(struct topo *topo, const char *text);
 
 #endif

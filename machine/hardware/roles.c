@@ -118,7 +118,7 @@ static bool is_given_functions(const struct topo *topo)
 }
 
 /* Roles that a NIC has by itself. A function that was handed to this process counts, its physical one does not. */
-static void judge_alone(struct topo *topo)
+static void classify_individually(struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++) {
         struct topo_nic *nic = &topo->nics[i];
@@ -150,7 +150,7 @@ static bool is_rail(const struct topo_nic *nic)
 }
 
 /* A rail, or one whose ports are down. */
-static bool counts(const struct view *view, int nic)
+static bool is_candidate(const struct view *view, int nic)
 {
     return is_rail(&view->topo->nics[nic]) || view->is_down[nic];
 }
@@ -193,7 +193,7 @@ static int count_within(const struct view *view, enum topo_path distance, bool i
     int n = 0;
 
     for (int i = 0; i < view->topo->n_nics; i++)
-        n += counts(view, i) && view->distance[i] <= distance && (!is_up || !view->is_down[i]);
+        n += is_candidate(view, i) && view->distance[i] <= distance && (!is_up || !view->is_down[i]);
     return n;
 }
 
@@ -214,7 +214,7 @@ static const struct topo_nic *fastest_rail(const struct topo *topo)
 }
 
 /* No rail, for a reason that is not its speed; one that is much slower than `best` anyway is for management. */
-static void leave_out(struct view *view, int nic, double best, const char *why)
+static void exclude(struct view *view, int nic, double best, const char *why)
 {
     struct topo_nic *it = &view->topo->nics[nic];
     double rate = fastest_port(it);
@@ -228,7 +228,7 @@ static void leave_out(struct view *view, int nic, double best, const char *why)
         set_role(it, rate > 0 && rate < best * MUCH_SLOWER ? TOPO_ROLE_MANAGEMENT : TOPO_ROLE_STORAGE, why);
 }
 
-static void judge_software(struct topo *topo)
+static void classify_software(struct topo *topo)
 {
     const struct topo_nic *fastest = fastest_rail(topo);
 
@@ -246,52 +246,52 @@ static void judge_software(struct topo *topo)
  * as many as there are GPUs with those beyond. Of PIX and PXB the first counts alone only where most rails are so near
  * and there are more than enough of both.
  */
-static bool find_reach(const struct view *view, enum topo_path *ret_reach)
+static bool find_rail_distance(const struct view *view, enum topo_path *ret_distance)
 {
     int n_pix = count_within(view, TOPO_PIX, false), n_near = count_within(view, TOPO_PXB, false);
     bool is_whole = count_within(view, TOPO_SYS, false) == view->n_gpus;
-    enum topo_path reach;
+    enum topo_path limit;
 
     if (n_pix >= view->n_gpus || (n_pix * 2 > view->n_gpus && n_near > view->n_gpus))
-        reach = TOPO_PIX;
+        limit = TOPO_PIX;
     else if (n_near * 2 > view->n_gpus || (n_near * 2 == view->n_gpus && !is_whole))
-        reach = TOPO_PXB;
+        limit = TOPO_PXB;
     else
-        for (reach = TOPO_PHB; reach <= TOPO_SYS; reach++)
-            if (count_within(view, reach, false) >= view->n_gpus)
+        for (limit = TOPO_PHB; limit <= TOPO_SYS; limit++)
+            if (count_within(view, limit, false) >= view->n_gpus)
                 break;
     /* With most near ones down the others are better than nothing. */
-    if (reach > TOPO_SYS || count_within(view, reach, true) * 2 < count_within(view, reach, false))
+    if (limit > TOPO_SYS || count_within(view, limit, true) * 2 < count_within(view, limit, false))
         return false;
-    *ret_reach = reach;
+    *ret_distance = limit;
     return true;
 }
 
-static double fastest_within(const struct view *view, enum topo_path reach)
+static double fastest_within(const struct view *view, enum topo_path limit)
 {
     double best = 0;
 
     for (int i = 0; i < view->topo->n_nics; i++)
-        if (is_rail(&view->topo->nics[i]) && view->distance[i] <= reach && fastest_port(&view->topo->nics[i]) > best)
+        if (is_rail(&view->topo->nics[i]) && view->distance[i] <= limit && fastest_port(&view->topo->nics[i]) > best)
             best = fastest_port(&view->topo->nics[i]);
     return best;
 }
 
-static void judge_place(struct view *view)
+static void classify_by_distance(struct view *view)
 {
-    enum topo_path reach;
+    enum topo_path limit;
     double best;
     int n_near;
 
-    if (!find_reach(view, &reach))
+    if (!find_rail_distance(view, &limit))
         return;
-    n_near = count_within(view, reach, false);
-    best = fastest_within(view, reach);
+    n_near = count_within(view, limit, false);
+    best = fastest_within(view, limit);
     for (int i = 0; i < view->topo->n_nics; i++)
-        if (counts(view, i) && view->distance[i] > reach)
-            leave_out(view, i, best,
-                      source_printf(view->topo->source, "%s from the nearest GPU, and %d other NIC%s nearer to one",
-                                    topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
+        if (is_candidate(view, i) && view->distance[i] > limit)
+            exclude(view, i, best,
+                    source_printf(view->topo->source, "%s from the nearest GPU, and %d other NIC%s nearer to one",
+                                  topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
 }
 
 /* --- link layer --- */
@@ -312,7 +312,7 @@ static double bandwidth_of(const struct view *view, int layer, double best, bool
     for (int i = 0; i < view->topo->n_nics; i++) {
         const struct topo_nic *nic = &view->topo->nics[i];
 
-        if (counts(view, i) && layer_of(nic) == layer && (has_uplinks || !nic->is_uplink))
+        if (is_candidate(view, i) && layer_of(nic) == layer && (has_uplinks || !nic->is_uplink))
             sum += view->is_down[i] && best > 0 ? best : fastest_port(nic) > 0 ? fastest_port(nic) : 1;
     }
     return sum;
@@ -323,7 +323,7 @@ static int count_layer(const struct view *view, int layer)
     int n = 0;
 
     for (int i = 0; i < view->topo->n_nics; i++)
-        n += counts(view, i) && layer_of(&view->topo->nics[i]) == layer;
+        n += is_candidate(view, i) && layer_of(&view->topo->nics[i]) == layer;
     return n;
 }
 
@@ -370,13 +370,13 @@ static bool is_odd_rail(const struct view *view, int nic, int layer, double best
     if (has_uplink_like(view, nic) || fastest_port(&topo->nics[nic]) < best * 0.95)
         return false;
     for (int i = 0; i < topo->n_nics; i++)
-        is_like_rail = is_like_rail || (i != nic && counts(view, i) && layer_of(&topo->nics[i]) == layer &&
+        is_like_rail = is_like_rail || (i != nic && is_candidate(view, i) && layer_of(&topo->nics[i]) == layer &&
                                         is_same_make(topo, i, nic) && is_near(view, i) == is_near(view, nic));
     return is_like_rail &&
            (count_within(view, TOPO_SYS, false) == view->n_gpus || (is_near(view, nic) && n_rails < view->n_gpus));
 }
 
-static void judge_layer(struct view *view)
+static void classify_by_link_layer(struct view *view)
 {
     static const char *const names[N_LAYERS] = {"another link layer", "InfiniBand", "Ethernet"};
     double best = fastest_within(view, TOPO_SYS);
@@ -384,21 +384,21 @@ static void judge_layer(struct view *view)
     bool is_odd[TOPO_MAX_NICS];
 
     for (int i = 0; i < view->topo->n_nics; i++)
-        is_odd[i] = counts(view, i) && layer_of(&view->topo->nics[i]) != layer &&
+        is_odd[i] = is_candidate(view, i) && layer_of(&view->topo->nics[i]) != layer &&
                     (view->is_down[i] || !is_odd_rail(view, i, layer, best));
     for (int i = 0; i < view->topo->n_nics; i++) {
         int own = layer_of(&view->topo->nics[i]);
 
         if (is_odd[i])
-            leave_out(view, i, best,
-                      source_printf(view->topo->source, "%s, and %d other NIC%s as near to a GPU speak%s %s",
-                                    names[own], n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "", names[layer]));
+            exclude(view, i, best,
+                    source_printf(view->topo->source, "%s, and %d other NIC%s as near to a GPU speak%s %s", names[own],
+                                  n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "", names[layer]));
     }
 }
 
 /* --- speed and make --- */
 
-static void judge_speed(struct view *view)
+static void classify_by_speed(struct view *view)
 {
     const struct topo_nic *fastest = fastest_rail(view->topo);
 
@@ -407,9 +407,9 @@ static void judge_speed(struct view *view)
         double rate = fastest_port(nic), best = fastest_port(fastest ? fastest : nic);
 
         if (is_rail(nic) && rate > 0 && rate < best * MUCH_SLOWER)
-            leave_out(view, i, best,
-                      source_printf(view->topo->source, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
-                                    fastest->name));
+            exclude(view, i, best,
+                    source_printf(view->topo->source, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
+                                  fastest->name));
     }
 }
 
@@ -419,7 +419,7 @@ static double bandwidth_of_make(const struct view *view, int nic, double best)
     double sum = 0;
 
     for (int i = 0; i < view->topo->n_nics; i++)
-        if (counts(view, i) && is_same_make(view->topo, i, nic))
+        if (is_candidate(view, i) && is_same_make(view->topo, i, nic))
             sum += view->is_down[i] ? best : fastest_port(&view->topo->nics[i]);
     return sum;
 }
@@ -427,7 +427,7 @@ static double bandwidth_of_make(const struct view *view, int nic, double best)
 static bool is_like_near_one(const struct view *view, int nic)
 {
     for (int i = 0; i < view->topo->n_nics; i++)
-        if (counts(view, i) && is_near(view, i) && is_same_make(view->topo, i, nic))
+        if (is_candidate(view, i) && is_near(view, i) && is_same_make(view->topo, i, nic))
             return true;
     return false;
 }
@@ -440,13 +440,13 @@ static bool is_of_other_make(const struct view *view, int nic, double best)
     if (count_within(view, TOPO_PXB, true) > 0)
         return !is_near(view, nic) && !is_like_near_one(view, nic);
     for (int i = 0; i < view->topo->n_nics; i++)
-        if (counts(view, i) && bandwidth_of_make(view, i, best) > most)
+        if (is_candidate(view, i) && bandwidth_of_make(view, i, best) > most)
             most = bandwidth_of_make(view, i, best);
     return bandwidth_of_make(view, nic, best) < most;
 }
 
 /* As many NICs as GPUs are rails, whatever their makes. */
-static void judge_make(struct view *view)
+static void classify_by_make(struct view *view)
 {
     double best = fastest_within(view, TOPO_SYS);
     bool is_other[TOPO_MAX_NICS];
@@ -454,10 +454,10 @@ static void judge_make(struct view *view)
     if (count_within(view, TOPO_SYS, false) == view->n_gpus)
         return;
     for (int i = 0; i < view->topo->n_nics; i++)
-        is_other[i] = counts(view, i) && is_of_other_make(view, i, best);
+        is_other[i] = is_candidate(view, i) && is_of_other_make(view, i, best);
     for (int i = 0; i < view->topo->n_nics; i++)
         if (is_other[i])
-            leave_out(view, i, best, "of another make than the NICs that GPUs use");
+            exclude(view, i, best, "of another make than the NICs that GPUs use");
 }
 
 /* --- the default route --- */
@@ -470,7 +470,7 @@ static bool is_alike(const struct view *view, int a, int b)
 }
 
 /* The bandwidth of the rails that are like `nic`, and of those that are not. */
-static void weigh(const struct view *view, int nic, double *ret_alike, double *ret_others)
+static void sum_bandwidth(const struct view *view, int nic, double *ret_alike, double *ret_others)
 {
     double best = fastest_within(view, TOPO_SYS);
 
@@ -478,13 +478,13 @@ static void weigh(const struct view *view, int nic, double *ret_alike, double *r
     for (int i = 0; i < view->topo->n_nics; i++) {
         double rate = view->is_down[i] ? best : fastest_port(&view->topo->nics[i]);
 
-        if (counts(view, i))
+        if (is_candidate(view, i))
             *(is_alike(view, i, nic) ? ret_alike : ret_others) += rate;
     }
 }
 
 /* An uplink of another make than other rails with as much bandwidth takes its like along: the second of a pair. */
-static void judge_uplink_make(struct view *view)
+static void classify_uplinks_by_make(struct view *view)
 {
     struct topo *topo = view->topo;
 
@@ -493,11 +493,11 @@ static void judge_uplink_make(struct view *view)
 
         if (!is_rail(&topo->nics[i]) || !topo->nics[i].is_uplink)
             continue;
-        weigh(view, i, &alike, &others);
+        sum_bandwidth(view, i, &alike, &others);
         if (others <= 0 || others < alike)
             continue;
         for (int k = 0; k < topo->n_nics; k++) {
-            if (k == i || !counts(view, k) || !is_alike(view, k, i))
+            if (k == i || !is_candidate(view, k) || !is_alike(view, k, i))
                 continue;
             view->is_down[k] = false;
             if (topo->nics[k].role == TOPO_ROLE_DATA)
@@ -513,7 +513,7 @@ static void judge_uplink_make(struct view *view)
  * Among rails that are all alike an uplink is none when the others are enough: as many as GPUs, or a number that serves
  * equally many GPUs each, which the whole number does not. Else it is a rail that carries the default route, too.
  */
-static void judge_uplink_number(struct view *view)
+static void classify_uplinks_by_number(struct view *view)
 {
     struct topo *topo = view->topo;
     int needed = view->n_gpus > 0 ? view->n_gpus : 1, n = count_within(view, TOPO_SYS, false), n_uplinks = 0, n_others;
@@ -534,7 +534,7 @@ static void judge_uplink_number(struct view *view)
 
 /* --- access --- */
 
-static void judge_access(struct topo *topo)
+static void classify_by_access(struct topo *topo)
 {
     bool has_any = false;
 
@@ -545,23 +545,23 @@ static void judge_access(struct topo *topo)
             set_role(&topo->nics[i], TOPO_ROLE_NO_ACCESS, topo->nics[i].access_why);
 }
 
-void nics_judge(struct topo *topo)
+void nics_classify(struct topo *topo)
 {
     struct view view;
 
     nics_find_uplinks(topo);
     nics_find_access(topo);
-    judge_alone(topo);
-    judge_software(topo);
+    classify_individually(topo);
+    classify_software(topo);
     view_init(topo, &view);
     if (view.n_gpus > 0) {
-        judge_place(&view);
-        judge_layer(&view);
+        classify_by_distance(&view);
+        classify_by_link_layer(&view);
     }
-    judge_speed(&view);
+    classify_by_speed(&view);
     if (view.n_gpus > 0)
-        judge_make(&view);
-    judge_uplink_make(&view);
-    judge_uplink_number(&view);
-    judge_access(topo);
+        classify_by_make(&view);
+    classify_uplinks_by_make(&view);
+    classify_uplinks_by_number(&view);
+    classify_by_access(topo);
 }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *topo_keep(struct topo *topo, const char *text)
+const char *topo_copy_line(struct topo *topo, const char *text)
 {
     char line[256], clean[256];
     size_t n = strcspn(text, "\n");
@@ -27,14 +27,14 @@ const char *topo_keep(struct topo *topo, const char *text)
  * Asks the driver when there is something to ask about: starting NVML costs time and loads a library. Where sysfs is
  * not shown (some sandboxes), the driver's own folder tells that there is one.
  */
-static const json_t *ask_driver(struct topo *topo, const struct pci_set *set)
+static const json_t *query_driver(struct topo *topo, const struct pci_set *set)
 {
     struct source_answer answer;
 
     topo->nvml_why = "no NVIDIA GPU and no NVIDIA driver on this machine";
     if (set->n_gpus == 0 && source_stat(topo->source, "/proc/driver/nvidia/version").state != SOURCE_OK)
         return NULL;
-    answer = source_query(topo->source, NVML_QUESTION, nvml_ask, NULL, NVML_DEADLINE_MS);
+    answer = source_query(topo->source, NVML_QUERY_NAME, nvml_query, NULL, NVML_DEADLINE_MS);
     topo->nvml_why = "";
     if (answer.state == SOURCE_NOT_RECORDED)
         topo->nvml_why = "the driver was not asked when this was saved";
@@ -89,11 +89,11 @@ static const char *list_unread(struct topo *topo, const struct pci_set *set)
 
 static ep_status read_all(struct topo *topo, struct pci_set *set)
 {
-    const json_t *answer = ask_driver(topo, set);
+    const json_t *answer = query_driver(topo, set);
     ep_status status;
 
-    nvml_wish(answer, set);
-    nics_wish(topo->source, set);
+    nvml_collect_pci(answer, set);
+    nics_collect_pci(topo->source, set);
     status = pci_read(topo, set);
     if (status == EP_OK)
         nccl_topology_read(topo);
@@ -104,7 +104,7 @@ static ep_status read_all(struct topo *topo, struct pci_set *set)
     if (status == EP_OK)
         status = nics_read(topo);
     if (status == EP_OK)
-        nics_judge(topo);
+        nics_classify(topo);
     topo->not_read = list_unread(topo, set);
     topo->why_empty = topo->n_gpus + topo->n_nics == 0 ? explain_empty(topo, set) : "";
     return status;

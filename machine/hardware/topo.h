@@ -37,7 +37,7 @@ struct topo_pci {
     int parent;                          /* index of the bridge above it, -1 directly below a host bridge */
     int host_bridge;                     /* 0, 1, ... in the order of their names (pci0000:00); -1 not in sysfs */
     int numa_node;                       /* -1: the machine does not say */
-    int told_switch;                     /* number of the PCIe switch that told_by puts it below; 0 nobody says */
+    int declared_switch;                 /* number of the PCIe switch that topology_file puts it below; 0 nobody says */
     const char *local_cpus;              /* as sysfs lists them: "0-55,112-167" */
     double link_gts, link_gts_max;       /* transfers per second and lane in 10^9: 32 is PCIe 5; 0 not known */
     int link_width, link_width_max;      /* lanes; 0 not known */
@@ -185,7 +185,7 @@ struct topo {
     int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container, a job of Slurm) */
     int n_denied_gpus;                  /* of these: the device file is there, and this process may not open it */
     int hidden_gpus[TOPO_MAX_GPUS];     /* of these as many as fit: indices into `pci`, by address */
-    const char *told_by;                /* the cloud's file for NCCL with switches that the bus hides; "" none */
+    const char *topology_file;          /* the cloud's file for NCCL with switches that the bus hides; "" none */
     bool cut;                           /* more devices than fit */
     const char *not_read;               /* lists of devices that are there and could not be read, and why; "" */
     const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */

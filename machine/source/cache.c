@@ -78,7 +78,7 @@ const char *cache_intern(struct source *source, const char *text)
 void source_set_current_path(struct source *source, const char *path)
 {
     source->has_read = true;
-    atomic_store(&source->now, path[0] ? cache_intern(source, path) : "");
+    atomic_store(&source->current_path, path[0] ? cache_intern(source, path) : "");
 }
 
 void live_done(struct source *source)
@@ -88,17 +88,17 @@ void live_done(struct source *source)
 
 const char *source_current_path(const struct source *source)
 {
-    return atomic_load(&source->now);
+    return atomic_load(&source->current_path);
 }
 
 void *cache_memo(struct source *source, enum cache_kind kind, const char *key)
 {
-    return (void *)(intptr_t)json_integer_value(json_object_get(source->derived[kind], key));
+    return (void *)(intptr_t)json_integer_value(json_object_get(source->memos[kind], key));
 }
 
 void cache_set_memo(struct source *source, enum cache_kind kind, const char *key, void *derived)
 {
-    json_object_set_new_nocheck(source->derived[kind], key, json_integer((json_int_t)(intptr_t)derived));
+    json_object_set_new_nocheck(source->memos[kind], key, json_integer((json_int_t)(intptr_t)derived));
 }
 
 /* --- paths --- */
@@ -222,7 +222,7 @@ static size_t weight(const json_t *value)
 
 const json_t *cache_get(struct source *source, enum cache_kind kind, const char *key)
 {
-    const json_t *entry = json_object_get(source->kept[kind], key);
+    const json_t *entry = json_object_get(source->cached[kind], key);
 
     source->has_read = true;
     if (entry)
@@ -230,7 +230,7 @@ const json_t *cache_get(struct source *source, enum cache_kind kind, const char 
     if (source->is_full)
         return source->full;
     if (source->fd < 0 || (kind == CACHE_ANSWERS && !source->is_live))
-        return source->unasked;
+        return source->not_recorded;
     return NULL;
 }
 
@@ -239,13 +239,13 @@ const json_t *cache_put(struct source *source, enum cache_kind kind, const char 
     size_t bytes = entry ? weight(entry) + strlen(key) : 0;
 
     /* Lack of memory is like a full source: from now on nothing new is known. */
-    if (!entry || bytes > SOURCE_CACHE_MAX - source->kept_bytes ||
-        json_object_set_nocheck(source->kept[kind], key, entry) < 0) {
+    if (!entry || bytes > SOURCE_CACHE_MAX - source->cached_bytes ||
+        json_object_set_nocheck(source->cached[kind], key, entry) < 0) {
         json_decref(entry);
         source->is_full = true;
         return source->full;
     }
-    source->kept_bytes += bytes;
+    source->cached_bytes += bytes;
     json_decref(entry);
     return entry;
 }
@@ -272,21 +272,22 @@ ep_status source_new(const char *name, struct source **ret_source)
     if (!source)
         return ep_fail(EP_E_MEMORY, "no memory to look at a machine");
     source->fd = -1;
-    atomic_init(&source->now, "");
+    atomic_init(&source->current_path, "");
     source->name = strdup(name);
-    source->given = json_object();
+    source->overlay_files = json_object();
     source->lines = json_object();
     source->names = json_object();
-    source->unasked = json_object();
+    source->not_recorded = json_object();
     source->refused = json_object();
     source->full = cache_failure(SOURCE_FAILED, "more than 64 MiB were read from this machine");
-    complete = source->name && source->given && source->lines && source->names && source->unasked && source->refused &&
-               source->full && json_object_set_new(source->unasked, "state", json_string("unasked")) == 0 &&
-               json_object_set_new(source->unasked, "why", json_string("the snapshot does not say")) == 0;
+    complete = source->name && source->overlay_files && source->lines && source->names && source->not_recorded &&
+               source->refused && source->full &&
+               json_object_set_new(source->not_recorded, "state", json_string("not recorded")) == 0 &&
+               json_object_set_new(source->not_recorded, "why", json_string("the snapshot does not say")) == 0;
     for (int kind = 0; kind < CACHE_KINDS; kind++) {
-        source->kept[kind] = json_object();
-        source->derived[kind] = json_object();
-        complete = complete && source->kept[kind] && source->derived[kind];
+        source->cached[kind] = json_object();
+        source->memos[kind] = json_object();
+        complete = complete && source->cached[kind] && source->memos[kind];
     }
     if (!complete) {
         source_free(source);
@@ -305,13 +306,13 @@ void source_free(struct source *source)
         free(block);
     }
     for (int kind = 0; kind < CACHE_KINDS; kind++) {
-        json_decref(source->kept[kind]);
-        json_decref(source->derived[kind]);
+        json_decref(source->cached[kind]);
+        json_decref(source->memos[kind]);
     }
-    json_decref(source->given);
+    json_decref(source->overlay_files);
     json_decref(source->lines);
     json_decref(source->names);
-    json_decref(source->unasked);
+    json_decref(source->not_recorded);
     json_decref(source->refused);
     json_decref(source->full);
     if (source->fd >= 0)

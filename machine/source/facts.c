@@ -34,9 +34,9 @@ static struct source_answer make_answer(struct source *source, const char *name,
         free(text_key);
         return answer;
     }
-    entry = json_object_get(source->kept[CACHE_FACTS], key);
+    entry = json_object_get(source->cached[CACHE_FACTS], key);
     /* An overlay has texts, and so has a snapshot that was saved before there were facts. */
-    text = entry ? NULL : json_object_get(source->kept[text_kind], text_key);
+    text = entry ? NULL : json_object_get(source->cached[text_kind], text_key);
     if (!entry && !text)
         entry = cache_get(source, CACHE_FACTS, key);
     if (!entry && text)

@@ -111,7 +111,7 @@ static ep_status load_overlay(struct source *source)
         return fail_open(errno, what);
     status = load_document(source, fd, what);
     close(fd);
-    if (status == EP_OK && json_object_update(source->given, source->kept[CACHE_FILES]) < 0)
+    if (status == EP_OK && json_object_update(source->overlay_files, source->cached[CACHE_FILES]) < 0)
         return ep_fail(EP_E_MEMORY, "%s: no memory to keep it", what);
     return status;
 }

@@ -156,7 +156,7 @@ enum source_state source_number_uncached(struct source *source, uint64_t *ret_va
 
     va_start(args, path);
     va_copy(again, args);
-    if (source->fd >= 0 && !cache_path(full, path, args) && !json_object_get(source->given, full)) {
+    if (source->fd >= 0 && !cache_path(full, path, args) && !json_object_get(source->overlay_files, full)) {
         now = cache_file(source, full);
         text = cache_text(now ? now : source->full);
     } else {

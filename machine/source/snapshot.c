@@ -447,7 +447,7 @@ ep_status source_from_json(const char *name, const char *text, size_t bytes, str
 
 ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_bytes)
 {
-    json_t *scrubbed = scrub_snapshot(source->kept, source->is_live), *document, *value;
+    json_t *scrubbed = scrub_snapshot(source->cached, source->is_live), *document, *value;
     const char *key;
     char *text = NULL;
     bool complete;

@@ -18,18 +18,18 @@ struct source {
     pid_t process;    /* whose /proc/self/ is; 0: this one */
     bool has_read;    /* something was asked */
 
-    json_t *kept[CACHE_KINDS];
-    json_t *given;                /* paths of files that came from an overlay: they stay as they are */
-    json_t *derived[CACHE_KINDS]; /* addresses as numbers */
-    json_t *lines;                /* first lines of files by path */
-    json_t *names;                /* strings that stay at their address, as keys */
-    json_t *unasked, *full;       /* entries */
-    json_t *refused;              /* entries by reason: of paths that are none */
-    size_t kept_bytes;
+    json_t *cached[CACHE_KINDS];
+    json_t *overlay_files;       /* paths of files that came from an overlay: they stay as they are */
+    json_t *memos[CACHE_KINDS];  /* addresses as numbers */
+    json_t *lines;               /* first lines of files by path */
+    json_t *names;               /* strings that stay at their address, as keys */
+    json_t *not_recorded, *full; /* entries */
+    json_t *refused;             /* entries by reason: of paths that are none */
+    size_t cached_bytes;
     bool is_full;
     struct source_block *blocks;
 
-    _Atomic(const char *) now; /* being read; never NULL */
+    _Atomic(const char *) current_path; /* being read; never NULL */
     struct source_environment environment;
     bool environment_known;
 };

@@ -200,7 +200,7 @@ static void drivers_are_asked(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        json_t *answer = ethtool_ask((void *)names[i]), *value;
+        json_t *answer = ethtool_query((void *)names[i]), *value;
         const char *key;
 
         assert_true(!answer || i == 0);

@@ -37,12 +37,12 @@ static void test_a_counter_stands_out_among_others(void **state)
     limits = counter_limits(&n);
     assert_true(n >= 3);
     for (size_t i = 0; i < n; i++) {
-        assert_false(counter_stands_out(&limits[i], limits[i].least - 1, 0));
-        assert_true(counter_stands_out(&limits[i], limits[i].least, 0));
-        assert_true(counter_stands_out(&limits[i], limits[i].least * 5, limits[i].least));
+        assert_false(counter_is_outlier(&limits[i], limits[i].least - 1, 0));
+        assert_true(counter_is_outlier(&limits[i], limits[i].least, 0));
+        assert_true(counter_is_outlier(&limits[i], limits[i].least * 5, limits[i].least));
         /* What all have alike, within what chance makes of it. */
-        assert_false(counter_stands_out(&limits[i], limits[i].least * 4, limits[i].least));
-        assert_true(counter_stands_out(&limits[i], limits[i].always, limits[i].always));
+        assert_false(counter_is_outlier(&limits[i], limits[i].least * 4, limits[i].least));
+        assert_true(counter_is_outlier(&limits[i], limits[i].always, limits[i].always));
     }
     counter_limit_text(&limits[0], 73, text, sizeof(text));
     assert_string_equal(text, "the link went down 73 times");
@@ -81,7 +81,7 @@ static void test_checks_without_what_they_need(void **state)
         if (!(doctor_checks[i]->needs & DOCTOR_NEEDS_GPUS) && !(doctor_checks[i]->needs & DOCTOR_NEEDS_DRIVER))
             continue;
         doctor_run(&made.doctor, doctor_checks[i], &result);
-        assert_int_equal(result.outcome, DOCTOR_NOT_HERE);
+        assert_int_equal(result.outcome, DOCTOR_NOT_APPLICABLE);
         assert_string_equal(result.text, "there is no NVIDIA GPU");
     }
     made_done(&made);

@@ -98,7 +98,7 @@ static int report(FILE *stream, const struct nics_options *options, const struct
     struct nics_verdict verdict;
     int failed = 0;
 
-    nics_conclude(nics, mode, &verdict);
+    nics_evaluate(nics, mode, &verdict);
     *ret_is_finding = nics_is_finding(&verdict);
     if (options->prometheus) {
         nics_print_prometheus(stream, nics);
@@ -150,7 +150,7 @@ static int show_totals(FILE *stream, const struct nics_options *options, struct 
         signal = nics_wait(nics, nics->begin_ns + options->interval * 1000000000, &signals, &info);
         if (signal)
             return 128 + signal;
-        nics_look(nics);
+        nics_sample(nics);
     }
     result = report(stream, options, nics, NICS_BOOT, NULL, &is_finding);
     if (result != CMD_FINE || options->prometheus)
@@ -174,7 +174,7 @@ static int watch(FILE *stream, const struct nics_options *options, struct nics *
         signal = nics_wait(nics, until, &signals, &info);
         if (signal)
             return 128 + signal;
-        nics_look(nics);
+        nics_sample(nics);
         if (i > 0 && !options->json)
             fputc('\n', stream);
         result = report(stream, options, nics, NICS_WATCH, NULL, &is_finding);

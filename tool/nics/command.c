@@ -139,7 +139,7 @@ int nics_run_command(struct nics *nics, struct nics_command *command)
     if (start(command->args, &child, &reason) != CMD_FINE)
         return CMD_FAILED;
     status = wait_for(nics, &child);
-    nics_look(nics);
+    nics_sample(nics);
     restore_signals(&child);
     command->has_started = reason == 0;
     command->signal = 0;

@@ -187,7 +187,7 @@ static int add_gpus(const struct topo *topo, bool is_list, struct nics *nics)
                 strcmp(topo->nics[choice->nic].name, device->nic) == 0)
                 device->gpus[device->n_gpus++] = gpu;
         }
-        device->is_judged = is_list || topo->n_gpus == 0 || device->n_gpus > 0;
+        device->is_evaluated = is_list || topo->n_gpus == 0 || device->n_gpus > 0;
     }
     map_free(map);
     return CMD_FINE;

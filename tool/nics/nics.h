@@ -18,9 +18,9 @@
  * When traffic is called uneven. A machine that uses all of its NICs alike stays far below: the all-to-all of expert
  * parallelism spreads its tokens by chance, which at these amounts is a matter of a few per cent.
  */
-#define NICS_JUDGED_BYTES 1000000.0 /* less than this, over all devices, says nothing: the neighbours' small talk */
-#define NICS_CARRIES 0.1            /* a device carries traffic from this part of the average on */
-#define NICS_SPREAD 1.5             /* the busiest device may have this many times the average */
+#define NICS_MIN_BYTES 1000000.0 /* less than this, over all devices, says nothing: the neighbours' small talk */
+#define NICS_CARRIER_SHARE 0.1   /* a device carries traffic from this part of the average on */
+#define NICS_MAX_SPREAD 1.5      /* the busiest device may have this many times the average */
 
 struct nics_device {
     struct counter_device counter;
@@ -28,8 +28,8 @@ struct nics_device {
     char label[80];                     /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports */
     double rate_gbps;                   /* 0 not known */
     int n_gpus, gpus[TOPO_MAX_GPUS];
-    bool is_judged; /* counts in the verdict about balance */
-    double carried; /* bytes both ways in all periods */
+    bool is_evaluated; /* counts in the verdict about balance */
+    double carried;    /* bytes both ways in all periods */
 };
 
 /* What the counters of a device did in a period. */
@@ -64,7 +64,7 @@ void nics_done(struct nics *nics);
 void nics_begin(struct nics *nics);
 
 /* Another look: the period reaches until now. */
-void nics_look(struct nics *nics);
+void nics_sample(struct nics *nics);
 
 /* A new period begins where the last one ended. */
 void nics_next_period(struct nics *nics);
@@ -105,7 +105,7 @@ struct nics_verdict {
 
 enum nics_mode { NICS_BOOT, NICS_WATCH, NICS_COMMAND };
 
-void nics_conclude(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict);
+void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict);
 
 static inline bool nics_is_finding(const struct nics_verdict *verdict)
 {

@@ -68,7 +68,7 @@ void nics_begin(struct nics *nics)
     nics->begin_ns = nics->end_ns = (int64_t)ep_now_ns();
 }
 
-void nics_look(struct nics *nics)
+void nics_sample(struct nics *nics)
 {
     for (size_t i = 0; i < nics->n; i++) {
         struct counter_sample sample;

@@ -72,7 +72,7 @@ static void read_counters(const struct doctor_machine *machine)
                 if (*counter_path(&device, of_ports.at[row].file, path))
                     source_line(source, "%s", path);
             if (*netdev)
-                source_query(source, source_printf(source, COUNTER_QUESTION, netdev), ethtool_ask, (void *)netdev,
+                source_query(source, source_printf(source, COUNTER_QUERY_NAME, netdev), ethtool_query, (void *)netdev,
                              COUNTER_DEADLINE_MS);
         }
     }

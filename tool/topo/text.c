@@ -344,8 +344,8 @@ static int print_tree(const struct topo_view *view)
     }
     if (*topo->driver)
         out_line("NVIDIA driver %s", topo->driver);
-    if (*topo->told_by)
-        out_line("Devices that share a PCIe switch on the host: by %s, as the bus does not show it.", topo->told_by);
+    if (*topo->topology_file)
+        out_line("Devices that share a PCIe switch on the host: by %s, as the bus does not show it.", topo->topology_file);
     if (!topo->nvml && topo->n_gpus)
         out_line("The driver did not answer (%s): NVLinks and compute capabilities are not known.", topo->nvml_why);
     if (topo->cut)

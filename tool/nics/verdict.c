@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define NAMED 4 /* devices that a sentence names */
-#define LEFT_OUT (-1.0)
+#define EXCLUDED (-1.0)
 
 struct balance {
     size_t n, n_carriers;
@@ -31,38 +31,38 @@ void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes)
     snprintf(ret_text, text_bytes, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
 }
 
-#define say(verdict, ...) text_append((verdict)->text, sizeof((verdict)->text), __VA_ARGS__)
+#define append(verdict, ...) text_append((verdict)->text, sizeof((verdict)->text), __VA_ARGS__)
 
 static bool carries(const struct balance *balance, size_t device)
 {
-    return balance->bytes[device] > 0 && balance->bytes[device] >= NICS_CARRIES * balance->average;
+    return balance->bytes[device] > 0 && balance->bytes[device] >= NICS_CARRIER_SHARE * balance->average;
 }
 
 /* Leaves out the NICs that no GPU uses, unless they carry traffic all the same. */
-static void leave_out(const struct nics *nics, struct balance *balance)
+static void exclude_idle(const struct nics *nics, struct balance *balance)
 {
     double sum = 0;
     size_t n = 0;
 
     for (size_t i = 0; i < nics->n; i++) {
-        sum += nics->devices[i].is_judged ? balance->bytes[i] : 0;
-        n += nics->devices[i].is_judged;
+        sum += nics->devices[i].is_evaluated ? balance->bytes[i] : 0;
+        n += nics->devices[i].is_evaluated;
     }
     for (size_t i = 0; i < nics->n; i++) {
-        double least = n ? NICS_CARRIES * sum / (double)n : 0;
+        double least = n ? NICS_CARRIER_SHARE * sum / (double)n : 0;
 
-        if (!nics->devices[i].is_judged && (balance->bytes[i] <= 0 || balance->bytes[i] < least))
-            balance->bytes[i] = LEFT_OUT;
+        if (!nics->devices[i].is_evaluated && (balance->bytes[i] <= 0 || balance->bytes[i] < least))
+            balance->bytes[i] = EXCLUDED;
     }
 }
 
 /* Fills in what follows from the bytes. */
-static void weigh(const struct nics *nics, struct balance *balance)
+static void summarize(const struct nics *nics, struct balance *balance)
 {
     balance->n = balance->n_carriers = 0;
     balance->sum = 0;
     balance->busiest = 0;
-    leave_out(nics, balance);
+    exclude_idle(nics, balance);
     for (size_t i = 0; i < nics->n; i++) {
         if (balance->bytes[i] < 0)
             continue;
@@ -83,8 +83,8 @@ static double spread(const struct balance *balance)
 
 static bool is_uneven(const struct balance *balance)
 {
-    return balance->n > 1 && balance->sum >= NICS_JUDGED_BYTES &&
-           (balance->n_carriers < balance->n || spread(balance) > NICS_SPREAD);
+    return balance->n > 1 && balance->sum >= NICS_MIN_BYTES &&
+           (balance->n_carriers < balance->n || spread(balance) > NICS_MAX_SPREAD);
 }
 
 /* "NICs", or what else is counted. */
@@ -102,7 +102,7 @@ static const char *noun(const struct nics *nics)
 }
 
 /* "mlx5_0 60.1 %, mlx5_3 39.8 %" */
-static void say_carriers(const struct nics *nics, const struct balance *balance, struct nics_verdict *verdict)
+static void append_carriers(const struct nics *nics, const struct balance *balance, struct nics_verdict *verdict)
 {
     size_t n = 0;
 
@@ -110,39 +110,39 @@ static void say_carriers(const struct nics *nics, const struct balance *balance,
         if (!carries(balance, i))
             continue;
         if (n++ < NAMED)
-            say(verdict, "%s%s %.1f %%", n > 1 ? ", " : "", nics->devices[i].label,
-                100 * balance->bytes[i] / balance->sum);
+            append(verdict, "%s%s %.1f %%", n > 1 ? ", " : "", nics->devices[i].label,
+                   100 * balance->bytes[i] / balance->sum);
     }
     if (n > NAMED)
-        say(verdict, " and %zu more", n - NAMED);
+        append(verdict, " and %zu more", n - NAMED);
 }
 
-static void say_balance(const struct nics *nics, const struct balance *balance, const char *when,
-                        struct nics_verdict *verdict)
+static void append_balance(const struct nics *nics, const struct balance *balance, const char *when,
+                           struct nics_verdict *verdict)
 {
     char bytes[32];
 
     nics_bytes_text(balance->sum, bytes, sizeof(bytes));
     verdict->is_uneven = is_uneven(balance);
     if (balance->n == 1) {
-        say(verdict, "%s carried %s %s.", nics->devices[balance->busiest].label, bytes, when);
-    } else if (balance->sum < NICS_JUDGED_BYTES) {
-        say(verdict, "Hardly any traffic %s: %s, too little to judge its balance.", when, bytes);
+        append(verdict, "%s carried %s %s.", nics->devices[balance->busiest].label, bytes, when);
+    } else if (balance->sum < NICS_MIN_BYTES) {
+        append(verdict, "Hardly any traffic %s: %s, too little to judge its balance.", when, bytes);
     } else if (balance->n_carriers < balance->n) {
-        say(verdict, "%zu of %zu %s carried the traffic %s (%s): ", balance->n_carriers, balance->n, noun(nics), when,
-            bytes);
-        say_carriers(nics, balance, verdict);
-        say(verdict, ".");
+        append(verdict, "%zu of %zu %s carried the traffic %s (%s): ", balance->n_carriers, balance->n, noun(nics),
+               when, bytes);
+        append_carriers(nics, balance, verdict);
+        append(verdict, ".");
     } else if (verdict->is_uneven) {
-        say(verdict, "%zu of %zu %s carried %s %s, unevenly: %s carried %.1f times the average.", balance->n,
-            balance->n, noun(nics), bytes, when, nics->devices[balance->busiest].label, spread(balance));
+        append(verdict, "%zu of %zu %s carried %s %s, unevenly: %s carried %.1f times the average.", balance->n,
+               balance->n, noun(nics), bytes, when, nics->devices[balance->busiest].label, spread(balance));
     } else {
-        say(verdict, "%zu of %zu %s carried %s %s, evenly (spread %.2f).", balance->n, balance->n, noun(nics), bytes,
-            when, spread(balance));
+        append(verdict, "%zu of %zu %s carried %s %s, evenly (spread %.2f).", balance->n, balance->n, noun(nics), bytes,
+               when, spread(balance));
     }
 }
 
-static void say_errors(const struct nics *nics, struct nics_verdict *verdict)
+static void append_errors(const struct nics *nics, struct nics_verdict *verdict)
 {
     size_t n = 0;
 
@@ -150,12 +150,12 @@ static void say_errors(const struct nics *nics, struct nics_verdict *verdict)
         if (nics_moved(nics, i, COUNTER_ERROR) == 0)
             continue;
         if (n++ < NAMED)
-            say(verdict, "%s%s", n == 1 ? " Errors were counted on " : ", ", nics->devices[i].label);
+            append(verdict, "%s%s", n == 1 ? " Errors were counted on " : ", ", nics->devices[i].label);
     }
     if (n > NAMED)
-        say(verdict, " and %zu more", n - NAMED);
+        append(verdict, " and %zu more", n - NAMED);
     if (n)
-        say(verdict, ".");
+        append(verdict, ".");
 }
 
 /* --- faults of links, and loss --- */
@@ -199,7 +199,7 @@ static int64_t median_of_others(const struct nics *nics, size_t self, size_t row
     size_t n = 0;
 
     for (size_t i = 0; values && i < nics->n; i++)
-        if (i != self && nics->devices[i].counter.rdma && nics->devices[i].is_judged)
+        if (i != self && nics->devices[i].counter.rdma && nics->devices[i].is_evaluated)
             values[n++] = total_of(nics, i, row);
     if (values)
         median = counter_median(values, n);
@@ -207,7 +207,7 @@ static int64_t median_of_others(const struct nics *nics, size_t self, size_t row
     return median;
 }
 
-static void judge_links(const struct nics *nics, size_t device, bool since_boot, const char *when,
+static void check_links(const struct nics *nics, size_t device, bool since_boot, const char *when,
                         struct nics_verdict *verdict)
 {
     const struct counter_limit *limits;
@@ -223,7 +223,7 @@ static void judge_links(const struct nics *nics, size_t device, bool since_boot,
         if (moved >= (uint64_t)limits[k].watched && moved <= INT64_MAX) {
             counter_limit_text(&limits[k], (int64_t)moved, text, sizeof(text));
             add_fault(&nics->devices[device], verdict, "%s %s", text, when);
-        } else if (since_boot && counter_stands_out(&limits[k], total, median_of_others(nics, device, row))) {
+        } else if (since_boot && counter_is_outlier(&limits[k], total, median_of_others(nics, device, row))) {
             counter_limit_text(&limits[k], total, text, sizeof(text));
             add_fault(&nics->devices[device], verdict, "%s since boot", text);
         }
@@ -237,7 +237,7 @@ static double counted(const struct nics *nics, size_t device, const char *file, 
     return since_boot ? (double)total_of(nics, device, row) : (double)nics->tallies[device].moved[row];
 }
 
-static void judge_loss(const struct nics *nics, size_t device, bool since_boot, const char *when,
+static void check_loss(const struct nics *nics, size_t device, bool since_boot, const char *when,
                        struct nics_verdict *verdict)
 {
     double lost =
@@ -251,29 +251,29 @@ static void judge_loss(const struct nics *nics, size_t device, bool since_boot, 
 }
 
 /* `when` is the period; `since_boot`: what was counted before it counts as well, compared with the other ports. */
-static void judge_faults(const struct nics *nics, bool since_boot, const char *when, struct nics_verdict *verdict)
+static void check_faults(const struct nics *nics, bool since_boot, const char *when, struct nics_verdict *verdict)
 {
     for (size_t i = 0; i < nics->n; i++) {
-        if (!nics->devices[i].counter.rdma || !nics->devices[i].is_judged)
+        if (!nics->devices[i].counter.rdma || !nics->devices[i].is_evaluated)
             continue;
-        judge_links(nics, i, since_boot, when, verdict);
-        judge_loss(nics, i, since_boot, when, verdict);
+        check_links(nics, i, since_boot, when, verdict);
+        check_loss(nics, i, since_boot, when, verdict);
     }
     if (verdict->n_faults == 1)
-        say(verdict, "%s%s.", *verdict->text ? " " : "", verdict->faults[0]);
+        append(verdict, "%s%s.", *verdict->text ? " " : "", verdict->faults[0]);
     else if (verdict->n_faults > 1)
-        say(verdict, "%s%s; and %d more fault%s.", *verdict->text ? " " : "", verdict->faults[0], verdict->n_faults - 1,
-            verdict->n_faults == 2 ? "" : "s");
+        append(verdict, "%s%s; and %d more fault%s.", *verdict->text ? " " : "", verdict->faults[0],
+               verdict->n_faults - 1, verdict->n_faults == 2 ? "" : "s");
 }
 
 static void moved_bytes(const struct nics *nics, struct balance *balance)
 {
     for (size_t i = 0; i < nics->n; i++)
         balance->bytes[i] = (double)nics_moved(nics, i, COUNTER_SENT) + (double)nics_moved(nics, i, COUNTER_RECEIVED);
-    weigh(nics, balance);
+    summarize(nics, balance);
 }
 
-void nics_conclude(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict)
+void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict)
 {
     struct balance balance = {.bytes = calloc(nics->n + 1, sizeof(double))};
     struct nics_verdict verdict = {.is_uneven = false};
@@ -290,22 +290,22 @@ void nics_conclude(const struct nics *nics, enum nics_mode mode, struct nics_ver
     moved_bytes(nics, &balance);
     if (has_period && (balance.sum > 0 || mode != NICS_BOOT)) {
         if (balance.sum > 0)
-            say_balance(nics, &balance, when, &verdict);
+            append_balance(nics, &balance, when, &verdict);
         else
-            say(&verdict, "No traffic %s.", when);
-        say_errors(nics, &verdict);
+            append(&verdict, "No traffic %s.", when);
+        append_errors(nics, &verdict);
     } else {
         for (size_t i = 0; i < nics->n; i++)
             balance.bytes[i] = nics_total_of(nics, i, COUNTER_SENT) + nics_total_of(nics, i, COUNTER_RECEIVED);
-        weigh(nics, &balance);
+        summarize(nics, &balance);
         if (has_period)
-            say(&verdict, "No traffic %s%s", when, balance.sum > 0 ? ". " : ", nor since boot.");
+            append(&verdict, "No traffic %s%s", when, balance.sum > 0 ? ". " : ", nor since boot.");
         else if (balance.sum <= 0)
-            say(&verdict, "No traffic since boot.");
+            append(&verdict, "No traffic since boot.");
         if (balance.sum > 0)
-            say_balance(nics, &balance, "since boot", &verdict);
+            append_balance(nics, &balance, "since boot", &verdict);
     }
-    judge_faults(nics, mode == NICS_BOOT, when, &verdict);
+    check_faults(nics, mode == NICS_BOOT, when, &verdict);
     free(balance.bytes);
     *ret_verdict = verdict;
 }
@@ -319,7 +319,7 @@ bool nics_was_uneven(const struct nics *nics)
         return false;
     for (size_t i = 0; i < nics->n; i++)
         balance.bytes[i] = nics->devices[i].carried;
-    weigh(nics, &balance);
+    summarize(nics, &balance);
     result = is_uneven(&balance);
     free(balance.bytes);
     return result;
@@ -329,6 +329,6 @@ bool nics_has_faults(const struct nics *nics)
 {
     struct nics_verdict verdict = {.n_faults = 0};
 
-    judge_faults(nics, false, "meanwhile", &verdict);
+    check_faults(nics, false, "meanwhile", &verdict);
     return verdict.n_faults > 0;
 }
